@@ -1,7 +1,7 @@
-//! Address handles, also from what was received.
+//! Address handles, from attributes or from a received datagram.
 
 use crate::abi::{copy_fields, ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_grh, ibv_pd, ibv_wc};
-use crate::errno::{EINVAL, Result, invalid, null, pointer, status, write_out, zero};
+use crate::errno::{EINVAL, Result, einval, null, pointer, required, status, write_out, zero};
 use crate::object::Object;
 use crate::objects::{context, context_of, pd};
 use crate::rate;
@@ -12,12 +12,11 @@ use roxe_wire::Gid;
 
 /// `IBV_WC_GRH`.
 const WC_GRH: u32 = 1;
-/// The hop limit of a reply: the sender is as far away as its packet came, which nobody knows.
+/// Hop limit of a reply; the distance to the sender is unknown.
 const REPLY_HOP_LIMIT: u8 = 0xff;
-/// Bytes of the receive area in front of a datagram.
+/// Bytes of the GRH area in front of a datagram.
 const GRH_LEN: usize = 40;
 
-/// The address that a program describes.
 pub(crate) fn ah_attr(attr: &ibv_ah_attr) -> AhAttr {
     let route = &attr.grh;
     copy_fields!(AhAttr from route { sgid_index, hop_limit, traffic_class, flow_label } with {
@@ -29,7 +28,6 @@ pub(crate) fn ah_attr(attr: &ibv_ah_attr) -> AhAttr {
     })
 }
 
-/// The address of the provider as a program sees it.
 pub(crate) fn to_c(attr: &AhAttr) -> ibv_ah_attr {
     ibv_ah_attr {
         grh: copy_fields!(ibv_global_route from attr { flow_label, sgid_index, hop_limit, traffic_class } with {
@@ -49,13 +47,8 @@ fn create(handle: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
     Ok(Object::publish_numbered(ah, |number| ibv_ah { context, pd: handle, handle: number }))
 }
 
-/// `man ibv_create_ah`.
 pub(crate) unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-    pointer(|| {
-        // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
-        create(pd, attr)
-    })
+    pointer(|| create(pd, required!(attr)))
 }
 
 /// `man ibv_create_ah`.
@@ -63,14 +56,14 @@ pub(crate) unsafe extern "C" fn ibv_destroy_ah(handle: *mut ibv_ah) -> c_int {
     status(|| Object::<ibv_ah>::destroy(handle, |_| Ok(())))
 }
 
-/// Whether `header` is an IPv4 header of 20 bytes with a right checksum.
+/// Returns true if `header` is an IPv4 header of 20 bytes with a correct checksum.
 fn is_ipv4(header: &[u8; 20]) -> bool {
     let sum: u32 = header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
     header[0] == 0x45 && (sum & 0xffff) + (sum >> 16) == 0xffff
 }
 
-/// Source, destination, traffic class and flow label of a received datagram (`IBA` annex A17.4.5.1:
-/// an IPv4 header lies in the last 20 bytes of the area, an IPv6 header fills it).
+/// Source, destination, traffic class and flow label of a received datagram. An IPv4 header is in
+/// the last 20 bytes of the area, an IPv6 header fills it (IBA annex A17.4.5.1).
 fn addresses(area: &[u8; GRH_LEN]) -> Option<(Gid, Gid, u8, u32)> {
     let (_, v4) = area.split_last_chunk::<20>()?;
     if is_ipv4(v4) {
@@ -86,10 +79,10 @@ fn addresses(area: &[u8; GRH_LEN]) -> Option<(Gid, Gid, u8, u32)> {
     (word >> 28 == 6).then_some((Gid(*sgid), Gid(*rest.first_chunk()?), traffic_class, word & 0x000f_ffff))
 }
 
-/// The address of the sender of a datagram that came with `area` in front.
+/// The address to reply to a datagram that has `area` in front.
 fn reply_to(context: &Context, port: u8, wc: &ibv_wc, area: &[u8; GRH_LEN]) -> Result<ibv_ah_attr> {
     let (sgid, dgid, traffic_class, flow_label) = addresses(area).ok_or(EINVAL)?;
-    // What came to a group is answered from the first address of its family.
+    // A multicast datagram is answered from the first address of its family.
     let is_ours = |gid: Gid| gid == dgid || dgid.is_multicast() && gid.is_ipv4() == dgid.is_ipv4();
     let ours =
         context.gid_entries().into_iter().find(|entry| is_ours(entry.gid) && entry.port == port).ok_or(EINVAL)?;
@@ -117,15 +110,13 @@ unsafe fn init_from_wc(handle: *mut ibv_context, port: u8, wc: *mut ibv_wc, grh:
     // SAFETY: this function's contract.
     let wc = unsafe { wc.as_ref() }.ok_or_else(|| null("wc"))?;
     if wc.wc_flags & WC_GRH == 0 || grh.is_null() {
-        return Err(invalid(|| "the completion has no GRH (IBV_WC_GRH), or grh is NULL".to_owned()));
+        return Err(einval("the completion has no GRH (IBV_WC_GRH), or grh is NULL"));
     }
-    // SAFETY: not NULL, and as long as the receive area, which a completion with this flag has
-    // filled.
+    // SAFETY: not NULL; a completion with this flag has filled the receive area.
     let area = unsafe { grh.cast::<[u8; GRH_LEN]>().read_unaligned() };
     reply_to(context, port, wc, &area)
 }
 
-/// `man ibv_init_ah_from_wc`.
 pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
     handle: *mut ibv_context,
     port: u8,
@@ -133,14 +124,10 @@ pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
     grh: *mut ibv_grh,
     attr: *mut ibv_ah_attr,
 ) -> c_int {
-    zero(|| {
-        // SAFETY: the program passes a completion and the area in front of its datagram; NULL or a
-        // whole structure.
-        unsafe { write_out(attr, init_from_wc(handle, port, wc, grh)?) }
-    })
+    // SAFETY: a completion and the area in front of its datagram; NULL or a whole structure.
+    zero(|| unsafe { write_out(attr, init_from_wc(handle, port, wc, grh)?) })
 }
 
-/// `man ibv_create_ah_from_wc`.
 pub(crate) unsafe extern "C" fn ibv_create_ah_from_wc(
     pd: *mut ibv_pd,
     wc: *mut ibv_wc,
@@ -166,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sender_is_found_in_either_header() {
+    fn grh_yields_addresses_of_both_ip_versions() {
         let v4 = |last| IpAddr::V4(Ipv4Addr::new(10, 0, 0, last));
         assert_eq!(addresses(&area(v4(1), v4(2))), Some((v4(1).into(), v4(2).into(), 0xa5, 0)));
         let v6 = |last| IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last));
@@ -174,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn an_area_without_a_header_has_no_sender() {
+    fn area_without_ip_header_is_refused() {
         assert_eq!(addresses(&[0; GRH_LEN]), None);
         let mut broken = area(Ipv4Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.into());
         broken[30] ^= 1;

@@ -5,27 +5,24 @@ use crate::abi::{ABI_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_c
 use crate::errno::{EOPNOTSUPP, Errno, Result, pointer, zero};
 use crate::object::{Object, Token};
 use crate::objects::ContextInner;
-use crate::{cq, data_path, device, dm, domain, flow, memory, qp, query, srq, tsan, window, wq};
+use crate::{cq, data_path, device, domain, flow, memory, qp, query, srq, tsan, wq};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use roxe_provider::standard_error;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// `man ibv_open_device`.
 pub(crate) unsafe extern "C" fn ibv_open_device(handle: *mut ibv_device) -> *mut ibv_context {
     pointer(|| open(handle))
 }
 
-/// A new context of a device.
 pub(crate) fn open(handle: *mut ibv_device) -> Result<*mut ibv_context> {
     let context =
         device::device(handle)?.open().inspect_err(|error| standard_error::write(&format!("roxe: {error}\n")))?;
     Ok(Object::publish(Token::new(), exposed(handle, &context), ContextInner { context, _imported: None }))
 }
 
-/// `man ibv_close_device`. Objects that the program leaves behind keep the engine going until the
-/// process ends.
+/// `man ibv_close_device`. Objects that are left keep the engine running until the process ends.
 pub(crate) unsafe extern "C" fn ibv_close_device(handle: *mut ibv_context) -> c_int {
     zero(|| {
         let context = Arc::clone(&Object::<verbs_context>::retire(handle)?.inner.context);
@@ -34,21 +31,18 @@ pub(crate) unsafe extern "C" fn ibv_close_device(handle: *mut ibv_context) -> c_
     })
 }
 
-/// What the program sees. An empty slot makes the header answer EOPNOTSUPP.
+/// The structure that the program sees. The header answers EOPNOTSUPP for an empty slot.
 pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context) -> verbs_context {
     let num_comp_vectors = context.device().attr().num_comp_vectors.cast_signed();
     with_functions!(verbs_context {
         query: query_port query_device_ex query_rt_values;
         domain: alloc_parent_domain alloc_td dealloc_td open_xrcd close_xrcd;
-        memory: alloc_null_mr;
-        memory: advise_mr;
-        dm: alloc_dm free_dm reg_dm_mr;
+        memory: alloc_null_mr advise_mr alloc_dm free_dm reg_dm_mr;
         cq: create_cq_ex modify_cq;
         qp: create_qp_ex open_qp modify_qp_rate_limit;
         srq: create_srq_ex get_srq_num post_srq_ops;
         wq: create_wq modify_wq destroy_wq create_rwq_ind_table destroy_rwq_ind_table;
-        flow: create_flow destroy_flow;
-        flow: create_counters destroy_counters attach_counters_point_flow read_counters;
+        flow: create_flow destroy_flow create_counters destroy_counters attach_counters_point_flow read_counters;
     } with {
         sz: size_of::<verbs_context>(),
         context: ibv_context {
@@ -64,16 +58,15 @@ pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context)
     })
 }
 
-/// The data path, and windows.
 const OPS: ibv_context_ops = with_functions!(ibv_context_ops {
-    window: alloc_mw bind_mw dealloc_mw;
+    memory: alloc_mw bind_mw dealloc_mw;
     data_path: poll_cq req_notify_cq post_send post_recv post_srq_recv;
 } with { ..ibv_context_ops::ZERO });
 
-/// Device and inode number of a descriptor; EBADF if it is none.
+/// Device and inode number of a descriptor; EBADF if it is not open.
 fn identity(fd: c_int) -> Result<(u64, u64)> {
     let mut found = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: any number may be asked about, and the structure has the size that the call fills.
+    // SAFETY: takes any number; the structure has the size that the call fills.
     if unsafe { libc::fstat(fd, found.as_mut_ptr()) } != 0 {
         return Err(Errno(libc::EBADF));
     }
@@ -87,14 +80,13 @@ fn identity(fd: c_int) -> Result<(u64, u64)> {
 pub(crate) unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
     pointer(|| {
         let wanted = identity(cmd_fd)?;
-        let is_it = |object: &Object<verbs_context>| {
+        let matches = |object: &Object<verbs_context>| {
             let context = &object.inner.context;
-            // SAFETY: the structure lives as long as the object and the field is never written
-            // after creation.
+            // SAFETY: the structure is alive; the field is never written after creation.
             let device = unsafe { (&raw const (*object.exposed()).context.device).read() };
             context.cmd_identity().is_ok_and(|id| id == wanted).then(|| (Arc::clone(context), device))
         };
-        let (context, device) = Object::<verbs_context>::find(is_it).ok_or(EOPNOTSUPP)?;
+        let (context, device) = Object::<verbs_context>::find(matches).ok_or(EOPNOTSUPP)?;
         let mut exposed = exposed(device, &context);
         exposed.context.cmd_fd = cmd_fd;
         // SAFETY: the descriptor is open, and the man page gives it to the new context.

@@ -1,9 +1,8 @@
-//! Completion queues: making, changing and destroying them. Polling is in `data_path.rs` and
-//! `cq_ex.rs`.
+//! Completion queues: create, resize, modify, destroy. Polling: `data_path.rs` and `cq_ex.rs`.
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_modify_cq_attr};
 use crate::domain::hold_parent;
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, invalid, null, outside, pointer, status, unsupported};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, einval, outside, pointer, required, status, unsupported};
 use crate::event::{count_cq, optional_channel};
 use crate::object::Resource;
 use crate::object::{Object, Token, Unacked};
@@ -16,31 +15,28 @@ use std::sync::Arc;
 
 /// `IBV_CREATE_CQ_SUP_WC_FLAGS`: every flag that verbs defines.
 const KNOWN_WC_FLAGS: u64 = 0xfff;
-/// VLAN tag: there is none in a completion.
+/// `IBV_WC_EX_WITH_CVLAN`: completions have no VLAN tag.
 pub(crate) const UNSUPPORTED_WC_FLAGS: u64 = 0x100;
-/// `IBV_CQ_INIT_ATTR_MASK_FLAGS`: the field `flags` is given.
+/// `IBV_CQ_INIT_ATTR_MASK_FLAGS`: the field `flags` is set.
 const MASK_FLAGS: u32 = 1;
-/// `IBV_CQ_INIT_ATTR_MASK_PD`: the field `parent_domain` is given.
+/// `IBV_CQ_INIT_ATTR_MASK_PD`: the field `parent_domain` is set.
 const MASK_PD: u32 = 2;
-/// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`, a hint: the lock is cheap when nobody contends for it.
+/// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`, a hint: an uncontended lock is cheap.
 const SINGLE_THREADED: u32 = 1;
-/// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`.
 const IGNORE_OVERRUN: u32 = 2;
 
-/// What a completion queue can have room for.
 const ENTRIES: &str = "1 to max_cqe of the device";
 
-/// `IBV_CQ_ATTR_MODERATE`: the field `moderate` is given.
+/// `IBV_CQ_ATTR_MODERATE`: the field `moderate` is set.
 const ATTR_MODERATE: u32 = 1;
 
 /// The provider's CQ behind a handle from `ibv_create_cq_ex`; EINVAL for others.
 pub(crate) fn extended_cq<'a>(handle: *mut ibv_cq) -> Result<&'a Arc<Cq>> {
     let inner = &Object::<ibv_cq_ex>::live(handle)?.inner;
-    let plain = || invalid(|| "the completion queue was made by ibv_create_cq, not ibv_create_cq_ex".to_owned());
+    let plain = || einval("the completion queue was created by ibv_create_cq, not ibv_create_cq_ex");
     if inner.is_extended { Ok(&inner.cq) } else { Err(plain()) }
 }
 
-/// Entries as C counts them.
 fn cqe_field(cq: &Cq) -> c_int {
     c_int::try_from(cq.capacity()).unwrap_or(c_int::MAX)
 }
@@ -67,12 +63,11 @@ fn create(handle: *mut ibv_context, attr: &ibv_cq_init_attr_ex, is_extended: boo
         is_extended,
         _parent: parent,
     };
-    let made = Object::publish_in(from, token, tsan::cq_ex(cq_ex::exposed(base)), inner)?;
+    let created = Object::publish_in(from, token, tsan::cq_ex(cq_ex::exposed(base)), inner)?;
     count_cq(channel, 1);
-    Ok(made)
+    Ok(created)
 }
 
-/// `man ibv_create_cq`.
 pub(crate) unsafe extern "C" fn ibv_create_cq(
     context: *mut ibv_context,
     cqe: c_int,
@@ -88,12 +83,11 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     })
 }
 
-/// The flags, if they are given.
 const fn flags(attr: &ibv_cq_init_attr_ex) -> u32 {
     if attr.comp_mask & MASK_FLAGS != 0 { attr.flags } else { 0 }
 }
 
-/// EINVAL for flags that verbs does not define, EOPNOTSUPP for what the device does not do.
+/// EINVAL for undefined flags, EOPNOTSUPP for features that the device lacks.
 fn check_extended(attr: &ibv_cq_init_attr_ex) -> Result<()> {
     let flags = flags(attr);
     if attr.wc_flags & !KNOWN_WC_FLAGS != 0 {
@@ -110,20 +104,17 @@ fn check_extended(attr: &ibv_cq_init_attr_ex) -> Result<()> {
     Ok(())
 }
 
-/// `man ibv_create_cq_ex`.
 pub(crate) unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
     pointer(|| {
-        // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
+        let attr = required!(attr);
         check_extended(attr)?;
         create(context, attr, true).map(|cq| cq.cast())
     })
 }
 
-/// `man ibv_resize_cq`.
 pub(crate) unsafe extern "C" fn ibv_resize_cq(handle: *mut ibv_cq, cqe: c_int) -> c_int {
     status(|| {
         let object = Object::<ibv_cq_ex>::live(handle)?;
@@ -134,12 +125,11 @@ pub(crate) unsafe extern "C" fn ibv_resize_cq(handle: *mut ibv_cq, cqe: c_int) -
     })
 }
 
-/// `man ibv_modify_cq`: EINVAL for attributes that verbs does not define.
+/// `man ibv_modify_cq`: EINVAL for undefined attributes.
 pub(crate) unsafe extern "C" fn modify_cq(handle: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
     status(|| {
         let cq = cq(handle)?;
-        // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
+        let attr = required!(attr);
         if attr.attr_mask & !ATTR_MODERATE != 0 {
             let field = ("attr_mask", attr.attr_mask);
             return Err(garbage::refuse(EINVAL, "ibv_modify_cq", field, "IBV_CQ_ATTR_MODERATE, 1"));

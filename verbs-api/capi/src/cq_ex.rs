@@ -1,5 +1,4 @@
-//! Extended completion queues: one entry at a time, each field read through a function (`man
-//! ibv_create_cq_ex`).
+//! Extended completion queues (`man ibv_create_cq_ex`): one entry at a time, a function per field.
 
 use crate::abi::{ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_tm_info, with_functions};
 use crate::data_path::{POISON, hides_fields, immediate, wc_flags};
@@ -10,7 +9,6 @@ use core::ffi::{c_int, c_uint};
 use roxe_transport::wr::{Cqe, TmInfo, WcExtra};
 use roxe_wire::{ImmDt, Qpn};
 
-/// What the program sees.
 pub(crate) fn exposed(base: ibv_cq) -> ibv_cq_ex {
     with_functions!(ibv_cq_ex {
         self: start_poll next_poll end_poll read_opcode read_vendor_err read_byte_len read_imm_data read_qp_num read_src_qp
@@ -28,7 +26,7 @@ unsafe fn object<'a>(cq: *mut ibv_cq_ex) -> Option<&'a Object<ibv_cq_ex>> {
     unsafe { Object::<ibv_cq_ex>::trusted(cq.cast()) }
 }
 
-/// Takes the next entry: 0, or ENOENT if there is none. The cursor is locked.
+/// Polls the next entry into the locked cursor; ENOENT if there is none.
 fn advance(object: &Object<ibv_cq_ex>) -> c_int {
     let mut found = None;
     let poll = quick_status(|| object.inner.cq.poll(1, |cqe| found = Some(*cqe)).map(drop).map_err(Into::into));
@@ -37,8 +35,7 @@ fn advance(object: &Object<ibv_cq_ex>) -> c_int {
         (cqe.byte_len, cqe.src_qpn, cqe.extra) = (POISON, Qpn::new(POISON), WcExtra::Imm(ImmDt(POISON.to_ne_bytes())));
     }
     let public = object.exposed();
-    // SAFETY: the cursor is locked by this thread, and the program reads the public fields only
-    // between polls.
+    // SAFETY: this thread locked the cursor; the program reads public fields between polls only.
     unsafe {
         (*object.inner.cursor.data_ptr()).entry = cqe;
         (&raw mut (*public).status).write(cqe.status as u32);
@@ -49,10 +46,10 @@ fn advance(object: &Object<ibv_cq_ex>) -> c_int {
 
 pub(crate) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: called through the structure of a living CQ.
-    let Some(object) = (unsafe { object(cq) }) else { return EINVAL.tell() };
+    let Some(object) = (unsafe { object(cq) }) else { return EINVAL.report() };
     // SAFETY: NULL or a whole structure of the program.
     if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
-        return EINVAL.tell();
+        return EINVAL.report();
     }
     core::mem::forget(object.inner.cursor.lock());
     let found = advance(object);
@@ -65,20 +62,19 @@ pub(crate) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_po
 
 pub(crate) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: called through the structure of a living CQ.
-    unsafe { object(cq) }.map_or_else(|| EINVAL.tell(), advance)
+    unsafe { object(cq) }.map_or_else(|| EINVAL.report(), advance)
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: called through the structure of a living CQ.
     let Some(object) = (unsafe { object(cq) }) else { return };
     if object.inner.cursor.is_locked() {
-        // SAFETY: the man page allows this call only after `start_poll` returned 0, which leaves it
-        // locked.
+        // SAFETY: the man page allows this call only after `start_poll` returned 0 and locked it.
         unsafe { object.inner.cursor.force_unlock() };
     }
 }
 
-/// The current entry; an empty one for NULL.
+/// The current entry; a default one for NULL.
 ///
 /// # Safety
 /// `cq` is NULL or a living CQ of ours.
@@ -88,7 +84,6 @@ unsafe fn entry(cq: *mut ibv_cq_ex) -> Cqe {
     unsafe { object(cq).map(|object| (*object.inner.cursor.data_ptr()).entry) }.unwrap_or_default()
 }
 
-/// Readers of one field of the current entry.
 macro_rules! readers {
     ($($(#[$doc:meta])* $name:ident -> $type:ty = |$cqe:ident| $value:expr;)+) => {
         $($(#[$doc])* unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
@@ -113,9 +108,8 @@ readers! {
     read_sl -> u8 = |cqe| cqe.sl;
     /// Ethernet has no LIDs.
     read_dlid_path_bits -> u8 = |_cqe| 0;
-    /// Nanoseconds of the device's clock.
     read_completion_ts -> u64 = |cqe| cqe.timestamp;
-    /// Never asked for: a CQ with VLAN tags is refused.
+    /// Never called: a CQ with VLAN tags is refused.
     read_cvlan -> u16 = |_cqe| 0;
     read_flow_tag -> u32 = |cqe| cqe.flow_tag;
 }
@@ -132,7 +126,7 @@ unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
     clock.at(timestamp, wallclock::measure)
 }
 
-/// `man ibv_create_cq_ex`: tag and user data of a matched message, in host order.
+/// Tag and user data of a matched message, in host order.
 unsafe extern "C" fn read_tm_info(cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {
     // SAFETY: called through the structure of a living CQ.
     let TmInfo { tag, app_ctx, .. } = unsafe { entry(cq) }.tm;

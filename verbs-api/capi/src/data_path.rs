@@ -1,12 +1,12 @@
 //! The data path: posting and polling through the function pointers of the context.
 //!
-//! Nothing here allocates or looks a handle up; lists are converted on the stack. Handles are
-//! compared with NULL only.
+//! Nothing here allocates or takes a lock of the registry. Lists are converted on the stack.
 
 use crate::abi::*;
 use crate::errno::{EINVAL, Result, invalid, null, outside, quick_negative, quick_status};
+use crate::memory;
 use crate::object::Object;
-use crate::window;
+use crate::wr_batch::sge;
 use core::ffi::{c_int, c_uint};
 use core::mem::MaybeUninit;
 use roxe_check::{Event, is_checking, is_on, tell};
@@ -14,7 +14,7 @@ use roxe_provider::limits::{MAX_INLINE_DATA, MAX_SGE};
 use roxe_provider::{PostError, Qp, Service};
 use roxe_transport::cx::Side;
 use roxe_transport::wr::{Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcExtra, WcStatus};
-use roxe_wire::{ImmDt, LKey, Qkey, Qpn, RKey};
+use roxe_wire::{ImmDt, Qkey, Qpn, RKey};
 
 /// `IBV_WC_GRH`, `IBV_WC_WITH_IMM`, `IBV_WC_IP_CSUM_OK`, `IBV_WC_WITH_INV`.
 const WC_GRH: c_uint = 1;
@@ -31,7 +31,6 @@ pub(crate) fn immediate(cqe: &Cqe) -> u32 {
     }
 }
 
-/// `enum ibv_wc_flags`.
 pub(crate) fn wc_flags(cqe: &Cqe) -> c_uint {
     let extra = match cqe.extra {
         WcExtra::None => 0,
@@ -42,8 +41,8 @@ pub(crate) fn wc_flags(cqe: &Cqe) -> c_uint {
     extra | cqe.tm.flags.bits() | grh | if cqe.ip_csum_ok { WC_IP_CSUM_OK } else { 0 }
 }
 
-/// What undefined fields of a completion hold with the checker on. As with a card nothing can be
-/// told from them, and a program that does shows it.
+/// Value of undefined fields of a completion with the checker on. A card leaves them undefined, so
+/// a program that reads them shows the mistake.
 pub(crate) const POISON: u32 = 0xdead_beef;
 
 fn to_wc(cqe: &Cqe) -> ibv_wc {
@@ -65,12 +64,12 @@ fn to_wc(cqe: &Cqe) -> ibv_wc {
     if hides_fields(cqe) { poisoned(wc) } else { wc }
 }
 
-/// Whether a program may not look at more than four fields (`man ibv_poll_cq`), which shows.
+/// Returns true if the checker is on and only four fields of `cqe` are defined (`man ibv_poll_cq`).
 pub(crate) fn hides_fields(cqe: &Cqe) -> bool {
     is_checking() && cqe.status != WcStatus::Success
 }
 
-/// The completion with four good fields.
+/// Leaves the four defined fields.
 #[cold]
 const fn poisoned(wc: ibv_wc) -> ibv_wc {
     ibv_wc {
@@ -87,10 +86,9 @@ const fn poisoned(wc: ibv_wc) -> ibv_wc {
     }
 }
 
-/// `man ibv_poll_cq`.
 pub(crate) unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: called through the context of a living CQ.
-    let Some(object) = (unsafe { Object::<ibv_cq_ex>::trusted(handle) }) else { return -EINVAL.tell() };
+    let Some(object) = (unsafe { Object::<ibv_cq_ex>::trusted(handle) }) else { return -EINVAL.report() };
     quick_negative(|| {
         let max = usize::try_from(num_entries).map_err(|_| outside("num_entries", num_entries, "0 or more"))?;
         if wc.is_null() && max > 0 {
@@ -108,21 +106,19 @@ pub(crate) unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int,
     })
 }
 
-/// `man ibv_req_notify_cq`.
 pub(crate) unsafe extern "C" fn req_notify_cq(handle: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: called through the context of a living CQ.
-    let Some(object) = (unsafe { Object::<ibv_cq_ex>::trusted(handle) }) else { return EINVAL.tell() };
+    let Some(object) = (unsafe { Object::<ibv_cq_ex>::trusted(handle) }) else { return EINVAL.report() };
     quick_status(|| {
         object.inner.cq.req_notify(solicited_only != 0);
         Ok(())
     })
 }
 
-/// Elements that the list of a work request can have.
 const LISTS: &str = "0 to max_sge of the device";
 
-/// A scatter/gather list on the stack. Nothing but room: with a field that has a value the compiler
-/// cleared the room as well, a twentieth of what a sender of small messages was seen doing.
+/// A scatter/gather list on the stack. It has no initialised field: with one the compiler clears
+/// the whole list for each message.
 pub(crate) struct SgeList {
     items: [MaybeUninit<Sge>; MAX_SGE as usize],
 }
@@ -132,7 +128,7 @@ impl SgeList {
         Self { items: [MaybeUninit::uninit(); MAX_SGE as usize] }
     }
 
-    /// Fills the list from the program's; EINVAL if it is longer than any queue allows.
+    /// Copies the program's list; EINVAL if it is longer than any queue allows.
     ///
     /// # Safety
     /// `list` is NULL or points to `count` elements.
@@ -145,15 +141,13 @@ impl SgeList {
         }
         for (i, item) in self.items[..count].iter_mut().enumerate() {
             // SAFETY: `i` is below `count`, so this element exists by the function's contract.
-            let sge = unsafe { list.add(i).read() };
-            item.write(Sge { addr: sge.addr, length: sge.length, lkey: LKey(sge.lkey) });
+            item.write(sge(unsafe { list.add(i).read() }));
         }
         // SAFETY: the loop initialised the first `count` items.
         Ok(unsafe { core::slice::from_raw_parts(self.items.as_ptr().cast(), count) })
     }
 }
 
-/// Inline data on the stack, gathered from a list.
 struct InlineData {
     bytes: [MaybeUninit<u8>; MAX_INLINE_DATA as usize],
 }
@@ -163,7 +157,7 @@ impl InlineData {
         Self { bytes: [MaybeUninit::uninit(); MAX_INLINE_DATA as usize] }
     }
 
-    /// Copies what the list names; the keys are not looked at (`man ibv_post_send`).
+    /// Copies the memory that the list names, without checking keys (`man ibv_post_send`).
     ///
     /// # Safety
     /// Every element of `sges` names memory that the program may read.
@@ -177,8 +171,7 @@ impl InlineData {
             })?;
             let from = core::ptr::with_exposed_provenance::<u8>(usize::try_from(sge.addr).map_err(|_| EINVAL)?);
             if count > 0 {
-                // SAFETY: `room` has `count` bytes; the source has them by this function's
-                // contract.
+                // SAFETY: `room` has `count` bytes, and so has the source by the contract.
                 unsafe { room.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(from, count) };
             }
             len += count;
@@ -188,14 +181,13 @@ impl InlineData {
     }
 }
 
-/// The operation of a work request; EINVAL for those that the device does not do.
+/// The operation of a work request; EINVAL for those that the device lacks.
 ///
 /// # Safety
 /// The member of the union that belongs to the opcode is filled.
 unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
     let imm = ImmDt(wr.imm_data.to_ne_bytes());
-    // SAFETY: this function's contract; each arm reads the member of its opcode. Any bytes make
-    // valid integers.
+    // SAFETY: this function's contract; each arm reads the member of its opcode, of integers.
     unsafe {
         let (rdma, atomic) = (|| wr.wr.rdma, || wr.wr.atomic);
         Ok(match wr.opcode {
@@ -216,7 +208,7 @@ unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
                 add: atomic().compare_add,
             },
             7 => SendOp::LocalInvalidate(RKey(wr.imm_data)),
-            8 => window::bind_type_2(wr.bind_mw.mw, wr.bind_mw.rkey, &raw const wr.bind_mw.bind_info)?,
+            8 => memory::bind_type_2(wr.bind_mw.mw, wr.bind_mw.rkey, &raw const wr.bind_mw.bind_info)?,
             9 => SendOp::SendInvalidate(RKey(wr.imm_data)),
             15 => SendOp::AtomicWrite { remote_addr: rdma().remote_addr, rkey: RKey(rdma().rkey) },
             other => {
@@ -227,7 +219,7 @@ unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
     }
 }
 
-/// The destination that an address handle, a QPN and a Q_Key make; EINVAL without a handle.
+/// The destination of a datagram; EINVAL without an address handle.
 ///
 /// # Safety
 /// `ah` is NULL or a living handle of ours.
@@ -241,7 +233,7 @@ pub(crate) unsafe fn ud_dest(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result<UdD
 /// Converts one work request and hands it to `post`.
 ///
 /// # Safety
-/// `wr` and what it points to are as the program of a verbs interface must pass them.
+/// `wr` and its pointers are as verbs requires.
 unsafe fn convert(
     wr: &ibv_send_wr,
     service: Service,
@@ -268,8 +260,8 @@ unsafe fn convert(
     Ok(post(&SendRequest { wr_id: wr.wr_id, op, flags, data, ud })?)
 }
 
-/// Tells the checker of inline data that is refused before the QP sees it.
-pub(crate) fn tell_long_inline(qp: &Qp, wr_id: u64, inline: usize) {
+/// Tells the checker of inline data that is refused before it reaches the QP.
+pub(crate) fn report_long_inline(qp: &Qp, wr_id: u64, inline: usize) {
     let error = PostError::InlineTooLong;
     tell(|| Event::PostRefused { queue: qp.id(), side: Side::Send, wr_id, inline, error });
 }
@@ -287,26 +279,24 @@ unsafe fn check_inline(qp: &Qp, wr: &ibv_send_wr) {
     if let (true, Ok(sges)) = (is_inline, unsafe { list.fill(wr.sg_list, count) }) {
         let length = sges.iter().map(|sge| sge.length as usize).sum();
         if length > MAX_INLINE_DATA as usize {
-            tell_long_inline(qp, wr.wr_id, length);
+            report_long_inline(qp, wr.wr_id, length);
         }
     }
 }
 
-/// `man ibv_post_send`.
 pub(crate) unsafe extern "C" fn post_send(
     handle: *mut ibv_qp,
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: called through the context of a living QP.
-    let Some(object) = (unsafe { Object::<ibv_qp_ex>::trusted(handle) }) else { return EINVAL.tell() };
+    let Some(object) = (unsafe { Object::<ibv_qp_ex>::trusted(handle) }) else { return EINVAL.report() };
     quick_status(|| {
         let mut queue = object.inner.qp.send();
         let mut next = wr;
         // SAFETY: the list ends with NULL and its elements are whole structures of the program.
         while let Some(request) = unsafe { next.as_ref() } {
-            // SAFETY: the list ends with NULL and its elements are whole structures of the
-            // program.
+            // SAFETY: the list ends with NULL; its elements are whole structures.
             let posted = unsafe {
                 convert(request, object.inner.service, |converted| queue.push_to_srq(request.remote_srqn, converted))
             };
@@ -325,7 +315,7 @@ pub(crate) unsafe extern "C" fn post_send(
     })
 }
 
-/// Tells the program which request failed.
+/// Stores the failed request for the program.
 ///
 /// # Safety
 /// `bad` is NULL or a variable of the program.
@@ -339,7 +329,7 @@ pub(crate) unsafe fn report_bad<T>(bad: *mut *mut T, wr: *mut T) {
 /// Posts a list of receives one by one.
 ///
 /// # Safety
-/// `wr` is NULL or a list as the program of a verbs interface must pass it, and so is `bad_wr`.
+/// `wr` and `bad_wr` are as verbs requires.
 unsafe fn post_receives(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
@@ -363,7 +353,7 @@ unsafe fn post_receives(
     Ok(())
 }
 
-/// Functions that post receives to a queue: `function(handle) to queue of structure`.
+/// Declares functions that post receives: `function(handle) to queue of structure`.
 macro_rules! receive_queues {
     ($($(#[$doc:meta])* $name:ident($handle:ident) to $queue:ident of $structure:ident;)+) => {
         $(
@@ -374,7 +364,7 @@ macro_rules! receive_queues {
                 bad_wr: *mut *mut ibv_recv_wr,
             ) -> c_int {
                 // SAFETY: called through the context or the structure of a living queue.
-                let Some(object) = (unsafe { Object::<$structure>::trusted(handle) }) else { return EINVAL.tell() };
+                let Some(object) = (unsafe { Object::<$structure>::trusted(handle) }) else { return EINVAL.report() };
                 // SAFETY: the program passes a list that ends with NULL.
                 quick_status(|| unsafe { post_receives(wr, bad_wr, |request| object.inner.$queue.post_recv(request)) })
             }

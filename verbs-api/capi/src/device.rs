@@ -1,7 +1,6 @@
-//! The list of devices and what can be asked before one is opened.
+//! The list of devices, and queries that need no open device.
 //!
-//! A device found once stays valid until the process ends: programs go on using its pointer after
-//! they freed the list.
+//! A device stays valid until the process ends: programs use its pointer after they freed the list.
 
 use crate::abi::ibv_device;
 use crate::errno::{EINVAL, Errno, Result, minus_one, pointer};
@@ -21,8 +20,8 @@ const TRANSPORT_IB: c_int = 0;
 
 /// A device as programs see it.
 ///
-/// The tail is read by provider libraries (libmlx5, libefa) that are handed any device and look
-/// behind the public structure for a pointer of their own; they must find zero.
+/// Provider libraries (libmlx5, libefa) look for a pointer of their own behind the public structure
+/// of any device. The tail makes them find zero.
 #[repr(C)]
 struct DeviceEntry {
     public: ibv_device,
@@ -30,7 +29,6 @@ struct DeviceEntry {
     device: Arc<Device>,
 }
 
-/// Every device found so far; entries are never removed.
 static ENTRIES: Mutex<DeviceEntries, Vec<&'static DeviceEntry>> = Mutex::new(Vec::new());
 
 impl DeviceEntry {
@@ -48,7 +46,7 @@ impl DeviceEntry {
     }
 }
 
-/// `text` as a zero-terminated array, cut off if it is too long.
+/// `text` as a zero-terminated array, truncated to fit.
 pub(crate) fn text<const N: usize>(text: &str) -> [c_char; N] {
     let mut out = [0; N];
     for (to, from) in out.iter_mut().zip(text.bytes()).take(N.saturating_sub(1)) {
@@ -57,18 +55,15 @@ pub(crate) fn text<const N: usize>(text: &str) -> [c_char; N] {
     out
 }
 
-/// The entry behind a pointer of the program.
 fn entry(device: *mut ibv_device) -> Result<&'static DeviceEntry> {
     ENTRIES.lock().iter().find(|entry| core::ptr::eq(&raw const entry.public, device)).copied().ok_or(EINVAL)
 }
 
-/// The device behind a pointer of the program; EINVAL if it is none of ours.
 pub(crate) fn device(device: *mut ibv_device) -> Result<Arc<Device>> {
     entry(device).map(|entry| Arc::clone(&entry.device))
 }
 
-/// The devices as programs see them. Finds them the first time, and again as long as there were
-/// none.
+/// The devices as programs see them. Searches until there is at least one.
 pub(crate) fn handles() -> Result<Vec<*mut ibv_device>> {
     let mut entries = ENTRIES.lock();
     if entries.is_empty() {
@@ -91,7 +86,6 @@ pub(crate) fn c_array<T>(handles: &[*mut T]) -> Result<*mut *mut T> {
     Ok(array)
 }
 
-/// `man ibv_get_device_list`.
 pub(crate) unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
     pointer(|| {
         let handles = handles()?;
@@ -110,28 +104,25 @@ pub(crate) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device)
     unsafe { libc::free(list.cast()) };
 }
 
-/// `man ibv_get_device_name`.
 pub(crate) unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
     pointer(|| Ok((&raw const entry(device)?.public.name).cast::<c_char>().cast_mut()))
 }
 
-/// `man ibv_get_device_guid`: network byte order; 0 for a pointer that is no device of ours.
+/// `man ibv_get_device_guid`: network byte order; 0 for a foreign pointer.
 pub(crate) unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
     entry(device).map_or(0, |entry| entry.device.node_guid().to_be())
 }
 
-/// `man ibv_get_device_index`.
 pub(crate) unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
     minus_one(|| c_int::try_from(entry(device)?.device.index()).map_err(|_| EINVAL))
 }
 
-/// Where the system shows its devices; under `roxe run` programs see ours there as well.
+/// The root of the system's device files. `roxe run` shows our devices there.
 pub(crate) extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// Reads the file `dir/name` into `buf` as a string without its last newline; returns its length or
-/// -1.
+/// Reads `dir/name` into `buf` as a string without the last newline. Returns its length, or -1.
 pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
     dir: *const c_char,
     name: *const c_char,
@@ -144,14 +135,12 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
         }
         // SAFETY: two C strings of the program, not NULL.
         let (dir, name) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(name)) };
-        // SAFETY: `size` writable bytes of the program, not NULL; any bytes make a valid slice of
-        // u8.
+        // SAFETY: `size` writable bytes of the program, not NULL.
         let buf = unsafe { core::slice::from_raw_parts_mut(buf.cast::<u8>(), size) };
         read_line(&dir.to_string_lossy(), &name.to_string_lossy(), buf)
     })
 }
 
-/// Reads a small file; what does not fit is cut off.
 fn read_line(dir: &str, name: &str, buf: &mut [u8]) -> Result<c_int> {
     let last = buf.len().saturating_sub(1);
     let mut file = File::open(format!("{dir}/{name}"))?;
@@ -168,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_cut_to_their_field() {
+    fn text_is_truncated_to_its_field() {
         let name: [c_char; 4] = text("roxe0");
         assert_eq!(name.map(|c| c.to_ne_bytes()[0]), *b"rox\0");
         let short: [c_char; 4] = text("a");
@@ -176,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_read_as_lines() {
+    fn sysfs_file_is_read_without_newline() {
         let mut buf = [0xff; 8];
         assert_eq!(read_line("/proc/sys/kernel", "ostype", &mut buf), Ok(5));
         assert_eq!(&buf[..6], b"Linux\0");

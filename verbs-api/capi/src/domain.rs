@@ -1,15 +1,13 @@
-//! Protection domains; parent domains and thread domains, which are such with a program's own
-//! allocators and with a promise about threads.
+//! Protection domains, parent domains, thread domains and XRC domains.
 //!
-//! A parent domain is an `ibv_pd` of its own on the access to memory of another (`man
-//! ibv_alloc_parent_domain`). What the device allocates for a queue pair, a shared receive queue or
-//! a completion queue, so that the program can see it, is the one block that its handle points to;
-//! the program's allocator is asked for that block. A thread domain promises that its objects are
-//! used by one thread at a time; it changes nothing here, because a lock nobody waits for is cheap.
-//! XRC domains are named by a file, within this process only.
+//! A parent domain is an `ibv_pd` that shares another's access to memory (`man
+//! ibv_alloc_parent_domain`). The program's allocator supplies the block behind the handle of each
+//! QP, SRQ and CQ created in it. A thread domain promises that one thread at a time uses its
+//! objects; it changes nothing here, because an uncontended lock is cheap. A file names an XRC
+//! domain within this process only.
 
 use crate::abi::{ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr, *};
-use crate::errno::{Errno, Result, invalid, null, pointer, silent, status};
+use crate::errno::{Errno, Result, einval, invalid, no_comp_mask, no_result, pointer, required, status};
 use crate::object::{Allocators, Object};
 use crate::objects::{Parent, PdInner, context, pd};
 use core::ffi::c_int;
@@ -20,16 +18,17 @@ use std::sync::Arc;
 /// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS` and `IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT`.
 const MASK_ALLOCATORS: u32 = 1;
 const MASK_PD_CONTEXT: u32 = 2;
-/// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC`: a device that reaches all memory may
-/// go on using plain memory.
+/// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC`: always the case here.
 const MASK_UNPROTECTED: u32 = 4;
 
-/// The use of the parent domain `handle` by a completion queue; EINVAL if it is no parent domain.
+/// Marks the parent domain `handle` as used by a CQ; EINVAL if it is no parent domain.
 pub(crate) fn hold_parent(handle: *mut ibv_pd) -> Result<Use> {
     let inner = &Object::<ibv_pd>::live(handle)?.inner;
-    inner.parent.as_ref().map(|_| inner.pd.hold()).ok_or_else(|| {
-        invalid(|| "parent_domain is an ordinary protection domain, not one of ibv_alloc_parent_domain".to_owned())
-    })
+    inner
+        .parent
+        .as_ref()
+        .map(|_| inner.pd.hold())
+        .ok_or_else(|| einval("parent_domain is an ordinary protection domain, not one of ibv_alloc_parent_domain"))
 }
 
 fn allocators(attr: &ibv_parent_domain_init_attr) -> Result<Option<Allocators>> {
@@ -44,15 +43,12 @@ fn allocators(attr: &ibv_parent_domain_init_attr) -> Result<Option<Allocators>> 
         return Ok(None);
     }
     let (Some(alloc), Some(free)) = (attr.alloc, attr.free) else {
-        return Err(invalid(|| {
-            "alloc or free is NULL, although comp_mask has IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS".to_owned()
-        }));
+        return Err(einval("alloc or free is NULL, although comp_mask has IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS"));
     };
     let pd_context = if given(MASK_PD_CONTEXT) { attr.pd_context } else { core::ptr::null_mut() };
     Ok(Some(Allocators { alloc, free, pd_context }))
 }
 
-/// `man ibv_alloc_pd`.
 pub(crate) unsafe extern "C" fn ibv_alloc_pd(handle: *mut ibv_context) -> *mut ibv_pd {
     pointer(|| {
         let pd = context(handle)?.alloc_pd()?;
@@ -65,18 +61,16 @@ pub(crate) unsafe extern "C" fn ibv_dealloc_pd(handle: *mut ibv_pd) -> c_int {
     status(|| Object::<ibv_pd>::destroy(handle, |inner| inner.pd.dealloc()))
 }
 
-/// `man ibv_alloc_parent_domain`.
 pub(crate) unsafe extern "C" fn alloc_parent_domain(
     handle: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
     pointer(|| {
         let context = context(handle)?;
-        // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
+        let attr = required!(attr);
         let base = pd(attr.pd)?;
         if !Arc::ptr_eq(base.context(), context) {
-            return Err(invalid(|| "attr->pd belongs to another context".to_owned()));
+            return Err(einval("attr->pd belongs to another context"));
         }
         let allocators = allocators(attr)?;
         let td = Object::<ibv_td>::optional(attr.td)?.map(|object| Arc::clone(&object.inner));
@@ -86,21 +80,15 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     })
 }
 
-/// `man ibv_alloc_td`.
 pub(crate) unsafe extern "C" fn alloc_td(handle: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
     pointer(|| {
         context(handle)?;
-        // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
-        if attr.comp_mask != 0 {
-            let given = attr.comp_mask;
-            return Err(invalid(|| format!("comp_mask is {given:#x}; accepted is 0")));
-        }
+        no_comp_mask(required!(attr).comp_mask)?;
         Ok(Object::publish_numbered(Arc::default(), |_| ibv_td { context: handle }))
     })
 }
 
-/// `man ibv_alloc_td`: EBUSY while a parent domain has it.
+/// `man ibv_alloc_td`: EBUSY while a parent domain uses it.
 pub(crate) unsafe extern "C" fn dealloc_td(handle: *mut ibv_td) -> c_int {
     status(|| {
         if Arc::strong_count(&Object::<ibv_td>::to_destroy(handle)?.inner) > 1 {
@@ -110,7 +98,6 @@ pub(crate) unsafe extern "C" fn dealloc_td(handle: *mut ibv_td) -> c_int {
     })
 }
 
-/// `man ibv_import_pd`.
 pub(crate) unsafe extern "C" fn ibv_import_pd(handle: *mut ibv_context, pd_handle: u32) -> *mut ibv_pd {
     pointer(|| {
         let context = context(handle)?;
@@ -120,24 +107,24 @@ pub(crate) unsafe extern "C" fn ibv_import_pd(handle: *mut ibv_context, pd_handl
     })
 }
 
-/// `man ibv_import_pd`: only the handle goes.
+/// `man ibv_import_pd`: releases only the handle.
 pub(crate) unsafe extern "C" fn ibv_unimport_pd(handle: *mut ibv_pd) {
-    silent(|| Object::<ibv_pd>::retire(handle).map(drop));
+    no_result(|| Object::<ibv_pd>::retire(handle).map(drop));
 }
 
-/// `IBV_XRCD_INIT_ATTR_FD` and `IBV_XRCD_INIT_ATTR_OFLAGS`: both are needed.
+/// `IBV_XRCD_INIT_ATTR_FD` and `IBV_XRCD_INIT_ATTR_OFLAGS`; both are required.
 const MASK_FD_OFLAGS: u32 = 3;
 
 pub(crate) fn xrcd<'a>(handle: *mut ibv_xrcd) -> Result<&'a Arc<Xrcd>> {
     Object::<ibv_xrcd>::live(handle).map(|object| &object.inner)
 }
 
-/// The file that a domain is named by: none for -1, EBADF if it is not open.
+/// The file that names a domain: none for -1, EBADF if it is not open.
 fn file<'a>(fd: c_int) -> Result<Option<BorrowedFd<'a>>> {
     if fd == -1 {
         return Ok(None);
     }
-    // SAFETY: asks about a number, whatever it is.
+    // SAFETY: takes any number.
     if unsafe { libc::fcntl(fd, libc::F_GETFD) } == -1 {
         return Err(Errno(libc::EBADF));
     }
@@ -145,12 +132,10 @@ fn file<'a>(fd: c_int) -> Result<Option<BorrowedFd<'a>>> {
     Ok(Some(unsafe { BorrowedFd::borrow_raw(fd) }))
 }
 
-/// `man ibv_open_xrcd`. A file names a domain within this process only.
 pub(crate) unsafe extern "C" fn open_xrcd(handle: *mut ibv_context, init: *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd {
     pointer(|| {
         let context = context(handle)?;
-        // SAFETY: NULL or a whole structure of the program.
-        let init = unsafe { init.as_ref() }.ok_or_else(|| null("init"))?;
+        let init = required!(init);
         if init.comp_mask != MASK_FD_OFLAGS {
             let given = init.comp_mask;
             return Err(invalid(|| format!("comp_mask is {given:#x}; accepted is {MASK_FD_OFLAGS:#x}, FD and OFLAGS")));
@@ -162,7 +147,7 @@ pub(crate) unsafe extern "C" fn open_xrcd(handle: *mut ibv_context, init: *mut i
     })
 }
 
-/// `man ibv_open_xrcd`: EBUSY while shared queues or targets use it.
+/// `man ibv_open_xrcd`: EBUSY while SRQs or targets use it.
 pub(crate) unsafe extern "C" fn close_xrcd(handle: *mut ibv_xrcd) -> c_int {
     status(|| Object::<ibv_xrcd>::destroy(handle, |xrcd| xrcd.close()))
 }

@@ -1,13 +1,10 @@
-//! Names of numbers for people: the `*_str` functions. The wording is what programs print and
-//! people search for, so it is that of the libraries these replace.
-//!
-//! Touches nothing.
+//! Names of enumeration values (the `*_str` functions), worded as in rdma-core, because programs
+//! print them and people search for them.
 
 use core::ffi::{CStr, c_char, c_int};
 use roxe_transport::wr::WC_STATUS_TEXTS;
 
-/// Functions that name the values of an enumeration, from 0 on: `function, name of other values:
-/// names`.
+/// Declares functions that name enumeration values from 0 on: `function, other values: names`.
 macro_rules! names {
     ($($(#[$doc:meta])* $function:ident, $other:literal: $names:expr;)+) => {
         $(
@@ -21,11 +18,10 @@ macro_rules! names {
 }
 
 names! {
-    /// `man ibv_poll_cq`: what a completion status means, for `enum ibv_wc_status`.
+    /// `enum ibv_wc_status`; `man ibv_poll_cq`.
     ibv_wc_status_str, c"unknown":
         WC_STATUS_TEXTS;
 
-    /// `man ibv_event_type_str`, for `enum ibv_event_type`.
     ibv_event_type_str, c"unknown":
         [c"CQ error", c"local work queue catastrophic error",
         c"invalid request local work queue error", c"local access violation work queue error",
@@ -34,16 +30,15 @@ names! {
         c"LID change", c"P_Key change", c"SM change", c"SRQ catastrophic error", c"SRQ limit reached",
         c"last WQE reached", c"client reregistration", c"GID table change", c"WQ fatal"];
 
-    /// `man ibv_event_type_str`, for `enum ibv_node_type`.
+    /// `enum ibv_node_type`; `man ibv_event_type_str`.
     ibv_node_type_str, c"unknown":
         [c"unknown", c"InfiniBand channel adapter", c"InfiniBand switch", c"InfiniBand router",
         c"iWARP NIC", c"usNIC", c"usNIC UDP", c"unspecified"];
 
-    /// `man ibv_event_type_str`, for `enum ibv_port_state`.
+    /// `enum ibv_port_state`; `man ibv_event_type_str`.
     ibv_port_state_str, c"unknown":
         [c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"];
 
-    /// `man rdma_event_str`, for `enum rdma_cm_event_type`.
     rdma_event_str, c"UNKNOWN EVENT":
         [c"RDMA_CM_EVENT_ADDR_RESOLVED", c"RDMA_CM_EVENT_ADDR_ERROR", c"RDMA_CM_EVENT_ROUTE_RESOLVED",
         c"RDMA_CM_EVENT_ROUTE_ERROR", c"RDMA_CM_EVENT_CONNECT_REQUEST",
@@ -65,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn any_number_has_a_name() {
+    fn any_value_has_a_name() {
         assert_eq!(text(ibv_wc_status_str(12)), "transport retry counter exceeded");
         assert_eq!(text(ibv_wc_status_str(-1)), "unknown");
         assert_eq!(text(ibv_wc_status_str(24)), "unknown");

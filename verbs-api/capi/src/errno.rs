@@ -1,5 +1,5 @@
-//! How a Rust result becomes a C return value, in the convention of each call. Also where a panic
-//! of ours becomes EIO, and where a thread is kept from being cancelled in the middle of a call.
+//! Turns a Rust result into the C return value that each call promises. A panic in this library
+//! becomes EIO, and threads are not cancelled in the middle of a call.
 
 use core::ffi::c_int;
 use roxe_check::explain;
@@ -7,28 +7,24 @@ use roxe_provider::{standard_error, uncancelled};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
-/// A positive errno value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) c_int);
 
 pub(crate) type Result<T> = core::result::Result<T, Errno>;
 
-/// The caller passed NULL, a handle that is none of ours, or an impossible value.
+/// NULL, a foreign handle, or an impossible value.
 pub(crate) const EINVAL: Errno = Errno(libc::EINVAL);
-/// What shall be destroyed is not what its structure says.
 pub(crate) const ENOENT: Errno = Errno(libc::ENOENT);
-/// roxe does not do this.
 pub(crate) const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
 
 impl Errno {
-    /// The number for a call that returns it, also in `errno`: programs call `perror` after every
-    /// kind of call, and rdma-core leaves it there, as the kernel's answer goes through `errno`.
+    /// Stores the number in `errno` and returns it. Programs call `perror` after every kind of
+    /// call, and rdma-core stores it too, because the kernel's answer arrives in `errno`.
     #[cold]
-    pub(crate) fn tell(self) -> c_int {
+    pub(crate) fn report(self) -> c_int {
         self.set(self.0)
     }
 
-    /// `returned`, what a call returns that leaves the number in `errno`.
     #[cold]
     pub(crate) fn set<T>(self, returned: T) -> T {
         set_errno(self.0);
@@ -38,8 +34,10 @@ impl Errno {
 
 impl From<roxe_provider::Error> for Errno {
     fn from(error: roxe_provider::Error) -> Self {
+        static REPORTED: Once = Once::new();
         if error.is_about_host() {
-            tell_once(&error);
+            // The first one, because the program itself only sees the errno.
+            REPORTED.call_once(|| standard_error::write(&format!("roxe: {error}\n")));
         } else {
             explain::because(|| error.to_string());
         }
@@ -47,15 +45,8 @@ impl From<roxe_provider::Error> for Errno {
     }
 }
 
-/// Tells the user, once for each process, what the program cannot: it only sees the errno.
-#[cold]
-fn tell_once(error: &roxe_provider::Error) {
-    static TOLD: Once = Once::new();
-    TOLD.call_once(|| standard_error::write(&format!("roxe: {error}\n")));
-}
-
 impl From<roxe_provider::PostError> for Errno {
-    /// `man ibv_post_send`: a full queue is ENOMEM, everything else a wrong request.
+    /// `man ibv_post_send`: a full queue is ENOMEM, everything else EINVAL.
     #[cold]
     fn from(error: roxe_provider::PostError) -> Self {
         let errno = if error == roxe_provider::PostError::QueueFull { libc::ENOMEM } else { libc::EINVAL };
@@ -70,34 +61,55 @@ impl From<std::io::Error> for Errno {
     }
 }
 
-/// EINVAL for an argument; `why` names it, its value and what is accepted.
+/// EINVAL for an argument; `why` names it, its value and the accepted values.
 #[cold]
 pub(crate) fn invalid(why: impl FnOnce() -> String) -> Errno {
     explain::because(why);
     EINVAL
 }
 
-/// EOPNOTSUPP for an argument; `why` names it, its value and what roxe does.
+#[cold]
+pub(crate) fn einval(why: &'static str) -> Errno {
+    invalid(|| why.to_owned())
+}
+
+/// EOPNOTSUPP for an argument; `why` names it, its value and the supported ones.
 #[cold]
 pub(crate) fn unsupported(why: impl FnOnce() -> String) -> Errno {
     explain::because(why);
     EOPNOTSUPP
 }
 
-/// EINVAL for an argument that is NULL.
 #[cold]
 pub(crate) fn null(argument: &'static str) -> Errno {
     invalid(|| format!("{argument} is NULL"))
 }
 
-/// EINVAL for a number that no object of that kind has.
 #[cold]
 pub(crate) fn outside(argument: &'static str, value: impl Into<i64>, accepted: &'static str) -> Errno {
     let value = value.into();
     invalid(|| format!("{argument} is {value}; accepted is {accepted}"))
 }
 
-/// The verb that `F`, the body of its function, belongs to: `module::ibv_x::{{closure}}`.
+pub(crate) fn no_comp_mask(comp_mask: u32) -> Result<()> {
+    if comp_mask == 0 { Ok(()) } else { Err(invalid(|| format!("comp_mask is {comp_mask:#x}; accepted is 0"))) }
+}
+
+/// Borrows the structure behind a pointer that the program passed; EINVAL for NULL.
+macro_rules! required {
+    ($pointer:ident) => {
+        // SAFETY: NULL or a whole structure of the program (the first promise in `lib.rs`).
+        unsafe { $pointer.as_ref() }.ok_or_else(|| $crate::errno::null(stringify!($pointer)))?
+    };
+    (mut $pointer:ident) => {
+        // SAFETY: NULL or a whole structure of the program (the first promise in `lib.rs`).
+        unsafe { $pointer.as_mut() }.ok_or_else(|| $crate::errno::null(stringify!($pointer)))?
+    };
+}
+
+pub(crate) use required;
+
+/// The verb whose function has the body `F`: `module::ibv_x::{{closure}}`.
 fn call_of<F>() -> String {
     let path = core::any::type_name::<F>();
     let path = path.split("::{{closure}}").next().unwrap_or(path);
@@ -112,14 +124,13 @@ fn call_of<F>() -> String {
     format!("{prefix}{name}")
 }
 
-/// The number of a refused call, which is explained.
 #[cold]
 fn explained<F>(errno: Errno) -> Errno {
     explain::refused(call_of::<F>, errno.0);
     errno
 }
 
-/// Writes to a variable or a structure of the program; EINVAL for NULL.
+/// Writes a result to a variable or structure of the program; EINVAL for NULL.
 ///
 /// # Safety
 /// `out` is NULL or the program's, valid for its type.
@@ -132,20 +143,19 @@ pub(crate) unsafe fn write_out<T>(out: *mut T, value: T) -> Result<()> {
     Ok(())
 }
 
-/// Sets the calling thread's `errno`.
 pub(crate) fn set_errno(value: c_int) {
     // SAFETY: glibc returns the address of this thread's errno, which lives as long as the thread.
     unsafe { *libc::__errno_location() = value };
 }
 
-/// Runs `body`; a panic, which would be a defect of ours, becomes EIO instead of crossing into C.
+/// Runs `body`; a panic becomes EIO instead of unwinding into C.
 #[inline]
 fn caught<T, F: FnOnce() -> Result<T>>(body: F) -> Result<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO))).map_err(explained::<F>)
 }
 
-/// Runs `body` as [`caught`] does, and nobody cancels the thread meanwhile: that would unwind it
-/// too, to where a panic is caught, which ends the process.
+/// Runs `body` like [`caught`], with cancellation of the thread off: a cancellation unwinds too,
+/// and catching it ends the process.
 pub(crate) fn contained<T, F: FnOnce() -> Result<T>>(body: F) -> Result<T> {
     uncancelled(|| {
         let _verb = explain::enter_verb();
@@ -153,22 +163,22 @@ pub(crate) fn contained<T, F: FnOnce() -> Result<T>>(body: F) -> Result<T> {
     })
 }
 
-/// As [`status`], for what runs per message, which sees to it itself that it is not cancelled:
-/// saying so takes longer than many a call.
+/// Like [`status`], for calls per message, which turn cancellation off themselves where needed:
+/// doing it here would cost more than many a call.
 #[inline]
 pub(crate) fn quick_status(body: impl FnOnce() -> Result<()>) -> c_int {
-    caught(body).map_or_else(Errno::tell, |()| 0)
+    caught(body).map_or_else(Errno::report, |()| 0)
 }
 
-/// As [`negative`], for what runs per message.
+/// Like [`negative`], for calls per message.
 #[inline]
 pub(crate) fn quick_negative(body: impl FnOnce() -> Result<c_int>) -> c_int {
-    caught(body).unwrap_or_else(|errno| -errno.tell())
+    caught(body).unwrap_or_else(|errno| -errno.report())
 }
 
 /// For calls that return 0 or a positive errno value.
 pub(crate) fn status(body: impl FnOnce() -> Result<()>) -> c_int {
-    contained(body).map_or_else(Errno::tell, |()| 0)
+    contained(body).map_or_else(Errno::report, |()| 0)
 }
 
 /// For calls that return a number, or -1 with `errno` set.
@@ -181,14 +191,14 @@ pub(crate) fn zero(body: impl FnOnce() -> Result<()>) -> c_int {
     contained(body).map_or_else(|errno| errno.set(-1), |()| 0)
 }
 
-/// For calls that return how much they moved, or where, or -1 with `errno` set.
+/// For calls that return a length or an offset, or -1 with `errno` set.
 pub(crate) fn length(body: impl FnOnce() -> Result<usize>) -> isize {
     contained(body).map_or_else(|errno| errno.set(-1), usize::cast_signed)
 }
 
 /// For calls that return a number, or a negative errno value.
 pub(crate) fn negative(body: impl FnOnce() -> Result<c_int>) -> c_int {
-    contained(body).unwrap_or_else(|errno| -errno.tell())
+    contained(body).unwrap_or_else(|errno| -errno.report())
 }
 
 /// For calls that return a pointer, or NULL with `errno` set.
@@ -196,8 +206,7 @@ pub(crate) fn pointer<T>(body: impl FnOnce() -> Result<*mut T>) -> *mut T {
     contained(body).unwrap_or_else(|errno| errno.set(core::ptr::null_mut()))
 }
 
-/// For calls that return nothing.
-pub(crate) fn silent(body: impl FnOnce() -> Result<()>) {
+pub(crate) fn no_result(body: impl FnOnce() -> Result<()>) {
     let _ = contained(body);
 }
 
@@ -206,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_convention_reports_in_its_own_way() {
+    fn error_conventions_return_value_and_errno() {
         let errno = || std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
         assert_eq!((status(|| Err(EOPNOTSUPP)), errno()), (libc::EOPNOTSUPP, libc::EOPNOTSUPP));
         assert_eq!((negative(|| Err(EINVAL)), errno()), (-libc::EINVAL, libc::EINVAL));
@@ -232,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_becomes_eio() {
+    fn panic_becomes_eio() {
         assert_eq!(status(|| panic!("expected in this test")), libc::EIO);
     }
 }

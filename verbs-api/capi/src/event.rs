@@ -1,28 +1,25 @@
-//! Completion channels, and the two kinds of events a program waits for.
+//! Completion channels, and completion and asynchronous events.
 //!
-//! An event carries a token, not a pointer; an object that was destroyed meanwhile is not found,
-//! and its event is passed over. Finding the object and counting the event are one step under the
-//! lock of the register, for handing out as for acknowledging, so a destroy either comes first or
-//! waits for the acknowledgement.
+//! An event carries a token, not a pointer: the event of an object that was destroyed meanwhile is
+//! skipped. Finding the object and counting the event as delivered (or acknowledged) is one step
+//! under the registry's lock, so a destroy either comes first or waits for the acknowledgement.
 //!
-//! In a call that waits, a thread of the program can be cancelled
-//! (`man pthread_cancel`), as it can with rdma-core. The sleep is a plain `read` without a lock of
-//! ours, and between it and the program is nothing that stops what unwinds: these functions are
-//! `C-unwind`.
+//! A thread that waits for an event can be cancelled (`man pthread_cancel`), as with rdma-core. It
+//! sleeps in a plain `read`, holds no lock of ours, and the functions are `C-unwind`, so that the
+//! unwinding reaches the program.
 
 use crate::abi::*;
-use crate::errno::{EINVAL, Result, contained, null, pointer, silent, status};
+use crate::errno::{EINVAL, Result, contained, no_result, null, pointer, status};
 use crate::object::{Exposed, Object, Token, Unacked, with_token};
 use crate::objects::context;
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicI32, Ordering};
-use roxe_provider::{AsyncEvent, AsyncEventKind, CompChannel};
+use roxe_provider::{AsyncEvent, CompChannel};
 use std::io;
 use std::io::ErrorKind;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-/// `man ibv_create_comp_channel`.
 pub(crate) unsafe extern "C" fn ibv_create_comp_channel(handle: *mut ibv_context) -> *mut ibv_comp_channel {
     pointer(|| {
         let channel = context(handle)?.create_comp_channel()?;
@@ -36,12 +33,11 @@ pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(handle: *mut ibv_comp_c
     status(|| Object::<ibv_comp_channel>::destroy(handle, |channel| channel.destroy()))
 }
 
-/// The channel a CQ shall use: none for NULL.
 pub(crate) fn optional_channel(handle: *mut ibv_comp_channel) -> Result<Option<Arc<CompChannel>>> {
     Object::<ibv_comp_channel>::optional(handle).map(|object| object.map(|object| Arc::clone(&object.inner)))
 }
 
-/// Keeps the public count of CQs on a channel; NULL and destroyed channels are passed over.
+/// Changes the public count of CQs on a channel; ignores NULL and destroyed channels.
 pub(crate) fn count_cq(handle: *mut ibv_comp_channel, change: i32) {
     let _ = Object::<ibv_comp_channel>::with_live(handle, |object| {
         // SAFETY: the field lives as long as the object, and only this line touches it.
@@ -50,16 +46,15 @@ pub(crate) fn count_cq(handle: *mut ibv_comp_channel, change: i32) {
     });
 }
 
-/// The CQ of the next event and its context pointer; `None` if it is gone.
+/// The CQ of the next event and its context pointer; `None` if the CQ was destroyed.
 fn next_cq(channel: &CompChannel, slept: bool) -> Option<(*mut ibv_cq, *mut c_void)> {
     with_token::<ibv_cq_ex, _>(Token(channel.take_event(slept)?), |object| {
-        object.inner.comp_events.hand_out();
+        object.inner.comp_events.deliver();
         // SAFETY: the structure is alive; the field is not written after creation.
         (object.handle(), unsafe { (&raw const (*object.handle()).cq_context).read() })
     })
 }
 
-/// `man ibv_get_cq_event`.
 pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
     handle: *mut ibv_comp_channel,
     cq: *mut *mut ibv_cq,
@@ -71,7 +66,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
         }
         Object::<ibv_comp_channel>::live(handle).map(|object| &object.inner)
     };
-    for_event(
+    wait_for_event(
         find,
         |channel| Ok(channel.before_wait()?),
         |channel, slept| {
@@ -88,10 +83,9 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
 
 /// `man ibv_get_cq_event`.
 pub(crate) unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint) {
-    silent(|| Object::<ibv_cq_ex>::with_live(cq, |object| object.inner.comp_events.ack(nevents.into())));
+    no_result(|| Object::<ibv_cq_ex>::with_live(cq, |object| object.inner.comp_events.ack(nevents.into())));
 }
 
-/// What an event is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Source {
     Cq,
@@ -102,58 +96,49 @@ enum Source {
 }
 
 impl Source {
+    /// Of `enum ibv_event_type`.
     fn of(event_type: u32) -> Self {
-        const CQ_ERR: u32 = AsyncEventKind::CqErr as u32;
-        const QP_FATAL: u32 = AsyncEventKind::QpFatal as u32;
-        /// The last of the row of QP events.
-        const PATH_MIG_ERR: u32 = AsyncEventKind::PathMigErr as u32;
-        const SRQ_ERR: u32 = AsyncEventKind::SrqErr as u32;
-        const SRQ_LIMIT: u32 = AsyncEventKind::SrqLimitReached as u32;
-        const WQ_FATAL: u32 = AsyncEventKind::WqFatal as u32;
-        const LAST_WQE: u32 = AsyncEventKind::QpLastWqeReached as u32;
         match event_type {
-            CQ_ERR => Self::Cq,
-            QP_FATAL..=PATH_MIG_ERR | LAST_WQE => Self::Qp,
-            SRQ_ERR | SRQ_LIMIT => Self::Srq,
-            WQ_FATAL => Self::Wq,
+            0 => Self::Cq,
+            // From QP_FATAL to PATH_MIG_ERR, and QP_LAST_WQE_REACHED.
+            1..=7 | 16 => Self::Qp,
+            14 | 15 => Self::Srq,
+            19 => Self::Wq,
             _ => Self::Port,
         }
     }
 }
 
-/// The handle of the object named `token`, with one of its events more handed out; `None` if the
-/// object is gone.
-fn handed_out<E: Exposed>(token: Token, events: impl FnOnce(&E::Inner) -> &Unacked) -> Option<*mut E::Handle> {
+/// Counts an event of the object named `token` as delivered; `None` if the object was destroyed.
+fn deliver_to<E: Exposed>(token: Token, events: impl FnOnce(&E::Inner) -> &Unacked) -> Option<*mut E::Handle> {
     with_token::<E, _>(token, |object| {
-        events(&object.inner).hand_out();
+        events(&object.inner).deliver();
         object.handle()
     })
 }
 
-/// Finds the object of an event and counts the event as handed out; `None` if the object is gone.
-fn hand_out(event: AsyncEvent) -> Option<async_element> {
+fn deliver(event: AsyncEvent) -> Option<async_element> {
     let token = Token(event.user);
     Some(match Source::of(event.kind as u32) {
-        Source::Cq => async_element { cq: handed_out::<ibv_cq_ex>(token, |inner| &inner.async_events)? },
-        Source::Qp => async_element { qp: handed_out::<ibv_qp_ex>(token, |inner| &inner.events)? },
-        Source::Srq => async_element { srq: handed_out::<ibv_srq>(token, |inner| &inner.events)? },
-        Source::Wq => async_element { wq: handed_out::<ibv_wq>(token, |inner| &inner.events)? },
+        Source::Cq => async_element { cq: deliver_to::<ibv_cq_ex>(token, |inner| &inner.async_events)? },
+        Source::Qp => async_element { qp: deliver_to::<ibv_qp_ex>(token, |inner| &inner.events)? },
+        Source::Srq => async_element { srq: deliver_to::<ibv_srq>(token, |inner| &inner.events)? },
+        Source::Wq => async_element { wq: deliver_to::<ibv_wq>(token, |inner| &inner.events)? },
         Source::Port => async_element { port_num: c_int::try_from(event.user).unwrap_or_default() },
     })
 }
 
-/// `man ibv_get_async_event`.
 pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
     handle: *mut ibv_context,
     event: *mut ibv_async_event,
 ) -> c_int {
     let find = || if event.is_null() { Err(null("event")) } else { context(handle) };
-    for_event(
+    wait_for_event(
         find,
         |context| Ok((context.before_async_wait()?, ())),
         |context, slept| {
             let next = context.take_async_event(slept);
-            let Some((next, element)) = next.and_then(|next| Some((next, hand_out(next)?))) else { return Ok(false) };
+            let Some((next, element)) = next.and_then(|next| Some((next, deliver(next)?))) else { return Ok(false) };
             // SAFETY: not NULL; the program passes a whole structure.
             unsafe { event.write(ibv_async_event { element, event_type: next.kind as c_int }) };
             Ok(true)
@@ -163,13 +148,13 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
 
 /// `man ibv_get_async_event`.
 pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
-    silent(|| {
+    no_result(|| {
         if event.is_null() {
             return Err(EINVAL);
         }
         // SAFETY: not NULL; the program passes the structure that `ibv_get_async_event` filled.
         let event = unsafe { event.read() };
-        // SAFETY: all members are pointers or shorter than one; the type says which one is meant.
+        // SAFETY: all members are pointers or shorter; the event type selects the valid one.
         let (cq, qp, srq, wq) = unsafe { (event.element.cq, event.element.qp, event.element.srq, event.element.wq) };
         match Source::of(event.event_type.cast_unsigned()) {
             Source::Cq => Object::<ibv_cq_ex>::with_live(cq, |object| object.inner.async_events.ack(1)),
@@ -182,16 +167,17 @@ pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event)
 }
 
 unsafe extern "C-unwind" {
-    /// `man 2 read`; the declaration of the crate `libc` promises that it does not unwind.
+    /// `man 2 read`. The declaration in `libc` promises not to unwind.
     fn read(fd: c_int, buf: *mut c_void, count: usize) -> isize;
 }
 
-/// For calls that wait for an event and return 0, or -1 with `errno` set. `find` says on what,
-/// once: a thread that waits on it goes on doing so when another one destroys it, as with
-/// rdma-core. `prepare` returns the eventfd to sleep on, if no event is pending, and what to keep
-/// until then; `take` works off an event, told whether its unit was read from there, and returns
-/// true if it was one for the program.
-pub(crate) fn for_event<T, W>(
+/// For calls that wait for an event and return 0, or -1 with `errno` set.
+///
+/// `find` returns the object to wait on and runs once: the thread keeps waiting when another thread
+/// destroys the object, as with rdma-core. `prepare` returns the eventfd to sleep on if no event is
+/// pending, and a value to hold until then. `take` processes an event, told whether its unit was
+/// already read from the eventfd, and returns true if it was delivered to the program.
+pub(crate) fn wait_for_event<T, W>(
     find: impl FnOnce() -> Result<T>,
     prepare: impl Fn(&T) -> Result<(Option<RawFd>, W)>,
     mut take: impl FnMut(&T, bool) -> Result<bool>,
@@ -208,7 +194,7 @@ pub(crate) fn for_event<T, W>(
         let slept = sleep_on.map_or(Ok(()), take_unit);
         drop(kept);
         match step(|| match slept {
-            // Only the program's own descriptor says whether a call may wait.
+            // Only the program's own descriptor decides if a call blocks.
             Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(false),
             slept => slept.map_err(Into::into).and_then(|()| take(&found, sleep_on.is_some())),
         }) {
@@ -219,13 +205,13 @@ pub(crate) fn for_event<T, W>(
     }
 }
 
-/// What `body` makes, or what the call returns instead, with `errno` set.
+/// Runs one step; its error is the call's return value, with `errno` set.
 fn step<T>(body: impl FnOnce() -> Result<T>) -> core::result::Result<T, c_int> {
     contained(body).map_err(|errno| errno.set(-1))
 }
 
-/// Waits for one unit of an eventfd in semaphore mode and reads it. A signal handler installed with
-/// `SA_RESTART` does not end that.
+/// Waits for one unit of an eventfd in semaphore mode and reads it. A signal handler with
+/// `SA_RESTART` does not interrupt the wait.
 fn take_unit(fd: RawFd) -> io::Result<()> {
     let mut unit = [0u8; 8];
     // SAFETY: room for the eight bytes that an eventfd gives.
@@ -236,9 +222,10 @@ fn take_unit(fd: RawFd) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use roxe_provider::AsyncEventKind;
 
     #[test]
-    fn every_event_has_its_source() {
+    fn event_types_map_to_their_source() {
         let of = |kind: AsyncEventKind| Source::of(kind as u32);
         assert_eq!(of(AsyncEventKind::CqErr), Source::Cq);
         assert_eq!(of(AsyncEventKind::CommEst), Source::Qp);

@@ -1,22 +1,19 @@
-//! The dynamic symbols of the shared object: which function answers to which name in which version
-//! node.
+//! The dynamic symbols of the shared object: name, version node and function of each.
 //!
-//! Each entry is a label of two instructions at most that jumps to the Rust function, and a
-//! `.symver` line that gives the label its public name and version. The label and the line must
-//! stand in one object file, which the Rust function and its attribute could not promise across
-//! codegen units. `exports.map` lists the same names once more for the linker; a test compares both
-//! with the finished file.
-//! One function answers for all symbols that roxe does not implement and that report errors in the
-//! same way. It looks at no arguments, so their number and types do not matter to the calling
-//! convention.
+//! Each symbol is a label with a jump to the Rust function, and a `.symver` line with its public
+//! name and version. Both must be in one object file, which an attribute on the Rust function
+//! cannot guarantee across codegen units. `exports.map` repeats the names for the linker; a test
+//! compares both with the finished file.
+//!
+//! Unsupported symbols that report errors alike share one function. It reads no arguments, so the
+//! calling convention allows any number and types.
 
 use crate::errno::{EOPNOTSUPP, set_errno};
 use core::arch::global_asm;
 use core::ffi::{c_int, c_long, c_void};
 
-/// One symbol: `name@node` is a label with a jump to `function`; `$at` is `@@@` for the default
-/// version of the name and `@` for another, `jump` is the instruction, and `type` what begins the
-/// name of a type in the assembler of this processor.
+/// The label of one symbol. `$at` is `@@@` for the default version of the name and `@` for another;
+/// `$type` is the prefix of type names in this processor's assembler.
 macro_rules! label {
     ($node:literal, $at:literal, $name:ident, $function:path, $jump:literal, $type:literal) => {
         global_asm!(
@@ -42,7 +39,6 @@ macro_rules! symbol {
     };
 }
 
-/// A symbol of the private nodes.
 macro_rules! private_symbol {
     ($name:ident, $function:path) => {
         symbol!("IBVERBS_PRIVATE_34", "@", $name, $function);
@@ -60,19 +56,17 @@ macro_rules! export {
     };
 }
 
-/// Names that share one answer: `"NODE", function: name name ...`, with the functions at
-/// the end of this file.
+/// Unsupported names: `"NODE", function: name name ...`; the functions are at the end.
 macro_rules! refuse {
     ($($node:literal, $answer:ident: $($name:ident)+;)+) => {
         $($(symbol!($node, "@@@", $name, crate::exports::$answer);)+)+
 
-        /// Names that have no other answer.
         #[cfg(test)]
         pub(crate) const REFUSED: &[&str] = &[$($(stringify!($name)),+),+];
     };
 }
 
-/// Names of the private nodes that share one answer: `function: name name ...`.
+/// Unsupported names of the private nodes: `function: name name ...`.
 macro_rules! refuse_private {
     ($($answer:ident: $($name:ident)+;)+) => {
         $($(private_symbol!($name, crate::exports::$answer);)+)+
@@ -109,8 +103,7 @@ export! {
     "IBVERBS_1.10", domain: ibv_import_pd ibv_unimport_pd;
     "IBVERBS_1.11", query: _ibv_query_gid_ex _ibv_query_gid_table;
     "IBVERBS_1.12", memory: ibv_reg_dmabuf_mr;
-    "IBVERBS_1.13", dm: ibv_import_dm ibv_unimport_dm;
-    "IBVERBS_1.13", memory: ibv_is_fork_initialized;
+    "IBVERBS_1.13", memory: ibv_import_dm ibv_is_fork_initialized ibv_unimport_dm;
     "IBVERBS_1.14", qp: ibv_query_qp_data_in_order;
     "IBVERBS_1.15", memory: ibv_reg_mr_ex;
     "IBVERBS_1.16", query: ibv_query_port_speed;
@@ -171,8 +164,8 @@ refuse_private! {
         ibv_cmd_resize_cq ibv_cmd_set_comp_cntr ibv_cmd_set_err_comp_cntr ibv_dmabuf_heap_cc_shared_init;
 }
 
-/// The one exported variable: `bool verbs_allow_disassociate_destroy`, which provider libraries
-/// read; always false.
+/// The one exported variable, `bool verbs_allow_disassociate_destroy`. Provider libraries read it;
+/// it is always false.
 macro_rules! variable {
     ($($node:literal, $at:literal;)+) => {
         $(global_asm!(
@@ -195,31 +188,29 @@ variable! {
     "IBVERBS_PRIVATE_65", "@@@";
 }
 
-/// For calls that return an errno value; it is in `errno`, too.
+/// Answer of calls that return an errno value, which is also stored in `errno`.
 pub(crate) extern "C" fn status() -> c_int {
-    EOPNOTSUPP.tell()
+    EOPNOTSUPP.report()
 }
 
-/// For calls that return NULL and set errno.
+/// Answer of calls that return NULL and set `errno`.
 pub(crate) extern "C" fn null() -> *mut c_void {
     set_errno(libc::EOPNOTSUPP);
     core::ptr::null_mut()
 }
 
-/// For calls that return -1 and set errno; wide enough for those that return a `ssize_t` or an
-/// offset.
+/// Answer of calls that return -1 and set `errno`; wide enough for `ssize_t` and `off_t`.
 pub(crate) extern "C" fn minus_one() -> c_long {
     set_errno(libc::EOPNOTSUPP);
     -1
 }
 
-/// For calls that cannot report anything, or whose "nothing there" is zero (a port number, a
-/// length).
+/// Answer of calls that cannot report an error, or whose empty result is 0.
 pub(crate) extern "C" fn nothing() -> c_long {
     0
 }
 
-/// The loader calls what this section holds.
+/// Called by the loader.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static ON_LOAD: extern "C" fn() = {

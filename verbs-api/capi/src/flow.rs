@@ -1,15 +1,15 @@
-//! Flow steering: the rules of C programs as flows of the provider (`man ibv_create_flow`).
+//! Flow steering (`man ibv_create_flow`): parses rules of C programs. Also sets of counters for
+//! flows (`man ibv_create_counters`).
 //!
-//! A rule is an `ibv_flow_attr` with specifications behind it, one after the other, each as long as
-//! it says. Programs pack them, so nothing is aligned. A specification of headers is a filter of
-//! values followed by one of masks; where the fields of a filter lie is in [`FORMATS`].
-//! Sets of counters for flows (`man ibv_create_counters`) are here, too.
+//! A rule is an `ibv_flow_attr` followed by specifications, each with its own length and unaligned.
+//! A specification of headers is a filter of values followed by one of masks; [`FORMATS`] has the
+//! offsets of their fields.
 
 use crate::abi::{
     ibv_context, ibv_counter_attach_attr, ibv_counters, ibv_counters_init_attr, ibv_flow, ibv_flow_attr, ibv_qp,
     ibv_qp_ex,
 };
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, null, pointer, status};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, required, status};
 use crate::object::Object;
 use crate::objects::context;
 use core::ffi::c_int;
@@ -21,35 +21,30 @@ use std::sync::Arc;
 /// `IBV_FLOW_ATTR_FLAGS_DONT_TRAP` and `IBV_FLOW_ATTR_FLAGS_EGRESS`.
 const DONT_TRAP: u32 = 1 << 1;
 const EGRESS: u32 = 1 << 2;
-/// `IBV_FLOW_SPEC_INNER`: the headers inside a tunnel are meant.
+/// `IBV_FLOW_SPEC_INNER`: matches headers inside a tunnel.
 const INNER: u32 = 0x100;
 /// `IBV_FLOW_SPEC_ACTION_TAG`, `_DROP` and `_COUNT`.
 const ACTION_TAG: u32 = 0x1000;
 const ACTION_DROP: u32 = 0x1001;
 const ACTION_COUNT: u32 = 0x1003;
-/// `IBV_FLOW_SPEC_ESP`, `_VXLAN_TUNNEL`, `_GRE`, `_MPLS` and `_ACTION_HANDLE`: verbs has them, roxe
-/// does not.
+/// `IBV_FLOW_SPEC_ESP`, `_VXLAN_TUNNEL`, `_GRE`, `_MPLS`, `_ACTION_HANDLE`: not supported.
 const REFUSED: [u32; 5] = [0x34, 0x50, 0x51, 0x60, 0x1002];
-/// Bytes of the type and the size that start every specification.
+/// Bytes of the type and the size in front of every specification.
 const HEADER: usize = 6;
-/// Bytes of the longest specification, that of IPv6.
+/// Bytes of the longest specification, IPv6.
 const LONGEST: usize = 88;
 
-/// Where a field lies in a filter.
 type Place = (Field, Range<usize>);
 
-/// A specification of headers.
 struct Format {
     /// `enum ibv_flow_spec_type`.
     kind: u32,
-    /// Bytes of the whole.
     size: usize,
-    /// Where the filter of the values starts; that of the masks follows it.
+    /// Offset of the value filter; the mask filter follows it.
     filter: usize,
-    /// Bytes of a filter.
     filter_len: usize,
     places: &'static [Place],
-    /// What the kind of the specification says by itself.
+    /// Matches that the kind of the specification implies.
     implied: &'static [(Field, &'static [u8])],
 }
 
@@ -86,7 +81,7 @@ const FORMATS: [Format; 6] = [
     Format { kind: 0x41, size: 16, filter: 6, filter_len: 4, places: PORTS, implied: &[(Field::L4, &[17])] },
 ];
 
-/// What the specifications of a rule add up to.
+/// The sum of a rule's specifications.
 #[derive(Default)]
 struct Specs {
     wanted: FrameMatch,
@@ -97,9 +92,8 @@ struct Specs {
 }
 
 impl Specs {
-    /// Adds a specification of `kind`, whose first `bytes.len()` bytes are `bytes`. EINVAL: too
-    /// short, unknown, or in contradiction to another. EOPNOTSUPP: a header or an action that roxe
-    /// does not know.
+    /// Adds a specification. EINVAL if it is too short, unknown or contradicts another; EOPNOTSUPP
+    /// for a header or an action that is not supported.
     fn add(&mut self, kind: u32, bytes: &[u8]) -> Result<()> {
         match kind {
             ACTION_TAG => {
@@ -131,7 +125,7 @@ impl Specs {
         for (field, place) in format.places {
             let (value, mask) = (&value[place.clone()], &mask[place.clone()]);
             self.wanted.require(*field, value, mask)?;
-            // A tag of 0 is not the same as none.
+            // Tag 0 differs from no tag.
             if *field == Field::VlanTag && mask != [0, 0] {
                 self.wanted.require_exactly(Field::IsTagged, &[1])?;
             }
@@ -145,19 +139,15 @@ fn field<const N: usize>(bytes: &[u8], offset: usize) -> Result<&[u8; N]> {
     bytes.get(offset..).and_then(<[u8]>::first_chunk).ok_or(EINVAL)
 }
 
-/// Reads the specifications behind `attr`.
-///
 /// # Safety
-/// `attr` points to a whole rule: the structure and as many specifications as it says, each as long
-/// as it says.
+/// `attr` points to a whole rule: the structure and its specifications, each as long as it says.
 unsafe fn specs(attr: *const ibv_flow_attr) -> Result<Specs> {
     let mut specs = Specs::default();
     let mut at = attr.wrapping_add(1).cast::<u8>();
     // SAFETY: this function's contract.
     let count = unsafe { (&raw const (*attr).num_of_specs).read_unaligned() };
     for _ in 0..count {
-        // SAFETY: this function's contract: there is another specification, which starts with these
-        // bytes.
+        // SAFETY: this function's contract: the next specification starts with these bytes.
         let header = unsafe { at.cast::<[u8; HEADER]>().read_unaligned() };
         let [a, b, c, d, e, f] = header;
         let (kind, size) = (u32::from_ne_bytes([a, b, c, d]), usize::from(u16::from_ne_bytes([e, f])));
@@ -166,8 +156,7 @@ unsafe fn specs(attr: *const ibv_flow_attr) -> Result<Specs> {
         }
         let mut bytes = [0; LONGEST];
         let read = size.min(LONGEST);
-        // SAFETY: the specification has `size` bytes by this function's contract; the copy has room
-        // for `read`.
+        // SAFETY: the specification has `size` bytes by the contract, the copy `read`.
         unsafe { at.copy_to_nonoverlapping(bytes.as_mut_ptr(), read) };
         specs.add(kind, &bytes[..read])?;
         at = at.wrapping_add(size);
@@ -175,8 +164,7 @@ unsafe fn specs(attr: *const ibv_flow_attr) -> Result<Specs> {
     Ok(specs)
 }
 
-/// The kind of a rule, and whether it lets frames pass; EINVAL for what verbs does not define,
-/// EOPNOTSUPP for rules on what is sent.
+/// Kind of a rule, and true if frames pass on; EINVAL if undefined, EOPNOTSUPP on egress.
 fn kind(attr: &ibv_flow_attr) -> Result<(RuleKind, bool)> {
     if attr.comp_mask != 0 || attr.port != 1 || attr.flags & !(DONT_TRAP | EGRESS) != 0 {
         return Err(EINVAL);
@@ -194,8 +182,6 @@ fn kind(attr: &ibv_flow_attr) -> Result<(RuleKind, bool)> {
     Ok((kind, attr.flags & DONT_TRAP != 0))
 }
 
-/// The rule that `attr` and what is behind it describe.
-///
 /// # Safety
 /// As [`specs`].
 unsafe fn rule(attr: *const ibv_flow_attr) -> Result<FlowInit> {
@@ -209,8 +195,7 @@ unsafe fn rule(attr: *const ibv_flow_attr) -> Result<FlowInit> {
     Ok(FlowInit { kind, wanted, passes, drops, tag: tag.unwrap_or_default(), counters })
 }
 
-/// `man ibv_create_flow`: EINVAL for what verbs does not define, EOPNOTSUPP for UD and for what
-/// roxe cannot match.
+/// `man ibv_create_flow`: EOPNOTSUPP for UD and for matches that are not supported.
 pub(crate) unsafe extern "C" fn create_flow(handle: *mut ibv_qp, attr: *mut ibv_flow_attr) -> *mut ibv_flow {
     pointer(|| {
         let qp = Object::<ibv_qp_ex>::live(handle)?;
@@ -233,24 +218,22 @@ pub(crate) unsafe extern "C" fn destroy_flow(handle: *mut ibv_flow) -> c_int {
     status(|| Object::<ibv_flow>::destroy(handle, |_| Ok(())))
 }
 
-/// `IBV_READ_COUNTERS_ATTR_PREFER_CACHED`: there is no slower copy to read.
+/// `IBV_READ_COUNTERS_ATTR_PREFER_CACHED`: the only copy is as fast.
 const PREFER_CACHED: u32 = 1;
-/// More values than this nobody asks for; it bounds what a wrong number can do.
+/// Bounds the memory that a wrong count can touch.
 const MAX_VALUES: usize = 1 << 20;
 
 fn counters<'a>(handle: *mut ibv_counters) -> Result<&'a Arc<FlowCounters>> {
     Object::<ibv_counters>::live(handle).map(|object| &object.inner)
 }
 
-/// `man ibv_create_counters`.
 pub(crate) unsafe extern "C" fn create_counters(
     handle: *mut ibv_context,
     init: *mut ibv_counters_init_attr,
 ) -> *mut ibv_counters {
     pointer(|| {
         context(handle)?;
-        // SAFETY: NULL or a whole structure of the program.
-        match unsafe { init.as_ref() }.ok_or_else(|| null("init"))?.comp_mask {
+        match required!(init).comp_mask {
             0 => Ok(Object::publish_numbered(Arc::default(), |_| ibv_counters { context: handle })),
             _ => Err(EOPNOTSUPP),
         }
@@ -270,8 +253,7 @@ pub(crate) unsafe extern "C" fn attach_counters_point_flow(
 ) -> c_int {
     status(|| {
         let counters = counters(handle)?;
-        // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
+        let attr = required!(attr);
         if !flow.is_null() {
             return Err(EOPNOTSUPP);
         }
@@ -285,7 +267,6 @@ pub(crate) unsafe extern "C" fn attach_counters_point_flow(
     })
 }
 
-/// `man ibv_read_counters`.
 pub(crate) unsafe extern "C" fn read_counters(
     handle: *mut ibv_counters,
     values: *mut u64,
@@ -298,8 +279,7 @@ pub(crate) unsafe extern "C" fn read_counters(
         if values.is_null() || flags & !PREFER_CACHED != 0 || count > MAX_VALUES {
             return Err(EINVAL);
         }
-        // SAFETY: not NULL; the program passes room for `count` values, and any bytes are valid
-        // ones.
+        // SAFETY: not NULL; the program passes room for `count` values.
         Ok(counters.read(unsafe { core::slice::from_raw_parts_mut(values, count) })?)
     })
 }
@@ -346,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vlan_tag_of_zero_is_a_tag() {
+    fn vlan_tag_zero_matches_tagged_frames_only() {
         let tag = [&[0; 16][..], &[0; 14], &[0x0f, 0xff]].concat();
         let rule = parse(normal(), &[spec(0x20, 40, 6, &tag)]).unwrap();
         let mut wanted = FrameMatch::default();
@@ -356,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn actions_are_taken_over() {
+    fn actions_set_flags_tag_and_counters() {
         let tag = spec(ACTION_TAG, 12, 8, &0x1234u32.to_ne_bytes());
         let rule = parse(ibv_flow_attr { flags: DONT_TRAP, ..normal() }, &[tag.clone(), spec(ACTION_DROP, 8, 8, &[])]);
         let rule = rule.unwrap();
@@ -367,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_rules_are_refused() {
         let of = |change: fn(&mut ibv_flow_attr)| {
             let mut attr = normal();
             change(&mut attr);

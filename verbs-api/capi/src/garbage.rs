@@ -1,28 +1,25 @@
-//! Arguments with values that no card accepts: the checker hears of them before the program gets
-//! its error. Values that another card may take are no garbage, and are not told here.
+//! Arguments with values that no card accepts: the checker reports them before the program gets its
+//! error. Values that another card may accept are refused elsewhere.
 
 use crate::errno::{Errno, invalid};
 use crate::wr_batch;
 use roxe_check::{Event, explain, tell};
 use roxe_provider::{Access, Service};
 
-/// `IBV_ACCESS_*`: the bits with a meaning, and those for hints that a device may not know.
+/// Defined bits of `IBV_ACCESS_*`, with those of hints that a device may ignore.
 const ACCESS: u32 = 0x3ff | 0x3ff0_0000;
-/// `IBV_QP_INIT_ATTR_*`, `IBV_SRQ_INIT_ATTR_*`: the bits with a meaning.
+/// Defined bits of `IBV_QP_INIT_ATTR_*` and `IBV_SRQ_INIT_ATTR_*`.
 const QP_INIT: u32 = 0x7f;
 const SRQ_INIT: u32 = 0x1f;
-/// `IBV_CQ_INIT_ATTR_MASK_*` and `IBV_CREATE_CQ_ATTR_*`: the bits with a meaning.
+/// Defined bits of `IBV_CQ_INIT_ATTR_MASK_*` and `IBV_CREATE_CQ_ATTR_*`.
 const CQ_INIT: u32 = 0x3;
 const CQ_FLAGS: u32 = 0x3;
-/// `IBV_QP_EX_WITH_*`: the bits with a meaning.
 const SEND_OPS: u32 = 0x1fff;
-/// `IBV_QP_CREATE_*`: the bits with a meaning.
 const CREATE_FLAGS: u32 = 1 << 1 | 0b1111 << 8;
 
-/// A field of a structure and its value.
 type Field = (&'static str, u32);
 
-/// Tells that `call` got a value for an argument that can never be right, and gives back `errno`.
+/// Reports to the checker that `call` got a value that is always wrong, and returns `errno`.
 #[cold]
 pub(crate) fn refuse(errno: Errno, call: &'static str, (argument, value): Field, accepted: &'static str) -> Errno {
     tell(|| Event::Garbage { call, argument, value: value.into(), accepted });
@@ -30,7 +27,7 @@ pub(crate) fn refuse(errno: Errno, call: &'static str, (argument, value): Field,
     errno
 }
 
-/// The same, if `value` has bits without a meaning; else bits that this device does not do.
+/// Like [`refuse`] if `value` has undefined bits; otherwise it has bits that this device lacks.
 #[cold]
 pub(crate) fn refuse_unknown(
     errno: Errno,
@@ -47,13 +44,11 @@ pub(crate) fn refuse_unknown(
     errno
 }
 
-/// Access rights that are refused.
 #[cold]
 pub(crate) fn access(errno: Errno, call: &'static str, field: Field) -> Errno {
     refuse_unknown(errno, call, field, (ACCESS, Access::all().bits()), "the bits of enum ibv_access_flags")
 }
 
-/// Attributes of a new queue pair that are refused.
 #[cold]
 pub(crate) fn qp_init(errno: Errno, (comp_mask, done): (u32, u32), create_flags: u32, ops: (u64, Service)) -> Errno {
     let call = "ibv_create_qp_ex";
@@ -73,7 +68,6 @@ pub(crate) fn qp_init(errno: Errno, (comp_mask, done): (u32, u32), create_flags:
     refuse_unknown(errno, call, ("create_flags", create_flags), (CREATE_FLAGS, 0), accepted)
 }
 
-/// Attributes of a new completion queue that are refused.
 #[cold]
 pub(crate) fn cq_init(errno: Errno, comp_mask: u32, flags: u32) -> Errno {
     let call = "ibv_create_cq_ex";
@@ -84,7 +78,6 @@ pub(crate) fn cq_init(errno: Errno, comp_mask: u32, flags: u32) -> Errno {
     refuse_unknown(errno, call, ("flags", flags), (CQ_FLAGS, CQ_FLAGS), accepted)
 }
 
-/// Attributes of a new shared receive queue that are refused.
 #[cold]
 pub(crate) fn srq_init(errno: Errno, comp_mask: u32) -> Errno {
     let accepted = "the bits of enum ibv_srq_init_attr_mask";

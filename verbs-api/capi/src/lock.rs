@@ -1,19 +1,17 @@
-//! The order of this crate's locks, outermost first. All of them are outside of those of the crates
-//! that it uses ([`roxe_provider::lock`]).
+//! The order of this crate's locks, outermost first, all outside those of [`roxe_provider::lock`].
 //!
-//! Not in it: the locks that a program takes by `ibv_start_poll` and `ibv_wr_start` and holds as
-//! long as it likes, in an order of its own, and the counts of events that wait for their
-//! acknowledgement, under which nothing else is done.
+//! Two kinds have no rank: locks that a program takes by `ibv_start_poll` and `ibv_wr_start` and
+//! holds as long as it likes, and counts of unacknowledged events, under which no other is taken.
 
 roxe_provider::ranks! { pub(crate), 4_000.. ;
-    /// `rdmacm::id`: who takes the next event.
+    /// `rdmacm::id`: the thread that takes the next event.
     ChannelTurn,
-    /// `rdmacm::id`: what the C structure of an identifier does not show.
+    /// `rdmacm::id`: state of an identifier that its C structure does not show.
     CmIdState,
-    /// `rdmacm::devices`: the devices that librdmacm has opened.
+    /// `rdmacm::devices`: devices that librdmacm has opened.
     OpenedDevices,
-    /// `device`: the structures of all devices.
+    /// `device`: structures of all devices.
     DeviceEntries,
-    /// `object`: the objects alive.
-    Register,
+    /// `object`: live objects.
+    Registry,
 }

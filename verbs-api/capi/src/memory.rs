@@ -1,33 +1,35 @@
-//! Memory regions: registering, importing and advice about them; buffers that the library
-//! allocates (`man ibv_alloc_buf`); the fork calls.
+//! Memory: regions (registration, import, advice), buffers that the library allocates (`man
+//! ibv_alloc_buf`), device memory (`man ibv_alloc_dm`), windows (`man ibv_alloc_mw`), fork calls.
 //!
-//! A buffer is anonymous memory of the process, page by page; it is no DMA-buf, so there is no
-//! descriptor to export. Importing finds a region of this process by its number; a number that came
-//! from another process names nothing, because its memory cannot be reached from here.
+//! A buffer is anonymous memory, not a DMA-buf, so it has no descriptor to export. An import finds
+//! a region of this process by its number; memory of other processes cannot be reached.
 
-use crate::abi::{ibv_buf, ibv_mr, ibv_mr_init_attr, ibv_pd, ibv_sge};
-use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, invalid, minus_one, pointer, silent, status, zero};
+use crate::abi::*;
+use crate::errno::{
+    EINVAL, EOPNOTSUPP, Errno, Result, einval, invalid, minus_one, no_comp_mask, no_result, null, outside, pointer,
+    required, status, zero,
+};
 use crate::object::{Object, Token, exposed};
-use crate::objects::{context_of, pd};
+use crate::objects::{context, context_of, pd};
+use crate::wr_batch::sge;
 use crate::{garbage, objects};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null_mut;
-use roxe_provider::wire::LKey;
-use roxe_provider::{Access, Advice, DmaBuf, Mr, MrChange, Sge, Use};
+use roxe_provider::{Access, Advice, Dm, DmaBuf, Mr, MrChange, Mw, MwKind, Sge, Use};
+use roxe_transport::wr::{SendData, SendFlags, SendOp, SendRequest};
+use roxe_wire::{LKey, RKey};
 use std::sync::Arc;
 
-/// `IBV_ACCESS_OPTIONAL_RANGE`: hints in these bits that the device does not know are ignored.
+/// `IBV_ACCESS_OPTIONAL_RANGE`: unknown hints in these bits are ignored.
 const OPTIONAL_ACCESS: u32 = 0x3ff0_0000;
 /// `IBV_REREG_MR_CHANGE_TRANSLATION`, `_PD`, `_ACCESS`.
 const REREG_TRANSLATION: c_int = 1;
 const REREG_PD: c_int = 2;
 const REREG_ACCESS: c_int = 4;
-/// `IBV_FORK_UNNEEDED`: memory that the card reads is the process's own, so fork needs no
-/// preparation.
+/// `IBV_FORK_UNNEEDED`: the device reads the process's own memory, so fork needs no preparation.
 const FORK_UNNEEDED: c_int = 2;
 
-/// The rights that `bits` name; hints that the device does not know are left out, other unknown
-/// bits refused.
+/// Parses access rights: ignores unknown hints, refuses other unknown bits.
 pub(crate) fn access(bits: u32) -> Result<Access> {
     let known = bits & (Access::all().bits() | !OPTIONAL_ACCESS);
     Access::from_bits(known).ok_or_else(|| garbage::access(EINVAL, "the registration of memory", ("access", bits)))
@@ -35,18 +37,16 @@ pub(crate) fn access(bits: u32) -> Result<Access> {
 
 fn register(handle: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, bits: u32) -> Result<*mut ibv_mr> {
     let (pd, access) = (pd(handle)?, access(bits)?);
-    // SAFETY: the program's promise when it registers memory: that it is its own for as long.
+    // SAFETY: the program promises to own registered memory until it deregisters it.
     let mr = unsafe { pd.reg_mr(addr.addr() as u64, length as u64, iova, access) }?;
     publish(handle, addr, length, mr)
 }
 
-/// Gives the program a region of the domain `handle`.
 pub(crate) fn publish(handle: *mut ibv_pd, addr: *mut c_void, length: usize, mr: Arc<Mr>) -> Result<*mut ibv_mr> {
     let (context, lkey, rkey) = (context_of(handle)?, mr.lkey().0, mr.rkey().0);
     Ok(Object::publish_numbered(mr, |number| ibv_mr { context, pd: handle, addr, length, handle: number, lkey, rkey }))
 }
 
-/// `man ibv_reg_mr`.
 pub(crate) unsafe extern "C" fn ibv_reg_mr(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -67,7 +67,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova(
     pointer(|| register(pd, addr, length, iova, access.cast_unsigned()))
 }
 
-/// What the macros for the two above call when the rights are no constant or hold hints.
+/// Called by the macros of the two above if the rights are not constant or contain hints.
 pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -78,7 +78,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     pointer(|| register(pd, addr, length, iova, access))
 }
 
-/// `man ibv_reg_mr`. The structure shows `offset` as address.
+/// `man ibv_reg_mr`. The structure shows `offset` as its address.
 pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
     handle: *mut ibv_pd,
     offset: u64,
@@ -95,17 +95,16 @@ pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
     })
 }
 
-/// `man ibv_alloc_null_mr`. The structure shows no key for peers.
+/// `man ibv_alloc_null_mr`. The structure shows no rkey.
 pub(crate) unsafe extern "C" fn alloc_null_mr(handle: *mut ibv_pd) -> *mut ibv_mr {
     pointer(|| {
         let mr = publish(handle, null_mut(), usize::MAX, pd(handle)?.alloc_null_mr()?)?;
-        // SAFETY: made on the line above, and nobody else has it yet.
+        // SAFETY: made on the line above; the program does not have it yet.
         unsafe { (&raw mut (*mr).rkey).write(0) };
         Ok(mr)
     })
 }
 
-/// The parts of a region that the `IBV_REREG_MR_CHANGE_*` bits in `flags` name.
 fn change(flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize, bits: u32) -> Result<MrChange> {
     let given = |bit| flags & bit != 0;
     if flags == 0 || flags & !(REREG_TRANSLATION | REREG_PD | REREG_ACCESS) != 0 || (bits != 0 && !given(REREG_ACCESS))
@@ -127,8 +126,7 @@ fn change(flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize, bits:
     })
 }
 
-/// `man ibv_rereg_mr`. Each failure is -1, `IBV_REREG_MR_ERR_INPUT`, "the old region is still
-/// valid", because it is; errno says why.
+/// `man ibv_rereg_mr`. Every failure is -1, `IBV_REREG_MR_ERR_INPUT`: the old region stays valid.
 pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     handle: *mut ibv_mr,
     flags: c_int,
@@ -140,11 +138,10 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     zero(|| {
         let object = Object::<ibv_mr>::live(handle)?;
         let change = change(flags, pd, addr, length, access.cast_unsigned())?;
-        // SAFETY: the program's promise when it registers memory: that it is its own for as long.
+        // SAFETY: the program promises to own registered memory until it deregisters it.
         unsafe { object.inner.reregister(change) }?;
         let exposed = object.exposed();
-        // SAFETY: the structure is alive, and its fields belong to the call that changes the
-        // region.
+        // SAFETY: alive; the fields belong to the call that changes the region.
         unsafe {
             if flags & REREG_TRANSLATION != 0 {
                 (&raw mut (*exposed).addr).write(addr);
@@ -158,29 +155,27 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     })
 }
 
-/// `man ibv_reg_mr`. When it returns, no peer and no engine touches the memory any more.
+/// `man ibv_reg_mr`. After it returns, no peer and no engine accesses the memory.
 pub(crate) unsafe extern "C" fn ibv_dereg_mr(handle: *mut ibv_mr) -> c_int {
     status(|| Object::<ibv_mr>::destroy(handle, |mr| mr.deregister()))
 }
 
-/// `man ibv_fork_init`: there is nothing to prepare, so it cannot fail.
+/// `man ibv_fork_init`: cannot fail, because nothing needs preparation.
 pub(crate) extern "C" fn ibv_fork_init() -> c_int {
     roxe_check::note_fork_support();
     0
 }
 
-/// `man ibv_is_fork_initialized`.
 pub(crate) extern "C" fn ibv_is_fork_initialized() -> c_int {
     roxe_check::note_fork_support();
     FORK_UNNEEDED
 }
 
-/// Keeps a range out of children; not needed here.
+/// Keeps a range out of child processes; not needed here.
 pub(crate) extern "C" fn ibv_dontfork_range(_base: *mut c_void, _size: usize) -> c_int {
     0
 }
 
-/// Undoes [`ibv_dontfork_range`].
 pub(crate) extern "C" fn ibv_dofork_range(_base: *mut c_void, _size: usize) -> c_int {
     0
 }
@@ -197,25 +192,23 @@ exposed! {
     ibv_buf => ibv_buf: Buffer;
 }
 
-/// The Rust part of a buffer.
+/// A buffer of `ibv_alloc_buf`.
 pub(crate) struct Buffer {
     memory: Mapping,
-    /// The handle of the domain that it was allocated for, which is compared only.
+    /// Handle of its domain, only compared.
     domain: usize,
     /// Keeps the domain busy.
     _in_use: Use,
 }
 
-/// Anonymous memory, unmapped when dropped.
 struct Mapping {
     start: *mut c_void,
     length: usize,
 }
 
-// SAFETY: the memory belongs to the program; here it is only mapped and unmapped, which any thread
-// may do.
+// SAFETY: the memory belongs to the program; here it is only mapped and unmapped, on any thread.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; nothing is changed through a shared reference.
+// SAFETY: as for `Send`; nothing is changed through a shared reference.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -258,10 +251,10 @@ pub(crate) unsafe extern "C" fn ibv_alloc_buf(handle: *mut ibv_pd, size: usize, 
 
 /// `man ibv_alloc_buf`.
 pub(crate) unsafe extern "C" fn ibv_free_buf(buf: *mut ibv_buf) {
-    silent(|| Object::<ibv_buf>::retire(buf).map(drop));
+    no_result(|| Object::<ibv_buf>::retire(buf).map(drop));
 }
 
-/// EINVAL unless `length` bytes from `addr` on are of the buffer, and the buffer of this domain.
+/// EINVAL unless the range lies in the buffer and the buffer belongs to this domain.
 fn check(handle: *mut ibv_pd, buf: *mut ibv_buf, addr: *mut c_void, length: usize) -> Result<()> {
     let buffer = &Object::<ibv_buf>::live(buf)?.inner;
     let fits = buffer.domain == handle.addr() && buffer.memory.contains(addr, length);
@@ -283,7 +276,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_buf_mr(
     })
 }
 
-/// `man ibv_alloc_buf`: ENODATA, which says that a buffer is no DMA-buf.
+/// `man ibv_alloc_buf`: ENODATA means that a buffer is not a DMA-buf.
 pub(crate) unsafe extern "C" fn ibv_export_buf_dmabuf_fd(buf: *mut ibv_buf) -> c_int {
     minus_one(|| {
         Object::<ibv_buf>::live(buf)?;
@@ -291,7 +284,7 @@ pub(crate) unsafe extern "C" fn ibv_export_buf_dmabuf_fd(buf: *mut ibv_buf) -> c
     })
 }
 
-/// `man ibv_reg_mr`. EOPNOTSUPP with a DMA handle, as there are none.
+/// `man ibv_reg_mr`. EOPNOTSUPP with a DMA handle; the device has none.
 pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(handle: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> *mut ibv_mr {
     pointer(|| {
         if attr.is_null() {
@@ -310,8 +303,8 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(handle: *mut ibv_pd, attr: *mut ib
         if given(MASK_DMAH) {
             return Err(EOPNOTSUPP);
         }
-        // SAFETY: as above. Only the fields that the mask names are used: a program that was built
-        // with earlier headers has a shorter structure.
+        // SAFETY: a structure of the program. Only fields that the mask names are read: programs
+        // built with earlier headers have a shorter structure.
         let (length, access, addr) = unsafe { ((*attr).length, (*attr).access, (*attr).addr) };
         if given(MASK_BUF) {
             // SAFETY: as above; the mask names the last field.
@@ -331,7 +324,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(handle: *mut ibv_pd, attr: *mut ib
     })
 }
 
-/// `IBV_ADVISE_MR_FLAG_FLUSH`: return when it is done, which is what always happens here.
+/// `IBV_ADVISE_MR_FLAG_FLUSH`: return when the advice took effect, which is always so here.
 const FLUSH: u32 = 1;
 
 fn advice(value: c_uint) -> Result<Advice> {
@@ -343,7 +336,6 @@ fn advice(value: c_uint) -> Result<Advice> {
     }
 }
 
-/// `man ibv_advise_mr`.
 pub(crate) unsafe extern "C" fn advise_mr(
     handle: *mut ibv_pd,
     value: c_uint,
@@ -356,17 +348,13 @@ pub(crate) unsafe extern "C" fn advise_mr(
         if flags & !FLUSH != 0 || (list.is_null() && count > 0) {
             return Err(EINVAL);
         }
-        let element = |i| {
-            // SAFETY: not NULL, and the program says that the list has `count` elements.
-            let sge = unsafe { list.add(i).read() };
-            Sge { addr: sge.addr, length: sge.length, lkey: LKey(sge.lkey) }
-        };
-        let list: Vec<Sge> = (0..count as usize).map(element).collect();
+        // SAFETY: not NULL, and the program says that the list has `count` elements.
+        let list: Vec<Sge> = (0..count as usize).map(|i| sge(unsafe { list.add(i).read() })).collect();
         Ok(pd.advise_mr(advice, &list)?)
     })
 }
 
-/// `man ibv_import_mr`: `addr` is NULL.
+/// `man ibv_import_mr`: the structure's `addr` is NULL.
 pub(crate) unsafe extern "C" fn ibv_import_mr(pd_handle: *mut ibv_pd, mr_handle: u32) -> *mut ibv_mr {
     pointer(|| {
         let pd = pd(pd_handle)?;
@@ -385,9 +373,184 @@ pub(crate) unsafe extern "C" fn ibv_import_mr(pd_handle: *mut ibv_pd, mr_handle:
     })
 }
 
-/// `man ibv_import_mr`: only the handle goes.
+/// `man ibv_import_mr`: releases only the handle.
 pub(crate) unsafe extern "C" fn ibv_unimport_mr(handle: *mut ibv_mr) {
-    silent(|| Object::<ibv_mr>::retire(handle).map(drop));
+    no_result(|| Object::<ibv_mr>::retire(handle).map(drop));
+}
+
+/// `IBV_DM_MASK_HANDLE`: the field `handle` is there.
+const MASK_HANDLE: u32 = 1;
+
+fn dm_structure(context: *mut ibv_context, handle: u32) -> ibv_dm {
+    let (memcpy_to_dm, memcpy_from_dm) = (Some(memcpy_to_dm as _), Some(memcpy_from_dm as _));
+    ibv_dm { context, memcpy_to_dm, memcpy_from_dm, comp_mask: MASK_HANDLE, handle }
+}
+
+pub(crate) unsafe extern "C" fn alloc_dm(handle: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm {
+    pointer(|| {
+        let context = context(handle)?;
+        let attr = required!(attr);
+        no_comp_mask(attr.comp_mask)?;
+        let dm = context.alloc_dm(attr.length as u64, attr.log_align_req)?;
+        Ok(Object::publish_numbered(dm, |number| dm_structure(handle, number)))
+    })
+}
+
+/// `man ibv_alloc_dm`: EBUSY while a region is registered in it. Also frees it for imports.
+pub(crate) unsafe extern "C" fn free_dm(handle: *mut ibv_dm) -> c_int {
+    status(|| Object::<ibv_dm>::destroy(handle, |dm| dm.free()))
+}
+
+/// `man ibv_alloc_dm`.
+pub(crate) unsafe extern "C" fn reg_dm_mr(
+    handle: *mut ibv_pd,
+    dm: *mut ibv_dm,
+    offset: u64,
+    length: usize,
+    bits: c_uint,
+) -> *mut ibv_mr {
+    pointer(|| {
+        let dm = &Object::<ibv_dm>::live(dm)?.inner;
+        let mr = pd(handle)?.reg_dm_mr(dm, offset, length as u64, access(bits)?)?;
+        publish(handle, null_mut(), length, mr)
+    })
+}
+
+/// The buffer of a copy; EINVAL without one, EFAULT for NULL or more bytes than the buffer has.
+///
+/// # Safety
+/// `handle` is NULL or alive.
+unsafe fn for_copy<'a>(handle: *mut ibv_dm, host: *const c_void, length: usize) -> Result<&'a Dm> {
+    // SAFETY: this function's contract.
+    let dm = unsafe { Object::<ibv_dm>::trusted(handle) }.ok_or(EINVAL)?;
+    if host.is_null() || length as u64 > dm.inner.length() {
+        return Err(Errno(libc::EFAULT));
+    }
+    Ok(&dm.inner)
+}
+
+/// `man ibv_alloc_dm`: offset and length are multiples of 4.
+unsafe extern "C" fn memcpy_to_dm(handle: *mut ibv_dm, offset: u64, host: *const c_void, length: usize) -> c_int {
+    status(|| {
+        // SAFETY: NULL or alive, as everywhere on the data path.
+        let dm = unsafe { for_copy(handle, host, length) }?;
+        // SAFETY: not NULL, no longer than a buffer, and the program says that this many bytes are
+        // there to be read.
+        let data = unsafe { core::slice::from_raw_parts(host.cast::<u8>(), length) };
+        Ok(dm.write(offset, data)?)
+    })
+}
+
+/// `man ibv_alloc_dm`: offset and length are multiples of 4.
+unsafe extern "C" fn memcpy_from_dm(host: *mut c_void, handle: *mut ibv_dm, offset: u64, length: usize) -> c_int {
+    status(|| {
+        // SAFETY: NULL or alive, as everywhere on the data path.
+        let dm = unsafe { for_copy(handle, host, length) }?;
+        // SAFETY: not NULL, no longer than a buffer, with room by the program's promise.
+        let out = unsafe { core::slice::from_raw_parts_mut(host.cast::<u8>(), length) };
+        Ok(dm.read(offset, out)?)
+    })
+}
+
+/// `man ibv_import_dm`: the number is that of a buffer of the same context.
+pub(crate) unsafe extern "C" fn ibv_import_dm(handle: *mut ibv_context, dm_handle: u32) -> *mut ibv_dm {
+    pointer(|| {
+        let context = context(handle)?;
+        let is_here = |found: &Arc<Dm>| Arc::ptr_eq(found.context(), context).then(|| Arc::clone(found));
+        let dm = Object::<ibv_dm>::numbered(dm_handle, is_here)?;
+        Ok(Object::publish_numbered(dm, |_| dm_structure(handle, dm_handle)))
+    })
+}
+
+/// `man ibv_import_dm`: releases only the handle.
+pub(crate) unsafe extern "C" fn ibv_unimport_dm(handle: *mut ibv_dm) {
+    no_result(|| Object::<ibv_dm>::retire(handle).map(drop));
+}
+
+pub(crate) unsafe extern "C" fn alloc_mw(handle: *mut ibv_pd, mw_type: c_uint) -> *mut ibv_mw {
+    pointer(|| {
+        let kind = match mw_type {
+            1 => MwKind::One,
+            2 => MwKind::Two,
+            _ => return Err(outside("type", mw_type, "IBV_MW_TYPE_1 and IBV_MW_TYPE_2, 1 and 2")),
+        };
+        let mw = pd(handle)?.alloc_mw(kind)?;
+        let (context, rkey) = (context_of(handle)?, mw.rkey().0);
+        Ok(Object::publish_numbered(mw, |number| ibv_mw { context, pd: handle, rkey, handle: number, mw_type }))
+    })
+}
+
+/// `man ibv_alloc_mw`. After it returns, no peer has access through the window.
+pub(crate) unsafe extern "C" fn dealloc_mw(handle: *mut ibv_mw) -> c_int {
+    let release = |mw: &Arc<Mw>| {
+        mw.deallocate();
+        Ok(())
+    };
+    status(|| Object::<ibv_mw>::destroy(handle, release))
+}
+
+/// `man ibv_bind_mw`: posts the binding of a type 1 window under its next key, and shows the key.
+pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
+    status(|| {
+        let (qp, window) = (Object::<ibv_qp_ex>::live(qp)?, Object::<ibv_mw>::live(mw)?);
+        let bind = required!(bind);
+        // SAFETY: the window is alive, and binding it is the call in progress.
+        let current = unsafe { (&raw const (*mw).rkey).read() };
+        let rkey = tagged_key(&window.inner, current.wrapping_add(1));
+        let region = Object::<ibv_mr>::optional(bind.bind_info.mr)?;
+        let op = bind_operation(&window.inner, MwKind::One, rkey, region, &bind.bind_info)?;
+        let flags = SendFlags::from_bits_truncate(bind.send_flags);
+        qp.inner.qp.send().push(&SendRequest { wr_id: bind.wr_id, op, flags, data: SendData::Sges(&[]), ud: None })?;
+        // SAFETY: the window is alive, and binding it is the call in progress.
+        unsafe { (&raw mut (*mw).rkey).write(rkey.0) };
+        Ok(())
+    })
+}
+
+/// The binding of a type 2 window under the key that ends in the last byte of `rkey`. EINVAL if the
+/// structure of the window or the region was overwritten; binds are rare enough to check.
+///
+/// # Safety
+/// `mw` and the region in `info` are NULL or living handles; `info` is NULL or a whole structure.
+pub(crate) unsafe fn bind_type_2(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) -> Result<SendOp> {
+    // SAFETY: this function's contract.
+    unsafe {
+        let (mw, info) =
+            Object::<ibv_mw>::trusted(mw).zip(info.as_ref()).ok_or_else(|| null("bind_mw.mw or bind_info"))?;
+        let region = Object::<ibv_mr>::trusted(info.mr);
+        if !mw.is_intact() || region.is_some_and(|region| !region.is_intact()) {
+            return Err(einval(
+                "bind_mw.mw or bind_info.mr was overwritten: its field context or handle is not what it was",
+            ));
+        }
+        bind_operation(&mw.inner, MwKind::Two, tagged_key(&mw.inner, rkey), region, info)
+    }
+}
+
+/// The key of `mw` with the last byte of `rkey`; the program cannot choose the rest.
+fn tagged_key(mw: &Mw, rkey: u32) -> RKey {
+    RKey(mw.rkey().0 & !0xff | rkey & 0xff)
+}
+
+/// The binding of `mw` to a part of `region`. EINVAL for a window of another kind, without a region
+/// and for unknown rights. Other errors complete as `IBV_WC_MW_BIND_ERR`.
+fn bind_operation(
+    mw: &Mw,
+    kind: MwKind,
+    rkey: RKey,
+    region: Option<&Object<ibv_mr>>,
+    info: &ibv_mw_bind_info,
+) -> Result<SendOp> {
+    if mw.kind() != kind {
+        let (given, other) = (mw.kind(), "type One is bound by ibv_bind_mw, type Two by a work request");
+        return Err(invalid(|| format!("the memory window is of type {given:?}; {other}")));
+    }
+    if region.is_none() && info.length > 0 {
+        return Err(null("bind_info.mr"));
+    }
+    let lkey = region.map_or(LKey(0), |object| object.inner.lkey());
+    let access = access(info.mw_access_flags)?;
+    Ok(SendOp::BindWindow { rkey, lkey, access, addr: info.addr, length: info.length })
 }
 
 #[cfg(test)]
@@ -395,7 +558,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_hints_are_ignored_and_unknown_rights_refused() {
+    fn access_ignores_unknown_hints_and_refuses_unknown_rights() {
         assert_eq!(access(1 | 1 << 25), Ok(Access::LOCAL_WRITE));
         assert_eq!(access(1 << 20), Ok(Access::RELAXED_ORDERING));
         assert_eq!(access(1 << 30), Err(EINVAL));

@@ -1,17 +1,14 @@
-//! Objects that C programs hold pointers to, and the register of those that are alive.
+//! Objects that C programs hold pointers to, and the registry of those that are alive.
 //!
-//! An object is one heap block: first the structure the program sees and may write to, then the
-//! Rust part. The register turns NULL, a handle of another library and a stale one of a control
-//! call into EINVAL, and a late event of a destroyed object into nothing. It also notices when the
-//! program has written over the `context` or `handle` field of a structure: such a call is refused,
-//! and the object is as it was once the field is put back. The data path does not consult it: there
-//! a handle is only compared with NULL, as in every verbs library.
-//!
-//! Touches the heap blocks it made and nothing else.
+//! An object is one heap block: first the C structure that the program sees and may write to, then
+//! the Rust part. In control calls the registry turns NULL, foreign and stale handles into EINVAL.
+//! A call also fails while the program has overwritten the `context` or `handle` field of the
+//! structure. Late events of a destroyed object are dropped. The data path skips the registry and
+//! only compares handles with NULL, as every verbs library does.
 
 use crate::abi::ibv_pd;
 use crate::errno::{EINVAL, ENOENT, Errno, Result, invalid};
-use crate::lock::Register as RegisterRank;
+use crate::lock::Registry as RegistryRank;
 use core::alloc::Layout;
 use core::any::TypeId;
 use core::cell::UnsafeCell;
@@ -34,22 +31,20 @@ use std::time::Duration;
 /// `HANDLE_OFFSET` is the offset of a `Handle` inside `Self`, `CONTEXT_FIELD` that of a pointer and
 /// `HANDLE_FIELD` that of a 32-bit number.
 pub(crate) unsafe trait Exposed: 'static {
-    /// What the program's pointer points to.
+    /// The type that the program's pointer points to.
     type Handle;
-    /// The Rust part of the object.
     type Inner: Send + Sync;
-    /// Where the handle lies in the structure.
     const HANDLE_OFFSET: usize = 0;
-    /// Where the structure names the context of the object, if it does.
+    /// Offset of the pointer to the object's context, if the structure has one.
     const CONTEXT_FIELD: Option<usize> = None;
-    /// Where the structure shows the number of the object, if it has one.
+    /// Offset of the object's number, if the structure has one.
     const HANDLE_FIELD: Option<usize> = None;
 }
 
-/// A thread that acknowledges while another one destroys does so within this time.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// With the checker on, a destroy waits this long for acknowledgements before it is reported.
+const ACK_GRACE: Duration = Duration::from_secs(2);
 
-/// Says which C structures start objects: `structure => handle [at field]: Rust part, context =
+/// Declares C structures that start objects: `structure => handle [at field]: Rust part, context =
 /// field, number = field`.
 macro_rules! exposed {
     ($($structure:ident => $handle:ident $(at $at:ident)?: $inner:ty
@@ -70,19 +65,16 @@ macro_rules! exposed {
 
 pub(crate) use exposed;
 
-/// What the structure of an object says about where it belongs: fields that are written when it is
-/// made and never again.
+/// Fields of a structure that are written at creation and never again.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Identity {
-    /// Address of the context; 0 where the structure does not name one.
+    /// Address of the context; 0 if the structure names none.
     context: usize,
-    /// The number of the object; 0 where the structure has none.
+    /// Number of the object; 0 if the structure has none.
     handle: u32,
 }
 
 impl Identity {
-    /// What the structure says now.
-    ///
     /// # Safety
     /// `exposed` points to a whole structure.
     unsafe fn read<E: Exposed>(exposed: *const E) -> Self {
@@ -96,65 +88,58 @@ impl Identity {
     }
 }
 
-/// See the module's description. `repr(C)` because a handle is converted back by its offset.
+/// One object. `repr(C)` because the block is found again from the handle by its offset.
 #[repr(C)]
 pub(crate) struct Object<E: Exposed> {
     exposed: UnsafeCell<E>,
-    /// The program's allocator that the block comes from; `None`: ours.
+    /// The program's allocator that the block came from; `None` for the global allocator.
     allocator: Option<ObjectAllocator>,
-    /// Names the object in events; never used twice.
     token: Token,
-    /// What the structure said when the object was made.
     identity: Identity,
-    /// The Rust part.
     pub(crate) inner: E::Inner,
 }
 
 // SAFETY: the Rust part is Send and Sync; the exposed part is reached through raw pointers only, by
-// the program and by us, under the rules of the verbs interface (fields are written by whoever owns
-// the call in progress).
+// the program and by us, under the rules of the verbs interface (the call in progress owns the
+// fields that it writes).
 unsafe impl<E: Exposed> Sync for Object<E> {}
 
-/// Names an object in events for as long as the process lives.
+/// Names an object in events. Tokens are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Token(pub(crate) u64);
 
 impl Token {
-    /// A name that no object has or had.
     pub(crate) fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// For the `handle` fields.
     pub(crate) fn short(self) -> u32 {
         (self.0 & u64::from(u32::MAX)) as u32
     }
 }
 
-/// The objects alive, by handle address and by token.
 #[derive(Default)]
-struct Register {
+struct Registry {
     by_address: HashMap<usize, TypeId>,
     by_token: HashMap<Token, (usize, TypeId)>,
 }
 
-static REGISTER: LazyLock<Mutex<RegisterRank, Register>> = LazyLock::new(Mutex::default);
+static REGISTRY: LazyLock<Mutex<RegistryRank, Registry>> = LazyLock::new(Mutex::default);
 
 impl<E: Exposed> Object<E> {
-    /// Makes an object, enters it in the register and returns the handle.
     pub(crate) fn publish(token: Token, exposed: E, inner: E::Inner) -> *mut E::Handle {
         Self::enter(token, Box::into_raw(Box::new(Self::new(None, token, exposed, inner))))
     }
 
-    /// Makes an object that has no events, whose structure shows the number that `expose` is given.
+    /// Publishes an object without events; `expose` makes its structure from its number.
     pub(crate) fn publish_numbered(inner: E::Inner, expose: impl FnOnce(u32) -> E) -> *mut E::Handle {
         let token = Token::new();
         Self::publish(token, expose(token.short()), inner)
     }
 
-    /// Makes an object in a block of the program's allocator, if there is one and it does not leave
-    /// the choice to us; ENOMEM if it has no memory.
+    /// Publishes an object in a block of the program's allocator if there is one, unless that
+    /// leaves the choice to us. Returns ENOMEM if it has no memory.
     pub(crate) fn publish_in(
         allocator: Option<ObjectAllocator>,
         token: Token,
@@ -175,44 +160,40 @@ impl<E: Exposed> Object<E> {
         Self { exposed: UnsafeCell::new(exposed), allocator, token, identity, inner }
     }
 
-    /// Enters a finished block in the register.
     fn enter(token: Token, block: *mut Self) -> *mut E::Handle {
         let handle = block.cast::<u8>().wrapping_add(E::HANDLE_OFFSET).cast::<E::Handle>();
-        let mut register = REGISTER.lock();
+        let mut registry = REGISTRY.lock();
         let address = handle.expose_provenance();
-        register.by_address.insert(address, TypeId::of::<E>());
-        register.by_token.insert(token, (address, TypeId::of::<E>()));
+        registry.by_address.insert(address, TypeId::of::<E>());
+        registry.by_token.insert(token, (address, TypeId::of::<E>()));
         handle
     }
 
-    /// The object behind the handle of a control call; EINVAL if there is none of this kind, or if
-    /// its structure does not say any more what it said when the object was made.
+    /// Returns the object behind the handle of a control call; EINVAL if there is none of this
+    /// kind or its identity fields were overwritten.
     ///
-    /// The program promises, as everywhere in verbs, not to destroy an object while another call
-    /// uses it.
+    /// The program promises not to destroy an object while another call uses it.
     pub(crate) fn live<'a>(handle: *mut E::Handle) -> Result<&'a Self> {
-        Self::unchanged(handle, EINVAL)
+        Self::intact(handle, EINVAL)
     }
 
-    /// The object behind a handle that NULL may stand for; EINVAL as for [`live`](Self::live).
+    /// Returns `None` for NULL, else the result of [`live`](Self::live).
     pub(crate) fn optional<'a>(handle: *mut E::Handle) -> Result<Option<&'a Self>> {
         if handle.is_null() { Ok(None) } else { Self::live(handle).map(Some) }
     }
 
-    /// The object behind the handle of a call that destroys it; EINVAL if there is none of this
-    /// kind. A structure that names another object is ENOENT, as the kernel answers for a number
-    /// that it did not give out (`rdma_lookup_get_uobject`).
+    /// Returns the object behind the handle of a destroy call; EINVAL if there is none of this
+    /// kind. Overwritten identity fields are ENOENT, the kernel's answer to an unknown number
+    /// (`rdma_lookup_get_uobject`).
     pub(crate) fn to_destroy<'a>(handle: *mut E::Handle) -> Result<&'a Self> {
-        Self::unchanged(handle, ENOENT)
+        Self::intact(handle, ENOENT)
     }
 
-    /// The object behind a handle; EINVAL if there is none, `changed` if its structure names
-    /// another.
-    fn unchanged<'a>(handle: *mut E::Handle, changed: Errno) -> Result<&'a Self> {
+    fn intact<'a>(handle: *mut E::Handle, changed: Errno) -> Result<&'a Self> {
         let Some(object) = Self::registered(handle) else {
             return Err(Self::refuse(handle.addr(), is_destroyed(handle.addr())));
         };
-        if object.is_itself() {
+        if object.is_intact() {
             return Ok(object);
         }
         explain::because(|| {
@@ -222,109 +203,101 @@ impl<E: Exposed> Object<E> {
         Err(changed)
     }
 
-    /// The object behind a handle that the program left somewhere and may have destroyed since.
+    /// Returns the object behind a handle that the program stored and may have destroyed since.
     pub(crate) fn if_alive<'a>(handle: *mut E::Handle) -> Option<&'a Self> {
-        Self::registered(handle).filter(|object| object.is_itself())
+        Self::registered(handle).filter(|object| object.is_intact())
     }
 
-    /// The name of the structure that programs hold.
     fn kind() -> &'static str {
         let path = core::any::type_name::<E::Handle>();
         path.rsplit("::").next().unwrap_or(path)
     }
 
-    /// EINVAL for what is no handle of this kind.
     #[cold]
     fn refuse(address: usize, is_destroyed: bool) -> Errno {
         let kind = Self::kind();
         if address == 0 {
             return invalid(|| format!("the {kind} is NULL"));
         }
-        let is_other = REGISTER.lock().by_address.contains_key(&address);
+        let is_other = REGISTRY.lock().by_address.contains_key(&address);
         invalid(|| {
             if is_destroyed {
-                format!("the {kind} at {address:#x} was destroyed before")
+                format!("the {kind} at {address:#x} is already destroyed")
             } else if is_other {
-                format!("what is at {address:#x} is no {kind} but another kind of object")
+                format!("the object at {address:#x} is no {kind} but another kind of object")
             } else {
-                format!("there is no {kind} at {address:#x}: it was destroyed, or another library made it")
+                format!("there is no {kind} at {address:#x}: it was destroyed, or belongs to another library")
             }
         })
     }
 
     fn registered<'a>(handle: *mut E::Handle) -> Option<&'a Self> {
-        match REGISTER.lock().by_address.get(&handle.addr()) {
-            // SAFETY: the register says that a block of this type lies there and was not freed.
+        match REGISTRY.lock().by_address.get(&handle.addr()) {
+            // SAFETY: the registry says that a block of this type lies there and was not freed.
             Some(kind) if *kind == TypeId::of::<E>() => unsafe { Some(&*Self::block(handle)) },
             _ => None,
         }
     }
 
-    /// True if its structure says what it said when the object was made.
-    pub(crate) fn is_itself(&self) -> bool {
+    pub(crate) fn is_intact(&self) -> bool {
         // SAFETY: the structure lives as long as the object.
         unsafe { Identity::read(self.exposed()) == self.identity }
     }
 
-    /// The number that the structure showed when the object was made.
     pub(crate) fn number(&self) -> u32 {
         self.identity.handle
     }
 
-    /// Calls `use_it` with the object behind a handle, whatever its structure says; it cannot be
-    /// retired meanwhile.
+    /// Calls `use_it` with the object behind a handle, even if its identity fields were
+    /// overwritten. The object cannot be retired meanwhile.
     pub(crate) fn with_live<T>(handle: *mut E::Handle, use_it: impl FnOnce(&Self) -> T) -> Result<T> {
-        let register = REGISTER.lock();
-        if register.by_address.get(&handle.addr()) != Some(&TypeId::of::<E>()) {
+        let registry = REGISTRY.lock();
+        if registry.by_address.get(&handle.addr()) != Some(&TypeId::of::<E>()) {
             return Err(EINVAL);
         }
-        // SAFETY: the register says that a block of this type lies there, and it cannot be freed
-        // while locked.
+        // SAFETY: registered with this type; not freed while the registry is locked.
         Ok(use_it(unsafe { &*Self::block(handle) }))
     }
 
-    /// First half of destroying an object that has events: none finds it any more, and those handed
-    /// out may still be acknowledged.
+    /// First half of destroying an object with events: new events no longer find it, and delivered
+    /// ones can still be acknowledged.
     pub(crate) fn conceal(&self) {
-        REGISTER.lock().by_token.remove(&self.token);
+        REGISTRY.lock().by_token.remove(&self.token);
     }
 
-    /// What `choose` makes of the first object that it wants; they are looked at in no order.
+    /// Returns the first result of `choose`, in no particular order.
     pub(crate) fn find<T>(choose: impl Fn(&Self) -> Option<T>) -> Option<T> {
-        let register = REGISTER.lock();
-        let mut alive = register.by_token.values().filter(|(_, kind)| *kind == TypeId::of::<E>());
+        let registry = REGISTRY.lock();
+        let mut alive = registry.by_token.values().filter(|(_, kind)| *kind == TypeId::of::<E>());
         alive.find_map(|&(address, _)| {
             let handle = core::ptr::with_exposed_provenance_mut::<E::Handle>(address);
-            // SAFETY: registered with this type, and it cannot be freed while the register is
-            // locked.
+            // SAFETY: registered with this type; not freed while the registry is locked.
             choose(unsafe { &*Self::block(handle) })
         })
     }
 
-    /// What `choose` makes of the object that shows this number (`man ibv_import_pd`); EINVAL if
-    /// there is none that it wants.
+    /// Returns the result of `choose` for the object with this number (`man ibv_import_pd`); EINVAL
+    /// if there is none.
     pub(crate) fn numbered<T>(number: u32, choose: impl Fn(&E::Inner) -> Option<T>) -> Result<T> {
         Self::find(|object| if object.number() == number { choose(&object.inner) } else { None }).ok_or(EINVAL)
     }
 
-    /// Takes an object out of the register, whatever its structure says; dropping the result frees
-    /// it.
+    /// Removes an object from the registry, even if its identity fields were overwritten. Dropping
+    /// the result frees it.
     pub(crate) fn retire(handle: *mut E::Handle) -> Result<Retired<E>> {
-        let mut register = REGISTER.lock();
-        if register.by_address.get(&handle.addr()) != Some(&TypeId::of::<E>()) {
-            drop(register);
+        let mut registry = REGISTRY.lock();
+        if registry.by_address.get(&handle.addr()) != Some(&TypeId::of::<E>()) {
+            drop(registry);
             return Err(Self::refuse(handle.addr(), is_destroyed(handle.addr())));
         }
-        register.by_address.remove(&handle.addr());
-        // SAFETY: the block was alive until the line above, and whoever removes the entry owns the
-        // block.
+        registry.by_address.remove(&handle.addr());
+        // SAFETY: alive until the line above; removing the entry makes this call its owner.
         let object = Retired(unsafe { NonNull::new_unchecked(Self::block(handle)) });
-        register.by_token.remove(&object.token);
+        registry.by_token.remove(&object.token);
         Ok(object)
     }
 
-    /// Destroys an object without events: `release` ends what the provider has, or refuses; then
-    /// the block is freed.
+    /// Destroys an object without events, unless `release`, which frees the provider's part, fails.
     pub(crate) fn destroy(
         handle: *mut E::Handle,
         release: impl FnOnce(&E::Inner) -> core::result::Result<(), roxe_provider::Error>,
@@ -333,8 +306,7 @@ impl<E: Exposed> Object<E> {
         Self::retire(handle).map(drop)
     }
 
-    /// Destroys an object as [`destroy`](Self::destroy) does, and waits in between until the
-    /// program has acknowledged all of its `events`.
+    /// Like [`destroy`](Self::destroy), but waits until the program has acknowledged `events`.
     pub(crate) fn destroy_acknowledged(
         handle: *mut E::Handle,
         release: impl FnOnce(&E::Inner) -> core::result::Result<(), roxe_provider::Error>,
@@ -347,8 +319,8 @@ impl<E: Exposed> Object<E> {
         Self::retire(handle).map(drop)
     }
 
-    /// The object behind a handle of the data path; only NULL is refused, and with the checker on
-    /// what was destroyed.
+    /// Returns the object behind a handle of the data path; `None` for NULL and, with the checker
+    /// on, for destroyed objects.
     ///
     /// # Safety
     /// `handle` is NULL or came from [`Object::publish`] of this type and is alive.
@@ -360,13 +332,12 @@ impl<E: Exposed> Object<E> {
         Some(unsafe { &*Self::block(handle) })
     }
 
-    /// The handle programs hold.
     pub(crate) fn handle(&self) -> *mut E::Handle {
         self.exposed.get().cast::<u8>().wrapping_add(E::HANDLE_OFFSET).cast()
     }
 
-    /// The structure the program sees. Read and write single fields through it; never make a
-    /// reference to it.
+    /// The structure that the program sees. Access single fields through raw pointers; never make
+    /// a reference to it.
     pub(crate) fn exposed(&self) -> *mut E {
         self.exposed.get()
     }
@@ -377,14 +348,14 @@ impl<E: Exposed> Object<E> {
     }
 }
 
-/// An object that nobody else can reach any more.
+/// An object that no handle or event reaches any more.
 pub(crate) struct Retired<E: Exposed>(NonNull<Object<E>>);
 
 impl<E: Exposed> Deref for Retired<E> {
     type Target = Object<E>;
 
     fn deref(&self) -> &Object<E> {
-        // SAFETY: whoever retired the object owns the block.
+        // SAFETY: the holder of a retired object owns its block.
         unsafe { self.0.as_ref() }
     }
 }
@@ -396,13 +367,12 @@ impl<E: Exposed> Drop for Retired<E> {
         match self.allocator {
             None if roxe_check::is_checking() => {
                 roxe_check::tell(|| Event::HandleGone { handle, kind: core::any::type_name::<E::Handle>() });
-                // SAFETY: owned; the Rust part is not used after this, and the structure has none
-                // to drop.
+                // SAFETY: owned; the Rust part is not used after this, the structure needs no drop.
                 unsafe { (&raw mut (*block).inner).drop_in_place() };
                 // SAFETY: made by a box, and nothing in it is left to drop.
                 let block = unsafe { Block::new(self.0) };
-                // The oldest block is freed behind the lock.
-                let oldest = KEPT.lock().keep(handle, block);
+                // Freed after the lock is released.
+                let oldest = QUARANTINE.lock().keep(handle, block);
                 drop(oldest);
             }
             // SAFETY: owned, made by a box, and not used after this.
@@ -416,34 +386,30 @@ impl<E: Exposed> Drop for Retired<E> {
     }
 }
 
-/// Calls `use_it` with the object named `token` if it is of this kind and alive; it cannot be
-/// retired meanwhile.
+/// Calls `use_it` with the live object of this kind named `token`. It cannot be retired meanwhile.
 pub(crate) fn with_token<E: Exposed, T>(token: Token, use_it: impl FnOnce(&Object<E>) -> T) -> Option<T> {
-    let register = REGISTER.lock();
-    let &(address, kind) = register.by_token.get(&token)?;
+    let registry = REGISTRY.lock();
+    let &(address, kind) = registry.by_token.get(&token)?;
     if kind != TypeId::of::<E>() {
         return None;
     }
     let handle = core::ptr::with_exposed_provenance_mut::<E::Handle>(address);
-    // SAFETY: registered with this type, and `retire` needs the lock held here before it can free
-    // the block.
+    // SAFETY: registered with this type; not freed while the registry is locked.
     Some(use_it(unsafe { &*Object::<E>::block(handle) }))
 }
 
-/// Whether the handle is that of an object that was destroyed, which the checker is told then.
+/// Returns true if the handle is that of a destroyed object, and reports it to the checker.
 #[cold]
 fn is_destroyed(handle: usize) -> bool {
-    let is_destroyed = KEPT.lock().handles.contains(&handle);
+    let is_destroyed = QUARANTINE.lock().handles.contains(&handle);
     if is_destroyed {
         roxe_check::tell(|| Event::HandleUsed { handle });
     }
     is_destroyed
 }
 
-/// Events handed to the program and not acknowledged yet; destroying the object waits for them
-/// (`man ibv_get_cq_event`).
+/// Unacknowledged events; destroying the object waits for them (`man ibv_get_cq_event`).
 pub(crate) struct Unacked {
-    /// What the events are, and whose, for the checker.
     what: &'static str,
     object: Option<ObjectId>,
     count: parking_lot::Mutex<u64>,
@@ -451,17 +417,16 @@ pub(crate) struct Unacked {
 }
 
 impl Unacked {
-    /// None yet of the events that people call `what`, of an object that the checker may know.
+    /// `object` is the one that the checker knows, if any.
     pub(crate) fn new(what: &'static str, object: Option<ObjectId>) -> Self {
         Self { what, object, count: parking_lot::Mutex::default(), acked: Condvar::new() }
     }
 
-    /// One more event was handed out.
-    pub(crate) fn hand_out(&self) {
+    pub(crate) fn deliver(&self) {
         *self.count.lock() += 1;
     }
 
-    /// The program acknowledged `n` events; more than were handed out counts as all of them.
+    /// Acknowledges `n` events, at most as many as were delivered.
     pub(crate) fn ack(&self, n: u64) {
         let mut count = self.count.lock();
         let taken = *count;
@@ -475,11 +440,10 @@ impl Unacked {
         }
     }
 
-    /// Waits until every event handed out is acknowledged.
     pub(crate) fn wait(&self) {
         let mut count: parking_lot::MutexGuard<'_, u64> = self.count.lock();
         if roxe_check::is_checking() {
-            self.acked.wait_while_for(&mut count, |count| *count > 0, PATIENCE);
+            self.acked.wait_while_for(&mut count, |count| *count > 0, ACK_GRACE);
             let left = *count;
             if left > 0 {
                 drop(count);
@@ -499,8 +463,7 @@ const USE_DEFAULT: usize = usize::MAX;
 /// upwards keep them aligned.
 const GRAIN: usize = 64;
 
-/// What a block is for, as allocators are told. The upper 32 bits, a number of the kernel for the
-/// driver, are 0 (unknown).
+/// Purpose of a block, for allocators. The upper 32 bits, a number of kernel drivers, are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Resource {
@@ -512,7 +475,6 @@ pub(crate) enum Resource {
 type Alloc = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void;
 type Free = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64);
 
-/// A program's functions.
 #[derive(Clone, Copy)]
 pub(crate) struct Allocators {
     pub(crate) alloc: Alloc,
@@ -520,14 +482,13 @@ pub(crate) struct Allocators {
     pub(crate) pd_context: *mut c_void,
 }
 
-// SAFETY: the pointer is only handed back to the program's own functions, which it promised to be
-// callable from every thread that creates or destroys an object of the domain.
+// SAFETY: the pointer is only passed to the program's own functions, which the program promised to
+// be callable from every thread that creates or destroys an object of the domain.
 unsafe impl Send for Allocators {}
-// SAFETY: the pointer is only handed back to the program's own functions, which it promised to be
-// callable from every thread that creates or destroys an object of the domain.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Allocators {}
 
-/// The allocator for one kind of object of a parent domain.
+/// The program's allocator for one kind of object of a parent domain.
 #[derive(Clone, Copy)]
 pub(crate) struct ObjectAllocator {
     pub(crate) pd: *mut ibv_pd,
@@ -536,7 +497,7 @@ pub(crate) struct ObjectAllocator {
 }
 
 impl ObjectAllocator {
-    /// A block from the program; `None` if it leaves that to us, ENOMEM if it has none.
+    /// Returns a block; `None` if the program leaves it to us, ENOMEM if it has none.
     pub(crate) fn alloc(&self, layout: Layout) -> Result<Option<NonNull<c_void>>> {
         let Allocators { alloc, pd_context, .. } = self.allocators;
         let align = layout.align().max(GRAIN);
@@ -553,7 +514,6 @@ impl ObjectAllocator {
         }
     }
 
-    /// Returns a block.
     pub(crate) fn free(&self, block: *mut c_void) {
         let Allocators { free, pd_context, .. } = self.allocators;
         // SAFETY: a function of the program, called with a block that its other function gave us.
@@ -561,10 +521,10 @@ impl ObjectAllocator {
     }
 }
 
-/// Blocks that are kept.
-const MOST: usize = 4096;
+/// Destroyed objects whose blocks are kept, so that their addresses are not reused.
+const QUARANTINED: usize = 4096;
 
-/// A heap block without anything in it that has to be dropped; freed when dropped.
+/// A heap block whose contents need no drop.
 pub(crate) struct Block(NonNull<u8>, Layout);
 
 // SAFETY: it is the only owner of plain memory.
@@ -572,8 +532,7 @@ unsafe impl Send for Block {}
 
 impl Block {
     /// # Safety
-    /// `block` was made by a `Box`, is owned by the caller and holds nothing that has to be
-    /// dropped.
+    /// `block` was made by a `Box`, is owned by the caller, and its contents need no drop.
     pub(crate) const unsafe fn new<T>(block: NonNull<T>) -> Self {
         Self(block.cast(), Layout::new::<T>())
     }
@@ -586,23 +545,22 @@ impl Drop for Block {
     }
 }
 
-/// Which handles are those of destroyed objects.
+/// Blocks and handles of destroyed objects, kept while the checker is on.
 #[derive(Default)]
-struct Kept {
+struct Quarantine {
     handles: HashSet<usize>,
     blocks: VecDeque<(usize, Block)>,
 }
 
-/// Without a rank: calls ask while they hold any other lock, and nothing else is taken inside.
-static KEPT: LazyLock<parking_lot::Mutex<Kept>> = LazyLock::new(Default::default);
+/// Without a rank: calls take it while they hold any other lock, and take none inside it.
+static QUARANTINE: LazyLock<parking_lot::Mutex<Quarantine>> = LazyLock::new(Default::default);
 
-impl Kept {
-    /// Keeps the block of a destroyed object. Returns the block that has been here longest if there
-    /// are too many.
+impl Quarantine {
+    /// Adds the block of a destroyed object. Returns the oldest block if there are too many.
     fn keep(&mut self, handle: usize, block: Block) -> Option<Block> {
         self.handles.insert(handle);
         self.blocks.push_back((handle, block));
-        if self.handles.len() <= MOST {
+        if self.handles.len() <= QUARANTINED {
             return None;
         }
         let (oldest, block) = self.blocks.pop_front()?;

@@ -1,8 +1,6 @@
-//! The objects of libibverbs: the C structure that the program sees of each, the Rust part behind
-//! it, and how a call gets from a handle to what the provider has.
-//!
-//! Objects that name others do so by the provider's types, so everything here lies below the files
-//! that make and use them.
+//! The objects of libibverbs: for each the C structure that the program sees, the Rust part behind
+//! it, and the way from a handle to the provider's object. Below the files that create and use
+//! them, because objects refer to each other.
 
 use crate::abi::*;
 use crate::errno::Result;
@@ -38,21 +36,18 @@ exposed! {
     ibv_counters => ibv_counters: Arc<FlowCounters>, context = context;
 }
 
-/// The Rust part of a context.
 pub(crate) struct ContextInner {
     pub(crate) context: Arc<Context>,
-    /// The descriptor it was imported by, which is closed with it.
+    /// The descriptor it was imported by, closed with it.
     pub(crate) _imported: Option<OwnedFd>,
 }
 
-/// The Rust part of a protection domain.
 pub(crate) struct PdInner {
     pub(crate) pd: Arc<Pd>,
     /// Present on a parent domain.
     pub(crate) parent: Option<Parent>,
 }
 
-/// What makes a protection domain a parent domain.
 pub(crate) struct Parent {
     pub(crate) allocators: Option<Allocators>,
     /// Keeps the thread domain busy.
@@ -60,13 +55,11 @@ pub(crate) struct Parent {
 }
 
 impl PdInner {
-    /// A domain that is no parent domain.
     pub(crate) fn plain(pd: Arc<Pd>) -> Self {
         Self { pd, parent: None }
     }
 }
 
-/// The Rust part of a CQ.
 pub(crate) struct CqInner {
     pub(crate) cq: Arc<Cq>,
     pub(crate) comp_events: Unacked,
@@ -77,21 +70,20 @@ pub(crate) struct CqInner {
     pub(crate) _parent: Option<Use>,
 }
 
-/// The entry that an extended CQ shows its program, and what makes time of day of its timestamp.
+/// The current entry of an extended CQ, and the clock that turns its timestamp into time of day.
 /// `start_poll` locks it and `end_poll` unlocks it (`man ibv_create_cq_ex`); in between the calling
-/// thread owns it. Only `cq_ex` locks it: whoever else did would wait for the program.
+/// thread owns it. Only `cq_ex` may lock it: any other caller would wait for the program.
 #[derive(Default)]
 pub(crate) struct Cursor {
     pub(crate) entry: Cqe,
     pub(crate) clock: WallClock,
 }
 
-/// The Rust part of a QP.
 pub(crate) struct QpInner {
     pub(crate) qp: Arc<Qp>,
     pub(crate) service: Service,
     pub(crate) events: Unacked,
-    /// Present if the program asked for the `ibv_wr_*` interface.
+    /// Present if the program requested the `ibv_wr_*` interface.
     pub(crate) builder: Option<Builder>,
 }
 
@@ -102,55 +94,45 @@ impl QpInner {
     }
 }
 
-/// The Rust part of an SRQ.
 pub(crate) struct SrqInner {
     pub(crate) srq: Arc<Srq>,
     pub(crate) events: Unacked,
 }
 
-/// The Rust part of a receive work queue.
 pub(crate) struct WqInner {
     pub(crate) wq: Arc<Wq>,
     pub(crate) events: Unacked,
 }
 
-/// The provider's context behind a handle.
 pub(crate) fn context<'a>(handle: *mut ibv_context) -> Result<&'a Arc<Context>> {
     Object::<verbs_context>::live(handle).map(|object| &object.inner.context)
 }
 
-/// The provider's protection domain behind a handle.
 pub(crate) fn pd<'a>(handle: *mut ibv_pd) -> Result<&'a Arc<Pd>> {
     Object::<ibv_pd>::live(handle).map(|object| &object.inner.pd)
 }
 
-/// The context that the structure of a protection domain names.
 pub(crate) fn context_of(pd: *mut ibv_pd) -> Result<*mut ibv_context> {
     let object = Object::<ibv_pd>::live(pd)?;
-    // SAFETY: the structure lives as long as the object and the field is never written after
-    // creation.
+    // SAFETY: the structure is alive; the field is never written after creation.
     Ok(unsafe { (&raw const (*object.exposed()).context).read() })
 }
 
-/// The allocator of the program that an object of the domain `handle` comes from; `None` if it is
-/// ours.
+/// The program's allocator for objects of the domain `handle`; `None` for the global allocator.
 pub(crate) fn allocator(handle: *mut ibv_pd, resource: Resource) -> Result<Option<ObjectAllocator>> {
     let parent = Object::<ibv_pd>::live(handle)?.inner.parent.as_ref();
     let allocators = parent.and_then(|parent| parent.allocators);
     Ok(allocators.map(|allocators| ObjectAllocator { pd: handle, allocators, resource }))
 }
 
-/// The provider's CQ behind a handle.
 pub(crate) fn cq<'a>(handle: *mut ibv_cq) -> Result<&'a Arc<Cq>> {
     Object::<ibv_cq_ex>::live(handle).map(|object| &object.inner.cq)
 }
 
-/// The provider's QP behind a handle.
 pub(crate) fn qp<'a>(handle: *mut ibv_qp) -> Result<&'a Arc<Qp>> {
     Object::<ibv_qp_ex>::live(handle).map(|object| &object.inner.qp)
 }
 
-/// The provider's SRQ behind a handle.
 pub(crate) fn srq<'a>(handle: *mut ibv_srq) -> Result<&'a Arc<Srq>> {
     Object::<ibv_srq>::live(handle).map(|object| &object.inner.srq)
 }

@@ -1,15 +1,14 @@
-//! Queue pairs: making, changing, asking and destroying them. Posting to them is in `data_path.rs`
-//! and `qp_ex.rs`.
+//! Queue pairs: create, modify, query and destroy. Posting is in `data_path.rs` and `qp_ex.rs`.
 //!
-//! By extended attributes there are two more kinds: hash queue pairs, which have nothing but a
-//! table of work queues (`wq.rs`), and XRC targets, which belong to a domain. A target may have
-//! several handles (`man ibv_open_qp`); it lives until the last one is destroyed. Its asynchronous
-//! events go to the handle that created it.
+//! Extended attributes create two more kinds. A hash QP has only a table of work queues (`wq.rs`).
+//! An XRC target belongs to an XRC domain and may have several handles (`man ibv_open_qp`): it
+//! lives until the last one is destroyed, and its asynchronous events go to the handle that created
+//! it.
 
 use crate::abi::*;
 use crate::ah::ah_attr;
 use crate::domain::xrcd;
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, invalid, null, pointer, status, unsupported, write_out};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, invalid, null, pointer, required, status, unsupported, write_out};
 use crate::object::{Object, Resource, Token};
 use crate::objects::{QpInner, allocator, context, context_of, cq, pd, qp};
 use crate::srq::optional_srq;
@@ -28,13 +27,12 @@ pub(crate) const RC: c_int = 2;
 pub(crate) const UD: c_int = 4;
 /// `IBV_QPT_XRC_SEND`.
 pub(crate) const XRC_INI: c_int = 9;
-/// `IBV_QPT_XRC_RECV`: made in an XRC domain.
+/// `IBV_QPT_XRC_RECV`, created in an XRC domain.
 pub(crate) const XRC_RECV: c_int = 10;
 
-/// The call that sets attributes.
 const MODIFY: &str = "ibv_modify_qp";
 
-/// Values of `enum ibv_qp_type` that the device has and makes in a protection domain.
+/// The service of an `enum ibv_qp_type` that is created in a protection domain.
 pub(crate) fn service(qp_type: c_int) -> Result<Service> {
     match qp_type {
         RC => Ok(Service::Rc),
@@ -56,11 +54,11 @@ fn cap_to_c(caps: &QpCaps) -> ibv_qp_cap {
     copy_fields!(ibv_qp_cap from caps { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data })
 }
 
-/// Makes a QP and writes what it really takes back to `init`.
+/// Creates a QP and writes its actual capacities to `init`.
 pub(crate) fn create(handle: *mut ibv_pd, init: &mut ibv_qp_init_attr, extended: bool) -> Result<*mut ibv_qp> {
     let token = Token::new();
     let service = service(init.qp_type)?;
-    // An XRC initiator has nothing to receive with, and programs leave those fields empty.
+    // An XRC initiator has no receive side; programs leave those fields empty.
     let receives = service != Service::XrcIni;
     let qp = pd(handle)?.create_qp(QpInit {
         service,
@@ -76,12 +74,10 @@ pub(crate) fn create(handle: *mut ibv_pd, init: &mut ibv_qp_init_attr, extended:
     publish(handle, init, token, QpInner::new(qp, builder))
 }
 
-/// What the program sees of a queue pair.
 pub(crate) fn exposed(base: ibv_qp) -> ibv_qp_ex {
     tsan::qp_ex(qp_ex::exposed(base))
 }
 
-/// Shows the program a new queue pair.
 fn publish(handle: *mut ibv_pd, init: &ibv_qp_init_attr, token: Token, inner: QpInner) -> Result<*mut ibv_qp> {
     let (context, qp_num, state) = (context_of(handle)?, inner.qp.qpn().get(), QpState::Reset as c_int);
     let base = copy_fields!(ibv_qp from init { qp_context, send_cq, recv_cq, srq, qp_type } with {
@@ -90,13 +86,8 @@ fn publish(handle: *mut ibv_pd, init: &ibv_qp_init_attr, token: Token, inner: Qp
     Object::publish_in(allocator(handle, Resource::Qp)?, token, exposed(base), inner)
 }
 
-/// `man ibv_create_qp`.
 pub(crate) unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
-    pointer(|| {
-        // SAFETY: NULL or a whole structure of the program.
-        let init = unsafe { init.as_mut() }.ok_or_else(|| null("init"))?;
-        create(pd, init, false)
-    })
+    pointer(|| create(pd, required!(mut init), false))
 }
 
 /// `man ibv_wr_post`: NULL unless the QP was created with `send_ops_flags`.
@@ -109,13 +100,11 @@ pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(handle: *mut ibv_qp) -> *mut ibv
     })
 }
 
-/// The way that `attr` describes, if `mask` says that it is given.
 fn resolve(context: &Context, attr: &ibv_ah_attr, mask: AttrMask, bit: AttrMask) -> Result<Av> {
     if mask.contains(bit) { Ok(context.resolve_av(&ah_attr(attr))?) } else { Ok(Av::default()) }
 }
 
-/// The value of a field, if `mask` says that it is given; EINVAL for a number that `convert` does
-/// not know, which is none of the enum that `field` comes with.
+/// The value of an enumeration field if `mask` has `bit`; EINVAL for a number outside it.
 fn coded<T>(
     (mask, bit): (AttrMask, AttrMask),
     code: c_int,
@@ -129,8 +118,7 @@ fn coded<T>(
     u8::try_from(code).ok().and_then(convert).map(Some).ok_or_else(unknown)
 }
 
-/// Attributes as the transport has them. Fields that `mask` does not name may hold anything and are
-/// not looked at.
+/// Converts attributes. Fields that `mask` does not name may hold anything and are not read.
 fn from_c(context: &Context, attr: &ibv_qp_attr, mask: AttrMask) -> Result<QpAttr> {
     let state = |code: u8| QpState::from_code(code.into());
     let (states, migrations) =
@@ -166,7 +154,7 @@ fn from_c(context: &Context, attr: &ibv_qp_attr, mask: AttrMask) -> Result<QpAtt
     }))
 }
 
-/// An address vector as programs see it; all zero while none is set.
+/// Converts an address vector; all zero while none is set.
 fn av_to_c(av: &Av, port: u8) -> ibv_ah_attr {
     if av.dgid.is_zero() {
         return ibv_ah_attr::default();
@@ -206,12 +194,11 @@ pub(crate) fn to_c(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
     })
 }
 
-/// `man ibv_modify_qp`: on an error nothing has changed.
+/// `man ibv_modify_qp`: an error leaves the QP unchanged.
 pub(crate) unsafe extern "C" fn ibv_modify_qp(handle: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     status(|| {
         let qp = qp(handle)?;
-        // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
+        let attr = required!(attr);
         let mask = mask.cast_unsigned();
         let unknown = || garbage::refuse(EINVAL, MODIFY, ("attr_mask", mask), "the bits of enum ibv_qp_attr_mask");
         let mask = AttrMask::from_bits(mask).ok_or_else(unknown)?;
@@ -220,7 +207,6 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(handle: *mut ibv_qp, attr: *mut ib
     })
 }
 
-/// Writes the state that a queue pair is in to where the program reads it.
 pub(crate) fn show_state(handle: *mut ibv_qp) -> Result<()> {
     let state = qp(handle)?.state();
     // SAFETY: the field lives as long as the object, and programs only read it.
@@ -228,19 +214,18 @@ pub(crate) fn show_state(handle: *mut ibv_qp) -> Result<()> {
     Ok(())
 }
 
-/// `man ibv_modify_qp_rate_limit`: EINVAL before RTS, for less than 1 Mbit/s, and for a burst
-/// without a rate. Packets are counted as they are, whatever size is typical.
+/// `man ibv_modify_qp_rate_limit`: EINVAL before RTS, below 1 Mbit/s, and for a burst without a
+/// rate. The typical packet size is ignored: the actual size counts.
 pub(crate) unsafe extern "C" fn modify_qp_rate_limit(handle: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> c_int {
     status(|| {
         let qp = qp(handle)?;
-        // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
+        let attr = required!(attr);
         let rate_limit = RateLimit { kbps: attr.rate_limit, max_burst: attr.max_burst_sz };
         Ok(qp.modify(&QpAttr { rate_limit, ..QpAttr::default() }, AttrMask::RATE_LIMIT)?)
     })
 }
 
-/// `man ibv_query_qp`: all attributes, whatever the mask asks for.
+/// `man ibv_query_qp`: fills all attributes, whatever the mask.
 pub(crate) unsafe extern "C" fn ibv_query_qp(
     handle: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
@@ -252,14 +237,14 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
         if attr.is_null() || init.is_null() {
             return Err(null(if attr.is_null() { "attr" } else { "init_attr" }));
         }
-        let (now, made) = object.inner.qp.query();
+        let (now, created) = object.inner.qp.query();
         let draining = object.inner.qp.is_draining();
         // SAFETY: neither is NULL; the program passes whole structures, and the QP's own is alive.
         unsafe {
-            attr.write(ibv_qp_attr { sq_draining: draining.into(), ..to_c(&now, cap_to_c(&made.caps)) });
+            attr.write(ibv_qp_attr { sq_draining: draining.into(), ..to_c(&now, cap_to_c(&created.caps)) });
             let own = &*handle;
             init.write(copy_fields!(ibv_qp_init_attr from own { qp_context, send_cq, recv_cq, srq, qp_type } with {
-                cap: cap_to_c(&made.caps), sq_sig_all: made.sq_sig_all.into(),
+                cap: cap_to_c(&created.caps), sq_sig_all: created.sq_sig_all.into(),
             }));
             (&raw mut (*handle).state).write(now.state as c_int);
         }
@@ -267,12 +252,11 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
     })
 }
 
-/// `man ibv_destroy_qp`: EBUSY while it is attached to a multicast group; waits until every event
-/// is acknowledged.
+/// `man ibv_destroy_qp`: EBUSY in a multicast group; waits until every event is acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(handle: *mut ibv_qp) -> c_int {
     let release = |inner: &QpInner| {
         inner.qp.check_detached()?;
-        // A target may have other handles: it goes with the last.
+        // A target may have other handles: destroying the last one destroys it.
         if inner.service != Service::XrcTgt {
             inner.qp.destroy();
         }
@@ -281,48 +265,29 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(handle: *mut ibv_qp) -> c_int {
     status(|| Object::<ibv_qp_ex>::destroy_acknowledged(handle, release, |inner| &inner.events))
 }
 
-/// `man ibv_query_qp_data_in_order`: 1, because bytes are placed in order of their addresses.
+/// `man ibv_query_qp_data_in_order`: 1, because bytes are written in order of their addresses.
 pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(handle: *mut ibv_qp, _op: c_int, flags: u32) -> c_int {
     c_int::from(Object::<ibv_qp_ex>::live(handle).is_ok() && flags == 0)
 }
 
-/// The queue pair and the group of the two calls below. LIDs have no meaning on Ethernet.
-///
-/// # Safety
-/// `gid` is NULL or valid for reads.
-unsafe fn membership<'a>(handle: *mut ibv_qp, gid: *const ibv_gid) -> Result<(&'a Arc<Qp>, Gid)> {
-    let qp = qp(handle)?;
-    // SAFETY: this function's contract.
-    let gid = unsafe { gid.as_ref() }.ok_or_else(|| null("gid"))?;
-    Ok((qp, Gid(gid.raw)))
-}
-
-/// `man ibv_attach_mcast`.
+/// `man ibv_attach_mcast`. LIDs have no meaning on Ethernet.
 pub(crate) unsafe extern "C" fn ibv_attach_mcast(handle: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
-    status(|| {
-        // SAFETY: NULL or a whole GID of the program.
-        let (qp, gid) = unsafe { membership(handle, gid) }?;
-        Ok(qp.attach_mcast(gid)?)
-    })
+    status(|| Ok(qp(handle)?.attach_mcast(Gid(required!(gid).raw))?))
 }
 
 /// `man ibv_attach_mcast`.
 pub(crate) unsafe extern "C" fn ibv_detach_mcast(handle: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
-    status(|| {
-        // SAFETY: NULL or a whole GID of the program.
-        let (qp, gid) = unsafe { membership(handle, gid) }?;
-        Ok(qp.detach_mcast(gid)?)
-    })
+    status(|| Ok(qp(handle)?.detach_mcast(Gid(required!(gid).raw))?))
 }
 
-/// `IBV_QP_INIT_ATTR_*`: which fields of `ibv_qp_init_attr_ex` are given.
+/// `IBV_QP_INIT_ATTR_*`: set fields of `ibv_qp_init_attr_ex`.
 pub(crate) const QP_PD: u32 = 1;
 pub(crate) const QP_XRCD: u32 = 1 << 1;
 const QP_CREATE_FLAGS: u32 = 1 << 2;
 const QP_IND_TABLE: u32 = 1 << 4;
 const QP_SEND_OPS_FLAGS: u32 = 1 << 6;
 
-/// EINVAL without a domain, EOPNOTSUPP for what the device does not do.
+/// EINVAL without a domain, EOPNOTSUPP for attributes that the device lacks.
 fn check_extended(init: &ibv_qp_init_attr_ex) -> Result<()> {
     let given = |bit| init.comp_mask & bit != 0;
     let flags = if given(QP_CREATE_FLAGS) { init.create_flags } else { 0 };
@@ -335,12 +300,10 @@ fn check_extended(init: &ibv_qp_init_attr_ex) -> Result<()> {
     if given(QP_PD) { Ok(()) } else { Err(garbage::lacks_pd(init.comp_mask)) }
 }
 
-/// `man ibv_create_qp_ex`.
 pub(crate) unsafe extern "C" fn create_qp_ex(handle: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
     pointer(|| {
         context(handle)?;
-        // SAFETY: NULL or a whole structure of the program.
-        let extended = unsafe { init.as_ref() }.ok_or_else(|| null("init"))?;
+        let extended = required!(init);
         if extended.qp_type == XRC_RECV && extended.comp_mask & QP_XRCD != 0 {
             return create_target(handle, extended);
         }
@@ -354,15 +317,13 @@ pub(crate) unsafe extern "C" fn create_qp_ex(handle: *mut ibv_context, init: *mu
     })
 }
 
-/// Bits of `ibv_qp_init_attr_ex.comp_mask` that a hash queue pair is made from: domain, table and
-/// hash are needed, creation flags may be given.
+/// `comp_mask` of a hash QP, apart from creation flags: domain, table and hash.
 const MASK_HASH_QP: u32 = QP_PD | QP_IND_TABLE | 1 << 5;
 
 /// `IBV_QPT_RAW_PACKET`.
 const RAW_PACKET: c_int = 8;
 
-/// The hash of a hash queue pair: EOPNOTSUPP for another function or for fields that the device
-/// does not hash.
+/// The hash of a hash QP: EOPNOTSUPP for a function or fields that the device lacks.
 fn rx_hash(init: &ibv_qp_init_attr_ex) -> Result<RxHash> {
     let conf = &init.rx_hash_conf;
     if conf.rx_hash_function != wq::TOEPLITZ {
@@ -371,13 +332,13 @@ fn rx_hash(init: &ibv_qp_init_attr_ex) -> Result<RxHash> {
     if usize::from(conf.rx_hash_key_len) != TOEPLITZ_KEY_LEN || conf.rx_hash_key.is_null() {
         return Err(EINVAL);
     }
-    // SAFETY: not NULL, and the program says that it is as long as this.
+    // SAFETY: not NULL, and this long by the structure's length field.
     let key = unsafe { conf.rx_hash_key.cast::<[u8; TOEPLITZ_KEY_LEN]>().read() };
     let fields = HashFields::from_bits(conf.rx_hash_fields_mask).ok_or(EOPNOTSUPP)?;
     Ok(RxHash { key, fields })
 }
 
-/// `man ibv_create_qp_ex`: a queue pair that spreads frames over the queues of a table.
+/// Creates a QP that spreads frames over the queues of a table (`man ibv_create_qp_ex`).
 fn create_hash_qp(init: &ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
     if init.comp_mask & !QP_CREATE_FLAGS != MASK_HASH_QP || init.qp_type != RAW_PACKET {
         return Err(EINVAL);
@@ -392,23 +353,22 @@ fn create_hash_qp(init: &ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
     publish(init.pd, &classic, token, QpInner::new(qp, None))
 }
 
-/// `IBV_QP_OPEN_ATTR_NUM`, `_XRCD` and `_TYPE` are needed, `_CONTEXT` is not.
+/// `IBV_QP_OPEN_ATTR_NUM`, `_XRCD` and `_TYPE` are required, `_CONTEXT` is optional.
 const MASK_OPEN_NEEDED: u32 = 1 | 1 << 1 | 1 << 3;
 const MASK_OPEN_CONTEXT: u32 = 1 << 2;
 
-/// `man ibv_create_qp_ex`: a target. It has no queues, whatever the program asks for.
+/// Creates an XRC target (`man ibv_create_qp_ex`), which has no queues.
 fn create_target(handle: *mut ibv_context, init: &ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
     let token = Token::new();
     let qp = xrcd(init.xrcd)?.create_target(token.0)?;
     Ok(publish_target(handle, init.qp_context, token, qp))
 }
 
-/// `man ibv_open_qp`: one more handle of a target; EINVAL if the domain has none of that number.
+/// `man ibv_open_qp`: another handle of a target; EINVAL if the domain has none of that number.
 pub(crate) unsafe extern "C" fn open_qp(handle: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp {
     pointer(|| {
         context(handle)?;
-        // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
+        let attr = required!(attr);
         let is_complete = attr.comp_mask & !MASK_OPEN_CONTEXT == MASK_OPEN_NEEDED;
         if !is_complete || attr.qp_type != XRC_RECV {
             let (given, kind) = (attr.comp_mask, attr.qp_type);
@@ -437,14 +397,12 @@ fn publish_target(context: *mut ibv_context, qp_context: *mut c_void, token: Tok
     Object::publish(token, exposed(base), QpInner::new(qp, None))
 }
 
-/// The options that the device has.
 const OPTIONS: u32 = 0;
 
 fn vendor(handle: *mut ibv_qp) -> Result<u32> {
     qp(handle).map(|qp| qp.pd().context().device().attr().vendor_id)
 }
 
-/// `man ibv_query_ece`.
 pub(crate) unsafe extern "C" fn ibv_query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     status(|| {
         let vendor_id = vendor(qp)?;
@@ -453,13 +411,11 @@ pub(crate) unsafe extern "C" fn ibv_query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece
     })
 }
 
-/// `man ibv_set_ece`: leaves the accepted options in `ece`. EOPNOTSUPP without a vendor, EINVAL
-/// with another one.
+/// `man ibv_set_ece`: accepts no options. EOPNOTSUPP without a vendor, EINVAL for another one.
 pub(crate) unsafe extern "C" fn ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     status(|| {
         let ours = vendor(qp)?;
-        // SAFETY: NULL or a whole structure of the program.
-        let wanted = unsafe { ece.as_mut() }.ok_or_else(|| null("ece"))?;
+        let wanted = required!(mut ece);
         match wanted.vendor_id {
             0 => Err(EOPNOTSUPP),
             id if id == ours && wanted.comp_mask == 0 => {

@@ -1,16 +1,14 @@
-//! The `ibv_wr_*` interface: work requests put together call by call and posted as one batch (`man
-//! ibv_wr_post`).
+//! The `ibv_wr_*` interface: requests built call by call, posted as a batch (`man ibv_wr_post`).
 //!
-//! `wr_start` locks the builder of the QP, `wr_complete` or `wr_abort` unlocks it. Until then
-//! nothing reaches the queue, so that an abort, or an error of any call in between, leaves no
-//! trace.
+//! `wr_start` locks the builder of the QP, `wr_complete` or `wr_abort` unlocks it. Nothing reaches
+//! the send queue before, so an abort or an error of any call in between has no effect on it.
 
 use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_sge, with_functions};
-use crate::data_path::{tell_long_inline, ud_dest};
+use crate::data_path::{report_long_inline, ud_dest};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, invalid, outside, quick_status};
+use crate::memory;
 use crate::object::Object;
-use crate::window;
-use crate::wr_batch::{Batch, Builder};
+use crate::wr_batch::{Batch, Builder, sge};
 use core::ffi::{c_int, c_void};
 use roxe_transport::qp::Service;
 use roxe_transport::wr::{SendOp, Sge};
@@ -19,8 +17,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 type Qpx = *mut ibv_qp_ex;
 
-/// What the program sees. A QP has the builders of everything that its service can do, whichever it
-/// was created with: programs use more than they asked for, because other providers let them.
+/// The structure that the program sees. A QP has the builders of every operation of its service,
+/// because programs use more than `send_ops_flags` requested and other providers let them.
 pub(crate) fn exposed(base: ibv_qp) -> ibv_qp_ex {
     with_functions!(ibv_qp_ex {
         self: wr_start wr_complete wr_abort wr_send wr_send_imm wr_send_inv wr_send_tso wr_rdma_read wr_rdma_write
@@ -39,14 +37,14 @@ unsafe fn builder<'a>(qp: Qpx) -> Option<(&'a Object<ibv_qp_ex>, &'a Builder)> {
     Some((object, object.inner.builder.as_ref()?))
 }
 
-/// Lets `step` work on the batch; an error, or a panic of ours, fails the batch.
+/// Runs `step` on the batch; an error or a panic fails the batch.
 ///
 /// # Safety
 /// `qp` is NULL or a living QP of ours, and this thread called `wr_start` on it.
 unsafe fn with_batch(qp: Qpx, step: impl FnOnce(&mut Batch) -> Result<()>) {
     // SAFETY: this function's contract.
     let Some((_, builder)) = (unsafe { builder(qp) }) else { return };
-    // SAFETY: the lock is held since `wr_start`, so nobody else has a reference.
+    // SAFETY: locked since `wr_start`, so no other reference exists.
     let batch = unsafe { &mut *builder.data_ptr() };
     let outcome = catch_unwind(AssertUnwindSafe(|| step(batch))).unwrap_or(Err(Errno(libc::EIO)));
     if let Err(error) = outcome {
@@ -64,9 +62,9 @@ unsafe extern "C" fn wr_start(qp: Qpx) {
 
 pub(crate) unsafe extern "C" fn wr_complete(qp: Qpx) -> c_int {
     // SAFETY: called through the structure of a living QP.
-    let Some((object, builder)) = (unsafe { builder(qp) }) else { return EINVAL.tell() };
+    let Some((object, builder)) = (unsafe { builder(qp) }) else { return EINVAL.report() };
     if !builder.is_locked() {
-        return EINVAL.tell();
+        return EINVAL.report();
     }
     let posted = quick_status(|| {
         // SAFETY: the lock is held since `wr_start`.
@@ -87,8 +85,7 @@ unsafe extern "C" fn wr_abort(qp: Qpx) {
     }
 }
 
-/// Builders of operations: each begins one work request, with the `wr_id` and `wr_flags` that the
-/// program has set.
+/// Declares builders, which begin a work request with the program's `wr_id` and `wr_flags`.
 macro_rules! operations {
     ($($name:ident($($arg:ident: $type:ty),*) = $op:expr;)+) => {
         $(unsafe extern "C" fn $name(qp: Qpx, $($arg: $type),*) {
@@ -112,13 +109,13 @@ operations! {
         SendOp::CompareSwap { remote_addr, rkey: RKey(rkey), compare, swap };
     wr_atomic_fetch_add(rkey: u32, remote_addr: u64, add: u64) =
         SendOp::FetchAdd { remote_addr, rkey: RKey(rkey), add };
-    wr_bind_mw(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) = window::bind_type_2(mw, rkey, info)?;
+    wr_bind_mw(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) = memory::bind_type_2(mw, rkey, info)?;
     wr_flush(rkey: u32, remote_addr: u64, length: usize, placement: u8, level: u8) =
         flush(RKey(rkey), remote_addr, length, placement, level)?;
 }
 
-/// `man ibv_wr_post` of newer rdma-core: `placement` says what must have happened to the data,
-/// `level` is 0 for the range and 1 for the whole region.
+/// `man ibv_wr_post`: `placement` is the required placement type, `level` is 0 for the range and 1
+/// for the whole region.
 fn flush(rkey: RKey, remote_addr: u64, length: usize, placement: u8, level: u8) -> Result<SendOp> {
     let length = u32::try_from(length)
         .map_err(|_| invalid(|| format!("length is {length}; accepted are 2147483648 at most")))?;
@@ -130,105 +127,68 @@ fn flush(rkey: RKey, remote_addr: u64, length: usize, placement: u8, level: u8) 
     Ok(SendOp::Flush { remote_addr, rkey, length, feth: Feth { selectivity, placement: Placement(placement) } })
 }
 
-/// No QP of this device has this operation.
-unsafe extern "C" fn wr_send_tso(qp: Qpx, _: *mut c_void, _: u16, _: u16) {
-    // SAFETY: called through the structure of a living QP, after `wr_start`.
-    unsafe { with_batch(qp, |_| Err(EOPNOTSUPP)) };
-}
-
-/// The 8 bytes are copied now; whatever `max_inline_data` is.
-unsafe extern "C" fn wr_atomic_write(qp: Qpx, rkey: u32, remote_addr: u64, word: *const c_void) {
-    let op = SendOp::AtomicWrite { remote_addr, rkey: RKey(rkey) };
-    // SAFETY: called through the structure of a living QP, after `wr_start`, with 8 bytes that the
-    // program may read. The fields of the QP are read only if it is not NULL.
-    unsafe {
-        with_batch(qp, |batch| {
-            batch.begin((*qp).wr_id, (*qp).wr_flags, op)?;
-            batch.set_word(word.cast::<[u8; 8]>().as_ref().ok_or(EINVAL)?)
-        });
-    }
-}
-
-unsafe extern "C" fn wr_set_ud_addr(qp: Qpx, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
-    // SAFETY: called through the structure of a living QP, after `wr_start`, with a living address
-    // handle.
-    unsafe {
-        with_batch(qp, |batch| {
-            if batch.service != Service::Ud {
-                return Err(EINVAL);
-            }
-            batch.last()?.ud = Some(ud_dest(ah, remote_qpn, remote_qkey)?);
-            Ok(())
-        });
-    }
-}
-
-unsafe extern "C" fn wr_set_xrc_srqn(qp: Qpx, remote_srqn: u32) {
-    // SAFETY: called through the structure of a living QP, after `wr_start`.
-    unsafe {
-        with_batch(qp, |batch| {
-            if batch.service != Service::XrcIni {
-                return Err(EINVAL);
-            }
-            batch.last()?.srqn = Some(remote_srqn);
-            Ok(())
-        });
-    }
-}
-
-unsafe extern "C" fn wr_set_sge(qp: Qpx, lkey: u32, addr: u64, length: u32) {
-    let sge = Sge { addr, length, lkey: LKey(lkey) };
-    // SAFETY: called through the structure of a living QP, after `wr_start`.
-    unsafe { with_batch(qp, |batch| batch.set_sges([sge].into_iter())) };
-}
-
-unsafe extern "C" fn wr_set_sge_list(qp: Qpx, count: usize, list: *const ibv_sge) {
-    if list.is_null() && count > 0 {
-        // SAFETY: called through the structure of a living QP, after `wr_start`.
-        return unsafe { with_batch(qp, |_| Err(EINVAL)) };
-    }
-    let at = |i| {
-        // SAFETY: the program passes `count` elements, and `i` is below that.
-        let sge: ibv_sge = unsafe { list.add(i).read() };
-        Sge { addr: sge.addr, length: sge.length, lkey: LKey(sge.lkey) }
+/// Declares other calls between `wr_start` and `wr_complete`: `name(arguments) = |qp, batch| body`.
+macro_rules! batch_calls {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) = |$qp:ident, $batch:ident| $body:expr;)+) => {
+        $($(#[$doc])* unsafe extern "C" fn $name($qp: Qpx, $($arg: $type),*) {
+            // SAFETY: called through the structure of a living QP, after `wr_start`, with a living
+            // address handle, lists of the given length, and memory that the program may read. The
+            // fields of the QP are read only if it is not NULL.
+            unsafe { with_batch($qp, |$batch| $body) };
+        })+
     };
-    // SAFETY: called through the structure of a living QP, after `wr_start`.
-    unsafe { with_batch(qp, |batch| batch.set_sges((0..count).map(at))) };
 }
 
-/// Tells the checker if inline data is longer than the QP was created for: the batch refuses it
+batch_calls! {
+    /// No QP of this device supports TSO.
+    wr_send_tso(_header: *mut c_void, _header_len: u16, _mss: u16) = |qp, _batch| Err(EOPNOTSUPP);
+    /// Copies the 8 bytes now, independent of `max_inline_data`.
+    wr_atomic_write(rkey: u32, remote_addr: u64, word: *const c_void) = |qp, batch| {
+        batch.begin((*qp).wr_id, (*qp).wr_flags, SendOp::AtomicWrite { remote_addr, rkey: RKey(rkey) })?;
+        batch.set_word(word.cast::<[u8; 8]>().as_ref().ok_or(EINVAL)?)
+    };
+    wr_set_ud_addr(ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) = |qp, batch| {
+        batch.last_on(Service::Ud)?.ud = Some(ud_dest(ah, remote_qpn, remote_qkey)?);
+        Ok(())
+    };
+    wr_set_xrc_srqn(remote_srqn: u32) = |qp, batch| {
+        batch.last_on(Service::XrcIni)?.srqn = Some(remote_srqn);
+        Ok(())
+    };
+    wr_set_sge(lkey: u32, addr: u64, length: u32) = |qp, batch| {
+        batch.set_sges([Sge { addr, length, lkey: LKey(lkey) }].into_iter())
+    };
+    wr_set_sge_list(count: usize, list: *const ibv_sge) = |qp, batch| {
+        if list.is_null() && count > 0 {
+            return Err(EINVAL);
+        }
+        batch.set_sges((0..count).map(|at| sge(list.add(at).read())))
+    };
+    wr_set_inline_data(addr: *mut c_void, length: usize) = |qp, batch| {
+        set_inline(qp, batch, core::iter::once(ibv_data_buf { addr, length }))
+    };
+    wr_set_inline_data_list(count: usize, list: *const ibv_data_buf) = |qp, batch| {
+        if list.is_null() && count > 0 {
+            return Err(EINVAL);
+        }
+        set_inline(qp, batch, (0..count).map(|at| list.add(at).read()))
+    };
+}
+
+/// Sets inline data. Tells the checker first if it exceeds the QP's limit: the batch refuses it
 /// before the QP sees it.
 ///
 /// # Safety
-/// As [`with_batch`].
-#[cold]
-unsafe fn check_inline(qp: Qpx, length: usize) {
+/// As for [`with_batch`], and every buffer is memory that the program may read.
+unsafe fn set_inline(qp: Qpx, batch: &mut Batch, buffers: impl Iterator<Item = ibv_data_buf> + Clone) -> Result<()> {
     // SAFETY: this function's contract.
-    let Some((object, _)) = (unsafe { builder(qp) }) else { return };
-    if length > object.inner.qp.query().1.caps.max_inline_data as usize {
-        // SAFETY: alive; the program does not write to it during a call.
-        tell_long_inline(&object.inner.qp, unsafe { (*qp).wr_id }, length);
+    if let (true, Some((object, _))) = (roxe_check::is_on(), unsafe { builder(qp) }) {
+        let length = buffers.clone().map(|buffer| buffer.length).fold(0, usize::saturating_add);
+        if length > object.inner.qp.query().1.caps.max_inline_data as usize {
+            // SAFETY: alive; the program does not write to it during a call.
+            report_long_inline(&object.inner.qp, unsafe { (*qp).wr_id }, length);
+        }
     }
-}
-
-unsafe extern "C" fn wr_set_inline_data(qp: Qpx, addr: *mut c_void, length: usize) {
-    // SAFETY: what the caller promises for its memory; the list has one element.
-    unsafe { wr_set_inline_data_list(qp, 1, &ibv_data_buf { addr, length }) };
-}
-
-unsafe extern "C" fn wr_set_inline_data_list(qp: Qpx, count: usize, list: *const ibv_data_buf) {
-    if list.is_null() && count > 0 {
-        // SAFETY: called through the structure of a living QP, after `wr_start`.
-        return unsafe { with_batch(qp, |_| Err(EINVAL)) };
-    }
-    // SAFETY: the program passes `count` elements, and `i` is below that.
-    let at = |i| unsafe { list.add(i).read() };
-    if roxe_check::is_on() {
-        let length = (0..count).map(|i| at(i).length).fold(0, usize::saturating_add);
-        // SAFETY: called through the structure of a living QP, after `wr_start`.
-        unsafe { check_inline(qp, length) };
-    }
-    // SAFETY: called through the structure of a living QP, after `wr_start`, with memory that the
-    // program may read.
-    unsafe { with_batch(qp, |batch| batch.set_inline((0..count).map(at))) };
+    // SAFETY: this function's contract.
+    unsafe { batch.set_inline(buffers) }
 }

@@ -1,8 +1,8 @@
-//! Questions about the device and its port.
+//! Queries of the device and its port.
 
 use crate::abi::*;
 use crate::device::text;
-use crate::errno::{EINVAL, Errno, Result, minus_one, negative, null, outside, status, zero};
+use crate::errno::{EINVAL, Errno, Result, minus_one, negative, outside, required, status, zero};
 use crate::objects::context;
 use crate::wq;
 use core::ffi::c_int;
@@ -20,12 +20,12 @@ const SYSFS_GID_TYPE_V2: c_int = 1;
 const RAW_CLOCK: u32 = 1;
 /// Completion timestamps count nanoseconds: a clock of 1 GHz, in kHz.
 const CORE_CLOCK_KHZ: u64 = 1_000_000;
-/// Page faults are the operating system's, so every access of every service may meet one:
-/// `IBV_ODP_SUPPORT` and `_IMPLICIT`; then SEND, RECV, WRITE, READ, ATOMIC, SRQ_RECV, FLUSH and
-/// ATOMIC_WRITE from bit 0 on, as far as the service does them.
+/// Any access may cause a page fault of the operating system: `IBV_ODP_SUPPORT` and `_IMPLICIT`,
+/// then SEND, RECV, WRITE, READ, ATOMIC, SRQ_RECV, FLUSH and ATOMIC_WRITE from bit 0 on, where the
+/// service has them.
 const ODP_CAPS: ibv_odp_caps =
     ibv_odp_caps { general_caps: 0b11, rc_odp_caps: 0b1111_1111, uc_odp_caps: 0b10_0111, ud_odp_caps: 0b10_0011 };
-/// What services of XRC do when a page is missing: their receives are all shared.
+/// ODP of XRC, whose receives are all shared.
 const XRC_ODP_CAPS: u32 = 0b11_1101;
 /// Raw packets (`IBV_QPT_RAW_PACKET`) are hashed by addresses and ports.
 const RSS_CAPS: ibv_rss_caps = ibv_rss_caps {
@@ -40,14 +40,12 @@ const RSS_CAPS: ibv_rss_caps = ibv_rss_caps {
 const TM_CAPS: [u32; 5] = [limits::MAX_TM_RNDV_HDR, limits::MAX_TM_TAGS, 1, limits::MAX_TM_OPS, limits::MAX_TM_SGE];
 /// `IBV_RAW_PACKET_CAP_IP_CSUM`.
 const RAW_PACKET_CAPS: u32 = 1 << 2;
-/// The types of queue pairs that keep to a rate limit, `1 << IBV_QPT_*`: RC, UC, UD, raw packets,
-/// both ends of XRC.
+/// QP types with a rate limit, `1 << IBV_QPT_*`: RC, UC, UD, raw packet, both ends of XRC.
 const PACED_QPTS: u32 = 1 << 2 | 1 << 3 | 1 << 4 | 1 << 8 | 1 << 9 | 1 << 10;
 /// The exported `ibv_query_port` predates the last field of the structure.
 const OLD_PORT_ATTR: usize = offset_of!(ibv_port_attr, port_cap_flags2);
 
-/// Copies the first `size` bytes of `value` to `dst`; bytes of a larger, newer structure are
-/// zeroed.
+/// Copies the first `size` bytes of `value` to `dst`, and zeroes the rest of a newer structure.
 ///
 /// # Safety
 /// `dst` is NULL or points to `size` writable bytes.
@@ -55,8 +53,7 @@ unsafe fn write_prefix<D, T: Copy>(dst: *mut D, size: usize, value: &T) -> Resul
     if dst.is_null() {
         return Err(EINVAL);
     }
-    // SAFETY: at most `size` bytes are written, which this function's contract allows; the source
-    // has `size_of::<T>()`.
+    // SAFETY: at most `size` bytes are written; the source has `size_of::<T>()`.
     unsafe {
         dst.cast::<u8>().write_bytes(0, size);
         dst.cast::<u8>().copy_from_nonoverlapping((&raw const *value).cast(), size.min(size_of::<T>()));
@@ -64,7 +61,6 @@ unsafe fn write_prefix<D, T: Copy>(dst: *mut D, size: usize, value: &T) -> Resul
     Ok(())
 }
 
-/// A count as C has it.
 fn int(value: u32) -> c_int {
     c_int::try_from(value).unwrap_or(c_int::MAX)
 }
@@ -95,7 +91,7 @@ fn device_attr_ex(attr: &DeviceAttr) -> ibv_device_attr_ex {
         hca_core_clock: CORE_CLOCK_KHZ,
         device_cap_flags_ex: attr.device_cap_flags_ex,
         rss_caps: RSS_CAPS,
-        // Each is half a queue pair.
+        // A work queue counts as half a queue pair.
         max_wq_type_rq: attr.max_qp,
         packet_pacing_caps: [MIN_RATE_KBPS, u32::MAX, PACED_QPTS],
         raw_packet_caps: RAW_PACKET_CAPS,
@@ -129,7 +125,6 @@ fn gid_entry(entry: &GidEntry) -> ibv_gid_entry {
     }
 }
 
-/// `man ibv_query_device`.
 pub(crate) unsafe extern "C" fn ibv_query_device(handle: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     // SAFETY: the program passes a whole structure.
     status(|| unsafe {
@@ -137,7 +132,7 @@ pub(crate) unsafe extern "C" fn ibv_query_device(handle: *mut ibv_context, attr:
     })
 }
 
-/// `man ibv_query_device_ex`; `size` is the caller's idea of the structure.
+/// `man ibv_query_device_ex`; `size` is the size of the caller's structure.
 pub(crate) unsafe extern "C" fn query_device_ex(
     handle: *mut ibv_context,
     comp_mask: *const u32,
@@ -150,25 +145,25 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         if unknown_input || size < size_of::<ibv_device_attr>() {
             return Err(EINVAL);
         }
-        // SAFETY: the caller says how large its structure is.
+        // SAFETY: the caller passes the size of its structure.
         unsafe { write_prefix(attr, size, &device_attr_ex(&context(handle)?.device().attr())) }
     })
 }
 
-/// `man ibv_query_port`, as programs compiled against old headers call it.
+/// `man ibv_query_port` for programs compiled with old headers.
 pub(crate) unsafe extern "C" fn ibv_query_port(handle: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int {
     // SAFETY: the old structure has this many bytes.
     unsafe { query_port(handle, port, attr, OLD_PORT_ATTR) }
 }
 
-/// `man ibv_query_port`; `size` is the caller's idea of the structure.
+/// `man ibv_query_port`; `size` is the size of the caller's structure.
 pub(crate) unsafe extern "C" fn query_port(
     handle: *mut ibv_context,
     port: u8,
     attr: *mut ibv_port_attr,
     size: usize,
 ) -> c_int {
-    // SAFETY: the caller says how large its structure is.
+    // SAFETY: the caller passes the size of its structure.
     status(|| unsafe { write_prefix(attr, size, &port_attr(&context(handle)?.port_attr(port)?)) })
 }
 
@@ -176,26 +171,16 @@ pub(crate) unsafe extern "C" fn query_port(
 pub(crate) unsafe extern "C" fn ibv_query_port_speed(handle: *mut ibv_context, port: u32, speed: *mut u64) -> c_int {
     status(|| {
         let attr = context(handle)?.port_attr(u8::try_from(port).map_err(|_| outside("port_num", port, "1"))?)?;
-        // SAFETY: NULL or a variable of the program.
-        let speed = unsafe { speed.as_mut() }.ok_or_else(|| null("speed"))?;
-        *speed = lanes(attr.active_width) * lane_speed(attr.active_speed);
+        // IBA §14.2.5.6, PortInfo: LinkWidthActive, LinkSpeedActive, LinkSpeedExtActive.
+        let lanes = if attr.active_width == 2 { 4 } else { 1 };
+        let lane_speed = match attr.active_speed {
+            1 => 25,
+            4 => 100,
+            _ => 250,
+        };
+        *required!(mut speed) = lanes * lane_speed;
         Ok(())
     })
-}
-
-/// How many lanes a width code means (IBA §14.2.5.6, PortInfo:LinkWidthActive).
-fn lanes(code: u8) -> u64 {
-    if code == 2 { 4 } else { 1 }
-}
-
-/// What a lane of a speed code carries, in 100 Mbit/s (IBA §14.2.5.6, PortInfo:LinkSpeedActive and
-/// LinkSpeedExtActive): SDR, QDR, EDR are those that a port may have here.
-fn lane_speed(code: u8) -> u64 {
-    match code {
-        1 => 25,
-        4 => 100,
-        _ => 250,
-    }
 }
 
 /// `man ibv_query_gid`: an empty entry is all zero.
@@ -218,11 +203,11 @@ fn find_entry(handle: *mut ibv_context, port: u32, index: u32) -> Result<GidEntr
     let context = context(handle)?;
     let port = u8::try_from(port).map_err(|_| outside("port_num", port, "1"))?;
     context.gid(port, usize::try_from(index).map_err(|_| EINVAL)?)?;
-    let is_it = |entry: &GidEntry| entry.port == port && u32::from(entry.index) == index;
-    context.gid_entries().into_iter().find(is_it).ok_or(Errno(libc::ENODATA))
+    let matches = |entry: &GidEntry| entry.port == port && u32::from(entry.index) == index;
+    context.gid_entries().into_iter().find(matches).ok_or(Errno(libc::ENODATA))
 }
 
-/// `man ibv_query_gid_ex`; `size` is the caller's idea of an entry.
+/// `man ibv_query_gid_ex`; `size` is the size of the caller's entry.
 pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
     handle: *mut ibv_context,
     port: u32,
@@ -235,13 +220,12 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
         if flags != 0 {
             return Err(EINVAL);
         }
-        // SAFETY: the caller says how large its entry is.
+        // SAFETY: the caller passes the size of its entry.
         unsafe { write_prefix(entry, size, &gid_entry(&find_entry(handle, port, index)?)) }
     })
 }
 
-/// `man ibv_query_gid_table`: the number of entries, or a negative errno; -EINVAL if they do not
-/// fit.
+/// `man ibv_query_gid_table`: the number of entries, or a negative errno; -EINVAL without room.
 pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
     handle: *mut ibv_context,
     entries: *mut ibv_gid_entry,
@@ -256,8 +240,7 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
         }
         for (i, entry) in found.iter().enumerate() {
             let slot = entries.cast::<u8>().wrapping_add(i.wrapping_mul(size));
-            // SAFETY: the program passes `max_entries` entries of `size` bytes, and `i` is below
-            // that.
+            // SAFETY: the program passes `max_entries` entries of `size` bytes.
             unsafe { write_prefix(slot, size, &gid_entry(entry)) }?;
         }
         c_int::try_from(found.len()).map_err(|_| EINVAL)
@@ -265,8 +248,7 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
     isize::try_from(count).unwrap_or_default()
 }
 
-/// The type of a GID in the enumeration of old programs (`ibv_devinfo`, pyverbs); a hole counts as
-/// type 0.
+/// Type of a GID for old programs (`ibv_devinfo`, pyverbs); type 0 for an empty entry.
 pub(crate) unsafe extern "C" fn ibv_query_gid_type(
     handle: *mut ibv_context,
     port: u8,
@@ -284,7 +266,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid_type(
     })
 }
 
-/// `man ibv_query_pkey`: network byte order.
+/// `man ibv_query_pkey`, in network byte order.
 pub(crate) unsafe extern "C" fn ibv_query_pkey(
     handle: *mut ibv_context,
     port: u8,
@@ -299,17 +281,18 @@ pub(crate) unsafe extern "C" fn ibv_query_pkey(
     })
 }
 
-/// `man ibv_get_pkey_index`; `pkey` in network byte order.
+/// `man ibv_get_pkey_index`, with `pkey` in network byte order.
 pub(crate) unsafe extern "C" fn ibv_get_pkey_index(handle: *mut ibv_context, port: u8, pkey: u16) -> c_int {
     minus_one(|| {
         let context = context(handle)?;
         let len = context.port_attr(port)?.pkey_tbl_len;
-        let is_it = |index: &u16| context.pkey(port, (*index).into()).is_ok_and(|found| found.0 == u16::from_be(pkey));
-        (0..len).find(is_it).map(c_int::from).ok_or(EINVAL)
+        let matches =
+            |index: &u16| context.pkey(port, (*index).into()).is_ok_and(|found| found.0 == u16::from_be(pkey));
+        (0..len).find(matches).map(c_int::from).ok_or(EINVAL)
     })
 }
 
-/// `man ibv_query_rt_values_ex`: the clock of completion timestamps, as it reads now.
+/// `man ibv_query_rt_values_ex`: the current time of the completion timestamps' clock.
 pub(crate) unsafe extern "C" fn query_rt_values(handle: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
     status(|| {
         context(handle)?;

@@ -1,16 +1,13 @@
-//! Conversions of `enum ibv_rate`: to Mbit/s and to multiples of 2.5 Gbit/s, and back.
-//!
-//! Touches nothing.
+//! Conversions of `enum ibv_rate` to and from Mbit/s and multiples of 2.5 Gbit/s.
 
 use core::ffi::c_int;
 
-/// The rate that means "as fast as the port goes", and "no such rate" when converting to a rate.
+/// `IBV_RATE_MAX`: the rate of the port, and the answer for an unknown rate.
 const RATE_MAX: c_int = 0;
 
-/// One rate: its number, Mbit/s on the wire, and the multiple of the 2.5 Gbit/s base rate where one
-/// is defined.
 struct Rate {
     code: c_int,
+    /// Mbit/s on the wire.
     mbps: c_int,
     mult: Option<c_int>,
 }
@@ -19,7 +16,7 @@ const fn rate(code: c_int, mbps: c_int, mult: c_int) -> Rate {
     Rate { code, mbps, mult: if mult > 0 { Some(mult) } else { None } }
 }
 
-/// All of `enum ibv_rate`. Rates from FDR on count coding overhead, so "14" is 14 062 Mbit/s.
+/// `enum ibv_rate`. Rates from FDR on include coding overhead, so "14" is 14,062 Mbit/s.
 const RATES: [Rate; 23] = [
     rate(2, 2_500, 1),
     rate(5, 5_000, 2),
@@ -66,13 +63,11 @@ pub(crate) extern "C" fn mbps_to_ibv_rate(mbps: c_int) -> c_int {
     RATES.iter().find(|r| r.mbps == mbps).map_or(RATE_MAX, |r| r.code)
 }
 
-/// Mbit/s of the `static_rate` of an address; 0 for the rate of the port, and for a number that is
-/// no rate: perftest passes such.
+/// Mbit/s of a `static_rate`; 0 for the port's rate and for undefined numbers (perftest).
 pub(crate) fn static_rate(code: u8) -> u32 {
     u32::try_from(ibv_rate_to_mbps(code.into())).unwrap_or(0)
 }
 
-/// The `static_rate` of an address with this many Mbit/s.
 pub(crate) fn static_rate_code(mbps: u32) -> u8 {
     c_int::try_from(mbps).ok().and_then(|mbps| u8::try_from(mbps_to_ibv_rate(mbps)).ok()).unwrap_or_default()
 }

@@ -1,10 +1,8 @@
 //! librdmacm's sockets: the functions of `rdma/rsocket.h`, over the crate `roxe-rsockets`.
 //!
-//! They are the calls of ordinary sockets with an `r` in front, and answer as those do: -1 and
-//! `errno`. Here: what C means by its pointers and lengths. EBADF for numbers that are no rsockets,
-//! EFAULT for NULL where something has to be.
-//!
-//! From nothing to a connection; bytes; waiting, options and mappings.
+//! Each call behaves like the socket call of its name without the `r` (man section 2). This file
+//! interprets C's pointers and lengths: EBADF for a descriptor that is no rsocket, EFAULT for a
+//! NULL that must not be.
 
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, length, minus_one, zero};
 use crate::rdmacm::addrinfo;
@@ -26,41 +24,58 @@ use std::sync::Arc;
 const EBADF: Errno = Errno(libc::EBADF);
 const EFAULT: Errno = Errno(libc::EFAULT);
 
-/// What Linux moves at most in one call.
-const MOST: usize = 0x7fff_f000;
+/// Limit of Linux on the bytes of one call.
+const MAX_BYTES: usize = 0x7fff_f000;
 
 fn socket(fd: c_int) -> Result<Arc<Socket>> {
     roxe_rsockets::find(fd).ok_or(EBADF)
 }
 
-/// The bytes that a pointer and a length name.
+/// An array of the program to read; EFAULT for NULL unless it is empty.
 ///
 /// # Safety
-/// `start` is NULL or has `len` bytes to read, for as long as the result is used.
-unsafe fn bytes<'a>(start: *const u8, len: usize) -> Result<&'a [u8]> {
+/// `start` is NULL or has `len` elements that outlive the result.
+unsafe fn slice<'a, T>(start: *const T, len: usize) -> Result<&'a [T]> {
     match (start.is_null(), len) {
         (_, 0) => Ok(&[]),
         (true, _) => Err(EFAULT),
         // SAFETY: this function's contract.
-        (false, _) => Ok(unsafe { slice::from_raw_parts(start, len.min(MOST)) }),
+        (false, _) => Ok(unsafe { slice::from_raw_parts(start, len) }),
     }
 }
 
-/// The bytes that a pointer and a length name, to be written.
+/// An array of the program to write; EFAULT for NULL unless it is empty.
 ///
 /// # Safety
-/// `start` is NULL or has `len` bytes that nobody else uses, for as long as the result is used.
-unsafe fn bytes_mut<'a>(start: *mut u8, len: usize) -> Result<&'a mut [u8]> {
+/// `start` is NULL or has `len` elements, used by no other code, that outlive the result.
+unsafe fn slice_mut<'a, T>(start: *mut T, len: usize) -> Result<&'a mut [T]> {
     match (start.is_null(), len) {
         (_, 0) => Ok(&mut []),
         (true, _) => Err(EFAULT),
         // SAFETY: this function's contract.
-        (false, _) => Ok(unsafe { slice::from_raw_parts_mut(start, len.min(MOST)) }),
+        (false, _) => Ok(unsafe { slice::from_raw_parts_mut(start, len) }),
     }
 }
 
-/// The address that a program names. EINVAL when it is too short for its family, EAFNOSUPPORT for
-/// families without sockets.
+/// The program's buffer to read.
+///
+/// # Safety
+/// As for [`slice`].
+unsafe fn bytes<'a>(start: *const c_void, len: usize) -> Result<&'a [u8]> {
+    // SAFETY: this function's contract.
+    unsafe { slice(start.cast(), len.min(MAX_BYTES)) }
+}
+
+/// The program's buffer to write.
+///
+/// # Safety
+/// As for [`slice_mut`].
+unsafe fn bytes_mut<'a>(start: *mut c_void, len: usize) -> Result<&'a mut [u8]> {
+    // SAFETY: this function's contract.
+    unsafe { slice_mut(start.cast(), len.min(MAX_BYTES)) }
+}
+
+/// The program's address. EINVAL if shorter than its family, EAFNOSUPPORT for other families.
 ///
 /// # Safety
 /// `addr` is NULL or has `len` bytes.
@@ -88,8 +103,7 @@ unsafe fn read_address(addr: *const sockaddr, len: socklen_t) -> Result<SocketAd
     }
 }
 
-/// Where a program wants an address: `len` says how much room there is, and afterwards how long the
-/// address is.
+/// Variables for an address. `len` is the size of the room, and afterwards of the address.
 #[derive(Clone, Copy)]
 struct AddressOut {
     addr: *mut sockaddr,
@@ -97,24 +111,12 @@ struct AddressOut {
 }
 
 impl AddressOut {
-    /// EFAULT when there is something to write to but no length.
+    /// EFAULT for an address without a length.
     fn new(addr: *mut sockaddr, len: *mut socklen_t) -> Result<Self> {
         if len.is_null() && !addr.is_null() { Err(EFAULT) } else { Ok(Self { addr, len }) }
     }
 
-    /// A place whose length has to be there: EFAULT for NULL.
-    fn needed(addr: *mut sockaddr, len: *mut socklen_t) -> Result<Self> {
-        if len.is_null() { Err(EFAULT) } else { Ok(Self { addr, len }) }
-    }
-
-    /// The program does not ask for the address.
-    fn none() -> Self {
-        Self { addr: ptr::null_mut(), len: ptr::null_mut() }
-    }
-
-    fn is_wanted(self) -> bool {
-        !self.len.is_null()
-    }
+    const NONE: Self = Self { addr: ptr::null_mut(), len: ptr::null_mut() };
 
     /// # Safety
     /// `addr` is NULL or has as many bytes as `len` says, and `len` is NULL or a variable.
@@ -122,13 +124,13 @@ impl AddressOut {
         if self.len.is_null() {
             return;
         }
-        let (source, size) = match address {
-            None => (addrinfo::to_c(None), 0),
-            Some(addr @ SocketAddr::V4(_)) => (addrinfo::to_c(Some(&Address::Ip(addr))), size_of::<sockaddr_in>()),
-            Some(addr @ SocketAddr::V6(_)) => (addrinfo::to_c(Some(&Address::Ip(addr))), size_of::<sockaddr_in6>()),
+        let size = match address {
+            None => 0,
+            Some(SocketAddr::V4(_)) => size_of::<sockaddr_in>(),
+            Some(SocketAddr::V6(_)) => size_of::<sockaddr_in6>(),
         };
-        // SAFETY: this function's contract; no more is copied than there is and than there is room
-        // for.
+        let source = addrinfo::to_c(address.map(Address::Ip).as_ref());
+        // SAFETY: this function's contract; the copy exceeds neither the source nor the room.
         unsafe {
             if !self.addr.is_null() {
                 let room = (*self.len as usize).min(size);
@@ -139,9 +141,8 @@ impl AddressOut {
     }
 }
 
-/// `man 7 rsocket`, as `man 2 socket`. No flags in `kind`: rdma-core refuses them, and its socket
-/// shim relies on that. It offers us every socket that any code of the process asks for, our own
-/// included, and those all have a flag.
+/// `man 7 rsocket`. Refuses flags in `kind`, as rdma-core does: its socket shim offers us every
+/// socket of the process, including our own, which all have a flag.
 pub(crate) unsafe extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     minus_one(|| match kind {
         SOCK_STREAM | SOCK_DGRAM => Ok(roxe_rsockets::open(domain, kind, protocol)?),
@@ -149,22 +150,15 @@ pub(crate) unsafe extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_
     })
 }
 
-/// As `man 2 bind`.
 pub(crate) unsafe extern "C" fn rbind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    zero(|| {
-        let socket = socket(fd)?;
-        // SAFETY: the program passed an address and its length.
-        let addr = unsafe { read_address(addr, len)? };
-        Ok(socket.bind(addr)?)
-    })
+    // SAFETY: the program passed an address and its length.
+    zero(|| Ok(socket(fd)?.bind(unsafe { read_address(addr, len)? })?))
 }
 
-/// As `man 2 listen`.
 pub(crate) unsafe extern "C" fn rlisten(fd: c_int, backlog: c_int) -> c_int {
     zero(|| Ok(socket(fd)?.listen(backlog)?))
 }
 
-/// As `man 2 accept`.
 pub(crate) unsafe extern "C" fn raccept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     minus_one(|| {
         socket(fd)?;
@@ -176,80 +170,69 @@ pub(crate) unsafe extern "C" fn raccept(fd: c_int, addr: *mut sockaddr, len: *mu
     })
 }
 
-/// As `man 2 connect`.
 pub(crate) unsafe extern "C" fn rconnect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    zero(|| {
-        let socket = socket(fd)?;
-        // SAFETY: the program passed an address and its length.
-        let addr = unsafe { read_address(addr, len)? };
-        Ok(socket.connect(addr)?)
-    })
+    // SAFETY: the program passed an address and its length.
+    zero(|| Ok(socket(fd)?.connect(unsafe { read_address(addr, len)? })?))
 }
 
-/// As `man 2 close`.
 pub(crate) unsafe extern "C" fn rclose(fd: c_int) -> c_int {
     zero(|| Ok(roxe_rsockets::close(fd)?))
 }
 
-/// As `man 2 getpeername`.
+/// Writes an address; EFAULT without a length.
+///
+/// # Safety
+/// As for [`AddressOut::write`].
+unsafe fn write_address(addr: *mut sockaddr, len: *mut socklen_t, address: SocketAddr) -> Result<()> {
+    if len.is_null() {
+        return Err(EFAULT);
+    }
+    // SAFETY: this function's contract.
+    unsafe { AddressOut { addr, len }.write(Some(address)) };
+    Ok(())
+}
+
 pub(crate) unsafe extern "C" fn rgetpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    zero(|| {
-        let peer = socket(fd)?.peer_addr()?;
-        // SAFETY: the program passed room and its size.
-        unsafe { AddressOut::needed(addr, len)?.write(Some(peer)) };
-        Ok(())
-    })
+    // SAFETY: the program passed room and its size.
+    zero(|| unsafe { write_address(addr, len, socket(fd)?.peer_addr()?) })
 }
 
-/// As `man 2 getsockname`.
 pub(crate) unsafe extern "C" fn rgetsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    zero(|| {
-        let own = socket(fd)?.local_addr()?;
-        // SAFETY: the program passed room and its size.
-        unsafe { AddressOut::needed(addr, len)?.write(Some(own)) };
-        Ok(())
-    })
+    // SAFETY: the program passed room and its size.
+    zero(|| unsafe { write_address(addr, len, socket(fd)?.local_addr()?) })
 }
 
-/// As `man 2 shutdown`.
 pub(crate) unsafe extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
     zero(|| Ok(socket(fd)?.shutdown(how)?))
 }
 
-/// As `man 2 poll`, for rsockets and everything else.
 pub(crate) unsafe extern "C" fn rpoll(entries: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     minus_one(|| {
         let count = c_int::try_from(count).map_err(|_| EINVAL)?.cast_unsigned() as usize;
-        let entries = match (entries.is_null(), count) {
-            (_, 0) => &mut [],
-            (true, _) => return Err(EFAULT),
-            // SAFETY: the program passed an array and its length.
-            (false, _) => unsafe { slice::from_raw_parts_mut(entries, count) },
-        };
+        // SAFETY: the program passed an array and its length.
+        let entries = unsafe { slice_mut(entries, count) }?;
         Ok(ready(roxe_rsockets::poll(entries, timeout)?))
     })
 }
 
-/// How many are ready: no more than were asked for.
 fn ready(count: usize) -> c_int {
     c_int::try_from(count).unwrap_or(c_int::MAX)
 }
 
-/// As `man 2 epoll_create1`, for rsockets and everything else; `rclose` closes the set.
+/// `epoll_create1` for rsockets and other descriptors; `rclose` closes the set.
 pub(crate) unsafe extern "C" fn repoll_create(flags: c_int) -> c_int {
     minus_one(|| Ok(roxe_rsockets::epoll_create(flags)?))
 }
 
-/// As `man 2 epoll_ctl`.
 pub(crate) unsafe extern "C" fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     zero(|| {
-        // SAFETY: NULL or a structure of the program, which is packed and so may lie anywhere.
+        // SAFETY: NULL or a structure of the program, which is packed and may be unaligned.
         let event = if event.is_null() { None } else { Some(unsafe { event.read_unaligned() }) };
         Ok(roxe_rsockets::epoll_ctl(epfd, op, fd, event)?)
     })
 }
 
-/// As `man 2 epoll_wait`. Every state is reported as long as it lasts, also to who asks for edges.
+/// `epoll_wait`. Reports are level-triggered, even for `EPOLLET`.
 pub(crate) unsafe extern "C" fn repoll_wait(
     epfd: c_int,
     events: *mut epoll_event,
@@ -268,10 +251,9 @@ pub(crate) unsafe extern "C" fn repoll_wait(
     })
 }
 
-/// The words of an `fd_set`.
 type Set = [u64; 16];
 
-/// As `man 2 select`, for rsockets and everything else; `timeout` keeps its value.
+/// `select` of rsockets and other descriptors; does not change `timeout`.
 pub(crate) unsafe extern "C" fn rselect(
     nfds: c_int,
     read: *mut fd_set,
@@ -283,7 +265,7 @@ pub(crate) unsafe extern "C" fn rselect(
         // SAFETY: NULL, or the program's variable.
         let timeout = milliseconds(unsafe { timeout.as_ref() })?;
         let sets = [read, write, except].map(|set| set.cast::<Set>());
-        // Copies, because a program may pass one set twice.
+        // Copies, because a program may pass the same set twice.
         // SAFETY: NULL, or the program's set, which has this many words.
         let mut copies = sets.map(|set| unsafe { set.as_ref() }.copied());
         let count =
@@ -298,7 +280,7 @@ pub(crate) unsafe extern "C" fn rselect(
     })
 }
 
-/// Rounded up; -1 for ever.
+/// Milliseconds, rounded up; -1 without a timeout.
 fn milliseconds(timeout: Option<&timeval>) -> Result<c_int> {
     let Some(time) = timeout else { return Ok(-1) };
     if time.tv_sec < 0 || time.tv_usec < 0 {
@@ -308,7 +290,6 @@ fn milliseconds(timeout: Option<&timeval>) -> Result<c_int> {
     Ok(c_int::try_from(total).unwrap_or(c_int::MAX))
 }
 
-/// As `man 2 setsockopt`.
 pub(crate) unsafe extern "C" fn rsetsockopt(
     fd: c_int,
     level: c_int,
@@ -316,15 +297,10 @@ pub(crate) unsafe extern "C" fn rsetsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    zero(|| {
-        let socket = socket(fd)?;
-        // SAFETY: the program passed a value and its size.
-        let value = unsafe { bytes(value.cast(), len as usize)? };
-        Ok(socket.set_option(level, name, value)?)
-    })
+    // SAFETY: the program passed a value and its size.
+    zero(|| Ok(socket(fd)?.set_option(level, name, unsafe { bytes(value, len as usize)? })?))
 }
 
-/// As `man 2 getsockopt`.
 pub(crate) unsafe extern "C" fn rgetsockopt(
     fd: c_int,
     level: c_int,
@@ -337,7 +313,7 @@ pub(crate) unsafe extern "C" fn rgetsockopt(
         // SAFETY: NULL, or the program's variable.
         let len = unsafe { len.as_mut() }.ok_or(EFAULT)?;
         // SAFETY: the program passed room and its size.
-        let room = unsafe { bytes_mut(value.cast(), *len as usize)? };
+        let room = unsafe { bytes_mut(value, *len as usize)? };
         let found = socket.option(level, name, room.len())?;
         room.get_mut(..found.len()).ok_or(EINVAL)?.copy_from_slice(&found);
         *len = found.len() as socklen_t;
@@ -345,8 +321,8 @@ pub(crate) unsafe extern "C" fn rgetsockopt(
     })
 }
 
-/// As `man 2 fcntl`: `F_GETFL`, `F_SETFL`, `F_GETFD`, `F_SETFD`. The argument is in a register
-/// whether or not there is one.
+/// `fcntl` with `F_GETFL`, `F_SETFL`, `F_GETFD` or `F_SETFD`. Reading the argument is safe without
+/// one: it is in a register.
 pub(crate) unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, arg: c_long) -> c_int {
     minus_one(|| {
         let socket = socket(fd)?;
@@ -361,7 +337,7 @@ pub(crate) unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, arg: c_long) -
     })
 }
 
-/// `man 7 rsocket`: gives the peer a buffer to write to, or registers one for `riowrite` only.
+/// `man 7 rsocket`: registers a buffer that the peer writes to, or one for `riowrite` only.
 pub(crate) unsafe extern "C" fn riomap(
     fd: c_int,
     buf: *mut c_void,
@@ -378,15 +354,13 @@ pub(crate) unsafe extern "C" fn riomap(
         let shared = prot & libc::PROT_WRITE != 0;
         let access = if shared { Access::LOCAL_WRITE | Access::REMOTE_WRITE } else { Access::LOCAL_WRITE };
         let start = NonNull::new(buf.cast()).ok_or(EFAULT)?;
-        // SAFETY: the program passed a buffer and its size, which it leaves alone until it unmaps
-        // it.
+        // SAFETY: the program passed a buffer and its size, and unmaps it before freeing it.
         let region = unsafe { socket.protection_domain()?.register_raw(start, len, access) }.map_err(refusal)?;
         let offset = socket.iomap(region, shared, offset)?;
         usize::try_from(offset).map_err(|_| EINVAL)
     }) as off_t
 }
 
-/// The errno of a registration that was refused.
 fn refusal(error: roxe::Error) -> Errno {
     error.refusal().map_or(EINVAL, |refusal| roxe_provider::Error::from(refusal.clone()).into())
 }
@@ -404,25 +378,16 @@ pub(crate) unsafe extern "C" fn riowrite(
     offset: off_t,
     flags: c_int,
 ) -> ssize_t {
-    length(|| {
-        let socket = socket(fd)?;
-        // SAFETY: the program passed a buffer and its size.
-        let buf = unsafe { bytes(buf.cast(), len)? };
-        Ok(socket.iowrite(buf, offset, flags)?)
-    })
+    // SAFETY: the program passed a buffer and its size.
+    length(|| Ok(socket(fd)?.iowrite(unsafe { bytes(buf, len)? }, offset, flags)?))
 }
 
-/// As `man 2 recv`.
 pub(crate) unsafe extern "C" fn rrecv(fd: c_int, buf: *mut c_void, len: usize, flags: c_int) -> ssize_t {
-    length(|| {
-        let socket = socket(fd)?;
-        // SAFETY: the program passed a buffer and its size.
-        let buf = unsafe { bytes_mut(buf.cast(), len)? };
-        Ok(socket.recv(buf, flags)?)
-    })
+    // SAFETY: the program passed a buffer and its size.
+    length(|| Ok(socket(fd)?.recv(unsafe { bytes_mut(buf, len)? }, flags)?))
 }
 
-/// As `man 2 recvfrom`; on a stream the address is the peer's.
+/// `recvfrom`; on a stream the address is the peer's.
 pub(crate) unsafe extern "C" fn rrecvfrom(
     fd: c_int,
     buf: *mut c_void,
@@ -434,18 +399,16 @@ pub(crate) unsafe extern "C" fn rrecvfrom(
     length(|| {
         let socket = socket(fd)?;
         // SAFETY: the program passed a buffer and its size.
-        let buf = unsafe { bytes_mut(buf.cast(), len)? };
-        let place = if from.is_null() { AddressOut::none() } else { AddressOut::new(from, from_len)? };
+        let buf = unsafe { bytes_mut(buf, len)? };
+        let place = if from.is_null() { AddressOut::NONE } else { AddressOut::new(from, from_len)? };
         let (got, sender) = socket.recv_from(buf, flags)?;
-        if place.is_wanted() {
-            // SAFETY: the program passed room and its size.
-            unsafe { place.write(sender.or_else(|| socket.peer_addr().ok())) };
-        }
+        // SAFETY: the program passed room and its size.
+        unsafe { place.write(sender.or_else(|| socket.peer_addr().ok())) };
         Ok(got)
     })
 }
 
-/// As `man 2 recvmsg`. There are no control messages.
+/// `recvmsg` without control messages.
 pub(crate) unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     length(|| {
         let socket = socket(fd)?;
@@ -456,41 +419,32 @@ pub(crate) unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags:
         let (got, sender) = socket.recv_vectored(bufs.all(), flags)?;
         let name = message.msg_name.cast::<sockaddr>();
         let place =
-            if name.is_null() { AddressOut::none() } else { AddressOut::new(name, &raw mut message.msg_namelen)? };
-        // SAFETY: room for a name, of this size.
+            if name.is_null() { AddressOut::NONE } else { AddressOut::new(name, &raw mut message.msg_namelen)? };
+        // SAFETY: room for a name of this size.
         unsafe { place.write(sender) };
         (message.msg_controllen, message.msg_flags) = (0, 0);
         Ok(got)
     })
 }
 
-/// As `man 2 read`.
 pub(crate) unsafe extern "C" fn rread(fd: c_int, buf: *mut c_void, len: usize) -> ssize_t {
     // SAFETY: the program's own arguments.
     unsafe { rrecv(fd, buf, len, 0) }
 }
 
-/// As `man 2 readv`.
 pub(crate) unsafe extern "C" fn rreadv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
     length(|| {
         let socket = socket(fd)?;
         // SAFETY: the program passed a list of buffers and its length.
-        let mut bufs = unsafe { Buffers::new(parts, list_len(count)?)? };
-        Ok(socket.recv_vectored(bufs.all(), 0)?.0)
+        Ok(socket.recv_vectored(unsafe { Buffers::new(parts, list_len(count)?)? }.all(), 0)?.0)
     })
 }
 
-/// As `man 2 send`.
 pub(crate) unsafe extern "C" fn rsend(fd: c_int, buf: *const c_void, len: usize, flags: c_int) -> ssize_t {
-    length(|| {
-        let socket = socket(fd)?;
-        // SAFETY: the program passed a buffer and its size.
-        let buf = unsafe { bytes(buf.cast(), len)? };
-        Ok(socket.send(buf, flags)?)
-    })
+    // SAFETY: the program passed a buffer and its size.
+    length(|| Ok(socket(fd)?.send(unsafe { bytes(buf, len)? }, flags)?))
 }
 
-/// As `man 2 sendto`.
 pub(crate) unsafe extern "C" fn rsendto(
     fd: c_int,
     buf: *const c_void,
@@ -502,14 +456,14 @@ pub(crate) unsafe extern "C" fn rsendto(
     length(|| {
         let socket = socket(fd)?;
         // SAFETY: the program passed a buffer and its size.
-        let buf = unsafe { bytes(buf.cast(), len)? };
+        let buf = unsafe { bytes(buf, len)? };
         // SAFETY: the program passed NULL, or an address and its length.
         let to = if to.is_null() { None } else { Some(unsafe { read_address(to, to_len)? }) };
         Ok(socket.send_to(buf, flags, to)?)
     })
 }
 
-/// As `man 2 sendmsg`. EOPNOTSUPP for control messages.
+/// `sendmsg`; EOPNOTSUPP with control messages.
 pub(crate) unsafe extern "C" fn rsendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     length(|| {
         let socket = socket(fd)?;
@@ -528,41 +482,37 @@ pub(crate) unsafe extern "C" fn rsendmsg(fd: c_int, message: *const msghdr, flag
     })
 }
 
-/// As `man 2 write`.
 pub(crate) unsafe extern "C" fn rwrite(fd: c_int, buf: *const c_void, len: usize) -> ssize_t {
     // SAFETY: the program's own arguments.
     unsafe { rsend(fd, buf, len, 0) }
 }
 
-/// As `man 2 writev`.
 pub(crate) unsafe extern "C" fn rwritev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
     length(|| {
         let socket = socket(fd)?;
         let mut holes = Vec::new();
         // SAFETY: the program passed a list of buffers and its length.
-        let bufs = unsafe { buffers(parts, list_len(count)?, &mut holes)? };
-        Ok(socket.send_vectored(bufs, 0, None)?)
+        Ok(socket.send_vectored(unsafe { buffers(parts, list_len(count)?, &mut holes)? }, 0, None)?)
     })
 }
 
-/// How long a list is that needs no memory.
+/// Length of a buffer list that needs no allocation.
 const FEW: usize = 8;
 
-/// The most buffers that Linux takes in one list (`IOV_MAX`).
+/// `IOV_MAX` of Linux.
 const PARTS: usize = 1024;
 
 fn list_len(count: c_int) -> Result<usize> {
     usize::try_from(count).map_err(|_| EINVAL)
 }
 
-/// For messages, a list of too many buffers has an errno of its own.
+/// Calls with messages have another errno for too long lists.
 fn too_long(error: Errno) -> Errno {
     if error == EINVAL { Errno(libc::EMSGSIZE) } else { error }
 }
 
-/// Checks a list of buffers: EINVAL when it or what it names is too long, EFAULT when something is
-/// not there. Returns it, and whether all of its entries are buffers: one of length 0 may be NULL,
-/// which no slice can be.
+/// Checks a list of buffers: EINVAL if the list or its total is too long, EFAULT for NULL. Also
+/// returns true if no buffer is NULL: a buffer of length 0 may be, which no slice can be.
 ///
 /// # Safety
 /// `parts` is NULL or has `count` entries.
@@ -570,16 +520,10 @@ unsafe fn list<'a>(parts: *const iovec, count: usize) -> Result<(&'a [iovec], bo
     if count > PARTS {
         return Err(EINVAL);
     }
-    if count == 0 {
-        return Ok((&[], true));
-    }
-    if parts.is_null() {
-        return Err(EFAULT);
-    }
     // SAFETY: this function's contract.
-    let parts = unsafe { slice::from_raw_parts(parts, count) };
+    let parts = unsafe { slice(parts, count) }?;
     let total = parts.iter().try_fold(0usize, |total, part| total.checked_add(part.iov_len));
-    if total.is_none_or(|total| total > MOST) {
+    if total.is_none_or(|total| total > MAX_BYTES) {
         return Err(EINVAL);
     }
     if parts.iter().any(|part| part.iov_base.is_null() && part.iov_len > 0) {
@@ -588,11 +532,10 @@ unsafe fn list<'a>(parts: *const iovec, count: usize) -> Result<(&'a [iovec], bo
     Ok((parts, parts.iter().all(|part| !part.iov_base.is_null())))
 }
 
-/// The buffers of a list, to read from; `holes` keeps them when some entries have to be left out.
+/// Buffers to read from; `holes` stores them if some are NULL.
 ///
 /// # Safety
-/// `parts` is NULL or has `count` entries; each is a buffer of its length, for as long as the
-/// result is used.
+/// `parts` is NULL or has `count` entries; each is a buffer of its length that outlives the result.
 unsafe fn buffers<'a>(parts: *const iovec, count: usize, holes: &'a mut Vec<IoSlice<'a>>) -> Result<&'a [IoSlice<'a>]> {
     // SAFETY: this function's contract.
     let (list, whole) = unsafe { list(parts, count)? };
@@ -602,13 +545,12 @@ unsafe fn buffers<'a>(parts: *const iovec, count: usize, holes: &'a mut Vec<IoSl
     }
     for part in list {
         // SAFETY: this function's contract.
-        holes.push(IoSlice::new(unsafe { bytes(part.iov_base.cast(), part.iov_len)? }));
+        holes.push(IoSlice::new(unsafe { bytes(part.iov_base, part.iov_len)? }));
     }
     Ok(holes)
 }
 
-/// A list of buffers to write to; our own copy, because a list is used up as it is filled. Short
-/// ones need no memory.
+/// Buffers to write to; a copy, because receiving advances them. Short lists need no allocation.
 struct Buffers<'a> {
     few: [IoSliceMut<'a>; FEW],
     many: Vec<IoSliceMut<'a>>,
@@ -617,12 +559,12 @@ struct Buffers<'a> {
 
 impl<'a> Buffers<'a> {
     /// # Safety
-    /// As for [`buffers`]; nobody else uses the buffers meanwhile.
+    /// As for [`buffers`]; no other code uses the buffers meanwhile.
     unsafe fn new(parts: *const iovec, count: usize) -> Result<Self> {
         // SAFETY: this function's contract.
         let (list, _) = unsafe { list(parts, count)? };
         // SAFETY: this function's contract.
-        let buffer = |part: &iovec| unsafe { bytes_mut(part.iov_base.cast(), part.iov_len) };
+        let buffer = |part: &iovec| unsafe { bytes_mut(part.iov_base, part.iov_len) };
         let mut new = Self { few: array::from_fn(|_| IoSliceMut::new(&mut [])), many: Vec::new(), count };
         for (at, part) in list.iter().enumerate() {
             match new.few.get_mut(at) {

@@ -1,11 +1,11 @@
-//! Shared receive queues: plain ones, those of XRC domains, and those with tag matching
-//! (`IBV_SRQT_TM`) with the operations on their tags. Posting receives is in `data_path.rs`.
+//! Shared receive queues: plain, of XRC domains, and with tag matching (`IBV_SRQT_TM`). Posting
+//! receives is in `data_path.rs`.
 
 use crate::abi::*;
 use crate::cq::extended_cq;
 use crate::data_path::{SgeList, report_bad};
 use crate::domain::xrcd;
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, invalid, null, pointer, status, write_out};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, einval, invalid, pointer, required, status, write_out};
 use crate::garbage;
 use crate::object::{Object, Resource, Token, Unacked};
 use crate::objects::{SrqInner, allocator, context, context_of, cq, pd, srq};
@@ -13,14 +13,13 @@ use core::ffi::{c_int, c_void};
 use roxe_provider::{Error, Srq, SrqInit, TagHandle, TagInit, TagOp, TagRecv, TagRequest};
 use std::sync::Arc;
 
-/// `IBV_SRQ_MAX_WR` and `IBV_SRQ_LIMIT`: which attributes a modify sets.
+/// `IBV_SRQ_MAX_WR` and `IBV_SRQ_LIMIT`, attributes of a modify.
 const MAX_WR: c_int = 1;
 const LIMIT: c_int = 2;
 /// `IBV_SRQT_BASIC` and `IBV_SRQT_XRC`.
 pub(crate) const BASIC: c_int = 0;
 pub(crate) const XRC: c_int = 1;
 
-/// The SRQ a QP shall use: none for NULL.
 pub(crate) fn optional_srq(handle: *mut ibv_srq) -> Result<Option<Arc<Srq>>> {
     Object::<ibv_srq>::optional(handle).map(|object| object.map(|object| Arc::clone(&object.inner.srq)))
 }
@@ -30,14 +29,14 @@ fn attr(srq: &Srq) -> ibv_srq_attr {
     ibv_srq_attr { max_wr: attr.max_wr, max_sge: attr.max_sge, srq_limit: attr.limit }
 }
 
-/// Makes an SRQ and writes what it really takes back to `wanted`. The limit is not part of creation
-/// (`man ibv_create_srq`), so it starts unarmed.
+/// Creates an SRQ and writes its actual size to `wanted`. The limit is not part of creation (`man
+/// ibv_create_srq`), so it starts unarmed.
 pub(crate) fn create(handle: *mut ibv_pd, srq_context: *mut c_void, wanted: &mut ibv_srq_attr) -> Result<*mut ibv_srq> {
     let pd = pd(handle)?;
     publish(handle, srq_context, wanted, |init| pd.create_srq(init))
 }
 
-/// Publishes the SRQ that `make` makes, and writes what it really takes back to `wanted`.
+/// Publishes the SRQ that `make` creates, and writes its actual size to `wanted`.
 pub(crate) fn publish(
     handle: *mut ibv_pd,
     srq_context: *mut c_void,
@@ -54,21 +53,17 @@ pub(crate) fn publish(
     Object::publish_in(allocator(handle, Resource::Srq)?, token, exposed, inner)
 }
 
-/// `man ibv_create_srq`.
 pub(crate) unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
     pointer(|| {
-        // SAFETY: NULL or a whole structure of the program.
-        let init = unsafe { init.as_mut() }.ok_or_else(|| null("init"))?;
+        let init = required!(mut init);
         create(pd, init.srq_context, &mut init.attr)
     })
 }
 
-/// `man ibv_modify_srq`.
 pub(crate) unsafe extern "C" fn ibv_modify_srq(handle: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
     status(|| {
         let srq = srq(handle)?;
-        // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
+        let attr = required!(attr);
         if mask & !(MAX_WR | LIMIT) != 0 {
             return Err(invalid(|| {
                 format!("srq_attr_mask is {mask:#x}; accepted are IBV_SRQ_MAX_WR 1, IBV_SRQ_LIMIT 2")
@@ -79,12 +74,9 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(handle: *mut ibv_srq, attr: *mut 
     })
 }
 
-/// `man ibv_query_srq`.
 pub(crate) unsafe extern "C" fn ibv_query_srq(handle: *mut ibv_srq, out: *mut ibv_srq_attr) -> c_int {
-    status(|| {
-        // SAFETY: NULL or a whole structure of the program.
-        unsafe { write_out(out, attr(srq(handle)?)) }
-    })
+    // SAFETY: NULL or a whole structure of the program.
+    status(|| unsafe { write_out(out, attr(srq(handle)?)) })
 }
 
 /// `man ibv_create_srq`: EBUSY while QPs use it; waits until every event is acknowledged.
@@ -92,39 +84,36 @@ pub(crate) unsafe extern "C" fn ibv_destroy_srq(handle: *mut ibv_srq) -> c_int {
     status(|| Object::<ibv_srq>::destroy_acknowledged(handle, |inner| inner.srq.destroy(), |inner| &inner.events))
 }
 
-/// `IBV_SRQ_INIT_ATTR_*`: which fields of `ibv_srq_init_attr_ex` are given.
+/// `IBV_SRQ_INIT_ATTR_*`: set fields of `ibv_srq_init_attr_ex`.
 pub(crate) const SRQ_TYPE: u32 = 1;
-
 pub(crate) const SRQ_PD: u32 = 1 << 1;
-
 pub(crate) const SRQ_XRCD: u32 = 1 << 2;
-
 pub(crate) const SRQ_CQ: u32 = 1 << 3;
-
 const SRQ_TM: u32 = 1 << 4;
-
-/// What a queue of an XRC domain is made from, and what one with tag matching is.
+/// Fields of an SRQ in an XRC domain, and of one with tag matching.
 const SRQ_MASK_XRC: u32 = SRQ_TYPE | SRQ_PD | SRQ_XRCD | SRQ_CQ;
-
 const SRQ_MASK_TAGS: u32 = SRQ_TYPE | SRQ_PD | SRQ_CQ | SRQ_TM;
-
 /// `IBV_SRQT_TM`.
 const TAGS: c_int = 2;
 
-/// `man ibv_create_srq_ex`.
 pub(crate) unsafe extern "C" fn create_srq_ex(
     handle: *mut ibv_context,
     init: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
     pointer(|| {
         context(handle)?;
-        // SAFETY: NULL or a whole structure of the program.
-        let init = unsafe { init.as_mut() }.ok_or_else(|| null("init"))?;
+        let init = required!(mut init);
         if init.comp_mask == SRQ_MASK_XRC && init.srq_type == XRC {
-            return create_xrc(init);
+            let (domain, own, completes) = (xrcd(init.xrcd)?, pd(init.pd)?, cq(init.cq)?);
+            let make = |init: SrqInit| domain.create_srq(own, completes, init);
+            return publish(init.pd, init.srq_context, &mut init.attr, make);
         }
         if init.comp_mask == SRQ_MASK_TAGS && init.srq_type == TAGS {
-            return create_tagged(init);
+            // Only an extended CQ reports the matched tag; libmlx5 refuses others, too.
+            let (domain, completes) = (pd(init.pd)?, extended_cq(init.cq)?);
+            let [max_tags, max_ops] = init.tm_cap;
+            let make = |init: SrqInit| domain.create_tag_srq(init, completes, TagInit { max_tags, max_ops });
+            return publish(init.pd, init.srq_context, &mut init.attr, make);
         }
         let other_type = init.comp_mask & SRQ_TYPE != 0 && init.srq_type != BASIC;
         if other_type || init.comp_mask & !(SRQ_TYPE | SRQ_PD) != 0 {
@@ -137,21 +126,12 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     })
 }
 
-/// `man ibv_create_srq_ex`: the shared queue of a domain.
-fn create_xrc(init: &mut ibv_srq_init_attr_ex) -> Result<*mut ibv_srq> {
-    let (domain, own, completes) = (xrcd(init.xrcd)?, pd(init.pd)?, cq(init.cq)?);
-    let make = |init: SrqInit| domain.create_srq(own, completes, init);
-    publish(init.pd, init.srq_context, &mut init.attr, make)
-}
-
-/// `man ibv_get_srq_num`: EINVAL for a queue of no domain.
+/// `man ibv_get_srq_num`: EINVAL for an SRQ of no XRC domain.
 pub(crate) unsafe extern "C" fn get_srq_num(handle: *mut ibv_srq, number: *mut u32) -> c_int {
     status(|| {
-        let found = srq(handle)?
-            .number()
-            .ok_or_else(|| invalid(|| "the shared receive queue is of no XRC domain".to_owned()))?;
+        let none = || einval("the shared receive queue is of no XRC domain");
         // SAFETY: NULL or a variable of the program.
-        unsafe { write_out(number, found) }
+        unsafe { write_out(number, srq(handle)?.number().ok_or_else(none)?) }
     })
 }
 
@@ -163,19 +143,10 @@ const ADD: c_int = 0;
 const DEL: c_int = 1;
 const SYNC: c_int = 2;
 
-/// `man ibv_create_srq_ex`: EINVAL without an extended CQ, since no other tells what matched (as
-/// libmlx5 has it).
-fn create_tagged(init: &mut ibv_srq_init_attr_ex) -> Result<*mut ibv_srq> {
-    let (domain, completes) = (pd(init.pd)?, extended_cq(init.cq)?);
-    let [max_tags, max_ops] = init.tm_cap;
-    let make = |init: SrqInit| domain.create_tag_srq(init, completes, TagInit { max_tags, max_ops });
-    publish(init.pd, init.srq_context, &mut init.attr, make)
-}
-
-/// Does one operation of a list.
+/// Executes one operation of a list.
 ///
 /// # Safety
-/// `wr` and its scatter list are as the program of a verbs interface must pass them.
+/// `wr` and its list are as verbs requires.
 unsafe fn post_one(srq: &Srq, wr: &mut ibv_ops_wr) -> Result<()> {
     let mut list = SgeList::new();
     let op = match wr.opcode {
@@ -191,28 +162,26 @@ unsafe fn post_one(srq: &Srq, wr: &mut ibv_ops_wr) -> Result<()> {
         _ => return Err(EINVAL),
     };
     let handled = (wr.flags & TM_SYNC != 0).then_some(wr.tm.unexpected_cnt);
-    let made = srq.post_op(&TagRequest { wr_id: wr.wr_id, op, signaled: wr.flags & SIGNALED != 0, handled })?;
-    if let Some(TagHandle(handle)) = made {
+    let created = srq.post_op(&TagRequest { wr_id: wr.wr_id, op, signaled: wr.flags & SIGNALED != 0, handled })?;
+    if let Some(TagHandle(handle)) = created {
         wr.tm.handle = handle;
     }
     Ok(())
 }
 
-/// `man ibv_post_srq_ops`: ENOMEM if the list of tags, or of operations that are not polled, is
-/// full.
+/// `man ibv_post_srq_ops`: ENOMEM if the list of tags or of unpolled operations is full.
 pub(crate) unsafe extern "C" fn post_srq_ops(
     handle: *mut ibv_srq,
     wr: *mut ibv_ops_wr,
     bad_wr: *mut *mut ibv_ops_wr,
 ) -> c_int {
     // SAFETY: called through the context of a living SRQ.
-    let Some(object) = (unsafe { Object::<ibv_srq>::trusted(handle) }) else { return EINVAL.tell() };
+    let Some(object) = (unsafe { Object::<ibv_srq>::trusted(handle) }) else { return EINVAL.report() };
     status(|| {
         let mut next = wr;
         // SAFETY: the list ends with NULL and its elements are whole structures of the program.
         while let Some(request) = unsafe { next.as_mut() } {
-            // SAFETY: the list ends with NULL and its elements are whole structures of the
-            // program.
+            // SAFETY: the list ends with NULL; its elements are whole structures.
             if let Err(error) = unsafe { post_one(&object.inner.srq, request) } {
                 // SAFETY: NULL or a variable of the program.
                 unsafe { report_bad(bad_wr, next) };

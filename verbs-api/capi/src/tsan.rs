@@ -1,10 +1,10 @@
 //! The data path for programs built with ThreadSanitizer.
 //!
-//! What a thread did before it posted a request has happened when another sees the completion:
-//! programs hand buffers over that way. The sanitizer sees neither our locks nor what the peer
-//! does, so it is told. Which functions a context has is chosen when it is opened, so others pay
-//! nothing. All requests and completions of the process are one order here: it may miss a race of
-//! the program with itself, but never reports one that is none.
+//! Programs hand buffers between threads through posts and completions. The sanitizer sees neither
+//! our locks nor the peer, so these functions annotate that a post happens before a completion. A
+//! context chooses its functions when it is opened, so other programs pay nothing. All posts and
+//! completions of the process form one order: the sanitizer may miss a race, but never reports a
+//! false one.
 
 use crate::abi::*;
 use crate::{cq_ex, data_path, qp_ex};
@@ -14,13 +14,12 @@ use std::sync::OnceLock;
 /// `__tsan_acquire` or `__tsan_release` of the sanitizer's runtime (`sanitizer/tsan_interface.h`).
 type Annotation = unsafe extern "C" fn(*mut c_void);
 
-/// The runtime that the program was linked with.
 struct Sanitizer {
     acquire: Annotation,
     release: Annotation,
 }
 
-/// What the annotations are about: its address.
+/// Only its address matters: the object of all annotations.
 static ORDER: u8 = 0;
 
 fn sanitizer() -> Option<&'static Sanitizer> {
@@ -30,12 +29,11 @@ fn sanitizer() -> Option<&'static Sanitizer> {
 }
 
 fn annotation(name: &CStr) -> Option<Annotation> {
-    // SAFETY: the name is a string of C; the answer is NULL or the function of this name, whose
-    // type is documented.
+    // SAFETY: a C string; the result is NULL or the function of this documented type.
     unsafe { core::mem::transmute::<*mut c_void, Option<Annotation>>(libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr())) }
 }
 
-/// All that this thread did comes before what others do behind a completion.
+/// Orders everything that this thread did before what others do after a completion.
 fn release() {
     if let Some(Sanitizer { release, .. }) = sanitizer() {
         // SAFETY: takes any address and does not touch what is there.
@@ -43,7 +41,7 @@ fn release() {
     }
 }
 
-/// All that others did before they posted comes before what this thread does from here on.
+/// Orders everything that others did before posting before what this thread does next.
 fn acquire() {
     if let Some(Sanitizer { acquire, .. }) = sanitizer() {
         // SAFETY: takes any address and does not touch what is there.
@@ -51,7 +49,7 @@ fn acquire() {
     }
 }
 
-/// The functions of a context, in place of `plain` ones.
+/// The functions of a context, annotated under the sanitizer.
 pub(crate) fn ops(plain: ibv_context_ops) -> ibv_context_ops {
     if sanitizer().is_none() {
         return plain;
@@ -65,7 +63,6 @@ pub(crate) fn ops(plain: ibv_context_ops) -> ibv_context_ops {
     }
 }
 
-/// The structure of an extended completion queue, in place of a `plain` one.
 pub(crate) fn cq_ex(plain: ibv_cq_ex) -> ibv_cq_ex {
     if sanitizer().is_none() {
         return plain;
@@ -73,7 +70,6 @@ pub(crate) fn cq_ex(plain: ibv_cq_ex) -> ibv_cq_ex {
     ibv_cq_ex { start_poll: Some(start_poll), next_poll: Some(next_poll), ..plain }
 }
 
-/// The structure of an extended queue pair, in place of a `plain` one.
 pub(crate) fn qp_ex(plain: ibv_qp_ex) -> ibv_qp_ex {
     if sanitizer().is_none() {
         return plain;
@@ -81,9 +77,7 @@ pub(crate) fn qp_ex(plain: ibv_qp_ex) -> ibv_qp_ex {
     ibv_qp_ex { wr_complete: Some(wr_complete), ..plain }
 }
 
-/// The functions with an annotation: before the plain one it says that what this thread did so far
-/// comes before what others do behind a completion (`release`), or after it, if it found a
-/// completion, that it comes after what others did (`acquire`).
+/// Declares annotated functions: `release` before a post, `acquire` after a found completion.
 macro_rules! annotated {
     ($($plain:ident::$name:ident($($argument:ident: $type:ty),*), $(before $release:ident)?
         $(after acquire if $found:expr)?;)+) => {

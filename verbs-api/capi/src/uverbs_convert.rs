@@ -1,5 +1,5 @@
-//! Conversions between the structures of the kernel's uverbs interface and those of verbs.h, for
-//! programs that talk to `rdma_cm` themselves. Copies field by field; touches nothing else.
+//! Conversions between structures of the kernel's uverbs interface and those of verbs.h, for
+//! programs that use `rdma_cm` through its device file.
 
 use crate::abi::{
     copy_fields, ib_user_path_rec, ib_uverbs_ah_attr, ib_uverbs_qp_attr, ibv_ah_attr, ibv_gid, ibv_global_route,
@@ -68,7 +68,7 @@ unsafe fn copy<S: Copy, D>(dst: *mut D, src: *const S, convert: impl Fn(&S) -> D
     unsafe { dst.write(convert(&src.read())) };
 }
 
-/// Exported functions, each of which copies a structure with one of the conversions above.
+/// Declares exported functions that copy a structure by one of the conversions above.
 macro_rules! copies {
     ($($(#[$doc:meta])* $name:ident($destination:ty, $source:ty) = $convert:ident;)+) => {
         $(
@@ -82,12 +82,8 @@ macro_rules! copies {
 }
 
 copies! {
-    /// Kernel AH attributes to verbs'.
     ibv_copy_ah_attr_from_kern(ibv_ah_attr, ib_uverbs_ah_attr) = ah_attr;
-    /// Kernel QP attributes to verbs'.
     ibv_copy_qp_attr_from_kern(ibv_qp_attr, ib_uverbs_qp_attr) = qp_attr;
-    /// Kernel path record to verbs'.
     ibv_copy_path_rec_from_kern(ibv_sa_path_rec, ib_user_path_rec) = path_from_kern;
-    /// Verbs path record to the kernel's.
     ibv_copy_path_rec_to_kern(ib_user_path_rec, ibv_sa_path_rec) = path_to_kern;
 }

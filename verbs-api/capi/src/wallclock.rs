@@ -1,39 +1,32 @@
 //! Completion timestamps as time of day.
 //!
-//! Entries carry the time of the device's clock. What makes time of day of it is one number, which
-//! a queue keeps for a second: measured for each entry it was a little different every time, and
-//! entries of one moment went back by 140 ns.
-//!
-//! Reads the two clocks and touches nothing else.
+//! Completions carry the time of the device's clock. Its offset to the time of day is measured once
+//! a second per queue: measured for every completion it varied, and time went backwards.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Nanoseconds for which the clocks are believed to run alike. At 500 ppm, the most that Linux
-/// corrects a clock by, they differ by half a millisecond then.
+/// Nanoseconds for which an offset is used. At 500 ppm, the most that Linux slews a clock, the
+/// error then is half a millisecond.
 const GOOD_FOR: u64 = 1_000_000_000;
-/// Who finds the time of day to have gone back by more nanoseconds than this takes it for a clock
-/// that was set.
+/// A time of day that goes back by more nanoseconds than this means that the clock was set.
 const SET: u64 = 1_000_000_000;
-/// How often the clocks are compared at most, because a thread may lose the processor between one
-/// and the other.
+/// Attempts to measure without losing the processor between two clock reads.
 const TRIES: u32 = 8;
-/// Nanoseconds between two looks at the device's clock that are close enough.
+/// Nanoseconds between two reads of the device's clock that are accurate enough.
 const CLOSE: u64 = 1_000;
 
-/// The conversion of one queue.
 #[derive(Debug, Default)]
 pub(crate) struct WallClock {
-    /// Time of day less time of the device, nanoseconds.
+    /// Time of day minus device time, nanoseconds.
     offset: u64,
-    /// From this time of the device on, it is measured again.
+    /// Device time of the next measurement.
     stale_at: u64,
-    /// What was said last.
     last: u64,
 }
 
 impl WallClock {
-    /// Nanoseconds since 1970 at `timestamp` of the device's clock, which does not go back from one
-    /// call to the next. Nor does the answer, unless somebody has set the time of day back.
+    /// Returns nanoseconds since 1970 for `timestamp` of the device's clock. If timestamps do not
+    /// go backwards, the result does not either, unless the time of day was set back.
     pub(crate) fn at(&mut self, timestamp: u64, measure: impl FnOnce() -> u64) -> u64 {
         if timestamp >= self.stale_at {
             (self.offset, self.stale_at) = (measure(), timestamp.saturating_add(GOOD_FOR));
@@ -44,27 +37,27 @@ impl WallClock {
     }
 }
 
-/// Time of day less time of the device.
+/// Time of day minus device time, nanoseconds.
 pub(crate) fn measure() -> u64 {
     compare().1
 }
 
-/// The two looks at the device's clock that were closest together: how far they were apart, and
-/// time of day less time of the device in the middle between them.
+/// The most accurate measurement: nanoseconds between the two reads of the device's clock, and time
+/// of day minus device time.
 fn compare() -> (u64, u64) {
-    let look = || {
+    let measure = || {
         let before = roxe_provider::now().0;
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let apart = roxe_provider::now().0.saturating_sub(before);
         let wall = u64::try_from(wall.as_nanos()).unwrap_or(u64::MAX);
         (apart, wall.wrapping_sub(before + apart / 2))
     };
-    let mut best = look();
+    let mut best = measure();
     for _ in 1..TRIES {
         if best.0 <= CLOSE {
             break;
         }
-        best = best.min(look());
+        best = best.min(measure());
     }
     best
 }
@@ -76,7 +69,7 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn entries_of_one_second_are_converted_alike() {
+    fn offset_is_kept_for_one_second() {
         let mut clock = WallClock::default();
         assert_eq!(clock.at(10, || 1000), 1010);
         assert_eq!(clock.at(SECOND + 9, || panic!("measured already")), SECOND + 1009);
@@ -84,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_correction_does_not_turn_time_back_and_a_clock_that_was_set_does() {
+    fn time_goes_back_only_if_the_clock_was_set() {
         let mut clock = WallClock::default();
         let day = 86_400 * SECOND;
         assert_eq!(clock.at(1, || day), day + 1);
@@ -95,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn both_clocks_are_read_close_together() {
+    fn measured_offset_matches_both_clocks() {
         let before = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
         let now = roxe_provider::now().0;
         let (apart, offset) = compare();

@@ -1,15 +1,15 @@
-//! Receive work queues, and the tables that spread frames over them.
+//! Receive work queues, and indirection tables that spread frames over them.
 
 use crate::abi::*;
 use crate::data_path::post_wq_recv;
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, invalid, null, pointer, status};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, invalid, pointer, required, status};
 use crate::object::{Object, Token, Unacked};
 use crate::objects::{WqInner, context, cq, pd};
 use core::ffi::c_int;
 use roxe_provider::{WqInit, WqState};
 use std::sync::Arc;
 
-/// `IBV_WQ_INIT_ATTR_FLAGS`: the field `create_flags` is given.
+/// `IBV_WQ_INIT_ATTR_FLAGS`: the field `create_flags` is set.
 const MASK_FLAGS: u32 = 1;
 /// `IBV_WQ_ATTR_STATE`, `_CURR_STATE`, `_FLAGS`.
 const ATTR_STATE: u32 = 1;
@@ -17,12 +17,12 @@ const ATTR_CURRENT: u32 = 1 << 1;
 const ATTR_FLAGS: u32 = 1 << 2;
 /// `IBV_RX_HASH_FUNC_TOEPLITZ`.
 pub(crate) const TOEPLITZ: u8 = 1;
+
 /// `man ibv_create_wq`: EINVAL for a queue of another kind, EOPNOTSUPP for flags.
 pub(crate) unsafe extern "C" fn create_wq(handle: *mut ibv_context, init: *mut ibv_wq_init_attr) -> *mut ibv_wq {
     pointer(|| {
         context(handle)?;
-        // SAFETY: NULL or a whole structure of the program.
-        let init = unsafe { init.as_mut() }.ok_or_else(|| null("init"))?;
+        let init = required!(mut init);
         let flags = if init.comp_mask & MASK_FLAGS != 0 { init.create_flags } else { 0 };
         if init.wq_type != 0 || init.comp_mask & !MASK_FLAGS != 0 {
             let (kind, mask) = (init.wq_type, init.comp_mask);
@@ -50,15 +50,12 @@ pub(crate) unsafe extern "C" fn create_wq(handle: *mut ibv_context, init: *mut i
             post_recv: Some(post_wq_recv),
             ..ibv_wq::ZERO
         };
-        Ok(Object::publish(
-            token,
-            exposed,
-            WqInner { wq, events: Unacked::new("asynchronous events of a work queue", None) },
-        ))
+        let events = Unacked::new("asynchronous events of a work queue", None);
+        Ok(Object::publish(token, exposed, WqInner { wq, events }))
     })
 }
 
-/// The state with this number, if `mask` says that it is given.
+/// The state with number `code` if `mask` has `bit`.
 fn given_state(mask: u32, bit: u32, code: c_int) -> Result<Option<WqState>> {
     if mask & bit == 0 {
         return Ok(None);
@@ -66,12 +63,11 @@ fn given_state(mask: u32, bit: u32, code: c_int) -> Result<Option<WqState>> {
     u32::try_from(code).ok().and_then(WqState::from_code).map(Some).ok_or(EINVAL)
 }
 
-/// `man ibv_modify_wq`: no flag can be changed.
+/// `man ibv_modify_wq`: flags cannot be changed.
 pub(crate) unsafe extern "C" fn modify_wq(handle: *mut ibv_wq, attr: *mut ibv_wq_attr) -> c_int {
     status(|| {
         let wq = &Object::<ibv_wq>::live(handle)?.inner.wq;
-        // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
+        let attr = required!(attr);
         let mask = attr.attr_mask;
         if mask & !(ATTR_STATE | ATTR_CURRENT | ATTR_FLAGS) != 0 {
             return Err(EINVAL);
@@ -89,20 +85,18 @@ pub(crate) unsafe extern "C" fn modify_wq(handle: *mut ibv_wq, attr: *mut ibv_wq
     })
 }
 
-/// `man ibv_create_wq`: EBUSY while tables name it; waits until every event is acknowledged.
+/// `man ibv_create_wq`: EBUSY while tables refer to it; waits until every event is acknowledged.
 pub(crate) unsafe extern "C" fn destroy_wq(handle: *mut ibv_wq) -> c_int {
     status(|| Object::<ibv_wq>::destroy_acknowledged(handle, |inner| inner.wq.destroy(), |inner| &inner.events))
 }
 
-/// `man ibv_create_rwq_ind_table`.
 pub(crate) unsafe extern "C" fn create_rwq_ind_table(
     handle: *mut ibv_context,
     init: *mut ibv_rwq_ind_table_init_attr,
 ) -> *mut ibv_rwq_ind_table {
     pointer(|| {
         let context = context(handle)?;
-        // SAFETY: NULL or a whole structure of the program.
-        let init = unsafe { init.as_ref() }.ok_or_else(|| null("init"))?;
+        let init = required!(init);
         if init.comp_mask != 0
             || init.ind_tbl.is_null()
             || init.log_ind_tbl_size > roxe_provider::limits::MAX_RWQ_TABLE.ilog2()

@@ -1,24 +1,24 @@
-//! What the `ibv_wr_*` interface collects: the work requests between `wr_start` and `wr_complete`,
-//! with their payloads, posted all together or not at all (`man ibv_wr_post`).
-//!
-//! Knows no handles: `qp_ex.rs` finds the queue pair and holds the lock.
+//! The batch of the `ibv_wr_*` interface: work requests between `wr_start` and `wr_complete`,
+//! posted all together or not at all (`man ibv_wr_post`). `qp_ex.rs` finds the QP and holds the
+//! lock.
 
-use crate::abi::{ibv_data_buf, ibv_qp_cap};
-use crate::errno::{EINVAL, Errno, Result, invalid, unsupported};
+use crate::abi::{ibv_data_buf, ibv_qp_cap, ibv_sge};
+use crate::errno::{EINVAL, Errno, Result, einval, invalid, unsupported};
 use core::ops::Range;
 use parking_lot::Mutex;
 use roxe_check::explain::because;
 use roxe_transport::qp::Service;
 use roxe_transport::wr::{SendData, SendFlags, SendOp, SendRequest, Sge, UdDest};
+use roxe_wire::LKey;
 
-/// A work request whose payload lies in the buffers of the batch.
+/// A work request whose payload is in the buffers of the batch.
 pub(crate) struct Built {
     wr_id: u64,
     op: SendOp,
     flags: SendFlags,
     payload: Payload,
     pub(crate) ud: Option<UdDest>,
-    /// XRC: the peer's shared receive queue.
+    /// The peer's SRQ, on XRC.
     pub(crate) srqn: Option<u32>,
 }
 
@@ -27,8 +27,7 @@ enum Payload {
     Inline(Range<usize>),
 }
 
-/// Work requests since `wr_start`. The buffers grow to what the program uses once and keep that
-/// size.
+/// Work requests since `wr_start`. The buffers keep their capacity for the next batch.
 pub(crate) struct Batch {
     requests: Vec<Built>,
     sges: Vec<Sge>,
@@ -39,8 +38,8 @@ pub(crate) struct Batch {
     pub(crate) error: Option<Errno>,
 }
 
-/// The builder of one QP: its batch, locked from `wr_start` until `wr_complete` or `wr_abort`, by
-/// `qp_ex` only: whoever else locked it would wait for the program.
+/// The batch of one QP, locked from `wr_start` until `wr_complete` or `wr_abort`. Only `qp_ex` may
+/// lock it: any other caller would wait for the program.
 pub(crate) type Builder = Mutex<Batch>;
 
 /// The `IBV_QP_EX_WITH_*` bit of an operation.
@@ -61,7 +60,7 @@ const fn bit(op: &SendOp) -> u64 {
     }
 }
 
-/// `IBV_QP_EX_WITH_*` of everything that a QP of `service` can do.
+/// `IBV_QP_EX_WITH_*` bits of a QP of `service`.
 pub(crate) const fn operations_of(service: Service) -> u64 {
     match service {
         Service::Rc | Service::XrcIni => 0x3ff | 1 << 11 | 1 << 12,
@@ -72,12 +71,16 @@ pub(crate) const fn operations_of(service: Service) -> u64 {
     }
 }
 
-/// Whether the program attaches data to the operation.
+/// Returns true if the program attaches data to the operation.
 const fn takes_data(op: &SendOp) -> bool {
     !matches!(
         op,
         SendOp::AtomicWrite { .. } | SendOp::Flush { .. } | SendOp::LocalInvalidate(_) | SendOp::BindWindow { .. }
     )
+}
+
+pub(crate) fn sge(sge: ibv_sge) -> Sge {
+    Sge { addr: sge.addr, length: sge.length, lkey: LKey(sge.lkey) }
 }
 
 impl Batch {
@@ -102,20 +105,24 @@ impl Batch {
             because(|| format!("more requests between ibv_wr_start and ibv_wr_complete than max_send_wr, {most}"));
             return Err(Errno(libc::ENOMEM));
         }
-        // Inline data is announced by the setter, not by a flag.
+        // The setter, not a flag, makes data inline.
         let flags = SendFlags::from_bits_truncate(flags) - SendFlags::INLINE;
         self.requests.push(Built { wr_id, op, flags, payload: Payload::Sges(0..0), ud: None, srqn: None });
         Ok(())
     }
 
-    /// The request being built; EINVAL before the first one.
-    pub(crate) fn last(&mut self) -> Result<&mut Built> {
-        self.requests.last_mut().ok_or_else(|| {
-            invalid(|| "a setter (ibv_wr_set_...) came before the request that it belongs to".to_owned())
-        })
+    /// The current request; EINVAL before the first one.
+    fn last(&mut self) -> Result<&mut Built> {
+        self.requests
+            .last_mut()
+            .ok_or_else(|| einval("a setter (ibv_wr_set_...) came before the request that it belongs to"))
     }
 
-    /// The request being built, if data can be attached to it.
+    /// The current request; EINVAL for a QP of another service.
+    pub(crate) fn last_on(&mut self, service: Service) -> Result<&mut Built> {
+        if self.service == service { self.last() } else { Err(EINVAL) }
+    }
+
     fn last_with_data(&mut self) -> Result<&mut Built> {
         self.last().and_then(|built| match takes_data(&built.op) {
             true => Ok(built),
@@ -135,7 +142,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Copies the buffers of the program.
+    /// Copies the program's buffers.
     ///
     /// # Safety
     /// Every buffer is memory that the program may read.
@@ -158,7 +165,6 @@ impl Batch {
         Ok(())
     }
 
-    /// Copies the data of an ATOMIC WRITE.
     pub(crate) fn set_word(&mut self, word: &[u8; 8]) -> Result<()> {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(word);
@@ -167,7 +173,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Posts every request, or none if one is refused (`man ibv_wr_post`).
+    /// Posts all requests, or none if one is refused (`man ibv_wr_post`).
     pub(crate) fn post(&self, qp: &roxe_provider::Qp) -> Result<()> {
         let mut queue = qp.send();
         let posted = self.requests.iter().try_for_each(|built| {
@@ -196,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_keeps_the_limits_of_its_queue() {
+    fn batch_refuses_more_than_its_queue_allows() {
         let mut batch = batch();
         let sge = Sge::default();
         assert_eq!(batch.set_sges([sge].into_iter()), Err(EINVAL), "no request was begun");

@@ -1,12 +1,10 @@
-//! The functions that programs call, under the names of libc.
-//!
-//! All are as their manual pages say; what is special about one when it meets an rsocket stands
-//! with it. Streams of the C library (`fdopen`) do not come by here, so they do not work on
-//! rsockets.
+//! The functions that programs call, under their names in libc and as described in their manual
+//! pages. Comments describe only differences on rsockets. Streams of the C library (`fdopen`)
+//! bypass these functions, so they do not work on rsockets.
 
 use crate::config::{AF_IB, options};
 use crate::rdma::{Rdma, rdma};
-use crate::real::{domain, real};
+use crate::real::{domain, number_option, real};
 use crate::table::{FdKind, Stage};
 use crate::{epoll, errno, fail, fork, rdma, table};
 use core::arch::naked_asm;
@@ -18,8 +16,20 @@ use libc::{
 };
 use std::os::fd::RawFd;
 
-/// Functions that differ in their arguments only: `name / rsocket function as its number is found
-/// (arguments) -> result`, and behind `uses` the event that a call uses up.
+/// Calls a function of libc or of the RDMA library with arguments of the caller, or with numbers.
+macro_rules! call {
+    (real.$name:ident($($argument:expr),*)) => {
+        // SAFETY: the caller's own arguments, or numbers only.
+        unsafe { (real().$name)($($argument),*) }
+    };
+    ($rdma:ident.$name:ident($($argument:expr),*)) => {
+        // SAFETY: the caller's own arguments, or numbers only.
+        unsafe { $rdma.$name($($argument),*) }
+    };
+}
+
+/// Declares functions that only pass their arguments on: `name / rsocket function by lookup
+/// (arguments) -> result`, and after `uses` the event that a call consumes.
 macro_rules! forwarded {
     ($($name:ident / $ours:ident by $find:ident ($($argument:ident: $type:ty),*) -> $result:ty
         $(, uses $event:expr)?;)+) => {
@@ -27,12 +37,8 @@ macro_rules! forwarded {
             #[doc = concat!("`man 2 ", stringify!($name), "`.")]
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name(fd: c_int, $($argument: $type),*) -> $result {
-                let Some((rdma, number)) = $find(fd) else {
-                    // SAFETY: the caller's own arguments.
-                    return unsafe { (real().$name)(fd, $($argument),*) };
-                };
-                // SAFETY: the caller's own arguments.
-                let done = unsafe { rdma.$ours(number, $($argument),*) };
+                let Some((rdma, number)) = $find(fd) else { return call!(real.$name(fd, $($argument),*)) };
+                let done = call!(rdma.$ours(number, $($argument),*));
                 $(crate::epoll::used(fd, $event);)?
                 done
             }
@@ -40,8 +46,8 @@ macro_rules! forwarded {
     };
 }
 
-/// What `_FORTIFY_SOURCE` makes of calls whose buffer it knows the size of: `name = call(arguments
-/// [, room: size] more arguments) if it fits`. That the buffer is large enough is checked first.
+/// Declares the `_FORTIFY_SOURCE` forms of calls: `name = call(arguments [, room: size] more
+/// arguments) if it fits`. They abort if the buffer is too small.
 macro_rules! fortified {
     ($($name:ident = $plain:ident($($argument:ident: $type:ty),* ; room $(, $more:ident: $more_type:ty)*) -> $result:ty,
         if |$room:ident| $fits:expr;)+) => {
@@ -59,16 +65,14 @@ macro_rules! fortified {
     };
 }
 
-// Behind the macro, which it uses.
+// After the macro, which it uses.
 mod wait;
 
-/// The rsocket behind `fd`, with the functions for it.
 fn behind(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
     Some((rdma()?, table::rsocket(fd)?))
 }
 
-/// The rsocket behind `fd` where data is about to pass, which is when a socket that began as TCP
-/// moves over.
+/// The rsocket behind `fd` for a transfer of data. A socket that began as TCP moves to RDMA now.
 fn behind_data(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
     match table::fd_kind(fd) {
         FdKind::Plain => None,
@@ -77,8 +81,7 @@ fn behind_data(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
     }
 }
 
-/// `man 2 socket`. Hands on where the caller goes on, because the RDMA library's own sockets are
-/// none of our business.
+/// `man 2 socket`. Passes the return address on: sockets of the RDMA library itself stay ordinary.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -89,41 +92,35 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
 }
 
 extern "C" fn socket_for(domain: c_int, kind: c_int, protocol: c_int, caller: *const c_void) -> c_int {
-    let ordinary = || {
-        // SAFETY: numbers only.
-        unsafe { (real().socket)(domain, kind, protocol) }
-    };
-    let sort = kind & !(SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if rdma::is_caller(caller) || !options().want(domain, sort, protocol) {
+    let ordinary = || call!(real.socket(domain, kind, protocol));
+    let plain_kind = kind & !(SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if rdma::is_caller(caller) || !options().want(domain, plain_kind, protocol) {
         return ordinary();
     }
-    if options().fork_safe && sort == SOCK_STREAM && domain != AF_IB {
+    if options().fork_safe && plain_kind == SOCK_STREAM && domain != AF_IB {
         let fd = ordinary();
         table::stage(fd, Stage::Fresh);
         return fd;
     }
     let Some(rdma) = rdma() else { return ordinary() };
-    let number = rdma.create(domain, sort, protocol);
+    let number = rdma.create(domain, plain_kind, protocol);
     if number < 0 { ordinary() } else { behind_new(rdma, number, domain, kind) }
 }
 
-/// A kernel socket whose number the program gets for this rsocket. `kind` has the flags that the
-/// program asked for.
+/// Creates the kernel socket whose number stands for an rsocket; `kind` has the program's flags.
 fn behind_new(rdma: &Rdma, number: RawFd, domain: c_int, kind: c_int) -> c_int {
     let domain = if domain == AF_IB { libc::AF_INET } else { domain };
-    // SAFETY: numbers only.
-    let fd = unsafe { (real().socket)(domain, kind, 0) };
+    let fd = call!(real.socket(domain, kind, 0));
     let why = if fd < 0 {
         errno()
     } else if !table::open(fd, number) {
         libc::EMFILE
     } else {
         let flags = if kind & SOCK_NONBLOCK == 0 { 0 } else { O_NONBLOCK };
-        // SAFETY: numbers only.
-        unsafe { rdma.rfcntl(number, F_SETFL, c_long::from(flags)) };
+        call!(rdma.rfcntl(number, F_SETFL, c_long::from(flags)));
         return fd;
     };
-    // SAFETY: numbers only; what failed must not be left behind.
+    // SAFETY: numbers only.
     unsafe {
         rdma.rclose(number);
         if fd >= 0 {
@@ -133,73 +130,55 @@ fn behind_new(rdma: &Rdma, number: RawFd, domain: c_int, kind: c_int) -> c_int {
     fail(why)
 }
 
-/// `man 2 bind`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-    let Some((rdma, number)) = behind(fd) else {
-        // SAFETY: the caller's own arguments.
-        return unsafe { (real().bind)(fd, address, len) };
-    };
-    // SAFETY: the caller's own arguments.
-    let status = unsafe { rdma.rbind(number, address, len) };
+    let Some((rdma, number)) = behind(fd) else { return call!(real.bind(fd, address, len)) };
+    let status = call!(rdma.rbind(number, address, len));
     if status == 0 {
-        // SAFETY: an address that was just bound to has this many bytes.
+        // SAFETY: an address that bind accepted has this many bytes.
         table::bound(number, unsafe { slice::from_raw_parts(address.cast(), len as usize) });
     }
     status
 }
 
-/// `man 2 listen`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
-    // SAFETY: numbers only.
-    unsafe {
-        match (table::fd_kind(fd), behind(fd)) {
-            (_, Some((rdma, number))) => rdma.rlisten(number, backlog),
-            (FdKind::Fork(Stage::Fresh), _) => {
-                let status = (real().listen)(fd, backlog);
-                if status == 0 {
-                    table::stage(fd, Stage::Listening);
-                }
-                status
-            }
-            _ => (real().listen)(fd, backlog),
-        }
+    if let Some((rdma, number)) = behind(fd) {
+        return call!(rdma.rlisten(number, backlog));
     }
+    let status = call!(real.listen(fd, backlog));
+    if status == 0 && table::fd_kind(fd) == FdKind::Fork(Stage::Fresh) {
+        table::stage(fd, Stage::Listening);
+    }
+    status
 }
 
-/// `man 2 accept`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
     // SAFETY: the caller's own arguments.
     unsafe { accept4(fd, address, len, 0) }
 }
 
-/// `man 2 accept4`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
     if let Some((rdma, listener)) = behind(fd) {
-        // SAFETY: the caller's own arguments.
-        let number = unsafe { rdma.raccept(listener, address, len) };
+        let number = call!(rdma.raccept(listener, address, len));
         epoll::used(fd, libc::POLLIN);
         return if number < 0 { number } else { behind_new(rdma, number, domain(fd), SOCK_STREAM | flags) };
     }
-    // SAFETY: the caller's own arguments.
-    let new = unsafe { (real().accept4)(fd, address, len, flags) };
+    let new = call!(real.accept4(fd, address, len, flags));
     if new >= 0 && table::fd_kind(fd) == FdKind::Fork(Stage::Listening) {
         table::stage(new, Stage::Accepted);
     }
     new
 }
 
-/// `man 2 connect`. When nobody at that address speaks RDMA, the number becomes an ordinary socket.
-/// A connection that the program does not wait for has no second try: it fails where the program
-/// looks for its outcome.
+/// `man 2 connect`. If the peer does not accept RDMA, the number becomes an ordinary socket. A
+/// non-blocking connect has no second try: it fails when the program checks its outcome.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     if let Some((rdma, number)) = behind(fd) {
-        // SAFETY: the caller's own arguments.
-        let status = unsafe { rdma.rconnect(number, address, len) };
+        let status = call!(rdma.rconnect(number, address, len));
         epoll::used(fd, libc::POLLOUT);
         if status == 0 || [libc::EINPROGRESS, libc::EALREADY, libc::EISCONN, libc::EINTR].contains(&errno()) {
             return status;
@@ -207,18 +186,17 @@ unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t
         fall_back(rdma, fd, number);
     }
     let first = table::fd_kind(fd) == FdKind::Fork(Stage::Fresh);
-    // SAFETY: the caller's own arguments.
-    let status = unsafe { (real().connect)(fd, address, len) };
+    let status = call!(real.connect(fd, address, len));
     if first && (status == 0 || errno() == libc::EINPROGRESS) {
         table::stage(fd, Stage::Connected);
     }
     status
 }
 
-/// From now on `fd` is its kernel socket, which has the options and flags already.
+/// Makes `fd` its kernel socket, which already has the options and flags.
 fn fall_back(rdma: &Rdma, fd: c_int, number: RawFd) {
     let bound = table::give_up(number);
-    epoll::hand_over(fd);
+    epoll::move_to_kernel(fd);
     // SAFETY: numbers, and an address with its length.
     unsafe {
         rdma.rclose(number);
@@ -254,7 +232,7 @@ fortified! {
     ) -> ssize_t, if |room| len <= room;
 }
 
-/// `man 2 sendto`. A stream does not look at the address, as on Linux; `rsendto` says EISCONN.
+/// `man 2 sendto`. A stream ignores the address, as on Linux; `rsendto` fails with EISCONN.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendto(
     fd: c_int,
@@ -264,29 +242,20 @@ unsafe extern "C" fn sendto(
     to: *const sockaddr,
     to_len: socklen_t,
 ) -> ssize_t {
-    let Some((rdma, number)) = behind_data(fd) else {
-        // SAFETY: the caller's own arguments.
-        return unsafe { (real().sendto)(fd, buf, len, flags, to, to_len) };
-    };
-    // SAFETY: the caller's own arguments.
-    let mut done = unsafe { rdma.rsendto(number, buf, len, flags, to, to_len) };
+    let Some((rdma, number)) = behind_data(fd) else { return call!(real.sendto(fd, buf, len, flags, to, to_len)) };
+    let mut done = call!(rdma.rsendto(number, buf, len, flags, to, to_len));
     if done < 0 && !to.is_null() && is_stream(fd) {
-        // SAFETY: the caller's own arguments.
-        done = unsafe { rdma.rsend(number, buf, len, flags) };
+        done = call!(rdma.rsend(number, buf, len, flags));
     }
     epoll::used(fd, libc::POLLOUT);
     done
 }
 
-/// `man 2 sendmsg`. A stream does not look at the address, as on Linux; `rsendmsg` says EISCONN.
+/// `man 2 sendmsg`. A stream ignores the address, as on Linux; `rsendmsg` fails with EISCONN.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    let Some((rdma, number)) = behind_data(fd) else {
-        // SAFETY: the caller's own arguments.
-        return unsafe { (real().sendmsg)(fd, message, flags) };
-    };
-    // SAFETY: the caller's own arguments.
-    let mut done = unsafe { rdma.rsendmsg(number, message, flags) };
+    let Some((rdma, number)) = behind_data(fd) else { return call!(real.sendmsg(fd, message, flags)) };
+    let mut done = call!(rdma.rsendmsg(number, message, flags));
     // SAFETY: NULL, or the caller's structure.
     let named = unsafe { message.as_ref() }.filter(|message| !message.msg_name.is_null());
     if let (true, Some(message)) = (done < 0 && is_stream(fd), named) {
@@ -298,15 +267,12 @@ unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) ->
     done
 }
 
-/// True if this number, whose kernel socket is of the type that the program asked for, is a stream.
+/// Returns true if the kernel socket, which has the type of the rsocket, is a stream.
 fn is_stream(fd: c_int) -> bool {
-    let (mut kind, mut len) = (0 as c_int, size_of::<c_int>() as socklen_t);
-    // SAFETY: an integer and its size, which outlive the call.
-    let rc = unsafe { (real().getsockopt)(fd, libc::SOL_SOCKET, libc::SO_TYPE, (&raw mut kind).cast(), &raw mut len) };
-    rc == 0 && kind == SOCK_STREAM
+    number_option(fd, libc::SOL_SOCKET, libc::SO_TYPE, 0) == SOCK_STREAM
 }
 
-/// `man 2 recvmmsg`. From rsockets one after the other, without a look at `timeout`.
+/// `man 2 recvmmsg`. Receives from rsockets one by one and ignores `timeout`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn recvmmsg(
     fd: c_int,
@@ -316,8 +282,7 @@ unsafe extern "C" fn recvmmsg(
     timeout: *mut timespec,
 ) -> c_int {
     if behind_data(fd).is_none() {
-        // SAFETY: the caller's own arguments.
-        return unsafe { (real().recvmmsg)(fd, messages, count, flags, timeout) };
+        return call!(real.recvmmsg(fd, messages, count, flags, timeout));
     }
     one_by_one(messages, count, |message, at| {
         let wait = if at > 0 && flags & MSG_WAITFORONE != 0 { MSG_DONTWAIT } else { 0 };
@@ -326,12 +291,11 @@ unsafe extern "C" fn recvmmsg(
     })
 }
 
-/// `man 2 sendmmsg`. To rsockets one after the other.
+/// `man 2 sendmmsg`. Sends to rsockets one by one.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
     if behind_data(fd).is_none() {
-        // SAFETY: the caller's own arguments.
-        return unsafe { (real().sendmmsg)(fd, messages, count, flags) };
+        return call!(real.sendmmsg(fd, messages, count, flags));
     }
     one_by_one(messages, count, |message, _| {
         // SAFETY: an entry of the caller's array.
@@ -339,29 +303,25 @@ unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, 
     })
 }
 
-/// Runs `pass` on each message of an array until it fails, and says how many passed: -1 when the
-/// first one failed.
+/// Calls `pass` for each message until it fails; returns the successes, or -1 without one.
 fn one_by_one(messages: *mut mmsghdr, count: c_uint, mut pass: impl FnMut(*mut msghdr, usize) -> ssize_t) -> c_int {
     for at in 0..count as usize {
         // SAFETY: the caller's array has `count` entries.
-        let entry = unsafe { messages.add(at) };
-        // SAFETY: the caller's array has `count` entries.
-        let done = pass(unsafe { &raw mut (*entry).msg_hdr }, at);
+        let entry = unsafe { &mut *messages.add(at) };
+        let done = pass(&raw mut entry.msg_hdr, at);
         if done < 0 {
             return if at == 0 { -1 } else { at as c_int };
         }
-        // SAFETY: the caller's array has `count` entries.
-        unsafe { (*entry).msg_len = done as c_uint };
+        entry.msg_len = done as c_uint;
     }
     count as c_int
 }
 
-/// `man 2 sendfile`. To rsockets through a buffer.
+/// `man 2 sendfile`. Copies through a buffer to rsockets.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendfile(out: c_int, file: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     if behind_data(out).is_none() {
-        // SAFETY: the caller's own arguments.
-        return unsafe { (real().sendfile)(out, file, offset, count) };
+        return call!(real.sendfile(out, file, offset, count));
     }
     // SAFETY: NULL, or the caller's variable.
     let start = match unsafe { offset.as_ref() } {
@@ -383,15 +343,14 @@ unsafe extern "C" fn sendfile(out: c_int, file: c_int, offset: *mut off_t, count
     if failed && done == 0 { -1 } else { done as ssize_t }
 }
 
-/// `sendfile` under its other name: on systems of 64 bits they are one function.
+/// `sendfile` under its other name, on 64-bit systems the same function.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendfile64(out: c_int, file: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     // SAFETY: the caller's own arguments.
     unsafe { sendfile(out, file, offset, count) }
 }
 
-/// Sends `count` bytes of a file, or as many as there are. Returns how many, and whether a call
-/// failed then.
+/// Sends at most `count` bytes of a file. Returns the sent bytes, and true after a failure.
 fn copy(out: c_int, file: c_int, start: off_t, count: usize) -> (usize, bool) {
     let mut buffer = vec![0u8; count.min(1 << 16)];
     let mut done = 0;
@@ -418,50 +377,42 @@ forwarded! {
     shutdown / rshutdown by behind (how: c_int) -> c_int;
 }
 
-/// `man 2 close`. The rsocket ends with the last number for it.
+/// `man 2 close`. Closing the last number of an rsocket closes it.
 #[unsafe(no_mangle)]
 extern "C" fn close(fd: c_int) -> c_int {
     let special = table::fd_kind(fd) != FdKind::Plain || epoll::in_use();
     let last = if special && table::is_ours() { forget(fd) } else { None };
-    // SAFETY: numbers only.
-    let status = unsafe { (real().close)(fd) };
+    let status = call!(real.close(fd));
     end(last).unwrap_or(status)
 }
 
-/// `fd` stands for nothing any more. Returns the rsocket that has no number now.
+/// Drops `fd` from the tables. Returns its rsocket if this was its last number.
 fn forget(fd: c_int) -> Option<c_int> {
     epoll::closed(fd);
     table::forget(fd)
 }
 
-/// Closes an rsocket that no number is left for.
 fn end(last: Option<c_int>) -> Option<c_int> {
     let (number, rdma) = (last?, rdma()?);
-    // SAFETY: numbers only.
-    Some(unsafe { rdma.rclose(number) })
+    Some(call!(rdma.rclose(number)))
 }
 
-/// `man 2 dup`.
 #[unsafe(no_mangle)]
 extern "C" fn dup(old: c_int) -> c_int {
     fcntl(old, F_DUPFD, 0)
 }
 
-/// `man 2 dup2`.
 #[unsafe(no_mangle)]
 extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
-    // SAFETY: numbers only.
-    copied(old, new, || unsafe { (real().dup2)(old, new) })
+    copied(old, new, || call!(real.dup2(old, new)))
 }
 
-/// `man 2 dup3`.
 #[unsafe(no_mangle)]
 extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-    // SAFETY: numbers only.
-    copied(old, new, || unsafe { (real().dup3)(old, new, flags) })
+    copied(old, new, || call!(real.dup3(old, new, flags)))
 }
 
-/// `copy` makes `new` another number for `old`, whatever it was before.
+/// Runs `copy`, which makes `new` a duplicate of `old`, and updates the tables.
 fn copied(old: c_int, new: c_int, copy: impl FnOnce() -> c_int) -> c_int {
     fork::move_over(old);
     let done = copy();
@@ -474,8 +425,7 @@ fn copied(old: c_int, new: c_int, copy: impl FnOnce() -> c_int) -> c_int {
     done
 }
 
-/// `new` is a copy of `old` in the kernel; now also here. Numbers too high for the table are left
-/// alone.
+/// Gives `new`, a kernel duplicate, the meaning of `old`. Numbers beyond the table are ignored.
 fn share(old: c_int, new: c_int) {
     match table::fd_kind(old) {
         FdKind::Plain => {}
@@ -484,7 +434,7 @@ fn share(old: c_int, new: c_int) {
     }
 }
 
-/// `man 2 fcntl`. The argument is in a register whether or not the command has one.
+/// `man 2 fcntl`. Reading the argument is safe without one: it is in a register.
 #[unsafe(no_mangle)]
 extern "C" fn fcntl(fd: c_int, command: c_int, arg: c_long) -> c_int {
     let copies = matches!(command, F_DUPFD | F_DUPFD_CLOEXEC);
@@ -494,41 +444,38 @@ extern "C" fn fcntl(fd: c_int, command: c_int, arg: c_long) -> c_int {
     if command == F_SETFL && set_nonblocking(fd, arg as c_int & O_NONBLOCK != 0) < 0 {
         return -1;
     }
-    // SAFETY: the caller's own arguments.
-    let status = unsafe { (real().fcntl)(fd, command, arg) };
+    let status = call!(real.fcntl(fd, command, arg));
     if copies && status >= 0 && table::is_ours() {
         share(fd, status);
     }
     status
 }
 
-/// `fcntl` under its other name: on systems of 64 bits they are one function.
+/// `fcntl` under its other name, on 64-bit systems the same function.
 #[unsafe(no_mangle)]
 extern "C" fn fcntl64(fd: c_int, command: c_int, arg: c_long) -> c_int {
     fcntl(fd, command, arg)
 }
 
-/// Whether calls on the rsocket behind `fd`, if there is one, return at once; -1 when it refuses.
+/// Sets if calls on the rsocket behind `fd`, if any, block; -1 on failure.
 fn set_nonblocking(fd: c_int, on: bool) -> c_int {
     let flags = if on { O_NONBLOCK } else { 0 };
-    // SAFETY: numbers only.
-    behind(fd).map_or(0, |(rdma, number)| unsafe { rdma.rfcntl(number, F_SETFL, c_long::from(flags)) })
+    behind(fd).map_or(0, |(rdma, number)| call!(rdma.rfcntl(number, F_SETFL, c_long::from(flags))))
 }
 
-/// `man 2 ioctl`: `FIONBIO` and `FIONREAD` (up to 64 KiB) of rsockets; the kernel socket answers
-/// everything else.
+/// `man 2 ioctl`: `FIONBIO` and `FIONREAD` (up to 64 KiB); the kernel socket handles the others.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
     if let Some((rdma, number)) = behind(fd) {
         if request == libc::FIONBIO as c_ulong {
-            // SAFETY: this request has a variable.
+            // SAFETY: this request passes a variable.
             if set_nonblocking(fd, unsafe { *arg.cast::<c_int>() } != 0) < 0 {
                 return -1;
             }
         } else if request == libc::FIONREAD as c_ulong {
             let mut bytes = vec![0u8; 1 << 16];
             let look = libc::MSG_PEEK | MSG_DONTWAIT;
-            // SAFETY: a buffer and its size; this request has a variable.
+            // SAFETY: a buffer and its size; this request passes a variable.
             unsafe {
                 let ready = rdma.rrecv(number, bytes.as_mut_ptr().cast(), bytes.len(), look);
                 *arg.cast::<c_int>() = ready.max(0) as c_int;
@@ -536,30 +483,27 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_i
             return 0;
         }
     }
-    // SAFETY: the caller's own arguments.
-    unsafe { (real().ioctl)(fd, request, arg) }
+    call!(real.ioctl(fd, request, arg))
 }
 
-/// `man 2 setsockopt`. What an rsocket does not know of TCP and IP is advice for the network, and
-/// is only remembered.
+/// `man 2 setsockopt`. The kernel socket stores options of TCP and IP that an rsocket lacks: they
+/// are hints for the network.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
-    // SAFETY: the caller's own arguments, here and below.
-    let plain = || unsafe { (real().setsockopt)(fd, level, name, value, len) };
+    let plain = || call!(real.setsockopt(fd, level, name, value, len));
     let Some((rdma, number)) = behind(fd) else { return plain() };
-    // SAFETY: the caller's own arguments, here and below.
-    let status = unsafe { rdma.rsetsockopt(number, level, name, value, len) };
+    let status = call!(rdma.rsetsockopt(number, level, name, value, len));
     let why = errno();
-    let remembered = plain();
+    let stored = plain();
     let advice = matches!(level, libc::IPPROTO_TCP | libc::IPPROTO_IP | libc::IPPROTO_IPV6);
     match status {
         0 => 0,
-        _ if advice && is_unknown(why) => remembered,
+        _ if advice && is_unknown(why) => stored,
         _ => fail(why),
     }
 }
 
-/// `man 2 getsockopt`. What an rsocket does not know is answered by the kernel socket.
+/// `man 2 getsockopt`. The kernel socket answers for options that an rsocket lacks.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getsockopt(
     fd: c_int,
@@ -569,17 +513,14 @@ unsafe extern "C" fn getsockopt(
     len: *mut socklen_t,
 ) -> c_int {
     if let Some((rdma, number)) = behind(fd) {
-        // SAFETY: the caller's own arguments.
-        let status = unsafe { rdma.rgetsockopt(number, level, name, value, len) };
+        let status = call!(rdma.rgetsockopt(number, level, name, value, len));
         if status == 0 || !is_unknown(errno()) {
             return status;
         }
     }
-    // SAFETY: the caller's own arguments.
-    unsafe { (real().getsockopt)(fd, level, name, value, len) }
+    call!(real.getsockopt(fd, level, name, value, len))
 }
 
-/// Whether an rsocket refused an option because it has no such option.
 fn is_unknown(why: c_int) -> bool {
     matches!(why, libc::EOPNOTSUPP | libc::ENOPROTOOPT)
 }

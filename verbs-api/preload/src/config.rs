@@ -1,30 +1,28 @@
-//! What the environment and the administrator say.
+//! Configuration from the environment (`RS_SQ_SIZE`, `RS_RQ_SIZE`, `RS_INLINE`, `RDMAV_FORK_SAFE`)
+//! and from `/etc/rdma/rsocket/preload_config`.
 //!
-//! `/etc/rdma/rsocket/preload_config` has lines `program domain type protocol`: a program (the
-//! beginning of its name), `INET` `INET6` `IB`, `STREAM` `DGRAM`, `TCP` `UDP`, in any case and with
-//! their `AF_` `PF_` `SOCK_` `IPPROTO_`, or `*`. A socket that no line describes stays ordinary.
-//! Without the file, or without a line that can be read, all programs and sockets are meant.
+//! The file has lines `program domain type protocol`: a prefix of the program's name, `INET`
+//! `INET6` `IB`, `STREAM` `DGRAM`, `TCP` `UDP`, in any case and with their `AF_` `PF_` `SOCK_`
+//! `IPPROTO_`, or `*`. A socket that no line matches stays ordinary. Without a valid line, every
+//! program and socket matches.
 
 use core::ffi::c_int;
 use std::sync::OnceLock;
 
 const FILE: &str = "/etc/rdma/rsocket/preload_config";
 
-/// `AF_IB` of Linux.
 pub(crate) const AF_IB: c_int = 27;
 
-/// What this process was told, read once.
 #[derive(Debug, Default)]
 pub(crate) struct Options {
-    /// Of the send queue, the receive queue and inline data: the options 0, 1 and 2 of level
-    /// `SOL_RDMA`.
+    /// Send queue, receive queue and inline size: options 0, 1 and 2 of level `SOL_RDMA`.
     sizes: [Option<c_int>; 3],
-    /// Whether connections begin as TCP, because processes may be forked that go on with them.
+    /// True if connections begin as TCP, for programs that fork and continue in the child.
     pub(crate) fork_safe: bool,
     rules: Vec<Rule>,
 }
 
-/// What a line of the file is for: domain, kind and protocol; `None` stands for `*`.
+/// Domain, kind and protocol of a line; `None` is `*`.
 type Rule = [Option<c_int>; 3];
 
 pub(crate) fn options() -> &'static Options {
@@ -35,7 +33,6 @@ pub(crate) fn options() -> &'static Options {
     })
 }
 
-/// The program's name without its folder.
 fn program() -> String {
     let path = std::env::args_os().next().unwrap_or_default().to_string_lossy().into_owned();
     path.rsplit('/').next().unwrap_or_default().to_owned()
@@ -56,35 +53,34 @@ impl Options {
         }
     }
 
-    /// The options of level `SOL_RDMA` to set, with their values.
+    /// Options of level `SOL_RDMA` to set, with their values.
     pub(crate) fn sizes(&self) -> impl Iterator<Item = (c_int, c_int)> {
         (0..).zip(self.sizes).filter_map(|(name, size)| Some((name, size?)))
     }
 
-    /// Whether a socket of this sort should be an rsocket. `kind` has no flags.
+    /// Returns true if such a socket becomes an rsocket. `kind` has no flags.
     pub(crate) fn want(&self, domain: c_int, kind: c_int, protocol: c_int) -> bool {
-        let usual = match kind {
+        let default = match kind {
             libc::SOCK_STREAM => libc::IPPROTO_TCP,
             libc::SOCK_DGRAM => libc::IPPROTO_UDP,
             _ => return false,
         };
-        let protocol = if protocol == 0 { usual } else { protocol };
+        let protocol = if protocol == 0 { default } else { protocol };
         let is = |rule: &Rule| {
             rule.iter().zip([domain, kind, protocol]).all(|(rule, value)| rule.is_none_or(|rule| rule == value))
         };
-        protocol == usual && [libc::AF_INET, libc::AF_INET6, AF_IB].contains(&domain) && self.rules.iter().any(is)
+        protocol == default && [libc::AF_INET, libc::AF_INET6, AF_IB].contains(&domain) && self.rules.iter().any(is)
     }
 }
 
-/// The number that a text begins with, 0 when it begins with none, as C's `atoi` reads it.
+/// Parses a number like C's `atoi`; 0 without digits.
 fn number(text: &str) -> c_int {
     let text = text.trim_start();
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     text[..digits].parse().unwrap_or(0)
 }
 
-/// The program that a line names, and what it is for; `None` for comments and for what cannot be
-/// read.
+/// Program and rule of a line; `None` for comments and invalid lines.
 fn parse(line: &str) -> Option<(&str, Rule)> {
     let mut words = line.split_whitespace();
     let program = words.next().filter(|word| !word.starts_with('#'))?;
@@ -102,7 +98,7 @@ const DOMAINS: [(&str, c_int); 3] = [("INET", libc::AF_INET), ("INET6", libc::AF
 const KINDS: [(&str, c_int); 2] = [("STREAM", libc::SOCK_STREAM), ("DGRAM", libc::SOCK_DGRAM)];
 const PROTOCOLS: [(&str, c_int); 2] = [("TCP", libc::IPPROTO_TCP), ("UDP", libc::IPPROTO_UDP)];
 
-/// What a word means: `Some(None)` for `*`, `None` when it means nothing.
+/// Value of a word: `Some(None)` for `*`, `None` if invalid.
 fn value(word: &str, prefixes: &[&str], names: &[(&str, c_int)]) -> Option<Option<c_int>> {
     if word == "*" {
         return Some(None);
@@ -122,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_file_all_internet_sockets_are_meant() {
+    fn without_rules_all_internet_sockets_match() {
         for file in ["", "# program domain type protocol\n", "incomplete INET\nx INET STREAM SCTP\n"] {
             let options = with_file(file, "curl");
             assert!(options.want(AF_INET, SOCK_STREAM, 0) && options.want(AF_INET6, SOCK_DGRAM, IPPROTO_UDP));
@@ -133,8 +129,8 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_for_programs_whose_name_begins_so() {
-        let file = "# who\ncurl inet SOCK_STREAM ipproto_tcp\n* PF_INET6 dgram *\n";
+    fn line_matches_programs_by_prefix() {
+        let file = "# comment\ncurl inet SOCK_STREAM ipproto_tcp\n* PF_INET6 dgram *\n";
         let curl = with_file(file, "Curl-7");
         assert!(curl.want(AF_INET, SOCK_STREAM, 0) && !curl.want(AF_INET, SOCK_DGRAM, 0));
         assert!(curl.want(AF_INET6, SOCK_DGRAM, 0) && !curl.want(AF_INET6, SOCK_STREAM, 0));
@@ -144,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_come_from_the_environment() {
+    fn sizes_are_read_from_the_environment() {
         let variable = |name: &str| match name {
             "RS_RQ_SIZE" => Some("512".to_owned()),
             "RS_INLINE" => Some("lots".to_owned()),

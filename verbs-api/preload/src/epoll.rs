@@ -1,10 +1,10 @@
-//! `epoll` with rsockets in the set.
+//! `epoll` sets with rsockets.
 //!
-//! The kernel keeps the set of everything else; rsockets are kept here, and a wait is a `poll` of
-//! them and of the kernel's set. Level-triggered, one-shot and edge-triggered work. An edge is a
-//! state that was not reported since the program last used the socket: where the kernel reports an
-//! edge we report one too, and sometimes one more, as `man 7 epoll` allows. Sets within sets, and
-//! sets in `poll`, show only what the kernel has of them.
+//! The kernel keeps the other members; a wait is a `poll` of the rsockets and of the kernel's set.
+//! Level-triggered, one-shot and edge-triggered members work. An edge is a state that was not
+//! reported since the program last used the socket: it is reported whenever the kernel would, and
+//! sometimes once more, as `man 7 epoll` allows. Sets inside sets or in `poll` show only the
+//! kernel's members.
 
 use crate::rdma::rdma;
 use crate::real::real;
@@ -17,15 +17,14 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 
-/// An rsocket in a set.
 #[derive(Debug)]
 struct Member {
     number: RawFd,
     events: u32,
     data: u64,
-    /// Edge-triggered: what was reported since the program last used the socket.
+    /// Edge-triggered: events reported since the program last used the socket.
     seen: u32,
-    /// Edge-triggered: there is nothing to report before the program uses the socket again.
+    /// Edge-triggered: true if there is nothing to report until the program uses the socket.
     parked: bool,
 }
 
@@ -34,13 +33,13 @@ impl Member {
         self.events & flag.cast_unsigned() != 0
     }
 
-    /// What to wait for; `None`: nothing at all.
+    /// Events to poll; `None` for none.
     fn interest(&self) -> Option<c_short> {
         let events = self.events as u16;
         (events != 0 && !self.parked).then_some((events & !self.seen as u16).cast_signed())
     }
 
-    /// What of `now` has to be reported; remembers that it was.
+    /// Returns the event to report for the state `now`, and records it.
     fn report(&mut self, now: u32) -> Option<epoll_event> {
         let wanted = now & (self.events | (EPOLLERR | EPOLLHUP).cast_unsigned());
         if self.is(EPOLLET) {
@@ -57,42 +56,37 @@ impl Member {
     }
 }
 
-/// The rsockets of one epoll set.
 #[derive(Debug)]
 struct Set {
     members: BTreeMap<RawFd, Member>,
-    /// An eventfd in the kernel's set: readable while somebody waits for other members than there
-    /// are now.
+    /// An eventfd in the kernel's set, readable while a thread waits for an old list of members.
     changed: RawFd,
-    /// How often the members were changed.
     generation: u64,
-    /// How many wait, and how many of them do so since before the last change.
+    /// Waiting threads, and those of them that began before the last change.
     waiting: usize,
     stale: usize,
-    /// Who was reported last; the next ones go first the next time.
+    /// Last reported member; the next report begins after it.
     last: RawFd,
 }
 
 static SETS: Mutex<BTreeMap<RawFd, Set>> = Mutex::new(BTreeMap::new());
 
-/// Whether an rsocket was ever put into a set.
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
-/// Whether an rsocket was ever put into a set; all else is the kernel's alone until then.
+/// Returns true if any set ever had an rsocket; until then the kernel handles everything.
 pub(crate) fn in_use() -> bool {
     IN_USE.load(Ordering::Relaxed)
 }
 
-/// What the kernel's set reports for `changed`: an address of ours, which is no pointer or number
-/// of the program's.
+/// Data of `changed` in the kernel's set: an address in this library, which no program uses.
 fn mark() -> u64 {
     (&raw const SETS).addr() as u64
 }
 
 impl Set {
-    /// Puts `changed` into the kernel's set. `None` with `errno` set when it is none.
+    /// Creates a set and adds `changed` to the kernel's. `None` with `errno` set on failure.
     fn new(epfd: RawFd) -> Option<Self> {
-        // Readable from the start: who waits already has only the kernel's set in mind.
+        // Readable at first: threads that already wait know only the kernel's set.
         // SAFETY: numbers only.
         let changed = unsafe { libc::eventfd(1, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if changed < 0 {
@@ -110,28 +104,28 @@ impl Set {
         Some(Self { members: BTreeMap::new(), changed, generation: 0, waiting: 0, stale: 0, last: -1 })
     }
 
-    /// Those who wait have to look at the members again.
+    /// Makes waiting threads read the members again.
     fn change(&mut self) {
         self.generation += 1;
         self.stale = self.waiting;
         if self.waiting > 0 {
             let one = 1u64;
-            // SAFETY: eight bytes, as an eventfd wants them.
+            // SAFETY: eight bytes, as an eventfd requires.
             unsafe { (real().write)(self.changed, (&raw const one).cast(), size_of::<u64>()) };
         }
     }
 
-    /// Everybody who waited has looked.
+    /// Clears `changed` once no waiting thread is stale.
     fn settle(&self) {
         let mut count = 0u64;
         if self.stale == 0 {
-            // SAFETY: eight bytes, as an eventfd wants them.
+            // SAFETY: eight bytes, as an eventfd requires.
             unsafe { (real().read)(self.changed, (&raw mut count).cast(), size_of::<u64>()) };
         }
     }
 }
 
-/// Runs `body` and leaves `errno` as it was.
+/// Runs `body` and restores `errno`.
 fn quietly<T>(body: impl FnOnce() -> T) -> T {
     let before = errno();
     let done = body();
@@ -139,7 +133,6 @@ fn quietly<T>(body: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Adds, changes or removes an rsocket.
 pub(crate) fn control(epfd: RawFd, op: c_int, fd: RawFd, number: RawFd, event: Option<(u32, u64)>) -> c_int {
     let mut sets = SETS.lock();
     if op == EPOLL_CTL_ADD && !sets.contains_key(&epfd) {
@@ -162,7 +155,7 @@ pub(crate) fn control(epfd: RawFd, op: c_int, fd: RawFd, number: RawFd, event: O
     0
 }
 
-/// The program used the socket: from now on `event` (`POLLIN` or `POLLOUT`) is news again.
+/// Makes `event` (`POLLIN` or `POLLOUT`) reportable again after the program used the socket.
 pub(crate) fn used(fd: RawFd, event: c_short) {
     if !in_use() {
         return;
@@ -181,7 +174,6 @@ pub(crate) fn used(fd: RawFd, event: c_short) {
     });
 }
 
-/// `fd` is closed: it is in no set any more, and no set itself.
 pub(crate) fn closed(fd: RawFd) {
     if !in_use() {
         return;
@@ -200,8 +192,7 @@ pub(crate) fn closed(fd: RawFd) {
     });
 }
 
-/// `fd` is an ordinary socket now: the kernel's sets take it over.
-pub(crate) fn hand_over(fd: RawFd) {
+pub(crate) fn move_to_kernel(fd: RawFd) {
     if !in_use() {
         return;
     }
@@ -215,8 +206,7 @@ pub(crate) fn hand_over(fd: RawFd) {
     }
 }
 
-/// Nobody is in the middle of a change while a process is forked: locks, and unlocks in both
-/// processes.
+/// Locks the sets during a fork, so that no change is half done; both processes unlock.
 pub(crate) fn hold() {
     core::mem::forget(SETS.lock());
 }
@@ -235,12 +225,12 @@ struct Round {
     generation: u64,
     /// The kernel's set, then the members by number.
     entries: Vec<pollfd>,
-    /// The program's numbers for the members.
+    /// Members by the program's number.
     numbers: Vec<RawFd>,
 }
 
 impl Round {
-    /// `None` when no rsocket was ever put into this set.
+    /// `None` if the set never had an rsocket.
     fn begin(epfd: RawFd) -> Option<Self> {
         let mut sets = SETS.lock();
         let set = sets.get_mut(&epfd)?;
@@ -256,13 +246,13 @@ impl Round {
         Some(Self { epfd, generation: set.generation, entries, numbers })
     }
 
-    /// Nobody waits any more; reports what is ready, at most as much as there is room for.
+    /// Ends the wait and reports ready members, as many as fit.
     fn end(self, out: &mut [epoll_event]) -> usize {
         let (kernel, entries) =
             self.entries.split_first().map_or((false, &[][..]), |(set, rest)| (set.revents != 0, rest));
         let room = if kernel && out.len() > 1 { out.len() - 1 } else { out.len() };
         let ours = self.report(entries, &mut out[..room]);
-        if kernel { ours + ask_kernel(self.epfd, &mut out[ours..]) } else { ours }
+        if kernel { ours + poll_kernel(self.epfd, &mut out[ours..]) } else { ours }
     }
 
     fn report(&self, entries: &[pollfd], out: &mut [epoll_event]) -> usize {
@@ -289,8 +279,8 @@ impl Round {
     }
 }
 
-/// What the kernel's set has now.
-fn ask_kernel(epfd: RawFd, out: &mut [epoll_event]) -> usize {
+/// Reads the events of the kernel's set without waiting.
+fn poll_kernel(epfd: RawFd, out: &mut [epoll_event]) -> usize {
     if out.is_empty() {
         return 0;
     }
@@ -299,7 +289,7 @@ fn ask_kernel(epfd: RawFd, out: &mut [epoll_event]) -> usize {
     without_mark(epfd, out, usize::try_from(got).unwrap_or(0))
 }
 
-/// Takes our own event out of the first `count`; returns how many are left.
+/// Removes the event of `changed` from the first `count`; returns the remaining count.
 pub(crate) fn without_mark(epfd: RawFd, out: &mut [epoll_event], count: usize) -> usize {
     let Some(at) = out[..count].iter().position(|event| { event.u64 } == mark()) else { return count };
     out.copy_within(at + 1..count, at);
@@ -309,8 +299,8 @@ pub(crate) fn without_mark(epfd: RawFd, out: &mut [epoll_event], count: usize) -
     count - 1
 }
 
-/// Waits for rsockets and the rest, once; `None` when no rsocket was ever put into this set. 0 may
-/// mean that only the members have changed.
+/// Waits once for rsockets and other members; `None` if the set never had an rsocket. May return 0
+/// when only the members have changed.
 pub(crate) fn wait(epfd: RawFd, out: &mut [epoll_event], timeout: c_int) -> Option<c_int> {
     let rdma = rdma()?;
     let mut round = Round::begin(epfd)?;
@@ -337,20 +327,20 @@ mod tests {
     }
 
     #[test]
-    fn a_level_is_reported_as_long_as_it_lasts() {
+    fn level_is_reported_as_long_as_it_lasts() {
         let mut level = member(IN);
         assert_eq!((reported(&mut level, IN), reported(&mut level, IN)), (Some(IN), Some(IN)));
-        assert_eq!(reported(&mut level, OUT), None, "nobody asked");
+        assert_eq!(reported(&mut level, OUT), None, "not requested");
         let hup = EPOLLHUP.cast_unsigned();
-        assert_eq!(reported(&mut level, hup), Some(hup), "comes by itself");
+        assert_eq!(reported(&mut level, hup), Some(hup), "always reported");
     }
 
     #[test]
-    fn an_edge_is_reported_once_until_the_socket_is_used() {
+    fn edge_is_reported_once_until_the_socket_is_used() {
         let mut edge = member(IN | OUT | EPOLLET.cast_unsigned());
         assert_eq!(reported(&mut edge, OUT), Some(OUT));
         assert_eq!(edge.interest(), Some(EPOLLIN as c_short), "the other event is still waited for");
-        assert_eq!(reported(&mut edge, IN | OUT), Some(IN | OUT), "a new one comes with what lasts");
+        assert_eq!(reported(&mut edge, IN | OUT), Some(IN | OUT), "a new event with the lasting one");
         assert_eq!((reported(&mut edge, IN | OUT), edge.interest()), (None, None));
         edge.seen &= !IN;
         edge.parked = false;
@@ -358,13 +348,13 @@ mod tests {
     }
 
     #[test]
-    fn one_shot_is_over_after_one() {
+    fn one_shot_is_reported_once() {
         let mut once = member(IN | EPOLLONESHOT.cast_unsigned());
         assert_eq!((reported(&mut once, IN), once.interest()), (Some(IN), None));
     }
 
     #[test]
-    fn members_come_and_go_as_the_manual_says() {
+    fn control_reports_the_errors_of_epoll_ctl() {
         // SAFETY: numbers only; closed at the end.
         let epfd = unsafe { libc::epoll_create1(0) };
         assert_eq!((control(epfd, EPOLL_CTL_MOD, 700, 9, Some((IN, 1))), errno()), (-1, libc::ENOENT));
@@ -374,9 +364,9 @@ mod tests {
         assert_eq!(control(epfd, EPOLL_CTL_DEL, 700, 9, None), 0);
         assert_eq!((control(epfd, EPOLL_CTL_DEL, 700, 9, None), errno()), (-1, libc::ENOENT));
         assert_eq!((control(1 << 20, EPOLL_CTL_ADD, 700, 9, Some((IN, 1))), errno()), (-1, libc::EBADF));
-        // Our own event does not come out.
+        // The event of `changed` is removed.
         let mut out = [epoll_event { events: 0, u64: 0 }; 4];
-        assert_eq!(ask_kernel(epfd, &mut out), 0);
+        assert_eq!(poll_kernel(epfd, &mut out), 0);
         closed(epfd);
         // SAFETY: numbers only; closed at the end.
         unsafe { libc::close(epfd) };

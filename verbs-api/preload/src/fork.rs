@@ -1,12 +1,11 @@
 //! Servers that fork a process for each connection (`RDMAV_FORK_SAFE=1` on both ends).
 //!
-//! An RDMA connection cannot be handed to a child, so it is made late: connections are TCP at
-//! first. With the first byte, in whichever process that is, the side that accepted listens on the
-//! same port for RDMA, says so with four zero bytes on the TCP connection, and accepts; the side
-//! that connected waits for them before its first byte and connects. Then both drop the TCP
-//! connection. That is what rdma-core's shim does, so the two work together; like there, a process
-//! that first waits for data with `poll` or `select` waits in vain, and a peer without the shim is
-//! not found out.
+//! A child cannot take over an RDMA connection, so connections start as TCP. In the process that
+//! transfers the first byte, the accepting side listens on the same port for RDMA, sends four zero
+//! bytes over TCP, and accepts. The connecting side waits for them before its first byte and
+//! connects. Then both drop the TCP connection. This is compatible with rdma-core's shim and shares
+//! its limits: a process that first waits with `poll` or `select` waits for ever, and a peer
+//! without the shim is not detected.
 
 use crate::rdma::{Rdma, rdma};
 use crate::real::{number_option, real};
@@ -14,19 +13,18 @@ use crate::table::{self, FdKind, Stage};
 use core::ffi::{c_int, c_long};
 use core::mem::MaybeUninit;
 use core::ptr;
-use libc::{sockaddr_storage, socklen_t};
+use libc::{sockaddr_in, sockaddr_storage, socklen_t};
 use parking_lot::Mutex;
 use std::fs::File;
 use std::os::fd::RawFd;
 
-/// What the accepting side says when it listens.
+/// Announces that the accepting side listens.
 const READY: [u8; 4] = [0; 4];
 
 /// One thread at a time moves a socket over.
 static MOVING: Mutex<()> = Mutex::new(());
 
-/// Moves a connection to RDMA; when that cannot be done it stays what it is, for good. Returns the
-/// rsocket.
+/// Moves a connection to RDMA; on failure it stays TCP for good. Returns the rsocket.
 pub(crate) fn move_over(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
     if !matches!(table::fd_kind(fd), FdKind::Fork(Stage::Accepted | Stage::Connected)) {
         return None;
@@ -45,7 +43,7 @@ pub(crate) fn move_over(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
         return None;
     };
     copy_options(rdma, fd, number);
-    // SAFETY: numbers only; the peer learns that this connection has served.
+    // SAFETY: numbers only; tells the peer that the TCP connection is no longer needed.
     unsafe { (real().shutdown)(fd, libc::SHUT_RDWR) };
     if !table::replace(fd) || !table::open(fd, number) {
         // SAFETY: numbers only.
@@ -56,7 +54,7 @@ pub(crate) fn move_over(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
     Some((rdma, number))
 }
 
-/// The flags and options that are often set before the first byte.
+/// Copies flags and options that programs often set before the first byte.
 fn copy_options(rdma: &Rdma, fd: c_int, number: RawFd) {
     // SAFETY: numbers only.
     unsafe {
@@ -68,13 +66,11 @@ fn copy_options(rdma: &Rdma, fd: c_int, number: RawFd) {
     }
 }
 
-/// An address with its length.
 struct Name(sockaddr_storage, socklen_t);
 
 impl Name {
-    /// What one of `getsockname` and `getpeername` says of a TCP socket.
     fn ask(fd: c_int, ask: unsafe extern "C" fn(c_int, *mut libc::sockaddr, *mut socklen_t) -> c_int) -> Option<Self> {
-        // SAFETY: all zero is an address of no family.
+        // SAFETY: all zero is an address without a family.
         let mut name = Self(unsafe { MaybeUninit::zeroed().assume_init() }, size_of::<sockaddr_storage>() as socklen_t);
         // SAFETY: two variables.
         let status = unsafe { ask(fd, (&raw mut name.0).cast(), &raw mut name.1) };
@@ -85,18 +81,14 @@ impl Name {
         c_int::from(self.0.ss_family)
     }
 
-    fn port(&self) -> u16 {
-        // SAFETY: the port of both families is at this place.
-        u16::from_be(unsafe { (*(&raw const self.0).cast::<libc::sockaddr_in>()).sin_port })
-    }
-
-    /// The port of this name, on all addresses.
+    /// The port of this name on all addresses.
     fn any_address(&self) -> Self {
-        // SAFETY: all zero is an address of no family.
+        // SAFETY: all zero is an address without a family.
         let mut any = Self(unsafe { MaybeUninit::zeroed().assume_init() }, self.1);
         any.0.ss_family = self.0.ss_family;
+        let (to, from) = ((&raw mut any.0).cast::<sockaddr_in>(), (&raw const self.0).cast::<sockaddr_in>());
         // SAFETY: the port of both families is at this place.
-        unsafe { (*(&raw mut any.0).cast::<libc::sockaddr_in>()).sin_port = self.port().to_be() };
+        unsafe { (*to).sin_port = (*from).sin_port };
         any
     }
 
@@ -105,10 +97,10 @@ impl Name {
     }
 }
 
-/// The side that accepted: one process of a user at a time, because all of them listen on one port.
+/// The accepting side. One process of a user at a time, because all of them listen on one port.
 fn accepted(rdma: &Rdma, fd: c_int) -> Option<RawFd> {
     let name = Name::ask(fd, real().getsockname)?.any_address();
-    // Held until the listener is closed: before, the next process would find the port taken.
+    // Held until the listener is closed; otherwise the next process finds the port in use.
     let _lock = accept_lock();
     let listener = rdma.create(name.family(), libc::SOCK_STREAM, 0);
     if listener < 0 {
@@ -125,8 +117,8 @@ fn accepted(rdma: &Rdma, fd: c_int) -> Option<RawFd> {
     }
 }
 
-/// Waits until no other process of this user listens to accept. The lock ends with its holder,
-/// however that ends; where there is no place for it, nobody waits.
+/// Waits for other processes of this user that accept. The kernel releases the lock with its
+/// holder; if the file cannot be created, there is no waiting.
 fn accept_lock() -> Option<File> {
     // SAFETY: takes no pointers.
     let path = format!("/dev/shm/rsocket_fork.{}", unsafe { libc::geteuid() });
@@ -135,8 +127,7 @@ fn accept_lock() -> Option<File> {
     Some(file)
 }
 
-/// The side that connected: the peer's first four bytes say that it listens; any others are already
-/// data.
+/// The connecting side. The peer's first four bytes announce its listener; other bytes are data.
 fn connected(rdma: &Rdma, fd: c_int) -> Option<RawFd> {
     let mut seen = [1; READY.len()];
     // SAFETY: numbers, and a buffer with its size.

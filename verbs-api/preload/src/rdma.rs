@@ -1,7 +1,7 @@
 //! The rsocket functions, from the `librdmacm.so.1` that the loader finds.
 //!
-//! While one of them runs on a thread, sockets that this thread makes are that library's own and
-//! stay ordinary; so do those that it makes on threads of its own ([`is_caller`]).
+//! Sockets that a thread creates while it runs one of them belong to the library and stay ordinary,
+//! as do those that the library creates on its own threads ([`is_caller`]).
 
 use crate::config::options;
 use crate::real::{absent, functions};
@@ -11,7 +11,7 @@ use core::mem::MaybeUninit;
 use libc::{iovec, msghdr, nfds_t, pollfd, size_t, sockaddr, socklen_t, ssize_t};
 use std::sync::OnceLock;
 
-/// Functions with a method of the same name for each, which runs it with [`Inside`] held.
+/// Declares a table of functions with a method for each that runs it inside the library.
 macro_rules! guarded {
     ($(#[$doc:meta])* $table:ident: $($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)+) => {
         functions! {
@@ -24,7 +24,7 @@ macro_rules! guarded {
             $(
                 /// # Safety
                 ///
-                /// The arguments are as the manual page of the socket call wants them.
+                /// The arguments are as required by the manual page of the socket call.
                 pub(crate) unsafe fn $name(&self, $($arg: $type),*) -> $result {
                     let _inside = Inside::enter();
                     // SAFETY: the caller's promise.
@@ -36,8 +36,8 @@ macro_rules! guarded {
 }
 
 guarded! {
-    /// `rsocket.h`. `rfcntl` takes a variable number of arguments, which three in registers are on
-    /// every ABI of Linux that there is an RDMA card for.
+    /// `rsocket.h`. `rfcntl` is variadic; three register arguments are compatible with it on every
+    /// Linux ABI with RDMA.
     Rdma:
     rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
     rbind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
@@ -66,7 +66,7 @@ guarded! {
 
 static RDMA: OnceLock<Option<Rdma>> = OnceLock::new();
 
-/// The functions; `None` when there is no usable `librdmacm.so.1`, which is said once.
+/// The functions; `None`, reported once, without a usable `librdmacm.so.1`.
 pub(crate) fn rdma() -> Option<&'static Rdma> {
     RDMA.get_or_init(|| {
         let _inside = Inside::enter();
@@ -92,14 +92,13 @@ fn open() -> Option<Rdma> {
         missing |= found.is_null();
         if found.is_null() { absent() } else { found }
     };
-    // SAFETY: the types are those of `rsocket.h`; `absent` suits every one of them.
+    // SAFETY: the types are those of `rsocket.h`; `absent` is compatible with all of them.
     let rdma = unsafe { Rdma::load(find) };
     (!missing).then_some(rdma)
 }
 
 impl Rdma {
-    /// A new rsocket with the sizes that the environment asks for; where they are refused it has
-    /// the usual ones.
+    /// Creates an rsocket with the sizes of the environment, or the defaults if they are refused.
     pub(crate) fn create(&self, domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         // SAFETY: numbers only.
         let number = unsafe { self.rsocket(domain, kind, protocol) };
@@ -109,7 +108,7 @@ impl Rdma {
         number
     }
 
-    /// Sets an option whose value is a number, as far as the rsocket has it.
+    /// Sets a numeric option; ignores failures.
     pub(crate) fn set_number(&self, number: c_int, level: c_int, name: c_int, value: c_int) {
         let value = &raw const value;
         // SAFETY: a variable of this size.
@@ -117,15 +116,14 @@ impl Rdma {
     }
 }
 
-/// `rsocket.h`.
 const SOL_RDMA: c_int = 0x10000;
 
 thread_local! {
-    /// How deep this thread is inside the library.
+    /// Nesting depth of this thread's calls of the library.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// This thread runs code of the library, as long as this lives.
+/// Marks this thread as running code of the library.
 struct Inside;
 
 impl Inside {
@@ -141,17 +139,15 @@ impl Drop for Inside {
     }
 }
 
-/// Whether it is the library that asks for a socket: its code on this thread, or code of it that
-/// will go on at `from`.
+/// Returns true if the library creates the socket: on this thread, or `from` returns into it.
 pub(crate) fn is_caller(from: *const c_void) -> bool {
     DEPTH.get() > 0 || RDMA.get().and_then(Option::as_ref).is_some_and(|rdma| same_object(from, rdma.rsocket as _))
 }
 
-/// Whether two addresses are code of one shared object.
 fn same_object(one: *const c_void, other: *const c_void) -> bool {
     let base = |address| {
         let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
-        // SAFETY: any address will do; the structure is a variable, valid when it is all zero.
+        // SAFETY: any address is allowed; the structure is a variable, valid when all zero.
         let found = unsafe { libc::dladdr(address, info.as_mut_ptr()) };
         // SAFETY: zeroed, or filled in.
         (found != 0).then(|| unsafe { info.assume_init() }.dli_fbase)
@@ -164,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn inside_is_counted_for_each_thread() {
+    fn library_depth_is_per_thread() {
         let outer = Inside::enter();
         drop(Inside::enter());
         assert!(is_caller(core::ptr::null()));
@@ -174,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn code_of_one_object_is_told_from_anothers() {
+    fn same_object_distinguishes_shared_objects() {
         let (ours, ours_too) = (open as fn() -> Option<Rdma> as *const c_void, rdma as fn() -> _ as *const c_void);
         let libcs = libc::dladdr as unsafe extern "C" fn(_, _) -> _ as *const c_void;
         assert!(same_object(ours, ours_too));

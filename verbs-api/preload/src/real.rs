@@ -1,4 +1,4 @@
-//! The functions of libc that we stand in front of.
+//! The functions of libc that this library replaces.
 
 use crate::fail;
 use core::ffi::{CStr, c_int, c_long, c_uint, c_ulong, c_void};
@@ -6,7 +6,6 @@ use libc::{epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, s
 use libc::{ssize_t, timespec, timeval};
 use std::sync::OnceLock;
 
-/// A table of C functions, filled from their names.
 macro_rules! functions {
     ($(#[$doc:meta])* $table:ident: $($name:ident: $function:ty;)+) => {
         $(#[$doc])*
@@ -15,11 +14,11 @@ macro_rules! functions {
         }
 
         impl $table {
-            /// Asks `find` for every one of them.
+            /// Looks up every function with `find`.
             ///
             /// # Safety
             ///
-            /// What `find` returns is a function of the type that stands beside the name.
+            /// `find` returns a function of the type declared for the name.
             pub(crate) unsafe fn load(mut find: impl FnMut(&CStr) -> *mut c_void) -> Self {
                 const fn name(text: &'static str) -> &'static CStr {
                     match CStr::from_bytes_with_nul(text.as_bytes()) {
@@ -30,8 +29,7 @@ macro_rules! functions {
                 Self {
                     $($name: {
                         const NAME: &CStr = name(concat!(stringify!($name), "\0"));
-                        // SAFETY: the caller's promise; pointers to data and to code are of one
-                        // size.
+                        // SAFETY: the caller's promise; data and code pointers have one size.
                         unsafe { core::mem::transmute::<*mut c_void, $function>(find(NAME)) }
                     },)+
                 }
@@ -41,7 +39,6 @@ macro_rules! functions {
 }
 
 functions! {
-    /// libc's own.
     Real:
     socket: unsafe extern "C" fn(c_int, c_int, c_int) -> c_int;
     bind: unsafe extern "C" fn(c_int, *const sockaddr, socklen_t) -> c_int;
@@ -79,21 +76,20 @@ functions! {
     dup2: unsafe extern "C" fn(c_int, c_int) -> c_int;
 }
 
-/// They are looked up once, by whoever needs one first.
 pub(crate) fn real() -> &'static Real {
     static REAL: OnceLock<Real> = OnceLock::new();
-    // SAFETY: the types are those of the manual pages; `absent` suits every one of them.
+    // SAFETY: the types are those of the manual pages; `absent` is compatible with all of them.
     REAL.get_or_init(|| unsafe { Real::load(next) })
 }
 
-/// The function of this name in the libraries behind us.
+/// The function of this name in the libraries after this one.
 fn next(name: &CStr) -> *mut c_void {
     // SAFETY: a C string.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     if found.is_null() { absent() } else { found }
 }
 
-/// An option of a kernel socket whose value is a number; `otherwise` where there is none.
+/// A numeric option of a kernel socket; `otherwise` if it has none.
 pub(crate) fn number_option(fd: c_int, level: c_int, name: c_int, otherwise: c_int) -> c_int {
     let (mut value, mut len) = (otherwise, size_of::<c_int>() as socklen_t);
     // SAFETY: numbers, and a variable with its size.
@@ -101,12 +97,11 @@ pub(crate) fn number_option(fd: c_int, level: c_int, name: c_int, otherwise: c_i
     value
 }
 
-/// The family of a kernel socket.
 pub(crate) fn domain(fd: c_int) -> c_int {
     number_option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, libc::AF_INET)
 }
 
-/// Stands in for a function that is not there; it looks at none of its arguments.
+/// Stands in for a missing function; it reads no arguments.
 pub(crate) fn absent() -> *mut c_void {
     extern "C" fn no_such_call() -> c_long {
         c_long::from(fail(libc::ENOSYS))

@@ -1,8 +1,7 @@
-//! What the numbers that the program holds stand for.
+//! The meaning of the program's descriptors.
 //!
-//! The question is asked in every `read` and `write` of the program, so it costs two loads and
-//! takes no lock: a word for each number, in pages that are made when needed and never go away.
-//! What is rarely needed is behind a lock.
+//! Every `read` and `write` looks one up, so a lookup is two loads without a lock: one word per
+//! number, in pages that are allocated on demand and never freed. Rarely needed state has a lock.
 
 use crate::epoll;
 use crate::real::{domain, real};
@@ -15,27 +14,23 @@ use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 use std::sync::Once;
 
-/// What a number stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FdKind {
-    /// Whatever the kernel says: a file, an ordinary socket.
     Plain,
-    /// The rsocket with this number.
     Rsocket(RawFd),
-    /// A TCP socket that will be one; see [`crate::fork`].
+    /// A TCP socket that becomes an rsocket; see [`crate::fork`].
     Fork(Stage),
 }
 
-/// How far a socket is on its way from TCP to RDMA.
+/// Progress of a socket from TCP to RDMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// Neither listening nor connected.
     Fresh = 2,
-    /// Listening.
     Listening = 3,
-    /// Accepted; no byte has passed yet.
+    /// Accepted, before the first byte.
     Accepted = 4,
-    /// Connected; no byte has passed yet.
+    /// Connected, before the first byte.
     Connected = 5,
 }
 
@@ -64,15 +59,13 @@ const PAGE: usize = 1024;
 
 type Page = [AtomicU64; PAGE];
 
-/// Room for as many numbers as Linux lets a process have without being asked (`fs.nr_open`).
+/// Room for the default limit of descriptors of Linux (`fs.nr_open`).
 static PAGES: [AtomicPtr<Page>; 1024] = [const { AtomicPtr::new(ptr::null_mut()) }; 1024];
 
-/// What all numbers of one rsocket share.
 #[derive(Debug, Default)]
 struct Shared {
     /// The program's numbers for it; more than one after `dup`.
     numbers: Vec<RawFd>,
-    /// What the program bound it to, as it said it.
     bound: Vec<u8>,
 }
 
@@ -81,44 +74,42 @@ static SHARED: Mutex<BTreeMap<RawFd, Shared>> = Mutex::new(BTreeMap::new());
 /// The process that the table describes.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
-/// What `fd` stands for.
 pub(crate) fn fd_kind(fd: c_int) -> FdKind {
     word(fd).map_or(FdKind::Plain, |word| FdKind::from_word(word.load(Ordering::Acquire)))
 }
 
-/// The rsocket behind `fd`, if there is one.
 pub(crate) fn rsocket(fd: c_int) -> Option<RawFd> {
     if let FdKind::Rsocket(number) = fd_kind(fd) { Some(number) } else { None }
 }
 
-/// The word of a number whose page is there.
+/// The word of a number, if its page exists.
 fn word(fd: c_int) -> Option<&'static AtomicU64> {
     let at = usize::try_from(fd).ok()?;
     let page = PAGES.get(at / PAGE)?.load(Ordering::Acquire);
-    // SAFETY: NULL, or a page that was leaked for this.
+    // SAFETY: NULL or a leaked page.
     unsafe { page.as_ref() }?.get(at % PAGE)
 }
 
-/// The word of a number, with its page; `None` when the number is beyond all pages.
-fn word_made(fd: c_int) -> Option<&'static AtomicU64> {
+/// The word of a number; allocates its page. `None` for a number beyond all pages.
+fn word_or_alloc(fd: c_int) -> Option<&'static AtomicU64> {
     let slot = PAGES.get(usize::try_from(fd).ok()? / PAGE)?;
     if slot.load(Ordering::Acquire).is_null() {
         let fresh = Box::into_raw(Box::new(array::from_fn(|_| AtomicU64::new(0))));
         if slot.compare_exchange(ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            // SAFETY: made above, and another thread's page is in its place.
+            // SAFETY: made above; another thread's page is in use.
             drop(unsafe { Box::from_raw(fresh) });
         }
     }
     word(fd)
 }
 
-/// From now on `fd` is of this `kind`; false when there is no room for the number.
+/// Sets the kind of `fd`; returns false if the table has no room for it.
 fn set(fd: c_int, kind: FdKind) -> bool {
     follow_forks();
-    word_made(fd).map(|word| word.store(kind.word(), Ordering::Release)).is_some()
+    word_or_alloc(fd).map(|word| word.store(kind.word(), Ordering::Release)).is_some()
 }
 
-/// From now on `fd` is a number of the rsocket `number`; false when there is no room for it.
+/// Makes `fd` a number of the rsocket `number`; returns false if the table has no room for it.
 pub(crate) fn open(fd: c_int, number: RawFd) -> bool {
     let mut shared = SHARED.lock();
     let room = set(fd, FdKind::Rsocket(number));
@@ -128,13 +119,12 @@ pub(crate) fn open(fd: c_int, number: RawFd) -> bool {
     room
 }
 
-/// A TCP socket on its way to RDMA; without room it stays what it is.
+/// Records the progress of a TCP socket; without room in the table it stays TCP.
 pub(crate) fn stage(fd: c_int, stage: Stage) {
     set(fd, FdKind::Fork(stage));
 }
 
-/// `fd` stands for nothing special any more. Returns the rsocket that has no number now, which the
-/// caller closes.
+/// Makes `fd` plain. Returns its rsocket if this was its last number; the caller closes it.
 pub(crate) fn forget(fd: c_int) -> Option<RawFd> {
     let word = word(fd)?;
     let mut shared = SHARED.lock();
@@ -148,8 +138,7 @@ pub(crate) fn forget(fd: c_int) -> Option<RawFd> {
     Some(number)
 }
 
-/// All numbers of this rsocket stand for their kernel socket again. Returns what the program had
-/// bound it to.
+/// Makes all numbers of an rsocket plain. Returns the address of the program's `bind`.
 pub(crate) fn give_up(number: RawFd) -> Vec<u8> {
     let Some(shared) = SHARED.lock().remove(&number) else { return Vec::new() };
     for word in shared.numbers.iter().filter_map(|fd| word(*fd)) {
@@ -158,26 +147,25 @@ pub(crate) fn give_up(number: RawFd) -> Vec<u8> {
     shared.bound
 }
 
-/// The program bound this rsocket to `address`.
 pub(crate) fn bound(number: RawFd, address: &[u8]) {
     if let Some(shared) = SHARED.lock().get_mut(&number) {
         shared.bound = address.to_vec();
     }
 }
 
-/// Whether the table is this process's own. The child of `vfork` works in its parent's memory: what
-/// it does to its own numbers must not change what the parent's stand for.
+/// Returns true if this process owns the table. A child of `vfork` runs in its parent's memory and
+/// must not change the parent's entries.
 pub(crate) fn is_ours() -> bool {
     // SAFETY: takes no pointers.
     OWNER.load(Ordering::Relaxed) == unsafe { libc::getpid() }
 }
 
-/// Says once who the owner is, and again in every child of `fork`, which has a table of its own.
+/// Sets the owner once, and again in every child of `fork`, which has its own table.
 fn follow_forks() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         own();
-        // SAFETY: three functions that stay; this library is never unloaded.
+        // SAFETY: three functions of this library, which is never unloaded.
         unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child)) };
     });
 }
@@ -187,7 +175,7 @@ extern "C" fn own() {
     OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
 }
 
-/// Nobody may be in the middle of a change when the child gets its copy.
+/// Takes the locks, so that the child's copy of the tables is consistent.
 extern "C" fn before_fork() {
     epoll::hold();
     core::mem::forget(SHARED.lock());
@@ -206,7 +194,6 @@ extern "C" fn after_fork_in_child() {
     after_fork();
 }
 
-/// An ordinary socket takes the place of what `fd` was until now; its flags stay.
 pub(crate) fn replace(fd: c_int) -> bool {
     let (real, domain) = (real(), domain(fd));
     // SAFETY: numbers only.
@@ -229,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faces_fit_into_a_word() {
+    fn kinds_roundtrip_through_a_word() {
         let stages = [Stage::Fresh, Stage::Listening, Stage::Accepted, Stage::Connected].map(FdKind::Fork);
         for kind in stages.into_iter().chain([FdKind::Plain, FdKind::Rsocket(0), FdKind::Rsocket(i32::MAX)]) {
             assert_eq!(FdKind::from_word(kind.word()), kind);
@@ -237,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_one_rsocket_end_together_or_with_the_last() {
+    fn rsocket_ends_with_its_last_number() {
         assert!(open(5000, 9000) && open(5001, 9000) && open(5002, 9001));
         assert_eq!((rsocket(5000), rsocket(5001), rsocket(5002)), (Some(9000), Some(9000), Some(9001)));
         assert_eq!(forget(5000), None, "another number is left");
@@ -258,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_this_processs() {
+    fn table_belongs_to_the_forking_process_only() {
         stage(5010, Stage::Fresh);
         assert!(is_ours());
         // SAFETY: the child only asks and leaves.

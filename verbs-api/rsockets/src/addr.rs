@@ -1,14 +1,14 @@
-//! Addresses of programs and addresses of the fabric. A socket of AF_INET6 names IPv4 hosts by
-//! mapped addresses; underneath they are IPv4.
+//! Conversion between addresses of programs and of the fabric. An AF_INET6 socket names IPv4 hosts
+//! by mapped addresses; the fabric uses plain IPv4.
 
 use crate::errno::os;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// The address as the fabric knows it.
+/// Converts a program's address for the fabric.
 ///
 /// # Errors
-/// EAFNOSUPPORT if it is not of the family of the socket.
+/// EAFNOSUPPORT for an address outside the socket's family.
 pub(crate) fn unmapped(addr: SocketAddr, domain: i32) -> io::Result<SocketAddr> {
     match (domain, addr) {
         (libc::AF_INET, SocketAddr::V4(_)) => Ok(addr),
@@ -20,7 +20,7 @@ pub(crate) fn unmapped(addr: SocketAddr, domain: i32) -> io::Result<SocketAddr> 
     }
 }
 
-/// The address as a socket of `domain` shows it.
+/// Converts a fabric address for a socket of `domain`.
 pub(crate) fn mapped(addr: SocketAddr, domain: i32) -> SocketAddr {
     match (domain, addr) {
         (libc::AF_INET6, SocketAddr::V4(v4)) => SocketAddr::new(v4.ip().to_ipv6_mapped().into(), addr.port()),
@@ -28,7 +28,6 @@ pub(crate) fn mapped(addr: SocketAddr, domain: i32) -> SocketAddr {
     }
 }
 
-/// No address of this family.
 pub(crate) fn unspecified(domain: i32) -> SocketAddr {
     let ip: IpAddr = if domain == libc::AF_INET6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
     SocketAddr::new(ip, 0)
@@ -39,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ipv6_socket_shows_ipv4_hosts_as_mapped() {
+    fn ipv6_socket_maps_ipv4_addresses() {
         let (plain, as_v6): (SocketAddr, SocketAddr) =
             ("10.0.0.1:7".parse().unwrap(), "[::ffff:10.0.0.1]:7".parse().unwrap());
         assert_eq!(unmapped(as_v6, libc::AF_INET6).unwrap(), plain);

@@ -1,4 +1,4 @@
-//! What an administrator may set: one number in each file of `/etc/rdma/rsocket`.
+//! Settings of the administrator: one number in each file of `/etc/rdma/rsocket`.
 
 use crate::proto::stream::Sizes;
 use std::path::Path;
@@ -7,15 +7,14 @@ use std::time::Duration;
 
 const FOLDER: &str = "/etc/rdma/rsocket";
 
-/// Smallest send buffer that is worth having.
 pub(crate) const LOW_WATER: u32 = 2048;
 
-/// The defaults of new sockets, and how to wait. A datagram socket has a copy of its own to set.
+/// Defaults of new sockets, and how to wait. A datagram socket changes its own copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Config {
     pub(crate) sizes: Sizes,
     pub(crate) inline: u32,
-    /// How long to look for data before sleeping.
+    /// Time to poll before sleeping.
     pub(crate) polling_time: Duration,
     /// Longest sleep in `poll`.
     pub(crate) wake_up: Duration,
@@ -33,14 +32,12 @@ impl Default for Config {
 }
 
 impl Config {
-    /// What holds in this process; read once.
     pub(crate) fn get() -> &'static Self {
         static CONFIG: OnceLock<Config> = OnceLock::new();
         CONFIG.get_or_init(|| Self::read(Path::new(FOLDER)))
     }
 
-    /// Reads the files that are there. What is no number, or too large for its purpose, leaves the
-    /// default.
+    /// Reads the existing files. Numbers that are invalid or too large leave the default.
     fn read(folder: &Path) -> Self {
         let default = Self::default();
         let number = |name: &str| -> Option<u32> {
@@ -69,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_change_the_defaults_and_nonsense_does_not() {
+    fn files_override_defaults_unless_invalid() {
         let folder = std::env::temp_dir().join(format!("rsockets-config-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         assert_eq!(Config::read(&folder), Config::default());

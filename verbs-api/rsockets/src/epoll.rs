@@ -1,15 +1,15 @@
-//! `repoll`: sets of rsockets and other descriptors that are waited for together, as `epoll(7)`.
+//! `repoll`: sets of rsockets and other descriptors, like `epoll(7)`.
 //!
-//! A set is kept here, not in the kernel, and a wait is a [`poll`](crate::poll()) of its members.
-//! The number of a set is that of an empty set of the kernel's: no file has it, and it never polls
-//! as writable. Every state is reported as long as it lasts: an edge-triggered member may hear more
-//! than it asked for, which `epoll(7)` allows.
+//! A set exists here, not in the kernel; a wait is a [`poll`](crate::poll()) of its members. Its
+//! number is an empty epoll descriptor, which no file shares and which never polls as writable.
+//! Reports are level-triggered: an edge-triggered member may get extra reports, as `epoll(7)`
+//! allows.
 
 use crate::errno::os;
 use crate::lock::{EpollMembers, EpollSets};
 use crate::poll::{PollFd, poll};
 use crate::wait::{Waker, Watchers, millis_left, waiting_for};
-use crate::{sys, table};
+use crate::{socket, sys};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLONESHOT, epoll_event};
 use roxe_provider::lock::{Mutex, RwLock};
 use std::collections::{BTreeMap, HashMap};
@@ -20,40 +20,38 @@ use std::time::{Duration, Instant};
 
 static SETS: LazyLock<RwLock<EpollSets, HashMap<RawFd, Arc<Set>>>> = LazyLock::new(RwLock::default);
 
-/// A set: its members, and those who wait for them.
 #[derive(Debug)]
 struct Set {
-    /// What the set's number belongs to; it has no members.
+    /// An empty epoll descriptor, whose number is the set's.
     number: OwnedFd,
     members: Mutex<EpollMembers, Members>,
 }
 
-/// What is asked for by descriptor, where the next report begins, and who has to hear of changes.
 #[derive(Debug, Default)]
 struct Members {
     by_fd: BTreeMap<RawFd, epoll_event>,
-    /// How often they were changed by the program.
+    /// Number of changes by the program.
     changes: u64,
+    /// First descriptor of the next report, for fairness.
     next: RawFd,
     watchers: Watchers,
 }
 
-/// What is asked for. The bits of `poll(2)` are those of `epoll(7)`; what comes above them says how
-/// to report.
-const fn asks(event: &epoll_event) -> i16 {
+/// Requested `poll(2)` events, the lower bits of an epoll event; the bits above modify reports.
+const fn requested(event: &epoll_event) -> i16 {
     (event.events as u16).cast_signed()
 }
 
 impl Members {
-    /// What to poll, from the member on whose turn it is.
+    /// Entries to poll, beginning with the member whose turn it is.
     fn entries(&self) -> Vec<PollFd> {
         let later = self.by_fd.range(self.next..);
-        let all = later.chain(self.by_fd.range(..self.next)).filter(|(_, member)| asks(member) != 0);
-        all.map(|(&fd, member)| PollFd { fd, events: asks(member), revents: 0 }).collect()
+        let all = later.chain(self.by_fd.range(..self.next)).filter(|(_, member)| requested(member) != 0);
+        all.map(|(&fd, member)| PollFd { fd, events: requested(member), revents: 0 }).collect()
     }
 
-    /// What is found of `entries` as of so many `changes`, at most `room`. A descriptor that was
-    /// closed leaves the set, unless its number may be that of another member by now.
+    /// Reports at most `room` ready `entries`, which were read after `changes` changes. A closed
+    /// descriptor leaves the set, unless a member with the same number was added meanwhile.
     fn report(&mut self, entries: &[PollFd], changes: u64, room: usize) -> Vec<epoll_event> {
         let mut found = Vec::new();
         for entry in entries.iter().filter(|entry| entry.revents != 0) {
@@ -77,8 +75,7 @@ impl Members {
     }
 }
 
-/// Makes a set and returns its number: `repoll_create`. `flags` may be `EPOLL_CLOEXEC`; the number
-/// is closed at exec anyway.
+/// Creates a set and returns its number: `repoll_create`. `EPOLL_CLOEXEC` is always on.
 ///
 /// # Errors
 /// EINVAL for other flags; EMFILE.
@@ -92,8 +89,8 @@ pub fn epoll_create(flags: i32) -> io::Result<RawFd> {
     Ok(number)
 }
 
-/// Closes a set or a socket: `rclose`. A connected stream delivers first what was sent. In a forked
-/// child only the number of a socket is given up, and the connection goes on in the parent.
+/// Closes a set or a socket: `rclose`. A connected stream first delivers its data. In a forked
+/// child it only closes the descriptor, and the parent keeps the connection.
 ///
 /// # Errors
 /// EBADF.
@@ -101,7 +98,7 @@ pub fn close(fd: RawFd) -> io::Result<()> {
     if SETS.write().remove(&fd).is_some() {
         return Ok(());
     }
-    table::close(fd)
+    socket::close(fd)
 }
 
 fn find(epfd: RawFd) -> io::Result<Arc<Set>> {
@@ -109,11 +106,11 @@ fn find(epfd: RawFd) -> io::Result<Arc<Set>> {
 }
 
 /// Adds, changes or removes a member: `repoll_ctl`. `op` is `EPOLL_CTL_ADD`, `_MOD` or `_DEL`;
-/// `event` what to wait for and the data to report.
+/// `event` has the requested events and the program's data.
 ///
 /// # Errors
-/// EBADF for a number that is no set, EEXIST and ENOENT for a member that is there or not, EINVAL
-/// for another `op`, EFAULT without an event that is needed.
+/// EBADF for a number that is no set, EEXIST for an existing member, ENOENT for a missing one,
+/// EINVAL for another `op`, EFAULT without a required event.
 pub fn epoll_ctl(epfd: RawFd, op: i32, fd: RawFd, event: Option<epoll_event>) -> io::Result<()> {
     let set = find(epfd)?;
     let mut members = set.members.lock();
@@ -134,11 +131,11 @@ pub fn epoll_ctl(epfd: RawFd, op: i32, fd: RawFd, event: Option<epoll_event>) ->
     Ok(())
 }
 
-/// Waits until a member has what it asks for: `repoll_wait`. At most `room` events; none when
-/// `timeout` milliseconds have passed, which is for ever if negative. Members take turns.
+/// Waits until a member is ready: `repoll_wait`. Returns at most `room` events, and none after
+/// `timeout` milliseconds; negative waits for ever. Members take turns.
 ///
 /// # Errors
-/// EBADF for a number that is no set; EINTR when a signal came.
+/// EBADF for a number that is no set; EINTR after a signal.
 pub fn epoll_wait(epfd: RawFd, room: usize, timeout: i32) -> io::Result<Vec<epoll_event>> {
     let set = find(epfd)?;
     let found = set.look(room, None, 0)?;
@@ -147,7 +144,7 @@ pub fn epoll_wait(epfd: RawFd, room: usize, timeout: i32) -> io::Result<Vec<epol
     }
     let wait = u64::try_from(timeout).ok().map(Duration::from_millis);
     let deadline = wait.and_then(|wait| Instant::now().checked_add(wait));
-    // One of its own: that of the thread is taken back by every poll.
+    // Not the waker of the thread, which every poll clears.
     let waker = Waker::new()?;
     set.members.lock().watchers.add(&waker);
     let result = set.sleep(room, &waker, deadline);
@@ -156,7 +153,7 @@ pub fn epoll_wait(epfd: RawFd, room: usize, timeout: i32) -> io::Result<Vec<epol
 }
 
 impl Set {
-    /// What is found within `timeout` milliseconds, or until the waker is woken.
+    /// Returns events within `timeout` milliseconds, or until the waker is woken.
     fn look(&self, room: usize, waker: Option<&Waker>, timeout: i32) -> io::Result<Vec<epoll_event>> {
         let (mut entries, changes) = {
             let members = self.members.lock();
@@ -194,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_was_closed_leaves_the_set_unless_the_program_has_changed_it_meanwhile() {
+    fn closed_member_leaves_the_set_unless_changed_meanwhile() {
         let mut members = Members { changes: 2, ..Members::default() };
         members.by_fd.insert(7, epoll_event { events: libc::EPOLLIN.cast_unsigned(), u64: 1 });
         let closed = [PollFd { fd: 7, events: libc::POLLIN, revents: libc::POLLNVAL }];

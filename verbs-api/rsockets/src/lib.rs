@@ -1,10 +1,8 @@
-//! Sockets over RDMA: what `rsocket(7)` describes, on the wire as the rsockets of librdmacm speak
-//! it.
+//! Sockets over RDMA (`rsocket(7)`), compatible on the wire with the rsockets of librdmacm.
 //!
-//! A socket is a number, as in C, and behind the number stands a [`Socket`]. A stream lives on a
-//! connected queue pair and writes straight into the receive buffer of its peer; a datagram socket
-//! lives on a UDP socket, over which it learns where the peers are, and on UD queue pairs. The two
-//! have only the calls in common.
+//! A socket is a number, as in C; [`find`] returns its [`Socket`]. A stream is a connected queue
+//! pair and writes into the receive buffer of its peer. A datagram socket is a UDP socket, through
+//! which it discovers peers, and UD queue pairs.
 //!
 //! ```
 //! # fn main() -> std::io::Result<()> {
@@ -35,18 +33,10 @@
 //! # }
 //! ```
 //!
-//! - from numbers to sockets, which are opened, accepted and closed by them; what one can do, of
-//!   either kind: `table.rs`; `socket.rs`
-//! - what is said on the wire, when something may be sent, what a message of the peer means: no
-//!   I/O, no clock: `proto/`: `conn.rs`, `stream.rs`, `message.rs`, `datagram.rs`
-//! - streams: from a connection to bytes: `stream/`; `mod.rs` first, then `open.rs`
-//! - datagrams: `datagram/`
-//! - waiting: a short spin, then sleep on descriptors: `wait.rs`, `poll.rs`, `epoll.rs`; events of
-//!   completion queues: `completions.rs`
-//! - the one background thread, which exists as long as somebody listens, has a datagram socket or
-//!   asked for keepalives: `service.rs`
-//! - what programs and administrators set: `stream/options.rs`, `stream/settings.rs`; `config.rs`
-//! - system calls that need `unsafe`; nothing else has any: `sys.rs`
+//! Begin reading with `socket.rs` (calls of both kinds), then `proto/` (the protocol, without I/O
+//! and clock), `stream/mod.rs` and `datagram/mod.rs`. A call first polls and then sleeps
+//! (`wait.rs`, `poll.rs`, `epoll.rs`). One background thread serves listeners, datagram sockets and
+//! keepalives (`service.rs`). All `unsafe` code is in `sys.rs`.
 //!
 //! Every error is an [`std::io::Error`] with the errno that the C call sets.
 #![deny(unsafe_code)]
@@ -64,23 +54,21 @@ mod service;
 mod socket;
 mod stream;
 mod sys;
-mod table;
 mod wait;
 
 pub use epoll::{close, epoll_create, epoll_ctl, epoll_wait};
 pub use poll::{PollFd, poll, select};
 #[cfg(feature = "fuzz")]
 pub use proto::check::check_protocol;
-pub use socket::Socket;
-pub use table::{accept, find, open};
+pub use socket::{Socket, accept, find, open};
 
 /// Option level of rsockets' own options, as in `rdma/rsocket.h`.
 pub const SOL_RDMA: i32 = 0x10000;
-/// Requests that the send queue holds.
+/// Length of the send queue, in requests.
 pub const RDMA_SQSIZE: i32 = 0;
-/// Messages that the peer may send before this side has answered.
+/// Messages that the peer may send before they are acknowledged.
 pub const RDMA_RQSIZE: i32 = 1;
-/// Bytes that are sent without being copied into the send buffer first.
+/// Data up to this many bytes is sent inline, without a copy in the send buffer.
 pub const RDMA_INLINE: i32 = 2;
 /// Buffers that the *peer* can map for direct writes.
 pub const RDMA_IOMAPSIZE: i32 = 3;

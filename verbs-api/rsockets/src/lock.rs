@@ -1,18 +1,17 @@
-//! The order of this crate's locks, outermost first. All of them are outside of those of `roxe` and
-//! the provider ([`roxe_provider::lock`]).
+//! The order of this crate's locks, outermost first, all outside those of [`roxe_provider::lock`].
 
 roxe_provider::ranks! { pub(crate), 6_000.. ;
     /// `epoll`: sets by descriptor.
     EpollSets,
     /// `epoll`: the members of one set.
     EpollMembers,
-    /// `table`: sockets by descriptor.
+    /// `socket`: sockets by descriptor.
     Table,
-    /// `stream`: whose turn it is to send.
+    /// `stream`: the thread that sends.
     SendTurn,
-    /// `stream`: whose turn it is to receive.
+    /// `stream`: the thread that receives.
     RecvTurn,
-    /// `service`: the sockets that the thread looks after.
+    /// `service`: the sockets of the background thread.
     Service,
     /// `stream`: one stream.
     Stream,

@@ -2,22 +2,23 @@
 
 use crate::config::Config;
 use crate::errno::os;
+use crate::socket::{Socket, find};
+use crate::sys;
 use crate::wait::{Source, Waker, millis_left, waiting_for};
-use crate::{Socket, sys, table};
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What to wait for on one descriptor, and what was found: `struct pollfd`.
+/// Requested and returned events of one descriptor: `struct pollfd`.
 pub use libc::pollfd as PollFd;
 
-/// Waits until one of `fds`, each an rsocket or any other descriptor, has what it asks for; fills
-/// in `revents` and returns how many are not 0. `timeout` in milliseconds, negative for ever.
-/// Entries with a negative number are passed over.
+/// Waits until one of `fds`, rsockets or other descriptors, is ready. Sets `revents` and returns
+/// how many are not 0. `timeout` is in milliseconds; negative waits for ever. Entries with a
+/// negative descriptor are ignored.
 ///
 /// # Errors
-/// As `poll(2)`; EINTR when a signal came.
+/// As `poll(2)`; EINTR after a signal.
 pub fn poll(fds: &mut [PollFd], timeout: i32) -> io::Result<usize> {
     let start = Instant::now();
     let deadline = u64::try_from(timeout).ok().and_then(|ms| start.checked_add(Duration::from_millis(ms)));
@@ -33,11 +34,11 @@ pub fn poll(fds: &mut [PollFd], timeout: i32) -> io::Result<usize> {
     }
 }
 
-/// The descriptors of a call, sorted into ours and others.
+/// The descriptors of a call, divided into rsockets and others.
 struct Set<'a> {
     fds: &'a mut [PollFd],
     sockets: Vec<(usize, Arc<Socket>)>,
-    /// The entries that the system polls, and of which descriptor each is.
+    /// Entries that the system polls, and their indices in `fds`.
     others: Vec<PollFd>,
     places: Vec<usize>,
 }
@@ -46,7 +47,7 @@ impl<'a> Set<'a> {
     fn new(fds: &'a mut [PollFd]) -> Self {
         let (mut sockets, mut others, mut places) = (Vec::new(), Vec::new(), Vec::new());
         for (place, entry) in fds.iter().enumerate() {
-            match table::find(entry.fd) {
+            match find(entry.fd) {
                 Some(socket) => sockets.push((place, socket)),
                 None => {
                     others.push(*entry);
@@ -57,7 +58,7 @@ impl<'a> Set<'a> {
         Self { fds, sockets, others, places }
     }
 
-    /// What is ready now.
+    /// Updates `revents` without waiting; returns how many are not 0.
     fn look(&mut self) -> io::Result<usize> {
         for (place, socket) in &self.sockets {
             let entry = &mut self.fds[*place];
@@ -96,7 +97,7 @@ impl<'a> Set<'a> {
     }
 }
 
-/// Sleeps, but not longer than the administrator lets it.
+/// Sleeps, at most as long as the configuration allows.
 fn nap(asleep: &mut [PollFd], deadline: Option<Instant>) -> io::Result<()> {
     let longest = i32::try_from(Config::get().wake_up.as_millis()).unwrap_or(i32::MAX);
     let millis = match millis_left(deadline) {
@@ -106,20 +107,19 @@ fn nap(asleep: &mut [PollFd], deadline: Option<Instant>) -> io::Result<()> {
     sys::poll(asleep, millis).map(drop)
 }
 
-/// `select(2)` with rsockets: `sets` are those to read, to write, and with exceptions, each a bit
-/// for every descriptor, lowest bit of the first word first, as in `fd_set`. Only the first `nfds`
-/// bits count; the sets come back with those that are ready, all others cleared. `timeout` in
-/// milliseconds, negative for ever. Returns how many bits are set.
+/// `select(2)` with rsockets. `sets` are read, write and exception sets with a bit per descriptor,
+/// lowest bit of the first word first, as in `fd_set`. Only the first `nfds` bits are used. The
+/// sets return the ready descriptors. `timeout` is in milliseconds; negative waits for ever.
+/// Returns the number of set bits.
 ///
 /// # Errors
-/// EBADF if a set names a descriptor that is not open, EINVAL if `nfds` does not fit into a set,
-/// EINTR.
+/// EBADF if a set contains a descriptor that is not open, EINVAL if `nfds` exceeds a set, EINTR.
 pub fn select(nfds: RawFd, sets: [Option<&mut [u64]>; 3], timeout: i32) -> io::Result<usize> {
     let count = usize::try_from(nfds).map_err(|_| os(libc::EINVAL))?;
     if sets.iter().flatten().any(|set| set.len() * 64 < count) {
         return Err(os(libc::EINVAL));
     }
-    let mut fds = wanted(count, &sets);
+    let mut fds = requested(count, &sets);
     poll(&mut fds, timeout)?;
     if fds.iter().any(|entry| entry.revents & libc::POLLNVAL != 0) {
         return Err(os(libc::EBADF));
@@ -127,16 +127,16 @@ pub fn select(nfds: RawFd, sets: [Option<&mut [u64]>; 3], timeout: i32) -> io::R
     Ok(found(&fds, sets))
 }
 
-/// What `poll` is to wait for.
-const ASKS: [i16; 3] = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
-/// What makes a descriptor ready in each set.
+/// Requested events of each set.
+const REQUESTS: [i16; 3] = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
+/// Events that make a descriptor ready in each set.
 const READY: [i16; 3] = [libc::POLLIN | libc::POLLHUP | libc::POLLERR, libc::POLLOUT | libc::POLLERR, libc::POLLPRI];
 
-fn wanted(count: usize, sets: &[Option<&mut [u64]>; 3]) -> Vec<PollFd> {
+fn requested(count: usize, sets: &[Option<&mut [u64]>; 3]) -> Vec<PollFd> {
     let has = |set: &Option<&mut [u64]>, fd: usize| set.as_ref().is_some_and(|set| set[fd / 64] >> (fd % 64) & 1 == 1);
     let entry = |fd: usize| {
-        let asked = sets.iter().zip(ASKS).filter(|(set, _)| has(set, fd));
-        let events = asked.fold(0, |events, (_, ask)| events | ask);
+        let wanted = sets.iter().zip(REQUESTS).filter(|(set, _)| has(set, fd));
+        let events = wanted.fold(0, |events, (_, event)| events | event);
         PollFd { fd: fd as RawFd, events, revents: 0 }
     };
     (0..count).map(entry).filter(|entry| entry.events != 0).collect()
@@ -144,7 +144,7 @@ fn wanted(count: usize, sets: &[Option<&mut [u64]>; 3]) -> Vec<PollFd> {
 
 fn found(fds: &[PollFd], sets: [Option<&mut [u64]>; 3]) -> usize {
     let mut bits = 0;
-    for ((set, ask), ready) in sets.into_iter().zip(ASKS).zip(READY) {
+    for ((set, ask), ready) in sets.into_iter().zip(REQUESTS).zip(READY) {
         let Some(set) = set else { continue };
         set.fill(0);
         for entry in fds.iter().filter(|entry| entry.events & ask != 0 && entry.revents & ready != 0) {

@@ -1,5 +1,5 @@
-//! The background thread: accepts connections for listeners, looks after UDP sockets, sends
-//! keepalives. It runs as long as there is a socket that needs it; a forked child starts its own.
+//! The background thread: accepts connections for listeners, serves UDP sockets, sends keepalives.
+//! It runs while a socket needs it; a forked child starts its own.
 
 use crate::wait::{self, Waker};
 use roxe_provider::lock::Mutex;
@@ -9,32 +9,29 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-/// A descriptor that is readable when there is something to do, and a time when there is.
+/// A descriptor that is readable, and a time, when service is due.
 pub(crate) type Wish = (Option<RawFd>, Option<Instant>);
 
-/// What the thread can look after.
 pub(crate) trait Serviced: Send + Sync {
-    /// On what and until when the background thread of this process sleeps for it; `None` if it has
-    /// not to look after it.
+    /// When [`serve`](Self::serve) is due on the background thread; `None` if never.
     fn wants_service(&self) -> Option<Wish>;
 
-    /// The thread looks after it.
     fn serve(&self, now: Instant);
 }
 
-/// Locked before any socket; nobody calls this module with a socket's lock held.
+/// Locked before any socket; callers hold no socket lock.
 static SERVICE: Mutex<crate::lock::Service, Service> = Mutex::new(Service { members: Vec::new(), running: None });
 
 struct Service {
     members: Vec<Weak<dyn Serviced>>,
-    /// The thread, and in which process: it does not outlive a fork.
+    /// The thread's waker, and its process: a thread does not survive a fork.
     running: Option<(u32, Arc<Waker>)>,
 }
 
-/// Lets the thread look after `socket` from now on.
+/// Registers `socket` with the thread, and starts the thread if needed.
 ///
 /// # Errors
-/// If it cannot be started.
+/// If the thread cannot be started.
 pub(crate) fn join(socket: &Arc<impl Serviced + 'static>) -> io::Result<()> {
     let mut service = SERVICE.lock();
     if !service.members.iter().any(|member| std::ptr::addr_eq(member.as_ptr(), Arc::as_ptr(socket))) {
@@ -54,7 +51,7 @@ pub(crate) fn join(socket: &Arc<impl Serviced + 'static>) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets the thread look at its sockets again: one of them has changed.
+/// Makes the thread check its sockets again after a change.
 pub(crate) fn wake() {
     if let Some((_, waker)) = &SERVICE.lock().running {
         waker.wake();
@@ -76,8 +73,7 @@ fn run(waker: &Waker) {
             fds.extend(fd.map(wait::waiting_for));
             deadline = deadline.into_iter().chain(due).min();
         }
-        // Sockets are not kept alive meanwhile. An error is a signal: then everything is looked at,
-        // which does no harm.
+        // Sockets may be dropped meanwhile. After an error, a signal, serving all is harmless.
         let _ = crate::sys::poll(&mut fds, wait::millis_left(deadline));
         waker.clear();
         let now = Instant::now();
@@ -85,7 +81,7 @@ fn run(waker: &Waker) {
     }
 }
 
-/// Who needs the thread; if nobody does, it ends.
+/// The sockets that need the thread; `None` ends it.
 fn members() -> Option<Vec<Weak<dyn Serviced>>> {
     let mut service = SERVICE.lock();
     service.members.retain(|member| member.upgrade().is_some_and(|socket| socket.wants_service().is_some()));

@@ -1,20 +1,24 @@
-//! The calls of `rsocket.h`, for both kinds of sockets.
+//! Sockets by number, and the calls of `rsocket.h` for both kinds of sockets.
 
 use crate::addr::{mapped, unmapped, unspecified};
 use crate::datagram::Datagram;
 use crate::errno::os;
+use crate::lock::Table;
 use crate::service::{self, Serviced, Wish};
 use crate::stream::{Drain, Fill, RecvMode, Stream};
+use crate::sys;
 use crate::wait::{Source, Waker};
 use roxe::{MemoryRegion, ProtectionDomain};
+use roxe_provider::lock::RwLock;
+use std::collections::HashMap;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
-/// What a call comes to on either kind of socket.
+/// Dispatches a call to the kind of a socket.
 macro_rules! of_kind {
     ($whole:ident, $socket:ident => $call:expr) => {
         match &$whole.kind {
@@ -24,16 +28,73 @@ macro_rules! of_kind {
     };
 }
 
-/// A socket. [`find`](crate::find) gives it for its number; it stays valid when the number is
-/// closed meanwhile. `flags` are those of `recv(2)` and `send(2)`: MSG_PEEK, MSG_DONTWAIT,
-/// MSG_WAITALL; others are ignored.
+/// Sockets by number. A number is a descriptor of the socket, so it never equals that of a file.
+static TABLE: LazyLock<RwLock<Table, HashMap<RawFd, Arc<Socket>>>> = LazyLock::new(RwLock::default);
+
+/// Creates a socket and returns its number: `rsocket`. `domain` is AF_INET or AF_INET6; `kind` is
+/// SOCK_STREAM or SOCK_DGRAM, optionally with SOCK_NONBLOCK and SOCK_CLOEXEC.
+///
+/// # Errors
+/// ENOTSUP for everything else; ENODEV if there is no device; EMFILE.
+pub fn open(domain: i32, kind: i32, protocol: i32) -> io::Result<RawFd> {
+    const FLAGS: i32 = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    let (flags, kind) = (kind & FLAGS, kind & !FLAGS);
+    let kind = match (domain, kind, protocol) {
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => Kind::Stream(Stream::new()?),
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => {
+            Kind::Datagram(Datagram::new(domain)?)
+        }
+        _ => return Err(os(libc::ENOTSUP)),
+    };
+    Ok(insert(Socket::new(kind, domain, flags)?))
+}
+
+/// Returns the number and the peer of a listener's next connection: `raccept`.
+///
+/// # Errors
+/// EBADF, EINVAL if it is not listening, EAGAIN if it is non-blocking and no connection waits.
+pub fn accept(fd: RawFd) -> io::Result<(RawFd, SocketAddr)> {
+    let listener = find(fd).ok_or_else(|| os(libc::EBADF))?;
+    let stream = listener.stream().ok_or_else(|| os(libc::EOPNOTSUPP))?.accept(listener.waits(0))?;
+    let socket = Socket::new(Kind::Stream(stream), listener.domain, 0)?;
+    let peer = socket.peer_addr().unwrap_or_else(|_| unspecified(socket.domain));
+    Ok((insert(socket), peer))
+}
+
+pub(crate) fn close(fd: RawFd) -> io::Result<()> {
+    // Removed before the descriptor is closed and its number reused.
+    let socket = TABLE.write().remove(&fd).ok_or_else(|| os(libc::EBADF))?;
+    if socket.is_own() {
+        of_kind!(socket, socket => socket.close());
+    } else {
+        // The parent still uses the connection: close only the descriptor, and leave the rest as
+        // the fork found it.
+        sys::close(fd);
+        std::mem::forget(socket);
+    }
+    Ok(())
+}
+
+/// The socket with this number; `None` for other descriptors.
+pub fn find(fd: RawFd) -> Option<Arc<Socket>> {
+    TABLE.read().get(&fd).cloned()
+}
+
+fn insert(socket: Arc<Socket>) -> RawFd {
+    let fd = socket.fd();
+    TABLE.write().insert(fd, socket);
+    fd
+}
+
+/// A socket, returned by [`find`]. It stays valid when its number is closed meanwhile.
+/// `flags` of `recv(2)` and `send(2)`: MSG_PEEK, MSG_DONTWAIT, MSG_WAITALL; others are ignored.
 #[derive(Debug)]
 pub struct Socket {
     kind: Kind,
     domain: i32,
     nonblocking: AtomicBool,
     descriptor_flags: AtomicI32,
-    /// Whose it is: a forked child has only a copy.
+    /// Owner; a forked child has only a copy.
     process: u32,
 }
 
@@ -44,34 +105,7 @@ enum Kind {
 }
 
 impl Socket {
-    /// Makes one, as [`open`](crate::open) says.
-    pub(crate) fn open(domain: i32, kind: i32, protocol: i32) -> io::Result<Arc<Self>> {
-        let (flags, kind) =
-            (kind & (libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC), kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC));
-        let kind = match (domain, kind, protocol) {
-            (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => Kind::Stream(Stream::new()?),
-            (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => {
-                Kind::Datagram(Datagram::new(domain)?)
-            }
-            _ => return Err(os(libc::ENOTSUP)),
-        };
-        Self::new(kind, domain, flags)
-    }
-
-    /// The next connection of one that listens, and who it is; as [`accept`](crate::accept) says.
-    pub(crate) fn accept(&self) -> io::Result<(Arc<Self>, SocketAddr)> {
-        let stream = self.stream().ok_or_else(|| os(libc::EOPNOTSUPP))?.accept(self.waits(0))?;
-        let socket = Self::new(Kind::Stream(stream), self.domain, 0)?;
-        let peer = socket.peer_addr().unwrap_or_else(|_| unspecified(socket.domain));
-        Ok((socket, peer))
-    }
-
-    /// Ends it; a connected stream delivers first what was sent.
-    pub(crate) fn close(&self) {
-        of_kind!(self, socket => socket.close());
-    }
-
-    /// In the care of the background thread if it needs it.
+    /// Registers the socket with the background thread if it needs it.
     fn new(kind: Kind, domain: i32, flags: i32) -> io::Result<Arc<Self>> {
         let close_on_exec = if flags & libc::SOCK_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
         let socket = Arc::new(Self {
@@ -87,7 +121,7 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Its number.
+    /// The socket's number.
     pub fn fd(&self) -> RawFd {
         of_kind!(self, socket => socket.fd())
     }
@@ -99,26 +133,26 @@ impl Socket {
         }
     }
 
-    /// Whether a call with these flags waits.
+    /// Returns true if a call with these flags blocks.
     fn waits(&self, flags: i32) -> bool {
         flags & libc::MSG_DONTWAIT == 0 && !self.nonblocking.load(Ordering::Relaxed)
     }
 
-    /// Not what a forked child inherited.
-    pub(crate) fn is_own(&self) -> bool {
+    /// Returns false in a forked child that inherited the socket.
+    fn is_own(&self) -> bool {
         self.process == std::process::id()
     }
 
-    /// Gives it a local address. Port 0 lets the system choose.
+    /// Binds to a local address. Port 0 lets the system choose.
     ///
     /// # Errors
-    /// EADDRINUSE, EADDRNOTAVAIL, EINVAL if it has one, EAFNOSUPPORT.
+    /// EADDRINUSE, EADDRNOTAVAIL, EINVAL if it is already bound, EAFNOSUPPORT.
     pub fn bind(&self, addr: SocketAddr) -> io::Result<()> {
         let addr = unmapped(addr, self.domain)?;
         of_kind!(self, socket => socket.bind(addr))
     }
 
-    /// Waits for connections.
+    /// Starts to accept connections.
     ///
     /// # Errors
     /// EOPNOTSUPP on a datagram socket, EINVAL if it is connected.
@@ -127,10 +161,10 @@ impl Socket {
         service::join(self)
     }
 
-    /// Connects a stream, or names the usual peer of a datagram socket.
+    /// Connects a stream, or sets the default peer of a datagram socket.
     ///
     /// # Errors
-    /// EINPROGRESS if it is non-blocking, later EALREADY and EISCONN; ECONNREFUSED, ETIMEDOUT,
+    /// EINPROGRESS on a non-blocking socket, later EALREADY and EISCONN; ECONNREFUSED, ETIMEDOUT,
     /// EHOSTUNREACH, ENETUNREACH.
     pub fn connect(&self, addr: SocketAddr) -> io::Result<()> {
         let addr = unmapped(addr, self.domain)?;
@@ -162,7 +196,7 @@ impl Socket {
         self.recv_from(buf, flags).map(|(len, _)| len)
     }
 
-    /// Receives into `buf` and says from whom.
+    /// Receives into `buf`; also returns the sender.
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
@@ -170,7 +204,7 @@ impl Socket {
         self.recv_vectored(&mut [IoSliceMut::new(buf)], flags)
     }
 
-    /// Receives into several buffers, one after the other, and says from whom.
+    /// Receives into several buffers in order; also returns the sender.
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
@@ -187,24 +221,24 @@ impl Socket {
         }
     }
 
-    /// Sends `buf`. A blocking stream returns when all of it is under way.
+    /// Sends `buf`. A blocking stream returns when all of it is posted.
     ///
     /// # Errors
-    /// EAGAIN, ENOTCONN, EPIPE after the own end of sending, ECONNRESET, EDESTADDRREQ, EMSGSIZE,
+    /// EAGAIN, ENOTCONN, EPIPE after a shutdown of sending, ECONNRESET, EDESTADDRREQ, EMSGSIZE,
     /// EINTR.
     pub fn send(&self, buf: &[u8], flags: i32) -> io::Result<usize> {
         self.send_to(buf, flags, None)
     }
 
-    /// Sends `buf`, on a datagram socket to `to`.
+    /// Sends `buf`; a datagram socket sends it to `to`.
     ///
     /// # Errors
-    /// As [`send`](Self::send); EISCONN if a stream is given an address.
+    /// As [`send`](Self::send); EISCONN for a stream with an address.
     pub fn send_to(&self, buf: &[u8], flags: i32, to: Option<SocketAddr>) -> io::Result<usize> {
         self.send_vectored(&[IoSlice::new(buf)], flags, to)
     }
 
-    /// Sends several buffers, one after the other, on a datagram socket as one message to `to`.
+    /// Sends several buffers in order; a datagram socket sends them as one message to `to`.
     ///
     /// # Errors
     /// As [`send_to`](Self::send_to).
@@ -221,7 +255,7 @@ impl Socket {
         }
     }
 
-    /// The own address.
+    /// The local address.
     ///
     /// # Errors
     /// Those of `getsockname(2)`.
@@ -239,11 +273,10 @@ impl Socket {
         Ok(mapped(addr, self.domain))
     }
 
-    /// Sets an option; `value` holds the bytes that `setsockopt(2)` is given.
+    /// Sets an option from the bytes of `setsockopt(2)`.
     ///
     /// # Errors
-    /// EINVAL if there are too few, or it comes too late; ENOTSUP for options that rsockets do not
-    /// have.
+    /// EINVAL for too few bytes or in a wrong state; ENOTSUP for unknown options.
     pub fn set_option(self: &Arc<Self>, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
         let needs_service = match &self.kind {
             Kind::Stream(stream) => stream.set_option(level, name, value)?,
@@ -255,7 +288,7 @@ impl Socket {
         if needs_service { service::join(self) } else { Ok(()) }
     }
 
-    /// An option, as the bytes that `getsockopt(2)` stores; at most `room` of them.
+    /// Returns an option as the bytes of `getsockopt(2)`, at most `room`.
     ///
     /// # Errors
     /// EINVAL if `room` is too small, ENOTSUP.
@@ -270,7 +303,7 @@ impl Socket {
         if value.len() > room { Err(os(libc::EINVAL)) } else { Ok(value) }
     }
 
-    /// What F_GETFL returns: O_RDWR, and O_NONBLOCK if it is.
+    /// Result of F_GETFL: O_RDWR, and O_NONBLOCK on a non-blocking socket.
     pub fn status_flags(&self) -> i32 {
         libc::O_RDWR | if self.nonblocking.load(Ordering::Relaxed) { libc::O_NONBLOCK } else { 0 }
     }
@@ -280,7 +313,7 @@ impl Socket {
         self.nonblocking.store(flags & libc::O_NONBLOCK != 0, Ordering::Relaxed);
     }
 
-    /// What F_GETFD returns.
+    /// Result of F_GETFD.
     pub fn descriptor_flags(&self) -> i32 {
         self.descriptor_flags.load(Ordering::Relaxed)
     }
@@ -290,27 +323,26 @@ impl Socket {
         self.descriptor_flags.store(flags & libc::FD_CLOEXEC, Ordering::Relaxed);
     }
 
-    /// The protection domain of a connected stream, to register memory for [`iomap`](Self::iomap)
-    /// in.
+    /// The protection domain of a connected stream, for registering memory for
+    /// [`iomap`](Self::iomap).
     ///
     /// # Errors
-    /// EINVAL if it is not connected or a datagram socket.
+    /// EINVAL for a stream that is not connected and for a datagram socket.
     pub fn protection_domain(&self) -> io::Result<ProtectionDomain> {
         self.stream().ok_or_else(|| os(libc::EINVAL))?.protection_domain()
     }
 
-    /// Maps registered memory: with `shared` the peer may write to it by `offset` (-1: its
-    /// address), which it learns before the next bytes of the stream; otherwise it is only
-    /// registered. Returns the offset.
+    /// Maps registered memory. With `shared`, the peer may write to it by `offset` (-1: its
+    /// address); it learns of the mapping before the next bytes of the stream. Otherwise the memory
+    /// is only registered. Returns the offset.
     ///
     /// # Errors
-    /// EINVAL if it is not connected, ENOMEM if the peer has no room for one more (its
-    /// RDMA_IOMAPSIZE).
+    /// EINVAL if it is not connected, ENOMEM if the peer's table is full (its RDMA_IOMAPSIZE).
     pub fn iomap(&self, region: MemoryRegion, shared: bool, offset: i64) -> io::Result<i64> {
         self.stream().ok_or_else(|| os(libc::EINVAL))?.iomap(region, shared, offset)
     }
 
-    /// Ends a mapping, named by address and length of its memory.
+    /// Removes the mapping of this memory.
     ///
     /// # Errors
     /// EINVAL if there is none.
@@ -318,8 +350,8 @@ impl Socket {
         self.stream().ok_or_else(|| os(libc::EINVAL))?.iounmap(addr, len)
     }
 
-    /// Writes `buf` into what the peer has mapped at `offset`, in order with the bytes of the
-    /// stream. Returns how much of it is under way: less than all if no mapping covers the rest.
+    /// Writes `buf` to the peer's mapping at `offset`, in order with the bytes of the stream.
+    /// Returns the number of posted bytes: less than all if no mapping covers the rest.
     ///
     /// # Errors
     /// As [`send`](Self::send).

@@ -1,10 +1,9 @@
-//! Waiting: each thread has a descriptor by which other threads wake it.
+//! Waiting. A thread that sleeps registers its [`Waker`] with the sockets, checks them once more,
+//! and polls their descriptors and its own.
 //!
-//! A thread that wants to sleep leaves its [`Waker`] with the sockets it waits for, looks once
-//! more, and sleeps on their descriptors and on its own. Several threads may sleep on one socket;
-//! the descriptors of a socket wake all of them, but the one that comes first takes the event, and
-//! with it maybe the change that another one waits for. So whoever changes a socket wakes the
-//! others, who look again.
+//! A socket's descriptors wake every thread that sleeps on it, but the first of them consumes the
+//! event, and with it perhaps the change that another one waits for. So a thread that changes a
+//! socket wakes the others, which check again.
 
 use crate::config::Config;
 use crate::errno::os;
@@ -16,22 +15,20 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// By which a thread is woken. Clones wake the same thread.
+/// An eventfd that wakes a thread. Clones wake the same thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Waker(Arc<File>);
 
 thread_local! {
-    /// With the process that made it: a forked child must not answer calls for its parent.
+    /// With its process: a forked child must not consume its parent's wakes.
     static OWN: RefCell<Option<(u32, Waker)>> = const { RefCell::new(None) };
 }
 
 impl Waker {
-    /// One of its own.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self(Arc::new(File::from(sys::eventfd()?))))
     }
 
-    /// That of this thread.
     pub(crate) fn current() -> io::Result<Self> {
         let process = std::process::id();
         OWN.with_borrow_mut(|own| match own {
@@ -50,18 +47,16 @@ impl Waker {
     }
 
     pub(crate) fn wake(&self) {
-        // A full counter has woken it already.
+        // A full counter is already readable.
         let _ = (&*self.0).write(&1u64.to_ne_bytes());
     }
 
-    /// Takes back every wake so far.
     pub(crate) fn clear(&self) {
-        // Empty if nobody called.
+        // Empty if there were none.
         let _ = (&*self.0).read(&mut [0; 8]);
     }
 }
 
-/// The threads that wait for a socket.
 #[derive(Debug, Default)]
 pub(crate) struct Watchers(Vec<Waker>);
 
@@ -80,7 +75,6 @@ impl Watchers {
         self.0.is_empty()
     }
 
-    /// Lets all of them look again. A thread that wakes itself only looks once more.
     pub(crate) fn wake(&self) {
         for waker in &self.0 {
             waker.wake();
@@ -88,25 +82,20 @@ impl Watchers {
     }
 }
 
-/// Something to wait for.
 pub(crate) trait Source {
-    /// Takes in what has happened, and says which of `events`, and of POLLERR, POLLHUP and
-    /// POLLNVAL, hold now.
+    /// Processes events; returns those of `events`, POLLERR, POLLHUP and POLLNVAL that are true.
     fn ready(&self, events: i16) -> i16;
 
-    /// Lets changes be announced from now on, to `waker` and on the descriptors that are added to
-    /// `fds`.
+    /// Reports changes from now on, to `waker` and on descriptors that it adds to `fds`.
     fn watch(&self, waker: &Waker, fds: &mut Vec<libc::pollfd>);
 
-    /// Ends what [`watch`](Self::watch) began.
     fn unwatch(&self, waker: &Waker);
 }
 
-/// Waits until `done` says so, for ever without a `deadline`: looks for a short while, then sleeps
-/// until something changes. `done` has to take in what has happened.
+/// Waits until `done`, which processes events, returns true: polls for a short time, then sleeps.
 ///
 /// # Errors
-/// EINTR when a signal came, ETIMEDOUT.
+/// EINTR after a signal, ETIMEDOUT at the `deadline`.
 pub(crate) fn until(source: &impl Source, deadline: Option<Instant>, mut done: impl FnMut() -> bool) -> io::Result<()> {
     let start = Instant::now();
     while !done() {
@@ -118,10 +107,10 @@ pub(crate) fn until(source: &impl Source, deadline: Option<Instant>, mut done: i
     Ok(())
 }
 
-/// Repeats `attempt` until it brings something; waits in between until one of `events` holds.
+/// Repeats `attempt` until it returns a value, and waits for one of `events` in between.
 ///
 /// # Errors
-/// Those of `attempt`; EAGAIN if it brings nothing and is not to `wait`; EINTR.
+/// Those of `attempt`; EAGAIN without `wait`; EINTR.
 pub(crate) fn retry<T>(
     source: &impl Source,
     wait: bool,
@@ -156,12 +145,11 @@ fn sleep_until(source: &impl Source, deadline: Option<Instant>, mut done: impl F
     }
 }
 
-/// The entry of `poll(2)` for something to read.
 pub(crate) const fn waiting_for(fd: RawFd) -> libc::pollfd {
     libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
 }
 
-/// Milliseconds for `poll(2)`, rounded up; negative for ever.
+/// Milliseconds for `poll(2)`, rounded up; -1 without a deadline.
 pub(crate) fn millis_left(deadline: Option<Instant>) -> i32 {
     let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()).as_micros().div_ceil(1000));
     left.map_or(-1, |ms| i32::try_from(ms).unwrap_or(i32::MAX))
@@ -177,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn watchers_are_woken_until_they_leave() {
+    fn watchers_are_woken_until_removed() {
         let (waker, mut watchers) = (Waker::current().unwrap(), Watchers::default());
         watchers.add(&waker);
         watchers.wake();

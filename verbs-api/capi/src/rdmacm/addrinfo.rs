@@ -1,14 +1,11 @@
-//! `rdma_getaddrinfo`, and what `rdma_resolve_addrinfo` finds: names and services to addresses, by
-//! the resolver of the C library.
+//! `rdma_getaddrinfo` and `rdma_resolve_addrinfo` by the resolver of the C library, and conversion
+//! of socket addresses between C and the provider.
 //!
-//! The blocks come from `calloc` and go back by `free`, as programs know it from the library that
-//! this one replaces: some put pointers of their own into the structure. There is no route to
-//! resolve on RoCE; `ai_route` stays empty.
-//!
-//! Socket addresses of C programs and those of the provider are converted here as well.
+//! Blocks come from `calloc` and are released by `free`, as in rdma-core, because some programs put
+//! pointers of their own into the structure. `ai_route` stays empty: RoCE has no routes to resolve.
 
 use crate::abi::{copy_fields, rdma_addrinfo, sockaddr_ib};
-use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, minus_one, null, outside, silent};
+use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, minus_one, no_result, null, outside};
 use crate::qp::{RC, UD};
 use core::ffi::{c_char, c_int};
 use core::mem::MaybeUninit;
@@ -18,12 +15,11 @@ use libc::{addrinfo, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, sock
 use roxe_provider::cm::{Address, IbAddress, PortSpace};
 use roxe_wire::Gid;
 
-/// The family of `sockaddr_ib`.
 pub(crate) const AF_IB: u16 = 27;
 pub(crate) const AF_INET: u16 = libc::AF_INET as u16;
 pub(crate) const AF_INET6: u16 = libc::AF_INET6 as u16;
 
-/// Reads the address of a program. EINVAL for NULL and for a family that RDMA has not.
+/// Reads the program's address. EINVAL for NULL and for unsupported families.
 ///
 /// # Safety
 /// `addr` is NULL or points to as many bytes as its family says.
@@ -44,7 +40,7 @@ pub(crate) unsafe fn read(addr: *const sockaddr) -> Result<Address> {
     }
 }
 
-/// Reads the address of a program, of which NULL stands for none.
+/// Reads the program's address; `None` for NULL.
 ///
 /// # Safety
 /// As for [`read`].
@@ -78,7 +74,7 @@ fn ib(addr: sockaddr_ib) -> Address {
     })
 }
 
-/// An address as C has it, with zeros behind; all zero for none.
+/// Converts an address, with zeros behind it; all zero for `None`.
 pub(crate) fn to_c(address: Option<&Address>) -> sockaddr_storage {
     match address {
         None => zeroed(),
@@ -110,18 +106,15 @@ pub(crate) fn to_c(address: Option<&Address>) -> sockaddr_storage {
     }
 }
 
-/// A structure of numbers and arrays of numbers with all of them zero.
 fn zeroed<T: Copy>() -> T {
-    // SAFETY: used in this file for the socket addresses of libc only, for which all bits zero are
-    // a value.
+    // SAFETY: used for socket addresses of libc only; all bits zero are valid.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
 fn storage<T: Copy>(addr: T) -> sockaddr_storage {
     const { assert!(size_of::<T>() <= size_of::<sockaddr_storage>() && align_of::<T>() <= align_of::<sockaddr_storage>()) };
     let mut out = zeroed::<sockaddr_storage>();
-    // SAFETY: checked above: the storage is as large and as aligned as the address, and nobody else
-    // knows it.
+    // SAFETY: checked above: the storage is as large and as aligned as the address.
     unsafe { (&raw mut out).cast::<T>().write(addr) };
     out
 }
@@ -133,7 +126,6 @@ const NOROUTE: c_int = 1 << 2;
 const FAMILY: c_int = 1 << 3;
 const SA: c_int = 1 << 4;
 const DNS: c_int = 1 << 5;
-/// `enum rdma_port_space`.
 const PS_IPOIB: c_int = PortSpace::Ipoib.code() as c_int;
 const PS_TCP: c_int = PortSpace::Tcp.code() as c_int;
 const PS_UDP: c_int = PortSpace::Udp.code() as c_int;
@@ -141,20 +133,18 @@ const PS_UDP: c_int = PortSpace::Udp.code() as c_int;
 const IP_PS_MASK: u64 = 0xffff_ffff_ffff_0000;
 const IP_PORT_MASK: u64 = 0xffff;
 
-/// What a lookup comes to.
 type Found = core::result::Result<AddrInfoList, Failure>;
 
-/// Why there is no address.
 #[derive(Debug)]
 enum Failure {
-    /// `EAI_*`, which is returned as it is.
+    /// `EAI_*`, returned as it is.
     Resolver(c_int),
-    /// Returned as -1.
+    /// `errno`, with -1 returned.
     System(Errno),
 }
 
 impl Failure {
-    /// For calls that only have errno.
+    /// The errno, for calls without `EAI_*` codes.
     fn errno(self) -> Errno {
         match self {
             Self::System(errno) => errno,
@@ -198,8 +188,8 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
     })
 }
 
-/// What `rdma_resolve_addrinfo` finds. EOPNOTSUPP for `RAI_SA`, as there is no subnet
-/// administrator; EADDRNOTAVAIL for a name or service that there is not.
+/// Resolves for `rdma_resolve_addrinfo`. EOPNOTSUPP for `RAI_SA`, as there is no subnet
+/// administrator; EADDRNOTAVAIL for an unknown name or service.
 ///
 /// # Safety
 /// Strings or NULL, and NULL or hints whose addresses are as long as they say.
@@ -221,22 +211,19 @@ pub(super) unsafe fn resolve(
     unsafe { find(node, service, &hints) }.map_err(Failure::errno)
 }
 
-/// A list of addresses that the program has not taken yet.
+/// A list of addresses that the program does not own yet.
 pub(super) struct AddrInfoList(*mut rdma_addrinfo);
 
-// SAFETY: blocks of the C library's allocator, which nobody else knows.
+// SAFETY: blocks of the C library's allocator, to which no other pointer exists.
 unsafe impl Send for AddrInfoList {}
 
 impl AddrInfoList {
-    /// One empty block.
     fn new() -> Result<Self> {
-        // SAFETY: any sizes are allowed; the memory comes back zeroed, which is an empty entry, or
-        // NULL.
+        // SAFETY: any sizes are allowed; the result is zeroed, an empty entry, or NULL.
         let block = unsafe { libc::calloc(1, size_of::<rdma_addrinfo>()) }.cast::<rdma_addrinfo>();
         if block.is_null() { Err(Errno(libc::ENOMEM)) } else { Ok(Self(block)) }
     }
 
-    /// The list, which is the caller's from now on.
     pub(super) fn release(self) -> *mut rdma_addrinfo {
         let list = self.0;
         core::mem::forget(self);
@@ -246,7 +233,7 @@ impl AddrInfoList {
 
 impl Drop for AddrInfoList {
     fn drop(&mut self) {
-        // SAFETY: our own blocks, which nobody else knows.
+        // SAFETY: our own blocks, to which no other pointer exists.
         unsafe { free_list(self.0) };
     }
 }
@@ -261,16 +248,20 @@ unsafe fn find(node: *const c_char, service: *const c_char, hints: &rdma_addrinf
         // SAFETY: this function's contract.
         return unsafe { from_hints(hints) };
     }
-    // SAFETY: this function's contract.
-    let list = unsafe { Resolved::new(node, service, hints) }?;
+    let (wanted, mut list) = (resolver_hints(hints), null_mut());
+    // SAFETY: strings or NULL by this function's contract, and two whole structures.
+    let list = match unsafe { libc::getaddrinfo(node, service, &raw const wanted, &raw mut list) } {
+        0 => Resolved(list),
+        code => return Err(Failure::Resolver(code)),
+    };
     // SAFETY: this function's contract, for the source address in the hints.
-    let made = list.iter().filter_map(|entry| unsafe { convert(entry, hints) }.transpose());
-    let made = made.collect::<Result<Vec<_>>>()?;
-    // The resolver found addresses, but none of a kind that there is a queue pair for.
-    if made.is_empty() { Err(Failure::Resolver(libc::EAI_SOCKTYPE)) } else { Ok(link(made)) }
+    let entries = list.iter().filter_map(|entry| unsafe { convert(entry, hints) }.transpose());
+    let entries = entries.collect::<Result<Vec<_>>>()?;
+    // The resolver found addresses, but none of a type with a matching QP type.
+    if entries.is_empty() { Err(Failure::Resolver(libc::EAI_SOCKTYPE)) } else { Ok(link(entries)) }
 }
 
-/// What follows from the hints alone.
+/// The entry that the hints alone describe.
 ///
 /// # Safety
 /// The addresses in the hints are as long as they say.
@@ -289,42 +280,24 @@ unsafe fn from_hints(hints: &rdma_addrinfo) -> Found {
     Ok(rai)
 }
 
-/// A list of the C library's resolver.
 struct Resolved(*mut addrinfo);
 
 impl Resolved {
-    /// # Safety
-    /// Strings or NULL.
-    unsafe fn new(
-        node: *const c_char,
-        service: *const c_char,
-        hints: &rdma_addrinfo,
-    ) -> core::result::Result<Self, Failure> {
-        let wanted = wanted(hints);
-        let mut list = null_mut();
-        // SAFETY: strings or NULL by this function's contract, and two whole structures.
-        match unsafe { libc::getaddrinfo(node, service, &raw const wanted, &raw mut list) } {
-            0 => Ok(Self(list)),
-            code => Err(Failure::Resolver(code)),
-        }
-    }
-
     fn iter(&self) -> impl Iterator<Item = &addrinfo> {
-        // SAFETY: a list that the resolver made and that lives as long as this object; it ends with
-        // NULL.
+        // SAFETY: the resolver's list ends with NULL and lives as long as this object.
         core::iter::successors(unsafe { self.0.as_ref() }, |entry| unsafe { entry.ai_next.as_ref() })
     }
 }
 
 impl Drop for Resolved {
     fn drop(&mut self) {
-        // SAFETY: made by the resolver and given back once.
+        // SAFETY: made by the resolver and freed once.
         unsafe { libc::freeaddrinfo(self.0) };
     }
 }
 
-/// Our hints as the resolver knows them. A GID is written as an IPv6 address is.
-fn wanted(hints: &rdma_addrinfo) -> addrinfo {
+/// Converts hints for the resolver. A GID is written like an IPv6 address.
+fn resolver_hints(hints: &rdma_addrinfo) -> addrinfo {
     let wants = |flag| hints.ai_flags & flag != 0;
     let is_gid = wants(FAMILY) && hints.ai_family == c_int::from(AF_IB);
     let socktype = match hints.ai_qp_type {
@@ -353,7 +326,7 @@ fn wanted(hints: &rdma_addrinfo) -> addrinfo {
     }
 }
 
-/// An entry of the resolver as an entry of ours; `None` if there is no kind of queue pair for it.
+/// Converts an entry of the resolver; `None` if no QP type matches it.
 ///
 /// # Safety
 /// The source address in the hints is as long as it says.
@@ -395,7 +368,7 @@ unsafe fn convert(found: &addrinfo, hints: &rdma_addrinfo) -> Result<Option<Addr
     Ok(Some(rai))
 }
 
-/// The service of a port in an address whose IPv6 form was found.
+/// The AF_IB form of an address that was resolved as IPv6.
 fn ib_address(found: &addrinfo, port_space: c_int) -> Result<(*mut sockaddr, socklen_t)> {
     // SAFETY: looked up as AF_INET6, so the address is of this type.
     let sin6 = unsafe { found.ai_addr.cast::<sockaddr_in6>().read_unaligned() };
@@ -412,11 +385,11 @@ fn ib_address(found: &addrinfo, port_space: c_int) -> Result<(*mut sockaddr, soc
         sib_scope_id: sin6.sin6_scope_id.into(),
     };
     let len = size_of::<sockaddr_ib>() as socklen_t;
-    // SAFETY: a whole structure of this length.
+    // SAFETY: a whole structure of this size.
     unsafe { copy_given((&raw const sib).cast(), len) }
 }
 
-/// A copy of an address that `free` releases, and its length; NULL if there is none.
+/// Copies an address to memory that `free` releases; NULL if there is none.
 ///
 /// # Safety
 /// `addr` points to `len` bytes, or is NULL.
@@ -430,27 +403,25 @@ unsafe fn copy_given(addr: *const sockaddr, len: socklen_t) -> Result<(*mut sock
     if block.is_null() {
         return Err(Errno(libc::ENOMEM));
     }
-    // SAFETY: the source is this long by this function's contract, and the block is fresh and at
-    // least as long.
+    // SAFETY: the source is this long by the contract; the block is fresh and as long.
     unsafe { block.cast::<u8>().copy_from_nonoverlapping(addr.cast(), len as usize) };
     Ok((block.cast(), len))
 }
 
-/// The entries, of one block each, as one list, in their order; NULL if there are none.
+/// Links the entries, of one block each, in their order; NULL if there are none.
 fn link(entries: Vec<AddrInfoList>) -> AddrInfoList {
     entries.into_iter().rev().fold(AddrInfoList(null_mut()), |next, entry| {
-        // SAFETY: our own block, which nobody else knows.
+        // SAFETY: our own block, to which no other pointer exists.
         unsafe { (*entry.0).ai_next = next.release() };
         entry
     })
 }
 
 /// # Safety
-/// NULL or a list as `rdma_getaddrinfo` makes it, given back once.
+/// NULL or a list of `rdma_getaddrinfo`, freed once.
 unsafe fn free_list(mut list: *mut rdma_addrinfo) {
     while !list.is_null() {
-        // SAFETY: this function's contract: a block of ours, whose pointers are NULL or came from
-        // malloc.
+        // SAFETY: by the contract, a block whose pointers are NULL or from malloc.
         unsafe {
             let entry = list.read();
             libc::free(entry.ai_connect);
@@ -467,8 +438,8 @@ unsafe fn free_list(mut list: *mut rdma_addrinfo) {
 
 /// `man rdma_getaddrinfo`.
 pub(crate) unsafe extern "C" fn rdma_freeaddrinfo(list: *mut rdma_addrinfo) {
-    silent(|| {
-        // SAFETY: NULL, or what `rdma_getaddrinfo` gave the program, which gives it back once.
+    no_result(|| {
+        // SAFETY: NULL or a list of `rdma_getaddrinfo`, which the program frees once.
         unsafe { free_list(list) };
         Ok(())
     });

@@ -1,10 +1,10 @@
-//! Making and ending connections, and what they agree on (ECE); multicast groups.
+//! Connecting, accepting, rejecting and disconnecting; ECE; multicast groups.
 
 use super::addrinfo::read;
 use super::id::{CmId, Depths, live, no_device, provided, show};
 use super::lifecycle::{complete, release_event};
 use crate::abi::{ibv_ece, ibv_qp, ibv_qp_ex, rdma_cm_id, rdma_cm_join_mc_attr_ex, rdma_conn_param};
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, invalid, null, outside, zero};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, einval, invalid, outside, required, zero};
 use crate::object::Object;
 use core::ffi::{c_int, c_void};
 use libc::sockaddr;
@@ -13,10 +13,8 @@ use roxe_provider::wire::cm::VendorId;
 use roxe_provider::{AsyncEventKind, DeviceAttr, Service};
 use std::sync::Arc;
 
-/// How often queue pairs try if the program does not say.
 const TRIES: u8 = 7;
 
-/// `man rdma_connect`.
 pub(crate) unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
     zero(|| {
         // SAFETY: NULL or a whole structure of the program.
@@ -33,8 +31,7 @@ pub(crate) unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rd
     })
 }
 
-/// `man rdma_accept`. On the active side, after RDMA_CM_EVENT_CONNECT_RESPONSE, the same as
-/// `rdma_establish`.
+/// `man rdma_accept`. After RDMA_CM_EVENT_CONNECT_RESPONSE it acts like `rdma_establish`.
 pub(crate) unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
     zero(|| {
         // SAFETY: NULL or a whole structure of the program.
@@ -50,8 +47,7 @@ pub(crate) unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdm
     })
 }
 
-/// What follows on a verb that has begun: the outcome if the identifier is synchronous, and its new
-/// state in any case.
+/// Shows the identifier's new state and, if it is synchronous, waits for the outcome.
 fn finish(id: *mut rdma_cm_id) -> Result<()> {
     show(live(id)?)?;
     complete(id)
@@ -66,32 +62,27 @@ fn queue_pair(object: &Object<CmId>) -> *mut ibv_qp {
     unsafe { (*object.exposed()).public.qp }
 }
 
-/// EINVAL for what no connection can be made of: neither a queue pair nor a word about one, or more
-/// READs at a time than the device can. As in the library that this one replaces, only connections
-/// are checked.
+/// Checks the parameters of a connection, as rdma-core does only for the TCP port space. EINVAL
+/// without a queue pair and parameters, and for more outstanding READs than the device supports.
 fn check(object: &Object<CmId>, wanted: Option<&rdma_conn_param>) -> Result<()> {
     if object.inner.id.port_space() != PortSpace::Tcp {
         return Ok(());
     }
     let Some(wanted) = wanted else {
-        return if queue_pair(object).is_null() {
-            Err(invalid(|| "conn_param is NULL, and the identifier has no queue pair".to_owned()))
-        } else {
-            Ok(())
-        };
+        let is_null = queue_pair(object).is_null();
+        let refused = || Err(einval("conn_param is NULL, and the identifier has no queue pair"));
+        return if is_null { refused() } else { Ok(()) };
     };
     let attr = device_attr(object)?;
     let fits = |wanted: u8, most: u32| wanted == ConnParam::MOST || u32::from(wanted) <= most;
-    let all_fit =
-        fits(wanted.responder_resources, attr.max_qp_rd_atom) && fits(wanted.initiator_depth, attr.max_qp_init_rd_atom);
-    let (given, most) =
-        ((wanted.responder_resources, wanted.initiator_depth), (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom));
-    let refused = || {
-        invalid(|| {
-            format!("responder_resources and initiator_depth are {given:?}; the device takes {most:?} at most, or 255")
-        })
-    };
-    if all_fit { Ok(()) } else { Err(refused()) }
+    let given = (wanted.responder_resources, wanted.initiator_depth);
+    let most = (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom);
+    if fits(given.0, most.0) && fits(given.1, most.1) {
+        return Ok(());
+    }
+    Err(invalid(|| {
+        format!("responder_resources and initiator_depth are {given:?}; the device takes {most:?} at most, or 255")
+    }))
 }
 
 impl Depths {
@@ -101,7 +92,6 @@ impl Depths {
         Self { responder_resources: wanted.responder_resources, initiator_depth: wanted.initiator_depth }
     }
 
-    /// As many of them as the device can.
     fn within(self, attr: &DeviceAttr) -> Self {
         let least = |a: u8, b: u32| u8::try_from(b).map_or(a, |b| a.min(b));
         Self {
@@ -110,7 +100,7 @@ impl Depths {
         }
     }
 
-    /// These numbers, with the values of `other` for those that are to be as many as possible.
+    /// Replaces `ConnParam::MOST` by the values of `other`.
     fn or(self, other: Self) -> Self {
         let choose = |wanted, most| if wanted == ConnParam::MOST { most } else { wanted };
         Self {
@@ -120,7 +110,7 @@ impl Depths {
     }
 }
 
-/// The terms as the provider has them; `data` goes in front of the program's private data.
+/// Converts connection parameters; `data` precedes the program's private data.
 ///
 /// # Safety
 /// The program's private data is NULL or as long as it says.
@@ -134,7 +124,9 @@ unsafe fn conn_param(
         // SAFETY: this function's contract.
         data.extend_from_slice(unsafe { bytes(wanted.private_data, wanted.private_data_len) });
     }
-    let own = own_numbers(queue_pair(object));
+    let qp = queue_pair(object);
+    // SAFETY: alive as long as it is read; programs only read these fields.
+    let own = Object::<ibv_qp_ex>::with_live(qp, |_| unsafe { ((*qp).qp_num, !(*qp).srq.is_null()) }).ok();
     let (qp_num, srq) = own.or_else(|| wanted.map(|wanted| (wanted.qp_num, wanted.srq != 0))).unwrap_or_default();
     ConnParam {
         private_data: data,
@@ -148,17 +140,10 @@ unsafe fn conn_param(
     }
 }
 
-/// The number of a queue pair of the identifier's, and whether it has a shared receive queue;
-/// `None` if it is none.
-fn own_numbers(qp: *mut ibv_qp) -> Option<(u32, bool)> {
-    // SAFETY: alive as long as it is looked at; programs only read these fields.
-    Object::<ibv_qp_ex>::with_live(qp, |_| unsafe { ((*qp).qp_num, !(*qp).srq.is_null()) }).ok()
-}
-
-/// The bytes that a program passes.
+/// The program's private data.
 ///
 /// # Safety
-/// `data` is NULL or points to `len` bytes, which live as long as the result is used.
+/// `data` is NULL or points to `len` bytes that outlive the result.
 unsafe fn bytes<'a>(data: *const c_void, len: u8) -> &'a [u8] {
     if data.is_null() {
         return &[];
@@ -167,13 +152,12 @@ unsafe fn bytes<'a>(data: *const c_void, len: u8) -> &'a [u8] {
     unsafe { core::slice::from_raw_parts(data.cast(), len.into()) }
 }
 
-/// `man rdma_reject`.
 pub(crate) unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
     // SAFETY: the program's private data is as long as it says.
     zero(|| unsafe { reject(id, private_data, len, RejReason::ConsumerDefined) })
 }
 
-/// Refuses as `rdma_reject` does, because the vendor options of the peer do not suit.
+/// `rdma_reject` with the reason that the peer's vendor options do not fit.
 pub(crate) unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
     // SAFETY: the program's private data is as long as it says.
     zero(|| unsafe { reject(id, private_data, len, RejReason::VendorOptionNotSupported) })
@@ -185,26 +169,25 @@ unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, len: u8, reason: RejR
     let object = live(id)?;
     // SAFETY: this function's contract.
     object.inner.id.reject(unsafe { bytes(data, len) }, reason)?;
-    // The request that a synchronous identifier still refers to has been dealt with.
+    // A synchronous identifier no longer refers to the request.
     release_event(id);
     show(object)
 }
 
-/// `man rdma_establish`: EINVAL with a queue pair of the identifier's, which is confirmed by
-/// itself.
+/// `man rdma_establish`: EINVAL with a queue pair, whose connection the library confirms.
 pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     zero(|| {
         let object = live(id)?;
         if !queue_pair(object).is_null() {
             return Err(invalid(|| {
-                "the identifier has a queue pair (rdma_create_qp), whose connection is confirmed by itself".to_owned()
+                "the identifier has a queue pair (rdma_create_qp), whose connection is confirmed by the library"
+                    .to_owned()
             }));
         }
         Ok(object.inner.id.establish()?)
     })
 }
 
-/// `man rdma_disconnect`.
 pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     zero(|| {
         live(id)?.inner.id.disconnect()?;
@@ -212,8 +195,7 @@ pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     })
 }
 
-/// `man rdma_notify`: EISCONN if the connection is established already, EINVAL for events that are
-/// none of its business.
+/// `man rdma_notify`: EISCONN if the connection is already established, EINVAL for other events.
 pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_int) -> c_int {
     const COMM_EST: c_int = AsyncEventKind::CommEst as c_int;
     const PATH_MIG: c_int = AsyncEventKind::PathMig as c_int;
@@ -222,43 +204,36 @@ pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_int) -
         let kind = match event {
             COMM_EST => AsyncEventKind::CommEst,
             PATH_MIG => AsyncEventKind::PathMig,
-            _ => return Err(outside("event", event, "IBV_EVENT_COMM_EST 4 and IBV_EVENT_PATH_MIG 9")),
+            _ => return Err(outside("event", event, "IBV_EVENT_COMM_EST 4 and IBV_EVENT_PATH_MIG 6")),
         };
         object.inner.id.notify(kind)?;
         show(object)
     })
 }
 
-/// `RDMA_CM_JOIN_MC_ATTR_ADDRESS` and `_JOIN_FLAGS`: both are needed.
+/// `RDMA_CM_JOIN_MC_ATTR_ADDRESS` and `_JOIN_FLAGS`; both are required.
 const ATTR_ADDRESS: u32 = 1;
 const ATTR_JOIN_FLAGS: u32 = 1 << 1;
-/// `enum rdma_cm_mc_join_flags`.
 const FULL_MEMBER: u32 = 0;
 const SEND_ONLY: u32 = 1;
 
-/// `man rdma_join_multicast`.
 pub(crate) unsafe extern "C" fn rdma_join_multicast(
     id: *mut rdma_cm_id,
     addr: *mut sockaddr,
     context: *mut c_void,
 ) -> c_int {
-    zero(|| {
-        // SAFETY: NULL or an address of the program, as long as its family says.
-        let addr = unsafe { read(addr) }?;
-        join(id, &addr, JoinFlags::default(), context)
-    })
+    // SAFETY: NULL or an address of the program, as long as its family says.
+    zero(|| join(id, &unsafe { read(addr) }?, JoinFlags::default(), context))
 }
 
-/// `man rdma_join_multicast_ex`: EOPNOTSUPP for attributes and flags that there are not, EINVAL
-/// without address or flags.
+/// `man rdma_join_multicast_ex`: EOPNOTSUPP for unknown flags, EINVAL without address or flags.
 pub(crate) unsafe extern "C" fn rdma_join_multicast_ex(
     id: *mut rdma_cm_id,
     attr: *mut rdma_cm_join_mc_attr_ex,
     context: *mut c_void,
 ) -> c_int {
     zero(|| {
-        // SAFETY: NULL or a whole structure of the program.
-        let attr = unsafe { attr.as_ref() }.ok_or_else(|| null("attr"))?;
+        let attr = required!(attr);
         let flags = join_flags(attr)?;
         // SAFETY: NULL or an address of the program, as long as its family says.
         let addr = unsafe { read(attr.addr) }?;
@@ -283,7 +258,6 @@ fn join(id: *mut rdma_cm_id, addr: &Address, flags: JoinFlags, context: *mut c_v
     complete(id)
 }
 
-/// `man rdma_leave_multicast`.
 pub(crate) unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
     zero(|| {
         let object = live(id)?;
@@ -294,21 +268,17 @@ pub(crate) unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: 
     })
 }
 
-/// The identifier of a program that moves its queue pair itself; EINVAL if it has one of the
-/// library's.
+/// An identifier whose queue pair the program moves itself; EINVAL if the library has one.
 fn external<'a>(id: *mut rdma_cm_id) -> Result<&'a Arc<Id>> {
     let object = live(id)?;
-    // SAFETY: alive; programs only read the field.
-    let is_free = unsafe { (*object.exposed()).public.qp }.is_null();
-    if is_free { Ok(&object.inner.id) } else { Err(EINVAL) }
+    if queue_pair(object).is_null() { Ok(&object.inner.id) } else { Err(EINVAL) }
 }
 
 /// `man rdma_set_local_ece`: EINVAL without a vendor.
 pub(crate) unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
     zero(|| {
         let id = external(id)?;
-        // SAFETY: NULL or a whole structure of the program.
-        let ece = unsafe { ece.as_ref() }.ok_or_else(|| null("ece"))?;
+        let ece = required!(ece);
         if ece.vendor_id == 0 || ece.comp_mask != 0 {
             return Err(EINVAL);
         }
@@ -316,7 +286,6 @@ pub(crate) unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mu
     })
 }
 
-/// `man rdma_get_remote_ece`.
 pub(crate) unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
     zero(|| {
         let id = external(id)?;

@@ -1,6 +1,5 @@
-//! The devices of librdmacm: open already, and the same for the whole process. What identifiers
-//! have on a device when the program gives them nothing of its own lives here too: a protection
-//! domain, and an XRC domain.
+//! Devices of librdmacm, which are open and shared by the whole process, with the default
+//! protection domain and XRC domain of identifiers.
 
 use crate::abi::{ibv_context, ibv_pd, ibv_xrcd, ibv_xrcd_init_attr};
 use crate::context;
@@ -17,24 +16,21 @@ use roxe_provider::Device;
 use roxe_provider::lock::Mutex;
 use std::sync::Arc;
 
-/// A context that stays open until the process ends, and what identifiers share on it.
+/// A context that stays open until the process ends, and the domains that identifiers share.
 #[derive(Clone, Copy)]
 pub(super) struct Opened {
     pub(super) context: *mut ibv_context,
-    /// NULL until somebody needs it.
     pd: *mut ibv_pd,
-    /// NULL until somebody needs it.
     xrcd: *mut ibv_xrcd,
 }
 
 // SAFETY: handles of verbs objects may be used by any thread.
 unsafe impl Send for Opened {}
 
-/// One for every device, in their order.
+/// One entry per device, in device order.
 static OPENED: Mutex<OpenedDevices, Vec<Opened>> = Mutex::new(Vec::new());
 
-/// Opens what is not open; contexts that the program has closed, which it must not, are opened
-/// anew.
+/// Opens devices that are not open, or whose context the program has closed (which it must not).
 fn open_all(opened: &mut Vec<Opened>) -> Result<()> {
     for (at, device) in handles()?.into_iter().enumerate() {
         if opened.get(at).is_some_and(|known| objects::context(known.context).is_ok()) {
@@ -46,8 +42,7 @@ fn open_all(opened: &mut Vec<Opened>) -> Result<()> {
     Ok(())
 }
 
-/// Calls `use_it` with what is open on a device; ENODEV for a device that is not in the list (any
-/// more).
+/// Calls `use_it` with the entry of a device; ENODEV if the device is not in the list (any more).
 fn with_device<T>(device: &Arc<Device>, use_it: impl FnOnce(&mut Opened) -> Result<T>) -> Result<T> {
     let mut opened = OPENED.lock();
     for_library(|| open_all(&mut opened))?;
@@ -56,39 +51,37 @@ fn with_device<T>(device: &Arc<Device>, use_it: impl FnOnce(&mut Opened) -> Resu
     use_it(at.and_then(|at| opened.get_mut(at)).ok_or(Errno(libc::ENODEV))?)
 }
 
-/// `pointer`, or what a call left in `errno`.
-pub(super) fn made<T>(pointer: *mut T) -> Result<*mut T> {
+/// Converts the result of an exported function; NULL is the error in `errno`.
+pub(super) fn non_null<T>(pointer: *mut T) -> Result<*mut T> {
     if pointer.is_null() {
         return Err(Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)));
     }
     Ok(pointer)
 }
 
-/// The context of a device, and the protection domain of identifiers without one.
+/// The context of a device, and the default protection domain of its identifiers.
 pub(super) fn defaults(device: &Arc<Device>) -> Result<(*mut ibv_context, *mut ibv_pd)> {
     with_device(device, |opened| {
         if opened.pd.is_null() {
             // SAFETY: an open context.
-            opened.pd = made(for_library(|| unsafe { ibv_alloc_pd(opened.context) }))?;
+            opened.pd = non_null(for_library(|| unsafe { ibv_alloc_pd(opened.context) }))?;
         }
         Ok((opened.context, opened.pd))
     })
 }
 
-/// The XRC domain of identifiers without one.
 pub(super) fn xrc_domain(device: &Arc<Device>) -> Result<*mut ibv_xrcd> {
     with_device(device, |opened| {
         if opened.xrcd.is_null() {
             let mut init = ibv_xrcd_init_attr { comp_mask: 3, fd: -1, oflags: libc::O_CREAT };
             // SAFETY: an open context and a whole structure.
-            opened.xrcd = made(for_library(|| unsafe { open_xrcd(opened.context, &raw mut init) }))?;
+            opened.xrcd = non_null(for_library(|| unsafe { open_xrcd(opened.context, &raw mut init) }))?;
         }
         Ok(opened.xrcd)
     })
 }
 
-/// `man rdma_get_devices`. The number is 0 when it fails, because libfabric looks at the number
-/// first.
+/// `man rdma_get_devices`. Writes number 0 on failure, because libfabric checks the number first.
 pub(crate) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
     let count = |number: usize| {
         if !num_devices.is_null() {
@@ -110,7 +103,7 @@ pub(crate) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mu
     })
 }
 
-/// `man rdma_free_devices`: the array, not the devices.
+/// `man rdma_free_devices`: frees the array, closes no device.
 pub(crate) unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
     // SAFETY: NULL or an array from `c_array`, which came from `calloc`.
     unsafe { libc::free(list.cast()) };
@@ -121,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_open_contexts_come_every_time() {
+    fn rdma_get_devices_returns_the_same_open_contexts() {
         let mut count = -1;
         // SAFETY: a variable, or NULL.
         let (first, second) = unsafe { (rdma_get_devices(&raw mut count), rdma_get_devices(null_mut())) };

@@ -1,21 +1,21 @@
-//! Endpoints: identifiers made from what `rdma_getaddrinfo` found, with their queue pair, and the
-//! requests that come to a synchronous listener.
+//! Endpoints: identifiers created from a result of `rdma_getaddrinfo`, with their queue pair, and
+//! requests to a synchronous listener.
 
 use super::addrinfo::PASSIVE;
 use super::addrinfo::{read, read_optional};
+use super::event;
 use super::id::{Template, live};
 use super::lifecycle::{self, complete, release_event};
 use super::queues::{create_qp, destroy_qp, destroy_srq};
-use super::resolve::{bind, resolve, resolve_route};
-use super::{event, resolve};
+use super::resolve::{self, LEVEL_IB, PATH, bind, resolve, resolve_route};
 use crate::abi::{ibv_pd, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event, rdma_cm_id};
-use crate::errno::{EINVAL, Errno, Result, invalid, null, silent, zero};
+use crate::errno::{EINVAL, Errno, Result, einval, no_result, null, zero};
 use core::ffi::c_int;
 use core::ptr::null_mut;
 use libc::{sockaddr, socklen_t};
 use roxe_provider::cm::EventKind;
 
-/// How long resolving the address, and then the route, of an endpoint may take.
+/// Time limit for resolving the address, and for resolving the route.
 const RESOLVE_TIMEOUT_MS: c_int = 2000;
 
 /// `man rdma_create_ep`: EINVAL without an address.
@@ -31,22 +31,22 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
         if id.is_null() {
             return Err(null("id"));
         }
-        let made = lifecycle::create(null_mut(), null_mut(), res.ai_port_space, res.ai_qp_type)?;
+        let created = lifecycle::create(null_mut(), null_mut(), res.ai_port_space, res.ai_qp_type)?;
         let prepare = if res.ai_flags & PASSIVE != 0 { passive } else { active };
         // SAFETY: the addresses and blocks are as long as the structure says.
-        unsafe { prepare(made, res, pd, init) }.inspect_err(|_| destroy(made).unwrap_or_default())?;
+        unsafe { prepare(created, res, pd, init) }.inspect_err(|_| destroy(created).unwrap_or_default())?;
         // SAFETY: not NULL; a variable of the program.
-        unsafe { id.write(made) };
+        unsafe { id.write(created) };
         Ok(())
     })
 }
 
-/// An address, if its length says that there is one.
+/// An address; NULL if its length is 0.
 fn given(addr: *mut sockaddr, len: socklen_t) -> *const sockaddr {
     if len == 0 { null_mut() } else { addr }
 }
 
-/// Binds the listener-to-be and keeps what its requests will need.
+/// Binds the future listener and stores the attributes of its requests' queue pairs.
 ///
 /// # Safety
 /// The addresses and blocks of `res` are as long as it says.
@@ -58,18 +58,18 @@ unsafe fn passive(
 ) -> Result<()> {
     // SAFETY: this function's contract.
     bind(id, &unsafe { read(given(res.ai_src_addr, res.ai_src_len)) }?)?;
-    if !pd.is_null() {
-        // SAFETY: alive; the program does not know it yet.
-        unsafe { (*id).pd = pd };
-    }
-    let object = live(id)?;
     // SAFETY: alive; the program does not know it yet.
-    let qp_type = unsafe { (*id).qp_type };
-    object.inner.state.lock().template = init.map(|init| Template(ibv_qp_init_attr { qp_type, ..*init }));
+    let qp_type = unsafe {
+        if !pd.is_null() {
+            (*id).pd = pd;
+        }
+        (*id).qp_type
+    };
+    live(id)?.inner.state.lock().template = init.map(|init| Template(ibv_qp_init_attr { qp_type, ..*init }));
     Ok(())
 }
 
-/// Finds the way and makes the queue pair.
+/// Resolves the address and creates the queue pair.
 ///
 /// # Safety
 /// The addresses and blocks of `res` are as long as it says.
@@ -85,7 +85,7 @@ unsafe fn active(
     resolve(id, src.as_ref(), &dst, RESOLVE_TIMEOUT_MS)?;
     if res.ai_route_len > 0 {
         // SAFETY: this function's contract.
-        unsafe { resolve::set_path(id, res.ai_route, res.ai_route_len) }?;
+        unsafe { resolve::set(id, LEVEL_IB, PATH, res.ai_route, res.ai_route_len) }?;
         complete(id)?;
     } else {
         resolve_route(id, RESOLVE_TIMEOUT_MS)?;
@@ -103,9 +103,8 @@ unsafe fn active(
     Ok(())
 }
 
-/// `man rdma_destroy_ep`.
 pub(crate) unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
-    silent(|| destroy(id));
+    no_result(|| destroy(id));
 }
 
 fn destroy(id: *mut rdma_cm_id) -> Result<()> {
@@ -120,9 +119,7 @@ pub(crate) unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *m
     zero(|| {
         let synchronous = live(listen)?.inner.state.lock().synchronous;
         if id.is_null() || !synchronous {
-            return Err(invalid(|| {
-                "id is NULL, or the listener has an event channel and is not synchronous".to_owned()
-            }));
+            return Err(einval("id is NULL, or the listener has an event channel and is not synchronous"));
         }
         release_event(listen);
         // SAFETY: alive; a synchronous identifier belongs to one thread at a time.
@@ -135,7 +132,7 @@ pub(crate) unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *m
     })
 }
 
-/// The identifier of a request, with the queue pair that the listener has in mind for it.
+/// The identifier of a request, with a queue pair from the listener's template.
 ///
 /// # Safety
 /// The listener and the event are alive.

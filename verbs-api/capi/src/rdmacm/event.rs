@@ -1,23 +1,22 @@
-//! The events that programs take from channels and give back.
+//! Events that programs take from channels and acknowledge.
 //!
-//! An event that the program holds counts at the identifier that it came to, which for a connection
-//! request is the listener; destroying or moving that identifier waits until it is given back.
+//! A delivered event counts at its identifier, or at the listener for a connection request.
+//! Destroying or migrating that identifier waits until the event is acknowledged.
 
 use super::id::inner;
 use super::id::{self, CmId};
 use crate::abi::*;
 use crate::ah;
 use crate::errno::{EINVAL, Errno, Result, null, zero};
-use crate::event::for_event;
+use crate::event::wait_for_event;
 use crate::object::{Object, Token, exposed, with_token};
 use core::ffi::c_int;
 use core::ptr::null_mut;
 use roxe_provider::cm::{ConnParam, Event, EventData, EventKind, Id, RejReason, UdParam};
 
-/// Room for what a peer says: its length is one byte.
+/// Room for the peer's private data, whose length is one byte.
 const PRIVATE_DATA: usize = u8::MAX as usize;
 
-/// An event as programs see it, with what it points to.
 #[repr(C)]
 pub(crate) struct CmEvent {
     public: rdma_cm_event,
@@ -39,12 +38,12 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
         }
         inner(channel)
     };
-    for_event(
+    wait_for_event(
         find,
         |inner| Ok((inner.channel.before_wait()?, ())),
         |inner, slept| {
             let _turn = inner.turn.lock();
-            let Some(next) = inner.channel.take(slept).and_then(|next| hand_out(&next)) else { return Ok(false) };
+            let Some(next) = inner.channel.take(slept).and_then(|next| deliver(&next)) else { return Ok(false) };
             // SAFETY: not NULL; a variable of the program.
             unsafe { event.write(next) };
             Ok(true)
@@ -52,21 +51,19 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     )
 }
 
-/// Waits for the next event of an identifier that is alive.
 pub(super) fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event> {
     let inner = inner(channel)?;
     let _turn = inner.turn.lock();
     loop {
         let event = inner.channel.next()?;
-        if let Some(handed_out) = hand_out(&event) {
-            return Ok(handed_out);
+        if let Some(delivered) = deliver(&event) {
+            return Ok(delivered);
         }
     }
 }
 
-/// Makes an event of the program's; `None` if whom it is for is gone, or if a request finds no
-/// resources.
-fn hand_out(event: &Event) -> Option<*mut rdma_cm_event> {
+/// Makes the program's event; `None` for a destroyed identifier or a request without resources.
+fn deliver(event: &Event) -> Option<*mut rdma_cm_event> {
     let owner = count(event.listener.as_ref().unwrap_or(&event.id).user());
     match (owner, &event.listener) {
         (Some(listener), Some(_)) => request(event, listener),
@@ -80,33 +77,32 @@ fn hand_out(event: &Event) -> Option<*mut rdma_cm_event> {
     }
 }
 
-/// The identifier whose token is `user`, with one event more handed out.
+/// Counts an event as delivered to the identifier whose token is `user`.
 fn count(user: u64) -> Option<*mut rdma_cm_id> {
     with_token::<CmId, _>(Token(user), |object| {
-        object.inner.events.hand_out();
+        object.inner.events.deliver();
         object.handle()
     })
 }
 
-fn acknowledge(owner: *mut rdma_cm_id) -> Result<()> {
+fn count_acknowledged(owner: *mut rdma_cm_id) -> Result<()> {
     Object::<CmId>::with_live(owner, |object| object.inner.events.ack(1))
 }
 
-/// A request: gives the program an identifier for it.
 fn request(event: &Event, listener: *mut rdma_cm_id) -> Option<*mut rdma_cm_event> {
     match id::adopt(event, listener) {
         Ok(id) => Some(publish(event, id, listener, (event.kind, event.status))),
         Err(_) => {
             event.id.destroy();
-            acknowledge(listener).ok();
+            count_acknowledged(listener).ok();
             None
         }
     }
 }
 
-/// Kind and status of an event whose identifier is shown as it is now. Without resources for what
-/// was resolved, it is not. Who has given the identifier a queue pair since it asked is connected,
-/// not told of the answer.
+/// Updates the public fields of the identifier; returns the event's kind and status. A resolved
+/// address without resources becomes an error. A connect response becomes an established connection
+/// if the program has given the identifier a queue pair since it connected.
 fn outcome(event: &Event, id: *mut rdma_cm_id) -> (EventKind, c_int) {
     let found = id::live(id);
     let (kind, status) = match &found {
@@ -119,7 +115,7 @@ fn outcome(event: &Event, id: *mut rdma_cm_id) -> (EventKind, c_int) {
     }
 }
 
-/// Moves the queue pair and confirms the peer's answer. If it cannot be moved, the peer is told.
+/// Confirms the peer's response with the queue pair; rejects it if that cannot be moved.
 fn confirm(id: &Id) -> (EventKind, c_int) {
     match id.accept(&ConnParam::NOTHING) {
         Ok(()) => (EventKind::Established, 0),
@@ -144,8 +140,7 @@ fn publish(
     let handle = Object::<CmEvent>::publish(Token::new(), exposed, ());
     if len > 0 {
         let event = handle.cast::<CmEvent>();
-        // SAFETY: a fresh block that starts with the event; both members of the union start with
-        // these two fields.
+        // SAFETY: a fresh block; both members of the union start with these two fields.
         unsafe {
             (*event).public.param.conn.private_data = (&raw const (*event).private_data).cast();
             (*event).public.param.conn.private_data_len = len as u8;
@@ -154,9 +149,8 @@ fn publish(
     handle
 }
 
-/// What the peer says, but for its private data.
 fn param(data: &EventData) -> rdma_event_param {
-    // The larger member first, so that all of the union is defined.
+    // The larger member first, so that the whole union is initialised.
     let mut param = rdma_event_param { ud: ud_param(&UdParam::default()) };
     match data {
         EventData::None => {}
@@ -185,12 +179,11 @@ fn ud_param(ud: &UdParam) -> rdma_ud_param {
     })
 }
 
-/// `man rdma_ack_cm_event`.
 pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
-    zero(|| give_back(event))
+    zero(|| acknowledge(event))
 }
 
-/// `man rdma_write_cm_event`: EINVAL for another event than `RDMA_CM_EVENT_USER`.
+/// `man rdma_write_cm_event`: EINVAL for events other than `RDMA_CM_EVENT_USER`.
 pub(crate) unsafe extern "C" fn rdma_write_cm_event(
     id: *mut rdma_cm_id,
     event: c_int,
@@ -207,15 +200,15 @@ pub(crate) unsafe extern "C" fn rdma_write_cm_event(
     })
 }
 
-/// Ends an event; EINVAL if the program does not hold it.
-pub(super) fn give_back(event: *mut rdma_cm_event) -> Result<()> {
+/// Acknowledges an event; EINVAL if the program does not hold it.
+pub(super) fn acknowledge(event: *mut rdma_cm_event) -> Result<()> {
     let event = Object::<CmEvent>::retire(event)?;
     // SAFETY: the block is ours now; the program was not to write to it.
     let (id, listener) = unsafe { ((*event.exposed()).public.id, (*event.exposed()).public.listen_id) };
-    acknowledge(if listener.is_null() { id } else { listener })
+    count_acknowledged(if listener.is_null() { id } else { listener })
 }
 
-/// What an event comes to for a call that waited for it.
+/// The outcome of an event for a call that waited for it.
 pub(super) fn verdict(kind: c_int, status: c_int) -> Result<()> {
     match status {
         0 => Ok(()),
@@ -233,7 +226,7 @@ mod tests {
     use std::{fs::File, thread};
 
     #[test]
-    fn a_thread_that_waits_goes_on_when_its_channel_is_destroyed() {
+    fn waiting_thread_survives_destroy_of_its_channel() {
         // SAFETY: a fresh channel, whose descriptor is open; the other thread is past the call's
         // first look at it when it is destroyed, and gives the call a variable of its own.
         unsafe {
@@ -247,7 +240,7 @@ mod tests {
                 let result = rdma_get_cm_event(std::ptr::with_exposed_provenance_mut(address), &raw mut event);
                 (result, io::Error::last_os_error().raw_os_error())
             });
-            // A unit without an event: when it is gone, the thread waits.
+            // A unit without an event: once it is read, the thread waits.
             units.write_all(&1u64.to_ne_bytes()).unwrap();
             let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
             while libc::poll(&raw mut poll, 1, 0) > 0 {

@@ -1,15 +1,13 @@
-//! Communication identifiers: what they are, and keeping what programs read in them true.
+//! Identifiers, their public fields, and event channels.
 //!
-//! Programs read nearly every field of an identifier directly. [`show`] writes them when a call has
-//! changed something and when an event is handed out, which is when the library that this one
-//! replaces does. One field they also write: `qp`, which [`live`] reads.
-//!
-//! Channels, on which identifiers report, are here as well.
+//! Programs read nearly every field of an identifier directly. [`show`] writes them after a call
+//! that changed something and when an event is delivered, as rdma-core does. Programs also write
+//! one field, `qp`, which [`live`] reads.
 
 use super::addrinfo::AddrInfoList;
 use super::{addrinfo, devices};
 use crate::abi::{rdma_event_channel, *};
-use crate::errno::{Errno, Result, invalid, pointer, silent};
+use crate::errno::{Errno, Result, einval, invalid, no_result, pointer};
 use crate::lock::{ChannelTurn, CmIdState};
 use crate::object::{Object, Token, Unacked, exposed};
 use crate::qp;
@@ -22,21 +20,19 @@ use roxe_provider::lock::Mutex;
 use roxe_wire::Gid;
 use std::sync::Arc;
 
-/// The Rust part of a channel.
 pub(crate) struct ChannelInner {
     pub(crate) channel: Arc<Channel>,
-    /// Held by who takes an event, until the program's structures know of it: the events of a new
-    /// identifier come after the request that makes it, and another thread may be waiting for them.
+    /// Held from taking an event until the program's structures show it: events of a new identifier
+    /// follow the request that creates it, and another thread may be waiting for them.
     pub(super) turn: Mutex<ChannelTurn, ()>,
 }
 
 exposed! {
-    // Shared with the threads that wait for events: rping, before rdma-core 59, destroys the
-    // channel below one.
+    // Shared with threads that wait for events: rping before rdma-core 59 destroys the channel
+    // while a thread waits on it.
     rdma_event_channel => rdma_event_channel: Arc<ChannelInner>;
 }
 
-/// A new channel.
 pub(super) fn create() -> Result<*mut rdma_event_channel> {
     let channel = Channel::create()?;
     let exposed = rdma_event_channel { fd: channel.fd() };
@@ -44,7 +40,7 @@ pub(super) fn create() -> Result<*mut rdma_event_channel> {
     Ok(Object::publish(Token::new(), exposed, inner))
 }
 
-/// A channel for one identifier; destroyed unless taken.
+/// A channel of one identifier; destroyed on drop unless taken.
 pub(super) struct OwnChannel(pub(super) *mut rdma_event_channel);
 
 impl OwnChannel {
@@ -63,27 +59,21 @@ impl Drop for OwnChannel {
     }
 }
 
-/// `man rdma_create_event_channel`.
 pub(crate) unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
     pointer(create)
 }
 
-/// `man rdma_destroy_event_channel`.
 pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
-    silent(|| Object::<rdma_event_channel>::retire(channel).map(drop));
+    no_result(|| Object::<rdma_event_channel>::retire(channel).map(drop));
 }
 
-/// What `channel` is; EINVAL if there is none.
 pub(super) fn inner(channel: *mut rdma_event_channel) -> Result<Arc<ChannelInner>> {
     Object::<rdma_event_channel>::with_live(channel, |object| Arc::clone(&object.inner))
 }
 
-/// The only P_Key.
-const PKEY: u16 = u16::MAX;
-/// What a path record says of a value: exactly this one (IBA §15.2.5.16).
+/// Selector of a path record: exactly this value (IBA §15.2.5.16).
 const EXACTLY: u8 = 2;
 
-/// An identifier as programs see it, with the path that it points to.
 #[repr(C)]
 pub(crate) struct CmId {
     pub(super) public: rdma_cm_id,
@@ -94,32 +84,30 @@ exposed! {
     CmId => rdma_cm_id: CmIdInner;
 }
 
-/// The Rust part of an identifier.
 pub(crate) struct CmIdInner {
     pub(crate) id: Arc<Id>,
-    /// Its events that the program holds.
+    /// Events that the program holds.
     pub(super) events: Unacked,
     pub(super) state: Mutex<CmIdState, State>,
 }
 
-/// What the library remembers of an identifier.
 #[derive(Default)]
 pub(super) struct State {
-    /// The channel is the identifier's own, and calls wait for their outcome.
+    /// True if the identifier owns its channel and calls wait for their outcome.
     pub(super) synchronous: bool,
-    /// What requests are given as a queue pair (`man rdma_create_ep`).
+    /// Attributes of the queue pairs of its requests (`man rdma_create_ep`).
     pub(super) template: Option<Template>,
-    /// What goes in front of the private data when it connects (`ai_connect`).
+    /// Data in front of the private data when it connects (`ai_connect`).
     pub(super) connect_data: Vec<u8>,
-    /// READs and atomics that the peer of a request wants to have under way, and that it serves.
+    /// Outstanding READs and atomics that the peer proposes in a request.
     pub(super) proposal: Depths,
-    /// The queue pair that the provider's identifier moves.
+    /// The queue pair that the provider's identifier drives.
     pub(super) qp: QpHandle,
-    /// What `rdma_resolve_addrinfo` found and the program has not taken.
+    /// Result of `rdma_resolve_addrinfo` that the program has not queried.
     pub(super) addrinfo: Option<AddrInfoList>,
 }
 
-/// A pointer that is only compared, and looked up before it is used.
+/// A handle that is compared, and looked up before use.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct QpHandle(pub(super) *mut ibv_qp);
 
@@ -132,32 +120,30 @@ impl Default for QpHandle {
     }
 }
 
-/// READs and atomics at a time.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Depths {
     pub(super) responder_resources: u8,
     pub(super) initiator_depth: u8,
 }
 
-/// The attributes of queue pairs to come.
+/// Attributes of future queue pairs.
 #[derive(Clone, Copy)]
 pub(super) struct Template(pub(super) ibv_qp_init_attr);
 
 // SAFETY: the handles in it may be used by any thread.
 unsafe impl Send for Template {}
 
-/// The identifier behind a pointer of the program, with the queue pair that the program has left in
-/// it; EINVAL if there is none.
+/// Returns the identifier behind a pointer of the program, after adopting the queue pair that the
+/// program stored in it; EINVAL if there is none.
 pub(super) fn live<'a>(handle: *mut rdma_cm_id) -> Result<&'a Object<CmId>> {
     let object = Object::live(handle)?;
     follow_qp(object);
     Ok(object)
 }
 
-/// `id->qp` is the program's to assign: dapl accepts a request with a queue pair that it made for
-/// another identifier, and other programs take one away to keep it. Every call, and every event
-/// that is handed out, begins with what it is now. A pointer to a queue pair that is gone is as
-/// good as none: programs destroy theirs by `ibv_destroy_qp` too, and leave it.
+/// Adopts the queue pair in `id->qp`, which programs may assign: dapl accepts a request with the
+/// queue pair of another identifier, and other programs clear the field to keep theirs. A destroyed
+/// queue pair counts as none: programs also use `ibv_destroy_qp` and leave the pointer.
 fn follow_qp(object: &Object<CmId>) {
     let mut state = object.inner.state.lock();
     // SAFETY: alive; the program does not write to it during a call.
@@ -165,23 +151,20 @@ fn follow_qp(object: &Object<CmId>) {
     let provided = Object::<ibv_qp_ex>::if_alive(qp).map(|found| &found.inner.qp);
     let now = QpHandle(if provided.is_some() { qp } else { null_mut() });
     if state.qp != now {
-        // Groups that it cannot be in are the program's to join again, as it would have to anyway.
+        // On an error the program has to join multicast groups again, as it would have to anyway.
         object.inner.id.replace_qp(provided).ok();
         state.qp = now;
     }
 }
 
-/// The provider's identifier behind a pointer of the program.
 pub(super) fn provided<'a>(handle: *mut rdma_cm_id) -> Result<&'a Arc<Id>> {
     live(handle).map(|object| &object.inner.id)
 }
 
-/// EINVAL for an identifier without a device.
 pub(super) fn no_device() -> Errno {
-    invalid(|| "the identifier is bound to no device: call rdma_bind_addr or rdma_resolve_addr first".to_owned())
+    einval("the identifier is bound to no device: call rdma_bind_addr or rdma_resolve_addr first")
 }
 
-/// `enum rdma_port_space`; EINVAL for a number that is none.
 pub(super) fn port_space(code: c_int) -> Result<PortSpace> {
     let spaces = [PortSpace::Ipoib, PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib];
     spaces.into_iter().find(|space| c_int::from(space.code()) == code).ok_or_else(|| {
@@ -189,8 +172,7 @@ pub(super) fn port_space(code: c_int) -> Result<PortSpace> {
     })
 }
 
-/// The type of queue pair that an identifier is for unless somebody says another.
-pub(super) fn usual_type(port_space: PortSpace) -> c_int {
+pub(super) fn default_type(port_space: PortSpace) -> c_int {
     match port_space {
         PortSpace::Udp | PortSpace::Ipoib => UD,
         PortSpace::Tcp | PortSpace::Ib => RC,
@@ -204,14 +186,12 @@ fn service(qp_type: c_int) -> Result<Service> {
     }
 }
 
-/// What the program sees of an identifier that has nothing yet.
 fn unbound(channel: *mut rdma_event_channel, context: *mut c_void, port_space: PortSpace, qp_type: c_int) -> CmId {
     let ps = port_space.code().into();
     let public = rdma_cm_id { channel, context, ps, qp_type, ..rdma_cm_id::ZERO };
     CmId { public, path: ibv_sa_path_rec::default() }
 }
 
-/// Makes an identifier on a channel.
 pub(super) fn create_on(
     channel: *mut rdma_event_channel,
     context: *mut c_void,
@@ -226,19 +206,16 @@ pub(super) fn create_on(
 }
 
 fn publish(token: Token, exposed: CmId, id: Arc<Id>, state: State) -> *mut rdma_cm_id {
-    Object::publish(
-        token,
-        exposed,
-        CmIdInner { id, events: Unacked::new("events of an rdma_cm_id", None), state: Mutex::new(state) },
-    )
+    let events = Unacked::new("events of an rdma_cm_id", None);
+    Object::publish(token, exposed, CmIdInner { id, events, state: Mutex::new(state) })
 }
 
-/// Gives a request that was heard on `listener` an identifier. It takes after the listener: the
-/// same channel, or one of its own if the listener is synchronous, and the same context.
+/// Creates the identifier of a request to `listener`. It has the listener's context and channel, or
+/// a channel of its own if the listener is synchronous.
 pub(super) fn adopt(event: &Event, listener: *mut rdma_cm_id) -> Result<*mut rdma_cm_id> {
     let object = live(listener)?;
     let synchronous = object.inner.state.lock().synchronous;
-    // SAFETY: the listener is alive, with an event handed out.
+    // SAFETY: the listener is alive, with a delivered event.
     let (channel, context, qp_type) = unsafe { ((*listener).channel, (*listener).context, (*listener).qp_type) };
     let own = synchronous.then(OwnChannel::new).transpose()?;
     let channel = own.as_ref().map_or(channel, |own| own.0);
@@ -268,44 +245,35 @@ fn proposal(data: &EventData) -> Depths {
     }
 }
 
-/// Shows the program what its identifier has become: device, addresses, path, and the state of its
-/// queue pair.
+/// Updates the public fields: device, addresses, path, and the state of the queue pair.
 pub(super) fn show(object: &Object<CmId>) -> Result<()> {
-    let id = &object.inner.id;
-    show_addresses(object, id.local_addr(), id.peer_addr());
+    let (id, exposed) = (&object.inner.id, object.exposed());
+    let (local, peer) = (id.local_addr(), id.peer_addr());
+    let gid = |address: Option<&Address>| ibv_gid { raw: address.map_or_else(Gid::default, Address::gid).0 };
+    let ibaddr = rdma_ib_addr { sgid: gid(local.as_ref()), dgid: gid(peer.as_ref()), pkey: u16::MAX };
+    let (src, dst) = (addrinfo::to_c(local.as_ref()), addrinfo::to_c(peer.as_ref()));
+    // SAFETY: alive; programs read these fields and only we write them.
+    unsafe { (*exposed).public.route.addr = rdma_addr { src, dst, ibaddr } };
     if let Some(path) = id.path() {
         show_path(object, &path);
     }
     // SAFETY: alive; the program does not write to it during a call.
-    let qp = unsafe { (*object.exposed()).public.qp };
-    // A program may have destroyed the queue pair by itself, and that is no use of it.
+    let qp = unsafe { (*exposed).public.qp };
+    // The program may have destroyed the queue pair itself.
     if Object::<ibv_qp_ex>::if_alive(qp).is_some() {
         show_state(qp).ok();
     }
-    show_device(object)
-}
-
-fn show_device(object: &Object<CmId>) -> Result<()> {
-    let Some(device) = object.inner.id.device() else { return Ok(()) };
+    let Some(device) = id.device() else { return Ok(()) };
     let (context, pd) = devices::defaults(&device)?;
     // SAFETY: alive; programs read these fields and only we write them.
     unsafe {
-        let id = &raw mut (*object.exposed()).public;
-        (*id).verbs = context;
-        (*id).port_num = object.inner.id.port();
-        if (*id).pd.is_null() {
-            (*id).pd = pd;
+        (*exposed).public.verbs = context;
+        (*exposed).public.port_num = id.port();
+        if (*exposed).public.pd.is_null() {
+            (*exposed).public.pd = pd;
         }
     }
     Ok(())
-}
-
-fn show_addresses(object: &Object<CmId>, local: Option<Address>, peer: Option<Address>) {
-    let gid = |address: Option<&Address>| ibv_gid { raw: address.map_or_else(Gid::default, Address::gid).0 };
-    let (src, dst) = (addrinfo::to_c(local.as_ref()), addrinfo::to_c(peer.as_ref()));
-    let ibaddr = rdma_ib_addr { sgid: gid(local.as_ref()), dgid: gid(peer.as_ref()), pkey: PKEY.to_be() };
-    // SAFETY: alive; programs read these fields and only we write them.
-    unsafe { (*object.exposed()).public.route.addr = rdma_addr { src, dst, ibaddr } };
 }
 
 fn show_path(object: &Object<CmId>, path: &Path) {
@@ -322,8 +290,7 @@ fn show_path(object: &Object<CmId>, path: &Path) {
         packet_life_time_selector: EXACTLY,
         ..ibv_sa_path_rec::ZERO
     });
-    // SAFETY: alive; programs read these fields and only we write them. The record lies in the same
-    // block.
+    // SAFETY: alive; programs read these fields and only we write them. The record is in the block.
     unsafe {
         let id = object.exposed();
         (*id).path = record;
@@ -337,9 +304,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_channel_starts_with_its_descriptor() {
-        // SAFETY: a fresh channel, whose first field is the descriptor, given back once; NULL is
-        // allowed.
+    fn event_channel_starts_with_its_descriptor() {
+        // SAFETY: a fresh channel, destroyed once; NULL is allowed.
         unsafe {
             let channel = rdma_create_event_channel();
             let mut poll = libc::pollfd { fd: (*channel).fd, events: libc::POLLIN, revents: 0 };

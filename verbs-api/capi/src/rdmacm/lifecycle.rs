@@ -1,16 +1,16 @@
-//! Making, destroying and moving identifiers, and waiting for what becomes of synchronous ones.
+//! Creating, destroying and migrating identifiers; waiting for outcomes of synchronous ones.
 
 use super::event;
 use super::id;
 use super::id::OwnChannel;
-use super::id::{CmId, create_on, live, port_space, usual_type};
+use super::id::{CmId, create_on, default_type, live, port_space};
 use crate::abi::{rdma_cm_id, rdma_event_channel};
-use crate::errno::{Result, invalid, null, zero};
+use crate::errno::{Result, einval, null, zero};
 use crate::object::Object;
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 
-/// `man rdma_create_id`: without a channel the identifier is synchronous.
+/// `man rdma_create_id`: an identifier without a channel is synchronous.
 pub(crate) unsafe extern "C" fn rdma_create_id(
     channel: *mut rdma_event_channel,
     id: *mut *mut rdma_cm_id,
@@ -21,14 +21,14 @@ pub(crate) unsafe extern "C" fn rdma_create_id(
         if id.is_null() {
             return Err(null("id"));
         }
-        let made = create(channel, context, ps, 0)?;
+        let created = create(channel, context, ps, 0)?;
         // SAFETY: not NULL; a variable of the program.
-        unsafe { id.write(made) };
+        unsafe { id.write(created) };
         Ok(())
     })
 }
 
-/// Makes an identifier for queue pairs of this type; 0: what is usual in the port space.
+/// Creates an identifier for queue pairs of `qp_type`; 0 is the default of the port space.
 pub(super) fn create(
     channel: *mut rdma_event_channel,
     context: *mut c_void,
@@ -36,17 +36,17 @@ pub(super) fn create(
     qp_type: c_int,
 ) -> Result<*mut rdma_cm_id> {
     let port_space = port_space(ps)?;
-    let qp_type = if qp_type == 0 { usual_type(port_space) } else { qp_type };
+    let qp_type = if qp_type == 0 { default_type(port_space) } else { qp_type };
     if !channel.is_null() {
         return create_on(channel, context, port_space, qp_type, false);
     }
     let own = OwnChannel::new()?;
-    let made = create_on(own.0, context, port_space, qp_type, true)?;
+    let created = create_on(own.0, context, port_space, qp_type, true)?;
     own.take();
-    Ok(made)
+    Ok(created)
 }
 
-/// `man rdma_destroy_id`: waits until the program gave back all events.
+/// `man rdma_destroy_id`: waits until the program has acknowledged all events.
 pub(crate) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     zero(|| destroy(id))
 }
@@ -65,17 +65,17 @@ pub(super) fn destroy(handle: *mut rdma_cm_id) -> Result<()> {
     Ok(())
 }
 
-/// Gives back the event that a synchronous call left in the identifier.
+/// Acknowledges the event that a synchronous call left in the identifier.
 pub(super) fn release_event(handle: *mut rdma_cm_id) {
-    // SAFETY: the caller knows that the identifier is alive.
+    // SAFETY: the caller ensures that the identifier is alive.
     let event = unsafe { (&raw mut (*handle).event).replace(null_mut()) };
     if !event.is_null() {
-        event::give_back(event).ok();
+        event::acknowledge(event).ok();
     }
 }
 
-/// `man rdma_migrate_id`: waits until the program gave back the events that it took from the old
-/// channel. EINVAL to make a synchronous identifier synchronous.
+/// `man rdma_migrate_id`: waits until the program has acknowledged events of the old channel.
+/// EINVAL to make a synchronous identifier synchronous.
 pub(crate) unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
     zero(|| migrate(id, channel))
 }
@@ -85,7 +85,7 @@ fn migrate(handle: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> Result<
     let synchronous = channel.is_null();
     let was_synchronous = object.inner.state.lock().synchronous;
     if synchronous && was_synchronous {
-        return Err(invalid(|| "channel is NULL, and the identifier is synchronous already".to_owned()));
+        return Err(einval("channel is NULL, and the identifier is synchronous already"));
     }
     let own = synchronous.then(OwnChannel::new).transpose()?;
     let channel = own.as_ref().map_or(channel, |own| own.0);
@@ -104,8 +104,8 @@ fn migrate(handle: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> Result<
     Ok(())
 }
 
-/// For a synchronous identifier: waits for the outcome of a call and leaves it in `id->event`.
-/// ECONNREFUSED if the peer rejects; otherwise the errno that the event says.
+/// Waits for the outcome of a call of a synchronous identifier and stores it in `id->event`.
+/// ECONNREFUSED if the peer rejects; otherwise the errno of the event.
 pub(super) fn complete(handle: *mut rdma_cm_id) -> Result<()> {
     if !live(handle)?.inner.state.lock().synchronous {
         return Ok(());

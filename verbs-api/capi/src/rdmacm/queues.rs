@@ -1,11 +1,10 @@
-//! The queue pair and the shared receive queue of an identifier, and the completion queues that
-//! come with them.
+//! The queue pair and the SRQ of an identifier, with their completion queues.
 
-use super::devices::{made, xrc_domain};
+use super::devices::{non_null, xrc_domain};
 use super::id::{CmId, QpHandle, live, no_device, show};
 use crate::abi::*;
 use crate::cq::{ibv_create_cq, ibv_destroy_cq};
-use crate::errno::{EINVAL, Errno, Result, invalid, null, outside, silent, zero};
+use crate::errno::{EINVAL, Errno, Result, einval, no_result, null, outside, required, zero};
 use crate::event::{ibv_create_comp_channel, ibv_destroy_comp_channel};
 use crate::object::Object;
 use crate::objects::context_of;
@@ -20,11 +19,10 @@ use roxe_provider::QpState;
 use roxe_transport::cx::Side;
 
 fn foreign_pd() -> Errno {
-    invalid(|| "the protection domain belongs to another context than the identifier (id->verbs)".to_owned())
+    einval("the protection domain belongs to another context than the identifier (id->verbs)")
 }
 
-/// The structure of an identifier, and the context that it is bound to; EINVAL if it is bound to
-/// none.
+/// The structure and the context of an identifier; EINVAL if it is not bound to a device.
 fn bound(object: &Object<CmId>) -> Result<(*mut rdma_cm_id, *mut ibv_context)> {
     let id = object.handle();
     // SAFETY: alive; programs only read the field.
@@ -32,21 +30,17 @@ fn bound(object: &Object<CmId>) -> Result<(*mut rdma_cm_id, *mut ibv_context)> {
     if context.is_null() { Err(no_device()) } else { Ok((id, context)) }
 }
 
-/// `man rdma_create_qp`: EINVAL for a domain of another device, and for an identifier that has a
-/// queue pair or no device.
+/// `man rdma_create_qp`: EINVAL for a domain of another device, and for an identifier that already
+/// has a queue pair or has no device.
 pub(crate) unsafe extern "C" fn rdma_create_qp(
     id: *mut rdma_cm_id,
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    zero(|| {
-        // SAFETY: NULL or a whole structure of the program.
-        let init = unsafe { init.as_mut() }.ok_or_else(|| null("init"))?;
-        create_qp(id, pd, init)
-    })
+    zero(|| create_qp(id, pd, required!(mut init)))
 }
 
-/// Makes the queue pair of an identifier and writes what it really takes back to `init`.
+/// Creates the queue pair of an identifier and writes its actual capacities to `init`.
 pub(super) fn create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<()> {
     let mut extended = ibv_qp_init_attr_ex::of(init, QP_PD, pd);
     create_extended(id, &mut extended)?;
@@ -54,13 +48,9 @@ pub(super) fn create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: &mut ibv_qp_
     Ok(())
 }
 
-/// `man rdma_create_qp`, with the extended attributes of `man ibv_create_qp_ex`.
+/// `rdma_create_qp` with the attributes of `man ibv_create_qp_ex`.
 pub(crate) unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, init: *mut ibv_qp_init_attr_ex) -> c_int {
-    zero(|| {
-        // SAFETY: NULL or a whole structure of the program.
-        let init = unsafe { init.as_mut() }.ok_or_else(|| null("init"))?;
-        create_extended(id, init)
-    })
+    zero(|| create_extended(id, required!(mut init)))
 }
 
 fn create_extended(id: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Result<()> {
@@ -68,18 +58,18 @@ fn create_extended(id: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Resul
     let (id, context) = bound(object)?;
     // SAFETY: alive; the program does not write to it during a call.
     if !unsafe { (*id).qp }.is_null() {
-        return Err(invalid(|| "the identifier has a queue pair already".to_owned()));
+        return Err(einval("the identifier has a queue pair already"));
     }
     fill_in(object, init)?;
     let qp = create_on(id, context, init).inspect_err(|_| drop_cqs(id))?;
-    // A failure's reason is that the queue pair does not suit.
+    // Fails if the queue pair does not fit the identifier.
     attach(object, qp).inspect_err(|_| destroy_qp(id))?;
     // SAFETY: alive; programs only read the field.
     unsafe { (*id).pd = init.pd };
     show(object)
 }
 
-/// Puts in the domains that the program leaves to us; EINVAL for one of another device.
+/// Sets the default domains; EINVAL for a domain of another device.
 fn fill_in(object: &Object<CmId>, init: &mut ibv_qp_init_attr_ex) -> Result<()> {
     let (id, context) = bound(object)?;
     if init.comp_mask & QP_PD == 0 || init.pd.is_null() {
@@ -102,28 +92,27 @@ fn own_xrcd(object: &Object<CmId>) -> Result<*mut ibv_xrcd> {
 }
 
 fn create_on(id: *mut rdma_cm_id, context: *mut ibv_context, init: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
-    // A target has no queues, an initiator of XRC receives nothing.
+    // An XRC target has no queues; an XRC initiator has no receive side.
     let (sends, receives) = (init.qp_type != XRC_RECV, !matches!(init.qp_type, XRC_INI | XRC_RECV));
-    if init.send_cq.is_null() && sends {
-        // SAFETY: alive, with fields that only we write.
-        init.send_cq = unsafe { own_cq(id, context, init.cap.max_send_wr, Side::Send) }?;
+    // SAFETY: alive, with fields that only we write; an open context and a whole structure.
+    unsafe {
+        if init.send_cq.is_null() && sends {
+            init.send_cq = own_cq(id, context, init.cap.max_send_wr, Side::Send)?;
+        }
+        if init.recv_cq.is_null() && receives {
+            init.recv_cq = own_cq(id, context, init.cap.max_recv_wr, Side::Recv)?;
+        }
+        if init.srq.is_null() && receives {
+            init.srq = (*id).srq;
+        }
+        non_null(create_qp_ex(context, init))
     }
-    if init.recv_cq.is_null() && receives {
-        // SAFETY: alive, with fields that only we write.
-        init.recv_cq = unsafe { own_cq(id, context, init.cap.max_recv_wr, Side::Recv) }?;
-    }
-    if init.srq.is_null() && receives {
-        // SAFETY: alive, with fields that only we write.
-        init.srq = unsafe { (*id).srq };
-    }
-    // SAFETY: an open context and a whole structure.
-    made(unsafe { create_qp_ex(context, init) })
 }
 
-/// The identifier has this queue pair, and from here on the provider moves it.
+/// Gives the identifier a queue pair, which the provider drives from now on.
 fn attach(object: &Object<CmId>, qp: *mut ibv_qp) -> Result<()> {
     let provided = &Object::<ibv_qp_ex>::live(qp)?.inner.qp;
-    // A thread that takes events sees both or neither.
+    // The lock makes a thread that delivers events see both or neither.
     let mut state = object.inner.state.lock();
     // SAFETY: alive; the program does not use it meanwhile.
     unsafe { (*object.exposed()).public.qp = qp };
@@ -131,7 +120,7 @@ fn attach(object: &Object<CmId>, qp: *mut ibv_qp) -> Result<()> {
     Ok(object.inner.id.attach_qp(provided)?)
 }
 
-/// Where the structure has the completion queue of a side, and its channel.
+/// The fields of a side's CQ and channel.
 ///
 /// # Safety
 /// `id` is alive.
@@ -145,11 +134,11 @@ unsafe fn cq_fields(id: *mut rdma_cm_id, side: Side) -> (*mut *mut ibv_cq, *mut 
     }
 }
 
-/// The completion queue of a side, made for `entries` if there is none yet. Its context is the
-/// identifier, as the inline functions of rdma_verbs.h expect.
+/// The CQ of a side, created with `entries` if there is none. Its context is the identifier, as the
+/// inline functions of rdma_verbs.h expect.
 ///
 /// # Safety
-/// `id` is alive, and no other call is making its queues.
+/// `id` is alive, and no other call creates its queues.
 unsafe fn own_cq(id: *mut rdma_cm_id, context: *mut ibv_context, entries: u32, side: Side) -> Result<*mut ibv_cq> {
     let entries = c_int::try_from(entries.max(1)).map_err(|_| EINVAL)?;
     // SAFETY: this function's contract; an open context.
@@ -158,16 +147,16 @@ unsafe fn own_cq(id: *mut rdma_cm_id, context: *mut ibv_context, entries: u32, s
         if !(*cq).is_null() {
             return Ok(*cq);
         }
-        *channel = made(for_library(|| ibv_create_comp_channel(context)))?;
+        *channel = non_null(for_library(|| ibv_create_comp_channel(context)))?;
         let new = for_library(|| ibv_create_cq(context, entries, id.cast(), *channel, 0));
-        *cq = made(new).inspect_err(|_| drop_cq(id, side))?;
+        *cq = non_null(new).inspect_err(|_| drop_cq(id, side))?;
         Ok(*cq)
     }
 }
 
-/// Destroys the identifier's own completion queue of a side, unless another queue still uses it.
+/// Destroys the identifier's CQ of a side unless another queue still uses it.
 fn drop_cq(id: *mut rdma_cm_id, side: Side) {
-    // SAFETY: the caller knows that the identifier is alive; the handles are ours.
+    // SAFETY: the caller ensures that the identifier is alive; the handles are ours.
     unsafe {
         let (cq, channel) = cq_fields(id, side);
         if !(*cq).is_null() && ibv_destroy_cq(*cq) != 0 {
@@ -186,13 +175,11 @@ fn drop_cqs(id: *mut rdma_cm_id) {
     drop_cq(id, Side::Recv);
 }
 
-/// `man rdma_destroy_qp`.
 pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
-    silent(|| live(id).map(|object| destroy_qp(object.handle())));
+    no_result(|| live(id).map(|object| destroy_qp(object.handle())));
 }
 
-/// Destroys the queue pair of an identifier, if it has one, with the completion queues that were
-/// made for it.
+/// Destroys the queue pair of an identifier, if any, with the CQs that were created for it.
 pub(super) fn destroy_qp(id: *mut rdma_cm_id) {
     let Ok(object) = live(id) else { return };
     let qp = {
@@ -209,15 +196,13 @@ pub(super) fn destroy_qp(id: *mut rdma_cm_id) {
     drop_cqs(id);
 }
 
-/// `man rdma_create_srq`.
 pub(crate) unsafe extern "C" fn rdma_create_srq(
     id: *mut rdma_cm_id,
     pd: *mut ibv_pd,
     init: *mut ibv_srq_init_attr,
 ) -> c_int {
     zero(|| {
-        // SAFETY: NULL or a whole structure of the program.
-        let init = unsafe { init.as_mut() }.ok_or_else(|| null("init"))?;
+        let init = required!(mut init);
         let object = live(id)?;
         // SAFETY: alive; programs only read the field.
         let is_target = unsafe { (*object.exposed()).public.qp_type } == XRC_RECV;
@@ -235,11 +220,10 @@ pub(crate) unsafe extern "C" fn rdma_create_srq(
     })
 }
 
-/// `man rdma_create_srq`, with the extended attributes of `man ibv_create_srq_ex`.
+/// `rdma_create_srq` with the attributes of `man ibv_create_srq_ex`.
 pub(crate) unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) -> c_int {
     zero(|| {
-        // SAFETY: NULL or a whole structure of the program.
-        let init = unsafe { init.as_mut() }.ok_or_else(|| null("init"))?;
+        let init = required!(mut init);
         create_srq(live(id)?, init)
     })
 }
@@ -249,9 +233,9 @@ fn create_srq(object: &Object<CmId>, init: &mut ibv_srq_init_attr_ex) -> Result<
     // SAFETY: alive; programs only read the fields.
     let (has_one, own_pd) = unsafe { (!(*id).srq.is_null(), (*id).pd) };
     if has_one || init.comp_mask & SRQ_TYPE == 0 {
-        return Err(invalid(|| {
-            "the identifier has a shared receive queue already, or comp_mask lacks IBV_SRQ_INIT_ATTR_TYPE".to_owned()
-        }));
+        return Err(einval(
+            "the identifier has a shared receive queue already, or comp_mask lacks IBV_SRQ_INIT_ATTR_TYPE",
+        ));
     }
     let is_given = |bit| init.comp_mask & bit != 0;
     let (has_pd, has_xrcd, has_cq) = (is_given(SRQ_PD), is_given(SRQ_XRCD), is_given(SRQ_CQ));
@@ -272,20 +256,18 @@ fn create_srq(object: &Object<CmId>, init: &mut ibv_srq_init_attr_ex) -> Result<
         init.cq = unsafe { own_cq(id, context, init.attr.max_wr, Side::Recv) }?;
     }
     // SAFETY: an open context and a whole structure.
-    let srq = made(unsafe { create_srq_ex(context, init) }).inspect_err(|_| drop_cq(id, Side::Recv))?;
+    let srq = non_null(unsafe { create_srq_ex(context, init) }).inspect_err(|_| drop_cq(id, Side::Recv))?;
     // SAFETY: alive; programs only read the field.
     unsafe { (*id).srq = srq };
     Ok(())
 }
 
-/// `man rdma_destroy_srq`.
 pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
-    silent(|| live(id).map(|object| destroy_srq(object.handle())));
+    no_result(|| live(id).map(|object| destroy_srq(object.handle())));
 }
 
-/// Destroys the shared receive queue of an identifier, if it has one.
 pub(super) fn destroy_srq(id: *mut rdma_cm_id) {
-    // SAFETY: the caller knows that the identifier is alive; the handle is ours.
+    // SAFETY: the caller ensures that the identifier is alive; the handle is ours.
     unsafe {
         if !(*id).srq.is_null() {
             ibv_destroy_srq((*id).srq);
@@ -297,7 +279,7 @@ pub(super) fn destroy_srq(id: *mut rdma_cm_id) {
     }
 }
 
-/// `man rdma_init_qp_attr`: what a queue pair has to be given on its way to `attr->qp_state`.
+/// `man rdma_init_qp_attr`: the attributes for moving a queue pair to `attr->qp_state`.
 pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
     id: *mut rdma_cm_id,
     attr: *mut ibv_qp_attr,

@@ -1,4 +1,4 @@
-//! Where an identifier is and where it goes: binding, resolving, listening, ports; its options.
+//! Addresses of an identifier: binding, resolving, listening, ports. Also its options.
 
 use super::addrinfo;
 use super::addrinfo::{read, read_optional};
@@ -11,23 +11,17 @@ use libc::sockaddr;
 use roxe_provider::cm::{Address, EventKind, IdOption, Path};
 use roxe_wire::{Gid, PathMtu};
 
-/// `man rdma_bind_addr`.
 pub(crate) unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
-    zero(|| {
-        // SAFETY: NULL or an address of the program, as long as its family says.
-        let addr = unsafe { read(addr) }?;
-        bind(id, &addr)
-    })
+    // SAFETY: NULL or an address of the program, as long as its family says.
+    zero(|| bind(id, &unsafe { read(addr) }?))
 }
 
-/// Binds, and shows the device and the port that were chosen.
 pub(super) fn bind(id: *mut rdma_cm_id, addr: &Address) -> Result<()> {
     let object = live(id)?;
     object.inner.id.bind(addr)?;
     show(object)
 }
 
-/// `man rdma_resolve_addr`.
 pub(crate) unsafe extern "C" fn rdma_resolve_addr(
     id: *mut rdma_cm_id,
     src: *mut sockaddr,
@@ -46,7 +40,6 @@ pub(super) fn resolve(id: *mut rdma_cm_id, src: Option<&Address>, dst: &Address,
     complete(id)
 }
 
-/// `man rdma_resolve_route`.
 pub(crate) unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> c_int {
     zero(|| resolve_route(id, timeout_ms))
 }
@@ -56,9 +49,9 @@ pub(super) fn resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> Result<()
     complete(id)
 }
 
-/// `man rdma_resolve_addrinfo`. The name is resolved before the call returns, as in rdma-core: the
-/// event is in the channel then, and a name that is not found is -1. EBUSY until the outcome of an
-/// earlier call was taken.
+/// `man rdma_resolve_addrinfo`. Resolves the name before it returns, as rdma-core does: the event
+/// is already in the channel, and an unknown name is -1. EBUSY until the previous result is
+/// queried.
 pub(crate) unsafe extern "C" fn rdma_resolve_addrinfo(
     id: *mut rdma_cm_id,
     node: *const c_char,
@@ -78,7 +71,7 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addrinfo(
     })
 }
 
-/// `man rdma_query_addrinfo`: the list is the program's; ENOENT if there is none, or it was taken.
+/// `man rdma_query_addrinfo`: gives the list to the program; ENOENT if there is none.
 pub(crate) unsafe extern "C" fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> c_int {
     zero(|| {
         let object = live(id)?;
@@ -92,7 +85,6 @@ pub(crate) unsafe extern "C" fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *
     })
 }
 
-/// `man rdma_listen`.
 pub(crate) unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
     zero(|| {
         let object = live(id)?;
@@ -101,38 +93,33 @@ pub(crate) unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int)
     })
 }
 
-/// The port of an address in network byte order; 0 for none.
+/// Port of an address in network byte order; 0 for no address.
 fn port(id: *mut rdma_cm_id, address: fn(&roxe_provider::cm::Id) -> Option<Address>) -> u16 {
     provided(id).ok().and_then(|id| address(id)).map_or(0, |address| address.port()).to_be()
 }
 
-/// `man rdma_get_src_port`.
 pub(crate) unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
     port(id, roxe_provider::cm::Id::local_addr)
 }
 
-/// `man rdma_get_dst_port`.
 pub(crate) unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
     port(id, roxe_provider::cm::Id::peer_addr)
 }
 
 /// `RDMA_OPTION_ID` and `RDMA_OPTION_IB`.
 const LEVEL_ID: c_int = 0;
-const LEVEL_IB: c_int = 1;
-/// `RDMA_OPTION_ID_*`.
+pub(super) const LEVEL_IB: c_int = 1;
 const TOS: c_int = 0;
 const REUSEADDR: c_int = 1;
 const AFONLY: c_int = 2;
 const ACK_TIMEOUT: c_int = 3;
-/// `RDMA_OPTION_IB_PATH`.
-const PATH: c_int = 1;
-/// `IBV_PATH_FLAG_GMP`, `_PRIMARY` and `_BIDIRECTIONAL` together: the path that a connection takes.
+pub(super) const PATH: c_int = 1;
+/// `IBV_PATH_FLAG_GMP`, `_PRIMARY` and `_BIDIRECTIONAL` together: the path of a connection.
 const USABLE: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
-/// Values of a path record have their selector above these bits.
+/// Value bits of a path record's field; the selector is above them.
 const VALUE: u8 = 0x3f;
 
-/// `man rdma_set_option`: EINVAL for a value of another size, ENOSYS for an option that there is
-/// not.
+/// `man rdma_set_option`: EINVAL for a value of the wrong size, ENOSYS for an unknown option.
 pub(crate) unsafe extern "C" fn rdma_set_option(
     id: *mut rdma_cm_id,
     level: c_int,
@@ -140,10 +127,8 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
     value: *mut c_void,
     len: usize,
 ) -> c_int {
-    zero(|| {
-        // SAFETY: the program's value is as long as it says.
-        unsafe { set(id, level, name, value, len) }
-    })
+    // SAFETY: the program's value is as long as it says.
+    zero(|| unsafe { set(id, level, name, value, len) })
 }
 
 /// # Safety
@@ -157,18 +142,8 @@ pub(super) unsafe fn set(
 ) -> Result<()> {
     let object = live(id)?;
     // SAFETY: this function's contract.
-    let option = unsafe { parse(level, name, value, len) }?;
-    object.inner.id.set_option(option)?;
+    object.inner.id.set_option(unsafe { parse(level, name, value, len) }?)?;
     show(object)
-}
-
-/// The path of an endpoint's address information.
-///
-/// # Safety
-/// As for [`set`].
-pub(super) unsafe fn set_path(id: *mut rdma_cm_id, value: *const c_void, len: usize) -> Result<()> {
-    // SAFETY: this function's contract.
-    unsafe { set(id, LEVEL_IB, PATH, value, len) }
 }
 
 /// # Safety
@@ -190,7 +165,7 @@ unsafe fn parse(level: c_int, name: c_int, value: *const c_void, len: usize) -> 
     }
 }
 
-/// A value of one size; EINVAL for any other.
+/// Reads a value of one size; EINVAL for any other.
 ///
 /// # Safety
 /// `value` points to `len` bytes, in which any bits are a `T`.
@@ -202,7 +177,7 @@ unsafe fn fixed<T: Copy>(value: *const c_void, len: usize) -> Result<T> {
     Ok(unsafe { value.cast::<T>().read_unaligned() })
 }
 
-/// The first path of an array that a connection can take; EINVAL if there is none.
+/// The first path that a connection can take; EINVAL if there is none.
 ///
 /// # Safety
 /// `records` points to `len` bytes.
@@ -210,7 +185,7 @@ unsafe fn path(records: *const ibv_path_data, len: usize) -> Result<Path> {
     if !len.is_multiple_of(size_of::<ibv_path_data>()) {
         return Err(EINVAL);
     }
-    // SAFETY: this many records lie there by this function's contract; any bits make one.
+    // SAFETY: this many records by this function's contract; any bits are valid.
     let records = (0..len / size_of::<ibv_path_data>()).map(|at| unsafe { records.add(at).read_unaligned() });
     let usable = records.into_iter().find(|record| record.flags == USABLE).ok_or(EINVAL)?;
     from_record(&usable)

@@ -1,10 +1,10 @@
-//! Advice about memory, as programs give it.
+//! `ibv_advise_mr`.
 
 use super::*;
 use crate::memory::advise_mr;
 
 #[test]
-fn advice_is_checked_and_taken() {
+fn advise_mr_checks_its_arguments() {
     let rig = Rig::new();
     // SAFETY: the rig's region is alive.
     let (addr, lkey) = unsafe { ((*rig.mr).addr.addr() as u64, (*rig.mr).lkey) };
@@ -21,6 +21,6 @@ fn advice_is_checked_and_taken() {
     assert_eq!(advise(0, 0, null_mut(), 0), 0);
     list[1].length += 1;
     assert_eq!(advise(0, 0, list.as_mut_ptr(), 2), libc::EFAULT);
-    // SAFETY: a domain that is none is found out before the list is looked at.
+    // SAFETY: a foreign domain is refused before the list is read.
     assert_eq!(unsafe { advise_mr(null_mut(), 0, 0, list.as_mut_ptr(), 2) }, libc::EINVAL);
 }

@@ -1,9 +1,9 @@
-//! Asynchronous events of queues and queue pairs, each by its cause.
+//! Asynchronous events of queues and queue pairs and their causes.
 //!
-//! Those of the port are in `provider/device/tests/integration/port.rs`, those of path migration in
-//! `migration.rs`, SRQ_LIMIT_REACHED in `events.rs`. The others of the manual have no cause here:
-//! Ethernet has no LIDs, no subnet manager and none to register with, the table of P_Keys never
-//! changes, and a shared receive queue has nothing that could fail.
+//! Port events are in `provider/device/tests/integration/port.rs`, path migration in
+//! `migration.rs`, SRQ_LIMIT_REACHED in `events.rs`. Other events of the manual have
+//! no cause: Ethernet has no LIDs and no subnet manager, the P_Key table never changes, and an SRQ
+//! cannot fail.
 
 use super::*;
 use crate::cq::create_cq_ex;
@@ -20,7 +20,7 @@ fn qp_of(rig: &Rig, kind: c_int) -> *mut ibv_qp {
 }
 
 #[test]
-fn the_first_packet_in_rtr_establishes_the_connection() {
+fn first_packet_in_rtr_reports_comm_est() {
     let rig = Rig::new();
     let (a, b) = (rig.qp(RC), rig.qp(RC));
     connect(a, number(b));
@@ -33,10 +33,10 @@ fn the_first_packet_in_rtr_establishes_the_connection() {
 }
 
 #[test]
-fn a_drained_send_queue_is_told_once_what_was_started_is_done() {
+fn sq_drained_is_reported_after_started_requests() {
     let rig = Rig::new();
     let [a, b] = rig.rc_pair();
-    // Started, and not to be finished before a receive is there.
+    // Started; cannot finish before a receive is posted.
     assert_eq!(rig.post_send(a, &mut send_wr(1, SEND, &[rig.sge(0, 1)])).0, 0);
     modify(a, ibv_qp_attr { qp_state: SQD, en_sqd_async_notify: 1, ..ibv_qp_attr::default() }, STATE | 1 << 2);
     assert_eq!((query(a).sq_draining, query(a).en_sqd_async_notify), (1, 1));
@@ -54,7 +54,7 @@ fn a_drained_send_queue_is_told_once_what_was_started_is_done() {
 }
 
 #[test]
-fn a_full_completion_queue_fails_and_its_queue_pair_with_it() {
+fn cq_overrun_fails_cq_and_qp() {
     let rig = Rig::new();
     // SAFETY: living handles and whole structures throughout.
     unsafe {
@@ -72,7 +72,7 @@ fn a_full_completion_queue_fails_and_its_queue_pair_with_it() {
         assert_eq!(qp_of(&rig, QP_FATAL), b);
         assert_eq!(query(b).qp_state, ERR);
         let mut wc = [ibv_wc::default(); 4];
-        assert_eq!(rig.ops().poll_cq.unwrap()(small, 4, wc.as_mut_ptr()), 1, "what was there is not lost");
+        assert_eq!(rig.ops().poll_cq.unwrap()(small, 4, wc.as_mut_ptr()), 1, "earlier completions are kept");
         assert_eq!((wc[0].wr_id, wc[0].status), (0, 0));
         destroy(&[a, b]);
         assert_eq!(ibv_destroy_cq(small), 0);
@@ -80,7 +80,7 @@ fn a_full_completion_queue_fails_and_its_queue_pair_with_it() {
 }
 
 #[test]
-fn a_queue_that_ignores_overruns_takes_more_than_it_was_made_for() {
+fn cq_ignoring_overrun_holds_more_than_its_size() {
     let mut rig = Rig::new();
     let mut attr = ibv_cq_init_attr_ex { comp_mask: 1, flags: 2, ..extended_cq(1, 0) };
     // SAFETY: a living context and a whole structure.
@@ -95,7 +95,7 @@ fn a_queue_that_ignores_overruns_takes_more_than_it_was_made_for() {
     }
     assert_eq!(rig.completions(8).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
     destroy(&[qp]);
-    // SAFETY: a living CQ, which nobody uses any more.
+    // SAFETY: a living CQ, no longer used.
     assert_eq!(unsafe { ibv_destroy_cq(cq) }, 0);
     rig.cq = classic;
 }

@@ -1,4 +1,4 @@
-//! Buffers that the library allocates, and the registration call that takes all kinds of memory.
+//! `ibv_alloc_buf` and `ibv_reg_mr_ex`.
 
 use super::*;
 use crate::domain::ibv_dealloc_pd;
@@ -20,7 +20,7 @@ fn alloc(pd: *mut ibv_pd, size: usize) -> (*mut c_void, *mut ibv_buf) {
     (addr, buf)
 }
 
-/// What the registration comes to: keys, or errno.
+/// Registers memory; the error is errno.
 fn reg(pd: *mut ibv_pd, mut attr: ibv_mr_init_attr) -> Result<*mut ibv_mr, c_int> {
     // SAFETY: a living domain and a whole structure.
     let mr = unsafe { ibv_reg_mr_ex(pd, &raw mut attr) };
@@ -42,7 +42,7 @@ fn write_to(rig: &Rig, qp: *mut ibv_qp, mr: *mut ibv_mr, addr: u64) -> u32 {
 }
 
 #[test]
-fn a_buffer_is_registered_by_either_call_and_takes_writes() {
+fn buffer_registered_by_either_call_accepts_writes() {
     let mut rig = Rig::new();
     let [qp, peer] = rig.rc_pair();
     rig.set(0, 0x0123_4567_89ab_cdef);
@@ -61,7 +61,7 @@ fn a_buffer_is_registered_by_either_call_and_takes_writes() {
     };
     for mr in [by_buf, reg(rig.pd, attr).unwrap()] {
         assert_eq!(write_to(&rig, qp, mr, within.addr() as u64), 0);
-        // SAFETY: inside the buffer; the completion says that it is written.
+        // SAFETY: inside the buffer; the write is complete.
         assert_eq!(unsafe { within.cast::<u64>().replace(0) }, 0x0123_4567_89ab_cdef);
     }
     // SAFETY: a buffer, freed once.
@@ -70,7 +70,7 @@ fn a_buffer_is_registered_by_either_call_and_takes_writes() {
 }
 
 #[test]
-fn a_buffer_is_of_its_domain_and_no_longer_than_it_is() {
+fn buffer_registration_checks_domain_and_range() {
     let rig = Rig::new();
     // SAFETY: a living context.
     let other = unsafe { ibv_alloc_pd(rig.context) };
@@ -92,7 +92,7 @@ fn a_buffer_is_of_its_domain_and_no_longer_than_it_is() {
 }
 
 #[test]
-fn the_mask_says_what_is_registered_and_under_which_address() {
+fn reg_mr_ex_mask_selects_memory_and_iova() {
     let mut rig = Rig::new();
     let [qp, peer] = rig.rc_pair();
     rig.set(0, 5);
@@ -117,7 +117,7 @@ fn the_mask_says_what_is_registered_and_under_which_address() {
 }
 
 #[test]
-fn masks_that_contradict_themselves_are_refused() {
+fn contradictory_reg_mr_ex_masks_are_refused() {
     let rig = Rig::new();
     let memory: *mut c_void = rig.memory.as_ptr().cast_mut().cast();
     let attr = ibv_mr_init_attr { length: 64, access: ALL_ACCESS, addr: memory, ..Default::default() };

@@ -1,5 +1,4 @@
-//! The `ibv_wr_*` interface: every form of data and address, the operations that only it has, and
-//! every misuse: an error at `wr_complete` and nothing posted.
+//! The `ibv_wr_*` interface: data, addresses, operations; misuse fails `wr_complete`.
 
 use super::*;
 use crate::qp::ibv_qp_to_qp_ex;
@@ -51,7 +50,7 @@ fn ex(qp: *mut ibv_qp) -> Qpx {
     x
 }
 
-/// What a batch of `steps` with signaled requests numbered `wr_id` ends with.
+/// The result of a batch of `steps` with signaled requests `wr_id`.
 fn batch(x: Qpx, wr_id: u64, steps: impl FnOnce(&ibv_qp_ex, Qpx)) -> c_int {
     // SAFETY: a living QP with builders; the steps are those of the test.
     unsafe {
@@ -62,8 +61,7 @@ fn batch(x: Qpx, wr_id: u64, steps: impl FnOnce(&ibv_qp_ex, Qpx)) -> c_int {
     }
 }
 
-/// Nothing of earlier batches was posted: the next completion is that of an empty datagram or an
-/// empty WRITE.
+/// Asserts that earlier batches posted nothing: the next completion is that of an empty request.
 fn assert_untouched(rig: &Rig, qp: *mut ibv_qp, qp_type: c_int) {
     let (x, ah) = (ex(qp), rig.ah());
     let rc = batch(x, 77, |ops, x| {
@@ -84,7 +82,7 @@ fn assert_untouched(rig: &Rig, qp: *mut ibv_qp, qp_type: c_int) {
 }
 
 #[test]
-fn setters_before_an_operation_refuse_the_batch() {
+fn setter_before_operation_fails_the_batch() {
     let rig = Rig::new();
     let (sge, buffer, ah) = (rig.sge(0, 1), ibv_data_buf { addr: null_mut(), length: 0 }, rig.ah());
     for qp_type in [RC, UD] {
@@ -93,8 +91,8 @@ fn setters_before_an_operation_refuse_the_batch() {
         let refused = |setter: &dyn Fn(&ibv_qp_ex, Qpx)| {
             let rc = batch(x, 1, |ops, x| {
                 setter(ops, x);
-                // SAFETY: inside a batch of a living QP. What comes after the mistake does not heal
-                // it.
+                // SAFETY: inside a batch of a living QP. Later calls do not
+                // correct the mistake.
                 unsafe { ops.wr_send.unwrap()(x) };
             });
             assert_eq!(rc, libc::EINVAL);
@@ -115,7 +113,7 @@ fn setters_before_an_operation_refuse_the_batch() {
 }
 
 #[test]
-fn operations_and_setters_of_another_type_refuse_the_batch() {
+fn operation_of_another_service_fails_the_batch() {
     let rig = Rig::new();
     let (rkey, to, word, ah) = (rig.rkey(), rig.addr(300), 5u64, rig.ah());
     let (rc, uc, ud) = (ready(&rig, RC), ready(&rig, UC), ready(&rig, UD));
@@ -164,12 +162,12 @@ fn operations_and_setters_of_another_type_refuse_the_batch() {
 }
 
 #[test]
-fn a_missing_address_refuses_the_batch() {
+fn missing_address_fails_the_batch() {
     let rig = Rig::new();
     let ud = ready(&rig, UD);
     // SAFETY: inside a batch of a living QP.
     unsafe {
-        assert_eq!(batch(ex(ud), 1, |ops, x| ops.wr_send.unwrap()(x)), libc::EINVAL, "a datagram to nowhere");
+        assert_eq!(batch(ex(ud), 1, |ops, x| ops.wr_send.unwrap()(x)), libc::EINVAL, "no destination");
         let no_handle = |ops: &ibv_qp_ex, x| {
             ops.wr_send.unwrap()(x);
             ops.wr_set_ud_addr.unwrap()(x, null_mut(), 1, 1);
@@ -183,13 +181,13 @@ fn a_missing_address_refuses_the_batch() {
     unsafe {
         let xrc = create_qp_ex(rig.context, &raw mut init);
         connect(xrc, 0x1234);
-        assert_eq!(batch(ex(xrc), 1, |ops, x| ops.wr_send.unwrap()(x)), libc::EINVAL, "for no shared queue");
+        assert_eq!(batch(ex(xrc), 1, |ops, x| ops.wr_send.unwrap()(x)), libc::EINVAL, "no SRQ number");
         destroy(&[ud, xrc]);
     }
 }
 
 #[test]
-fn lists_and_data_that_cannot_be_refuse_the_batch() {
+fn invalid_lists_and_data_fail_the_batch() {
     let rig = Rig::new();
     let rc = ready(&rig, RC);
     let x = ex(rc);
@@ -205,7 +203,7 @@ fn lists_and_data_that_cannot_be_refuse_the_batch() {
     let part = |length| ibv_data_buf { addr: from, length };
     let (long, hole) = ([part(40), part(25)], [part(8), ibv_data_buf { addr: null_mut(), length: 1 }]);
     let (sges, word) = ([rig.sge(0, 1); 3], 5u64);
-    // SAFETY: inside a batch of a living QP, with lists and memory as long as said, or NULL.
+    // SAFETY: inside a batch of a living QP, with lists and memory of the passed length, or NULL.
     unsafe {
         refused("three elements in a queue for two", &|ops| ops.wr_set_sge_list.unwrap()(x, 3, sges.as_ptr()));
         refused("no list", &|ops| ops.wr_set_sge_list.unwrap()(x, 1, ptr::null()));
@@ -236,7 +234,7 @@ fn lists_and_data_that_cannot_be_refuse_the_batch() {
 }
 
 #[test]
-fn a_batch_ends_once_and_an_aborted_one_never_was() {
+fn aborted_batch_posts_nothing() {
     let rig = Rig::new();
     let rc = ready(&rig, RC);
     let x = ex(rc);
@@ -256,7 +254,7 @@ fn a_batch_ends_once_and_an_aborted_one_never_was() {
 }
 
 #[test]
-fn a_queue_pair_is_not_made_for_operations_that_its_type_lacks() {
+fn qp_creation_refuses_unsupported_send_ops() {
     let rig = Rig::new();
     let (send_inv, tso, flush, atomic_write) = (1 << 9, 1 << 10, 1 << 11, 1 << 12);
     let made = |qp_type, send_ops_flags| {
@@ -310,7 +308,7 @@ fn every_form_of_data_is_joined_in_order() {
 }
 
 #[test]
-fn atomic_writes_and_flushes_complete_with_their_own_opcodes() {
+fn atomic_write_and_flush_have_their_own_opcodes() {
     let rig = Rig::new();
     let mut init = rig.init_ex(RC);
     (init.cap.max_inline_data, init.send_ops_flags) = (0, 1 << 11 | 1 << 12);
@@ -331,18 +329,18 @@ fn atomic_writes_and_flushes_complete_with_their_own_opcodes() {
         assert_eq!(rc, 0);
         let done: Vec<_> = rig.completions(3).iter().map(|wc| (wc.status, wc.opcode)).collect();
         assert_eq!((done, rig.word(300)), (vec![(0, 9), (0, 8), (0, 8)], word));
-        // The same by ibv_post_send, from registered memory.
+        // `ibv_post_send` of the same, from registered memory.
         let sges = [rig.sge(300, 1)];
         let mut wr = send_wr(2, 15, &sges);
         wr.wr = wr_union { rdma: wr_rdma { remote_addr: rig.addr(302), rkey } };
         assert_eq!(rig.post_send(qp, &mut wr).0, 0);
         assert_eq!((rig.completions(1)[0].opcode, rig.word(302)), (9, word));
-        // Without the right on the memory.
+        // Without the access right.
         assert_eq!(batch(ex(qp), 3, |ops, x| ops.wr_flush.unwrap()(x, rig.rkey(), rig.addr(0), 8, 1, 0)), 0);
         assert_eq!(rig.completions(1)[0].status, 10, "IBV_WC_REM_ACCESS_ERR");
         destroy(&[qp, peer]);
         assert_eq!(ibv_dereg_mr(mr), 0);
-        assert!(ibv_reg_mr(rig.pd, addr, 64, ALL_ACCESS | 1 << 9).is_null(), "nothing here is persistent");
+        assert!(ibv_reg_mr(rig.pd, addr, 64, ALL_ACCESS | 1 << 9).is_null(), "persistence is not supported");
         assert_eq!(errno(), libc::EOPNOTSUPP);
     }
 }

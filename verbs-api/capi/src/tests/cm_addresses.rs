@@ -1,4 +1,4 @@
-//! `rdma_getaddrinfo`, and what is made of its addresses.
+//! `rdma_getaddrinfo` and `rdma_resolve_addrinfo`.
 
 use super::cm_events::Wire;
 use super::*;
@@ -16,13 +16,13 @@ const PS_TCP: c_int = 0x106;
 const PS_UDP: c_int = 0x111;
 const PS_IB: c_int = 0x13f;
 
-/// No wanted at all.
+/// Empty hints.
 pub(super) fn hints() -> rdma_addrinfo {
     // SAFETY: all-zero is an empty structure: null pointers and numbers.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
-/// What is found, given back at the end.
+/// A result, freed on drop.
 pub(super) struct Found(pub(super) *mut rdma_addrinfo);
 
 impl Found {
@@ -62,7 +62,7 @@ fn v4(addr: *mut libc::sockaddr) -> sockaddr_in {
 }
 
 #[test]
-fn a_number_becomes_an_address_and_a_port() {
+fn getaddrinfo_resolves_numeric_host_and_port() {
     let rai = hints();
     let found = find(Some(c"127.0.0.1"), Some(c"7471"), Some(&rdma_addrinfo { ai_port_space: PS_TCP, ..rai })).unwrap();
     let rai = found.first();
@@ -74,7 +74,7 @@ fn a_number_becomes_an_address_and_a_port() {
 }
 
 #[test]
-fn who_listens_gets_a_source_address() {
+fn passive_hint_returns_source_address() {
     let wanted = rdma_addrinfo { ai_flags: PASSIVE, ai_port_space: PS_UDP, ai_qp_type: UD, ..hints() };
     let found = find(None, Some(c"7471"), Some(&wanted)).unwrap();
     for rai in found.all() {
@@ -84,14 +84,14 @@ fn who_listens_gets_a_source_address() {
 }
 
 #[test]
-fn without_hints_both_kinds_of_service_come() {
+fn getaddrinfo_without_hints_returns_both_services() {
     let found = find(Some(c"127.0.0.1"), Some(c"7471"), None).unwrap();
     let kinds: Vec<_> = found.all().iter().map(|rai| (rai.ai_qp_type, rai.ai_port_space)).collect();
     assert_eq!(kinds, [(RC, PS_TCP), (UD, PS_UDP)]);
 }
 
 #[test]
-fn the_source_of_the_hints_is_kept() {
+fn source_address_of_hints_is_kept() {
     let own =
         find(Some(c"127.0.0.9"), None, Some(&rdma_addrinfo { ai_flags: PASSIVE | NUMERICHOST, ..hints() })).unwrap();
     let (addr, len) = (own.first().ai_src_addr, own.first().ai_src_len);
@@ -99,14 +99,14 @@ fn the_source_of_the_hints_is_kept() {
     let found = find(Some(c"127.0.0.1"), Some(c"1"), Some(&wanted)).unwrap();
     assert_eq!(v4(found.first().ai_src_addr).sin_addr.s_addr, 0x7f00_0009_u32.to_be());
     assert_ne!(found.first().ai_src_addr, addr);
-    // From addresses alone nothing is looked up.
+    // Addresses alone need no lookup.
     let wanted = rdma_addrinfo { ai_family: libc::AF_INET, ai_dst_addr: addr, ai_dst_len: len, ..wanted };
     let found = find(None, None, Some(&wanted)).unwrap();
     assert_eq!((found.first().ai_dst_len, found.first().ai_src_len, found.first().ai_family), (16, 16, libc::AF_INET));
 }
 
 #[test]
-fn a_gid_becomes_an_address_with_a_service() {
+fn gid_resolves_to_ib_address_with_service_id() {
     let wanted = rdma_addrinfo { ai_flags: FAMILY, ai_family: AF_IB, ai_port_space: PS_IB, ..hints() };
     let found = find(Some(c"fe80::1"), Some(c"7471"), Some(&rdma_addrinfo { ai_qp_type: RC, ..wanted })).unwrap();
     let rai = found.first();
@@ -118,19 +118,19 @@ fn a_gid_becomes_an_address_with_a_service() {
 }
 
 #[test]
-fn a_family_can_be_asked_for() {
+fn family_hint_selects_the_family() {
     let wanted = rdma_addrinfo { ai_flags: FAMILY, ai_family: libc::AF_INET6, ai_port_space: PS_TCP, ..hints() };
     let found = find(Some(c"::1"), None, Some(&wanted)).unwrap();
     // SAFETY: an address of this family.
     let addr = unsafe { found.first().ai_dst_addr.cast::<sockaddr_in6>().read_unaligned() };
     assert_eq!((addr.sin6_addr.s6_addr[15], found.first().ai_dst_len), (1, 28));
     let code = find(Some(c"127.0.0.1"), None, Some(&rdma_addrinfo { ai_flags: FAMILY | NUMERICHOST, ..wanted })).err();
-    // `EAI_ADDRFAMILY`, which the libc crate has not.
+    // `EAI_ADDRFAMILY`, missing in the libc crate.
     assert_eq!(code, Some(-9));
 }
 
 #[test]
-fn an_address_that_cannot_be_resolved_has_the_code_of_getaddrinfo() {
+fn unresolved_address_returns_getaddrinfo_code() {
     let wanted = rdma_addrinfo { ai_flags: NUMERICHOST, ..hints() };
     assert_eq!(find(Some(c"no number"), None, Some(&wanted)).err(), Some(libc::EAI_NONAME));
     assert_eq!(
@@ -146,7 +146,7 @@ fn an_address_that_cannot_be_resolved_has_the_code_of_getaddrinfo() {
 }
 
 #[test]
-fn names_are_resolved_for_an_identifier_and_its_program_takes_the_list() {
+fn resolve_addrinfo_result_is_queried_once() {
     let wire = Wire::new();
     let id = wire.id(cm_events::TCP);
     let mut list = null_mut();
@@ -168,7 +168,7 @@ fn names_are_resolved_for_an_identifier_and_its_program_takes_the_list() {
         assert_eq!(v4(found.first().ai_dst_addr).sin_port, 7471_u16.to_be());
         assert_eq!(resolve(c"127.0.0.1", ptr::null()).0, 0);
         drop(wire.hears(cm_events::ADDRINFO_RESOLVED));
-        // What nobody takes goes with the identifier.
+        // An unqueried result is freed with the identifier.
         assert_eq!(rdma_destroy_id(id), 0);
     }
 }

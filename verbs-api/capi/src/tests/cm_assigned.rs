@@ -1,5 +1,5 @@
-//! Queue pairs that a program assigns to `rdma_cm_id.qp`, as dapl does: it makes one with an
-//! identifier of its own and moves it to that of a request.
+//! Queue pairs that a program assigns to `rdma_cm_id.qp`, as dapl does: it creates one
+//! with an identifier of its own and moves it to that of a request.
 
 use super::cm_events::*;
 use super::*;
@@ -17,8 +17,7 @@ fn move_by_hand(from: *mut rdma_cm_id, to: *mut rdma_cm_id) {
 /// `IBV_WC_WR_FLUSH_ERR`.
 const FLUSHED: u32 = 5;
 
-/// An identifier with a queue pair, whose completion queue is the program's, bound to the device as
-/// a listener is.
+/// An identifier with a queue pair on the program's CQ, bound to the device.
 fn placeholder(wire: &Wire) -> *mut rdma_cm_id {
     let id = wire.id(TCP);
     // SAFETY: a living identifier and an address.
@@ -46,8 +45,7 @@ fn connected_by_hand(wire: &Wire, port: u16) -> (*mut rdma_cm_id, *mut rdma_cm_i
     (active, passive)
 }
 
-/// Ends the identifiers of a connection, and the completion queue of the queue pair that was
-/// assigned.
+/// Destroys the identifiers of a connection and the CQ of the assigned queue pair.
 fn end_with_cq(wire: &Wire, ids: &[*mut rdma_cm_id], cq: *mut ibv_cq) {
     wire.end(ids);
     // SAFETY: a living queue whose queue pair is gone.
@@ -59,7 +57,7 @@ fn cq_of(id: *mut rdma_cm_id) -> *mut ibv_cq {
     unsafe { (*read(id).qp).recv_cq }
 }
 
-/// The peer, which is asked to disconnect, agrees; then who asked hears of it.
+/// Lets `peer` agree to a disconnect, which is then reported to `asked`.
 fn hear_the_end(wire: &Wire, peer: *mut rdma_cm_id, asked: *mut rdma_cm_id) {
     assert_eq!(wire.hears(DISCONNECTED).id, peer);
     // SAFETY: a living identifier.
@@ -68,7 +66,7 @@ fn hear_the_end(wire: &Wire, peer: *mut rdma_cm_id, asked: *mut rdma_cm_id) {
 }
 
 #[test]
-fn accept_moves_the_queue_pair_that_was_assigned() {
+fn accept_moves_an_assigned_qp() {
     let wire = Wire::new();
     let (listener, port) = wire.listener(TCP);
     let (active, passive) = connected_by_hand(&wire, port);
@@ -80,7 +78,7 @@ fn accept_moves_the_queue_pair_that_was_assigned() {
 }
 
 #[test]
-fn connect_and_its_answer_move_the_queue_pair_that_was_assigned() {
+fn connect_moves_an_assigned_qp() {
     let wire = Wire::new();
     let (listener, port) = wire.listener(TCP);
     let active = wire.id(TCP);
@@ -101,7 +99,7 @@ fn connect_and_its_answer_move_the_queue_pair_that_was_assigned() {
 }
 
 #[test]
-fn a_queue_pair_that_is_assigned_before_the_answer_is_heard_is_connected() {
+fn qp_assigned_before_the_response_is_connected() {
     let wire = Wire::new();
     let (listener, port) = wire.listener(TCP);
     let active = wire.id(TCP);
@@ -119,7 +117,7 @@ fn a_queue_pair_that_is_assigned_before_the_answer_is_heard_is_connected() {
 }
 
 #[test]
-fn disconnect_flushes_the_queue_pair_that_was_assigned() {
+fn disconnect_flushes_an_assigned_qp() {
     let wire = Wire::new();
     let (listener, port) = wire.listener(TCP);
     let (active, passive) = connected_by_hand(&wire, port);
@@ -141,7 +139,7 @@ fn disconnect_flushes_the_queue_pair_that_was_assigned() {
 }
 
 #[test]
-fn a_queue_pair_that_was_taken_away_is_left_alone() {
+fn qp_removed_from_its_id_is_not_moved() {
     let wire = Wire::new();
     let (listener, port) = wire.listener(TCP);
     let (active, passive) = connected_by_hand(&wire, port);
@@ -153,14 +151,14 @@ fn a_queue_pair_that_was_taken_away_is_left_alone() {
     }
     assert_eq!(state(qp), RTS, "it is none of the identifier's any more");
     create_qp(passive);
-    assert_eq!(qp_state(passive), INIT, "there is room for another");
+    assert_eq!(qp_state(passive), INIT, "another can be created");
     destroy(&[qp]);
     hear_the_end(&wire, active, passive);
     end_with_cq(&wire, &[active, passive, listener], cq);
 }
 
 #[test]
-fn a_queue_pair_that_cannot_be_moved_ends_the_request() {
+fn unmovable_qp_rejects_the_request() {
     let wire = Wire::new();
     let (listener, port) = wire.listener(TCP);
     let active = wire.id(TCP);
@@ -179,13 +177,12 @@ fn a_queue_pair_that_cannot_be_moved_ends_the_request() {
 }
 
 #[test]
-fn a_pointer_to_a_queue_pair_that_is_gone_is_refused_and_harms_nothing() {
+fn stale_qp_pointer_counts_as_none() {
     let wire = Wire::new();
     let (listener, port) = wire.listener(TCP);
     let (active, passive) = connected_by_hand(&wire, port);
     let cq = cq_of(passive);
-    // What programs do that destroy the queue pair by the other call: the identifier keeps the
-    // pointer.
+    // Programs also use `ibv_destroy_qp`, which leaves the pointer in the identifier.
     destroy(&[read(passive).qp]);
     // SAFETY: a living identifier.
     assert_eq!(unsafe { rdma_disconnect(passive) }, 0);

@@ -1,17 +1,17 @@
-//! Connections between two identifiers of one process over the loopback device: what a C program is
-//! told at each step, and what it can read in its identifiers.
+//! Connections between two identifiers of one process over the loopback device: events and public
+//! fields at each step.
 
 use super::cm_events::*;
 use super::*;
 use crate::rdmacm::*;
 
-/// The most private data of a request, an acceptance and a rejection.
+/// Longest private data of a request, a reply and a rejection.
 const REQUEST_DATA: u8 = 56;
 const ACCEPT_DATA: u8 = 196;
 const REJECT_DATA: u8 = 148;
 
 #[test]
-fn a_connection_is_made_and_ended() {
+fn connection_is_established_and_disconnected() {
     let wire = Wire::new();
     let (listener, port) = wire.listener(TCP);
     let active = wire.id(TCP);
@@ -63,7 +63,7 @@ fn a_connection_is_made_and_ended() {
 }
 
 #[test]
-fn a_rejection_has_a_reason_and_data() {
+fn rejection_carries_reason_and_private_data() {
     let wire = Wire::new();
     let (listener, port) = wire.listener(TCP);
     let active = wire.id(TCP);
@@ -71,7 +71,7 @@ fn a_rejection_has_a_reason_and_data() {
     create_qp(active);
     ask(active, None);
     let passive = wire.hears(CONNECT_REQUEST).id;
-    // SAFETY: a living identifier and as many bytes as said.
+    // SAFETY: a living identifier and as many bytes as passed.
     assert_eq!(unsafe { rdma_reject(passive, b"no".as_ptr().cast(), 2) }, 0);
     let event = wire.hears(REJECTED);
     assert_eq!((event.id, event.status), (active, 28));
@@ -82,7 +82,7 @@ fn a_rejection_has_a_reason_and_data() {
 }
 
 #[test]
-fn without_a_word_as_much_as_possible_is_agreed_on() {
+fn connect_without_param_uses_device_limits() {
     let wire = Wire::new();
     let (listener, port) = wire.listener(TCP);
     let active = wire.id(TCP);
@@ -107,14 +107,18 @@ fn without_a_word_as_much_as_possible_is_agreed_on() {
 }
 
 #[test]
-fn more_than_the_device_can_is_refused() {
+fn parameters_beyond_device_limits_are_refused() {
     let wire = Wire::new();
     let (listener, port) = wire.listener(TCP);
     let active = wire.id(TCP);
     wire.resolve(active, port);
     // SAFETY: a living identifier, and whole structures or NULL.
     unsafe {
-        assert_eq!((rdma_connect(active, null_mut()), errno()), (-1, libc::EINVAL), "no word about a queue pair");
+        assert_eq!(
+            (rdma_connect(active, null_mut()), errno()),
+            (-1, libc::EINVAL),
+            "neither queue pair nor parameters"
+        );
         create_qp(active);
         let most = device_most(active);
         let mut param = with_data(&[0; 57]);
@@ -129,7 +133,7 @@ fn more_than_the_device_can_is_refused() {
 }
 
 #[test]
-fn a_program_can_move_its_queue_pair_itself() {
+fn external_qp_is_moved_by_the_program() {
     let wire = Wire::new();
     let (listener, port) = wire.listener(TCP);
     let active = wire.id(TCP);
@@ -163,7 +167,7 @@ fn a_program_can_move_its_queue_pair_itself() {
 }
 
 #[test]
-fn a_datagram_service_is_looked_up() {
+fn udp_connect_resolves_the_service() {
     let wire = Wire::new();
     let (listener, port) = wire.listener(UDP);
     let active = wire.id(UDP);
@@ -187,7 +191,7 @@ fn a_datagram_service_is_looked_up() {
 }
 
 #[test]
-fn nobody_listens() {
+fn connect_without_listener_is_rejected() {
     let wire = Wire::new();
     let (listener, port) = wire.listener(TCP);
     wire.end(&[listener]);
@@ -200,7 +204,7 @@ fn nobody_listens() {
 }
 
 #[test]
-fn the_timeout_of_the_queue_pair_can_be_set() {
+fn ack_timeout_option_sets_qp_timeout() {
     let wire = Wire::new();
     let (listener, port) = wire.listener(TCP);
     let (active, passive) = wire.connected(port, |id| {
@@ -215,7 +219,7 @@ fn the_timeout_of_the_queue_pair_can_be_set() {
 }
 
 #[test]
-fn a_path_of_the_programs_resolves_the_route() {
+fn path_option_resolves_the_route() {
     let wire = Wire::new();
     let (listener, port) = wire.listener(TCP);
     let active = wire.id(TCP);
@@ -234,12 +238,12 @@ fn a_path_of_the_programs_resolves_the_route() {
         packetlifetime: 2 << 6 | 17,
         ..ibv_path_record::default()
     };
-    // The first is not for a connection; the second is GMP, primary and for both directions.
+    // The first is not usable; the second is GMP, primary and bidirectional.
     let mut paths = [1, 0x2b].map(|flags| ibv_path_data { flags, reserved: 0, path });
     let (at, len) = (paths.as_mut_ptr().cast::<c_void>(), size_of_val(&paths));
-    // SAFETY: a living identifier and as many bytes as said.
+    // SAFETY: a living identifier and as many bytes as passed.
     unsafe {
-        assert_eq!((rdma_set_option(active, 1, 1, at, len / 2), errno()), (-1, libc::EINVAL), "no path to take");
+        assert_eq!((rdma_set_option(active, 1, 1, at, len / 2), errno()), (-1, libc::EINVAL), "no usable path");
         assert_eq!(rdma_set_option(active, 1, 1, at, len), 0);
     }
     assert_eq!(wire.hears(ROUTE_RESOLVED).id, active);

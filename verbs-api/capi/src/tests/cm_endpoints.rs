@@ -1,5 +1,4 @@
-//! Synchronous endpoints, each side in a thread of its own, as `rdma_server` and `rdma_client` are
-//! written; and the queues that the library makes for them.
+//! Synchronous endpoints like `rdma_server` and `rdma_client`, and their default queues.
 
 use super::cm_addresses::{Found, find, hints};
 use super::cm_events::*;
@@ -41,8 +40,7 @@ fn request(listener: *mut rdma_cm_id) -> *mut rdma_cm_id {
     id
 }
 
-/// What `rdma_get_recv_comp` and `rdma_get_send_comp` do: sleeps on the channel until the queue has
-/// a completion.
+/// Waits for a completion like `rdma_get_recv_comp` and `rdma_get_send_comp`.
 fn completion(id: *mut rdma_cm_id, cq: *mut ibv_cq, channel: *mut ibv_comp_channel) -> ibv_wc {
     let (mut wc, mut from, mut context) = (ibv_wc::default(), null_mut(), null_mut());
     // SAFETY: living handles, and variables.
@@ -63,7 +61,7 @@ fn completion(id: *mut rdma_cm_id, cq: *mut ibv_cq, channel: *mut ibv_comp_chann
     }
 }
 
-/// Eight bytes of memory that an identifier's domain knows.
+/// Eight bytes of memory, registered in an identifier's domain.
 struct Message {
     memory: Box<u64>,
     mr: *mut ibv_mr,
@@ -134,7 +132,7 @@ fn event_of(id: *mut rdma_cm_id) -> c_int {
 }
 
 #[test]
-fn synchronous_endpoints_wait_for_each_other() {
+fn synchronous_endpoints_exchange_messages() {
     let (listen, port) = listener();
     let client = std::thread::spawn(move || client(port));
     let id = request(listen);
@@ -159,7 +157,7 @@ fn synchronous_endpoints_wait_for_each_other() {
 }
 
 #[test]
-fn a_refused_connection_is_econnrefused() {
+fn rejected_synchronous_connect_is_econnrefused() {
     let (listen, port) = listener();
     let client = std::thread::spawn(move || {
         let id = endpoint(&local(0, port, TCP), small_qp(RC));
@@ -181,11 +179,11 @@ fn a_refused_connection_is_econnrefused() {
 }
 
 #[test]
-fn connection_data_goes_in_front_of_private_data() {
+fn ai_connect_data_precedes_private_data() {
     let wire = Wire::new();
     let (listener, port) = wire.listener(TCP);
     let found = local(0, port, TCP);
-    // SAFETY: a block of this size, which goes back with the list that it hangs on.
+    // SAFETY: a block of this size, which is freed with its list.
     unsafe {
         (*found.0).ai_connect = libc::calloc(1, 4);
         (*found.0).ai_connect.cast::<[u8; 4]>().write(*b"data");
@@ -203,7 +201,7 @@ fn connection_data_goes_in_front_of_private_data() {
 }
 
 #[test]
-fn only_synchronous_listeners_have_requests_to_get() {
+fn get_request_needs_a_synchronous_listener() {
     let wire = Wire::new();
     let (listener, _) = wire.listener(TCP);
     let mut id = null_mut();
@@ -213,7 +211,7 @@ fn only_synchronous_listeners_have_requests_to_get() {
 }
 
 #[test]
-fn an_endpoint_of_a_passive_side_is_bound() {
+fn passive_endpoint_is_bound() {
     let (mut id, rai) = (null_mut(), local(PASSIVE, 0, UDP));
     // SAFETY: variables, and a list of the library.
     unsafe {
@@ -234,7 +232,7 @@ fn bound(wire: &Wire) -> *mut rdma_cm_id {
 }
 
 #[test]
-fn queues_come_and_go_with_the_queue_pair() {
+fn default_cqs_live_as_long_as_the_qp() {
     let wire = Wire::new();
     let id = bound(&wire);
     let mut init = small_qp(RC);
@@ -257,7 +255,7 @@ fn queues_come_and_go_with_the_queue_pair() {
 }
 
 #[test]
-fn queues_of_the_program_are_used_and_kept() {
+fn cqs_of_the_program_are_used_and_kept() {
     let wire = Wire::new();
     let id = bound(&wire);
     let now = read(id);
@@ -275,7 +273,7 @@ fn queues_of_the_program_are_used_and_kept() {
 }
 
 #[test]
-fn a_domain_of_another_context_is_refused() {
+fn pd_of_another_context_is_refused() {
     let (wire, rig) = (Wire::new(), Rig::new());
     let id = bound(&wire);
     let mut srq =
@@ -290,7 +288,7 @@ fn a_domain_of_another_context_is_refused() {
 }
 
 #[test]
-fn a_shared_queue_serves_the_queue_pair() {
+fn srq_of_the_id_serves_its_qp() {
     let wire = Wire::new();
     let id = bound(&wire);
     let mut srq =
@@ -310,7 +308,7 @@ fn a_shared_queue_serves_the_queue_pair() {
 }
 
 #[test]
-fn an_xrc_target_has_a_domain_of_the_librarys() {
+fn xrc_target_uses_the_default_xrc_domain() {
     const XRC_RECV: c_int = 10;
     let wanted = rdma_addrinfo { ai_qp_type: XRC_RECV, ai_port_space: 0x13f, ai_flags: PASSIVE, ..hints() };
     let rai = find(Some(c"127.0.0.1"), Some(c"0"), Some(&wanted)).unwrap();

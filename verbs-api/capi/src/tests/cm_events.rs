@@ -1,4 +1,4 @@
-//! What the tests of connections are written with, and tests of channels and events.
+//! Helpers of the connection tests; tests of channels and events.
 
 use super::*;
 use crate::rdmacm::*;
@@ -17,7 +17,6 @@ pub(super) const DISCONNECTED: c_int = 10;
 pub(super) const ADDRINFO_RESOLVED: c_int = 16;
 const USER: c_int = 18;
 
-/// An address of the program's.
 pub(super) struct Here(libc::sockaddr_in);
 
 impl Here {
@@ -36,13 +35,13 @@ pub(super) fn here(port: u16) -> Here {
     Here(addr)
 }
 
-/// What a program reads in its identifier.
+/// The public fields of an identifier.
 pub(super) fn read(id: *mut rdma_cm_id) -> rdma_cm_id {
     // SAFETY: the tests pass living identifiers.
     unsafe { id.read() }
 }
 
-/// An event that is given back when it is dropped.
+/// An event, acknowledged on drop.
 pub(super) struct Heard {
     held: *mut rdma_cm_event,
     copy: rdma_cm_event,
@@ -57,7 +56,7 @@ impl Deref for Heard {
 }
 
 impl Heard {
-    /// The next event, waited for.
+    /// Waits for the next event.
     pub(super) fn on(channel: *mut rdma_event_channel) -> Self {
         let mut event = null_mut();
         // SAFETY: a living channel and a variable.
@@ -69,31 +68,31 @@ impl Heard {
     }
 
     pub(super) fn conn(&self) -> rdma_conn_param {
-        // SAFETY: of a connection, which the test knows.
+        // SAFETY: an event of a connection.
         unsafe { self.copy.param.conn }
     }
 
     pub(super) fn ud(&self) -> rdma_ud_param {
-        // SAFETY: of a datagram service, which the test knows.
+        // SAFETY: an event of a datagram service.
         unsafe { self.copy.param.ud }
     }
 
-    /// What the peer said.
+    /// The peer's private data.
     pub(super) fn data(&self) -> &[u8] {
         let conn = self.conn();
-        // SAFETY: the event says how much there is, and holds it.
+        // SAFETY: the event holds this many bytes.
         unsafe { core::slice::from_raw_parts(conn.private_data.cast(), conn.private_data_len.into()) }
     }
 }
 
 impl Drop for Heard {
     fn drop(&mut self) {
-        // SAFETY: taken from a channel, and given back once.
+        // SAFETY: delivered by a channel and acknowledged once.
         assert_eq!(unsafe { rdma_ack_cm_event(self.held) }, 0);
     }
 }
 
-/// A channel that hears of all identifiers of a test.
+/// An event channel of all identifiers of a test.
 pub(super) struct Wire {
     pub(super) channel: *mut rdma_event_channel,
 }
@@ -113,7 +112,7 @@ impl Wire {
         id
     }
 
-    /// An identifier that listens on a port of the library's choice.
+    /// A listener on a port chosen by the library.
     pub(super) fn listener(&self, ps: c_int) -> (*mut rdma_cm_id, u16) {
         let id = self.id(ps);
         // SAFETY: a living identifier and an address.
@@ -126,14 +125,14 @@ impl Wire {
         }
     }
 
-    /// The next event, which is of this kind.
+    /// Waits for the next event and asserts its kind.
     pub(super) fn hears(&self, kind: c_int) -> Heard {
         let event = Heard::on(self.channel);
         assert_eq!(event.event, kind, "status {}", event.status);
         event
     }
 
-    /// Finds the way to a port of ours.
+    /// Resolves address and route to a local port.
     pub(super) fn resolve(&self, id: *mut rdma_cm_id, port: u16) {
         // SAFETY: a living identifier and an address.
         unsafe {
@@ -144,7 +143,7 @@ impl Wire {
         }
     }
 
-    /// Two identifiers with a connection; `prepare` is called for both before.
+    /// Two connected identifiers; `prepare` is called for both first.
     pub(super) fn connected(&self, port: u16, prepare: impl Fn(*mut rdma_cm_id)) -> (*mut rdma_cm_id, *mut rdma_cm_id) {
         let active = self.id(TCP);
         self.resolve(active, port);
@@ -179,7 +178,7 @@ impl Drop for Wire {
     }
 }
 
-/// A queue pair of the identifier's, with queues of the library's.
+/// Creates a queue pair with default CQs.
 pub(super) fn create_qp(id: *mut rdma_cm_id) {
     let mut init = small_qp(read(id).qp_type);
     // SAFETY: a living identifier that is bound to a device, and a whole structure.
@@ -204,7 +203,7 @@ pub(super) fn qp_state(id: *mut rdma_cm_id) -> c_int {
     state(read(id).qp)
 }
 
-/// Terms with numbers of their own, and private data.
+/// Parameters with distinct numbers and private data.
 pub(super) fn with_data(data: &[u8]) -> rdma_conn_param {
     rdma_conn_param {
         private_data: data.as_ptr().cast(),
@@ -235,7 +234,7 @@ pub(super) fn accept(id: *mut rdma_cm_id, param: Option<&rdma_conn_param>) {
     assert_eq!(rc, 0, "errno {}", errno());
 }
 
-/// READs at a time that the device can.
+/// Outstanding READs that the device supports.
 pub(super) fn device_most(id: *mut rdma_cm_id) -> u8 {
     let mut attr = MaybeUninit::<ibv_device_attr>::uninit();
     // SAFETY: an open context, and room for a whole structure.
@@ -246,7 +245,7 @@ pub(super) fn device_most(id: *mut rdma_cm_id) -> u8 {
     attr.max_qp_rd_atom as u8
 }
 
-/// Two queue pairs that no identifier knows.
+/// Two queue pairs without identifiers.
 pub(super) struct OwnQueues {
     cq: *mut ibv_cq,
     pub(super) qps: [*mut ibv_qp; 2],
@@ -265,12 +264,12 @@ impl OwnQueues {
 
     pub(super) fn end(self) {
         destroy(&self.qps);
-        // SAFETY: a living queue that nobody uses.
+        // SAFETY: a living queue, not used elsewhere.
         assert_eq!(unsafe { ibv_destroy_cq(self.cq) }, 0);
     }
 }
 
-/// Takes a queue pair to RTS as its identifier says.
+/// Moves a queue pair to RTS by `rdma_init_qp_attr`.
 pub(super) fn move_up(id: *mut rdma_cm_id, qp: *mut ibv_qp) {
     for state in [INIT, RTR, RTS] {
         let (mut attr, mut mask) = (ibv_qp_attr { qp_state: state, ..ibv_qp_attr::default() }, 0);
@@ -281,7 +280,7 @@ pub(super) fn move_up(id: *mut rdma_cm_id, qp: *mut ibv_qp) {
 }
 
 #[test]
-fn an_empty_channel_that_does_not_block_says_so() {
+fn empty_nonblocking_channel_is_eagain() {
     let wire = Wire::new();
     let mut event = null_mut();
     // SAFETY: a living channel and a variable.
@@ -293,7 +292,7 @@ fn an_empty_channel_that_does_not_block_says_so() {
 }
 
 #[test]
-fn an_event_is_given_back_once() {
+fn event_is_acknowledged_once() {
     let wire = Wire::new();
     let id = wire.id(TCP);
     // SAFETY: a living identifier and an address; the event is looked up when it is given back.
@@ -312,7 +311,7 @@ struct Sent(*mut rdma_cm_id);
 unsafe impl Send for Sent {}
 
 #[test]
-fn destroying_waits_for_the_program_to_give_back_events() {
+fn destroy_id_waits_for_acknowledgements() {
     let wire = Wire::new();
     let id = wire.id(TCP);
     // SAFETY: a living identifier and an address.
@@ -321,7 +320,7 @@ fn destroying_waits_for_the_program_to_give_back_events() {
     let (sent, (tell, told)) = (Sent(id), std::sync::mpsc::channel());
     let destroyer = std::thread::spawn(move || {
         let Sent(id) = { sent };
-        // SAFETY: a living identifier that nobody else uses.
+        // SAFETY: a living identifier that no other thread uses.
         assert_eq!(unsafe { rdma_destroy_id(id) }, 0);
         tell.send(()).unwrap();
     });
@@ -333,7 +332,7 @@ fn destroying_waits_for_the_program_to_give_back_events() {
 }
 
 #[test]
-fn pending_events_move_with_their_identifier() {
+fn pending_events_move_with_migrated_id() {
     let (from, to) = (Wire::new(), Wire::new());
     let id = from.id(TCP);
     // SAFETY: a living identifier, an address, a living channel.
@@ -349,7 +348,7 @@ fn pending_events_move_with_their_identifier() {
 }
 
 #[test]
-fn an_identifier_becomes_synchronous_and_back() {
+fn id_migrates_to_synchronous_and_back() {
     let wire = Wire::new();
     let id = wire.id(TCP);
     // SAFETY: a living identifier, an address, a living channel.
@@ -367,7 +366,7 @@ fn an_identifier_becomes_synchronous_and_back() {
 }
 
 #[test]
-fn a_program_can_write_an_event_to_itself() {
+fn write_cm_event_delivers_a_user_event() {
     let wire = Wire::new();
     let id = wire.id(TCP);
     // SAFETY: a living identifier.
@@ -375,7 +374,7 @@ fn a_program_can_write_an_event_to_itself() {
         assert_eq!(rdma_write_cm_event(id, USER, -5, u64::MAX - 1), 0);
         assert_eq!((rdma_write_cm_event(id, ESTABLISHED, 0, 0), errno()), (-1, libc::EINVAL));
         let event = wire.hears(USER);
-        // SAFETY: the member of events that programs write.
+        // SAFETY: the member of user events.
         assert_eq!((event.id, event.status, event.param.arg), (id, -5, u64::MAX - 1));
         drop(event);
         assert_eq!(rdma_destroy_id(id), 0);

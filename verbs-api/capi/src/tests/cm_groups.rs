@@ -1,4 +1,4 @@
-//! Groups of datagram identifiers.
+//! Multicast groups of datagram identifiers.
 
 use super::cm_events::*;
 use super::*;
@@ -7,8 +7,7 @@ use crate::rdmacm::*;
 
 const MULTICAST_JOIN: c_int = 12;
 
-/// A group with the number of this process and one of the test's, because others test on this
-/// machine, too.
+/// A group that is unique to this process and test.
 fn group(test: u8) -> libc::sockaddr_in {
     let [a, b, ..] = std::process::id().to_le_bytes();
     // SAFETY: all bits zero are an address of no family.
@@ -37,7 +36,7 @@ fn leave(id: *mut rdma_cm_id, group: &mut libc::sockaddr_in) -> (c_int, c_int) {
 }
 
 #[test]
-fn a_group_is_joined_with_the_queue_pair_and_left() {
+fn group_join_attaches_the_qp_until_leave() {
     let wire = Wire::new();
     let (id, mut group) = (bound(&wire), group(201));
     create_qp(id);
@@ -58,7 +57,7 @@ fn a_group_is_joined_with_the_queue_pair_and_left() {
 }
 
 #[test]
-fn who_only_sends_is_no_member() {
+fn send_only_join_attaches_no_qp() {
     let wire = Wire::new();
     let (id, mut group) = (bound(&wire), group(202));
     create_qp(id);
@@ -77,7 +76,7 @@ fn who_only_sends_is_no_member() {
 }
 
 #[test]
-fn a_queue_pair_leaves_its_groups_when_it_is_destroyed() {
+fn destroyed_qp_leaves_its_groups() {
     let wire = Wire::new();
     let (id, mut group) = (bound(&wire), group(203));
     create_qp(id);
@@ -93,7 +92,7 @@ fn a_queue_pair_leaves_its_groups_when_it_is_destroyed() {
 }
 
 #[test]
-fn a_synchronous_identifier_waits_for_its_membership() {
+fn synchronous_join_waits_for_membership() {
     let wire = Wire::new();
     let (id, mut group) = (bound(&wire), group(204));
     // SAFETY: a living identifier and an address.
@@ -107,7 +106,7 @@ fn a_synchronous_identifier_waits_for_its_membership() {
 }
 
 #[test]
-fn connections_have_no_groups() {
+fn tcp_id_cannot_join_a_group() {
     let wire = Wire::new();
     let (id, mut group) = (wire.id(TCP), group(205));
     // SAFETY: a living identifier and addresses.

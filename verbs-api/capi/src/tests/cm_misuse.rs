@@ -1,12 +1,11 @@
-//! What the calls of librdmacm answer to handles that are none, and to arguments that make no
-//! sense. Nothing here connects.
+//! Calls of librdmacm with invalid handles and arguments, without connections.
 
 use super::*;
 use crate::rdmacm::*;
 
 const TCP: c_int = 0x106;
 
-/// Whether a call answered -1 with this errno.
+/// Returns true if a call returned -1 with this errno.
 fn fails(rc: c_int, with: c_int) -> bool {
     (rc, errno()) == (-1, with)
 }
@@ -25,7 +24,7 @@ fn end(id: *mut rdma_cm_id) {
 }
 
 #[test]
-fn no_handle_is_einval() {
+fn foreign_cm_handles_are_einval() {
     // SAFETY: handles are looked up before anything is followed.
     unsafe {
         for id in [null_mut::<rdma_cm_id>(), foreign()] {
@@ -71,7 +70,7 @@ fn no_handle_is_einval() {
 }
 
 #[test]
-fn an_identifier_starts_with_what_it_was_made_from() {
+fn new_id_shows_its_arguments() {
     // SAFETY: fresh handles; fields are read while they are alive.
     unsafe {
         let channel = rdma_create_event_channel();
@@ -88,7 +87,7 @@ fn an_identifier_starts_with_what_it_was_made_from() {
 }
 
 #[test]
-fn port_spaces_and_channels_are_checked() {
+fn create_id_checks_port_space_and_channel() {
     let mut id = null_mut();
     // SAFETY: a variable; handles are looked up before anything is followed.
     unsafe {
@@ -103,11 +102,11 @@ fn port_spaces_and_channels_are_checked() {
 }
 
 #[test]
-fn a_destroyed_identifier_is_foreign() {
+fn destroyed_id_is_einval() {
     let id = synchronous();
     // SAFETY: a living identifier, and then a handle that is looked up.
     unsafe {
-        // It is synchronous already.
+        // Already synchronous.
         assert!(fails(rdma_migrate_id(id, null_mut()), libc::EINVAL));
         end(id);
         assert!(fails(rdma_destroy_id(id), libc::EINVAL));
@@ -115,7 +114,7 @@ fn a_destroyed_identifier_is_foreign() {
 }
 
 #[test]
-fn nothing_is_made_before_there_is_a_device() {
+fn unbound_id_creates_no_queues() {
     let rig = Rig::new();
     let id = synchronous();
     let (mut attr, mut mask) = (ibv_qp_attr { qp_state: INIT, ..ibv_qp_attr::default() }, 0);
@@ -134,11 +133,11 @@ fn nothing_is_made_before_there_is_a_device() {
 }
 
 #[test]
-fn options_have_a_size() {
+fn cm_option_of_wrong_size_is_refused() {
     let id = synchronous();
     let mut value = [0_u8; 144];
     let value = (&raw mut value).cast::<c_void>();
-    // SAFETY: a living identifier, and as many bytes as every call says.
+    // SAFETY: a living identifier, and as many bytes as passed.
     unsafe {
         for (level, name, len) in [(0, 0, 4), (0, 1, 1), (0, 2, 8), (0, 3, 4), (1, 1, 71), (1, 1, 72), (1, 1, 0)] {
             assert!(fails(rdma_set_option(id, level, name, value, len), libc::EINVAL), "{level} {name} {len}");
@@ -152,7 +151,7 @@ fn options_have_a_size() {
 }
 
 #[test]
-fn vendor_options_need_a_vendor() {
+fn ece_without_vendor_is_refused() {
     let id = synchronous();
     let mut ece = ibv_ece { vendor_id: 0, options: 1, comp_mask: 0 };
     // SAFETY: a living identifier, and a whole structure or NULL.
@@ -171,7 +170,7 @@ fn vendor_options_need_a_vendor() {
 }
 
 #[test]
-fn a_group_needs_an_address_and_flags() {
+fn join_multicast_ex_needs_address_and_flags() {
     let id = synchronous();
     let join = |comp_mask, join_flags| {
         let mut attr = rdma_cm_join_mc_attr_ex { comp_mask, join_flags, addr: null_mut() };

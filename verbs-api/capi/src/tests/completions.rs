@@ -1,4 +1,4 @@
-//! Completion queues that are changed: moderated, resized under load, asked for times.
+//! Completion queues: moderation, resizing under load, times of completions.
 
 use super::events::{get_cq_event, set_nonblocking};
 use super::*;
@@ -8,7 +8,6 @@ use crate::query::{query_device_ex, query_rt_values};
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
-/// Moderates the queue of the rig.
 fn moderate(rig: &Rig, attr_mask: u32, cq_count: u16, cq_period: u16) -> c_int {
     let mut attr = ibv_modify_cq_attr { attr_mask, moderate: ibv_moderate_cq { cq_count, cq_period } };
     // SAFETY: a living CQ and a whole structure.
@@ -28,7 +27,7 @@ fn write(rig: &Rig, a: *mut ibv_qp) {
 }
 
 #[test]
-fn moderation_is_promised_and_refuses_what_it_does_not_know() {
+fn cq_moderation_refuses_unknown_attributes() {
     let rig = Rig::new();
     let mut attr = MaybeUninit::<ibv_device_attr_ex>::zeroed();
     // SAFETY: a living context and room for a whole structure, whose fields are numbers.
@@ -48,7 +47,7 @@ fn moderation_is_promised_and_refuses_what_it_does_not_know() {
 }
 
 #[test]
-fn one_event_stands_for_several_completions() {
+fn moderated_cq_reports_several_completions_by_one_event() {
     let rig = Rig::new();
     let [a, b] = rig.rc_pair();
     // SAFETY: a living channel.
@@ -62,8 +61,7 @@ fn one_event_stands_for_several_completions() {
         write(&rig, a);
         write(&rig, a);
         let early = get_cq_event(&rig).0;
-        // If the machine took longer than the period, the event is as it should be and shows
-        // nothing.
+        // If the machine took longer than the period, the event is legal.
         if start.elapsed() < Duration::from_micros(period.into()) {
             assert_eq!((early, errno()), (-1, libc::EAGAIN), "two of three");
             seen = true;
@@ -81,7 +79,7 @@ fn one_event_stands_for_several_completions() {
 }
 
 #[test]
-fn fewer_completions_are_announced_when_their_period_ends() {
+fn moderated_cq_reports_fewer_completions_after_period() {
     let rig = Rig::new();
     let [a, b] = rig.rc_pair();
     assert_eq!(moderate(&rig, 1, 1000, 2000), 0);
@@ -95,7 +93,7 @@ fn fewer_completions_are_announced_when_their_period_ends() {
     destroy(&[a, b]);
 }
 
-/// A handle that goes to another thread.
+/// A handle for another thread.
 struct Shared(*mut ibv_cq);
 
 // SAFETY: verbs may be called from any thread.
@@ -109,7 +107,7 @@ impl Shared {
 }
 
 #[test]
-fn a_queue_is_resized_while_it_is_used() {
+fn cq_is_resized_under_load() {
     let rig = Rig::new();
     let [a, b] = rig.rc_pair();
     let (cq, done) = (Shared(rig.cq), &AtomicBool::new(false));
@@ -149,7 +147,7 @@ fn a_queue_is_resized_while_it_is_used() {
 }
 
 #[test]
-fn a_queue_does_not_become_smaller_than_what_waits_in_it() {
+fn cq_resize_below_its_contents_is_refused() {
     let rig = Rig::new();
     let [a, b] = rig.rc_pair();
     modify(a, ibv_qp_attr { qp_state: ERR, ..ibv_qp_attr::default() }, STATE);
@@ -179,7 +177,7 @@ fn wall_clock() -> u64 {
 }
 
 #[test]
-fn both_times_of_a_completion_lie_between_posting_and_polling() {
+fn completion_times_lie_between_post_and_poll() {
     let mut rig = Rig::new();
     let mut attr = extended_cq(16, 1 << 7 | 1 << 11);
     // SAFETY: a living context and a whole structure.
@@ -202,13 +200,13 @@ fn both_times_of_a_completion_lie_between_posting_and_polling() {
     };
     assert!((before.0..=raw_clock(&rig)).contains(&raw) && (before.1..=wall_clock()).contains(&wall));
     destroy(&[a, b]);
-    // SAFETY: a living CQ, which nobody uses any more.
+    // SAFETY: a living CQ, no longer used.
     assert_eq!(unsafe { ibv_destroy_cq(cq.cast()) }, 0);
     rig.cq = classic;
 }
 
 #[test]
-fn the_times_of_day_of_one_queue_never_go_back() {
+fn wallclock_of_one_cq_never_goes_back() {
     let mut rig = Rig::new();
     let mut attr = extended_cq(256, 1 << 7 | 1 << 11);
     // SAFETY: a living context and a whole structure.
@@ -243,13 +241,13 @@ fn the_times_of_day_of_one_queue_never_go_back() {
         }
     }
     destroy(&[a, b]);
-    // SAFETY: a living CQ, which nobody uses any more.
+    // SAFETY: a living CQ, no longer used.
     assert_eq!(unsafe { ibv_destroy_cq(cq.cast()) }, 0);
     rig.cq = classic;
 }
 
 #[test]
-fn a_queue_without_a_channel_may_be_armed_and_is_polled_as_ever() {
+fn cq_without_channel_can_be_armed() {
     let mut rig = Rig::new();
     // SAFETY: a living context.
     let cq = unsafe { ibv_create_cq(rig.context, 8, null_mut(), null_mut(), 0) };
@@ -260,7 +258,7 @@ fn a_queue_without_a_channel_may_be_armed_and_is_polled_as_ever() {
     arm(&rig);
     write(&rig, a);
     destroy(&[a, b]);
-    // SAFETY: a living CQ, which nobody uses any more.
+    // SAFETY: a living CQ, no longer used.
     assert_eq!(unsafe { ibv_destroy_cq(cq) }, 0);
     rig.cq = classic;
 }

@@ -1,9 +1,9 @@
-//! Device memory: allocated, copied to and from, registered, imported, refused.
+//! Device memory: allocation, copies, registration, import, invalid use.
 
 use super::*;
 use crate::context::ibv_import_device;
-use crate::dm::{ibv_import_dm, ibv_unimport_dm};
 use crate::memory::ibv_rereg_mr;
+use crate::memory::{ibv_import_dm, ibv_unimport_dm};
 
 /// LOCAL_WRITE, every remote right, ZERO_BASED.
 const RIGHTS: u32 = 0x2f;
@@ -12,7 +12,7 @@ fn table(context: *mut ibv_context) -> *mut verbs_context {
     context.wrapping_byte_sub(core::mem::offset_of!(verbs_context, context)).cast()
 }
 
-/// As the inline function does.
+/// Like the inline function.
 fn alloc(context: *mut ibv_context, length: usize, log_align_req: u32, comp_mask: u32) -> *mut ibv_dm {
     let mut attr = ibv_alloc_dm_attr { length, log_align_req, comp_mask };
     // SAFETY: a living context and a whole structure.
@@ -40,7 +40,7 @@ fn read(dm: *mut ibv_dm, offset: u64, out: &mut [u8]) -> c_int {
 }
 
 #[test]
-fn a_message_goes_from_device_memory_to_device_memory() {
+fn message_travels_between_device_memories() {
     let rig = Rig::new();
     let [a, b] = rig.rc_pair();
     let dm = alloc(rig.context, 100, 3, 0);
@@ -74,7 +74,7 @@ fn a_message_goes_from_device_memory_to_device_memory() {
 }
 
 #[test]
-fn copies_that_do_not_fit_are_refused() {
+fn device_memory_copies_out_of_range_are_refused() {
     let rig = Rig::new();
     let dm = alloc(rig.context, 100, 0, 0);
     let mut bytes = [0; 104];
@@ -96,7 +96,7 @@ fn copies_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn memory_that_cannot_be_had_or_registered_is_refused() {
+fn invalid_device_memory_is_refused() {
     let (rig, other) = (Rig::new(), Rig::new());
     for (length, log_align, comp_mask) in [(0, 0, 0), (1 << 40, 0, 0), (usize::MAX, 0, 0), (64, 40, 0), (64, 0, 1)] {
         assert!(alloc(rig.context, length, log_align, comp_mask).is_null());
@@ -114,7 +114,7 @@ fn memory_that_cannot_be_had_or_registered_is_refused() {
         assert!(register(pd, dm, offset, length, access).is_null());
         assert_eq!(errno(), libc::EINVAL, "{length} bytes from {offset}, {access:#x}");
     }
-    // SAFETY: handles that are looked up first.
+    // SAFETY: handles are looked up first.
     unsafe {
         let verbs = &*table(rig.context);
         assert!(verbs.alloc_dm.unwrap()(rig.context, null_mut()).is_null());
@@ -127,7 +127,7 @@ fn memory_that_cannot_be_had_or_registered_is_refused() {
 }
 
 #[test]
-fn an_imported_buffer_is_the_same_memory() {
+fn imported_dm_is_the_same_memory() {
     let (rig, other) = (Rig::new(), Rig::new());
     let dm = alloc(rig.context, 64, 0, 0);
     let mut bytes = [0; 4];

@@ -10,7 +10,7 @@ use crate::qp::{ibv_query_ece, ibv_set_ece};
 use crate::srq::{ibv_create_srq, ibv_destroy_srq};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
-/// What an allocator of these tests was asked for, and what it shall answer.
+/// Requests to an allocator, and its answers.
 #[derive(Default)]
 struct Record {
     live: Vec<(usize, Layout, u64)>,
@@ -79,11 +79,11 @@ fn cq_attr(parent_domain: *mut ibv_pd) -> ibv_cq_init_attr_ex {
 }
 
 #[test]
-fn objects_of_a_parent_domain_live_in_the_memory_of_its_allocator() {
+fn parent_domain_objects_use_its_allocator() {
     let rig = Rig::new();
     let record = Box::into_raw(Box::<Record>::default());
     let pd = parent(&rig, null_mut(), record);
-    // SAFETY: handles of this function, whole structures, and a record that nobody else uses.
+    // SAFETY: handles of this function, whole structures, and a record that no other thread uses.
     unsafe {
         (*record).pd = pd.addr();
         let cq = create_cq_ex(rig.context, &mut cq_attr(pd)).cast::<ibv_cq>();
@@ -105,11 +105,11 @@ fn objects_of_a_parent_domain_live_in_the_memory_of_its_allocator() {
 }
 
 #[test]
-fn an_allocator_may_leave_it_to_us_or_have_nothing() {
+fn allocator_may_decline_or_fail() {
     let rig = Rig::new();
     let record = Box::into_raw(Box::<Record>::default());
     let pd = parent(&rig, null_mut(), record);
-    // SAFETY: handles of this function, whole structures, and a record that nobody else uses.
+    // SAFETY: handles of this function, whole structures, and a record that no other thread uses.
     unsafe {
         (*record).pd = pd.addr();
         (*record).answer = Answer::Default;
@@ -126,7 +126,7 @@ fn an_allocator_may_leave_it_to_us_or_have_nothing() {
 }
 
 #[test]
-fn a_parent_domain_reaches_the_memory_of_its_domain() {
+fn parent_domain_shares_memory_access() {
     let mut rig = Rig::new();
     let pd = parent(&rig, null_mut(), null_mut());
     // SAFETY: living handles and whole structures.
@@ -145,7 +145,7 @@ fn a_parent_domain_reaches_the_memory_of_its_domain() {
 }
 
 #[test]
-fn domains_that_are_used_are_busy() {
+fn domains_in_use_are_ebusy() {
     let rig = Rig::new();
     // SAFETY: handles of this function and whole structures.
     unsafe {
@@ -161,7 +161,7 @@ fn domains_that_are_used_are_busy() {
 }
 
 #[test]
-fn a_parent_domain_may_allow_unprotected_memory() {
+fn parent_domain_may_allow_unprotected_memory() {
     let rig = Rig::new();
     let mut attr = ibv_parent_domain_init_attr { pd: rig.pd, comp_mask: 4, ..Default::default() };
     // SAFETY: a living context and domain, and a whole structure.
@@ -173,7 +173,7 @@ fn a_parent_domain_may_allow_unprotected_memory() {
 }
 
 #[test]
-fn domains_from_nothing_are_refused() {
+fn invalid_domain_arguments_are_refused() {
     let rig = Rig::new();
     let attr = |pd, td, comp_mask| ibv_parent_domain_init_attr {
         pd,
@@ -229,7 +229,7 @@ fn imported_handles_reach_the_same_objects() {
 }
 
 #[test]
-fn numbers_that_name_nothing_cannot_be_imported() {
+fn unknown_numbers_cannot_be_imported() {
     let (rig, other) = (Rig::new(), Rig::new());
     // SAFETY: living handles, and numbers that are looked up first.
     unsafe {
@@ -248,7 +248,7 @@ fn numbers_that_name_nothing_cannot_be_imported() {
 }
 
 #[test]
-fn the_card_has_no_connection_options_and_says_so() {
+fn ece_reports_no_options() {
     let rig = Rig::new();
     let qp = rig.qp(RC);
     let mut ece = ibv_ece { vendor_id: 1, options: 1, comp_mask: 1 };

@@ -1,8 +1,8 @@
-//! What is wrong, and the number that says so: ENOMEM for a full queue, EBUSY for an object in use,
-//! EINVAL for an argument, EFAULT for memory that is not there, EBADF for a descriptor that is not
-//! open, ENODATA for a hole, EOPNOTSUPP for what the device does not do. EAGAIN is in `events.rs`;
-//! wrong states and foreign handles are in `misuse.rs`. A device of one user refuses nobody a
-//! right, so there is no EPERM but that of raw packets.
+//! Errno of each mistake: ENOMEM for a full queue, EBUSY for an object in use, EINVAL for an
+//! argument, EFAULT for missing memory, EBADF for a closed descriptor, ENODATA for an empty entry,
+//! EOPNOTSUPP for a missing feature. EAGAIN is in `events.rs`;
+//! wrong states and foreign handles are in `misuse.rs`. EPERM exists only for
+//! raw packets.
 
 use super::*;
 use crate::cq::{create_cq_ex, ibv_resize_cq, modify_cq};
@@ -13,7 +13,7 @@ use crate::query::{ibv_query_gid, query_rt_values};
 use crate::srq::create_srq_ex;
 use crate::srq::{ibv_create_srq, ibv_destroy_srq, ibv_modify_srq, ibv_query_srq};
 
-/// What a row is about, what came, and what the man page promises.
+/// Subject, result, and result promised by the man page.
 type Row = (&'static str, c_int, c_int);
 
 fn check(rows: &[Row]) {
@@ -22,14 +22,14 @@ fn check(rows: &[Row]) {
     }
 }
 
-/// What a call returned, if `errno` says the same; 0 in `errno` from now on.
+/// Asserts that `errno` equals the result of a call, and resets `errno`.
 fn in_errno(returned: c_int) -> c_int {
     assert_eq!(errno(), returned, "for perror");
     crate::errno::set_errno(0);
     returned
 }
 
-/// `errno`, if the call returned NULL as it has to.
+/// Asserts that a call returned NULL; returns `errno`.
 fn no<T>(pointer: *mut T) -> c_int {
     assert!(pointer.is_null());
     errno()
@@ -50,7 +50,7 @@ fn post_srq(rig: &Rig, srq: *mut ibv_srq, sges: &[ibv_sge]) -> c_int {
 }
 
 #[test]
-fn a_full_queue_says_enomem() {
+fn full_queue_is_enomem() {
     let rig = Rig::new();
     let (qp, srq) = (rig.qp(RC), srq(&rig));
     connect(qp, number(qp));
@@ -74,7 +74,7 @@ fn a_full_queue_says_enomem() {
 }
 
 #[test]
-fn an_object_that_others_use_says_ebusy() {
+fn object_in_use_is_ebusy() {
     let rig = Rig::new();
     let (srq, mut xrcd_init) = (srq(&rig), ibv_xrcd_init_attr { comp_mask: 3, fd: -1, oflags: libc::O_CREAT });
     // SAFETY: living handles and whole structures throughout.
@@ -120,7 +120,7 @@ fn an_object_that_others_use_says_ebusy() {
 }
 
 #[test]
-fn a_wrong_mask_or_value_says_einval() {
+fn wrong_mask_or_value_is_einval() {
     let rig = Rig::new();
     let (qp, srq) = (rig.qp(RC), srq(&rig));
     let modify_srq = |max_wr, srq_limit, mask| {
@@ -183,12 +183,11 @@ fn a_wrong_mask_or_value_says_einval() {
 }
 
 #[test]
-fn bad_memory_descriptors_and_flags_have_the_errno_of_the_manual() {
+fn bad_memory_fds_and_flags_have_manual_errnos() {
     let rig = Rig::new();
     let (mut wrong_fd, mut gid) = (ibv_xrcd_init_attr { comp_mask: 3, fd: 1 << 20, oflags: 0 }, ibv_gid::default());
     let mut vlan = extended_cq(1, 1 << 8);
-    // SAFETY: living handles and whole structures; the memory to register is looked at before it is
-    // used.
+    // SAFETY: living handles and whole structures; memory is checked before use.
     unsafe {
         check(&[
             ("reg_mr: memory that is not mapped", no(ibv_reg_mr(rig.pd, foreign(), 4096, 1)), libc::EFAULT),

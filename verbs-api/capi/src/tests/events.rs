@@ -1,5 +1,4 @@
-//! Channels without events, and what destroying a queue does about those that nobody has
-//! acknowledged.
+//! Channels without events; destroying a queue with unacknowledged events.
 
 use super::*;
 use crate::event::{ibv_ack_cq_events, ibv_get_cq_event};
@@ -36,7 +35,7 @@ fn event_descriptors_never_poll_as_writable() {
 }
 
 #[test]
-fn a_non_blocking_channel_says_eagain() {
+fn nonblocking_channel_is_eagain() {
     let rig = Rig::new();
     // SAFETY: a living channel and context.
     unsafe {
@@ -51,7 +50,7 @@ fn a_non_blocking_channel_says_eagain() {
 }
 
 #[test]
-fn destroying_a_queue_waits_for_the_acknowledgement() {
+fn destroy_cq_waits_for_acknowledgement() {
     static ACKED: AtomicBool = AtomicBool::new(false);
     let mut rig = Rig::new();
     // SAFETY: a living context and channel.
@@ -68,22 +67,22 @@ fn destroying_a_queue_waits_for_the_acknowledgement() {
     destroy(&[a, b]);
     let address = cq.expose_provenance();
     let destroyer = std::thread::spawn(move || {
-        // SAFETY: a living CQ, which nobody else destroys.
+        // SAFETY: a living CQ, not destroyed elsewhere.
         assert_eq!(unsafe { ibv_destroy_cq(ptr::with_exposed_provenance_mut(address)) }, 0);
         assert!(ACKED.load(Ordering::SeqCst), "destroyed before the event was acknowledged");
     });
-    // Once its events find it no more, the other thread waits or is about to.
+    // Once events no longer find the CQ, the other thread waits or is about to.
     while is_listed(token) {
         std::thread::yield_now();
     }
     ACKED.store(true, Ordering::SeqCst);
-    // SAFETY: a CQ that lives until this event is acknowledged.
+    // SAFETY: the CQ lives until this event is acknowledged.
     unsafe { ibv_ack_cq_events(cq, 1) };
     destroyer.join().unwrap();
     rig.cq = classic;
 }
 
-/// Whether events still find this CQ.
+/// Returns true while events find this CQ.
 fn is_listed(token: Token) -> bool {
     with_token::<ibv_cq_ex, _>(token, |_| ()).is_some()
 }

@@ -1,5 +1,5 @@
-//! Flows and counters as a C program makes them. What needs raw packets needs rights:
-//! `provider/device/tests/integration/raw.rs` and rdma-core's suite see to that.
+//! Flows and counters. Raw packets need privileges: see `provider/device/tests/integration/raw.rs`
+//! and rdma-core's suite.
 
 use super::*;
 use crate::flow::{attach_counters_point_flow, create_counters, destroy_counters, read_counters};
@@ -12,7 +12,7 @@ fn flow_attr() -> ibv_flow_attr {
 }
 
 #[test]
-fn only_raw_packets_have_flows() {
+fn flow_on_other_qp_types_is_refused() {
     let rig = Rig::new();
     let (ud, rc) = (rig.qp(UD), rig.qp(RC));
     let mut attr = flow_attr();
@@ -30,12 +30,11 @@ fn only_raw_packets_have_flows() {
 }
 
 #[test]
-fn counters_start_at_zero_and_say_what_they_cannot_do() {
+fn counters_start_at_zero_and_refuse_unsupported_use() {
     let rig = Rig::new();
     let point = |counter_desc, index| ibv_counter_attach_attr { counter_desc, index, comp_mask: 0 };
     let (mut init, mut values) = (ibv_counters_init_attr { comp_mask: 0 }, [7u64; 4]);
-    // SAFETY: living handles, or such that are looked up first; whole structures, and room for the
-    // values.
+    // SAFETY: living handles, or looked up first; whole structures, and room for the values.
     unsafe {
         let counters = create_counters(rig.context, &raw mut init);
         assert!(!counters.is_null());

@@ -1,10 +1,9 @@
-//! Control calls with a structure that is not, or not any more, what the device gave out: `context`
-//! or `handle` written over, a copy, one that is gone. They are refused before anything is
-//! followed, and the object is as it was once the field is put back.
+//! Control calls with a structure whose `context` or `handle` was overwritten, a copy of one, or a
+//! destroyed one. They are refused before any pointer is followed, and the object works again once
+//! the field is restored.
 //!
-//! What destroys says ENOENT and everything else EINVAL, as the kernel does for a number that it
-//! did not give out (`rdma_lookup_get_uobject`, and the callers that turn it into EINVAL); a
-//! pointer that is no object's is EINVAL.
+//! Destroy calls answer ENOENT and others EINVAL, as the kernel does for an unknown number
+//! (`rdma_lookup_get_uobject` and its callers); a pointer to no object is EINVAL.
 
 use super::*;
 use crate::cq::{create_cq_ex, ibv_resize_cq, modify_cq};
@@ -12,25 +11,25 @@ use crate::domain::{alloc_td, dealloc_td};
 use crate::domain::{close_xrcd, open_xrcd};
 use crate::flow::{create_counters, destroy_counters, read_counters};
 use crate::memory::ibv_import_mr;
+use crate::memory::{alloc_mw, dealloc_mw};
 use crate::memory::{alloc_null_mr, ibv_rereg_mr};
 use crate::qp::ibv_query_ece;
 use crate::qp::{ibv_attach_mcast, ibv_qp_to_qp_ex, modify_qp_rate_limit};
 use crate::srq::{ibv_create_srq, ibv_destroy_srq, ibv_modify_srq, ibv_query_srq};
-use crate::window::{alloc_mw, dealloc_mw};
 use crate::wq::{create_rwq_ind_table, create_wq, destroy_rwq_ind_table, destroy_wq, modify_wq};
 
-/// What a call is, and what it answers: 0 or an errno value.
+/// Name and result of a call: 0 or an errno value.
 type Call<'a> = (&'static str, &'a dyn Fn() -> c_int);
 
-/// Where a structure has its context, and its handle if it has one.
+/// Offsets of a structure's context and, if it has one, handle.
 type Fields = (*mut *mut ibv_context, Option<*mut u32>);
 
-/// `errno` if a call returned NULL, 0 if it made something.
+/// `errno` if a call returned NULL, else 0.
 fn made<T>(pointer: *mut T) -> c_int {
     if pointer.is_null() { errno() } else { 0 }
 }
 
-/// Makes every call with `wrong` in `field`, and puts the field back.
+/// Makes every call with `wrong` in `field`, then restores the field.
 ///
 /// # Safety
 /// `field` lies in a living structure.
@@ -45,7 +44,7 @@ unsafe fn refused<T>(field: *mut T, wrong: T, uses: &[Call<'_>], destroys: Call<
     unsafe { field.write(right) };
 }
 
-/// The same for both fields of a structure, each with what another object has there.
+/// Does so for both fields of a structure, with the values of another object.
 ///
 /// # Safety
 /// Both fields lie in a living structure.
@@ -74,7 +73,7 @@ fn srq_attr() -> ibv_srq_attr {
 }
 
 #[test]
-fn a_domain_with_an_overwritten_field_is_refused_and_works_when_it_is_put_back() {
+fn overwritten_pd_is_refused_until_restored() {
     let rig = Rig::new();
     let other = second_context(&rig);
     let addr: *mut c_void = ptr::with_exposed_provenance_mut(rig.addr(0) as usize);
@@ -102,7 +101,7 @@ fn a_domain_with_an_overwritten_field_is_refused_and_works_when_it_is_put_back()
 }
 
 #[test]
-fn a_completion_queue_with_an_overwritten_field_is_refused_and_works_when_it_is_put_back() {
+fn overwritten_cq_is_refused_until_restored() {
     let rig = Rig::new();
     let other = second_context(&rig);
     let moderate = ibv_moderate_cq::default();
@@ -133,7 +132,7 @@ fn a_completion_queue_with_an_overwritten_field_is_refused_and_works_when_it_is_
 }
 
 #[test]
-fn a_queue_pair_with_an_overwritten_field_is_refused_and_works_when_it_is_put_back() {
+fn overwritten_qp_is_refused_until_restored() {
     let mut rig = Rig::new();
     let other = second_context(&rig);
     let (peer, group) = (rig.qp(RC), loopback().grh.dgid);
@@ -174,7 +173,7 @@ fn a_queue_pair_with_an_overwritten_field_is_refused_and_works_when_it_is_put_ba
 }
 
 #[test]
-fn a_shared_receive_queue_with_an_overwritten_field_is_refused_and_works_when_it_is_put_back() {
+fn overwritten_srq_is_refused_until_restored() {
     let rig = Rig::new();
     let other = second_context(&rig);
     // SAFETY: living handles and whole structures.
@@ -195,7 +194,7 @@ fn a_shared_receive_queue_with_an_overwritten_field_is_refused_and_works_when_it
 }
 
 #[test]
-fn a_region_a_window_and_an_address_handle_with_an_overwritten_field_are_refused() {
+fn overwritten_mr_mw_and_ah_are_refused() {
     let rig = Rig::new();
     let (other, ah, [qp, peer]) = (second_context(&rig), rig.ah(), rig.rc_pair());
     let addr: *mut c_void = ptr::with_exposed_provenance_mut(rig.addr(0) as usize);
@@ -223,7 +222,7 @@ fn a_region_a_window_and_an_address_handle_with_an_overwritten_field_are_refused
         let uses: &[Call<'_>] = &[("bind_mw", &|| bind(mr))];
         let destroys: Call<'_> = ("dealloc_mw", &|| dealloc_mw(mw));
         refuses(mw_fields, other, uses, destroys);
-        // A window of type 2 is bound by a work request, which is looked at like the verb.
+        // The work request that binds a type 2 window is checked like the verb.
         let second = alloc_mw(rig.pd, 2);
         let second_fields: Fields = (&raw mut (*second).context, Some(&raw mut (*second).handle));
         let post = || {
@@ -250,7 +249,7 @@ fn a_region_a_window_and_an_address_handle_with_an_overwritten_field_are_refused
 }
 
 #[test]
-fn channels_and_domains_are_refused_with_another_context() {
+fn overwritten_channels_and_domains_are_refused() {
     let rig = Rig::new();
     let other = second_context(&rig);
     // SAFETY: living handles and whole structures.
@@ -285,7 +284,7 @@ fn channels_and_domains_are_refused_with_another_context() {
 }
 
 #[test]
-fn a_work_queue_and_its_table_with_an_overwritten_field_are_refused() {
+fn overwritten_wq_and_table_are_refused() {
     let rig = Rig::new();
     let other = second_context(&rig);
     let (wq_context, pd, cq) = (null_mut(), rig.pd, rig.cq);
@@ -318,13 +317,11 @@ fn a_work_queue_and_its_table_with_an_overwritten_field_are_refused() {
     }
 }
 
-/// The inline functions of verbs.h go through `context`, so this is as much as a structure that the
-/// library did not make can have right.
+/// The structures have a valid `context`, because inline functions of verbs.h use it.
 #[test]
-fn a_structure_that_never_was_an_object_is_refused_by_every_destroying_call() {
+fn destroy_of_a_foreign_structure_is_refused() {
     let rig = Rig::new();
-    // SAFETY: whole structures of the test, which are looked up before they are followed; living
-    // handles.
+    // SAFETY: whole structures of the test, which are looked up before use; living handles.
     unsafe {
         let mw = alloc_mw(rig.pd, 2);
         let mut copy = mw.read();
@@ -346,7 +343,7 @@ fn a_structure_that_never_was_an_object_is_refused_by_every_destroying_call() {
             ("destroy_rwq_ind_table", destroy_rwq_ind_table(never.cast())),
             ("destroy_counters", destroy_counters(never.cast())),
             ("destroy_flow", crate::flow::destroy_flow(never.cast())),
-            ("free_dm", crate::dm::free_dm(never.cast())),
+            ("free_dm", crate::memory::free_dm(never.cast())),
         ] {
             assert_eq!(answer, libc::EINVAL, "{what}");
         }

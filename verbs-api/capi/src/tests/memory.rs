@@ -1,4 +1,4 @@
-//! Regions that change, windows, and memory that is not the program's.
+//! Re-registered regions, and memory windows.
 
 use super::*;
 use crate::memory::ibv_rereg_mr;
@@ -17,7 +17,7 @@ fn write_status(rig: &Rig, qp: *mut ibv_qp, remote_addr: u64, rkey: u32) -> u32 
     rig.completions(1)[0].status
 }
 
-/// Words 512 to 520, open for windows only.
+/// Words 512 to 520, accessible through windows only.
 fn bindable(rig: &Rig) -> *mut ibv_mr {
     let half = rig.memory.as_ptr().wrapping_add(512).cast_mut().cast();
     // SAFETY: a living domain and memory of the rig.
@@ -63,7 +63,7 @@ fn outcome(rig: &Rig) -> (u64, u32, u32) {
 
 // clause: WINDOW-TYPE-1, WINDOW-HOLDS
 #[test]
-fn windows_of_type_1_open_and_close_by_a_verb() {
+fn type_1_window_is_bound_and_unbound_by_verb() {
     let mut rig = Rig::new();
     let ([a, b], mr, mw) = (rig.rc_pair(), bindable(&rig), alloc_mw(&rig, 1));
     rig.set(0, 77);
@@ -90,7 +90,7 @@ fn windows_of_type_1_open_and_close_by_a_verb() {
 
 // clause: WINDOW-TYPE-2, WINDOW-HOLDS
 #[test]
-fn a_window_of_type_2_is_bound_by_a_work_request_only() {
+fn type_2_window_is_bound_by_work_request_only() {
     let rig = Rig::new();
     let ([a, b], mr, mw) = (rig.rc_pair(), bindable(&rig), alloc_mw(&rig, 2));
     assert_eq!(bind(&rig, b, mw, whole(&rig, mr)), libc::EINVAL);
@@ -104,7 +104,7 @@ fn a_window_of_type_2_is_bound_by_a_work_request_only() {
 
 // clause: WINDOW-BIND
 #[test]
-fn a_binding_that_cannot_be_fails_when_its_turn_comes() {
+fn invalid_bind_completes_with_an_error() {
     let rig = Rig::new();
     let ([a, b], mw) = (rig.rc_pair(), alloc_mw(&rig, 2));
     assert!(alloc_mw(&rig, 3).is_null());
@@ -120,7 +120,7 @@ fn a_binding_that_cannot_be_fails_when_its_turn_comes() {
 
 // clause: WINDOW-TYPE-2
 #[test]
-fn the_builders_bind_and_invalidate() {
+fn wr_builders_bind_and_invalidate_windows() {
     let rig = Rig::new();
     let (qp, mr, mw) = (rig.qp_ex(RC), bindable(&rig), alloc_mw(&rig, 2));
     connect(qp, number(qp));
@@ -142,7 +142,7 @@ fn the_builders_bind_and_invalidate() {
 }
 
 #[test]
-fn a_region_registered_anew_shows_its_new_terms() {
+fn rereg_mr_shows_new_attributes() {
     let mut rig = Rig::new();
     let [a, b] = rig.rc_pair();
     let half = rig.memory.as_mut_ptr().wrapping_add(512).cast::<c_void>();
@@ -168,7 +168,7 @@ fn a_region_registered_anew_shows_its_new_terms() {
 }
 
 #[test]
-fn a_region_that_cannot_be_registered_anew_says_why() {
+fn refused_rereg_mr_sets_errno() {
     let rig = Rig::new();
     let addr = rig.memory.as_ptr().cast_mut().cast();
     let refusals = [

@@ -1,7 +1,7 @@
-//! Path migration as a C program drives it, between two openings of the device.
+//! Path migration between two contexts of the device.
 //!
-//! The two paths are the IPv4 and the IPv6 address of the loopback interface; without IPv6 there is
-//! nothing to try.
+//! The two paths are the IPv4 and the IPv6 address of the loopback interface; without IPv6 the
+//! tests return early.
 
 use super::*;
 use crate::query::ibv_query_gid;
@@ -14,10 +14,10 @@ const REARM: c_int = 1;
 const ARMED: c_int = 2;
 const ALT_PATH: c_int = 1 << 14;
 const PATH_MIG_STATE: c_int = 1 << 18;
-/// Set where packets over the first path get lost from the second message on.
+/// Set in a process that loses packets of the first path from the second message on.
 const LOSSY: &str = "ROXE_TEST_LOSSY";
 
-/// Two openings of the device, a connection between them, and the way over the other address.
+/// Two contexts, a connection between them, and the alternate path.
 struct Paths {
     rigs: [Rig; 2],
     qps: [*mut ibv_qp; 2],
@@ -35,7 +35,7 @@ impl Paths {
         Some(Self { rigs, qps, other })
     }
 
-    /// Offers another way at both ends.
+    /// Sets the alternate path at both ends.
     fn rearm_over(&self, way: ibv_ah_attr) {
         for qp in self.qps {
             let attr = ibv_qp_attr {
@@ -50,7 +50,7 @@ impl Paths {
         }
     }
 
-    /// Writes a word from one end to the other; the status of the request.
+    /// Writes a word to the other end; returns the status.
     fn write(&self, from: usize) -> u32 {
         let (rig, peer) = (&self.rigs[from], &self.rigs[1 - from]);
         let sges = [rig.sge(0, 1)];
@@ -58,7 +58,7 @@ impl Paths {
         rig.completions(1)[0].status
     }
 
-    /// Lets both ends hear that the other offers the same way.
+    /// Arms migration at both ends.
     fn arm(&self) {
         self.rearm_over(self.other);
         assert_eq!([self.write(0), self.write(1)], [0, 0]);
@@ -69,7 +69,7 @@ impl Paths {
         self.qps.map(|qp| query(qp).path_mig_state)
     }
 
-    /// Both ends say that they have gone over, and have.
+    /// Asserts that both ends have migrated and reported it.
     fn check_migrated(&self) {
         assert_eq!(self.states(), [MIGRATED; 2]);
         for (rig, qp) in self.rigs.iter().zip(self.qps) {
@@ -91,7 +91,7 @@ impl Drop for Paths {
     }
 }
 
-/// The way to ourselves over the first IPv6 address of the device.
+/// The path to the first IPv6 address of the device.
 fn over_ipv6(rig: &Rig) -> Option<ibv_ah_attr> {
     let gid = |index: u8| {
         let mut gid = ibv_gid::default();
@@ -109,14 +109,14 @@ fn over_ipv6(rig: &Rig) -> Option<ibv_ah_attr> {
     Some(way)
 }
 
-/// Changes attributes without the state.
+/// Modifies attributes without the state.
 fn set(qp: *mut ibv_qp, mut attr: ibv_qp_attr, mask: c_int) -> c_int {
     // SAFETY: a living QP and a whole structure.
     unsafe { ibv_modify_qp(qp, &raw mut attr, mask) }
 }
 
 #[test]
-fn software_sends_a_connection_to_its_other_path_and_back() {
+fn software_migrates_a_connection_and_back() {
     let Some(paths) = Paths::new() else { return };
     let to = |path_mig_state| ibv_qp_attr { path_mig_state, ..ibv_qp_attr::default() };
     assert_eq!(set(paths.qps[0], to(REARM), PATH_MIG_STATE), libc::EINVAL, "no other way is loaded");
@@ -137,10 +137,10 @@ fn software_sends_a_connection_to_its_other_path_and_back() {
 }
 
 #[test]
-fn a_peer_that_wants_this_path_to_be_another_is_reported() {
+fn unexpected_migration_is_reported() {
     let Some(paths) = Paths::new() else { return };
     paths.arm();
-    // The other end starts anew: it has migrated, it says, and still comes by the first path.
+    // The other end restarts as migrated, but still sends on the first path.
     let [astray, armed] = paths.qps;
     modify(astray, ibv_qp_attr::default(), STATE);
     connect_as(astray, ibv_qp_attr { timeout: 8, retry_cnt: 0, ..towards(number(armed)) });
@@ -150,9 +150,9 @@ fn a_peer_that_wants_this_path_to_be_another_is_reported() {
     assert_eq!(query(armed).path_mig_state, ARMED);
 }
 
-/// Not a test of its own: needs the rules of the test below.
+/// Runs only in the child process of the test below.
 #[test]
-fn inside_a_lossy_process() {
+fn child_process_with_loss() {
     if std::env::var_os(LOSSY).is_none() {
         return;
     }
@@ -166,9 +166,9 @@ fn inside_a_lossy_process() {
 }
 
 #[test]
-fn retries_that_are_used_up_send_a_connection_to_its_other_path() {
+fn exhausted_retries_migrate_the_connection() {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "tests::migration::inside_a_lossy_process", "--nocapture", "--test-threads=1"]);
+    command.args(["--exact", "tests::migration::child_process_with_loss", "--nocapture", "--test-threads=1"]);
     let output = command.env(LOSSY, "1").env("ROXE_FAULTS", "drop from=127.0.0.1 msg=2..").output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("done"), "{said}{}", String::from_utf8_lossy(&output.stderr));

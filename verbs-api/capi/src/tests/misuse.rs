@@ -1,4 +1,4 @@
-//! Wrong arguments, wrong states and wrong order get the errno that the man pages promise.
+//! Wrong arguments, states and order return the errno of the man pages.
 
 use super::*;
 use crate::cq::{create_cq_ex, ibv_resize_cq};
@@ -11,7 +11,7 @@ use crate::query::{
 };
 use crate::srq::{ibv_create_srq, ibv_destroy_srq, ibv_modify_srq, ibv_query_srq};
 
-/// Whether `pointer` is NULL and errno says EINVAL.
+/// Returns true if `pointer` is NULL and errno is EINVAL.
 fn is_refused<T>(pointer: *mut T) -> bool {
     pointer.is_null() && errno() == libc::EINVAL
 }
@@ -88,7 +88,7 @@ fn data_path_calls_refuse_null() {
 }
 
 #[test]
-fn a_destroyed_handle_is_foreign() {
+fn destroyed_handle_is_einval() {
     let rig = Rig::new();
     let (qp, ah) = (rig.qp(RC), rig.ah());
     destroy(&[qp]);
@@ -97,13 +97,13 @@ fn a_destroyed_handle_is_foreign() {
     unsafe {
         assert_eq!(ibv_destroy_qp(qp), libc::EINVAL);
         assert_eq!(ibv_destroy_ah(ah), libc::EINVAL);
-        // A handle of another kind at a living address.
+        // A live handle of another kind.
         assert_eq!(ibv_destroy_qp(rig.cq.cast()), libc::EINVAL);
     }
 }
 
 #[test]
-fn objects_in_use_are_busy() {
+fn destroy_of_objects_in_use_is_ebusy() {
     let rig = Rig::new();
     let qp = rig.qp(RC);
     // SAFETY: living handles.
@@ -117,7 +117,7 @@ fn objects_in_use_are_busy() {
 }
 
 #[test]
-fn ports_and_indices_outside_the_tables_are_refused() {
+fn ports_and_indices_out_of_range_are_refused() {
     let rig = Rig::new();
     let (mut gid, mut entry, mut pkey, mut kind) = (ibv_gid::default(), ibv_gid_entry::default(), 0u16, -1);
     let mut attr = ibv_port_attr { port_cap_flags2: 0xabcd, ..ibv_port_attr::default() };
@@ -152,7 +152,7 @@ fn ports_and_indices_outside_the_tables_are_refused() {
 }
 
 #[test]
-fn structures_of_other_sizes_are_filled_as_far_as_they_go() {
+fn query_fills_structures_of_any_size() {
     let rig = Rig::new();
     let mut room = [u64::MAX; 64];
     let byte = |room: &[u64; 64], at: usize| room[at / 8].to_ne_bytes()[at % 8];
@@ -175,7 +175,7 @@ fn structures_of_other_sizes_are_filled_as_far_as_they_go() {
 }
 
 #[test]
-fn queues_beyond_the_limits_are_refused() {
+fn queues_beyond_limits_are_refused() {
     let rig = Rig::new();
     // SAFETY: living handles and whole structures.
     unsafe {
@@ -203,7 +203,7 @@ fn queues_beyond_the_limits_are_refused() {
 }
 
 #[test]
-fn extended_queues_refuse_what_the_device_does_not_do() {
+fn extended_queues_refuse_unsupported_features() {
     let rig = Rig::new();
     let create = |wc_flags, comp_mask, flags| {
         let mut attr = ibv_cq_init_attr_ex { comp_mask, flags, ..extended_cq(1, wc_flags) };
@@ -234,7 +234,7 @@ fn registration_checks_rights_and_memory() {
 }
 
 #[test]
-fn addresses_that_lead_nowhere_are_refused() {
+fn invalid_address_handles_are_refused() {
     let rig = Rig::new();
     let refused = |change: fn(&mut ibv_ah_attr)| {
         let mut attr = loopback();
@@ -250,7 +250,7 @@ fn addresses_that_lead_nowhere_are_refused() {
 }
 
 #[test]
-fn posting_checks_state_lists_and_room() {
+fn post_checks_state_list_and_room() {
     let rig = Rig::new();
     let fresh = rig.qp(RC);
     let sges = [rig.sge(0, 1); 3];
@@ -285,7 +285,7 @@ fn posting_checks_state_lists_and_room() {
 }
 
 #[test]
-fn a_datagram_needs_an_address_handle() {
+fn datagram_without_address_handle_is_refused() {
     let rig = Rig::new();
     let ud = rig.ud();
     let sges = [rig.sge(0, 1)];
@@ -296,7 +296,7 @@ fn a_datagram_needs_an_address_handle() {
 }
 
 #[test]
-fn illegal_transitions_change_nothing() {
+fn illegal_transition_leaves_qp_unchanged() {
     let rig = Rig::new();
     let qp = rig.qp(RC);
     let mut attr = ibv_qp_attr { qp_state: RTS, ..ibv_qp_attr::default() };

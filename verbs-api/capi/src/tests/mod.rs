@@ -1,5 +1,5 @@
-//! A C program in Rust: opens the loopback device through the exported functions and the tables of
-//! function pointers, as the inline functions of verbs.h do, and looks at what comes back.
+//! Tests through the exported functions and the function pointers that the inline functions of
+//! verbs.h use, on the loopback device.
 
 mod advise;
 mod async_events;
@@ -67,7 +67,7 @@ const TO_RTR: c_int = STATE | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 15 | 1 << 17 | 1 
 const TO_RTS: c_int = STATE | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 16;
 /// LOCAL_WRITE and every remote right.
 const ALL_ACCESS: c_int = 0xf;
-/// Far beyond what anything here takes; a test that reaches it has failed.
+/// A test that waits this long has failed.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// `errno` of this thread.
@@ -159,7 +159,7 @@ impl Rig {
         qp
     }
 
-    /// What makes a QP with the `ibv_wr_*` interface.
+    /// Attributes of a QP with the `ibv_wr_*` interface.
     fn init_ex(&self, qp_type: c_int) -> ibv_qp_init_attr_ex {
         let base = ibv_qp_init_attr_ex::of(&self.init_attr(qp_type), 1 | 1 << 6, self.pd);
         ibv_qp_init_attr_ex { send_ops_flags: 0x3ff, ..base }
@@ -218,8 +218,7 @@ impl Rig {
         found
     }
 
-    /// Waits for an asynchronous event of this kind. It and those that come before are
-    /// acknowledged.
+    /// Waits for an asynchronous event of this kind; acknowledges it and earlier ones.
     fn async_event(&self, kind: c_int) -> async_element {
         let mut event = ibv_async_event { element: async_element { port_num: 0 }, event_type: -1 };
         while event.event_type != kind {
@@ -258,7 +257,7 @@ impl Drop for Rig {
     }
 }
 
-/// The way to ourselves: 127.0.0.1 is the first entry of the loopback device.
+/// The path to 127.0.0.1, the first entry of the loopback device.
 fn loopback() -> ibv_ah_attr {
     let raw = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
     let grh = ibv_global_route { dgid: ibv_gid { raw }, hop_limit: 64, ..ibv_global_route::default() };
@@ -282,7 +281,7 @@ fn modify(qp: *mut ibv_qp, mut attr: ibv_qp_attr, mask: c_int) {
     assert_eq!(state(qp), attr.qp_state);
 }
 
-/// Whether a descriptor is or becomes readable.
+/// Returns true if a descriptor becomes readable in time.
 fn is_readable(fd: c_int, timeout: Duration) -> bool {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: one structure that outlives the call.
@@ -310,7 +309,7 @@ fn connect(qp: *mut ibv_qp, peer: u32) {
     connect_as(qp, towards(peer));
 }
 
-/// The same with attributes of the caller's choice.
+/// Takes an RC QP from RESET to RTS with these attributes.
 fn connect_as(qp: *mut ibv_qp, attr: ibv_qp_attr) {
     to_rtr(qp, attr);
     modify(qp, ibv_qp_attr { qp_state: RTS, ..attr }, TO_RTS);
@@ -322,7 +321,7 @@ fn to_rtr(qp: *mut ibv_qp, attr: ibv_qp_attr) {
     modify(qp, ibv_qp_attr { qp_state: RTR, ..attr }, TO_RTR);
 }
 
-/// What connects an RC QP to `peer`.
+/// Attributes that connect an RC QP to `peer`.
 fn towards(peer: u32) -> ibv_qp_attr {
     ibv_qp_attr {
         path_mtu: 3,
@@ -342,7 +341,7 @@ fn towards(peer: u32) -> ibv_qp_attr {
     }
 }
 
-/// The same for an operation that names memory of the peer.
+/// A signaled request for memory of the peer.
 fn rdma_wr(wr_id: u64, opcode: u32, sges: &[ibv_sge], remote_addr: u64, rkey: u32) -> ibv_send_wr {
     ibv_send_wr { wr: wr_union { rdma: wr_rdma { remote_addr, rkey } }, ..send_wr(wr_id, opcode, sges) }
 }
@@ -380,12 +379,12 @@ fn destroy_ah(ah: *mut ibv_ah) {
     assert_eq!(unsafe { ibv_destroy_ah(ah) }, 0);
 }
 
-/// A pointer that is no handle of ours.
+/// A foreign handle.
 fn foreign<T>() -> *mut T {
     ptr::without_provenance_mut(0x1000)
 }
 
-/// What a program asks for that wants an extended completion queue with these fields.
+/// Attributes of an extended CQ with these fields.
 fn extended_cq(cqe: u32, wc_flags: u64) -> ibv_cq_init_attr_ex {
     ibv_cq_init_attr_ex {
         cqe,

@@ -1,11 +1,11 @@
-//! Multicast as a C program does it.
+//! Multicast groups of UD queue pairs.
 
 use super::*;
 use crate::ah::ibv_create_ah_from_wc;
 use crate::qp::{ibv_attach_mcast, ibv_detach_mcast};
 use crate::query::ibv_query_device;
 
-/// An IPv4 group with the number of this process, because others test on this machine, too.
+/// An IPv4 group that is unique to this process.
 fn group() -> ibv_gid {
     let [a, b, ..] = std::process::id().to_le_bytes();
     ibv_gid { raw: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, b, a, 200] }
@@ -13,7 +13,7 @@ fn group() -> ibv_gid {
 
 // clause: UD-MULTICAST
 #[test]
-fn a_datagram_to_a_group_comes_back_to_its_member() {
+fn datagram_to_a_group_reaches_its_member() {
     let mut rig = Rig::new();
     let (qp, group) = (rig.ud(), group());
     let mut attr = loopback();
@@ -48,7 +48,7 @@ fn a_datagram_to_a_group_comes_back_to_its_member() {
 }
 
 #[test]
-fn only_datagram_queues_join_and_only_groups() {
+fn attach_mcast_needs_ud_and_a_group() {
     let rig = Rig::new();
     let (ud, rc, unicast, group) = (rig.qp(UD), rig.qp(RC), loopback().grh.dgid, group());
     let mut attr = MaybeUninit::uninit();

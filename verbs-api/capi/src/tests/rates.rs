@@ -1,4 +1,4 @@
-//! Rate limits and static rates as a C program sets, asks for and feels them.
+//! Rate limits, static rates and port speed.
 
 use super::*;
 use crate::qp::modify_qp_rate_limit;
@@ -15,7 +15,7 @@ fn limit(qp: *mut ibv_qp, rate_limit: u32, max_burst_sz: u32) -> c_int {
 }
 
 #[test]
-fn the_device_reports_its_pacing_limits() {
+fn device_reports_pacing_limits() {
     let rig = Rig::new();
     let mut attr = MaybeUninit::<ibv_device_attr_ex>::uninit();
     // SAFETY: a living context and room for the structure, which the call fills.
@@ -28,7 +28,7 @@ fn the_device_reports_its_pacing_limits() {
 }
 
 #[test]
-fn a_limit_is_set_asked_for_and_lifted() {
+fn rate_limit_is_set_queried_and_removed() {
     let rig = Rig::new();
     let ([a, b], fresh) = (rig.rc_pair(), rig.qp(RC));
     assert_eq!(limit(fresh, 100_000, 0), libc::EINVAL, "RESET");
@@ -44,7 +44,7 @@ fn a_limit_is_set_asked_for_and_lifted() {
 }
 
 #[test]
-fn a_limited_queue_takes_its_time() {
+fn rate_limited_qp_paces_its_packets() {
     let mut rig = Rig::new();
     let [a, b] = rig.rc_pair();
     assert_eq!(limit(a, 1000, 0), 0);
@@ -61,7 +61,7 @@ fn a_limited_queue_takes_its_time() {
 }
 
 #[test]
-fn the_static_rate_of_a_path_is_told_back_and_one_that_is_none_means_nothing() {
+fn static_rate_is_queried_and_unknown_rates_are_zero() {
     let rig = Rig::new();
     let (a, b) = (rig.qp(RC), rig.qp(RC));
     let ah_attr = ibv_ah_attr { static_rate: 3, ..loopback() };
@@ -74,7 +74,7 @@ fn the_static_rate_of_a_path_is_told_back_and_one_that_is_none_means_nothing() {
 }
 
 #[test]
-fn the_speed_of_a_port_is_what_its_codes_say() {
+fn port_speed_matches_width_and_speed_codes() {
     let rig = Rig::new();
     let mut speed = 0;
     // SAFETY: a living context, a variable, and NULL, which is looked at first.

@@ -1,5 +1,4 @@
-//! Every way to register a region: names for its bytes, hints, memory of a descriptor, no memory at
-//! all.
+//! Registration of regions: iova, hints, DMA-bufs, null regions.
 
 use super::*;
 use crate::memory::{alloc_null_mr, ibv_reg_dmabuf_mr, ibv_reg_mr_iova, ibv_reg_mr_iova2, ibv_rereg_mr};
@@ -38,7 +37,7 @@ fn write(rig: &Rig, qp: *mut ibv_qp, sge: ibv_sge, remote_addr: u64, rkey: u32) 
 
 // clause: KEY-ZERO-BASED
 #[test]
-fn a_region_is_named_from_zero_or_from_any_address() {
+fn region_has_zero_based_or_any_iova() {
     let mut rig = Rig::new();
     let [a, b] = rig.rc_pair();
     let memory: *mut c_void = rig.memory.as_mut_ptr().wrapping_add(512).cast();
@@ -71,7 +70,7 @@ fn a_region_is_named_from_zero_or_from_any_address() {
 }
 
 #[test]
-fn names_and_rights_that_cannot_be_are_refused() {
+fn invalid_iovas_and_rights_are_refused() {
     let mut rig = Rig::new();
     let memory: *mut c_void = rig.memory.as_mut_ptr().cast();
     // SAFETY: a living domain; everything else is checked.
@@ -80,9 +79,9 @@ fn names_and_rights_that_cannot_be_are_refused() {
         assert!(mr.is_null());
         errno()
     };
-    assert_eq!(reg(64, u64::MAX - 62, 1), libc::EINVAL, "the names wrap");
+    assert_eq!(reg(64, u64::MAX - 62, 1), libc::EINVAL, "the iova wraps");
     assert_eq!(reg(usize::MAX, 0, 1), libc::EINVAL, "longer than any memory");
-    assert_eq!(reg(64, 0, 1 << 10), libc::EINVAL, "a right that nobody knows");
+    assert_eq!(reg(64, 0, 1 << 10), libc::EINVAL, "an undefined right");
     assert_eq!(reg(64, 0, ZERO_BASED | 2), libc::EINVAL, "remote without local");
 }
 
@@ -101,7 +100,7 @@ fn dmabuf(rig: &Rig, (offset, length): (u64, u64), iova: u64, fd: c_int, access:
 
 // clause: KEY-DMABUF
 #[test]
-fn a_peer_writes_into_a_file_that_nobody_has_mapped() {
+fn peer_writes_into_an_unmapped_dmabuf() {
     let mut rig = Rig::new();
     let ([a, b], file) = (rig.rc_pair(), file(3));
     let part = (PAGE + 24, 2 * PAGE - 24);
@@ -124,7 +123,7 @@ fn a_peer_writes_into_a_file_that_nobody_has_mapped() {
 }
 
 #[test]
-fn descriptors_and_parts_that_do_not_fit_are_refused() {
+fn invalid_dmabuf_ranges_are_refused() {
     let (rig, file) = (Rig::new(), file(2));
     let fd = file.as_raw_fd();
     for (part, iova, fd, access, expected) in [
@@ -142,7 +141,7 @@ fn descriptors_and_parts_that_do_not_fit_are_refused() {
 
 // clause: KEY-NULL
 #[test]
-fn the_null_region_fills_and_swallows_parts_of_lists() {
+fn null_mr_reads_zeros_and_discards_writes() {
     let mut rig = Rig::new();
     let [a, b] = rig.rc_pair();
     // SAFETY: a living context and domain.
@@ -157,31 +156,30 @@ fn the_null_region_fills_and_swallows_parts_of_lists() {
     assert_eq!(rig.post_recv(b, 1, &to), 0);
     assert_eq!(rig.post_send(a, &mut send_wr(2, 2, &from)).0, 0);
     assert!(rig.completions(2).iter().all(|wc| wc.status == 0));
-    assert_eq!([10, 11, 12].map(|at| rig.word(at)), [5, 0, 9], "the second word comes from nowhere");
+    assert_eq!([10, 11, 12].map(|at| rig.word(at)), [5, 0, 9], "the null region reads as zero");
     let (from, to) = ([rig.sge(10, 2)], [hole, rig.sge(12, 1)]);
     rig.set(11, 6);
     assert_eq!(rig.post_recv(b, 3, &to), 0);
     assert_eq!(rig.post_send(a, &mut send_wr(4, 2, &from)).0, 0);
     assert!(rig.completions(2).iter().all(|wc| wc.status == 0));
-    assert_eq!(rig.word(12), 6, "the first word went nowhere");
+    assert_eq!(rig.word(12), 6, "the null region discards the first word");
     // SAFETY: a living region.
     assert_eq!(unsafe { (ibv_rereg_mr(null, 4, null_mut(), null_mut(), 0, 1), errno()) }, (-1, libc::EINVAL));
     dereg(null);
     destroy(&[a, b]);
 }
 
-/// Memory of huge pages that nobody has reserved: it can be mapped, and its first byte is a SIGBUS.
+/// Huge pages that are not reserved: they can be mapped, and an access is a SIGBUS.
 struct NoPages {
     addr: *mut c_void,
     length: usize,
 }
 
 impl NoPages {
-    /// `None`: the system has no huge pages of 2 MiB at all, or no room for one more mapping of
-    /// them.
+    /// `None` if the system has no huge pages of 2 MiB, or no room for another mapping.
     fn new() -> Option<Self> {
         const HUGE_2MB: c_int = 21 << libc::MAP_HUGE_SHIFT;
-        // More than what is free, whoever may have reserved some.
+        // More than are free.
         let free = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").ok()?;
         let length = (free.trim().parse::<usize>().ok()? + 512) << 21;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_HUGETLB | HUGE_2MB;
@@ -190,7 +188,7 @@ impl NoPages {
         (addr != libc::MAP_FAILED).then_some(Self { addr, length })
     }
 
-    /// Eight bytes of the last page, which is not there in any case.
+    /// Eight bytes of the last page, which never exists.
     fn sge(&self, lkey: u32) -> ibv_sge {
         ibv_sge { addr: (self.addr.addr() + self.length - 8) as u64, length: 8, lkey }
     }
@@ -198,13 +196,13 @@ impl NoPages {
 
 impl Drop for NoPages {
     fn drop(&mut self) {
-        // SAFETY: the whole of our mapping, which nobody uses any more.
+        // SAFETY: the whole mapping, no longer used.
         unsafe { libc::munmap(self.addr, self.length) };
     }
 }
 
 #[test]
-fn huge_pages_that_the_system_does_not_have_are_refused_when_registered_and_fail_when_used() {
+fn missing_huge_pages_fail_registration_and_use() {
     let Some(memory) = NoPages::new() else {
         println!("not tested: this system cannot map huge pages of 2 MiB");
         return;
@@ -244,7 +242,7 @@ fn huge_pages_that_the_system_does_not_have_are_refused_when_registered_and_fail
 }
 
 #[test]
-fn a_region_that_cannot_be_registered_anew_says_err_input_because_it_is_valid_as_it_was() {
+fn refused_rereg_mr_is_err_input() {
     const ERR_INPUT: c_int = -1;
     const TRANSLATION: c_int = 1;
     const ACCESS: c_int = 4;
@@ -252,7 +250,7 @@ fn a_region_that_cannot_be_registered_anew_says_err_input_because_it_is_valid_as
     let [a, b] = rig.rc_pair();
     let unmapped: *mut c_void = ptr::without_provenance_mut(0x1000);
     rig.set(0, 77);
-    // REMOTE_WRITE without LOCAL_WRITE; a right that does not exist; memory that is not there.
+    // REMOTE_WRITE without LOCAL_WRITE; an undefined right; missing memory.
     for (flags, addr, length, access, reason) in [
         (ACCESS, null_mut(), 0, 1 << 1, libc::EINVAL),
         (ACCESS, null_mut(), 0, 1 << 30, libc::EINVAL),

@@ -1,17 +1,16 @@
-//! What the calls of `rsocket.h` answer to numbers that are no rsockets, and to pointers and
-//! lengths that make no sense.
+//! Calls of `rsocket.h` with foreign descriptors and invalid pointers and lengths.
 
 use super::*;
 use crate::rsocket::*;
 use libc::{iovec, msghdr, pollfd, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 use std::os::fd::AsRawFd;
 
-/// Whether a call answered -1 with this errno.
+/// Returns true if a call returned -1 with this errno.
 fn fails(rc: impl Into<i64>, with: c_int) -> bool {
     (rc.into(), errno()) == (-1, with)
 }
 
-/// A number, closed when dropped.
+/// A socket, closed on drop.
 struct Rsocket(c_int);
 
 impl Rsocket {
@@ -25,7 +24,7 @@ impl Rsocket {
 
 impl Drop for Rsocket {
     fn drop(&mut self) {
-        // SAFETY: a number of our own, closed once.
+        // SAFETY: our own descriptor, closed once.
         assert_eq!(unsafe { rclose(self.0) }, 0);
     }
 }
@@ -41,7 +40,7 @@ fn loopback(port: u16) -> (sockaddr_in, socklen_t) {
 }
 
 #[test]
-fn a_number_that_is_no_rsocket_is_ebadf() {
+fn foreign_descriptor_is_ebadf() {
     let file = std::fs::File::open("/dev/null").unwrap();
     let mut byte = 0u8;
     let buf = (&raw mut byte).cast::<c_void>();
@@ -83,7 +82,7 @@ fn a_number_that_is_no_rsocket_is_ebadf() {
 }
 
 #[test]
-fn sorts_without_rsockets_are_refused() {
+fn unsupported_socket_types_are_refused() {
     let refused = [
         (libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0),
         (libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK, 0),
@@ -100,7 +99,7 @@ fn sorts_without_rsockets_are_refused() {
 }
 
 #[test]
-fn addresses_need_their_length() {
+fn address_shorter_than_its_family_is_refused() {
     let stream = Rsocket::new(libc::SOCK_STREAM);
     let (addr, len) = loopback(0);
     let addr = (&raw const addr).cast::<sockaddr>();
@@ -124,10 +123,10 @@ fn addresses_need_their_length() {
 }
 
 #[test]
-fn an_own_address_fits_into_the_room_there_is() {
+fn getsockname_truncates_to_the_room() {
     let stream = Rsocket::new(libc::SOCK_STREAM);
     let (addr, len) = loopback(0);
-    // SAFETY: variables of the sizes that are said.
+    // SAFETY: variables of the passed sizes.
     unsafe {
         assert_eq!(rbind(stream.0, (&raw const addr).cast(), len), 0, "errno {}", errno());
         let mut found: sockaddr_in = MaybeUninit::zeroed().assume_init();
@@ -145,7 +144,7 @@ fn an_own_address_fits_into_the_room_there_is() {
 }
 
 #[test]
-fn null_is_efault_where_bytes_have_to_be() {
+fn null_buffer_is_efault() {
     let stream = Rsocket::new(libc::SOCK_STREAM);
     let hole = iovec { iov_base: null_mut(), iov_len: 1 };
     // SAFETY: NULL, or a list of one entry whose buffer is NULL.
@@ -180,12 +179,12 @@ fn null_is_efault_where_bytes_have_to_be() {
 }
 
 #[test]
-fn lists_are_bounded() {
+fn too_long_buffer_lists_are_refused() {
     let stream = Rsocket::new(libc::SOCK_STREAM);
     let mut byte = 0u8;
     let part = |len| iovec { iov_base: (&raw const byte).cast_mut().cast(), iov_len: len };
     let (long, huge) = (vec![part(1); 1025], [part(usize::MAX), part(2)]);
-    // SAFETY: lists of these lengths; too long ones are refused before their buffers are looked at.
+    // SAFETY: lists of these lengths; too long ones are refused before their buffers are read.
     unsafe {
         for call in [rreadv, rwritev] {
             assert!(fails(call(stream.0, long.as_ptr(), 1025) as i64, libc::EINVAL));
@@ -204,7 +203,7 @@ fn lists_are_bounded() {
 }
 
 #[test]
-fn flags_are_kept_and_other_commands_refused() {
+fn fcntl_keeps_flags_and_refuses_other_commands() {
     let stream = Rsocket::new(libc::SOCK_STREAM);
     // SAFETY: numbers only.
     unsafe {
@@ -220,7 +219,7 @@ fn flags_are_kept_and_other_commands_refused() {
 }
 
 #[test]
-fn options_need_their_room() {
+fn getsockopt_checks_the_room() {
     let stream = Rsocket::new(libc::SOCK_STREAM);
     let (mut value, mut len) = (1, size_of::<c_int>() as socklen_t);
     // SAFETY: a variable with at most its size.
@@ -238,7 +237,7 @@ fn options_need_their_room() {
 }
 
 #[test]
-fn ordinary_descriptors_can_be_waited_for() {
+fn poll_and_select_accept_ordinary_descriptors() {
     let (reader, writer) = std::io::pipe().unwrap();
     std::io::Write::write_all(&mut &writer, b"x").unwrap();
     let entry = |fd, events| pollfd { fd, events, revents: 0 };

@@ -1,9 +1,9 @@
-//! What a query tells, and a change of attributes that fails a request which has been posted.
+//! Queried attributes, and attributes that change while a request is posted.
 
 use super::*;
 
 #[test]
-fn a_query_returns_every_attribute_that_was_set() {
+fn query_qp_returns_modified_attributes() {
     let rig = Rig::new();
     let qp = rig.qp(RC);
     let fresh = query(qp);
@@ -56,7 +56,7 @@ fn a_query_returns_every_attribute_that_was_set() {
 }
 
 #[test]
-fn a_read_that_is_no_longer_allowed_is_a_wrong_operation() {
+fn read_after_rights_are_removed_is_rem_op_err() {
     let rig = Rig::new();
     let [a, b] = rig.rc_pair();
     modify(a, ibv_qp_attr { qp_state: SQD, ..ibv_qp_attr::default() }, STATE);

@@ -1,5 +1,5 @@
-//! The table of verbs says what is wired: every symbol and every slot has its line, and no line
-//! promises or denies anything that the library does not.
+//! Compares the table of verbs with the library: every symbol and every slot of a function pointer
+//! has a line with the right answer.
 
 use super::*;
 use crate::cq::UNSUPPORTED_WC_FLAGS;
@@ -10,10 +10,10 @@ use std::collections::BTreeMap;
 const TABLE: &str = include_str!("../../../VERBS.md");
 const MAP: &str = include_str!("../../exports.map");
 
-/// Ways into the library, and whether something but a refusal waits there.
+/// Entry points, and true for those that are implemented.
 type Ways = BTreeMap<String, bool>;
 
-/// The slots of a structure, as `name.field`, and whether they are filled.
+/// Slots of a structure, as `name.field`, and true for filled ones.
 macro_rules! slots {
     ($name:ident: $($field:ident)+) => {
         [$((concat!(stringify!($name), ".", stringify!($field)), $name.$field.is_some())),+]
@@ -50,11 +50,11 @@ fn context_slots(rig: &Rig) -> Ways {
         create_rwq_ind_table destroy_wq modify_wq create_wq query_rt_values create_cq_ex query_device_ex destroy_flow
         create_flow open_qp create_qp_ex get_srq_num create_srq_ex open_xrcd close_xrcd
     };
-    // Four more hold nothing that programs call.
+    // Programs call nothing in the other four.
     assert_eq!(slots.len() + 4, pointers(0, offset_of!(verbs_context, sz)));
     let mut ways = own(slots);
     let (has_dm, has_wq) = (ways["context.alloc_dm"], ways["context.create_wq"]);
-    // Slots of objects that these make.
+    // Slots of created objects.
     ways.extend(own([("dm.memcpy_to_dm", has_dm), ("dm.memcpy_from_dm", has_dm), ("wq.post_recv", has_wq)]));
     ways.extend(data_path(&context.context.ops));
     ways
@@ -65,8 +65,7 @@ fn data_path(ops: &ibv_context_ops) -> Ways {
         alloc_mw bind_mw dealloc_mw poll_cq req_notify_cq post_srq_recv post_send post_recv
     };
     let mut ways = own(slots);
-    // The headers look whether there is `alloc_mw` only, so the other two are filled whatever they
-    // do.
+    // The headers check only `alloc_mw`, so the other two are always filled.
     if ops.alloc_mw.is_none() {
         ways.extend(own([("ops.bind_mw", false), ("ops.dealloc_mw", false)]));
     }
@@ -97,7 +96,7 @@ fn cq_slots() -> Ways {
     };
     assert_eq!(slots.len(), pointers(offset_of!(ibv_cq_ex, start_poll), size_of::<ibv_cq_ex>()));
     let mut ways = own(slots);
-    // A queue that is refused is never read.
+    // A refused queue is never read.
     for (way, flag) in [("cq_ex.read_cvlan", 8), ("cq_ex.read_flow_tag", 9), ("cq_ex.read_tm_info", 10)] {
         ways.extend(own([(way, UNSUPPORTED_WC_FLAGS & 1 << flag == 0)]));
     }
@@ -113,7 +112,7 @@ fn lines() -> impl Iterator<Item = [&'static str; 4]> {
 }
 
 #[test]
-fn the_table_of_verbs_says_what_is_wired() {
+fn table_of_verbs_matches_the_library() {
     let rig = Rig::new();
     let mut ways = symbols();
     [context_slots(&rig), qp_slots(), cq_slots()].into_iter().for_each(|more| ways.extend(more));

@@ -1,5 +1,4 @@
-//! Tag matching as a C program sees it: a shared queue with tags, operations on them, and what its
-//! extended CQ tells.
+//! Tag matching: an SRQ with tags, operations on tags, and completions on the extended CQ.
 
 use super::*;
 use crate::cq::create_cq_ex;
@@ -20,8 +19,7 @@ const DATA_VALID: u32 = 1 << 6;
 const SIGNALED: c_int = 1;
 const HANDLED: c_int = 2;
 
-/// An extended CQ, the shared queue that completes there, and a connection whose second end uses
-/// it.
+/// An extended CQ, an SRQ that completes there, and a connection whose second end uses the SRQ.
 struct Tags {
     rig: Rig,
     cq: *mut ibv_cq_ex,
@@ -108,7 +106,7 @@ impl Tags {
         let cq = self.cq;
         let mut attr = ibv_poll_cq_attr { comp_mask: 0 };
         let mut info = ibv_wc_tm_info { tag: 1, priv_: 1 };
-        // SAFETY: a living CQ, read as its man page says.
+        // SAFETY: a living CQ, read in the order of the man page.
         unsafe {
             if (*cq).start_poll?(cq, &raw mut attr) != 0 {
                 return None;
@@ -131,7 +129,7 @@ impl Tags {
 
     fn end(self) {
         destroy(&self.qps);
-        // SAFETY: living objects that nobody uses any more.
+        // SAFETY: living objects, no longer used.
         unsafe {
             assert_eq!(ibv_destroy_cq(self.cq.cast()), libc::EBUSY);
             assert_eq!(ibv_destroy_srq(self.srq), 0);
@@ -165,7 +163,7 @@ impl Tags {
 
 // clause: TM-QUEUE
 #[test]
-fn messages_find_their_tags_and_complete_where_the_shared_queue_says() {
+fn tagged_messages_complete_on_the_cq_of_the_srq() {
     let mut tags = Tags::new();
     let handle = tags.add(1, 5, 200).unwrap();
     tags.add(2, 6, 201).unwrap();
@@ -181,7 +179,11 @@ fn messages_find_their_tags_and_complete_where_the_shared_queue_says() {
     tags.send(0, 3);
     tags.add(3, 6, 202).unwrap();
     assert_eq!(tags.done(2), [(TM_RECV, 50, 0, 0, 0, 24, 0), (TM_ADD, 3, SYNC_REQ, 0, 0, 0, 0)]);
-    assert_eq!([300, 301, 302].map(|at| tags.rig.word(at)), [0, 1, 2].map(|at| tags.rig.word(at)), "header and all");
+    assert_eq!(
+        [300, 301, 302].map(|at| tags.rig.word(at)),
+        [0, 1, 2].map(|at| tags.rig.word(at)),
+        "including the header"
+    );
     tags.post(bare(4, 2, 0, 1)).unwrap();
     tags.post(bare(5, 1, handle, 1)).unwrap();
     tags.post(bare(6, 1, handle, 1)).unwrap();
@@ -197,7 +199,7 @@ fn messages_find_their_tags_and_complete_where_the_shared_queue_says() {
 
 // clause: TM-RENDEZVOUS
 #[test]
-fn the_card_fetches_the_data_of_a_rendezvous() {
+fn rendezvous_data_is_read_by_the_device() {
     let mut tags = Tags::new();
     tags.add(1, 9, 200).unwrap();
     tags.set(0, &header(1, 3, 9));
@@ -218,7 +220,7 @@ fn the_card_fetches_the_data_of_a_rendezvous() {
 
 // clause: TM-QUEUE
 #[test]
-fn tag_matching_is_refused_without_its_kind_of_queue() {
+fn tag_operations_need_a_tag_srq() {
     let tags = Tags::new();
     let refused = |cq, tm_cap| {
         assert!(srq(&tags.rig, cq, tm_cap).is_null());

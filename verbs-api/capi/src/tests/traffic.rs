@@ -1,4 +1,4 @@
-//! Data through the function pointers, both ends in this process.
+//! Posting and polling through the function pointers, both ends in this process.
 
 use super::*;
 use crate::ah::ibv_create_ah_from_wc;
@@ -6,7 +6,7 @@ use crate::cq::create_cq_ex;
 use crate::qp::ibv_qp_to_qp_ex;
 
 #[test]
-fn a_list_is_posted_in_order_and_inline_data_is_copied_at_once() {
+fn list_is_posted_in_order_and_inline_data_copied() {
     let rig = Rig::new();
     let [a, b] = rig.rc_pair();
     for wr_id in 0..2 {
@@ -35,7 +35,7 @@ fn a_list_is_posted_in_order_and_inline_data_is_copied_at_once() {
 }
 
 #[test]
-fn datagrams_come_with_a_header_that_leads_back() {
+fn datagram_grh_makes_a_reply_address() {
     let mut rig = Rig::new();
     let (a, b, ah) = (rig.ud(), rig.ud(), rig.ah());
     rig.set(0, 77);
@@ -59,7 +59,7 @@ fn datagrams_come_with_a_header_that_leads_back() {
 }
 
 #[test]
-fn batches_are_posted_as_a_whole_or_not_at_all() {
+fn batch_is_posted_completely_or_not_at_all() {
     let mut rig = Rig::new();
     let (a, b) = (rig.qp_ex(RC), rig.qp(RC));
     connect(a, number(b));
@@ -100,7 +100,7 @@ fn batches_are_posted_as_a_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_batch_that_is_refused_leaves_no_trace() {
+fn refused_batch_posts_nothing() {
     let rig = Rig::new();
     let (a, b) = (rig.qp_ex(RC), rig.qp(RC));
     connect(a, number(b));
@@ -131,7 +131,7 @@ fn a_batch_that_is_refused_leaves_no_trace() {
 }
 
 #[test]
-fn extended_queues_are_read_entry_by_entry() {
+fn extended_cq_is_polled_entry_by_entry() {
     let mut rig = Rig::new();
     let mut attr = extended_cq(16, 0x8ff);
     // SAFETY: a living context and a whole structure.
@@ -176,7 +176,7 @@ fn extended_queues_are_read_entry_by_entry() {
 }
 
 #[test]
-fn queries_tell_what_was_set() {
+fn queries_return_created_attributes() {
     let rig = Rig::new();
     let [a, b] = rig.rc_pair();
     let (mut attr, mut init) = (ibv_qp_attr::default(), rig.init_attr(UD));

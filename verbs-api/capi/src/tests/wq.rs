@@ -1,5 +1,4 @@
-//! Receive work queues as a C program sees them: their states, the tables that name them, and hash
-//! queue pairs.
+//! Receive work queues: states, indirection tables and hash QPs.
 
 use super::*;
 use crate::wq::{create_rwq_ind_table, create_wq, destroy_rwq_ind_table, destroy_wq, modify_wq};
@@ -63,7 +62,7 @@ fn hash_qp(rig: &Rig, mut init: ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, c_in
 
 // clause: WQ-STATES
 #[test]
-fn a_queue_takes_receives_when_it_is_ready_and_flushes_them_on_an_error() {
+fn wq_accepts_receives_and_flushes_on_error() {
     let rig = Rig::new();
     let wq = wq(&rig);
     assert_eq!(post(wq, 1), libc::EINVAL);
@@ -89,7 +88,7 @@ fn a_queue_takes_receives_when_it_is_ready_and_flushes_them_on_an_error() {
 
 // clause: RSS-TABLE
 #[test]
-fn hash_queue_pairs_hold_their_table_and_tables_their_queues() {
+fn hash_qp_holds_table_and_table_holds_queues() {
     let rig = Rig::new();
     let wqs = [wq(&rig), wq(&rig)];
     let spread = table(&rig, &wqs, 1);
@@ -107,7 +106,7 @@ fn hash_queue_pairs_hold_their_table_and_tables_their_queues() {
 
 // clause: RSS-FIELDS
 #[test]
-fn hash_fields_and_functions_that_the_device_lacks_are_refused() {
+fn unsupported_hash_fields_and_functions_are_refused() {
     let rig = Rig::new();
     let wqs = [wq(&rig)];
     assert!(table(&rig, &wqs, 32).is_null());

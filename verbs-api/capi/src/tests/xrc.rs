@@ -1,4 +1,4 @@
-//! XRC as a C program sees it: domains, shared queues with numbers, targets with several handles.
+//! XRC: domains, SRQs with numbers, targets with several handles.
 
 use super::*;
 use crate::domain::{close_xrcd, open_xrcd};
@@ -68,7 +68,7 @@ fn destroy_srq(srq: *mut ibv_srq) {
 }
 
 #[test]
-fn messages_go_by_the_number_of_the_shared_queue() {
+fn xrc_message_is_routed_by_srq_number() {
     let mut rig = Rig::new();
     let xrcd = domain(&rig, -1, libc::O_CREAT);
     let queues = [srq(&rig, xrcd), srq(&rig, xrcd)];
@@ -107,7 +107,7 @@ fn messages_go_by_the_number_of_the_shared_queue() {
 }
 
 #[test]
-fn a_target_lives_until_its_last_handle_goes() {
+fn xrc_target_lives_until_its_last_handle() {
     let rig = Rig::new();
     let xrcd = domain(&rig, -1, libc::O_CREAT);
     let first = target(&rig, xrcd);
@@ -132,7 +132,7 @@ fn a_target_lives_until_its_last_handle_goes() {
 }
 
 #[test]
-fn a_domain_needs_an_open_file_or_the_flag_that_makes_it() {
+fn xrc_domain_needs_an_open_file_or_o_creat() {
     let rig = Rig::new();
     assert!(domain(&rig, -1, 0).is_null());
     assert_eq!(errno(), libc::EINVAL);

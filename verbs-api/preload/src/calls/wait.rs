@@ -1,5 +1,4 @@
-//! Waiting for several at once: `poll`, `select` and `epoll`, for rsockets and everything else
-//! together.
+//! `poll`, `select` and `epoll` of rsockets and other descriptors.
 
 use super::behind;
 use crate::rdma::{Rdma, rdma};
@@ -14,18 +13,16 @@ use libc::{
 };
 use std::time::{Duration, Instant};
 
-/// `man 2 poll`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn poll(entries: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     // SAFETY: the caller's own arguments.
     match unsafe { with_rsockets(entries, count) } {
         Some((rdma, entries)) => poll_ours(rdma, entries, timeout),
-        // SAFETY: the caller's own arguments.
-        None => unsafe { (real().poll)(entries, count, timeout) },
+        None => call!(real.poll(entries, count, timeout)),
     }
 }
 
-/// `man 2 ppoll`. With rsockets the signal mask is in force a moment before and after the wait.
+/// `man 2 ppoll`. With rsockets the signal mask is not applied atomically with the wait.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ppoll(
     entries: *mut pollfd,
@@ -35,8 +32,7 @@ unsafe extern "C" fn ppoll(
 ) -> c_int {
     // SAFETY: the caller's own arguments.
     let Some((rdma, entries)) = (unsafe { with_rsockets(entries, count) }) else {
-        // SAFETY: the caller's own arguments.
-        return unsafe { (real().ppoll)(entries, count, timeout, mask) };
+        return call!(real.ppoll(entries, count, timeout, mask));
     };
     // SAFETY: NULL, or the caller's variable.
     let Some(timeout) = milliseconds(unsafe { timeout.as_ref() }) else { return fail(libc::EINVAL) };
@@ -50,16 +46,15 @@ fortified! {
     ) -> c_int, if |room| holds(room, count);
 }
 
-/// Whether an array of `room` bytes has so many entries.
 fn holds(room: size_t, count: nfds_t) -> bool {
     room / size_of::<pollfd>() >= count as usize
 }
 
-/// The entries, when there is an rsocket among them.
+/// The entries, if any is an rsocket.
 ///
 /// # Safety
 ///
-/// An array of `count` entries that nobody else uses now.
+/// An array of `count` entries that no other code uses now.
 unsafe fn with_rsockets<'a>(entries: *mut pollfd, count: nfds_t) -> Option<(&'static Rdma, &'a mut [pollfd])> {
     if entries.is_null() {
         return None;
@@ -69,7 +64,7 @@ unsafe fn with_rsockets<'a>(entries: *mut pollfd, count: nfds_t) -> Option<(&'st
     if entries.iter().any(|entry| table::rsocket(entry.fd).is_some()) { Some((rdma()?, entries)) } else { None }
 }
 
-/// `rpoll` with the program's numbers.
+/// Calls `rpoll` with rsocket numbers in place of the program's.
 fn poll_ours(rdma: &Rdma, entries: &mut [pollfd], timeout: c_int) -> c_int {
     let translate = |entry: &pollfd| pollfd { fd: table::rsocket(entry.fd).unwrap_or(entry.fd), revents: 0, ..*entry };
     let mut ours: Vec<pollfd> = entries.iter().map(translate).collect();
@@ -81,7 +76,7 @@ fn poll_ours(rdma: &Rdma, entries: &mut [pollfd], timeout: c_int) -> c_int {
     ready
 }
 
-/// -1 for no limit; rounded up, and shortened to what an `int` holds. `None` when it is no time.
+/// Rounded up and limited to an `int`; -1 for no limit. `None` for an invalid time.
 fn milliseconds(time: Option<&timespec>) -> Option<c_int> {
     let Some(time) = time else { return Some(-1) };
     if time.tv_sec < 0 || !(0..1_000_000_000).contains(&time.tv_nsec) {
@@ -91,13 +86,12 @@ fn milliseconds(time: Option<&timespec>) -> Option<c_int> {
     Some(c_int::try_from(total).unwrap_or(c_int::MAX))
 }
 
-/// Runs `wait` with another signal mask, unless that is NULL.
 fn with_mask(mask: *const sigset_t, wait: impl FnOnce() -> c_int) -> c_int {
     if mask.is_null() {
         return wait();
     }
     let mut old = MaybeUninit::uninit();
-    // SAFETY: a mask of the caller's, and a variable for the old one.
+    // SAFETY: a mask of the caller, and a variable for the old one.
     let refused = unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, old.as_mut_ptr()) };
     if refused != 0 {
         return fail(refused);
@@ -108,7 +102,7 @@ fn with_mask(mask: *const sigset_t, wait: impl FnOnce() -> c_int) -> c_int {
     ready
 }
 
-/// `man 2 select`. With rsockets `timeout` keeps its value.
+/// `man 2 select`. With rsockets, `timeout` is not changed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn select(
     count: c_int,
@@ -119,8 +113,7 @@ unsafe extern "C" fn select(
 ) -> c_int {
     let sets = [Set(read), Set(write), Set(except)];
     let Some(rdma) = first_rsocket(count, &sets) else {
-        // SAFETY: the caller's own arguments.
-        return unsafe { (real().select)(count, read, write, except, timeout) };
+        return call!(real.select(count, read, write, except, timeout));
     };
     // SAFETY: NULL, or the caller's variable.
     let time = unsafe { timeout.as_ref() };
@@ -129,7 +122,7 @@ unsafe extern "C" fn select(
     select_ours(rdma, count, &sets, timeout)
 }
 
-/// `man 2 pselect`. With rsockets the signal mask is in force a moment before and after the wait.
+/// `man 2 pselect`. With rsockets the signal mask is not applied atomically with the wait.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pselect(
     count: c_int,
@@ -141,22 +134,20 @@ unsafe extern "C" fn pselect(
 ) -> c_int {
     let sets = [Set(read), Set(write), Set(except)];
     let Some(rdma) = first_rsocket(count, &sets) else {
-        // SAFETY: the caller's own arguments.
-        return unsafe { (real().pselect)(count, read, write, except, timeout, mask) };
+        return call!(real.pselect(count, read, write, except, timeout, mask));
     };
     // SAFETY: NULL, or the caller's variable.
     let Some(timeout) = milliseconds(unsafe { timeout.as_ref() }) else { return fail(libc::EINVAL) };
     with_mask(mask, || select_ours(rdma, count, &sets, timeout))
 }
 
-/// One of the caller's sets, or NULL; as long as `count` says, which may be more than an `fd_set`
-/// has.
+/// One of the caller's sets, or NULL. Its length follows from `count`, and may exceed an `fd_set`.
 struct Set(*mut fd_set);
 
 const BITS: usize = c_ulong::BITS as usize;
 
 impl Set {
-    /// The word with the bit of `fd`; NULL when there is no set.
+    /// The word with the bit of `fd`; NULL without a set.
     fn word(&self, fd: usize) -> *mut c_ulong {
         self.0.cast::<c_ulong>().wrapping_add(if self.0.is_null() { 0 } else { fd / BITS })
     }
@@ -167,21 +158,19 @@ impl Set {
     }
 
     fn set(&self, fd: usize, to: bool) {
-        // SAFETY: NULL, or a set that has a bit for every number below `count`; nothing else
-        // refers to the set now.
+        // SAFETY: NULL, or a set with a bit for every number below `count`.
         if let Some(word) = unsafe { self.word(fd).as_mut() } {
             *word = *word & !(1 << (fd % BITS)) | c_ulong::from(to) << (fd % BITS);
         }
     }
 }
 
-/// The functions for rsockets, when there is one in a set.
+/// The rsocket functions, if any set contains an rsocket.
 fn first_rsocket(count: c_int, sets: &[Set; 3]) -> Option<&'static Rdma> {
     (0..count).filter(|fd| sets.iter().any(|set| set.has(*fd as usize))).find_map(behind).map(|(rdma, _)| rdma)
 }
 
-/// What makes a number ready for each of the three sets, as Linux has it; what is not asked for
-/// comes by itself.
+/// Events that make a number ready in each set, as on Linux.
 const READY: [i16; 3] = [POLLIN | POLLHUP | POLLERR, POLLOUT | POLLERR, POLLPRI];
 
 fn select_ours(rdma: &Rdma, count: c_int, sets: &[Set; 3], timeout: c_int) -> c_int {
@@ -208,26 +197,21 @@ fn select_ours(rdma: &Rdma, count: c_int, sets: &[Set; 3], timeout: c_int) -> c_
     ready
 }
 
-/// `man 2 epoll_ctl`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-    let Some(number) = table::rsocket(fd) else {
-        // SAFETY: the caller's own arguments.
-        return unsafe { (real().epoll_ctl)(epfd, op, fd, event) };
-    };
+    let Some(number) = table::rsocket(fd) else { return call!(real.epoll_ctl(epfd, op, fd, event)) };
     // SAFETY: NULL, or the caller's variable.
     let event = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
     epoll::control(epfd, op, fd, number, event)
 }
 
-/// `man 2 epoll_wait`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_wait(epfd: c_int, out: *mut epoll_event, room: c_int, timeout: c_int) -> c_int {
     // SAFETY: the caller's own arguments.
     unsafe { epoll_pwait(epfd, out, room, timeout, ptr::null()) }
 }
 
-/// `man 2 epoll_pwait2`, rounded up to milliseconds.
+/// `man 2 epoll_pwait2`, with the timeout rounded up to milliseconds.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_pwait2(
     epfd: c_int,
@@ -242,8 +226,7 @@ unsafe extern "C" fn epoll_pwait2(
     unsafe { epoll_pwait(epfd, out, room, timeout, mask) }
 }
 
-/// `man 2 epoll_pwait`. With rsockets the signal mask is in force a moment before and after the
-/// wait.
+/// `man 2 epoll_pwait`. With rsockets the signal mask is not applied atomically with the wait.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_pwait(
     epfd: c_int,
@@ -252,8 +235,7 @@ unsafe extern "C" fn epoll_pwait(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's own arguments.
-    let kernel = |timeout| unsafe { (real().epoll_pwait)(epfd, out, room, timeout, mask) };
+    let kernel = |timeout| call!(real.epoll_pwait(epfd, out, room, timeout, mask));
     if room <= 0 || out.is_null() {
         return kernel(timeout);
     }
@@ -273,13 +255,13 @@ unsafe extern "C" fn epoll_pwait(
     }
 }
 
-/// Milliseconds until then, rounded up.
+/// Milliseconds until `deadline`, rounded up.
 fn left(deadline: Instant) -> c_int {
     let left = deadline.saturating_duration_since(Instant::now());
     c_int::try_from(left.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX)
 }
 
-/// `None` when no rsocket was ever put into this set.
+/// `None` if the set never had an rsocket.
 fn wait_ours(epfd: c_int, out: &mut [epoll_event], timeout: c_int, mask: *const sigset_t) -> Option<c_int> {
     let mut known = true;
     let got = with_mask(mask, || {
@@ -295,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_rounded_up_and_bounded() {
+    fn timeouts_are_rounded_up_and_clamped() {
         let time = |tv_sec, tv_nsec| milliseconds(Some(&timespec { tv_sec, tv_nsec }));
         assert_eq!(milliseconds(None), Some(-1));
         assert_eq!((time(0, 0), time(0, 1), time(2, 1_000_000)), (Some(0), Some(1), Some(2001)));
@@ -304,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_has_the_layout_of_libc() {
+    fn set_has_the_layout_of_fd_set() {
         let mut bits = MaybeUninit::<fd_set>::zeroed();
         let set = Set(bits.as_mut_ptr());
         for fd in [0, 63, 64, 1023] {

@@ -1,9 +1,9 @@
 //! Datagrams: SOCK_DGRAM over UD queue pairs.
 //!
-//! The socket is a UDP socket, and has for each own address that it uses a [`Port`]. The first
-//! datagram to a peer goes over UDP and says which queue pair it comes from; the peer answers with
-//! its own, and from then on datagrams go from queue pair to queue pair. The background thread
-//! reads the UDP socket; datagrams that came that way wait in the same line as the others.
+//! A socket has a UDP socket, and a [`Port`] for each own address that it uses. The first datagram
+//! to a peer goes over UDP and names the sender's queue pair; the peer answers with its own. Later
+//! datagrams go between the queue pairs. The background thread reads the UDP socket and puts its
+//! datagrams into the same inbox.
 
 mod port;
 
@@ -26,17 +26,14 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
-/// Peers that a socket remembers; the first datagram to a forgotten one goes over UDP again.
+/// Remembered peers; the first datagram to a forgotten one goes over UDP again.
 const MOST_PEERS: usize = 4096;
-/// UDP datagrams taken at a time.
 const UDP_BATCH: usize = 64;
-/// How long `close` waits for what is still in the card.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// A SOCK_DGRAM socket.
 #[derive(Debug)]
 pub(crate) struct Datagram {
-    /// Never waits; its descriptor is the number of the socket.
+    /// Non-blocking; its descriptor is the socket's number.
     udp: UdpSocket,
     domain: i32,
     inner: Mutex<lock::Datagram, Inner>,
@@ -44,35 +41,31 @@ pub(crate) struct Datagram {
 
 #[derive(Debug)]
 struct Inner {
-    /// What the program has set.
     settings: Config,
     ports: Vec<Port>,
     peers: HashMap<SocketAddr, Peer>,
-    /// Whom `connect` named: nobody else is heard.
     connected: Option<SocketAddr>,
     inbox: VecDeque<Message>,
-    /// Which directions the program has ended: in, out.
     shut_read: bool,
     shut_write: bool,
     closed: bool,
     watchers: Watchers,
 }
 
-/// A socket that was sent to or heard of.
+/// An address that was sent to or received from.
 #[derive(Debug)]
 struct Peer {
-    /// Which own address leads there.
+    /// Index of the own port that leads there.
     port: usize,
-    /// Its queue pair, once it has named it.
+    /// Its queue pair, once known.
     queue: Option<(AddressHandle, Qpn)>,
 }
 
-/// A datagram that has not been read.
 #[derive(Debug)]
 enum Message {
-    /// It waits in the memory of a port.
+    /// In the receive buffer of a port.
     Arrived { port: usize, arrived: Arrived },
-    /// It came over UDP.
+    /// Received over UDP.
     OverUdp { from: SocketAddr, bytes: Vec<u8> },
 }
 
@@ -130,10 +123,10 @@ impl Datagram {
         Ok(())
     }
 
-    /// Ends it, when what was sent has left.
+    /// Closes the socket after posted sends have left.
     pub(crate) fn close(&self) {
         let settled = |inner: &Inner| inner.ports.iter().all(Port::is_settled);
-        // What is still there after that is lost, as datagrams may be.
+        // Datagrams that are still posted after the wait may get lost.
         let _ = wait::until(self, Instant::now().checked_add(SETTLE), || settled(&self.current()));
         let mut inner = self.inner.lock();
         inner.closed = true;
@@ -150,26 +143,25 @@ impl Datagram {
         self.inner.lock().connected.ok_or_else(|| os(libc::ENOTCONN))
     }
 
-    /// On what the background thread sleeps for it, as long as it is open.
+    /// The descriptor that the background thread polls while the socket is open.
     pub(crate) fn wants_service(&self) -> Option<Wish> {
         (!self.inner.lock().closed).then(|| (Some(self.fd()), None))
     }
 
-    /// Takes in what has come over UDP.
+    /// Reads datagrams and answers that arrived over UDP.
     pub(crate) fn serve(&self) {
         let mut packet = [0; MAX_DATAGRAM + MAX_HEADER];
         for _ in 0..UDP_BATCH {
             match self.udp.recv_from(&mut packet) {
                 Ok((len, from)) => self.handle_packet(&packet[..len], from),
-                // An error is an ICMP message about something sent earlier: UDP tells, datagrams
-                // here do not.
+                // Another error is an ICMP message about an earlier datagram.
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => {}
             }
         }
     }
 
-    /// A peer has told where it is.
+    /// Handles a peer's announcement of its queue pair.
     // clause: RSOCK-UDP-ANSWER
     fn handle_packet(&self, packet: &[u8], from: SocketAddr) {
         let Ok(from) = unmapped(from, self.domain) else { return };
@@ -177,16 +169,16 @@ impl Datagram {
         let mut inner = self.inner.lock();
         let Ok(port) = self.peer(&mut inner, from) else { return };
         if header.data {
-            // Lost like any datagram if it cannot be sent now: the peer tells again with its next.
+            // If the answer is lost, the peer announces itself with its next datagram.
             let _ = self.send_address(&inner.ports[port], from, false, &mut Drain::new(&[]));
         }
         let queue = Qpn::new(header.qpn);
         let known = inner.peers.get(&from).and_then(|peer| peer.queue).is_some_and(|(_, known)| known == queue);
         if !known
-            && let Ok(way) = inner.ports[port].way_to(from.ip())
+            && let Ok(handle) = inner.ports[port].address_handle(from.ip())
             && let Some(peer) = inner.peers.get_mut(&from)
         {
-            peer.queue = Some((way, queue));
+            peer.queue = Some((handle, queue));
         }
         if header.data && inner.takes_from(from) {
             inner.inbox.push_back(Message::OverUdp { from, bytes: data.to_vec() });
@@ -194,7 +186,7 @@ impl Datagram {
         }
     }
 
-    /// Sends over UDP where this side is, with `data` behind it.
+    /// Announces the own queue pair over UDP, followed by `data`.
     fn send_address(&self, port: &Port, to: SocketAddr, with_data: bool, data: &mut Drain<'_>) -> io::Result<()> {
         let header = UdpHeader { data: with_data, qpn: port.qpn(), addr: port.ip() }.encode();
         let mut packet = [0; MAX_DATAGRAM + MAX_HEADER];
@@ -204,7 +196,6 @@ impl Datagram {
         self.udp.send_to(&packet[..len], mapped(to, self.domain)).map(drop)
     }
 
-    /// Sends one datagram.
     pub(crate) fn send(&self, data: &mut Drain<'_>, to: Option<SocketAddr>, wait: bool) -> io::Result<usize> {
         loop {
             match self.send_now(data, to) {
@@ -223,8 +214,7 @@ impl Datagram {
     fn send_now(&self, data: &mut Drain<'_>, to: Option<SocketAddr>) -> io::Result<usize> {
         let to = to.or_else(|| self.inner.lock().connected).ok_or_else(|| os(libc::EDESTADDRREQ))?;
         if self.inner.lock().peers.get(&to).is_none_or(|peer| peer.queue.is_none()) {
-            // The answer may be here already: then what follows need not overtake what went over
-            // UDP.
+            // If the answer has arrived, this datagram cannot overtake the one sent over UDP.
             self.serve();
         }
         let mut inner = self.current();
@@ -248,7 +238,7 @@ impl Datagram {
         Ok(len)
     }
 
-    /// The own port that leads to `to`, which is remembered.
+    /// The port that leads to `to`; remembers the peer.
     fn peer(&self, inner: &mut Inner, to: SocketAddr) -> io::Result<usize> {
         if let Some(peer) = inner.peers.get(&to) {
             return Ok(peer.port);
@@ -262,8 +252,7 @@ impl Datagram {
         Ok(port)
     }
 
-    /// The own address from which `to` is reached: that which the socket is bound to, or what the
-    /// system would choose.
+    /// The own address for `to`: the bound address, or the system's choice.
     fn source_towards(&self, to: SocketAddr) -> io::Result<IpAddr> {
         let own = self.local_addr().map(|own| own.ip()).filter(|ip| !ip.is_unspecified());
         if let Some(ip) = own {
@@ -275,12 +264,10 @@ impl Datagram {
         Ok(probe.local_addr()?.ip())
     }
 
-    /// Receives one datagram; what does not fit is lost.
     pub(crate) fn recv(&self, room: &mut Fill<'_, '_>, mode: RecvMode) -> io::Result<(usize, Option<SocketAddr>)> {
         wait::retry(self, mode.wait, libc::POLLIN, || self.current().recv(room, mode.peek))
     }
 
-    /// Locks it, with everything taken in that has happened.
     fn current(&self) -> MutexGuard<'_, lock::Datagram, Inner> {
         let mut inner = self.inner.lock();
         inner.progress();
@@ -289,18 +276,17 @@ impl Datagram {
 }
 
 impl Inner {
-    /// The port of an own address.
     fn port(&mut self, ip: IpAddr) -> io::Result<usize> {
         if let Some(at) = self.ports.iter().position(|port| port.ip() == ip) {
             return Ok(at);
         }
         self.ports.push(Port::open(ip, Depth::of(&self.settings))?);
-        // Whoever sleeps does not know its descriptor.
+        // Sleeping threads do not poll its descriptor yet.
         self.watchers.wake();
         Ok(self.ports.len() - 1)
     }
 
-    /// Whether a datagram from there is for the program, and has room.
+    /// Returns true if a datagram from `from` is for the program and the inbox has room.
     fn takes_from(&self, from: SocketAddr) -> bool {
         let room = self.inbox.len() < usize::from(Depth::of(&self.settings).recvs);
         room && !self.shut_read && self.connected.is_none_or(|connected| connected == from)
@@ -310,7 +296,7 @@ impl Inner {
         let mut ports = std::mem::take(&mut self.ports);
         let mut changed = false;
         for (at, port) in ports.iter_mut().enumerate() {
-            port.completions.take_announcements(!self.watchers.is_empty());
+            port.completions.take_events(!self.watchers.is_empty());
             changed |= port.take_completions(|arrived| {
                 let takes = self.takes_from(arrived.from);
                 if takes {
@@ -325,7 +311,7 @@ impl Inner {
         }
     }
 
-    /// The next datagram, and from whom; nothing from nobody if there will be none.
+    /// Returns the next datagram and its sender. Length 0 without a sender is the end.
     fn recv(&mut self, room: &mut Fill<'_, '_>, peek: bool) -> io::Result<Option<(usize, Option<SocketAddr>)>> {
         let Some(message) = self.inbox.front() else {
             return match self {
@@ -340,7 +326,7 @@ impl Inner {
             Message::Arrived { port, arrived } => room.put(&self.ports[*port].bytes(arrived).map_err(errno::of)?),
         }
         if !peek && let Some(Message::Arrived { port, arrived }) = self.inbox.pop_front() {
-            self.ports[port].give_back(arrived.slot);
+            self.ports[port].repost(arrived.slot);
         }
         Ok(Some((room.moved(), Some(from))))
     }
@@ -386,7 +372,7 @@ impl Datagram {
         let in_use = !inner.ports.is_empty();
         let settings = &mut inner.settings;
         match (level, name, number) {
-            // Memory that is in use stays as it is.
+            // Buffers in use keep their size.
             (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_SNDBUF, _) if in_use => {}
             (libc::SOL_SOCKET, libc::SO_RCVBUF, Some(bytes)) => settings.sizes.recv_buffer = bytes.saturating_mul(2),
             (libc::SOL_SOCKET, libc::SO_SNDBUF, Some(bytes)) => settings.sizes.send_buffer = bytes.saturating_mul(2),

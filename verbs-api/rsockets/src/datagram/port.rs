@@ -1,4 +1,4 @@
-//! One own address on the fabric: a UD queue pair with the memory for what it sends and receives.
+//! A UD queue pair on one own address, with its send and receive buffers.
 
 use crate::completions::{BATCH, Completions};
 use crate::config::Config;
@@ -13,18 +13,16 @@ use roxe_check::for_library;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-/// The key of datagrams between sockets (`RDMA_UDP_QKEY`).
+/// Q_Key of datagrams between sockets (`RDMA_UDP_QKEY`).
 const QKEY: Qkey = Qkey(0x0123_4567);
-/// The network header that the card puts in front of each datagram.
+/// Bytes of the GRH in front of each received datagram.
 const GRH: usize = 40;
-/// Room for one datagram that arrives.
 const SLOT: usize = GRH + MAX_DATAGRAM;
-/// Longest queues.
 pub(crate) const MOST: u32 = 16384;
-/// Marks completions of receives.
+/// Flag of receives in `wr_id`.
 const RECV: u64 = 1 << 63;
 
-/// How many datagrams may wait, and how long those are that need no memory.
+/// Queue lengths in datagrams, and the inline limit in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Depth {
     pub(crate) sends: u16,
@@ -33,7 +31,7 @@ pub(crate) struct Depth {
 }
 
 impl Depth {
-    /// As many datagrams as both the queue and the buffer hold, but one at least.
+    /// As many datagrams as both queue and buffer hold, at least one.
     pub(crate) fn of(settings: &Config) -> Self {
         let fits = |queue: u16, buffer: u32| {
             let datagrams = u32::from(queue).min(buffer / MAX_DATAGRAM as u32).clamp(1, MOST);
@@ -47,7 +45,6 @@ impl Depth {
     }
 }
 
-/// A datagram that has arrived and not been read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrived {
     pub(crate) slot: u16,
@@ -56,7 +53,6 @@ pub(crate) struct Arrived {
     header: usize,
 }
 
-/// An own address.
 #[derive(Debug)]
 pub(crate) struct Port {
     ip: IpAddr,
@@ -66,18 +62,18 @@ pub(crate) struct Port {
     gid_index: u8,
     send_buffer: MemoryRegion,
     recv_buffer: MemoryRegion,
-    /// Places of the send buffer that nothing stands in.
+    /// Free slots of the send buffer.
     free: Vec<u16>,
     depth: Depth,
-    /// Longest datagram, with its header.
+    /// Longest datagram with its header, bytes.
     longest: usize,
 }
 
 impl Port {
-    /// Opens the device that has the address `ip`.
+    /// Opens a port on the device that has the address `ip`.
     ///
     /// # Errors
-    /// EADDRNOTAVAIL if none has.
+    /// EADDRNOTAVAIL if no device has it.
     pub(crate) fn open(ip: IpAddr, depth: Depth) -> io::Result<Self> {
         for_library(|| Self::open_device(ip, depth))
     }
@@ -129,7 +125,6 @@ impl Port {
         Ok(port)
     }
 
-    /// Its address.
     pub(crate) const fn ip(&self) -> IpAddr {
         self.ip
     }
@@ -138,7 +133,6 @@ impl Port {
         self.qp.qp_num().get()
     }
 
-    /// The most bytes of a program's datagram.
     pub(crate) const fn longest(&self, header: usize) -> usize {
         self.longest.saturating_sub(header)
     }
@@ -147,17 +141,15 @@ impl Port {
         !self.free.is_empty()
     }
 
-    /// Whether everything that was sent has left.
     pub(crate) const fn is_settled(&self) -> bool {
         self.free.len() == self.depth.sends as usize
     }
 
-    /// The way to a host.
-    pub(crate) fn way_to(&self, ip: IpAddr) -> io::Result<AddressHandle> {
+    pub(crate) fn address_handle(&self, ip: IpAddr) -> io::Result<AddressHandle> {
         self.pd.create_ah(Gid::from(ip), self.gid_index).map_err(errno::of)
     }
 
-    /// Sends `data` behind `header`. False if nothing is free to send it with.
+    /// Sends `data` behind `header`. Returns false if no slot is free.
     pub(crate) fn send(
         &mut self,
         to: (AddressHandle, Qpn),
@@ -178,8 +170,8 @@ impl Port {
         sent.map(|()| true)
     }
 
-    /// Takes in what has completed; hands each datagram to `arrived`, which says whether it keeps
-    /// it. True if anything has.
+    /// Processes completions. Passes each datagram to `arrived`, which returns true to keep it.
+    /// Returns true if there was any completion.
     pub(crate) fn take_completions(&mut self, mut arrived: impl FnMut(Arrived) -> bool) -> bool {
         let mut any = false;
         let mut batch = [WorkCompletion::default(); BATCH];
@@ -199,11 +191,11 @@ impl Port {
         let len = (completion.byte_len() as usize).saturating_sub(GRH);
         let kept = completion.status() == WcStatus::Success && self.arrived_in(slot, len).is_some_and(&mut *arrived);
         if !kept {
-            self.give_back(slot);
+            self.repost(slot);
         }
     }
 
-    /// What has arrived in `slot`, if it is a datagram of a socket.
+    /// The datagram in `slot`, if it has the header of a socket.
     fn arrived_in(&self, slot: u16, len: usize) -> Option<Arrived> {
         let mut start = [0; datagram::MAX_HEADER];
         let seen = len.min(start.len());
@@ -213,15 +205,13 @@ impl Port {
         Some(Arrived { slot, from, len: len - header, header })
     }
 
-    /// The bytes of a datagram.
     pub(crate) fn bytes(&self, arrived: &Arrived) -> Result<Vec<u8>, roxe::Error> {
         let start = place(arrived.slot) + arrived.header;
         self.recv_buffer.to_vec(start..start + arrived.len)
     }
 
-    /// Lets the next datagram arrive in `slot`.
-    pub(crate) fn give_back(&self, slot: u16) {
-        // Refused only by a queue pair that is broken, which receives nothing any more.
+    pub(crate) fn repost(&self, slot: u16) {
+        // Fails only if the queue pair is broken, which then receives nothing more.
         let _ = self.post_recv(slot);
     }
 
@@ -231,7 +221,6 @@ impl Port {
     }
 }
 
-/// Where the datagram in a slot begins.
 fn place(slot: u16) -> usize {
     usize::from(slot) * SLOT + GRH
 }

@@ -1,5 +1,4 @@
-//! What must hold of a stream whatever its peer says, and of the headers of datagrams, for the fuzz
-//! target.
+//! Invariants of a stream under any peer, and of datagram headers, for the fuzz target.
 
 use super::conn::{CONN_DATA_LEN, ConnData, Target};
 use super::datagram::{UdpHeader, decode_source, encode_source};
@@ -8,15 +7,15 @@ use super::stream::{CONTROL_SLOTS, Done, Link, Sizes, Stream};
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Sizes that a few steps fill.
+/// Small sizes, which a few steps exhaust.
 const SIZES: Sizes = Sizes { send_queue: 8, recv_queue: 4, send_buffer: 4096, recv_buffer: 512, iomaps: 2 };
 
-/// Reads `bytes` as headers of datagrams; then as what a peer says while it connects, and behind
-/// that as steps: its messages, and what the program and the card do.
+/// Decodes `bytes` as datagram headers; then as a peer's connection data, followed by steps:
+/// messages of the peer, and acts of the program and the device.
 ///
 /// # Panics
-/// When a header is read otherwise than it is written, more is unread than the buffer holds, or
-/// more is posted than there is room for.
+/// If a decoded header does not encode to the same bytes, more is unread than the buffer holds, or
+/// more is posted than the queue holds.
 pub fn check_protocol(bytes: &[u8]) {
     headers(bytes);
     let Ok(peer) = ConnData::decode(bytes) else { return };
@@ -24,13 +23,13 @@ pub fn check_protocol(bytes: &[u8]) {
     let mut steps = bytes.iter().copied().skip(CONN_DATA_LEN);
     let buffer = Target { addr: 1 << 40, rkey: 7, len: SIZES.recv_buffer };
     let (mut stream, mut unread) = (Stream::new(&SIZES, buffer, peer), 0);
-    // What was posted and is not complete: data, and notices.
+    // Posted requests that are not complete.
     let (mut data, mut notices) = (VecDeque::new(), VecDeque::new());
     while let Some(step) = steps.next() {
         let mut number = || u32::from_be_bytes(std::array::from_fn(|_| steps.next().unwrap_or_default()));
         match step % 8 {
             0 => unread += handle(&mut stream, number()),
-            // Data that fit, which random messages are seldom.
+            // Short data, which random messages rarely are.
             1 => unread += handle(&mut stream, u32::from(step >> 3)),
             2 => {
                 let len = (number() % 2048).min(stream.outgoing.room());
@@ -68,7 +67,7 @@ pub fn check_protocol(bytes: &[u8]) {
     }
 }
 
-/// A message of the peer; how many bytes it has written.
+/// Handles a message of the peer; returns the bytes that it has written.
 fn handle(stream: &mut Stream, imm: u32) -> u32 {
     let (was_up, message) = (stream.link() == Link::Up, Message::decode(imm));
     if let Ok(message) = message {

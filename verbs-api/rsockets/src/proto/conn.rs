@@ -1,10 +1,8 @@
-//! What the two sides of a stream tell each other in the private data of the connection request and
-//! its reply.
+//! Private data of the connection request and reply of a stream.
 
 use super::Violation;
 use std::array;
 
-/// Bytes of it.
 pub(crate) const CONN_DATA_LEN: usize = 40;
 /// Entries of the list of targets: one for each half of the receive buffer.
 pub(crate) const TARGETS: usize = 2;
@@ -14,21 +12,19 @@ pub(crate) const TARGET_LEN: usize = 16;
 pub(crate) const IOMAP_LEN: usize = 24;
 
 const VERSION: u8 = 1;
-/// The sender's memory is big-endian.
+/// Set if the sender is big-endian.
 const FLAG_BIG_ENDIAN: u8 = 1;
-/// The sender knows remote mappings.
+/// Set if the sender supports remote mappings.
 const FLAG_IOMAP: u8 = 2;
 
-/// A place in the memory of a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) addr: u64,
     pub(crate) rkey: u32,
-    /// Bytes; of the list of targets: entries.
+    /// Bytes; entries, for the list of targets.
     pub(crate) len: u32,
 }
 
-/// In which order a host has the bytes of its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ByteOrder {
     Big,
@@ -36,11 +32,9 @@ pub(crate) enum ByteOrder {
 }
 
 impl ByteOrder {
-    /// That of this machine.
     pub(crate) const NATIVE: Self = if cfg!(target_endian = "big") { Self::Big } else { Self::Little };
 
-    /// The bytes of a number, most significant first, as a host of this order has them in memory;
-    /// and the other way round.
+    /// Converts a number between big-endian and this byte order.
     fn arranged<const N: usize>(self, mut bytes: [u8; N]) -> [u8; N] {
         if self == Self::Little {
             bytes.reverse();
@@ -50,7 +44,7 @@ impl ByteOrder {
 }
 
 impl Target {
-    /// As an entry in the memory of a host of this byte order.
+    /// Encodes an entry for the memory of a host of this byte order.
     // clause: RSOCK-TARGET
     pub(crate) fn encode(self, order: ByteOrder) -> [u8; TARGET_LEN] {
         let mut out = [0; TARGET_LEN];
@@ -60,7 +54,7 @@ impl Target {
         out
     }
 
-    /// An entry in the memory of a host of this byte order.
+    /// Decodes an entry in the memory of a host of this byte order.
     pub(crate) fn decode(bytes: [u8; TARGET_LEN], order: ByteOrder) -> Self {
         Self {
             addr: u64::from_be_bytes(order.arranged(array::from_fn(|i| bytes[i]))),
@@ -70,7 +64,6 @@ impl Target {
     }
 }
 
-/// A mapping of the peer's memory: who writes to `offset` writes to the place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Iomap {
     pub(crate) offset: u64,
@@ -78,7 +71,7 @@ pub(crate) struct Iomap {
 }
 
 impl Iomap {
-    /// As an entry in the memory of a host of this byte order.
+    /// Encodes an entry for the memory of a host of this byte order.
     // clause: RSOCK-IOMAP
     pub(crate) fn encode(self, order: ByteOrder) -> [u8; IOMAP_LEN] {
         let mut out = [0; IOMAP_LEN];
@@ -87,13 +80,13 @@ impl Iomap {
         out
     }
 
-    /// An entry of the own memory that the peer has written.
+    /// Decodes an entry that the peer has written to the own memory.
     pub(crate) fn decode_native(bytes: [u8; IOMAP_LEN]) -> Self {
         let offset = u64::from_ne_bytes(array::from_fn(|i| bytes[i]));
         Self { offset, place: Target::decode(array::from_fn(|i| bytes[8 + i]), ByteOrder::NATIVE) }
     }
 
-    /// The place of `offset` and the bytes that follow it there, if the mapping covers it.
+    /// The part of the mapping from `offset` on, if the mapping covers it.
     pub(crate) fn at(&self, offset: u64) -> Option<Target> {
         let skip = offset.checked_sub(self.offset)?;
         let skip = u32::try_from(skip).ok().filter(|skip| *skip < self.place.len)?;
@@ -105,13 +98,12 @@ impl Iomap {
     }
 }
 
-/// What one side says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ConnData {
     pub(crate) order: ByteOrder,
-    /// Messages that may be sent to it at first.
+    /// Initial credits: messages that may be sent to it.
     pub(crate) credits: u16,
-    /// Mappings that it takes; `None` from a peer that does not know them.
+    /// Mappings that it accepts; `None` from a peer without mappings.
     pub(crate) iomaps: Option<u16>,
     /// Its list of targets; `len` counts entries.
     pub(crate) targets: Target,
@@ -120,7 +112,6 @@ pub(crate) struct ConnData {
 }
 
 impl ConnData {
-    /// The private data.
     // clause: RSOCK-CONN-DATA
     pub(crate) fn encode(&self) -> [u8; CONN_DATA_LEN] {
         let mut out = [0; CONN_DATA_LEN];
@@ -139,10 +130,10 @@ impl ConnData {
         out
     }
 
-    /// What the peer said. More bytes may follow: the connection manager pads.
+    /// Decodes the peer's private data, which the connection manager may have padded.
     ///
     /// # Errors
-    /// Another version, too few bytes, or nothing that could be written to.
+    /// Another version, too few bytes, or an empty list of targets.
     // clause: RSOCK-CONN-VERSION
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Violation> {
         let bytes: &[u8; CONN_DATA_LEN] = bytes.first_chunk().ok_or(Violation)?;
@@ -161,13 +152,13 @@ impl ConnData {
     }
 }
 
-/// A count below 2^15 in one byte: as it is up to 128, above that in steps of 256.
+/// Encodes a count below 2^15 in one byte: exactly up to 128, above that in steps of 256.
 // clause: RSOCK-IOMAP-SCALE
 pub(crate) const fn scale(value: u16) -> u8 {
     if value <= 0x80 { value as u8 } else { 0x80 | (value >> 8) as u8 }
 }
 
-/// The count that [`scale`] made a byte of, rounded down.
+/// Decodes the byte of [`scale`], rounded down.
 pub(crate) const fn unscale(byte: u8) -> u16 {
     if byte <= 0x80 { byte as u16 } else { ((byte & 0x7f) as u16) << 8 }
 }
@@ -186,13 +177,13 @@ mod tests {
         }
     }
 
-    /// Never rounded up: the peer must not write behind the table.
+    /// Never rounded up: the peer must not write beyond the table.
     #[test]
     fn counts_in_one_byte_are_rounded_down() {
         for value in 0..=u16::MAX {
             let read = unscale(scale(value));
             assert!(read <= value && (value > 0x80 || read == value), "{value}: {read}");
-            // Seven bits are left; librdmacm loses the eighth as well.
+            // Seven bits remain; librdmacm also loses the eighth.
             assert!(value >= 0x8000 || value - read < 256, "{value}: {read}");
         }
         for byte in 0..=u8::MAX {
@@ -202,7 +193,7 @@ mod tests {
 
     // clause: RSOCK-CONN-DATA
     #[test]
-    fn every_field_of_the_connection_data_stands_where_it_belongs() {
+    fn connection_data_matches_the_wire_format() {
         let bytes = sample().encode();
         let expected = [
             1, 2, 0x01, 0x80, 0, 0, 0, 3, 1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0, 0, 0, 2, 0x21, 0x22, 0x23,
@@ -219,7 +210,7 @@ mod tests {
 
     // clause: RSOCK-CONN-VERSION
     #[test]
-    fn other_versions_short_data_and_no_targets_are_refused() {
+    fn invalid_connection_data_is_refused() {
         let mut other = sample().encode();
         other[0] = 2;
         assert_eq!(ConnData::decode(&other), Err(Violation));
@@ -231,7 +222,7 @@ mod tests {
 
     // clause: RSOCK-TARGET
     #[test]
-    fn an_entry_is_in_the_byte_order_of_whose_memory_it_is_in() {
+    fn entry_uses_byte_order_of_its_memory() {
         let target = Target { addr: 0x0102_0304_0506_0708, rkey: 0x1112_1314, len: 0x2122_2324 };
         let big = target.encode(ByteOrder::Big);
         assert_eq!(big, [1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x21, 0x22, 0x23, 0x24]);
@@ -242,7 +233,7 @@ mod tests {
 
     // clause: RSOCK-IOMAP
     #[test]
-    fn a_mapping_is_its_offset_and_its_place() {
+    fn mapping_covers_its_offsets_only() {
         let map = Iomap { offset: 100, place: Target { addr: 0x1000, rkey: 7, len: 50 } };
         assert_eq!(map.encode(ByteOrder::Big)[..8], 100u64.to_be_bytes());
         assert_eq!(map.encode(ByteOrder::Big)[8..], map.place.encode(ByteOrder::Big));
@@ -255,7 +246,7 @@ mod tests {
 
     // clause: RSOCK-IOMAP-SCALE
     #[test]
-    fn counts_above_128_go_in_steps_of_256() {
+    fn counts_above_128_use_steps_of_256() {
         for exact in [0, 1, 127, 128] {
             assert_eq!(unscale(scale(exact)), exact);
         }

@@ -1,9 +1,7 @@
-//! The headers in front of datagrams: over UDP until the peer's queue pair is known, over UD
-//! afterwards.
+//! Headers of datagrams: over UDP until the peer's queue pair is known, over UD afterwards.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
-/// Marks a UDP datagram as one of ours.
 const TAG: u32 = 0x5555_5555;
 /// Bytes of the header over UDP, by version.
 const UDP_V4_LEN: usize = 16;
@@ -19,18 +17,15 @@ pub(crate) const MAX_DATAGRAM: usize = 2048;
 const OP_DATA: u8 = 0;
 const OP_CONTROL: u8 = 7;
 
-/// The header over UDP: who the sender is on the fabric.
+/// The header over UDP, which announces the sender's queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UdpHeader {
-    /// The program's data follow; otherwise the header is an answer that only names the queue pair.
+    /// True if the program's data follows; an answer has none.
     pub(crate) data: bool,
-    /// The sender's queue pair.
     pub(crate) qpn: u32,
-    /// The sender's address on the fabric.
     pub(crate) addr: IpAddr,
 }
 
-/// The bytes of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeaderBytes {
     bytes: [u8; MAX_HEADER],
@@ -38,7 +33,7 @@ pub(crate) struct HeaderBytes {
 }
 
 impl HeaderBytes {
-    /// A header that ends with this address, as long as its version of the two is; and the version.
+    /// A header that ends with `address` and has the length of its IP version; also the version.
     fn ending_with(address: IpAddr, [v4, v6]: [usize; 2]) -> (Self, u8) {
         let mut bytes = [0; MAX_HEADER];
         match address {
@@ -70,8 +65,7 @@ impl UdpHeader {
         out
     }
 
-    /// The header and the data behind it; `None` if it is not one, or not of the version of the
-    /// address it came from.
+    /// Decodes the header and the data behind it; `None` if invalid or of another IP version.
     // clause: RSOCK-UDP-CHECK
     pub(crate) fn decode(packet: &[u8], from: SocketAddr) -> Option<(Self, &[u8])> {
         let (head, rest) = packet.split_first_chunk::<12>()?;
@@ -92,7 +86,7 @@ impl UdpHeader {
     }
 }
 
-/// The header over UD: the address of the sending socket.
+/// Encodes the header over UD, the address of the sending socket.
 // clause: RSOCK-UD-HEADER
 pub(crate) fn encode_source(source: SocketAddr) -> HeaderBytes {
     let (mut out, version) = HeaderBytes::ending_with(source.ip(), [UD_V4_LEN, UD_V6_LEN]);
@@ -104,7 +98,7 @@ pub(crate) fn encode_source(source: SocketAddr) -> HeaderBytes {
     out
 }
 
-/// The sender of a datagram that came over UD, and the data; `None` if the header is none.
+/// Decodes the sender of a UD datagram, and the data; `None` if the header is invalid.
 pub(crate) fn decode_source(packet: &[u8]) -> Option<(SocketAddr, &[u8])> {
     let (head, rest) = packet.split_first_chunk::<4>()?;
     let [version, len, high, low] = *head;
@@ -133,7 +127,7 @@ mod tests {
 
     // clause: RSOCK-UDP-HEADER
     #[test]
-    fn the_header_over_udp_names_the_queue_pair() {
+    fn udp_header_matches_the_wire_format() {
         let header = UdpHeader { data: true, qpn: 0x0012_3456, addr: [10, 0, 0, 1].into() };
         let bytes = header.encode();
         let expected = [0x55, 0x55, 0x55, 0x55, 4, 0, 16, 0, 0, 0x12, 0x34, 0x56, 10, 0, 0, 1];
@@ -149,7 +143,7 @@ mod tests {
 
     // clause: RSOCK-UDP-CHECK
     #[test]
-    fn what_is_not_a_header_is_dropped() {
+    fn invalid_udp_headers_are_dropped() {
         let good = UdpHeader { data: true, qpn: 1, addr: [10, 0, 0, 1].into() }.encode();
         let good = good.as_slice();
         for len in 0..good.len() {
@@ -165,7 +159,7 @@ mod tests {
 
     // clause: RSOCK-UD-HEADER
     #[test]
-    fn the_header_over_ud_names_the_socket() {
+    fn ud_header_matches_the_wire_format() {
         let v4 = encode_source(V4.parse().unwrap());
         assert_eq!(v4.as_slice(), [4, 8, 0x1b, 0x58, 10, 0, 0, 1]);
         let packet = [v4.as_slice(), b"data"].concat();

@@ -1,9 +1,7 @@
-//! The message in the immediate data of a WRITE: its upper three bits say what it is, the others
-//! how much or which.
+//! Messages in the immediate data of a WRITE: three bits of type, then a number.
 
 use super::Violation;
 
-/// Bits of the number in a message.
 const NUMBER_BITS: u32 = 29;
 const NUMBER: u32 = (1 << NUMBER_BITS) - 1;
 
@@ -16,35 +14,31 @@ const DISCONNECT: u32 = 0;
 const KEEPALIVE: u32 = 1;
 const SHUTDOWN: u32 = 2;
 
-/// What one side tells the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// So many bytes were written behind those before. Zero to 2^29 - 1.
+    /// This many bytes, below 2^29, were written behind the previous ones.
     Data(u32),
-    /// Messages up to this number (modulo 2^16) may be sent; a new part of the receive buffer may
-    /// be free, too.
+    /// Messages up to this number (modulo 2^16) may be sent. Half of the buffer may be free.
     Credit(u16),
     /// This entry of the receiver's table of remote mappings was written.
     Iomap(u16),
-    /// The connection itself.
     Control(Control),
 }
 
-/// What concerns the connection itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Control {
-    /// The sender neither sends nor receives any more.
+    /// The sender neither sends nor receives.
     Disconnect,
-    /// The sender is there. On the wire it is a WRITE of nothing, without immediate data.
+    /// The sender is alive. On the wire it is an empty WRITE without immediate data.
     Keepalive,
-    /// The sender sends no more.
+    /// The sender sends nothing more.
     Shutdown,
-    /// Something of a later version, to be passed over.
+    /// From a later version; ignored.
     Unknown,
 }
 
 impl Message {
-    /// The immediate data, as the number that is sent most significant byte first.
+    /// The immediate data, sent most significant byte first.
     // clause: RSOCK-MESSAGE
     pub(crate) const fn encode(self) -> u32 {
         let (op, number) = match self {
@@ -59,10 +53,10 @@ impl Message {
         op << NUMBER_BITS | number & NUMBER
     }
 
-    /// The message in `imm`. Of a credit the lower 16 bits count.
+    /// Decodes immediate data. A credit uses the lower 16 bits.
     ///
     /// # Errors
-    /// A reserved type: nobody can tell how many bytes of the stream it stands for.
+    /// A reserved type, because its length in the stream is unknown.
     pub(crate) const fn decode(imm: u32) -> Result<Self, Violation> {
         let number = imm & NUMBER;
         Ok(match imm >> NUMBER_BITS {
@@ -86,7 +80,7 @@ mod tests {
 
     // clause: RSOCK-MESSAGE
     #[test]
-    fn every_message_has_its_number() {
+    fn messages_match_the_wire_format() {
         for (message, imm) in [
             (Message::Data(0x1234), 0x0000_1234),
             (Message::Credit(384), 0x8000_0180),
@@ -100,9 +94,9 @@ mod tests {
         }
     }
 
-    /// Every type with every number of 16 bits, with and without the bits above.
+    /// Every type with every 16-bit number, with and without the bits above.
     #[test]
-    fn all_messages_that_are_read_mean_the_same_when_written() {
+    fn decoded_messages_roundtrip() {
         for high in 0..1u32 << 16 {
             for low in [0, 1, 2, 3, 0x7fff, 0xffff] {
                 let (imm, swapped) = (high << 16 | low, low << 16 | high);
@@ -119,12 +113,12 @@ mod tests {
     }
 
     #[test]
-    fn a_credit_counts_modulo_two_to_the_sixteenth() {
+    fn credit_counts_modulo_65536() {
         assert_eq!(Message::decode(0x8001_0003), Ok(Message::Credit(3)));
     }
 
     #[test]
-    fn reserved_types_are_refused_and_unknown_controls_are_not() {
+    fn reserved_types_are_refused_and_unknown_controls_ignored() {
         for op in [1u32, 2, 3, 5] {
             assert_eq!(Message::decode(op << 29 | 7), Err(Violation));
         }

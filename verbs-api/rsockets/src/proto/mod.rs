@@ -1,13 +1,9 @@
-//! What rsockets say to each other, and when: pure decisions. Nothing here does I/O, reads a clock
-//! or blocks.
+//! The protocol of rsockets, as pure decisions: nothing here does I/O, reads a clock or blocks.
 //!
-//! A stream has three parts. `conn.rs` is what both sides tell each other while they connect: where
-//! the receive buffer lies and how much may be sent. `message.rs` is the 32-bit message that goes
-//! as immediate data with every WRITE. `stream.rs` has the two directions: the outgoing
-//! one knows where the next byte goes and whether it may, the incoming one what has arrived and
-//! when to give back what the program has read.
-//!
-//! Datagrams need only headers: `datagram.rs`.
+//! Of a stream, `conn.rs` is the data exchanged while connecting, `message.rs` the 32-bit immediate
+//! data of every WRITE, and `stream.rs` the two directions: where outgoing bytes go and when, and
+//! which incoming bytes are unread and when to grant their space again. Datagrams have only
+//! headers: `datagram.rs`.
 
 #[cfg(feature = "fuzz")]
 pub(crate) mod check;
@@ -16,6 +12,6 @@ pub(crate) mod datagram;
 pub(crate) mod message;
 pub(crate) mod stream;
 
-/// The peer broke the protocol; the connection cannot go on.
+/// The peer violated the protocol; the connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Violation;

@@ -1,5 +1,4 @@
-//! A connected stream: both directions, the few messages about the connection itself, and how it
-//! ends.
+//! A connected stream: both directions, messages about the connection, and its end.
 
 use super::Violation;
 use super::conn::{ConnData, IOMAP_LEN, Iomap, TARGET_LEN, Target};
@@ -7,49 +6,45 @@ use super::message::{Control, Message};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Places in the send queue for messages about the connection; data never takes them, so that both
-/// sides can always tell each other that there is room again.
+/// Send queue slots that data never uses, so that both sides can always grant space.
 pub(crate) const CONTROL_SLOTS: u16 = 4;
 
-/// What a side decides before it connects.
+/// Local sizes, decided before connecting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
-    /// Places in the send queue; more than [`CONTROL_SLOTS`].
+    /// Slots of the send queue; more than [`CONTROL_SLOTS`].
     pub(crate) send_queue: u16,
-    /// Messages that the peer may send before it hears again.
+    /// Messages that the peer may send before the next grant.
     pub(crate) recv_queue: u16,
     /// Bytes.
     pub(crate) send_buffer: u32,
     /// Bytes; even.
     pub(crate) recv_buffer: u32,
-    /// Mappings that the peer may make.
+    /// Mappings that the peer may create.
     pub(crate) iomaps: u16,
 }
 
-/// Whether the connection stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Link {
-    /// It does.
     Up,
-    /// One side has ended it.
+    /// Ended by one side.
     Down,
-    /// It broke.
+    /// Ended by an error.
     Broken,
 }
 
-/// A message about the connection that is to be posted now.
+/// A message about the connection, to be posted now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
-    /// A WRITE of nothing with this immediate data.
+    /// An empty WRITE with this immediate data.
     Message(Message),
     /// A WRITE of these bytes with this immediate data.
     Entry { to: Target, bytes: [u8; TARGET_LEN], message: Message },
-    /// A WRITE of nothing, without immediate data: it only shows whether the peer answers.
+    /// An empty WRITE without immediate data, which tests if the peer answers.
     Probe,
 }
 
 impl Notice {
-    /// What its completion will be.
     pub(crate) const fn done(&self) -> Done {
         match self {
             Self::Message(Message::Control(Control::Disconnect)) => Done::Disconnect,
@@ -58,35 +53,31 @@ impl Notice {
     }
 }
 
-/// What a completed request was, by which it gives back what it held.
+/// Kind of a completed request, which determines the resources that it frees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Done {
-    /// A write or message of the data path, that held so many bytes of the send buffer.
+    /// A WRITE or message of the data path, with the bytes of the send buffer that it held.
     Data(u32),
-    /// A notice.
     Notice,
-    /// The notice that said goodbye.
+    /// The notice of a disconnect.
     Disconnect,
 }
 
-/// A stream. The driver posts what it is given, reports what completes and arrives, and moves the
-/// bytes.
+/// A stream. The driver posts requests, reports completions and arrivals, and moves the bytes.
 #[derive(Debug)]
 pub(crate) struct Stream {
     link: Link,
-    /// The peer may send more.
+    /// True if the peer may send more.
     readable: bool,
-    /// This side may send more.
+    /// True if this side may send more.
     writable: bool,
-    /// This side has said that it sends no more.
+    /// True if the program has shut down sending.
     shut: bool,
-    /// What is still to be said about the end, and whether to probe.
     pending_end: Option<Control>,
     probe: bool,
     control_free: u16,
     pub(crate) outgoing: Outgoing,
     pub(crate) incoming: Incoming,
-    /// Offset of the receive buffer in the peer's eyes.
     buffer: Target,
     peer: ConnData,
     peer_target: u32,
@@ -94,8 +85,7 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// The stream of a connection. `buffer` is where the own receive buffer begins, for the peer's
-    /// eyes.
+    /// A new connection. `buffer` is the own receive buffer, as the peer addresses it.
     pub(crate) fn new(sizes: &Sizes, buffer: Target, peer: ConnData) -> Self {
         let slots = sizes.send_queue.saturating_sub(CONTROL_SLOTS);
         Self {
@@ -115,53 +105,52 @@ impl Stream {
         }
     }
 
-    /// Whether the connection stands.
     pub(crate) const fn link(&self) -> Link {
         self.link
     }
 
-    /// Nothing more will come than what is here.
+    /// Returns true if no more data will arrive.
     pub(crate) const fn at_end(&self) -> bool {
         !self.readable
     }
 
-    /// Nothing can be sent any more.
+    /// Returns true if nothing more can be sent.
     pub(crate) const fn is_shut(&self) -> bool {
         !self.writable
     }
 
-    /// The program itself ended its sending.
+    /// Returns true if the program has shut down sending.
     pub(crate) const fn shut_by_us(&self) -> bool {
         self.shut
     }
 
-    /// Whether a send would find room for a byte.
     pub(crate) fn can_send(&self) -> bool {
         self.outgoing.room() > 0
     }
 
-    /// Whether everything that was posted is complete, or never will be.
+    /// Returns true if every posted request is complete, or never will be.
     pub(crate) fn is_settled(&self) -> bool {
-        let said = self.pending_end.is_none() && self.control_free == CONTROL_SLOTS;
-        self.link != Link::Up || said && self.outgoing.is_done()
+        let announced = self.pending_end.is_none() && self.control_free == CONTROL_SLOTS;
+        self.link != Link::Up || announced && self.outgoing.is_done()
     }
 
-    /// A message came as immediate data. It may ask for an entry of the table of mappings to be
-    /// read and handed to [`set_iomap`](Self::set_iomap).
+    /// Handles a message. May return an index of the mapping table, whose entry the driver then
+    /// reads and passes to [`set_iomap`](Self::set_iomap).
     ///
     /// # Errors
-    /// One that the peer must not send; the stream is broken then.
+    /// A message that violates the protocol; breaks the stream.
     pub(crate) fn handle_message(&mut self, imm: u32) -> Result<Option<u16>, Violation> {
         if self.link != Link::Up {
             return Ok(None);
         }
-        let asked = self.message(imm);
-        if asked.is_err() {
+        let entry = self.message(imm);
+        if entry.is_err() {
             self.break_off();
         }
-        asked
+        entry
     }
 
+    // clause: RSOCK-SHUTDOWN, RSOCK-DISCONNECT
     fn message(&mut self, imm: u32) -> Result<Option<u16>, Violation> {
         match Message::decode(imm)? {
             Message::Data(len) => self.incoming.arrived(len)?,
@@ -170,22 +159,13 @@ impl Stream {
                 self.incoming.message_read();
                 return Ok(Some(index));
             }
-            Message::Control(control) => self.controlled(control),
+            Message::Control(Control::Shutdown) if self.writable => self.readable = false,
+            Message::Control(Control::Disconnect | Control::Shutdown) => self.end(),
+            Message::Control(Control::Keepalive | Control::Unknown) => {}
         }
         Ok(None)
     }
 
-    // clause: RSOCK-SHUTDOWN, RSOCK-DISCONNECT
-    const fn controlled(&mut self, control: Control) {
-        match control {
-            Control::Disconnect => self.end(),
-            Control::Shutdown if self.writable => self.readable = false,
-            Control::Shutdown => self.end(),
-            Control::Keepalive | Control::Unknown => {}
-        }
-    }
-
-    /// A posted request is complete.
     pub(crate) fn handle_done(&mut self, done: Done) {
         match done {
             Done::Data(held) => self.outgoing.done(held),
@@ -194,8 +174,7 @@ impl Stream {
         }
     }
 
-    /// The connection is over: the peer or its connection manager said so. What has arrived can
-    /// still be read.
+    /// Ends the connection, on word from the peer or its CM. Arrived data stays readable.
     pub(crate) const fn end(&mut self) {
         if matches!(self.link, Link::Up) {
             self.link = Link::Down;
@@ -204,7 +183,7 @@ impl Stream {
         self.writable = false;
     }
 
-    /// The connection broke: a request failed, or the peer broke the protocol.
+    /// Breaks the connection: a request failed, or the peer violated the protocol.
     pub(crate) const fn break_off(&mut self) {
         if matches!(self.link, Link::Up) {
             self.end();
@@ -212,8 +191,7 @@ impl Stream {
         }
     }
 
-    /// Ends directions, and leaves a [`Notice`] where the peer is to know. Ending only what comes
-    /// in tells nobody.
+    /// Ends directions, and queues a [`Notice`] for the peer unless only receiving ends.
     // clause: RSOCK-SHUTDOWN, RSOCK-DISCONNECT
     pub(crate) fn shut_down(&mut self, read: bool, write: bool) {
         let (was_readable, was_writable) = (self.readable, self.writable);
@@ -231,32 +209,29 @@ impl Stream {
         }
     }
 
-    /// The peer has been silent for long: ask whether it lives.
+    /// Probes a peer that has been silent.
     // clause: RSOCK-KEEPALIVE
     pub(crate) const fn keep_alive(&mut self) {
         self.probe = true;
     }
 
-    /// The next message about the connection, until there is none. To be asked after everything
-    /// that happens.
+    /// Returns the next message about the connection, if any. Call it after every event.
     // clause: RSOCK-CONTROL-SLOTS
     pub(crate) fn poll_notice(&mut self) -> Option<Notice> {
         if self.link != Link::Up || self.control_free == 0 {
             return None;
         }
-        let notice = self.next_notice()?;
+        let notice = if self.incoming.wants_grant() {
+            self.granted()
+        } else if let Some(control) = self.pending_end.take() {
+            Notice::Message(Message::Control(control))
+        } else if std::mem::take(&mut self.probe) {
+            Notice::Probe
+        } else {
+            return None;
+        };
         self.control_free -= 1;
         Some(notice)
-    }
-
-    fn next_notice(&mut self) -> Option<Notice> {
-        if self.incoming.wants_grant() {
-            return Some(self.granted());
-        }
-        if let Some(control) = self.pending_end.take() {
-            return Some(Notice::Message(Message::Control(control)));
-        }
-        std::mem::take(&mut self.probe).then_some(Notice::Probe)
     }
 
     // clause: RSOCK-TARGET-ORDER
@@ -275,13 +250,13 @@ impl Stream {
         Notice::Entry { to, bytes: entry.encode(self.peer.order), message }
     }
 
-    /// How many buffers of its own this side can map for the peer.
+    /// Number of buffers that this side can map for the peer.
     pub(crate) fn mappable(&self) -> u16 {
         self.peer.iomaps.unwrap_or(0)
     }
 
-    /// The WRITE that puts entry `index` into the peer's table; a message announces it. The caller
-    /// asks [`may_message`](Outgoing::may_message) before.
+    /// The WRITE of entry `index` to the peer's mapping table, and the message that announces it.
+    /// The caller checks [`may_message`](Outgoing::may_message) first.
     // clause: RSOCK-IOMAP
     pub(crate) fn map(&mut self, index: u16, iomap: &Iomap) -> (Target, [u8; IOMAP_LEN], Message) {
         self.outgoing.message();
@@ -291,54 +266,51 @@ impl Stream {
         (to, iomap.encode(self.peer.order), Message::Iomap(index))
     }
 
-    /// The peer has mapped a buffer of its own.
     pub(crate) fn set_iomap(&mut self, index: u16, iomap: Iomap) {
         if let Some(entry) = self.iomaps.get_mut(usize::from(index)) {
             *entry = Some(iomap);
         }
     }
 
-    /// Where `offset` of the peer's mappings is, and how many bytes follow there.
+    /// The peer's memory that is mapped from `offset` on.
     pub(crate) fn mapped(&self, offset: u64) -> Option<Target> {
         self.iomaps.iter().flatten().find_map(|iomap| iomap.at(offset))
     }
 }
 
-/// One direction of a stream, as its receiver sees it. The buffer is a ring of two halves that are
-/// given to the peer in turns; the peer fills a half to its end before it begins the next.
+/// The receive direction. The buffer is a ring of two halves, granted to the peer in turn; the peer
+/// fills a half completely before it begins the other.
 #[derive(Debug)]
 pub(crate) struct Incoming {
     /// Bytes of half the buffer.
     half: u32,
-    /// Messages that may be under way or unread.
+    /// Limit of messages in flight or unread.
     credits: u16,
-    /// Lengths of messages that are not read to their end.
+    /// Remaining lengths of unread messages.
     unread: VecDeque<u32>,
-    /// Place of the first unread byte.
+    /// Offset of the first unread byte.
     at: u32,
     /// Bytes that the peer may still write.
     open: u64,
-    /// Bytes read that were not given to the peer again.
+    /// Bytes read but not granted again.
     spare: u32,
-    /// Which half is the next to be given.
+    /// The half of the next grant.
     next_half: u32,
-    /// Messages read, modulo 2^16, and at which number the peer is told of it.
+    /// Messages read, modulo 2^16, and the number at which the next grant is due.
     read: u16,
-    tell_at: u16,
+    grant_at: u16,
 }
 
-/// What the peer is to be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
-    /// Up to which number it may send messages.
+    /// Last number of messages that it may send.
     pub(crate) up_to: u16,
-    /// Offset of the half of the buffer that is free again; `None` if neither is.
+    /// Offset of the granted half of the buffer; `None` for credits only.
     pub(crate) half: Option<u32>,
 }
 
 impl Incoming {
-    /// A buffer of two halves, the first of which the peer knows, and `credits` messages that it
-    /// may send.
+    /// A buffer of two halves, the first of which is already granted with `credits` messages.
     pub(crate) const fn new(half: u32, credits: u16) -> Self {
         Self {
             half,
@@ -349,14 +321,14 @@ impl Incoming {
             spare: half,
             next_half: 1,
             read: 0,
-            tell_at: credits >> 1,
+            grant_at: credits >> 1,
         }
     }
 
-    /// `len` more bytes have arrived.
+    /// Records `len` arrived bytes.
     ///
     /// # Errors
-    /// The peer had no room for them, or no credit.
+    /// The peer had no room or no credit for them.
     // clause: RSOCK-OVERRUN
     pub(crate) fn arrived(&mut self, len: u32) -> Result<(), Violation> {
         self.open = self.open.checked_sub(u64::from(len)).ok_or(Violation)?;
@@ -370,28 +342,24 @@ impl Incoming {
         Ok(())
     }
 
-    /// A message that took a credit has been dealt with.
     const fn message_read(&mut self) {
         self.read = self.read.wrapping_add(1);
     }
 
-    /// Whether something is there to read.
     pub(crate) fn has_data(&self) -> bool {
         !self.unread.is_empty()
     }
 
-    /// Where the next unread bytes stand, at most `max`, behind the first `skip`. Empty if there
-    /// are none.
+    /// Range of contiguous unread bytes, at most `max`, after the first `skip`; may be empty.
     pub(crate) fn peek(&self, skip: u32, max: usize) -> Range<u32> {
         let unread: u64 = self.unread.iter().map(|len| u64::from(*len)).sum();
         let start = (u64::from(self.at) + u64::from(skip)) % u64::from(2 * self.half);
         let left = unread.saturating_sub(u64::from(skip)).min(u64::from(2 * self.half) - start);
-        // Both are less than twice the half, which is a `u32`.
+        // Both are below twice `half`, a `u32`.
         let len = left.min(max as u64) as u32;
         start as u32..start as u32 + len
     }
 
-    /// The program has read `len` of the unread bytes.
     pub(crate) fn consume(&mut self, len: u32) {
         self.at = ((u64::from(self.at) + u64::from(len)) % u64::from(2 * self.half)) as u32;
         self.spare += len;
@@ -407,16 +375,15 @@ impl Incoming {
         }
     }
 
-    /// What the peer is to be told now: as soon as half the buffer was read, or half its credits
-    /// are used.
+    /// Returns true if a grant is due: half the buffer was read, or half the credits are used.
     // clause: RSOCK-GRANT
     const fn wants_grant(&self) -> bool {
-        self.spare >= self.half || self.read.wrapping_sub(self.tell_at) < 1 << 15
+        self.spare >= self.half || self.read.wrapping_sub(self.grant_at) < 1 << 15
     }
 
-    /// The answer to [`wants_grant`](Self::wants_grant), which is then settled.
+    /// Makes the grant that [`wants_grant`](Self::wants_grant) asks for.
     pub(crate) fn grant(&mut self) -> Grant {
-        self.tell_at = self.read.wrapping_add(self.credits >> 1);
+        self.grant_at = self.read.wrapping_add(self.credits >> 1);
         let half = (self.spare >= self.half).then(|| {
             self.spare -= self.half;
             self.open += u64::from(self.half);
@@ -428,46 +395,41 @@ impl Incoming {
     }
 }
 
-/// The send buffer must have as much room before the next write starts, so that a slow peer does
-/// not make for tiny ones.
+/// Free bytes of the send buffer for the next write: a slow peer must not cause tiny writes.
 const LOW_WATER: u32 = 2048;
 
-/// A write that may leave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Write {
-    /// Where it goes; `len` is its length.
     pub(crate) to: Target,
-    /// Where its bytes stand in the send buffer until it is complete: two parts where the buffer
-    /// ends in between. Both empty for bytes that are copied while posting.
+    /// Its bytes in the send buffer until it completes: two parts where the ring wraps. Both are
+    /// empty for inline data.
     pub(crate) parts: [Range<u32>; 2],
 }
 
 impl Write {
-    /// Bytes of the send buffer that it holds.
     pub(crate) fn held(&self) -> u32 {
         self.parts.iter().map(|part| part.end - part.start).sum()
     }
 }
 
-/// One direction of a stream, as its sender sees it.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
-    /// Places in the send queue that data may take.
+    /// Free slots of the send queue for data.
     slots: u32,
     all_slots: u32,
-    /// Messages sent, and how many may be, both modulo 2^16.
+    /// Messages sent, and allowed, modulo 2^16.
     sent: u16,
     allowed: u16,
-    /// The rest of the part of the peer's buffer that is being filled.
+    /// Remaining part of the peer's buffer that is being filled.
     target: Target,
-    /// Which entry of the list of targets comes next.
+    /// Next entry of the list of targets.
     next_target: usize,
-    /// The peer said that it may have written the list.
+    /// True if the peer may have written the list since it was read.
     targets_written: bool,
     buffer: Ring,
 }
 
-/// The send buffer: bytes leave it in the order in which they came.
+/// The send buffer, a ring.
 #[derive(Debug)]
 struct Ring {
     len: u32,
@@ -476,8 +438,7 @@ struct Ring {
 }
 
 impl Outgoing {
-    /// `slots` of the send queue, a send buffer of `buffer` bytes, and what the peer allows at
-    /// first.
+    /// `slots` of the send queue, a send buffer of `buffer` bytes, and the peer's first grant.
     pub(crate) const fn new(slots: u16, buffer: u32, credits: u16, first: Target) -> Self {
         let slots = slots as u32;
         Self {
@@ -492,30 +453,29 @@ impl Outgoing {
         }
     }
 
-    /// How many bytes the next write may have, none if it may not leave yet.
+    /// Bytes that the next write may have; 0 if it may not leave yet.
     // clause: RSOCK-CREDITS
     pub(crate) fn room(&self) -> u32 {
         if self.may_message() { self.target.len.min(self.buffer.free) } else { 0 }
     }
 
-    /// Whether a message that takes a credit may leave.
+    /// Returns true if a message that uses a credit may leave.
     pub(crate) fn may_message(&self) -> bool {
         self.sent != self.allowed && self.may_write()
     }
 
-    /// Whether a WRITE that takes no credit may leave: one into a mapping.
+    /// Returns true if a WRITE without a credit may leave: one into a mapping.
     pub(crate) fn may_write(&self) -> bool {
-        // A buffer smaller than the usual mark waits until it is empty.
+        // A smaller buffer than the mark has to be empty.
         self.slots > 0 && self.buffer.free >= self.buffer.len.min(LOW_WATER)
     }
 
-    /// Free bytes of the send buffer.
     pub(crate) const fn buffer_room(&self) -> u32 {
         self.buffer.free
     }
 
-    /// The next `len` bytes, at most [`room`](Self::room), into the peer's buffer. `buffered` if
-    /// they wait in the send buffer.
+    /// Takes the next `len` bytes, at most [`room`](Self::room), of the peer's buffer. `buffered`
+    /// if the data stays in the send buffer until it completes.
     pub(crate) fn data(&mut self, len: u32, buffered: bool) -> Write {
         let len = len.min(self.target.len);
         let to = Target { len, ..self.target };
@@ -525,46 +485,44 @@ impl Outgoing {
         self.write(to, buffered)
     }
 
-    /// A message that takes a credit and holds nothing of the send buffer.
+    /// Takes a credit and a slot for a message without data.
     pub(crate) const fn message(&mut self) {
         self.sent = self.sent.wrapping_add(1);
         self.slots = self.slots.saturating_sub(1);
     }
 
-    /// A WRITE that takes no credit, because the peer does not notice: one into a mapping. The
-    /// caller asks [`may_write`](Self::may_write) before.
+    /// Takes a slot for a WRITE without a credit, into a mapping. The caller checks
+    /// [`may_write`](Self::may_write) first.
     pub(crate) fn write(&mut self, to: Target, buffered: bool) -> Write {
         self.slots = self.slots.saturating_sub(1);
         let parts = if buffered { self.buffer.take(to.len) } else { [0..0, 0..0] };
         Write { to, parts }
     }
 
-    /// A write or message is complete and gives back what it held.
+    /// Frees the resources of a completed write or message.
     pub(crate) fn done(&mut self, held: u32) {
         self.slots = (self.slots + 1).min(self.all_slots);
         self.buffer.free = self.buffer.free.saturating_add(held).min(self.buffer.len);
     }
 
-    /// Whether everything that left is complete.
     pub(crate) const fn is_done(&self) -> bool {
         self.slots == self.all_slots
     }
 
-    /// The peer allows messages up to this number, and may have written the list of targets before
-    /// it said so.
+    /// Records a credit message. The peer may have written the list of targets before it.
     pub(crate) const fn allow(&mut self, up_to: u16) {
         self.allowed = up_to;
         self.targets_written = true;
     }
 
-    /// The entry of the list of targets to look at, if the part before is full and the peer has
-    /// spoken since the last look.
+    /// The entry of the list of targets to read, if the current target is full and the peer has
+    /// sent a credit since the last read.
     // clause: RSOCK-TARGET-ORDER
     pub(crate) fn wants_target(&mut self) -> Option<usize> {
         (self.target.len == 0 && std::mem::take(&mut self.targets_written)).then_some(self.next_target)
     }
 
-    /// What stood in that entry. An empty one was not written yet.
+    /// Sets the target that was read; an empty one is not written yet.
     pub(crate) fn set_target(&mut self, target: Target) {
         if target.len > 0 {
             self.target = target;
@@ -589,7 +547,7 @@ mod direction_tests {
 
     // clause: RSOCK-GRANT
     #[test]
-    fn the_second_half_is_given_at_once_and_then_each_as_it_was_read() {
+    fn halves_are_granted_in_turn_as_they_are_read() {
         let mut inc = Incoming::new(100, 16);
         assert!(inc.wants_grant());
         assert_eq!(inc.grant(), Grant { up_to: 16, half: Some(100) });
@@ -608,7 +566,7 @@ mod direction_tests {
 
     // clause: RSOCK-GRANT
     #[test]
-    fn credits_are_given_back_when_half_of_them_are_used() {
+    fn credits_are_granted_when_half_are_used() {
         let mut inc = Incoming::new(1 << 20, 16);
         inc.grant();
         for _ in 0..7 {
@@ -631,7 +589,7 @@ mod direction_tests {
     }
 
     #[test]
-    fn reading_goes_round_the_buffer_in_pieces() {
+    fn reading_wraps_around_the_buffer() {
         let mut inc = Incoming::new(50, 16);
         inc.grant();
         inc.arrived(50).unwrap();
@@ -654,7 +612,7 @@ mod direction_tests {
 
     // clause: RSOCK-OVERRUN
     #[test]
-    fn a_peer_that_writes_more_than_it_was_given_is_refused() {
+    fn writing_beyond_the_grant_is_a_violation() {
         let mut inc = Incoming::new(50, 4);
         assert_eq!(inc.arrived(51), Err(Violation));
         let mut inc = Incoming::new(50, 4);
@@ -665,7 +623,7 @@ mod direction_tests {
     }
 
     #[test]
-    fn an_empty_message_takes_a_credit_and_is_no_end() {
+    fn empty_message_uses_a_credit() {
         let mut inc = Incoming::new(50, 2);
         inc.grant();
         inc.arrived(0).unwrap();
@@ -679,7 +637,7 @@ mod direction_tests {
 
     // clause: RSOCK-CREDITS
     #[test]
-    fn a_credit_a_slot_a_target_and_buffer_are_needed() {
+    fn data_needs_credit_slot_target_and_buffer() {
         let mut out = Outgoing::new(3, 4096, 2, target(0x100, 9000));
         assert_eq!(out.room(), 4096);
         assert_eq!(out.data(2048, true), Write { to: target(0x100, 2048), parts: [0..2048, 0..0] });
@@ -700,7 +658,7 @@ mod direction_tests {
 
     // clause: RSOCK-CREDITS
     #[test]
-    fn credits_count_around_the_end_of_sixteen_bits() {
+    fn credits_wrap_around_sixteen_bits() {
         let mut out = Outgoing::new(8, 4096, 0, target(0, 1 << 20));
         for _ in 0..70_000u32 {
             let next = out.sent.wrapping_add(1);
@@ -713,7 +671,7 @@ mod direction_tests {
 
     // clause: RSOCK-TARGET-ORDER
     #[test]
-    fn targets_are_filled_to_their_end_and_taken_in_turns() {
+    fn targets_are_filled_completely_and_in_turn() {
         let mut out = Outgoing::new(8, 8192, 100, target(0x100, 3));
         assert_eq!(out.wants_target(), None, "the first is there from the start");
         out.data(3, false);
@@ -732,7 +690,7 @@ mod direction_tests {
     }
 
     #[test]
-    fn the_send_buffer_goes_round() {
+    fn send_buffer_wraps_around() {
         let mut out = Outgoing::new(8, 5000, 100, target(0, 1 << 20));
         assert_eq!(out.data(3000, true).parts, [0..3000, 0..0]);
         out.done(3000);
@@ -745,7 +703,7 @@ mod direction_tests {
     }
 
     #[test]
-    fn a_small_buffer_works_all_the_same() {
+    fn small_send_buffer_waits_until_it_is_empty() {
         let mut out = Outgoing::new(8, 100, 100, target(0, 1 << 20));
         assert_eq!(out.room(), 100);
         out.data(60, true);

@@ -1,25 +1,22 @@
-//! The program's buffers, one after the other: what is still to be sent, and what is still to be
-//! filled.
+//! A position in the program's list of buffers, for sending and for receiving.
 
 use roxe::MemoryRegion;
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::{Deref, Range};
 
-/// A list of buffers, and how far it is used up.
+/// A list of buffers and a position in it.
 #[derive(Debug)]
 pub(crate) struct Cursor<L> {
     bufs: L,
     index: usize,
-    /// Bytes of that buffer that are used up.
+    /// Position in that buffer.
     at: usize,
     left: usize,
     moved: usize,
 }
 
-/// Bytes to be sent.
 pub(crate) type Drain<'a> = Cursor<&'a [IoSlice<'a>]>;
 
-/// Room for bytes that arrive.
 pub(crate) type Fill<'a, 'b> = Cursor<&'a mut [IoSliceMut<'b>]>;
 
 impl<B: Deref<Target = [u8]>, L: Deref<Target = [B]>> Cursor<L> {
@@ -28,23 +25,20 @@ impl<B: Deref<Target = [u8]>, L: Deref<Target = [B]>> Cursor<L> {
         Self { bufs, index: 0, at: 0, left, moved: 0 }
     }
 
-    /// Whether nothing is left.
     pub(crate) const fn is_done(&self) -> bool {
         self.left == 0
     }
 
-    /// How many bytes are left.
     pub(crate) const fn left(&self) -> usize {
         self.left
     }
 
-    /// How many bytes were taken, or filled, so far.
+    /// Bytes taken or filled so far.
     pub(crate) const fn moved(&self) -> usize {
         self.moved
     }
 
-    /// Where the next bytes are that stand together, at most `max`: in which buffer, and where
-    /// there.
+    /// The next contiguous bytes, at most `max`: index and range of a buffer.
     fn next(&mut self, max: usize) -> (usize, Range<usize>) {
         while self.bufs.get(self.index).is_some_and(|buf| self.at >= buf.len()) {
             self.index += 1;
@@ -62,12 +56,12 @@ impl<B: Deref<Target = [u8]>, L: Deref<Target = [B]>> Cursor<L> {
 }
 
 impl<'a> Drain<'a> {
-    /// How many bytes are left, but not more than `max`.
+    /// The remaining bytes, limited to `max`.
     pub(crate) fn at_most(&self, max: u32) -> u32 {
         u32::try_from(self.left).map_or(max, |left| left.min(max))
     }
 
-    /// Takes `len` bytes: where they stand if they stand together, or copied to `scratch`.
+    /// Takes `len` bytes; copies them to `scratch` if they are not contiguous.
     pub(crate) fn take<'s>(&mut self, len: u32, scratch: &'s mut [u8]) -> &'s [u8]
     where
         'a: 's,
@@ -83,7 +77,7 @@ impl<'a> Drain<'a> {
         &scratch[..filled]
     }
 
-    /// Copies as many bytes as there are and `out` holds; returns how many.
+    /// Copies to `out` until either ends; returns the count.
     pub(crate) fn copy_to(&mut self, out: &mut [u8]) -> usize {
         let mut filled = 0;
         while filled < out.len() && !self.is_done() {
@@ -95,7 +89,6 @@ impl<'a> Drain<'a> {
         filled
     }
 
-    /// Copies as many bytes as `range` of `region` has.
     pub(crate) fn write_to(&mut self, region: &MemoryRegion, range: Range<usize>) -> Result<(), roxe::Error> {
         let mut at = range.start;
         while at < range.end && !self.is_done() {
@@ -107,7 +100,7 @@ impl<'a> Drain<'a> {
         Ok(())
     }
 
-    /// The next bytes that stand together, at most `max`.
+    /// The next contiguous bytes, at most `max`.
     fn piece(&mut self, max: usize) -> &'a [u8] {
         let (index, range) = self.next(max);
         self.bufs.get(index).map_or(&[], |buf| &buf[range])
@@ -115,7 +108,6 @@ impl<'a> Drain<'a> {
 }
 
 impl Fill<'_, '_> {
-    /// Takes the bytes of `range` of `region`, which fit.
     pub(crate) fn read_from(&mut self, region: &MemoryRegion, range: Range<usize>) -> Result<(), roxe::Error> {
         let mut at = range.start;
         while at < range.end && !self.is_done() {
@@ -128,7 +120,7 @@ impl Fill<'_, '_> {
         Ok(())
     }
 
-    /// Takes as many of `bytes` as fit.
+    /// Copies as many of `bytes` as fit.
     pub(crate) fn put(&mut self, bytes: &[u8]) {
         let mut bytes = bytes;
         while !bytes.is_empty() && !self.is_done() {
@@ -140,7 +132,7 @@ impl Fill<'_, '_> {
         }
     }
 
-    /// The next room that stands together, at most `max`.
+    /// The next contiguous room, at most `max`.
     fn room(&mut self, max: usize) -> &mut [u8] {
         let (index, range) = self.next(max);
         self.bufs.get_mut(index).map_or(&mut [], |buf| &mut buf[range])
@@ -152,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_leave_in_order_across_buffers() {
+    fn drain_takes_bytes_in_order_across_buffers() {
         let bufs = [IoSlice::new(b"abc"), IoSlice::new(b""), IoSlice::new(b"defgh")];
         let mut data = Drain::new(&bufs[..]);
         let mut scratch = [0; 8];
@@ -166,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_arrive_in_order_across_buffers() {
+    fn fill_puts_bytes_in_order_across_buffers() {
         let (mut a, mut b, mut c) = ([0; 2], [0; 0], [0; 4]);
         let mut bufs = [IoSliceMut::new(&mut a), IoSliceMut::new(&mut b), IoSliceMut::new(&mut c)];
         let mut room = Fill::new(&mut bufs[..]);

@@ -1,5 +1,5 @@
-//! The end of a connection: queue pair, completion queue and the registered memory of a stream;
-//! memory of the program that peers may write to (`riomap`).
+//! Queue pair, completion queue and registered memory of a stream; mappings of the program's memory
+//! for the peer (`riomap`).
 
 use crate::completions::Completions;
 use crate::errno;
@@ -11,14 +11,12 @@ use roxe_check::for_library;
 use std::io;
 use std::ops::Range;
 
-/// Identifies completions of receives.
+/// `wr_id` of receives.
 pub(crate) const RECV: u64 = 1 << 63;
 
-/// Inline data that a queue pair always takes, so that messages about the connection need no memory
-/// of their own.
+/// Smallest inline limit of a queue pair, so that messages about the connection need no buffer.
 const LEAST_INLINE: u32 = 32;
 
-/// Everything that a connection needs before it is one.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub(crate) qp: QueuePair,
@@ -26,14 +24,12 @@ pub(crate) struct Endpoint {
     pub(crate) pd: ProtectionDomain,
     pub(crate) send_buffer: MemoryRegion,
     pub(crate) recv_buffer: MemoryRegion,
-    /// The list of targets, and behind it the table of mappings: the peer writes both.
+    /// The list of targets, followed by the table of mappings. The peer writes both.
     lists: MemoryRegion,
     pub(crate) sizes: Sizes,
 }
 
 impl Endpoint {
-    /// Makes all of it on the device of `id`, with receives posted. `inline` is the longest data to
-    /// be sent inline.
     pub(crate) fn build(id: &CmId, sizes: Sizes, inline: u32) -> io::Result<Self> {
         for_library(|| Self::try_build(id, sizes, inline)).map_err(errno::of)
     }
@@ -69,12 +65,11 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// A receive for one message: all of it is immediate data.
+    /// Posts a receive for one message, which has only immediate data.
     pub(crate) fn post_recv(&self) -> Result<(), roxe::Error> {
         self.qp.post_recv(RECV, &[])
     }
 
-    /// What the peer is told while connecting.
     pub(crate) fn conn_data(&self) -> ConnData {
         let half = Target { len: self.sizes.recv_buffer / 2, ..self.buffer() };
         ConnData {
@@ -86,13 +81,12 @@ impl Endpoint {
         }
     }
 
-    /// The whole receive buffer, for the peer's eyes.
     pub(crate) fn buffer(&self) -> Target {
         target(&self.recv_buffer)
     }
 
-    /// Takes the entry `index` out of the list of targets. Its length is looked at first, and is
-    /// the last that the peer writes: an entry that is being written is not seen in part.
+    /// Takes entry `index` from the list of targets. Reads its length first: the peer writes it
+    /// last, so a partly written entry is not taken.
     pub(crate) fn take_target(&self, index: usize) -> Result<Target, roxe::Error> {
         let at = index * TARGET_LEN;
         let key_and_len = self.lists.load_u64(at + 8)?.to_ne_bytes();
@@ -105,7 +99,6 @@ impl Endpoint {
         Ok(Target::decode(entry, ByteOrder::NATIVE))
     }
 
-    /// The entry `index` of the table of mappings.
     pub(crate) fn read_iomap(&self, index: u16) -> Result<Iomap, roxe::Error> {
         let mut entry = [0; IOMAP_LEN];
         self.lists.read(TARGETS * TARGET_LEN + usize::from(index) * IOMAP_LEN, &mut entry)?;
@@ -113,12 +106,10 @@ impl Endpoint {
     }
 }
 
-/// A place of the peer's, for a request.
 pub(crate) const fn remote(target: &Target) -> RemoteAddr {
     RemoteAddr { addr: target.addr, rkey: RKey(target.rkey) }
 }
 
-/// Offsets in a region.
 pub(crate) const fn span(range: &Range<u32>) -> Range<usize> {
     range.start as usize..range.end as usize
 }
@@ -128,25 +119,24 @@ pub(crate) fn target(region: &MemoryRegion) -> Target {
     Target { addr, rkey: rkey.0, len: u32::try_from(region.len()).unwrap_or(u32::MAX) }
 }
 
-/// What this side has mapped.
 #[derive(Debug, Default)]
 pub(crate) struct Mappings(Vec<Mapping>);
 
 #[derive(Debug)]
 struct Mapping {
     region: MemoryRegion,
-    /// Entry in the peer's table, if the peer may write.
+    /// Entry in the peer's table, if shared.
     index: Option<u16>,
     offset: u64,
     announced: bool,
 }
 
 impl Mappings {
-    /// Maps `region` at `offset`, or at its address for -1. Shared ones take one of the `room`
-    /// entries that the peer has.
+    /// Maps `region` at `offset`, or at its address for -1. A shared mapping takes one of `room`
+    /// entries of the peer's table.
     ///
     /// # Errors
-    /// ENOMEM if all are taken, EINVAL for an offset that is negative.
+    /// ENOMEM if the table is full, EINVAL for a negative offset.
     pub(crate) fn add(&mut self, region: MemoryRegion, shared: bool, offset: i64, room: u16) -> io::Result<i64> {
         let addr = region.as_ptr().addr();
         let offset = match offset {
@@ -165,7 +155,7 @@ impl Mappings {
         (0..room).find(|index| self.0.iter().all(|mapping| mapping.index != Some(*index)))
     }
 
-    /// Ends the mapping of these bytes.
+    /// Removes the mapping of this memory.
     ///
     /// # Errors
     /// EINVAL if there is none.
@@ -176,13 +166,12 @@ impl Mappings {
         Ok(())
     }
 
-    /// The first that the peer has not been told of.
+    /// The first mapping that the peer does not know yet.
     pub(crate) fn unannounced(&self) -> Option<(u16, Iomap)> {
         let mapping = self.0.iter().find(|mapping| !mapping.announced)?;
         Some((mapping.index?, Iomap { offset: mapping.offset, place: target(&mapping.region) }))
     }
 
-    /// The peer has been told.
     pub(crate) fn announced(&mut self, index: u16) {
         for mapping in self.0.iter_mut().filter(|mapping| mapping.index == Some(index)) {
             mapping.announced = true;

@@ -1,9 +1,8 @@
 //! Streams: SOCK_STREAM over a connected queue pair.
 //!
-//! A [`Stream`] goes through the phases of a connection, as a client or out of a listener; once it
-//! is [`open::Open`] it moves bytes; the background thread looks after it. Everything of a stream
-//! is behind one lock that nobody holds while waiting. Besides, one thread at a time sends, and one
-//! receives, so that the bytes of a call stay together.
+//! A [`Stream`] passes through the phases of a connection. In the phase [`open::Open`] it moves
+//! bytes. One lock guards its state, and no thread holds it while waiting. One thread at a time
+//! sends and one receives, so the bytes of a call stay together.
 
 mod cursor;
 mod endpoint;
@@ -30,40 +29,35 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Instant;
 
-/// A SOCK_STREAM socket.
 #[derive(Debug)]
 pub(crate) struct Stream {
-    /// Events of the connection; its descriptor is the number of the socket.
+    /// Connection events; its descriptor is the socket's number.
     channel: EventChannel,
     inner: Mutex<lock::Stream, Inner>,
     send_turn: Mutex<lock::SendTurn, ()>,
     recv_turn: Mutex<lock::RecvTurn, ()>,
 }
 
-/// What a lock guards.
 #[derive(Debug)]
 struct Inner {
     phase: Phase,
     settings: Settings,
     watchers: Watchers,
-    /// What SO_ERROR tells once.
+    /// Errno that SO_ERROR reports once.
     error: i32,
-    /// When the peer is asked for a sign of life, if SO_KEEPALIVE is on.
+    /// Time of the next probe, if SO_KEEPALIVE is on.
     next_probe: Option<Instant>,
-    /// That the connection broke has been noted in `error`.
+    /// True if `error` already had the broken connection.
     broken: bool,
 }
 
-/// Where a stream is between `socket` and `close`.
 #[derive(Debug)]
 enum Phase {
-    /// New, or bound.
     Idle(CmId),
     Opening(Box<Opening>),
     Listening(Listening),
-    /// Connected, or it was.
+    /// Connected, or was.
     Open(Box<Open>),
-    /// It could not be connected.
     Failed,
     Closed,
 }
@@ -79,7 +73,7 @@ impl Phase {
         }
     }
 
-    /// What `poll(2)` would say.
+    /// Events as of `poll(2)`.
     fn ready(&mut self) -> i16 {
         match self {
             Self::Idle(_) => libc::POLLOUT | libc::POLLHUP,
@@ -106,8 +100,7 @@ impl Phase {
         }
         match open.stream.link() {
             Link::Up => ready,
-            // Many programs take a hang-up for the end of everything: it waits until they have read
-            // all that came before.
+            // Many programs stop at a hang-up: report it after all data was read.
             Link::Down if has_data => ready,
             Link::Down => ready | libc::POLLHUP,
             Link::Broken => ready | libc::POLLHUP | libc::POLLERR,
@@ -115,13 +108,11 @@ impl Phase {
     }
 }
 
-/// A listener.
 #[derive(Debug)]
 struct Listening {
     id: CmId,
-    /// Connections that may wait.
     backlog: usize,
-    /// Those that nobody has taken.
+    /// Connections that `accept` has not returned.
     accepted: VecDeque<Stream>,
 }
 
@@ -155,7 +146,6 @@ impl Stream {
         }
     }
 
-    /// Starts to connect; with `wait`, until it is done.
     pub(crate) fn connect(&self, addr: SocketAddr, wait: bool) -> io::Result<()> {
         self.start_to_connect(addr)?;
         if !wait {
@@ -182,14 +172,13 @@ impl Stream {
         Ok(())
     }
 
-    /// Ends directions, and waits until the peer has what was sent before.
+    /// Ends directions, and waits until the peer has received earlier data.
     pub(crate) fn shut_down(&self, read: bool, write: bool) -> io::Result<()> {
         self.end_directions(read, write)?;
         if write { self.settle(None) } else { Ok(()) }
     }
 
-    /// Waits until everything sent has arrived, or never will; hangs up if both directions have
-    /// ended.
+    /// Waits until all data has arrived, or never will. Disconnects if both directions have ended.
     fn settle(&self, deadline: Option<Instant>) -> io::Result<()> {
         let settled =
             self.wait(deadline, |inner| inner.open().is_none_or(|open| !open.established || open.stream.is_settled()));
@@ -201,11 +190,11 @@ impl Stream {
         settled
     }
 
-    /// Ends it: delivers what was sent, as SO_LINGER says, and lets everything go.
+    /// Closes it after delivering its data, as SO_LINGER says.
     pub(crate) fn close(&self) {
         let linger = self.inner.lock().settings.linger;
         if linger.is_none_or(|linger| !linger.is_zero()) {
-            // Nothing connected, or it broke: then there is nothing to wait for.
+            // Fails if it is not connected or broken: then there is nothing to wait for.
             let _ = self.end_directions(true, true);
             let deadline = linger.and_then(|linger| Instant::now().checked_add(linger));
             while matches!(self.settle(deadline), Err(e) if e.kind() == io::ErrorKind::Interrupted) {}
@@ -220,7 +209,6 @@ impl Stream {
         service::wake();
     }
 
-    /// Ends directions, and tells the peer where it is to know.
     fn end_directions(&self, read: bool, write: bool) -> io::Result<()> {
         let mut inner = self.current();
         let Phase::Open(open) = &mut inner.phase else { return Err(os(libc::ENOTCONN)) };
@@ -242,12 +230,11 @@ impl Stream {
         }
     }
 
-    /// Waits until `done` holds of a stream that has taken in what has happened.
+    /// Waits until `done` is true of the current state.
     fn wait(&self, deadline: Option<Instant>, mut done: impl FnMut(&mut Inner) -> bool) -> io::Result<()> {
         wait::until(self, deadline, || done(&mut self.current()))
     }
 
-    /// Locks it, with everything taken in that has happened.
     fn current(&self) -> MutexGuard<'_, lock::Stream, Inner> {
         let mut inner = self.inner.lock();
         inner.progress(&self.channel);
@@ -256,22 +243,27 @@ impl Stream {
 }
 
 impl Inner {
-    /// Takes in what has happened, and wakes those who wait for it.
+    /// Processes completions and events, and wakes waiting threads on a change.
     fn progress(&mut self, channel: &EventChannel) {
         let watched = !self.watchers.is_empty();
         let changed = match &mut self.phase {
             Phase::Open(open) => open.progress(channel, watched),
-            Phase::Opening(_) => self.go_on(channel),
+            Phase::Opening(_) => self.progress_opening(channel),
             Phase::Idle(_) | Phase::Listening(_) | Phase::Failed | Phase::Closed => false,
         };
-        if changed {
-            self.note_break();
-            self.watchers.wake();
+        if !changed {
+            return;
         }
+        if let Phase::Open(open) = &self.phase
+            && open.stream.link() == Link::Broken
+            && !std::mem::replace(&mut self.broken, true)
+        {
+            self.error = libc::ECONNRESET;
+        }
+        self.watchers.wake();
     }
 
-    /// Goes on connecting.
-    fn go_on(&mut self, channel: &EventChannel) -> bool {
+    fn progress_opening(&mut self, channel: &EventChannel) -> bool {
         let mut changed = false;
         while let Phase::Opening(opening) = &mut self.phase
             && let Some(event) = channel.try_next()
@@ -292,16 +284,7 @@ impl Inner {
         changed
     }
 
-    fn note_break(&mut self) {
-        if let Phase::Open(open) = &self.phase
-            && open.stream.link() == Link::Broken
-            && !std::mem::replace(&mut self.broken, true)
-        {
-            self.error = libc::ECONNRESET;
-        }
-    }
-
-    /// How connecting ended, if it has.
+    /// The outcome of connecting, once known.
     fn connected(&mut self) -> Option<io::Result<()>> {
         match &self.phase {
             Phase::Opening(_) => None,
@@ -320,8 +303,8 @@ impl Inner {
         }
     }
 
-    /// Tells the id, while it can still be told.
-    fn tell_id(&self, option: IdOption) -> io::Result<()> {
+    /// Sets an option of the identifier, if there still is one.
+    fn set_id_option(&self, option: IdOption) -> io::Result<()> {
         match self.phase.id() {
             Some(id) => id.set_option(option).map_err(errno::of),
             None => Ok(()),
@@ -345,7 +328,7 @@ impl Source for Stream {
                 fds.push(wait::waiting_for(self.fd()));
             }
             Phase::Opening(_) => fds.push(wait::waiting_for(self.fd())),
-            // A listener's events are the business of the background thread, which wakes.
+            // The background thread reads a listener's events, and wakes watchers.
             Phase::Idle(_) | Phase::Listening(_) | Phase::Failed | Phase::Closed => {}
         }
     }
@@ -355,7 +338,7 @@ impl Source for Stream {
     }
 }
 
-/// Connections that may wait for `accept`, whatever the program asks for: as the system limits it.
+/// Limit of the backlog, as of the system.
 const MOST_BACKLOG: usize = 4096;
 
 impl Stream {
@@ -364,7 +347,7 @@ impl Stream {
         let mut inner = self.inner.lock();
         match &mut inner.phase {
             Phase::Idle(id) => {
-                // The manager holds those that come in while the own queue is full.
+                // The connection manager queues further requests.
                 id.listen(backlog as u32).map_err(errno::of)?;
                 inner.phase = Phase::Listening(Listening { id: id.clone(), backlog, accepted: VecDeque::new() });
             }
@@ -374,27 +357,24 @@ impl Stream {
         Ok(())
     }
 
-    /// The next connection; waits for it if `wait`.
+    /// Returns the next connection; with `wait`, waits for it.
     ///
     /// # Errors
-    /// EINVAL if it does not listen, EAGAIN.
+    /// EINVAL if it is not listening, EAGAIN.
     pub(crate) fn accept(&self, wait: bool) -> io::Result<Self> {
-        wait::retry(self, wait, libc::POLLIN, || self.next_accepted())
+        wait::retry(self, wait, libc::POLLIN, || {
+            let mut inner = self.inner.lock();
+            let Phase::Listening(listening) = &mut inner.phase else { return Err(os(libc::EINVAL)) };
+            let was_full = !listening.has_room();
+            let next = listening.accepted.pop_front();
+            drop(inner);
+            if was_full {
+                service::wake();
+            }
+            Ok(next)
+        })
     }
 
-    fn next_accepted(&self) -> io::Result<Option<Self>> {
-        let mut inner = self.inner.lock();
-        let Phase::Listening(listening) = &mut inner.phase else { return Err(os(libc::EINVAL)) };
-        let was_full = !listening.has_room();
-        let next = listening.accepted.pop_front();
-        drop(inner);
-        if was_full {
-            service::wake();
-        }
-        Ok(next)
-    }
-
-    /// Takes the requests that have come, and accepts them.
     fn take_requests(&self) {
         let mut inner = self.inner.lock();
         let Inner { phase: Phase::Listening(listening), settings, watchers, .. } = &mut *inner else { return };
@@ -402,7 +382,7 @@ impl Stream {
             && let Some(mut event) = self.channel.try_next()
         {
             if let Some(id) = event.take_request()
-                // Who cannot be served is refused: the id is dropped.
+                // On a failure the identifier is dropped, which rejects the request.
                 && let Ok(accepted) = admit(id, &event, settings)
             {
                 listening.accepted.push_back(accepted);
@@ -412,7 +392,6 @@ impl Stream {
     }
 }
 
-/// Accepts the request that `event` brought.
 fn admit(id: CmId, event: &CmEvent, settings: &Settings) -> io::Result<Stream> {
     let peer = ConnData::decode(event.private_data()).map_err(|_| os(libc::EPROTO))?;
     let channel = EventChannel::create().map_err(errno::of)?;
@@ -425,17 +404,16 @@ fn admit(id: CmId, event: &CmEvent, settings: &Settings) -> io::Result<Stream> {
     Ok(Stream::in_phase(channel, Phase::Open(open), settings.clone()))
 }
 
-/// How a call receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecvMode {
     pub(crate) wait: bool,
     pub(crate) peek: bool,
-    /// Returns when the room is full, not as soon as something is there.
+    /// True to return when the room is full, not on the first data.
     pub(crate) all: bool,
 }
 
 impl Stream {
-    /// Sends all of `data`; what may leave now if not to `wait`.
+    /// Sends all of `data`; without `wait`, as much as possible now.
     pub(crate) fn send(&self, data: &mut Drain<'_>, wait: bool) -> io::Result<usize> {
         self.send_with(data, wait, |open, data| {
             open.send(data);
@@ -443,7 +421,6 @@ impl Stream {
         })
     }
 
-    /// Writes `data` to what the peer has mapped from `offset` on.
     pub(crate) fn iowrite(&self, data: &mut Drain<'_>, offset: u64, wait: bool) -> io::Result<usize> {
         self.send_with(data, wait, |open, data| {
             let offset = offset.wrapping_add(data.moved() as u64);
@@ -451,7 +428,7 @@ impl Stream {
         })
     }
 
-    /// Lets `step` take from `data` until it is empty or `step` says that it has taken what it can.
+    /// Calls `step` until `data` is empty or `step` returns false.
     fn send_with(
         &self,
         data: &mut Drain<'_>,
@@ -463,7 +440,7 @@ impl Stream {
         moved(data.moved(), done)
     }
 
-    /// One attempt, and a second one after a look at what has happened. True if the call is done.
+    /// Calls `step`, and once more after processing events. Returns true if the call is done.
     fn send_now(
         &self,
         data: &mut Drain<'_>,
@@ -479,11 +456,10 @@ impl Stream {
                 return Ok(true);
             }
         }
-        // The connection may have ended on the way.
+        // The connection may have ended meanwhile.
         inner.writable().map(|_| false)
     }
 
-    /// Receives what is there, or waits for it.
     pub(crate) fn recv(&self, room: &mut Fill<'_, '_>, mode: RecvMode) -> io::Result<usize> {
         let _turn = turn(&self.recv_turn, mode.wait)?;
         if room.is_done() {
@@ -493,7 +469,7 @@ impl Stream {
         moved(room.moved(), done)
     }
 
-    /// One attempt, after a look if nothing is there. True if the call is done.
+    /// Receives, and once more after processing events. Returns true if the call is done.
     fn recv_now(&self, room: &mut Fill<'_, '_>, mode: RecvMode) -> io::Result<bool> {
         let mut inner = self.inner.lock();
         for look in [false, true] {
@@ -506,10 +482,16 @@ impl Stream {
                 return Ok(true);
             }
         }
-        inner.ended()
+        match &inner.phase {
+            // A broken connection is ECONNRESET, once.
+            Phase::Open(open) if open.stream.at_end() => match std::mem::take(&mut inner.error) {
+                0 => Ok(true),
+                error => Err(os(error)),
+            },
+            _ => Ok(false),
+        }
     }
 
-    /// The domain of an open connection.
     pub(crate) fn protection_domain(&self) -> io::Result<ProtectionDomain> {
         match &self.current().phase {
             Phase::Open(open) => Ok(open.endpoint.pd.clone()),
@@ -530,13 +512,11 @@ impl Stream {
     }
 }
 
-/// What a call returns that has moved `count` bytes and ended so: a failure only counts if nothing
-/// was moved before.
+/// Result of a call that moved `count` bytes: an error counts only if nothing was moved.
 fn moved(count: usize, done: io::Result<()>) -> io::Result<usize> {
     if count == 0 { done.map(|()| 0) } else { Ok(count) }
 }
 
-/// Whose turn it is to send, or to receive.
 fn turn<R: Rank>(turns: &Mutex<R, ()>, wait: bool) -> io::Result<MutexGuard<'_, R, ()>> {
     if wait { Ok(turns.lock()) } else { turns.try_lock().ok_or_else(|| os(libc::EAGAIN)) }
 }
@@ -545,8 +525,7 @@ impl Inner {
     /// The connection to send on; `None` while it is not established.
     ///
     /// # Errors
-    /// ENOTCONN, EPIPE if the program has ended its sending, ECONNRESET if the peer has ended
-    /// everything.
+    /// ENOTCONN, EPIPE after the program's shutdown, ECONNRESET after the peer's disconnect.
     fn writable(&mut self) -> io::Result<Option<&mut Open>> {
         let error = std::mem::take(&mut self.error);
         match &mut self.phase {
@@ -560,7 +539,7 @@ impl Inner {
         }
     }
 
-    /// The connection to receive on; `None` while there is none yet.
+    /// The connection to receive on; `None` while connecting.
     fn readable(&mut self) -> io::Result<Option<&mut Open>> {
         match &mut self.phase {
             Phase::Opening(_) => Ok(None),
@@ -570,25 +549,10 @@ impl Inner {
             _ => Err(os(libc::ENOTCONN)),
         }
     }
-
-    /// True if nothing more will come.
-    ///
-    /// # Errors
-    /// ECONNRESET, once, if it broke.
-    fn ended(&mut self) -> io::Result<bool> {
-        match &self.phase {
-            Phase::Open(open) if !open.stream.at_end() => Ok(false),
-            Phase::Open(_) => match std::mem::take(&mut self.error) {
-                0 => Ok(true),
-                error => Err(os(error)),
-            },
-            _ => Ok(false),
-        }
-    }
 }
 
 impl Stream {
-    /// On what and until when the background thread sleeps for it, if it has to look after it.
+    /// The descriptor and the time for which the background thread waits, if it is needed.
     pub(crate) fn wants_service(&self) -> Option<Wish> {
         let inner = self.inner.lock();
         match &inner.phase {
@@ -598,7 +562,6 @@ impl Stream {
         }
     }
 
-    /// Looks after it: takes requests, asks a silent peer for a sign of life.
     pub(crate) fn serve(&self, now: Instant) {
         self.take_requests();
         let mut inner = self.inner.lock();

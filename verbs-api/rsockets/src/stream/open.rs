@@ -1,5 +1,5 @@
-//! A stream on its way to a connection, and a connected one at work: posts what the protocol
-//! decides, and tells it what completes and arrives.
+//! A connecting stream, and a connected one: posts the requests of the protocol, and reports
+//! completions and arrivals to it.
 
 use super::cursor::{Drain, Fill};
 use super::endpoint::Mappings;
@@ -17,50 +17,44 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// How long the system may look for an address or a path.
 const LOOKUP: Duration = Duration::from_secs(8);
 
-/// A connection that is on its way.
 #[derive(Debug)]
 pub(crate) struct Opening {
     pub(super) id: CmId,
-    /// What the connection will live on, once it was asked for.
+    /// Present after the request was sent.
     endpoint: Option<Endpoint>,
 }
 
 impl Opening {
-    /// Starts on the way to `addr`.
     pub(crate) fn start(id: CmId, addr: SocketAddr) -> io::Result<Self> {
         id.resolve_addr(None, addr, LOOKUP).map_err(errno::of)?;
         Ok(Self { id, endpoint: None })
     }
 
-    /// Goes on after `event`; returns the connection when it stands.
+    /// Continues after `event`; returns the connection when it is established.
     ///
     /// # Errors
-    /// Why there will be none.
+    /// The reason of a failure.
     pub(crate) fn handle(&mut self, event: CmEvent, settings: &Settings) -> io::Result<Option<Open>> {
         match event.kind() {
-            CmEventKind::AddrResolved => self.find_route(settings)?,
-            CmEventKind::RouteResolved => self.ask(settings)?,
+            CmEventKind::AddrResolved => match settings.path {
+                Some(path) => self.id.set_option(IdOption::Path(path)).map_err(errno::of)?,
+                None => self.id.resolve_route(LOOKUP).map_err(errno::of)?,
+            },
+            CmEventKind::RouteResolved => self.request(settings)?,
             CmEventKind::AddrChange | CmEventKind::TimewaitExit => {}
             _ => {
                 let answer = event.expect(CmEventKind::Established).map_err(|failed| os(failed.errno()))?;
-                return self.established(&answer, settings).map(Some);
+                let peer = ConnData::decode(answer.private_data()).map_err(|_| os(libc::ENOTSUP))?;
+                let endpoint = self.endpoint.take().ok_or_else(|| os(libc::EPROTO))?;
+                return Ok(Some(Open::new(self.id.clone(), endpoint, peer, settings.inline, true)));
             }
         }
         Ok(None)
     }
 
-    fn find_route(&self, settings: &Settings) -> io::Result<()> {
-        let found = match settings.path {
-            Some(path) => self.id.set_option(IdOption::Path(path)),
-            None => self.id.resolve_route(LOOKUP),
-        };
-        found.map_err(errno::of)
-    }
-
-    fn ask(&mut self, settings: &Settings) -> io::Result<()> {
+    fn request(&mut self, settings: &Settings) -> io::Result<()> {
         let endpoint = Endpoint::build(&self.id, settings.sizes(), settings.inline)?;
         let param = ConnParam {
             private_data: endpoint.conn_data().encode().to_vec(),
@@ -73,35 +67,26 @@ impl Opening {
         self.endpoint = Some(endpoint);
         Ok(())
     }
-
-    fn established(&mut self, event: &CmEvent, settings: &Settings) -> io::Result<Open> {
-        let peer = ConnData::decode(event.private_data()).map_err(|_| os(libc::ENOTSUP))?;
-        let endpoint = self.endpoint.take().ok_or_else(|| os(libc::EPROTO))?;
-        Ok(Open::new(self.id.clone(), endpoint, peer, settings.inline, true))
-    }
 }
 
-/// The first write of a call, so that the peer has something to do early; each further one may be
-/// twice as long.
+/// Length of the first write of a call, short so that the peer can start early; each further write
+/// may be twice as long.
 const FIRST_WRITE: u32 = 2048;
-/// The longest write.
 const LONGEST_WRITE: u32 = 65536;
-/// The most data that goes inline, whatever the program asks for.
 const MOST_INLINE: u32 = 512;
 
-/// What a request was, in the number of its completion.
+/// Kinds of requests in `wr_id`.
 const NOTICE: u64 = 1 << 32;
 const DISCONNECT: u64 = 2 << 32;
 
-/// A connection that stands, or stood.
 #[derive(Debug)]
 pub(crate) struct Open {
     pub(crate) endpoint: Endpoint,
     pub(crate) stream: Stream,
     pub(super) id: CmId,
-    /// Data up to this length goes inline.
+    /// Data up to this length is sent inline.
     inline: u32,
-    /// The connection manager has the peer's word that it stands.
+    /// True once the connection manager or the peer has confirmed the connection.
     pub(crate) established: bool,
     pub(crate) maps: Mappings,
 }
@@ -112,30 +97,29 @@ impl Open {
         Self { endpoint, stream, id, inline: inline.min(MOST_INLINE), established, maps: Mappings::default() }
     }
 
-    /// Ends the connection for the connection manager as well.
     pub(crate) fn hang_up(&self) {
-        // Refused if the peer was first and that has been answered.
+        // Fails if the peer disconnected first and was answered.
         let _ = self.id.disconnect();
     }
 
-    /// Takes in what has happened and answers it. True if anything has.
-    /// With `watched`, somebody sleeps or is about to.
+    /// Processes completions and events, and answers them. Returns true if there were any.
+    /// `watched` if a thread sleeps or is about to.
     pub(crate) fn progress(&mut self, channel: &EventChannel, watched: bool) -> bool {
-        self.endpoint.completions.take_announcements(watched);
+        self.endpoint.completions.take_events(watched);
         let completed = self.take_completions();
-        let told = self.take_events(channel);
+        let had_events = self.take_events(channel);
         self.post_notices();
-        completed || told
+        completed || had_events
     }
 
     fn take_events(&mut self, channel: &EventChannel) -> bool {
-        let mut told = false;
+        let mut any = false;
         while let Some(event) = channel.try_next() {
-            told = true;
+            any = true;
             match event.kind() {
                 CmEventKind::Established => self.established = true,
                 CmEventKind::Disconnected => {
-                    // Data that came before the end was announced is in the queue by now.
+                    // Data that arrived before the disconnect is in the CQ by now.
                     self.take_completions();
                     self.stream.end();
                     self.hang_up();
@@ -147,7 +131,7 @@ impl Open {
                 _ => {}
             }
         }
-        told
+        any
     }
 
     fn take_completions(&mut self) -> bool {
@@ -173,7 +157,7 @@ impl Open {
         let success = completion.status() == WcStatus::Success;
         match completion.wr_id() {
             RECV if success => self.received(completion),
-            // Flushed, because the connection is over.
+            // Flushed: the connection is over.
             RECV => {}
             id => {
                 self.stream.handle_done(done(id));
@@ -185,7 +169,7 @@ impl Open {
     }
 
     fn received(&mut self, completion: &WorkCompletion) {
-        // Who writes has heard that the connection stands.
+        // The peer writes only after it has established the connection.
         self.established = true;
         let Some(imm) = completion.imm_data() else { return self.stream.break_off() };
         if let Ok(Some(index)) = self.stream.handle_message(imm)
@@ -198,7 +182,7 @@ impl Open {
         }
     }
 
-    /// Posts what the protocol has to say about the connection.
+    /// Posts the protocol's messages about the connection.
     pub(crate) fn post_notices(&mut self) {
         if !self.established {
             return;
@@ -222,7 +206,6 @@ impl Open {
         }
     }
 
-    /// Sends as much of `data` as may leave now.
     pub(crate) fn send(&mut self, data: &mut Drain<'_>) {
         let mut limit = FIRST_WRITE;
         while !data.is_done() && !self.stream.is_shut() && self.announce_maps() {
@@ -239,7 +222,6 @@ impl Open {
         }
     }
 
-    /// Whether a send would find room.
     pub(crate) fn can_send(&mut self) -> bool {
         self.look_for_target();
         self.established && self.stream.can_send()
@@ -254,8 +236,8 @@ impl Open {
         }
     }
 
-    /// Writes as much of `data` as may leave now to what the peer has mapped from `offset` on.
-    /// False if nothing is mapped there.
+    /// Writes as much of `data` as possible now to the peer's mapping at `offset`. Returns false if
+    /// nothing is mapped there.
     pub(crate) fn write_mapped(&mut self, data: &mut Drain<'_>, offset: u64) -> bool {
         let mut limit = FIRST_WRITE;
         let mut offset = offset;
@@ -297,7 +279,7 @@ impl Open {
         }
     }
 
-    /// Copies the bytes of `write` into the send buffer; returns how many parts they have there.
+    /// Copies the bytes of `write` to the send buffer; returns the number of its parts.
     fn fill(&self, write: &Write, data: &mut Drain<'_>, sges: &mut [Sge; 2]) -> Result<usize, roxe::Error> {
         let mut count = 0;
         for part in write.parts.iter().filter(|part| !part.is_empty()) {
@@ -309,7 +291,7 @@ impl Open {
         Ok(count)
     }
 
-    /// Tells the peer of mappings it does not know. False while that is not possible.
+    /// Announces new mappings to the peer. Returns false while that is not possible.
     fn announce_maps(&mut self) -> bool {
         while let Some((index, iomap)) = self.maps.unannounced() {
             if !self.stream.outgoing.may_message() {
@@ -322,8 +304,7 @@ impl Open {
         true
     }
 
-    /// Copies what has arrived into `room` and, unless it is only a look, gives the place back to
-    /// the peer.
+    /// Copies arrived data to `room` and, unless `peek`, frees its space.
     pub(crate) fn recv(&mut self, room: &mut Fill<'_, '_>, peek: bool) {
         let mut seen = 0;
         while !room.is_done() {
@@ -343,7 +324,6 @@ impl Open {
     }
 }
 
-/// With the message that announces it, if it is announced.
 fn announced(request: WorkRequest<'_>, message: Option<Message>) -> WorkRequest<'_> {
     match message {
         Some(message) => request.imm(message.encode()),
@@ -351,7 +331,6 @@ fn announced(request: WorkRequest<'_>, message: Option<Message>) -> WorkRequest<
     }
 }
 
-/// What the number of a completion says.
 const fn done(id: u64) -> Done {
     match id {
         NOTICE => Done::Notice,

@@ -1,8 +1,7 @@
-//! Options of streams. What has no meaning over RDMA, as much of what TCP has, is taken and has no
-//! effect.
-//!
-//! `RDMA_ROUTE` tells the path of the connection as path records.
+//! Options of streams. Options without a meaning over RDMA, as many of TCP, are accepted and
+//! ignored. `RDMA_ROUTE` is the path of the connection as path records.
 
+use super::settings::queue;
 use super::{Inner, Phase, Stream};
 use crate::errno::os;
 use crate::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_ROUTE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
@@ -11,30 +10,29 @@ use roxe::{Gid, PathMtu};
 use std::io;
 use std::time::Duration;
 
-/// TCP states, as TCP_INFO tells them.
 const TCP_ESTABLISHED: u8 = 1;
 const TCP_CLOSE: u8 = 7;
-/// Bytes of `struct tcp_info`, and where the congestion window stands in it.
+/// Bytes of `struct tcp_info`, and offset of the congestion window.
 const TCP_INFO_LEN: usize = 104;
 const TCP_INFO_CWND: usize = 80;
-/// TCP_MAXSEG before the path is known.
+/// TCP_MAXSEG while the path is unknown.
 const DEFAULT_SEGMENT: u32 = 2048;
 
 impl Stream {
-    /// Sets an option. True if the background thread has to be told.
+    /// Sets an option. Returns true if the background thread is needed.
     pub(crate) fn set_option(&self, level: i32, name: i32, value: &[u8]) -> io::Result<bool> {
         let mut inner = self.current();
         match level {
             libc::SOL_SOCKET => inner.set_socket(name, value)?,
             libc::IPPROTO_IP if name == libc::IP_TOS => {
                 let tos = number(value)?;
-                inner.tell_id(IdOption::Tos(tos as u8))?;
+                inner.set_id_option(IdOption::Tos(tos as u8))?;
                 inner.settings.tos = tos as u8;
             }
             libc::IPPROTO_TCP => inner.set_tcp(name, value)?,
             libc::IPPROTO_IPV6 if name == libc::IPV6_V6ONLY => {
                 let on = number(value)? != 0;
-                inner.tell_id(IdOption::AfOnly(on))?;
+                inner.set_id_option(IdOption::AfOnly(on))?;
                 inner.settings.v6_only = on;
             }
             SOL_RDMA => inner.set_rdma(name, value)?,
@@ -43,7 +41,7 @@ impl Stream {
         Ok(inner.next_probe.is_some())
     }
 
-    /// An option that is neither SO_TYPE, SO_DOMAIN nor SO_PROTOCOL.
+    /// Returns an option other than SO_TYPE, SO_DOMAIN and SO_PROTOCOL.
     pub(crate) fn option(&self, level: i32, name: i32) -> io::Result<Vec<u8>> {
         let mut inner = self.current();
         match level {
@@ -62,8 +60,8 @@ impl Inner {
         match name {
             libc::SO_REUSEADDR => {
                 let on = number(value)? != 0;
-                // Once it is bound this changes nothing, and is no error: as with other sockets.
-                let _ = self.tell_id(IdOption::ReuseAddr(on));
+                // No error on a bound socket, as on other sockets.
+                let _ = self.set_id_option(IdOption::ReuseAddr(on));
                 self.settings.reuse_addr = on;
             }
             libc::SO_RCVBUF => self.settings.set_recv_buffer(number(value)?),
@@ -104,8 +102,8 @@ impl Inner {
             return Err(os(libc::EINVAL));
         }
         match name {
-            RDMA_SQSIZE => self.settings.set_send_queue(number(value)?),
-            RDMA_RQSIZE => self.settings.set_recv_queue(number(value)?),
+            RDMA_SQSIZE => self.settings.sizes.send_queue = queue(number(value)?),
+            RDMA_RQSIZE => self.settings.sizes.recv_queue = queue(number(value)?),
             RDMA_INLINE => self.settings.inline = number(value)?,
             RDMA_IOMAPSIZE => self.settings.set_iomaps(number(value)?),
             RDMA_ROUTE => self.settings.path = Some(decode(value).ok_or_else(|| os(libc::EINVAL))?),
@@ -147,7 +145,7 @@ impl Inner {
         })
     }
 
-    /// Of `struct tcp_info` the state, and the send queue as the congestion window.
+    /// `struct tcp_info` with the state, and the send queue as congestion window.
     fn tcp_info(&self) -> Vec<u8> {
         let mut info = vec![0; TCP_INFO_LEN];
         info[0] = if matches!(self.phase, Phase::Open(_)) { TCP_ESTABLISHED } else { TCP_CLOSE };
@@ -172,7 +170,7 @@ impl Inner {
     }
 }
 
-/// The `int` that `value` begins with, as the unsigned number that sizes are.
+/// The `int` at the beginning of `value`, as unsigned.
 fn number(value: &[u8]) -> io::Result<u32> {
     value.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes)).ok_or_else(|| os(libc::EINVAL))
 }
@@ -185,17 +183,15 @@ fn flag(on: bool) -> Vec<u8> {
     int(on.into())
 }
 
-/// Bytes of it.
 const PATH_LEN: usize = 72;
 
-/// In the byte of path MTU, rate and life time: exactly this.
+/// Selector in the byte of path MTU, rate and life time: exactly this value.
 const EXACTLY: u8 = 2 << 6;
 const SELECTED: u8 = 0x3f;
 const REVERSIBLE_ONE_PATH: u8 = 0x81;
-/// Flags of a path that is the only one: `IBV_PATH_FLAG_GMP | _PRIMARY | _BIDIRECTIONAL`.
+/// Flags of an only path: `IBV_PATH_FLAG_GMP | _PRIMARY | _BIDIRECTIONAL`.
 const FLAGS: u32 = 0x13;
 
-/// The path as bytes.
 pub(crate) fn encode(path: &Path) -> [u8; PATH_LEN] {
     let mut out = [0; PATH_LEN];
     out[..4].copy_from_slice(&FLAGS.to_ne_bytes());
@@ -212,7 +208,7 @@ pub(crate) fn encode(path: &Path) -> [u8; PATH_LEN] {
     out
 }
 
-/// The path in these bytes; `None` if they are too few or name no path MTU.
+/// Decodes a path; `None` for too few bytes or an invalid path MTU.
 pub(crate) fn decode(bytes: &[u8]) -> Option<Path> {
     let bytes: &[u8; PATH_LEN] = bytes.first_chunk()?;
     let flow_and_hops = u32::from_be_bytes(*bytes[52..].first_chunk()?);
@@ -250,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_of_a_path_stands_where_it_belongs() {
+    fn path_matches_the_structure_of_verbs() {
         let bytes = encode(&sample());
         assert_eq!((bytes[16], bytes[31], bytes[32], bytes[47]), (0xd, 0xd, 0x5, 0x5));
         assert_eq!(
@@ -261,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_path_is_refused() {
+    fn invalid_paths_are_refused() {
         let mut bytes = encode(&sample());
         assert_eq!(decode(&bytes[..71]), None);
         bytes[62] = 0x80 | 9;

@@ -1,4 +1,4 @@
-//! What a program has set on a stream, and what it has not.
+//! Settings of a stream.
 
 use crate::config::{Config, LOW_WATER};
 use crate::proto::conn::{scale, unscale};
@@ -6,12 +6,10 @@ use crate::proto::stream::Sizes;
 use roxe::cm::Path;
 use std::time::{Duration, Instant};
 
-/// Shortest and longest queues.
 const QUEUES: std::ops::RangeInclusive<u32> = 16..=16384;
-/// Largest buffer.
 const MOST_BUFFER: u32 = 1 << 30;
 
-/// Settings of a stream; those that it accepts begin with a copy.
+/// Settings of a stream; accepted streams start with a copy.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) sizes: Sizes,
@@ -20,13 +18,11 @@ pub(crate) struct Settings {
     pub(crate) keepalive: bool,
     pub(crate) keep_idle: Duration,
     pub(crate) oob_inline: bool,
-    /// Whether `close` waits until everything is delivered, and how long: as long as it takes if
-    /// the program does not say.
+    /// Time that `close` waits for delivery; `None` for no limit.
     pub(crate) linger: Option<Duration>,
     pub(crate) no_delay: bool,
     pub(crate) v6_only: bool,
     pub(crate) tos: u8,
-    /// The path to take instead of the one that is found.
     pub(crate) path: Option<Path>,
 }
 
@@ -50,48 +46,37 @@ impl Settings {
         settings
     }
 
-    /// When a peer that is silent from now on is asked for a sign of life, if SO_KEEPALIVE is on.
+    /// Time of the first probe of a silent peer, if SO_KEEPALIVE is on.
     pub(crate) fn first_probe(&self) -> Option<Instant> {
         Instant::now().checked_add(self.keep_idle).filter(|_| self.keepalive)
     }
 
-    /// SO_RCVBUF: room for twice as much, as the system does it.
+    /// SO_RCVBUF: doubled, as the system does.
     pub(crate) fn set_recv_buffer(&mut self, bytes: u32) {
         self.sizes.recv_buffer = bytes.saturating_mul(2).clamp(2, MOST_BUFFER);
     }
 
-    /// SO_SNDBUF, as [`set_recv_buffer`](Self::set_recv_buffer).
+    /// SO_SNDBUF: doubled, as the system does.
     pub(crate) fn set_send_buffer(&mut self, bytes: u32) {
         self.sizes.send_buffer = bytes.saturating_mul(2).clamp(2 * LOW_WATER, MOST_BUFFER);
     }
 
-    /// RDMA_SQSIZE.
-    pub(crate) fn set_send_queue(&mut self, requests: u32) {
-        self.sizes.send_queue = queue(requests);
-    }
-
-    /// RDMA_RQSIZE.
-    pub(crate) fn set_recv_queue(&mut self, messages: u32) {
-        self.sizes.recv_queue = queue(messages);
-    }
-
-    /// RDMA_IOMAPSIZE: rounded down to what the peer can be told.
+    /// RDMA_IOMAPSIZE: rounded down to a count that connection data can hold.
     pub(crate) fn set_iomaps(&mut self, mappings: u32) {
         self.sizes.iomaps = unscale(scale(u16::try_from(mappings).unwrap_or(u16::MAX)));
     }
 
-    /// The sizes to connect with: within what queues can be.
     pub(crate) fn sizes(&self) -> Sizes {
         let Sizes { send_queue, recv_queue, .. } = self.sizes;
         Sizes { send_queue: queue(send_queue.into()), recv_queue: queue(recv_queue.into()), ..self.sizes }
     }
 }
 
-fn queue(len: u32) -> u16 {
+pub(crate) fn queue(len: u32) -> u16 {
     len.clamp(*QUEUES.start(), *QUEUES.end()) as u16
 }
 
-/// How long a connection is idle before it is probed, as for TCP.
+/// Idle time before probes, as of TCP.
 fn default_keep_idle() -> Duration {
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_keepalive_time").unwrap_or_default();
     Duration::from_secs(text.trim().parse().unwrap_or(7200))
@@ -102,12 +87,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_stay_within_what_is_possible() {
+    fn sizes_are_clamped_to_limits() {
         let mut settings = Settings::new();
         settings.set_recv_buffer(5000);
         settings.set_send_buffer(0);
-        settings.set_send_queue(1);
-        settings.set_recv_queue(u32::MAX);
+        (settings.sizes.send_queue, settings.sizes.recv_queue) = (queue(1), queue(u32::MAX));
         settings.set_iomaps(300);
         let expected = Sizes { send_queue: 16, recv_queue: 16384, send_buffer: 4096, recv_buffer: 10_000, iomaps: 256 };
         assert_eq!(settings.sizes(), expected);

@@ -1,12 +1,12 @@
-//! Datagram sockets over the loopback device, all in this process: the way from UDP to queue pairs,
-//! and what the calls promise.
+//! Datagram sockets over the loopback device, in one process: moving from UDP to queue pairs, and
+//! the promises of the calls.
 
 use crate::common::{PATIENCE_MS, Sock, errno, has_ipv6};
 use libc::{AF_INET, AF_INET6, MSG_DONTWAIT, MSG_PEEK, POLLIN, POLLOUT, SOCK_DGRAM, SOCK_NONBLOCK};
 use roxe_rsockets::{PollFd, poll};
 use std::net::SocketAddr;
 
-/// A datagram socket at a port of its own.
+/// A datagram socket on a free port.
 fn bound(address: &str) -> (Sock, SocketAddr) {
     let address: SocketAddr = address.parse().unwrap();
     let sock = Sock::open(if address.is_ipv4() { AF_INET } else { AF_INET6 }, SOCK_DGRAM);
@@ -22,8 +22,7 @@ fn receive(sock: &Sock) -> (Vec<u8>, SocketAddr) {
     (buf[..len].to_vec(), from.unwrap())
 }
 
-/// Back and forth often enough that both ways: over UDP, and from queue pair to queue pair, are
-/// taken.
+/// Exchanges enough datagrams to use both UDP and queue pairs.
 fn ping_pong(address: &str) {
     let ((a, at_a), (b, at_b)) = (bound(address), bound(address));
     for round in 0..20u8 {
@@ -37,19 +36,19 @@ fn ping_pong(address: &str) {
 
 // clause: RSOCK-UDP-ANSWER
 #[test]
-fn datagrams_go_to_and_fro() {
+fn datagrams_move_from_udp_to_queue_pairs() {
     ping_pong("127.0.0.1:0");
 }
 
 #[test]
-fn datagrams_go_over_ipv6() {
+fn datagrams_work_over_ipv6() {
     if has_ipv6() {
         ping_pong("[::1]:0");
     }
 }
 
 #[test]
-fn an_ipv6_socket_talks_to_an_ipv4_one() {
+fn ipv6_socket_exchanges_with_ipv4_socket() {
     let (a, _) = bound("[::]:0");
     let (b, at_b) = bound("127.0.0.1:0");
     let mapped: SocketAddr = format!("[::ffff:127.0.0.1]:{}", at_b.port()).parse().unwrap();
@@ -63,7 +62,7 @@ fn an_ipv6_socket_talks_to_an_ipv4_one() {
 }
 
 #[test]
-fn a_connected_socket_hears_only_its_peer() {
+fn connected_socket_receives_from_its_peer_only() {
     let ((a, at_a), (b, at_b), (stranger, _)) = (bound("127.0.0.1:0"), bound("127.0.0.1:0"), bound("127.0.0.1:0"));
     assert_eq!(errno(a.peer_addr()), libc::ENOTCONN);
     assert_eq!(errno(a.send(b"x", 0)), libc::EDESTADDRREQ);
@@ -78,7 +77,7 @@ fn a_connected_socket_hears_only_its_peer() {
 }
 
 #[test]
-fn a_datagram_is_cut_to_the_buffer_and_refused_above_a_packet() {
+fn datagram_is_truncated_and_oversize_refused() {
     let ((a, _), (b, at_b)) = (bound("127.0.0.1:0"), bound("127.0.0.1:0"));
     assert_eq!(errno(a.send_to(&[0; 4096], 0, Some(at_b))), libc::EMSGSIZE);
     for _ in 0..3 {
@@ -93,7 +92,7 @@ fn a_datagram_is_cut_to_the_buffer_and_refused_above_a_packet() {
 }
 
 #[test]
-fn poll_tells_and_waits() {
+fn poll_reports_and_waits_for_datagrams() {
     let ((a, _), (b, at_b)) = (bound("127.0.0.1:0"), bound("127.0.0.1:0"));
     let mut fds = [
         PollFd { fd: b.fd(), events: POLLIN, revents: 0 },
@@ -110,7 +109,7 @@ fn poll_tells_and_waits() {
 }
 
 #[test]
-fn a_nonblocking_socket_does_not_wait() {
+fn nonblocking_socket_does_not_wait() {
     let sock = Sock::open(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK);
     assert_eq!(errno(sock.recv(&mut [0; 1], 0)), libc::EAGAIN);
     sock.set_status_flags(0);
@@ -118,7 +117,7 @@ fn a_nonblocking_socket_does_not_wait() {
 }
 
 #[test]
-fn other_packets_on_the_udp_port_are_passed_over() {
+fn foreign_packets_on_the_udp_port_are_ignored() {
     let ((a, _), (b, at_b)) = (bound("127.0.0.1:0"), bound("127.0.0.1:0"));
     let outsider = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     for junk in [&b""[..], b"UUUU", &[0x55; 40], &[0; 16]] {

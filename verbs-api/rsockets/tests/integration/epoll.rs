@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::{io, thread};
 
-/// A set, closed when dropped.
+/// A set, closed on drop.
 struct Epoll(i32);
 
 impl Epoll {
@@ -20,7 +20,7 @@ impl Epoll {
         epoll_ctl(self.0, op, fd, Some(libc::epoll_event { events: events.cast_unsigned(), u64: data }))
     }
 
-    /// What is found, as events and data.
+    /// Events and data of the found members.
     fn wait(&self, room: usize, timeout: i32) -> Vec<(u32, u64)> {
         epoll_wait(self.0, room, timeout).unwrap().iter().map(|event| (event.events, event.u64)).collect()
     }
@@ -47,7 +47,7 @@ const READABLE: u32 = EPOLLIN.cast_unsigned();
 const WRITABLE: u32 = EPOLLOUT.cast_unsigned();
 
 #[test]
-fn rsockets_and_other_descriptors_are_reported_with_their_data() {
+fn epoll_reports_rsockets_and_descriptors_with_data() {
     let ((a, b), (mut ours, theirs)) = (pair(), UnixStream::pair().unwrap());
     let set = Epoll::new();
     set.control(EPOLL_CTL_ADD, b.fd(), EPOLLIN, 7).unwrap();
@@ -65,7 +65,7 @@ fn rsockets_and_other_descriptors_are_reported_with_their_data() {
 }
 
 #[test]
-fn members_that_are_ready_take_turns() {
+fn ready_members_take_turns() {
     let ((a, b), (c, d)) = (pair(), pair());
     let set = Epoll::new();
     for (data, socket) in [(1, &b), (2, &d)] {
@@ -80,7 +80,7 @@ fn members_that_are_ready_take_turns() {
 }
 
 #[test]
-fn a_one_shot_member_is_reported_once_until_it_is_modified() {
+fn one_shot_member_is_reported_once_until_modified() {
     let (_a, b) = pair();
     let set = Epoll::new();
     set.control(EPOLL_CTL_ADD, b.fd(), EPOLLOUT | EPOLLONESHOT, 1).unwrap();
@@ -91,7 +91,7 @@ fn a_one_shot_member_is_reported_once_until_it_is_modified() {
 }
 
 #[test]
-fn who_waits_hears_of_a_member_that_is_added() {
+fn added_member_wakes_a_waiting_thread() {
     let (_a, b) = pair();
     let set = Epoll::new();
     thread::scope(|scope| {
@@ -102,7 +102,7 @@ fn who_waits_hears_of_a_member_that_is_added() {
 }
 
 #[test]
-fn wrong_numbers_and_calls_are_refused() {
+fn invalid_epoll_calls_are_refused() {
     let (a, _b) = pair();
     let set = Epoll::new();
     assert_eq!(errno(epoll_create(libc::EPOLL_CLOEXEC + 1)), libc::EINVAL);

@@ -1,5 +1,4 @@
-//! Streams between processes: what is left of a connection when the other process is killed or does
-//! not answer.
+//! Streams between processes, of which one is killed or stopped.
 
 use crate::common::{Sock, errno};
 use libc::{AF_INET, MSG_WAITALL, POLLIN, SOCK_STREAM};
@@ -7,26 +6,25 @@ use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Set in the other process: where to connect to.
+/// Set in the child process: the address to connect to.
 const PEER: &str = "ROXE_TEST_PEER";
 
-/// Held by the test that has a peer: packets of other tests could reach a process that is stopped
-/// or killed.
+/// Held by a test with a child: packets of other tests could reach a stopped process.
 static ONE_TEST: Mutex<()> = Mutex::new(());
 
-/// Another process, which is killed at the end at the latest.
+/// A child process, killed on drop.
 struct Peer {
     child: Child,
     _alone: MutexGuard<'static, ()>,
 }
 
 impl Peer {
-    /// Runs this program again, as a peer that connects to `at` and then lives until it is killed.
+    /// Runs this program again as a peer that connects to `at` and waits to be killed.
     fn start(at: SocketAddr) -> Self {
         let _alone = ONE_TEST.lock().unwrap_or_else(PoisonError::into_inner);
         let program = std::env::current_exe().unwrap();
         let mut command = Command::new(program);
-        command.args(["--exact", "processes::the_other_process", "--nocapture"]).env(PEER, at.to_string());
+        command.args(["--exact", "processes::child_process", "--nocapture"]).env(PEER, at.to_string());
         Self { child: command.stdout(Stdio::null()).spawn().unwrap(), _alone }
     }
 
@@ -43,9 +41,9 @@ impl Drop for Peer {
     }
 }
 
-/// Not a test: what the other process does.
+/// Not a test: runs in the child process.
 #[test]
-fn the_other_process() {
+fn child_process() {
     let Ok(at) = std::env::var(PEER) else { return };
     let sock = Sock::open(AF_INET, SOCK_STREAM);
     sock.connect(at.parse().unwrap()).unwrap();
@@ -67,7 +65,7 @@ fn with_peer() -> (Sock, Peer) {
     (sock, peer)
 }
 
-/// A connection whose other end is a process that has just been killed.
+/// A connection whose peer process was just killed.
 fn orphan() -> (Sock, Peer) {
     let (sock, mut peer) = with_peer();
     peer.kill();
@@ -75,9 +73,9 @@ fn orphan() -> (Sock, Peer) {
 }
 
 #[test]
-fn a_killed_peer_is_noticed_by_who_sends() {
+fn send_to_killed_peer_fails() {
     let (sock, _peer) = orphan();
-    // The first call may still find room in the buffers of the two sides.
+    // The first call may still find room in the buffers.
     let bytes = vec![7; 1 << 20];
     let _ = sock.send(&bytes, 0);
     assert_eq!(errno(sock.send(&bytes, 0)), libc::ECONNRESET);
@@ -85,14 +83,14 @@ fn a_killed_peer_is_noticed_by_who_sends() {
 }
 
 #[test]
-fn a_killed_peer_is_noticed_by_who_waits() {
+fn recv_from_killed_peer_fails() {
     let (sock, _peer) = orphan();
     assert_eq!(sock.recv(&mut [0; 1], 0).unwrap(), 0);
 }
 
 // clause: RSOCK-KEEPALIVE
 #[test]
-fn a_peer_that_does_not_answer_is_noticed_by_keepalives() {
+fn keepalive_detects_a_stopped_peer() {
     let (sock, peer) = with_peer();
     let stopped = Command::new("kill").args(["-STOP", &peer.child.id().to_string()]).status().unwrap();
     assert!(stopped.success());

@@ -1,4 +1,4 @@
-//! Streams over the loopback device, both ends in this process: what the calls of sockets promise.
+//! Streams over the loopback device, both ends in this process: the promises of socket calls.
 
 use crate::common::{PATIENCE_MS, Sock, errno, has_ipv6};
 use libc::{
@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::thread;
 
-/// A listener at a port of its own.
+/// A listener on a free port.
 fn listener(address: &str) -> (Sock, SocketAddr) {
     let address: SocketAddr = address.parse().unwrap();
     let sock = Sock::open(if address.is_ipv4() { AF_INET } else { AF_INET6 }, SOCK_STREAM);
@@ -26,7 +26,7 @@ fn listener(address: &str) -> (Sock, SocketAddr) {
     (sock, address)
 }
 
-/// Two connected streams; `prepare` is called for each side before.
+/// Two connected streams; `prepare` is called for each first.
 fn pair_with(address: &str, prepare: impl Fn(&Sock)) -> (Sock, Sock) {
     let (listener, at) = listener(address);
     prepare(&listener);
@@ -52,7 +52,7 @@ fn get(sock: &Sock, level: i32, name: i32) -> i32 {
     i32::from_ne_bytes(sock.option(level, name, 4).unwrap().try_into().unwrap())
 }
 
-/// Bytes that show every slip.
+/// Bytes that reveal shifts.
 fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i % 251) as u8).collect()
 }
@@ -79,7 +79,7 @@ fn both_ways(a: &Sock, b: &Sock, len: usize) {
 }
 
 #[test]
-fn bytes_go_to_and_fro() {
+fn stream_carries_bytes_both_ways() {
     let (a, b) = pair();
     for len in [1, 64, 65, 4096, 70_000, 131_072, 1_000_000] {
         both_ways(&a, &b, len);
@@ -87,7 +87,7 @@ fn bytes_go_to_and_fro() {
 }
 
 #[test]
-fn streams_go_over_ipv6() {
+fn streams_work_over_ipv6() {
     if has_ipv6() {
         let (a, b) = pair_with("[::1]:0", |_| ());
         both_ways(&a, &b, 100_000);
@@ -95,7 +95,7 @@ fn streams_go_over_ipv6() {
 }
 
 #[test]
-fn small_buffers_and_queues_carry_everything() {
+fn small_buffers_and_queues_carry_all_bytes() {
     let (a, b) = pair_with("127.0.0.1:0", |sock| {
         set(sock, SOL_SOCKET, libc::SO_RCVBUF, 1001);
         set(sock, SOL_SOCKET, libc::SO_SNDBUF, 1);
@@ -106,7 +106,7 @@ fn small_buffers_and_queues_carry_everything() {
 }
 
 #[test]
-fn many_small_messages_use_no_more_credits_than_there_are() {
+fn many_small_messages_stay_within_credits() {
     let (a, b) = pair_with("127.0.0.1:0", |sock| set(sock, SOL_RDMA, RDMA_RQSIZE, 16));
     thread::scope(|scope| {
         scope.spawn(|| (0..20_000u32).for_each(|i| send_all(&a, &i.to_ne_bytes())));
@@ -117,7 +117,7 @@ fn many_small_messages_use_no_more_credits_than_there_are() {
 }
 
 #[test]
-fn no_message_is_slept_through() {
+fn sleeping_reader_misses_no_message() {
     let (a, b) = pair();
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -135,7 +135,7 @@ fn no_message_is_slept_through() {
 }
 
 #[test]
-fn the_end_comes_behind_the_data() {
+fn end_of_stream_follows_the_data() {
     let (a, b) = pair();
     send_all(&a, &pattern(60_000));
     drop(a);
@@ -147,7 +147,7 @@ fn the_end_comes_behind_the_data() {
 
 // clause: RSOCK-SHUTDOWN
 #[test]
-fn a_half_closed_stream_still_goes_the_other_way() {
+fn half_closed_stream_carries_the_other_direction() {
     let (a, b) = pair();
     send_all(&a, b"question");
     a.shutdown(SHUT_WR).unwrap();
@@ -158,7 +158,7 @@ fn a_half_closed_stream_still_goes_the_other_way() {
     assert_eq!(recv_all(&a, 6), b"answer");
     send_all(&b, b"bye");
     b.shutdown(SHUT_RDWR).unwrap();
-    // Both have arrived, but the hang-up waits until the bytes before it were read.
+    // Both have arrived, but the hang-up is reported after the bytes were read.
     assert_eq!(a.poll(POLLIN), POLLIN);
     assert_eq!(recv_all(&a, 3), b"bye");
     assert_eq!(a.poll(POLLIN), POLLIN | POLLHUP);
@@ -166,7 +166,7 @@ fn a_half_closed_stream_still_goes_the_other_way() {
 }
 
 #[test]
-fn a_shutdown_wakes_who_waits() {
+fn shutdown_wakes_a_waiting_reader() {
     let (a, _b) = pair();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| a.recv(&mut [0; 10], 0).unwrap());
@@ -175,7 +175,7 @@ fn a_shutdown_wakes_who_waits() {
     });
 }
 
-/// What `wait` on a listener brings that another thread closes when it sleeps.
+/// The result of `wait` on a listener that another thread closes meanwhile.
 fn closed_while_asleep<T: Send + 'static>(wait: impl FnOnce(i32) -> T + Send + 'static) -> T {
     let ((listener, _), (tell, told)) = (listener("127.0.0.1:0"), mpsc::channel());
     let fd = listener.fd();
@@ -193,8 +193,8 @@ fn closed_while_asleep<T: Send + 'static>(wait: impl FnOnce(i32) -> T + Send + '
 
 // clause: RSOCK-SHUTDOWN
 #[test]
-fn a_close_ends_an_accept_and_a_poll_of_other_threads() {
-    // Without its number where the thread slept before it called.
+fn close_ends_accept_and_poll_of_other_threads() {
+    // EBADF if the thread called only after the close.
     assert!([libc::EINVAL, libc::EBADF].contains(&errno(closed_while_asleep(accept))));
     let events = closed_while_asleep(|fd| {
         let mut fds = [PollFd { fd, events: POLLIN, revents: 0 }];
@@ -204,7 +204,7 @@ fn a_close_ends_an_accept_and_a_poll_of_other_threads() {
 }
 
 #[test]
-fn a_nonblocking_connect_finishes_later() {
+fn nonblocking_connect_finishes_later() {
     let (listener, at) = listener("127.0.0.1:0");
     let a = Sock::open(AF_INET, SOCK_STREAM | SOCK_NONBLOCK);
     assert_eq!(errno(a.connect(at)), libc::EINPROGRESS);
@@ -219,7 +219,7 @@ fn a_nonblocking_connect_finishes_later() {
 }
 
 #[test]
-fn nobody_at_home_is_a_refusal() {
+fn connect_without_listener_is_refused() {
     let nowhere: SocketAddr = "127.0.0.1:1".parse().unwrap();
     let a = Sock::open(AF_INET, SOCK_STREAM);
     assert_eq!(errno(a.connect(nowhere)), libc::ECONNREFUSED);
@@ -231,14 +231,13 @@ fn nobody_at_home_is_a_refusal() {
 }
 
 #[test]
-fn a_full_pipe_stops_and_goes_on() {
+fn full_stream_blocks_until_read() {
     let (a, b) = pair();
     a.set_status_flags(libc::O_NONBLOCK);
     assert_eq!(a.status_flags() & libc::O_NONBLOCK, libc::O_NONBLOCK);
     let bytes = pattern(10_000_000);
     let mut sent = a.send(&bytes, 0).unwrap();
-    // What the peer acknowledges meanwhile makes room, until what it does not read fills that as
-    // well.
+    // Grants of the peer make room until its unread data fills both buffers.
     let full = loop {
         match a.send(&bytes[sent..], MSG_DONTWAIT) {
             Ok(more) => sent += more,
@@ -258,7 +257,7 @@ fn a_full_pipe_stops_and_goes_on() {
 }
 
 #[test]
-fn a_look_takes_nothing_and_waitall_waits() {
+fn peek_keeps_data_and_waitall_waits() {
     let (a, b) = pair();
     send_all(&a, b"abc");
     let mut buf = [0; 8];
@@ -275,7 +274,7 @@ fn a_look_takes_nothing_and_waitall_waits() {
 }
 
 #[test]
-fn several_buffers_are_one_stream() {
+fn vectored_io_joins_buffers() {
     let (a, b) = pair();
     let bufs = [IoSlice::new(b"one "), IoSlice::new(b""), IoSlice::new(&[b'.'; 200]), IoSlice::new(b" two")];
     assert_eq!(a.send_vectored(&bufs, 0, None).unwrap(), 208);
@@ -322,7 +321,7 @@ fn poll_and_select_mix_sockets_with_files() {
 }
 
 #[test]
-fn many_streams_live_together() {
+fn many_streams_coexist() {
     let (listener, at) = listener("127.0.0.1:0");
     let clients: Vec<Sock> = (0..40).map(|_| Sock::open(AF_INET, SOCK_STREAM)).collect();
     let mut served = Vec::new();
@@ -360,14 +359,13 @@ fn connections_wait_for_accept() {
 
 // clause: RSOCK-IOMAP
 #[test]
-fn the_peer_writes_into_mapped_memory() {
+fn iowrite_reaches_the_mapped_memory() {
     let (a, b) = pair_with("127.0.0.1:0", |sock| set(sock, SOL_RDMA, RDMA_IOMAPSIZE, 2));
     let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let mut memory = vec![0u8; 100_000];
     let start = std::ptr::NonNull::new(memory.as_mut_ptr()).unwrap();
     let pd = b.protection_domain().unwrap();
-    // SAFETY: `memory` outlives the mapping, and is looked at only when the peer has said that it
-    // is done.
+    // SAFETY: `memory` outlives the mapping, and is read only after the peer reported the end.
     let region = unsafe { pd.register_raw(start, memory.len(), rights) }.unwrap();
     assert_eq!(b.iomap(region, true, 5000).unwrap(), 5000);
     send_all(&b, b"mapped");
@@ -384,7 +382,7 @@ fn the_peer_writes_into_mapped_memory() {
 }
 
 #[test]
-fn options_are_kept() {
+fn options_are_stored() {
     let a = Sock::open(AF_INET, SOCK_STREAM);
     assert_eq!(get(&a, SOL_SOCKET, libc::SO_RCVBUF), 1 << 17);
     assert_eq!(get(&a, SOL_SOCKET, libc::SO_TYPE), SOCK_STREAM);
@@ -418,7 +416,7 @@ fn options_are_kept() {
 }
 
 #[test]
-fn misuse_is_told() {
+fn misuse_has_the_errnos_of_sockets() {
     let a = Sock::open(AF_INET, SOCK_STREAM);
     assert_eq!(errno(a.send(b"x", 0)), libc::ENOTCONN);
     assert_eq!(errno(a.recv(&mut [0; 1], 0)), libc::ENOTCONN);
@@ -441,7 +439,7 @@ fn misuse_is_told() {
 }
 
 #[test]
-fn a_port_is_had_by_one() {
+fn port_is_bound_by_one_listener() {
     let (_listener, at) = listener("127.0.0.1:0");
     let other = Sock::open(AF_INET, SOCK_STREAM);
     let refused = other.bind(at).and_then(|()| other.listen(1));

@@ -1,5 +1,5 @@
-//! Two streams and the memory between them: every byte arrives in order, whatever the sizes, the
-//! pace and the byte order of the hosts; and what liars and ends do to one stream.
+//! Two streams with their memory: bytes arrive in order for all sizes, paces and byte orders. Also
+//! protocol violations and ends of a stream.
 
 use super::*;
 use crate::proto::conn::ByteOrder;
@@ -23,7 +23,7 @@ fn stream(sizes: &Sizes) -> Stream {
     Stream::new(sizes, Target { addr: BUFFER, rkey: 1, len: sizes.recv_buffer }, conn_data(sizes))
 }
 
-/// What travels: bytes to a place, and immediate data; and what its completion says.
+/// A WRITE: bytes for a place, immediate data, and the kind of its completion.
 struct Packet {
     to: Target,
     bytes: Vec<u8>,
@@ -89,7 +89,7 @@ impl Side {
         }
     }
 
-    /// Reads up to `max` bytes and judges each.
+    /// Reads up to `max` bytes and checks each.
     fn recv(&mut self, max: usize) {
         let place = self.stream.incoming.peek(0, max);
         for at in place.clone() {
@@ -100,13 +100,13 @@ impl Side {
     }
 }
 
-/// Bytes that show every slip: the period is no power of two.
+/// Bytes that reveal shifts: the period is no power of two.
 fn next(byte: &mut u8) -> u8 {
     *byte = (*byte + 1) % 251;
     *byte
 }
 
-/// Lets the oldest packet of `from` land at `to` and complete.
+/// Delivers the oldest packet of `from` to `to` and completes it.
 fn land(from: &mut Side, to: &mut Side) {
     let Some(packet) = from.wire.pop_front() else { return };
     if packet.to.rkey == 1 {
@@ -133,7 +133,7 @@ impl Random {
 
 // clause: RSOCK-CREDITS, RSOCK-GRANT, RSOCK-TARGET-ORDER, RSOCK-CONTROL-SLOTS
 #[test]
-fn every_byte_arrives_in_order_at_any_pace() {
+fn bytes_arrive_in_order_at_any_pace() {
     for seed in 0..200 {
         let mut random = Random(seed);
         let sizes = Sizes {
@@ -164,7 +164,7 @@ fn every_byte_arrives_in_order_at_any_pace() {
 
 // clause: RSOCK-DISCONNECT
 #[test]
-fn the_end_comes_behind_the_data() {
+fn end_of_stream_follows_the_data() {
     let (mut a, mut b) = (Side::new(&SIZES), Side::new(&SIZES));
     assert_eq!(a.send(100), 100);
     a.stream.shut_down(true, true);
@@ -181,14 +181,14 @@ fn the_end_comes_behind_the_data() {
 
 // clause: RSOCK-SHUTDOWN
 #[test]
-fn each_direction_ends_for_itself() {
+fn directions_end_independently() {
     let (mut a, mut b) = (Side::new(&SIZES), Side::new(&SIZES));
     a.stream.shut_down(false, true);
     a.stream.shut_down(false, true);
     a.notices();
-    let said: Vec<_> = a.wire.iter().filter_map(|packet| packet.imm).collect();
-    assert_eq!(said.last(), Some(&Message::Control(Control::Shutdown).encode()));
-    assert_eq!(said.len(), 2, "a grant, and the end once");
+    let sent: Vec<_> = a.wire.iter().filter_map(|packet| packet.imm).collect();
+    assert_eq!(sent.last(), Some(&Message::Control(Control::Shutdown).encode()));
+    assert_eq!(sent.len(), 2, "a grant, and the end once");
     while !a.wire.is_empty() {
         land(&mut a, &mut b);
     }
@@ -207,7 +207,7 @@ fn each_direction_ends_for_itself() {
 }
 
 #[test]
-fn an_end_of_reading_is_nobody_elses_business() {
+fn shutdown_of_reading_sends_nothing() {
     let mut a = Side::new(&SIZES);
     a.notices();
     a.wire.clear();
@@ -218,7 +218,7 @@ fn an_end_of_reading_is_nobody_elses_business() {
 
 // clause: RSOCK-OVERRUN
 #[test]
-fn a_peer_that_breaks_the_protocol_breaks_the_connection() {
+fn protocol_violation_breaks_the_connection() {
     for imm in [SIZES.recv_buffer + 1, 1 << 29, 3 << 29] {
         let mut liar = stream(&SIZES);
         assert_eq!(liar.handle_message(imm), Err(Violation));
@@ -230,7 +230,7 @@ fn a_peer_that_breaks_the_protocol_breaks_the_connection() {
 
 // clause: RSOCK-KEEPALIVE
 #[test]
-fn a_probe_is_a_write_of_nothing() {
+fn probe_is_an_empty_write() {
     let mut a = stream(&SIZES);
     while a.poll_notice().is_some() {}
     a.keep_alive();
@@ -242,7 +242,7 @@ fn a_probe_is_a_write_of_nothing() {
 
 // clause: RSOCK-CONTROL-SLOTS
 #[test]
-fn no_more_notices_than_slots_are_under_way() {
+fn notices_stay_within_control_slots() {
     let mut a = stream(&SIZES);
     assert!(a.poll_notice().is_some());
     for _ in 1..CONTROL_SLOTS {
@@ -258,7 +258,7 @@ fn no_more_notices_than_slots_are_under_way() {
 
 // clause: RSOCK-IOMAP
 #[test]
-fn a_mapping_goes_behind_the_targets_and_is_found_by_its_offset() {
+fn mapping_follows_targets_and_is_found_by_offset() {
     let (mut a, mut b) = (stream(&SIZES), stream(&SIZES));
     let iomap = Iomap { offset: 1000, place: Target { addr: 0x5000, rkey: 9, len: 100 } };
     let (to, bytes, message) = a.map(1, &iomap);
@@ -276,7 +276,7 @@ fn a_mapping_goes_behind_the_targets_and_is_found_by_its_offset() {
 
 // clause: RSOCK-TARGET
 #[test]
-fn a_host_of_the_other_byte_order_reads_its_own() {
+fn entries_use_the_byte_order_of_their_host() {
     let other = match ByteOrder::NATIVE {
         ByteOrder::Big => ByteOrder::Little,
         ByteOrder::Little => ByteOrder::Big,

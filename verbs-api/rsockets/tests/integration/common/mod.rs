@@ -1,4 +1,4 @@
-//! What the tests of sockets share.
+//! Helpers of the socket tests.
 
 use roxe_rsockets::{PollFd, Socket, accept, close, find, open, poll};
 use std::io;
@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// How long a test waits for what must come.
+/// Time limit of waits.
 pub(crate) const PATIENCE_MS: i32 = 20_000;
 
-/// A socket that is closed at the end.
+/// A socket, closed on drop.
 #[derive(Debug)]
 pub(crate) struct Sock(Arc<Socket>);
 
@@ -26,7 +26,7 @@ impl Sock {
         accept(self.fd()).map(|(fd, peer)| (Self::of(fd), peer))
     }
 
-    /// Waits for events, and says which came; none after the patience is over.
+    /// Waits for events and returns them; 0 after the time limit.
     pub(crate) fn poll(&self, events: i16) -> i16 {
         let mut fds = [PollFd { fd: self.fd(), events, revents: 0 }];
         poll(&mut fds, PATIENCE_MS).unwrap();
@@ -48,12 +48,12 @@ impl Drop for Sock {
     }
 }
 
-/// The errno of what must fail.
+/// The errno of a call that must fail.
 pub(crate) fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
     result.unwrap_err().raw_os_error().unwrap()
 }
 
-/// Whether this machine has IPv6 on its loopback interface; says so if not.
+/// Returns true if the loopback interface has IPv6; prints a notice if not.
 pub(crate) fn has_ipv6() -> bool {
     let has = std::net::UdpSocket::bind("[::1]:0").is_ok();
     if !has {
