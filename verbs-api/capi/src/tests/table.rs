@@ -7,7 +7,7 @@ use crate::{context, cq_ex, exports, objects, qp_ex};
 use core::mem::offset_of;
 use std::collections::BTreeMap;
 
-const TABLE: &str = include_str!("../../../VERBS.md");
+const TABLE: &str = include_str!("../../../../docs/reference/verbs.md");
 const MAP: &str = include_str!("../../exports.map");
 
 /// Entry points, and true for those that are implemented.
@@ -131,5 +131,5 @@ fn table_of_verbs_matches_the_library() {
         });
     }
     wrong.extend(unlisted.into_keys().map(|way| format!("{way} is not in the table")));
-    assert!(wrong.is_empty(), "verbs-api/VERBS.md is wrong:\n{}", wrong.join("\n"));
+    assert!(wrong.is_empty(), "docs/reference/verbs.md is wrong:\n{}", wrong.join("\n"));
 }
