@@ -94,7 +94,7 @@
     head();
     at("list").scrollTop = 0;
     at("space").style.height = shown.length * ROW + "px";
-    const least = tab === "packets" ? 536 + lanes.length * laneWidth() : MESSAGE_CELLS.reduce((sum, [, width]) => sum + width, 0);
+    const least = tab === "packets" ? 490 + lanes.length * laneWidth() : MESSAGE_CELLS.reduce((sum, [, width]) => sum + width, 0);
     at("head").style.minWidth = at("space").style.minWidth = least + "px";
     at("list").dataset.rows = shown.length;
     paint();
@@ -102,7 +102,7 @@
   };
 
   // Wide enough for the text of an arrow, and narrow enough for the words beside it.
-  const laneWidth = () => Math.max(90, Math.min(240, Math.floor(480 / Math.max(1, lanes.length))));
+  const laneWidth = () => Math.max(90, Math.min(230, Math.floor(460 / Math.max(1, lanes.length))));
   const CHAR = 6.7;
   // The text of an arrow, around `middle` or from `start` on: it stays inside of the lanes, and what
   // has no room there is cut; the words and the details have all of it.
