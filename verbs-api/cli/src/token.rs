@@ -38,10 +38,13 @@ pub(crate) fn of_environment() -> Result<Option<String>, String> {
 
 /// Removes the token from an argument `TOKEN@HOST`, for reports.
 pub(crate) fn without_token(argument: String) -> String {
-    argument.rsplit_once('@').map_or_else(|| argument.clone(), |(before, host)| {
-        let scheme = before.find("://").map_or("", |at| &before[..at + 3]);
-        format!("{scheme}{host}")
-    })
+    argument.rsplit_once('@').map_or_else(
+        || argument.clone(),
+        |(before, host)| {
+            let scheme = before.find("://").map_or("", |at| &before[..at + 3]);
+            format!("{scheme}{host}")
+        },
+    )
 }
 
 fn read(file: &Path) -> Result<String, String> {

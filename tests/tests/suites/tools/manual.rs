@@ -26,7 +26,8 @@ const ELSEWHERE: &[(&str, &str)] = &[("first-mistakes.md", "the suite `beginners
 const TOOLS: &[&str] = &["ibv_rc_pingpong", "rping", "gcc", "cmake", "pytest-3"];
 /// Precedes the output of each command.
 const MARK: char = '\u{1}';
-/// Follows the output, and precedes the exit status.
+/// Stands around the exit status, which follows the output. What a process of the command prints
+/// later, as `roxe run --explain` may, stands behind it.
 const STATUS: char = '\u{2}';
 
 /// Placeholders in the README's table of commands, and what a test fills in.
@@ -211,7 +212,7 @@ fn session(steps: &[Step]) -> Result<Vec<String>, String> {
                     (_, true) => writeln!(script, "{} >> .background 2>&1 &", line.trim_end_matches('&')),
                     (_, false) => writeln!(script, "{line}"),
                 };
-                _ = writeln!(script, "printf '{STATUS}%d' $?");
+                _ = writeln!(script, "printf '{STATUS}%d{STATUS}' $?");
             }
         }
     }
@@ -234,7 +235,8 @@ fn session(steps: &[Step]) -> Result<Vec<String>, String> {
         Step::Save { .. } => None,
     });
     let ended = text.split(MARK).skip(1).zip(commands).map(|(printed, (line, shown))| {
-        let (output, status) = printed.split_once(STATUS).unwrap_or((printed, "none"));
+        let mut parts = printed.split(STATUS);
+        let (output, status) = (parts.next().unwrap_or_default(), parts.next().unwrap_or("unknown"));
         let is_good = !shown.is_empty() || status == "0";
         if is_good { Ok(output.to_owned()) } else { Err(format!("$ {line}\n{output}\nits exit status is {status}")) }
     });
