@@ -86,6 +86,15 @@ const COMMANDS: &[(&str, &[About])] = &[
                 variables: &["ROXE_LIB"],
             },
             About {
+                name: "lab",
+                examples: &[
+                    ("roxe lab --hosts 4 -- sh -c 'hostname; ibv_devices'", "run a command on four hosts"),
+                    ("roxe lab --link '20us loss 0.1%' -- ./test.sh", "run a script on two hosts with bad links"),
+                ],
+                status: "0, or that of the first host that failed: 128 plus the signal if one ended it.",
+                variables: &[],
+            },
+            About {
                 name: "demo",
                 examples: &[
                     ("roxe demo", "check every operation between two processes"),

@@ -11,6 +11,7 @@
 //!   killed; `bypass.rs`, programs that do not load our library, and `asks.rs`, which should;
 //!   `unused.rs`, those that load it and open no device;
 //!   `view.rs` and `view/`, `/sys/class/infiniband`, and the libraries of others
+//! - `roxe lab`: `lab.rs`
 //! - `roxe demo`: `demo/`: `case.rs` what both processes agree on, `connection.rs` what both do,
 //!   `client.rs`, `server.rs`
 //! - `roxe env`, `roxe install-lib`: `env.rs`, `install_lib.rs`, for programs that are started
@@ -45,6 +46,7 @@ mod env;
 mod fuzz;
 mod help;
 mod install_lib;
+mod lab;
 mod library;
 
 mod metrics;
@@ -87,6 +89,14 @@ enum Command {
     Env(env::Args),
     /// Copy libibverbs.so.1 and librdmacm.so.1 to a folder.
     InstallLib(install_lib::Args),
+    /// Run a command on several hosts inside this machine.
+    ///
+    /// Each host has a network stack, a name (host1, host2, ...), an address and a roxe card of its own;
+    /// a bridge connects them. The command runs on every host under roxe run, with LAB_HOST (its
+    /// number), LAB_HOSTS, LAB_NAMES and LAB_ADDRS in its environment. The first host that fails ends
+    /// the others; the exit status is its.
+    #[command(override_usage = "roxe lab [OPTIONS] -- COMMAND [ARGS]...")]
+    Lab(lab::Args),
     /// Check what works on this host, and say what to do about the rest.
     Doctor(doctor::Args),
     /// Check every operation between two processes, byte by byte, and print the speed.
@@ -137,6 +147,12 @@ enum Command {
     /// Write man pages and completions to a folder.
     #[command(hide = true)]
     GenerateDocs(help::GenerateArgs),
+    /// Process 1 of a lab.
+    #[command(hide = true)]
+    LabSwitch(lab::InnerArgs),
+    /// A host of a lab.
+    #[command(hide = true)]
+    LabHost(lab::InnerArgs),
     /// The second process of demo.
     #[command(hide = true)]
     DemoServer,
@@ -163,6 +179,9 @@ fn main() -> ExitCode {
         }
         Command::Demo(args) => finish("demo", demo::run(&args)),
         Command::Env(args) => finish("env", env::run(&args)),
+        Command::Lab(args) => finish_with("lab", lab::run(&args)),
+        Command::LabSwitch(args) => finish_with("lab", lab::switch(&args)),
+        Command::LabHost(args) => finish_with("lab-host", lab::host(&args)),
         Command::InstallLib(args) => finish("install-lib", install_lib::run(&args)),
         Command::Doctor(args) => finish("doctor", doctor::run(&args)),
         Command::Devices(args) => finish("devices", devices::run(&args)),
@@ -185,6 +204,11 @@ fn main() -> ExitCode {
         Command::ProbeView => finish("probe-view", view::try_out()),
         Command::DemoServer => finish("demo (server)", demo::serve()),
     }
+}
+
+/// Returns the exit status of a subcommand that has one of its own.
+fn finish_with(name: &str, result: Result<ExitCode, Box<dyn Error>>) -> ExitCode {
+    result.unwrap_or_else(|error| finish(name, Err(error)))
 }
 
 /// The exit status of a subcommand: 0, or 1 after the error has been printed.

@@ -87,6 +87,35 @@ pub(crate) struct Options {
     rsocket: bool,
 }
 
+impl Options {
+    /// Returns these options as words of a command line.
+    pub(crate) fn words(&self) -> Vec<OsString> {
+        let text = |name: &str, value: &Option<String>| value.as_ref().map(|value| format!("--{name}={value}").into());
+        let file = |name: &str, value: &Option<PathBuf>| {
+            let joined = |path: &PathBuf| OsString::from_iter([OsStr::new(name), OsStr::new("="), path.as_os_str()]);
+            value.as_ref().map(joined)
+        };
+        let switch = |name: &str, is_set: bool| is_set.then(|| OsString::from(name));
+        let words = [
+            text("netdev", &self.netdev),
+            text("profile", &self.profile),
+            text("faults", &self.faults),
+            file("--capture", &self.capture),
+            file("--trace", &self.trace),
+            switch("--stats", self.stats),
+            switch("--explain", self.explain),
+            text("check", &self.check),
+            file("--report", &self.report),
+            text("report-format", &self.report_format),
+            file("--suppressions", &self.suppressions),
+            text("weakest", &self.weakest),
+            switch("--preload", self.preload),
+            switch("--rsocket", self.rsocket),
+        ];
+        words.into_iter().flatten().collect()
+    }
+}
+
 /// Accepts the names of profiles.
 fn profiles() -> clap::builder::PossibleValuesParser {
     PROFILES.iter().map(|profile| profile.name).collect::<Vec<_>>().into()
