@@ -19,6 +19,7 @@
 
 pub mod check;
 pub mod client;
+pub mod plan;
 pub mod protocol;
 pub mod server;
 mod session;
