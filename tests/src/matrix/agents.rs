@@ -1,13 +1,14 @@
 //! What `roxe` does with a card behind its agent, here with rxe: `check-peer`, with roxe's card on
 //! the other side, and `fuzz`. What they say is what is judged.
 
-use super::Ending;
 use super::run::Runner;
 use super::stock::Shown;
+use super::{Ending, Ip};
 use crate::build;
-use crate::guest::link;
+use crate::guest::Guest;
 use crate::guest::sides::{Process, Side};
 use crate::pair::{self, LOOK, Outcome};
+use roxe_peer::client::Target;
 use std::fs;
 use std::io;
 use std::thread;
@@ -49,24 +50,8 @@ impl Agents {
     fn try_run(&self, runner: &mut Runner) -> io::Result<Ending> {
         runner.set(super::Condition::Clean)?;
         let (roxe, guest) = (build::roxe(), &runner.guest);
-        let command = format!("{} peer --once --listen 0.0.0.0:0", roxe.display());
-        let mut agent = Process::start(guest, Side::Rxe, &command, &[])?;
-        let deadline = Instant::now() + READY_LIMIT;
-        let (port, token) = loop {
-            // `listening ADDRESS:PORT token TOKEN`
-            let words = fs::read_to_string(agent.output())?;
-            if let [_, address, _, token] = words.split_whitespace().collect::<Vec<_>>()[..]
-                && let (Some((_, port)), true) = (address.rsplit_once(':'), words.ends_with('\n'))
-            {
-                break (port.to_owned(), token.to_owned());
-            }
-            if Instant::now() > deadline || agent.ended(guest, LOOK)? {
-                return Ok(Ending::Failed(format!("no agent in the guest: {}", agent.so_far())));
-            }
-            thread::sleep(LOOK);
-        };
-        let target = format!("{}:{port}", link::GUEST_V4);
-        let client = format!("{} {} {target} {}", roxe.display(), self.command, self.options);
+        let (agent, Target { address, token }) = start(guest, Side::Rxe, &[])?;
+        let client = format!("{} {} {address} {}", roxe.display(), self.command, self.options);
         let envs = [("ROXE_STATS".to_owned(), "on".to_owned()), ("ROXE_PEER_TOKEN".to_owned(), token)];
         let client = Process::start(guest, Side::Roxe, &client, &envs)?.wait(guest, Instant::now() + LIMIT)?;
         let agent = agent.wait(guest, Instant::now() + LIMIT)?;
@@ -78,6 +63,27 @@ impl Agents {
             return Ok(Ending::PeerBug("rxe's RC requester forgot a message that it was about to repeat".to_owned()));
         }
         Ok(Ending::Failed(format!("{}\n{}\n{trouble}", client.output, agent.output)))
+    }
+}
+
+/// Starts an agent on one side. Returns it and where it listens.
+pub(super) fn start(guest: &Guest, side: Side, envs: &[(String, String)]) -> io::Result<(Process, Target)> {
+    let command = format!("{} peer --once --listen 0.0.0.0:0", build::roxe().display());
+    let mut agent = Process::start(guest, side, &command, envs)?;
+    let deadline = Instant::now() + READY_LIMIT;
+    loop {
+        // `listening ADDRESS:PORT token TOKEN`
+        let words = fs::read_to_string(agent.output())?;
+        if let [_, address, _, token] = words.split_whitespace().collect::<Vec<_>>()[..]
+            && let (Some((_, port)), true) = (address.rsplit_once(':'), words.ends_with('\n'))
+        {
+            let host = super::run::address(side, Ip::V4);
+            return Ok((agent, Target { address: format!("{host}:{port}"), token: token.to_owned() }));
+        }
+        if Instant::now() > deadline || agent.ended(guest, LOOK)? {
+            return Err(io::Error::other(format!("no agent on one side: {}", agent.so_far())));
+        }
+        thread::sleep(LOOK);
     }
 }
 
@@ -95,8 +101,7 @@ fn fell_silent(output: &str) -> bool {
     let is_forgotten = |line: &str| {
         let value = |name: &str| line.split_whitespace().find_map(|word| word.strip_prefix(name)?.parse::<u64>().ok());
         let is_long = value("size=").zip(value("mtu=")).is_some_and(|(size, mtu)| size > 64 * mtu);
-        let is_open =
-            line.contains(" far->near: the requester has got no completion, or several: {\"completions\":[]}");
+        let is_open = line.contains(" far->near: requester: no completion of message ");
         line.starts_with("FAILED RC ") && is_long && is_open
     };
     let counter = |name| pair::counter(output, name);
@@ -151,11 +156,8 @@ mod tests {
 
     #[test]
     fn only_a_long_rc_message_that_rxe_neither_completes_nor_repeats_is_its_fault() {
-        let line = |what: &str| {
-            format!(
-                "near: roxe0\n  FAILED {what}: the requester has got no completion, or several: {{\"completions\":[]}}\n"
-            )
-        };
+        let line =
+            |what: &str| format!("near: roxe0\n  FAILED {what}: requester: no completion of message 1 within 30 s\n");
         let counted = "roxe0 (process 1): received_packets=9000 duplicate_request=3\n";
         let long = line("RC RDMA_WRITE size=1048576 mtu=1024 ipv4 far->near");
         assert!(fell_silent(&format!("{long}{counted}")));
@@ -163,7 +165,7 @@ mod tests {
             counted.to_owned(),
             long.clone(),
             format!("{long}roxe0 (process 1): received_packets=9000 duplicate_request=400 out_of_sequence=40\n"),
-            format!("{long}  FAILED RC SEND size=64 mtu=1024 ipv4 far->near: 1 bytes differ\n{counted}"),
+            format!("{long}  FAILED RC SEND size=64 mtu=1024 ipv4 far->near: received: 1 bytes differ\n{counted}"),
             line("RC RDMA_WRITE size=65536 mtu=1024 ipv4 far->near") + counted,
             line("RC RDMA_WRITE size=1048576 mtu=1024 ipv4 near->far") + counted,
             line("UC RDMA_WRITE size=1048576 mtu=1024 ipv4 far->near") + counted,
