@@ -182,6 +182,8 @@ commands! {
     CreateCq "create_cq" ["cqe"];
     /// `{srq}`; in a domain of XRC, with the completion queue `cq`, `{srq, srqn}`.
     CreateSrq "create_srq" ["pd" "max_wr" "max_sge" "xrcd" "cq"];
+    /// Sets the limit of a shared receive queue.
+    ModifySrq "modify_srq" ["srq" "limit"];
     /// Opens a domain of XRC: `{xrcd}`.
     OpenXrcd "open_xrcd" [];
     /// `{qp, qpn, cq, recv_cq}`.

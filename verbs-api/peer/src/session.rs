@@ -59,6 +59,7 @@ impl Session {
             Command::AllocPd => self.alloc_pd(),
             Command::CreateCq => self.create_cq(args),
             Command::CreateSrq => self.create_srq(args),
+            Command::ModifySrq => self.table.srq(args.number("srq")?)?.set_limit(args.number("limit")?).map(nothing),
             Command::OpenXrcd => self.open_xrcd(),
             Command::CreateQp => self.create_qp(args),
             Command::ModifyQp => self.modify_qp(args).map(nothing),

@@ -104,6 +104,8 @@ const SRQ_PD: u32 = 2;
 const SRQ_XRCD: u32 = 4;
 const SRQ_CQ: u32 = 8;
 const SRQT_XRC: c_int = 1;
+/// `IBV_SRQ_LIMIT`.
+const SRQ_LIMIT: c_int = 1 << 1;
 
 /// A completion channel, which one queue uses.
 struct Channel {
@@ -211,6 +213,14 @@ impl Srq {
         // SAFETY: the domains and the queue are alive, the structure is the one of the ABI.
         let raw = unsafe { create(pd.context.raw, &raw mut init) };
         Ok(Self { raw: check_pointer("ibv_create_srq_ex", raw)?, pd: Rc::clone(pd), _xrc: Some((xrcd, cq)) })
+    }
+
+    /// Sets the number of receives below which the queue raises an event.
+    pub(crate) fn set_limit(&self, srq_limit: u32) -> Result<(), Refusal> {
+        let mut attr = ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit };
+        let modify = self.pd.context.library.ibv_modify_srq;
+        // SAFETY: the queue is alive, the structure is the one of the ABI.
+        check("ibv_modify_srq", unsafe { modify(self.raw, &raw mut attr, SRQ_LIMIT) })
     }
 
     /// The number by which requests of XRC name it.
