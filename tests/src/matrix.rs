@@ -1,7 +1,8 @@
 //! The interop matrix between roxe and the kernel's rxe, and its results.
 //!
-//! A *cell* is one kind of message: service, operation, size, path MTU. A *group* is a pair of agents
-//! under one condition, between which cells run one after the other. Only [`run`] starts processes.
+//! A *cell* is one kind of message: service, operation, size, path MTU. A *group* is a pair of
+//! agents under one condition, between which cells run one after the other. Only [`run`] starts
+//! processes.
 
 pub mod agents;
 pub mod capture;

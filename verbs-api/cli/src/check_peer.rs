@@ -1,5 +1,5 @@
-//! `roxe check-peer`: checks whether two cards understand each other. Options and table; the program
-//! is `roxe_peer::check`.
+//! `roxe check-peer`: checks whether two cards understand each other. Options and table; the
+//! program is `roxe_peer::check`.
 
 use crate::progress::Progress;
 use crate::token;

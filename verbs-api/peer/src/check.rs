@@ -1,10 +1,10 @@
-//! The program behind `roxe check-peer`: runs cells between two cards, each driven through its agent,
-//! and judges every byte and completion of both sides.
+//! The program behind `roxe check-peer`: runs cells between two cards, each driven through its
+//! agent, and judges every byte and completion of both sides.
 //!
 //! A [`Pair`] is two connected queue pairs with an area of memory on each side. A [`Course`] is one
-//! cell on a pair: several messages, with scatter lists, inline data and requests without completion
-//! among them. Begin to read at [`Course::begin`] and [`Course::finish`]. Uses the connections to the
-//! two agents.
+//! cell on a pair: several messages, with scatter lists, inline data and requests without
+//! completion among them. Begin to read at [`Course::begin`] and [`Course::finish`]. Uses the
+//! connections to the two agents.
 
 use crate::client::{Client, ClientError};
 use crate::plan::{self, Atomic, Cell, Op, Service, UNTOUCHED, mix};
@@ -82,7 +82,8 @@ pub struct Conditions {
     pub ack_timeout: u8,
     /// Milliseconds without an arrival after which a UC or UD message counts as lost.
     pub grace_ms: u64,
-    /// Milliseconds that completions may take: a long message to an emulated processor takes seconds.
+    /// Milliseconds that completions may take: a long message to an emulated processor takes
+    /// seconds.
     pub patience_ms: u64,
 }
 
@@ -223,7 +224,8 @@ impl End {
         let steps = [
             json!({"qp": qp, "to": "INIT", "qkey": of(is_datagram, QKEY.into()),
                    "access": of(!is_datagram, access.into())}),
-            // Receives are posted before the peer sends: only an injected fault needs the RNR timer.
+            // Receives are posted before the peer sends: only an injected fault needs the RNR
+            // timer.
             json!({"qp": qp, "to": "RTR", "path_mtu": of(!is_datagram, mtu.into()),
                    "dest_qpn": of(!is_datagram, qpn.into()), "rq_psn": of(!is_datagram, FIRST_PSN.into()),
                    "dgid": of(!is_datagram, gid.into()), "sgid_index": of(!is_datagram, self.gid_index.into()),
@@ -404,8 +406,8 @@ const PACKETS_AT_ONCE: u32 = 64;
 const MORE_TRIES: u32 = 8;
 
 impl Course {
-    /// Prepares memory, posts the receives and the first requests. Several courses, each on its pair,
-    /// may be under way at once.
+    /// Prepares memory, posts the receives and the first requests. Several courses, each on its
+    /// pair, may be under way at once.
     ///
     /// # Errors
     /// If a card cannot run the cell, or an agent refuses something.
@@ -499,9 +501,9 @@ impl Course {
         self.conditions.is_lossy && !self.is_reliable() && self.cell.packets() <= 2
     }
 
-    /// On a clean network all messages arrive, though UC and UD not at the first attempt: a burst may
-    /// overrun a slow receiver. On a lossy network one is enough, and one of many packets may never
-    /// survive.
+    /// On a clean network all messages arrive, though UC and UD not at the first attempt: a burst
+    /// may overrun a slow receiver. On a lossy network one is enough, and one of many packets may
+    /// never survive.
     fn is_enough(&self) -> bool {
         if !self.conditions.is_lossy || self.is_reliable() {
             return self.delivered >= self.count;
@@ -835,8 +837,8 @@ impl Course {
         Ok(())
     }
 
-    /// Reads the responder's memory. A WRITE over UC ends without a word to either side, so that one
-    /// is waited for.
+    /// Reads the responder's memory. A WRITE over UC ends without a word to either side, so that
+    /// one is waited for.
     fn await_writes(
         &mut self,
         client: &mut Client,
@@ -865,7 +867,8 @@ impl Course {
         }
     }
 
-    /// A message that was lost left each packet's share as a whole or not at all, and nothing beside.
+    /// A message that was lost left each packet's share as a whole or not at all, and nothing
+    /// beside.
     fn judge_lost(&self, serial: u32, image: &[u8], found: &[u8]) -> Result<(), Failed> {
         let message = GUARD..GUARD + self.cell.size as usize;
         let mut allowed = vec![UNTOUCHED; image.len()];
@@ -923,7 +926,8 @@ fn messages(cell: &Cell, conditions: &Conditions) -> u32 {
     }
 }
 
-/// Checks the GRH in front of a datagram: the IPv6 header, or 20 undefined bytes and the IPv4 header.
+/// Checks the GRH in front of a datagram: the IPv6 header, or 20 undefined bytes and the IPv4
+/// header.
 fn check_grh(grh: &[u8], from: &End, to: &End, completion: &Value) -> Result<(), Failed> {
     if !completion["flags"].as_array().is_some_and(|flags| flags.iter().any(|flag| flag == "GRH")) {
         return wrong(format!("responder: no GRH flag: {completion}"));

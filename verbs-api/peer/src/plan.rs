@@ -1,8 +1,8 @@
 //! The operations that `roxe demo`, `roxe check-peer` and the tests run, and the bytes they move.
 //!
-//! A [`Cell`] is one kind of message: service, operation, size, path MTU. The bytes, the operands of
-//! atomics and the opcodes of completions follow from a cell and a seed, so that both ends know them
-//! without telling each other.
+//! A [`Cell`] is one kind of message: service, operation, size, path MTU. The bytes, the operands
+//! of atomics and the opcodes of completions follow from a cell and a seed, so that both ends know
+//! them without telling each other.
 
 use std::fmt;
 

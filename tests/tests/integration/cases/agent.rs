@@ -1,5 +1,5 @@
-//! The agent of the Rust arms: runs the lines of a script by the API `roxe`. `c_abi.rs` runs them by the
-//! C functions; `script.rs` describes the language.
+//! The agent of the Rust arms: runs the lines of a script by the API `roxe`. `c_abi.rs` runs them
+//! by the C functions; `script.rs` describes the language.
 
 use super::line::Line;
 use roxe::{

@@ -37,8 +37,14 @@ struct End {
     closed: Value,
     qps: HashMap<String, Qp>,
     srqs: HashMap<String, u64>,
-    /// Handle and present key of each window.
-    windows: HashMap<String, (u64, u32)>,
+    windows: HashMap<String, Window>,
+}
+
+struct Window {
+    handle: u64,
+    is_type_2: bool,
+    /// Present key.
+    key: u32,
 }
 
 struct Qp {
@@ -136,7 +142,8 @@ impl End {
             "memory" => return Ok(format!("{} {}", self.open["addr"], self.open["rkey"])),
             "window" => {
                 let window = client.call(Command::AllocMw, json!({"pd": self.pd, "type": line.number(1)}))?;
-                self.windows.insert(name.to_owned(), (number(&window, "mw"), number(&window, "rkey") as u32));
+                let (handle, key) = (number(&window, "mw"), number(&window, "rkey") as u32);
+                self.windows.insert(name.to_owned(), Window { handle, is_type_2: line.number(1) == 2, key });
                 return Ok(String::new());
             }
             "recv" => {
@@ -303,24 +310,25 @@ impl End {
         posted.map(|_| String::new())
     }
 
-    /// Binds a window to the first part of the line, or closes it: one of type 1 by a bind of no bytes,
-    /// one of type 2 by an invalidation.
+    /// Binds a window to the first part of the line, or closes it: one of type 1 by a bind of no
+    /// bytes, one of type 2 by an invalidation.
     fn bind(&mut self, client: &mut Client, line: &Line<'_>, mut request: Value) -> Answer {
-        let name = line.text("window").unwrap_or_default();
-        let (mw, key) = self.windows[name];
+        let Some(window) = line.text("window").and_then(|name| self.windows.get(name)) else { panic!("which window?") };
         let is_close = line.name(2) == "close";
-        if is_close && name == "two" {
-            (request["opcode"], request["invalidate_rkey"]) = ("LOCAL_INV".into(), key.into());
+        if is_close && window.is_type_2 {
+            (request["opcode"], request["invalidate_rkey"]) = ("LOCAL_INV".into(), window.key.into());
             return client.call(Command::PostSend, request).map(|_| String::new());
         }
         let (offset, len) = if is_close { (OPEN, 0) } else { line.part(0) };
         let access = if is_close { 0 } else { line.value("access").unwrap_or(0xe) };
         let (region, offset) = self.region(offset);
-        (request["mw"], request["mr"]) = (mw.into(), region["mr"].clone());
+        (request["mw"], request["mr"]) = (window.handle.into(), region["mr"].clone());
         (request["offset"], request["length"], request["access"]) = (offset.into(), len.into(), access.into());
         let addr = number(region, "addr") + offset as u64;
         let key = number(&client.call(Command::BindMw, request)?, "rkey") as u32;
-        self.windows.insert(name.to_owned(), (mw, key));
+        if let Some(window) = line.text("window").and_then(|name| self.windows.get_mut(name)) {
+            window.key = key;
+        }
         let is_zero_based = access & names::number(names::ACCESS, "ZERO_BASED").unwrap_or(0) != 0;
         Ok(if is_close { String::new() } else { format!("{} {key}", if is_zero_based { 0 } else { addr }) })
     }
@@ -345,8 +353,8 @@ fn poll(client: &mut Client, cq: u64, max: usize) -> Result<Vec<Value>, ClientEr
     Ok(answer["completions"].as_array_mut().map_or_else(Vec::new, std::mem::take))
 }
 
-/// The next completion: wr_id, status, opcode, byte_len, immediate data or invalidated key, QP numbers
-/// of both ends, vendor error.
+/// The next completion: wr_id, status, opcode, byte_len, immediate data or invalidated key, QP
+/// numbers of both ends, vendor error.
 fn next(client: &mut Client, cq: u64) -> Answer {
     let start = Instant::now();
     while start.elapsed() < PATIENCE {

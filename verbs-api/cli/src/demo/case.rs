@@ -46,8 +46,8 @@ impl Case {
         .concat()
     }
 
-    /// Messages under way when speed is measured. UC and UD have no flow control, so their window must
-    /// fit into the socket buffer of the peer.
+    /// Messages under way when speed is measured. UC and UD have no flow control, so their window
+    /// must fit into the socket buffer of the peer.
     pub(super) fn window(&self) -> usize {
         let bytes = if self.service == Service::Rc { 4 << 20 } else { 128 << 10 };
         (bytes / self.size.max(1)).clamp(1, MAX_WINDOW)
@@ -64,7 +64,8 @@ impl Case {
         self.op.takes_receive() || (self.service != Service::Rc && !self.op.is_fetch())
     }
 
-    /// Bytes of checked message `index`: the full size, odd lengths below it, and an empty message last.
+    /// Bytes of checked message `index`: the full size, odd lengths below it, and an empty message
+    /// last.
     pub(super) fn length(&self, index: usize) -> usize {
         match index {
             _ if self.op.is_atomic() => 8,

@@ -59,7 +59,8 @@ fn read_answer(from: &mut impl BufRead) -> Result<String, Failure> {
 pub(super) struct Outcome {
     /// Checks passed, on both sides.
     pub(super) checks: usize,
-    /// Median time of one message: half a round trip; of READ and atomics from posting to completion.
+    /// Median time of one message: half a round trip; of READ and atomics from posting to
+    /// completion.
     pub(super) latency: Duration,
     /// Messages per second, up to a window under way.
     pub(super) rate: f64,
@@ -96,8 +97,8 @@ struct Client<'s, 'c> {
 }
 
 impl Client<'_, '_> {
-    /// Runs one step on both sides. Asks the server for its result even if this side failed, so that
-    /// both stay in step.
+    /// Runs one step on both sides. Asks the server for its result even if this side failed, so
+    /// that both stay in step.
     fn step<T>(&mut self, step: Step, play: impl FnOnce(&mut Self, u64) -> Result<T, Failure>) -> Result<T, Failure> {
         self.seed += 1000;
         let task = Task { case: self.case, step, seed: self.seed };
@@ -239,7 +240,8 @@ impl Client<'_, '_> {
     }
 }
 
-/// A stream with at most a window of messages under way, and no more than the server gave credit for.
+/// A stream with at most a window of messages under way, and no more than the server gave credit
+/// for.
 struct SendWindow<'a, 's> {
     connection: &'a mut Connection<'s>,
     case: Case,
@@ -313,8 +315,8 @@ impl<'a, 's> SendWindow<'a, 's> {
         }
     }
 
-    /// Counts a completion that needs no credit. Atomics run in order, so each returns the result of
-    /// the one before.
+    /// Counts a completion that needs no credit. Atomics run in order, so each returns the result
+    /// of the one before.
     fn completed(&mut self) -> Result<(), Failure> {
         let number = self.returned;
         self.returned += 1;

@@ -1,4 +1,5 @@
-//! One end of a connection over the Rust API: queue pair, memory, and the calls that both sides make.
+//! One end of a connection over the Rust API: queue pair, memory, and the calls that both sides
+//! make.
 
 use super::case::{Case, GRH, REGION};
 use super::failure::Failure;
@@ -102,8 +103,8 @@ impl Connection<'_> {
         self.peer.ok_or_else(|| Failure::new("no peer is connected"))
     }
 
-    /// Posts message `index` of `case`: `length` bytes from the outbox, or of a READ into the inbox.
-    /// `imm` is sent where the operation carries immediate data.
+    /// Posts message `index` of `case`: `length` bytes from the outbox, or of a READ into the
+    /// inbox. `imm` is sent where the operation carries immediate data.
     pub(super) fn post(&mut self, case: &Case, index: usize, length: usize, imm: u32) -> Result<(), Failure> {
         let data = case.data(index, length);
         let local = if case.op.is_fetch() { &self.resources.inbox } else { &self.resources.outbox };
@@ -237,7 +238,8 @@ impl Connection<'_> {
         })
     }
 
-    /// Waits until slot `index` holds the message: a WRITE over UC completes nothing at the responder.
+    /// Waits until slot `index` holds the message: a WRITE over UC completes nothing at the
+    /// responder.
     pub(super) fn wait_holds(&mut self, case: &Case, index: usize, length: usize, seed: u64) -> Result<(), Failure> {
         let deadline = Deadline::new(self.service);
         loop {
@@ -255,7 +257,8 @@ impl Connection<'_> {
         Ok(self.resources.outbox.write(case.data(0, case.size).end - 1, &[mark])?)
     }
 
-    /// Waits until the last byte of the message in slot 0 is `mark`, as programs do that poll memory.
+    /// Waits until the last byte of the message in slot 0 is `mark`, as programs do that poll
+    /// memory.
     pub(super) fn wait_mark(&mut self, case: &Case, mark: u8) -> Result<(), Failure> {
         let at = case.data(0, case.size).end - 1;
         let mut deadline = Deadline::new(self.service);
