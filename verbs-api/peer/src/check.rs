@@ -398,7 +398,7 @@ pub struct Course {
     refusal: Option<String>,
 }
 
-/// Most transmissions of one cell; the first byte of a message tells them apart.
+/// Transmissions of one cell, at most; the first byte of a message is their serial.
 const MAX_SERIALS: u32 = 64;
 /// Packets under way at once of UC and UD, which have no flow control.
 const PACKETS_AT_ONCE: u32 = 64;
@@ -520,7 +520,7 @@ impl Course {
         wanted.max(1).min(self.budget - self.sent).min(self.group)
     }
 
-    /// The bytes of a message. The first one tells its serial and is never [`UNTOUCHED`].
+    /// The bytes of a message. The first one is its serial and never [`UNTOUCHED`].
     fn message(&self, serial: u32) -> Vec<u8> {
         let mut message = plan::message(mix(self.seed.wrapping_add(serial.into())), self.cell.size as usize);
         if let Some(first) = message.first_mut() {
@@ -693,7 +693,7 @@ impl Course {
                     ("opcode", self.cell.op.opcodes().1.into()),
                     ("qpn", end.qpn.into()),
                 ];
-                // byte_len is defined only where bytes come to the requester.
+                // byte_len is defined only where the requester receives bytes.
                 if self.cell.op.is_fetch() {
                     expected.push(("byte_len", self.cell.size.into()));
                 }

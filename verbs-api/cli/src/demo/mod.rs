@@ -136,7 +136,7 @@ fn start_server() -> Result<Ended, Failure> {
     command.spawn().map(Ended).map_err(|error| Failure::new(format!("cannot start the server process: {error}")))
 }
 
-/// Waits for the end of the server, which comes by itself when the pipe is closed.
+/// Waits for the server, which ends when the pipe is closed.
 fn finish(mut server: Ended) -> Result<(), Failure> {
     let status = server.0.wait()?;
     if status.success() { Ok(()) } else { Err(Failure::new(format!("the server process ended with {status}"))) }
