@@ -67,7 +67,7 @@ fn over(family: Family, faults: &str, wanted: fn(&Cell) -> bool) -> Verdict {
         let mut pair = Pair::register(cards).map_err(|error| error.to_string())?;
         let mut failures = String::new();
         for check in checks(family).filter(wanted) {
-            if let Err(why) = pair.run(cards, &check, &conditions) {
+            if let Err(why) = Course::run(&mut pair, cards, &check, &conditions) {
                 _ = writeln!(failures, "{check}: {why}");
             }
         }
@@ -250,7 +250,7 @@ fn found_out(sabotage: &Sabotage) -> Verdict {
                 for &size in sabotage.sizes.iter().filter(|size| !op.is_atomic() || **size == plan::ATOMIC) {
                     let cell = plan::Cell { service: *service, op: *op, size, mtu: 256 };
                     let check = Cell { cell, family: Family::V4, is_from_far: false };
-                    match pair.run(cards, &check, &conditions) {
+                    match Course::run(&mut pair, cards, &check, &conditions) {
                         Err(Failed::Wrong(_)) => count += 1,
                         other => return Err(format!("{check}: {other:?}")),
                     }
