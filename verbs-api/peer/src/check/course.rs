@@ -182,7 +182,7 @@ impl Course {
     fn message(&self, serial: u32) -> Vec<u8> {
         let mut message = plan::message(mix(self.seed.wrapping_add(serial.into())), self.cell.size as usize);
         if let Some(first) = message.first_mut() {
-            *first = self.first_byte() + serial as u8;
+            *first = self.first_byte().wrapping_add(serial as u8);
         }
         message
     }
@@ -193,7 +193,7 @@ impl Course {
 
     /// The low byte is the serial, so that an empty message has a name too.
     fn imm(&self, serial: u32) -> u32 {
-        (mix(self.seed + 1) as u32) << 8 | serial
+        (mix(self.seed.wrapping_add(1)) as u32) << 8 | serial
     }
 
     /// Length of a message's first piece: every second message of each side has two pieces.
@@ -361,7 +361,8 @@ impl Course {
         Ok(())
     }
 
-    /// Takes the responder's completions until all messages arrived, or no more are to be expected.
+    /// Polls the responder's completions until all messages have arrived, or the rest counts as
+    /// lost.
     fn receive(&mut self, pair: &Pair, cards: &mut Cards<'_>) -> Result<(), Failed> {
         let end = &pair.ends[1 - self.from];
         let wait = if self.is_reliable() { self.conditions.patience_ms } else { self.conditions.grace_ms };
@@ -428,7 +429,7 @@ impl Course {
         self.count_arrival(serial)
     }
 
-    /// Each message arrives once and in order, unless the network makes copies.
+    /// Counts a message, which must arrive once and in order unless the network makes copies.
     fn count_arrival(&mut self, serial: u32) -> Result<(), Failed> {
         self.arrivals += 1;
         let is_unknown = serial >= self.sent;
@@ -495,8 +496,8 @@ impl Course {
         Ok(())
     }
 
-    /// Reads the responder's memory. A WRITE over UC ends without a word to either side, so that
-    /// one is waited for.
+    /// Reads the responder's memory. A WRITE over UC completes nothing at the responder, so this
+    /// waits until its bytes are there.
     fn await_writes(
         &mut self,
         client: &mut Client,
@@ -525,8 +526,7 @@ impl Course {
         }
     }
 
-    /// A message that was lost left each packet's share as a whole or not at all, and nothing
-    /// beside.
+    /// A lost message left the bytes of each packet as a whole or not at all.
     fn judge_lost(&self, serial: u32, image: &[u8], found: &[u8]) -> Result<(), Failed> {
         let message = GUARD..GUARD + self.cell.size as usize;
         let mut allowed = vec![UNTOUCHED; image.len()];
@@ -554,7 +554,7 @@ impl Course {
         }
     }
 
-    /// Nothing more may complete, neither here nor on a queue that nothing was posted to.
+    /// No queue may have another completion.
     fn expect_no_completion(&mut self, pair: &Pair, cards: &mut Cards<'_>) -> Result<(), Failed> {
         let (from, to) = (&pair.ends[self.from], &pair.ends[1 - self.from]);
         for (side, cq) in [(self.from, from.send_cq), (self.from, from.recv_cq), (1 - self.from, to.send_cq)] {
