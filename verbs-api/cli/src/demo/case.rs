@@ -32,18 +32,17 @@ impl Case {
     /// Every operation of the three services, at sizes below, at and far above one packet. `mtu`
     /// limits a datagram.
     pub(super) fn all(mtu: usize) -> Vec<Self> {
-        let of = |service, ops: &[Op], sizes: &[usize]| -> Vec<Self> {
-            ops.iter().flat_map(|op| sizes.iter().map(|size| Self { service, op: *op, size: *size })).collect()
-        };
-        let outgoing = [Op::Send, Op::SendImm, Op::Write, Op::WriteImm];
-        [
-            of(Service::Rc, &outgoing, &[64, 4096, 65536, MAX_SIZE]),
-            of(Service::Rc, &[Op::Read], &[64, 4096, 65536, MAX_SIZE]),
-            of(Service::Rc, &[Op::CmpSwap, Op::FetchAdd], &[8]),
-            of(Service::Uc, &outgoing, &[64, 4096, 65536]),
-            of(Service::Ud, &outgoing[..2], &[64, mtu]),
-        ]
-        .concat()
+        let ops = Service::ALL.into_iter().flat_map(|service| service.ops().iter().map(move |op| (service, *op)));
+        let cases = ops.flat_map(|(service, op)| {
+            let sizes = match service {
+                _ if op.is_atomic() => vec![8],
+                Service::Rc => vec![64, 4096, 65536, MAX_SIZE],
+                Service::Uc => vec![64, 4096, 65536],
+                Service::Ud => vec![64, mtu],
+            };
+            sizes.into_iter().map(move |size| Self { service, op, size })
+        });
+        cases.collect()
     }
 
     /// Messages under way when speed is measured. UC and UD have no flow control, so their window

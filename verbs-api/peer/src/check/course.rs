@@ -47,8 +47,13 @@ pub struct Course {
 const MAX_SERIALS: u32 = 64;
 /// Packets under way at once of UC and UD, which have no flow control.
 const PACKETS_AT_ONCE: u32 = 64;
-/// Transmissions that UC and UD have beyond the messages that must arrive.
-const MORE_TRIES: u32 = 8;
+/// Transmissions of UC and UD beyond the messages that must arrive; of long messages fewer, so that
+/// the area stays below the 8 MiB that a user may usually lock.
+const fn more_tries(size: u32) -> u32 {
+    if size <= SHORT { 8 } else { 4 }
+}
+/// Bytes of a message of which a cell sends several.
+const SHORT: u32 = 128 << 10;
 
 impl Course {
     /// Runs one check.
@@ -89,7 +94,7 @@ impl Course {
         let (group, budget) = match cell.service {
             _ if is_too_long => (1, 1),
             Service::Rc => (count, count),
-            _ => ((PACKETS_AT_ONCE / cell.packets()).clamp(1, count), count + MORE_TRIES),
+            _ => ((PACKETS_AT_ONCE / cell.packets()).clamp(1, count), count + more_tries(cell.size)),
         };
         let axes =
             (cell.service as u64) << 48 | (cell.op as u64) << 40 | u64::from(cell.mtu) << 24 | u64::from(cell.size);
@@ -572,7 +577,7 @@ impl Course {
 
 /// Messages of a cell that must arrive.
 fn messages(cell: &Cell, conditions: &Conditions) -> u32 {
-    let is_short = cell.size <= 128 << 10;
+    let is_short = cell.size <= SHORT;
     match conditions.is_burst {
         // Cards that start over at each lost packet take long for hundreds of them.
         _ if conditions.is_lossy && cell.packets() > 1024 => 1,
@@ -620,7 +625,8 @@ mod tests {
     fn slots_of_the_longest_cells_fit_into_the_area() {
         for conditions in [Conditions::default(), Conditions { is_burst: true, ..Conditions::default() }] {
             for cell in kinds().flat_map(checks).map(|check| check.cell) {
-                let most = messages(&cell, &conditions) + if cell.service == Service::Rc { 0 } else { MORE_TRIES };
+                let most =
+                    messages(&cell, &conditions) + if cell.service == Service::Rc { 0 } else { more_tries(cell.size) };
                 assert!(
                     most <= MAX_SERIALS && Slot::new(most - 1, cell.size as usize, 0, true).place.end <= AREA,
                     "{cell:?}"

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::ops::Range;
 
 /// Bytes of the registered area of each side.
-pub(super) const AREA: usize = 12 << 20;
+pub(super) const AREA: usize = 7 << 20;
 /// Bytes around each piece of a message that nothing may write to.
 pub(super) const GUARD: usize = 64;
 /// The guards of memory that messages are read from; others than where they are written to, so that

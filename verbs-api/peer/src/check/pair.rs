@@ -11,9 +11,9 @@ use std::net::{IpAddr, Ipv6Addr};
 /// Bytes that are sent inline, at most.
 pub(super) const MAX_INLINE: u32 = 64;
 pub(super) const QKEY: u32 = 0x1234_5678;
-pub(super) const RIGHTS: &str = "LOCAL_WRITE|REMOTE_WRITE|REMOTE_READ|REMOTE_ATOMIC";
+const RIGHTS: &str = "LOCAL_WRITE|REMOTE_WRITE|REMOTE_READ|REMOTE_ATOMIC";
 /// First PSN of every queue pair: the 24-bit PSNs wrap soon.
-pub(super) const FIRST_PSN: u32 = 0xff_fff0;
+const FIRST_PSN: u32 = 0xff_fff0;
 
 /// Reads a number of an answer.
 fn number(value: &Value, name: &str) -> Result<u64, ClientError> {
