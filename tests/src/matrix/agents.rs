@@ -1,5 +1,5 @@
-//! What `roxe` does with a card behind its agent, here with rxe: `check-peer`, with roxe's card on
-//! the other side, and `fuzz`. What they say is what is judged.
+//! Commands of `roxe` against rxe behind an agent: `check-peer`, with roxe's card on the other
+//! side, `conform` and `fuzz`. Their output is judged.
 
 use super::run::Runner;
 use super::stock::Shown;
@@ -16,26 +16,26 @@ use std::time::{Duration, Instant};
 
 /// Longest time for the checks; the guest's processor is emulated.
 const LIMIT: Duration = Duration::from_secs(400);
-/// What the kernel of the guest says of itself when it is broken.
+/// Lines of the guest's kernel log that report a broken kernel.
 const TROUBLE: &str = "BUG:|Oops|WARNING:|blocked for more than|soft lockup|general protection";
-/// How long an agent may take until it listens.
+/// Time limit for an agent to listen.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
-/// A command, its options, and whether what it says is good.
+/// A command with its options.
 #[derive(Clone, Debug)]
 pub struct Agents {
     command: &'static str,
     options: &'static str,
     is_good: fn(&Outcome) -> bool,
-    /// What the kernel of the guest may say of itself all the same: faults of rxe that this finds.
+    /// Lines of the kernel log that are allowed: known faults of rxe that the command finds.
     known: &'static str,
 }
 
-/// What no kernel says.
+/// Allows no line.
 const NOTHING: &str = "^$";
 
 impl Agents {
-    /// What is run, as it is named in the results.
+    /// Its name in the results.
     pub fn name(&self) -> String {
         format!("agents {} {}", self.command, self.options).trim_end().to_owned()
     }
@@ -87,15 +87,14 @@ pub(super) fn start(guest: &Guest, side: Side, envs: &[(String, String)]) -> io:
     }
 }
 
-/// Whether nothing failed of the checks but RC messages of over 64 packets from rxe that it has
-/// never completed, without repeating them either, as what roxe counted says: within the half
-/// minute in which the check waits a requester whose timeout is 67 ms repeats [`REPEATS`] times,
-/// whatever the responder does.
+/// Returns true if only RC messages of over 64 packets from rxe failed, which rxe neither completed
+/// nor retransmitted, by roxe's counters: in the half minute of the check a requester with a
+/// timeout of 67 ms retransmits [`REPEATS`] times, whatever the responder does.
 ///
-/// Seen once with Linux 6.1, beside a busy machine. Before its requester repeats it marks the
-/// message as not begun (`req_retry` in `rxe_req.c`). If it then waits for the network device to
-/// give packets back, for which it may never be woken (`peer_bugs.rs`), the timer finds a message
-/// that is not begun, and is not set again.
+/// Seen once with Linux 6.1 on a busy machine. Before its requester retransmits it marks the
+/// message as not started (`req_retry` in `rxe_req.c`). If it then waits for the network device to
+/// return packets, for which it may never be woken (`peer_bugs.rs`), the timer finds a message that
+/// is not started, and is not set again.
 fn fell_silent(output: &str) -> bool {
     let failed = || output.lines().map(str::trim).filter(|line| line.starts_with("FAILED "));
     let is_forgotten = |line: &str| {
@@ -116,10 +115,9 @@ const REPEATS: u64 = 440;
 /// Every check passed.
 const CHECKS: Agents = Agents { command: "check-peer", options: "", is_good: |outcome| outcome.ok, known: NOTHING };
 
-/// It came to its end, whatever it found, and all the time the honest connection was served. What
-/// it finds of rxe each time: a completion in error with the status SUCCESS after a syndrome that
-/// is none, and queue pairs with a reference too many, for each of which it waits 50 s when they
-/// are destroyed.
+/// Passes if it ends, whatever it finds, and the honest connection is served all the time. It finds
+/// each time that rxe completes with SUCCESS after an invalid syndrome, and that queue pairs have a
+/// reference too many, for which rxe waits 50 s when they are destroyed.
 const FUZZ: Agents = Agents {
     command: "fuzz",
     options: "--seconds 60 --spare",
@@ -127,8 +125,7 @@ const FUZZ: Agents = Agents {
     known: "rxe_completer|__rxe_cleanup",
 };
 
-/// The catalogue of conformance cases; what is known of rxe is tolerated, and what would end the
-/// guest is left out.
+/// The conformance cases, without those that crash the guest; known failures of rxe are tolerated.
 const CONFORM: Agents = Agents {
     command: "conform",
     options: concat!(

@@ -15,25 +15,23 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-/// What the guest's netem does to RoCEv2 packets of each direction: every 33rd is lost, every 20th
-/// overtakes others.
+/// Rules of the guest's netem for RoCEv2 packets of each direction.
 const NETEM: &str = "loss 3% delay 1ms reorder 5% 50%";
 
-/// What roxe's fault rules do in condition [`Condition::Faults`], both directions. Headers stay
-/// whole: tshark shall find nothing malformed in a capture, and a packet whose header is damaged is
-/// that.
+/// Fault rules of roxe in condition [`Condition::Faults`], both directions. Headers stay intact, as
+/// tshark must find no malformed packet in a capture.
 const FAULTS: &str = "drop 1%; duplicate 1%; reorder 2% by=1ms; corrupt payload 0.5%; corrupt icrc 0.5%";
 
 /// Time in which an agent ends after its controller has gone.
 const PARTING: Duration = Duration::from_secs(10);
 
-/// Where processes run and what every group has in common.
+/// The guest, and settings of all groups.
 pub struct Runner {
     /// The peer.
     pub guest: Guest,
-    /// Of message bytes and fault rules.
+    /// Seed of message bytes and fault rules.
     pub seed: u64,
-    /// Folder for captures, if the packets shall be judged too.
+    /// Folder for captures, if packets are judged too.
     pub captures: Option<PathBuf>,
     condition: Condition,
     port: AtomicU16,
@@ -69,7 +67,7 @@ impl Runner {
         Ok(self.gids[&(side, ip)])
     }
 
-    /// Brings the guest's netem into the state of `condition`.
+    /// Sets the guest's netem for `condition`.
     pub fn set(&mut self, condition: Condition) -> io::Result<()> {
         if (self.condition == Condition::Netem) != (condition == Condition::Netem) {
             self.guest.netem(if condition == Condition::Netem { NETEM } else { "" })?;
@@ -90,7 +88,7 @@ impl Runner {
         envs
     }
 
-    /// The capture file of a group or check called `name`, and an end to an older one.
+    /// The capture file of a group or check called `name`; removes an older one.
     pub fn capture_file(&self, name: &str) -> io::Result<Option<PathBuf>> {
         let Some(folder) = &self.captures else { return Ok(None) };
         fs::create_dir_all(folder)?;
@@ -169,7 +167,7 @@ fn conditions(group: Group, seed: u64) -> Conditions {
     Conditions { seed, is_lossy, ack_timeout, patience_ms: 120_000, ..Conditions::default() }
 }
 
-/// Where `side` can be reached.
+/// The address of `side`.
 pub fn address(side: Side, ip: Ip) -> &'static str {
     match (side, ip) {
         (Side::Roxe, Ip::V4) => link::HERE_V4,
@@ -179,7 +177,7 @@ pub fn address(side: Side, ip: Ip) -> &'static str {
     }
 }
 
-/// An address as GIDs show it: IPv4 inside IPv6.
+/// An address as a GID: IPv4 mapped into IPv6.
 fn as_gid(address: &str) -> Option<Ipv6Addr> {
     match address.parse().ok()? {
         IpAddr::V4(v4) => Some(v4.to_ipv6_mapped()),
