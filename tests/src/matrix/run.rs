@@ -118,6 +118,13 @@ impl Runner {
         let mut pair = Pair::register(cards).map_err(tell)?;
         let conditions = conditions(group, self.seed);
         let mut tried: Vec<_> = cells.iter().map(|cell| run(&mut pair, cards, group, *cell, &conditions)).collect();
+        // A guest that crashed says why.
+        if cards.iter().any(|card| card.is_lost())
+            && let Some(Ending::Failed(why)) =
+                tried.iter_mut().map(|t| &mut t.ending).find(|e| matches!(e, Ending::Failed(_)))
+        {
+            why.push_str(&format!("\n{}", guest.console()));
+        }
         drop((near, far));
         let outcomes = [roxe, rxe].map(|agent| agent.wait(guest, Instant::now() + PARTING));
         let [roxe, rxe] = outcomes;
