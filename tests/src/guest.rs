@@ -161,7 +161,7 @@ impl Guest {
     }
 
     /// The last lines of the guest's console.
-    fn console(&self) -> String {
+    pub fn console(&self) -> String {
         let text = fs::read(self.folder.join("console")).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
         let lines: Vec<&str> = text.lines().collect();

@@ -3,6 +3,7 @@
 //!
 //! Touches processes, temporary files and `/proc`; never the product's internals.
 
+pub mod agent;
 pub mod allocator;
 pub mod build;
 pub mod cc;

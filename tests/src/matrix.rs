@@ -1,8 +1,8 @@
-//! The interop matrix: what there is to try between roxe and the kernel's rxe, and what came of it.
+//! The interop matrix between roxe and the kernel's rxe, and its results.
 //!
 //! A *cell* is one kind of message: service, operation, size, path MTU. A *group* is a pair of
-//! processes under one condition, which does many cells one after the other. Knows nothing of
-//! processes but in [`run`].
+//! agents under one condition, between which cells run one after the other. Only [`run`] starts
+//! processes.
 
 pub mod agents;
 pub mod capture;
@@ -13,10 +13,11 @@ pub mod report;
 pub mod run;
 pub mod stock;
 
-pub use roxe_peer::check::{Op, Service};
+pub use roxe_peer::check::Family as Ip;
+pub use roxe_peer::plan::{Cell, Op, Service};
 use std::fmt;
 
-/// Who sends the requests.
+/// Direction of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// roxe requests, rxe responds.
@@ -25,16 +26,7 @@ pub enum Direction {
     RxeToRoxe,
 }
 
-/// IP version under the packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Ip {
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
-}
-
-/// What is done to the packets.
+/// Treatment of the packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
     /// Nothing.
@@ -46,34 +38,21 @@ pub enum Condition {
 }
 
 impl Condition {
-    /// Whether packets get lost.
+    /// Returns true if packets get lost.
     pub fn lossy(self) -> bool {
         self != Self::Clean
     }
 }
 
-/// A pair of processes.
+/// A pair of agents under one condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Who sends the requests.
+    /// Direction of the requests.
     pub direction: Direction,
     /// IP version.
     pub ip: Ip,
-    /// What is done to the packets.
+    /// Treatment of the packets.
     pub condition: Condition,
-}
-
-/// One kind of message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cell {
-    /// Transport service.
-    pub service: Service,
-    /// Operation.
-    pub op: Op,
-    /// Message bytes.
-    pub size: u32,
-    /// Path MTU.
-    pub mtu: u32,
 }
 
 /// How a cell ended.
@@ -81,12 +60,11 @@ pub struct Cell {
 pub enum Ending {
     /// Bytes and completions were right.
     Passed,
-    /// They were not, or the cell was never reached; the text says what was seen.
+    /// They were not, or the cell was never reached; with what was seen.
     Failed(String),
-    /// The programs could not try it; the text says why.
+    /// A card cannot run it; with the reason.
     Skipped(String),
-    /// It failed in the one way that a known defect of rxe makes it fail; the text names the
-    /// defect.
+    /// It failed in the way that a known defect of rxe makes it fail; with the defect's name.
     PeerBug(String),
 }
 
@@ -127,44 +105,9 @@ impl Direction {
     pub const ALL: [Self; 2] = [Self::RoxeToRxe, Self::RxeToRoxe];
 }
 
-impl Ip {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
-}
-
 impl Condition {
     /// All three.
     pub const ALL: [Self; 3] = [Self::Clean, Self::Netem, Self::Faults];
-}
-
-/// What the test program takes as a word of its command line.
-pub trait Word {
-    /// That word.
-    fn word(self) -> &'static str;
-}
-
-impl Word for Service {
-    fn word(self) -> &'static str {
-        match self {
-            Self::Rc => "rc",
-            Self::Uc => "uc",
-            Self::Ud => "ud",
-        }
-    }
-}
-
-impl Word for Op {
-    fn word(self) -> &'static str {
-        match self {
-            Self::Send => "send",
-            Self::SendImm => "send_imm",
-            Self::Write => "write",
-            Self::WriteImm => "write_imm",
-            Self::Read => "read",
-            Self::FetchAdd => "fetch_add",
-            Self::CmpSwap => "cmp_swap",
-        }
-    }
 }
 
 impl fmt::Display for Direction {
@@ -172,15 +115,6 @@ impl fmt::Display for Direction {
         f.pad(match self {
             Self::RoxeToRxe => "roxe->rxe",
             Self::RxeToRoxe => "rxe->roxe",
-        })
-    }
-}
-
-impl fmt::Display for Ip {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::V4 => "ipv4",
-            Self::V6 => "ipv6",
         })
     }
 }
@@ -198,11 +132,5 @@ impl fmt::Display for Condition {
 impl fmt::Display for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {}", self.direction, self.ip, self.condition)
-    }
-}
-
-impl fmt::Display for Cell {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} size={} mtu={}", self.service.word(), self.op.word(), self.size, self.mtu)
     }
 }

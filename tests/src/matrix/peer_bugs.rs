@@ -20,18 +20,18 @@ pub const KNOWN: &[PeerBug] = &[
     PeerBug {
         name: "rxe's UC responder never takes a long WRITE again after one whose LAST packet was lost",
         touches: long_uc_write_to_rxe_under_loss,
-        seen: "server: 0 of ",
+        seen: "responder: 0 of ",
     },
     PeerBug {
         name: "rxe's UC requester waits for ever for packets that have left already",
         touches: over_64_uc_packets_from_rxe,
-        seen: "client: no completion of message ",
+        seen: "requester: no completion of message ",
     },
 ];
 
 /// Seen with Linux 6.1. One lost packet is enough, everything after it being in order and with a
 /// good ICRC: `ROXE_FAULTS='drop tx op=WRITE_LAST nth=1'` and the words `'roxe->rxe ipv4 clean' '
-/// uc write ' size=257` fail every time, with `0 of 4 messages arrived, 12 were sent`;
+/// UC write ' size=257` fail every time, with `0 of 4 messages arrived, 12 were sent`;
 /// `ROXE_CAPTURE` shows the twelve messages. A WRITE takes no receive, and only with a receive at
 /// hand does that responder forget the message it has begun; so it goes on waiting for a MIDDLE or
 /// LAST packet and drops each FIRST. IBA has it start the new message.
@@ -48,7 +48,7 @@ fn long_uc_write_to_rxe_under_loss(group: &Group, cell: &Cell) -> bool {
 /// (`rxe_skb_tx_dtor`) looks for that note without a lock. Where all come back in between, nobody
 /// wakes it. An RC requester goes on when its timer expires; UC has none. A group of messages has
 /// over 64 packets only where one message has (`PACKETS_AT_ONCE` in
-/// `tests/clients/cells/client.c`).
+/// `roxe_peer::check`).
 fn over_64_uc_packets_from_rxe(group: &Group, cell: &Cell) -> bool {
     group.direction == Direction::RxeToRoxe && cell.service == Service::Uc && cell.size > 64 * cell.mtu
 }
@@ -67,9 +67,9 @@ mod tests {
     fn a_stalled_requester_excuses_nothing_else() {
         let group = Group { direction: Direction::RxeToRoxe, ip: Ip::V6, condition: Condition::Clean };
         let cell = Cell { service: Service::Uc, op: Op::Send, size: 65536, mtu: 256 };
-        let seen = "client: no completion of message 3 within 120 s";
+        let seen = "requester: no completion of message 3 within 120 s";
         assert!(explains(&group, &cell, seen).is_some());
-        assert!(explains(&group, &cell, "server: 0 of 4 messages arrived, 12 were sent").is_none());
+        assert!(explains(&group, &cell, "responder: 0 of 4 messages arrived, 12 were sent").is_none());
         assert!(explains(&Group { direction: Direction::RoxeToRxe, ..group }, &cell, seen).is_none());
         assert!(explains(&group, &Cell { mtu: 1024, ..cell }, seen).is_none());
         assert!(explains(&group, &Cell { service: Service::Rc, ..cell }, seen).is_none());
@@ -79,9 +79,9 @@ mod tests {
     fn a_dead_responder_excuses_nothing_else() {
         let group = Group { direction: Direction::RoxeToRxe, ip: Ip::V4, condition: Condition::Netem };
         let cell = Cell { service: Service::Uc, op: Op::Write, size: 257, mtu: 256 };
-        let seen = "server: 0 of 4 messages arrived, 12 were sent";
+        let seen = "responder: 0 of 4 messages arrived, 12 were sent";
         assert!(explains(&group, &cell, seen).is_some());
-        assert!(explains(&group, &cell, "server: wrong bytes").is_none());
+        assert!(explains(&group, &cell, "responder: wrong bytes").is_none());
         assert!(explains(&Group { condition: Condition::Clean, ..group }, &cell, seen).is_none());
         assert!(explains(&Group { direction: Direction::RxeToRoxe, ..group }, &cell, seen).is_none());
         assert!(explains(&group, &Cell { size: 256, ..cell }, seen).is_none());

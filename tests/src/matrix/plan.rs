@@ -1,21 +1,11 @@
-//! Which cells there are: all of them, a slice, a few for every change, or those whose name
-//! contains some words.
+//! Selections of cells: all of them, a slice, a few for every change, or those whose names contain
+//! some words.
 
 use super::{Cell, Condition, Direction, Group, Ip, Service};
+use roxe_peer::plan::{self, MTUS};
 
-/// Path MTUs of the matrix.
-pub const MTUS: [u32; 3] = [256, 1024, 4096];
-
-/// Bytes of an atomic.
-const ATOMIC: u32 = 8;
-
-/// A group with the cells it shall do.
+/// A group with its cells.
 pub type Planned = (Group, Vec<Cell>);
-
-/// Message sizes at one path MTU.
-pub fn sizes(mtu: u32) -> [u32; 7] {
-    [0, 1, mtu - 1, mtu, mtu + 1, 64 << 10, 1 << 20]
-}
 
 /// Every cell that exists.
 pub fn all() -> Vec<Planned> {
@@ -67,18 +57,8 @@ fn groups() -> impl Iterator<Item = Group> {
 }
 
 fn cells(mtus: &[u32], wanted: impl Fn(&Cell) -> bool) -> Vec<Cell> {
-    let mut cells = Vec::new();
-    for service in Service::ALL {
-        for op in service.ops().iter().copied() {
-            for mtu in mtus.iter().copied() {
-                let all = sizes(mtu);
-                let sizes: &[u32] = if op.is_atomic() { &[ATOMIC] } else { &all };
-                cells.extend(sizes.iter().map(|&size| Cell { service, op, size, mtu }));
-            }
-        }
-    }
-    cells.retain(wanted);
-    cells
+    let kinds = Service::ALL.into_iter().flat_map(|service| mtus.iter().map(move |mtu| (service, *mtu)));
+    kinds.flat_map(|(service, mtu)| plan::cells(service, mtu)).filter(wanted).collect()
 }
 
 #[cfg(test)]
@@ -137,10 +117,10 @@ mod tests {
 
     #[test]
     fn words_choose_cells() {
-        let words = ["rxe->roxe ipv6 netem".to_owned(), "rc read size=65536".to_owned()];
+        let words = ["rxe->roxe ipv6 netem".to_owned(), "RC read size=65536".to_owned()];
         let plan = only(all(), &words);
         let names: Vec<String> = plan.iter().flat_map(|(_, cells)| cells.iter().map(Cell::to_string)).collect();
         assert_eq!(plan.len(), 1);
-        assert_eq!(names, ["rc read size=65536 mtu=256", "rc read size=65536 mtu=1024", "rc read size=65536 mtu=4096"]);
+        assert_eq!(names, ["RC read size=65536 mtu=256", "RC read size=65536 mtu=1024", "RC read size=65536 mtu=4096"]);
     }
 }

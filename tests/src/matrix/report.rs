@@ -1,7 +1,7 @@
 //! The result of a run: a table for people, JSON and JUnit XML for programs.
 
 use super::stock::Shown;
-use super::{Condition, Ending, Group, Judged, Service, Word};
+use super::{Condition, Ending, Group, Judged, Service};
 use crate::junit::{self, Case};
 use crate::report::Verdict;
 use std::fmt::Write as _;
@@ -124,7 +124,7 @@ impl Results {
         text.push('\n');
         for service in Service::ALL {
             for op in service.ops() {
-                _ = write!(text, "{:<14}", format!("{} {}", service.word(), op.word()));
+                _ = write!(text, "{:<14}", format!("{} {op}", service.name()));
                 for group in &groups {
                     let of_row = group.tried.iter().filter(|t| (t.cell.service, t.cell.op) == (service, *op));
                     _ = write!(text, " {:>15}", fraction(&Count::of(of_row.map(|t| &t.ending))));
@@ -158,8 +158,8 @@ impl Results {
             format!(
                 "{{\"direction\":\"{direction}\",\"ip\":\"{ip}\",\"condition\":\"{condition}\",\"service\":\"{}\",\"op\":\"{}\",\
                  \"size\":{},\"mtu\":{},\"milliseconds\":{},{}}}",
-                t.cell.service.word(),
-                t.cell.op.word(),
+                t.cell.service.name(),
+                t.cell.op.name(),
                 t.cell.size,
                 t.cell.mtu,
                 t.milliseconds,
@@ -287,11 +287,11 @@ mod tests {
     #[test]
     fn a_failure_is_named_everywhere() {
         let results = results(vec![Ending::Failed("wrong \"byte\" <5>\n".into()), Ending::PeerBug("known".into())]);
-        let name = "rxe->roxe ipv6 netem uc write size=1 mtu=256";
+        let name = "rxe->roxe ipv6 netem UC write size=1 mtu=256";
         let (table, exceptions) = (results.table(), results.exceptions());
         assert!(exceptions.contains(&format!("FAILED   {name}\n         | wrong \"byte\" <5>")), "{exceptions}");
         assert!(exceptions.contains(&format!("rxe bug  {name}: known")), "{exceptions}");
-        assert!(table.lines().any(|l| l.starts_with("uc write ") && l.ends_with("0/2")), "{table}");
+        assert!(table.lines().any(|l| l.starts_with("UC write ") && l.ends_with("0/2")), "{table}");
         assert!(results.json().contains(r#""result":"failed","detail":"wrong \"byte\" <5>\n""#));
         assert!(results.junit().contains("<failure>wrong &quot;byte&quot; &lt;5&gt;\n</failure>"));
     }

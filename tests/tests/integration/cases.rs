@@ -1,12 +1,13 @@
-//! What queue pairs do with requests, case by case: each a script that is run by the Rust API and
-//! by the C functions, in one process and between two, in shared memory and over udp, and where the
-//! service is reliable also on a bad network.
+//! Requests and their results, case by case. Each case is a script that runs over the Rust API and
+//! over the C ABI, in one process and between two, in shared memory and over udp, and for reliable
+//! services also on a bad network.
 //!
-//! `script.rs` tells the language; what only one level can say (errors of calls, C structures, what
-//! the engine does) is tested there.
+//! `script.rs` describes the language. Errors of calls, C structures and the engine are tested at
+//! their own level.
 
 mod agent;
 mod arms;
+mod c_abi;
 mod errors;
 mod line;
 mod messages;

@@ -4,42 +4,12 @@
 
 use roxe_peer::client::{Client, ClientError};
 use roxe_peer::protocol::{Command as Do, limits};
+use roxe_tests::agent::Agent;
 use roxe_tests::build;
 use serde_json::{Value, json};
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
-
-/// An agent beside roxe; ended when dropped.
-struct Agent {
-    child: Child,
-    address: String,
-    token: String,
-}
-
-impl Agent {
-    fn start() -> Self {
-        let roxe = build::roxe();
-        let mut command = Command::new(&roxe);
-        command.args(["run", "--"]).arg(&roxe).args(["peer", "--listen", "127.0.0.1:0"]);
-        let mut child = command.stdout(Stdio::piped()).spawn().expect("roxe can be started");
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let [_, address, _, token] = line.split_whitespace().collect::<Vec<_>>()[..] else { panic!("{line}") };
-        Self { address: address.to_owned(), token: token.to_owned(), child }
-    }
-
-    fn client(&self) -> Client {
-        Client::connect(&self.address, &self.token).unwrap()
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+use std::process::Command;
 
 fn refusal(result: Result<Value, ClientError>) -> (String, i32) {
     match result {
@@ -50,10 +20,10 @@ fn refusal(result: Result<Value, ClientError>) -> (String, i32) {
 
 #[test]
 fn a_controller_without_the_token_and_a_second_one_are_turned_away() {
-    let agent = Agent::start();
+    let agent = Agent::start(&[]).unwrap();
     let error = Client::connect(&agent.address, "0000").unwrap_err();
     assert_eq!(error.errno(), Some(libc::EACCES), "{error}");
-    let first = agent.client();
+    let first = agent.client().unwrap();
     let error = Client::connect(&agent.address, &agent.token).unwrap_err();
     assert_eq!(error.errno(), Some(libc::EBUSY), "{error}");
     drop(first);
@@ -71,19 +41,19 @@ fn a_controller_without_the_token_and_a_second_one_are_turned_away() {
 
 #[test]
 fn a_line_without_end_ends_the_connection_and_not_the_agent() {
-    let agent = Agent::start();
+    let agent = Agent::start(&[]).unwrap();
     let mut stream = TcpStream::connect(&agent.address).unwrap();
     stream.write_all(&vec![b' '; limits::FIRST_LINE]).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     assert!(answer.contains("a line has at most"), "{answer}");
-    assert_eq!(agent.client().name(), "roxe0");
+    assert_eq!(agent.client().unwrap().name(), "roxe0");
 }
 
 #[test]
 fn memory_is_reached_by_regions_only_and_within_bounds() {
-    let agent = Agent::start();
-    let mut client = agent.client();
+    let agent = Agent::start(&[]).unwrap();
+    let mut client = agent.client().unwrap();
     let mr = client.call(Do::Reg, json!({"length": 64, "access": "LOCAL_WRITE", "fill": "0102"})).unwrap();
     let (mr, qp) = (mr["mr"].clone(), client.call(Do::CreateQp, json!({"type": "RC"})).unwrap()["qp"].clone());
     let read = client.call(Do::Read, json!({"mr": mr, "offset": 61, "length": 3})).unwrap();
@@ -114,8 +84,8 @@ fn memory_is_reached_by_regions_only_and_within_bounds() {
 
 #[test]
 fn requests_that_come_together_are_answered_in_their_order() {
-    let agent = Agent::start();
-    let mut client = agent.client();
+    let agent = Agent::start(&[]).unwrap();
+    let mut client = agent.client().unwrap();
     let mr = client.call(Do::Reg, json!({"length": 64, "access": "LOCAL_WRITE"})).unwrap()["mr"].clone();
     let write = |fill: u8| json!({"mr": mr, "fill": fill, "length": 2, "offset": 1});
     for fill in 0..100 {
@@ -136,8 +106,8 @@ fn requests_that_come_together_are_answered_in_their_order() {
 
 #[test]
 fn a_session_leaves_nothing_behind() {
-    let agent = Agent::start();
-    let mut client = agent.client();
+    let agent = Agent::start(&[]).unwrap();
+    let mut client = agent.client().unwrap();
     let all = json!({"length": limits::MEMORY, "access": 0});
     for _ in 0..2 {
         client.call(Do::Reg, all.clone()).unwrap();
@@ -155,12 +125,12 @@ fn a_session_leaves_nothing_behind() {
 /// test does them.
 #[test]
 fn two_cards_behind_agents_understand_each_other() {
-    let agent = Agent::start();
+    let agent = Agent::start(&[]).unwrap();
     let roxe = build::roxe();
     let mut command = Command::new(&roxe);
     command.args(["run", "--"]).arg(&roxe).args(["check-peer", &agent.address, "mtu=1024", "ipv4"]);
     command.env("ROXE_PEER_TOKEN", &agent.token);
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("146 passed, 0 failed, 0 not supported"), "{text}");
+    assert!(output.status.success() && text.contains("158 passed, 0 failed, 0 not supported"), "{text}");
 }

@@ -1,8 +1,9 @@
-//! `roxe check-peer`: whether two cards understand each other. Here: its options, and the table.
+//! `roxe check-peer`: checks whether two cards understand each other. Options and table; the
+//! program is `roxe_peer::check`.
 
 use crate::progress::Progress;
 use crate::token;
-use roxe_peer::check::{self, Check, Pair, PairError};
+use roxe_peer::check::{self, Cards, Check, Conditions, Course, Failed, Pair, PairError};
 use roxe_peer::client::{Client, Target};
 use roxe_peer::server::{Options, Server};
 use std::error::Error;
@@ -11,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::thread;
 
-/// What `roxe check-peer` was asked to do.
+/// The command line of `roxe check-peer`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The agent beside the other card: HOST[:PORT], as `roxe peer` printed it there. Its token is
@@ -33,7 +34,7 @@ pub(crate) struct Args {
     /// This host's device [default: the first one].
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
-    /// What the bytes of messages are drawn from.
+    /// Seed of message bytes.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Name every check, not only those that fail.
@@ -41,7 +42,6 @@ pub(crate) struct Args {
     verbose: bool,
 }
 
-/// What became of the checks.
 #[derive(Default)]
 struct Count {
     passed: usize,
@@ -49,25 +49,26 @@ struct Count {
     unsupported: usize,
 }
 
-/// Does the checks and prints what became of them; an error if one failed, or none was done.
+/// Runs the checks and prints a table. Fails if a check failed, or none ran.
 pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let target = token::complete(&args.far, args.token_file.as_deref())?;
     let (mut near, mut far) = (open_near(args)?, Client::open(&target)?);
-    let mut out = stdout();
-    writeln!(out, "near: {}; far: {} at {}", near.name(), far.name(), args.far.address)?;
+    writeln!(stdout(), "near: {}; far: {} at {}", near.name(), far.name(), args.far.address)?;
     let wanted = |check: &Check| args.words.iter().all(|word| check.to_string().contains(word.as_str()));
-    let pairs: Vec<(_, Vec<_>)> =
-        check::pairs().map(|kind| (kind, check::checks(kind).filter(wanted).collect())).collect();
-    let mut line = Progress::new(pairs.iter().map(|(_, checks)| checks.len()).sum());
+    let kinds: Vec<(_, Vec<_>)> =
+        check::kinds().map(|kind| (kind, check::checks(kind).filter(wanted).collect())).collect();
+    let mut line = Progress::new(kinds.iter().map(|(_, checks)| checks.len()).sum());
+    let cards = &mut [&mut near, &mut far];
+    let mut pair = Pair::register(cards)?;
     let mut total = Count::default();
-    for (kind, checks) in pairs.into_iter().filter(|(_, checks)| !checks.is_empty()) {
-        let count = one_pair(args, (&mut near, &mut far), kind, &checks, &mut line)?;
+    for (kind, checks) in kinds.into_iter().filter(|(_, checks)| !checks.is_empty()) {
+        let count = one_kind(args, cards, &mut pair, kind, &checks, &mut line)?;
         total.passed += count.passed;
         total.failed += count.failed;
         total.unsupported += count.unsupported;
     }
     let Count { passed, failed, unsupported } = total;
-    writeln!(out, "{passed} passed, {failed} failed, {unsupported} not supported (seed {})", args.seed)?;
+    writeln!(stdout(), "{passed} passed, {failed} failed, {unsupported} not supported (seed {})", args.seed)?;
     match (failed, passed) {
         (0, 0) => Err("no check was done".into()),
         (0, _) => Ok(()),
@@ -75,55 +76,52 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Does the checks of one kind of pair, and begins anew with another pair after one that failed.
-fn one_pair(
+/// Runs the checks of one kind of pair.
+fn one_kind(
     args: &Args,
-    (near, far): (&mut Client, &mut Client),
-    kind: (check::Service, u32, check::Family),
+    cards: &mut Cards<'_>,
+    pair: &mut Pair,
+    kind: check::Kind,
     checks: &[Check],
     line: &mut Progress,
 ) -> Result<Count, Box<dyn Error>> {
     let mut out = stdout();
-    let mut count = Count::default();
-    let (mut rest, mut why) = (checks, None);
-    while !rest.is_empty() && why.is_none() {
-        let mut pair = match Pair::connect(near, far, kind) {
-            Ok(pair) => pair,
-            Err(PairError::Unsupported(text)) => {
+    let conditions = Conditions { seed: args.seed, ..Conditions::default() };
+    let (mut count, mut why) = (Count::default(), None);
+    for check in checks {
+        let result = Course::run(pair, cards, check, &conditions);
+        line.step(&check.to_string());
+        if args.verbose || matches!(result, Err(Failed::Wrong(_))) {
+            line.clear();
+        }
+        match result {
+            Ok(_) => {
+                count.passed += 1;
+                if args.verbose {
+                    writeln!(out, "  passed {check}")?;
+                }
+            }
+            Err(Failed::Pair(PairError::Unsupported(text))) => {
+                count.unsupported += 1;
                 why = Some(text);
-                continue;
             }
-            Err(PairError::Agent(error)) => return Err(error.into()),
-        };
-        let mut is_fit = true;
-        while let (Some((check, others)), true) = (rest.split_first(), is_fit) {
-            let result = check::check(&mut pair, check, args.seed);
-            rest = others;
-            is_fit = result.is_ok();
-            match result {
-                Ok(()) => count.passed += 1,
-                Err(_) => count.failed += 1,
+            Err(Failed::Pair(PairError::Agent(error))) if cards.iter().any(|card| card.is_lost()) => {
+                return Err(error.into());
             }
-            line.step(&check.to_string());
-            if args.verbose || !is_fit {
-                line.clear();
-            }
-            match result {
-                Ok(()) if args.verbose => writeln!(out, "  passed {check}")?,
-                Ok(()) => {}
-                Err(error) => writeln!(out, "  FAILED {check}: {error}")?,
+            Err(error) => {
+                count.failed += 1;
+                writeln!(out, "  FAILED {check}: {error}")?;
             }
         }
     }
-    count.unsupported = rest.len();
     line.clear();
-    let family = if kind.2 == check::Family::V4 { "ipv4" } else { "ipv6" };
-    write!(out, "{} mtu={:<4} {family}  {:>3} of {} passed", kind.0.name(), kind.1, count.passed, checks.len())?;
+    let (service, mtu, family) = kind;
+    write!(out, "{} mtu={mtu:<4} {family}  {:>3} of {} passed", service.name(), count.passed, checks.len())?;
     writeln!(out, "{}", why.map_or_else(String::new, |why| format!("; not supported: {why}")))?;
     Ok(count)
 }
 
-/// The card here: an agent in this process, or the one that was named.
+/// Opens the near card: the agent that `--near` names, or one in this process.
 fn open_near(args: &Args) -> Result<Client, Box<dyn Error>> {
     if let Some(near) = &args.near {
         return Ok(Client::open(&token::complete(near, args.near_token_file.as_deref())?)?);

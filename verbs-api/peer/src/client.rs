@@ -1,5 +1,4 @@
-//! The controller's end: a connection to an agent, requests one at a time or several together.
-//! Touches TCP.
+//! The controller's end of a connection to an agent.
 
 use crate::protocol::{self, Args, Command, DEFAULT_PORT, Refusal, Request, limits};
 use serde_json::{Value, json};
@@ -8,21 +7,21 @@ use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-/// A host that takes nothing for so long is gone: one that has crashed sends no word of it.
+/// Time without a TCP acknowledgement after which the agent's host counts as crashed.
 const SILENCE: Duration = Duration::from_secs(30);
-/// Between two questions whether it is still there.
+/// Interval of TCP keepalive probes.
 const PROBE: Duration = Duration::from_secs(5);
 
-/// Why a request brought nothing.
+/// The reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The agent, or the verb, refused it; the session goes on.
+    /// The agent or the verb refused it; the session goes on.
     #[error("{0}")]
     Refused(#[from] Refusal),
-    /// The connection is of no use any more.
+    /// The connection failed.
     #[error("the agent: {0}")]
     Connection(#[from] io::Error),
-    /// What came is no answer to what was asked.
+    /// The answer does not fit the request.
     #[error("the agent answered something else: {0}")]
     Protocol(String),
 }
@@ -38,11 +37,11 @@ impl ClientError {
     }
 }
 
-/// Where an agent is and what it wants to see: `[peer://][TOKEN@]HOST[:PORT]`, HOST a name, an IPv4
-/// address, or an IPv6 address in brackets.
+/// Address and token of an agent: `[peer://][TOKEN@]HOST[:PORT]`, HOST a name, an IPv4 address, or
+/// an IPv6 address in brackets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// What the agent printed; empty if it was not said.
+    /// The token that the agent printed; empty if the target has none.
     pub token: String,
     /// `HOST:PORT`.
     pub address: String,
@@ -63,27 +62,27 @@ impl std::str::FromStr for Target {
     }
 }
 
-/// A session with an agent. It ends, and the agent frees everything, when this is dropped.
+/// A session with an agent. When it is dropped the agent destroys all its objects.
 #[derive(Debug)]
 pub struct Client {
     stream: BufReader<TcpStream>,
     last: u64,
     card: Value,
-    /// Requests that have not been sent yet, and how many they are.
+    /// Requests that are not sent yet, and their number.
     waiting: Vec<u8>,
     count: u64,
     is_lost: bool,
 }
 
 impl Client {
-    /// Connects to an agent and shows the token that it printed.
+    /// Connects to an agent and shows the token.
     ///
     /// # Errors
-    /// If nobody listens there, the token is wrong, or another controller is served.
+    /// If no agent listens there, the token is wrong, or the agent serves another controller.
     pub fn connect(address: impl ToSocketAddrs, token: &str) -> Result<Self, ClientError> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
-        // An answer comes at the latest when the wait that its request asked for is over.
+        // An answer takes no longer than the wait that its request asks for.
         stream.set_read_timeout(Some(Duration::from_millis(limits::WAIT_MS) + Duration::from_secs(10)))?;
         let socket = SockRef::from(&stream);
         socket.set_tcp_user_timeout(Some(SILENCE))?;
@@ -108,13 +107,13 @@ impl Client {
         Self::connect(&target.address, &target.token)
     }
 
-    /// What `hello` answered: device, port, gids, limits, version.
+    /// The answer to `hello`: device, port, gids, limits, version.
     #[must_use]
     pub const fn card(&self) -> &Value {
         &self.card
     }
 
-    /// Whether the agent is a program of this host, as far as its address tells.
+    /// Returns true if the agent's address is a loopback address.
     #[must_use]
     pub fn is_local(&self) -> bool {
         self.stream.get_ref().peer_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback())
@@ -126,30 +125,30 @@ impl Client {
         self.card["device"].as_str().unwrap_or("?")
     }
 
-    /// Whether the agent has gone, so that nothing more can be asked.
+    /// Returns true if the connection has failed.
     #[must_use]
     pub const fn is_lost(&self) -> bool {
         self.is_lost
     }
 
-    /// Asks and waits for the answer; `arguments` is an object, or null. What was asked before and
-    /// has not been sent yet goes first; its answers are lost.
+    /// Sends a request and waits for its answer; `arguments` is an object, or null. Requests of
+    /// [`Self::ask`] that wait are sent first; their answers are lost.
     ///
     /// # Errors
-    /// As [`ClientError`] says.
+    /// If the request is refused, or the connection fails.
     pub fn call(&mut self, command: Command, arguments: Value) -> Result<Value, ClientError> {
         self.ask(command, arguments)?;
         let other = || ClientError::Protocol("nothing".into());
         self.answers()?.pop().ok_or_else(other)?.map_err(ClientError::Refused)
     }
 
-    /// Asks something that is sent with the next call of [`Self::answers`].
+    /// Queues a request, which the next call of [`Self::answers`] sends.
     ///
     /// # Errors
     /// If `arguments` is neither an object nor null.
     pub fn ask(&mut self, command: Command, arguments: Value) -> Result<(), ClientError> {
         let mut arguments = protocol::arguments(arguments)?;
-        // Null says as much as nothing, and the agent's processor may be a slow one.
+        // A null member means the same as none, and the agent's processor may be slow.
         arguments.retain(|_, value| !value.is_null());
         let args = Args::new(arguments);
         self.last += 1;
@@ -158,12 +157,12 @@ impl Client {
         Ok(())
     }
 
-    /// Sends everything that was asked, together, and waits for all the answers, which come in the
-    /// order of the requests. More than some hundred requests, or than some 100 KiB, are better
-    /// asked in parts, since the agent takes no more while nobody takes its answers.
+    /// Sends all queued requests together and waits for their answers, which are in the order of
+    /// the requests. Split batches whose answers are long: the agent reads no more requests while
+    /// its answers are not read.
     ///
     /// # Errors
-    /// As [`ClientError`] says, but for refusals.
+    /// If the connection fails.
     pub fn answers(&mut self) -> Result<Vec<protocol::Result<Value>>, ClientError> {
         let answers = self.exchange();
         self.is_lost |= answers.is_err();
@@ -184,7 +183,7 @@ impl Client {
         }
         let other = || ClientError::Protocol(String::from_utf8_lossy(&answer).chars().take(200).collect());
         let (answered, result) = protocol::parse_answer(&answer).ok_or_else(other)?;
-        // A controller that is turned away has asked nothing yet.
+        // The agent refuses a connection before it has read a request.
         if answered != id && !(answered == 0 && result.is_err()) {
             return Err(other());
         }
@@ -197,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_target_has_a_host_and_may_have_a_token_and_a_port() {
+    fn target_token_and_port_are_optional() {
         let read = |text: &str| text.parse::<Target>().map(|target| (target.token, target.address));
         let target = |token: &str, address: &str| Ok((token.to_owned(), address.to_owned()));
         assert_eq!(read("peer://ab12@10.0.0.1:99"), target("ab12", "10.0.0.1:99"));

@@ -1,4 +1,4 @@
-//! The lines between controller and agent: one JSON object each, UTF-8, ended by `\n`.
+//! The lines between controller and agent: one JSON object each, in UTF-8, ended by `\n`.
 //!
 //! A request is `{"id": N, "do": "NAME", ...arguments}`, its answer `{"id": N, "ok": {...}}` or
 //! `{"id": N, "err": "TEXT", "errno": N}`; one answer a request, in their order. Numbers are JSON
@@ -6,9 +6,8 @@
 //! names with `|` between them, or a number; GIDs are written as IPv6 addresses. A request with an
 //! argument that its command does not have is refused.
 //!
-//! The commands and their arguments are [`Command`] and [`Command::arguments`], told in words in
-//! `docs/reference/agent.md`; the names of opcodes, states and flags are in [`names`]. Touches
-//! nothing.
+//! Commands and arguments are [`Command`] and [`Command::arguments`], which `docs/reference/agent.md`
+//! describes; the names of opcodes, states and flags are in [`names`].
 
 pub mod limits;
 pub mod names;
@@ -18,28 +17,28 @@ use serde_json::{Map, Value, json};
 use std::net::{IpAddr, Ipv6Addr};
 use std::{fmt, io};
 
-/// The version of the protocol, which `hello` answers.
+/// Version of the protocol, in the answer to `hello`.
 pub const VERSION: u64 = 1;
 
-/// The TCP port that an agent listens on and a controller tries, unless another one is named.
+/// Default TCP port of an agent.
 pub const DEFAULT_PORT: u16 = 14791;
 
-/// One request, its command known and its arguments among those of the command.
+/// A request whose command and arguments are known.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// The number that the answer bears.
+    /// The number that its answer repeats.
     pub id: u64,
-    /// What to do.
+    /// The command.
     pub command: Command,
-    /// With what.
+    /// Its arguments.
     pub args: Args,
 }
 
 impl Request {
-    /// Reads one line, with or without its end.
+    /// Parses one line, with or without its end.
     ///
     /// # Errors
-    /// What is wrong with it, and the id that it bears, 0 if none can be read.
+    /// If it is no request; with its id, or 0 if it has none.
     pub fn parse(line: &[u8]) -> std::result::Result<Self, (u64, Refusal)> {
         let value: Value =
             serde_json::from_slice(line).map_err(|error| (0, Refusal::invalid(format!("not JSON: {error}"))))?;
@@ -79,7 +78,7 @@ pub fn answer(id: u64, result: &Result<Value>) -> String {
     format!("{value}\n")
 }
 
-/// Reads an answer: the id that it bears, and what it says. `None` if it is no answer.
+/// Parses an answer: its id and its result. `None` if it is no answer.
 #[must_use]
 pub fn parse_answer(line: &[u8]) -> Option<(u64, Result<Value>)> {
     let Ok(Value::Object(mut object)) = serde_json::from_slice(line) else { return None };
@@ -92,7 +91,7 @@ pub fn parse_answer(line: &[u8]) -> Option<(u64, Result<Value>)> {
     Some((id, Err(Refusal { text, errno: errno.unwrap_or(libc::EIO) })))
 }
 
-/// The object of arguments in `value`; none if it is null.
+/// The arguments in `value`, an object or null.
 ///
 /// # Errors
 /// If it is neither.
@@ -104,44 +103,44 @@ pub fn arguments(value: Value) -> Result<Map<String, Value>> {
     }
 }
 
-/// Why a request was not carried out: by the agent, or by the verb that it called.
+/// The reason why the agent, or the verb that it called, refused a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text} (errno {errno})")]
 pub struct Refusal {
-    /// What happened, to what.
+    /// What failed, and about what.
     pub text: String,
-    /// What the verb reported; `EINVAL` if the agent refused the request itself.
+    /// The errno of the verb; `EINVAL` if the agent refused the request itself.
     pub errno: i32,
 }
 
 impl Refusal {
-    /// A request that makes no sense: `EINVAL`.
+    /// The refusal of an invalid request: `EINVAL`.
     pub fn invalid(text: impl Into<String>) -> Self {
         Self { text: text.into(), errno: libc::EINVAL }
     }
 
-    /// What the system said to `what`.
+    /// The refusal of a system call.
     pub(crate) fn os(what: impl fmt::Display, error: &io::Error) -> Self {
         let (mut text, errno) = (format!("{what}: {error}"), error.raw_os_error().unwrap_or(libc::EIO));
-        // The number is told once, behind the text.
+        // `Display` appends the number itself.
         let end = format!(" (os error {errno})");
         text.truncate(text.strip_suffix(&end).unwrap_or(&text).len());
         Self { text, errno }
     }
 }
 
-/// The result of reading, or carrying out, a request.
+/// The result of a request.
 pub type Result<T> = std::result::Result<T, Refusal>;
 
-/// As much of a text from outside as belongs into a message.
+/// The beginning of a text from outside, for a message.
 fn shortened(text: &str) -> String {
     text.chars().take(40).flat_map(char::escape_debug).collect()
 }
 
-/// The enumeration, the names and the arguments of each command, told once.
+/// Defines the commands with their names and arguments.
 macro_rules! commands {
     ($($(#[$doc:meta])* $variant:ident $name:literal [$($argument:literal)*];)+) => {
-        /// What an agent can be told to do; its arguments are those of the verb of the same name.
+        /// A command of an agent. Its arguments are those of the verb of the same name.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Command {
             $($(#[$doc])* $variant,)+
@@ -151,7 +150,7 @@ macro_rules! commands {
             /// Every command.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
 
-            /// Its name, which stands in `"do"`.
+            /// Its name, the value of `"do"`.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
@@ -171,30 +170,33 @@ macro_rules! commands {
 }
 
 commands! {
-    /// Opens the session: the token, then what the card is.
+    /// Opens the session with the token; answers the attributes of the card.
     Hello "hello" ["token"];
     /// Registers memory of the agent: `{mr, addr, lkey, rkey}`.
     Reg "reg" ["length" "access" "fill" "pd"];
-    /// Deregisters it.
+    /// Deregisters memory.
     Dereg "dereg" ["mr"];
-    /// `{pd}`.
+    /// Allocates a protection domain: `{pd}`.
     AllocPd "alloc_pd" [];
-    /// `{cq, cqe}`.
+    /// Creates a completion queue with its channel: `{cq, cqe}`.
     CreateCq "create_cq" ["cqe"];
-    /// `{srq}`; in a domain of XRC, with the completion queue `cq`, `{srq, srqn}`.
+    /// Creates a shared receive queue: `{srq}`; in an XRC domain, with the completion queue `cq`,
+    /// `{srq, srqn}`.
     CreateSrq "create_srq" ["pd" "max_wr" "max_sge" "xrcd" "cq"];
-    /// Opens a domain of XRC: `{xrcd}`.
+    /// Sets the limit of a shared receive queue.
+    ModifySrq "modify_srq" ["srq" "limit"];
+    /// Opens an XRC domain: `{xrcd}`.
     OpenXrcd "open_xrcd" [];
-    /// `{qp, qpn, cq, recv_cq}`.
+    /// Creates a queue pair: `{qp, qpn, cq, recv_cq}`.
     CreateQp "create_qp"
         ["type" "pd" "cq" "recv_cq" "srq" "xrcd" "max_send_wr" "max_recv_wr" "max_sge" "max_inline" "sig_all"];
-    /// Changes state and attributes; what the change needs and nobody said has a default, unless
+    /// Changes state and attributes; required attributes that are not given have a default, unless
     /// `exact` is true.
     ModifyQp "modify_qp"
         ["qp" "to" "exact" "port" "access" "qkey" "path_mtu" "dest_qpn" "rq_psn" "sq_psn" "dgid" "sgid_index"
          "hop_limit" "traffic_class" "flow_label" "sl" "timeout" "retry_cnt" "rnr_retry" "min_rnr_timer"
          "max_rd_atomic" "max_dest_rd_atomic" "pkey_index" "sqd_event" "alt_dgid" "alt_timeout" "path_mig"];
-    /// The attributes.
+    /// Queries the state and attributes of a queue pair.
     QueryQp "query_qp" ["qp"];
     /// Posts one send request.
     PostSend "post_send"
@@ -202,58 +204,58 @@ commands! {
          "inline_data" "ah" "remote_qpn" "remote_qkey" "remote_srqn"];
     /// Posts one receive request, on a QP or an SRQ.
     PostRecv "post_recv" ["qp" "srq" "wr_id" "sge"];
-    /// Takes completions, after waiting for `min` (1) of them: `{completions}`.
+    /// Polls, after waiting for `min` (1) completions: `{completions}`.
     Poll "poll" ["cq" "max" "min" "timeout_ms"];
-    /// Asks for an event of the next completion, or of the next solicited one.
+    /// Requests an event for the next completion, or for the next solicited one.
     Notify "notify" ["cq" "solicited"];
     /// Waits for that event: `{fired}`.
     CqEvent "cq_event" ["cq" "timeout_ms"];
-    /// Bytes of a region: `{hex}`, or `{runs}`.
+    /// Reads bytes of a region: `{hex}`, or `{runs}`.
     Read "read" ["mr" "offset" "length" "runs"];
-    /// Writes them, or `length` times the byte `fill`.
+    /// Writes bytes of a region: `hex`, or `length` times the byte `fill`.
     Write "write" ["mr" "offset" "hex" "fill" "length"];
-    /// Asynchronous events, after waiting for one: `{events}`.
+    /// Reads asynchronous events, after waiting for one: `{events}`.
     Events "events" ["timeout_ms"];
-    /// `{ah}`.
+    /// Creates an address handle: `{ah}`.
     CreateAh "create_ah" ["pd" "dgid" "sgid_index" "port" "hop_limit" "traffic_class" "flow_label" "sl"];
-    /// `{mw, rkey}`.
+    /// Allocates a memory window: `{mw, rkey}`.
     AllocMw "alloc_mw" ["pd" "type"];
     /// Posts the binding of a window: `{rkey}`.
     BindMw "bind_mw" ["qp" "mw" "mr" "offset" "length" "access" "wr_id" "flags"];
-    /// Joins a UD QP to a multicast group.
+    /// Attaches a UD QP to a multicast group.
     AttachMcast "attach_mcast" ["qp" "gid"];
-    /// Leaves it.
+    /// Detaches it.
     DetachMcast "detach_mcast" ["qp" "gid"];
-    /// Listens for requests at an address and a port, 0: any: `{cm, port}`.
+    /// Listens for requests at an address and a port; 0 for any port: `{cm, port}`.
     CmListen "cm_listen" ["gid" "port" "space" "backlog"];
-    /// Asks for a connection to a service, with a queue pair on its way to INIT: `{cm}`.
+    /// Requests a connection to a service, and modifies the queue pair to INIT: `{cm}`.
     CmConnect "cm_connect"
         ["gid" "from" "port" "space" "qp" "hex" "responder_resources" "initiator_depth" "retry_cnt" "rnr_retry"];
-    /// Accepts a request; the queue pair is brought to RTS, or only as far as `to`.
+    /// Accepts a request, and modifies the queue pair to RTS, or only to `to`.
     CmAccept "cm_accept"
         ["cm" "qp" "to" "hex" "responder_resources" "initiator_depth" "retry_cnt" "rnr_retry"];
-    /// Confirms a response; the queue pair is brought to RTS.
+    /// Confirms a response, and modifies the queue pair to RTS.
     CmEstablish "cm_establish" ["cm" "qp"];
-    /// Refuses a request or a response.
+    /// Rejects a request or a response.
     CmReject "cm_reject" ["cm" "hex"];
-    /// Ends a connection, or agrees to its end.
+    /// Disconnects, or confirms a disconnect.
     CmDisconnect "cm_disconnect" ["cm"];
-    /// Tells librdmacm that COMM_EST was raised.
+    /// Reports to librdmacm that COMM_EST was raised.
     CmNotify "cm_notify" ["cm"];
-    /// Events of the connection manager, after waiting for one: `{events}`.
+    /// Reads events of the connection manager, after waiting for one: `{events}`.
     CmEvents "cm_events" ["timeout_ms"];
-    /// The hardware counters of the port: `{name: value}`.
+    /// Reads the hardware counters of the port: `{name: value}`.
     Counters "counters" [];
     /// Destroys an object.
     Destroy "destroy" ["kind" "handle"];
-    /// Destroys all of them.
+    /// Destroys all objects.
     Reset "reset" [];
     /// Ends the session.
     Bye "bye" [];
 }
 
 impl Command {
-    /// The command of this name.
+    /// Returns the command of this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|command| command.name() == name)
@@ -265,13 +267,13 @@ impl Command {
 pub struct Args(Map<String, Value>);
 
 impl Args {
-    /// These arguments.
+    /// Wraps the members of a request.
     #[must_use]
     pub const fn new(object: Map<String, Value>) -> Self {
         Self(object)
     }
 
-    /// The JSON that they were read from.
+    /// The JSON object of the arguments.
     #[must_use]
     pub const fn object(&self) -> &Map<String, Value> {
         &self.0
@@ -281,42 +283,42 @@ impl Args {
         self.0.get(name).filter(|value| !value.is_null())
     }
 
-    /// Whether it was given.
+    /// Returns true if the argument was given.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         self.value(name).is_some()
     }
 
-    /// A number that may be left out.
+    /// Returns an optional number.
     ///
     /// # Errors
-    /// If it is no number or does not fit.
+    /// If it is no number or out of range.
     pub fn optional<T: TryFrom<u64>>(&self, name: &str) -> Result<Option<T>> {
         let Some(value) = self.value(name) else { return Ok(None) };
         let number = read_number(value).ok_or_else(|| Refusal::invalid(format!("{name} is a number")))?;
         T::try_from(number).map(Some).map_err(|_| Refusal::invalid(format!("{name} {number} is too large")))
     }
 
-    /// A number.
+    /// Returns a number.
     ///
     /// # Errors
-    /// If it is missing, is no number or does not fit.
+    /// If it is missing, no number or out of range.
     pub fn number<T: TryFrom<u64>>(&self, name: &str) -> Result<T> {
         self.optional(name)?.ok_or_else(|| missing(name))
     }
 
-    /// A number, `otherwise` if it was not given.
+    /// Returns a number, or `otherwise` if it was not given.
     ///
     /// # Errors
-    /// If it is no number or does not fit.
+    /// If it is no number or out of range.
     pub fn or<T: TryFrom<u64>>(&self, name: &str, otherwise: T) -> Result<T> {
         Ok(self.optional(name)?.unwrap_or(otherwise))
     }
 
-    /// A truth value, false if it was not given.
+    /// Returns a boolean, by default false.
     ///
     /// # Errors
-    /// If it is another type.
+    /// If it has another type.
     pub fn is_set(&self, name: &str) -> Result<bool> {
         match self.value(name) {
             None => Ok(false),
@@ -324,7 +326,7 @@ impl Args {
         }
     }
 
-    /// A text.
+    /// Returns a text.
     ///
     /// # Errors
     /// If it is missing or no text.
@@ -333,7 +335,7 @@ impl Args {
         value.as_str().ok_or_else(|| Refusal::invalid(format!("{name} is a text")))
     }
 
-    /// One of these names, as its number.
+    /// Returns the number of a name of the table.
     ///
     /// # Errors
     /// If it is missing or not in the table.
@@ -342,7 +344,7 @@ impl Args {
         names::number(table, text).ok_or_else(|| unknown(name, text, table))
     }
 
-    /// Flags, if they were given: names in a list, names with `|` between them, or a number.
+    /// Returns optional flags: names in a list, names with `|` between them, or a number.
     ///
     /// # Errors
     /// If one of them is not in the table.
@@ -380,7 +382,7 @@ impl Args {
         bytes.map(Some).ok_or_else(|| Refusal::invalid(format!("{name} is bytes as a hexadecimal text")))
     }
 
-    /// A GID, if one was given: an IPv6 address, or an IPv4 address, which is mapped.
+    /// Returns an optional GID: an IPv6 address, or an IPv4 address, which is mapped.
     ///
     /// # Errors
     /// If it is no address.
@@ -396,7 +398,7 @@ impl Args {
         Ok(Some(Ipv6Addr::octets(&address)))
     }
 
-    /// A list of objects, empty if it was not given.
+    /// Returns a list of objects, empty if it was not given.
     ///
     /// # Errors
     /// If it is no list of objects, or one has a member that `known` does not name.
@@ -434,7 +436,7 @@ fn unknown(name: &str, text: &str, table: Table) -> Refusal {
     Refusal::invalid(format!("{name} {}: must be of {}", shortened(text), known.join(", ")))
 }
 
-/// The bytes of a hexadecimal text.
+/// Parses hexadecimal bytes.
 #[must_use]
 pub fn from_hex(text: &str) -> Option<Vec<u8>> {
     let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
@@ -445,17 +447,17 @@ pub fn from_hex(text: &str) -> Option<Vec<u8>> {
     pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?)).collect()
 }
 
-/// The hexadecimal text of bytes.
+/// Formats bytes in hexadecimal.
 #[must_use]
 pub fn to_hex(bytes: &[u8]) -> String {
     let digit = |nibble: u8| char::from(b"0123456789abcdef"[usize::from(nibble)]);
     bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }
 
-/// As many equal bytes are worth a run of their own.
+/// Least number of equal bytes that become a run.
 const LEAST: usize = 16;
 
-/// The runs of these bytes.
+/// Compresses bytes into runs: pairs of bytes in hexadecimal and their number of repetitions.
 #[must_use]
 pub fn to_runs(bytes: &[u8]) -> Value {
     let mut runs = Vec::new();
@@ -478,7 +480,7 @@ pub fn to_runs(bytes: &[u8]) -> Value {
     Value::Array(runs)
 }
 
-/// The bytes of these runs; `None` if they are none, or not `len` bytes.
+/// Returns the bytes of runs; `None` if they are invalid, or not `len` bytes.
 #[must_use]
 pub fn from_runs(runs: &Value, len: usize) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
@@ -503,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_read_as_it_was_written() {
+    fn request_roundtrips() {
         let line = "{\"do\":\"read\",\"id\":7,\"length\":\"0x10\",\"mr\":3,\"offset\":0}\n";
         let request = Request::parse(line.as_bytes()).unwrap();
         assert_eq!((request.id, request.command), (7, Command::Read));
@@ -512,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_told_with_the_id_that_can_be_read() {
+    fn invalid_request_is_refused_with_its_id() {
         assert_eq!(refused("[]"), (0, "a request is a JSON object".into()));
         assert_eq!(refused("{\"do\":\"bye\"}"), (0, "a request has an id, a number".into()));
         assert_eq!(refused("{\"id\":4}"), (4, "a request has a name in \"do\"".into()));
@@ -522,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_read_as_it_was_written() {
+    fn answer_roundtrips() {
         for result in [Ok(serde_json::json!({"qp": 1})), Err(Refusal { text: "no".into(), errno: 16 })] {
             assert_eq!(parse_answer(answer(9, &result).as_bytes()), Some((9, result)));
         }
@@ -530,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_of_the_system_tells_its_errno_once() {
+    fn system_refusal_prints_errno_once() {
         let text = Refusal::os("cannot listen", &io::Error::from_raw_os_error(libc::EACCES)).to_string();
         assert_eq!(text, "cannot listen: Permission denied (errno 13)");
     }
@@ -541,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_names_or_a_number_and_nothing_unknown() {
+    fn flags_are_known_names_or_bits() {
         let read = |value: Value| args(serde_json::json!({ "access": value })).flags("access", ACCESS);
         assert_eq!(read(serde_json::json!(["LOCAL_WRITE", "REMOTE_READ"])), Ok(Some(5)));
         assert_eq!(read("LOCAL_WRITE | REMOTE_READ".into()), Ok(Some(5)));
@@ -551,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_do_not_fit_are_refused() {
+    fn numbers_out_of_range_are_refused() {
         let args = args(serde_json::json!({"a": 256, "b": -1, "c": "0xffffffffffffffff"}));
         assert!(args.number::<u8>("a").is_err() && args.number::<u64>("b").is_err());
         assert_eq!(args.number::<u64>("c"), Ok(u64::MAX));
@@ -559,14 +561,14 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_read_as_they_were_written() {
+    fn hex_roundtrips() {
         let bytes: Vec<u8> = (0..=255).collect();
         assert_eq!(from_hex(&to_hex(&bytes)), Some(bytes));
         assert_eq!((from_hex("0"), from_hex("0g"), from_hex("éa")), (None, None, None));
     }
 
     #[test]
-    fn an_ipv4_address_is_a_mapped_gid() {
+    fn ipv4_address_becomes_mapped_gid() {
         let args = args(serde_json::json!({"dgid": "10.0.0.1", "b": "x"}));
         let gid = args.gid("dgid").unwrap().unwrap();
         assert_eq!((&gid[..12], &gid[12..]), (&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255][..], &[10, 0, 0, 1][..]));
@@ -574,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_runs_of_comes_back() {
+    fn runs_roundtrip() {
         let mut bytes = [7; 100];
         for (len, at, byte) in [(0, 0, 7), (1, 0, 7), (15, 3, 1), (16, 3, 1), (100, 0, 1), (100, 99, 1), (100, 50, 1)] {
             bytes[at] = byte;
@@ -583,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_bytes_are_one_run() {
+    fn equal_bytes_become_one_run() {
         let mut bytes = vec![7; 8192];
         assert_eq!(to_runs(&bytes), json!([["07", 8192]]));
         bytes[4000] = 1;
@@ -591,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_another_length_are_refused() {
+    fn runs_of_wrong_length_are_refused() {
         for runs in [json!([["07", 5]]), json!([["07", 3]]), json!([["0707", u64::MAX]]), json!([["0", 4]]), json!(4)] {
             assert_eq!(from_runs(&runs, 4), None, "{runs}");
         }

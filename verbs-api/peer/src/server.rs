@@ -1,7 +1,7 @@
-//! Who is let in: the listener, the token, one session at a time, and the bounds of lines and time.
+//! The agent's listener: checks tokens, serves one session at a time, and bounds lines and time.
 //!
-//! A connection has a thread, of which there are few; only the one that has shown the token gets a
-//! card, and only one does. Touches TCP and threads.
+//! Each connection has a thread, and few connections are open at once. Only a connection that
+//! showed the token gets a session, which opens the card.
 
 use crate::protocol::{self, Command, Refusal, Request, limits};
 use crate::session::Session;
@@ -12,70 +12,70 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-/// What an agent is told when it is started.
+/// Settings of an agent.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where to listen; port 0 lets the kernel choose.
+    /// Address to listen on; port 0 lets the kernel choose one.
     pub listen: SocketAddr,
-    /// The name of the device; the first one if there is none.
+    /// Name of the device; the first device by default.
     pub device: Option<String>,
-    /// Which of its ports.
+    /// Port number of the device.
     pub port: u8,
-    /// What controllers have to show; drawn if there is none.
+    /// Token that controllers must show; a random one by default.
     pub token: Option<String>,
 }
 
-/// An agent that listens.
+/// A listening agent.
 pub struct Server {
     listener: TcpListener,
     gate: Arc<Gate>,
 }
 
-/// Bytes of requests that are read at once, and of answers that leave at once.
+/// Bytes of requests read at once, and of answers sent at once.
 const BUFFER: usize = 64 << 10;
 
-/// What all connections share: each thread has one of its counted pointers.
+/// State shared by the threads of all connections.
 struct Gate {
     options: Options,
     token: String,
-    /// Held by the thread whose controller is served.
+    /// Locked by the thread that serves a session.
     session: Mutex<()>,
 }
 
 impl Server {
-    /// Listens, and draws the token.
+    /// Listens, and draws the token if none was set.
     ///
     /// # Errors
     /// If the address cannot be used, there is no such device, no libibverbs, or a token that is
     /// easily guessed.
     pub fn bind(options: &Options) -> Result<Self, Refusal> {
-        // Said now, and not to the first controller.
+        // Reports a missing card now, not to the first controller.
         drop(Session::open(options.device.as_deref(), options.port)?);
-        let unheard = |error| Refusal::os(format_args!("cannot listen on {}", options.listen), &error);
-        let listener = TcpListener::bind(options.listen).map_err(unheard)?;
+        let refuse = |error| Refusal::os(format_args!("cannot listen on {}", options.listen), &error);
+        let listener = TcpListener::bind(options.listen).map_err(refuse)?;
         let token = options.token.clone().map_or_else(draw_token, check_token)?;
         let gate = Gate { options: options.clone(), token, session: Mutex::new(()) };
         Ok(Self { listener, gate: Arc::new(gate) })
     }
 
-    /// Where it listens.
+    /// Returns the address that the agent listens on.
     ///
     /// # Errors
-    /// If the kernel does not say.
+    /// If the kernel does not report it.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// What a controller has to show.
+    /// The token that a controller must show.
     #[must_use]
     pub fn token(&self) -> &str {
         &self.gate.token
     }
 
-    /// Serves controllers, until one of them has been served if `once`, or for ever.
+    /// Serves controllers: only one if `once`, otherwise until the listener fails.
     ///
     /// # Errors
-    /// If no connection can be accepted any more.
+    /// If the listener fails.
     pub fn serve(&self, once: bool) -> io::Result<()> {
         let (listener, gate) = (self.listener.try_clone()?, Arc::clone(&self.gate));
         let (over, wait) = mpsc::channel();
@@ -94,8 +94,8 @@ impl Server {
 
 fn draw_token() -> protocol::Result<String> {
     let mut secret = [0; 16];
-    let undrawn = |error| Refusal { text: format!("cannot draw a token: {error}"), errno: libc::EIO };
-    getrandom::fill(&mut secret).map_err(undrawn)?;
+    let refuse = |error| Refusal { text: format!("cannot draw a token: {error}"), errno: libc::EIO };
+    getrandom::fill(&mut secret).map_err(refuse)?;
     Ok(protocol::to_hex(&secret))
 }
 
@@ -106,7 +106,7 @@ fn check_token(token: String) -> protocol::Result<String> {
 }
 
 impl Gate {
-    /// Asks for the token and serves the controller. Whether there was a session.
+    /// Checks the token and serves the controller. Returns true if there was a session.
     fn admit(&self, stream: TcpStream, visit: Visit) -> bool {
         let mut lines = Lines::new(stream);
         let Ok(Some(line)) = lines.next(limits::FIRST_LINE, limits::FIRST_LINE_SECONDS) else { return false };
@@ -121,9 +121,9 @@ impl Gate {
         if !shown.is_some_and(|shown| are_equal(shown.as_bytes(), self.token.as_bytes())) {
             return refuse(&mut lines, "the first request is hello with the token", libc::EACCES);
         }
-        // The connection is no longer one of those that are ended to make room.
+        // From here on the connection is not closed to make room for another.
         drop(visit);
-        // The lock says no more than that a session is on; one that panicked is over.
+        // The lock guards no data: after a panic the session is over, and the lock is free.
         let _session = match self.session.try_lock() {
             Ok(guard) => guard,
             Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -134,7 +134,7 @@ impl Gate {
         let Options { device, port, .. } = &self.options;
         match (Session::open(device.as_deref(), *port), request) {
             (Ok(session), Ok(request)) => {
-                // The connection is over, whatever the reason.
+                // An error ends the connection.
                 let _ = serve(session, &request, &mut lines);
                 true
             }
@@ -144,7 +144,7 @@ impl Gate {
     }
 }
 
-/// Answers requests until the controller is gone, says nothing for too long, or says `bye`.
+/// Answers requests until the controller disconnects, is idle for too long, or sends `bye`.
 fn serve(mut session: Session, hello: &Request, lines: &mut Lines) -> io::Result<()> {
     lines.send(&protocol::answer(hello.id, &session.execute(hello)))?;
     while let Some(line) = lines.next(limits::LINE, limits::IDLE_SECONDS)? {
@@ -161,12 +161,12 @@ fn serve(mut session: Session, hello: &Request, lines: &mut Lines) -> io::Result
     Ok(())
 }
 
-/// Compares without telling by the time where the first difference is.
+/// Compares in constant time, so that the time does not tell where the first difference is.
 fn are_equal(left: &[u8], right: &[u8]) -> bool {
     left.len() == right.len() && left.iter().zip(right).fold(0, |sum, (left, right)| sum | (left ^ right)) == 0
 }
 
-/// Lines of a connection, in both directions. Answers to requests that came together leave
+/// Lines of a connection in both directions. Answers to requests that arrived together are sent
 /// together.
 struct Lines {
     stream: BufReader<Timed>,
@@ -175,14 +175,13 @@ struct Lines {
 
 impl Lines {
     fn new(stream: TcpStream) -> Self {
-        // Without it answers are late and right.
+        // Only costs time if it fails.
         let _ = stream.set_nodelay(true);
         let timed = Timed::new(stream, Duration::ZERO);
         Self { stream: BufReader::with_capacity(BUFFER, timed), answers: Vec::new() }
     }
 
-    /// The next line, without more than `limit` bytes, which has to be whole after `seconds`;
-    /// nothing at the end.
+    /// Reads the next line of at most `limit` bytes within `seconds`. Returns `None` at the end.
     fn next(&mut self, limit: usize, seconds: u64) -> io::Result<Option<Vec<u8>>> {
         self.stream.get_mut().restart(Duration::from_secs(seconds));
         let mut line = Vec::new();
@@ -197,7 +196,7 @@ impl Lines {
         Ok(None)
     }
 
-    /// Sends this line, behind those that wait.
+    /// Sends all waiting lines and this one.
     fn send(&mut self, line: &str) -> io::Result<()> {
         self.answers.extend(line.as_bytes());
         self.stream.get_mut().restart(Duration::from_secs(limits::ANSWER_SECONDS));
@@ -206,7 +205,7 @@ impl Lines {
         sent
     }
 
-    /// Sends this line, now or together with the answer to a request that is here already.
+    /// Sends this line now, or together with the answer to a request that has already arrived.
     fn send_soon(&mut self, line: &str) -> io::Result<()> {
         if self.answers.len() >= BUFFER || !self.stream.buffer().contains(&b'\n') {
             return self.send(line);
@@ -221,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_are_equal_only_as_a_whole() {
+    fn tokens_are_compared_as_a_whole() {
         assert!(are_equal(b"abc", b"abc"));
         assert!(!are_equal(b"abc", b"abd") && !are_equal(b"abc", b"ab") && !are_equal(b"", b"a"));
     }

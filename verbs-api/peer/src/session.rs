@@ -1,9 +1,8 @@
-//! What one controller has made, and what it can do: a method a command.
+//! The session of one controller: its objects, and a method for each command.
 //!
-//! Objects live in one table, by handles that are never given out twice. `session/control.rs`
-//! makes, changes and destroys objects, `session/data.rs` posts, polls and touches memory,
-//! `session/cm.rs` connects. Everything goes when the session does. Touches the verbs of
-//! `verbs.rs`, and files of counters.
+//! Objects live in one table under handles that are never reused, and are destroyed with the
+//! session. `session/control.rs` creates, modifies and destroys objects, `session/data.rs` posts,
+//! polls and accesses memory, `session/cm.rs` connects.
 
 mod cm;
 mod control;
@@ -25,18 +24,19 @@ pub(crate) struct Session {
     context: Rc<Context>,
     port: u8,
     table: Table,
-    /// What objects belong to if no domain is named; made when it is needed.
+    /// The domain of objects that name none; created on first use.
     pd: Option<Rc<Pd>>,
-    /// Of librdmacm, opened when it is needed; and events that came while others were waited for.
+    /// The channel of librdmacm, opened on first use.
     cm_channel: Option<Rc<CmChannel>>,
+    /// Events that arrived while the session waited for others.
     cm_events: VecDeque<CmEvent>,
-    /// What makes this host hear the groups that queue pairs are attached to, by queue pair and
+    /// Sockets that make this host join the multicast groups of queue pairs, by queue pair and
     /// group.
     memberships: BTreeMap<(u64, [u8; 16]), UdpSocket>,
 }
 
 impl Session {
-    /// Opens the card of this name, or the first one.
+    /// Opens the device of this name, or the first one.
     pub(crate) fn open(device: Option<&str>, port: u8) -> Result<Self> {
         Ok(Self {
             context: Context::open(device)?,
@@ -49,7 +49,8 @@ impl Session {
         })
     }
 
-    /// Does what the request says. `hello` has been checked and `bye` is obeyed by the server.
+    /// Runs a request. The server has checked the token of `hello` and ends the session after
+    /// `bye`.
     pub(crate) fn execute(&mut self, request: &Request) -> Result<Value> {
         let (args, nothing) = (&request.args, |()| json!({}));
         match request.command {
@@ -59,6 +60,7 @@ impl Session {
             Command::AllocPd => self.alloc_pd(),
             Command::CreateCq => self.create_cq(args),
             Command::CreateSrq => self.create_srq(args),
+            Command::ModifySrq => self.table.srq(args.number("srq")?)?.set_limit(args.number("limit")?).map(nothing),
             Command::OpenXrcd => self.open_xrcd(),
             Command::CreateQp => self.create_qp(args),
             Command::ModifyQp => self.modify_qp(args).map(nothing),
@@ -95,16 +97,16 @@ impl Session {
     }
 
     fn reset(&mut self) {
-        // Identifiers of requests that nobody has taken go first, as all identifiers do.
+        // Identifiers are destroyed first, also those of events that were not read.
         self.cm_events.clear();
         self.memberships.clear();
         self.table.clear();
-        // Events that were told and not taken are about identifiers that have gone.
+        // Unread events of the channel are about destroyed identifiers.
         self.cm_channel = None;
         self.pd = None;
     }
 
-    /// The domain that was named, or the one of the session.
+    /// The domain that `args` names, or the one of the session.
     fn pd(&mut self, args: &Args) -> Result<Rc<Pd>> {
         if let Some(handle) = args.optional("pd")? {
             return self.table.pd(handle);
@@ -122,7 +124,7 @@ impl Drop for Session {
     }
 }
 
-/// When a wait that a request asks for ends.
+/// The end of the wait that a request asks for.
 fn deadline(args: &Args) -> Result<Instant> {
     let wait: u64 = args.or("timeout_ms", 0)?;
     if wait > limits::WAIT_MS {
@@ -131,12 +133,12 @@ fn deadline(args: &Args) -> Result<Instant> {
     Ok(Instant::now() + Duration::from_millis(wait))
 }
 
-/// The private data that is sent along; none if nothing is said.
+/// The private data of a request; empty by default.
 fn private_data(args: &Args) -> Result<Vec<u8>> {
     Ok(args.bytes("hex")?.unwrap_or_default())
 }
 
-/// The kinds of objects: how each is called, and the method that finds one.
+/// The kinds of objects: the name of each, and the method of the table that finds one.
 macro_rules! kinds {
     ($($variant:ident($type:ident) $name:literal $method:ident;)+) => {
         pub(super) enum Object {
@@ -150,7 +152,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// Where the library has it, to be compared with what an event is about.
+            /// Its address in the library, to be compared with the object of an event.
             fn address(&self) -> usize {
                 match self {
                     $(Self::$variant(object) => object.raw.addr(),)+
@@ -163,7 +165,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// Destroys it; nobody else has it.
+            /// Destroys the object, which must not be shared.
             fn destroy(self) -> Result<()> {
                 match self {
                     $(Self::$variant(object) => Rc::into_inner(object).map_or(Ok(()), |mut object| object.end()),)+
@@ -202,7 +204,7 @@ fn not_there(kind: &str, handle: u64, found: Option<&Object>) -> Refusal {
     Refusal::invalid(text)
 }
 
-/// Objects by handle, and the bytes of memory that they have.
+/// Objects by handle, and the bytes of their memory.
 #[derive(Default)]
 pub(super) struct Table {
     objects: BTreeMap<u64, Object>,
@@ -211,7 +213,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Whether one more object may be made, which needs this much memory.
+    /// Refuses one more object with `memory` bytes if that exceeds a limit.
     pub(super) fn has_room(&self, memory: usize) -> Result<()> {
         let refuse = |text: String| Err(Refusal { text, errno: libc::ENOMEM });
         if self.objects.len() >= limits::OBJECTS {
@@ -232,7 +234,7 @@ impl Table {
         self.last
     }
 
-    /// Destroys an object. One that others still use stays.
+    /// Destroys an object that no other object uses.
     pub(super) fn destroy(&mut self, kind: &str, handle: u64) -> Result<()> {
         let object = self.objects.get(&handle).filter(|object| object.kind() == kind);
         let object = object.ok_or_else(|| not_there(kind, handle, self.objects.get(&handle)))?;
@@ -246,8 +248,8 @@ impl Table {
         object.destroy()
     }
 
-    /// Destroys all, those first that use others. A window is bound to a queue pair: rxe would wait
-    /// 50 seconds for it if that were destroyed first.
+    /// Destroys all objects, users before what they use. Windows go before queue pairs, which they
+    /// are bound to: rxe waits 50 seconds otherwise.
     pub(super) fn clear(&mut self) {
         for kind in ["cm", "mw", "qp", "ah", "mr", "srq", "cq", "xrcd", "pd"] {
             self.objects.retain(|_, object| object.kind() != kind);
@@ -255,7 +257,7 @@ impl Table {
         self.memory = 0;
     }
 
-    /// The handle of the object of this kind at this address, if it is still there.
+    /// The handle of the object of this kind at this address.
     pub(super) fn at(&self, kind: &str, address: usize) -> Option<u64> {
         let is_it = |object: &Object| object.kind() == kind && object.address() == address;
         self.objects.iter().find(|(_, object)| is_it(object)).map(|(handle, _)| *handle)
@@ -264,7 +266,7 @@ impl Table {
 
 /// `IBV_GID_TYPE_ROCE_V2`.
 pub(super) const ROCE_V2: u32 = 2;
-/// Files of counters that are read, and bytes of each.
+/// Limits of counter files read: their number, and bytes of each.
 const COUNTERS: (usize, u64) = (256, 64);
 
 impl Session {
@@ -332,7 +334,7 @@ impl Session {
         let mut events = Vec::new();
         while events.len() < limits::RESULTS {
             let Some(event) = self.context.event(until)? else { break };
-            // One was waited for, the others are those that have come meanwhile.
+            // Waits only for the first event.
             until = Instant::now();
             let mut value = json!({"type": names::name(names::EVENTS, event.number)});
             match event.source {
@@ -357,7 +359,7 @@ fn port_info(number: u8, port: &ibv_port_attr) -> Value {
     })
 }
 
-/// The bytes of an `enum ibv_mtu`; 0 if it is none.
+/// The bytes of an `enum ibv_mtu`; 0 for an unknown one.
 pub(super) fn mtu_bytes(mtu: i32) -> u32 {
     if (1..=5).contains(&mtu) { 128 << mtu } else { 0 }
 }

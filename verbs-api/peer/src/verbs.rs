@@ -1,10 +1,10 @@
-//! libibverbs and librdmacm, opened while running, and their objects as values that own them.
+//! libibverbs and librdmacm, opened at run time, and their objects as owning values.
 //!
-//! An object holds those that it was made from, so that none is destroyed before what uses it; each
-//! is destroyed when it is dropped, or by `end`, which says what the verb answered. This is the
-//! only place of the package with `unsafe`. The reasons there rest on three facts: the pointers
-//! come from the library and are kept until they are handed back to it, a session uses them on one
-//! thread, and the structures are those of the ABI (`roxe-abi`).
+//! An object holds the objects that it uses, so that these are destroyed after it. It is destroyed
+//! when it is dropped, or by `end`, which returns the verb's error. Only here the package has
+//! `unsafe`. Its reasons rest on three facts: pointers come from the library and are valid until
+//! they are returned to it, a session uses them on one thread, and the structures are those of the
+//! ABI (`roxe-abi`).
 
 mod cm;
 mod context;
@@ -24,7 +24,7 @@ use roxe_abi::*;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// What a verb answered by its return value: 0, an errno, a negative errno, or -1 and `errno`.
+/// The result of a verb by its return value: 0, an errno, a negative errno, or -1 and `errno`.
 fn check(verb: &str, code: c_int) -> Result<(), Refusal> {
     let error = match code {
         0 => return Ok(()),
@@ -34,22 +34,20 @@ fn check(verb: &str, code: c_int) -> Result<(), Refusal> {
     Err(Refusal::os(verb, &error))
 }
 
-/// What a verb answered by a pointer: NULL and `errno`, or an object.
+/// The result of a verb by its pointer: NULL and `errno`, or an object.
 fn check_pointer<T>(verb: &str, pointer: *mut T) -> Result<*mut T, Refusal> {
     if pointer.is_null() { Err(Refusal::os(verb, &io::Error::last_os_error())) } else { Ok(pointer) }
 }
 
-/// The library has no function for this verb.
+/// The refusal if the library has no function for this verb.
 fn missing(verb: &str) -> Refusal {
     Refusal { text: format!("{verb}: the library has no such function"), errno: libc::EOPNOTSUPP }
 }
 
-/// Waits until there is something to read from `fd`, and tells whether there is; `until` has passed
-/// otherwise.
+/// Waits until `fd` is readable or `until` has passed. Returns true if it is readable.
 fn wait_readable(fd: c_int, until: Instant) -> bool {
     loop {
-        // Rounded up: a wait of less than a millisecond is none otherwise, and the caller would
-        // ask again and again until the time has come.
+        // Rounded up, so that the loop does not spin in the last millisecond.
         let left = until.saturating_duration_since(Instant::now()) + Duration::from_micros(999);
         let timeout = c_int::try_from(left.as_millis()).unwrap_or(c_int::MAX);
         let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
@@ -72,8 +70,8 @@ fn make_nonblocking(fd: c_int) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Objects that one verb destroys, if the library has it, and `end` tells what it answered:
-/// `Type by verb = |object| the function;` for a structure with the field `raw`.
+/// Structures with the field `raw` that one verb destroys, and their `end`:
+/// `Type by verb = |object| the function;`.
 macro_rules! owned {
     ($($type:ident by $verb:ident = |$object:ident| $function:expr;)+) => {
         $(
@@ -82,15 +80,15 @@ macro_rules! owned {
                     let raw = core::mem::replace(&mut self.raw, core::ptr::null_mut());
                     let $object = &*self;
                     let Some(destroy) = $function.filter(|_| !raw.is_null()) else { return Ok(()) };
-                    // SAFETY: the object is alive until this call, and nobody has its pointer now;
-                    // all events of an identifier have been acknowledged.
+                    // SAFETY: the object is alive until this call, and its pointer is not used
+                    // after it; all events of an identifier have been acknowledged.
                     check(stringify!($verb), unsafe { destroy(raw) })
                 }
             }
 
             impl Drop for $type {
                 fn drop(&mut self) {
-                    // Nobody is there to be told.
+                    // A destructor cannot report an error.
                     let _ = self.end();
                 }
             }
@@ -99,20 +97,20 @@ macro_rules! owned {
 }
 use owned;
 
-/// Slots of the functions of these names and types, for the library that the loader finds by this
-/// name, as programs that are linked with it do; `errno` tells that there is none.
+/// A table of the functions of a library, which the loader finds by its name as for linked
+/// programs; `errno` is that of a missing library.
 macro_rules! library {
     ($library:ident from $file:literal or $errno:ident;
      $($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)+) => {
-        /// The library, which stays loaded: providers do not expect to be unloaded.
+        /// The library. It stays loaded, as providers do not support unloading.
         pub(crate) struct $library {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)+
         }
 
         impl $library {
-            /// Opens the library that this host has.
+            /// Opens the library of this host.
             pub(crate) fn open() -> Result<Self, Refusal> {
-                // SAFETY: a text that ends; the library is meant to be loaded by any program.
+                // SAFETY: a terminated text; the library may be loaded by any program.
                 let handle = unsafe { libc::dlopen($file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
                 if handle.is_null() {
                     return Err(Refusal { text: loader_error(), errno: libc::$errno });
@@ -151,6 +149,7 @@ library! {
     ibv_get_cq_event: fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
     ibv_ack_cq_events: fn(*mut ibv_cq, c_uint);
     ibv_create_srq: fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq;
+    ibv_modify_srq: fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int;
     ibv_destroy_srq: fn(*mut ibv_srq) -> c_int;
     ibv_create_qp: fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
     ibv_destroy_qp: fn(*mut ibv_qp) -> c_int;
@@ -185,7 +184,7 @@ library! {
 }
 
 fn symbol(library: *mut c_void, name: &'static str) -> Result<*mut c_void, Refusal> {
-    // SAFETY: an open library, and a text that ends with a zero byte.
+    // SAFETY: an open library, and a terminated text.
     let symbol = unsafe { libc::dlsym(library, name.as_ptr().cast::<c_char>()) };
     if symbol.is_null() {
         return Err(Refusal { text: loader_error(), errno: libc::ENOSYS });
@@ -199,6 +198,6 @@ fn loader_error() -> String {
     if text.is_null() {
         return "the library cannot be used".to_owned();
     }
-    // SAFETY: not NULL, so a text that ends.
+    // SAFETY: not NULL, so a terminated text.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }

@@ -1,9 +1,8 @@
-//! Connections of strangers: how long one may take, and how many there are.
+//! Connections of clients that are not authenticated yet: limits of their time and number.
 //!
-//! A limit for each read lets a stranger who sends a byte now and then stay for ever, so the limit
-//! is for all of a line or a request. When too many wait, the oldest one has to go: a controller
-//! that says at once what it wants is served however many say nothing. Touches TCP, threads and the
-//! clock.
+//! A limit per read would let a client that sends a byte now and then stay for ever, so the
+//! deadline is for a whole line or request. When too many connections wait, the oldest is closed:
+//! silent ones cannot keep out a client that sends its request at once.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -20,13 +19,13 @@ pub struct Timed {
 }
 
 impl Timed {
-    /// A stream with `time` from now on.
+    /// Wraps a stream whose deadline is `time` from now.
     #[must_use]
     pub fn new(stream: TcpStream, time: Duration) -> Self {
         Self { stream, deadline: Instant::now() + time }
     }
 
-    /// Sets the deadline to `time` from now on.
+    /// Sets the deadline to `time` from now.
     pub fn restart(&mut self, time: Duration) {
         self.deadline = Instant::now() + time;
     }
@@ -55,14 +54,14 @@ impl Write for Timed {
     }
 }
 
-/// Connections that may be ended to make room, the oldest first.
+/// Connections that may be closed to make room, the oldest first.
 #[derive(Debug, Default)]
 struct Waiting {
     next: u64,
     streams: VecDeque<(u64, TcpStream)>,
 }
 
-/// A connection that waits; once this is dropped it is no longer ended to make room.
+/// Marks a waiting connection. After it is dropped the connection is not closed to make room.
 #[derive(Debug)]
 pub struct Visit {
     id: u64,
@@ -75,16 +74,16 @@ impl Drop for Visit {
     }
 }
 
-// A thread that panics holds the lock for no longer than a push or a removal takes.
+// No code panics between a lock and its release, so a poisoned queue is consistent.
 fn lock(waiting: &Mutex<Waiting>) -> std::sync::MutexGuard<'_, Waiting> {
     waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Hands every connection at `listener` to `serve`, in a thread of its own; the newest `most` of
-/// those that still hold their [`Visit`] stay, others are ended.
+/// Serves each connection at `listener` in a thread of its own. At most `most` connections hold
+/// their [`Visit`]; one more closes the oldest of them.
 ///
 /// # Errors
-/// If no connection can be accepted any more.
+/// If the listener fails.
 pub fn accept<F>(listener: &TcpListener, most: usize, serve: F) -> io::Result<()>
 where
     F: Fn(TcpStream, Visit) + Send + Sync + 'static,
@@ -93,7 +92,7 @@ where
     loop {
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
-            // A connection that was closed before it was accepted.
+            // The peer closed the connection before it was accepted.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
             Err(error) => return Err(error),
         };
@@ -101,7 +100,7 @@ where
         let visit = {
             let mut all = lock(&waiting);
             while all.streams.len() >= most {
-                // Its thread reads the end of the connection, and ends.
+                // Its thread reads the end of the connection and ends.
                 all.streams.pop_front().map(|(_, oldest)| oldest.shutdown(Shutdown::Both));
             }
             let id = all.next;
@@ -110,7 +109,7 @@ where
             Visit { id, waiting: Arc::clone(&waiting) }
         };
         let serve = Arc::clone(&serve);
-        // Without a thread the connection ends.
+        // Without a thread the connection is closed.
         let _ = thread::Builder::new().spawn(move || serve(stream, visit));
     }
 }
@@ -120,7 +119,7 @@ mod tests {
     use super::*;
     use std::net::SocketAddr;
 
-    /// A server that answers a line with that line, if it comes in time.
+    /// A server that echoes a line that arrives in time.
     fn echo(time: Duration) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -150,23 +149,23 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_trickle_in_do_not_extend_the_deadline() {
+    fn slow_bytes_do_not_extend_deadline() {
         let address = echo(Duration::from_millis(300));
         let mut slow = TcpStream::connect(address).unwrap();
-        // Each byte alone comes in time; writing fails once the server has closed.
+        // Each byte alone is in time; writes fail once the server has closed.
         let is_ended = (0..500).any(|_| {
             thread::sleep(Duration::from_millis(20));
             slow.write_all(b"x").is_err()
         });
-        assert!(is_ended, "ten seconds of bytes were listened to");
+        assert!(is_ended, "the server read ten seconds of bytes");
     }
 
     #[test]
-    fn silent_connections_keep_no_other_from_being_served() {
+    fn silent_connections_do_not_block_others() {
         let address = echo(Duration::from_secs(3600));
         let mut silent: Vec<_> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
         assert_eq!(answer(address), "hello\n");
-        // The oldest were ended.
+        // The oldest were closed.
         assert!(!silent[0].read(&mut [0]).is_ok_and(|count| count > 0));
         assert_eq!(answer(address), "hello\n");
     }

@@ -1,6 +1,5 @@
-//! The agent in Rust: does by the API `roxe` what the lines of a script say.
-//! `tests/clients/cases/cases.c` is the same by the C functions; the language of both is told in
-//! `script.rs`.
+//! The agent of the Rust arms: runs the lines of a script by the API `roxe`. `c_abi.rs` runs them
+//! by the C functions; `script.rs` describes the language.
 
 use super::line::Line;
 use roxe::{

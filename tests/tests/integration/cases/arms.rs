@@ -1,14 +1,11 @@
-//! Where a script runs: the agents, the processes that they are, and the link between them.
+//! The arms of a script: agents, their processes, and the link between them.
 
 use super::agent::MARK;
+use super::c_abi::CAgent;
 use parking_lot::Mutex;
-use roxe_tests::build;
-use roxe_tests::cc;
 use std::io::{BufRead, BufReader, Write};
 use std::panic::resume_unwind;
-use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::OnceLock;
 use std::thread;
 
 /// Tells the test `agent` of this program that it is one.
@@ -62,42 +59,27 @@ impl Arm {
         std::env::var("ROXE_TEST_ARMS").map_or(true, |wanted| self.name.starts_with(&wanted))
     }
 
-    /// Whether its agent can be had here.
-    pub(crate) fn can_run(&self) -> bool {
-        !matches!(self.program(), Ok(None))
-    }
-
-    /// How its agent is started; nothing where it cannot be, which is said once.
-    fn program(&self) -> Result<Option<Command>, String> {
-        let mut command = match self.language {
-            Language::Rust => {
-                let mut command = Command::new(std::env::current_exe().map_err(|e| e.to_string())?);
-                command.args(["--exact", "cases::agent", "--nocapture", "--test-threads=1"]).env(ROLE, "yes");
-                command
-            }
-            Language::C => {
-                let Some(compiled) = compiled()? else { return Ok(None) };
-                let mut command = Command::new(build::roxe());
-                command.args(["run", "--"]).arg(compiled);
-                command
-            }
-        };
+    fn start(&self) -> Result<Box<dyn Ask>, String> {
+        if self.language == Language::C {
+            return Ok(Box::new(CAgent::start(self.knobs)?));
+        }
+        let program = std::env::current_exe().map_err(|e| e.to_string())?;
+        let mut command = Command::new(program);
+        command.args(["--exact", "cases::agent", "--nocapture", "--test-threads=1"]).env(ROLE, "yes");
         command.envs(self.knobs.iter().copied());
-        Ok(Some(command))
+        Ok(Box::new(Agent::start(command).map_err(|e| e.to_string())?))
     }
 }
 
-/// The agent in C, which is compiled once.
-fn compiled() -> Result<Option<&'static PathBuf>, String> {
-    static AGENT: OnceLock<Option<Result<PathBuf, String>>> = OnceLock::new();
-    let agent = AGENT.get_or_init(|| match cc::missing() {
-        Some(why) => {
-            println!("skipped: the cases by the C functions: {why}");
-            None
-        }
-        None => Some(cc::kept("gcc", &[], "cases/cases.c", &["ibverbs"])),
-    });
-    agent.as_ref().map(|agent| agent.as_ref().map_err(Clone::clone)).transpose()
+/// A process that runs the lines of a script.
+trait Ask {
+    fn ask(&mut self, line: &str) -> Result<String, String>;
+}
+
+impl Ask for CAgent {
+    fn ask(&mut self, line: &str) -> Result<String, String> {
+        Self::ask(self, line)
+    }
 }
 
 /// Does `work` where no other script sends packets: a process that ends takes along what its
@@ -119,17 +101,13 @@ pub(crate) fn alone<R: Send>(work: impl FnOnce() -> R + Send) -> R {
 /// The agents of a script.
 pub(crate) struct World<'a> {
     arm: &'a Arm,
-    agents: Vec<Agent>,
+    agents: Vec<Box<dyn Ask>>,
 }
 
 impl<'a> World<'a> {
-    pub(crate) fn of(arm: &'a Arm) -> Result<Option<Self>, String> {
-        let mut agents = Vec::new();
-        for _ in 0..arm.processes {
-            let Some(program) = arm.program()? else { return Ok(None) };
-            agents.push(Agent::start(program).map_err(|e| e.to_string())?);
-        }
-        Ok(Some(Self { arm, agents }))
+    pub(crate) fn of(arm: &'a Arm) -> Result<Self, String> {
+        let agents = (0..arm.processes).map(|_| arm.start()).collect::<Result<_, _>>()?;
+        Ok(Self { arm, agents })
     }
 
     /// Whether packets get lost.
@@ -145,7 +123,7 @@ impl<'a> World<'a> {
     }
 }
 
-/// A process that obeys lines.
+/// A process of this program that runs lines from its standard input.
 struct Agent {
     child: Child,
     /// Until it is to end.
@@ -160,7 +138,9 @@ impl Agent {
         let (input, output) = pipes.ok_or_else(|| std::io::Error::other("no pipes"))?;
         Ok(Self { child, input: Some(input), output: BufReader::new(output) })
     }
+}
 
+impl Ask for Agent {
     fn ask(&mut self, line: &str) -> Result<String, String> {
         let input = self.input.as_mut().ok_or("the agent was ended")?;
         writeln!(input, "{line}").map_err(|e| e.to_string())?;

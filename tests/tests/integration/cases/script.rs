@@ -96,8 +96,7 @@ pub(crate) struct Script<'a> {
 
 impl<'a> Script<'a> {
     pub(crate) fn run(script: &str, arm: &'a Arm) -> Result<(), String> {
-        let Some(world) = World::of(arm)? else { return Ok(()) };
-        let mut run = Self { world, numbers: HashMap::new(), places: HashMap::new() };
+        let mut run = Self { world: World::of(arm)?, numbers: HashMap::new(), places: HashMap::new() };
         for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
             run.line(line).map_err(|why| format!("{line}: {why}"))?;
         }

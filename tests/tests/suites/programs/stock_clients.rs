@@ -279,8 +279,8 @@ fn options(tool: &Tool, service: &str, bandwidth: bool) -> Vec<String> {
         // Latencies one way at a time up to 8 MB: the time is that of copying these.
         sets.push(format!("-x 0 -a -n {}", if bandwidth { 200 } else { 20 }));
     }
-    // Latencies at one path MTU: `cells` sends every operation of every service at each, and judges
-    // the bytes.
+    // Latencies at one path MTU: the suite `cells` sends every operation of every service at each,
+    // and judges the bytes.
     let mtus: &[u32] = if bandwidth { &[256, 512, 1024, 2048, 4096] } else { &[1024] };
     for mtu in mtus {
         let size = if service == "UD" { 200 } else { 20_000 };

@@ -10,7 +10,7 @@
 //!   --all              every cell and every stock program
 //!   --seed N           message bytes and fault rules of an earlier run (a run prints its seed)
 //!   --capture FOLDER   write down every packet of roxe's side and let tshark judge them
-//!   WORD...            only what has every WORD in its name: 'roxe->rxe' netem 'rc read' 'mtu=256'
+//!   WORD...            only what has every WORD in its name: 'roxe->rxe' netem 'RC read' 'mtu=256'
 //! ```
 //!
 //! Needs root, the packages that `tests/run` installs, and the network on first use to fetch a
@@ -150,7 +150,7 @@ fn run(options: &Options, plan: &Plan, kernel: &Kernel) -> io::Result<Results> {
     println!("seed {seed} (--seed {seed} repeats it)");
     let guest = Guest::boot(kernel)?;
     println!("guest with Linux {} up after {:.1} s", kernel.version, start.elapsed().as_secs_f32());
-    let mut runner = Runner::new(guest, seed, options.capture.clone())?;
+    let mut runner = Runner::new(guest, seed, options.capture.clone());
     let mut results = Results { seed, kernel: kernel.version.clone(), ..Results::default() };
     for (group, cells) in &plan.groups {
         let judged = runner.group(*group, cells);

@@ -1,178 +1,289 @@
-//! The program `tests/clients/cells` between two roxe processes over the loopback device, and that
-//! program judged itself: a client that does one thing wrong must be found out.
+//! The program of `roxe check-peer` between two roxe processes over the loopback device, and that
+//! program judged itself: it must detect a requester that does one thing wrong.
+//!
+//! The wrong requester is an honest agent behind a proxy that changes requests to post a send.
 
-use roxe_tests::cc;
-use roxe_tests::pair::{self, Outcome, Program};
+use roxe_peer::check::{self, Cards, Check as Cell, Conditions, Course, Failed, Family, Pair};
+use roxe_peer::client::Client;
+use roxe_peer::plan::{self, Op, Service};
+use roxe_tests::agent::Agent;
+use roxe_tests::pair;
 use roxe_tests::report::{self, Check, Verdict};
-use std::fs;
-use std::path::{Path, PathBuf};
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use std::hash::{BuildHasher as _, RandomState};
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU16, Ordering};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
-const LIMIT: Duration = Duration::from_secs(120);
-
-/// What goes wrong on the way in the checks with faults.
+/// Faults of both directions in the checks with faults.
 const FAULTS: &str = "drop 1%; duplicate 1%; reorder 2% by=1ms; corrupt payload 0.1%";
 
 pub(crate) fn main() -> ExitCode {
     let mut checks = vec![
-        over("127.0.0.1", "every cell over IPv4", "", ""),
-        over("::1", "every cell over IPv6", "", ""),
-        over("127.0.0.1", "cells under faults", FAULTS, "--lossy --mtus 1024 --sizes 0,1,mtu-1,mtu,mtu+1,65536"),
-        over("127.0.0.1", "random cells on four connections under faults", FAULTS, "--soak 3 --grace-ms 50"),
+        Check::new("every cell over IPv4", || over(Family::V4, "", |_| true)),
+        Check::new("every cell over IPv6", || match pair::has_ipv6() {
+            true => over(Family::V6, "", |_| true),
+            false => Verdict::Skipped(pair::NO_IPV6.to_owned()),
+        }),
+        Check::new("cells under faults", || {
+            over(Family::V4, FAULTS, |check| check.cell.mtu == 1024 && check.cell.size < 1 << 20)
+        }),
+        Check::new("random cells on four connections under faults", || soak(Duration::from_secs(3))),
     ];
     checks.extend(SABOTAGES.iter().map(|s| Check::new(format!("found out: {}", s.what), || found_out(s))));
     report::main(checks)
 }
 
-/// A client that breaks its word: `from` in client.c becomes `to`.
-struct Sabotage {
-    what: &'static str,
-    from: &'static str,
-    to: &'static str,
-    args: &'static str,
+/// Runs `work` with the agents of two processes, the near one at `address` if there is one.
+fn between(faults: &str, tamper: Option<Tamper>, work: impl FnOnce(&mut Cards<'_>) -> Result<(), String>) -> Verdict {
+    let told = |error: &dyn std::fmt::Display| error.to_string();
+    let run = || -> Result<(), String> {
+        let start = || Agent::start(&[("ROXE_FAULTS", faults)]).map_err(|error| told(&error));
+        let (near, far) = (start()?, start()?);
+        let address = match tamper {
+            Some(tamper) => proxy(near.address.clone(), tamper).map_err(|error| told(&error))?.to_string(),
+            None => near.address.clone(),
+        };
+        let mut near = Client::connect(address, &near.token).map_err(|error| told(&error))?;
+        let mut far = far.client().map_err(|error| told(&error))?;
+        work(&mut [&mut near, &mut far])
+    };
+    run().into()
 }
 
-const SEES: &str = "wr.num_sge = slot_sges(slot, q->s->device.mr->lkey, sges);";
-const POSTS: &str = "int error = ibv_post_send(q->link->qp, &wr, &bad);";
+/// The checks from the near side.
+fn checks(family: Family) -> impl Iterator<Item = Cell> {
+    let kinds = check::kinds().filter(move |(_, _, other)| *other == family);
+    kinds.flat_map(check::checks).filter(|check| !check.is_from_far)
+}
 
-const SABOTAGES: &[Sabotage] = &[
-    Sabotage {
-        what: "another byte",
-        from: SEES,
-        to: "wr.num_sge = slot_sges(slot, q->s->device.mr->lkey, sges); slot->piece[0].at[0] ^= 1;",
-        args: "--ops send,send_imm,write,write_imm --sizes 1,1025",
-    },
-    Sabotage {
-        what: "a byte too many",
-        from: SEES,
-        to: "slot->piece[slot->pieces - 1].length++; wr.num_sge = slot_sges(slot, q->s->device.mr->lkey, sges);",
-        args: "--ops send,write --sizes 1,1025",
-    },
-    Sabotage {
-        what: "other immediate data",
-        from: "cell_imm(cell, serial) : 0",
-        to: "(cell_imm(cell, serial) ^ 0x100) : 0",
-        args: "--ops send_imm,write_imm --sizes 0,1025",
-    },
-    Sabotage {
-        what: "a message left out",
-        from: POSTS,
-        to: "int error = serial == 1 ? 0 : ibv_post_send(q->link->qp, &wr, &bad);",
-        args: "--services rc --ops send,write,fetch_add --sizes 1025",
-    },
-    Sabotage {
-        what: "a message sent twice",
-        from: POSTS,
-        to: "int error = ibv_post_send(q->link->qp, &wr, &bad); if (serial == 1) ibv_post_send(q->link->qp, &wr, &bad);",
-        args: "--services uc,ud --ops send,send_imm --sizes 1,255",
-    },
-    Sabotage {
-        what: "memory beside the one agreed on",
-        from: "rdma.remote_addr = remote;",
-        to: "rdma.remote_addr = remote + 1;",
-        args: "--ops write,write_imm,read --sizes 1,1025",
-    },
-    Sabotage {
-        what: "another operand",
-        from: "compare_add = operand;",
-        to: "compare_add = operand + 1;",
-        args: "--ops fetch_add,cmp_swap",
-    },
-    Sabotage {
-        what: "a completion more than expected",
-        from: "if (error == 0 && wr.send_flags & IBV_SEND_SIGNALED)",
-        to: "if (error == 0 && last)",
-        args: "--ops send --sizes 1,255",
-    },
-];
-
-/// All cells that `args` choose must pass.
-fn over(host: &'static str, name: &str, faults: &'static str, args: &'static str) -> Check {
-    Check::new(name, move || {
-        if host.contains(':') && !pair::has_ipv6() {
-            return Verdict::Skipped(pair::NO_IPV6.to_owned());
+/// All checks that are `wanted` must pass.
+fn over(family: Family, faults: &str, wanted: fn(&Cell) -> bool) -> Verdict {
+    between(faults, None, |cards| {
+        let conditions = Conditions { is_lossy: !faults.is_empty(), ..Conditions::default() };
+        let mut pair = Pair::register(cards).map_err(|error| error.to_string())?;
+        let mut failures = String::new();
+        for check in checks(family).filter(wanted) {
+            if let Err(why) = Course::run(&mut pair, cards, &check, &conditions) {
+                _ = writeln!(failures, "{check}: {why}");
+            }
         }
-        match tried(&[], host, faults, args) {
-            Err(verdict) => verdict,
-            Ok([server, client]) if server.ok && client.ok => Verdict::Passed,
-            Ok(outcomes) => Verdict::Failed(said(&outcomes)),
+        if failures.is_empty() { Ok(()) } else { Err(failures) }
+    })
+}
+
+/// Random cells of both directions on four pairs of queue pairs at once.
+fn soak(time: Duration) -> Verdict {
+    between(FAULTS, None, |cards| {
+        let seed = RandomState::new().hash_one(0);
+        let mut random = Random(seed);
+        let conditions =
+            Conditions { is_lossy: true, is_burst: true, ack_timeout: 11, grace_ms: 20, ..Conditions::default() };
+        let mut pairs =
+            (0..4).map(|_| Pair::register(cards)).collect::<Result<Vec<_>, _>>().map_err(|e| e.to_string())?;
+        let (start, mut cells, mut sent, mut delivered, mut repeated) = (Instant::now(), 0, 0, 0, 0);
+        while start.elapsed() < time {
+            let conditions = Conditions { seed: random.next(), ..conditions };
+            let chosen: Vec<_> = pairs.iter().map(|_| random.check()).collect();
+            let mut begin = |(pair, check)| Course::begin(pair, cards, check, &conditions);
+            let courses: Vec<_> = pairs.iter_mut().zip(&chosen).map(&mut begin).collect();
+            for ((pair, check), course) in pairs.iter_mut().zip(&chosen).zip(courses) {
+                let arrived = course.and_then(|course| course.finish(pair, cards));
+                let arrived = arrived.map_err(|why| format!("{check} with seed {}: {why}", conditions.seed))?;
+                (cells, sent) = (cells + 1, sent + arrived.sent);
+                (delivered, repeated) = (delivered + arrived.delivered, repeated + arrived.repeated);
+            }
+        }
+        println!("{cells} cells, {sent} messages, {delivered} arrived, {repeated} repeated (seed {seed})");
+        if delivered < sent || repeated > 0 {
+            Ok(())
+        } else {
+            Err("no message was lost or repeated: were there faults?".into())
         }
     })
 }
 
-/// The sabotaged client must fail every one of its cells.
-fn found_out(sabotage: &Sabotage) -> Verdict {
-    let replace = [(sabotage.from, sabotage.to)];
-    let args = format!("--mtus 256 --cell-timeout-s 2 {}", sabotage.args);
-    match tried(&replace, "127.0.0.1", "", &args) {
-        Err(verdict) => verdict,
-        Ok(outcomes) if outcomes[1].output.contains("\tfail\t") && !outcomes[1].output.contains("\tpass\t") => {
-            Verdict::Passed
-        }
-        Ok(outcomes) => Verdict::Failed(said(&outcomes)),
-    }
-}
+/// Random numbers by splitmix64.
+struct Random(u64);
 
-fn said(outcomes: &[Outcome; 2]) -> String {
-    let [server, client] = outcomes;
-    let bad = client.output.lines().filter(|line| !line.contains("\tpass\t"));
-    format!("$ {}\n{}\n$ {}\n{}", server.command, server.output, client.command, bad.collect::<Vec<_>>().join("\n"))
-}
-
-/// Runs an honest server and a client with `changes` to its client.c.
-fn tried(changes: &[(&str, &str)], host: &str, faults: &str, args: &str) -> Result<[Outcome; 2], Verdict> {
-    if !pair::installed("gcc") || !Path::new("/usr/include/infiniband/verbs.h").exists() {
-        return Err(Verdict::Skipped("needs gcc and libibverbs-dev (see the README's test command)".to_owned()));
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = plan::mix(self.0);
+        self.0
     }
-    static NEXT: AtomicU16 = AtomicU16::new(18_800);
-    let port = NEXT.fetch_add(1, Ordering::Relaxed);
-    let scratch = std::env::temp_dir().join(format!("roxe-cells-{}-{port}", std::process::id()));
-    let result = (|| {
-        let honest = compile(&scratch.join("honest"), &[])?;
-        let client = if changes.is_empty() { honest.clone() } else { compile(&scratch.join("other"), changes)? };
-        let program = |path: &Path, words: &str| Program {
-            name: path.display().to_string(),
-            args: words.split_whitespace().map(str::to_owned).collect(),
+
+    fn below(&mut self, limit: u64) -> u32 {
+        (((self.next() >> 32) * limit) >> 32) as u32
+    }
+
+    fn check(&mut self) -> Cell {
+        let kinds: Vec<_> = check::kinds().filter(|(_, _, family)| *family == Family::V4).collect();
+        let (service, mtu, family) = kinds[self.below(kinds.len() as u64) as usize];
+        let op = service.ops()[self.below(service.ops().len() as u64) as usize];
+        // Sizes around the borders of packets and of powers of two, mostly small ones.
+        let most = 1 << self.below(21);
+        let size = match self.below(4) {
+            _ if op.is_atomic() => plan::ATOMIC,
+            _ if service == Service::Ud => self.below(u64::from(mtu) + 1),
+            0 => mtu - 1 + self.below(3),
+            1 => self.below(2 * u64::from(mtu)),
+            2 => self.below(3),
+            _ => self.below(most + 1),
         };
-        let server = program(&honest, &format!("server -p {port}"));
-        let client = program(&client, &format!("client {host} -p {port} --quit {args}"));
-        pair::run_pair(&server, &client, port, &[("ROXE_FAULTS", faults)], LIMIT).map_err(|e| e.to_string())
-    })();
-    // A folder that stays behind harms nobody.
-    let _ = fs::remove_dir_all(&scratch);
-    result.map_err(Verdict::Failed)
+        Cell { cell: plan::Cell { service, op, size, mtu }, family, is_from_far: self.below(2) == 1 }
+    }
 }
 
-/// Compiles the sources, with `changes` in client.c, in the new folder `folder`.
-fn compile(folder: &Path, changes: &[(&str, &str)]) -> Result<PathBuf, String> {
-    let cells = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/cells");
-    fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-    let mut sources = Vec::new();
-    for entry in fs::read_dir(&cells).map_err(|e| e.to_string())?.flatten() {
-        let path = entry.path();
-        if path.file_name().is_some_and(|name| name == "client.c") {
-            sources.push(changed(&path, folder, changes)?);
-        } else if path.extension().is_some_and(|e| e == "c") {
-            sources.push(path);
-        }
-    }
-    let program = folder.join("cells");
-    cc::compile("gcc", &[&format!("-I{}", cells.display())], &sources, &["ibverbs"], &program)?;
-    Ok(program)
+/// Turns a request to post a send into the requests that the agent gets.
+type Tamper = fn(Value) -> Vec<Value>;
+
+/// A mistake of the requester.
+struct Sabotage {
+    what: &'static str,
+    tamper: Tamper,
+    services: &'static [Service],
+    ops: &'static [Op],
+    sizes: &'static [u32],
 }
 
-/// A copy of `source` in `folder`, with `changes`.
-fn changed(source: &Path, folder: &Path, changes: &[(&str, &str)]) -> Result<PathBuf, String> {
-    let mut text = fs::read_to_string(source).map_err(|e| e.to_string())?;
-    for (from, to) in changes {
-        if text.matches(from).count() != 1 {
-            return Err(format!("client.c has not exactly one {from:?}"));
-        }
-        text = text.replace(from, to);
+const SABOTAGES: &[Sabotage] = &[
+    Sabotage {
+        what: "another byte",
+        tamper: |request| {
+            let place = &request["sge"][0];
+            let write =
+                json!({"id": request["id"], "do": "write", "mr": place["mr"], "offset": place["offset"], "hex": "ff"});
+            vec![write, request]
+        },
+        services: &Service::ALL,
+        ops: &[Op::Send, Op::SendImm, Op::Write, Op::WriteImm],
+        sizes: &[1, 1025],
+    },
+    Sabotage {
+        what: "a byte too many",
+        tamper: |request| {
+            changed(request, |request| {
+                let last =
+                    request["sge"].as_array_mut().and_then(|list| list.last_mut()).map(|place| &mut place["length"]);
+                add(last, 1);
+            })
+        },
+        services: &Service::ALL,
+        ops: &[Op::Send, Op::Write],
+        sizes: &[1, 1025],
+    },
+    Sabotage {
+        what: "other immediate data",
+        tamper: |request| changed(request, |request| request["imm"] = (number(request, "imm") ^ 0x100).into()),
+        services: &Service::ALL,
+        ops: &[Op::SendImm, Op::WriteImm],
+        sizes: &[0, 1025],
+    },
+    Sabotage {
+        what: "a message left out",
+        tamper: |request| if is_second(&request) { Vec::new() } else { vec![request] },
+        services: &[Service::Rc],
+        ops: &[Op::Send, Op::Write, Op::FetchAdd],
+        sizes: &[plan::ATOMIC, 1025],
+    },
+    Sabotage {
+        what: "a message sent twice",
+        tamper: |request| if is_second(&request) { vec![request; 2] } else { vec![request] },
+        services: &[Service::Uc, Service::Ud],
+        ops: &[Op::Send, Op::SendImm],
+        sizes: &[1, 255],
+    },
+    Sabotage {
+        what: "memory beside the one agreed on",
+        tamper: |request| changed(request, |request| add(request.get_mut("remote_addr"), 1)),
+        services: &[Service::Rc, Service::Uc],
+        ops: &[Op::Write, Op::WriteImm, Op::Read],
+        sizes: &[1, 1025],
+    },
+    Sabotage {
+        what: "another operand",
+        tamper: |request| changed(request, |request| add(request.get_mut("compare_add"), 1)),
+        services: &[Service::Rc],
+        ops: &[Op::FetchAdd, Op::CmpSwap],
+        sizes: &[plan::ATOMIC],
+    },
+    Sabotage {
+        what: "a completion more than expected",
+        tamper: |request| changed(request, |request| request["flags"] = json!(["SIGNALED"])),
+        services: &Service::ALL,
+        ops: &[Op::Send],
+        sizes: &[1, 255],
+    },
+];
+
+fn changed(mut request: Value, change: fn(&mut Value)) -> Vec<Value> {
+    change(&mut request);
+    vec![request]
+}
+
+fn number(request: &Value, name: &str) -> u64 {
+    request[name].as_u64().unwrap_or_default()
+}
+
+fn add(place: Option<&mut Value>, more: u64) {
+    if let Some(place) = place {
+        *place = place.as_u64().unwrap_or_default().wrapping_add(more).into();
     }
-    let copy = folder.join("client.c");
-    fs::write(&copy, text).map_err(|e| e.to_string())?;
-    Ok(copy)
+}
+
+/// Returns true for the second message of a cell.
+fn is_second(request: &Value) -> bool {
+    number(request, "wr_id") & 0xffff_ffff == 1
+}
+
+/// Each cell must fail when its requester makes the mistake.
+fn found_out(sabotage: &Sabotage) -> Verdict {
+    between("", Some(sabotage.tamper), |cards| {
+        let conditions = Conditions { grace_ms: 50, patience_ms: 1000, ..Conditions::default() };
+        let mut pair = Pair::register(cards).map_err(|error| error.to_string())?;
+        let mut count = 0;
+        for service in sabotage.services {
+            for op in service.ops().iter().filter(|op| sabotage.ops.contains(op)) {
+                for &size in sabotage.sizes.iter().filter(|size| !op.is_atomic() || **size == plan::ATOMIC) {
+                    let cell = plan::Cell { service: *service, op: *op, size, mtu: 256 };
+                    let check = Cell { cell, family: Family::V4, is_from_far: false };
+                    match Course::run(&mut pair, cards, &check, &conditions) {
+                        Err(Failed::Wrong(_)) => count += 1,
+                        other => return Err(format!("{check}: {other:?}")),
+                    }
+                }
+            }
+        }
+        if count > 0 { Ok(()) } else { Err("no cell was run".to_owned()) }
+    })
+}
+
+/// Listens for one controller and connects it to the agent at `address`. Returns where it listens.
+fn proxy(address: String, tamper: Tamper) -> io::Result<std::net::SocketAddr> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let own = listener.local_addr()?;
+    // Ends with its connections.
+    thread::spawn(move || -> io::Result<()> {
+        let (controller, _) = listener.accept()?;
+        let agent = TcpStream::connect(address)?;
+        controller.set_nodelay(true)?;
+        agent.set_nodelay(true)?;
+        let (mut to_agent, mut to_controller) = (agent.try_clone()?, controller.try_clone()?);
+        let mut answers = BufReader::new(agent).lines();
+        for line in BufReader::new(controller).lines() {
+            let request: Value = serde_json::from_str(&line?)?;
+            let mut answer = json!({"id": request["id"], "ok": {}}).to_string();
+            let requests = if request["do"] == "post_send" { tamper(request) } else { vec![request] };
+            for request in requests {
+                writeln!(to_agent, "{request}")?;
+                answer = answers.next().unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()))?;
+            }
+            writeln!(to_controller, "{answer}")?;
+        }
+        Ok(())
+    });
+    Ok(own)
 }

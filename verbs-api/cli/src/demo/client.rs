@@ -1,27 +1,26 @@
-//! The client: goes through the steps of a case and takes the times.
-//!
-//! Touches its connection and the pipe to the server.
+//! The client: runs the steps of a case, checks its side and measures times.
 
-use super::case::{CHECKED, Case, Op, Step, Task, service_name};
+use super::case::{CHECKED, Case, Step, Task};
 use super::connection::{Connection, Deadline, Found, Resources, is_received};
 use super::failure::{Failure, words};
-use super::server::{ECHO_DEPTH, atomic_operands, mark};
+use super::server::{ECHO_DEPTH, mark};
 use roxe::{RemoteAddr, WcOpcode};
+use roxe_peer::plan::{self, Op};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout};
 use std::time::{Duration, Instant};
 
-/// Rounds before the measurement, to see how long one takes.
+/// Rounds before the measurement, which tell how long one takes.
 const WARM_UP: usize = 20;
 
-/// The line to the server process.
+/// The pipe to the server process.
 #[derive(Debug)]
 pub(super) struct Control {
     to: ChildStdin,
     from: BufReader<ChildStdout>,
     /// The server's process id.
     pub(super) pid: u32,
-    /// Memory of the server that the client may reach.
+    /// Memory of the server that the client may access.
     remote: RemoteAddr,
 }
 
@@ -55,19 +54,19 @@ fn read_answer(from: &mut impl BufRead) -> Result<String, Failure> {
     }
 }
 
-/// What one case showed.
+/// The result of one case.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outcome {
     /// Checks passed, on both sides.
     pub(super) checks: usize,
-    /// Median time of one message: half a round trip, or from posting to completion where data is
-    /// fetched.
+    /// Median time of one message: half a round trip; of READ and atomics from posting to
+    /// completion.
     pub(super) latency: Duration,
-    /// Messages per second, one after another without waiting.
+    /// Messages per second, up to a window under way.
     pub(super) rate: f64,
 }
 
-/// Runs one case on a connection of its own. Each of the two measurements aims at taking `time`.
+/// Runs one case on a new connection. Each of the two measurements takes about `time`.
 pub(super) fn run(
     resources: &Resources,
     control: &mut Control,
@@ -76,7 +75,7 @@ pub(super) fn run(
     time: Duration,
 ) -> Result<Outcome, Failure> {
     let mut connection = resources.connection(case.service)?;
-    let line = format!("open {} {} {}", service_name(case.service), connection.endpoint(), resources.remote());
+    let line = format!("open {} {} {}", case.service.name(), connection.endpoint(), resources.remote());
     let answer = control.ask(&line)?;
     let [_, endpoint] = words(&answer)?;
     connection.connect(endpoint.parse()?, control.remote)?;
@@ -91,15 +90,15 @@ struct Client<'s, 'c> {
     connection: Connection<'s>,
     control: &'c mut Control,
     case: Case,
-    /// Of the next task; every task has another.
+    /// Seed of the next task.
     seed: u64,
     time: Duration,
     checks: usize,
 }
 
 impl Client<'_, '_> {
-    /// Runs one step on both sides. The server is asked how it went even if this side failed, so
-    /// that the two stay in step.
+    /// Runs one step on both sides. Asks the server for its result even if this side failed, so
+    /// that both stay in step.
     fn step<T>(&mut self, step: Step, play: impl FnOnce(&mut Self, u64) -> Result<T, Failure>) -> Result<T, Failure> {
         self.seed += 1000;
         let task = Task { case: self.case, step, seed: self.seed };
@@ -117,11 +116,12 @@ impl Client<'_, '_> {
         (0..CHECKED).try_for_each(|index| self.step(Step::Check { index }, |client, seed| client.check(index, seed)))
     }
 
-    /// One message, and everything that can be seen of it on this side.
+    /// Sends one message and checks its completion and this side's memory.
     fn check(&mut self, index: usize, seed: u64) -> Result<(), Failure> {
         let (case, length) = (self.case, self.case.length(index));
         if case.op.is_atomic() {
-            self.connection.post_atomic(&case, index, atomic_operands(&case, index, seed))?;
+            let atomic = plan::atomic(case.op, index as u32, seed);
+            self.connection.post_atomic(&case, index, (atomic.compare_add, atomic.swap))?;
         } else {
             self.connection.clear(&case, index)?;
             self.connection.load(&case, index, length, seed)?;
@@ -141,7 +141,7 @@ impl Client<'_, '_> {
 
     fn expect_read(&mut self, index: usize, length: usize, seed: u64) -> Result<(), Failure> {
         let found = self.connection.look(&self.case, index, length, seed)?;
-        self.expect(found == Found::Right, "a READ brought wrong bytes")
+        self.expect(found == Found::Right, "a READ returned wrong bytes")
     }
 
     fn expect(&mut self, right: bool, what: &str) -> Result<(), Failure> {
@@ -173,7 +173,7 @@ impl Client<'_, '_> {
         if case.op == Op::Write {
             self.connection.clear_mark(&case)?;
         }
-        if case.op.is_received() {
+        if case.op.takes_receive() {
             (0..rounds.min(ECHO_DEPTH)).try_for_each(|_| self.connection.post_recv(&case, 0, case.size))?;
         }
         let mut times = Vec::with_capacity(rounds);
@@ -181,7 +181,7 @@ impl Client<'_, '_> {
             let start = Instant::now();
             self.round(round)?;
             times.push(start.elapsed());
-            if case.op.is_received() && round + ECHO_DEPTH < rounds {
+            if case.op.takes_receive() && round + ECHO_DEPTH < rounds {
                 self.connection.post_recv(&case, 0, case.size)?;
             }
         }
@@ -197,13 +197,13 @@ impl Client<'_, '_> {
                 self.connection.post(&case, 0, case.size, 0)?;
                 self.connection.wait_mark(&case, mark(round))
             }
-            Op::CompareSwap | Op::FetchAdd => {
+            Op::CmpSwap | Op::FetchAdd => {
                 self.connection.post_atomic(&case, 0, (0, 0))?;
                 self.connection.wait(false).map(drop)
             }
             op => {
                 self.connection.post(&case, 0, case.size, 0)?;
-                self.connection.wait(op.is_received()).map(drop)
+                self.connection.wait(op.takes_receive()).map(drop)
             }
         }
     }
@@ -240,21 +240,21 @@ impl Client<'_, '_> {
     }
 }
 
-/// A stream of messages under way: never more than the window, or than the server gave credit for.
+/// A stream with at most a window of messages under way, and no more than the server gave credit
+/// for.
 struct SendWindow<'a, 's> {
     connection: &'a mut Connection<'s>,
     case: Case,
     count: usize,
     sent: usize,
-    /// Messages that certainly arrived.
+    /// Messages known to have arrived.
     returned: usize,
-    /// Credit messages still to come, and receive requests posted for them.
+    /// Credit messages of the whole stream, and receives posted for them.
     credits: usize,
     posted: usize,
 }
 
-/// Receive requests that lie ready for credit messages. At most three are under way: a window is
-/// two batches.
+/// Receives posted for credit messages. At most three are under way: a window is two batches.
 const CREDIT_DEPTH: usize = 4;
 
 impl<'a, 's> SendWindow<'a, 's> {
@@ -303,7 +303,7 @@ impl<'a, 's> SendWindow<'a, 's> {
         let (case, index) = (self.case, number % self.case.window());
         self.sent += 1;
         match case.op {
-            Op::CompareSwap => self.connection.post_atomic(&case, index, (number as u64, number as u64 + 1)),
+            Op::CmpSwap => self.connection.post_atomic(&case, index, (number as u64, number as u64 + 1)),
             Op::FetchAdd => self.connection.post_atomic(&case, index, (1, 0)),
             Op::Write if self.credits > 0 => {
                 let batch = number % case.credit() + 1;
@@ -315,8 +315,8 @@ impl<'a, 's> SendWindow<'a, 's> {
         }
     }
 
-    /// A request is complete that needs no credit. Atomics ran in order, so each found what the one
-    /// before left.
+    /// Counts a completion that needs no credit. Atomics run in order, so each returns the result
+    /// of the one before.
     fn completed(&mut self) -> Result<(), Failure> {
         let number = self.returned;
         self.returned += 1;
@@ -335,12 +335,12 @@ const fn opcode(op: Op) -> WcOpcode {
         Op::Send | Op::SendImm => WcOpcode::Send,
         Op::Write | Op::WriteImm => WcOpcode::RdmaWrite,
         Op::Read => WcOpcode::RdmaRead,
-        Op::CompareSwap => WcOpcode::CompareSwap,
+        Op::CmpSwap => WcOpcode::CompareSwap,
         Op::FetchAdd => WcOpcode::FetchAdd,
     }
 }
 
-/// How often to repeat what took `took` for `done` repetitions, so that it takes `time`.
+/// Repetitions that take `time`, if `done` of them took `took`.
 fn fitting(time: Duration, took: Duration, done: usize, most: usize) -> usize {
     let times = time.as_nanos() * done as u128 / took.as_nanos().max(1);
     usize::try_from(times).unwrap_or(most).clamp(WARM_UP, most)

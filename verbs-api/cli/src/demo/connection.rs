@@ -1,24 +1,21 @@
-//! One end of the connection that a case runs over: queue pair, memory, and the moves that both
-//! sides make with them.
-//!
-//! Touches the Rust API only.
+//! One end of a connection over the Rust API: queue pair, memory, and the calls that both sides
+//! make.
 
-use super::case::{Case, GRH, Op, REGION, pattern};
+use super::case::{Case, GRH, REGION};
 use super::failure::Failure;
 use roxe::{
     Access, AddressHandle, CompletionQueue, Context, Endpoint, MemoryRegion, ProtectionDomain, Qkey, QueuePair,
-    RemoteAddr, Service, Sge, WcOpcode, WorkCompletion, WorkRequest,
+    RemoteAddr, Sge, WcOpcode, WorkCompletion, WorkRequest,
 };
+use roxe_peer::plan::{self, Op, Service, UNTOUCHED};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// What memory holds that nobody should write to.
-const UNTOUCHED: u8 = 0xa5;
 const QKEY: Qkey = Qkey(0x0720_0610);
-/// Requests that either queue holds.
+/// Entries of either queue.
 const DEPTH: u32 = 64;
 
-/// What all connections of a process share. Regions are large, so they are registered once.
+/// Objects that all connections of a process share. Regions are large, so they are registered once.
 #[derive(Debug)]
 pub(super) struct Resources {
     pub(super) context: Context,
@@ -37,21 +34,25 @@ impl Resources {
         Ok(Self { context, pd, inbox, outbox })
     }
 
-    /// Where the peer's WRITEs, READs and atomics go.
+    /// The memory that the peer's WRITEs, READs and atomics name.
     pub(super) fn remote(&self) -> RemoteAddr {
         self.inbox.remote()
     }
 
-    /// A fresh queue pair; it is not connected yet.
+    /// Creates a queue pair, which is not connected yet.
     pub(super) fn connection(&self, service: Service) -> Result<Connection<'_>, roxe::Error> {
         let cq = self.context.create_cq(4 * DEPTH)?;
-        let builder = self.pd.create_qp(&cq, &cq).service(service).max_send_wr(DEPTH).max_recv_wr(DEPTH);
+        let kind = match service {
+            Service::Rc => roxe::Service::Rc,
+            Service::Uc => roxe::Service::Uc,
+            Service::Ud => roxe::Service::Ud,
+        };
+        let builder = self.pd.create_qp(&cq, &cq).service(kind).max_send_wr(DEPTH).max_recv_wr(DEPTH);
         let qp = builder.qkey(QKEY).build()?;
-        Ok(Connection { resources: self, cq, qp, peer: None, done: Vec::new(), outstanding: 0 })
+        Ok(Connection { resources: self, service, cq, qp, peer: None, done: Vec::new(), outstanding: 0 })
     }
 }
 
-/// Who is at the other end.
 #[derive(Clone, Copy, Debug)]
 struct Peer {
     endpoint: Endpoint,
@@ -63,10 +64,11 @@ struct Peer {
 #[derive(Debug)]
 pub(super) struct Connection<'s> {
     resources: &'s Resources,
+    service: Service,
     cq: CompletionQueue,
     qp: QueuePair,
     peer: Option<Peer>,
-    /// Completions polled and not yet handed out, newest first.
+    /// Completions polled and not yet returned, newest first.
     done: Vec<WorkCompletion>,
     /// Own requests that have not completed.
     outstanding: u32,
@@ -78,7 +80,7 @@ impl Connection<'_> {
     }
 
     pub(super) fn connect(&mut self, endpoint: Endpoint, remote: RemoteAddr) -> Result<(), roxe::Error> {
-        let ah = match self.qp.service() {
+        let ah = match self.service {
             Service::Ud => {
                 self.qp.activate()?;
                 Some(self.resources.pd.create_ah(endpoint.gid, 0)?)
@@ -92,17 +94,17 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Bytes in front of the data of a received message.
+    /// Bytes in front of the data of a received message: the GRH of a datagram.
     pub(super) fn header(&self) -> usize {
-        if self.qp.service() == Service::Ud { GRH } else { 0 }
+        if self.service == Service::Ud { GRH } else { 0 }
     }
 
     fn peer(&self) -> Result<Peer, Failure> {
         self.peer.ok_or_else(|| Failure::new("no peer is connected"))
     }
 
-    /// Posts message `index` of `case`: `length` bytes of the outbox (or into the inbox, if data is
-    /// fetched). The number `imm` goes along where the operation carries one.
+    /// Posts message `index` of `case`: `length` bytes from the outbox, or of a READ into the
+    /// inbox. `imm` is sent where the operation carries immediate data.
     pub(super) fn post(&mut self, case: &Case, index: usize, length: usize, imm: u32) -> Result<(), Failure> {
         let data = case.data(index, length);
         let local = if case.op.is_fetch() { &self.resources.inbox } else { &self.resources.outbox };
@@ -113,23 +115,23 @@ impl Connection<'_> {
             Op::Write => WorkRequest::write(&list, remote),
             Op::WriteImm => WorkRequest::write(&list, remote).imm(imm),
             Op::Read => WorkRequest::read(&list, remote),
-            Op::CompareSwap | Op::FetchAdd => return Err(Failure::new("atomics have operands: see post_atomic")),
+            Op::CmpSwap | Op::FetchAdd => return Err(Failure::new("atomics have operands: see post_atomic")),
         };
         self.submit(request, index)
     }
 
-    /// Posts an atomic on word 0 of the peer; the old value lands in slot `index`.
+    /// Posts an atomic on word 0 of the peer; the old value is stored in slot `index`.
     pub(super) fn post_atomic(&mut self, case: &Case, index: usize, operands: (u64, u64)) -> Result<(), Failure> {
         let list = [self.resources.inbox.slice(case.data(index, 8))?];
         let remote = self.peer()?.remote;
         let request = match case.op {
-            Op::CompareSwap => WorkRequest::compare_swap(&list, remote, operands.0, operands.1),
+            Op::CmpSwap => WorkRequest::compare_swap(&list, remote, operands.0, operands.1),
             _ => WorkRequest::fetch_add(&list, remote, operands.0),
         };
         self.submit(request, index)
     }
 
-    /// Posts an empty SEND that carries a number.
+    /// Posts an empty SEND with immediate data.
     pub(super) fn post_credit(&mut self, number: u32) -> Result<(), Failure> {
         self.submit(WorkRequest::send(&[]).imm(number), 0)
     }
@@ -146,7 +148,7 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Whether the send queue takes one more request.
+    /// Returns true if the send queue has room for one more request.
     pub(super) const fn has_room(&self) -> bool {
         self.outstanding < DEPTH
     }
@@ -163,7 +165,7 @@ impl Connection<'_> {
     pub(super) fn post_recv(&self, case: &Case, index: usize, length: usize) -> Result<(), Failure> {
         let data = case.data(index, length);
         let place = match case.op {
-            // The data of a WRITE goes where its sender says; the request only reports it.
+            // A WRITE names its memory itself; the receive only completes.
             Op::Write | Op::WriteImm => data.start..data.start,
             _ => data.start - self.header()..data.end,
         };
@@ -176,7 +178,7 @@ impl Connection<'_> {
         Ok(self.qp.post_recv(0, &list)?)
     }
 
-    /// The next completion, if there is one now. A failed one is a failure.
+    /// Polls for a completion. Fails if its status is an error.
     pub(super) fn poll(&mut self) -> Result<Option<WorkCompletion>, Failure> {
         if self.done.is_empty() {
             let mut batch = [WorkCompletion::default(); 16];
@@ -190,10 +192,10 @@ impl Connection<'_> {
         Ok(Some(completion))
     }
 
-    /// The next completion of a received message (`received`) or of an own request; others are
-    /// passed over.
+    /// Waits for the next completion of a receive (`received`) or of an own request, and skips
+    /// others.
     pub(super) fn wait(&mut self, received: bool) -> Result<WorkCompletion, Failure> {
-        let mut deadline = Deadline::new(self.qp.service());
+        let mut deadline = Deadline::new(self.service);
         loop {
             match self.poll()? {
                 Some(completion) if is_received(&completion) == received => return Ok(completion),
@@ -203,14 +205,14 @@ impl Connection<'_> {
         }
     }
 
-    /// Puts the bytes of message `index` where they are sent from, or where the peer READs them.
+    /// Writes the bytes of message `index` into the outbox.
     pub(super) fn load(&self, case: &Case, index: usize, length: usize, seed: u64) -> Result<(), Failure> {
-        Ok(self.resources.outbox.write(case.data(index, length).start, &pattern(seed, length))?)
+        Ok(self.resources.outbox.write(case.data(index, length).start, &plan::message(seed, length))?)
     }
 
-    /// As [`load`](Self::load), into the memory that the peer reaches.
+    /// Writes the bytes of message `index` where the peer READs them.
     pub(super) fn offer(&self, case: &Case, index: usize, length: usize, seed: u64) -> Result<(), Failure> {
-        Ok(self.resources.inbox.write(case.data(index, length).start, &pattern(seed, length))?)
+        Ok(self.resources.inbox.write(case.data(index, length).start, &plan::message(seed, length))?)
     }
 
     /// Marks all of slot `index` as untouched.
@@ -219,15 +221,15 @@ impl Connection<'_> {
         Ok(self.resources.inbox.write(slot.start, &vec![UNTOUCHED; slot.len()])?)
     }
 
-    /// What slot `index` holds, compared with the message that belongs there and nothing around it.
+    /// Compares slot `index` with the message that belongs there, and the guard around it.
     pub(super) fn look(&self, case: &Case, index: usize, length: usize, seed: u64) -> Result<Found, Failure> {
         let (slot, data) = (case.slot(index), case.data(index, length));
         let found = self.resources.inbox.to_vec(slot.clone())?;
         let mut expected = vec![UNTOUCHED; slot.len()];
         let (start, header) = (data.start - slot.start, self.header());
-        // The network header in front of a datagram is not ours to foresee.
+        // The bytes of the GRH are not compared.
         expected[start - header..start].copy_from_slice(&found[start - header..start]);
-        expected[start..start + length].copy_from_slice(&pattern(seed, length));
+        expected[start..start + length].copy_from_slice(&plan::message(seed, length));
         let fits = |(found, expected): (&u8, &u8)| found == expected || *found == UNTOUCHED;
         Ok(match found == expected {
             true => Found::Right,
@@ -236,9 +238,10 @@ impl Connection<'_> {
         })
     }
 
-    /// Waits until slot `index` holds the message: a WRITE over UC reports nothing when it arrives.
+    /// Waits until slot `index` holds the message: a WRITE over UC completes nothing at the
+    /// responder.
     pub(super) fn wait_holds(&mut self, case: &Case, index: usize, length: usize, seed: u64) -> Result<(), Failure> {
-        let deadline = Deadline::new(self.qp.service());
+        let deadline = Deadline::new(self.service);
         loop {
             match self.look(case, index, length, seed)? {
                 Found::Right => return Ok(()),
@@ -249,16 +252,16 @@ impl Connection<'_> {
         }
     }
 
-    /// Sets the last byte of the message to send.
+    /// Sets the last byte of the message in the outbox.
     pub(super) fn set_mark(&self, case: &Case, mark: u8) -> Result<(), Failure> {
         Ok(self.resources.outbox.write(case.data(0, case.size).end - 1, &[mark])?)
     }
 
-    /// Waits until the last byte of the message in slot 0 is `mark`, as a program does that polls
-    /// on memory.
+    /// Waits until the last byte of the message in slot 0 is `mark`, as programs do that poll
+    /// memory.
     pub(super) fn wait_mark(&mut self, case: &Case, mark: u8) -> Result<(), Failure> {
         let at = case.data(0, case.size).end - 1;
-        let mut deadline = Deadline::new(self.qp.service());
+        let mut deadline = Deadline::new(self.service);
         loop {
             match self.poll()? {
                 Some(_) => deadline.renew(),
@@ -274,7 +277,7 @@ impl Connection<'_> {
         Ok(self.resources.inbox.write(case.data(0, case.size).end - 1, &[0])?)
     }
 
-    /// The word that the peer's atomics work on.
+    /// The word that the peer's atomics change.
     pub(super) fn word(&self) -> Result<u64, Failure> {
         Ok(self.resources.inbox.load_u64(0)?)
     }
@@ -283,29 +286,29 @@ impl Connection<'_> {
         Ok(self.resources.inbox.store_u64(0, value)?)
     }
 
-    /// The old value that an atomic brought back into slot `index`.
+    /// The old value that an atomic returned into slot `index`.
     pub(super) fn fetched(&self, case: &Case, index: usize) -> Result<u64, Failure> {
         Ok(self.resources.inbox.load_u64(case.data(index, 8).start)?)
     }
 }
 
-/// What is where a message belongs.
+/// The bytes in the place of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// The message, and nothing beside it.
+    /// The whole message, and an untouched guard.
     Right,
-    /// Nothing wrong, but some bytes are still missing.
+    /// Some bytes are missing, the others are right.
     Incomplete,
-    /// Other bytes.
+    /// Wrong bytes.
     Wrong,
 }
 
-/// Whether this reports a message from the peer, not an own request.
+/// Returns true if this completes a receive, not an own request.
 pub(super) fn is_received(completion: &WorkCompletion) -> bool {
     matches!(completion.opcode(), WcOpcode::Recv | WcOpcode::RecvRdmaWithImm)
 }
 
-/// A bound on waiting without progress. Looks at the clock only now and then.
+/// A bound on waiting without progress. Reads the clock only at every 64th call.
 #[derive(Debug)]
 pub(super) struct Deadline {
     limit: Duration,
@@ -314,18 +317,18 @@ pub(super) struct Deadline {
 }
 
 impl Deadline {
-    /// RC repeats lost packets, which takes longer than to find out that a datagram was lost.
+    /// RC retransmits lost packets, so it gets more time than UC and UD.
     pub(super) fn new(service: Service) -> Self {
         let limit = Duration::from_secs(if service == Service::Rc { 4 } else { 1 });
         Self { limit, since: Instant::now(), asked: Cell::new(0) }
     }
 
-    /// There was progress: the time starts again.
+    /// Starts the time again after progress.
     pub(super) fn renew(&mut self) {
         self.since = Instant::now();
     }
 
-    /// Fails with `what` when there was no progress for too long.
+    /// Fails with `what` if there was no progress for too long.
     pub(super) fn check(&self, what: &str) -> Result<(), Failure> {
         let asked = self.asked.get().wrapping_add(1);
         self.asked.set(asked);

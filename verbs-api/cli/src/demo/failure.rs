@@ -1,20 +1,18 @@
-//! What went wrong in a check, and how the two processes tell each other over their pipe.
-//!
-//! Touches nothing: texts to values and back.
+//! Failures of a check, and their text form on the pipe between the two processes.
 
 use std::error::Error;
 use std::fmt;
 
-/// Why a check did not pass, in words.
+/// The reason why a check did not pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
     text: String,
-    /// Nothing came that was wrong, but something did not come: an unreliable service may do that.
+    /// True if nothing was wrong but a message did not arrive, as may happen on UC and UD.
     pub(super) lost: bool,
 }
 
 impl Failure {
-    /// How a loss is marked on the pipe.
+    /// Prefix of a loss on the pipe.
     const LOST: &str = "lost: ";
 
     pub(super) fn new(text: impl Into<String>) -> Self {
@@ -25,7 +23,7 @@ impl Failure {
         Self { text: text.into(), lost: true }
     }
 
-    /// For the pipe: one line.
+    /// One line for the pipe.
     pub(super) fn to_line(&self) -> String {
         let mark = if self.lost { Self::LOST } else { "" };
         format!("{mark}{}", self.text.replace('\n', " "))

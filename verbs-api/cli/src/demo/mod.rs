@@ -1,9 +1,10 @@
-//! `roxe demo`: a server and a client process, every service and operation between them, every byte
-//! and completion checked, and how fast it went.
+//! `roxe demo`: runs every service and operation between a server and a client process, checks
+//! every byte and completion, and measures latency and bandwidth.
 //!
-//! The client is this process. It starts the server as a second one and tells it over a pipe what
-//! comes next; the data goes over the device. `case` is what they agree on, `connection` what both
-//! do, `client` and `server` their parts, `failure` what either tells when something is wrong.
+//! The client is this process. It starts the server as a second one and names the steps over a
+//! pipe; the data goes over the device. The operations are those of `roxe_peer::plan`; they run
+//! over the Rust API here, as lines of JSON would be too slow to measure. Begin to read at
+//! `client::run`.
 
 mod case;
 mod client;
@@ -13,26 +14,26 @@ mod server;
 
 use crate::child::Ended;
 use crate::devices::Netdev;
-use case::{Case, service_name};
+use case::Case;
 use client::{Control, Outcome};
 use connection::Resources;
 use failure::Failure;
-use roxe::Service;
+use roxe_peer::plan::Service;
 use std::error::Error;
 use std::io::{Write, stdin, stdout};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What a measurement takes at best.
+/// Longest time of one measurement.
 const MEASURE: Duration = Duration::from_millis(80);
-/// What all of them together may take.
+/// Time for all measurements together.
 const BUDGET: Duration = Duration::from_secs(10);
-/// Times that a case of an unreliable service is begun again.
+/// Repetitions of a UC or UD case that lost a message.
 const MAX_LOSSES: u32 = 3;
-/// Failures after which the rest is not worth waiting for.
+/// Failures after which the demo ends.
 const ENOUGH: usize = 3;
 
-/// What `roxe demo` was asked to do.
+/// The command line of `roxe demo`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Only this service (rc, uc, ud) or operation (send, write, read, fetch-add, ...).
@@ -42,15 +43,15 @@ pub(crate) struct Args {
     netdev: Netdev,
 }
 
-/// The server process.
+/// Runs the server process.
 pub(crate) fn serve() -> Result<(), Box<dyn Error>> {
     Ok(server::serve(stdin().lock(), stdout().lock())?)
 }
 
-/// The client process, and the report.
+/// Runs the client process and prints the report.
 pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let start = Instant::now();
-    // A word that is wrong is told before anything is opened.
+    // Reports a wrong word before anything is opened.
     chosen(args.only.as_deref(), 0)?;
     args.netdev.apply()?;
     let resources = Resources::open()?;
@@ -81,8 +82,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     conclude(checks, &failures, start.elapsed())
 }
 
-/// Runs a case, again if an unreliable service lost a message, which it may (on a busy host with a
-/// full socket buffer, for example). Returns what it showed and how often it was begun in vain.
+/// Runs a case, and repeats it if UC or UD lost a message, as happens on a busy host with a full
+/// socket buffer. Returns the result and the number of repetitions.
 fn run_case(
     resources: &Resources,
     control: &mut Control,
@@ -101,19 +102,18 @@ fn run_case(
     }
 }
 
-/// How long a measurement may take when `left` cases with two of them each are still to come. On a
-/// busy machine everything takes longer; then the measurements are shortened, never the checks.
+/// Time of a measurement if `left` cases with two measurements each are left. On a busy machine the
+/// measurements are shortened, never the checks.
 fn time_for_each(elapsed: Duration, left: usize) -> Duration {
     let share = BUDGET.saturating_sub(elapsed) / (2 * left.max(1) as u32);
     share.min(MEASURE)
 }
 
-/// The cases whose service or operation is `word`, all of them without one. `mtu` limits a
-/// datagram.
+/// Returns the cases whose service or operation is `word`, or all cases. `mtu` limits a datagram.
 fn chosen(word: Option<&str>, mtu: usize) -> Result<Vec<Case>, Failure> {
     let cases = Case::all(mtu);
     let Some(word) = word else { return Ok(cases) };
-    let names = |case: &Case| [service_name(case.service).to_lowercase(), case.op.to_string()];
+    let names = |case: &Case| [case.service.name().to_lowercase(), case.op.to_string()];
     let mut known: Vec<_> = cases.iter().flat_map(names).collect();
     known.sort_unstable();
     known.dedup();
@@ -136,7 +136,7 @@ fn start_server() -> Result<Ended, Failure> {
     command.spawn().map(Ended).map_err(|error| Failure::new(format!("cannot start the server process: {error}")))
 }
 
-/// Waits for the end of the server, which comes by itself when the pipe is closed.
+/// Waits for the server, which ends when the pipe is closed.
 fn finish(mut server: Ended) -> Result<(), Failure> {
     let status = server.0.wait()?;
     if status.success() { Ok(()) } else { Err(Failure::new(format!("the server process ended with {status}"))) }
@@ -163,7 +163,7 @@ fn print_head(resources: &Resources, control: &Control) -> Result<(), Box<dyn Er
 }
 
 fn name(case: &Case) -> String {
-    format!("{:<3} {:<13}{:>9}", service_name(case.service), case.op, size(case.size))
+    format!("{:<3} {:<13}{:>9}", case.service.name(), case.op, size(case.size))
 }
 
 fn print_case(case: &Case, outcome: &Outcome, losses: u32) -> Result<(), Box<dyn Error>> {
@@ -202,8 +202,7 @@ fn conclude(checks: usize, failures: &[Case], time: Duration) -> Result<(), Box<
         writeln!(out, "{checks} checks passed in {:.1} s.", time.as_secs_f64())?;
         return Ok(());
     }
-    let names: Vec<String> =
-        failures.iter().map(|case| format!("{} {}", service_name(case.service), case.op)).collect();
+    let names: Vec<String> = failures.iter().map(|case| format!("{} {}", case.service.name(), case.op)).collect();
     Err(format!(
         "{checks} checks passed, but these failed: {}. Their lines above say what happened. Run it again with \
          `roxe demo WORD` for one service or operation; `roxe config` shows the settings in force.",
@@ -225,11 +224,11 @@ mod tests {
     }
 
     #[test]
-    fn a_word_chooses_a_service_or_an_operation_and_a_wrong_one_lists_them() {
+    fn word_selects_service_or_operation_and_unknown_lists_all() {
         let all = chosen(None, 1024).unwrap().len();
         let (service, operation) = (chosen(Some("UD"), 1024).unwrap(), chosen(Some("fetch-add"), 1024).unwrap());
         assert!(service.len() < all && service.iter().all(|case| case.service == Service::Ud));
-        assert!(operation.iter().all(|case| case.op == case::Op::FetchAdd) && !operation.is_empty());
+        assert!(operation.iter().all(|case| case.op == roxe_peer::plan::Op::FetchAdd) && !operation.is_empty());
         let text = chosen(Some("teleport"), 1024).unwrap_err().to_string();
         assert!(text.contains("\"teleport\"") && text.contains("rc, read") && text.contains("write-imm"), "{text}");
     }

@@ -1,12 +1,12 @@
-//! The server process: does what the client's lines ask for, and reports what it saw.
+//! The server process: runs the steps that the client's lines name, and checks its side.
 //!
-//! Every line gets one answer, in bounded time, so that the two never lose step. Touches its
-//! connection, stdin and stdout.
+//! Every line gets one answer, in bounded time, so that both stay in step.
 
-use super::case::{Case, Op, Step, Task, parse_service};
+use super::case::{Case, Step, Task};
 use super::connection::{Connection, Resources};
 use super::failure::{Failure, words};
 use roxe::{WcOpcode, WorkCompletion};
+use roxe_peer::plan::{self, Op, Service};
 use std::io::{BufRead, Write};
 
 /// Serves until the client closes its end.
@@ -23,7 +23,7 @@ pub(super) fn serve(input: impl BufRead, mut output: impl Write) -> Result<(), F
 struct Server<'s> {
     resources: &'s Resources,
     connection: Option<Connection<'s>>,
-    /// The task under way and how it went so far: the checks passed.
+    /// The task under way, and the checks passed so far.
     running: Option<(Task, Result<usize, Failure>)>,
 }
 
@@ -45,10 +45,10 @@ impl Server<'_> {
         Ok(())
     }
 
-    /// `SERVICE ENDPOINT REMOTE`: a fresh connection, connected to the client's.
+    /// `SERVICE ENDPOINT REMOTE`: opens a connection to the client's.
     fn open(&mut self, text: &str) -> Result<String, Failure> {
         let [service, endpoint, remote] = words(text)?;
-        let service = parse_service(service).ok_or_else(|| Failure::new(format!("unknown service {service}")))?;
+        let service = Service::named(service).ok_or_else(|| Failure::new(format!("unknown service {service}")))?;
         self.connection = None;
         let mut connection = self.resources.connection(service)?;
         connection.connect(endpoint.parse()?, remote.parse()?)?;
@@ -66,7 +66,7 @@ impl Server<'_> {
         Ok("ready".into())
     }
 
-    /// Does this side's part of the task, while the client does the other.
+    /// Plays this side's part of the task while the client plays the other.
     fn play(&mut self) {
         if let (Some(connection), Some((task, outcome))) = (&mut self.connection, &mut self.running) {
             *outcome = play(connection, task);
@@ -83,14 +83,14 @@ impl Server<'_> {
 fn prepare(connection: &mut Connection<'_>, task: &Task) -> Result<(), Failure> {
     let Task { case, step, seed } = *task;
     match step {
-        Step::Check { index } if case.op.is_received() => {
+        Step::Check { index } if case.op.takes_receive() => {
             connection.clear(&case, index)?;
             connection.post_recv(&case, index, case.length(index))
         }
         Step::Check { index } if case.op == Op::Write => connection.clear(&case, index),
         Step::Check { index } if case.op == Op::Read => connection.offer(&case, index, case.length(index), seed),
         Step::Check { .. } => connection.set_word(seed),
-        Step::Echo { rounds } if case.op.is_received() => {
+        Step::Echo { rounds } if case.op.takes_receive() => {
             connection.load(&case, 0, case.size, seed)?;
             (0..rounds.min(ECHO_DEPTH)).try_for_each(|_| connection.post_recv(&case, 0, case.size))
         }
@@ -102,14 +102,14 @@ fn prepare(connection: &mut Connection<'_>, task: &Task) -> Result<(), Failure> 
     }
 }
 
-/// Receive requests that lie ready while messages go to and fro.
+/// Receives posted ahead while messages go back and forth.
 pub(super) const ECHO_DEPTH: usize = 2;
 
 fn prepare_stream(connection: &mut Connection<'_>, case: &Case, count: usize, seed: u64) -> Result<(), Failure> {
     for index in 0..case.window() {
         match case.op {
             Op::Read => connection.offer(case, index, case.size, seed + index as u64)?,
-            Op::CompareSwap | Op::FetchAdd => connection.set_word(0)?,
+            Op::CmpSwap | Op::FetchAdd => connection.set_word(0)?,
             _ => connection.clear(case, index)?,
         }
     }
@@ -117,11 +117,11 @@ fn prepare_stream(connection: &mut Connection<'_>, case: &Case, count: usize, se
     (0..receives).try_for_each(|index| connection.post_recv(case, index, case.size))
 }
 
-/// Receive requests that a stream of `count` messages uses up.
+/// Receives that a stream of `count` messages consumes.
 fn receives(case: &Case, count: usize) -> usize {
     match case.op {
-        op if op.is_received() => count,
-        // Only the last WRITE of each batch reports here.
+        op if op.takes_receive() => count,
+        // Only the last WRITE of each batch consumes a receive.
         Op::Write if case.needs_credit() => count.div_ceil(case.credit()),
         _ => 0,
     }
@@ -131,11 +131,11 @@ fn receives(case: &Case, count: usize) -> usize {
 fn play(connection: &mut Connection<'_>, task: &Task) -> Result<usize, Failure> {
     let Task { case, step, seed } = *task;
     match step {
-        Step::Check { index } if case.op.is_received() => {
+        Step::Check { index } if case.op.takes_receive() => {
             let completion = connection.wait(true)?;
             check_completion(connection, &case, index, seed, &completion)
         }
-        Step::Echo { rounds } if case.op.is_received() => echo(connection, &case, rounds),
+        Step::Echo { rounds } if case.op.takes_receive() => echo(connection, &case, rounds),
         Step::Echo { rounds } if case.op == Op::Write => echo_writes(connection, &case, rounds),
         Step::Stream { count } if case.needs_credit() => drain(connection, &case, count),
         _ => Ok(0),
@@ -164,19 +164,19 @@ fn echo_writes(connection: &mut Connection<'_>, case: &Case, rounds: usize) -> R
     Ok(0)
 }
 
-/// Last byte of the message of a round; differs from the round before and from cleared memory.
+/// Last byte of the message of a round; differs from the previous round and from cleared memory.
 pub(super) fn mark(round: usize) -> u8 {
     (round % 255) as u8 + 1
 }
 
-/// Takes `count` messages and gives credit for them, so that the client never has more under way
-/// than there are receive requests.
+/// Receives `count` messages and gives credit for them, so that the client never sends more than
+/// there are receives.
 fn drain(connection: &mut Connection<'_>, case: &Case, count: usize) -> Result<usize, Failure> {
     let receives = receives(case, count);
     let (mut posted, mut got, mut due) = (receives.min(case.window()), 0, 0);
     while got < count {
         let completion = connection.wait(true)?;
-        // A WRITE with immediate that closes a batch of plain ones says how many it stands for.
+        // The immediate data of the WRITE that ends a batch is the number of WRITEs in it.
         let messages = if case.op == Op::Write { completion.imm_data().unwrap_or(0) as usize } else { 1 };
         (got, due) = (got + messages, due + messages);
         if posted < receives {
@@ -203,7 +203,7 @@ fn check_completion(
     let expected = Received {
         wr_id: index as u64,
         opcode,
-        // The length of a WRITE with immediate counts its data, though they land elsewhere.
+        // The length of a WRITE with immediate data counts its data, which other memory received.
         byte_len: (connection.header() + case.length(index)) as u32,
         imm: case.op.has_imm().then_some(seed as u32),
         grh: connection.header() > 0,
@@ -218,7 +218,7 @@ fn check_completion(
     if found == expected { Ok(1) } else { Err(Failure::new(format!("the receiver got {found:?}, not {expected:?}"))) }
 }
 
-/// What the completion of a received message must say.
+/// The fields of a receive completion.
 #[derive(Debug, PartialEq, Eq)]
 struct Received {
     wr_id: u64,
@@ -228,7 +228,7 @@ struct Received {
     grh: bool,
 }
 
-/// Looks at memory after the task. Returns the number of checks passed.
+/// Checks memory after the task. Returns the number of checks passed.
 fn verify(connection: &mut Connection<'_>, task: &Task) -> Result<usize, Failure> {
     let Task { case, step, seed } = *task;
     match step {
@@ -236,7 +236,9 @@ fn verify(connection: &mut Connection<'_>, task: &Task) -> Result<usize, Failure
             connection.wait_holds(&case, index, case.length(index), seed)?;
             Ok(1)
         }
-        Step::Check { index } if case.op.is_atomic() => expect_word(connection, atomic_result(&case, index, seed)),
+        Step::Check { index } if case.op.is_atomic() => {
+            expect_word(connection, plan::atomic(case.op, index as u32, seed).result)
+        }
         Step::Stream { count } if case.op.is_atomic() => expect_word(connection, count as u64),
         Step::Stream { count } if !case.op.is_fetch() => {
             let slots = case.window().min(count);
@@ -255,25 +257,4 @@ fn expect_word(connection: &Connection<'_>, expected: u64) -> Result<usize, Fail
         return Ok(1);
     }
     Err(Failure::new(format!("the word is {found:#x} after the atomic, not {expected:#x}")))
-}
-
-/// Operands of checked atomic `index` on a word that holds `seed`: (compare, swap) or (add,
-/// unused). Every second COMPARE_SWAP must find another value and change nothing.
-pub(super) fn atomic_operands(case: &Case, index: usize, seed: u64) -> (u64, u64) {
-    let other = !seed;
-    match case.op {
-        Op::CompareSwap if index.is_multiple_of(2) => (seed, other),
-        Op::CompareSwap => (other, other),
-        _ => (u64::MAX - index as u64, 0),
-    }
-}
-
-/// The word after checked atomic `index`.
-fn atomic_result(case: &Case, index: usize, seed: u64) -> u64 {
-    let (first, second) = atomic_operands(case, index, seed);
-    match case.op {
-        Op::CompareSwap if first == seed => second,
-        Op::CompareSwap => seed,
-        _ => seed.wrapping_add(first),
-    }
 }

@@ -1,22 +1,22 @@
-//! What a session may ask for, at most. Touches nothing.
+//! Limits of a session.
 
 /// Bytes of one line, its end included.
 pub const LINE: usize = 4 << 20;
-/// Bytes of the line of a controller that has not shown the token yet.
+/// Bytes of the line with the token.
 pub const FIRST_LINE: usize = 1 << 10;
-/// Characters of a token that the user chose, at least.
+/// Least number of characters of a token that the user chose.
 pub const TOKEN: usize = 16;
-/// Seconds in which a controller shows the token.
+/// Seconds until a controller must have shown the token.
 pub const FIRST_LINE_SECONDS: u64 = 10;
-/// Connections of controllers that have not shown the token yet; another one ends the oldest.
+/// Connections without a token; one more closes the oldest.
 pub const CONNECTIONS: usize = 8;
-/// Seconds from an answer to the end of the next request, after which the session ends.
+/// Seconds without a request after which the session ends.
 pub const IDLE_SECONDS: u64 = 600;
-/// Seconds in which a controller takes an answer.
+/// Seconds until a controller must have read an answer.
 pub const ANSWER_SECONDS: u64 = 30;
-/// Milliseconds that one request may wait for something.
+/// Milliseconds that one request may wait.
 pub const WAIT_MS: u64 = 60_000;
-/// Objects of all kinds together.
+/// Objects of all kinds.
 pub const OBJECTS: usize = 8192;
 /// Bytes of registered memory in all.
 pub const MEMORY: usize = 256 << 20;

@@ -1,5 +1,5 @@
-//! The names of what verbs number: types, states, opcodes, flags, statuses and events, as
-//! `infiniband/verbs.h` has them without their prefixes. Touches nothing.
+//! Names and numbers of types, states, opcodes, flags, statuses and events, as in
+//! `infiniband/verbs.h` without their prefixes.
 
 /// Names and their numbers.
 pub type Table = &'static [(&'static str, u32)];
@@ -134,19 +134,19 @@ pub const CM_EVENTS: Table = &[
     ("TIMEWAIT_EXIT", 15),
 ];
 
-/// The number of a name.
+/// Returns the number of a name.
 #[must_use]
 pub fn number(table: Table, name: &str) -> Option<u32> {
     table.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
 }
 
-/// The name of a number; the number itself if it has none.
+/// Returns the name of a number, or the number itself.
 #[must_use]
 pub fn name(table: Table, number: u32) -> String {
     table.iter().find(|(_, known)| *known == number).map_or_else(|| number.to_string(), |(name, _)| (*name).to_owned())
 }
 
-/// The names of the bits that are set; bits without a name together as a number.
+/// Returns the names of the set bits; those without a name as one number.
 #[must_use]
 pub fn flags(table: Table, bits: u32) -> Vec<String> {
     let mut names: Vec<String> =

@@ -1,4 +1,4 @@
-//! Connections by librdmacm: listening, asking, accepting, and what is told of them.
+//! Commands that listen, connect and accept by librdmacm, and its events.
 
 use super::Object;
 use super::{Session, deadline, private_data};
@@ -10,19 +10,19 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Requests that a listener keeps if nothing is said.
+/// Default backlog of a listener.
 const BACKLOG: u32 = 16;
-/// How long finding an address or a route may take.
+/// Time limit for the resolution of an address or a route.
 const RESOLVE: Duration = Duration::from_secs(5);
-/// States of queue pairs.
+/// Queue pair states.
 const INIT: i32 = 1;
 const RTR: i32 = 2;
 const RTS: i32 = 3;
-/// Datagrams.
+/// Queue pair type of datagrams.
 const UD: u32 = 4;
 
 impl Session {
-    /// The channel of the session, opened when it is needed.
+    /// The channel of the session, opened on first use.
     fn cm_channel(&mut self) -> Result<Rc<CmChannel>> {
         if let Some(channel) = &self.cm_channel {
             return Ok(Rc::clone(channel));
@@ -54,13 +54,13 @@ impl Session {
         id.resolve_route()?;
         self.resolved(&id, "ROUTE_RESOLVED")?;
         if qp.kind() != UD {
-            id.bring(&qp, INIT)?;
+            id.modify_qp(&qp, INIT)?;
         }
         id.connect(&private_data(args)?, terms(args, &qp)?)?;
         Ok(json!({"cm": self.table.insert(Object::Cm(Rc::new(id)))}))
     }
 
-    /// Waits for this event of an identifier that nobody else knows yet; events of others are kept.
+    /// Waits for this event of a new identifier, and keeps events of others.
     fn resolved(&mut self, id: &CmId, wanted: &str) -> Result<()> {
         let (channel, until) = (self.cm_channel()?, Instant::now() + RESOLVE);
         while Instant::now() < until {
@@ -84,7 +84,7 @@ impl Session {
         let last = if args.has("to") { args.named("to", names::STATES)?.cast_signed() } else { RTS };
         if qp.kind() != UD {
             for state in [INIT, RTR, RTS].into_iter().filter(|state| *state <= last) {
-                id.bring(&qp, state)?;
+                id.modify_qp(&qp, state)?;
             }
         }
         id.accept(&private_data(args)?, terms(args, &qp)?)
@@ -92,10 +92,10 @@ impl Session {
 
     pub(super) fn cm_establish(&mut self, args: &Args) -> Result<()> {
         let (id, qp) = (self.table.cm(args.number("cm")?)?, self.table.qp(args.number("qp")?)?);
-        // INIT once more, as librdmacm does: before the connection was asked for nobody knew which
-        // rights its peer needs.
+        // INIT once more, as librdmacm does: only the response tells the rights that the peer
+        // needs.
         for state in [INIT, RTR, RTS] {
-            id.bring(&qp, state)?;
+            id.modify_qp(&qp, state)?;
         }
         id.establish()
     }
@@ -109,14 +109,14 @@ impl Session {
                 None => channel.event(until)?,
             };
             let Some(event) = next else { break };
-            // One was waited for, the others are those that have come meanwhile.
+            // Waits only for the first event.
             until = Instant::now();
             events.push(self.cm_event(event)?);
         }
         Ok(json!({ "events": events }))
     }
 
-    /// An event in words; the identifier of a request becomes one of the session's.
+    /// An event as JSON; the identifier of a request becomes an object of the session.
     fn cm_event(&mut self, event: CmEvent) -> Result<Value> {
         let about = self.table.at("cm", event.about);
         let (cm, listener) = match event.new {
@@ -135,13 +135,13 @@ impl Session {
     }
 }
 
-/// An address that was given as a GID, with a port.
+/// The address that the argument `name` gives as a GID, with a port.
 fn address(args: &Args, name: &str, port: u16) -> Result<Option<SocketAddr>> {
     let gid = args.gid(name)?;
     Ok(gid.map(|gid| SocketAddr::new(IpAddr::V6(Ipv6Addr::from(gid)).to_canonical(), port)))
 }
 
-/// What a connection is asked for or accepted with, but for the private data.
+/// The terms of a request or response, without private data.
 fn terms(args: &Args, qp: &Qp) -> Result<rdma_conn_param> {
     Ok(rdma_conn_param {
         qp_num: qp.number(),

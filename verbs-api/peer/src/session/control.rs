@@ -1,4 +1,4 @@
-//! Making, changing and destroying objects.
+//! Commands that create, modify and destroy objects.
 
 use super::Object;
 use super::{ROCE_V2, mtu_bytes};
@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::rc::Rc;
 
-/// Entries of a completion queue, and requests of a queue, if nothing is said.
+/// Default number of entries of a completion queue or work queue.
 const DEFAULT_ENTRIES: u32 = 64;
-/// What `query_qp` asks for: `IBV_QP_STATE` to `IBV_QP_DEST_QPN`.
+/// The mask of `query_qp`: `IBV_QP_STATE` to `IBV_QP_DEST_QPN`.
 const ALL_ATTRIBUTES: u32 = (1 << 21) - 1;
 
 impl Session {
@@ -141,15 +141,15 @@ impl Session {
         let handle = args.number("qp")?;
         self.table.qp(handle)?.set_member(group, joins)?;
         if joins {
-            return self.hear(handle, group);
+            return self.join_on_host(handle, group);
         }
         self.memberships.remove(&(handle, group));
         Ok(())
     }
 
-    /// Makes the interface of the card take the packets of a group of IPv4: the kernel's rxe gets
-    /// what the host has joined, as programs do by `rdma_join_multicast`.
-    fn hear(&mut self, qp: u64, group: [u8; 16]) -> Result<()> {
+    /// Joins an IPv4 group with a socket on the card's interface, as `rdma_join_multicast` does:
+    /// the kernel's rxe receives only the groups that its host has joined.
+    fn join_on_host(&mut self, qp: u64, group: [u8; 16]) -> Result<()> {
         let IpAddr::V4(address) = IpAddr::V6(Ipv6Addr::from(group)).to_canonical() else { return Ok(()) };
         let gids = self.gids()?;
         let ours = gids.iter().find_map(|entry| match IpAddr::V6(Ipv6Addr::from(entry.gid.raw)).to_canonical() {
@@ -165,7 +165,7 @@ impl Session {
     }
 }
 
-/// A number of entries, within what the agent allows.
+/// A number of entries, within the limit of the agent.
 fn entries(args: &Args, name: &str) -> Result<u32> {
     let entries = args.or(name, DEFAULT_ENTRIES)?;
     if entries > limits::QUEUE {
@@ -174,8 +174,7 @@ fn entries(args: &Args, name: &str) -> Result<u32> {
     Ok(entries)
 }
 
-/// What new memory is filled with: a byte as a number, or bytes as a text; zeros if nothing is
-/// said.
+/// The contents of new memory: a byte as a number, or bytes as a text; zeros by default.
 fn fill(args: &Args) -> Result<Vec<u8>> {
     let bytes = match args.object().get("fill") {
         Some(Value::String(text)) => from_hex(text).filter(|bytes| !bytes.is_empty()),
@@ -234,10 +233,10 @@ const RC: u32 = 2;
 const UD: u32 = 4;
 const XRC: [u32; 2] = [9, 10];
 
-/// The attributes that the usual way through the states needs: `man ibv_modify_qp`.
+/// The attributes that a transition from RESET to RTS requires: `man ibv_modify_qp`.
 fn needed(kind: u32, to: u32) -> u32 {
     use mask::*;
-    // Both ends of a connection of XRC get what one of RC does; each passes over the rest.
+    // XRC queue pairs get the attributes of RC, and ignore those of the other direction.
     let kind = if XRC.contains(&kind) { RC } else { kind };
     match (to, kind) {
         (INIT, UD) => PKEY_INDEX | PORT | QKEY,
@@ -250,9 +249,10 @@ fn needed(kind: u32, to: u32) -> u32 {
     }
 }
 
-/// The attributes of `modify_qp`, and which of them count.
+/// The attributes of `modify_qp`, and their mask.
 ///
-/// From RTS, SQD or SQE to RTS nothing is needed; who goes there says `exact`.
+/// Required attributes that were not given get a default. Transitions from RTS, SQD or SQE to RTS
+/// require none: the controller sets `exact` for them.
 fn modification(
     args: &Args,
     kind: u32,
@@ -268,7 +268,7 @@ fn modification(
         set |= mask::STATE;
         wanted = if args.is_set("exact")? { 0 } else { needed(kind, to) };
     }
-    // A field, where it comes from, and what it is if it is needed and was not said.
+    // The bit of an attribute, its argument, its field, and its default.
     macro_rules! take {
         ($($bit:ident $name:literal $field:ident $default:expr;)+) => {
             $(if args.has($name) || wanted & mask::$bit != 0 {
@@ -313,7 +313,7 @@ fn modification(
     Ok((attr, set))
 }
 
-/// Sets what is said of path migration, and tells which attributes that is.
+/// Sets the attributes of path migration that were given, and returns their mask.
 fn migration(
     attr: &mut ibv_qp_attr,
     args: &Args,
@@ -333,14 +333,14 @@ fn migration(
     Ok(set)
 }
 
-/// `enum ibv_mtu` of a number of bytes.
+/// The `enum ibv_mtu` of a number of bytes.
 fn mtu(bytes: u32) -> Result<c_int> {
     let mtu = [256, 512, 1024, 2048, 4096].iter().zip(1..).find(|(known, _)| **known == bytes);
     mtu.map(|(_, mtu)| mtu).ok_or_else(|| Refusal::invalid("path_mtu is 256, 512, 1024, 2048 or 4096"))
 }
 
-/// The path to `dgid`, if one is given: from the GID that was named by its index, else from the
-/// first one of RoCE v2 in the same family.
+/// The path to `dgid`, if one was given: from the GID at `sgid_index`, by default from the first
+/// RoCE v2 GID of the same family.
 pub(super) fn path(
     args: &Args,
     port: u8,
@@ -368,7 +368,7 @@ fn path_to(dgid: [u8; 16], args: &Args, port: u8, gids: &[ibv_gid_entry]) -> Res
 }
 
 fn source(dgid: [u8; 16], gids: &[ibv_gid_entry]) -> Result<u8> {
-    // A multicast group of IPv4 is written as ff0e::ffff:a.b.c.d, and reached from an IPv4 address.
+    // The GID of an IPv4 multicast group is ff0e::ffff:a.b.c.d; its source is an IPv4 address.
     let is_v4 = |gid: &[u8; 16]| gid[10..12] == [255, 255] && gid[2..10] == [0; 8];
     let is_link_local = |gid: &[u8; 16]| gid[..2] == [0xfe, 0x80];
     let fits = |entry: &&ibv_gid_entry| {
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_change_needs_has_defaults_unless_it_shall_be_exact() {
+    fn required_attributes_have_defaults_unless_exact() {
         let gids = || Ok(vec![entry("::ffff:10.0.0.1", 1, ROCE_V2)]);
         let (attr, set) = modification(&args(serde_json::json!({"to": "INIT"})), RC, 1, gids).unwrap();
         assert_eq!((attr.qp_state, attr.port_num, set), (1, 1, needed(RC, INIT) | mask::STATE));
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_begins_at_a_roce_v2_gid_of_the_family_of_its_end() {
+    fn path_starts_at_roce_v2_gid_of_same_family() {
         let gids = [
             entry("fe80::1", 0, ROCE_V2),
             entry("::ffff:10.0.0.1", 1, 1),

@@ -1,4 +1,4 @@
-//! Posting, polling, and memory.
+//! Commands that post, poll, and access memory.
 
 use super::{Session, deadline};
 use crate::protocol::{Args, Refusal, Result, limits, names, to_hex, to_runs};
@@ -12,12 +12,11 @@ const INLINE: u32 = 8;
 const WITH_IMM: u32 = 2;
 const WITH_INV: u32 = 8;
 
-/// The members of a segment: a place in a region, or, to see what the card says to a wrong one,
-/// numbers.
+/// The members of a segment: a place in a region, or numbers, which may be wrong on purpose.
 const SEGMENT: &[&str] = &["mr", "offset", "length", "addr", "lkey"];
 
 impl Session {
-    /// The segments of a request. Inline data is read by the library itself, so its segments are
+    /// The segments of a request. The library itself reads inline data, so its segments must be
     /// places in regions.
     fn segments(&self, args: &Args, is_inline: bool) -> Result<Vec<Segment>> {
         let list = args.objects("sge", SEGMENT)?;
@@ -63,7 +62,7 @@ impl Session {
                 _ => wr_union { rdma: wr_rdma { remote_addr, rkey } },
             }
         };
-        // As it stands in the request: immediate data in network byte order, or a key.
+        // One field of the work request: immediate data in network byte order, or a key.
         let imm_data = match args.optional("invalidate_rkey")? {
             Some(key) => key,
             None => args.or::<u32>("imm", 0)?.to_be(),
@@ -87,8 +86,8 @@ impl Session {
         }
     }
 
-    /// Polls until there are as many as were asked for, or the time is over. Between two polls the
-    /// thread sleeps until the queue's event comes.
+    /// Polls until there are `min` completions, or the time is over. Between two polls the thread
+    /// sleeps until the queue raises an event.
     pub(super) fn poll(&mut self, args: &Args) -> Result<Value> {
         let cq = self.table.cq(args.number("cq")?)?;
         let max = args.or("max", 16)?.clamp(1, limits::RESULTS);
@@ -97,7 +96,7 @@ impl Session {
         let mut entries = cq.poll(max)?;
         while entries.len() < min && Instant::now() < until {
             cq.notify(false)?;
-            // What came before the event was asked for raises none.
+            // Completions before the notify raise no event.
             let more = cq.poll(max - entries.len())?;
             if more.is_empty() {
                 cq.event(until)?;
@@ -122,13 +121,13 @@ impl Session {
         let bytes = match (args.bytes("hex")?, args.optional("fill")?) {
             (Some(bytes), None) => bytes,
             (None, Some(fill)) => vec![fill; transfer(args)?],
-            _ => return Err(Refusal::invalid("what is written is in hex, or in fill and length")),
+            _ => return Err(Refusal::invalid("write takes hex, or fill and length")),
         };
         self.table.mr(args.number("mr")?)?.write(args.or("offset", 0)?, &bytes)
     }
 }
 
-/// How many bytes a request touches.
+/// Bytes that a request reads or fills.
 fn transfer(args: &Args) -> Result<usize> {
     let length = args.number("length")?;
     if length > limits::TRANSFER {
@@ -137,12 +136,13 @@ fn transfer(args: &Args) -> Result<usize> {
     Ok(length)
 }
 
-/// `SIGNALED` if nothing is said.
+/// The flags of a send; `SIGNALED` by default.
 pub(super) fn send_flags(args: &Args) -> Result<u32> {
     Ok(args.flags("flags", names::SEND_FLAGS)?.unwrap_or(2))
 }
 
-/// A completion. Of one that failed, only the status, its request and its queue pair are defined.
+/// A completion as JSON. Of a failed one only wr_id, status, QP number and vendor error are
+/// defined.
 fn completion(wc: &ibv_wc) -> Value {
     let mut value = json!({
         "wr_id": wc.wr_id,

@@ -1,7 +1,7 @@
 //! librdmacm: identifiers, and the events of their channel.
 //!
-//! Identifiers get no queue pair of librdmacm's own: a program may pass the number of one that it
-//! has made by itself and bring it to its states with `rdma_init_qp_attr`.
+//! Queue pairs are not created by librdmacm: a program may pass the number of its own one and
+//! modify it with the attributes of `rdma_init_qp_attr`.
 
 use super::CmLibrary;
 use super::{Qp, check, check_pointer, make_nonblocking, owned, wait_readable};
@@ -20,10 +20,10 @@ const CONNECT_REQUEST: u32 = 4;
 const COMM_EST: c_int = 4;
 /// `RDMA_PS_UDP`.
 const PS_UDP: c_int = 0x111;
-/// Milliseconds that finding an address or a route may take.
+/// Time limit for the resolution of an address or a route, in milliseconds.
 const RESOLVE_MS: c_int = 2000;
 
-/// The channel by which events of all identifiers of a session come.
+/// The event channel of all identifiers of a session.
 pub(crate) struct CmChannel {
     raw: *mut rdma_event_channel,
     library: CmLibrary,
@@ -33,8 +33,7 @@ pub(crate) struct CmChannel {
 pub(crate) struct CmEvent {
     pub(crate) number: u32,
     pub(crate) status: i32,
-    /// The address of the identifier that it is about, to be compared only; of a request, that of
-    /// the listener.
+    /// The address of the identifier, only to be compared; of a request, that of the listener.
     pub(crate) about: usize,
     /// The identifier of a request.
     pub(crate) new: Option<CmId>,
@@ -58,7 +57,7 @@ impl CmChannel {
         Ok(channel)
     }
 
-    /// The next event; waits for it at most `until` then.
+    /// Returns the next event, and waits for it until `until`.
     pub(crate) fn event(self: &Rc<Self>, until: Instant) -> Result<Option<CmEvent>, Refusal> {
         // SAFETY: the channel is alive.
         if !wait_readable(unsafe { (*self.raw).fd }, until) {
@@ -68,7 +67,7 @@ impl CmChannel {
         // SAFETY: the channel is alive, and there is a place for the event.
         let code = unsafe { (self.library.rdma_get_cm_event)(self.raw, &raw mut raw) };
         match check("rdma_get_cm_event", code) {
-            // The kernel's event was for the library itself.
+            // librdmacm consumed the kernel's event itself.
             Err(refusal) if refusal.errno == libc::EAGAIN => return Ok(None),
             answer => answer?,
         }
@@ -112,12 +111,12 @@ impl CmChannel {
 
 impl Drop for CmChannel {
     fn drop(&mut self) {
-        // SAFETY: made once; whoever uses it holds an `Rc` of this.
+        // SAFETY: created once; each user holds an `Rc` of this.
         unsafe { (self.library.rdma_destroy_event_channel)(self.raw) };
     }
 }
 
-/// The terms of a connection that have no private data yet, with these.
+/// Adds private data to the terms of a connection.
 fn with_private_data(terms: rdma_conn_param, private_data: &[u8]) -> Result<rdma_conn_param, Refusal> {
     let private_data_len = length(private_data)?;
     Ok(rdma_conn_param { private_data: private_data.as_ptr().cast(), private_data_len, ..terms })
@@ -134,7 +133,7 @@ pub(crate) struct CmId {
 }
 
 impl CmId {
-    /// A new one of this port space.
+    /// Creates an identifier of this port space.
     pub(crate) fn create(channel: &Rc<CmChannel>, space: u32) -> Result<Self, Refusal> {
         let (mut raw, space) = (ptr::null_mut(), c_int::try_from(space).unwrap_or_default());
         // SAFETY: the channel is alive, and there is a place for the identifier.
@@ -143,7 +142,7 @@ impl CmId {
         Ok(Self { raw, channel: Rc::clone(channel) })
     }
 
-    /// Listens there, and tells at which port.
+    /// Listens, and returns the port.
     pub(crate) fn listen(&self, address: SocketAddr, backlog: u32) -> Result<u16, Refusal> {
         let (library, address) = (&self.channel.library, SockAddr::from(address));
         // SAFETY: the identifier is alive, and so is the address during the call.
@@ -155,7 +154,7 @@ impl CmId {
         Ok(u16::from_be(unsafe { (library.rdma_get_src_port)(self.raw) }))
     }
 
-    /// Begins to look for the way to `to`; an event tells the end.
+    /// Starts to resolve the address `to`; an event reports the result.
     pub(crate) fn resolve_addr(&self, from: Option<SocketAddr>, to: SocketAddr) -> Result<(), Refusal> {
         let (from, to) = (from.map(SockAddr::from), SockAddr::from(to));
         let from = from.as_ref().map_or(ptr::null(), SockAddr::as_ptr);
@@ -164,14 +163,14 @@ impl CmId {
         check("rdma_resolve_addr", unsafe { resolve(self.raw, from.cast(), to.as_ptr().cast(), RESOLVE_MS) })
     }
 
-    /// Begins to look for the route; an event tells the end.
+    /// Starts to resolve the route; an event reports the result.
     pub(crate) fn resolve_route(&self) -> Result<(), Refusal> {
         // SAFETY: the identifier is alive.
         check("rdma_resolve_route", unsafe { (self.channel.library.rdma_resolve_route)(self.raw, RESOLVE_MS) })
     }
 
-    /// Brings a queue pair to this state, with the attributes that the connection has agreed on.
-    pub(crate) fn bring(&self, qp: &Qp, state: i32) -> Result<(), Refusal> {
+    /// Modifies a queue pair to this state, with the attributes of the connection.
+    pub(crate) fn modify_qp(&self, qp: &Qp, state: i32) -> Result<(), Refusal> {
         let (mut attr, mut mask) = (ibv_qp_attr { qp_state: state, ..ibv_qp_attr::ZERO }, 0);
         let init = self.channel.library.rdma_init_qp_attr;
         // SAFETY: the identifier is alive, the structure is the one of the ABI.
@@ -207,7 +206,7 @@ impl CmId {
         check("rdma_disconnect", unsafe { (self.channel.library.rdma_disconnect)(self.raw) })
     }
 
-    /// Tells that the queue pair has raised COMM_EST.
+    /// Reports to librdmacm that the queue pair raised COMM_EST.
     pub(crate) fn notify(&self) -> Result<(), Refusal> {
         // SAFETY: the identifier is alive.
         check("rdma_notify", unsafe { (self.channel.library.rdma_notify)(self.raw, COMM_EST) })

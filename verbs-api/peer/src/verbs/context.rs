@@ -1,4 +1,4 @@
-//! A device, opened: what it is, and its asynchronous events.
+//! An open device: its attributes and its asynchronous events.
 
 use super::Library;
 use super::{check, check_pointer, make_nonblocking, wait_readable};
@@ -11,20 +11,20 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// GIDs that are looked at.
+/// GIDs read, at most.
 const GIDS: usize = 256;
 
-/// An opened device; closed when the last object of it is gone.
+/// An open device; closed after its last object is destroyed.
 pub(crate) struct Context {
     pub(super) raw: *mut ibv_context,
     pub(super) library: Rc<Library>,
     pub(crate) name: String,
-    /// In sysfs.
+    /// Its folder in sysfs.
     pub(crate) folder: PathBuf,
 }
 
-/// What an asynchronous event is about: the kind and the address of the object, to be compared
-/// only, or the port.
+/// The origin of an asynchronous event: kind and address of an object, only to be compared, or a
+/// port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventSource {
     Object(&'static str, usize),
@@ -58,7 +58,7 @@ impl Context {
             let raw = check_pointer("ibv_open_device", raw)?;
             Ok(Self { raw, library: Rc::clone(&library), name: name(device), folder: folder.into() })
         });
-        // SAFETY: from the library, and not used any more; an opened device does not need the list.
+        // SAFETY: from the library, and not used after this; an open device does not need the list.
         unsafe { (library.ibv_free_device_list)(list) };
         let context = context?;
         // SAFETY: the context is open.
@@ -68,12 +68,12 @@ impl Context {
 
     /// The functions that the headers call inline.
     pub(super) fn ops(&self) -> &ibv_context_ops {
-        // SAFETY: the context is open, and nobody changes its functions.
+        // SAFETY: the context is open, and its functions do not change.
         unsafe { &(*self.raw).ops }
     }
 
-    /// The functions that came after those of [`Self::ops`], if the library has those of XRC and
-    /// all that are older.
+    /// The functions that are newer than those of [`Self::ops`], if the library has those of XRC
+    /// and all older ones.
     pub(super) fn extended(&self) -> Option<&verbs_context> {
         // SAFETY: the context is open.
         if unsafe { (*self.raw).abi_compat } != ABI_EXTENDED {
@@ -88,7 +88,7 @@ impl Context {
         if len < size_of::<verbs_context>() {
             return None;
         }
-        // SAFETY: the structure is there as a whole, and nobody changes its functions.
+        // SAFETY: the whole structure is there, and its functions do not change.
         Some(unsafe { &*start })
     }
 
@@ -99,7 +99,7 @@ impl Context {
         Ok(attr)
     }
 
-    /// What the exported function knows of a port: all but the newest capabilities.
+    /// The attributes of a port, without capabilities newer than the exported function.
     pub(crate) fn port_attr(&self, port: u8) -> Result<ibv_port_attr, Refusal> {
         let mut attr = ibv_port_attr::ZERO;
         // SAFETY: as above; the function writes an older and shorter form of the structure.
@@ -110,7 +110,7 @@ impl Context {
     /// The GIDs of all ports.
     pub(crate) fn gids(&self) -> Result<Vec<ibv_gid_entry>, Refusal> {
         let mut entries = vec![ibv_gid_entry::ZERO; GIDS];
-        // SAFETY: as many entries as are told, each of the size that is told.
+        // SAFETY: the number of entries and their size are those of the array.
         let count = unsafe {
             let size = size_of::<ibv_gid_entry>();
             (self.library._ibv_query_gid_table)(self.raw, entries.as_mut_ptr(), GIDS, 0, size)
@@ -121,7 +121,7 @@ impl Context {
         Ok(entries)
     }
 
-    /// The next asynchronous event; waits for it at most `until` then.
+    /// Returns the next asynchronous event, and waits for it until `until`.
     pub(crate) fn event(&self, until: Instant) -> Result<Option<Event>, Refusal> {
         // SAFETY: the context is open.
         if !wait_readable(unsafe { (*self.raw).async_fd }, until) {
@@ -149,7 +149,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: opened once; whoever uses it holds an `Rc` of this.
+        // SAFETY: opened once; each user holds an `Rc` of this.
         unsafe { (self.library.ibv_close_device)(self.raw) };
     }
 }

@@ -1,4 +1,4 @@
-//! Memory of the agent: pages of its own, registered; and windows.
+//! Registered memory of the agent, and memory windows.
 
 use super::{Pd, check, check_pointer, missing, owned};
 use crate::protocol::Refusal;
@@ -9,8 +9,7 @@ use std::cell::Cell;
 use std::io;
 use std::rc::Rc;
 
-/// Pages that were mapped for one region. The card may write to them at any time, so they are only
-/// copied from and to, never borrowed.
+/// Pages of one region. The card may write to them at any time, so they are copied, never borrowed.
 struct Pages {
     begin: *mut u8,
     len: usize,
@@ -38,7 +37,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map`, and nobody has an address in them any more.
+        // SAFETY: mapped by `map`; no address in them is used after this.
         unsafe { libc::munmap(self.begin.cast(), self.len) };
     }
 }
@@ -67,7 +66,7 @@ impl Mr {
     }
 
     fn pages(&self) -> Result<&Pages, Refusal> {
-        self.pages.as_ref().ok_or_else(|| Refusal::invalid("the region has no memory any more"))
+        self.pages.as_ref().ok_or_else(|| Refusal::invalid("the region has been deregistered"))
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -92,7 +91,7 @@ impl Mr {
     pub(crate) fn read(&self, offset: usize, len: usize) -> Result<Vec<u8>, Refusal> {
         let from = self.pages()?.place(offset, len)?;
         let mut bytes = vec![0_u8; len];
-        // SAFETY: within the pages; what the card writes meanwhile is read before or after.
+        // SAFETY: within the pages; bytes that the card writes meanwhile are read old or new.
         unsafe { ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), len) };
         Ok(bytes)
     }
@@ -104,16 +103,16 @@ impl Mr {
         Ok(())
     }
 
-    /// Deregisters it and tells what the verb answered.
+    /// Deregisters the region.
     pub(crate) fn end(&mut self) -> Result<(), Refusal> {
         let raw = mem::replace(&mut self.raw, ptr::null_mut());
         if raw.is_null() {
             return Ok(());
         }
-        // SAFETY: registered, and nobody has its pointer now.
+        // SAFETY: registered; its pointer is not used after this.
         let result = check("ibv_dereg_mr", unsafe { (self.pd.context.library.ibv_dereg_mr)(raw) });
         if result.is_err() {
-            // The card may still use the pages: they stay for good.
+            // The card may still use the pages, so they are leaked.
             mem::forget(self.pages.take());
         }
         result
@@ -122,7 +121,7 @@ impl Mr {
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        // Nobody is there to be told.
+        // A destructor cannot report an error.
         let _ = self.end();
     }
 }
@@ -131,12 +130,12 @@ impl Drop for Mr {
 pub(crate) struct Mw {
     pub(crate) raw: *mut ibv_mw,
     pub(super) pd: Rc<Pd>,
-    /// The region that it was bound to last: that one must not go before the window does.
+    /// The region of its last binding, which must not be deregistered before the window.
     pub(super) bound: Cell<Option<Rc<Mr>>>,
 }
 
 impl Mw {
-    /// A window of type 1 or 2.
+    /// Allocates a window of type 1 or 2.
     pub(crate) fn alloc(pd: &Rc<Pd>, kind: u32) -> Result<Self, Refusal> {
         let alloc = pd.context.ops().alloc_mw.ok_or_else(|| missing("ibv_alloc_mw"))?;
         // SAFETY: the domain is alive.
@@ -154,7 +153,7 @@ impl Mw {
         unsafe { (*self.raw).rkey = rkey };
     }
 
-    /// 1 or 2.
+    /// Its type, 1 or 2.
     pub(crate) fn kind(&self) -> u32 {
         // SAFETY: the window is allocated.
         unsafe { (*self.raw).mw_type }

@@ -19,14 +19,14 @@ impl Pd {
     }
 }
 
-/// A domain of XRC.
+/// An XRC domain.
 pub(crate) struct Xrcd {
     pub(crate) raw: *mut ibv_xrcd,
     context: Rc<Context>,
 }
 
 impl Xrcd {
-    /// A new one that no other process opens.
+    /// Creates a domain that other processes cannot open.
     pub(crate) fn open(context: &Rc<Context>) -> Result<Self, Refusal> {
         let open = context.extended().and_then(|more| more.open_xrcd).ok_or_else(|| missing("ibv_open_xrcd"))?;
         // `IBV_XRCD_INIT_ATTR_FD` and `IBV_XRCD_INIT_ATTR_OFLAGS`.

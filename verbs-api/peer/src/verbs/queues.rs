@@ -8,13 +8,12 @@ use roxe_abi::*;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// A segment as the card gets it. An address that the controller gave as a number goes no further
-/// than the card.
+/// A segment as the card gets it. Only the card uses an address that the controller gave as a
+/// number.
 pub(crate) type Segment = ibv_sge;
 
 impl Qp {
-    /// Posts a request that has no pointers yet, with its segments and, if it is a datagram, the
-    /// path that it takes.
+    /// Posts a request with its segments and, of a datagram, its address handle.
     pub(crate) fn post_send(
         &self,
         mut wr: ibv_send_wr,
@@ -40,7 +39,7 @@ impl Qp {
         check("ibv_post_recv", unsafe { post(self.raw, &raw mut wr, &raw mut bad) })
     }
 
-    /// Posts the binding of a window to a part of `mr`, and tells the key that it gets.
+    /// Posts the binding of a window to a part of `mr`, and returns its new key.
     pub(crate) fn bind(
         &self,
         mw: &Mw,
@@ -104,14 +103,16 @@ const SRQ_PD: u32 = 2;
 const SRQ_XRCD: u32 = 4;
 const SRQ_CQ: u32 = 8;
 const SRQT_XRC: c_int = 1;
+/// `IBV_SRQ_LIMIT`.
+const SRQ_LIMIT: c_int = 1 << 1;
 
-/// A completion channel, which one queue uses.
+/// The completion channel of one queue.
 struct Channel {
     raw: *mut ibv_comp_channel,
     context: Rc<Context>,
 }
 
-/// A completion queue. Its channel is a field of it, so it goes after the queue.
+/// A completion queue. Its channel is destroyed after it.
 pub(crate) struct Cq {
     pub(crate) raw: *mut ibv_cq,
     channel: Channel,
@@ -131,13 +132,13 @@ impl Cq {
         Ok(Self { raw: check_pointer("ibv_create_cq", raw)?, channel })
     }
 
-    /// How many completions it holds.
+    /// Its capacity in completions.
     pub(crate) fn cqe(&self) -> c_int {
         // SAFETY: the queue is alive.
         unsafe { (*self.raw).cqe }
     }
 
-    /// At most `max` completions.
+    /// Polls for at most `max` completions.
     pub(crate) fn poll(&self, max: usize) -> Result<Vec<ibv_wc>, Refusal> {
         let poll = self.channel.context.ops().poll_cq.ok_or_else(|| missing("ibv_poll_cq"))?;
         let mut entries = vec![ibv_wc::ZERO; max];
@@ -149,15 +150,14 @@ impl Cq {
         Ok(entries)
     }
 
-    /// Asks for an event.
+    /// Requests an event for the next completion.
     pub(crate) fn notify(&self, solicited: bool) -> Result<(), Refusal> {
         let notify = self.channel.context.ops().req_notify_cq.ok_or_else(|| missing("ibv_req_notify_cq"))?;
         // SAFETY: the queue is alive.
         check("ibv_req_notify_cq", unsafe { notify(self.raw, c_int::from(solicited)) })
     }
 
-    /// Takes the event that was asked for; waits for it at most `until` then, and tells whether it
-    /// came.
+    /// Waits for the requested event until `until`. Returns true if it was raised.
     pub(crate) fn event(&self, until: Instant) -> Result<bool, Refusal> {
         // SAFETY: the channel is alive.
         if !wait_readable(unsafe { (*self.channel.raw).fd }, until) {
@@ -174,7 +174,7 @@ impl Cq {
     }
 }
 
-/// A shared receive queue; one of XRC has a completion queue and a domain of its own.
+/// A shared receive queue; one of XRC holds its completion queue and domain.
 pub(crate) struct Srq {
     pub(crate) raw: *mut ibv_srq,
     pub(super) pd: Rc<Pd>,
@@ -190,7 +190,7 @@ impl Srq {
         Ok(Self { raw: check_pointer("ibv_create_srq", raw)?, pd: Rc::clone(pd), _xrc: None })
     }
 
-    /// One that requests name by its number, in a domain of XRC.
+    /// Creates one in an XRC domain, which requests name by its number.
     pub(crate) fn create_xrc(
         pd: &Rc<Pd>,
         [max_wr, max_sge]: [u32; 2],
@@ -213,7 +213,15 @@ impl Srq {
         Ok(Self { raw: check_pointer("ibv_create_srq_ex", raw)?, pd: Rc::clone(pd), _xrc: Some((xrcd, cq)) })
     }
 
-    /// The number by which requests of XRC name it.
+    /// Sets the number of receives below which the queue raises an event.
+    pub(crate) fn set_limit(&self, srq_limit: u32) -> Result<(), Refusal> {
+        let mut attr = ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit };
+        let modify = self.pd.context.library.ibv_modify_srq;
+        // SAFETY: the queue is alive, the structure is the one of the ABI.
+        check("ibv_modify_srq", unsafe { modify(self.raw, &raw mut attr, SRQ_LIMIT) })
+    }
+
+    /// The number by which XRC requests name it.
     pub(crate) fn number(&self) -> Result<u32, Refusal> {
         let get = self.pd.context.extended().and_then(|more| more.get_srq_num);
         let (get, mut number) = (get.ok_or_else(|| missing("ibv_get_srq_num"))?, 0);
@@ -223,7 +231,7 @@ impl Srq {
     }
 }
 
-/// What a queue pair is made of.
+/// The attributes and objects of a new queue pair.
 pub(crate) struct QpInit {
     pub(crate) kind: u32,
     pub(crate) send_cq: Rc<Cq>,
@@ -260,8 +268,8 @@ impl Qp {
         Ok(Self { raw: check_pointer("ibv_create_qp", raw)?, pd: Rc::clone(pd), init })
     }
 
-    /// Either end of a connection of XRC: the initiator has a domain for its memory, the target one
-    /// of XRC for the shared queues that requests name.
+    /// Creates either end of an XRC connection: the initiator has a protection domain, the target
+    /// an XRC domain with the shared queues that requests name.
     fn create_xrc(pd: &Rc<Pd>, init: QpInit) -> Result<Self, Refusal> {
         let create = pd.context.extended().and_then(|more| more.create_qp_ex);
         let create = create.ok_or_else(|| missing("ibv_create_qp_ex"))?;
@@ -298,7 +306,7 @@ impl Qp {
         check("ibv_modify_qp", unsafe { (self.pd.context.library.ibv_modify_qp)(self.raw, &raw mut attr, mask) })
     }
 
-    /// Its attributes, those of the mask for certain.
+    /// Its attributes, at least those of the mask.
     pub(crate) fn query(&self, mask: u32) -> Result<ibv_qp_attr, Refusal> {
         let mask = c_int::try_from(mask).map_err(|_| Refusal::invalid("no such attribute"))?;
         let (mut attr, mut init) = (ibv_qp_attr::ZERO, ibv_qp_init_attr::ZERO);
@@ -308,7 +316,7 @@ impl Qp {
         Ok(attr)
     }
 
-    /// Joins a multicast group, or leaves it.
+    /// Joins or leaves a multicast group.
     pub(crate) fn set_member(&self, group: [u8; 16], joins: bool) -> Result<(), Refusal> {
         let (gid, library) = (ibv_gid { raw: group }, &self.pd.context.library);
         let (verb, function) = match joins {

@@ -1,0 +1,55 @@
+//! `roxe peer` beside roxe's card of this host.
+
+use crate::build;
+use roxe_peer::client::{Client, ClientError};
+use std::io::{self, BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+
+/// An agent; ended when dropped.
+#[derive(Debug)]
+pub struct Agent {
+    child: Child,
+    /// Address of its listener.
+    pub address: String,
+    /// Token of its controllers.
+    pub token: String,
+}
+
+impl Agent {
+    /// Starts an agent with these variables in its environment, and waits until it listens.
+    ///
+    /// # Errors
+    /// If it cannot be started, or does not print where it listens.
+    pub fn start(envs: &[(&str, &str)]) -> io::Result<Self> {
+        let roxe = build::roxe();
+        let mut command = Command::new(&roxe);
+        command.args(["run", "--"]).arg(&roxe).args(["peer", "--listen", "127.0.0.1:0"]);
+        let mut child = command.envs(envs.iter().copied()).stdout(Stdio::piped()).spawn()?;
+        let mut line = String::new();
+        if let Some(out) = child.stdout.take() {
+            BufReader::new(out).read_line(&mut line)?;
+        }
+        let mut agent = Self { child, address: String::new(), token: String::new() };
+        let [_, address, _, token] = line.split_whitespace().collect::<Vec<_>>()[..] else {
+            return Err(io::Error::other(format!("the agent printed {line:?}, not where it listens")));
+        };
+        (agent.address, agent.token) = (address.to_owned(), token.to_owned());
+        Ok(agent)
+    }
+
+    /// Connects to the agent.
+    ///
+    /// # Errors
+    /// If the agent is gone, or serves another controller.
+    pub fn client(&self) -> Result<Client, ClientError> {
+        Client::connect(&self.address, &self.token)
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // Fails only if the agent has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

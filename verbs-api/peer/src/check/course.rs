@@ -1,0 +1,637 @@
+//! One cell on a pair: posts its messages and judges completions and memory of both sides.
+
+use super::memory::{GRH, GUARD, SOURCE_GUARD, Slot, blank, compare, poll, read, send_all, write, wrong};
+use super::pair::{End, MAX_INLINE, Pair, QKEY};
+use super::{Arrived, Cards, Check, Conditions, Failed, PairError};
+use crate::client::{Client, ClientError};
+use crate::plan::{self, Atomic, Cell, Op, Service, UNTOUCHED, mix};
+use crate::protocol::{Command, to_hex};
+use serde_json::{Value, json};
+use std::net::{IpAddr, Ipv6Addr};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// One cell on its way.
+pub struct Course {
+    cell: Cell,
+    conditions: Conditions,
+    /// Index of the requester among the cards.
+    from: usize,
+    seed: u64,
+    /// The high half of every wr_id.
+    number: u64,
+    /// Messages that must arrive; 0 for a datagram that is too long to be sent.
+    count: u32,
+    /// Messages under way at once, and transmissions in all, at most.
+    group: u32,
+    budget: u32,
+    sent: u32,
+    delivered: u32,
+    repeated: u32,
+    arrivals: u32,
+    /// Serial after the last one that arrived in order.
+    next: u32,
+    seen: Vec<bool>,
+    /// Receives: posted and completed.
+    posted: u32,
+    taken: u32,
+    /// Messages of the present group whose requests ask for a completion.
+    signaled: Vec<u32>,
+    /// The atomics up to now, and the word that each met.
+    atomics: Vec<(u64, Atomic)>,
+    /// Reason why a request that is too long was not accepted.
+    refusal: Option<String>,
+}
+
+/// Transmissions of one cell, at most; the first byte of a message is their serial.
+const MAX_SERIALS: u32 = 64;
+/// Packets under way at once of UC and UD, which have no flow control.
+const PACKETS_AT_ONCE: u32 = 64;
+/// Transmissions of UC and UD beyond the messages that must arrive; of long messages fewer, so that
+/// the area stays below the 8 MiB that a user may usually lock.
+const fn more_tries(size: u32) -> u32 {
+    if size <= SHORT { 8 } else { 4 }
+}
+/// Bytes of a message of which a cell sends several.
+const SHORT: u32 = 128 << 10;
+
+impl Course {
+    /// Runs one check.
+    ///
+    /// # Errors
+    /// The first thing that was wrong.
+    pub fn run(
+        pair: &mut Pair,
+        cards: &mut Cards<'_>,
+        check: &Check,
+        conditions: &Conditions,
+    ) -> Result<Arrived, Failed> {
+        Self::begin(pair, cards, check, conditions)?.finish(pair, cards)
+    }
+
+    /// Prepares memory, posts the receives and the first requests. Several courses, each on its
+    /// pair, may be under way at once.
+    ///
+    /// # Errors
+    /// If a card cannot run the cell, or an agent refuses something.
+    pub fn begin(
+        pair: &mut Pair,
+        cards: &mut Cards<'_>,
+        check: &Check,
+        conditions: &Conditions,
+    ) -> Result<Self, Failed> {
+        let (cell, from) = (check.cell, usize::from(check.is_from_far));
+        if cell.op.is_atomic()
+            && let Some(card) = cards.iter().find(|client| client.card()["limits"]["atomic_cap"] == 0)
+        {
+            return Err(PairError::Unsupported(format!("{} has no atomics", card.name())).into());
+        }
+        pair.renew(cards, (cell.service, cell.mtu, check.family), conditions.ack_timeout)?;
+        (pair.is_spent, pair.cells) = (true, pair.cells + 1);
+        let port_mtus = cards.iter().map(|client| client.card()["port"]["active_mtu"].as_u64().unwrap_or(0));
+        let is_too_long = cell.service == Service::Ud && u64::from(cell.size) > port_mtus.min().unwrap_or(0);
+        let count = if is_too_long { 0 } else { messages(&cell, conditions) };
+        let (group, budget) = match cell.service {
+            _ if is_too_long => (1, 1),
+            Service::Rc => (count, count),
+            _ => ((PACKETS_AT_ONCE / cell.packets()).clamp(1, count), count + more_tries(cell.size)),
+        };
+        let axes =
+            (cell.service as u64) << 48 | (cell.op as u64) << 40 | u64::from(cell.mtu) << 24 | u64::from(cell.size);
+        let mut course = Self {
+            cell,
+            conditions: *conditions,
+            from,
+            seed: mix(conditions.seed ^ mix(axes)),
+            number: pair.cells,
+            count,
+            group,
+            budget,
+            sent: 0,
+            delivered: 0,
+            repeated: 0,
+            arrivals: 0,
+            next: 0,
+            seen: vec![false; MAX_SERIALS as usize],
+            posted: 0,
+            taken: 0,
+            signaled: Vec::new(),
+            atomics: Vec::new(),
+            refusal: None,
+        };
+        course.post(pair, cards)?;
+        Ok(course)
+    }
+
+    /// Waits for completions, judges both sides, and sends again what UC and UD lost.
+    ///
+    /// # Errors
+    /// The first thing that was wrong.
+    pub fn finish(mut self, pair: &mut Pair, cards: &mut Cards<'_>) -> Result<Arrived, Failed> {
+        if self.count == 0 {
+            self.expect_no_arrival(pair, cards)?;
+        } else {
+            let mut first = 0;
+            loop {
+                self.collect(pair, cards)?;
+                self.receive(pair, cards)?;
+                self.judge(pair, cards, first)?;
+                if self.is_enough() {
+                    break;
+                }
+                let Self { delivered, count, sent, budget, .. } = self;
+                if self.cell.service == Service::Rc || sent >= budget {
+                    return wrong(format!("responder: {delivered} of {count} messages arrived, {sent} were sent"));
+                }
+                first = sent;
+                self.post(pair, cards)?;
+            }
+            self.expect_no_completion(pair, cards)?;
+        }
+        // On a lossy network a late packet must not meet the next cell.
+        let is_unreliable = self.conditions.is_lossy && self.cell.service != Service::Rc;
+        pair.is_spent = is_unreliable || self.posted > self.taken || self.count == 0;
+        Ok(Arrived { sent: self.sent, delivered: self.delivered, repeated: self.repeated })
+    }
+
+    fn is_reliable(&self) -> bool {
+        self.cell.service == Service::Rc
+    }
+
+    /// UC and UD cannot tell a packet from its copy. A UC message of two packets may be copied as a
+    /// whole; a longer one is ended by any packet between the copies.
+    fn may_repeat(&self) -> bool {
+        self.conditions.is_lossy && !self.is_reliable() && self.cell.packets() <= 2
+    }
+
+    /// On a clean network all messages arrive, though UC and UD not at the first attempt: a burst
+    /// may overrun a slow receiver. On a lossy network one is enough, and one of many packets may
+    /// never survive.
+    fn is_enough(&self) -> bool {
+        if !self.conditions.is_lossy || self.is_reliable() {
+            return self.delivered >= self.count;
+        }
+        self.sent >= self.count && (self.delivered > 0 || self.cell.packets() > 8)
+    }
+
+    fn next_group(&self) -> u32 {
+        let wanted = if self.conditions.is_lossy && !self.is_reliable() {
+            self.count - self.sent.min(self.count.saturating_sub(1))
+        } else {
+            self.count - self.delivered
+        };
+        wanted.max(1).min(self.budget - self.sent).min(self.group)
+    }
+
+    /// The bytes of a message. The first one is its serial and never [`UNTOUCHED`].
+    fn message(&self, serial: u32) -> Vec<u8> {
+        let mut message = plan::message(mix(self.seed.wrapping_add(serial.into())), self.cell.size as usize);
+        if let Some(first) = message.first_mut() {
+            *first = self.first_byte().wrapping_add(serial as u8);
+        }
+        message
+    }
+
+    fn first_byte(&self) -> u8 {
+        (self.seed % 96) as u8
+    }
+
+    /// The low byte is the serial, so that an empty message has a name too.
+    fn imm(&self, serial: u32) -> u32 {
+        (mix(self.seed.wrapping_add(1)) as u32) << 8 | serial
+    }
+
+    /// Length of a message's first piece: every second message of each side has two pieces.
+    fn split(&self, index: u32, side: u32) -> usize {
+        if self.cell.size < 2 || self.cell.op.is_atomic() || (index + side).is_multiple_of(2) {
+            return 0;
+        }
+        (mix(self.seed.wrapping_add(u64::from(2 + side + 2 * index))) % u64::from(self.cell.size)) as usize
+    }
+
+    fn slot(&self, index: u32, split: usize, has_grh: bool) -> Slot {
+        Slot::new(index, self.cell.size as usize, split, has_grh)
+    }
+
+    /// Memory of the requester.
+    fn local(&self, serial: u32) -> Slot {
+        self.slot(serial, self.split(serial, 0), false)
+    }
+
+    /// Memory of the responder that a WRITE, a READ or an atomic names. All atomics meet one word.
+    fn remote(&self, serial: u32) -> Slot {
+        self.slot(if self.cell.op.is_atomic() { 0 } else { serial }, 0, false)
+    }
+
+    /// Memory of a receive.
+    fn receive_slot(&self, index: u32) -> Slot {
+        self.slot(index, self.split(index, 1), self.cell.service == Service::Ud)
+    }
+
+    fn is_inline(&self, serial: u32) -> bool {
+        !serial.is_multiple_of(2) && !self.cell.op.is_fetch() && self.cell.size <= MAX_INLINE
+    }
+
+    /// The area of the slots `serials`.
+    fn place(&self, serials: Range<u32>) -> Range<usize> {
+        self.slot(serials.start, 0, false).place.start..self.slot(serials.end, 0, false).place.start
+    }
+
+    /// The slots that messages are read from.
+    fn sources(&self, serials: Range<u32>, slot: fn(&Self, u32) -> Slot) -> Vec<u8> {
+        serials.flat_map(|serial| slot(self, serial).image(&self.message(serial), SOURCE_GUARD)).collect()
+    }
+
+    /// Posts the next group.
+    fn post(&mut self, pair: &Pair, cards: &mut Cards<'_>) -> Result<(), Failed> {
+        let (from, to) = (&pair.ends[self.from], &pair.ends[1 - self.from]);
+        let (op, first, count) = (self.cell.op, self.sent, self.next_group());
+        let serials = first..first + count;
+        let place = self.place(serials.clone());
+        // The responder is ready before the requester sends.
+        let client = &mut *cards[1 - self.from];
+        if op == Op::Read {
+            write(client, to.mr, place.start, &self.sources(serials.clone(), Self::remote))?;
+        } else if op.is_write() {
+            blank(client, to.mr, place.clone())?;
+        } else if op.is_atomic() && first == 0 {
+            let word = mix(self.seed).to_ne_bytes();
+            write(client, to.mr, 0, &self.remote(0).image(&word, UNTOUCHED))?;
+        }
+        while op.takes_receive() && self.posted - self.taken < count {
+            let slot = self.receive_slot(self.posted);
+            let mut request = json!({"qp": to.qp, "wr_id": self.wr_id(self.posted)});
+            if op != Op::WriteImm {
+                blank(client, to.mr, slot.place.clone())?;
+                request["sge"] = slot.sge(to.mr);
+            }
+            client.ask(Command::PostRecv, request)?;
+            self.posted += 1;
+        }
+        send_all(client)?;
+        let client = &mut *cards[self.from];
+        if op.is_fetch() {
+            blank(client, from.mr, place)?;
+        } else {
+            write(client, from.mr, place.start, &self.sources(serials.clone(), Self::local))?;
+        }
+        send_all(client)?;
+        self.signaled.clear();
+        for serial in serials {
+            let is_signaled = serial.is_multiple_of(2) || serial + 1 == first + count;
+            client.ask(Command::PostSend, self.request(from, to, serial, is_signaled))?;
+            if is_signaled {
+                self.signaled.push(serial);
+            }
+            if self.is_inline(serial) {
+                // Inline data belongs to the card since the request was posted.
+                blank(client, from.mr, self.local(serial).place)?;
+            }
+            self.sent += 1;
+        }
+        match send_all(client) {
+            Err(ClientError::Refused(refusal)) if self.count == 0 => self.refusal = Some(refusal.to_string()),
+            posted => posted?,
+        }
+        Ok(())
+    }
+
+    fn wr_id(&self, index: u32) -> u64 {
+        self.number << 32 | u64::from(index)
+    }
+
+    fn request(&mut self, from: &End, to: &End, serial: u32, is_signaled: bool) -> Value {
+        let Cell { op, .. } = self.cell;
+        let flags = [(is_signaled, "SIGNALED"), (self.is_inline(serial), "INLINE")];
+        let flags: Vec<_> = flags.into_iter().filter(|(is_set, _)| *is_set).map(|(_, name)| name).collect();
+        let mut request = json!({
+            "qp": from.qp, "wr_id": self.wr_id(serial), "opcode": op.opcodes().0,
+            "sge": self.local(serial).sge(from.mr), "flags": flags,
+        });
+        if op.has_imm() {
+            request["imm"] = self.imm(serial).into();
+        }
+        if let Some(ah) = from.ah {
+            request["ah"] = ah.into();
+            request["remote_qpn"] = to.qpn.into();
+            request["remote_qkey"] = QKEY.into();
+        } else if !matches!(op, Op::Send | Op::SendImm) {
+            request["remote_addr"] = (to.addr + self.remote(serial).start() as u64).into();
+            request["rkey"] = to.rkey.into();
+        }
+        if op.is_atomic() {
+            let word = self.atomics.last().map_or_else(|| mix(self.seed), |(_, last)| last.result);
+            let atomic = plan::atomic(op, serial, word);
+            self.atomics.push((word, atomic));
+            request["compare_add"] = atomic.compare_add.into();
+            if op == Op::CmpSwap {
+                request["swap"] = atomic.swap.into();
+            }
+        }
+        request
+    }
+
+    /// Waits for the completions of the group's requests.
+    fn collect(&self, pair: &Pair, cards: &mut Cards<'_>) -> Result<(), Failed> {
+        let end = &pair.ends[self.from];
+        let patience = self.conditions.patience_ms;
+        let until = Instant::now() + Duration::from_millis(patience);
+        let mut rest = self.signaled.iter();
+        while let [due, ..] = rest.as_slice() {
+            let left = until.saturating_duration_since(Instant::now()).as_millis() as u64;
+            let missing = rest.len();
+            let completions = poll(cards[self.from], end.send_cq, missing + 1, missing, left)?;
+            if completions.is_empty() && left == 0 {
+                return wrong(format!("requester: no completion of message {due} within {} s", patience / 1000));
+            }
+            for completion in &completions {
+                if completion["status"] != "SUCCESS" {
+                    return wrong(format!("requester: a request failed: {completion}"));
+                }
+                let Some(serial) = rest.next() else {
+                    return wrong(format!("requester: a completion too many: {completion}"));
+                };
+                let mut expected = vec![
+                    ("wr_id", self.wr_id(*serial).into()),
+                    ("opcode", self.cell.op.opcodes().1.into()),
+                    ("qpn", end.qpn.into()),
+                ];
+                // byte_len is defined only where the requester receives bytes.
+                if self.cell.op.is_fetch() {
+                    expected.push(("byte_len", self.cell.size.into()));
+                }
+                expect("requester", completion, &expected)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Polls the responder's completions until all messages have arrived, or the rest counts as
+    /// lost.
+    fn receive(&mut self, pair: &Pair, cards: &mut Cards<'_>) -> Result<(), Failed> {
+        let end = &pair.ends[1 - self.from];
+        let wait = if self.is_reliable() { self.conditions.patience_ms } else { self.conditions.grace_ms };
+        while self.cell.op.takes_receive() && self.delivered < self.sent {
+            let completions = poll(cards[1 - self.from], end.recv_cq, 32, 1, wait)?;
+            if completions.is_empty() {
+                break;
+            }
+            for completion in &completions {
+                self.arrived(pair, cards, completion)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Judges one completion of a receive, and the message that it reports.
+    fn arrived(&mut self, pair: &Pair, cards: &mut Cards<'_>, completion: &Value) -> Result<(), Failed> {
+        let (from, to) = (&pair.ends[self.from], &pair.ends[1 - self.from]);
+        let (op, is_datagram) = (self.cell.op, self.cell.service == Service::Ud);
+        if self.taken == self.posted {
+            return wrong(format!("responder: a completion too many: {completion}"));
+        }
+        if completion["status"] != "SUCCESS" {
+            return wrong(format!("responder: a receive failed: {completion}"));
+        }
+        let len = self.cell.size as usize + if is_datagram { GRH } else { 0 };
+        let opcode = if op == Op::WriteImm { "RECV_RDMA_WITH_IMM" } else { "RECV" };
+        let wr_id = self.wr_id(self.taken).into();
+        let mut expected =
+            vec![("wr_id", wr_id), ("opcode", opcode.into()), ("byte_len", len.into()), ("qpn", to.qpn.into())];
+        if is_datagram {
+            expected.push(("src_qp", from.qpn.into()));
+        }
+        expect("responder", completion, &expected)?;
+        let imm = completion["imm"].as_u64().and_then(|imm| u32::try_from(imm).ok());
+        if imm.is_some() != op.has_imm() {
+            return wrong(format!("responder: immediate data where there is none, or the reverse: {completion}"));
+        }
+        let slot = self.receive_slot(self.taken);
+        self.taken += 1;
+        let found = match op {
+            Op::WriteImm => Vec::new(),
+            _ => read(cards[1 - self.from], to.mr, slot.place.clone())?,
+        };
+        let serial = match (imm, found.get(slot.pieces[0].start)) {
+            (Some(imm), _) => imm & 0xff,
+            (None, Some(first)) if self.cell.size > 0 => {
+                let first = if slot.pieces[0].is_empty() { found[slot.pieces[1].start] } else { *first };
+                first.wrapping_sub(self.first_byte()).into()
+            }
+            _ => self.arrivals,
+        };
+        if let Some(imm) = imm.filter(|imm| *imm != self.imm(serial)) {
+            return wrong(format!("responder: imm is {imm:#x}, not {:#x}", self.imm(serial)));
+        }
+        if op != Op::WriteImm {
+            let mut image = slot.image(&self.message(serial), UNTOUCHED);
+            if let Some(grh) = &slot.grh {
+                check_grh(&found[grh.clone()], from, to, completion)?;
+                image[grh.clone()].copy_from_slice(&found[grh.clone()]);
+            }
+            compare("received", serial, &image, &found, slot.pieces[0].start)?;
+        }
+        self.count_arrival(serial)
+    }
+
+    /// Counts a message, which must arrive once and in order unless the network makes copies.
+    fn count_arrival(&mut self, serial: u32) -> Result<(), Failed> {
+        self.arrivals += 1;
+        let is_unknown = serial >= self.sent;
+        let is_again = !is_unknown && self.seen[serial as usize];
+        if !self.may_repeat() {
+            if is_unknown {
+                return wrong(format!("responder: message {serial} arrived, but was never sent"));
+            }
+            if is_again {
+                return wrong(format!("responder: message {serial} arrived twice"));
+            }
+            if serial < self.next || (self.is_reliable() && serial != self.next) {
+                return wrong(format!("responder: message {serial} arrived when {} was due", self.next));
+            }
+        }
+        if is_again || is_unknown {
+            self.repeated += 1;
+            return Ok(());
+        }
+        (self.seen[serial as usize], self.next) = (true, serial + 1);
+        self.delivered += 1;
+        Ok(())
+    }
+
+    /// Compares the memory of both sides with what the messages from `first` on must have left.
+    fn judge(&mut self, pair: &Pair, cards: &mut Cards<'_>, first: u32) -> Result<(), Failed> {
+        let (from, to) = (&pair.ends[self.from], &pair.ends[1 - self.from]);
+        let (op, serials) = (self.cell.op, first..self.sent);
+        let (place, client) = (self.place(serials.clone()), &mut *cards[1 - self.from]);
+        if op.is_write() || op == Op::Read {
+            let guard = if op == Op::Read { SOURCE_GUARD } else { UNTOUCHED };
+            let images: Vec<_> =
+                serials.clone().map(|serial| self.remote(serial).image(&self.message(serial), guard)).collect();
+            let found = self.await_writes(client, to, first, place.clone(), &images)?;
+            for ((serial, image), found) in serials.clone().zip(&images).zip(found.chunks(images[0].len())) {
+                if self.is_reliable() || self.seen[serial as usize] {
+                    compare("responder's memory", serial, image, found, GUARD)?;
+                } else {
+                    self.judge_lost(serial, image, found)?;
+                }
+            }
+        }
+        if op.is_atomic() {
+            let word = self.atomics.last().map_or(0, |(_, atomic)| atomic.result);
+            let slot = self.remote(0);
+            let found = read(client, to.mr, slot.place.clone())?;
+            compare("the atomic's word", self.sent - 1, &slot.image(&word.to_ne_bytes(), UNTOUCHED), &found, GUARD)?;
+        }
+        if self.is_reliable() && !op.takes_receive() {
+            self.delivered = self.count;
+        }
+        let found = read(cards[self.from], from.mr, place)?;
+        let stride = self.local(0).place.len();
+        for (serial, found) in serials.zip(found.chunks(stride)) {
+            let slot = self.local(serial);
+            let image = match op {
+                _ if self.is_inline(serial) => vec![UNTOUCHED; stride],
+                Op::Read => slot.image(&self.message(serial), UNTOUCHED),
+                _ if op.is_atomic() => slot.image(&self.atomics[serial as usize].0.to_ne_bytes(), UNTOUCHED),
+                _ => slot.image(&self.message(serial), SOURCE_GUARD),
+            };
+            compare("requester's memory", serial, &image, found, slot.pieces[0].start)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the responder's memory. A WRITE over UC completes nothing at the responder, so this
+    /// waits until its bytes are there.
+    fn await_writes(
+        &mut self,
+        client: &mut Client,
+        to: &End,
+        first: u32,
+        place: Range<usize>,
+        images: &[Vec<u8>],
+    ) -> Result<Vec<u8>, Failed> {
+        let mut since = Instant::now();
+        loop {
+            let found = read(client, to.mr, place.clone())?;
+            if self.is_reliable() || self.cell.op != Op::Write {
+                return Ok(found);
+            }
+            for (index, (image, found)) in images.iter().zip(found.chunks(images[0].len())).enumerate() {
+                let seen = &mut self.seen[first as usize + index];
+                if !*seen && image == found {
+                    *seen = true;
+                    self.delivered += 1;
+                    since = Instant::now();
+                }
+            }
+            if self.delivered >= self.sent || since.elapsed() > Duration::from_millis(self.conditions.grace_ms) {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// A lost message left the bytes of each packet as a whole or not at all.
+    fn judge_lost(&self, serial: u32, image: &[u8], found: &[u8]) -> Result<(), Failed> {
+        let message = GUARD..GUARD + self.cell.size as usize;
+        let mut allowed = vec![UNTOUCHED; image.len()];
+        for start in message.clone().step_by(self.cell.mtu as usize) {
+            let share = start..(start + self.cell.mtu as usize).min(message.end);
+            if found[share.clone()] == image[share.clone()] {
+                allowed[share.clone()].copy_from_slice(&image[share]);
+            }
+        }
+        compare("responder's memory after a loss", serial, &allowed, found, GUARD)
+    }
+
+    /// A datagram that is too long is refused, completes with an error, or (Linux's rxe) completes
+    /// and is not sent.
+    fn expect_no_arrival(&mut self, pair: &Pair, cards: &mut Cards<'_>) -> Result<(), Failed> {
+        let (from, to) = (&pair.ends[self.from], &pair.ends[1 - self.from]);
+        let is_refused = self.refusal.is_some();
+        if !is_refused && poll(cards[self.from], from.send_cq, 1, 1, self.conditions.patience_ms)?.is_empty() {
+            return wrong("requester: a datagram longer than the MTU neither completed nor was refused");
+        }
+        let wait = self.conditions.grace_ms / 10;
+        match poll(cards[1 - self.from], to.recv_cq, 1, 1, wait)?.first() {
+            Some(completion) => wrong(format!("responder: a datagram longer than the MTU arrived: {completion}")),
+            None => Ok(()),
+        }
+    }
+
+    /// No queue may have another completion.
+    fn expect_no_completion(&mut self, pair: &Pair, cards: &mut Cards<'_>) -> Result<(), Failed> {
+        let (from, to) = (&pair.ends[self.from], &pair.ends[1 - self.from]);
+        for (side, cq) in [(self.from, from.send_cq), (self.from, from.recv_cq), (1 - self.from, to.send_cq)] {
+            if let Some(completion) = poll(cards[side], cq, 1, 0, 0)?.first() {
+                let name = if side == self.from { "requester" } else { "responder" };
+                return wrong(format!("{name}: a completion too many: {completion}"));
+            }
+        }
+        for completion in &poll(cards[1 - self.from], to.recv_cq, 32, 0, 0)? {
+            self.arrived(pair, cards, completion)?;
+        }
+        Ok(())
+    }
+}
+
+/// Messages of a cell that must arrive.
+fn messages(cell: &Cell, conditions: &Conditions) -> u32 {
+    let is_short = cell.size <= SHORT;
+    match conditions.is_burst {
+        // Cards that start over at each lost packet take long for hundreds of them.
+        _ if conditions.is_lossy && cell.packets() > 1024 => 1,
+        true if cell.op.is_atomic() => 16,
+        true if cell.size <= 8192 => 32,
+        true if is_short => 8,
+        false if is_short => 4,
+        _ => 2,
+    }
+}
+
+/// Checks the GRH in front of a datagram: the IPv6 header, or 20 undefined bytes and the IPv4
+/// header.
+fn check_grh(grh: &[u8], from: &End, to: &End, completion: &Value) -> Result<(), Failed> {
+    if !completion["flags"].as_array().is_some_and(|flags| flags.iter().any(|flag| flag == "GRH")) {
+        return wrong(format!("responder: no GRH flag: {completion}"));
+    }
+    let address = |end: &End| end.gid.parse::<Ipv6Addr>().map(|address| address.to_canonical());
+    let is_right = match (address(from), address(to)) {
+        (Ok(IpAddr::V4(from)), Ok(IpAddr::V4(to))) => {
+            grh[20] >> 4 == 4 && grh[32..36] == from.octets() && grh[36..40] == to.octets()
+        }
+        (Ok(IpAddr::V6(from)), Ok(IpAddr::V6(to))) => {
+            grh[0] >> 4 == 6 && grh[8..24] == from.octets() && grh[24..40] == to.octets()
+        }
+        _ => false,
+    };
+    if is_right { Ok(()) } else { wrong(format!("responder: the GRH has other addresses: {}", to_hex(grh))) }
+}
+
+fn expect(side: &str, completion: &Value, expected: &[(&str, Value)]) -> Result<(), Failed> {
+    match expected.iter().find(|(name, value)| completion[*name] != *value) {
+        None => Ok(()),
+        Some((name, value)) => wrong(format!("{side}: {name} of a completion is {}, not {value}", completion[*name])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::memory::AREA;
+    use super::super::{checks, kinds};
+    use super::*;
+
+    #[test]
+    fn slots_of_the_longest_cells_fit_into_the_area() {
+        for conditions in [Conditions::default(), Conditions { is_burst: true, ..Conditions::default() }] {
+            for cell in kinds().flat_map(checks).map(|check| check.cell) {
+                let most =
+                    messages(&cell, &conditions) + if cell.service == Service::Rc { 0 } else { more_tries(cell.size) };
+                assert!(
+                    most <= MAX_SERIALS && Slot::new(most - 1, cell.size as usize, 0, true).place.end <= AREA,
+                    "{cell:?}"
+                );
+            }
+        }
+    }
+}

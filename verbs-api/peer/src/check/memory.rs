@@ -1,0 +1,147 @@
+//! Memory of messages in the registered area of each side, and the requests of agents that write,
+//! read and compare it.
+
+use super::Failed;
+use crate::client::{Client, ClientError};
+use crate::plan::UNTOUCHED;
+use crate::protocol::{Command, from_runs, limits, to_hex};
+use serde_json::{Value, json};
+use std::ops::Range;
+
+/// Bytes of the registered area of each side.
+pub(super) const AREA: usize = 7 << 20;
+/// Bytes around each piece of a message that nothing may write to.
+pub(super) const GUARD: usize = 64;
+/// The guards of memory that messages are read from; others than where they are written to, so that
+/// a byte too many shows.
+pub(super) const SOURCE_GUARD: u8 = 0x5a;
+/// Bytes of the GRH in front of a received datagram.
+pub(super) const GRH: usize = 40;
+
+/// Memory of one message inside the area: up to three pieces, with guards around each.
+pub(super) struct Slot {
+    /// Place in the area, and how much the slot takes of it.
+    pub(super) place: Range<usize>,
+    /// Place of the GRH within the slot.
+    pub(super) grh: Option<Range<usize>>,
+    /// Places of the message's pieces within the slot.
+    pub(super) pieces: Vec<Range<usize>>,
+}
+
+impl Slot {
+    pub(super) fn new(index: u32, size: usize, split: usize, has_grh: bool) -> Self {
+        let stride = (size + GRH + 4 * GUARD).next_multiple_of(64);
+        let start = index as usize * stride;
+        let mut at = GUARD;
+        let mut piece = |len: usize| {
+            let piece = at..at + len;
+            at += len + GUARD;
+            piece
+        };
+        let grh = has_grh.then(|| piece(GRH));
+        let pieces = if split == 0 { vec![piece(size)] } else { vec![piece(split), piece(size - split)] };
+        Self { place: start..start + stride, grh, pieces }
+    }
+
+    /// The scatter list of a request; an empty piece has no entry.
+    pub(super) fn sge(&self, mr: u64) -> Value {
+        let pieces = self.grh.iter().chain(&self.pieces).filter(|piece| !piece.is_empty());
+        let entries =
+            pieces.map(|piece| json!({"mr": mr, "offset": self.place.start + piece.start, "length": piece.len()}));
+        entries.collect()
+    }
+
+    /// The bytes of the whole slot when it holds the message and nothing else.
+    pub(super) fn image(&self, message: &[u8], guard: u8) -> Vec<u8> {
+        let mut image = vec![guard; self.place.len()];
+        let mut rest = message;
+        for piece in &self.pieces {
+            let (bytes, others) = rest.split_at(piece.len());
+            image[piece.clone()].copy_from_slice(bytes);
+            rest = others;
+        }
+        image
+    }
+
+    /// Place of the message's first byte in the area.
+    pub(super) fn start(&self) -> usize {
+        self.place.start + self.pieces[0].start
+    }
+}
+
+pub(super) fn wrong<T>(text: impl Into<String>) -> Result<T, Failed> {
+    Err(Failed::Wrong(text.into()))
+}
+
+/// Compares a slot with its image; `start` is the place of the message in it.
+pub(super) fn compare(place: &str, serial: u32, image: &[u8], found: &[u8], start: usize) -> Result<(), Failed> {
+    let Some(at) = image.iter().zip(found).position(|(image, found)| image != found) else { return Ok(()) };
+    let part = |bytes: &[u8]| to_hex(&bytes[at..bytes.len().min(at + 16)]);
+    let count = image.iter().zip(found).filter(|(image, found)| image != found).count();
+    let offset = at as i64 - start as i64;
+    let (found, image) = (part(found), part(image));
+    wrong(format!(
+        "{place}: {count} bytes differ, the first at {offset} of message {serial}: {found} instead of {image}"
+    ))
+}
+
+/// Polls for at least `min` completions, for at most `wait_ms`.
+pub(super) fn poll(
+    client: &mut Client,
+    cq: u64,
+    max: usize,
+    min: usize,
+    wait_ms: u64,
+) -> Result<Vec<Value>, ClientError> {
+    let wait = wait_ms.min(limits::WAIT_MS);
+    let mut answer = client.call(Command::Poll, json!({"cq": cq, "max": max, "min": min, "timeout_ms": wait}))?;
+    Ok(answer["completions"].as_array_mut().map_or_else(Vec::new, std::mem::take))
+}
+
+/// Sends the requests that wait; returns the first refusal.
+pub(super) fn send_all(client: &mut Client) -> Result<(), ClientError> {
+    client.answers()?.into_iter().collect::<Result<Vec<_>, _>>()?;
+    Ok(())
+}
+
+/// Writes bytes into the area with the next [`send_all`].
+pub(super) fn write(client: &mut Client, mr: u64, start: usize, bytes: &[u8]) -> Result<(), ClientError> {
+    for (offset, part) in (start..).step_by(limits::TRANSFER).zip(bytes.chunks(limits::TRANSFER)) {
+        client.ask(Command::Write, json!({"mr": mr, "offset": offset, "hex": to_hex(part)}))?;
+    }
+    Ok(())
+}
+
+/// Marks a part of the area as [`UNTOUCHED`] with the next [`send_all`].
+pub(super) fn blank(client: &mut Client, mr: u64, place: Range<usize>) -> Result<(), ClientError> {
+    for offset in place.clone().step_by(limits::TRANSFER) {
+        let length = (place.end - offset).min(limits::TRANSFER);
+        client.ask(Command::Write, json!({"mr": mr, "offset": offset, "fill": UNTOUCHED, "length": length}))?;
+    }
+    Ok(())
+}
+
+pub(super) fn read(client: &mut Client, mr: u64, place: Range<usize>) -> Result<Vec<u8>, ClientError> {
+    let mut bytes = Vec::with_capacity(place.len());
+    for offset in place.clone().step_by(limits::TRANSFER) {
+        let length = (place.end - offset).min(limits::TRANSFER);
+        let answer = client.call(Command::Read, json!({"mr": mr, "offset": offset, "length": length, "runs": true}))?;
+        let part = from_runs(&answer["runs"], length);
+        bytes.extend(part.ok_or_else(|| ClientError::Protocol("not the bytes that were asked for".to_owned()))?);
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn image_has_the_message_in_pieces_between_guards() {
+        let slot = Slot::new(1, 5, 2, true);
+        let image = slot.image(&[1, 2, 3, 4, 5], 9);
+        let pieces: Vec<_> = slot.pieces.iter().flat_map(|piece| image[piece.clone()].to_vec()).collect();
+        assert_eq!((pieces, image.iter().filter(|byte| **byte == 9).count()), (vec![1, 2, 3, 4, 5], image.len() - 5));
+        assert!(slot.grh.is_some_and(|grh| grh.end < slot.pieces[0].start && slot.place.start == image.len()));
+    }
+}

@@ -1,0 +1,167 @@
+//! Connected queue pairs of two cards.
+
+use super::memory::{AREA, send_all};
+use super::{Cards, Family, Kind, PairError};
+use crate::client::{Client, ClientError};
+use crate::plan::Service;
+use crate::protocol::Command;
+use serde_json::{Value, json};
+use std::net::{IpAddr, Ipv6Addr};
+
+/// Bytes that are sent inline, at most.
+pub(super) const MAX_INLINE: u32 = 64;
+pub(super) const QKEY: u32 = 0x1234_5678;
+const RIGHTS: &str = "LOCAL_WRITE|REMOTE_WRITE|REMOTE_READ|REMOTE_ATOMIC";
+/// First PSN of every queue pair: the 24-bit PSNs wrap soon.
+const FIRST_PSN: u32 = 0xff_fff0;
+
+/// Reads a number of an answer.
+fn number(value: &Value, name: &str) -> Result<u64, ClientError> {
+    value[name].as_u64().ok_or_else(|| ClientError::Protocol(format!("no number {name} in {value}")))
+}
+
+/// One side of a pair: its area, and its queue pair.
+#[derive(Debug, Default)]
+pub(super) struct End {
+    pub(super) mr: u64,
+    pub(super) addr: u64,
+    pub(super) rkey: u64,
+    pub(super) gid: String,
+    gid_index: u64,
+    pub(super) qp: u64,
+    pub(super) qpn: u64,
+    pub(super) send_cq: u64,
+    pub(super) recv_cq: u64,
+    /// Path to the other side, for datagrams.
+    pub(super) ah: Option<u64>,
+}
+
+impl End {
+    fn register(client: &mut Client) -> Result<Self, ClientError> {
+        let mr = client.call(Command::Reg, json!({"length": AREA, "access": RIGHTS}))?;
+        let (mr, addr, rkey) = (number(&mr, "mr")?, number(&mr, "addr")?, number(&mr, "rkey")?);
+        Ok(Self { mr, addr, rkey, ..Self::default() })
+    }
+
+    fn destroy_queue_pair(&mut self, client: &mut Client) -> Result<(), ClientError> {
+        let handles =
+            [("qp", self.qp), ("ah", self.ah.take().unwrap_or(0)), ("cq", self.send_cq), ("cq", self.recv_cq)];
+        for (kind, handle) in handles.into_iter().filter(|(_, handle)| *handle != 0) {
+            client.ask(Command::Destroy, json!({"kind": kind, "handle": handle}))?;
+        }
+        (self.qp, self.send_cq, self.recv_cq) = (0, 0, 0);
+        send_all(client)
+    }
+
+    fn create_queue_pair(&mut self, client: &mut Client, (service, mtu, family): Kind) -> Result<(), PairError> {
+        let unsupported = |what: String| PairError::Unsupported(format!("{} has {what}", client.name()));
+        let active_mtu = number(&client.card()["port"], "active_mtu")?;
+        if u64::from(mtu) > active_mtu {
+            return Err(unsupported(format!("an MTU of {active_mtu}")));
+        }
+        let gid = gid(client.card(), family);
+        (self.gid, self.gid_index) = gid.ok_or_else(|| unsupported("no RoCE v2 GID of that family".to_owned()))?;
+        self.send_cq = number(&client.call(Command::CreateCq, json!({"cqe": 64}))?, "cq")?;
+        self.recv_cq = number(&client.call(Command::CreateCq, json!({"cqe": 64}))?, "cq")?;
+        let created = client.call(
+            Command::CreateQp,
+            json!({"type": service.name(), "cq": self.send_cq, "recv_cq": self.recv_cq, "max_send_wr": 64,
+                   "max_recv_wr": 32, "max_sge": 3, "max_inline": MAX_INLINE}),
+        );
+        let qp = created.map_err(|error| match error.errno() {
+            Some(libc::EOPNOTSUPP | libc::ENOSYS) => PairError::Unsupported(error.to_string()),
+            _ => error.into(),
+        })?;
+        (self.qp, self.qpn) = (number(&qp, "qp")?, number(&qp, "qpn")?);
+        Ok(())
+    }
+
+    fn connect(
+        &mut self,
+        client: &mut Client,
+        kind: Kind,
+        ack_timeout: u8,
+        gid: &str,
+        qpn: u64,
+    ) -> Result<(), ClientError> {
+        let ((service, mtu, _), qp) = (kind, self.qp);
+        let limit = |name: &str| client.card()["limits"][name].as_u64().unwrap_or(1).clamp(1, 4);
+        let reads = limit("max_qp_rd_atom").min(limit("max_qp_init_rd_atom"));
+        // Null members are not sent.
+        let (is_datagram, is_reliable) = (service == Service::Ud, service == Service::Rc);
+        let of = |is_set: bool, value: Value| if is_set { value } else { Value::Null };
+        let access = if is_reliable { RIGHTS } else { "LOCAL_WRITE|REMOTE_WRITE" };
+        let steps = [
+            json!({"qp": qp, "to": "INIT", "qkey": of(is_datagram, QKEY.into()),
+                   "access": of(!is_datagram, access.into())}),
+            // Receives are posted before the peer sends: only an injected fault needs the RNR
+            // timer.
+            json!({"qp": qp, "to": "RTR", "path_mtu": of(!is_datagram, mtu.into()),
+                   "dest_qpn": of(!is_datagram, qpn.into()), "rq_psn": of(!is_datagram, FIRST_PSN.into()),
+                   "dgid": of(!is_datagram, gid.into()), "sgid_index": of(!is_datagram, self.gid_index.into()),
+                   "max_dest_rd_atomic": of(is_reliable, reads.into()), "min_rnr_timer": of(is_reliable, 1.into())}),
+            json!({"qp": qp, "to": "RTS", "sq_psn": FIRST_PSN, "timeout": of(is_reliable, ack_timeout.into()),
+                   "max_rd_atomic": of(is_reliable, reads.into())}),
+        ];
+        for step in steps {
+            client.ask(Command::ModifyQp, step)?;
+        }
+        send_all(client)?;
+        if is_datagram {
+            let ah = client.call(Command::CreateAh, json!({"dgid": gid, "sgid_index": self.gid_index}))?;
+            self.ah = Some(number(&ah, "ah")?);
+        }
+        Ok(())
+    }
+}
+
+/// Returns the first RoCE v2 GID of this family that another host can reach, and its index.
+fn gid(card: &Value, family: Family) -> Option<(String, u64)> {
+    card["gids"].as_array()?.iter().filter(|gid| gid["type"] == "RoCE v2").find_map(|gid| {
+        let text = gid["gid"].as_str()?;
+        let address: Ipv6Addr = text.parse().ok()?;
+        let is_v4 = matches!(address.to_canonical(), IpAddr::V4(_));
+        let fits = is_v4 == (family == Family::V4) && !address.is_unicast_link_local();
+        fits.then_some((text.to_owned(), gid["index"].as_u64()?))
+    })
+}
+
+/// Two connected queue pairs, near and far, which live as long as checks of one kind pass.
+#[derive(Debug)]
+pub struct Pair {
+    kind: Option<Kind>,
+    pub(super) ends: [End; 2],
+    /// True if the queue pairs have failed or may still receive late packets.
+    pub(super) is_spent: bool,
+    /// Cells so far; part of every wr_id.
+    pub(super) cells: u64,
+}
+
+impl Pair {
+    /// Registers an area on each side; the first check creates the queue pairs.
+    ///
+    /// # Errors
+    /// If an agent refuses it, or is gone.
+    pub fn register([near, far]: &mut Cards<'_>) -> Result<Self, ClientError> {
+        Ok(Self { kind: None, ends: [End::register(near)?, End::register(far)?], is_spent: true, cells: 0 })
+    }
+
+    /// Connects new queue pairs, unless those of the last check are of this kind and still good.
+    pub(super) fn renew(&mut self, cards: &mut Cards<'_>, kind: Kind, ack_timeout: u8) -> Result<(), PairError> {
+        if !self.is_spent && self.kind == Some(kind) {
+            return Ok(());
+        }
+        for (end, client) in self.ends.iter_mut().zip(cards.iter_mut()) {
+            end.destroy_queue_pair(client)?;
+        }
+        for (end, client) in self.ends.iter_mut().zip(cards.iter_mut()) {
+            end.create_queue_pair(client, kind)?;
+        }
+        let others = [1, 0].map(|other: usize| (self.ends[other].gid.clone(), self.ends[other].qpn));
+        for ((end, client), (gid, qpn)) in self.ends.iter_mut().zip(cards.iter_mut()).zip(&others) {
+            end.connect(client, kind, ack_timeout, gid, *qpn)?;
+        }
+        self.kind = Some(kind);
+        Ok(())
+    }
+}
