@@ -51,6 +51,7 @@ mod tools {
     pub(crate) mod explanations;
     pub(crate) mod faults;
     pub(crate) mod install;
+    pub(crate) mod lab;
     pub(crate) mod manual;
     pub(crate) mod misuse;
     pub(crate) mod trace;
@@ -116,6 +117,7 @@ const SUITES: &[Suite] = suites![
     tools::explanations true,
     tools::faults true,
     tools::install true,
+    tools::lab true,
     tools::misuse true,
     tools::trace true,
     tools::view true,

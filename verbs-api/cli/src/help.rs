@@ -260,7 +260,7 @@ macro_rules! pages {
 const PAGES: &[(&str, &str, &str)] = pages! {
     "": "introduction";
     "tutorials/": "first-program" "ci" "first-mistakes" "judge";
-    "how-to/": "install" "build-systems" "without-roxe-run" "containers" "two-hosts" "kernel-rxe" "programs" "explain" "captures" "trace" "watch";
+    "how-to/": "install" "build-systems" "without-roxe-run" "containers" "several-hosts" "two-hosts" "kernel-rxe" "programs" "explain" "captures" "trace" "watch";
     "reference/": "environment" "faults" "checker" "explanations" "completions" "scripts" "agent" "profiles"
         "connections" "rust" "features";
     "explanation/": "packets" "security" "weakest" "performance" "limits" "decisions";

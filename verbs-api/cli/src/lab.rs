@@ -8,9 +8,9 @@
 //!         └─ roxe lab-host 2   ...
 //! ```
 //!
-//! When `lab-switch` ends, the kernel ends every process of its namespace, and with them the network
-//! namespaces; it ends with `roxe lab`, also if that is killed. Nothing is written to the host's file
-//! system. `ip` and `tc` of iproute2 configure the links.
+//! When `lab-switch` ends, the kernel ends every process of its namespace, and with them the
+//! network namespaces; it ends with `roxe lab`, also if that is killed. Nothing is written to the
+//! host's file system. `ip` and `tc` of iproute2 configure the links.
 
 use crate::run::Options;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -53,8 +53,8 @@ pub(crate) struct Net {
     /// MTU of the links.
     #[arg(long, value_name = "BYTES", default_value_t = 1500, value_parser = clap::value_parser!(u32).range(1280..=65535))]
     mtu: u32,
-    /// Impair every link: a rate, a delay, a jitter and losses, such as '10gbit 20us jitter 5us loss
-    /// 0.1%'.
+    /// Impair every link: a rate, a delay, a jitter and losses, such as '10gbit 20us jitter 5us
+    /// loss 0.1%'.
     #[arg(long, value_name = "WORDS", default_value = "")]
     link: Link,
     /// Give the hosts IPv6 addresses instead of IPv4 ones.
@@ -194,8 +194,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(exit_code(switch.status()?))
 }
 
-/// Makes this process, which must have one thread, root of a user namespace unless it may do without
-/// one, and gives it namespaces.
+/// Makes this process, which must have one thread, root of a user namespace unless it may do
+/// without one, and gives it namespaces.
 fn enter(flags: CloneFlags) -> Result<()> {
     let (user, group) = (Uid::effective(), Gid::effective());
     if user.is_root() && unshare(flags).is_ok() {
@@ -327,8 +327,8 @@ pub(crate) fn host(args: &InnerArgs) -> Result<ExitCode> {
     let (net, number) = (&args.net, args.number);
     unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWIPC)?;
     sethostname(Net::name(number))?;
-    // Without a file system of its own namespace a program sees the interfaces of the machine there;
-    // roxe does not look.
+    // Without a file system of its own namespace a program sees the interfaces of the machine
+    // there; roxe does not look.
     let _ = mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), None::<&str>);
     step()?;
     let (address, prefix) = (net.address(number), net.prefix());

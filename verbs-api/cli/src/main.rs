@@ -91,10 +91,10 @@ enum Command {
     InstallLib(install_lib::Args),
     /// Run a command on several hosts inside this machine.
     ///
-    /// Each host has a network stack, a name (host1, host2, ...), an address and a roxe card of its own;
-    /// a bridge connects them. The command runs on every host under roxe run, with LAB_HOST (its
-    /// number), LAB_HOSTS, LAB_NAMES and LAB_ADDRS in its environment. The first host that fails ends
-    /// the others; the exit status is its.
+    /// Each host has a network stack, a name (host1, host2, ...), an address and a roxe card of its
+    /// own; a bridge connects them. The command runs on every host under roxe run, with LAB_HOST
+    /// (its number), LAB_HOSTS, LAB_NAMES and LAB_ADDRS in its environment. The first host that
+    /// fails ends the others; the exit status is its.
     #[command(override_usage = "roxe lab [OPTIONS] -- COMMAND [ARGS]...")]
     Lab(lab::Args),
     /// Check what works on this host, and say what to do about the rest.

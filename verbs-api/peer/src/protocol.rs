@@ -6,8 +6,8 @@
 //! names with `|` between them, or a number; GIDs are written as IPv6 addresses. A request with an
 //! argument that its command does not have is refused.
 //!
-//! Commands and arguments are [`Command`] and [`Command::arguments`], which `docs/reference/agent.md`
-//! describes; the names of opcodes, states and flags are in [`names`].
+//! Commands and arguments are [`Command`] and [`Command::arguments`], which
+//! `docs/reference/agent.md` describes; the names of opcodes, states and flags are in [`names`].
 
 pub mod limits;
 pub mod names;

@@ -33,6 +33,7 @@ const STATUS: char = '\u{2}';
 /// Placeholders in the README's table of commands, and what a test fills in.
 const PLACES: &[(&str, &str)] = &[
     ("PROGRAM ARGS...", "ibv_devices"),
+    ("--hosts N -- ...", "--hosts 3 -- ibv_devices"),
     ("-- ...", "-- ibv_devices"),
     ("--faults RULES", "--faults 'seed=1; drop 1%'"),
     ("--capture FILE", "--capture new.pcapng"),
