@@ -123,8 +123,15 @@ fn shown(name: &str, value: u64) -> String {
     }
 }
 
-/// Whether a packet that is not the expected one is passed over.
-pub(crate) fn is_skipped(spec: &Spec, skips: Skips, packet: &[u8], names: &Names) -> Result<bool, String> {
+/// Returns true if a packet that is not the expected one is passed over. `is_same_qp`: it goes to
+/// the queue pair of the expected one.
+pub(crate) fn is_skipped(
+    spec: &Spec,
+    skips: Skips,
+    is_same_qp: bool,
+    packet: &[u8],
+    names: &Names,
+) -> Result<bool, String> {
     // A congestion notification says nothing about any request.
     if packet.first() == Some(&0x81) && spec.opcode != 0x81 {
         return Ok(true);
@@ -141,7 +148,7 @@ pub(crate) fn is_skipped(spec: &Spec, skips: Skips, packet: &[u8], names: &Names
             let is_ack = packet.first() == Some(&spec.opcode) && get("syndrome").is_some_and(|byte| byte < 0x20);
             let psn = get("psn").map(|psn| Psn::new(psn as u32));
             let is_earlier = |(wanted, psn): (u64, Psn)| psn.is_before(Psn::new(wanted as u32));
-            Ok(is_ack && wanted.zip(psn).is_some_and(is_earlier))
+            Ok(is_same_qp && is_ack && wanted.zip(psn).is_some_and(is_earlier))
         }
     }
 }

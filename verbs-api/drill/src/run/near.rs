@@ -130,7 +130,7 @@ impl Run<'_> {
                     return Ok(());
                 }
                 differences.push(format!("it came {waited:?} after the packet before it"));
-            } else if craft::is_skipped(&wanted.spec, wanted.skips, &packet, &self.names)? {
+            } else if craft::is_skipped(&wanted.spec, wanted.skips, to == near, &packet, &self.names)? {
                 received = "nothing but packets that this step passes over";
                 continue;
             }

@@ -17,26 +17,69 @@ const MAX_DATAGRAM: usize = 1472;
 
 /// What a card does wrong.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Mistake {
+pub(crate) enum Mistake {
     /// It answers an invalid request as if it had failed to carry it out.
     Answer,
     /// It completes each receive twice.
     Completion,
     /// It changes this byte of each region.
     Byte(u64),
+    /// It sends its last packet again at the n-th chance, which is a wait in which none comes.
+    Repeat(usize),
+    /// It sends a CNP at the n-th chance.
+    Cnp(usize),
+    /// It completes its last work request again at the n-th poll of an empty queue.
+    Extra(usize),
     /// None; but the near side has one address, on an Ethernet of MTU 1500.
     None,
 }
 
 /// A card that does that wrong, and nothing else.
-struct Wrong {
+pub(crate) struct Wrong {
     card: VirtualCard,
     mistake: Mistake,
+    last_packet: Option<Datagram>,
+    last_completion: Option<Completed>,
+    chances: usize,
+    has_erred: bool,
 }
 
 impl Wrong {
-    fn new(mistake: Mistake) -> Self {
-        Self { card: VirtualCard::default(), mistake }
+    pub(crate) fn new(mistake: Mistake) -> Self {
+        let (card, last_packet, last_completion) = (VirtualCard::default(), None, None);
+        Self { card, mistake, last_packet, last_completion, chances: 0, has_erred: false }
+    }
+
+    /// Returns true if the card has made its mistake `Repeat`, `Cnp` or `Extra`.
+    pub(crate) fn has_erred(&self) -> bool {
+        self.has_erred
+    }
+
+    /// Returns true at the n-th chance.
+    fn errs(&mut self, at: usize) -> bool {
+        self.chances += 1;
+        let errs = self.chances == at + 1;
+        self.has_erred |= errs;
+        errs
+    }
+
+    /// The packet of the mistake, in a wait in which no packet comes.
+    fn stray(&mut self) -> Option<Datagram> {
+        let mut datagram = self.last_packet.clone()?;
+        let mistake = self.mistake;
+        match mistake {
+            Mistake::Repeat(at) if self.errs(at) => Some(datagram),
+            Mistake::Cnp(at) if self.errs(at) => {
+                datagram.bytes[0] = 0x81;
+                datagram.bytes[4] = 0x40;
+                datagram.bytes[8..12].fill(0);
+                datagram.bytes.resize(12 + 16 + 4, 0);
+                datagram.bytes[12..].fill(0);
+                roxe_wire::icrc::seal(&datagram.net, &mut datagram.bytes);
+                Some(datagram)
+            }
+            _ => None,
+        }
     }
 }
 
@@ -70,6 +113,12 @@ impl FarSide for Wrong {
         let mut done = self.card.poll(cq)?;
         let again = done.iter().filter(|done| self.mistake == Mistake::Completion && done.opcode == "RECV");
         done.extend(again.cloned().collect::<Vec<_>>());
+        if let (true, Mistake::Extra(at), Some(last)) = (done.is_empty(), self.mistake, self.last_completion.clone())
+            && self.errs(at)
+        {
+            done.push(last);
+        }
+        self.last_completion = done.last().cloned().or(self.last_completion.take());
         Ok(done)
     }
 
@@ -88,7 +137,6 @@ impl Extensions for Wrong {}
 
 impl Target for Wrong {
     delegate! {
-        begin(ipv6: bool) -> Answer<()>;
         pause(until: Duration) -> ();
     }
 
@@ -98,6 +146,11 @@ impl Target for Wrong {
             (card.near[1], card.max_mtu, card.max_datagram) = (Gid::default(), 1024, MAX_DATAGRAM);
         }
         Some(card)
+    }
+
+    fn begin(&mut self, ipv6: bool) -> Answer<()> {
+        (self.last_packet, self.last_completion, self.chances) = (None, None, 0);
+        self.card.begin(ipv6)
     }
 
     fn now(&self) -> Duration {
@@ -119,6 +172,10 @@ impl Target for Wrong {
         {
             bytes[12] = 0x63;
             roxe_wire::icrc::seal(net, bytes);
+        }
+        match &answer {
+            Some((_, datagram)) => self.last_packet = Some(datagram.clone()),
+            None => answer = self.stray().map(|datagram| (self.card.now(), datagram)),
         }
         Ok(answer)
     }
