@@ -1,6 +1,4 @@
-//! A multicast group that queue pairs of this process are attached to: its sockets and its members.
-//!
-//! Touches nothing.
+//! A multicast group: its sockets and attached queue pairs.
 
 use crate::queue_pair::QueuePair;
 use roxe_base::error::Error;
@@ -9,12 +7,10 @@ use roxe_net::udp::UdpLink;
 use roxe_wire::Gid;
 use std::sync::Arc;
 
-/// One group that queue pairs of this process are attached to.
 #[derive(Debug)]
 pub(crate) struct Group {
-    /// As programs name it.
+    /// Address as named by programs.
     pub(crate) mgid: Gid,
-    /// The sockets to receive from.
     pub(crate) links: Vec<Arc<UdpLink>>,
     pub(crate) members: Vec<Arc<dyn QueuePair>>,
 }

@@ -1,9 +1,8 @@
-//! What watches and spoils packets on demand: captures (`ROXE_CAPTURE`), the packets of a trace
-//! (`ROXE_TRACE`) and faults (`ROXE_FAULTS`, and those of the weakest legal card).
+//! Captures (`ROXE_CAPTURE`), packets of traces (`ROXE_TRACE`), and faults (`ROXE_FAULTS`, and
+//! losses of the weakest legal card).
 //!
-//! An engine has a [`Interceptor`] if the environment asks for one; without it a batch of packets
-//! pays one test. What is sent passes through `tx/intercepted.rs`, what arrives through
-//! `rx/intercepted.rs`; both let the interceptor judge and record, and carry out what it says.
+//! An engine has an [`Interceptor`] only if one of these is configured; otherwise a batch costs one
+//! test. Sent packets pass through `tx/intercepted.rs`, received ones through `rx/intercepted.rs`.
 
 mod faults;
 mod held;
@@ -28,23 +27,23 @@ use roxe_observe::counters::Counters;
 use roxe_transport::fault::{Seen, Verdict};
 use roxe_wire::{NetHeader, Packet, icrc};
 
-/// The interceptor of one engine.
+/// Captures and fault rules of one engine.
 #[derive(Debug)]
 pub struct Interceptor {
-    /// With the number of the device's interface in the capture.
+    /// With the index of the device's interface in the capture.
     recorder: Option<(&'static Recorder, u32)>,
     faults: Option<&'static Faults>,
-    /// Packets that rules hold back.
+    /// Packets delayed by rules.
     pub(crate) delayed: Timers<rank::Delayed, Held>,
 }
 
 impl Interceptor {
-    /// Whether rules may lose or reorder packets.
-    pub(crate) fn spoils(&self) -> bool {
+    /// Returns true if rules may lose or reorder packets.
+    pub(crate) fn injects_faults(&self) -> bool {
         self.faults.is_some()
     }
 
-    /// What `config` asks for on the device `name`; `None`: nothing. Fails if the capture cannot be
+    /// The interceptor that `config` demands for the device `name`. Errors if the capture cannot be
     /// written.
     pub(crate) fn open(config: &Config, name: &str) -> Result<Option<Self>, Error> {
         let loses = config.faults.is_some() || weakest::has(Weakness::LOSS);
@@ -56,8 +55,7 @@ impl Interceptor {
         Ok(Some(Self { recorder, faults, delayed: Timers::default() }))
     }
 
-    /// What shall happen to these packets, which pass now, one verdict each; `None` stands for what
-    /// is no packet, and passes.
+    /// One verdict for each packet; `None` (an unparsable packet) passes.
     pub(crate) fn judge<'a>(&self, packets: impl Iterator<Item = Option<Seen<'a>>>) -> Vec<Verdict> {
         let Some(faults) = self.faults else { return packets.map(|_| Verdict::PASS).collect() };
         let at = faults.age();
@@ -65,25 +63,25 @@ impl Interceptor {
         packets.map(|seen| seen.map_or(Verdict::PASS, |seen| injector.judge(&Seen { at, ..seen }))).collect()
     }
 
-    /// Begins to record a batch of packets; `None`: they are not recorded.
+    /// Begins to record a batch of packets; `None` if packets are not recorded.
     pub(crate) fn record(&self) -> Option<Recording<'_>> {
         let capture = self.recorder.map(|(recorder, interface)| (recorder.record(), interface));
         let traced = trace::is_on().then(Vec::new);
         (capture.is_some() || traced.is_some()).then_some(Recording { capture, traced })
     }
 
-    /// The queue pair `ordinal` is gone or starts anew.
+    /// Resets the counts of the queue pair `ordinal`, which is destroyed or reset.
     pub(crate) fn forget(&self, ordinal: u32) {
         self.faults.into_iter().for_each(|faults| faults.injector().forget(ordinal));
     }
 
-    /// What a capture says of `verdict`; `None`: nothing happened.
+    /// The outcome of `verdict` for a capture; `None` if no rule applied.
     pub(crate) fn fate(&self, verdict: Verdict) -> Option<Fate<'_>> {
         self.faults?.fate(verdict)
     }
 }
 
-/// Counts what a verdict asks for.
+/// Counts the effects of a verdict.
 pub(crate) fn count(counters: &Counters, verdict: &Verdict) {
     let Verdict { drop, copies, delay, corrupt, mark_ce, rnr, forged, .. } = *verdict;
     for (counter, times) in [
@@ -101,14 +99,14 @@ pub(crate) fn count(counters: &Counters, verdict: &Verdict) {
     }
 }
 
-/// The packet that a verdict lets travel ahead of this one, sealed.
+/// The sealed packet that a verdict injects ahead of `packet`.
 pub(crate) fn forged(net: &NetHeader, packet: Option<&Packet<'_>>, verdict: &Verdict) -> Option<Vec<u8>> {
     let mut bytes = verdict.forged?.packet(packet?)?;
     icrc::seal(net, &mut bytes);
     Some(bytes)
 }
 
-/// The header of a packet with the mark that a verdict asks for.
+/// The header with the congestion mark that a verdict demands.
 pub(crate) fn marked(mut net: NetHeader, verdict: &Verdict) -> NetHeader {
     if verdict.mark_ce {
         net.mark();
@@ -121,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_is_set_and_the_rest_stays() {
+    fn ce_mark_is_set_and_rest_unchanged() {
         let net = NetHeader { traffic_class: 0x6a, ..NetHeader::default() };
         assert_eq!(marked(net, &Verdict::PASS), net);
         assert_eq!(marked(net, &Verdict { mark_ce: true, ..Verdict::PASS }).traffic_class, 0x6b);

@@ -1,8 +1,5 @@
-//! Whether packets can leave for a peer, before a queue pair or an address handle gets its address.
-//!
-//! The kernel finds route and neighbour before a RoCE card gets an address, and tells the program
-//! where there is none. Touches sockets of its own ([`roxe_net::netlink`]); waits only where its
-//! caller says so, without a lock.
+//! Resolution of route and neighbour before a queue pair or an address handle gets an address, as
+//! the kernel does for hardware, so that verbs fail early. Waits only where stated, without a lock.
 
 use crate::engine::Engine;
 use roxe_base::error::Error;
@@ -11,16 +8,16 @@ use roxe_transport::cm::Route;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// How long the kernel lets a neighbour answer before the verb fails.
+/// Longest wait for a neighbour before the verb fails.
 const NEIGHBOUR_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a way that was found is not looked up again.
+/// Time for which a resolved next hop is trusted.
 const FRESH: Duration = Duration::from_secs(1);
-/// Ways that are remembered.
+/// Most remembered next hops.
 const CAPACITY: usize = 1024;
 
 impl Engine {
-    /// Waits for a second at most until packets can leave on `route`. ENETUNREACH, EHOSTUNREACH,
-    /// EACCES: no route leads there. ETIMEDOUT: the neighbour does not answer.
+    /// Waits up to a second until packets can leave on `route`. Errors: ENETUNREACH, EHOSTUNREACH,
+    /// EACCES if there is no route; ETIMEDOUT if the neighbour does not answer.
     pub fn await_next_hop(&self, route: Route) -> Result<(), Error> {
         let Some(mut hop) = self.find_next_hop(route)? else { return Ok(()) };
         if !hop.wait(Instant::now() + NEIGHBOUR_TIMEOUT) {
@@ -30,8 +27,8 @@ impl Engine {
         Ok(())
     }
 
-    /// What keeps packets from leaving on `route`; `None` if nothing does. Errors but ETIMEDOUT as
-    /// of [`Engine::await_next_hop`].
+    /// The next hop still to be resolved on `route`; `None` if packets can leave. Errors as
+    /// [`Engine::await_next_hop`], except ETIMEDOUT.
     pub fn find_next_hop(&self, route: Route) -> Result<Option<NextHop>, Error> {
         let Route { local, remote } = route;
         let is_fresh = || self.links.next_hops.lock().get(&(local, remote)).is_some_and(|at| at.elapsed() < FRESH);
@@ -45,7 +42,7 @@ impl Engine {
         Ok(found)
     }
 
-    /// Packets can leave on `route`.
+    /// Notes that packets can leave on `route`.
     pub fn note_next_hop(&self, route: Route) {
         let mut known = self.links.next_hops.lock();
         if known.len() >= CAPACITY {
@@ -63,7 +60,7 @@ fn no_route(route: Route, error: &io::Error) -> Error {
     Error::new(errno, format!("no route leads from {from} to {to}; see `ip route get {to} from {from}`"))
 }
 
-/// ETIMEDOUT: the neighbour on `route` has not said its link address.
+/// The ETIMEDOUT error of a neighbour that has not told its link address.
 pub fn no_answer(route: Route, hop: &NextHop) -> Error {
     let (peer, neighbour) = (route.remote.to_ip(), hop.neighbour());
     let protocol = if neighbour.is_ipv4() { "ARP" } else { "neighbour discovery" };

@@ -1,7 +1,6 @@
-//! Why nobody answers, as far as the network and this host can say.
+//! Reasons for which a peer does not answer, as far as the network and this host know them.
 //!
-//! Asked when a request failed, or was not answered for a second: never on the way of a packet.
-//! Touches sockets of its own ([`roxe_net::probe`]).
+//! Used after a request failed or was not answered for a second, never on the data path.
 
 use crate::engine::Engine;
 use crate::gsi::packet_of;
@@ -15,12 +14,12 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// How long the network's answer may take to come. Where it has a long way to come it is missed.
+/// Longest wait for an answer of the network; a more distant one is missed.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 impl Engine {
-    /// Asks the network whether there is a card at the end of `route`: sends a message that no
-    /// connection manager acts on, the answer to a question that none has asked.
+    /// Probes for a card at the end of `route` by a DREP that answers no request, so that no
+    /// connection manager acts on it.
     pub fn probe(&self, route: Route) -> io::Result<Probe> {
         let id = CommId::default();
         let drep = Drep { local_comm_id: id, remote_comm_id: id, private_data: PrivateData::EMPTY };
@@ -33,8 +32,8 @@ impl Engine {
         })
     }
 
-    /// What keeps packets from the end of `route`, in words. `asked` is a probe of some time ago.
-    /// Waits for a moment: for a user who wants explanations only.
+    /// The reason why the end of `route` is unreachable, in words. `asked` is an earlier probe. May
+    /// wait briefly, so call it only for explanations.
     pub fn why_unreachable(&self, route: Route, asked: Option<&Probe>) -> Option<String> {
         let name = self.adapter().netdev();
         match Netdev::find(self.ifindex()) {
@@ -44,27 +43,29 @@ impl Engine {
             Ok(None) => return Some(format!("the interface {name} is gone")),
             _ => {}
         }
-        self.other_way(route).or_else(|| self.answer_of_network(route, asked)).or_else(|| self.silent_neighbour(route))
+        self.wrong_interface(route)
+            .or_else(|| self.network_answer(route, asked))
+            .or_else(|| self.silent_neighbour(route))
     }
 
-    /// The peer is behind another interface.
-    fn other_way(&self, route: Route) -> Option<String> {
+    /// Checks whether the peer is reached by another interface.
+    fn wrong_interface(&self, route: Route) -> Option<String> {
         let (source, peer) = (source_towards(route.remote).ok()?, route.remote.to_ip());
         let netdev = Netdev::all().into_iter().find(|netdev| netdev.addresses.contains(&source))?;
-        let (way, own) = (netdev.name, self.adapter().netdev());
+        let (other, own) = (netdev.name, self.adapter().netdev());
         (netdev.ifindex != self.ifindex())
-            .then(|| format!("the way to {peer} leads over {way}, and this device is {own}: set ROXE_NETDEV={way}"))
+            .then(|| format!("the way to {peer} leads over {other}, and this device is {own}: set ROXE_NETDEV={other}"))
     }
 
-    /// The peer, or the router towards it, does not answer the question for its Ethernet address.
+    /// Checks whether the peer, or the router to it, does not answer ARP.
     fn silent_neighbour(&self, route: Route) -> Option<String> {
         let (peer, own) = (route.remote.to_ip(), self.adapter().netdev());
         is_silent_neighbour(&std::fs::read_to_string("/proc/net/arp").ok()?, peer, own)
             .then(|| format!("no host on {own} answers that it has {peer} (ARP): the host is down or not on this link"))
     }
 
-    fn answer_of_network(&self, route: Route, asked: Option<&Probe>) -> Option<String> {
-        // A host answers a few packets in a second only, so an answer that came counts.
+    fn network_answer(&self, route: Route, asked: Option<&Probe>) -> Option<String> {
+        // Hosts limit the rate of ICMP messages, so an earlier answer is used.
         let answer = match asked.and_then(Probe::answer) {
             Some(answer) => answer,
             None => match self.probe(route) {
@@ -91,7 +92,7 @@ impl Engine {
     }
 }
 
-/// Returns true if `table` (`man 7 arp`) has `peer` without an Ethernet address on this interface.
+/// Returns true if `table` (`man 7 arp`) lists `peer` without a link address on this interface.
 fn is_silent_neighbour(table: &str, peer: IpAddr, interface: &str) -> bool {
     table.lines().any(|line| {
         let columns: Vec<_> = line.split_ascii_whitespace().collect();

@@ -12,7 +12,7 @@ use roxe_base::instruments;
 use roxe_check::{Event, tell};
 use roxe_engine::engine::Engine;
 use roxe_engine::flow_control::{Flow, Key, Pool, STALL, STREAM_STALL};
-use roxe_engine::queue_pair::{Met, VisitOutcome};
+use roxe_engine::queue_pair::{QpStats, VisitOutcome};
 use roxe_engine::tx::Copied;
 use roxe_memory::guard::{SharedBytes, Sum, cells};
 use roxe_memory::region::{PdId, Reach};
@@ -367,7 +367,7 @@ impl FlowControl for QpHost<'_> {
             self.state.stalls_at.get_or_insert_with(|| self.now.after(stall(pool)));
         }
         if pool == Pool::Datagrams {
-            self.qp.engine().flows().set_starved(true);
+            self.qp.engine().flows().set_wants_credits(true);
         }
         false
     }
@@ -424,7 +424,7 @@ pub(super) struct QpHostState {
     /// Checksums of posted buffers, for the checker.
     pub(super) watch: Watch,
     /// Losses and failures, for statistics.
-    pub(super) stats: Met,
+    pub(super) stats: QpStats,
     /// State of the weakest legal card.
     pub(super) weak: Option<Box<WeakQp>>,
 }

@@ -1,41 +1,37 @@
-//! Packets that fault rules hold back until they go on.
-//!
-//! Touches nothing but memory; the engine carries out what is due.
+//! Packets delayed by fault rules.
 
 use super::packet_comment::PacketComment;
 use roxe_net::link::RxMeta;
 use roxe_wire::{NetHeader, Qpn};
 
-/// Packets that can be held at once; rules that hold more lose what is too much.
+/// Most delayed packets at a time; further ones are lost.
 pub(crate) const MAX_HELD: usize = 1 << 14;
 
-/// A packet that is held.
 #[derive(Debug)]
 pub(crate) enum Held {
-    /// It shall leave.
+    /// To be sent.
     Outgoing {
-        /// With these headers around it.
+        /// Network headers.
         net: NetHeader,
-        /// BTH to ICRC.
+        /// Bytes from BTH to ICRC.
         bytes: Vec<u8>,
-        /// What a capture says about it.
+        /// Comment for the capture.
         packet_comment: PacketComment,
     },
-    /// It shall be handed in.
+    /// To be delivered.
     Incoming(Incoming),
 }
 
-/// A packet for a queue pair of this process.
+/// A delayed packet for a queue pair of this process.
 #[derive(Clone, Debug)]
 pub(crate) struct Incoming {
-    /// The queue pair.
     pub qpn: Qpn,
-    /// How it arrived, alone.
+    /// Receive metadata of this packet alone.
     pub meta: RxMeta,
-    /// BTH to ICRC.
+    /// Bytes from BTH to ICRC.
     pub bytes: Vec<u8>,
-    /// It shall find no receive.
+    /// True if it shall find no posted receive.
     pub rnr: bool,
-    /// It came only once.
+    /// True for a duplicate made by a rule.
     pub is_copy: bool,
 }

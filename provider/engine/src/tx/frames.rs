@@ -1,4 +1,4 @@
-//! Frames of raw packets on their way out: the same staging buffer, another link, nothing to seal.
+//! Sending frames of raw packet queue pairs: staged as packets are, but not sealed.
 
 use super::Batch;
 use roxe_net::link::{SendError, Taken};
@@ -7,12 +7,12 @@ use roxe_observe::counters::Counters;
 use roxe_wire::icrc;
 
 impl Batch {
-    /// Sends everything as frames, in order. What cannot be sent is lost and counted, as on any
-    /// network.
+    /// Sends all staged packets as frames in order. Frames that cannot be sent are lost and
+    /// counted.
     pub fn flush_frames(&mut self, link: &FrameSender, counters: &Counters) {
         let mut at = 0;
         while let Some(rest) = self.packets.get(at..).filter(|rest| !rest.is_empty()) {
-            // A slot has room for an ICRC, which a frame has no use for.
+            // Each staged packet has room for an ICRC, which frames do not use.
             let mut frames =
                 rest.iter().filter_map(|entry| self.bytes.get(entry.start..entry.start + entry.len - icrc::LEN));
             match if link.queue().is_empty() { link.send(frames.clone()) } else { Ok(0) } {
@@ -30,7 +30,6 @@ impl Batch {
     }
 }
 
-/// Leaves a frame for when there is room.
 #[cold]
 fn queue(link: &FrameSender, frame: Option<&[u8]>, counters: &Counters) {
     match link.send_later(frame.unwrap_or_default()) {
