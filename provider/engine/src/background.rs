@@ -12,12 +12,11 @@ use crate::poll_policy::spin::{Look, SpinGovernor};
 use crate::poll_policy::{Background, Course, SERVED, SHORT_TICK, Served, WakeUp};
 use crate::poller::{Poller, Watch, Woken};
 use crate::presence::AWAKE;
-use crate::rx_state::{PollSource, Rx};
+use crate::rx_state::PollSource;
 use crate::scheduler::Task;
 use crate::thread::{self, Thread};
 use crate::tx::Batch;
 use roxe_base::clock;
-use roxe_base::lock::{MutexGuard, rank};
 use roxe_base::own_threads::OwnThread;
 use roxe_check::trace;
 use roxe_net::runtime_dir;
@@ -27,7 +26,6 @@ use std::sync::Weak;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
-/// The next sleep of the thread.
 struct Sleep {
     watch: Watch,
     until: Option<Instant>,
@@ -58,7 +56,6 @@ struct Experience {
     governor: SpinGovernor,
 }
 
-/// Called first on the thread.
 pub(crate) fn prepare() {
     thread::prefer_short_slices();
     // Allocates the buffer of this thread now, not at its first packet.
@@ -154,23 +151,17 @@ impl Engine {
     }
 
     /// Receives and runs timers, unless another thread does. Returns true if packets were received.
-    fn serve(&self, source: PollSource, now: Instant) -> bool {
-        let (rx, now) = self.receive_side(now);
+    fn serve(&self, source: PollSource, mut now: Instant) -> bool {
+        let mut rx = self.rx.try_lock();
+        // Blocks if something is due: the holder may have polled before it was, and may have been
+        // preempted since. Retrying instead would keep it from running.
+        if rx.is_none() && self.next_deadline().is_some_and(|due| due <= now) {
+            (rx, now) = (Some(self.rx.lock()), clock::now());
+        }
         let found = rx.is_some_and(|rx| self.visit(rx, source, now));
         self.serve_ready(now);
         self.run_cm();
         found
-    }
-
-    /// Locks the receive side unless another thread holds it; returns the time too. Blocks if
-    /// something is due: the holder may have polled before it was, and may have been preempted
-    /// since. Retrying instead would keep it from running.
-    fn receive_side(&self, now: Instant) -> (Option<MutexGuard<'_, rank::Rx, Rx>>, Instant) {
-        let rx = self.rx.try_lock();
-        if rx.is_none() && self.next_deadline().is_some_and(|due| due <= now) {
-            return (Some(self.rx.lock()), clock::now());
-        }
-        (rx, now)
     }
 
     /// Spins for a while, so that a peer that is about to respond need not wake the thread.

@@ -42,7 +42,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-/// Number of queue pairs created in this process.
 static MADE: AtomicU64 = AtomicU64::new(0);
 
 /// Callbacks into the crate above: connection manager messages and interface changes. Each gets the
@@ -87,7 +86,6 @@ pub struct Engine {
     pub(crate) links: Links,
     pub(crate) flows: Flows,
     pub(crate) rings: Rings,
-    /// Captures and fault rules; `None` if neither is configured.
     interceptor: Option<Interceptor>,
     /// True once the background thread and the sockets exist in this process.
     pub(crate) started: AtomicBool,
@@ -185,11 +183,6 @@ impl Engine {
     /// The adapter of the device.
     pub fn adapter(&self) -> &Arc<Adapter> {
         &self.adapter
-    }
-
-    /// Node GUID of the adapter.
-    pub fn node_guid(&self) -> u64 {
-        self.adapter.node_guid()
     }
 
     pub(crate) fn ifindex(&self) -> u32 {
@@ -302,7 +295,7 @@ impl Engine {
 
     /// The lock of the table, taken by [`Engine::lock_table`].
     pub fn raw_table(&self) -> &dyn Lockable {
-        self.table.raw()
+        &self.table.slots
     }
 
     /// Locks the table and lists the queue pairs.
@@ -317,7 +310,7 @@ impl Engine {
         let port = self.is_first().then(|| self.adapter.raw_port() as &dyn Lockable);
         let told = self.adapter.files().filter(|_| self.is_first()).map(|files| files.raw() as &dyn Lockable);
         let always: [&dyn Lockable; 13] = [
-            self.table.raw_owned(),
+            &self.table.owned,
             &self.links.udp,
             &self.links.frame_senders,
             &self.links.host_addresses,

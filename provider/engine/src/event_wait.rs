@@ -43,7 +43,7 @@ impl Engine {
         wait.sleeps = uncancelled(|| !self.is_started() || !self.receive_until(&is_over));
         if wait.sleeps {
             waiters.last_catch.store(0, SeqCst);
-            if presence.hand_over() {
+            if presence.muting.hand_over() {
                 self.scheduler.kick();
             }
         }

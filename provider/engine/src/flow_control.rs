@@ -45,9 +45,7 @@ pub struct Flows {
     window: AtomicU32,
     map: Mutex<rank::Flows, HashMap<Key, Arc<Flow>>>,
     ready: Queue<rank::FlowReady, Turn>,
-    /// Credits owed by this process.
     credits: Mutex<rank::FlowCredits, Credits>,
-    /// Set while `credits` has entries.
     owes: ReadyFlag,
     /// True after datagrams were refused, until the mailboxes have been read.
     wants_credits: AtomicBool,
@@ -205,7 +203,6 @@ impl Flows {
 #[derive(Debug, Default)]
 struct Credits {
     owed: Vec<Owed>,
-    /// True if an entry was put back.
     is_blocked: bool,
 }
 

@@ -4,7 +4,7 @@
 //! a link comes up again.
 
 use crate::engine::Engine;
-use roxe_observe::port::{GidTable, Netdev};
+use roxe_observe::port::Netdev;
 
 impl Engine {
     /// Refreshes the addresses of this host, of all interfaces.
@@ -47,22 +47,16 @@ impl Engine {
         }
     }
 
-    /// Reads the state of the interface. Programs see a new address once its socket is open.
+    /// Reads the state of the interface and, if the engine is started, opens sockets for new
+    /// addresses before programs see them. Errors are reported to the users of the address.
     fn look(&self) {
-        self.adapter.refresh(|gids| self.open_new_links(gids));
-    }
-
-    /// Opens sockets for new addresses if the engine is started. Errors are reported to the users
-    /// of the address.
-    fn open_new_links(&self, gids: &GidTable) {
-        let Ok(poller) = self.scheduler.poller() else { return };
-        if !self.is_started() {
-            return;
-        }
-        for (_, gid) in gids.used() {
-            if self.link(gid).is_none() {
-                let _ = self.add_link(gid, &poller);
+        self.adapter.refresh(|gids| {
+            let Ok(poller) = self.scheduler.poller() else { return };
+            for (_, gid) in gids.used().filter(|_| self.is_started()) {
+                if self.link(gid).is_none() {
+                    let _ = self.add_link(gid, &poller);
+                }
             }
-        }
+        });
     }
 }

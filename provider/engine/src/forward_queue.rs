@@ -12,7 +12,6 @@ use std::io;
 
 /// Most bytes that wait for one owner: more than the largest window of a few senders.
 const MAX_PER_OWNER: usize = 4 << 20;
-/// Most owners with waiting frames.
 const MAX_OWNERS: usize = 16;
 
 #[derive(Debug)]
@@ -22,13 +21,11 @@ struct Outbox {
     bytes: usize,
 }
 
-/// Frames waiting for all owners.
 #[derive(Debug, Default)]
 pub(crate) struct ForwardQueue {
     boxes: Vec<Outbox>,
 }
 
-/// Result of forwarding a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ForwardOutcome {
     /// Delivered or queued.

@@ -10,7 +10,6 @@ use roxe_transport::steering::{Rule, RuleKind, Rules};
 use roxe_wire::frame::FrameKey;
 use std::sync::Arc;
 
-/// Batches per visit.
 pub(crate) const BUDGET: usize = 8;
 
 /// Destination of the frames of a flow.

@@ -20,13 +20,11 @@ use std::time::Duration;
 
 /// Held while an engine is created, so that a fork knows all of them.
 static MAKING: Mutex<rank::MakingEngines, ()> = Mutex::new(());
-/// Number of threads that have created completion queues.
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 /// Number of engines; more than CPUs would waste memory.
 static ENGINES: LazyLock<usize> = LazyLock::new(|| available_parallelism().map_or(1, Into::into).min(MAX_ENGINES));
 
 thread_local! {
-    /// Index of this thread among those.
     static TURN: usize = THREADS.fetch_add(1, Ordering::Relaxed);
 }
 
@@ -74,7 +72,6 @@ impl Engine {
         self.numbered(number)
     }
 
-    /// The engine with index `number`, created if needed.
     pub(crate) fn numbered(self: &Arc<Self>, number: usize) -> Arc<Self> {
         let Some(place) = number.checked_sub(1).and_then(|at| self.further.get(at)) else { return Arc::clone(self) };
         if place.get().is_none() {

@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 #[derive(Debug)]
 pub(crate) struct Group {
-    /// Address as named by programs.
     pub(crate) mgid: Gid,
     pub(crate) links: Vec<Arc<UdpLink>>,
     pub(crate) members: Vec<Arc<dyn QueuePair>>,

@@ -3,8 +3,8 @@
 //! Under the receive lock a message is only queued ([`crate::engine::Services`]). A REQ goes to the
 //! process that listens for its service, other messages to the process whose slot is in the id they
 //! name, messages for no process to this one, which rejects them. A REQ waits up to
-//! `MAX_LISTENER_WAIT` for its listener, since programs such as perftest use one connection to agree
-//! on the next. A REJ for timeout names only its sender's id and follows the route of its REQ
+//! `MAX_LISTENER_WAIT` for its listener, since programs such as perftest use one connection to
+//! agree on the next. A REJ for timeout names only its sender's id and follows the route of its REQ
 //! (`requests`). Messages of this process to this host are routed here too, without a socket.
 
 use crate::engine::Engine;
@@ -33,13 +33,10 @@ pub const GSI_ORDINAL: u32 = u32::MAX;
 const MAX_LISTENER_WAIT: Duration = Duration::from_millis(150);
 /// Interval until the first check for a listener; it doubles each time.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
-/// Most waiting requests; further ones are rejected at once.
 const MAX_WAITING: usize = 64;
 
-/// Route of a CM message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MadRoute {
-    /// To this process.
     Ours,
     /// Sent to the mailbox of another process.
     Sent(Mailbox),
@@ -221,7 +218,6 @@ impl Engine {
     }
 }
 
-/// The packet of a message for queue pair 1.
 pub(crate) fn packet_of(header: &Header, mad: &[u8; MAD_LEN], net: &NetHeader) -> Vec<u8> {
     let len = header.padded_len(MAD_LEN);
     let mut packet = vec![0; len + icrc::LEN];

@@ -5,13 +5,11 @@
 //! test. Sent packets pass through `tx/intercepted.rs`, received ones through `rx/intercepted.rs`.
 
 mod faults;
-mod held;
 mod packet_comment;
 pub mod process;
 mod recorder;
 mod recording;
 
-pub(crate) use held::{Held, Incoming, MAX_HELD};
 pub(crate) use packet_comment::{Fate, Origin, PacketComment};
 pub(crate) use recording::Recording;
 
@@ -23,9 +21,34 @@ use roxe_base::lock::rank;
 use roxe_base::timers::Timers;
 use roxe_base::weakest::{self, Weakness};
 use roxe_check::trace;
+use roxe_net::link::RxMeta;
 use roxe_observe::counters::Counters;
 use roxe_transport::fault::{Seen, Verdict};
-use roxe_wire::{NetHeader, Packet, icrc};
+use roxe_wire::{NetHeader, Packet, Qpn, icrc};
+
+/// Most delayed packets at a time; further ones are lost.
+pub(crate) const MAX_HELD: usize = 1 << 14;
+
+/// A packet delayed by a fault rule.
+#[derive(Debug)]
+pub(crate) enum Held {
+    Outgoing { net: NetHeader, bytes: Vec<u8>, packet_comment: PacketComment },
+    Incoming(Incoming),
+}
+
+/// A delayed packet for a queue pair of this process.
+#[derive(Clone, Debug)]
+pub(crate) struct Incoming {
+    pub qpn: Qpn,
+    /// Receive metadata of this packet alone.
+    pub meta: RxMeta,
+    /// Bytes from BTH to ICRC.
+    pub bytes: Vec<u8>,
+    /// True if it shall find no posted receive.
+    pub rnr: bool,
+    /// True for a duplicate made by a rule.
+    pub is_copy: bool,
+}
 
 /// Captures and fault rules of one engine.
 #[derive(Debug)]
@@ -33,7 +56,6 @@ pub struct Interceptor {
     /// With the index of the device's interface in the capture.
     recorder: Option<(&'static Recorder, u32)>,
     faults: Option<&'static Faults>,
-    /// Packets delayed by rules.
     pub(crate) delayed: Timers<rank::Delayed, Held>,
 }
 
@@ -81,7 +103,6 @@ impl Interceptor {
     }
 }
 
-/// Counts the effects of a verdict.
 pub(crate) fn count(counters: &Counters, verdict: &Verdict) {
     let Verdict { drop, copies, delay, corrupt, mark_ce, rnr, forged, .. } = *verdict;
     for (counter, times) in [

@@ -17,9 +17,7 @@ pub(crate) struct Links {
     pub(crate) udp: RwLock<rank::Links, Vec<Arc<UdpLink>>>,
     /// Incremented when the list or the addresses of this host change.
     version: AtomicU32,
-    /// Send sides of raw packet queue pairs.
     pub(crate) frame_senders: Mutex<rank::FrameSenders, Vec<Weak<FrameSender>>>,
-    /// Addresses of all interfaces of this host.
     pub(crate) host_addresses: RwLock<rank::HostAddresses, Vec<Gid>>,
     /// When the next hop from a local to a remote address was last resolved.
     pub(crate) next_hops: Mutex<rank::NextHops, HashMap<(Gid, Gid), Instant>>,
@@ -64,7 +62,6 @@ impl Links {
         senders.push(Arc::downgrade(sender));
     }
 
-    /// Drops all sockets.
     pub(crate) fn clear(&self) {
         self.udp.write().clear();
         self.frame_senders.lock().clear();
@@ -93,7 +90,6 @@ impl Links {
     }
 }
 
-/// Counts the result of sending `packets` queued packets.
 fn count(counters: &Counters, packets: u64, result: Result<(), SendError>, sent: impl FnOnce(u64)) {
     match result {
         Ok(()) => sent(packets),

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 const NEIGHBOUR_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time for which a resolved next hop is trusted.
 const FRESH: Duration = Duration::from_secs(1);
-/// Most remembered next hops.
 const CAPACITY: usize = 1024;
 
 impl Engine {

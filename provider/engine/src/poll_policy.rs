@@ -40,7 +40,6 @@ pub(crate) const POLLS_AFTER_ARMING: u32 = 4;
 pub(crate) const SERVED: i32 = 2;
 pub(crate) const UNNEEDED: i32 = 1;
 
-/// Observations of the thread as it wakes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WakeUp {
     /// Time since a thread of the program last entered to receive.
@@ -61,21 +60,16 @@ impl WakeUp {
     }
 }
 
-/// Decision at a wake-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Course {
     /// Leave packets to the program and take these points off the score; at zero mute.
     Leave(i32),
-    /// Receive.
     Serve,
 }
 
-/// Result of receiving.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Served {
-    /// True if there were packets.
     pub(crate) found: bool,
-    /// Value of [`WakeUp::is_polled`].
     pub(crate) is_polled: bool,
     /// True if the program has armed and waits.
     pub(crate) is_armed: bool,
@@ -102,7 +96,6 @@ impl Served {
 pub(crate) struct Background {
     /// Time for which wake-ups have found the program polling; halved when it was outside.
     muted: Duration,
-    /// Consecutive unneeded wake-ups.
     unneeded: u32,
 }
 
@@ -154,7 +147,7 @@ pub(crate) fn gave_up_too_soon(waited: Duration, usual: Duration) -> bool {
     waited < usual * LONG
 }
 
-/// How long to spin before sleeping; `are_patient` if the last sleeper [`gave_up_too_soon`].
+/// Spin time before sleeping; `are_patient` if the last sleeper [`gave_up_too_soon`].
 pub(crate) fn patience(usual: Duration, are_patient: bool) -> Duration {
     if are_patient { usual * LONG } else { usual }
 }

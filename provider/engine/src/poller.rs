@@ -28,7 +28,6 @@ pub(crate) enum Watch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Woken {
-    /// The interface changed.
     LinkEvents = u64::MAX,
     /// A peer process used or closed its control socket.
     Line = u64::MAX - 1,
@@ -39,7 +38,6 @@ pub(crate) enum Woken {
     Other = 0,
 }
 
-/// Descriptors of the sleeping thread.
 #[derive(Debug)]
 pub(crate) struct Poller {
     all: RawFd,
@@ -140,7 +138,6 @@ impl Poller {
         }
     }
 
-    /// Resets the kick and the timer.
     fn drain(&self) {
         let mut count = [0u8; 8];
         for fd in [self.kick, self.timer] {

@@ -38,7 +38,6 @@ pub(crate) struct Presence {
 }
 
 impl Default for Presence {
-    /// No thread present, none waiting.
     fn default() -> Self {
         Self {
             last_poll: AtomicU64::new(0),
@@ -53,7 +52,6 @@ impl Default for Presence {
 }
 
 impl Presence {
-    /// Called when a thread of the program enters.
     pub(crate) fn enter(&self) {
         self.inside.store(true, Relaxed);
     }
@@ -73,12 +71,7 @@ impl Presence {
     /// woken.
     pub(crate) fn arm(&self) -> bool {
         self.polls_since_arming.store(0, Relaxed);
-        !self.waits_itself.load(Relaxed) && self.hand_over()
-    }
-
-    /// Makes the background thread receive. Returns true if it must be woken.
-    pub(crate) fn hand_over(&self) -> bool {
-        self.muting.hand_over()
+        !self.waits_itself.load(Relaxed) && self.muting.hand_over()
     }
 
     /// Returns true, once, if the sleeping thread would oversleep `deadline`. Call after publishing

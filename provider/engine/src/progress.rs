@@ -133,7 +133,7 @@ impl Engine {
     /// Called before a thread sleeps that received for another engine: the background thread takes
     /// over.
     pub fn before_sleep_elsewhere(&self) {
-        if self.scheduler.presence.hand_over() {
+        if self.scheduler.presence.muting.hand_over() {
             self.scheduler.kick();
         }
     }

@@ -71,7 +71,6 @@ impl Engine {
         found
     }
 
-    /// Delivers the frames of one receive.
     fn deliver_frames(&self, side: &mut FrameSide, state: &mut RxState, now: Instant) -> bool {
         let FrameSide { receiver, rules, chosen } = side;
         let mut count = 0;

@@ -11,7 +11,6 @@ use roxe_transport::time::Instant;
 use roxe_wire::cm::CommId;
 use std::collections::VecDeque;
 
-/// A request without a listener.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) meta: RxMeta,
@@ -42,7 +41,6 @@ impl ForwardedRequests {
         self.0.push_front((route, id, to));
     }
 
-    /// The destination of the request of `id` along `route`.
     pub(crate) fn find(&self, route: Route, id: CommId) -> Option<Mailbox> {
         self.0.iter().find(|(known, number, _)| (*known, *number) == (route, id)).map(|(.., to)| *to)
     }

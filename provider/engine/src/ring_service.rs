@@ -2,7 +2,7 @@
 
 use crate::engine::Engine;
 use crate::flow_control::Receiver;
-use crate::poller::{Poller, Woken};
+use crate::poller::Woken;
 use crate::rings::{MAX_RINGS, Sender, SharedSender, size_of_next};
 use crate::rx::NEW_RING_POLLS;
 use crate::rx_state::{RxState, Sources};
@@ -22,7 +22,6 @@ use std::sync::atomic::Ordering;
 const TURNS: usize = 64;
 
 impl Engine {
-    /// Offers the requested rings.
     pub(crate) fn offer_rings(&self, state: &RxState, now: Instant) {
         for slot in self.rings.wanted() {
             let offer = uncancelled(|| self.offer_ring(state, slot));
@@ -51,21 +50,16 @@ impl Engine {
         let size = size as usize;
         let is_wanted = self.rings.is_on && [shm::SIZE, shm::SMALL].contains(&size) && shm::read() < MAX_RINGS;
         if let (true, Ok(poller)) = (is_wanted, self.scheduler.poller()) {
+            let watch = |control| poller.watch_for(Woken::Line, control);
             // On failure the descriptors are closed, which the other process notices.
-            let _ = uncancelled(|| self.open_inbound(size, descriptors, &poller));
+            let Ok(ring) = uncancelled(|| Inbound::accept(size, descriptors, poller.doorbell(), watch)) else { return };
+            self.rings.inbound.write().push(Arc::new(ring));
+            self.rings.inbound_version.fetch_add(1, Ordering::Release);
+            // A sleeping background thread has not told the writer of this ring to wake it.
+            poller.kick();
         }
     }
 
-    fn open_inbound(&self, size: usize, descriptors: Vec<OwnedFd>, poller: &Poller) -> io::Result<()> {
-        let ring = Inbound::accept(size, descriptors, poller.doorbell(), |line| poller.watch_for(Woken::Line, line))?;
-        self.rings.inbound.write().push(Arc::new(ring));
-        self.rings.inbound_version.fetch_add(1, Ordering::Release);
-        // A sleeping background thread has not told the writer of this ring to wake it.
-        poller.kick();
-        Ok(())
-    }
-
-    /// Refreshes the list of rings to read.
     pub(crate) fn refresh_rings(&self, sources: &mut Sources) {
         let version = self.rings.inbound_version.load(Ordering::Acquire);
         if version != sources.rings_version {
@@ -137,7 +131,6 @@ impl Engine {
         self.rings.inbound_version.fetch_add(1, Ordering::Release);
     }
 
-    /// Makes queue pairs ready that waited for room.
     #[inline]
     pub(crate) fn look_for_room(&self) {
         if self.scheduler.ready().contains(Ready::RINGS_FULL) {

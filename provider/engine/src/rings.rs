@@ -54,7 +54,6 @@ pub(crate) struct Sender {
     pub(crate) blocked: VecDeque<Qpn>,
     /// Queue pairs that wait for room after they wrote some packets.
     pub(crate) partial: VecDeque<Qpn>,
-    /// True if the ring is listed in [`Rings::full`].
     pub(crate) is_listed: bool,
     /// True after the reader has stalled: datagrams are lost while the ring is full.
     pub(crate) is_stalled: bool,
@@ -117,22 +116,17 @@ pub(crate) struct Awaiting {
     qpns: Vec<Qpn>,
 }
 
-/// State of the ring to a slot.
 #[derive(Debug)]
 pub(crate) enum RingState {
     /// The slot belongs to this engine, which has not sent to itself yet.
     Own,
-    /// Requested by a queue pair.
     Wanted(Option<Awaiting>),
-    /// Offered to the peer.
     Offered(Writer, ControlSocket, Option<Awaiting>),
-    /// Accepted by the peer.
     Ready(SharedSender, ControlSocket),
     /// Refused; not requested again before this time.
     Refused(Instant),
 }
 
-/// Route of packets to a slot.
 #[derive(Debug)]
 pub(crate) enum RingRoute {
     Ring(SharedSender),
@@ -145,7 +139,6 @@ pub(crate) enum RingRoute {
 
 #[derive(Debug, Default)]
 pub(crate) struct Rings {
-    /// True if rings are enabled.
     pub(crate) is_on: bool,
     /// Incremented when a ring becomes usable or is closed.
     pub(crate) version: AtomicU32,
@@ -166,7 +159,6 @@ pub(crate) struct Rings {
 /// sleeping one is woken by it.
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
-    /// Time of the last offer.
     offered: AtomicU64,
     /// Time of the next check; 0 if no ring is offered.
     due: AtomicU64,
@@ -282,7 +274,6 @@ impl Rings {
         until
     }
 
-    /// The slots to which a ring is requested.
     pub(crate) fn wanted(&self) -> Vec<Slot> {
         self.has_wanted.clear();
         let out = self.out.lock();
@@ -311,7 +302,6 @@ impl Rings {
         ended.map(|awaiting| awaiting.qpns).unwrap_or_default()
     }
 
-    /// Marks `slot` as one of this engine.
     pub(crate) fn add_own(&self, slot: Slot) {
         self.out.lock().insert(slot, RingState::Own);
     }
@@ -332,7 +322,6 @@ impl Rings {
         };
     }
 
-    /// Returns true if `ring` is still read.
     pub(crate) fn reads(&self, ring: &Arc<Inbound>) -> bool {
         self.inbound.read().iter().any(|other| Arc::ptr_eq(other, ring))
     }

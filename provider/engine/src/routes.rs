@@ -57,7 +57,6 @@ impl Engine {
         }
     }
 
-    /// Opens the ring of this engine to itself.
     #[cold]
     fn open_own_ring(&self, slot: Slot) {
         self.rings.open_own(slot, || {

@@ -51,7 +51,6 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Returns true if `packet` is an acknowledgement.
 #[inline]
 pub(crate) fn is_ack(packet: &[u8]) -> bool {
     packet.first() == Some(&(Operation::Acknowledge as u8))

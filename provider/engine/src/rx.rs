@@ -38,7 +38,6 @@ pub(crate) const NEW_RING_POLLS: u32 = 256;
 /// Visits that read the mailboxes after one had a frame.
 const MAIL_VISITS: u32 = 64;
 
-/// Path by which a packet entered this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RxPath {
     /// Unicast socket of a local address.
@@ -145,7 +144,6 @@ impl Engine {
         true
     }
 
-    /// Drops packets of another user of this host.
     #[cold]
     fn drop_foreign(&self, state: &mut RxState, link: &Arc<UdpLink>, meta: &RxMeta, bytes: &[u8], now: Instant) {
         let run = Run { meta, bytes, index: meta.first_index };
@@ -191,23 +189,24 @@ impl Engine {
                     break;
                 };
                 found = true;
-                match Frame::parse(buf.get(..len).unwrap_or_default()) {
-                    Some((Frame::Ring { size }, _)) if at < state.slots.len() => self.accept_ring(size, fds),
-                    frame => self.take_frame(frame, state, now),
+                let frame = Frame::parse(buf.get(..len).unwrap_or_default());
+                if let Some((Frame::Ring { size }, _)) = frame
+                    && at < state.slots.len()
+                {
+                    self.accept_ring(size, fds);
+                    continue;
+                }
+                state.mail_visits = MAIL_VISITS;
+                match frame {
+                    Some((Frame::Packets(meta), body)) => self.dispatch(state, &meta, body, RxPath::Mailbox, now),
+                    Some((Frame::Credit { dst, slot, bytes }, _)) => self.flows.credit(Key { dst, slot }, bytes, now),
+                    // Probe answers go to the mailbox of their builder, ring offers to that of a
+                    // slot.
+                    _ => self.counters().malformed.add(1),
                 }
             }
         }
         found
-    }
-
-    fn take_frame(&self, frame: Option<(Frame, &[u8])>, state: &mut RxState, now: Instant) {
-        state.mail_visits = MAIL_VISITS;
-        match frame {
-            Some((Frame::Packets(meta), body)) => self.dispatch(state, &meta, body, RxPath::Mailbox, now),
-            Some((Frame::Credit { dst, slot, bytes }, _)) => self.flows.credit(Key { dst, slot }, bytes, now),
-            // Probe answers go to the mailbox of their builder, ring offers to that of a slot.
-            Some((Frame::ProbeSeen { .. } | Frame::Ring { .. }, _)) | None => self.counters().malformed.add(1),
-        }
     }
 
     /// Splits a received datagram into runs to one queue pair each and routes them.

@@ -67,10 +67,8 @@ pub(crate) struct Sources {
     pub(crate) new_ring_polls: u32,
 }
 
-/// State that changes while packets are routed.
 #[derive(Debug, Default)]
 pub(crate) struct RxState {
-    /// Buffer for control messages of received datagrams.
     pub(crate) control: Control,
     /// Sockets found readable by the last poll of all.
     pub(crate) readiness: Readiness,
@@ -81,23 +79,18 @@ pub(crate) struct RxState {
     pub(crate) prefers_rings: bool,
     /// A queue pair whose packets wait for receives in such number that rings are left unread.
     pub(crate) crowded: Option<Arc<dyn QueuePair>>,
-    /// Time of the last poll of all sockets.
     pub(crate) looked_at: Instant,
     /// Added to [`BESIDE_RINGS`] until the next poll of all sockets.
     pub(crate) looks_later: Duration,
     pub(crate) slots: Vec<SlotSocket>,
     pub(crate) steering: Vec<Steering>,
-    /// Multicast groups with attached queue pairs.
     pub(crate) groups: Vec<Group>,
     /// Raw link; present while flow rules exist.
     pub(crate) frames: Option<FrameSide>,
     /// CM service IDs of this process with their mailboxes.
     pub(crate) services: Vec<ServiceSocket>,
-    /// Destinations of CM requests forwarded to other processes.
     pub(crate) forwarded_requests: ForwardedRequests,
-    /// CM requests without a listener yet, oldest first.
     pub(crate) unclaimed: VecDeque<Request>,
-    /// Packets to be forwarded to other processes.
     pub(crate) forward_queue: ForwardQueue,
     /// Remaining visits that read the mailboxes every time.
     pub(crate) mail_visits: u32,
@@ -109,19 +102,16 @@ pub(crate) struct RxState {
     pub(crate) visits: u32,
     /// Visits since a timer became due and was deferred.
     pub(crate) overdue: u32,
-    /// True if the last visit received packets.
     pub(crate) busy: bool,
     pub(crate) source: PollSource,
 }
 
-/// The kind of thread that polls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum PollSource {
     #[default]
     Program,
     /// The background thread right after it woke; it polls all sources.
     Woken,
-    /// The background thread while it spins.
     Spinning,
 }
 

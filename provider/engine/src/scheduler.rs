@@ -25,16 +25,13 @@ const CLOSING: Duration = Duration::from_millis(100);
 const NEVER: u64 = u64::MAX;
 
 bitflags! {
-    /// Services with pending work.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub(crate) struct Ready: u32 {
         /// Queue pairs with room or more to send.
         const QUEUE_PAIRS = 1 << 0;
         /// Messages or timers for connection managers.
         const CONNECTIONS = 1 << 1;
-        /// Credits are owed to senders of this host.
         const CREDITS = 1 << 2;
-        /// Queue pairs that request a ring.
         const RINGS_WANTED = 1 << 3;
         /// Queue pairs that wait for room in a ring.
         const RINGS_FULL = 1 << 4;
@@ -48,12 +45,10 @@ impl Ready {
     pub(crate) const FOR_PROCESSES: Self = Self::CREDITS.union(Self::RINGS_WANTED).union(Self::RINGS_AWAITED);
 }
 
-/// The owner of a timer.
 #[derive(Debug)]
 pub(crate) enum TimerOwner {
     /// Retransmission, or timeout of early packets.
     Qp(Qpn),
-    /// An object of the crate above.
     Other(Weak<dyn Deadline>),
     Cm,
     /// CM requests without a listener.
@@ -83,7 +78,6 @@ pub struct Scheduler {
     pub(crate) presence: Presence,
     /// Set when packets were not answered in time, until steering has been informed.
     unanswered: AtomicBool,
-    /// Consecutive polls that found nothing.
     idle_visits: AtomicU32,
     /// Time of the first of them in nanoseconds.
     idle_since: AtomicU64,
@@ -169,7 +163,6 @@ impl Scheduler {
         self.timers.next().into_iter().chain(task.map(Instant)).min()
     }
 
-    /// Sets the deadline of `task` without waking the thread.
     pub(crate) fn set(&self, task: Task, at: Option<Instant>) {
         self.tasks[task as usize].store(at.map_or(NEVER, |at| at.0), Ordering::SeqCst);
     }
@@ -206,7 +199,6 @@ impl Scheduler {
         }
     }
 
-    /// Notes that a poll found packets.
     #[inline]
     pub(crate) fn note_found(&self) {
         self.idle_visits.store(0, Ordering::Relaxed);

@@ -13,7 +13,6 @@ use std::time::Duration;
 pub const LOCK_LIMIT: Duration = Duration::from_millis(50);
 /// Longest wait for processes that do not read their mailbox.
 const MAIL_LIMIT: Duration = Duration::from_millis(200);
-/// Interval of retries for a full mailbox.
 const LOOK: Duration = Duration::from_millis(1);
 
 impl Engine {

@@ -27,7 +27,6 @@ use std::time::Duration;
 /// Longest wait for steering to include a new socket: the duration of a measurement while a process
 /// does not answer.
 const TO_STEER: Duration = Duration::from_millis(100);
-/// Polling interval of that wait.
 const LOOK: Duration = Duration::from_micros(50);
 
 impl Engine {
@@ -150,7 +149,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Opens the address `gid` for sending and receiving.
     pub(crate) fn add_link(&self, gid: Gid, poller: &Poller) -> io::Result<()> {
         static TOLD: Once = Once::new();
         let link = UdpLink::open(gid, self.ifindex(), self.config.gso, self.config.gro)?;

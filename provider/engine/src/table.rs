@@ -6,7 +6,7 @@
 //! reuses the numbers of unconnected queue pairs at once.
 
 use crate::queue_pair::{PREFETCHED, QueuePair};
-use roxe_base::lock::{Lockable, RwLock, lock_raw_and_look, rank};
+use roxe_base::lock::{RwLock, lock_raw_and_look, rank};
 use roxe_base::weakest::{Weakness, has};
 use roxe_memory::prefetch::prefetch_at;
 use roxe_net::slot::{QPNS_PER_SLOT, Slot};
@@ -21,7 +21,6 @@ const MAX_PER_SLOT: usize = QPNS_PER_SLOT as usize * 3 / 4;
 
 const RECENT: usize = 16;
 
-/// Result of looking up a destination QPN.
 #[derive(Debug)]
 pub(crate) enum Lookup {
     Found(Arc<dyn QueuePair>),
@@ -32,7 +31,7 @@ pub(crate) enum Lookup {
 }
 
 #[derive(Debug)]
-struct Owned {
+pub(crate) struct Owned {
     slot: Slot,
     used: usize,
     numbers: Vec<Number>,
@@ -108,12 +107,11 @@ impl Owned {
     }
 }
 
-/// All queue pairs of an engine.
 #[derive(Debug, Default)]
 pub(crate) struct QpTable {
     /// The slots of `slots`, for callers that have a queue pair locked.
-    owned: RwLock<rank::OwnedSlots, Vec<Slot>>,
-    slots: RwLock<rank::QpTable, Vec<Owned>>,
+    pub(crate) owned: RwLock<rank::OwnedSlots, Vec<Slot>>,
+    pub(crate) slots: RwLock<rank::QpTable, Vec<Owned>>,
     /// Incremented when a queue pair is removed.
     version: AtomicU32,
 }
@@ -122,7 +120,6 @@ pub(crate) struct QpTable {
 /// count.
 #[derive(Debug, Default)]
 pub(crate) struct Recent {
-    /// Version of the table when they were found.
     version: u32,
     qps: [Option<(Qpn, Arc<dyn QueuePair>)>; RECENT],
 }
@@ -154,7 +151,6 @@ impl QpTable {
         }
     }
 
-    /// Looks up `qpn`.
     #[inline]
     pub(crate) fn find(&self, qpn: Qpn) -> Lookup {
         let slots = self.slots.read();
@@ -181,7 +177,6 @@ impl QpTable {
         self.owned.read().first().copied()
     }
 
-    /// Adds a slot that this process has claimed.
     pub(crate) fn add_slot(&self, slot: Slot) {
         let mut slots = self.slots.write();
         self.owned.write().push(slot);
@@ -218,15 +213,6 @@ impl QpTable {
     /// the queue pairs.
     pub(crate) fn lock_and_list(&self) -> Vec<Arc<dyn QueuePair>> {
         lock_raw_and_look(&self.slots, |slots| slots.iter().flat_map(Owned::qps).map(Arc::clone).collect())
-    }
-
-    /// The lock of the list of slots, for the fork handlers.
-    pub(crate) fn raw_owned(&self) -> &impl Lockable {
-        &self.owned
-    }
-
-    pub(crate) fn raw(&self) -> &impl Lockable {
-        &self.slots
     }
 }
 

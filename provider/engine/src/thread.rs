@@ -22,13 +22,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub(crate) const START_LIMIT: Duration = Duration::from_millis(100);
 pub(crate) const JOIN_LIMIT: Duration = if cfg!(test) { Duration::from_secs(60) } else { Duration::from_secs(1) };
 
-/// The background thread of an engine.
 #[derive(Debug)]
 pub(crate) struct Thread {
     poller: Arc<Poller>,
     /// Held by the thread while it holds a strong reference to its engine.
     turn: Mutex<rank::ThreadTurn, ()>,
-    /// Taken by the thread that joins it.
     handle: Mutex<rank::ThreadHandle, Option<JoinHandle<()>>>,
 }
 
@@ -85,7 +83,7 @@ fn join(handle: JoinHandle<()>, limit: Duration) {
     // An integer or a pointer, depending on the C library.
     let thread = handle.into_pthread_t() as libc::pthread_t;
     // SAFETY: a thread that was neither joined nor detached, and is one of the two here; `until`
-    // outlives the call, and nobody wants its result.
+    // outlives the call; its result is not used.
     uncancelled(|| unsafe {
         if libc::pthread_timedjoin_np(thread, std::ptr::null_mut(), &raw const until) != 0 {
             libc::pthread_detach(thread);
@@ -115,7 +113,6 @@ fn spawn_without_signals(name: &str, f: impl FnOnce() + Send + 'static) -> io::R
 /// Requests short time slices for the calling thread, so that it runs soon after a wake-up although
 /// programs spin on every CPU. Kernels before 6.12 ignore the request.
 pub(crate) fn prefer_short_slices() {
-    /// The shortest slice the kernel grants, nanoseconds.
     const SLICE: u64 = 100_000;
     // SAFETY: `attr` is a complete sched_attr of the size told to the kernel, which writes it and
     // then reads it; 0 is the calling thread.

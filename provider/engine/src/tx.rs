@@ -6,7 +6,6 @@
 //! memory, so that the ICRC stays right if the program changes its memory meanwhile. Where the
 //! processor allows, the copy also sums the payload, and sealing adds only the headers.
 
-mod frames;
 mod intercepted;
 mod tx_path;
 
@@ -17,6 +16,7 @@ use crate::run::is_ack;
 use roxe_memory::crc::Folding;
 use roxe_memory::guard::Sum;
 use roxe_net::link::{MAX_BYTES, MAX_SEGMENTS, SendError, Taken};
+use roxe_net::raw::FrameSender;
 use roxe_net::slot::Slot;
 use roxe_net::udp::UdpLink;
 use roxe_observe::counters::Counters;
@@ -45,20 +45,16 @@ pub struct Copied {
     pub sum: Sum,
 }
 
-/// A staged packet.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// Offset in the buffer.
     start: usize,
     /// Length in bytes with the ICRC.
     len: usize,
-    /// Index in `avs`.
     av: usize,
     /// Owner of the destination QPN: a run is steered as a whole by its first packet.
     owner: Slot,
     /// Origin, for the interceptor.
     note: PacketNote,
-    /// The part summed while it was copied.
     summed: Option<Summed>,
 }
 
@@ -69,7 +65,6 @@ pub struct Batch {
     used: usize,
     packets: Vec<Entry>,
     avs: Vec<Av>,
-    /// Index of the first packet of the newest run.
     newest: usize,
     /// List lent by [`Batch::lend_copied`].
     copied: Vec<Copied>,
@@ -180,7 +175,6 @@ impl Batch {
         may_follow && self.continues_run(total) && self.run_has_room(total, count)
     }
 
-    /// Removes the last packet.
     fn retract(&mut self) {
         if let Some(entry) = self.packets.pop() {
             self.used = entry.start;
@@ -212,6 +206,33 @@ impl Batch {
                 }
                 None => at + 1,
             };
+        }
+        self.clear();
+    }
+
+    /// Sends all staged packets as frames in order. Frames that cannot be sent are lost and
+    /// counted.
+    pub fn flush_frames(&mut self, link: &FrameSender, counters: &Counters) {
+        let mut at = 0;
+        while let Some(rest) = self.packets.get(at..).filter(|rest| !rest.is_empty()) {
+            // Each staged packet has room for an ICRC, which frames do not use.
+            let mut frames =
+                rest.iter().filter_map(|entry| self.bytes.get(entry.start..entry.start + entry.len - icrc::LEN));
+            match if link.queue().is_empty() { link.send(frames.clone()) } else { Ok(0) } {
+                Ok(count @ 1..) => {
+                    counters.sent_frames.add(count as u64);
+                    at += count;
+                    continue;
+                }
+                Ok(0) | Err(SendError::Full) => match link.send_later(frames.next().unwrap_or_default()) {
+                    Ok(Taken::Queued) => {}
+                    Ok(Taken::Sent) => counters.sent_frames.add(1),
+                    Err(SendError::QueueFull) => counters.tx_queue_full.add(1),
+                    Err(_) => counters.send_errors.add(1),
+                },
+                Err(_) => counters.send_errors.add(1),
+            }
+            at += 1;
         }
         self.clear();
     }
@@ -279,7 +300,6 @@ impl Batch {
         at..end
     }
 
-    /// Writes the ICRCs of a run.
     fn seal(&mut self, run: Range<usize>, net: &NetHeader) {
         self.sealer.retarget(net);
         // The kernel counts IPv4 identifications from 0 in each run.

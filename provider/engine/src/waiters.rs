@@ -10,9 +10,7 @@ use std::time::Duration;
 /// Threads that wait for events. Advisory, except for `looking`.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
-    /// Number of waiting threads, asleep or not.
     pub(crate) waiting: AtomicU32,
-    /// Number of waiting threads that receive at this moment.
     pub(crate) looking: AtomicU32,
     /// When the last of these found its event, in nanoseconds; 0 if one has given up since.
     pub(crate) last_catch: AtomicU64,
@@ -31,7 +29,6 @@ impl Waiters {
         self.looking.load(SeqCst) > 0 || is_expected_back(now.since(Instant(self.last_catch.load(SeqCst))))
     }
 
-    /// Resets the counts in the child of a fork.
     pub(crate) fn abandon(&self) {
         self.waiting.store(0, Relaxed);
         self.looking.store(0, Relaxed);
@@ -42,7 +39,6 @@ impl Waiters {
         self.are_patient.store(gave_up_too_soon(waited, usual), Relaxed);
     }
 
-    /// How long to spin before sleeping.
     pub(crate) fn patience(&self, usual: Duration) -> Duration {
         poll_policy::patience(usual, self.are_patient.load(Relaxed))
     }

@@ -14,7 +14,6 @@ pub(super) const JUMP_SET: u16 = 0x45;
 pub(super) const RETURN: u16 = 0x06;
 pub(super) const RETURN_A: u16 = 0x16;
 
-/// Most instructions that the kernel accepts.
 pub(super) const MAX_LEN: usize = 4096;
 
 /// Accepts the whole packet.

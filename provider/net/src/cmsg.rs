@@ -8,7 +8,6 @@ use std::time::{Duration, SystemTime};
 
 /// Bytes of control messages of one call: five small ones.
 pub(crate) const CAPACITY: usize = 128;
-/// Most descriptors of a sent message.
 const MAX_DESCRIPTORS: usize = 4;
 const HEADER: usize = size_of::<libc::cmsghdr>();
 const WORD: usize = size_of::<usize>();
@@ -35,7 +34,6 @@ impl Control {
         &mut self.bytes
     }
 
-    /// Sets the number of bytes that the kernel wrote.
     pub(crate) fn set_len(&mut self, len: usize) {
         self.len = len.min(CAPACITY);
     }
@@ -53,7 +51,6 @@ impl Control {
         true
     }
 
-    /// Appends descriptors for another process.
     pub(crate) fn push_descriptors(&mut self, fds: &[RawFd]) -> bool {
         let mut data = [0; 4 * MAX_DESCRIPTORS];
         data.chunks_exact_mut(4).zip(fds).for_each(|(out, fd)| out.copy_from_slice(&fd.to_ne_bytes()));
@@ -78,7 +75,6 @@ impl Default for Control {
     }
 }
 
-/// Level, type and data.
 type Message<'a> = (c_int, c_int, &'a [u8]);
 
 /// The first message of `bytes` and the rest.

@@ -129,7 +129,6 @@ impl Run {
 /// throttles them without loss. On loopback no send buffer fills, and the lock is never taken.
 #[derive(Debug, Default)]
 pub struct TxQueue {
-    /// Changed under the lock only.
     has_runs: AtomicBool,
     state: Mutex<rank::TxQueue, State>,
     room: Option<Arc<SendRoom>>,
@@ -138,7 +137,6 @@ pub struct TxQueue {
 #[derive(Debug, Default)]
 struct State {
     runs: VecDeque<(Run, Box<[u8]>)>,
-    /// Total bytes of `runs`.
     bytes: usize,
     waiters: Vec<Qpn>,
     /// Total number of runs sent from here.

@@ -167,14 +167,12 @@ impl LinkEvents {
     }
 }
 
-/// A route.
 #[derive(Debug)]
 struct Route {
     gateway: Option<IpAddr>,
     ifindex: u32,
 }
 
-/// A netlink socket for queries.
 #[derive(Debug)]
 struct Netlink {
     socket: Socket,
@@ -191,7 +189,6 @@ impl Netlink {
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// Waits for a change, at most for `limit`.
     fn wait(&self, limit: Duration) -> io::Result<()> {
         self.socket.set_nonblocking(false)?;
         self.socket.set_read_timeout(Some(limit))?;
@@ -278,7 +275,6 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().map(|word| u32::from_ne_bytes(*word))
 }
 
-/// The attributes of an answer.
 fn attributes_of(answer: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     let mut rest = answer.get(BODY..).unwrap_or_default();
     std::iter::from_fn(move || {

@@ -191,7 +191,6 @@ impl Users {
         Self { tables: tables.concat(), port }
     }
 
-    /// Owners of the sockets at these addresses.
     fn at(&self, gids: &[Gid]) -> impl Iterator<Item = u32> {
         let locals: Vec<_> = gids.iter().map(|gid| local(*gid, self.port)).collect();
         users(&self.tables, &locals).collect::<Vec<_>>().into_iter()

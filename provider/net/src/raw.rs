@@ -24,7 +24,6 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
-/// Requested receive and send buffer in bytes.
 const BUFFER: usize = 8 << 20;
 /// Bytes of the receive area, unless one frame needs more.
 const AREA: usize = 128 << 10;
@@ -117,9 +116,7 @@ pub struct FrameReceiver {
     socket: Socket,
     interface: Interface,
     area: Vec<u8>,
-    /// Bytes of the area per frame.
     slot: usize,
-    /// Ranges of the frames of the last receive.
     frames: Vec<Range<usize>>,
     /// Number of frames longer than the interface carries: the kernel coalesces TCP segments.
     oversized: u64,

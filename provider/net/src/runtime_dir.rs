@@ -26,7 +26,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 
-/// The lock file of sweeps.
 const SWEEPER: &str = "sweeper.lock";
 /// Longest path of a Unix socket in bytes, without the final zero (`man 7 unix`).
 pub(super) const MAX_PATH: usize = 107;
@@ -38,7 +37,6 @@ const MAX_FILE_NAME: usize = 2 + 8 + 1 + 4 + 9 + 17 + 32;
 #[derive(Debug)]
 pub(crate) struct RuntimeDir {
     path: PathBuf,
-    /// Owner.
     uid: u32,
     /// Locked, so that cleaners of old files (`man tmpfiles.d`) leave it alone.
     _shared: Option<File>,
@@ -46,7 +44,6 @@ pub(crate) struct RuntimeDir {
     common: Option<Box<Self>>,
 }
 
-/// State of this process.
 #[derive(Debug)]
 struct Current {
     dir: Option<Arc<RuntimeDir>>,
@@ -62,7 +59,6 @@ static CURRENT: Mutex<rank::RuntimeDir, Current> = Mutex::new(Current { dir: Non
 /// True once a process of this user was seen to have died.
 static DEATH: AtomicBool = AtomicBool::new(false);
 
-/// Reasons why no directory can be used.
 #[derive(Debug, thiserror::Error)]
 enum Unusable {
     #[error(
@@ -82,7 +78,6 @@ fn list(tried: &[(PathBuf, String)]) -> String {
     tried.iter().map(|(path, why)| format!("{}: {why}", path.display())).collect::<Vec<_>>().join("; ")
 }
 
-/// Reason why one directory cannot be used.
 enum Refusal {
     /// It cannot be used by any process of this user.
     Unfit(String),
@@ -137,7 +132,7 @@ impl RuntimeDir {
     /// The first usable directory of `candidates`, and its index.
     fn choose<'a>(candidates: impl IntoIterator<Item = &'a PathBuf>, uid: u32) -> io::Result<(usize, Self)> {
         let refuse = |why: Unusable| io::Error::new(io::ErrorKind::PermissionDenied, why);
-        if !is_mapped(uid) {
+        if is_unmapped(uid) {
             return Err(refuse(Unusable::Unmapped(uid)));
         }
         let mut tried = Vec::new();
@@ -216,7 +211,6 @@ pub fn common_dir() -> io::Result<PathBuf> {
     Ok(dir.all().last().unwrap_or(&dir).path().to_owned())
 }
 
-/// Candidate directories.
 #[derive(Debug)]
 struct Candidates {
     /// In `XDG_RUNTIME_DIR`; tried first.
@@ -262,11 +256,6 @@ fn is_name(entry: &fs::DirEntry) -> bool {
     kind.is_socket() || kind.is_symlink() && leads_to_name()
 }
 
-/// Returns true if `uid` is one user, not the number shown for all unmapped users.
-fn is_mapped(uid: u32) -> bool {
-    uid != overflow_uid() || is_everybody_mapped()
-}
-
 /// Returns true if this process runs as the user that stands for all unmapped ones (`man 7
 /// user_namespaces`): it could not tell other users from itself, and no device works there.
 pub fn is_overflow_user() -> bool {
@@ -275,7 +264,7 @@ pub fn is_overflow_user() -> bool {
 
 /// Returns true if `uid` is shown for users that this user namespace does not map.
 pub(super) fn is_unmapped(uid: u32) -> bool {
-    uid == overflow_uid() && !is_mapped(uid)
+    uid == overflow_uid() && !is_everybody_mapped()
 }
 
 /// Registers `path`, bound by this process, and its `link` in the common directory for removal at
@@ -291,7 +280,6 @@ pub(super) fn note_name(path: PathBuf, link: Option<PathBuf>) {
     current.names.insert(path, link);
 }
 
-/// Removes `path` if this process bound it.
 pub(super) fn remove_name(path: &Path) {
     let mut current = CURRENT.lock();
     if let Some(link) = current.names.remove(path)
@@ -302,7 +290,6 @@ pub(super) fn remove_name(path: &Path) {
     }
 }
 
-/// Removes all names of this process at exit.
 fn remove_all() {
     // The exiting thread may hold the lock; then a later start sweeps.
     let Some(mut current) = CURRENT.try_lock() else { return };
@@ -347,7 +334,6 @@ pub fn sweep_after_death() {
 pub(super) struct RemovedOnDrop(pub(super) PathBuf);
 
 impl RemovedOnDrop {
-    /// An unused path in `dir`.
     fn random(dir: &Path) -> io::Result<Self> {
         Ok(Self(dir.join(format!("new-{:016x}", random::number()?))))
     }
@@ -359,7 +345,6 @@ impl Drop for RemovedOnDrop {
     }
 }
 
-/// Binds `socket` to a random path in `dir`.
 pub(super) fn bind_at_random(socket: Socket, dir: &Path) -> io::Result<(Socket, RemovedOnDrop)> {
     let path = RemovedOnDrop::random(dir)?;
     socket.bind(&SockAddr::unix(&path.0)?)?;

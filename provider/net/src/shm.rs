@@ -22,7 +22,6 @@ use socket2::{Domain, Socket, Type};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-/// Number of descriptors of an offer.
 const OFFERED: usize = 3;
 
 /// Eventfd that the background thread of another process sleeps on.
@@ -79,7 +78,6 @@ impl ControlSocket {
         }
     }
 
-    /// Accepts the ring; `doorbell` wakes this process.
     fn accept(&self, doorbell: RawFd) -> io::Result<()> {
         let mut control = Control::new();
         control.push_descriptors(&[doorbell]);

@@ -15,7 +15,6 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-/// Bits of a QPN below its slot.
 const INDEX_BITS: u32 = 12;
 /// QPNs per slot.
 pub const QPNS_PER_SLOT: u32 = 1 << INDEX_BITS;
@@ -99,7 +98,6 @@ impl SlotSocket {
         self.slot
     }
 
-    /// Index of the interface that the slot belongs to.
     pub(super) fn ifindex(&self) -> u32 {
         self.ifindex
     }

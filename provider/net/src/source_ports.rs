@@ -25,14 +25,12 @@ const PERIOD: Duration = Duration::from_millis(20);
 const OWNER_KEPT: Duration = Duration::from_secs(1);
 /// Shortest pause between reads of the kernel's table, which a flood from many addresses causes.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// Most cached cards of other users.
 const MAX_CARDS: usize = 64;
 /// Offset of the network header, and in it of the source address, in a program whose other offsets
 /// count from the UDP header.
 const NETWORK: u32 = libc::SKF_NET_OFF.cast_unsigned();
 const SRC_V4: u32 = NETWORK.wrapping_add(12);
 const SRC_V6: u32 = NETWORK.wrapping_add(8);
-/// Offset of the source port in the UDP header.
 const SRC_PORT: u32 = 0;
 
 /// Source ports accepted from addresses of this host.
@@ -49,15 +47,12 @@ pub struct SourcePorts {
     filters: Vec<Filter>,
     /// Time of the next filter update; `None` without filters.
     due: Option<Instant>,
-    /// Time of the last failure to attach a filter.
     failed_at: Option<Instant>,
 }
 
-/// A socket with a filter attached.
 #[derive(Debug)]
 struct Filter {
     link: Weak<UdpLink>,
-    /// Kernel drops at the last update.
     drops: u32,
 }
 
@@ -148,8 +143,8 @@ impl SourcePorts {
 }
 
 /// A filter for a socket of the family of `own`: packets from the addresses of this `host`, from
-/// `own` and from loopback pass only from `local_port`, except from `cards` of other users. `None` if
-/// it would be too long.
+/// `own` and from loopback pass only from `local_port`, except from `cards` of other users. `None`
+/// if it would be too long.
 fn program(own: Gid, local_port: u16, host: &[Gid], cards: &[Gid]) -> Option<Vec<sock_filter>> {
     let mut code = vec![op(LOAD_HALF, SRC_PORT), jump(JUMP_EQ, local_port.into(), 0, 1), PASS];
     let alike = |gid: &&Gid| gid.is_ipv4() == own.is_ipv4();

@@ -20,10 +20,8 @@ const PART: usize = 32 << 10;
 /// First word of a datagram, followed by the name of the answering socket.
 const LAST: &str = "last";
 const MORE: &str = "more";
-/// Prefix of socket names.
 const KIND: &str = "status-";
 
-/// The device of a process, in a socket's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Name {
     process: u32,
@@ -142,7 +140,6 @@ fn ask_those(is_meant: impl Fn(&Name) -> bool, limit: Duration) -> io::Result<Ve
     Ok(answers.into_values().collect())
 }
 
-/// Receives one datagram, if one arrives in time.
 fn receive(mut socket: &Socket, limit: Duration, answers: &mut BTreeMap<Name, Answer>) -> io::Result<()> {
     socket.set_read_timeout(Some(limit.max(Duration::from_millis(1))))?;
     let mut datagram = vec![0; PART + 64];

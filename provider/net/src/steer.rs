@@ -70,11 +70,8 @@ const NOBODY: u32 = u32::MAX;
 pub struct Steering {
     link: Arc<UdpLink>,
     ifindex: u32,
-    /// Start of the next session.
     due: Option<Instant>,
-    /// Consecutive checks that found another builder.
     looks: u32,
-    /// End of the wait for that builder.
     yields_until: Instant,
     session: Option<Session>,
     /// Builder name, held before a session that is due.
@@ -90,13 +87,11 @@ pub struct Steering {
     probed: Option<Instant>,
 }
 
-/// A measurement of the numbers.
 #[derive(Debug)]
 struct Session {
     /// Excludes other builders; `None` if a stopped builder was passed over.
     _builder: Option<NamedSocket>,
     mailbox: NamedSocket,
-    /// Identifies the mailbox.
     nonce: u64,
     /// Slots of the process that answered, by number.
     answers: Vec<Vec<Slot>>,
@@ -280,7 +275,6 @@ impl Session {
         (self.round, self.asked, self.given_up) = (round, 0, 0);
     }
 
-    /// Number of answers in this round.
     fn answered(&self) -> usize {
         self.answers.iter().filter(|slots| !slots.is_empty()).count()
     }
@@ -300,7 +294,6 @@ impl Session {
         !next.is_empty()
     }
 
-    /// Receives answers.
     fn collect(&mut self) {
         let mut buf = [0; 4096];
         while let Ok(Some((len, _))) = slot::recv_frame(self.mailbox.as_raw_fd(), &mut buf, &mut Control::new()) {
@@ -319,7 +312,6 @@ impl Session {
         self.answers.iter().all(|slots| !slots.is_empty()) && (self.round > 1 || !self.has_doubles())
     }
 
-    /// Returns true if no process has answered.
     fn is_silent(&self) -> bool {
         self.answers.iter().all(Vec::is_empty)
     }

@@ -120,8 +120,8 @@ pub(super) fn bind_netlink(fd: RawFd, groups: c_int) -> io::Result<()> {
     check(rc).map(drop)
 }
 
-/// `struct sock_fprog` with explicit padding: the kernel copies the padding too, and valgrind reports
-/// uninitialized bytes.
+/// `struct sock_fprog` with explicit padding: the kernel copies the padding too, and valgrind
+/// reports uninitialized bytes.
 #[repr(C)]
 struct FilterProgram {
     len: u16,
@@ -138,12 +138,6 @@ pub(super) fn attach_filter(fd: RawFd, name: c_int, program: &mut [libc::sock_fi
     set(fd, libc::SOL_SOCKET, name, &FilterProgram { len, zero: Default::default(), filter: program.as_mut_ptr() })
 }
 
-/// Detaches the program of `SO_ATTACH_FILTER`.
-pub(super) fn detach_filter(fd: RawFd) -> io::Result<()> {
-    set_option(fd, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0)
-}
-
-/// Destination of a datagram.
 pub(super) enum Name<'a> {
     /// The peer of a connected socket.
     Peer,
@@ -222,7 +216,6 @@ pub(super) fn recv(fd: RawFd, buf: &mut [u8], control: &mut Control) -> io::Resu
     }
 }
 
-/// Connects a datagram socket to `name` without blocking.
 pub(super) fn connect(fd: RawFd, name: &socket2::SockAddr) -> io::Result<()> {
     // SAFETY: the name is live and has this length, and the call only reads it.
     let rc = unsafe { libc::syscall(libc::SYS_connect, fd, name.as_ptr(), name.len()) };
@@ -233,7 +226,7 @@ pub(super) fn connect(fd: RawFd, name: &socket2::SockAddr) -> io::Result<()> {
 pub(super) fn take_descriptors(control: &Control) -> Vec<OwnedFd> {
     let messages = control.iter().filter(|(level, kind, _)| (*level, *kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS));
     let fds = messages.flat_map(|(_, _, data)| data.chunks_exact(size_of::<RawFd>()));
-    // SAFETY: the kernel has just opened these descriptors for us, and nobody else knows of them.
+    // SAFETY: the kernel has just opened these descriptors for us; they have no other owner.
     fds.filter_map(|fd| Some(unsafe { OwnedFd::from_raw_fd(RawFd::from_ne_bytes(fd.try_into().ok()?)) })).collect()
 }
 

@@ -188,7 +188,6 @@ impl UdpLink {
         self.drops.take(self.fd())
     }
 
-    /// Returns true if a filter of [`UdpLink::filter`] is attached.
     pub(super) fn is_filtered(&self) -> bool {
         self.drops.are_filtered.load(Relaxed)
     }
@@ -207,9 +206,8 @@ impl UdpLink {
         sys::attach_filter(self.fd(), libc::SO_ATTACH_FILTER, program)
     }
 
-    /// Detaches the filter.
     pub(super) fn end_filter(&self) {
-        let _ = sys::detach_filter(self.fd());
+        let _ = sys::set_option(self.fd(), libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0);
         self.drops.look(self.fd());
         self.drops.are_filtered.store(false, Relaxed);
     }
@@ -270,7 +268,6 @@ impl UdpLink {
         }
     }
 
-    /// Adds the control messages of a send.
     fn describe(&self, to: &NetHeader, segment: Option<u16>, control: &mut Control) {
         let (level, tos, ttl) = if self.is_v4 {
             (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL)
@@ -394,8 +391,8 @@ impl BareLink {
     /// Opens sockets at `gid` to send to `peer`, from the local port if that is on this host.
     ///
     /// # Errors
-    /// `EADDRINUSE` if another user has the RoCE port there; `EADDRNOTAVAIL` if `gid` is not of this
-    /// host.
+    /// `EADDRINUSE` if another user has the RoCE port there; `EADDRNOTAVAIL` if `gid` is not of
+    /// this host.
     pub fn open(gid: Gid, peer: Gid) -> io::Result<Self> {
         let address = socket_addr(gid, 0);
         let receiver = bare_socket(address, 0, BUFFER)?;
@@ -460,7 +457,6 @@ struct Segments {
 #[derive(Debug)]
 struct Refusal {
     dst: Gid,
-    /// Sends until the next try.
     left: u32,
     /// Initial value of `left` after the last refusal.
     pause: u32,
@@ -490,7 +486,6 @@ impl Segments {
         may_try
     }
 
-    /// A segmented send to `dst` was refused.
     #[cold]
     fn note_refused(&self, dst: Gid) {
         let mut refused = self.refused.lock();
@@ -510,7 +505,6 @@ impl Segments {
         let _ = self.state.compare_exchange(SEGMENTS_ON, SEGMENTS_IN_PART, Relaxed, Relaxed);
     }
 
-    /// A segmented send to `dst` succeeded.
     #[inline]
     fn note_taken(&self, dst: Gid) {
         if self.state.load(Relaxed) == SEGMENTS_IN_PART {

@@ -35,9 +35,7 @@ pub struct Adapter {
     guid: u64,
     port: RwLock<rank::Port, Port>,
     observers: Mutex<rank::Contexts, Vec<Weak<dyn PortObserver>>>,
-    /// Counters of each engine, kept while the process runs.
     counters: [Arc<Counters>; MAX_ENGINES],
-    /// Number of engines in use so far.
     engines: AtomicUsize,
     /// Files that show the counters to other programs.
     files: Option<CounterFiles>,

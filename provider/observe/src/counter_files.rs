@@ -24,7 +24,6 @@ const PERIOD: Duration = Duration::from_millis(10);
 const SHARE: u32 = 512;
 const LONGEST: Duration = Duration::from_millis(100);
 
-/// One value per file.
 type Values = [u64; FILES.len()];
 
 /// Paths of the files of a device, below its port.
@@ -35,15 +34,12 @@ pub fn counter_files() -> impl Iterator<Item = &'static str> {
 /// The counter files of one device.
 #[derive(Debug)]
 pub struct CounterFiles {
-    /// Directory of the port.
     folder: PathBuf,
     /// File for a process that prints the counters of one that cannot.
     stats: Option<StatsFile>,
-    /// Values added to the files so far.
     told: Mutex<rank::Told, Values>,
     /// True if the files of the port cannot be written.
     lacks_files: AtomicBool,
-    /// True after the last write.
     is_closed: AtomicBool,
     /// Pause from a change to its write in nanoseconds.
     pause: AtomicU64,
@@ -105,7 +101,15 @@ impl CounterFiles {
         }
         match File::open(&self.folder) {
             // Unlocked when dropped.
-            Ok(folder) if is_locked(&folder) => self.add_all(told, values(counters)),
+            Ok(folder) if is_locked(&folder) => {
+                for (((path, _), told), now) in FILES.iter().zip(told).zip(values(counters)) {
+                    let grown = now.wrapping_sub(*told);
+                    // A file that was removed has no reader; the others are still written.
+                    if grown > 0 && add(&self.folder.join(path), grown).is_ok() {
+                        *told = now;
+                    }
+                }
+            }
             Ok(_) => {}
             Err(_) => self.lacks_files.store(true, Ordering::Relaxed),
         }
@@ -114,16 +118,6 @@ impl CounterFiles {
     /// Pause from a change to its write.
     pub fn pause(&self) -> Duration {
         Duration::from_nanos(self.pause.load(Ordering::Relaxed))
-    }
-
-    fn add_all(&self, told: &mut Values, now: Values) {
-        for (((path, _), told), now) in FILES.iter().zip(told).zip(now) {
-            let grown = now.wrapping_sub(*told);
-            // A file that was removed has no reader; the others are still written.
-            if grown > 0 && add(&self.folder.join(path), grown).is_ok() {
-                *told = now;
-            }
-        }
     }
 
     /// Resets the state in the child of a fork. If a thread missing in the child held the lock, the

@@ -5,7 +5,6 @@ use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{Use, UseCount};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Most counter points of a set.
 const MAX_POINTS: usize = 64;
 
 /// A countable property of the frames of a flow.
@@ -22,7 +21,6 @@ pub enum CounterKind {
 pub struct FlowCounters {
     packets: AtomicU64,
     bytes: AtomicU64,
-    /// Kinds with their indices.
     points: Mutex<rank::FlowCounters, Vec<(CounterKind, u32)>>,
     uses: UseCount,
 }

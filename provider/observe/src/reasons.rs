@@ -23,7 +23,6 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Most reasons in a file.
 const LIMIT: usize = 1000;
 /// Most reasons reported for a queue pair: the last ones.
 const TOLD: usize = 3;
@@ -133,7 +132,6 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Between reason and advice.
 const SEPARATOR: char = '\t';
 
 /// The statuses that a responder can cause.
@@ -244,7 +242,6 @@ fn is_stopped(process: &str) -> bool {
     stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['T', 't']))
 }
 
-/// Removes the files at exit.
 fn remove() {
     if let Some(written) = WRITTEN.try_lock().and_then(|mut written| written.take()) {
         written.files.iter().for_each(|own| _ = fs::remove_file(&own.path));

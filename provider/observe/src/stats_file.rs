@@ -18,11 +18,9 @@ pub struct StatsFile {
     open: Mutex<rank::StatsFile, Option<Open>>,
 }
 
-/// The open file.
 #[derive(Debug)]
 struct Open {
     path: PathBuf,
-    /// Locked while open.
     file: File,
 }
 

@@ -53,11 +53,9 @@ pub enum Receiver {
 pub struct Flow {
     pub(crate) key: Key,
     pub(crate) window: u32,
-    /// Unacknowledged bytes of RC.
     pub(crate) stream: Used,
     /// True after RC was refused more than a little room.
     pub(crate) is_full: AtomicBool,
-    /// Bytes of UC and UD without credit.
     pub(crate) datagrams: Used,
     pub(crate) receiver: Mutex<rank::FlowReceiver, Receiver>,
     /// Time of the last credit or reset in nanoseconds.

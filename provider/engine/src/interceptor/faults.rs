@@ -26,7 +26,6 @@ pub(crate) struct Faults {
     /// Number of rules from `ROXE_FAULTS`; those of the weakest card follow.
     configured: usize,
     injector: Mutex<rank::Faults, Injector>,
-    /// Time of activation.
     start: Instant,
     /// True once rules have been applied in this process, not only in the parent of a fork.
     active: AtomicBool,
@@ -57,7 +56,6 @@ impl Faults {
         Ok(Some(Self { rules, configured, injector, start: clock::now(), active: AtomicBool::new(true) }))
     }
 
-    /// Time since activation.
     pub(crate) fn age(&self) -> Duration {
         Duration::from_nanos(clock::now().0.saturating_sub(self.start.0))
     }

@@ -19,7 +19,6 @@ impl PacketComment {
     }
 }
 
-/// Origin of a packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Origin {
     /// Sent by a queue pair of this process.
@@ -34,7 +33,6 @@ pub(crate) enum Origin {
     Unknown(Qpn),
 }
 
-/// Effect of a fault rule.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fate<'a> {
     /// The rule, numbered from 1, if known.

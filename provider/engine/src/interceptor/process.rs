@@ -13,7 +13,6 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Held while they are created or resumed.
 static STARTING: Mutex<rank::InterceptorStarting, ()> = Mutex::new(());
 static RECORDER: OnceLock<Recorder> = OnceLock::new();
 static FAULTS: OnceLock<Faults> = OnceLock::new();

@@ -18,10 +18,8 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// A capture file.
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    /// Configured name.
     wanted: PathBuf,
     state: Mutex<rank::Capture, State>,
 }
@@ -30,11 +28,8 @@ pub(crate) struct Recorder {
 struct State {
     /// `None` after a failed write, and in the child of a fork until it resumes.
     file: Option<File>,
-    /// Bytes of complete blocks in the file.
     written: u64,
-    /// Blocks not yet written.
     blocks: Vec<u8>,
-    /// Interface names by index.
     interfaces: Vec<String>,
     comment: String,
 }
@@ -80,7 +75,6 @@ impl Recorder {
         state.blocks.clear();
     }
 
-    /// Opens the child's own file.
     pub(crate) fn resume(&self) -> io::Result<()> {
         let file = if names_process(&self.wanted) { open(&with_process_id(&self.wanted))? } else { None };
         let file = file.map_or_else(|| open_beside(&self.wanted), Ok)?;
@@ -93,7 +87,6 @@ impl Recorder {
 }
 
 impl State {
-    /// Begins an empty file.
     fn begin(&mut self, file: File) -> io::Result<()> {
         self.blocks.clear();
         write_section(&mut self.blocks, concat!("roxe ", env!("CARGO_PKG_VERSION")));
@@ -149,12 +142,10 @@ impl Batch<'_> {
         write_packet(blocks, &Outgoing { interface, timestamp_ns, direction, net: *net, payload, comment });
     }
 
-    /// Position for [`Batch::rewind`].
     pub(super) fn mark(&self) -> usize {
         self.0.blocks.len()
     }
 
-    /// Removes the packets added since `mark`.
     pub(super) fn rewind(&mut self, mark: usize) {
         self.0.blocks.truncate(mark);
     }

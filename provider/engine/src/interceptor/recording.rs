@@ -13,7 +13,6 @@ use roxe_wire::{NetHeader, Packet};
 pub(crate) struct Recording<'a> {
     /// With the index of the device's interface in the capture.
     pub(super) capture: Option<(Batch<'a>, u32)>,
-    /// `None` if no trace is written.
     pub(super) traced: Option<Vec<TracedPacket>>,
 }
 
@@ -51,13 +50,11 @@ impl Recording<'_> {
         }
     }
 
-    /// Positions in the capture and the trace for [`Recording::rewind`].
     pub(crate) fn mark(&self) -> (usize, usize) {
         let capture = self.capture.as_ref().map_or(0, |(batch, _)| batch.mark());
         (capture, self.traced.as_ref().map_or(0, Vec::len))
     }
 
-    /// Removes the packets added since.
     pub(crate) fn rewind(&mut self, (capture, traced): (usize, usize)) {
         if let Some((batch, _)) = &mut self.capture {
             batch.rewind(capture);

@@ -43,9 +43,7 @@ pub(crate) fn is_over(until: Instant, by: Instant, by_program: bool) -> bool {
 pub struct DelayedAck {
     /// Quick answers, less those that were slow or missing.
     score: u8,
-    /// Arrival of the request not answered yet.
     request_at: Option<Instant>,
-    /// True if its acknowledgement is delayed.
     waits: bool,
     /// Usual time of a quick answer in nanoseconds.
     usual: u32,

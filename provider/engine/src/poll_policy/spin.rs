@@ -1,4 +1,4 @@
-//! How long a thread polls before it sleeps, and whether that hinders other threads.
+//! Spinning before sleep: its duration, and its effect on other threads.
 //!
 //! If another thread wants the CPU, sleeping is better, also the next times: a woken thread is
 //! scheduled first, a yielding one gets less time later. [`SpinGovernor::spin_until`] is the loop.
@@ -20,20 +20,16 @@ const STRETCH: u32 = 4;
 const CROWDED_ROUNDS: u32 = 16;
 const MAX_CROWDED_ROUNDS: u32 = 4096;
 
-/// Result of a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// Nothing arrived.
     Empty,
     Found,
     /// The awaited event has happened.
     Enough,
 }
 
-/// Decision after a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Poll again.
     Look,
     /// Return without sleeping.
     Enough,
@@ -43,7 +39,6 @@ pub(crate) enum Next {
     Contended,
 }
 
-/// One round of polls.
 #[derive(Debug)]
 pub(crate) struct SpinRound {
     patience: Duration,
@@ -60,12 +55,10 @@ impl SpinRound {
         Self { patience, start: now, last_look: now, last_found: now, preemptions: None }
     }
 
-    /// Called after a vain poll, before the thread yields.
     pub(crate) fn before_yield(&mut self, preemptions: impl FnOnce() -> u64) {
         self.preemptions = self.preemptions.or_else(|| Some(preemptions()));
     }
 
-    /// Decides after a poll that ended at `now`.
     pub(crate) fn after_look(&mut self, look: Look, now: Instant, preemptions: impl FnOnce() -> u64) -> Next {
         if look == Look::Enough {
             return Next::Enough;
@@ -85,7 +78,7 @@ impl SpinRound {
         Next::Look
     }
 
-    /// How long the thread polls in vain, given how long it has found packets.
+    /// Time of vain polls, given how long the thread has found packets.
     fn stretched(&self) -> Duration {
         (self.last_found.since(self.start) / STRETCH).clamp(self.patience, self.patience * STRETCH)
     }
@@ -94,7 +87,6 @@ impl SpinRound {
 /// Decides whether spinning is useful or hinders others. Advisory, shared by threads.
 #[derive(Debug, Default)]
 pub(crate) struct SpinGovernor {
-    /// Remaining rounds without spinning.
     no_spin_rounds: AtomicU32,
     /// Their number at the last contention.
     penalty: AtomicU32,
@@ -108,14 +100,12 @@ impl SpinGovernor {
         rounds == 0
     }
 
-    /// Notes that another thread wanted the CPU.
     pub(crate) fn note_contention(&self) {
         let penalty = (self.penalty.load(Relaxed) * 2).clamp(CROWDED_ROUNDS, MAX_CROWDED_ROUNDS);
         self.penalty.store(penalty, Relaxed);
         self.no_spin_rounds.store(penalty, Relaxed);
     }
 
-    /// Notes that spinning was useful.
     pub(crate) fn note_find(&self) {
         self.penalty.store(0, Relaxed);
     }

@@ -1,9 +1,9 @@
 //! Traces of real programs, replayed through the policy. The first line of a trace names its
 //! program; each other line is one event with its time in nanoseconds.
 //!
-//! - `poll FROM UNTIL FOUND`: the program polled without a pause of 10 us and found packets FOUND times
+//! - `poll FROM UNTIL FOUND`: polling without a pause of 10 us, which found packets FOUND times
 //! - `served AT`: the background thread received packets
-//! - `request AT`, `post AT`: a request that wants an acknowledgement arrived, the program posted one
+//! - `request AT`, `post AT`: a request that wants an acknowledgement arrived; the program posted
 //! - `silence AT`: the delay of an acknowledgement expired
 //! - `arm AT`: the program requested an event
 //! - `wait AT`, then `awake AT`, or `sleep AT` and `woken AT`: it waited for the event and received
@@ -114,19 +114,16 @@ fn stream_acks_never_wait() {
 /// Behaviour of the background thread beside the program of a trace.
 #[derive(Debug, Default)]
 struct Wakeups {
-    /// Number of wake-ups.
     count: usize,
     /// Number of wake-ups after which it is muted.
     muted: usize,
     /// Delays of packets that only the thread receives.
     delays: Vec<Duration>,
-    /// Duration of the trace.
     span: Duration,
 }
 
 /// Arrival of a packet, and true if the program receives it itself.
 type PacketAt = (Instant, bool);
-/// Start and end of a polling phase.
 type PollsIn = (Instant, Instant);
 
 fn packets_and_polls(events: &[Event<'_>]) -> (Vec<PacketAt>, Vec<PollsIn>) {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::flow_control::Key;
+use crate::poller::Poller;
 use crate::rings::{RingRoute, RingState, Rings};
 use crate::testing::private_engine;
 use roxe_base::config::config;
@@ -53,7 +54,6 @@ fn fill(sender: &mut Sender, mut is_enough: impl FnMut(usize) -> bool) -> usize 
     count
 }
 
-/// Reads all packets.
 fn read(inbound: &Inbound) {
     while inbound.reader.next(|_| {}).unwrap() {}
 }
@@ -272,7 +272,6 @@ impl Stranger {
         Inbound::accept(size, descriptors, self.poller.doorbell(), |_| Ok(())).unwrap()
     }
 
-    /// Receives the message of `engine`.
     fn hears(&self, engine: &Engine, inbound: &Inbound) {
         let ring = wait_for("no ring is used", || self.find_ring(engine));
         let mut sender = ring.lock();

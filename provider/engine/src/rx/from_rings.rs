@@ -16,7 +16,6 @@ use roxe_net::shm::{Broken, Inbound, Record};
 use roxe_transport::time::Instant;
 use std::sync::Arc;
 
-/// Runs per visit to one ring.
 const RING_BUDGET: usize = 32;
 /// Bytes of a packet that are copied out of a ring before it is parsed: the longest headers and an
 /// ATOMIC WRITE's payload.

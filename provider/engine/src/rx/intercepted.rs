@@ -15,7 +15,6 @@ use roxe_wire::{NetHeader, Packet, ParseError, Qpn, icrc};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A received packet.
 struct Arrival<'a> {
     bytes: &'a [u8],
     index: u16,
@@ -174,7 +173,6 @@ impl Engine {
     }
 }
 
-/// The packet with the changes of `verdict`.
 fn spoil(meta: &RxMeta, arrival: &Arrival<'_>, qpn: Qpn, verdict: &Verdict) -> Incoming {
     let (mut bytes, len) = (arrival.bytes.to_vec(), arrival.bytes.len());
     if let Some(corruption) = verdict.corrupt {

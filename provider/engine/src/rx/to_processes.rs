@@ -21,7 +21,6 @@ use std::time::Duration;
 const RETRY: Duration = Duration::from_millis(1);
 
 impl Engine {
-    /// Forwards packets to the process that owns `qpn`.
     pub(crate) fn forward(&self, state: &mut RxState, qpn: Qpn, run: Run<'_>, now: Instant) {
         let to = Slot::of(qpn);
         let frame = Frame::Packets(RxMeta { first_index: run.index, ..*run.meta });

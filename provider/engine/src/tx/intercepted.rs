@@ -18,7 +18,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 impl Batch {
-    /// [`Batch::flush`] through `interceptor`.
     pub(crate) fn flush_intercepted(
         &mut self,
         engine: &Engine,
@@ -73,7 +72,6 @@ impl Batch {
     }
 }
 
-/// Sends packets and records them together.
 struct Exit<'a> {
     engine: &'a Engine,
     interceptor: &'a Interceptor,
@@ -174,7 +172,6 @@ impl Exit<'_> {
 }
 
 impl Engine {
-    /// Sends a packet that was delayed.
     pub(crate) fn send_held(
         &self,
         interceptor: &Interceptor,

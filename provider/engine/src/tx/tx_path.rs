@@ -31,12 +31,9 @@ pub struct TxCache {
     /// Addresses and slot for which `ring` was looked up; see [`key`].
     key: Option<(Gid, Gid, Slot)>,
     ring: Option<SharedSender>,
-    /// Version of the rings at the lookup.
     version: u32,
     visits: u16,
-    /// Registration for room.
     waits: Option<Wait>,
-    /// Bytes sent.
     sent: u64,
 }
 
@@ -120,7 +117,6 @@ impl TxCache {
     }
 }
 
-/// Lookup key of a ring.
 #[inline]
 fn key(av: &Av, to: Qpn) -> (Gid, Gid, Slot) {
     (av.sgid, av.dgid, Slot::of(to))
@@ -134,7 +130,6 @@ struct OpenRing {
     loses: bool,
 }
 
-/// Packets built in a ring.
 #[derive(Debug, Default)]
 struct Built {
     packets: u64,
@@ -424,7 +419,8 @@ impl TxBatch for TxPath<'_> {
         if self.open.as_ref().is_none_or(|open| open.loses) {
             return self.batch().room(av, to, len, note).map(TxRoom::Own);
         }
-        let heading = heading(av);
+        let hop_limit = hop_limit(av.hop_limit);
+        let heading = Heading { src: av.sgid, dst: av.dgid, traffic_class: av.traffic_class, hop_limit };
         match &mut self.late_ack {
             Some(ack) if ack.goes_behind(total, &heading) => ack.is_due = true,
             Some(_) => self.put_late_ack(),
@@ -481,10 +477,4 @@ impl TxBatch for TxPath<'_> {
             _ => self.batch().retract(),
         }
     }
-}
-
-/// The record heading of packets along `av`.
-fn heading(av: &Av) -> Heading {
-    let hop_limit = hop_limit(av.hop_limit);
-    Heading { src: av.sgid, dst: av.dgid, traffic_class: av.traffic_class, hop_limit }
 }

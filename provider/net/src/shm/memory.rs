@@ -56,7 +56,7 @@ impl SharedMemory {
         // SAFETY: the name is a constant with its terminating zero.
         let fd = unsafe { libc::memfd_create(c"roxe".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
         check(fd)?;
-        // SAFETY: a new descriptor that nobody else has.
+        // SAFETY: a new descriptor without other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let len = libc::off_t::try_from(CONTROL + size).map_err(io::Error::other)?;
         check_file_size(CONTROL + size)?;
@@ -132,7 +132,7 @@ impl SharedMemory {
     pub(super) fn header(&self, at: u64) -> &AtomicU64 {
         // SAFETY: inside the first mapping of the data and aligned by the mask. As a word both
         // processes touch it by atomic operations only. The writer alone writes bytes over one,
-        // which nobody looks for then; the reader looks for none in bytes that it was given.
+        // which is not read then; the reader looks for none in bytes that it was given.
         unsafe { AtomicU64::from_ptr(self.data(at & !7).cast()) }
     }
 

@@ -29,15 +29,11 @@ pub const SIZE: usize = 2 << 20;
 pub const SMALL: usize = 256 << 10;
 /// Most packet bytes of a record. The reader works on one while the writer fills the next.
 pub const MAX_RUN: usize = 32 << 10;
-/// Bytes of a record header.
 const HEADER_LEN: usize = 8;
-/// Bytes of the source and destination addresses.
 const ADDRESSES: usize = 32;
 /// Largest offset of packets in a record.
 const START: usize = HEADER_LEN + ADDRESSES + ALIGN;
-/// Alignment of payloads.
 const ALIGN: usize = 16;
-/// Alignment of records.
 const LINE: u64 = 64;
 /// Records of at most this many bytes are built beside the ring: while the reader polls the header,
 /// each locked operation between two stores to its line would stall.
@@ -159,10 +155,8 @@ pub struct Writer {
     memory: SharedMemory,
     /// Position of the record being built, or of the next one.
     tail: u64,
-    /// Last known head.
     head: u64,
     open: Option<Open>,
-    /// Source and destination of the last record.
     addresses: Option<(Gid, Gid)>,
     /// Lines between the tail and this position begin with a cleared header.
     cleared: u64,
@@ -347,15 +341,12 @@ impl Writer {
     }
 }
 
-/// The record being built.
 #[derive(Debug)]
 struct Open {
     heading: Heading,
     /// True if its addresses are those of the previous record.
     goes_on: bool,
-    /// Bytes of the first packet.
     segment: usize,
-    /// Bytes of all packets.
     len: usize,
     /// Bytes of the last packet or extension.
     last: usize,
@@ -417,7 +408,6 @@ impl Reader {
         self.memory.size()
     }
 
-    /// Header of the next record.
     #[inline]
     fn next_header(&self) -> u64 {
         self.memory.header(self.head.load(Ordering::Relaxed)).load(Ordering::Acquire)
@@ -443,7 +433,6 @@ impl Reader {
         Ok(true)
     }
 
-    /// Source and destination of the record at `head`.
     #[inline]
     fn addresses(&self, head: u64, goes_on: bool) -> (Gid, Gid) {
         if !goes_on {
@@ -476,7 +465,6 @@ impl Reader {
     }
 }
 
-/// The run being read, up to `end`.
 struct Shown<'a> {
     reader: &'a Reader,
     end: u64,
