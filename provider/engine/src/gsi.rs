@@ -5,14 +5,13 @@
 //! name, messages for no process to this one, which rejects them. A REQ waits up to
 //! `MAX_LISTENER_WAIT` for its listener, since programs such as perftest use one connection to
 //! agree on the next. A REJ for timeout names only its sender's id and follows the route of its REQ
-//! (`requests`). Messages of this process to this host are routed here too, without a socket.
+//! Messages of this process to this host are routed here too, without a socket.
 
 use crate::engine::Engine;
 use crate::forward_queue::ForwardOutcome;
 use crate::poller::Watch;
-use crate::requests::Request;
 use crate::run::{Run, header_of};
-use crate::rx_state::RxState;
+use crate::rx_state::{Request, RxState};
 use crate::scheduler::TimerOwner;
 use roxe_base::clock;
 use roxe_base::error::Error;

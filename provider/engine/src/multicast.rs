@@ -7,11 +7,10 @@
 //! could return credits for all. They are guarded by the receive lock.
 
 use crate::engine::Engine;
-use crate::groups::Group;
 use crate::poller::Watch;
 use crate::queue_pair::QueuePair;
 use crate::run::Run;
-use crate::rx_state::RxState;
+use crate::rx_state::{Group, RxState};
 use crate::start::explain;
 use roxe_base::error::Error;
 use roxe_base::limits;

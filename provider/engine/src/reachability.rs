@@ -1,10 +1,13 @@
-//! Reasons for which a peer does not answer, as far as the network and this host know them.
+//! Reachability of peers: resolution of the next hop before a queue pair or an address handle gets
+//! an address, as the kernel does for hardware, and reasons for which a peer does not answer.
 //!
-//! Used after a request failed or was not answered for a second, never on the data path.
+//! None of this is on the data path. Waits only where stated, without a lock.
 
 use crate::engine::Engine;
 use crate::gsi::packet_of;
+use roxe_base::error::Error;
 use roxe_net::link::HOP_LIMIT;
+use roxe_net::netlink::NextHop;
 use roxe_net::probe::{Probe, is_broadcast, source_towards};
 use roxe_observe::port::Netdev;
 use roxe_transport::cm::Route;
@@ -12,12 +15,55 @@ use roxe_wire::cm::{CommId, Drep, Mad, PrivateData, TransactionId, gsi_header};
 use roxe_wire::{NetHeader, Psn};
 use std::io;
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest wait for an answer of the network; a more distant one is missed.
 const PATIENCE: Duration = Duration::from_millis(50);
 
+/// Longest wait for a neighbour before the verb fails.
+const NEIGHBOUR_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for which a resolved next hop is trusted.
+const FRESH: Duration = Duration::from_secs(1);
+const CAPACITY: usize = 1024;
+
 impl Engine {
+    /// Waits up to a second until packets can leave on `route`. Errors: ENETUNREACH, EHOSTUNREACH,
+    /// EACCES if there is no route; ETIMEDOUT if the neighbour does not answer.
+    pub fn await_next_hop(&self, route: Route) -> Result<(), Error> {
+        let Some(mut hop) = self.find_next_hop(route)? else { return Ok(()) };
+        if !hop.wait(Instant::now() + NEIGHBOUR_TIMEOUT) {
+            return Err(no_answer(route, &hop));
+        }
+        self.note_next_hop(route);
+        Ok(())
+    }
+
+    /// The next hop still to be resolved on `route`; `None` if packets can leave. Errors as
+    /// [`Engine::await_next_hop`], except ETIMEDOUT.
+    pub fn find_next_hop(&self, route: Route) -> Result<Option<NextHop>, Error> {
+        let Route { local, remote } = route;
+        let is_fresh = || self.links.next_hops.lock().get(&(local, remote)).is_some_and(|at| at.elapsed() < FRESH);
+        if self.links.reaches_this_host(remote) || is_fresh() {
+            return Ok(None);
+        }
+        let found = NextHop::find(local, remote, self.ifindex()).map_err(|e| no_route(route, &e))?;
+        if found.is_none() {
+            self.note_next_hop(route);
+        }
+        Ok(found)
+    }
+
+    /// Notes that packets can leave on `route`.
+    pub fn note_next_hop(&self, route: Route) {
+        let mut known = self.links.next_hops.lock();
+        if known.len() >= CAPACITY {
+            known.retain(|_, at| at.elapsed() < FRESH);
+        }
+        if known.len() < CAPACITY {
+            known.insert((route.local, route.remote), Instant::now());
+        }
+    }
+
     /// Probes for a card at the end of `route` by a DREP that answers no request, so that no
     /// connection manager acts on it.
     pub fn probe(&self, route: Route) -> io::Result<Probe> {
@@ -54,7 +100,7 @@ impl Engine {
         let netdev = Netdev::all().into_iter().find(|netdev| netdev.addresses.contains(&source))?;
         let (other, own) = (netdev.name, self.adapter().netdev());
         (netdev.ifindex != self.ifindex())
-            .then(|| format!("the way to {peer} leads over {other}, and this device is {own}: set ROXE_NETDEV={other}"))
+            .then(|| format!("packets to {peer} leave by {other}, and this device is {own}: set ROXE_NETDEV={other}"))
     }
 
     /// Checks whether the peer, or the router to it, does not answer ARP.
@@ -76,7 +122,7 @@ impl Engine {
         let peer = route.remote.to_ip();
         match answer.raw_os_error()? {
             libc::ECONNREFUSED => {
-                Some(format!("{peer} answers that nobody listens on UDP port 4791: no RoCE card is open there"))
+                Some(format!("{peer} reports that UDP port 4791 is closed: no RoCE device is open there"))
             }
             libc::EHOSTUNREACH | libc::ENETUNREACH => {
                 Some(format!("the network answers that {peer} cannot be reached"))
@@ -90,6 +136,21 @@ impl Engine {
             _ => None,
         }
     }
+}
+
+fn no_route(route: Route, error: &io::Error) -> Error {
+    let (from, to) = (route.local.to_ip(), route.remote.to_ip());
+    let errno = error.raw_os_error().unwrap_or(libc::ENETUNREACH);
+    Error::new(errno, format!("no route leads from {from} to {to}; see `ip route get {to} from {from}`"))
+}
+
+/// The ETIMEDOUT error of a neighbour that has not told its link address.
+pub fn no_answer(route: Route, hop: &NextHop) -> Error {
+    let (peer, neighbour) = (route.remote.to_ip(), hop.neighbour());
+    let protocol = if neighbour.is_ipv4() { "ARP" } else { "neighbour discovery" };
+    let whose = if neighbour == peer { String::new() } else { format!(", the next hop to {peer},") };
+    let advice = "see that the host is up and on the same network";
+    Error::new(libc::ETIMEDOUT, format!("{neighbour}{whose} does not answer {protocol}; {advice}"))
 }
 
 /// Returns true if `table` (`man 7 arp`) lists `peer` without a link address on this interface.

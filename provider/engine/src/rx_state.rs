@@ -3,21 +3,24 @@
 
 use crate::forward_queue::ForwardQueue;
 use crate::frames::FrameSide;
-use crate::groups::Group;
 use crate::queue_pair::{QueuePair, VisitOutcome};
-use crate::requests::{ForwardedRequests, Request};
-use crate::run::{IdentGuess, RxTools};
+use crate::run::{IdentGuess, Run, RxTools};
 use crate::table::Recent;
+use roxe_base::error::Error;
+use roxe_base::limits;
 use roxe_net::Control;
 use roxe_net::Readiness;
-use roxe_net::service::ServiceSocket;
+use roxe_net::link::RxMeta;
+use roxe_net::service::{Mailbox, ServiceSocket};
 use roxe_net::shm::Inbound;
 use roxe_net::slot::SlotSocket;
 use roxe_net::source_ports::SourcePorts;
 use roxe_net::steer::Steering;
 use roxe_net::udp::UdpLink;
+use roxe_transport::cm::Route;
 use roxe_transport::time::Instant;
 use roxe_wire::Gid;
+use roxe_wire::cm::CommId;
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -224,6 +227,68 @@ impl RxState {
 
     pub(crate) fn tools(&mut self) -> RxTools<'_> {
         RxTools { ident: &mut self.ident, locals: &self.locals, no_receives: false, may_overtake: false }
+    }
+}
+
+/// A multicast group with attached queue pairs.
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub(crate) mgid: Gid,
+    pub(crate) links: Vec<Arc<UdpLink>>,
+    pub(crate) members: Vec<Arc<dyn QueuePair>>,
+}
+
+impl Group {
+    pub(crate) fn position(&self, qp: &dyn QueuePair) -> Option<usize> {
+        self.members.iter().position(|member| member.qpn() == qp.qpn())
+    }
+
+    pub(crate) fn add(&mut self, qp: &Arc<dyn QueuePair>) -> Result<(), Error> {
+        if self.position(&**qp).is_some() {
+            return Ok(());
+        }
+        if self.members.len() >= limits::MAX_MCAST_QP_ATTACH as usize {
+            return Err(Error::new(libc::ENOMEM, format!("no more queue pairs can be attached to {}", self.mgid)));
+        }
+        self.members.push(Arc::clone(qp));
+        Ok(())
+    }
+}
+
+/// A CM request without a listener.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) meta: RxMeta,
+    pub(crate) bytes: Box<[u8]>,
+    pub(crate) since: Instant,
+    /// Time of the next check for a listener.
+    pub(crate) next: Instant,
+}
+
+impl Request {
+    pub(crate) fn run(&self) -> Run<'_> {
+        Run { meta: &self.meta, bytes: &self.bytes, index: self.meta.first_index }
+    }
+}
+
+/// Most remembered requests, oldest dropped first. Senders give up within a minute.
+const MAX_REQUESTS: usize = 256;
+
+/// The last forwarded CM requests, by route and the sender's communication id. A REJ for timeout
+/// names only that id (IBA 12.6.7.2), so it follows the route of its request.
+#[derive(Debug, Default)]
+pub(crate) struct ForwardedRequests(VecDeque<(Route, CommId, Mailbox)>);
+
+impl ForwardedRequests {
+    /// Remembers that the request of `id` along `route` was forwarded `to`.
+    pub(crate) fn remember(&mut self, route: Route, id: CommId, to: Mailbox) {
+        self.0.retain(|(known, number, _)| (*known, *number) != (route, id));
+        self.0.truncate(MAX_REQUESTS - 1);
+        self.0.push_front((route, id, to));
+    }
+
+    pub(crate) fn find(&self, route: Route, id: CommId) -> Option<Mailbox> {
+        self.0.iter().find(|(known, number, _)| (*known, *number) == (route, id)).map(|(.., to)| *to)
     }
 }
 

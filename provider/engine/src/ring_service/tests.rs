@@ -301,7 +301,7 @@ fn refusing_peer_is_not_asked_again_at_once() {
     let engine = engine();
     let stranger = Stranger::new(SlotSocket::claim(engine.ifindex()).unwrap());
     drop(stranger.take_up(&engine));
-    wait_for("nobody event of it", || {
+    wait_for("the refusal was not handled", || {
         matches!(engine.rings.out.lock().get(&stranger.mailbox.slot()), Some(RingState::Refused(_))).then_some(())
     });
     assert!(stranger.find_ring(&engine).is_none() && !engine.rings.has_wanted.is_set());
