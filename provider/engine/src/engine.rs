@@ -76,7 +76,8 @@ pub(crate) struct ControlSockets {
 
 /// The data path of one device, or of one thread's part of it.
 pub struct Engine {
-    pub(crate) adapter: Arc<Adapter>,
+    /// The adapter of the device.
+    pub adapter: Arc<Adapter>,
     /// Index among the engines of the device; 0 is the first.
     number: usize,
     counters: Arc<Counters>,
@@ -84,7 +85,8 @@ pub struct Engine {
     /// Timers, deadlines and wake-ups.
     pub scheduler: Scheduler,
     pub(crate) links: Links,
-    pub(crate) flows: Flows,
+    /// Flow control state by destination.
+    pub flows: Flows,
     pub(crate) rings: Rings,
     interceptor: Option<Interceptor>,
     /// True once the background thread and the sockets exist in this process.
@@ -169,20 +171,9 @@ impl Engine {
         self.interceptor.as_ref()
     }
 
-    /// Flow control state by destination.
-    #[inline]
-    pub fn flows(&self) -> &Flows {
-        &self.flows
-    }
-
     /// Line rate for DCQCN in bit/s; `None` if DCQCN is off.
     pub fn line_rate(&self) -> Option<NonZeroU64> {
         self.config.dcqcn.then(|| self.adapter.line_rate())
-    }
-
-    /// The adapter of the device.
-    pub fn adapter(&self) -> &Arc<Adapter> {
-        &self.adapter
     }
 
     pub(crate) fn ifindex(&self) -> u32 {

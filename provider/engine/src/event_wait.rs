@@ -5,7 +5,7 @@
 
 use crate::engine::Engine;
 use crate::poll_policy::spin::Look;
-use crate::waiters::Waiters;
+use crate::presence::Waiters;
 use roxe_base::cancel::uncancelled;
 use roxe_base::clock;
 use roxe_base::uses::Counted;

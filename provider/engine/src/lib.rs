@@ -47,6 +47,5 @@ mod testing;
 #[allow(unsafe_code)]
 mod thread;
 pub mod tx;
-mod waiters;
 
 use roxe_base::sync;

@@ -81,7 +81,7 @@ impl Engine {
     /// The reason why the end of `route` is unreachable, in words. `asked` is an earlier probe. May
     /// wait briefly, so call it only for explanations.
     pub fn why_unreachable(&self, route: Route, asked: Option<&Probe>) -> Option<String> {
-        let name = self.adapter().netdev();
+        let name = self.adapter.netdev();
         match Netdev::find(self.ifindex()) {
             Ok(Some(netdev)) if !netdev.up => {
                 return Some(format!("the interface {name} is down: `ip link set {name} up`"));
@@ -98,14 +98,14 @@ impl Engine {
     fn wrong_interface(&self, route: Route) -> Option<String> {
         let (source, peer) = (source_towards(route.remote).ok()?, route.remote.to_ip());
         let netdev = Netdev::all().into_iter().find(|netdev| netdev.addresses.contains(&source))?;
-        let (other, own) = (netdev.name, self.adapter().netdev());
+        let (other, own) = (netdev.name, self.adapter.netdev());
         (netdev.ifindex != self.ifindex())
             .then(|| format!("packets to {peer} leave by {other}, and this device is {own}: set ROXE_NETDEV={other}"))
     }
 
     /// Checks whether the peer, or the router to it, does not answer ARP.
     fn silent_neighbour(&self, route: Route) -> Option<String> {
-        let (peer, own) = (route.remote.to_ip(), self.adapter().netdev());
+        let (peer, own) = (route.remote.to_ip(), self.adapter.netdev());
         is_silent_neighbour(&std::fs::read_to_string("/proc/net/arp").ok()?, peer, own)
             .then(|| format!("no host on {own} answers that it has {peer} (ARP): the host is down or not on this link"))
     }

@@ -79,7 +79,7 @@ pub struct Scheduler {
     /// Set when packets were not answered in time, until steering has been informed.
     unanswered: AtomicBool,
     idle_visits: AtomicU32,
-    /// Time of the first of them in nanoseconds.
+    /// Time of the first of `idle_visits` in nanoseconds.
     idle_since: AtomicU64,
     /// May be locked under any other lock, so that any thread can wake the background thread.
     pub(crate) thread: RwLock<rank::Thread, Option<Arc<Thread>>>,

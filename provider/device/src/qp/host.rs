@@ -367,7 +367,7 @@ impl FlowControl for QpHost<'_> {
             self.state.stalls_at.get_or_insert_with(|| self.now.after(stall(pool)));
         }
         if pool == Pool::Datagrams {
-            self.qp.engine().flows().set_wants_credits(true);
+            self.qp.engine().flows.set_wants_credits(true);
         }
         false
     }
@@ -385,7 +385,7 @@ impl FlowControl for QpHost<'_> {
         let engine = self.qp.engine();
         let flow = self.state.flow(Key::of(av.dgid, qpn), engine, self.now);
         flow.release_stream(bytes, self.now);
-        engine.flows().wake(flow);
+        engine.flows.wake(flow);
     }
 
     fn ack_interval(&mut self, av: &Av, qpn: Qpn) -> u32 {
@@ -444,7 +444,7 @@ impl QpHostState {
                 Pool::Datagrams if flow.open_if_stalled(now) => engine.scheduler.note_unanswered(now),
                 Pool::Datagrams => {}
             }
-            engine.flows().wake(flow);
+            engine.flows.wake(flow);
         }
     }
 
@@ -474,7 +474,7 @@ impl QpHostState {
         if self.flow.as_ref().is_some_and(|flow| flow.key() != key) {
             self.flow = None;
         }
-        self.flow.get_or_insert_with(|| engine.flows().get(key, now, || engine.look_at(key)))
+        self.flow.get_or_insert_with(|| engine.flows.get(key, now, || engine.look_at(key)))
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Consecutive vain polls before a poller starts to yield.
 const IDLE_VISITS: u32 = 24;
-/// Least duration of those, since polls of rings are short.
+/// Least duration of vain polls before a poller yields, since polls of rings are short.
 const IDLE_TIME: Duration = Duration::from_micros(10);
 
 /// Returns true while a poller has polled in vain too seldom to yield.

@@ -88,7 +88,7 @@ impl SpinRound {
 #[derive(Debug, Default)]
 pub(crate) struct SpinGovernor {
     no_spin_rounds: AtomicU32,
-    /// Their number at the last contention.
+    /// `no_spin_rounds` after the last contention.
     penalty: AtomicU32,
 }
 

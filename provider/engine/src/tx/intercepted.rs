@@ -166,7 +166,7 @@ impl Exit<'_> {
         let Ok(Packet { header, payload }) = Packet::parse(bytes) else { return };
         if matches!(header.kind, Kind::Ud { .. } | Kind::UcRequest(_)) {
             let bytes = charge_of(&header.kind, payload.len());
-            self.engine.flows().credit(Key::of(net.dst, header.bth.dest_qpn), bytes, clock::now());
+            self.engine.flows.credit(Key::of(net.dst, header.bth.dest_qpn), bytes, clock::now());
         }
     }
 }
