@@ -8,7 +8,7 @@
 //! when it gives up. [`crate::poll_policy`] decides; this module collects its inputs and acts.
 
 use crate::engine::Engine;
-use crate::poll_policy::spin::{Look, SpinGovernor};
+use crate::poll_policy::spin::{Poll, SpinGovernor};
 use crate::poll_policy::{Background, Course, SERVED, SHORT_TICK, Served, WakeUp};
 use crate::poller::{Poller, Watch, Woken};
 use crate::presence::AWAKE;
@@ -181,10 +181,10 @@ impl Engine {
                 _ if self.scheduler.presence.last_poll.load(Relaxed) != seen
                     && !self.scheduler.presence.waits_for_event() =>
                 {
-                    Look::Enough
+                    Poll::Enough
                 }
-                true => Look::Found,
-                false => Look::Empty,
+                true => Poll::Found,
+                false => Poll::Empty,
             }
         });
     }

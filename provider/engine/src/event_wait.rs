@@ -4,7 +4,7 @@
 //! program. Meanwhile the background thread is muted as for a program that polls.
 
 use crate::engine::Engine;
-use crate::poll_policy::spin::Look;
+use crate::poll_policy::spin::Poll;
 use crate::presence::Waiters;
 use roxe_base::cancel::uncancelled;
 use roxe_base::clock;
@@ -56,17 +56,17 @@ impl Engine {
         if !waiters.governor.may_spin() {
             return false;
         }
-        let _counted = Counted::new(&waiters.looking);
-        let look = || {
+        let _counted = Counted::new(&waiters.spinning);
+        let poll = || {
             let found = self.work(self.enter());
             self.scheduler.presence.leave();
             match found {
-                _ if is_over() => Look::Enough,
-                true => Look::Found,
-                false => Look::Empty,
+                _ if is_over() => Poll::Enough,
+                true => Poll::Found,
+                false => Poll::Empty,
             }
         };
-        let is_over = waiters.governor.spin_until(waiters.patience(self.usual_patience()), look);
+        let is_over = waiters.governor.spin_until(waiters.patience(self.usual_patience()), poll);
         if is_over {
             waiters.governor.note_find();
             waiters.last_catch.store(clock::now().0, SeqCst);

@@ -99,8 +99,8 @@ impl Flows {
         self.owes.is_set() && self.credits.lock().is_blocked
     }
 
-    /// The window of `key`; `look` determines the receiver of a new destination.
-    pub fn get(&self, key: Key, now: Instant, look: impl FnOnce() -> Receiver) -> Arc<Flow> {
+    /// The window of `key`; `find_receiver` determines the receiver of a new destination.
+    pub fn get(&self, key: Key, now: Instant, find_receiver: impl FnOnce() -> Receiver) -> Arc<Flow> {
         let mut map = self.map.lock();
         if let Some(flow) = map.get(&key) {
             return Arc::clone(flow);
@@ -114,7 +114,7 @@ impl Flows {
             stream: Used::default(),
             is_full: AtomicBool::new(false),
             datagrams: Used::default(),
-            receiver: Mutex::new(look()),
+            receiver: Mutex::new(find_receiver()),
             last_credit: AtomicU64::new(now.0),
             last_release: AtomicU64::new(now.0),
             waiters: Default::default(),

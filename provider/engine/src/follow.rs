@@ -8,7 +8,7 @@ use roxe_observe::port::Netdev;
 
 impl Engine {
     /// Refreshes the addresses of this host, of all interfaces.
-    pub(crate) fn look_at_host(&self) {
+    pub(crate) fn refresh_host_addresses(&self) {
         let addresses: Vec<_> = Netdev::all().into_iter().flat_map(|netdev| netdev.addresses).collect();
         self.links.set_host_addresses(addresses);
     }
@@ -20,7 +20,7 @@ impl Engine {
         let mut control = self.starting.lock();
         // Subscribe before reading, so that no change is missed in between.
         let _ = self.ensure_thread(&mut control);
-        self.look();
+        self.refresh_port();
     }
 
     /// [`Engine::watch`], unless the thread follows the interface already.
@@ -38,10 +38,10 @@ impl Engine {
     /// Handles link events. Background thread only.
     pub(crate) fn follow_interface(&self) {
         let control = self.starting.lock();
-        self.look_at_host();
+        self.refresh_host_addresses();
         let link_events = control.as_ref().and_then(|control| control.link_events.as_ref());
         if link_events.is_some_and(|link_events| link_events.are_about(self.ifindex())) {
-            self.look();
+            self.refresh_port();
             drop(control);
             self.services.interface_changed(self);
         }
@@ -49,7 +49,7 @@ impl Engine {
 
     /// Reads the state of the interface and, if the engine is started, opens sockets for new
     /// addresses before programs see them. Errors are reported to the users of the address.
-    fn look(&self) {
+    fn refresh_port(&self) {
         self.adapter.refresh(|gids| {
             let Ok(poller) = self.scheduler.poller() else { return };
             for (_, gid) in gids.used().filter(|_| self.is_started()) {

@@ -31,7 +31,7 @@ pub const GSI_ORDINAL: u32 = u32::MAX;
 /// Longest wait of a request for a listener before it is rejected.
 const MAX_LISTENER_WAIT: Duration = Duration::from_millis(150);
 /// Interval until the first check for a listener; it doubles each time.
-const FIRST_LOOK: Duration = Duration::from_millis(1);
+const FIRST_RETRY: Duration = Duration::from_millis(1);
 const MAX_WAITING: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ impl Engine {
             match self.forward_mad(state, alone) {
                 MadRoute::Sent(_) => {}
                 MadRoute::NoListener if state.unclaimed.len() < MAX_WAITING => {
-                    let (meta, next) = (RxMeta { first_index: index, ..*run.meta }, now.after(FIRST_LOOK));
+                    let (meta, next) = (RxMeta { first_index: index, ..*run.meta }, now.after(FIRST_RETRY));
                     state.unclaimed.push_back(Request { meta, bytes: bytes.into(), since: now, next });
                     self.scheduler.add(next, TimerOwner::Requests);
                 }
@@ -85,10 +85,10 @@ impl Engine {
 
     /// Routes waiting requests again. Those that have waited long enough are rejected by this
     /// process.
-    pub(crate) fn look_for_listeners(&self, now: Instant) {
+    pub(crate) fn retry_unclaimed(&self, now: Instant) {
         // Does not delay a thread that receives.
         let Some(mut rx) = self.rx.try_lock() else {
-            return self.scheduler.add(now.after(FIRST_LOOK), TimerOwner::Requests);
+            return self.scheduler.add(now.after(FIRST_RETRY), TimerOwner::Requests);
         };
         let state = &mut rx.state;
         for mut request in std::mem::take(&mut state.unclaimed) {
@@ -100,7 +100,7 @@ impl Engine {
             match self.forward_mad(state, request.run()) {
                 MadRoute::Sent(_) => {}
                 MadRoute::NoListener if waited < MAX_LISTENER_WAIT => {
-                    request.next = now.after(waited.max(FIRST_LOOK));
+                    request.next = now.after(waited.max(FIRST_RETRY));
                     self.scheduler.add(request.next, TimerOwner::Requests);
                     state.unclaimed.push_back(request);
                 }

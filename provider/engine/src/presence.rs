@@ -118,12 +118,12 @@ impl Presence {
     }
 }
 
-/// Threads that wait for events. Advisory, except for `looking`.
+/// Threads that wait for events. Advisory, except for `spinning`.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     pub(crate) waiting: AtomicU32,
-    pub(crate) looking: AtomicU32,
-    /// When a looking thread last found its event, in nanoseconds; 0 if one has given up since.
+    pub(crate) spinning: AtomicU32,
+    /// When a spinning thread last found its event, in nanoseconds; 0 if one has given up since.
     pub(crate) last_catch: AtomicU64,
     /// True if the next waits spin longer.
     pub(crate) are_patient: AtomicBool,
@@ -137,12 +137,12 @@ impl Waiters {
 
     /// Returns true if a waiter receives, or did a moment ago and is expected to again.
     pub(crate) fn receive(&self, now: Instant) -> bool {
-        self.looking.load(SeqCst) > 0 || is_expected_back(now.since(Instant(self.last_catch.load(SeqCst))))
+        self.spinning.load(SeqCst) > 0 || is_expected_back(now.since(Instant(self.last_catch.load(SeqCst))))
     }
 
     pub(crate) fn abandon(&self) {
         self.waiting.store(0, Relaxed);
-        self.looking.store(0, Relaxed);
+        self.spinning.store(0, Relaxed);
     }
 
     /// Notes that a thread gave up, slept, and was woken `waited` after it began to wait.
@@ -226,9 +226,9 @@ mod tests {
         assert!(!waiters.receive(now) && !waiters.any_waiting());
         let waiting = Counted::new(&waiters.waiting);
         assert!(!waiters.receive(now) && waiters.any_waiting(), "it sleeps");
-        let looking = Counted::new(&waiters.looking);
+        let spinning = Counted::new(&waiters.spinning);
         assert!(waiters.receive(now));
-        drop((looking, waiting));
+        drop((spinning, waiting));
         assert!(!waiters.receive(now) && !waiters.any_waiting());
         waiters.last_catch.store(now.0, SeqCst);
         assert!(waiters.receive(now.after(BETWEEN_WAITS / 2)));

@@ -77,9 +77,9 @@ impl Engine {
     pub(crate) fn visit(&self, mut rx: MutexGuard<'_, rank::Rx, Rx>, source: PollSource, now: Instant) -> bool {
         let due = self.scheduler.timers.is_due(now).then(|| self.scheduler.timers.added());
         rx.state.source = source;
-        let all = source == PollSource::Woken || rx.state.takes_turn_of_sockets(due.is_some(), now);
+        let all = source == PollSource::Woken || rx.state.polls_all_sockets(due.is_some(), now);
         let found = self.receive(&mut rx, all, now);
-        let due = due.filter(|_| rx.state.ends_overdue(found || !all));
+        let due = due.filter(|_| rx.state.runs_overdue_timers(found || !all));
         drop(rx);
         if let Some(added) = due {
             self.run_timers(added, now);
@@ -172,7 +172,7 @@ impl Engine {
                     runtime_dir::note_death();
                     self.scheduler.kick();
                 }
-                TimerOwner::Requests => self.look_for_listeners(now),
+                TimerOwner::Requests => self.retry_unclaimed(now),
             }
         }
     }

@@ -132,13 +132,13 @@ impl Engine {
     }
 
     #[inline]
-    pub(crate) fn look_for_room(&self) {
+    pub(crate) fn serve_room_waiters(&self) {
         if self.scheduler.ready().contains(Ready::RINGS_FULL) {
-            self.look_at_full_rings();
+            self.serve_full_rings();
         }
     }
 
-    fn look_at_full_rings(&self) {
+    fn serve_full_rings(&self) {
         let mut full = std::mem::take(&mut *self.rings.full.lock());
         full.retain(|ring| self.offer_room(ring));
         let mut list = self.rings.full.lock();

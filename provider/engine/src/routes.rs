@@ -28,7 +28,7 @@ impl Engine {
     }
 
     /// Determines the kind of receiver at `key`.
-    pub fn look_at(&self, key: Key) -> Receiver {
+    pub fn receiver_at(&self, key: Key) -> Receiver {
         if self.link(key.dst).is_none() {
             Receiver::Remote
         } else if self.rings.is_ready(key.slot) {

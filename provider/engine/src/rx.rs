@@ -57,8 +57,8 @@ impl Engine {
         let Rx { buf, sources, state } = rx;
         self.refresh_links(sources, state);
         let by_rings = self.rings.is_on && self.receive_by_rings(sources, buf, state, now);
-        let looks = all || state.reads_sockets() || self.flows.wants_credits() || self.interceptor().is_some();
-        let by_sockets = looks && self.receive_by_sockets(sources, buf, state, all, now);
+        let polls_sockets = all || state.reads_sockets() || self.flows.wants_credits() || self.interceptor().is_some();
+        let by_sockets = polls_sockets && self.receive_by_sockets(sources, buf, state, all, now);
         self.finish_batch(state, now);
         self.end_waiting(state, now, now);
         self.serve_processes(state, now);
@@ -75,7 +75,7 @@ impl Engine {
         now: Instant,
     ) -> bool {
         if all {
-            state.look(&sources.links);
+            state.poll_sockets(&sources.links);
         }
         let mut found = false;
         // Forwarded packets are older than those in the sockets.
@@ -96,7 +96,7 @@ impl Engine {
         if state.frames.is_some() {
             found |= self.drain_frames(state, now);
         }
-        state.note_look(all, found);
+        state.note_socket_poll(all, found);
         if let Some(interceptor) = self.interceptor() {
             found |= self.release_held(interceptor, state, now, now);
         }
@@ -148,7 +148,7 @@ impl Engine {
     fn drop_foreign(&self, state: &mut RxState, link: &Arc<UdpLink>, meta: &RxMeta, bytes: &[u8], now: Instant) {
         let run = Run { meta, bytes, index: meta.first_index };
         self.count_dropped(run, &self.counters().foreign_source_port);
-        state.source_ports.filter(link, now);
+        state.source_ports.attach_filter(link, now);
     }
 
     /// Receives from all sockets and mailboxes until they are empty or [`DRAIN_ROUNDS`] are over.

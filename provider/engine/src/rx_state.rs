@@ -82,9 +82,9 @@ pub(crate) struct RxState {
     pub(crate) prefers_rings: bool,
     /// A queue pair whose packets wait for receives in such number that rings are left unread.
     pub(crate) crowded: Option<Arc<dyn QueuePair>>,
-    pub(crate) looked_at: Instant,
+    pub(crate) polled_at: Instant,
     /// Added to [`BESIDE_RINGS`] until the next poll of all sockets.
-    pub(crate) looks_later: Duration,
+    pub(crate) extra_interval: Duration,
     pub(crate) slots: Vec<SlotSocket>,
     pub(crate) steering: Vec<Steering>,
     pub(crate) groups: Vec<Group>,
@@ -138,26 +138,26 @@ impl RxState {
 
     /// Returns true if this visit polls all sockets. Limited in rate even while a timer `is_due`,
     /// which with many queue pairs is nearly always.
-    pub(crate) fn takes_turn_of_sockets(&mut self, is_due: bool, now: Instant) -> bool {
+    pub(crate) fn polls_all_sockets(&mut self, is_due: bool, now: Instant) -> bool {
         self.visits = self.visits.wrapping_add(1);
         let is_time = if is_due {
-            now.since(self.looked_at) >= BESIDE_RINGS
+            now.since(self.polled_at) >= BESIDE_RINGS
         } else if self.prefers_rings {
-            now.since(self.looked_at) >= BESIDE_RINGS + self.looks_later
+            now.since(self.polled_at) >= BESIDE_RINGS + self.extra_interval
         } else {
             self.visits.is_multiple_of(COLD)
         };
         if is_time {
-            self.looked_at = now;
+            self.polled_at = now;
         }
         is_time
     }
 
     /// Polls all sockets by one system call.
-    pub(crate) fn look(&mut self, links: &[Arc<UdpLink>]) {
+    pub(crate) fn poll_sockets(&mut self, links: &[Arc<UdpLink>]) {
         let mailboxes = self.slots.iter().map(SlotSocket::fd).chain(self.services.iter().map(ServiceSocket::fd));
         let groups = self.groups.iter().flat_map(|group| &group.links);
-        self.readiness.look(mailboxes.chain(links.iter().chain(groups).map(|link| link.fd())));
+        self.readiness.poll(mailboxes.chain(links.iter().chain(groups).map(|link| link.fd())));
     }
 
     /// The mailbox at `at`: slots first, then services.
@@ -183,11 +183,11 @@ impl RxState {
 
     /// Adapts the interval of polling all sockets to whether sockets `found` packets.
     #[inline]
-    pub(crate) fn note_look(&mut self, all: bool, found: bool) {
+    pub(crate) fn note_socket_poll(&mut self, all: bool, found: bool) {
         if found {
-            self.looks_later = Duration::ZERO;
+            self.extra_interval = Duration::ZERO;
         } else if all {
-            self.looks_later = (2 * self.looks_later + BESIDE_RINGS).min(SELDOM);
+            self.extra_interval = (2 * self.extra_interval + BESIDE_RINGS).min(SELDOM);
         }
     }
 
@@ -199,7 +199,7 @@ impl RxState {
 
     /// Returns true if timers that were due before this visit may run. They wait while this visit
     /// may have left packets unread, since these may be the responses the timers wait for.
-    pub(crate) fn ends_overdue(&mut self, may_find_more: bool) -> bool {
+    pub(crate) fn runs_overdue_timers(&mut self, may_find_more: bool) -> bool {
         self.overdue += 1;
         let ends = !may_find_more || self.overdue >= MAX_OVERDUE;
         if ends {
@@ -210,7 +210,7 @@ impl RxState {
 
     /// Returns true if rings are left unread, because a queue pair is crowded: the backpressure
     /// then reaches the writer. Other sources are polled on every visit meanwhile.
-    pub(crate) fn rests(&mut self) -> bool {
+    pub(crate) fn leaves_rings(&mut self) -> bool {
         self.crowded.take_if(|qp| !qp.is_crowded());
         self.prefers_rings &= self.crowded.is_none();
         self.crowded.is_some()
@@ -301,17 +301,16 @@ mod tests {
     fn endless_packets_defer_timers_for_bounded_visits() {
         let mut state = RxState::default();
         for _ in 0..2 {
-            assert!(!state.ends_overdue(true), "more of them may be there");
-            assert!((0..1 << 16).any(|_| state.ends_overdue(true)));
+            assert!(!state.runs_overdue_timers(true), "more of them may be there");
+            assert!((0..1 << 16).any(|_| state.runs_overdue_timers(true)));
         }
-        assert!(state.ends_overdue(false));
+        assert!(state.runs_overdue_timers(false));
     }
 
     #[test]
     fn permanently_due_timers_poll_sockets_at_intervals() {
         let (mut state, start) = (RxState::default(), clock::now());
-        let looks =
-            (0..1000).filter(|at| state.takes_turn_of_sockets(true, start.after(Duration::from_nanos(100) * *at)));
+        let looks = (0..1000).filter(|at| state.polls_all_sockets(true, start.after(Duration::from_nanos(100) * *at)));
         assert_eq!(looks.count(), 5);
     }
 
@@ -320,8 +319,8 @@ mod tests {
         let (mut state, start) = (RxState { prefers_rings: true, ..RxState::default() }, clock::now());
         let mut looks = |found: bool, micros: std::ops::Range<u32>| {
             let is_look = |at: &u32| {
-                let takes_turn = state.takes_turn_of_sockets(false, start.after(Duration::from_micros(1) * *at));
-                state.note_look(takes_turn, takes_turn && found);
+                let takes_turn = state.polls_all_sockets(false, start.after(Duration::from_micros(1) * *at));
+                state.note_socket_poll(takes_turn, takes_turn && found);
                 takes_turn
             };
             micros.filter(is_look).collect::<Vec<_>>()

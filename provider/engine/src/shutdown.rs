@@ -13,7 +13,7 @@ use std::time::Duration;
 pub const LOCK_LIMIT: Duration = Duration::from_millis(50);
 /// Longest wait for processes that do not read their mailbox.
 const MAIL_LIMIT: Duration = Duration::from_millis(200);
-const LOOK: Duration = Duration::from_millis(1);
+const RETRY: Duration = Duration::from_millis(1);
 
 impl Engine {
     /// Notifies peers of open connections and forwards packets of other processes. Bounded in time.
@@ -43,7 +43,7 @@ impl Engine {
             self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
             let deadline = clock::now().after(MAIL_LIMIT);
             while !rx.state.forward_queue.is_empty() && clock::now() < deadline {
-                thread::sleep(LOOK);
+                thread::sleep(RETRY);
                 self.serve_processes(&mut rx.state, clock::now());
             }
             // The kernel may have chosen our socket for a packet before it stopped.
@@ -69,7 +69,7 @@ impl Engine {
             let waits = self.send_all_queued() || waits;
             self.run_cm();
             if waits && clock::now() < deadline {
-                thread::sleep(LOOK);
+                thread::sleep(RETRY);
             } else if std::mem::replace(&mut is_last, true) {
                 return;
             } else {

@@ -27,7 +27,7 @@ use std::time::Duration;
 /// Longest wait for steering to include a new socket: the duration of a measurement while a process
 /// does not answer.
 const TO_STEER: Duration = Duration::from_millis(100);
-const LOOK: Duration = Duration::from_micros(50);
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 impl Engine {
     /// Starts the engine if needed and opens its addresses. Errors are the host user's to fix.
@@ -74,7 +74,7 @@ impl Engine {
     fn await_steering(&self) {
         let until = clock::now().after(TO_STEER);
         while self.scheduler.due(Task::Steering).is_some() && clock::now() < until {
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -133,7 +133,7 @@ impl Engine {
     /// Opens every address of the device. Fails only if none can be opened; other errors are
     /// reported to the users of the address.
     fn open_links(&self, poller: &Arc<Poller>) -> Result<(), Error> {
-        self.look_at_host();
+        self.refresh_host_addresses();
         let mut failure = None;
         for (_, gid) in self.adapter.gids().used() {
             if let Err(e) = self.add_link(gid, poller) {

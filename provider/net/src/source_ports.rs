@@ -95,7 +95,7 @@ impl SourcePorts {
     /// Called for a dropped packet received by `link`: attaches a filter for some time. If that
     /// fails, packets are dropped here.
     #[cold]
-    pub fn filter(&mut self, link: &Arc<UdpLink>, now: Instant) {
+    pub fn attach_filter(&mut self, link: &Arc<UdpLink>, now: Instant) {
         if link.is_filtered() || self.failed_at.is_some_and(|at| now.since(at) < PERIOD) {
             return;
         }
@@ -238,7 +238,7 @@ mod tests {
         };
         let after = |periods: u64| Instant(periods * PERIOD.as_nanos() as u64);
         assert!(arrives());
-        ports.filter(&link, after(0));
+        ports.attach_filter(&link, after(0));
         assert_eq!((arrives(), ports.due()), (false, Some(after(1))));
         assert_eq!(link.take_drops(), TakenDrops { lost: 0, filtered: 1 });
         ports.renew_filters(after(1));
@@ -255,7 +255,7 @@ mod tests {
     fn closed_socket_is_no_longer_filtered() {
         let mut ports = SourcePorts::default();
         let link = Arc::new(UdpLink::open(Ipv4Addr::new(127, 78, 9, 3).into(), 1, true, true).unwrap());
-        ports.filter(&link, Instant(0));
+        ports.attach_filter(&link, Instant(0));
         assert!(link.is_filtered());
         drop(link);
         ports.renew_filters(Instant(1));

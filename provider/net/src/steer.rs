@@ -1,7 +1,7 @@
 //! Makes the kernel deliver each packet to the process that owns its queue pair.
 //!
 //! All processes of a user share one address and port by `SO_REUSEPORT`. A classic BPF program
-//! looks up the slot of the destination QPN and returns the number of a socket. A socket does not
+//! builder_checks up the slot of the destination QPN and returns the number of a socket. A socket does not
 //! know its number, and the last socket takes over the number of a closed one, so numbers are
 //! *measured*: a session counts the sockets, sends each number a probe ([`PROBE`]) that the program
 //! delivers by number, collects the answers with the slots of each process, and attaches a new
@@ -71,7 +71,7 @@ pub struct Steering {
     link: Arc<UdpLink>,
     ifindex: u32,
     due: Option<Instant>,
-    looks: u32,
+    builder_checks: u32,
     yields_until: Instant,
     session: Option<Session>,
     /// Builder name, held before a session that is due.
@@ -112,7 +112,7 @@ impl Steering {
             link,
             ifindex,
             due: Some(now),
-            looks: 0,
+            builder_checks: 0,
             yields_until: now.after(YIELDS),
             session: None,
             builder: None,
@@ -182,16 +182,16 @@ impl Steering {
             self.patient_until = now.after(UNANSWERED);
             match self.begin(now) {
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
-                    if self.looks == 0 {
+                    if self.builder_checks == 0 {
                         self.yields_until = now.after(YIELDS);
                     }
-                    self.due = Some(now.after((RETRY.0 * (1 << (self.looks / 4).min(8))).min(RETRY.1)));
-                    self.looks += 1;
+                    self.due = Some(now.after((RETRY.0 * (1 << (self.builder_checks / 4).min(8))).min(RETRY.1)));
+                    self.builder_checks += 1;
                 }
                 // On errors (no /proc, no descriptors left) packets are forwarded.
                 result => {
                     self.session = result.ok().flatten();
-                    self.looks = 0;
+                    self.builder_checks = 0;
                     if self.session.is_none() && self.builder.is_none() {
                         self.quiet_until = self.quiet_until.max(self.patient_until);
                     }
@@ -208,7 +208,7 @@ impl Steering {
             return Session::begin(&self.link, count, Some(builder), now).map(Some);
         }
         let name = builder_name(self.ifindex, self.link.gid());
-        let yields = self.looks == 0 || now < self.yields_until;
+        let yields = self.builder_checks == 0 || now < self.yields_until;
         if yields && Probe::new()?.finds(&name) {
             return Err(io::ErrorKind::AddrInUse.into());
         }
@@ -701,14 +701,14 @@ mod tests {
         let links: Vec<_> = (0..2).map(|_| Arc::new(UdpLink::open(gid, 1, true, true).unwrap())).collect();
         let _stopped = slot::mailbox(&builder_name(NOWHERE, gid)).unwrap();
         let mut steering = Steering::new(Arc::clone(&links[0]), NOWHERE, Instant(0));
-        let (mut now, mut looks) = (Instant(0), 0);
+        let (mut now, mut builder_checks) = (Instant(0), 0);
         while now < Instant(0).after(YIELDS) {
             steering.step(now);
             assert!(steering.fd().is_none());
             now = steering.deadline().unwrap();
-            looks += 1;
+            builder_checks += 1;
         }
-        assert!(looks < 50, "{looks}");
+        assert!(builder_checks < 50, "{builder_checks}");
         steering.step(now);
         assert!(steering.fd().is_some());
     }

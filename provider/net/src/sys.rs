@@ -53,7 +53,7 @@ pub struct Readiness(Vec<libc::pollfd>);
 
 impl Readiness {
     /// Polls sockets with one call that does not block. If that fails, each counts as readable.
-    pub fn look(&mut self, fds: impl Iterator<Item = RawFd>) {
+    pub fn poll(&mut self, fds: impl Iterator<Item = RawFd>) {
         self.0.clear();
         self.0.extend(fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }));
         let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -315,7 +315,7 @@ mod tests {
         let fds = [a.as_raw_fd(), b.as_raw_fd(), udp.as_raw_fd()];
         let mut readiness = Readiness::default();
         let mut seen = || {
-            readiness.look(fds.into_iter());
+            readiness.poll(fds.into_iter());
             fds.map(|fd| readiness.has(fd))
         };
         assert_eq!(seen(), [false; 3]);

@@ -157,7 +157,9 @@ impl<'a> QpHost<'a> {
         match pool(self.qp.service) {
             Pool::Stream if has_turn => flow.reserve_in_turn(bytes),
             Pool::Stream => flow.reserve_stream(bytes, own),
-            Pool::Datagrams => flow.reserve_datagram(bytes, now, || engine.look_at(key), || engine.knows_rings(rings)),
+            Pool::Datagrams => {
+                flow.reserve_datagram(bytes, now, || engine.receiver_at(key), || engine.knows_rings(rings))
+            }
         }
     }
 }
@@ -474,7 +476,7 @@ impl QpHostState {
         if self.flow.as_ref().is_some_and(|flow| flow.key() != key) {
             self.flow = None;
         }
-        self.flow.get_or_insert_with(|| engine.flows.get(key, now, || engine.look_at(key)))
+        self.flow.get_or_insert_with(|| engine.flows.get(key, now, || engine.receiver_at(key)))
     }
 }
 

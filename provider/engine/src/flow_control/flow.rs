@@ -160,14 +160,14 @@ impl Flow {
         self.used(pool).give(bytes);
     }
 
-    /// Takes `bytes` of the datagram window. `look` determines the receiver when the window is used
-    /// up and the receiver is unknown. A receiver with a ring is unlimited only for packets that go
-    /// `by_ring`: senders that began before the ring existed still use the socket.
+    /// Takes `bytes` of the datagram window. `find_receiver` determines the receiver when the
+    /// window is used up and the receiver is unknown. A receiver with a ring is unlimited only for
+    /// packets that go `by_ring`: senders that began before the ring existed still use the socket.
     pub fn reserve_datagram(
         &self,
         bytes: u32,
         now: Instant,
-        look: impl FnOnce() -> Receiver,
+        find_receiver: impl FnOnce() -> Receiver,
         by_ring: impl FnOnce() -> bool,
     ) -> bool {
         let used = self.datagrams.take(bytes);
@@ -176,7 +176,7 @@ impl Flow {
         }
         let mut receiver = self.receiver.lock();
         if *receiver == Receiver::Absent {
-            *receiver = look();
+            *receiver = find_receiver();
             self.last_credit.store(now.0, Ordering::Relaxed);
         }
         let has_window = match *receiver {

@@ -21,7 +21,7 @@ const CROWDED_ROUNDS: u32 = 16;
 const MAX_CROWDED_ROUNDS: u32 = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Look {
+pub(crate) enum Poll {
     Empty,
     Found,
     /// The awaited event has happened.
@@ -30,7 +30,7 @@ pub(crate) enum Look {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    Look,
+    Poll,
     /// Return without sleeping.
     Enough,
     /// Sleep: nothing has arrived for too long.
@@ -43,7 +43,7 @@ pub(crate) enum Next {
 pub(crate) struct SpinRound {
     patience: Duration,
     start: Instant,
-    last_look: Instant,
+    last_poll: Instant,
     last_found: Instant,
     /// Preemptions of the thread at the first vain poll; not read if the first poll succeeds.
     preemptions: Option<u64>,
@@ -52,30 +52,30 @@ pub(crate) struct SpinRound {
 impl SpinRound {
     /// A round begins at `now` and ends when nothing arrives for `patience`.
     pub(crate) fn new(patience: Duration, now: Instant) -> Self {
-        Self { patience, start: now, last_look: now, last_found: now, preemptions: None }
+        Self { patience, start: now, last_poll: now, last_found: now, preemptions: None }
     }
 
     pub(crate) fn before_yield(&mut self, preemptions: impl FnOnce() -> u64) {
         self.preemptions = self.preemptions.or_else(|| Some(preemptions()));
     }
 
-    pub(crate) fn after_look(&mut self, look: Look, now: Instant, preemptions: impl FnOnce() -> u64) -> Next {
-        if look == Look::Enough {
+    pub(crate) fn after_poll(&mut self, poll: Poll, now: Instant, preemptions: impl FnOnce() -> u64) -> Next {
+        if poll == Poll::Enough {
             return Next::Enough;
         }
-        if now.since(self.last_look) >= CROWDED {
+        if now.since(self.last_poll) >= CROWDED {
             let before = self.preemptions.replace(preemptions());
             if before.is_some() && before != self.preemptions {
                 return Next::Contended;
             }
         }
-        self.last_look = now;
-        if look == Look::Found {
+        self.last_poll = now;
+        if poll == Poll::Found {
             self.last_found = now;
         } else if now.since(self.last_found) >= self.stretched() {
             return Next::GiveUp;
         }
-        Next::Look
+        Next::Poll
     }
 
     /// Time of vain polls, given how long the thread has found packets.
@@ -110,19 +110,19 @@ impl SpinGovernor {
         self.penalty.store(0, Relaxed);
     }
 
-    /// Polls until `look` returns [`Look::Enough`], nothing has arrived for `patience`, or another
+    /// Polls until `poll` returns [`Poll::Enough`], nothing has arrived for `patience`, or another
     /// thread wants the CPU. Returns true in the first case.
-    pub(crate) fn spin_until(&self, patience: Duration, mut look: impl FnMut() -> Look) -> bool {
+    pub(crate) fn spin_until(&self, patience: Duration, mut poll: impl FnMut() -> Poll) -> bool {
         let mut round = SpinRound::new(patience, clock::now());
         loop {
-            let what = look();
-            if what == Look::Empty {
+            let result = poll();
+            if result == Poll::Empty {
                 round.before_yield(thread::preemptions);
                 // Yield: the peer may need this CPU to respond.
                 std::thread::yield_now();
             }
-            match round.after_look(what, clock::now(), thread::preemptions) {
-                Next::Look => {}
+            match round.after_poll(result, clock::now(), thread::preemptions) {
+                Next::Poll => {}
                 Next::Enough => return true,
                 Next::GiveUp => return false,
                 Next::Contended => {
@@ -140,52 +140,52 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_micros(50);
     const US: Duration = Duration::from_micros(1);
-    const VAIN: (Look, Duration, u64) = (Look::Empty, US, 0);
+    const VAIN: (Poll, Duration, u64) = (Poll::Empty, US, 0);
 
     /// Runs a round of polls of given durations and preemptions, the last one forever. Returns its
     /// end and the number of polls.
-    fn round(looks: &[(Look, Duration, u64)]) -> (Next, usize) {
+    fn round(polls: &[(Poll, Duration, u64)]) -> (Next, usize) {
         let (mut now, mut preemptions) = (Instant(1), 0);
         let mut round = SpinRound::new(PATIENCE, now);
         for at in 0.. {
-            let (look, takes, preempted) = looks[at.min(looks.len() - 1)];
+            let (poll, takes, preempted) = polls[at.min(polls.len() - 1)];
             (now, preemptions) = (now.after(takes), preemptions + preempted);
-            if look == Look::Empty {
+            if poll == Poll::Empty {
                 round.before_yield(|| preemptions);
             }
-            match round.after_look(look, now, || preemptions) {
-                Next::Look => {}
+            match round.after_poll(poll, now, || preemptions) {
+                Next::Poll => {}
                 next => return (next, at + 1),
             }
         }
-        unreachable!("the last look is for ever");
+        unreachable!("the last poll lasts forever");
     }
 
     #[test]
     fn round_ends_when_enough_or_nothing_for_patience() {
-        assert_eq!(round(&[VAIN, (Look::Found, US, 0), (Look::Enough, US, 0)]), (Next::Enough, 3));
+        assert_eq!(round(&[VAIN, (Poll::Found, US, 0), (Poll::Enough, US, 0)]), (Next::Enough, 3));
         assert_eq!(round(&[VAIN]), (Next::GiveUp, 50));
-        assert_eq!(round(&[VAIN, (Look::Found, 100 * US, 0), VAIN]), (Next::GiveUp, 52));
+        assert_eq!(round(&[VAIN, (Poll::Found, 100 * US, 0), VAIN]), (Next::GiveUp, 52));
     }
 
     #[test]
     fn long_success_lengthens_patience() {
         for (found, patience) in [(1, 50), (3, 75), (4, 100), (8, 200), (100, 200)] {
-            let mut looks = vec![(Look::Found, 100 * US, 0); found];
-            looks.push(VAIN);
-            assert_eq!(round(&looks), (Next::GiveUp, found + patience));
+            let mut polls = vec![(Poll::Found, 100 * US, 0); found];
+            polls.push(VAIN);
+            assert_eq!(round(&polls), (Next::GiveUp, found + patience));
         }
     }
 
     #[test]
     fn long_preempted_poll_ends_round() {
-        let stolen = (Look::Found, CROWDED, 0);
-        let preempted = (Look::Found, CROWDED, 1);
-        let enough = (Look::Enough, US, 0);
+        let stolen = (Poll::Found, CROWDED, 0);
+        let preempted = (Poll::Found, CROWDED, 1);
+        let enough = (Poll::Enough, US, 0);
         assert_eq!(round(&[VAIN, preempted, enough]), (Next::Contended, 2));
         assert_eq!(round(&[stolen, preempted, enough]), (Next::Contended, 2));
         // Neither stolen time without preemption nor a short preemption counts.
-        assert_eq!(round(&[VAIN, stolen, stolen, (Look::Found, US, 1), enough]), (Next::Enough, 5));
+        assert_eq!(round(&[VAIN, stolen, stolen, (Poll::Found, US, 1), enough]), (Next::Enough, 5));
         assert_eq!(round(&[stolen, stolen, enough]), (Next::Enough, 3));
     }
 

@@ -10,7 +10,7 @@
 //!   it, or slept
 
 use super::delayed_ack::{DelayedAck, due_in_background};
-use super::spin::{Look, Next, SpinRound};
+use super::spin::{Next, Poll, SpinRound};
 use super::{Background, Course, SERVED, SHORT_TICK, Served, WakeUp, gave_up_too_soon, patience};
 use crate::presence::Presence;
 use roxe_transport::time::Instant;
@@ -221,12 +221,12 @@ fn replay_waits(events: &[Event<'_>]) -> (usize, usize) {
                 let Some(since) = since.take() else { continue };
                 waits += 1;
                 let mut round = SpinRound::new(patience(PATIENCE, are_patient), since);
-                let looks = (1..).map(|nth| since.after(nth * US));
-                let next = looks.map(|now| {
-                    let look = if now >= at { Look::Enough } else { Look::Empty };
-                    round.after_look(look, now, || 0)
+                let polls = (1..).map(|nth| since.after(nth * US));
+                let next = polls.map(|now| {
+                    let poll = if now >= at { Poll::Enough } else { Poll::Empty };
+                    round.after_poll(poll, now, || 0)
                 });
-                if next.into_iter().find(|next| *next != Next::Look) == Some(Next::Enough) {
+                if next.into_iter().find(|next| *next != Next::Poll) == Some(Next::Enough) {
                     awake += 1;
                 } else {
                     are_patient = gave_up_too_soon(at.since(since), PATIENCE);

@@ -215,7 +215,7 @@ fn own_slot_has_a_ring_from_the_first_packet() {
     let here = Ipv4Addr::LOCALHOST.into();
     let av = Av { sgid: here, dgid: here, hop_limit: 64, ..Av::default() };
     let key = Key { dst: here, slot };
-    let flow = engine.flows.get(key, clock::now(), || engine.look_at(key));
+    let flow = engine.flows.get(key, clock::now(), || engine.receiver_at(key));
     let RingRoute::Ring(ring) = engine.find_ring(&av, slot.qpn(5)) else { panic!("no ring") };
     assert_eq!(*flow.receiver.lock(), Receiver::Ring, "datagrams need no credits there");
     let before = engine.counters().unknown_qp.get();

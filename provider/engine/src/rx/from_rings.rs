@@ -33,8 +33,8 @@ impl Engine {
         now: Instant,
     ) -> bool {
         self.refresh_rings(sources);
-        self.look_for_room();
-        if state.rests() {
+        self.serve_room_waiters();
+        if state.leaves_rings() {
             return false;
         }
         let has_packets = sources.rings.iter().any(|ring| !ring.reader.is_empty());
