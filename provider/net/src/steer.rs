@@ -1,7 +1,7 @@
 //! Makes the kernel deliver each packet to the process that owns its queue pair.
 //!
 //! All processes of a user share one address and port by `SO_REUSEPORT`. A classic BPF program
-//! builder_checks up the slot of the destination QPN and returns the number of a socket. A socket does not
+//! looks up the slot of the destination QPN and returns the number of a socket. A socket does not
 //! know its number, and the last socket takes over the number of a closed one, so numbers are
 //! *measured*: a session counts the sockets, sends each number a probe ([`PROBE`]) that the program
 //! delivers by number, collects the answers with the slots of each process, and attaches a new
