@@ -1,20 +1,12 @@
 //! Makes the kernel deliver each packet to the process that owns its queue pair.
 //!
-//! All processes of a user share one address and port by `SO_REUSEPORT`. A classic BPF program
-//! looks up the slot of the destination QPN and returns the number of a socket. A socket does not
-//! know its number, and the last socket takes over the number of a closed one, so numbers are
-//! *measured*: a session counts the sockets, sends each number a probe ([`PROBE`]) that the program
-//! delivers by number, collects the answers with the slots of each process, and attaches a new
-//! program. Duplicate or missing answers mean that the attached program lacks the probe rule: it is
-//! attached, and the round repeated. Processes that do not answer are left out of the program.
-//!
-//! A session runs when a process joins, when packets for other processes keep arriving, and when
-//! packets of this process are not answered. One builder at a time measures, also for processes
-//! that it has probed; with many sockets it waits first, so that processes that start together
-//! share a session. Misdelivered packets are forwarded, so stale numbers cost only speed, unless
-//! their owner is stopped: therefore unknown slots go to a process that has answered, never to the
-//! kernel's hash. A process that exits leaves the group first (`UdpLink::stop_receiving`) and
-//! forwards what it holds.
+//! All processes of a user share one address and port by `SO_REUSEPORT`. A classic BPF program maps
+//! the slot of the destination QPN to the number of a socket. Numbers are unknown and change when a
+//! socket closes, so a session *measures* them: it sends each number a probe ([`PROBE`]), collects
+//! the slots of the processes that answer, and attaches a new program. It runs when a process
+//! joins, when packets for other processes arrive, and when packets are not answered; one process
+//! at a time measures for all. Misdelivered packets are forwarded, but a stopped process forwards
+//! nothing: unknown slots therefore go to a process that has answered, never to the kernel's hash.
 
 use crate::bpf::{AND, JUMP, JUMP_EQ, JUMP_GE, LOAD_BYTE, LOAD_WORD, RETURN, RETURN_A, SHIFT_RIGHT, jump, op};
 use crate::cmsg::Control;
