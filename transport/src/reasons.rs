@@ -24,7 +24,7 @@ macro_rules! reasons {
                 }
             }
 
-            /// What it means, for people.
+            /// The meaning of the reason in words.
             pub const fn words(self) -> &'static str {
                 match self {
                     $(Self::$variant => concat!($($doc),+),)+

@@ -59,7 +59,7 @@ struct Core {
 
 impl Core {
     fn new(engine: &Engine) -> Result<Self, Error> {
-        let settings = Settings { prefix: engine.slot()?.get(), ..Settings::new(Guid(engine.node_guid())) };
+        let settings = Settings { prefix: engine.slot()?.get(), ..Settings::new(Guid(engine.adapter.node_guid())) };
         let mad_sender = MadSender::new(Psn::new(draw() as u32));
         let (ids, listeners) = (HashMap::new(), HashMap::new());
         let (called_at, check_at, unanswered, random) = (None, None, Vec::new(), draw);
@@ -209,7 +209,7 @@ impl Services for Agent {
 
     fn interface_changed(&self, engine: &Engine) {
         let observers: Vec<Arc<_>> = OBSERVERS.lock().values().filter_map(Weak::upgrade).collect();
-        observers.iter().for_each(|observer| observer.interface_changed(engine.adapter()));
+        observers.iter().for_each(|observer| observer.interface_changed(&engine.adapter));
     }
 }
 

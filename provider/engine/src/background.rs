@@ -1,28 +1,22 @@
-//! The background thread: does for programs that do not poll what polling does for the others.
+//! The background thread: serves programs that do not poll.
 //!
-//! The difficulty is to stay out of the way of a program that does poll. If every packet woke this
-//! thread, it would take the processor from the program and cost the sender an interrupt to another
-//! core; if it slept too deeply, a program that waits for its memory to change instead of polling
-//! would never see a packet. So it *watches*: each time it wakes it looks whether a thread of the
-//! program is inside the engine right now. If so, a point is taken from the score; if not, and
-//! there was something to receive, two points are added. At zero points it mutes the sockets and
-//! only looks again after a tick. A busy poller is inside nearly always, so the score goes to zero;
-//! one that waits on memory is outside when its packets come, so it stays up. Arming a completion
-//! queue fills the score: the program is about to sleep. If it receives itself before it does
-//! ([`crate::event_wait`]), the score is filled when it gives up.
-//! [`crate::poll_policy`] decides; this asks, and does it.
+//! It must not compete with a program that polls, nor sleep while a program waits for its memory to
+//! change. So it keeps a score. At each wake-up it looks whether a thread of the program is inside
+//! the engine: if so, it loses a point; if not, and it received packets, it gains two. At zero it
+//! mutes the sockets and only wakes after a tick. Arming a completion queue fills the score, since
+//! the program is about to sleep; a waiter that receives itself ([`crate::event_wait`]) fills it
+//! when it gives up. [`crate::poll_policy`] decides; this module collects its inputs and acts.
 
 use crate::engine::Engine;
-use crate::poll_policy::spin::{Look, SpinGovernor};
+use crate::poll_policy::spin::{Poll, SpinGovernor};
 use crate::poll_policy::{Background, Course, SERVED, SHORT_TICK, Served, WakeUp};
 use crate::poller::{Poller, Watch, Woken};
 use crate::presence::AWAKE;
-use crate::rx_state::{Rx, Visitor};
+use crate::rx_state::PollSource;
 use crate::scheduler::Task;
 use crate::thread::{self, Thread};
 use crate::tx::Batch;
 use roxe_base::clock;
-use roxe_base::lock::{MutexGuard, rank};
 use roxe_base::own_threads::OwnThread;
 use roxe_check::trace;
 use roxe_net::runtime_dir;
@@ -32,7 +26,6 @@ use std::sync::Weak;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
-/// How the thread sleeps next.
 struct Sleep {
     watch: Watch,
     until: Option<Instant>,
@@ -40,13 +33,13 @@ struct Sleep {
 }
 
 impl Sleep {
-    /// For `tick` at most, undisturbed by packets.
+    /// Sleeps for at most `tick` without being woken by packets.
     fn muted(until: Option<Instant>, now: Instant, tick: Duration) -> Self {
         let until = until.into_iter().chain([now.after(tick)]).min();
         Self { watch: Watch::Quiet, until, now }
     }
 
-    /// The same, not so long that the trace waits to be written, which it is now.
+    /// Writes out the trace and limits the sleep to its interval.
     fn for_trace(self) -> Self {
         if !trace::is_on() {
             return self;
@@ -56,22 +49,20 @@ impl Sleep {
     }
 }
 
-/// What the thread has learnt.
+/// State that the thread keeps between wake-ups.
 #[derive(Debug, Default)]
 struct Experience {
     policy: Background,
     governor: SpinGovernor,
 }
 
-/// What the thread does first.
 pub(crate) fn prepare() {
     thread::prefer_short_slices();
-    // The buffer of this thread exists from now on, not from its first packet on.
+    // Allocates the buffer of this thread now, not at its first packet.
     Batch::put_back(Batch::take());
 }
 
-/// The body of the thread; ends when the engine is no longer used, or no thread of the program is
-/// left.
+/// The body of the thread; ends when the engine is dropped or no thread of the program is left.
 pub(crate) fn run(engine: &Weak<Engine>, thread: &Thread) {
     let own = OwnThread::begin();
     let (mut woken, mut experience) = (Woken::Other, Experience::default());
@@ -86,14 +77,14 @@ pub(crate) fn run(engine: &Weak<Engine>, thread: &Thread) {
 }
 
 impl Engine {
-    /// What the background thread does when it wakes up, and how it sleeps next.
+    /// Handles a wake-up and returns the next sleep.
     fn wake_up(&self, poller: &Poller, woken: Woken, experience: &mut Experience) -> Sleep {
         let awake = || {
             match woken {
                 Woken::LinkEvents => self.follow_interface(),
-                Woken::Line => self.tend_rings(),
+                Woken::Line => self.poll_ring_controls(),
                 Woken::Room => self.on_send_room(poller),
-                Woken::Status => self.tell_status(),
+                Woken::Status => self.answer_status(),
                 Woken::Other => {}
             }
             runtime_dir::sweep_after_death();
@@ -101,26 +92,26 @@ impl Engine {
         };
         catch_unwind(AssertUnwindSafe(awake))
             .unwrap_or_else(|_| {
-                // A bug of ours must not silence the device; the packet that met it is lost.
+                // A bug must not silence the device; the packet that caused the panic is lost.
                 self.counters().panics.add(1);
                 Sleep::muted(None, clock::now(), SHORT_TICK)
             })
             .for_trace()
     }
 
-    /// One round: serve what there is, unless the program does it, and decide how to sleep.
+    /// Serves, unless the program does, and decides how to sleep.
     fn round(&self, experience: &mut Experience) -> Sleep {
         let presence = &self.scheduler.presence;
         presence.sleeps_until.store(AWAKE, Relaxed);
         self.rings.awake();
         let now = clock::now();
         self.steer(now);
-        self.tell_counters(now);
-        let seen = self.what_is_seen(now);
+        self.publish_counters(now);
+        let seen = self.observe(now);
         match experience.policy.course(&seen, || presence.is_present()) {
             Course::Leave(points) => {
                 let is_muted = presence.mute(points);
-                // Who waits may have handed over since then.
+                // A waiter may have stopped receiving since then.
                 if is_muted && (!seen.waiter_receives || presence.waiters.receive(now)) {
                     return Sleep::muted(self.scheduler.due(Task::Steering), now, experience.policy.tick());
                 }
@@ -132,20 +123,20 @@ impl Engine {
         self.plan_sleep()
     }
 
-    /// What the policy is told.
-    fn what_is_seen(&self, now: Instant) -> WakeUp {
+    fn observe(&self, now: Instant) -> WakeUp {
+        let presence = &self.scheduler.presence;
         WakeUp {
-            since_poll: self.scheduler.presence.age(now),
+            since_poll: presence.age(now),
             is_receiving: self.rx.is_locked(),
-            waiter_receives: self.scheduler.presence.waiters.receive(now),
-            is_muted: self.scheduler.presence.muting.is_muted(),
+            waiter_receives: presence.waiters.receive(now),
+            is_muted: presence.muting.is_muted(),
         }
     }
 
-    /// Receives for a program that does not, and goes on for a while if that is worth it.
+    /// Receives for a program that does not, and spins for a while if that is worthwhile.
     fn serve_woken(&self, seen: &WakeUp, governor: &SpinGovernor, now: Instant) {
         let (presence, is_polled) = (&self.scheduler.presence, seen.is_polled());
-        let found = self.serve(Visitor::Woken, now);
+        let found = self.serve(PollSource::Woken, now);
         if found {
             presence.note_served();
         }
@@ -154,67 +145,60 @@ impl Engine {
         if served.is_wanted() {
             presence.muting.add(SERVED);
         }
-        if served.keeps_looking(|| governor.may_spin()) {
+        if served.wants_spin(|| governor.may_spin()) {
             self.spin(governor);
         }
     }
 
-    /// Receives and runs timers, unless a thread of the program is at it. Whether there was
-    /// anything to receive.
-    fn serve(&self, visitor: Visitor, now: Instant) -> bool {
-        let (rx, now) = self.receive_side(now);
-        let found = rx.is_some_and(|rx| self.visit(rx, visitor, now));
+    /// Receives and runs timers, unless another thread does. Returns true if packets were received.
+    fn serve(&self, source: PollSource, mut now: Instant) -> bool {
+        let mut rx = self.rx.try_lock();
+        // Blocks if something is due: the holder may have polled before it was, and may have been
+        // preempted since. Retrying instead would keep it from running.
+        if rx.is_none() && self.next_deadline().is_some_and(|due| due <= now) {
+            (rx, now) = (Some(self.rx.lock()), clock::now());
+        }
+        let found = rx.is_some_and(|rx| self.visit(rx, source, now));
         self.serve_ready(now);
         self.run_cm();
         found
     }
 
-    /// The receive side, unless another thread has it; and the time. Waits for it when something is
-    /// due: the other may have looked before it was, and may not have the processor now. To look
-    /// again and again would keep it from going on.
-    fn receive_side(&self, now: Instant) -> (Option<MutexGuard<'_, rank::Rx, Rx>>, Instant) {
-        let rx = self.rx.try_lock();
-        if rx.is_none() && self.next_deadline().is_some_and(|due| due <= now) {
-            return (Some(self.rx.lock()), clock::now());
-        }
-        (rx, now)
-    }
-
-    /// Keeps looking for a while: a peer that is about to answer must not pay for waking us.
+    /// Spins for a while, so that a peer that is about to respond need not wake the thread.
     fn spin(&self, governor: &SpinGovernor) {
         let seen = self.scheduler.presence.last_poll.load(Relaxed);
-        governor.keep_looking(self.usual_patience(), || {
+        governor.spin_until(self.usual_patience(), || {
             let now = clock::now();
-            let found = self.serve(Visitor::Spinning, now);
+            let found = self.serve(PollSource::Spinning, now);
             if found {
                 governor.note_find();
             }
-            self.tell_counters(now);
+            self.publish_counters(now);
             if self.rings.answers.are_due(now) {
-                self.tend_rings();
+                self.poll_ring_controls();
             }
             match found {
                 _ if self.scheduler.presence.last_poll.load(Relaxed) != seen
                     && !self.scheduler.presence.waits_for_event() =>
                 {
-                    Look::Enough
+                    Poll::Enough
                 }
-                true => Look::Found,
-                false => Look::Vain,
+                true => Poll::Found,
+                false => Poll::Empty,
             }
         });
     }
 
-    /// Announces the next deadline, then looks at it again: whoever adds an earlier one meanwhile
-    /// either finds the announcement or is found here.
+    /// Publishes the next deadline, then reads it again: a thread that adds an earlier one
+    /// meanwhile either sees the published one or is seen here.
     fn plan_sleep(&self) -> Sleep {
-        self.tell_counters(clock::now());
+        self.publish_counters(clock::now());
         loop {
             let until = self.next_deadline();
             self.scheduler.presence.sleeps_until.store(until.map_or(u64::MAX, |until| until.0), SeqCst);
             if self.next_deadline() == until {
                 let now = clock::now();
-                // Packets that came into a ring meanwhile have woken nobody.
+                // Packets that entered a ring meanwhile rang no doorbell.
                 let until = if self.rings.prepare_sleep() { Some(now) } else { until };
                 return Sleep { watch: Watch::All, until, now };
             }
@@ -229,11 +213,11 @@ mod tests {
     use roxe_base::config::config;
 
     #[test]
-    fn who_receives_for_long_has_not_gone() {
+    fn long_receive_keeps_thread_present() {
         let engine = private_engine(config().unwrap());
         let _held = engine.rx.lock();
         let now = clock::now();
         engine.scheduler.presence.note_poll(now);
-        assert!(engine.what_is_seen(now.after(Duration::from_secs(1))).is_polled());
+        assert!(engine.observe(now.after(Duration::from_secs(1))).is_polled());
     }
 }

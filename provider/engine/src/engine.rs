@@ -1,16 +1,12 @@
-//! An engine of one device in this process: sockets, queue pairs by number, timers, and who does
-//! the work when.
+//! An engine of a device in this process: sockets, rings, queue pairs by number, timers and a
+//! background thread.
 //!
-//! A device has a first engine, which also has its connection manager, and follows the interface
-//! for the program; queue pairs of further threads may have engines of their own, so that no two
-//! threads wait for one receive side. Between them they are what processes are to each other: each
-//! has sockets, slots, timers and a thread, and packets go from one to another as they go to
-//! another process.
+//! The first engine of a device also has the connection manager and follows the interface. Queue
+//! pairs of further threads may have engines of their own, so that threads do not contend for one
+//! receive side. Packets travel between engines of one process as between processes.
 //!
-//! Its thread begins with the first opening of the device and follows the interface; sockets are
-//! opened by the first queue pair. Both happen again in the child of a fork. Threads of the program
-//! come in through [`Engine::progress`] and through the verbs of a queue pair; the background
-//! thread through its own loop.
+//! The background thread starts when the device is first opened, the sockets with the first queue
+//! pair; the child of a fork starts both again.
 
 #[cfg(feature = "testing")]
 #[doc(hidden)]
@@ -46,66 +42,63 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-/// Queue pairs made in this process.
 static MADE: AtomicU64 = AtomicU64::new(0);
 
-/// What the engine hands to the crate above: messages of connection managers, changes of the
-/// interface. Every call gets the engine that it is about.
+/// Callbacks into the crate above: connection manager messages and interface changes. Each gets the
+/// engine that calls.
 pub trait Services: Debug + Send + Sync {
-    /// A message for queue pair 1 has come. Called under the lock of the receive side: it is left
-    /// for [`Services::run_connections`], which
-    /// [`crate::scheduler::Scheduler::note_connection_work`] asks for.
+    /// Queues a message for queue pair 1. Called under the receive lock, so it is only processed in
+    /// [`Services::run_connections`], which
+    /// [`crate::scheduler::Scheduler::note_connection_work`] schedules.
     fn leave_message(&self, engine: &Engine, route: Route, mad: Mad);
 
-    /// The time has come that [`crate::scheduler::Scheduler::add_cm_timer`] was called for; left as
-    /// a message is.
+    /// Queues the expiry of a timer added by [`crate::scheduler::Scheduler::add_cm_timer`]. Called
+    /// under the receive lock.
     fn leave_deadline(&self, engine: &Engine, deadline: Instant);
 
-    /// Works off what was left. Called without any lock.
+    /// Processes queued messages and expired timers. Called without any lock.
     fn run_connections(&self, engine: &Engine);
 
-    /// The process ends: peers are told. Takes locks only if it gets them within `limit`.
+    /// Notifies peers that the process ends. Gives up on locks not acquired within `limit`.
     fn end_connections(&self, engine: &Engine, limit: Duration);
 
-    /// The interface has changed, and the port with it. Called without any lock.
+    /// Called after the interface, and the port with it, has changed, without any lock.
     fn interface_changed(&self, engine: &Engine);
 }
 
-/// What the background thread hears besides packets, as far as the system lets it.
+/// Sockets of the background thread that carry no packets; `None` where the system refuses them.
 #[derive(Debug)]
-pub(crate) struct Ears {
-    /// Changes of the interface.
+pub(crate) struct ControlSockets {
     pub link_events: Option<LinkEvents>,
-    /// Questions what the queue pairs do.
+    /// Requests of `roxe top` for the state of queue pairs.
     pub status: Option<StatusSocket>,
 }
 
-/// What packets leave by, the receive side, and the queue pairs by number.
+/// The data path of one device, or of one thread's part of it.
 pub struct Engine {
-    pub(crate) adapter: Arc<Adapter>,
-    /// Which engine of its device it is of; 0 is the first one.
+    /// The adapter of the device.
+    pub adapter: Arc<Adapter>,
+    /// Index among the engines of the device; 0 is the first.
     number: usize,
     counters: Arc<Counters>,
     pub(crate) config: &'static Config,
-    /// What is due, what is ready, and how the thread is woken.
+    /// Timers, deadlines and wake-ups.
     pub scheduler: Scheduler,
     pub(crate) links: Links,
-    pub(crate) flows: Flows,
-    /// Ways to other processes through shared memory.
+    /// Flow control state by destination.
+    pub flows: Flows,
     pub(crate) rings: Rings,
-    /// What watches and spoils packets, if anything shall.
     interceptor: Option<Interceptor>,
-    /// Whether the sockets exist in this process, and with them the thread.
+    /// True once the background thread and the sockets exist in this process.
     pub(crate) started: AtomicBool,
-    /// Held while sockets and thread come to exist, while links are added, and while the port
-    /// follows its interface. Guards what the thread hears; nothing before there is one.
-    pub(crate) starting: Mutex<rank::Starting, Option<Ears>>,
+    /// Held while sockets and thread are started, while links are added, and while the port follows
+    /// its interface. Guards the control sockets, which `None` says are not open yet.
+    pub(crate) starting: Mutex<rank::Starting, Option<ControlSockets>>,
     pub(crate) me: Weak<Self>,
     pub(crate) rx: Mutex<rank::Rx, Rx>,
     pub(crate) table: QpTable,
-    /// The crate above.
     pub(crate) services: Arc<dyn Services>,
-    /// The engines of the device beside its first one, which has them.
+    /// Further engines of the device; set in its first engine only.
     pub(crate) further: [OnceLock<Arc<Self>>; MAX_ENGINES - 1],
 }
 
@@ -117,15 +110,14 @@ impl Debug for Engine {
 }
 
 impl Engine {
-    /// The first engine for `adapter`, which hands to `services` what is not its own. EINVAL: an
-    /// environment variable is not understood; the errors of a capture file that cannot be written.
+    /// The first engine for `adapter`. Errors: EINVAL if an environment variable is invalid, and
+    /// those of opening a capture file.
     pub fn create(adapter: &Arc<Adapter>, services: Arc<dyn Services>) -> Result<Arc<Self>, Error> {
         let config = config().map_err(|e| Error::invalid(e.to_string()))?;
         let interceptor = Interceptor::open(config, adapter.name())?;
         Ok(Self::new(Arc::clone(adapter), 0, config, interceptor, services))
     }
 
-    /// The engine with this number of the device.
     pub(crate) fn new(
         adapter: Arc<Adapter>,
         number: usize,
@@ -145,7 +137,7 @@ impl Engine {
             scheduler,
             links: Links::default(),
             flows,
-            // Captures and fault rules are about packets on the wire.
+            // Captures and fault rules apply to packets on the wire, so there are no rings then.
             rings: Rings::new(config.rings && interceptor.is_none(), rings),
             interceptor,
             started: AtomicBool::new(false),
@@ -158,55 +150,37 @@ impl Engine {
         })
     }
 
-    /// Which engine of its device it is.
+    /// Index among the engines of the device; 0 is the first.
     pub fn number(&self) -> usize {
         self.number
     }
 
-    /// Whether it is the first one.
+    /// Returns true for the first engine of the device.
     pub fn is_first(&self) -> bool {
         self.number() == 0
     }
 
-    /// What the engine has counted.
+    /// This engine's counters.
     #[inline]
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// What watches and spoils packets.
     #[inline]
     pub(crate) fn interceptor(&self) -> Option<&Interceptor> {
         self.interceptor.as_ref()
     }
 
-    /// The windows of the destinations.
-    #[inline]
-    pub fn flows(&self) -> &Flows {
-        &self.flows
-    }
-
-    /// The rate from which queue pairs slow down, bit/s; `None`: they do not.
+    /// Line rate for DCQCN in bit/s; `None` if DCQCN is off.
     pub fn line_rate(&self) -> Option<NonZeroU64> {
         self.config.dcqcn.then(|| self.adapter.line_rate())
     }
 
-    /// The interface as a card.
-    pub fn adapter(&self) -> &Arc<Adapter> {
-        &self.adapter
-    }
-
-    /// The node GUID.
-    pub fn node_guid(&self) -> u64 {
-        self.adapter.node_guid()
-    }
-
-    /// Index of the network interface.
     pub(crate) fn ifindex(&self) -> u32 {
         self.adapter.ifindex()
     }
 
-    /// Forgets all that belongs to the parent of this process.
+    /// Clears the state inherited from the parent, in the child of a fork.
     pub(crate) fn clear(&self) {
         self.links.clear();
         self.flows.clear();
@@ -215,7 +189,7 @@ impl Engine {
         self.scheduler.clear();
     }
 
-    /// What a raw packet queue pair sends by. Errors as [`FrameSender::open`].
+    /// Opens the send side of a raw packet queue pair. Errors as [`FrameSender::open`].
     pub fn open_frame_sender(&self) -> Result<Arc<FrameSender>, Error> {
         self.start()?;
         let sender = Arc::new(FrameSender::open(&self.adapter.interface(), self.scheduler.poller()?.send_room())?);
@@ -223,13 +197,13 @@ impl Engine {
         Ok(sender)
     }
 
-    /// Makes a queue pair: `make` is told its number. Starts the engine if need be.
+    /// Creates a queue pair by calling `make` with its number. Starts the engine if needed.
     pub fn register_qp<Q: QueuePair + 'static>(
         &self,
         service: Service,
         make: impl Fn(Qpn) -> Arc<Q>,
     ) -> Result<Arc<Q>, Error> {
-        // Raw packets need no address.
+        // Raw packet queue pairs need no IP address.
         if service == Service::Raw {
             self.start()?
         } else {
@@ -250,17 +224,17 @@ impl Engine {
         }
     }
 
-    /// A slot of this process: numbers that begin with it are ours alone. Starts the engine if need
-    /// be.
+    /// A slot owned by this process: queue pair numbers that begin with it are ours. Starts the
+    /// engine if needed.
     pub fn slot(&self) -> Result<Slot, Error> {
         self.start()?;
         self.table.first_slot().ok_or_else(|| Error::new(libc::ENODEV, "the engine of this device has no numbers"))
     }
 
-    /// Forgets a queue pair; packets for it are dropped from now on.
+    /// Removes a queue pair; later packets for it are dropped.
     pub fn unregister_qp(&self, qp: &dyn QueuePair) {
         self.table.remove(qp.qpn());
-        // What was found last would keep it alive until the next packet comes.
+        // The cached entry would keep the queue pair alive until the next packet.
         self.rx.lock().state.recent = Recent::default();
         if qp.service() == Service::Ud {
             self.detach_from_all(qp);
@@ -268,12 +242,13 @@ impl Engine {
         self.forget_packets(qp);
     }
 
-    /// A queue pair is gone or in RESET: what fault rules counted for it has no meaning any more.
+    /// Resets the packet counts of fault rules for a queue pair that is destroyed or in RESET.
     pub fn forget_packets(&self, qp: &dyn QueuePair) {
         self.interceptor().into_iter().for_each(|interceptor| interceptor.forget(qp.ordinal()));
     }
 
-    /// The process ends: nothing that it has taken in waits any more, and what it owes leaves.
+    /// Completes deferred placement and sends pending packets of all queue pairs when the process
+    /// ends.
     pub(crate) fn settle(&self, now: Instant) {
         if weakest::has(Weakness::all()) {
             for qp in self.table.list() {
@@ -283,7 +258,7 @@ impl Engine {
         }
     }
 
-    /// A region goes away: what queue pairs have taken in for it is in memory when this returns. No
+    /// Completes the deferred placement of all queue pairs before a region is deregistered. No
     /// queue pair may be locked.
     pub fn settle_memory(&self) {
         if weakest::has(Weakness::PLACEMENT) {
@@ -302,38 +277,37 @@ impl Engine {
         self.scheduler.publish_steering(state.steering.iter().filter_map(Steering::deadline).min(), now);
     }
 
-    /// The locks outside of the one of the table, for the fork handlers; those of the adapter are
-    /// the first engine's.
+    /// The locks outside of the table's, for the fork handlers; the adapter's belong to the first
+    /// engine.
     pub fn outer_locks(&self) -> impl Iterator<Item = &dyn Lockable> {
         let own: [&dyn Lockable; 2] = [&self.starting, &self.rx];
         own.into_iter().chain(self.is_first().then(|| self.adapter.raw_observers() as &dyn Lockable))
     }
 
-    /// The lock of the table, which is taken by [`Engine::lock_table`].
+    /// The lock of the table, taken by [`Engine::lock_table`].
     pub fn raw_table(&self) -> &dyn Lockable {
-        self.table.raw()
+        &self.table.slots
     }
 
-    /// Takes the lock of the table and lists the queue pairs.
+    /// Locks the table and lists the queue pairs.
     pub fn lock_table(&self) -> Vec<Arc<dyn QueuePair>> {
         self.table.lock_and_list()
     }
 
-    /// The locks inside of those of the queue pairs.
+    /// The locks inside of those of the queue pairs, for the fork handlers.
     pub fn inner_locks(&self) -> impl Iterator<Item = &dyn Lockable> {
         let [map, ready, credits] = self.flows.raw();
         let held = self.interceptor().map(|interceptor| interceptor.delayed.raw() as &dyn Lockable);
         let port = self.is_first().then(|| self.adapter.raw_port() as &dyn Lockable);
         let told = self.adapter.files().filter(|_| self.is_first()).map(|files| files.raw() as &dyn Lockable);
         let always: [&dyn Lockable; 13] = [
-            self.table.raw_owned(),
+            &self.table.owned,
             &self.links.udp,
             &self.links.frame_senders,
             &self.links.host_addresses,
             &self.links.next_hops,
             map,
-            // Those of single rings are only taken under locks of queue pairs and of the receive
-            // side.
+            // Single rings are locked only under locks of queue pairs and of the receive side.
             &self.rings.out,
             &self.rings.inbound,
             &self.rings.full,
@@ -352,7 +326,7 @@ impl Drop for Engine {
             live.publish(|| self.adapter.counters());
         }
         self.close_sockets();
-        // The thread wakes, finds nobody, and ends.
+        // The thread wakes, finds its weak reference dead, and ends.
         self.scheduler.kick();
     }
 }

@@ -1,12 +1,11 @@
-//! A thread of the program that waits for an event receives for a while before it sleeps.
+//! A thread of the program that waits for an event first receives for a while.
 //!
-//! What comes soon then wakes nobody: neither the background thread by its packet nor the program
-//! by its event, and either costs more than all the rest of a message. Meanwhile the background
-//! thread is muted like that of a program that polls.
+//! A packet that arrives soon then wakes neither the background thread nor, by its event, the
+//! program. Meanwhile the background thread is muted as for a program that polls.
 
 use crate::engine::Engine;
-use crate::poll_policy::spin::Look;
-use crate::waiters::Waiters;
+use crate::poll_policy::spin::Poll;
+use crate::presence::Waiters;
 use roxe_base::cancel::uncancelled;
 use roxe_base::clock;
 use roxe_base::uses::Counted;
@@ -14,12 +13,12 @@ use roxe_transport::time::Instant;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
-/// A thread that waits.
+/// A waiting thread.
 pub struct Wait<'a> {
     engine: &'a Engine,
     _counted: Counted<'a>,
     since: Instant,
-    /// Whether it looked around in vain, or not at all.
+    /// True if it polled in vain, or not at all.
     sleeps: bool,
 }
 
@@ -33,41 +32,41 @@ impl Drop for Wait<'_> {
 }
 
 impl Engine {
-    /// The calling thread is going to sleep until `is_over`, which it is not yet: it looks around
-    /// first. Keep the answer until it has slept.
+    /// Called before the calling thread sleeps until `is_over`: receives first. The result is
+    /// dropped after the sleep.
     pub fn before_sleep(&self, is_over: impl Fn() -> bool) -> Wait<'_> {
         let (presence, waiters) = (&self.scheduler.presence, self.waiters());
         let counted = Counted::new(&waiters.waiting);
         presence.waits_itself.store(true, Relaxed);
         let mut wait = Wait { engine: self, _counted: counted, since: clock::now(), sleeps: false };
-        // A thread that is cancelled must not hold locks of ours.
-        wait.sleeps = uncancelled(|| !self.is_started() || !self.look_around(&is_over));
+        // A thread that is cancelled must not hold our locks.
+        wait.sleeps = uncancelled(|| !self.is_started() || !self.receive_until(&is_over));
         if wait.sleeps {
             waiters.last_catch.store(0, SeqCst);
-            if presence.hand_over() {
+            if presence.muting.hand_over() {
                 self.scheduler.kick();
             }
         }
         wait
     }
 
-    /// Receives until `is_over`, or nothing has come for a while. Whether it is over.
-    fn look_around(&self, is_over: &impl Fn() -> bool) -> bool {
+    /// Receives until `is_over`, which returns true, or until nothing has arrived for a while.
+    fn receive_until(&self, is_over: &impl Fn() -> bool) -> bool {
         let waiters = self.waiters();
         if !waiters.governor.may_spin() {
             return false;
         }
-        let _counted = Counted::new(&waiters.looking);
-        let look = || {
+        let _counted = Counted::new(&waiters.spinning);
+        let poll = || {
             let found = self.work(self.enter());
             self.scheduler.presence.leave();
             match found {
-                _ if is_over() => Look::Enough,
-                true => Look::Found,
-                false => Look::Vain,
+                _ if is_over() => Poll::Enough,
+                true => Poll::Found,
+                false => Poll::Empty,
             }
         };
-        let is_over = waiters.governor.keep_looking(waiters.patience(self.usual_patience()), look);
+        let is_over = waiters.governor.spin_until(waiters.patience(self.usual_patience()), poll);
         if is_over {
             waiters.governor.note_find();
             waiters.last_catch.store(clock::now().0, SeqCst);
@@ -75,7 +74,6 @@ impl Engine {
         is_over
     }
 
-    /// How long a thread looks around before it sleeps, if nothing is known.
     pub(crate) fn usual_patience(&self) -> Duration {
         Duration::from_micros(self.config.spin_us.into())
     }

@@ -1,13 +1,11 @@
-//! How much may be under way towards one receiving socket.
+//! Limits on the bytes under way to one receiving socket.
 //!
 //! A loopback socket drops silently when its buffer is full, so all queue pairs of this process
-//! share one window per destination: an address and a slot, which is one process there. RC gives
-//! its bytes back when they are acknowledged. UC and UD have no acknowledgements; towards a process
-//! of this host the receiving engine returns *credits* for what it took out of its socket, towards
-//! other hosts there is no window. Lost packets return no credit, so a window without any sign of
-//! life for [`STALL`] opens again: flow control may cost speed, never liveness.
-//!
-//! Touches nothing.
+//! share one window per destination: an address and a slot, which is one process. RC releases its
+//! bytes on acknowledgement. For UC and UD the receiving engine returns *credits* for what it read
+//! from its socket, if it is on this host; other hosts have no window. Lost packets return no
+//! credit, so a window without progress for [`STALL`] is reset: flow control may cost speed, never
+//! liveness.
 
 mod flow;
 mod used;
@@ -27,62 +25,58 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use used::Used;
 
-/// Bounds of the window derived from a socket buffer, bytes. Throughput is flat above the lower
-/// one.
+/// Bounds of the window derived from a socket buffer, in bytes.
 const WINDOW: (usize, usize) = (128 << 10, 1 << 20);
-/// Unused destinations are forgotten when there are more than this.
+/// Number of destinations from which on unused ones are removed.
 const MAX_IDLE: usize = 1024;
 
-/// A queue pair whose turn it is.
+/// A queue pair to be served.
 #[derive(Debug)]
 pub struct Turn {
-    /// Its number.
+    /// Queue pair number.
     pub qpn: Qpn,
-    /// What it waited for.
+    /// Room held for it, if it waited for a window.
     pub grant: Option<Grant>,
 }
 
-/// All destinations of an engine, and the queue pairs that have room again.
+/// Windows of all destinations of an engine, and the queue pairs to be served.
 #[derive(Debug, Default)]
 pub struct Flows {
     window: AtomicU32,
     map: Mutex<rank::Flows, HashMap<Key, Arc<Flow>>>,
     ready: Queue<rank::FlowReady, Turn>,
-    /// What this process owes to senders.
     credits: Mutex<rank::FlowCredits, Credits>,
-    /// Whether that is anything.
     owes: ReadyFlag,
-    /// Whether datagrams were refused since the mailboxes were last read to the end.
-    starved: AtomicBool,
+    /// True after datagrams were refused, until the mailboxes have been read.
+    wants_credits: AtomicBool,
 }
 
 impl Flows {
-    /// With the flags for queue pairs that have room, and for credits that are owed.
+    /// `ready`: flag for queue pairs with room; `owes`: flag for owed credits.
     pub(crate) fn new(ready: ReadyFlag, owes: ReadyFlag) -> Self {
         Self { ready: Queue::new(ready), owes, ..Self::default() }
     }
 
-    /// Sets the window of destinations that are met from now on: `configured`, or what a receive
-    /// buffer of `rcvbuf` bytes (as the kernel reports it) holds.
+    /// Sets the window of new destinations: `configured`, or derived from a receive buffer of
+    /// `rcvbuf` bytes as the kernel reports it.
     pub fn set_window(&self, configured: Option<u32>, rcvbuf: usize) {
         let derived = (rcvbuf / 2).clamp(WINDOW.0, WINDOW.1) as u32;
         self.window.store(configured.unwrap_or(derived), Ordering::Relaxed);
     }
 
-    /// Credits are worth sending from this many bytes on: a receiver that keeps less to itself
-    /// stops nobody.
+    /// Fewest bytes worth a credit message; less withheld credit blocks no sender.
     fn credit_unit(&self) -> u32 {
         (self.window.load(Ordering::Relaxed) / 8).max(8 << 10)
     }
 
-    /// Datagrams of `bytes` from the process of `to` have left the socket of `key`.
+    /// Notes credit owed to the process of `to` for `bytes` read from the socket of `key`.
     pub fn owe(&self, to: Slot, key: Key, bytes: u32) {
         let mut credits = self.credits.lock();
         credits.add(to, key, bytes);
         self.owes.set_to(true);
     }
 
-    /// Takes a debt that should be paid now.
+    /// Takes credits that should be sent now.
     pub fn next_due(&self) -> Option<Owed> {
         if !self.owes.is_set() {
             return None;
@@ -93,20 +87,20 @@ impl Flows {
         due
     }
 
-    /// Puts a debt back that could not be paid now.
+    /// Puts back credits that could not be sent.
     pub fn put_back(&self, owed: Owed) {
         let mut credits = self.credits.lock();
         credits.put_back(owed);
         self.owes.set_to(true);
     }
 
-    /// Whether a debt could not be paid.
+    /// Returns true if sending credits was blocked.
     pub fn is_blocked(&self) -> bool {
         self.owes.is_set() && self.credits.lock().is_blocked
     }
 
-    /// The window of `key`; `look` finds out about the receiver if the destination is new.
-    pub fn get(&self, key: Key, now: Instant, look: impl FnOnce() -> Receiver) -> Arc<Flow> {
+    /// The window of `key`; `find_receiver` determines the receiver of a new destination.
+    pub fn get(&self, key: Key, now: Instant, find_receiver: impl FnOnce() -> Receiver) -> Arc<Flow> {
         let mut map = self.map.lock();
         if let Some(flow) = map.get(&key) {
             return Arc::clone(flow);
@@ -120,16 +114,16 @@ impl Flows {
             stream: Used::default(),
             is_full: AtomicBool::new(false),
             datagrams: Used::default(),
-            receiver: Mutex::new(look()),
-            last_sign: AtomicU64::new(now.0),
-            last_landing: AtomicU64::new(now.0),
+            receiver: Mutex::new(find_receiver()),
+            last_credit: AtomicU64::new(now.0),
+            last_release: AtomicU64::new(now.0),
             waiters: Default::default(),
         });
         map.insert(key, Arc::clone(&flow));
         flow
     }
 
-    /// Applies a credit of `key`'s owner.
+    /// Applies credit returned by the owner of `key`.
     pub fn credit(&self, key: Key, bytes: u32, now: Instant) {
         let flow = self.map.lock().get(&key).map(Arc::clone);
         if let Some(flow) = flow {
@@ -138,8 +132,7 @@ impl Flows {
         }
     }
 
-    /// From now on the process of `slot` is `receiver`, and has taken all datagrams that went to
-    /// it.
+    /// Sets how the process of `slot` receives, and resets its datagram windows.
     pub fn set_receiver(&self, slot: Slot, receiver: Receiver) {
         let map = self.map.lock();
         let flows: Vec<_> = map.values().filter(|flow| flow.key.slot == slot).map(Arc::clone).collect();
@@ -151,18 +144,18 @@ impl Flows {
         }
     }
 
-    /// These queue pairs have room again, or waited for something else to be served.
+    /// Makes queue pairs ready to be served.
     #[inline]
     pub fn push_ready(&self, qpns: impl Iterator<Item = Qpn>) {
         self.ready.change(|ready| ready.extend(qpns.map(|qpn| Turn { qpn, grant: None })));
     }
 
-    /// There may be room on `flow`: whoever waited longest is ready and has it, as far as it goes.
-    /// So a message costs one waiting queue pair a visit, not all of them.
+    /// Grants room on `flow` to waiters in order of arrival, so that a released window costs one
+    /// visit, not one per waiter.
     #[inline]
     pub fn wake(&self, flow: &Arc<Flow>) {
         for pool in [Pool::Stream, Pool::Datagrams] {
-            if flow.waiters(pool).are_there() {
+            if flow.waiters(pool).has_waiters() {
                 self.wake_waiters(flow, pool);
             }
         }
@@ -178,70 +171,67 @@ impl Flows {
         });
     }
 
-    /// Takes the next queue pair that has room again.
+    /// Takes the next queue pair to be served.
     pub fn pop_ready(&self) -> Option<Turn> {
         self.ready.pop()
     }
 
-    /// A sender of datagrams ran out of credits.
-    pub fn set_starved(&self, starved: bool) {
-        self.starved.store(starved, Ordering::Relaxed);
+    /// Sets whether a sender of datagrams waits for credits.
+    pub fn set_wants_credits(&self, wants: bool) {
+        self.wants_credits.store(wants, Ordering::Relaxed);
     }
 
-    /// Whether somebody waits for credits.
-    pub fn is_starved(&self) -> bool {
-        self.starved.load(Ordering::Relaxed)
+    /// Returns true if a sender of datagrams waits for credits.
+    pub fn wants_credits(&self) -> bool {
+        self.wants_credits.load(Ordering::Relaxed)
     }
 
-    /// Forgets everything.
+    /// Resets all state.
     pub fn clear(&self) {
         self.map.lock().clear();
         self.ready.change(VecDeque::clear);
         *self.credits.lock() = Credits::default();
     }
 
-    /// The locks, for the fork handlers, in the order they are taken.
+    /// The locks in the order they are taken, for the fork handlers.
     pub fn raw(&self) -> [&dyn roxe_base::lock::Lockable; 3] {
         [&self.map, self.ready.raw(), &self.credits]
     }
 }
 
-/// Credits not returned yet, by who is owed them. Bounded: what a peer writes into its packets
-/// chooses the entry.
+/// Credits not returned yet. Bounded, because packets of peers choose the entries.
 #[derive(Debug, Default)]
 struct Credits {
     owed: Vec<Owed>,
-    /// An entry was put back.
     is_blocked: bool,
 }
 
-/// Bytes taken from the socket `key` that came from the process of `to`.
+/// Bytes read from the socket of `key` that the process of `to` sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owed {
     /// Slot of the sender.
     pub to: Slot,
-    /// Where the datagrams went: what the sender keeps its window by.
+    /// Destination of the datagrams: the key of the sender's window.
     pub key: Key,
-    /// How many bytes.
+    /// Bytes owed.
     pub bytes: u32,
 }
 
-/// Senders remembered at a time.
+/// Most senders remembered at a time.
 const MAX_OWED: usize = 64;
 
 impl Credits {
-    /// Notes `bytes` for the sender `to`.
+    /// Adds `bytes` for the sender `to`.
     fn add(&mut self, to: Slot, key: Key, bytes: u32) {
         if let Some(owed) = self.owed.iter_mut().find(|owed| owed.to == to && owed.key == key) {
             owed.bytes = owed.bytes.saturating_add(bytes);
         } else if self.owed.len() < MAX_OWED {
-            // With too many senders at a time, one waits until it believes its credits lost.
+            // The credit of further senders is lost; they reset their windows after a stall.
             self.owed.push(Owed { to, key, bytes });
         }
     }
 
-    /// Takes an entry that should be sent: one of at least `unit` bytes, or any one when the table
-    /// is full.
+    /// Takes an entry of at least `unit` bytes, or any entry if the table is full.
     fn next_due(&mut self, unit: u32) -> Option<Owed> {
         self.is_blocked = false;
         let is_full = self.owed.len() >= MAX_OWED;
@@ -249,7 +239,6 @@ impl Credits {
         Some(self.owed.swap_remove(at))
     }
 
-    /// Puts back what could not be sent now.
     fn put_back(&mut self, owed: Owed) {
         self.add(owed.to, owed.key, owed.bytes);
         self.is_blocked = true;
@@ -273,13 +262,13 @@ mod tests {
         flows
     }
 
-    /// Of its window of 1000 what datagrams may use.
+    /// The part of a window of 1000 that datagrams may use.
     const DATAGRAMS: u32 = 750;
 
     const T0: Instant = Instant(1_000_000_000);
 
     #[test]
-    fn windows_follow_the_buffer_within_bounds() {
+    fn window_follows_buffer_within_bounds() {
         let flows = Flows::default();
         for (rcvbuf, window) in [(0, 128 << 10), (425_984, 212_992), (8 << 20, 1 << 20)] {
             flows.set_window(None, rcvbuf);
@@ -289,18 +278,18 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_both_ways_fit_one_socket_as_the_kernel_counts_them() {
+    fn datagrams_both_ways_fit_one_socket_buffer() {
         let (flows, rcvbuf) = (Flows::default(), 425_984);
         flows.set_window(None, rcvbuf);
         let flow = flows.get(key(1), T0, || Receiver::Credits);
         let charge = roxe_net::rcvbuf_cost::charge(4096);
         let most = (0..1000).take_while(|_| flow.reserve_datagram(charge, T0, || Receiver::Credits, || false)).count();
-        // What Linux 6.18 takes for a packet of 4112 bytes that comes alone.
+        // The memory charge of Linux 6.18 for a single packet of 4112 bytes.
         assert!((30..=rcvbuf / 4953 / 2).contains(&most), "{most} each way");
     }
 
     #[test]
-    fn queue_pairs_share_the_window_and_the_first_packet_always_goes() {
+    fn queue_pairs_share_window_and_first_packet_goes() {
         let flows = flows();
         let flow = flows.get(key(1), T0, || Receiver::Remote);
         assert!(flow.reserve_stream(600, 0) && flow.reserve_stream(400, 600));
@@ -313,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_goes_beyond_a_full_window_by_a_quarter_at_most_and_no_more_than_one_send() {
+    fn run_exceeds_full_window_by_at_most_a_quarter() {
         let flow = flows().get(key(1), T0, || Receiver::Remote);
         assert!(flow.reserve_stream(900, 0) && !flow.reserve_stream(101, 900));
         assert!(flow.reserve_in_run(300) && flow.reserve_in_run(50) && !flow.reserve_in_run(1));
@@ -328,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_window_opens_when_a_quarter_of_it_is_free() {
+    fn full_window_opens_when_a_quarter_is_free() {
         let flow = flows().get(key(1), T0, || Receiver::Remote);
         assert!(flow.reserve_stream(1000, 0) && !flow.reserve_stream(1, 1000));
         flow.release_stream(200, T0);
@@ -341,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn room_for_later_is_there_only_while_nobody_else_wants_it() {
+    fn reserve_ahead_needs_free_window_without_waiters() {
         let flow = flows().get(key(1), T0, || Receiver::Remote);
         assert!(flow.reserve_ahead(900) && !flow.reserve_ahead(101));
         assert!(flow.reserve_stream(100, 900), "what was refused holds nothing and leaves the window open");
@@ -354,7 +343,7 @@ mod tests {
         assert!(!full.reserve_ahead(1), "the window is not open yet");
     }
 
-    /// The queue pairs that are ready now, with what is held for them.
+    /// The queue pairs that are ready now, with their grants.
     fn ready(flows: &Flows) -> Vec<Turn> {
         std::iter::from_fn(|| flows.pop_ready()).collect()
     }
@@ -364,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn waiters_get_the_room_that_comes_in_their_turn_and_nobody_else_does() {
+    fn waiters_get_granted_room_in_order() {
         let flows = flows();
         let flow = flows.get(key(1), T0, || Receiver::Remote);
         assert!(flow.reserve_stream(1000, 0) && !flow.reserve_stream(100, 1));
@@ -389,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_message_waits_for_a_quarter_of_the_window() {
+    fn long_message_waits_for_a_quarter_of_the_window() {
         let flows = Flows::default();
         flows.set_window(Some(100_000), 0);
         let flow = flows.get(key(1), T0, || Receiver::Remote);
@@ -401,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_nothing_under_way_may_use_a_second_window_while_nobody_waits() {
+    fn idle_queue_pair_may_use_second_window() {
         let flow = flows().get(key(1), T0, || Receiver::Remote);
         assert!(flow.reserve_stream(1000, 0) && flow.reserve_stream(1000, 0));
         assert!(!flow.reserve_stream(1, 0));
@@ -411,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_of_bytes_that_never_come_back_opens_again() {
+    fn stalled_stream_window_reopens() {
         let flows = flows();
         let flow = flows.get(key(1), T0, || Receiver::Remote);
         assert!(flow.reserve_stream(2000, 0));
@@ -425,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_stop_without_credits_and_go_on_with_them() {
+    fn datagrams_stop_without_credits_and_resume() {
         let flows = flows();
         let flow = flows.get(key(2), T0, || Receiver::Credits);
         let reserve = |bytes| flow.reserve_datagram(bytes, T0, || panic!("the receiver is known"), || true);
@@ -437,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_on_by_the_socket_when_there_is_a_ring_keeps_within_the_window() {
+    fn socket_sender_beside_ring_keeps_window() {
         let flows = flows();
         let flow = flows.get(key(2), T0, || Receiver::Credits);
         let reserve = |bytes, by_ring| flow.reserve_datagram(bytes, T0, || panic!("the receiver is known"), || by_ring);
@@ -450,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_without_signs_of_life_opens_again() {
+    fn stalled_datagram_window_reopens() {
         let flows = flows();
         let flow = flows.get(key(3), T0, || Receiver::Credits);
         assert!(flow.reserve_datagram(DATAGRAMS, T0, || Receiver::Credits, || false));
@@ -461,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_the_dead_or_the_distant() {
+    fn absent_and_remote_receivers_have_no_window() {
         let flows = flows();
         let dead = flows.get(key(4), T0, || Receiver::Absent);
         let distant = flows.get(key(5), T0, || Receiver::Remote);
@@ -473,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn credits_are_collected_up_to_the_unit() {
+    fn credits_are_collected_up_to_unit() {
         let mut credits = Credits::default();
         credits.add(Slot::new(1), key(9), 60);
         credits.add(Slot::new(2), key(9), 60);
@@ -488,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_senders_stays_bounded() {
+    fn owed_credits_are_bounded() {
         let mut credits = Credits::default();
         (0..1000).for_each(|slot| credits.add(Slot::new(slot), key(9), 1));
         assert_eq!(credits.owed.len(), MAX_OWED);
@@ -497,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_destinations_are_forgotten() {
+    fn idle_destinations_are_removed() {
         let flows = flows();
         let kept = flows.get(key(0), T0, || Receiver::Remote);
         assert!(kept.reserve_stream(10, 0));

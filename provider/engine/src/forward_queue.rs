@@ -1,8 +1,8 @@
-//! Packets of other processes that wait for room in their owner's mailbox.
+//! Packets for other processes that wait for room in their owner's mailbox.
 //!
-//! A mailbox takes ten frames (`net.unix.max_dgram_qlen`), a window of packets may be more. UC and
-//! UD have nobody to repeat what is lost here, so frames wait, in order, until the owner has read.
-//! Bounded: an owner that never reads loses what comes later. Touches the mailboxes.
+//! A mailbox holds ten frames (`net.unix.max_dgram_qlen`), a window of packets may be more. UC and
+//! UD do not retransmit, so frames wait in order until the owner has read. Bounded: an owner that
+//! never reads loses later ones.
 
 use roxe_net::forward::{Frame, HEADER};
 use roxe_net::service::Mailbox;
@@ -10,12 +10,10 @@ use roxe_net::slot::SlotSocket;
 use std::collections::VecDeque;
 use std::io;
 
-/// Bytes that wait for one owner: more than the largest window of a few senders.
+/// Most bytes that wait for one owner: more than the largest window of a few senders.
 const MAX_PER_OWNER: usize = 4 << 20;
-/// Owners with something waiting.
 const MAX_OWNERS: usize = 16;
 
-/// Frames that wait for one owner.
 #[derive(Debug)]
 struct Outbox {
     to: Mailbox,
@@ -23,25 +21,23 @@ struct Outbox {
     bytes: usize,
 }
 
-/// Everything that waits.
 #[derive(Debug, Default)]
 pub(crate) struct ForwardQueue {
     boxes: Vec<Outbox>,
 }
 
-/// What became of a packet for another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ForwardOutcome {
-    /// With its owner, or waiting for it.
+    /// Delivered or queued.
     Forwarded,
-    /// Nobody owns the mailbox.
+    /// No process owns the mailbox.
     Unowned,
-    /// Lost: too much waits already, or the system refused.
+    /// Lost: too many frames are queued, or a system error.
     Lost,
 }
 
 impl ForwardQueue {
-    /// Sends `body` under `frame` to `to`, behind what waits for it already.
+    /// Sends `body` under `frame` to `to`, behind the frames queued for it.
     pub(crate) fn send(&mut self, from: &SlotSocket, to: Mailbox, frame: &Frame, body: &[u8]) -> ForwardOutcome {
         let header = frame.header();
         let Some(outbox) = self.boxes.iter_mut().find(|outbox| outbox.to == to) else {
@@ -55,15 +51,14 @@ impl ForwardQueue {
         outbox.push(&header, body)
     }
 
-    /// Sends what there is room for by now. How many frames were lost: their owners are gone, or
-    /// the system refused.
+    /// Sends queued frames as far as there is room. Returns the number of frames lost because their
+    /// owners are gone, or by a system error.
     pub(crate) fn retry(&mut self, from: &SlotSocket) -> u64 {
         let mut lost = 0;
         self.boxes.retain_mut(|outbox| outbox.drain(from, &mut lost));
         lost
     }
 
-    /// Whether nothing waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.boxes.is_empty()
     }
@@ -89,8 +84,8 @@ impl Outbox {
         ForwardOutcome::Forwarded
     }
 
-    /// Sends from the front; whether something still waits. What cannot be sent at all is added to
-    /// `lost`.
+    /// Sends from the front; returns true if frames remain. Frames that cannot be sent are counted
+    /// in `lost`.
     fn drain(&mut self, from: &SlotSocket, lost: &mut u64) -> bool {
         while let Some(frame) = self.frames.front() {
             match from.send_to_mailbox(&self.to, frame, &[]) {
@@ -116,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_beyond_the_mailbox_wait_and_arrive_in_order() {
+    fn frames_beyond_mailbox_capacity_arrive_in_order() {
         let (from, owner) = sockets();
         let mut forward_queue = ForwardQueue::default();
         for n in 0..100u8 {
@@ -135,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded_and_dies_with_its_owner() {
+    fn queue_is_bounded_and_dropped_with_its_owner() {
         let (from, owner) = sockets();
         let mut forward_queue = ForwardQueue::default();
         let body = vec![0; 60_000];

@@ -1,48 +1,44 @@
-//! The receive side of the raw link: its socket, the rules of all flows, and who gets a frame.
-//!
-//! Touches the socket.
+//! The receive side of the raw link: its socket, flow rules, and the destinations of frames.
 
 use crate::poller::{Poller, Watch};
 use crate::queue_pair::{QueuePair, Spread};
 use roxe_base::error::Error;
-use roxe_net::raw::{FrameReceiver, Reach};
+use roxe_net::raw::{FrameReceiver, RxFilter};
 use roxe_observe::adapter::Adapter;
 use roxe_observe::flow_counters::FlowCounters;
 use roxe_transport::steering::{Rule, RuleKind, Rules};
 use roxe_wire::frame::FrameKey;
 use std::sync::Arc;
 
-/// Batches of one visit.
 pub(crate) const BUDGET: usize = 8;
 
-/// Who gets the frames of a flow.
+/// Destination of the frames of a flow.
 #[derive(Clone, Debug)]
 pub enum Destination {
-    /// This queue pair.
+    /// A queue pair.
     Qp(Arc<dyn QueuePair>),
-    /// One of several work queues, by the hash of the frame.
+    /// One of several work queues, selected by the hash of the frame.
     Spread(Arc<dyn Spread>),
-    /// Nobody: the flow takes them away from flows of lower priority.
+    /// No queue pair: the flow withholds frames from flows of lower priority.
     Nobody,
 }
 
-/// What a flow does with a frame.
+/// Actions of a flow.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// Who gets it.
+    /// Destination.
     pub to: Destination,
-    /// For the completion; 0: none.
+    /// Tag for the completion; 0 for none.
     pub tag: u32,
-    /// What counts it.
+    /// Counters of the flow.
     pub counters: Vec<Arc<FlowCounters>>,
 }
 
-/// The receive side of the raw link.
 #[derive(Debug)]
 pub(crate) struct FrameSide {
     pub(crate) receiver: FrameReceiver,
     pub(crate) rules: Rules<Target>,
-    /// The queue pairs that get the frame in hand, with its tag; kept for its memory.
+    /// Destinations of the current frame with their tags; kept to reuse its memory.
     pub(crate) chosen: Vec<(Arc<dyn QueuePair>, u32)>,
 }
 
@@ -56,7 +52,7 @@ impl FrameSide {
     }
 }
 
-/// Lists in `chosen` who gets a frame of `len` bytes, each receiver once, and with which tag.
+/// Lists in `chosen` the destinations of a frame of `len` bytes, each once, with its tag.
 pub(crate) fn choose(rules: &Rules<Target>, chosen: &mut Vec<(Arc<dyn QueuePair>, u32)>, key: &FrameKey, len: usize) {
     rules.steer(key, |target| {
         // clause: FLOW-ACTIONS
@@ -74,11 +70,11 @@ pub(crate) fn choose(rules: &Rules<Target>, chosen: &mut Vec<(Arc<dyn QueuePair>
     });
 }
 
-/// What the interface must take in for a rule.
-pub(crate) fn reach_of(rule: &Rule<Target>) -> Reach {
+/// The frames the interface must receive for a rule.
+pub(crate) fn filter_of(rule: &Rule<Target>) -> RxFilter {
     match rule.kind {
-        RuleKind::Normal(_) => rule.wanted.dst_mac().map_or(Reach::Everything, Reach::Address),
-        RuleKind::MulticastDefault => Reach::Groups,
-        RuleKind::Sniffer | RuleKind::AllDefault => Reach::Everything,
+        RuleKind::Normal(_) => rule.wanted.dst_mac().map_or(RxFilter::Everything, RxFilter::Address),
+        RuleKind::MulticastDefault => RxFilter::Groups,
+        RuleKind::Sniffer | RuleKind::AllDefault => RxFilter::Everything,
     }
 }

@@ -1,11 +1,10 @@
-//! The engines of a device beside its first one: one for each thread of the program that makes
-//! completion queues, up to the number of processors, so that threads with queue pairs of their own
-//! share neither sockets nor rings nor the lock of a receive side.
+//! Further engines of a device: one for each thread that creates completion queues, up to the
+//! number of CPUs, so that threads with queue pairs of their own share no sockets, rings or receive
+//! lock.
 //!
-//! Which engine a thread has is decided when it makes its first completion queue, and queue pairs
-//! have the engine of theirs: a program that makes all of them in one thread has one engine. The
-//! first one is the connection manager's; what comes to another for that is handed to it. Touches
-//! nothing.
+//! The engine of a thread is chosen at its first completion queue, and queue pairs use the engine
+//! of their send CQ: a program that creates all of them in one thread has one engine. Connection
+//! manager messages are passed on to the first engine.
 
 use crate::engine::{Engine, Services};
 use roxe_base::lock::{Lockable, Mutex, rank};
@@ -19,24 +18,22 @@ use std::sync::{Arc, LazyLock, Weak};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-/// Held while one is made, so that a fork knows all there are.
+/// Held while an engine is created, so that a fork knows all of them.
 static MAKING: Mutex<rank::MakingEngines, ()> = Mutex::new(());
-/// Threads that have made completion queues.
 static THREADS: AtomicUsize = AtomicUsize::new(0);
-/// More engines than processors take memory for nothing.
+/// Number of engines; more than CPUs would waste memory.
 static ENGINES: LazyLock<usize> = LazyLock::new(|| available_parallelism().map_or(1, Into::into).min(MAX_ENGINES));
 
 thread_local! {
-    /// Which of them this thread is.
     static TURN: usize = THREADS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The lock of the list of engines, for the fork handlers.
+/// Lock of the list of engines, for the fork handlers.
 pub fn lock() -> &'static dyn Lockable {
     &MAKING
 }
 
-/// What a further engine hands up goes to the first one, which has the connection manager.
+/// Passes messages of a further engine to the first one, which has the connection manager.
 #[derive(Debug)]
 struct ToFirst(Weak<Engine>);
 
@@ -56,7 +53,7 @@ impl Services for ToFirst {
         });
     }
 
-    // The first engine sees to these itself; nobody asks a further one for them.
+    // Only called on the first engine.
     fn leave_deadline(&self, _: &Engine, _: Instant) {}
     fn run_connections(&self, _: &Engine) {}
     fn end_connections(&self, _: &Engine, _: Duration) {}
@@ -64,33 +61,30 @@ impl Services for ToFirst {
 }
 
 impl Engine {
-    /// The engine for what the calling thread makes. The first one if somebody watches or spoils
-    /// packets, who is to see all of them in their order, and on the weakest legal card.
+    /// The engine for objects created by the calling thread. Always the first one with an
+    /// interceptor, which needs all packets in order, and on the weakest legal card.
     pub fn of_this_thread(self: &Arc<Self>) -> Arc<Self> {
         if self.interceptor().is_some() || weakest::has(Weakness::all()) {
             return Arc::clone(self);
         }
-        // A thread that ends has no turn any more.
+        // Not available while the thread exits.
         let number = TURN.try_with(|turn| turn % *ENGINES).unwrap_or_default();
         self.numbered(number)
     }
 
-    /// The engine of this device with this number, made if there is none.
     pub(crate) fn numbered(self: &Arc<Self>, number: usize) -> Arc<Self> {
         let Some(place) = number.checked_sub(1).and_then(|at| self.further.get(at)) else { return Arc::clone(self) };
         if place.get().is_none() {
             let _making = MAKING.lock();
-            place.get_or_init(|| self.another(number));
+            place.get_or_init(|| {
+                let services = Arc::new(ToFirst(Arc::downgrade(self)));
+                Self::new(Arc::clone(&self.adapter), number, self.config, None, services)
+            });
         }
         place.get().map_or_else(|| Arc::clone(self), Arc::clone)
     }
 
-    fn another(self: &Arc<Self>, number: usize) -> Arc<Self> {
-        let services = Arc::new(ToFirst(Arc::downgrade(self)));
-        Self::new(Arc::clone(&self.adapter), number, self.config, None, services)
-    }
-
-    /// The engines of the device beside this one, if this is the first.
+    /// The further engines of the device, if this is the first.
     pub fn further(&self) -> impl Iterator<Item = &Arc<Self>> {
         self.further.iter().filter_map(|place| place.get())
     }
@@ -104,7 +98,7 @@ mod tests {
     use roxe_net::slot::Slot;
 
     #[test]
-    fn threads_that_make_queues_have_engines_in_turn_as_many_as_there_are_processors() {
+    fn threads_get_engines_round_robin_up_to_cpu_count() {
         let engine = private_engine(config().unwrap());
         let of_thread = || std::thread::scope(|scope| scope.spawn(|| engine.of_this_thread().number()).join().unwrap());
         let numbers: Vec<_> = (0..3 * *ENGINES).map(|_| of_thread()).collect();
@@ -116,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_has_one_engine_and_what_none_may_have_is_the_first_ones() {
+    fn each_number_has_one_engine_and_others_use_first() {
         let engine = private_engine(config().unwrap());
         let second = engine.numbered(1);
         assert!(!second.is_first() && Arc::ptr_eq(&second, &engine.numbered(1)));
@@ -124,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_engine_tells_of_all() {
+    fn first_engine_reports_all_counters() {
         let engine = private_engine(config().unwrap());
         let second = engine.numbered(1);
         engine.counters().sent_packets.add(7);
@@ -137,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn who_releases_the_first_engine_finds_the_threads_of_all_gone() {
+    fn releasing_first_engine_ends_all_threads() {
         let engine = private_engine(config().unwrap());
         let second = engine.numbered(1);
         [&engine, &second].into_iter().for_each(|engine| engine.watch());

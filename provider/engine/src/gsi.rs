@@ -1,25 +1,18 @@
-//! Queue pair 1: messages of other connection managers on their way in, to the process that has to
-//! act on them.
+//! Queue pair 1: routing of received connection manager messages to the process they are for.
 //!
-//! Runs under the engine's receive lock, so a message only goes into the agent's inbox
-//! ([`crate::engine::Services`]). A request is for the process that listens for its service,
-//! everything else for the one whose slot is in the id that it names. What is for nobody stays
-//! here: our machine answers as one that knows neither the service nor the id, so the peer need not
-//! wait. A request waits a moment for its listener (`MAX_LISTENER_WAIT`): stock programs (perftest)
-//! agree over one connection to make the next, and the one that shall listen may not have had a
-//! processor since. What we say to processes of this host is routed here too, where rings are
-//! allowed and nobody watches: it never sees a socket. A message for whoever has a connection with
-//! its sender (a REJ for timeout that names no id of ours) goes where the request went
-//! (`requests`); if that came to another process, or long ago, only this one
-//! hears of it, and the other's retries end in time.
+//! Under the receive lock a message is only queued ([`crate::engine::Services`]). A REQ goes to the
+//! process that listens for its service, other messages to the process whose slot is in the id they
+//! name, messages for no process to this one, which rejects them. A REQ waits up to
+//! `MAX_LISTENER_WAIT` for its listener, since programs such as perftest use one connection to
+//! agree on the next. A REJ for timeout names only its sender's id and follows the route of its REQ
+//! Messages of this process to this host are routed here too, without a socket.
 
 use crate::engine::Engine;
 use crate::forward_queue::ForwardOutcome;
 use crate::poller::Watch;
-use crate::requests::Request;
 use crate::run::{Run, header_of};
-use crate::rx_state::RxState;
-use crate::scheduler::Due;
+use crate::rx_state::{Request, RxState};
+use crate::scheduler::TimerOwner;
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_net::forward::Frame;
@@ -33,51 +26,49 @@ use roxe_wire::cm::{MAD_LEN, Mad, Message, ServiceId};
 use roxe_wire::{Header, Kind, NetHeader, Packet, Pkey, Qkey, icrc};
 use std::time::Duration;
 
-/// What stands for queue pair 1 where queue pairs of this process are counted.
+/// Ordinal of queue pair 1 for fault rules.
 pub const GSI_ORDINAL: u32 = u32::MAX;
-/// How long a request waits for somebody to listen before it is refused.
+/// Longest wait of a request for a listener before it is rejected.
 const MAX_LISTENER_WAIT: Duration = Duration::from_millis(150);
-/// How soon it is looked after first; from then on when it has waited twice as long.
-const FIRST_LOOK: Duration = Duration::from_millis(1);
-/// Requests that wait; more are refused at once.
+/// Interval until the first check for a listener; it doubles each time.
+const FIRST_RETRY: Duration = Duration::from_millis(1);
 const MAX_WAITING: usize = 64;
 
-/// Who a message is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// This process.
+enum MadRoute {
     Ours,
-    /// Another, which has it now in this mailbox.
+    /// Sent to the mailbox of another process.
     Sent(Mailbox),
-    /// A listener that there is not.
-    Nobody,
+    /// No process listens for the service.
+    NoListener,
 }
 
 impl Engine {
-    /// Gives packets that came to the address itself to the processes they are for.
+    /// Routes packets received on a unicast socket to the processes they are for.
     pub(crate) fn route_mads(&self, state: &mut RxState, run: Run<'_>, now: Instant) {
         for (index, bytes) in run.packets() {
             let alone = Run { bytes, index, ..run };
             match self.forward_mad(state, alone) {
-                Way::Sent(_) => {}
-                Way::Nobody if state.unclaimed.len() < MAX_WAITING => self.let_wait(state, alone, now),
-                Way::Ours | Way::Nobody => self.take_mads(state, alone, now),
+                MadRoute::Sent(_) => {}
+                MadRoute::NoListener if state.unclaimed.len() < MAX_WAITING => {
+                    let (meta, next) = (RxMeta { first_index: index, ..*run.meta }, now.after(FIRST_RETRY));
+                    state.unclaimed.push_back(Request { meta, bytes: bytes.into(), since: now, next });
+                    self.scheduler.add(next, TimerOwner::Requests);
+                }
+                MadRoute::Ours | MadRoute::NoListener => self.take_mads(state, alone, now),
             }
         }
     }
 
-    /// Whether messages along `route` go from process to process, past the socket of the address.
-    /// What comes there the system gives to any of the processes that share it; one that ends or
-    /// stands still takes it along, and four seconds pass until it is repeated. A server whose
-    /// twelve children leave one after the other met that in one of four runs.
+    /// Returns true if messages along `route` bypass the sockets, which are shared by processes:
+    /// one that exits or is stopped would delay them until their retransmission.
     pub fn keeps_mads(&self, route: Route) -> bool {
         let is_here = |gid| self.link(gid).is_some();
         self.rings.is_on && is_here(route.local) && is_here(route.remote)
     }
 
-    /// Routes a message of ours as if it had come to our own socket. Whether it did: not while
-    /// others wait for room in a mailbox, which takes ten, as the socket takes more. `None`:
-    /// another thread has the receive side for longer than `limit`.
+    /// Routes a message of this process to this host. Returns false if it has to leave by socket,
+    /// because mailboxes are full; `None` if the receive lock was not acquired within `limit`.
     pub fn route_own_mad(&self, route: Route, header: &Header, mad: &[u8; MAD_LEN], limit: Duration) -> Option<bool> {
         let mut rx = self.rx.try_lock_for(limit)?;
         if !rx.state.forward_queue.is_empty() {
@@ -92,19 +83,12 @@ impl Engine {
         Some(true)
     }
 
-    fn let_wait(&self, state: &mut RxState, run: Run<'_>, now: Instant) {
-        let Run { meta, bytes, index } = run;
-        let (meta, next) = (RxMeta { first_index: index, ..*meta }, now.after(FIRST_LOOK));
-        state.unclaimed.push_back(Request { meta, bytes: bytes.into(), since: now, next });
-        self.scheduler.wait_for(next, Due::Requests);
-    }
-
-    /// Looks whether somebody listens now for the requests that wait. Those that have waited long
-    /// enough go to our machine, which refuses them.
-    pub(crate) fn look_for_listeners(&self, now: Instant) {
-        // Whoever receives now would be held up.
+    /// Routes waiting requests again. Those that have waited long enough are rejected by this
+    /// process.
+    pub(crate) fn retry_unclaimed(&self, now: Instant) {
+        // Does not delay a thread that receives.
         let Some(mut rx) = self.rx.try_lock() else {
-            return self.scheduler.wait_for(now.after(FIRST_LOOK), Due::Requests);
+            return self.scheduler.add(now.after(FIRST_RETRY), TimerOwner::Requests);
         };
         let state = &mut rx.state;
         for mut request in std::mem::take(&mut state.unclaimed) {
@@ -114,27 +98,27 @@ impl Engine {
             }
             let waited = now.since(request.since);
             match self.forward_mad(state, request.run()) {
-                Way::Sent(_) => {}
-                Way::Nobody if waited < MAX_LISTENER_WAIT => {
-                    request.next = now.after(waited.max(FIRST_LOOK));
-                    self.scheduler.wait_for(request.next, Due::Requests);
+                MadRoute::Sent(_) => {}
+                MadRoute::NoListener if waited < MAX_LISTENER_WAIT => {
+                    request.next = now.after(waited.max(FIRST_RETRY));
+                    self.scheduler.add(request.next, TimerOwner::Requests);
                     state.unclaimed.push_back(request);
                 }
-                Way::Ours | Way::Nobody => self.take_mads(state, request.run(), now),
+                MadRoute::Ours | MadRoute::NoListener => self.take_mads(state, request.run(), now),
             }
         }
     }
 
-    /// Takes packets for queue pair 1 in, through the interceptor if there is one.
+    /// Receives packets for queue pair 1, through the interceptor if there is one.
     pub(crate) fn take_mads(&self, state: &mut RxState, run: Run<'_>, now: Instant) {
         self.count_received(run);
         match self.interceptor() {
             None => self.admit_mads(state, run),
-            Some(interceptor) => self.hand_in_intercepted(interceptor, state, None, run, now),
+            Some(interceptor) => self.deliver_intercepted(interceptor, state, None, run, now),
         }
     }
 
-    /// Checks packets for queue pair 1 and leaves their messages in the agent's inbox.
+    /// Checks packets for queue pair 1 and queues their messages.
     // clause: CM-GSI, ICRC-WRONG
     pub(crate) fn admit_mads(&self, state: &mut RxState, run: Run<'_>) {
         state.ident.begin_run(&header_of(run.meta, 0));
@@ -147,26 +131,26 @@ impl Engine {
                 self.counters().malformed.add(1);
                 continue;
             };
-            match check(&packet) {
-                Ok(()) => self.admit_mad(run.meta, packet.payload),
-                Err(reason) => self.counters().count_drop(reason),
+            if let Err(reason) = check(&packet) {
+                self.counters().count_drop(reason);
+                continue;
+            }
+            self.counters().received_mads.add(1);
+            match Mad::parse(packet.payload) {
+                Ok(mad) => {
+                    let route = Route { local: run.meta.dst, remote: run.meta.src };
+                    self.services.leave_message(self, route, mad);
+                }
+                // Other classes have no agent here, and on RoCE no peer waits for their answers.
+                Err(error) => self.counters().count_bad_mad(error),
             }
         }
     }
 
-    fn admit_mad(&self, meta: &RxMeta, payload: &[u8]) {
-        self.counters().received_mads.add(1);
-        match Mad::parse(payload) {
-            Ok(mad) => self.services.leave_message(self, Route { local: meta.dst, remote: meta.src }, mad),
-            // Other classes have no agent here, and nobody waits for their answers on RoCE.
-            Err(why) => self.counters().count_bad_mad(why),
-        }
-    }
-
-    /// Sends a message to the process that it is for, if that is another one.
-    fn forward_mad(&self, state: &mut RxState, run: Run<'_>) -> Way {
-        let Ok(packet) = Packet::parse(run.bytes) else { return Way::Ours };
-        let Ok(mad) = Mad::parse(packet.payload) else { return Way::Ours };
+    /// Forwards a message if it is for another process.
+    fn forward_mad(&self, state: &mut RxState, run: Run<'_>) -> MadRoute {
+        let Ok(packet) = Packet::parse(run.bytes) else { return MadRoute::Ours };
+        let Ok(mad) = Mad::parse(packet.payload) else { return MadRoute::Ours };
         let route = Route { local: run.meta.dst, remote: run.meta.src };
         let to = match addressee(&mad.message) {
             Addressee::Id(id) => {
@@ -175,36 +159,36 @@ impl Engine {
                 (!is_ours).then_some(Mailbox::Slot(slot))
             }
             Addressee::Service(service) => {
-                let way = self.forward_request(state, service, run);
-                if let (Message::Req(req), Way::Sent(to)) = (&mad.message, way) {
+                let routed = self.forward_request(state, service, run);
+                if let (Message::Req(req), MadRoute::Sent(to)) = (&mad.message, routed) {
                     state.forwarded_requests.remember(route, req.local_comm_id, to);
                 }
-                return way;
+                return routed;
             }
             Addressee::Anyone => match &mad.message {
                 Message::Rej(rej) => state.forwarded_requests.find(route, rej.local_comm_id),
                 _ => None,
             },
         };
-        to.and_then(|to| self.send_on(state, to, run)).unwrap_or(Way::Ours)
+        to.and_then(|to| self.send_on(state, to, run)).unwrap_or(MadRoute::Ours)
     }
 
-    /// Sends a request to who listens, the listener at exactly this address first.
-    fn forward_request(&self, state: &mut RxState, service: ServiceId, run: Run<'_>) -> Way {
+    /// Forwards a request to its listener; one at exactly this address is preferred.
+    fn forward_request(&self, state: &mut RxState, service: ServiceId, run: Run<'_>) -> MadRoute {
         for scope in Scope::candidates(run.meta.dst) {
             let place = Place { service, scope };
             if state.services.iter().any(|socket| socket.place() == place) {
-                return Way::Ours;
+                return MadRoute::Ours;
             }
             if let Some(sent) = self.send_on(state, Mailbox::Service(place), run) {
                 return sent;
             }
         }
-        Way::Nobody
+        MadRoute::NoListener
     }
 
-    /// Sends a packet to a mailbox; nothing if nobody has that.
-    fn send_on(&self, state: &mut RxState, to: Mailbox, run: Run<'_>) -> Option<Way> {
+    /// Sends a packet to a mailbox; `None` if no process owns it.
+    fn send_on(&self, state: &mut RxState, to: Mailbox, run: Run<'_>) -> Option<MadRoute> {
         let first = state.slots.first()?;
         let len = run.bytes.len();
         let frame = Frame::Packets(RxMeta { len, segment: len.max(1), first_index: run.index, ..*run.meta });
@@ -214,10 +198,10 @@ impl Engine {
             ForwardOutcome::Lost => self.count_dropped(run, &self.counters().forward_errors),
             ForwardOutcome::Unowned => {}
         }
-        (fate != ForwardOutcome::Unowned).then_some(Way::Sent(to))
+        (fate != ForwardOutcome::Unowned).then_some(MadRoute::Sent(to))
     }
 
-    /// From now on requests for `place` that reach other processes come here. EADDRINUSE: another
+    /// Receives requests for `place` in this process from now on. Errors: EADDRINUSE if another
     /// process listens.
     pub fn open_service(&self, place: Place) -> Result<(), Error> {
         let claim = |e| Error::os(format!("cannot listen for {}", place.service), &e);
@@ -227,13 +211,12 @@ impl Engine {
         Ok(())
     }
 
-    /// They do not any more.
+    /// Ends [`Engine::open_service`].
     pub fn close_service(&self, place: Place) {
         self.rx.lock().state.services.retain(|socket| socket.place() != place);
     }
 }
 
-/// A whole packet with a message for queue pair 1.
 pub(crate) fn packet_of(header: &Header, mad: &[u8; MAD_LEN], net: &NetHeader) -> Vec<u8> {
     let len = header.padded_len(MAD_LEN);
     let mut packet = vec![0; len + icrc::LEN];
@@ -243,7 +226,7 @@ pub(crate) fn packet_of(header: &Header, mad: &[u8; MAD_LEN], net: &NetHeader) -
     packet
 }
 
-/// Whether a packet carries a message between two queue pairs 1.
+/// Checks that a packet is a datagram between two queue pairs 1.
 // clause: CM-GSI, PKEY-MATCH
 fn check(packet: &Packet<'_>) -> Result<(), DropReason> {
     let Kind::Ud { deth, imm: None } = &packet.header.kind else { return Err(DropReason::WrongService) };

@@ -1,18 +1,15 @@
-//! What watches and spoils packets on demand: captures (`ROXE_CAPTURE`), the packets of a trace
-//! (`ROXE_TRACE`) and faults (`ROXE_FAULTS`, and those of the weakest legal card).
+//! Captures (`ROXE_CAPTURE`), packets of traces (`ROXE_TRACE`), and faults (`ROXE_FAULTS`, and
+//! losses of the weakest legal card).
 //!
-//! An engine has a [`Interceptor`] if the environment asks for one; without it a batch of packets
-//! pays one test. What is sent passes through `tx/intercepted.rs`, what arrives through
-//! `rx/intercepted.rs`; both let the interceptor judge and record, and carry out what it says.
+//! An engine has an [`Interceptor`] only if one of these is configured; otherwise a batch costs one
+//! test. Sent packets pass through `tx/intercepted.rs`, received ones through `rx/intercepted.rs`.
 
 mod faults;
-mod held;
 mod packet_comment;
 pub mod process;
 mod recorder;
 mod recording;
 
-pub(crate) use held::{Held, Incoming, MAX_HELD};
 pub(crate) use packet_comment::{Fate, Origin, PacketComment};
 pub(crate) use recording::Recording;
 
@@ -24,27 +21,51 @@ use roxe_base::lock::rank;
 use roxe_base::timers::Timers;
 use roxe_base::weakest::{self, Weakness};
 use roxe_check::trace;
+use roxe_net::link::RxMeta;
 use roxe_observe::counters::Counters;
 use roxe_transport::fault::{Seen, Verdict};
-use roxe_wire::{NetHeader, Packet, icrc};
+use roxe_wire::{NetHeader, Packet, Qpn, icrc};
 
-/// The interceptor of one engine.
+/// Most delayed packets at a time; further ones are lost.
+pub(crate) const MAX_HELD: usize = 1 << 14;
+
+/// A packet delayed by a fault rule.
+#[derive(Debug)]
+pub(crate) enum Held {
+    Outgoing { net: NetHeader, bytes: Vec<u8>, packet_comment: PacketComment },
+    Incoming(Incoming),
+}
+
+/// A delayed packet for a queue pair of this process.
+#[derive(Clone, Debug)]
+pub(crate) struct Incoming {
+    pub qpn: Qpn,
+    /// Receive metadata of this packet alone.
+    pub meta: RxMeta,
+    /// Bytes from BTH to ICRC.
+    pub bytes: Vec<u8>,
+    /// True if it shall find no posted receive.
+    pub rnr: bool,
+    /// True for a duplicate made by a rule.
+    pub is_copy: bool,
+}
+
+/// Captures and fault rules of one engine.
 #[derive(Debug)]
 pub struct Interceptor {
-    /// With the number of the device's interface in the capture.
+    /// With the index of the device's interface in the capture.
     recorder: Option<(&'static Recorder, u32)>,
     faults: Option<&'static Faults>,
-    /// Packets that rules hold back.
     pub(crate) delayed: Timers<rank::Delayed, Held>,
 }
 
 impl Interceptor {
-    /// Whether rules may lose or reorder packets.
-    pub(crate) fn spoils(&self) -> bool {
+    /// Returns true if rules may lose or reorder packets.
+    pub(crate) fn injects_faults(&self) -> bool {
         self.faults.is_some()
     }
 
-    /// What `config` asks for on the device `name`; `None`: nothing. Fails if the capture cannot be
+    /// The interceptor that `config` demands for the device `name`. Errors if the capture cannot be
     /// written.
     pub(crate) fn open(config: &Config, name: &str) -> Result<Option<Self>, Error> {
         let loses = config.faults.is_some() || weakest::has(Weakness::LOSS);
@@ -56,8 +77,7 @@ impl Interceptor {
         Ok(Some(Self { recorder, faults, delayed: Timers::default() }))
     }
 
-    /// What shall happen to these packets, which pass now, one verdict each; `None` stands for what
-    /// is no packet, and passes.
+    /// One verdict for each packet; `None` (an unparsable packet) passes.
     pub(crate) fn judge<'a>(&self, packets: impl Iterator<Item = Option<Seen<'a>>>) -> Vec<Verdict> {
         let Some(faults) = self.faults else { return packets.map(|_| Verdict::PASS).collect() };
         let at = faults.age();
@@ -65,25 +85,24 @@ impl Interceptor {
         packets.map(|seen| seen.map_or(Verdict::PASS, |seen| injector.judge(&Seen { at, ..seen }))).collect()
     }
 
-    /// Begins to record a batch of packets; `None`: they are not recorded.
+    /// Begins to record a batch of packets; `None` if packets are not recorded.
     pub(crate) fn record(&self) -> Option<Recording<'_>> {
         let capture = self.recorder.map(|(recorder, interface)| (recorder.record(), interface));
         let traced = trace::is_on().then(Vec::new);
         (capture.is_some() || traced.is_some()).then_some(Recording { capture, traced })
     }
 
-    /// The queue pair `ordinal` is gone or starts anew.
+    /// Resets the counts of the queue pair `ordinal`, which is destroyed or reset.
     pub(crate) fn forget(&self, ordinal: u32) {
         self.faults.into_iter().for_each(|faults| faults.injector().forget(ordinal));
     }
 
-    /// What a capture says of `verdict`; `None`: nothing happened.
+    /// The outcome of `verdict` for a capture; `None` if no rule applied.
     pub(crate) fn fate(&self, verdict: Verdict) -> Option<Fate<'_>> {
         self.faults?.fate(verdict)
     }
 }
 
-/// Counts what a verdict asks for.
 pub(crate) fn count(counters: &Counters, verdict: &Verdict) {
     let Verdict { drop, copies, delay, corrupt, mark_ce, rnr, forged, .. } = *verdict;
     for (counter, times) in [
@@ -101,14 +120,14 @@ pub(crate) fn count(counters: &Counters, verdict: &Verdict) {
     }
 }
 
-/// The packet that a verdict lets travel ahead of this one, sealed.
+/// The sealed packet that a verdict injects ahead of `packet`.
 pub(crate) fn forged(net: &NetHeader, packet: Option<&Packet<'_>>, verdict: &Verdict) -> Option<Vec<u8>> {
     let mut bytes = verdict.forged?.packet(packet?)?;
     icrc::seal(net, &mut bytes);
     Some(bytes)
 }
 
-/// The header of a packet with the mark that a verdict asks for.
+/// The header with the congestion mark that a verdict demands.
 pub(crate) fn marked(mut net: NetHeader, verdict: &Verdict) -> NetHeader {
     if verdict.mark_ce {
         net.mark();
@@ -121,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_is_set_and_the_rest_stays() {
+    fn ce_mark_is_set_and_rest_unchanged() {
         let net = NetHeader { traffic_class: 0x6a, ..NetHeader::default() };
         assert_eq!(marked(net, &Verdict::PASS), net);
         assert_eq!(marked(net, &Verdict { mark_ce: true, ..Verdict::PASS }).traffic_class, 0x6b);

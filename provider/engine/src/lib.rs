@@ -1,34 +1,13 @@
-//! Who receives, sends and runs timers when: the data path of a device in this process, between
-//! links and queue pairs.
+//! The data path of a device in this process, between links and queue pairs: it receives, sends and
+//! runs timers.
 //!
-//! An [`engine::Engine`] belongs to one [`roxe_observe::adapter::Adapter`], which is a network
-//! interface seen as a card. Threads of the program come in by [`engine::Engine::progress`] when
-//! they poll an empty completion queue, and by the verbs of a queue pair; a background thread does
-//! the same while nobody else does. Queue pairs are known by the trait [`queue_pair::QueuePair`],
-//! connection managers by [`engine::Services`]; the crate above implements both.
+//! Threads of the program enter by [`engine::Engine::progress`], when they poll an empty completion
+//! queue, and by the verbs of a queue pair; a background thread does their work while they do not.
+//! The crate above implements [`queue_pair::QueuePair`] and [`engine::Services`].
+//! Begin with [`engine`], then read `progress` (a poll), `rx` and [`tx`]; [`poll_policy`] decides,
+//! as pure functions, which thread works and how long an acknowledgement waits.
 //!
-//! # From below
-//!
-//! - [`run`], [`queue_pair`]: packets as they are handed to a queue pair, and what the engine asks
-//!   of one; `table`: queue pairs by number.
-//! - [`poll_policy`]: who works when, and how long an acknowledgement waits, as pure functions;
-//!   `presence`, `waiters`: what threads tell each other for it.
-//! - [`scheduler`]: what is due and what is ready; `poller`, `thread`: how the background thread
-//!   sleeps and is woken.
-//! - `links`, `rings`, [`flow_control`], [`interceptor`]: sockets by address, rings by process,
-//!   windows by receiver, captures and fault rules.
-//! - `rx_state`, `groups`, [`frames`], `requests`, `forward_queue`: the receive
-//!   side, as its lock guards it.
-//! - [`engine`]: the owner of all these; above it what is done with them: `ways_out` (link or
-//!   ring), [`tx`] (packets of a queue pair leave), `progress` (polls), `rx`, `multicast`,
-//!   `raw_frames`, [`gsi`] (packets by kind), `ring_service`, `ack_wait`, `background`,
-//!   `event_wait`, `start`, `follow`, [`shutdown`]; the engines of further threads: [`further`];
-//!   whether packets can leave: [`next_hops`]; why nobody answers: [`reachability`];
-//!   `status`: counters and queue pairs for `roxe top`.
-//!
-//! # Unsafe code
-//!
-//! In `poller` and `thread` (epoll and threads); everything else is safe.
+//! Only `poller` and `thread` (epoll and threads) contain unsafe code.
 #![deny(unsafe_code)]
 
 mod ack_wait;
@@ -40,12 +19,10 @@ mod follow;
 mod forward_queue;
 pub mod frames;
 pub mod further;
-mod groups;
 pub mod gsi;
 pub mod interceptor;
 mod links;
 mod multicast;
-pub mod next_hops;
 pub mod poll_policy;
 #[allow(unsafe_code)]
 mod poller;
@@ -54,9 +31,9 @@ mod progress;
 pub mod queue_pair;
 mod raw_frames;
 pub mod reachability;
-mod requests;
 mod ring_service;
 mod rings;
+mod routes;
 pub mod run;
 mod rx;
 mod rx_state;
@@ -70,7 +47,5 @@ mod testing;
 #[allow(unsafe_code)]
 mod thread;
 pub mod tx;
-mod waiters;
-mod ways_out;
 
 use roxe_base::sync;

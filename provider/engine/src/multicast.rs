@@ -1,20 +1,16 @@
-//! Multicast groups: who is attached, the sockets they are heard on, and handing a packet to every
-//! member.
+//! Multicast groups: attachment, their sockets, and delivery to every member.
 //!
-//! A socket bound to an address of the device hears no multicast, so every group has sockets of its
-//! own; they have no part in steering, because the kernel gives each of them a copy. A datagram
-//! counts as multicast only if it came by one of these sockets *and* is addressed to
-//! [`Qpn::MULTICAST`]. The sender on this host gets its copy as everybody else does, by the
-//! kernel's loopback. There is no window towards a group: nobody could return credits for all.
-//!
-//! Groups belong to the receive side of the engine and are changed under its lock.
+//! A socket bound to a unicast address receives no multicast, so each group has sockets of its own.
+//! Steering does not concern them, because the kernel gives each a copy. A datagram is multicast
+//! only if it arrived on such a socket *and* is addressed to [`Qpn::MULTICAST`]. A sender on this
+//! host gets its copy by the kernel's loopback. Groups have no window, because no single receiver
+//! could return credits for all. They are guarded by the receive lock.
 
 use crate::engine::Engine;
-use crate::groups::Group;
 use crate::poller::Watch;
 use crate::queue_pair::QueuePair;
 use crate::run::Run;
-use crate::rx_state::RxState;
+use crate::rx_state::{Group, RxState};
 use crate::start::explain;
 use roxe_base::error::Error;
 use roxe_base::limits;
@@ -25,8 +21,8 @@ use roxe_wire::{Gid, Qpn};
 use std::sync::Arc;
 
 impl Engine {
-    /// Makes `qp` a member of the group `mgid`; it may be one already. ENOMEM beyond the limits of
-    /// the device.
+    /// Attaches `qp` to the group `mgid`, unless it is attached. Errors: ENOMEM beyond the limits
+    /// of the device.
     pub fn attach(&self, qp: &Arc<dyn QueuePair>, mgid: Gid) -> Result<(), Error> {
         let mut rx = self.rx.lock();
         let groups = &mut rx.state.groups;
@@ -40,7 +36,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends the membership; the last one to go closes the sockets. EINVAL: `qp` is no member.
+    /// Detaches `qp`; the last one closes the sockets. Errors: EINVAL if it is not attached.
     pub fn detach(&self, qp: &dyn QueuePair, mgid: Gid) -> Result<(), Error> {
         let mut rx = self.rx.lock();
         let groups = &mut rx.state.groups;
@@ -53,12 +49,12 @@ impl Engine {
         }
     }
 
-    /// How many groups `qp` is a member of.
+    /// Number of groups that `qp` is attached to.
     pub fn memberships(&self, qp: &dyn QueuePair) -> usize {
         self.rx.lock().state.groups.iter().filter(|group| group.position(qp).is_some()).count()
     }
 
-    /// Ends all memberships of a queue pair that goes away.
+    /// Detaches a queue pair that is destroyed from all groups.
     pub(crate) fn detach_from_all(&self, qp: &dyn QueuePair) {
         let mut rx = self.rx.lock();
         let groups = &mut rx.state.groups;
@@ -66,7 +62,7 @@ impl Engine {
         groups.retain(|group| !group.members.is_empty());
     }
 
-    /// The sockets for `mgid`: of its two addresses, if it has two, one is enough.
+    /// Opens the sockets for `mgid`. If it has two addresses, one of them suffices.
     fn join(&self, mgid: Gid) -> Result<Vec<Arc<UdpLink>>, Error> {
         let poller = self.scheduler.poller()?;
         let (mut links, mut failure) = (Vec::new(), None);
@@ -81,16 +77,16 @@ impl Engine {
         failure.filter(|_| links.is_empty()).map_or(Ok(links), Err)
     }
 
-    /// Gives a run that came to the group at `at` to every member.
+    /// Delivers a run received by the group at `at` to every member.
     // clause: UD-MULTICAST
-    pub(crate) fn hand_to_group(&self, state: &mut RxState, at: usize, qpn: Qpn, run: Run<'_>, now: Instant) {
+    pub(crate) fn deliver_to_group(&self, state: &mut RxState, at: usize, qpn: Qpn, run: Run<'_>, now: Instant) {
         let Some(group) = state.groups.get_mut(at).filter(|_| qpn == Qpn::MULTICAST) else {
             return self.count_dropped(run, &self.counters().unknown_qp);
         };
         self.count_received(run);
         let members = std::mem::take(&mut group.members);
         for qp in &members {
-            self.hand_over(state, qp, run, now);
+            self.deliver(state, qp, run, now);
         }
         if let Some(group) = state.groups.get_mut(at) {
             group.members = members;

@@ -1,15 +1,10 @@
-//! The polling policy: from what was seen to what to do. Pure, but for one loop in `spin`: told the
-//! time and what was seen, it knows no clock, makes no system call and wakes nobody.
+//! The polling policy: pure functions from observations to decisions, except for one loop in
+//! `spin`.
 //!
-//! - here: whether the background thread serves, keeps looking, or leaves packets to the program,
-//!   and for how long; for how long a thread that waits for an event looks around before it sleeps
-//! - `spin`: when looking again and again ends, and whether it is in the way of others
-//! - `idle`: when a thread that polls in vain yields
-//! - `delayed_ack`: which acknowledgement waits for the program's next packet, and for how long
-//!
-//! What threads tell each other for this is in `presence`. The constants act on each other, so they
-//! are tested together: what the policy saw in runs of real programs is in `traces/`, and tests
-//! replay it.
+//! This module decides whether the background thread serves, spins, or leaves packets to the
+//! program, and how long a thread spins before it waits for an event. `spin` ends spinning, `idle`
+//! makes vain polls yield, `delayed_ack` delays acknowledgements. The constants interact, so tests
+//! replay what real programs did (`traces/`).
 
 pub(crate) mod delayed_ack;
 pub(crate) mod idle;
@@ -21,107 +16,92 @@ use crate::presence::muting::FULL;
 pub use delayed_ack::DelayedAck;
 use std::time::Duration;
 
-/// Who has come in to receive within this time polls, for all that the thread knows. On a slow
-/// processor a poll that takes in 64 KB lasts as long.
+/// A program that polled within this time counts as polling. A poll that receives 64 KB on a slow
+/// processor lasts as long.
 const POLLS_WITHIN: Duration = Duration::from_millis(1);
-/// The first look after muting comes so soon, because the program may have polled just this once.
-/// The next ones come when it has polled twice as long, up to [`SHORT_TICK`]: on a slow processor,
-/// to look again and again during one long poll took half of it, and `ib_send_bw` in an emulated
-/// remote target ran at 24 instead of 46 to 58 MB/s.
+/// The first sleep after muting is short, because the program may have polled just once. The next
+/// ones double up to [`SHORT_TICK`], since each wake-up takes time from a slow processor.
 pub(crate) const FIRST_TICK: Duration = Duration::from_micros(62);
 pub(crate) const SHORT_TICK: Duration = Duration::from_millis(1);
-/// A program that stops polling without arming anything is served after one tick. That may take
-/// this part of the time for which it has polled, up to [`LONGEST_TICK`]: each look takes a pinned
-/// program 20 to 60 us, which one message in a hundred met at a look each millisecond.
+/// A program that stops polling without arming is served after one tick. A tick may grow to this
+/// part of the time for which the program has polled, up to [`LONGEST_TICK`], since each wake-up
+/// delays a pinned program.
 const SHARE: u32 = 16;
 const LONGEST_TICK: Duration = Duration::from_millis(8);
-/// While the thread is muted nobody else receives: a program that has polled within this time does
-/// so all the time, although it is outside of the engine at this moment. Where it shares the
-/// thread's processor it always stands still while the thread looks, and since up to 25 us before,
-/// from the timer's interrupt on. Looks that found it outside were followed by up to ten wake-ups
-/// of 20 us each, which two pinned programs saw 300 times a second.
+/// While the thread is muted, a program that polled within this time counts as polling although it
+/// is outside of the engine. Where the two share a CPU, the program is always stopped while the
+/// thread looks, since the timer's interrupt.
 pub(crate) const RECENT: Duration = Duration::from_micros(50);
 /// A program that polls more often than this after arming is not waiting for the event.
 pub(crate) const POLLS_AFTER_ARMING: u32 = 4;
-/// Score: what a wake-up that had packets to serve adds, and what one that the program did not need
-/// takes. From the second unneeded one in a row on each costs twice as much as the one before: what
-/// woke the thread wakes it again until the program has taken it, and that program may wait for
-/// this very processor. Thirty of them took 100 us.
+/// Points that a wake-up adds to the score if it had packets to serve, and takes if the program did
+/// not need it. Consecutive unneeded ones cost twice as much each: the cause wakes the thread again
+/// until the program has received, which may wait for this CPU.
 pub(crate) const SERVED: i32 = 2;
 pub(crate) const UNNEEDED: i32 = 1;
 
-/// What the thread sees as it wakes up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WakeUp {
-    /// How long ago a thread of the program came in to receive.
+    /// Time since a thread of the program last entered to receive.
     pub(crate) since_poll: Duration,
-    /// Whether somebody has the receive side at this moment.
+    /// True if another thread holds the receive side.
     pub(crate) is_receiving: bool,
-    /// Whether a thread that waits for an event receives until it sleeps.
+    /// True if a thread that waits for an event receives until it sleeps.
     pub(crate) waiter_receives: bool,
-    /// The thread was muted until now, and nobody has handed over meanwhile.
+    /// True if the thread was muted until now and no program thread has handed over.
     pub(crate) is_muted: bool,
 }
 
 impl WakeUp {
-    /// Whether a thread of the program has come in to receive [within so short a time](
-    /// POLLS_WITHIN), or is at it since then.
+    /// Returns true if a thread of the program entered to receive [recently](POLLS_WITHIN), or is
+    /// still receiving.
     pub(crate) fn is_polled(&self) -> bool {
         self.since_poll < POLLS_WITHIN || self.is_receiving
     }
 }
 
-/// What it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Course {
-    /// It leaves the packets to the program and takes so many points from the score; at zero points
-    /// it is muted.
+    /// Leave packets to the program and take these points off the score; at zero mute.
     Leave(i32),
-    /// It receives.
     Serve,
 }
 
-/// What has come of receiving.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Served {
-    /// There was something to receive.
     pub(crate) found: bool,
-    /// [`WakeUp::is_polled`] was true.
     pub(crate) is_polled: bool,
-    /// The program has armed, and waits since then.
+    /// True if the program has armed and waits.
     pub(crate) is_armed: bool,
-    /// Its threads receive themselves before they sleep.
+    /// True if its threads receive themselves before they sleep.
     pub(crate) waits_itself: bool,
 }
 
 impl Served {
-    /// Whether the program wanted this wake-up, although it polls: that adds [`SERVED`] to the
-    /// score.
+    /// Returns true if the wake-up was useful although the program polls; adds [`SERVED`].
     pub(crate) fn is_wanted(self) -> bool {
         self.found && self.is_polled
     }
 
-    /// Whether the thread keeps looking, because the peer may be about to answer. Not beside a
-    /// program that polls, nor for one that looks around before it sleeps. `may_spin` is asked only
-    /// where nobody is known to wait.
-    pub(crate) fn keeps_looking(self, may_spin: impl FnOnce() -> bool) -> bool {
+    /// Returns true if the thread should spin, because the peer may respond soon. Not beside a
+    /// program that polls or that receives before it sleeps. `may_spin` is asked only if the
+    /// program has not armed.
+    pub(crate) fn wants_spin(self, may_spin: impl FnOnce() -> bool) -> bool {
         self.found && !self.waits_itself && (self.is_armed || !self.is_polled && may_spin())
     }
 }
 
-/// What the thread has learnt from one wake-up to the next.
+/// State of the policy between wake-ups.
 #[derive(Debug, Default)]
 pub(crate) struct Background {
-    /// For how long looks have found the program polling, as far as it matters; half of it when one
-    /// found it outside.
+    /// Time for which wake-ups have found the program polling; halved when it was outside.
     muted: Duration,
-    /// Wake-ups in a row that were not needed.
     unneeded: u32,
 }
 
 impl Background {
-    /// What the thread does, having woken up. `is_present` looks for a moment whether a thread of
-    /// the program is there; it is asked only where the answer matters.
+    /// Decides at a wake-up. `is_present` watches for a moment whether a thread of the program
+    /// enters; it is called only where that matters.
     pub(crate) fn course(&mut self, seen: &WakeUp, is_present: impl FnOnce() -> bool) -> Course {
         let polls_alone = seen.is_muted && seen.since_poll < RECENT;
         if !seen.is_polled() || !(seen.waiter_receives || polls_alone || is_present()) {
@@ -129,7 +109,7 @@ impl Background {
             return Course::Serve;
         }
         if seen.waiter_receives {
-            // It is known to go on until it hands over.
+            // The waiter goes on until it hands over.
             return Course::Leave(FULL);
         }
         let before = self.unneeded;
@@ -137,39 +117,37 @@ impl Background {
         Course::Leave(UNNEEDED << before.saturating_sub(1).min(FULL.ilog2()))
     }
 
-    /// The thread is muted. For how long.
+    /// Length of the next sleep of the muted thread.
     pub(crate) fn tick(&mut self) -> Duration {
         let tick = (self.muted / SHARE).max((self.muted + FIRST_TICK).min(SHORT_TICK));
         self.muted = (self.muted + tick).min(LONGEST_TICK * SHARE);
         tick
     }
 
-    /// The thread is not muted after all. A program that polls and was outside just then is still
-    /// one that polls.
+    /// Notes that the thread stays unmuted. A polling program that was outside at that moment still
+    /// counts as polling.
     pub(crate) fn note_listening(&mut self, seen: &WakeUp) {
         self.muted = if seen.is_polled() { self.muted / 2 } else { Duration::ZERO };
     }
 }
 
-/// A thread that received for itself while it waited is expected to wait again so soon.
+/// Time within which a thread that received its event itself is expected to wait again.
 pub(crate) const BETWEEN_WAITS: Duration = Duration::from_micros(50);
-/// Who is woken within so many times the usual patience gave up too soon: the next ones are as
-/// patient as that. A peer that sleeps needs about 150 us to answer, for which two threads have to
-/// wake up. If each gives up before the other one has, both sleep before every message: two of five
-/// waits ended so, and `ib_send_lat -e` took 17 us instead of 3.
+/// A thread woken within this multiple of the usual patience gave up too soon; the next waits are
+/// as patient. Otherwise two peers may both sleep before every message.
 pub(crate) const LONG: u32 = 4;
 
-/// Whether a thread that found what it waited for so long ago will wait again at once.
+/// Returns true if a thread that found its event `since_catch` ago will wait again at once.
 pub(crate) fn is_expected_back(since_catch: Duration) -> bool {
     since_catch < BETWEEN_WAITS
 }
 
-/// Whether a thread that was woken so long after it began to wait gave up too soon.
+/// Returns true if a thread woken `waited` after it began to wait gave up too soon.
 pub(crate) fn gave_up_too_soon(waited: Duration, usual: Duration) -> bool {
     waited < usual * LONG
 }
 
-/// How long to look around; `are_patient`: the last thread that slept [`gave_up_too_soon`].
+/// Spin time before sleeping; `are_patient` if the last sleeper [`gave_up_too_soon`].
 pub(crate) fn patience(usual: Duration, are_patient: bool) -> Duration {
     if are_patient { usual * LONG } else { usual }
 }
@@ -182,7 +160,7 @@ mod tests {
         WakeUp { since_poll: Duration::ZERO, is_receiving: false, waiter_receives: false, is_muted: false };
 
     #[test]
-    fn a_tick_grows_while_the_program_polls_and_begins_anew_once_it_does_not() {
+    fn tick_grows_while_program_polls_then_resets() {
         let mut policy = Background::default();
         let ticks: Vec<Duration> = (0..100).map(|_| policy.tick()).collect();
         assert_eq!((ticks[0], ticks[1], ticks[99]), (FIRST_TICK, 2 * FIRST_TICK, LONGEST_TICK));
@@ -198,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_found_outside_again_and_again_is_looked_for_soon_however_long_it_has_polled() {
+    fn repeated_absence_shortens_tick() {
         let mut policy = Background::default();
         let polled: Duration = (0..10_000).map(|_| policy.tick()).sum();
         assert!(polled > Duration::from_secs(60));
@@ -207,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_course_follows_from_who_receives() {
+    fn course_follows_from_receiving_thread() {
         let none = WakeUp { since_poll: POLLS_WITHIN, ..POLLED };
         let waiter = WakeUp { waiter_receives: true, ..POLLED };
         for (seen, is_present, course) in [
@@ -223,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_muted_thread_leaves_packets_to_a_program_that_has_polled_just_now_wherever_it_is() {
+    fn muted_thread_trusts_recent_poll() {
         let muted = WakeUp { is_muted: true, ..POLLED };
         let late = WakeUp { since_poll: RECENT, ..muted };
         let mut policy = Background::default();
@@ -233,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn unneeded_wake_ups_in_a_row_cost_more_and_more_until_one_was_needed() {
+    fn consecutive_unneeded_wakeups_cost_more() {
         let mut policy = Background::default();
         let mut costs = |seen: [bool; 7]| seen.map(|is_present| policy.course(&POLLED, || is_present));
         let [a, b, c, d, e] = [1, 1, 2, 4, 8].map(Course::Leave);
@@ -245,9 +223,9 @@ mod tests {
     }
 
     #[test]
-    fn the_thread_keeps_looking_for_sleeping_programs_only() {
+    fn thread_spins_only_for_sleeping_programs() {
         let found = Served { found: true, is_polled: false, is_armed: false, waits_itself: false };
-        for (served, may_spin, keeps_looking, is_wanted) in [
+        for (served, may_spin, wants_spin, is_wanted) in [
             (found, true, true, false),
             (found, false, false, false),
             (Served { found: false, ..found }, true, false, false),
@@ -255,11 +233,7 @@ mod tests {
             (Served { is_polled: true, is_armed: true, ..found }, false, true, true),
             (Served { waits_itself: true, is_armed: true, ..found }, true, false, false),
         ] {
-            assert_eq!(
-                (served.keeps_looking(|| may_spin), served.is_wanted()),
-                (keeps_looking, is_wanted),
-                "{served:?}"
-            );
+            assert_eq!((served.wants_spin(|| may_spin), served.is_wanted()), (wants_spin, is_wanted), "{served:?}");
         }
     }
 }

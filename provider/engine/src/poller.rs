@@ -1,8 +1,7 @@
-//! What the background thread sleeps on. **Unsafe room**: epoll, eventfd, timerfd.
+//! Epoll instances of the background thread. **Unsafe room**: epoll, eventfd, timerfd.
 //!
-//! Two epoll instances: one with everything, and a quiet one without sockets, for the time in which
-//! the program's own threads receive; packets then wake nobody. Knows descriptors and times,
-//! nothing else.
+//! There are two: one with all descriptors, and a quiet one without sockets, used while threads of
+//! the program receive, so that packets do not wake the background thread.
 
 use libc::c_int;
 use roxe_base::clock::timespec;
@@ -15,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What may wake the thread.
+/// Descriptors that may wake the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Watch {
     /// Packets, frames, kicks and the timer.
@@ -24,40 +23,38 @@ pub(crate) enum Watch {
     Quiet,
 }
 
-/// What ended a sleep. A descriptor that is watched for one of these is marked by its number, all
-/// others by their own.
+/// The cause of a wake-up. Descriptors of [`Poller::watch_for`] are registered under these numbers,
+/// all others under their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Woken {
-    /// News of the interface.
     LinkEvents = u64::MAX,
-    /// Something was said on a line to another process, or it is gone.
+    /// A peer process used or closed its control socket.
     Line = u64::MAX - 1,
-    /// A socket whose send buffer was full has room.
+    /// A full send buffer has room.
     Room = u64::MAX - 2,
-    /// Somebody asks what queue pairs do.
+    /// `roxe top` requests the state of queue pairs.
     Status = u64::MAX - 3,
-    /// Anything else.
     Other = 0,
 }
 
-/// The descriptors of a sleeping thread.
 #[derive(Debug)]
 pub(crate) struct Poller {
     all: RawFd,
     quiet: RawFd,
     kick: RawFd,
     timer: RawFd,
-    /// Tells of room in send buffers.
+    /// Epoll instance of sockets that wait for room in their send buffers.
     room: Arc<SendRoom>,
-    /// What the timer is set to, nanoseconds; 0 when it is not.
+    /// Expiry time of the timer in nanoseconds; 0 if not set.
     timer_at: AtomicU64,
     closed: AtomicBool,
 }
 
 impl Poller {
     pub(crate) fn new() -> io::Result<Self> {
-        // Dropping the value closes what was opened before a failure; -1 is nothing.
+        // Dropping the value after a failure closes the descriptors opened so far; -1 stands for
+        // none.
         let mut poller = Self {
             all: -1,
             quiet: -1,
@@ -80,8 +77,7 @@ impl Poller {
         Ok(poller)
     }
 
-    /// Lets `fd` becoming readable wake the thread whenever it sleeps at least as lightly as
-    /// `watch`. Closing it is enough to end that.
+    /// Lets readability of `fd` wake a sleep of kind `watch` or lighter. Closing `fd` ends that.
     pub(crate) fn watch(&self, fd: RawFd, watch: Watch) -> io::Result<()> {
         add(self.all, fd, fd as u64, READABLE)?;
         match watch {
@@ -90,33 +86,33 @@ impl Poller {
         }
     }
 
-    /// Lets `fd` wake the thread however deep it sleeps, which hears of `news` then. Every event of
-    /// a line wakes once, as the line may stay as it is.
-    pub(crate) fn watch_for(&self, news: Woken, fd: RawFd) -> io::Result<()> {
-        let events = if news == Woken::Line { READABLE | libc::EPOLLRDHUP | libc::EPOLLET } else { READABLE };
-        [self.all, self.quiet].into_iter().try_for_each(|epoll| add(epoll, fd, news as u64, events))
+    /// Lets `fd` wake every sleep and report `woken`. A control socket is edge-triggered, because
+    /// it may stay readable.
+    pub(crate) fn watch_for(&self, woken: Woken, fd: RawFd) -> io::Result<()> {
+        let events = if woken == Woken::Line { READABLE | libc::EPOLLRDHUP | libc::EPOLLET } else { READABLE };
+        [self.all, self.quiet].into_iter().try_for_each(|epoll| add(epoll, fd, woken as u64, events))
     }
 
-    /// What tells of room in send buffers, which wakes the thread however deep it sleeps.
+    /// Signals room in send buffers; wakes every sleep.
     pub(crate) fn send_room(&self) -> &Arc<SendRoom> {
         &self.room
     }
 
-    /// Wakes the thread, or keeps it from going to sleep the next time.
+    /// Wakes the thread, or ends its next sleep at once.
     pub(crate) fn kick(&self) {
-        // The number of a closed descriptor may be that of a file of the program by now.
+        // A closed descriptor's number may since have been reused by a file of the program.
         if !self.closed.load(Ordering::Relaxed) {
             roxe_net::wake(self.kick);
         }
     }
 
-    /// What another process writes to when it wants to wake the thread.
+    /// Descriptor that peer processes write to in order to wake the thread.
     pub(crate) fn doorbell(&self) -> RawFd {
         self.kick
     }
 
-    /// Sleeps until something of `watch` happens or `until` has come. Spurious returns happen. Says
-    /// what ended the sleep.
+    /// Sleeps until a descriptor of `watch` is ready or `until` is reached, or spuriously less
+    /// long. Returns the cause.
     pub(crate) fn sleep(&self, watch: Watch, until: Option<Instant>, now: Instant) -> Woken {
         self.set_timer(until, now);
         let epoll = if watch == Watch::All { self.all } else { self.quiet };
@@ -131,8 +127,8 @@ impl Poller {
         news.into_iter().find(|news| count == 1 && woken_by == *news as u64).unwrap_or(Woken::Other)
     }
 
-    /// Closes the descriptors although others may hold this value: in the child of a fork, whose
-    /// copy of the thread that holds it does not exist.
+    /// Closes the descriptors although the value is still shared: in the child of a fork, the copy
+    /// of the thread that owns it does not exist.
     pub(crate) fn close(&self) {
         if !self.closed.swap(true, Ordering::Relaxed) {
             for fd in [self.all, self.quiet, self.kick, self.timer] {
@@ -142,7 +138,6 @@ impl Poller {
         }
     }
 
-    /// Takes back kicks and expirations.
     fn drain(&self) {
         let mut count = [0u8; 8];
         for fd in [self.kick, self.timer] {
@@ -156,8 +151,7 @@ impl Poller {
         if self.timer_at.swap(at, Ordering::Relaxed) == at && until.is_none() {
             return;
         }
-        // A time of zero would switch the timer off, so a deadline that has passed is one
-        // nanosecond away.
+        // Zero would disarm the timer, so a deadline in the past becomes one nanosecond.
         let left = until.map_or(Duration::ZERO, |until| until.since(now).max(Duration::from_nanos(1)));
         let spec = libc::itimerspec { it_interval: timespec(Duration::ZERO), it_value: timespec(left) };
         // SAFETY: reads `spec`; no old value is wanted.
@@ -179,7 +173,7 @@ impl Drop for Poller {
 
 const READABLE: c_int = libc::EPOLLIN;
 
-/// Watches `fd` for `events`; `mark` says later that it was this one.
+/// Watches `fd` for `events`, which are reported as `mark`.
 fn add(epoll: RawFd, fd: RawFd, mark: u64, events: c_int) -> io::Result<()> {
     let mut event = libc::epoll_event { events: events.cast_unsigned(), u64: mark };
     // SAFETY: reads one event.
@@ -197,11 +191,11 @@ mod tests {
     use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
 
-    // The longest sleeps here end a broken test; no passing one reaches them.
+    // Upper bound of sleeps; a passing test never reaches it.
     const LONG: Option<Instant> = Some(Instant(10_000_000_000));
 
     #[test]
-    fn a_kick_before_the_sleep_is_not_lost() {
+    fn kick_before_sleep_is_not_lost() {
         let poller = Poller::new().unwrap();
         for watch in [Watch::All, Watch::Quiet] {
             poller.kick();
@@ -210,15 +204,15 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_ends_the_sleep() {
+    fn deadline_ends_sleep() {
         let poller = Poller::new().unwrap();
         poller.sleep(Watch::All, Some(Instant(1_000_000)), Instant(0));
-        // Passed already.
+        // In the past.
         poller.sleep(Watch::Quiet, Some(Instant(5)), Instant(10));
     }
 
     #[test]
-    fn news_wake_however_deep_the_sleep_and_say_so() {
+    fn control_events_wake_every_sleep_with_their_cause() {
         let poller = Poller::new().unwrap();
         let (mut a, b) = UnixStream::pair().unwrap();
         poller.watch_for(Woken::LinkEvents, b.as_raw_fd()).unwrap();
@@ -230,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_wake_only_the_light_sleeper() {
+    fn sockets_wake_only_full_watch() {
         let poller = Poller::new().unwrap();
         let (mut a, b) = UnixStream::pair().unwrap();
         poller.watch(b.as_raw_fd(), Watch::All).unwrap();

@@ -1,12 +1,10 @@
-//! What threads of the program and the background thread tell each other: who is there, who waits,
-//! who sleeps until when.
-//!
-//! Touches nothing but the clock.
+//! State shared between threads of the program and the background thread: which are present, which
+//! wait, and until when the background thread sleeps.
 
 pub(crate) mod muting;
 
-use crate::poll_policy::POLLS_AFTER_ARMING;
-use crate::waiters::Waiters;
+use crate::poll_policy::spin::SpinGovernor;
+use crate::poll_policy::{self, POLLS_AFTER_ARMING, gave_up_too_soon, is_expected_back};
 use roxe_base::clock;
 use roxe_transport::time::Instant;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -15,33 +13,31 @@ use std::time::Duration;
 
 pub(crate) use muting::Muting;
 
-/// How long it watches for a thread of the program, which leaves the engine for some nanoseconds
-/// between two polls.
+/// Time to watch for a thread of the program, which leaves the engine briefly between two polls.
 pub(crate) const WATCH: Duration = Duration::from_micros(1);
-/// The thread is awake, or will look soon of its own accord.
+/// Deadline while the thread is awake, or will look at the deadlines of its own accord.
 pub(crate) const AWAKE: u64 = 0;
 
-/// What threads of the program and the background thread tell each other. All of it is advice, but
-/// for `sleeps_until`.
+/// State shared between threads. All fields but `sleeps_until` are advisory.
 #[derive(Debug)]
 pub(crate) struct Presence {
-    /// When a thread of the program last came in, nanoseconds.
+    /// Time of the last poll by the program in nanoseconds.
     pub(crate) last_poll: AtomicU64,
-    /// Whether one is inside. Several threads overwrite each other here; the next poll corrects it.
+    /// True while a thread of the program is in the engine. Racy by design: the next poll corrects
+    /// a stale value.
     pub(crate) inside: AtomicBool,
     pub(crate) polls_since_arming: AtomicU32,
     pub(crate) muting: Muting,
-    /// Threads of the program that wait for an event, and may receive meanwhile.
+    /// Threads that wait for an event, and may receive meanwhile.
     pub(crate) waiters: Waiters,
-    /// It waits in this way, so arming need not wake the background thread.
+    /// True if the program waits in this way, so arming need not wake the background thread.
     pub(crate) waits_itself: AtomicBool,
-    /// The deadline that the sleeping thread will wake up for; [`AWAKE`] if there is nothing to
-    /// tell it.
+    /// Deadline for which the sleeping thread wakes; [`AWAKE`] if it need not be informed of
+    /// others.
     pub(crate) sleeps_until: AtomicU64,
 }
 
 impl Default for Presence {
-    /// Nobody is there, and nobody waits for an event.
     fn default() -> Self {
         Self {
             last_poll: AtomicU64::new(0),
@@ -56,36 +52,30 @@ impl Default for Presence {
 }
 
 impl Presence {
-    /// A thread of the program comes in.
     pub(crate) fn enter(&self) {
         self.inside.store(true, Relaxed);
     }
 
-    /// It is going to receive.
+    /// Notes that the entered thread is going to receive.
     pub(crate) fn note_poll(&self, now: Instant) {
         self.last_poll.store(now.0, Relaxed);
         let polls = self.polls_since_arming.load(Relaxed);
         self.polls_since_arming.store(polls.saturating_add(1), Relaxed);
     }
 
-    /// It leaves.
     pub(crate) fn leave(&self) {
         self.inside.store(false, Relaxed);
     }
 
-    /// The program is going to wait for an event. Whether the thread must be woken.
+    /// Called when the program is going to wait. Returns true if the background thread must be
+    /// woken.
     pub(crate) fn arm(&self) -> bool {
         self.polls_since_arming.store(0, Relaxed);
-        !self.waits_itself.load(Relaxed) && self.hand_over()
+        !self.waits_itself.load(Relaxed) && self.muting.hand_over()
     }
 
-    /// The thread receives from now on. Whether it must be woken.
-    pub(crate) fn hand_over(&self) -> bool {
-        self.muting.hand_over()
-    }
-
-    /// Whether a thread that sleeps would oversleep `deadline`. Ask after the deadline is
-    /// published.
+    /// Returns true, once, if the sleeping thread would oversleep `deadline`. Call after publishing
+    /// the deadline.
     pub(crate) fn oversleeps(&self, deadline: Instant) -> bool {
         let until = self.sleeps_until.load(SeqCst);
         until > deadline.0 && self.sleeps_until.compare_exchange(until, deadline.0, SeqCst, Relaxed).is_ok()
@@ -95,7 +85,7 @@ impl Presence {
         now.since(Instant(self.last_poll.load(Relaxed)))
     }
 
-    /// Whether a thread of the program is inside, or comes in within [`WATCH`].
+    /// Returns true if a thread of the program is inside or enters within [`WATCH`].
     pub(crate) fn is_present(&self) -> bool {
         let (seen, start) = (self.last_poll.load(Relaxed), clock::now());
         loop {
@@ -113,18 +103,55 @@ impl Presence {
         self.polls_since_arming.load(Relaxed) <= POLLS_AFTER_ARMING
     }
 
-    /// The background thread leaves packets to the program, at the price of so many points. Whether
-    /// it is muted: may sleep however many packets come.
+    /// Takes `points` off the score. Returns true if the background thread is muted now: packets do
+    /// not wake it.
     pub(crate) fn mute(&self, points: i32) -> bool {
         self.muting.add(-points) <= 0 && self.muting.mute()
     }
 
-    /// The thread has received something. A program that armed and waits elsewhere, as with
-    /// `poll(2)`, wants to be woken the next time.
+    /// Called when the background thread has received. A program that armed and waits elsewhere
+    /// (`poll(2)`) wants the thread to be woken the next time.
     pub(crate) fn note_served(&self) {
-        if self.waits_for_event() && !self.waiters.exist() {
+        if self.waits_for_event() && !self.waiters.any_waiting() {
             self.waits_itself.store(false, Relaxed);
         }
+    }
+}
+
+/// Threads that wait for events. Advisory, except for `spinning`.
+#[derive(Debug, Default)]
+pub(crate) struct Waiters {
+    pub(crate) waiting: AtomicU32,
+    pub(crate) spinning: AtomicU32,
+    /// When a spinning thread last found its event, in nanoseconds; 0 if one has given up since.
+    pub(crate) last_catch: AtomicU64,
+    /// True if the next waits spin longer.
+    pub(crate) are_patient: AtomicBool,
+    pub(crate) governor: SpinGovernor,
+}
+
+impl Waiters {
+    pub(crate) fn any_waiting(&self) -> bool {
+        self.waiting.load(Relaxed) > 0
+    }
+
+    /// Returns true if a waiter receives, or did a moment ago and is expected to again.
+    pub(crate) fn receive(&self, now: Instant) -> bool {
+        self.spinning.load(SeqCst) > 0 || is_expected_back(now.since(Instant(self.last_catch.load(SeqCst))))
+    }
+
+    pub(crate) fn abandon(&self) {
+        self.waiting.store(0, Relaxed);
+        self.spinning.store(0, Relaxed);
+    }
+
+    /// Notes that a thread gave up, slept, and was woken `waited` after it began to wait.
+    pub(crate) fn note_sleep(&self, waited: Duration, usual: Duration) {
+        self.are_patient.store(gave_up_too_soon(waited, usual), Relaxed);
+    }
+
+    pub(crate) fn patience(&self, usual: Duration) -> Duration {
+        poll_policy::patience(usual, self.are_patient.load(Relaxed))
     }
 }
 
@@ -132,10 +159,11 @@ impl Presence {
 mod tests {
     use super::muting::FULL;
     use super::*;
+    use crate::poll_policy::{BETWEEN_WAITS, LONG};
     use roxe_base::uses::Counted;
 
     #[test]
-    fn the_thread_is_muted_when_the_score_is_empty() {
+    fn thread_is_muted_at_score_zero() {
         let presence = Presence::default();
         presence.arm();
         let muted: Vec<_> = [1, 30, 1, 1].map(|points| presence.mute(points)).into();
@@ -143,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_later_sleeper_is_woken_and_only_once() {
+    fn only_later_sleeper_is_woken_once() {
         let presence = Presence::default();
         assert!(!presence.oversleeps(Instant(10)));
         presence.sleeps_until.store(100, SeqCst);
@@ -154,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn arming_wakes_a_muted_thread_and_fills_the_score() {
+    fn arming_wakes_muted_thread_and_fills_score() {
         let presence = Presence::default();
         assert!(!presence.arm());
         presence.muting.mute();
@@ -167,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn arming_wakes_nobody_for_a_program_that_waits_itself_until_it_waits_elsewhere() {
+    fn arming_skips_wakeup_until_program_waits_elsewhere() {
         let presence = Presence::default();
         presence.waits_itself.store(true, Relaxed);
         presence.muting.mute();
@@ -181,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_inside_is_present_and_the_score_stays_in_bounds() {
+    fn entered_thread_is_present_and_score_is_bounded() {
         let presence = Presence::default();
         assert!(!presence.is_present());
         presence.enter();
@@ -190,5 +218,30 @@ mod tests {
         assert!(!presence.is_present());
         assert_eq!(presence.muting.add(-5), 0);
         assert_eq!(presence.muting.add(1000), FULL);
+    }
+
+    #[test]
+    fn receiving_waiter_counts_until_it_gives_up() {
+        let (waiters, now) = (Waiters::default(), Instant(1_000_000_000));
+        assert!(!waiters.receive(now) && !waiters.any_waiting());
+        let waiting = Counted::new(&waiters.waiting);
+        assert!(!waiters.receive(now) && waiters.any_waiting(), "it sleeps");
+        let spinning = Counted::new(&waiters.spinning);
+        assert!(waiters.receive(now));
+        drop((spinning, waiting));
+        assert!(!waiters.receive(now) && !waiters.any_waiting());
+        waiters.last_catch.store(now.0, SeqCst);
+        assert!(waiters.receive(now.after(BETWEEN_WAITS / 2)));
+        assert!(!waiters.receive(now.after(BETWEEN_WAITS)));
+    }
+
+    #[test]
+    fn early_give_up_makes_next_wait_longer() {
+        let (waiters, usual) = (Waiters::default(), Duration::from_micros(50));
+        assert_eq!(waiters.patience(usual), usual);
+        waiters.note_sleep(2 * usual, usual);
+        assert_eq!(waiters.patience(usual), LONG * usual);
+        waiters.note_sleep(LONG * usual, usual);
+        assert_eq!(waiters.patience(usual), usual, "not even that would have been enough");
     }
 }

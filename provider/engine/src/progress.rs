@@ -1,14 +1,13 @@
-//! The ways in of the program's threads: polling an empty queue, before and after sending, before
-//! something goes away.
+//! Entry points of the program's threads: polling, sending, draining before an object is destroyed.
 //!
-//! A poll receives what has arrived, runs the timers that are due, then serves the services that
-//! have something to do; it never waits.
+//! A poll receives, runs the timers that are due, then serves the services that are ready. It never
+//! waits.
 
 use crate::engine::Engine;
 use crate::flow_control::Turn;
 use crate::poller::{Poller, Watch};
-use crate::rx_state::{Rx, Visitor};
-use crate::scheduler::{Due, Ready, Task};
+use crate::rx_state::{PollSource, Rx};
+use crate::scheduler::{Ready, Task, TimerOwner};
 use roxe_base::clock;
 use roxe_base::lock::{MutexGuard, rank};
 use roxe_net::runtime_dir;
@@ -17,24 +16,22 @@ use roxe_net::udp::UdpLink;
 use roxe_transport::time::Instant;
 use std::sync::Arc;
 
-/// Visits to the sockets before a queue pair goes away; a peer that never stops sending must not
-/// hold it up.
+/// Most receive rounds before a queue pair is destroyed, in case a peer never stops sending.
 pub(crate) const DRAIN_ROUNDS: u32 = 16;
-/// Visits to all sources after which each has been read once over, whoever goes on sending: one
-/// takes eight datagrams from each socket and mailbox and 32 runs from each ring, which is more
-/// than a 2,048th of what fits in there.
+/// Rounds after which every source has been read once over, even if its peer goes on sending: one
+/// round takes more than a 2,048th of the capacity of each socket, mailbox and ring.
 const ROUNDS_OF_ALL: u32 = 2048;
 
 impl Engine {
-    /// Sockets have room. Background thread only.
+    /// Called when send buffers have room. Background thread only.
     pub(crate) fn on_send_room(&self, poller: &Poller) {
-        // First: what is full again is watched anew.
+        // Cleared first, so that a queue that fills up again is watched again.
         poller.send_room().clear();
         self.send_all_queued();
         self.serve_ready(clock::now());
     }
 
-    /// Works off what was left for connection managers, if anything was. Call without any lock.
+    /// Runs pending work of connection managers. Call without any lock.
     #[inline]
     pub fn run_cm(&self) {
         if self.scheduler.ready().contains(Ready::CONNECTIONS) {
@@ -42,7 +39,7 @@ impl Engine {
         }
     }
 
-    /// Does what is due on the thread of a poller: receives, runs timers, sends. Never waits.
+    /// Polls once on the program's thread: receives, runs timers, sends. Never waits.
     pub fn progress(&self) {
         if !self.is_started() {
             return;
@@ -56,33 +53,33 @@ impl Engine {
         self.scheduler.presence.leave();
     }
 
-    /// A thread of the program comes in to receive. When that is.
+    /// Marks a thread of the program as polling and returns the time.
     pub(crate) fn enter(&self) -> Instant {
-        // First: what interrupts a program that polls does so in a system call, and on some
-        // machines the clock is one.
+        // First: a signal interrupts a polling program in a system call, which reading the clock is
+        // on some machines.
         self.scheduler.presence.enter();
         let now = clock::now();
         self.scheduler.presence.note_poll(now);
         now
     }
 
-    /// Does all that for a thread of the program that has come in. Whether anything had arrived.
+    /// Polls once for a thread that has entered. Returns true if packets were received.
     pub(crate) fn work(&self, now: Instant) -> bool {
-        let found = self.rx.try_lock().is_some_and(|rx| self.visit(rx, Visitor::Program, now));
+        let found = self.rx.try_lock().is_some_and(|rx| self.visit(rx, PollSource::Program, now));
         self.serve_ready(now);
         self.run_cm();
         found
     }
 
-    /// Receives, then runs the timers that were due before, if nothing is left: what they wait for
-    /// may have been in a socket all the time, when the machine is overloaded. Who does not get the
-    /// lock of the receive side leaves them to its holder. Whether anything was there.
-    pub(crate) fn visit(&self, mut rx: MutexGuard<'_, rank::Rx, Rx>, visitor: Visitor, now: Instant) -> bool {
+    /// Receives, then runs the timers that were due before, if all sources are empty: on an
+    /// overloaded machine, the packets they wait for may have arrived already. Threads that do not
+    /// get the receive lock leave the timers to its holder. Returns true if packets were received.
+    pub(crate) fn visit(&self, mut rx: MutexGuard<'_, rank::Rx, Rx>, source: PollSource, now: Instant) -> bool {
         let due = self.scheduler.timers.is_due(now).then(|| self.scheduler.timers.added());
-        rx.state.visitor = visitor;
-        let all = visitor == Visitor::Woken || rx.state.takes_turn_of_sockets(due.is_some(), now);
+        rx.state.source = source;
+        let all = source == PollSource::Woken || rx.state.polls_all_sockets(due.is_some(), now);
         let found = self.receive(&mut rx, all, now);
-        let due = due.filter(|_| rx.state.ends_overdue(found || !all));
+        let due = due.filter(|_| rx.state.runs_overdue_timers(found || !all));
         drop(rx);
         if let Some(added) = due {
             self.run_timers(added, now);
@@ -90,9 +87,8 @@ impl Engine {
         found
     }
 
-    /// Receives until the sockets are empty. Called before something goes away: an answer of ours
-    /// to another process may have come to our own socket, and nobody would forward it once the
-    /// process has ended.
+    /// Receives until the sockets are empty. Called before an object is destroyed: a packet for
+    /// another process may be in our socket, and is lost unless it is forwarded before we exit.
     pub fn drain(&self) {
         if !self.is_started() {
             return;
@@ -107,16 +103,14 @@ impl Engine {
         self.run_cm();
     }
 
-    /// Visits all sources until none of them has anything, at most `rounds` times.
+    /// Receives until all sources are empty, at most `rounds` times.
     pub(crate) fn receive_until_empty(&self, rx: &mut Rx, rounds: u32) {
         let mut rounds = 0..rounds;
         while rounds.next().is_some() && self.receive(rx, true, clock::now()) {}
     }
 
-    /// Receives everything that has arrived before the call, by whatever way and for whichever
-    /// engine of the device: rings, sockets and mailboxes are empty when it returns, or as much was
-    /// taken from each as it can hold. Waits for the receive sides; take only locks that are
-    /// outside of those around this.
+    /// Receives everything that has arrived before the call, for all engines of the device. Waits
+    /// for the receive locks, so only locks of outer ranks may be held.
     pub fn receive_all_arrived(&self) {
         self.receive_own_arrived();
         self.further().for_each(|engine| engine.receive_own_arrived());
@@ -128,7 +122,7 @@ impl Engine {
         }
     }
 
-    /// The program is about to wait for an event: the background thread takes over.
+    /// Called before the program waits for an event: the background thread takes over.
     pub fn arm(&self) {
         self.serve_ready(clock::now());
         if self.scheduler.presence.arm() {
@@ -136,27 +130,27 @@ impl Engine {
         }
     }
 
-    /// A thread of the program is going to sleep, and receives for another engine before it does:
-    /// the background thread takes over, unless it has.
+    /// Called before a thread sleeps that received for another engine: the background thread takes
+    /// over.
     pub fn before_sleep_elsewhere(&self) {
-        if self.scheduler.presence.hand_over() {
+        if self.scheduler.presence.muting.hand_over() {
             self.scheduler.kick();
         }
     }
 
-    /// A thread of the program is going to send.
+    /// Marks a thread of the program as sending.
     #[inline]
     pub fn enter_to_send(&self) {
         self.scheduler.presence.enter();
     }
 
-    /// It has left its requests for later.
+    /// Ends [`Engine::enter_to_send`] without having sent.
     #[inline]
     pub fn leave(&self) {
         self.scheduler.presence.leave();
     }
 
-    /// It has sent; serves queue pairs that got room by it.
+    /// Ends [`Engine::enter_to_send`]; serves queue pairs that now have room.
     #[inline]
     pub fn leave_after_send(&self, now: Instant) {
         self.serve_ready(now);
@@ -166,24 +160,24 @@ impl Engine {
         }
     }
 
-    /// Runs what is due of the first `added` timers: a thread that stood still before it sent sets
-    /// one that is due at once, and nobody has looked for an answer yet.
+    /// Runs due timers among the first `added`. Later ones were added during this visit, possibly
+    /// by a thread that had been preempted, and no poll has looked for their response yet.
     pub(crate) fn run_timers(&self, added: u64, now: Instant) {
-        while let Some((deadline, who)) = self.scheduler.timers.pop_due_before(added, now) {
-            match who {
-                Due::Qp(qpn) => self.table.get(qpn).into_iter().for_each(|qp| qp.on_timer(deadline, now)),
-                Due::Other(whose) => whose.upgrade().into_iter().for_each(|whose| whose.on_deadline(deadline)),
-                Due::Cm => self.services.leave_deadline(self, deadline),
-                Due::DeadNames => {
+        while let Some((deadline, owner)) = self.scheduler.timers.pop_due_before(added, now) {
+            match owner {
+                TimerOwner::Qp(qpn) => self.table.get(qpn).into_iter().for_each(|qp| qp.on_timer(deadline, now)),
+                TimerOwner::Other(owner) => owner.upgrade().into_iter().for_each(|owner| owner.on_deadline(deadline)),
+                TimerOwner::Cm => self.services.leave_deadline(self, deadline),
+                TimerOwner::DeadNames => {
                     runtime_dir::note_death();
                     self.scheduler.kick();
                 }
-                Due::Requests => self.look_for_listeners(now),
+                TimerOwner::Requests => self.retry_unclaimed(now),
             }
         }
     }
 
-    /// Serves the queue pairs that were refused and have room now.
+    /// Serves blocked queue pairs that now have room.
     #[inline]
     pub(crate) fn serve_ready(&self, now: Instant) {
         if self.scheduler.ready().contains(Ready::QUEUE_PAIRS) {
@@ -198,13 +192,13 @@ impl Engine {
                 Some(qp) => qp.serve_waiter(grant, now),
                 None => drop(grant),
             }
-            // What it did not need is for the next.
+            // Unused room goes to the next waiter.
             flow.into_iter().for_each(|flow| self.flows.wake(&flow));
         }
     }
 
-    /// Counts what the system has dropped at the sockets, also those of further engines. Those of
-    /// groups are left for the next time if somebody receives.
+    /// Adds packets dropped by the kernel to the counters, for all engines of the device. Sockets
+    /// of groups are skipped while another thread receives.
     pub fn count_socket_drops(&self) {
         let count = |link: &Arc<UdpLink>| {
             let TakenDrops { lost, filtered } = link.take_drops();
@@ -218,9 +212,9 @@ impl Engine {
         self.further().for_each(|engine| engine.count_socket_drops());
     }
 
-    /// Writes the counters to their files if it is time, and sees to it that it will be if they
-    /// have moved. Background thread only.
-    pub(crate) fn tell_counters(&self, now: Instant) {
+    /// Publishes the counters if due, and schedules the next time if they have changed. Background
+    /// thread only.
+    pub(crate) fn publish_counters(&self, now: Instant) {
         let Some(files) = self.adapter.files() else { return };
         match self.scheduler.due(Task::CounterFiles) {
             Some(due) if due > now => return,
@@ -236,7 +230,7 @@ impl Engine {
         }
     }
 
-    /// Lets steering work if it is due or waits for answers. Background thread only.
+    /// Runs steering if it is due or expects answers. Background thread only.
     pub(crate) fn steer(&self, now: Instant) {
         if self.scheduler.due(Task::Steering).is_none() {
             return;
@@ -250,7 +244,7 @@ impl Engine {
             }
             steering.step(now);
             if let (Some(fd), Ok(poller)) = (steering.fd(), self.scheduler.poller()) {
-                // Known already, most of the time.
+                // Usually watched already.
                 let _ = poller.watch(fd, Watch::Quiet);
             }
         }

@@ -1,9 +1,8 @@
-//! A queue pair as the engine sees it: something with a number that takes packets, timers and room
-//! to send.
+//! Queue pairs as the engine sees them.
 //!
-//! The crate above has the queue pairs, their state machines and their locks; the engine knows
-//! nothing of them but this. Every call is a *visit*: it takes the lock of the queue pair, lets its
-//! state machine work, may send, and says what is left to be done once no lock is held.
+//! The crate above owns queue pairs, their state machines and locks. Each call is a *visit*: it
+//! locks the queue pair, runs its state machine, may send, and reports what remains to be done
+//! without locks.
 
 use crate::flow_control::Grant;
 use crate::run::{Joined, Run, RxTools};
@@ -20,21 +19,20 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 bitflags! {
-    /// What a visit to a queue pair leaves to be done without its lock.
+    /// Work that a visit leaves to be done without the lock of the queue pair.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct VisitOutcome: u16 {
-        /// These asynchronous events were raised.
+        /// Asynchronous events were raised.
         const EVENTS = QpEvents::all().bits() as u16;
-        /// The queue of sends fired.
+        /// The send completion queue fired.
         const ANNOUNCE_SEND = 1 << 8;
-        /// The queue of receives fired.
+        /// The receive completion queue fired.
         const ANNOUNCE_RECV = 1 << 9;
-        /// There is something to send.
+        /// There are packets to send.
         const HAS_WORK = 1 << 10;
-        /// So much waits for receives, or for packets in front of it, that no more shall come by
-        /// rings.
+        /// So many packets wait for receives or missing packets that rings should be left unread.
         const IS_CROWDED = 1 << 11;
-        /// A request failed, and the user may want to hear why.
+        /// A request failed and may be explained to the user.
         const FAILED = 1 << 12;
     }
 }
@@ -47,22 +45,21 @@ impl VisitOutcome {
     }
 }
 
-/// What a queue pair met since it was made.
+/// Statistics of a queue pair since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Met {
-    /// Losses.
+pub struct QpStats {
+    /// Retransmissions and retries.
     pub retries: RetryCounts,
-    /// How its last request failed.
+    /// Status of the last failed request.
     pub error: Option<WcStatus>,
-    /// Bytes of the packets that it has sent, from the BTH to the ICRC, or of frames; also of those
-    /// that were lost then.
+    /// Bytes sent, from BTH to ICRC, or of frames; lost packets count.
     pub sent_bytes: u64,
-    /// Bytes of those that came for it, taken or not.
+    /// Bytes received, whether accepted or not.
     pub received_bytes: u64,
 }
 
-impl Met {
-    /// It met these losses.
+impl QpStats {
+    /// Adds `more` to the retry counts.
     pub fn add(&mut self, more: RetryCounts) {
         let sum = &mut self.retries;
         sum.packet_seq_err = sum.packet_seq_err.wrapping_add(more.packet_seq_err);
@@ -73,39 +70,36 @@ impl Met {
     }
 }
 
-/// Bytes of a queue pair that are brought into the cache when it is looked up: its own lines, and
-/// the lock's.
+/// Bytes of a queue pair that a lookup prefetches: its own cache lines and the lock's.
 pub const PREFETCHED: usize = 1152;
 
-/// What the engine asks of a queue pair.
+/// The engine's interface to a queue pair.
 pub trait QueuePair: Debug + Send + Sync {
-    /// Its number.
+    /// Queue pair number.
     fn qpn(&self) -> Qpn;
 
-    /// Which queue pair of this process it is, from 0 in the order of creation: fault rules count
-    /// by that.
+    /// Index in the process in order of creation, from 0; fault rules count by it.
     fn ordinal(&self) -> u32;
 
-    /// Its transport service.
+    /// Transport service.
     fn service(&self) -> Service;
 
-    /// Where it stands, for people who watch it; and what it met. Takes its lock.
-    fn status(&self) -> (QpStatus, Met);
+    /// State and statistics for observers. Takes its lock.
+    fn status(&self) -> (QpStatus, QpStats);
 
-    /// Takes in a run of packets addressed to it. What it wants to send is left for
-    /// [`QueuePair::serve`].
+    /// Receives a run of packets. Responses leave in [`QueuePair::serve`].
     fn receive(&self, run: Run<'_>, tools: &mut RxTools<'_>, now: Instant) -> VisitOutcome;
 
-    /// As [`QueuePair::receive`], for packets that share a header. `None`: they have to be taken
-    /// apart first.
+    /// As [`QueuePair::receive`], for packets that share a header. `None`: the caller has to split
+    /// them.
     fn receive_joined(&self, meta: &RxMeta, packets: &Joined<'_>, now: Instant) -> Option<VisitOutcome>;
 
-    /// Whether it looks at no payload but where it is copied to, so that
-    /// [`QueuePair::receive_shared`] may be used.
+    /// Returns true if it uses payload only at its destination, so that
+    /// [`QueuePair::receive_shared`] may be called.
     fn takes_shared_payload(&self) -> bool;
 
-    /// As [`QueuePair::receive`], for packets that lie in `shared`, of which `copies` has at least
-    /// the first `head` bytes of each one, and nobody looks at the others.
+    /// As [`QueuePair::receive`], for packets in `shared`. `copies` holds a copy of at least the
+    /// first bytes of each, as many as its second part says.
     fn receive_shared(
         &self,
         meta: &RxMeta,
@@ -114,59 +108,55 @@ pub trait QueuePair: Debug + Send + Sync {
         now: Instant,
     ) -> VisitOutcome;
 
-    /// Takes in a frame that a flow has chosen it for.
+    /// Receives a frame that a flow rule directs to it.
     fn receive_frame(&self, frame: &[u8], note: FrameNote, now: Instant) -> VisitOutcome;
 
-    /// A datagram left the socket that will never be handed in, because of a fault: its sender on
-    /// this host waits for credit all the same.
+    /// Returns the credit for a datagram that a fault discards, since its sender on this host waits
+    /// for it.
     fn return_credit(&self, packet: &Packet<'_>, net: &NetHeader, tools: &RxTools<'_>);
 
-    /// Whether more than half of what may wait for it waits.
+    /// Returns true if more than half of its early packet queue is in use.
     fn is_crowded(&self) -> bool;
 
-    /// Sends what there is to send.
+    /// Sends pending packets.
     fn serve(&self, now: Instant);
 
-    /// The same after packets came, which left `outcome`; but a lone acknowledgement may wait for
-    /// what the program is about to send. Returns until when, if it does.
+    /// As [`QueuePair::serve`] after a visit with `outcome`, but may delay a lone acknowledgement
+    /// for the program's next packet. Returns until when.
     fn serve_or_wait(&self, outcome: VisitOutcome, now: Instant) -> Option<Instant>;
 
-    /// What it has taken in is in memory when this returns, and acknowledgements do not wait any
-    /// more: memory or the queue pair goes away. Something is to be done only on the weakest legal
-    /// card.
+    /// Completes deferred placement and acknowledgements before memory or the queue pair goes away.
+    /// Only the weakest legal card defers any.
     fn settle_memory(&self) {}
 
-    /// An acknowledgement has waited long enough; if the program has taken it along, this does
-    /// nothing.
+    /// Sends a delayed acknowledgement, unless it has left with a packet of the program.
     fn end_waiting(&self, now: Instant);
 
-    /// Sends what there is to send, after it waited for room, and has it with `grant`, or for more
-    /// requests of the program.
+    /// Sends pending packets after waiting for room, which `grant` holds, or for more requests.
     fn serve_waiter(&self, grant: Option<Grant>, now: Instant);
 
-    /// Acts on the timer that was registered for `deadline`.
+    /// Handles the timer that was added for `deadline`.
     fn on_timer(&self, deadline: Instant, now: Instant);
 
-    /// Tells the program what a visit brought. No lock of a queue pair may be held.
+    /// Raises the events of a visit. No queue pair may be locked.
     fn announce(&self, outcome: VisitOutcome);
 
-    /// Ends all work: it is destroyed, or belongs to the parent of this process. False if that was
-    /// so already.
+    /// Ends all work before destruction, or in the child of a fork. Returns false if already ended.
     fn cut_off(&self) -> bool;
 
     /// The lock, for the fork handlers.
     fn raw(&self) -> &dyn Lockable;
 }
 
-/// Chooses one of several queue pairs for a frame (RSS).
+/// Selects one of several queue pairs for a frame (RSS).
 pub trait Spread: Debug + Send + Sync {
-    /// The queue pair for one frame.
+    /// The queue pair for a frame with `key`.
     fn choose(&self, key: &FrameKey) -> Option<Arc<dyn QueuePair>>;
 }
 
-/// Something that waits for a time on its own: a completion queue whose events are moderated, a
-/// queue pair of the weakest legal card.
+/// Owner of a timer that is not a transport timer: a completion queue with moderation, or a queue
+/// pair of the weakest legal card.
 pub trait Deadline: Debug + Send + Sync {
-    /// The time has come.
+    /// Called when `deadline` is reached.
     fn on_deadline(&self, deadline: Instant);
 }

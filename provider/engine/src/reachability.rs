@@ -1,11 +1,13 @@
-//! Why nobody answers, as far as the network and this host can say.
+//! Reachability of peers: resolution of the next hop before a queue pair or an address handle gets
+//! an address, as the kernel does for hardware, and reasons for which a peer does not answer.
 //!
-//! Asked when a request failed, or was not answered for a second: never on the way of a packet.
-//! Touches sockets of its own ([`roxe_net::probe`]).
+//! None of this is on the data path. Waits only where stated, without a lock.
 
 use crate::engine::Engine;
 use crate::gsi::packet_of;
+use roxe_base::error::Error;
 use roxe_net::link::HOP_LIMIT;
+use roxe_net::netlink::NextHop;
 use roxe_net::probe::{Probe, is_broadcast, source_towards};
 use roxe_observe::port::Netdev;
 use roxe_transport::cm::Route;
@@ -13,14 +15,57 @@ use roxe_wire::cm::{CommId, Drep, Mad, PrivateData, TransactionId, gsi_header};
 use roxe_wire::{NetHeader, Psn};
 use std::io;
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How long the network's answer may take to come. Where it has a long way to come it is missed.
+/// Longest wait for an answer of the network; a more distant one is missed.
 const PATIENCE: Duration = Duration::from_millis(50);
 
+/// Longest wait for a neighbour before the verb fails.
+const NEIGHBOUR_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for which a resolved next hop is trusted.
+const FRESH: Duration = Duration::from_secs(1);
+const CAPACITY: usize = 1024;
+
 impl Engine {
-    /// Asks the network whether there is a card at the end of `route`: sends a message that no
-    /// connection manager acts on, the answer to a question that none has asked.
+    /// Waits up to a second until packets can leave on `route`. Errors: ENETUNREACH, EHOSTUNREACH,
+    /// EACCES if there is no route; ETIMEDOUT if the neighbour does not answer.
+    pub fn await_next_hop(&self, route: Route) -> Result<(), Error> {
+        let Some(mut hop) = self.find_next_hop(route)? else { return Ok(()) };
+        if !hop.wait(Instant::now() + NEIGHBOUR_TIMEOUT) {
+            return Err(no_answer(route, &hop));
+        }
+        self.note_next_hop(route);
+        Ok(())
+    }
+
+    /// The next hop still to be resolved on `route`; `None` if packets can leave. Errors as
+    /// [`Engine::await_next_hop`], except ETIMEDOUT.
+    pub fn find_next_hop(&self, route: Route) -> Result<Option<NextHop>, Error> {
+        let Route { local, remote } = route;
+        let is_fresh = || self.links.next_hops.lock().get(&(local, remote)).is_some_and(|at| at.elapsed() < FRESH);
+        if self.links.reaches_this_host(remote) || is_fresh() {
+            return Ok(None);
+        }
+        let found = NextHop::find(local, remote, self.ifindex()).map_err(|e| no_route(route, &e))?;
+        if found.is_none() {
+            self.note_next_hop(route);
+        }
+        Ok(found)
+    }
+
+    /// Notes that packets can leave on `route`.
+    pub fn note_next_hop(&self, route: Route) {
+        let mut known = self.links.next_hops.lock();
+        if known.len() >= CAPACITY {
+            known.retain(|_, at| at.elapsed() < FRESH);
+        }
+        if known.len() < CAPACITY {
+            known.insert((route.local, route.remote), Instant::now());
+        }
+    }
+
+    /// Probes for a card at the end of `route` by a DREP that answers no request, so that no
+    /// connection manager acts on it.
     pub fn probe(&self, route: Route) -> io::Result<Probe> {
         let id = CommId::default();
         let drep = Drep { local_comm_id: id, remote_comm_id: id, private_data: PrivateData::EMPTY };
@@ -33,10 +78,10 @@ impl Engine {
         })
     }
 
-    /// What keeps packets from the end of `route`, in words. `asked` is a probe of some time ago.
-    /// Waits for a moment: for a user who wants explanations only.
+    /// The reason why the end of `route` is unreachable, in words. `asked` is an earlier probe. May
+    /// wait briefly, so call it only for explanations.
     pub fn why_unreachable(&self, route: Route, asked: Option<&Probe>) -> Option<String> {
-        let name = self.adapter().netdev();
+        let name = self.adapter.netdev();
         match Netdev::find(self.ifindex()) {
             Ok(Some(netdev)) if !netdev.up => {
                 return Some(format!("the interface {name} is down: `ip link set {name} up`"));
@@ -44,27 +89,29 @@ impl Engine {
             Ok(None) => return Some(format!("the interface {name} is gone")),
             _ => {}
         }
-        self.other_way(route).or_else(|| self.answer_of_network(route, asked)).or_else(|| self.silent_neighbour(route))
+        self.wrong_interface(route)
+            .or_else(|| self.network_answer(route, asked))
+            .or_else(|| self.silent_neighbour(route))
     }
 
-    /// The peer is behind another interface.
-    fn other_way(&self, route: Route) -> Option<String> {
+    /// Checks whether the peer is reached by another interface.
+    fn wrong_interface(&self, route: Route) -> Option<String> {
         let (source, peer) = (source_towards(route.remote).ok()?, route.remote.to_ip());
         let netdev = Netdev::all().into_iter().find(|netdev| netdev.addresses.contains(&source))?;
-        let (way, own) = (netdev.name, self.adapter().netdev());
+        let (other, own) = (netdev.name, self.adapter.netdev());
         (netdev.ifindex != self.ifindex())
-            .then(|| format!("the way to {peer} leads over {way}, and this device is {own}: set ROXE_NETDEV={way}"))
+            .then(|| format!("packets to {peer} leave by {other}, and this device is {own}: set ROXE_NETDEV={other}"))
     }
 
-    /// The peer, or the router towards it, does not answer the question for its Ethernet address.
+    /// Checks whether the peer, or the router to it, does not answer ARP.
     fn silent_neighbour(&self, route: Route) -> Option<String> {
-        let (peer, own) = (route.remote.to_ip(), self.adapter().netdev());
+        let (peer, own) = (route.remote.to_ip(), self.adapter.netdev());
         is_silent_neighbour(&std::fs::read_to_string("/proc/net/arp").ok()?, peer, own)
             .then(|| format!("no host on {own} answers that it has {peer} (ARP): the host is down or not on this link"))
     }
 
-    fn answer_of_network(&self, route: Route, asked: Option<&Probe>) -> Option<String> {
-        // A host answers a few packets in a second only, so an answer that came counts.
+    fn network_answer(&self, route: Route, asked: Option<&Probe>) -> Option<String> {
+        // Hosts limit the rate of ICMP messages, so an earlier answer is used.
         let answer = match asked.and_then(Probe::answer) {
             Some(answer) => answer,
             None => match self.probe(route) {
@@ -75,7 +122,7 @@ impl Engine {
         let peer = route.remote.to_ip();
         match answer.raw_os_error()? {
             libc::ECONNREFUSED => {
-                Some(format!("{peer} answers that nobody listens on UDP port 4791: no RoCE card is open there"))
+                Some(format!("{peer} reports that UDP port 4791 is closed: no RoCE device is open there"))
             }
             libc::EHOSTUNREACH | libc::ENETUNREACH => {
                 Some(format!("the network answers that {peer} cannot be reached"))
@@ -91,7 +138,22 @@ impl Engine {
     }
 }
 
-/// Returns true if `table` (`man 7 arp`) has `peer` without an Ethernet address on this interface.
+fn no_route(route: Route, error: &io::Error) -> Error {
+    let (from, to) = (route.local.to_ip(), route.remote.to_ip());
+    let errno = error.raw_os_error().unwrap_or(libc::ENETUNREACH);
+    Error::new(errno, format!("no route leads from {from} to {to}; see `ip route get {to} from {from}`"))
+}
+
+/// The ETIMEDOUT error of a neighbour that has not told its link address.
+pub fn no_answer(route: Route, hop: &NextHop) -> Error {
+    let (peer, neighbour) = (route.remote.to_ip(), hop.neighbour());
+    let protocol = if neighbour.is_ipv4() { "ARP" } else { "neighbour discovery" };
+    let whose = if neighbour == peer { String::new() } else { format!(", the next hop to {peer},") };
+    let advice = "see that the host is up and on the same network";
+    Error::new(libc::ETIMEDOUT, format!("{neighbour}{whose} does not answer {protocol}; {advice}"))
+}
+
+/// Returns true if `table` (`man 7 arp`) lists `peer` without a link address on this interface.
 fn is_silent_neighbour(table: &str, peer: IpAddr, interface: &str) -> bool {
     table.lines().any(|line| {
         let columns: Vec<_> = line.split_ascii_whitespace().collect();

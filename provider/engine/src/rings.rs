@@ -1,16 +1,12 @@
-//! Rings to and from other processes of this host: who has one, how they come to be, and how they
-//! end.
+//! Rings to and from other processes of this host.
 //!
-//! The first packet of a queue pair for a slot of this host asks for a ring. A request of RC waits
-//! until it is agreed: the next thread that receives offers it ([`roxe_net::shm`]), and the other
-//! process accepts or refuses. A process that does not answer for [`AGREEMENT`] is sent to by the
-//! socket until it does. Answers (acknowledgements, data of READs) never wait: the process that
-//! sends them may end as soon as its program has seen what they acknowledge. The ring to a slot of
-//! this engine is made at once. A young ring is only read when the sockets are empty, so nothing
-//! overtakes what went before.
-//!
-//! A ring never loses packets: a queue pair that finds it full waits until the reader has made
-//! room. Rings end under the receive lock.
+//! The first packet to a slot of this host requests a ring. RC requests wait for the agreement: the
+//! next thread that receives offers the ring ([`roxe_net::shm`]), and the peer process accepts or
+//! refuses it. Without an answer for [`AGREEMENT`], packets go by socket until one arrives.
+//! Responses never wait, because their process may exit once its program has seen what they respond
+//! to. The ring of an engine to itself is made at once. Polls of a new ring read the sockets first,
+//! so that order is kept. A full ring blocks its writer; it loses no packets. Rings are closed
+//! under the receive lock.
 
 use crate::flow_control::Receiver;
 use roxe_base::clock;
@@ -27,19 +23,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
-/// Rings of one process in each direction, whichever of its engines has them; with more peers than
-/// that, the others are reached by the socket. Each costs two descriptors and the memory of a ring.
+/// Most rings of a process in each direction, over all engines; further peers are reached by
+/// socket. A ring takes two descriptors and its memory.
 pub(crate) const MAX_RINGS: usize = 128;
-/// Beyond this many that the process writes, rings are small.
+/// Number of written rings from which on new ones are small.
 const FEW: usize = 16;
-/// How soon a process that did not want a ring, or was not there, is asked again.
+/// Interval after which a process that refused or did not exist is asked again.
 pub(crate) const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// The same for one whose mailbox was full.
+/// Interval after which a process with a full mailbox is asked again.
 const BUSY: Duration = Duration::from_millis(5);
-/// How long requests wait for a process to accept a ring: it may be stopped, or have no processor.
+/// Longest wait of requests for an agreement: the peer may be stopped or not scheduled.
 const AGREEMENT: Duration = Duration::from_millis(200);
 
-/// Bytes of data of the next ring that this process writes; `None`: it has as many as it may have.
+/// Data bytes of the next ring to be written; `None` if the limit is reached.
 pub(crate) fn size_of_next() -> Option<usize> {
     match shm::written() {
         0..FEW => Some(shm::SIZE),
@@ -51,25 +47,24 @@ pub(crate) fn size_of_next() -> Option<usize> {
 /// The writing half of a ring, shared by the queue pairs that send to one process.
 #[derive(Debug, Default)]
 pub(crate) struct Sender {
-    /// `None`: the ring is gone.
+    /// `None` once the ring is closed.
     pub(crate) writer: Option<Writer>,
     pub(crate) doorbell: Option<Doorbell>,
-    /// Queue pairs that wait for room: who could write nothing goes first.
-    pub(crate) starved: VecDeque<Qpn>,
-    pub(crate) sated: VecDeque<Qpn>,
-    /// Whether it is in the list of rings that somebody waits for.
+    /// Queue pairs that wait for room and could write nothing; served first.
+    pub(crate) blocked: VecDeque<Qpn>,
+    /// Queue pairs that wait for room after they wrote some packets.
+    pub(crate) partial: VecDeque<Qpn>,
     pub(crate) is_listed: bool,
-    /// The reader stood still for so long that datagrams are lost while the ring is full.
+    /// True after the reader has stalled: datagrams are lost while the ring is full.
     pub(crate) is_stalled: bool,
-    /// What was handed to it; `None` before the first packet.
+    /// Counters of packets sent; `None` before the first.
     pub(crate) sent: Option<Arc<SentByRing>>,
 }
 
-/// As many queue pairs have it.
 pub(crate) type SharedSender = Arc<Mutex<rank::RingSender, Sender>>;
 
 impl Sender {
-    /// Hands over what was written and wakes the reader if it sleeps.
+    /// Publishes what was written and wakes the reader if it sleeps.
     pub(crate) fn publish(&mut self) {
         let Some(writer) = &mut self.writer else { return };
         writer.publish();
@@ -78,33 +73,31 @@ impl Sender {
         }
     }
 
-    /// How many bytes the reader has ever read; `None`: the ring is gone.
+    /// Total bytes read by the reader; `None` if the ring is closed.
     pub(crate) fn read_so_far(&mut self) -> Option<u64> {
         self.writer.as_mut().map(Writer::read_so_far)
     }
 
-    /// Whether datagrams are lost here: until half of the ring is free.
+    /// Returns true if datagrams are lost: after a stall, until half of the ring is free.
     pub(crate) fn loses_datagrams(&mut self) -> bool {
         self.is_stalled = self.is_stalled && !self.is_half_free();
         self.is_stalled
     }
 
-    /// Whether packets that take `bytes` in the ring have room.
     pub(crate) fn has_room(&mut self, bytes: u64) -> bool {
         self.writer.as_mut().is_some_and(|writer| writer.has_room(bytes))
     }
 
-    /// Whether there is room for those who wait.
+    /// Returns true if there is room for waiting queue pairs.
     pub(crate) fn is_half_free(&mut self) -> bool {
         self.writer.as_mut().is_none_or(Writer::is_half_free)
     }
 
-    /// The same. If not, the reader will tell when there is.
+    /// As [`Sender::is_half_free`]; if false, the reader will ring the doorbell when there is.
     pub(crate) fn is_half_free_or_waits(&mut self) -> bool {
         self.writer.as_mut().is_none_or(Writer::is_half_free_or_waits)
     }
 
-    /// Counts what was handed over, for the sums of `counters`.
     #[inline]
     pub(crate) fn count_sent(&mut self, packets: u64, bytes: u64, counters: &Counters) {
         self.sent.get_or_insert_with(|| counters.of_new_ring()).count(packets, bytes);
@@ -115,75 +108,64 @@ impl Sender {
     }
 }
 
-/// Queue pairs that send nothing to a slot before its ring is agreed.
+/// Queue pairs that wait for the agreement on a ring to a slot.
 #[derive(Debug)]
 pub(crate) struct Awaiting {
-    /// When they go on by the socket.
+    /// Time after which they use the socket.
     until: Instant,
     qpns: Vec<Qpn>,
 }
 
-/// What there is towards one slot.
 #[derive(Debug)]
-pub(crate) enum Out {
-    /// The slot is one of this engine, which has sent nothing to itself yet.
+pub(crate) enum RingState {
+    /// The slot belongs to this engine, which has not sent to itself yet.
     Own,
-    /// A queue pair asked for a ring.
     Wanted(Option<Awaiting>),
-    /// It was offered.
     Offered(Writer, ControlSocket, Option<Awaiting>),
-    /// It is read.
     Ready(SharedSender, ControlSocket),
-    /// Not before this time.
+    /// Refused; not requested again before this time.
     Refused(Instant),
 }
 
-/// How packets to a slot go.
 #[derive(Debug)]
-pub(crate) enum Route {
-    /// Through this ring.
+pub(crate) enum RingRoute {
     Ring(SharedSender),
-    /// Requests wait for the ring that is being agreed, answers go by the socket.
+    /// Requests wait for the agreement; responses go by socket.
     Awaited,
-    /// By the socket.
     Socket,
-    /// Through the ring of this engine to itself, which has to be made.
+    /// By the ring of this engine to itself, which has to be made first.
     Own,
 }
 
-/// All rings of an engine.
 #[derive(Debug, Default)]
 pub(crate) struct Rings {
-    /// Whether there may be rings at all.
     pub(crate) is_on: bool,
-    /// Changes when a ring can be used or is gone.
+    /// Incremented when a ring becomes usable or is closed.
     pub(crate) version: AtomicU32,
-    pub(crate) out: Mutex<rank::RingsOut, HashMap<Slot, Out>>,
+    pub(crate) out: Mutex<rank::RingsOut, HashMap<Slot, RingState>>,
     pub(crate) has_wanted: ReadyFlag,
     pub(crate) inbound: RwLock<rank::RingsIn, Vec<Arc<Inbound>>>,
     pub(crate) inbound_version: AtomicU32,
-    /// Rings that somebody waits for.
+    /// Rings with queue pairs that wait for room.
     pub(crate) full: Mutex<rank::RingsFull, Vec<SharedSender>>,
     pub(crate) has_full: ReadyFlag,
     has_awaiting: ReadyFlag,
-    /// Whether the background thread sleeps, and nobody else looks for room.
+    /// True while the background thread sleeps and does not check for room.
     pub(crate) sleeps: AtomicBool,
     pub(crate) answers: Answers,
 }
 
-/// When to look whether an offered ring was accepted, for a background thread that keeps looking
-/// for packets: only one that sleeps hears of it. Without that, the answers of a process that only
-/// answers went by the socket in 4 of 14 runs of `ib_read_lat`, at three times the latency.
+/// When to check for the acceptance of an offered ring while the background thread spins: only a
+/// sleeping one is woken by it.
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
-    /// When the last ring was offered.
     offered: AtomicU64,
-    /// 0: none is.
+    /// Time of the next check; 0 if no ring is offered.
     due: AtomicU64,
 }
 
 impl Answers {
-    /// Who answers at all mostly does so within this time.
+    /// First interval; responsive peers accept within it.
     const FIRST: Duration = Duration::from_micros(20);
 
     fn expect(&self, now: Instant) {
@@ -191,7 +173,7 @@ impl Answers {
         self.due.store(now.after(Self::FIRST).0, Ordering::Relaxed);
     }
 
-    /// Whether it is time; the next time is when it has taken twice as long.
+    /// Returns true if a check is due. The interval doubles each time.
     #[inline]
     pub(crate) fn are_due(&self, now: Instant) -> bool {
         let due = self.due.load(Ordering::Relaxed);
@@ -205,51 +187,52 @@ impl Answers {
 }
 
 impl Rings {
-    /// With the flags for rings that are wanted, are full, and are awaited.
+    /// `flags`: services for wanted, full and awaited rings.
     pub(crate) fn new(is_on: bool, [has_wanted, has_full, has_awaiting]: [ReadyFlag; 3]) -> Self {
         Self { is_on, version: AtomicU32::new(1), has_wanted, has_full, has_awaiting, ..Self::default() }
     }
 
-    /// What [`crate::engine::Engine::find_ring`] says may be different when this changes. Never 0.
+    /// Version of the routes of [`crate::engine::Engine::find_ring`]; never 0.
     #[inline]
     pub(crate) fn version(&self) -> u32 {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Whether packets to `slot` go through a ring.
+    /// Returns true if packets to `slot` go by a ring.
     pub(crate) fn is_ready(&self, slot: Slot) -> bool {
-        self.is_on && matches!(self.out.lock().get(&slot), Some(Out::Ready(..)))
+        self.is_on && matches!(self.out.lock().get(&slot), Some(RingState::Ready(..)))
     }
 
-    /// How packets to `slot` go. If there is no ring, one is asked for.
-    pub(crate) fn find(&self, slot: Slot) -> Route {
+    /// The route of packets to `slot`. Requests a ring if there is none.
+    pub(crate) fn find(&self, slot: Slot) -> RingRoute {
         let mut out = self.out.lock();
         if out.len() >= MAX_RINGS {
-            out.retain(|_, what| !matches!(what, Out::Refused(until) if *until <= clock::now()));
+            out.retain(|_, state| !matches!(state, RingState::Refused(until) if *until <= clock::now()));
         }
         let awaiting = match out.get(&slot) {
-            Some(Out::Ready(sender, _)) => return Route::Ring(Arc::clone(sender)),
-            Some(Out::Own) => return Route::Own,
-            Some(Out::Wanted(awaiting) | Out::Offered(_, _, awaiting)) => {
-                return if awaiting.is_some() { Route::Awaited } else { Route::Socket };
+            Some(RingState::Ready(sender, _)) => return RingRoute::Ring(Arc::clone(sender)),
+            Some(RingState::Own) => return RingRoute::Own,
+            Some(RingState::Wanted(awaiting) | RingState::Offered(_, _, awaiting)) => {
+                return if awaiting.is_some() { RingRoute::Awaited } else { RingRoute::Socket };
             }
-            Some(Out::Refused(until)) if *until > clock::now() => return Route::Socket,
-            None if out.len() >= MAX_RINGS => return Route::Socket,
-            // A process that has refused would hold up its peers each time that it is asked.
-            Some(Out::Refused(_)) => None,
+            Some(RingState::Refused(until)) if *until > clock::now() => return RingRoute::Socket,
+            None if out.len() >= MAX_RINGS => return RingRoute::Socket,
+            // Requests do not wait again for a process that has refused once.
+            Some(RingState::Refused(_)) => None,
             None => Some(Awaiting { until: clock::now().after(AGREEMENT), qpns: Vec::new() }),
         };
-        let route = if awaiting.is_some() { Route::Awaited } else { Route::Socket };
-        out.insert(slot, Out::Wanted(awaiting));
+        let route = if awaiting.is_some() { RingRoute::Awaited } else { RingRoute::Socket };
+        out.insert(slot, RingState::Wanted(awaiting));
         self.has_wanted.set();
         route
     }
 
-    /// Registers `qpn` to be served when it is decided how packets to `slot` go. Returns false if
-    /// that is decided by now.
+    /// Registers `qpn` to be served once the route to `slot` is decided. Returns false if it is
+    /// decided already.
     pub(crate) fn await_ring(&self, slot: Slot, qpn: Qpn) -> bool {
         let mut out = self.out.lock();
-        let Some(Out::Wanted(Some(awaiting)) | Out::Offered(_, _, Some(awaiting))) = out.get_mut(&slot) else {
+        let Some(RingState::Wanted(Some(awaiting)) | RingState::Offered(_, _, Some(awaiting))) = out.get_mut(&slot)
+        else {
             return false;
         };
         if !awaiting.qpns.contains(&qpn) {
@@ -259,11 +242,11 @@ impl Rings {
         true
     }
 
-    /// Ends all waiting that was due at `now`: these queue pairs go on by the socket.
+    /// Ends the waits due at `now` and returns their queue pairs, which use the socket.
     pub(crate) fn end_awaiting(&self, now: Instant) -> Vec<Qpn> {
         let mut ended = Vec::new();
-        for what in self.out.lock().values_mut() {
-            if let Out::Wanted(awaiting) | Out::Offered(_, _, awaiting) = what
+        for state in self.out.lock().values_mut() {
+            if let RingState::Wanted(awaiting) | RingState::Offered(_, _, awaiting) = state
                 && let Some(over) = awaiting.take_if(|awaiting| awaiting.until <= now)
             {
                 ended.extend(over.qpns);
@@ -272,14 +255,16 @@ impl Rings {
         ended
     }
 
-    /// When the first wait for a ring ends. Clears the flag if there is none.
+    /// End of the first wait for an agreement. Clears the flag if there is none.
     pub(crate) fn awaited_until(&self) -> Option<Instant> {
         if !self.has_awaiting.is_set() {
             return None;
         }
         let out = self.out.lock();
-        let until = out.values().filter_map(|what| match what {
-            Out::Wanted(Some(awaiting)) | Out::Offered(_, _, Some(awaiting)) if !awaiting.qpns.is_empty() => {
+        let until = out.values().filter_map(|state| match state {
+            RingState::Wanted(Some(awaiting)) | RingState::Offered(_, _, Some(awaiting))
+                if !awaiting.qpns.is_empty() =>
+            {
                 Some(awaiting.until)
             }
             _ => None,
@@ -289,76 +274,73 @@ impl Rings {
         until
     }
 
-    /// The slots to which a ring is wanted.
     pub(crate) fn wanted(&self) -> Vec<Slot> {
         self.has_wanted.clear();
         let out = self.out.lock();
-        out.iter().filter(|(_, what)| matches!(what, Out::Wanted(_))).map(|(slot, _)| *slot).collect()
+        out.iter().filter(|(_, state)| matches!(state, RingState::Wanted(_))).map(|(slot, _)| *slot).collect()
     }
 
-    /// The ring that is wanted to `slot` was offered, or why not. Returns the queue pairs that go
-    /// on by the socket.
+    /// Records the result of offering the ring to `slot`. Returns the queue pairs that stop waiting
+    /// and use the socket.
     pub(crate) fn note_offer(&self, slot: Slot, offer: io::Result<Offer>, now: Instant) -> Vec<Qpn> {
         let mut out = self.out.lock();
-        let Some(Out::Wanted(awaiting)) = out.get_mut(&slot) else { return Vec::new() };
+        let Some(RingState::Wanted(awaiting)) = out.get_mut(&slot) else { return Vec::new() };
         let awaiting = awaiting.take();
         let is_full = offer.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock);
-        let (what, ended) = match offer {
+        let (state, ended) = match offer {
             Ok(Offer { writer, control, .. }) => {
                 self.answers.expect(now);
-                (Out::Offered(writer, control, awaiting), None)
+                (RingState::Offered(writer, control, awaiting), None)
             }
             Err(_) if is_full && awaiting.is_some() => {
                 self.has_wanted.set();
-                (Out::Wanted(awaiting), None)
+                (RingState::Wanted(awaiting), None)
             }
-            Err(_) => (Out::Refused(now.after(if is_full { BUSY } else { ASK_AGAIN })), awaiting),
+            Err(_) => (RingState::Refused(now.after(if is_full { BUSY } else { ASK_AGAIN })), awaiting),
         };
-        out.insert(slot, what);
+        out.insert(slot, state);
         ended.map(|awaiting| awaiting.qpns).unwrap_or_default()
     }
 
-    /// Notes that `slot` is one of this engine.
     pub(crate) fn add_own(&self, slot: Slot) {
-        self.out.lock().insert(slot, Out::Own);
+        self.out.lock().insert(slot, RingState::Own);
     }
 
-    /// Makes the ring to `slot`, which is one of this engine, by `make`.
+    /// Opens the ring to `slot`, which is one of this engine, by `make`.
     pub(crate) fn open_own(&self, slot: Slot, make: impl FnOnce() -> io::Result<OwnRing>) {
         let mut out = self.out.lock();
-        let Some(what @ Out::Own) = out.get_mut(&slot) else { return };
-        *what = match make() {
+        let Some(state @ RingState::Own) = out.get_mut(&slot) else { return };
+        *state = match make() {
             Ok(OwnRing { writer, control, doorbell, inbound }) => {
                 self.inbound.write().push(Arc::new(inbound));
                 self.inbound_version.fetch_add(1, Ordering::Release);
                 self.version.fetch_add(2, Ordering::Release);
                 let sender = Sender { writer: Some(writer), doorbell: Some(doorbell), ..Sender::default() };
-                Out::Ready(Arc::new(Mutex::new(sender)), control)
+                RingState::Ready(Arc::new(Mutex::new(sender)), control)
             }
-            Err(_) => Out::Refused(clock::now().after(ASK_AGAIN)),
+            Err(_) => RingState::Refused(clock::now().after(ASK_AGAIN)),
         };
     }
 
-    /// Whether this ring is still read.
     pub(crate) fn reads(&self, ring: &Arc<Inbound>) -> bool {
         self.inbound.read().iter().any(|other| Arc::ptr_eq(other, ring))
     }
 
-    /// `out` was looked at: what is offered still.
-    pub(crate) fn note_answers(&self, out: &HashMap<Slot, Out>) {
-        if !out.values().any(|what| matches!(what, Out::Offered(..))) {
+    /// Stops checks for acceptance if none of `out` is offered.
+    pub(crate) fn note_answers(&self, out: &HashMap<Slot, RingState>) {
+        if !out.values().any(|state| matches!(state, RingState::Offered(..))) {
             self.answers.due.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Registers `qpn` for room in `ring`, whose lock the caller holds as `sender`. Whether the
-    /// background thread must be woken: there is room by now, of which nobody will tell it.
+    /// Registers `qpn` for room in `ring`, which the caller has locked as `sender`. Returns true if
+    /// the background thread must be woken, because there is room now and the reader will not ring.
     #[must_use]
     pub(crate) fn wait(&self, ring: &SharedSender, sender: &mut Sender, qpn: Qpn, has_written: bool) -> bool {
         if has_written {
-            sender.sated.push_back(qpn)
+            sender.partial.push_back(qpn)
         } else {
-            sender.starved.push_back(qpn)
+            sender.blocked.push_back(qpn)
         }
         if !std::mem::replace(&mut sender.is_listed, true) {
             self.full.lock().push(Arc::clone(ring));
@@ -367,8 +349,8 @@ impl Rings {
         self.is_asleep() && sender.is_half_free_or_waits()
     }
 
-    /// Before the background thread sleeps: from now on writers wake it, and so do readers of full
-    /// rings. Whether something has come already.
+    /// Called before the background thread sleeps: from now on writers, and readers of full rings,
+    /// wake it. Returns true if packets or room have arrived already.
     pub(crate) fn prepare_sleep(&self) -> bool {
         let prepare = |found, ring: &Arc<Inbound>| ring.reader.prepare_sleep() | found;
         self.is_on && {
@@ -379,14 +361,14 @@ impl Rings {
         }
     }
 
-    /// Whether the background thread sleeps: asked after somebody was listed, who may have been
-    /// overlooked when it lay down.
+    /// Returns true if the background thread sleeps. Call after listing a ring in `full`, which the
+    /// thread may have missed.
     pub(crate) fn is_asleep(&self) -> bool {
         fence(Ordering::SeqCst);
         self.sleeps.load(Ordering::Relaxed)
     }
 
-    /// Whether there is room that somebody waits for. If not, readers tell.
+    /// Returns true if a waiting queue pair has room. If false, readers ring the doorbell.
     pub(crate) fn has_room_again(&self) -> bool {
         if !self.has_full.is_set() {
             return false;
@@ -395,7 +377,7 @@ impl Rings {
         full.iter().any(|ring| ring.lock().is_half_free_or_waits())
     }
 
-    /// The background thread is awake, or a thread of the program does its work.
+    /// Called when the background thread wakes, or a thread of the program does its work.
     pub(crate) fn awake(&self) {
         if self.is_on {
             self.sleeps.store(false, Ordering::Relaxed);
@@ -403,10 +385,10 @@ impl Rings {
         }
     }
 
-    /// Forgets all rings; whoever is at their other ends hears of it.
+    /// Closes all rings, which the peer processes notice.
     pub(crate) fn clear(&self) {
         let out = std::mem::take(&mut *self.out.lock());
-        out.into_values().filter_map(Out::into_ring).for_each(|ring| ring.lock().close());
+        out.into_values().filter_map(RingState::into_ring).for_each(|ring| ring.lock().close());
         self.full.lock().clear();
         self.inbound.write().clear();
         self.version.fetch_add(2, Ordering::Release);
@@ -414,11 +396,11 @@ impl Rings {
     }
 }
 
-impl Out {
-    /// Takes what its line says: how packets get there from now on. Queue pairs that waited for
-    /// that are added to `ready`. A ring that is not read any more is put into `gone`, for the
-    /// caller to close once it has let go of the list.
-    pub(crate) fn hear(&mut self, ready: &mut Vec<Qpn>, gone: &mut Vec<SharedSender>) -> Option<Receiver> {
+impl RingState {
+    /// Polls the control socket; returns how packets reach the slot from now on. Queue pairs that
+    /// waited are added to `ready`. A ring that is no longer read is put into `gone`, which the
+    /// caller closes after unlocking the list.
+    pub(crate) fn poll_control(&mut self, ready: &mut Vec<Qpn>, gone: &mut Vec<SharedSender>) -> Option<Receiver> {
         let (Self::Offered(_, control, _) | Self::Ready(_, control)) = self else { return None };
         let event = control.poll();
         if matches!(event, PeerEvent::Nothing) {
@@ -445,7 +427,6 @@ impl Out {
         }
     }
 
-    /// The ring that it had.
     fn into_ring(self) -> Option<SharedSender> {
         match self {
             Self::Ready(sender, _) => Some(sender),

@@ -1,7 +1,4 @@
-//! A run: some packets to one queue pair out of one receive, as the engine hands them to it; and
-//! packets that share a header.
-//!
-//! Touches nothing.
+//! Runs: packets to one queue pair out of one receive, and packets that share a header.
 
 use roxe_base::weakest::{self, Weakness};
 use roxe_memory::crc::Folding;
@@ -10,40 +7,40 @@ use roxe_net::link::RxMeta;
 use roxe_wire::icrc::{self, Sealer};
 use roxe_wire::{Bth, Gid, Header, NetHeader, Operation, Packet};
 
-/// Some packets to one queue pair out of one receive.
+/// Packets to one queue pair out of one receive.
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
-    /// Where they come from; `len` is that of the whole receive.
+    /// Source of the packets; `len` is that of the whole receive.
     pub meta: &'a RxMeta,
-    /// Their bytes.
+    /// The packets, one behind the other.
     pub bytes: &'a [u8],
-    /// Index of the first of them in the sender's run.
+    /// Index of the first packet in the sender's run.
     pub index: u16,
 }
 
 impl<'a> Run<'a> {
-    /// How many packets there are.
+    /// Number of packets.
     pub fn count(&self) -> u64 {
         self.meta.packets_in(self.bytes.len())
     }
 
     /// The packets with their indices. A shorter acknowledgement behind requests comes first: its
-    /// sender could not put it in front of longer packets of the same run. One behind responses is
-    /// of later requests than those. The weakest legal card takes packets as they lie.
+    /// sender can only place it last in a run. One behind responses acknowledges later requests and
+    /// stays last. The weakest legal card keeps the order of arrival.
     pub fn packets(self) -> impl Iterator<Item = (u16, &'a [u8])> {
         let (rest, ack) = self.split_ack();
         let number = move |at: usize| self.index.saturating_add(at as u16);
-        // A receive has no more than 2^16 bytes.
+        // A receive has at most 2^16 bytes.
         let indexed = rest.chunks(self.meta.segment).enumerate();
         let ack = ack.map(|ack| (number(rest.len() / self.meta.segment), ack));
         ack.into_iter().chain(indexed.map(move |(at, packet)| (number(at), packet)))
     }
 
-    /// The bytes of all packets but an acknowledgement at the end that comes first.
+    /// Splits off an acknowledgement at the end that is to be processed first.
     #[inline]
     fn split_ack(&self) -> (&'a [u8], Option<&'a [u8]>) {
         let bytes = self.bytes;
-        // Nearly always there is one packet, for which a division would take longer than the rest.
+        // Avoids a division for the common single packet.
         if bytes.len() <= self.meta.segment {
             return (bytes, None);
         }
@@ -54,37 +51,35 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Returns true if `packet` is an acknowledgement.
 #[inline]
 pub(crate) fn is_ack(packet: &[u8]) -> bool {
     packet.first() == Some(&(Operation::Acknowledge as u8))
 }
 
-/// Returns true if `packet` answers a request of RC.
+/// Returns true if `packet` is a READ or atomic response of RC.
 fn is_response(packet: &[u8]) -> bool {
     let responses = Operation::ReadResponseFirst as u8..=Operation::AtomicAcknowledge as u8;
     packet.first().is_some_and(|opcode| responses.contains(opcode))
 }
 
-/// Which IPv4 identification the next packet probably has. Senders like us number the packets of a
-/// run from 0; others count on from packet to packet.
+/// Predicts the IPv4 identification of the next packet. Some senders number each run from 0, others
+/// count on.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IdentGuess {
-    /// The last identification of a sender that counts.
+    /// Last identification of a sender that counts on.
     counting: Option<u16>,
-    /// Between the addresses of the newest run.
+    /// Sealer for the addresses of the current run.
     sums: Sealer,
 }
 
 impl IdentGuess {
-    /// A run comes that is between the addresses of `net`.
+    /// Begins a run between the addresses of `net`.
     #[inline]
     pub fn begin_run(&mut self, net: &NetHeader) {
         self.sums.retarget(net);
     }
 
-    /// Whether the ICRC of `packet`, which is in the run that began last, is right for some
-    /// identification.
+    /// Returns true if the ICRC of `packet`, of the current run, is right for some identification.
     #[inline]
     pub fn verify(&mut self, packet: &[u8], index: u16) -> bool {
         let likely = self.counting.map_or(index, |last| last.wrapping_add(1));
@@ -95,34 +90,34 @@ impl IdentGuess {
     }
 }
 
-/// What a queue pair's receive function needs of the engine's receive state.
+/// State of the engine's receive side that [`crate::queue_pair::QueuePair::receive`] needs.
 #[derive(Debug)]
 pub struct RxTools<'a> {
-    /// Guesses identifications.
+    /// Prediction of IPv4 identifications.
     pub ident: &'a mut IdentGuess,
-    /// The addresses of the device. A sender that has one is on this host and keeps a window for
-    /// datagrams.
+    /// Addresses of the device. A sender with one of them is on this host and has a datagram
+    /// window.
     pub locals: &'a [Gid],
-    /// Whether the packets shall find no receive (a fault).
-    pub starved: bool,
-    /// They come by a socket, and no fault makes gaps.
+    /// True if a fault makes the packets find no posted receive.
+    pub no_receives: bool,
+    /// True for packets received by socket while no fault rules cause gaps.
     pub may_overtake: bool,
 }
 
 impl RxTools<'_> {
-    /// Whether packets from `src` that are behind a gap have probably overtaken what is missing: by
-    /// a socket nothing is lost on this host, but some may take the way over another process.
+    /// Returns true if packets from `src` behind a gap have probably overtaken the missing ones:
+    /// sockets of this host lose nothing, but some packets are forwarded by another process.
     pub fn may_overtake(&self, src: Gid) -> bool {
         self.may_overtake && self.locals.contains(&src)
     }
 
-    /// Whether who sent from `src` to `dst` waits for credits.
+    /// Returns true if the sender at `src` expects credits for datagrams to `dst`.
     pub fn owes_credit(&self, src: Gid, dst: Gid) -> bool {
         self.locals.contains(&src) && !dst.is_multicast()
     }
 }
 
-/// The header of packet `index` of a receive.
+/// The network header of packet `index` of a receive.
 pub fn header_of(meta: &RxMeta, index: u16) -> NetHeader {
     NetHeader {
         src: meta.src,
@@ -135,31 +130,31 @@ pub fn header_of(meta: &RxMeta, index: u16) -> NetHeader {
     }
 }
 
-/// The header of packet `index` of a run that was sealed as one: the kernel counts the
-/// identifications of IPv4.
+/// The network header of packet `index` of a run that was sealed as one: the kernel counts the IPv4
+/// identifications.
 pub(crate) fn numbered(net: &NetHeader, index: u16) -> NetHeader {
     NetHeader { ident: if net.is_ipv4() { index } else { 0 }, ..*net }
 }
 
-/// Such packets, read.
+/// Packets that share one header.
 #[derive(Clone, Copy, Debug)]
 pub struct Joined<'a> {
-    /// The headers of the first one.
+    /// Header of the first packet.
     pub first: Header,
-    /// Payload bytes of each.
+    /// Payload bytes of each packet.
     pub len: usize,
-    /// The payload of all.
+    /// Payload of all packets.
     pub payload: SharedBytes<'a>,
-    /// Bytes of all, as they would be alone.
+    /// Bytes of all packets with headers of their own.
     pub bytes: usize,
 }
 
 impl<'a> Joined<'a> {
-    /// Reads `count` packets, whose headers are copied into `buf` first. `None`: it is not that.
+    /// Parses `count` packets, whose header is copied into `buf` first.
     pub(crate) fn parse(bytes: SharedBytes<'a>, count: usize, buf: &mut [u8]) -> Option<Self> {
         let payload = bytes.get(Bth::LEN..bytes.len().checked_sub(icrc::LEN)?)?;
         let len = payload.len().checked_div(count)?;
-        // Whatever is behind the headers stands for payload and ICRC, and is not looked at.
+        // Stale bytes of `buf` stand for payload and ICRC, which are not looked at.
         let first = buf.get_mut(..Bth::LEN + len + icrc::LEN)?;
         bytes.copy_to(first.get_mut(..Bth::LEN)?).ok()?;
         let first = Packet::parse(first).ok()?;
@@ -168,9 +163,9 @@ impl<'a> Joined<'a> {
         is_whole.then_some(Self { first: first.header, len, payload, bytes })
     }
 
-    /// Writes them into `buf` as they would have come, without ICRCs. Bytes of each, and of all;
-    /// `None`: there is not as much room.
-    pub(crate) fn part(&self, buf: &mut [u8]) -> Option<(usize, usize)> {
+    /// Writes the packets into `buf` with headers of their own, without ICRCs. Returns the bytes of
+    /// each and of all; `None` if `buf` is too short.
+    pub(crate) fn split(&self, buf: &mut [u8]) -> Option<(usize, usize)> {
         let Self { mut first, len, payload, .. } = *self;
         let (segment, mut used) = (Bth::LEN + len + icrc::LEN, 0);
         for at in (0..payload.len()).step_by(len) {
@@ -196,7 +191,7 @@ mod tests {
 
     // clause: ACK-BEFORE-REQUESTS
     #[test]
-    fn ack_behind_requests_comes_first_and_behind_responses_last() {
+    fn ack_is_first_behind_requests_last_behind_responses() {
         let here = Gid::default();
         let order = |first: Operation| {
             let bytes = [[first as u8; 40].as_slice(), &[Operation::Acknowledge as u8; 20]].concat();
@@ -213,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_come_apart_as_they_would_have_come() {
+    fn joined_packets_split_into_originals() {
         let bth = Bth { ack_req: true, ..Bth::new(Qpn::new(7), Psn::new(0xff_fffe)) };
         let header = Header { bth, kind: Kind::RcRequest(Request::WriteMiddle) };
         let mut bytes = vec![0; Bth::LEN + 3 * 256 + icrc::LEN];
@@ -223,7 +218,7 @@ mod tests {
         let parse = |bytes: &[u8], count| Joined::parse(SharedBytes::from(bytes), count, &mut [0xff; 1024]).is_some();
         let joined = Joined::parse(SharedBytes::from(&bytes[..]), 3, &mut [0xff; 1024]).unwrap();
         let mut buf = vec![0xa5; 3 * (Bth::LEN + 256 + icrc::LEN)];
-        assert_eq!(joined.part(&mut buf), Some((272, 816)));
+        assert_eq!(joined.split(&mut buf), Some((272, 816)));
         let parts: Vec<_> = buf.chunks(272).map(|part| Packet::parse(part).unwrap()).collect();
         for (packet, (psn, asks, byte)) in
             parts.iter().zip([(0xff_fffe, true, 1), (0xff_ffff, false, 2), (0, false, 3)])
@@ -231,7 +226,7 @@ mod tests {
             let bth = Bth { ack_req: asks, psn: Psn::new(psn), ..bth };
             assert_eq!(*packet, Packet { header: Header { bth, ..header }, payload: &[byte; 256] });
         }
-        assert!(joined.part(&mut [0; 815]).is_none(), "no room");
+        assert!(joined.split(&mut [0; 815]).is_none(), "no room");
         for count in [0, 5, 255] {
             assert!(!parse(&bytes, count), "{count}");
         }
@@ -240,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_their_writer_changes_after_they_were_read_stay_as_they_were() {
+    fn joined_headers_ignore_later_changes() {
         let header = Header { bth: Bth::new(Qpn::new(7), Psn::new(1)), kind: Kind::RcRequest(Request::WriteMiddle) };
         let mut bytes = vec![1; Bth::LEN + 2 * 256 + icrc::LEN];
         header.emit(256, &mut bytes[..Bth::LEN + 256]).unwrap().fill(1);
@@ -256,7 +251,7 @@ mod tests {
             let mut buf = vec![0; 1024];
             let joined = Joined::parse(record.bytes, 2, &mut buf).unwrap();
             offer.writer.overwrite_all(0xff);
-            let (segment, len) = joined.part(&mut buf).unwrap();
+            let (segment, len) = joined.split(&mut buf).unwrap();
             let parts: Vec<_> = buf[..len].chunks(segment).map(|part| Packet::parse(part).unwrap()).collect();
             let next = Header { bth: header.bth.next_joined(), ..header };
             let payload = &[0xff; 256];
@@ -265,7 +260,7 @@ mod tests {
         assert_eq!(inbound.reader.next(check), Ok(true));
     }
 
-    /// Tells the thread that writes to end, also if the one that reads panics.
+    /// Ends the writing thread, also if the reading one panics.
     struct Stop<'a>(&'a AtomicBool);
 
     impl Drop for Stop<'_> {
@@ -275,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_whose_header_and_payload_change_meanwhile_come_apart_by_the_header_that_was_checked() {
+    fn joined_packets_use_the_checked_header() {
         const LEN: usize = 256;
         let packets = |psn, request| {
             let header = Header { bth: Bth::new(Qpn::new(7), Psn::new(psn)), kind: Kind::RcRequest(request) };
@@ -284,7 +279,7 @@ mod tests {
             bytes
         };
         let [one, other] = [packets(0x11_1111, Request::WriteMiddle), packets(0xee_eeee, Request::SendMiddle)];
-        // An opcode that does not exist, and a version that does not.
+        // An undefined opcode, and an unsupported version.
         let [no_opcode, no_version] = [0xff, 0x0f].map(|byte| [&[byte; Bth::LEN], &one[Bth::LEN..]].concat());
         let memory: Vec<_> = one.iter().map(|byte| AtomicU8::new(*byte)).collect();
         let (memory, ends) = (&memory[..], AtomicBool::new(false));
@@ -292,7 +287,7 @@ mod tests {
         std::thread::scope(|scope| {
             let _stop = Stop(&ends);
             scope.spawn(|| {
-                // Mostly the headers alone, so that each of them is there for a moment.
+                // Mostly headers alone, so that each value is visible for a moment.
                 for len in [Bth::LEN, Bth::LEN, Bth::LEN, one.len()].into_iter().cycle() {
                     for bytes in [&one, &no_opcode, &other, &no_version] {
                         TxRoom::Shared(&memory[..len]).put(&bytes[..len]).unwrap();
@@ -307,7 +302,7 @@ mod tests {
                     refused += 1;
                     continue;
                 };
-                let (segment, len) = joined.part(&mut buf).unwrap();
+                let (segment, len) = joined.split(&mut buf).unwrap();
                 let parts: Vec<_> =
                     buf[..len].chunks(segment).map(|part| Packet::parse(part).unwrap().header).collect();
                 let second = Header { bth: joined.first.bth.next_joined(), ..joined.first };

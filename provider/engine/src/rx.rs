@@ -1,8 +1,7 @@
-//! Packets on their way in: from the sockets to the queue pairs, and what follows from a batch of
-//! them.
+//! Receiving packets: from the sockets to the queue pairs, and the responses to a batch.
 //!
-//! Everything here runs under the engine's receive lock, which is tried and never waited for on a
-//! data path, so holding it across the sends that a batch causes stops nobody.
+//! All of this runs under the engine's receive lock. The data path only tries that lock and never
+//! waits for it, so it may be held across the sends that a batch causes.
 
 mod from_rings;
 mod intercepted;
@@ -29,38 +28,37 @@ use roxe_transport::wr::WcStatus;
 use roxe_wire::Qpn;
 use std::sync::Arc;
 
-/// Receives of one visit to one socket: enough to acknowledge several superpackets at once, few
-/// enough to answer soon.
+/// Receives per visit to one socket: enough to acknowledge several superpackets at once, few enough
+/// to respond soon.
 const BUDGET: usize = 8;
-/// A datagram of at least this many bytes belongs to a stream, and more of it is probably there.
+/// A datagram of at least this many bytes is part of a stream, so the next receive will succeed.
 const STREAM: usize = 16 << 10;
-/// Visits for which a ring counts as young.
-pub(crate) const YOUNG: u32 = 256;
-/// After a frame, mailboxes are looked at on this many visits in a row.
+/// Polls after the creation of a ring that read the sockets before the rings.
+pub(crate) const NEW_RING_POLLS: u32 = 256;
+/// Visits that read the mailboxes after one had a frame.
 const MAIL_VISITS: u32 = 64;
 
-/// By which way packets came into this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// The socket of an address.
+pub(crate) enum RxPath {
+    /// Unicast socket of a local address.
     Address,
-    /// A process that got them instead of us.
+    /// Forwarded by another process of this host.
     Mailbox,
-    /// A socket of the multicast group with this index.
+    /// Socket of the multicast group with this index.
     Group(usize),
-    /// A ring through shared memory.
+    /// Ring in shared memory.
     Ring,
 }
 
 impl Engine {
-    /// Takes what has arrived, up to a budget, and does all that follows from it. `all`: also look
-    /// at sockets that had no traffic yet. Whether anything was there.
+    /// Receives packets up to a budget and sends the responses. `all` also polls sockets without
+    /// recent traffic. Returns true if packets were received.
     pub(crate) fn receive(&self, rx: &mut Rx, all: bool, now: Instant) -> bool {
         let Rx { buf, sources, state } = rx;
         self.refresh_links(sources, state);
         let by_rings = self.rings.is_on && self.receive_by_rings(sources, buf, state, now);
-        let looks = all || state.reads_sockets() || self.flows.is_starved() || self.interceptor().is_some();
-        let by_sockets = looks && self.receive_by_sockets(sources, buf, state, all, now);
+        let polls_sockets = all || state.reads_sockets() || self.flows.wants_credits() || self.interceptor().is_some();
+        let by_sockets = polls_sockets && self.receive_by_sockets(sources, buf, state, all, now);
         self.finish_batch(state, now);
         self.end_waiting(state, now, now);
         self.serve_processes(state, now);
@@ -68,7 +66,6 @@ impl Engine {
         state.busy
     }
 
-    /// Receives from everything but rings. Returns true if anything was there.
     fn receive_by_sockets(
         &self,
         sources: &Sources,
@@ -78,16 +75,16 @@ impl Engine {
         now: Instant,
     ) -> bool {
         if all {
-            state.look(&sources.links);
+            state.poll_sockets(&sources.links);
         }
         let mut found = false;
-        // What others have sent on is older than what comes by itself now.
-        if all || state.mail_visits > 0 || self.flows.is_starved() {
+        // Forwarded packets are older than those in the sockets.
+        if all || state.mail_visits > 0 || self.flows.wants_credits() {
             found |= self.drain_mailboxes(buf, state, all, now);
         }
         if all || !state.prefers_rings {
             for link in &sources.links {
-                if state.reads(link, all) && self.drain_link(link, Way::Address, buf, state, now) {
+                if state.reads(link, all) && self.drain_link(link, RxPath::Address, buf, state, now) {
                     found = true;
                     state.prefers_rings = false;
                 }
@@ -99,7 +96,7 @@ impl Engine {
         if state.frames.is_some() {
             found |= self.drain_frames(state, now);
         }
-        state.note_look(all, found);
+        state.note_socket_poll(all, found);
         if let Some(interceptor) = self.interceptor() {
             found |= self.release_held(interceptor, state, now, now);
         }
@@ -117,16 +114,14 @@ impl Engine {
         }
     }
 
-    /// Receives from one link. After a lone small packet it comes back at once: the program waits
-    /// for it.
+    /// Receives from one link. Returns after a lone small packet: the program waits for it.
     #[inline]
-    fn drain_link(&self, link: &Arc<UdpLink>, way: Way, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
+    fn drain_link(&self, link: &Arc<UdpLink>, path: RxPath, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
         for count in 0..BUDGET {
             let meta = match link.recv_with(buf, &mut state.control) {
                 Ok(Some(meta)) => meta,
                 Ok(None) => return count > 0,
-                // An error the network reported for something sent earlier; reading it has cleared
-                // it.
+                // An asynchronous network error of an earlier send; reading it has cleared it.
                 Err(_) => {
                     self.counters().receive_errors.add(1);
                     return count > 0;
@@ -134,15 +129,14 @@ impl Engine {
             };
             let bytes = buf.get(..meta.len).unwrap_or_default();
             if !state.source_ports.admit(&meta, now) {
-                self.keep_out(state, link, &meta, bytes, now);
+                self.drop_foreign(state, link, &meta, bytes, now);
                 continue;
             }
-            // Steering tries every address, also those that nobody uses: looking there cost 0.4 us
-            // of each message.
+            // Steering probes every address, also unused ones: those must not become hot.
             if bytes.first() != Some(&steer::PROBE) {
                 link.set_hot();
             }
-            self.dispatch(state, &meta, bytes, way, now);
+            self.dispatch(state, &meta, bytes, path, now);
             if meta.len < STREAM && !state.busy {
                 return true;
             }
@@ -150,26 +144,23 @@ impl Engine {
         true
     }
 
-    /// What came by `link` is of another user of this host.
     #[cold]
-    fn keep_out(&self, state: &mut RxState, link: &Arc<UdpLink>, meta: &RxMeta, bytes: &[u8], now: Instant) {
+    fn drop_foreign(&self, state: &mut RxState, link: &Arc<UdpLink>, meta: &RxMeta, bytes: &[u8], now: Instant) {
         let run = Run { meta, bytes, index: meta.first_index };
         self.count_dropped(run, &self.counters().foreign_source_port);
-        state.source_ports.keep_out(link, now);
+        state.source_ports.attach_filter(link, now);
     }
 
-    /// Receives from the sockets of all addresses and from the mailboxes until nothing is there, or
-    /// a sender never stops.
+    /// Receives from all sockets and mailboxes until they are empty or [`DRAIN_ROUNDS`] are over.
     fn empty_sockets(&self, links: &[Arc<UdpLink>], buf: &mut [u8], state: &mut RxState, now: Instant) {
         let mut rounds = 0..DRAIN_ROUNDS;
         while rounds.next().is_some()
-            && links.iter().fold(false, |found, link| self.drain_link(link, Way::Address, buf, state, now) | found)
+            && links.iter().fold(false, |found, link| self.drain_link(link, RxPath::Address, buf, state, now) | found)
         {
         }
         self.drain_mailboxes(buf, state, false, now);
     }
 
-    /// Receives from the sockets of all groups.
     fn drain_groups(&self, buf: &mut [u8], state: &mut RxState, all: bool, now: Instant) -> bool {
         let mut found = false;
         for at in 0..state.groups.len() {
@@ -177,19 +168,19 @@ impl Engine {
             while let Some(link) = state.groups.get(at).and_then(|group| group.links.get(next)).map(Arc::clone) {
                 next += 1;
                 if state.reads(&link, all) {
-                    found |= self.drain_link(&link, Way::Group(at), buf, state, now);
+                    found |= self.drain_link(&link, RxPath::Group(at), buf, state, now);
                 }
             }
         }
         found
     }
 
-    /// Reads the frames that other processes sent us. `looked`: only where the last look has seen
-    /// something.
+    /// Reads frames from other processes; with `looked`, only from mailboxes found readable by the
+    /// last poll.
     #[inline]
     fn drain_mailboxes(&self, buf: &mut [u8], state: &mut RxState, looked: bool, now: Instant) -> bool {
         let mut found = false;
-        self.flows.set_starved(false);
+        self.flows.set_wants_credits(false);
         state.mail_visits = state.mail_visits.saturating_sub(1);
         for at in 0..state.slots.len() + state.services.len() {
             for _ in 0..BUDGET {
@@ -198,27 +189,28 @@ impl Engine {
                     break;
                 };
                 found = true;
-                match Frame::parse(buf.get(..len).unwrap_or_default()) {
-                    Some((Frame::Ring { size }, _)) if at < state.slots.len() => self.accept_ring(size, fds),
-                    frame => self.take_frame(frame, state, now),
+                let frame = Frame::parse(buf.get(..len).unwrap_or_default());
+                if let Some((Frame::Ring { size }, _)) = frame
+                    && at < state.slots.len()
+                {
+                    self.accept_ring(size, fds);
+                    continue;
+                }
+                state.mail_visits = MAIL_VISITS;
+                match frame {
+                    Some((Frame::Packets(meta), body)) => self.dispatch(state, &meta, body, RxPath::Mailbox, now),
+                    Some((Frame::Credit { dst, slot, bytes }, _)) => self.flows.credit(Key { dst, slot }, bytes, now),
+                    // Probe answers go to the mailbox of their builder, ring offers to that of a
+                    // slot.
+                    _ => self.counters().malformed.add(1),
                 }
             }
         }
         found
     }
 
-    fn take_frame(&self, frame: Option<(Frame, &[u8])>, state: &mut RxState, now: Instant) {
-        state.mail_visits = MAIL_VISITS;
-        match frame {
-            Some((Frame::Packets(meta), body)) => self.dispatch(state, &meta, body, Way::Mailbox, now),
-            Some((Frame::Credit { dst, slot, bytes }, _)) => self.flows.credit(Key { dst, slot }, bytes, now),
-            // Answers to probes go to the builder's own mailbox, rings to that of a slot.
-            Some((Frame::ProbeSeen { .. } | Frame::Ring { .. }, _)) | None => self.counters().malformed.add(1),
-        }
-    }
-
-    /// Splits a receive into runs to one queue pair each and hands them out.
-    fn dispatch(&self, state: &mut RxState, meta: &RxMeta, bytes: &[u8], way: Way, now: Instant) {
+    /// Splits a received datagram into runs to one queue pair each and routes them.
+    fn dispatch(&self, state: &mut RxState, meta: &RxMeta, bytes: &[u8], path: RxPath, now: Instant) {
         let (mut rest, mut index) = (bytes, meta.first_index);
         while !rest.is_empty() {
             let qpn = peek_qpn(rest);
@@ -227,16 +219,16 @@ impl Engine {
                 (end, next) = (end + meta.segment, next.saturating_add(1));
             }
             let (run, behind) = rest.split_at(end.min(rest.len()));
-            self.hand_out(state, qpn, Run { meta, bytes: run, index }, way, now);
+            self.route(state, qpn, Run { meta, bytes: run, index }, path, now);
             (rest, index) = (behind, next);
         }
     }
 
-    /// Gives a run to its queue pair, to the members of its group, or to the process that owns it.
-    fn hand_out(&self, state: &mut RxState, qpn: Option<Qpn>, run: Run<'_>, way: Way, now: Instant) {
+    /// Routes a run to its queue pair, to the members of its group, or to the process that owns it.
+    fn route(&self, state: &mut RxState, qpn: Option<Qpn>, run: Run<'_>, path: RxPath, now: Instant) {
         let Some(qpn) = qpn else { return self.count_dropped(run, &self.counters().malformed) };
-        if let Way::Group(at) = way {
-            return self.hand_to_group(state, at, qpn, run, now);
+        if let RxPath::Group(at) = path {
+            return self.deliver_to_group(state, at, qpn, run, now);
         }
         if run.bytes.first() == Some(&steer::PROBE) {
             return self.answer_probes(state, run, now);
@@ -244,12 +236,12 @@ impl Engine {
         match self.table.find_recent(qpn, &mut state.recent) {
             Lookup::Found(qp) => {
                 self.count_received(run);
-                self.hand_over(state, &qp, run, now);
+                self.deliver(state, &qp, run, now);
                 state.recent.put(qpn, qp);
             }
-            Lookup::NotOurs if qpn == Qpn::GSI && way == Way::Address => self.route_mads(state, run, now),
+            Lookup::NotOurs if qpn == Qpn::GSI && path == RxPath::Address => self.route_mads(state, run, now),
             Lookup::NotOurs if qpn == Qpn::GSI => self.take_mads(state, run, now),
-            Lookup::NotOurs if way == Way::Address => self.forward(state, qpn, run, now),
+            Lookup::NotOurs if path == RxPath::Address => self.forward(state, qpn, run, now),
             Lookup::Unknown | Lookup::NotOurs => {
                 self.count_dropped(run, &self.counters().unknown_qp);
                 self.note_unknown(qpn);
@@ -258,7 +250,7 @@ impl Engine {
         }
     }
 
-    /// For the peer, who wants to know why its packets are not taken.
+    /// Records for the peer why its packets are dropped.
     #[cold]
     #[inline(never)]
     fn note_unknown(&self, qpn: Qpn) {
@@ -269,7 +261,7 @@ impl Engine {
         });
     }
 
-    /// Answers probes, which count as nothing; what only begins like one is malformed.
+    /// Answers steering probes, which are not counted; other packets of that opcode are malformed.
     #[cold]
     fn answer_probes(&self, state: &mut RxState, run: Run<'_>, now: Instant) {
         for (index, bytes) in run.packets() {
@@ -285,32 +277,31 @@ impl Engine {
         }
     }
 
-    /// Counts a run whose way ends in this process.
+    /// Counts a run that is consumed by this process.
     #[inline]
     pub(crate) fn count_received(&self, run: Run<'_>) {
         self.counters().count_received(run.count(), run.bytes.len());
     }
 
-    /// The same of one that reaches no queue pair; `why` is one of the counters.
+    /// Counts a run that reaches no queue pair, also by `why`.
     pub(crate) fn count_dropped(&self, run: Run<'_>, why: &Counter) {
         self.count_received(run);
         why.add(run.count());
     }
 
-    /// Gives a run to a queue pair, through the interceptor if there is one.
+    /// Delivers a run to a queue pair, through the interceptor if there is one.
     #[inline]
-    pub(crate) fn hand_over(&self, state: &mut RxState, qp: &Arc<dyn QueuePair>, run: Run<'_>, now: Instant) {
+    pub(crate) fn deliver(&self, state: &mut RxState, qp: &Arc<dyn QueuePair>, run: Run<'_>, now: Instant) {
         match self.interceptor() {
-            None => self.hand_in(state, qp, run, now),
-            Some(interceptor) => self.hand_in_intercepted(interceptor, state, Some(qp), run, now),
+            None => self.deliver_to_qp(state, qp, run, now),
+            Some(interceptor) => self.deliver_intercepted(interceptor, state, Some(qp), run, now),
         }
     }
 
-    /// Gives a run to its queue pair.
     #[inline]
-    fn hand_in(&self, state: &mut RxState, qp: &Arc<dyn QueuePair>, run: Run<'_>, now: Instant) {
+    fn deliver_to_qp(&self, state: &mut RxState, qp: &Arc<dyn QueuePair>, run: Run<'_>, now: Instant) {
         let mut tools = state.tools();
-        tools.may_overtake = !run.meta.by_ring && !self.interceptor().is_some_and(Interceptor::spoils);
+        tools.may_overtake = !run.meta.by_ring && !self.interceptor().is_some_and(Interceptor::injects_faults);
         let report = qp.receive(run, &mut tools, now);
         if report.contains(VisitOutcome::IS_CROWDED) && run.meta.by_ring {
             state.crowded = Some(Arc::clone(qp));
@@ -318,8 +309,8 @@ impl Engine {
         state.touch(qp, report);
     }
 
-    /// Lets the touched queue pairs answer and go on, then wakes who waits for completions: a
-    /// program that ends as soon as it is told must not take an answer with it.
+    /// Sends the responses of the queue pairs that received packets, then raises their completion
+    /// events: a program that exits on a completion must not take a response with it.
     fn finish_batch(&self, state: &mut RxState, now: Instant) {
         for Touched { qp, report } in &state.touched {
             if report.contains(VisitOutcome::HAS_WORK) {

@@ -1,57 +1,56 @@
-//! The receive side of an engine, as its lock guards it: where packets come from, and what changes
-//! while they are handed out.
-//!
-//! Touches nothing.
+//! The receive side of an engine, guarded by its lock: packet sources, and state that changes while
+//! packets are routed.
 
 use crate::forward_queue::ForwardQueue;
 use crate::frames::FrameSide;
-use crate::groups::Group;
 use crate::queue_pair::{QueuePair, VisitOutcome};
-use crate::requests::{ForwardedRequests, Request};
-use crate::run::{IdentGuess, RxTools};
+use crate::run::{IdentGuess, Run, RxTools};
 use crate::table::Recent;
+use roxe_base::error::Error;
+use roxe_base::limits;
 use roxe_net::Control;
 use roxe_net::Readiness;
-use roxe_net::service::ServiceSocket;
+use roxe_net::link::RxMeta;
+use roxe_net::service::{Mailbox, ServiceSocket};
 use roxe_net::shm::Inbound;
 use roxe_net::slot::SlotSocket;
 use roxe_net::source_ports::SourcePorts;
 use roxe_net::steer::Steering;
 use roxe_net::udp::UdpLink;
+use roxe_transport::cm::Route;
 use roxe_transport::time::Instant;
 use roxe_wire::Gid;
+use roxe_wire::cm::CommId;
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
-/// Sockets without traffic are looked at on every n-th visit.
+/// Sockets without traffic are polled on every n-th visit.
 pub(crate) const COLD: u32 = 16;
-/// While packets come by rings, or before timers run, all sockets are looked at this often: a look
-/// costs a system call, half of what a message takes from one process to another.
+/// Interval of polling all sockets while packets arrive by rings or a timer is due. Each poll is a
+/// system call, so it is not made on every visit.
 pub(crate) const BESIDE_RINGS: Duration = Duration::from_micros(20);
-/// Beside rings, after each look that found nothing, the next one comes twice as late, up to this:
-/// so often the looks were a third of what the average of a ping-pong was above its median.
+/// Upper bound of the extra interval, which doubles after each poll that finds nothing.
 pub(crate) const SELDOM: Duration = Duration::from_micros(80);
-/// Visits that find packets before timers run all the same: what was there when these became due
-/// has been taken by then.
+/// Most visits for which found packets defer due timers: by then, all packets that had arrived when
+/// the timers became due have been received.
 pub(crate) const MAX_OVERDUE: u32 = 256;
-/// Largest datagram: 64 KB of packets, or the same behind a frame header.
+/// Largest datagram: 64 KB of packets, or as much behind a frame header.
 pub(crate) const BUFFER: usize = (64 << 10) + 4096;
-/// A queue pair that a batch of packets touched.
+/// A queue pair that received packets of the current batch.
 #[derive(Debug)]
 pub(crate) struct Touched {
     pub(crate) qp: Arc<dyn QueuePair>,
     pub(crate) report: VisitOutcome,
 }
 
-/// A queue pair whose acknowledgement waits.
+/// A queue pair with a delayed acknowledgement.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     pub(crate) qp: Arc<dyn QueuePair>,
     pub(crate) until: Instant,
 }
 
-/// The receive side of an engine.
 #[derive(Debug)]
 pub(crate) struct Rx {
     pub(crate) buf: Vec<u8>,
@@ -59,77 +58,63 @@ pub(crate) struct Rx {
     pub(crate) state: RxState,
 }
 
-/// Where packets come from: copies of the engine's lists, renewed when those change.
+/// Packet sources: copies of the engine's lists, refreshed when their versions change.
 #[derive(Debug, Default)]
 pub(crate) struct Sources {
     pub(crate) links: Vec<Arc<UdpLink>>,
     pub(crate) links_version: u32,
     pub(crate) rings: Vec<Arc<Inbound>>,
     pub(crate) rings_version: u32,
-    /// Visits for which the sockets are emptied before the rings: a young ring shall not overtake
-    /// them.
-    pub(crate) young_visits: u32,
+    /// Remaining polls that empty the sockets before the rings, so that packets in a new ring do
+    /// not overtake those sent earlier by socket.
+    pub(crate) new_ring_polls: u32,
 }
 
-/// What changes while packets are handed out.
 #[derive(Debug, Default)]
 pub(crate) struct RxState {
-    /// For whoever receives.
     pub(crate) control: Control,
-    /// What the last look at all sockets has seen.
+    /// Sockets found readable by the last poll of all.
     pub(crate) readiness: Readiness,
-    /// The addresses of the links.
     pub(crate) locals: Vec<Gid>,
-    /// Who of this host may send to them.
+    /// Source ports from which packets of this host are accepted.
     pub(crate) source_ports: SourcePorts,
-    /// The last packets came by a ring, and more of them is to be expected there.
+    /// True after packets arrived by a ring: polls then skip the sockets most of the time.
     pub(crate) prefers_rings: bool,
-    /// A queue pair for which so much waits that rings are left alone.
+    /// A queue pair whose packets wait for receives in such number that rings are left unread.
     pub(crate) crowded: Option<Arc<dyn QueuePair>>,
-    /// When all sockets were looked at last.
-    pub(crate) looked_at: Instant,
-    /// What is added to [`BESIDE_RINGS`] until the next look.
-    pub(crate) looks_later: Duration,
-    /// Slots of this process with their mailboxes.
+    pub(crate) polled_at: Instant,
+    /// Added to [`BESIDE_RINGS`] until the next poll of all sockets.
+    pub(crate) extra_interval: Duration,
     pub(crate) slots: Vec<SlotSocket>,
     pub(crate) steering: Vec<Steering>,
-    /// Multicast groups that queue pairs of this process are attached to.
     pub(crate) groups: Vec<Group>,
-    /// The raw link, while there are flows.
+    /// Raw link; present while flow rules exist.
     pub(crate) frames: Option<FrameSide>,
-    /// Services that programs of this process offer, with their mailboxes.
+    /// CM service IDs of this process with their mailboxes.
     pub(crate) services: Vec<ServiceSocket>,
-    /// Where requests for services of other processes went.
     pub(crate) forwarded_requests: ForwardedRequests,
-    /// Requests for services that nobody offers yet, the oldest first.
     pub(crate) unclaimed: VecDeque<Request>,
-    /// For other processes.
     pub(crate) forward_queue: ForwardQueue,
-    /// Visits for which the mailboxes are looked at every time.
+    /// Remaining visits that read the mailboxes every time.
     pub(crate) mail_visits: u32,
     pub(crate) touched: Vec<Touched>,
-    /// Where packets went last.
+    /// Cached result of the last lookup by QPN.
     pub(crate) recent: Recent,
     pub(crate) waiting: Option<Waiting>,
     pub(crate) ident: IdentGuess,
     pub(crate) visits: u32,
-    /// Visits since a timer was due that has not run yet.
+    /// Visits since a timer became due and was deferred.
     pub(crate) overdue: u32,
-    /// Whether the last visit found something.
     pub(crate) busy: bool,
-    /// Who is here.
-    pub(crate) visitor: Visitor,
+    pub(crate) source: PollSource,
 }
 
-/// Who looks for packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Visitor {
-    /// A thread of the program.
+pub(crate) enum PollSource {
     #[default]
     Program,
-    /// The background thread, which has just woken up: it looks everywhere.
+    /// The background thread right after it woke; it polls all sources.
     Woken,
-    /// The same, while it keeps looking.
     Spinning,
 }
 
@@ -140,43 +125,42 @@ impl Default for Rx {
 }
 
 impl Rx {
-    /// Forgets sockets and whatever refers to them.
+    /// Drops all sockets and everything that refers to them.
     pub(crate) fn clear(&mut self) {
         (self.sources, self.state) = Default::default();
     }
 }
 
 impl RxState {
-    /// The one of the group at `gid`.
     pub(crate) fn steering_of(&mut self, gid: Gid) -> Option<&mut Steering> {
         self.steering.iter_mut().find(|steering| steering.gid() == gid)
     }
 
-    /// Whether this visit looks at all sockets. While a timer `is_due` not every visit does: of
-    /// 10,000 queue pairs one is due every 7 us.
-    pub(crate) fn takes_turn_of_sockets(&mut self, is_due: bool, now: Instant) -> bool {
+    /// Returns true if this visit polls all sockets. Limited in rate even while a timer `is_due`,
+    /// which with many queue pairs is nearly always.
+    pub(crate) fn polls_all_sockets(&mut self, is_due: bool, now: Instant) -> bool {
         self.visits = self.visits.wrapping_add(1);
         let is_time = if is_due {
-            now.since(self.looked_at) >= BESIDE_RINGS
+            now.since(self.polled_at) >= BESIDE_RINGS
         } else if self.prefers_rings {
-            now.since(self.looked_at) >= BESIDE_RINGS + self.looks_later
+            now.since(self.polled_at) >= BESIDE_RINGS + self.extra_interval
         } else {
             self.visits.is_multiple_of(COLD)
         };
         if is_time {
-            self.looked_at = now;
+            self.polled_at = now;
         }
         is_time
     }
 
-    /// Looks at all sockets. One call: to read where nothing is costs one for each.
-    pub(crate) fn look(&mut self, links: &[Arc<UdpLink>]) {
+    /// Polls all sockets by one system call.
+    pub(crate) fn poll_sockets(&mut self, links: &[Arc<UdpLink>]) {
         let mailboxes = self.slots.iter().map(SlotSocket::fd).chain(self.services.iter().map(ServiceSocket::fd));
         let groups = self.groups.iter().flat_map(|group| &group.links);
-        self.readiness.look(mailboxes.chain(links.iter().chain(groups).map(|link| link.fd())));
+        self.readiness.poll(mailboxes.chain(links.iter().chain(groups).map(|link| link.fd())));
     }
 
-    /// The mailbox at `at`: those of slots come first, those of services behind them.
+    /// The mailbox at `at`: slots first, then services.
     #[inline]
     pub(crate) fn mailbox(&self, at: usize) -> Option<RawFd> {
         match at.checked_sub(self.slots.len()) {
@@ -185,38 +169,37 @@ impl RxState {
         }
     }
 
-    /// Whether a visit that does not look at all sockets reads some of them.
+    /// Returns true if a visit that does not poll all sockets reads some of them.
     #[inline]
     pub(crate) fn reads_sockets(&self) -> bool {
         !self.prefers_rings || self.mail_visits > 0 || !self.groups.is_empty() || self.frames.is_some()
     }
 
-    /// Whether a visit reads the socket of `link`: where something was seen if it looks at `all` of
-    /// them, or else where traffic is.
+    /// Returns true if a visit reads the socket of `link`: if it was found readable by a poll of
+    /// `all`, else if it recently had traffic.
     pub(crate) fn reads(&self, link: &UdpLink, all: bool) -> bool {
         if all { self.readiness.has(link.fd()) } else { link.is_hot() }
     }
 
-    /// All sockets, or some of them, were looked at, and `found` something.
+    /// Adapts the interval of polling all sockets to whether sockets `found` packets.
     #[inline]
-    pub(crate) fn note_look(&mut self, all: bool, found: bool) {
+    pub(crate) fn note_socket_poll(&mut self, all: bool, found: bool) {
         if found {
-            self.looks_later = Duration::ZERO;
+            self.extra_interval = Duration::ZERO;
         } else if all {
-            self.looks_later = (2 * self.looks_later + BESIDE_RINGS).min(SELDOM);
+            self.extra_interval = (2 * self.extra_interval + BESIDE_RINGS).min(SELDOM);
         }
     }
 
-    /// Whether something is left from earlier visits that other processes are to get, or filters
-    /// will have to be renewed.
+    /// Returns true if packets wait to be forwarded or source port filters wait to be renewed.
     #[inline]
     pub(crate) fn has_deferred(&self) -> bool {
         !self.forward_queue.is_empty() || self.source_ports.due().is_some()
     }
 
-    /// Whether timers may run that were due before this visit. Not if it may not have found all
-    /// packets: more of them may be there, or answers to those.
-    pub(crate) fn ends_overdue(&mut self, may_find_more: bool) -> bool {
+    /// Returns true if timers that were due before this visit may run. They wait while this visit
+    /// may have left packets unread, since these may be the responses the timers wait for.
+    pub(crate) fn runs_overdue_timers(&mut self, may_find_more: bool) -> bool {
         self.overdue += 1;
         let ends = !may_find_more || self.overdue >= MAX_OVERDUE;
         if ends {
@@ -225,10 +208,9 @@ impl RxState {
         ends
     }
 
-    /// Whether rings are left alone: what they bring has overtaken packets that went another way,
-    /// or its receives, and is to wait where its writer notices. Packets by other ways are looked
-    /// for at every visit then.
-    pub(crate) fn rests(&mut self) -> bool {
+    /// Returns true if rings are left unread, because a queue pair is crowded: the backpressure
+    /// then reaches the writer. Other sources are polled on every visit meanwhile.
+    pub(crate) fn leaves_rings(&mut self) -> bool {
         self.crowded.take_if(|qp| !qp.is_crowded());
         self.prefers_rings &= self.crowded.is_none();
         self.crowded.is_some()
@@ -243,9 +225,70 @@ impl RxState {
         }
     }
 
-    /// What a queue pair needs to take in packets.
     pub(crate) fn tools(&mut self) -> RxTools<'_> {
-        RxTools { ident: &mut self.ident, locals: &self.locals, starved: false, may_overtake: false }
+        RxTools { ident: &mut self.ident, locals: &self.locals, no_receives: false, may_overtake: false }
+    }
+}
+
+/// A multicast group with attached queue pairs.
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub(crate) mgid: Gid,
+    pub(crate) links: Vec<Arc<UdpLink>>,
+    pub(crate) members: Vec<Arc<dyn QueuePair>>,
+}
+
+impl Group {
+    pub(crate) fn position(&self, qp: &dyn QueuePair) -> Option<usize> {
+        self.members.iter().position(|member| member.qpn() == qp.qpn())
+    }
+
+    pub(crate) fn add(&mut self, qp: &Arc<dyn QueuePair>) -> Result<(), Error> {
+        if self.position(&**qp).is_some() {
+            return Ok(());
+        }
+        if self.members.len() >= limits::MAX_MCAST_QP_ATTACH as usize {
+            return Err(Error::new(libc::ENOMEM, format!("no more queue pairs can be attached to {}", self.mgid)));
+        }
+        self.members.push(Arc::clone(qp));
+        Ok(())
+    }
+}
+
+/// A CM request without a listener.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) meta: RxMeta,
+    pub(crate) bytes: Box<[u8]>,
+    pub(crate) since: Instant,
+    /// Time of the next check for a listener.
+    pub(crate) next: Instant,
+}
+
+impl Request {
+    pub(crate) fn run(&self) -> Run<'_> {
+        Run { meta: &self.meta, bytes: &self.bytes, index: self.meta.first_index }
+    }
+}
+
+/// Most remembered requests, oldest dropped first. Senders give up within a minute.
+const MAX_REQUESTS: usize = 256;
+
+/// The last forwarded CM requests, by route and the sender's communication id. A REJ for timeout
+/// names only that id (IBA 12.6.7.2), so it follows the route of its request.
+#[derive(Debug, Default)]
+pub(crate) struct ForwardedRequests(VecDeque<(Route, CommId, Mailbox)>);
+
+impl ForwardedRequests {
+    /// Remembers that the request of `id` along `route` was forwarded `to`.
+    pub(crate) fn remember(&mut self, route: Route, id: CommId, to: Mailbox) {
+        self.0.retain(|(known, number, _)| (*known, *number) != (route, id));
+        self.0.truncate(MAX_REQUESTS - 1);
+        self.0.push_front((route, id, to));
+    }
+
+    pub(crate) fn find(&self, route: Route, id: CommId) -> Option<Mailbox> {
+        self.0.iter().find(|(known, number, _)| (*known, *number) == (route, id)).map(|(.., to)| *to)
     }
 }
 
@@ -255,30 +298,29 @@ mod tests {
     use roxe_base::clock;
 
     #[test]
-    fn packets_without_end_hold_up_timers_for_a_while_only() {
+    fn endless_packets_defer_timers_for_bounded_visits() {
         let mut state = RxState::default();
         for _ in 0..2 {
-            assert!(!state.ends_overdue(true), "more of them may be there");
-            assert!((0..1 << 16).any(|_| state.ends_overdue(true)));
+            assert!(!state.runs_overdue_timers(true), "more of them may be there");
+            assert!((0..1 << 16).any(|_| state.runs_overdue_timers(true)));
         }
-        assert!(state.ends_overdue(false));
+        assert!(state.runs_overdue_timers(false));
     }
 
     #[test]
-    fn timers_that_are_always_due_have_the_sockets_looked_at_now_and_then() {
+    fn permanently_due_timers_poll_sockets_at_intervals() {
         let (mut state, start) = (RxState::default(), clock::now());
-        let looks =
-            (0..1000).filter(|at| state.takes_turn_of_sockets(true, start.after(Duration::from_nanos(100) * *at)));
+        let looks = (0..1000).filter(|at| state.polls_all_sockets(true, start.after(Duration::from_nanos(100) * *at)));
         assert_eq!(looks.count(), 5);
     }
 
     #[test]
-    fn beside_rings_empty_sockets_are_looked_at_less_and_less_often_until_one_has_something() {
+    fn empty_sockets_beside_rings_are_polled_less_often() {
         let (mut state, start) = (RxState { prefers_rings: true, ..RxState::default() }, clock::now());
         let mut looks = |found: bool, micros: std::ops::Range<u32>| {
             let is_look = |at: &u32| {
-                let takes_turn = state.takes_turn_of_sockets(false, start.after(Duration::from_micros(1) * *at));
-                state.note_look(takes_turn, takes_turn && found);
+                let takes_turn = state.polls_all_sockets(false, start.after(Duration::from_micros(1) * *at));
+                state.note_socket_poll(takes_turn, takes_turn && found);
                 takes_turn
             };
             micros.filter(is_look).collect::<Vec<_>>()

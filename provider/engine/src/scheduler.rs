@@ -1,9 +1,7 @@
-//! What is due when, what waits to be done, who is there to do it, and how the background thread is
-//! woken.
+//! Deadlines, readiness of services, presence of threads, and waking the background thread.
 //!
-//! One place says when the next thing is due (`Scheduler::next_deadline`), and one word which
-//! services have something to do (`Ready`): a poll that finds nothing asks these two and no
-//! service. Touches the thread's doorbell.
+//! An idle poll asks only for the next deadline (`Scheduler::next_deadline`) and for the word of
+//! ready services (`Ready`).
 
 use crate::poll_policy::idle;
 use crate::poller::Poller;
@@ -21,78 +19,69 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How long the kernel takes to close what a process had that has died.
+/// Time the kernel is given to close the sockets of a killed process.
 const CLOSING: Duration = Duration::from_millis(100);
-/// What a deadline holds that is not set.
+/// Stored for an unset deadline.
 const NEVER: u64 = u64::MAX;
 
 bitflags! {
-    /// Which services have something to do. A bit stays set for as long as something waits there.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub(crate) struct Ready: u32 {
-        /// Queue pairs have room again, or more to send.
+        /// Queue pairs with room or more to send.
         const QUEUE_PAIRS = 1 << 0;
-        /// Something was left for connection managers.
+        /// Messages or timers for connection managers.
         const CONNECTIONS = 1 << 1;
-        /// Credits are owed to senders of this host.
         const CREDITS = 1 << 2;
-        /// Somebody wants a ring.
         const RINGS_WANTED = 1 << 3;
-        /// Somebody waits for room in a ring.
+        /// Queue pairs that wait for room in a ring.
         const RINGS_FULL = 1 << 4;
-        /// Queue pairs wait until a ring is agreed.
+        /// Queue pairs that wait for a ring agreement.
         const RINGS_AWAITED = 1 << 5;
     }
 }
 
 impl Ready {
-    /// What is sent to other processes by whoever has the receive side.
+    /// Services served by the holder of the receive lock.
     pub(crate) const FOR_PROCESSES: Self = Self::CREDITS.union(Self::RINGS_WANTED).union(Self::RINGS_AWAITED);
 }
 
-/// Who is waiting for a time to come.
 #[derive(Debug)]
-pub(crate) enum Due {
-    /// A queue pair: retransmission, packets that came early.
+pub(crate) enum TimerOwner {
+    /// Retransmission, or timeout of early packets.
     Qp(Qpn),
-    /// Something of the crate above.
     Other(Weak<dyn Deadline>),
-    /// Connection management.
     Cm,
-    /// Requests that nobody listens for yet.
+    /// CM requests without a listener.
     Requests,
-    /// The names of a process that has died.
+    /// Names of a killed process, to be removed.
     DeadNames,
 }
 
-/// Times of which there is one each.
+/// Recurring work with one deadline each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Task {
-    /// Steering wants to work.
     Steering,
-    /// What a full mailbox refused is tried again, or filters are renewed.
+    /// Retry of sends refused by a full mailbox; renewal of filters.
     Retry,
-    /// The counters are written to their files.
     CounterFiles,
-    /// An acknowledgement that waits for the program's next packet leaves without it.
+    /// Sending of an acknowledgement that waited in vain for the program's next packet.
     DelayedAck,
 }
 
-/// All of it.
+/// Timers, deadlines and wake-ups of an engine.
 #[derive(Debug)]
 pub struct Scheduler {
-    pub(crate) timers: Timers<rank::Timers, Due>,
+    pub(crate) timers: Timers<rank::Timers, TimerOwner>,
     tasks: [AtomicU64; 4],
     ready: ReadyMask,
     connections: ReadyFlag,
     pub(crate) presence: Presence,
-    /// Packets of this process were not answered in time, which steering has not heard yet.
+    /// Set when packets were not answered in time, until steering has been informed.
     unanswered: AtomicBool,
-    /// Visits of pollers in a row that found nothing.
     idle_visits: AtomicU32,
-    /// When the first of them was, nanoseconds.
+    /// Time of the first of `idle_visits` in nanoseconds.
     idle_since: AtomicU64,
-    /// Whoever holds any lock may wake it.
+    /// May be locked under any other lock, so that any thread can wake the background thread.
     pub(crate) thread: RwLock<rank::Thread, Option<Arc<Thread>>>,
 }
 
@@ -114,96 +103,88 @@ impl Default for Scheduler {
 }
 
 impl Scheduler {
-    /// The flag of one service.
     pub(crate) fn flag(&self, service: Ready) -> ReadyFlag {
         self.ready.flag(service.bits().ilog2())
     }
 
-    /// Which services have something to do.
     #[inline]
     pub(crate) fn ready(&self) -> Ready {
         Ready::from_bits_retain(self.ready.get())
     }
 
-    /// Something was left for connection managers: the next thread that holds no lock works it off.
+    /// Schedules [`crate::engine::Services::run_connections`].
     pub fn note_connection_work(&self) {
         self.connections.set();
     }
 
-    /// Whether something was left, from now on no more: whoever asks works it off, all of it.
+    /// Returns true if connection work is pending, and clears that: the caller must process it.
     pub fn take_connection_work(&self) -> bool {
         self.connections.clear()
     }
 
-    /// Whether something is left.
+    /// Returns true if connection work is pending.
     pub fn has_connection_work(&self) -> bool {
         self.connections.is_set()
     }
 
-    /// Registers `qpn` for a timer.
+    /// Adds a timer for `qpn`.
     #[inline]
     pub fn add_timer(&self, deadline: Instant, qpn: Qpn) {
-        self.wait_for(deadline, Due::Qp(qpn));
+        self.add(deadline, TimerOwner::Qp(qpn));
     }
 
-    /// Registers something of the crate above for a time.
-    pub fn add_deadline(&self, deadline: Instant, whose: Weak<dyn Deadline>) {
-        self.wait_for(deadline, Due::Other(whose));
+    /// Adds a timer for an object of the crate above.
+    pub fn add_deadline(&self, deadline: Instant, owner: Weak<dyn Deadline>) {
+        self.add(deadline, TimerOwner::Other(owner));
     }
 
-    /// Registers connection management for a timer.
+    /// Adds a timer for connection management.
     pub fn add_cm_timer(&self, deadline: Instant) {
-        self.wait_for(deadline, Due::Cm);
+        self.add(deadline, TimerOwner::Cm);
     }
 
-    /// A process of this host has died: its names are taken away, once the kernel has closed all
-    /// that it had.
+    /// Schedules removal of the names of a killed process, once the kernel has closed its sockets.
     pub fn note_death(&self, now: Instant) {
-        self.wait_for(now.after(CLOSING), Due::DeadNames);
+        self.add(now.after(CLOSING), TimerOwner::DeadNames);
     }
 
-    pub(crate) fn wait_for(&self, deadline: Instant, who: Due) {
-        self.timers.add(deadline, who);
+    pub(crate) fn add(&self, deadline: Instant, owner: TimerOwner) {
+        self.timers.add(deadline, owner);
         self.wake_for(Some(deadline));
     }
 
-    /// When `task` is due.
     #[inline]
     pub(crate) fn due(&self, task: Task) -> Option<Instant> {
         Some(self.tasks[task as usize].load(Ordering::SeqCst)).filter(|&at| at != NEVER).map(Instant)
     }
 
-    /// When the first of the tasks and timers is due.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let task = self.tasks.iter().map(|at| at.load(Ordering::SeqCst)).min().filter(|&at| at != NEVER);
         self.timers.next().into_iter().chain(task.map(Instant)).min()
     }
 
-    /// Sets when `task` is due, without waking the thread.
     pub(crate) fn set(&self, task: Task, at: Option<Instant>) {
         self.tasks[task as usize].store(at.map_or(NEVER, |at| at.0), Ordering::SeqCst);
     }
 
-    /// The same, and wakes the background thread if it would oversleep it.
+    /// Sets the deadline of `task` and wakes the background thread if it would oversleep it.
     pub(crate) fn publish(&self, task: Task, at: Option<Instant>) {
         self.set(task, at);
         self.wake_for(at);
     }
 
-    /// Packets of this process were not answered in time: steering looks whether they reach who
-    /// they are for.
+    /// Notes that packets were not answered in time: steering checks whether they reach their
+    /// destination.
     pub fn note_unanswered(&self, now: Instant) {
         self.unanswered.store(true, Ordering::SeqCst);
         self.publish(Task::Steering, Some(now));
     }
 
-    /// Whether that was called since the last time.
     pub(crate) fn take_unanswered(&self) -> bool {
         self.unanswered.swap(false, Ordering::SeqCst)
     }
 
-    /// Publishes when steering is due, as it says itself. Who notes meanwhile that packets are not
-    /// answered is heard.
+    /// Publishes the deadline of steering; at once if unanswered packets were noted meanwhile.
     pub(crate) fn publish_steering(&self, at: Option<Instant>, now: Instant) {
         self.publish(Task::Steering, at);
         if self.unanswered.load(Ordering::SeqCst) {
@@ -211,21 +192,19 @@ impl Scheduler {
         }
     }
 
-    /// Wakes the background thread if it would oversleep this deadline, which is published.
+    /// Wakes the background thread if it would oversleep the deadline `at`, published before.
     pub(crate) fn wake_for(&self, at: Option<Instant>) {
         if at.is_some_and(|at| self.presence.oversleeps(at)) {
             self.kick();
         }
     }
 
-    /// A visit of a poller has found something.
     #[inline]
     pub(crate) fn note_found(&self) {
         self.idle_visits.store(0, Ordering::Relaxed);
     }
 
-    /// A program that polls in vain for long lets others run: the peer it waits for may need this
-    /// very processor.
+    /// Yields if the program has long polled in vain: the peer may need this CPU to respond.
     pub(crate) fn yield_when_idle(&self, now: Instant) {
         let visits = self.idle_visits.load(Ordering::Relaxed);
         if visits == 0 {
@@ -238,20 +217,18 @@ impl Scheduler {
         }
     }
 
-    /// Wakes the background thread.
     pub(crate) fn kick(&self) {
         if let Some(thread) = self.thread.read().as_ref() {
             thread.poller().kick();
         }
     }
 
-    /// What the background thread sleeps on. ENODEV: there is none.
+    /// The poller of the background thread. Errors: ENODEV if the thread does not run.
     pub(crate) fn poller(&self) -> Result<Arc<Poller>, Error> {
         let poller = self.thread.read().as_ref().map(|thread| Arc::clone(thread.poller()));
         poller.ok_or_else(|| Error::new(libc::ENODEV, "the engine of this device is not running"))
     }
 
-    /// Forgets all that is due.
     pub(crate) fn clear(&self) {
         self.timers.clear();
         self.unanswered.store(false, Ordering::SeqCst);

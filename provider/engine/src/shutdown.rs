@@ -1,9 +1,6 @@
-//! The end of the process, or of an engine in it: peers hear of connections that the program did
-//! not end, and other processes get what came here for them. A kernel does both for a program that
-//! just stops; without us nobody would answer its peers for minutes.
-//!
-//! Bounded, because nobody waits gladly for a process that ends. One that is killed does none of
-//! it.
+//! The end of the process, or of an engine: peers are notified of open connections, and packets for
+//! other processes are forwarded, as a kernel driver does. All waits are bounded. A killed process
+//! does none of this.
 
 use crate::engine::Engine;
 use crate::progress::DRAIN_ROUNDS;
@@ -12,23 +9,21 @@ use roxe_transport::time::Instant;
 use std::thread;
 use std::time::Duration;
 
-/// Longest wait for a lock: the thread that holds it may be the one that ends the process.
+/// Longest wait for a lock, which the exiting thread itself may hold.
 pub const LOCK_LIMIT: Duration = Duration::from_millis(50);
-/// Longest wait for processes that do not read what we have for them.
+/// Longest wait for processes that do not read their mailbox.
 const MAIL_LIMIT: Duration = Duration::from_millis(200);
-/// How long until the next look at a full mailbox.
-const LOOK: Duration = Duration::from_millis(1);
+const RETRY: Duration = Duration::from_millis(1);
 
 impl Engine {
-    /// Peers hear of connections that the program did not end, and other processes get what came
-    /// here for them. Bounded in time.
+    /// Notifies peers of open connections and forwards packets of other processes. Bounded in time.
     pub fn shut_down(&self) {
         if self.is_started() {
-            // What waits for a ring leaves by the socket now.
+            // Packets that wait for a ring leave by the socket.
             self.flows.push_ready(self.rings.end_awaiting(Instant(u64::MAX)).into_iter());
             self.serve_ready(clock::now());
-            // Our last packets, too, may have come to our own socket; peers get them before they
-            // hear of the end.
+            // Packets of this process to itself may be in its own socket; peers get them before the
+            // notification.
             if let Some(mut rx) = self.rx.try_lock_for(LOCK_LIMIT) {
                 self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
             }
@@ -38,9 +33,9 @@ impl Engine {
         }
     }
 
-    /// Closes the sockets, for an engine that nobody has any more; other processes get first what
-    /// came here for them. The kernel gives us packets of a process that has just come until its
-    /// slot is known, and those of everybody while numbers move.
+    /// Closes the sockets of an engine that is no longer used, after forwarding packets of other
+    /// processes: until the kernel knows a new process's slot, and while slots change, it may give
+    /// us their packets.
     pub(crate) fn close_sockets(&self) {
         if self.is_started() {
             let mut rx = self.rx.lock();
@@ -48,11 +43,10 @@ impl Engine {
             self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
             let deadline = clock::now().after(MAIL_LIMIT);
             while !rx.state.forward_queue.is_empty() && clock::now() < deadline {
-                thread::sleep(LOOK);
+                thread::sleep(RETRY);
                 self.serve_processes(&mut rx.state, clock::now());
             }
-            // A packet for which the kernel had chosen our socket before it stopped may have come
-            // meanwhile.
+            // The kernel may have chosen our socket for a packet before it stopped.
             self.receive_until_empty(&mut rx, DRAIN_ROUNDS);
             rx.clear();
             self.links.clear();
@@ -63,8 +57,7 @@ impl Engine {
         self.links.udp.read().iter().for_each(|link| link.stop_receiving());
     }
 
-    /// Receives until nothing is left, and sends on what is for others until their mailboxes have
-    /// taken it.
+    /// Receives and forwards until the sources are empty and the mailboxes have taken everything.
     fn deliver_mail(&self) {
         let deadline = clock::now().after(MAIL_LIMIT);
         let mut is_last = false;
@@ -76,11 +69,12 @@ impl Engine {
             let waits = self.send_all_queued() || waits;
             self.run_cm();
             if waits && clock::now() < deadline {
-                thread::sleep(LOOK);
+                thread::sleep(RETRY);
             } else if std::mem::replace(&mut is_last, true) {
                 return;
             } else {
-                // What arrives from here on would be lost: other processes get it.
+                // Packets that arrive from here on would be lost; the kernel gives them to other
+                // processes.
                 self.stop_receiving();
             }
         }
@@ -96,7 +90,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     #[test]
-    fn what_came_for_another_process_is_forwarded_before_the_sockets_close() {
+    fn packets_for_another_process_are_forwarded_before_close() {
         const HERE: Ipv4Addr = Ipv4Addr::new(127, 78, 1, 1);
         let engine = private_engine_at(HERE);
         engine.start_with_links().unwrap();
@@ -106,7 +100,7 @@ mod tests {
         header.emit(0, &mut packet[..header.padded_len(0)]).unwrap();
         let link = engine.links.get(HERE.into()).unwrap();
         let here = NetHeader { dst: HERE.into(), src_port: link.local_port(), hop_limit: 64, ..NetHeader::default() };
-        // Somebody else of this process is about to receive, and then has nothing to do.
+        // Another thread is about to receive, then idle.
         let held = engine.rx.lock();
         link.send(&here, &packet, packet.len()).unwrap();
         drop((held, link));

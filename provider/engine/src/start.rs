@@ -1,13 +1,12 @@
-//! How the engine comes to life and ends: sockets, slots, the thread; and what is left of it in the
-//! child of a fork.
+//! Start and end of the engine: sockets, slots, the thread; and reset in the child of a fork.
 
 use crate::background;
-use crate::engine::{Ears, Engine};
+use crate::engine::{ControlSockets, Engine};
 use crate::interceptor::process;
 use crate::poller::{Poller, Watch, Woken};
 use crate::rx_state::Rx;
 use crate::scheduler::Task;
-use crate::thread::{TO_COME, TO_GO, Thread};
+use crate::thread::{JOIN_LIMIT, START_LIMIT, Thread};
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_base::own_threads::{Wake, started_by_caller};
@@ -25,15 +24,13 @@ use std::sync::{Arc, Once, Weak};
 use std::thread;
 use std::time::Duration;
 
-/// The longest wait for steering to know a new socket: as long as a measurement takes where a
-/// process does not answer. Usually it is less than a millisecond.
+/// Longest wait for steering to include a new socket: the duration of a measurement while a process
+/// does not answer.
 const TO_STEER: Duration = Duration::from_millis(100);
-/// Between two looks whether it does.
-const LOOK: Duration = Duration::from_micros(50);
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 impl Engine {
-    /// Starts the engine if need be, and sees to it that it has an address. What fails here is for
-    /// the user of the host to mend.
+    /// Starts the engine if needed and opens its addresses. Errors are the host user's to fix.
     pub fn start_with_links(&self) -> Result<(), Error> {
         self.start()?;
         if self.links.udp.read().is_empty() {
@@ -43,12 +40,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether the sockets are open in this process.
+    /// Returns true if the sockets are open in this process.
     pub fn is_started(&self) -> bool {
         self.started.load(Ordering::Acquire)
     }
 
-    /// Opens sockets and starts the thread, unless that was done in this process.
+    /// Opens sockets and starts the thread, unless done in this process.
     pub(crate) fn start(&self) -> Result<(), Error> {
         if self.is_started() { Ok(()) } else { self.start_once().map_err(Error::about_host) }
     }
@@ -60,11 +57,11 @@ impl Engine {
         }
         self.interceptor().map_or(Ok(()), |_| process::resume())?;
         let poller = self.ensure_thread(&mut starting)?;
-        // Before the sockets, which may bring packets of others at once: they are sent on from
-        // here.
+        // Before the sockets, which may receive packets of other processes that are forwarded from
+        // the slot's mailbox.
         let claimed = self.claim_slot(&mut self.rx.lock(), &poller);
         claimed.inspect_err(|_| self.forget_sockets())?;
-        // Who needs an address is told why there is none.
+        // Users of an address get the error.
         let _ = self.open_links(&poller);
         self.started.store(true, Ordering::Release);
         drop(starting);
@@ -72,16 +69,16 @@ impl Engine {
         Ok(())
     }
 
-    /// Until the kernel knows which packets are for this process, it gives them to another one,
-    /// which may be about to end and then takes them with it. So nobody has a queue pair before.
+    /// Waits until the kernel steers packets to this process. Before that it may give them to
+    /// another process, which loses them if it exits.
     fn await_steering(&self) {
         let until = clock::now().after(TO_STEER);
         while self.scheduler.due(Task::Steering).is_some() && clock::now() < until {
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Makes sure that packets can leave from and arrive at `gid`.
+    /// Opens `gid` unless it is open.
     pub fn ensure_link(&self, gid: Gid) -> Result<(), Error> {
         self.start()?;
         let starting = self.starting.lock();
@@ -95,26 +92,26 @@ impl Engine {
         Ok(())
     }
 
-    /// What the background thread sleeps on; both come to exist here the first time.
-    pub(crate) fn ensure_thread(&self, ears: &mut Option<Ears>) -> Result<Arc<Poller>, Error> {
+    /// The poller of the background thread; starts the thread if needed.
+    pub(crate) fn ensure_thread(&self, control: &mut Option<ControlSockets>) -> Result<Arc<Poller>, Error> {
         if let Ok(poller) = self.scheduler.poller() {
             return Ok(poller);
         }
         let poller = Poller::new().map_err(|e| Error::os("cannot create an epoll instance", &e))?;
-        // Where the system tells nothing (a sandbox may forbid it), the port is looked at when the
-        // device is opened.
+        // Without link events (in a sandbox), the port is read when the device is opened.
         let link_events = LinkEvents::open()
             .and_then(|link_events| poller.watch_for(Woken::LinkEvents, link_events.fd()).map(|()| link_events));
-        // For all engines of the device.
+        // One socket serves all engines of the device.
         let status = || {
             let socket = StatusSocket::open(self.ifindex()).ok()?;
             poller.watch_for(Woken::Status, socket.fd()).ok().map(|()| socket)
         };
         let status = if self.is_first() { status() } else { None };
         let me = Weak::clone(&self.me);
-        let thread = Thread::start(TO_COME, poller, background::prepare, move |thread| background::run(&me, thread))
-            .map_err(|e| Error::os("cannot start the background thread", &e))?;
-        *ears = Some(Ears { link_events: link_events.ok(), status });
+        let thread =
+            Thread::start(START_LIMIT, poller, background::prepare, move |thread| background::run(&me, thread))
+                .map_err(|e| Error::os("cannot start the background thread", &e))?;
+        *control = Some(ControlSockets { link_events: link_events.ok(), status });
         let poller = Arc::clone(thread.poller());
         let started: Arc<dyn Wake> = Arc::clone(&poller) as _;
         started_by_caller(Arc::downgrade(&started));
@@ -122,21 +119,21 @@ impl Engine {
         Ok(poller)
     }
 
-    /// Somebody lets go of the engine, with no lock held. If nobody else has it, the thread is gone
-    /// when this returns, and so are those of its further engines.
+    /// Drops a reference to the engine; call without locks. If it was the last, its thread and
+    /// those of its further engines have ended on return.
     pub fn release(self: Arc<Self>) {
         let thread = |engine: &Arc<Self>| (Arc::downgrade(engine), engine.scheduler.thread.read().clone());
         let threads: Vec<_> = std::iter::once(&self).chain(self.further()).map(thread).collect();
         drop(self);
         for (engine, thread) in threads {
-            thread.into_iter().for_each(|thread| thread.join_if(TO_GO, || engine.strong_count() == 0));
+            thread.into_iter().for_each(|thread| thread.join_if(JOIN_LIMIT, || engine.strong_count() == 0));
         }
     }
 
-    /// Opens every address of the device. Fails if none can be opened; a single one that cannot is
-    /// reported to whoever wants to use it.
+    /// Opens every address of the device. Fails only if none can be opened; other errors are
+    /// reported to the users of the address.
     fn open_links(&self, poller: &Arc<Poller>) -> Result<(), Error> {
-        self.look_at_host();
+        self.refresh_host_addresses();
         let mut failure = None;
         for (_, gid) in self.adapter.gids().used() {
             if let Err(e) = self.add_link(gid, poller) {
@@ -152,7 +149,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Opens the address `gid`: packets can leave from it and arrive at it from now on.
     pub(crate) fn add_link(&self, gid: Gid, poller: &Poller) -> io::Result<()> {
         static TOLD: Once = Once::new();
         let link = UdpLink::open(gid, self.ifindex(), self.config.gso, self.config.gro)?;
@@ -185,15 +181,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Closes all sockets; queue pairs that exist are cut off.
+    /// Closes all sockets and cuts off the queue pairs.
     fn forget_sockets(&self) {
         self.rx.lock().clear();
         self.table.drain().iter().for_each(|qp| _ = qp.cut_off());
         self.clear();
     }
 
-    /// In the child of a fork: gives up what belongs to the parent. The next opening of the device
-    /// starts the thread again, the next queue pair all of the engine.
+    /// Resets the engine in the child of a fork. The next opening of the device starts the thread
+    /// again, the next queue pair the sockets.
     pub fn abandon(&self) {
         self.started.store(false, Ordering::Release);
         *self.starting.lock() = None;
@@ -205,7 +201,7 @@ impl Engine {
     }
 }
 
-/// Why an address cannot be used, and what to do.
+/// The error for an address that cannot be opened, with advice.
 pub(crate) fn explain(gid: Gid, cause: &io::Error) -> Error {
     let address = gid.to_ip();
     match cause.raw_os_error() {
@@ -233,7 +229,7 @@ mod tests {
     use crate::testing::private_engine;
     use roxe_base::config::config;
 
-    /// An engine of its own that follows its interface, and its thread.
+    /// An engine of one test that follows its interface, and its thread.
     fn engine() -> (Arc<Engine>, Arc<Thread>) {
         let engine = private_engine(config().unwrap());
         engine.watch();
@@ -242,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn who_releases_an_engine_last_finds_its_thread_gone() {
+    fn last_release_ends_thread() {
         for _ in 0..200 {
             let (engine, thread) = engine();
             let other = Arc::clone(&engine);

@@ -1,20 +1,18 @@
-//! What the queue pairs of a device do, as text for `roxe top` and `roxe metrics`: put together by
-//! the background thread when somebody asks, and by nobody else.
+//! State of a device's queue pairs as text for `roxe top` and `roxe metrics`.
 //!
 //! Lines of words: `device` with the names of device and interface, `counter` with name and value,
-//! `qp` with `name=value` for each thing that is known. Takes the locks of the queue pairs, one
-//! after the other.
+//! `qp` with `name=value` pairs. Locks the queue pairs one after the other.
 
 use crate::engine::Engine;
-use crate::queue_pair::Met;
+use crate::queue_pair::QpStats;
 use roxe_transport::qp::{QpStatus, Service};
 use std::fmt::Write;
 
 impl Engine {
-    /// Answers who asks. Background thread only.
-    pub(crate) fn tell_status(&self) {
-        let ears = self.starting.lock();
-        if let Some(socket) = ears.as_ref().and_then(|ears| ears.status.as_ref()) {
+    /// Answers pending requests. Background thread only.
+    pub(crate) fn answer_status(&self) {
+        let control = self.starting.lock();
+        if let Some(socket) = control.as_ref().and_then(|control| control.status.as_ref()) {
             socket.answer(|| self.status_text());
         }
     }
@@ -27,21 +25,21 @@ impl Engine {
         }
         let further = self.further().flat_map(|engine| engine.table.list());
         for qp in self.table.list().into_iter().chain(further) {
-            let (status, met) = qp.status();
-            line(&status, &met, &mut text);
+            let (status, stats) = qp.status();
+            line(&status, &stats, &mut text);
         }
         text
     }
 }
 
-fn line(status: &QpStatus, met: &Met, to: &mut String) {
+fn line(status: &QpStatus, stats: &QpStats, to: &mut String) {
     let QpStatus { qpn, peer: (peer, address), path_mtu, sends, outstanding, .. } = status;
     let QpStatus { unacknowledged, window, reads, sent, received, expected, .. } = status;
     let (service, state) = (service_name(status.service), format!("{:?}", status.state).to_uppercase());
     let address = if address.is_zero() { "-".to_owned() } else { address.to_ip().to_string() };
     let waits = if status.waits_for_receive { 1 } else { 0 };
-    let error = met.error.map_or_else(|| "-".to_owned(), |error| format!("{error:?}"));
-    let losses = met.retries;
+    let error = stats.error.map_or_else(|| "-".to_owned(), |error| format!("{error:?}"));
+    let losses = stats.retries;
     let _ = writeln!(
         to,
         "qp qpn={qpn} service={service} state={state} peer={peer} address={address} path_mtu={path_mtu} \
@@ -54,8 +52,8 @@ fn line(status: &QpStatus, met: &Met, to: &mut String) {
         losses.local_ack_timeout_err,
         losses.rnr_nak_retry_err,
         losses.send_rnr_err,
-        met.sent_bytes,
-        met.received_bytes,
+        stats.sent_bytes,
+        stats.received_bytes,
     );
 }
 
@@ -77,7 +75,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn what_is_told_names_the_device_its_counters_and_its_queue_pairs() {
+    fn status_text_lists_device_counters_and_queue_pairs() {
         let engine = private_engine(config().unwrap());
         engine.counters().sent_packets.add(7);
         engine.table.add_slot(roxe_net::slot::Slot::new(3));

@@ -1,13 +1,12 @@
 //! Queue pairs by number.
 //!
 //! A process owns one or more slots of 4096 numbers each ([`roxe_net::slot`]). Within a slot
-//! numbers are drawn at random, so that a peer cannot guess them. A number that was given back
-//! rests: peers may remember for a while that it had a connection with them, and refuse another one
-//! as stale. On the weakest legal card it does not if no connection can have been known by it.
-//! Finding a QP is a scan over the few slots and one index.
+//! numbers are drawn at random, so that a peer cannot guess them. A freed number is not reused for
+//! a while: peers may remember its connection and refuse a new one as stale. The weakest legal card
+//! reuses the numbers of unconnected queue pairs at once.
 
 use crate::queue_pair::{PREFETCHED, QueuePair};
-use roxe_base::lock::{Lockable, RwLock, lock_raw_and_look, rank};
+use roxe_base::lock::{RwLock, lock_raw_and_look, rank};
 use roxe_base::weakest::{Weakness, has};
 use roxe_memory::prefetch::prefetch_at;
 use roxe_net::slot::{QPNS_PER_SLOT, Slot};
@@ -17,35 +16,31 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A slot takes no more QPs than this, so that a random number is soon found to be free.
+/// Most QPs of a slot, so that a random number is soon found to be free.
 const MAX_PER_SLOT: usize = QPNS_PER_SLOT as usize * 3 / 4;
 
-/// Queue pairs in a [`Recent`].
 const RECENT: usize = 16;
 
-/// What a destination QPN means here.
 #[derive(Debug)]
 pub(crate) enum Lookup {
-    /// This queue pair.
     Found(Arc<dyn QueuePair>),
-    /// A number of ours that no queue pair has.
+    /// A number of this process without a queue pair.
     Unknown,
-    /// A number of another process, or of nobody.
+    /// A number of another process, or of none.
     NotOurs,
 }
 
 #[derive(Debug)]
-struct Owned {
+pub(crate) struct Owned {
     slot: Slot,
     used: usize,
     numbers: Vec<Number>,
-    /// Those that rest, in the order in which they were given back.
+    /// Freed numbers that may not be reused yet, oldest first.
     resting: VecDeque<usize>,
-    /// Those that are to be given at once, on the weakest legal card; the last one first.
+    /// Freed numbers to be reused at once, on the weakest legal card.
     again: Vec<usize>,
 }
 
-/// What becomes of one number.
 #[derive(Clone, Debug)]
 enum Number {
     Free,
@@ -71,7 +66,7 @@ impl Owned {
         })
     }
 
-    /// Takes a free number; the search begins at a random one, or at one that is to be used again.
+    /// Assigns a free number; the search begins at `random`, or at a number to be reused.
     fn take(&mut self, random: u32, make: impl FnOnce(Qpn) -> Arc<dyn QueuePair>) -> Option<()> {
         let random = self.again.pop().map_or(random, |index| index as u32);
         let index = (0..QPNS_PER_SLOT)
@@ -99,9 +94,8 @@ impl Owned {
         }
     }
 
-    /// Of the unused numbers three quarters may rest, so that the others can still not be guessed:
-    /// a process with few queue pairs uses a number again when 3,000 others have been given back
-    /// after it.
+    /// Limits freed numbers to three quarters of the unused ones, so that the others remain
+    /// unpredictable.
     fn wake(&mut self) {
         let most = (self.numbers.len() - self.used) * 3 / 4;
         while self.resting.len() > most {
@@ -113,27 +107,24 @@ impl Owned {
     }
 }
 
-/// All queue pairs of an engine.
 #[derive(Debug, Default)]
 pub(crate) struct QpTable {
-    /// The slots that follow, for who has a queue pair locked.
-    owned: RwLock<rank::OwnedSlots, Vec<Slot>>,
-    slots: RwLock<rank::QpTable, Vec<Owned>>,
-    /// Changes when a queue pair is removed.
+    /// The slots of `slots`, for callers that have a queue pair locked.
+    pub(crate) owned: RwLock<rank::OwnedSlots, Vec<Slot>>,
+    pub(crate) slots: RwLock<rank::QpTable, Vec<Owned>>,
+    /// Incremented when a queue pair is removed.
     version: AtomicU32,
 }
 
-/// The queue pairs that the receive side has met last. Finding one here takes no lock and counts no
-/// reference.
+/// Cache of queue pairs looked up by the receive side, which needs neither lock nor reference
+/// count.
 #[derive(Debug, Default)]
 pub(crate) struct Recent {
-    /// That of the table when they were found.
     version: u32,
     qps: [Option<(Qpn, Arc<dyn QueuePair>)>; RECENT],
 }
 
 impl Recent {
-    /// Keeps a queue pair that was found.
     #[inline]
     pub(crate) fn put(&mut self, qpn: Qpn, qp: Arc<dyn QueuePair>) {
         if let Some(place) = self.qps.get_mut(qpn.get() as usize % RECENT) {
@@ -143,8 +134,7 @@ impl Recent {
 }
 
 impl QpTable {
-    /// As [`QpTable::find`], for the receive side, which gives back what it was handed by
-    /// [`Recent::put`].
+    /// As [`QpTable::find`], for the receive side, which returns the result by [`Recent::put`].
     #[inline]
     pub(crate) fn find_recent(&self, qpn: Qpn, recent: &mut Recent) -> Lookup {
         let version = self.version.load(Ordering::Acquire);
@@ -161,15 +151,14 @@ impl QpTable {
         }
     }
 
-    /// Who `qpn` is.
     #[inline]
     pub(crate) fn find(&self, qpn: Qpn) -> Lookup {
         let slots = self.slots.read();
         let Some(owned) = slots.iter().find(|owned| owned.slot == Slot::of(qpn)) else { return Lookup::NotOurs };
         match owned.numbers.get(index_of(qpn)) {
             Some(Number::Used(qp)) => {
-                // Before its count is changed: that waits for the first line, and the others come
-                // meanwhile.
+                // Before changing the reference count, which stalls on the first cache line while
+                // the others are loaded.
                 prefetch_at(Arc::as_ptr(qp).addr(), PREFETCHED);
                 Lookup::Found(Arc::clone(qp))
             }
@@ -177,7 +166,6 @@ impl QpTable {
         }
     }
 
-    /// The queue pair `qpn`, if it is one of ours.
     pub(crate) fn get(&self, qpn: Qpn) -> Option<Arc<dyn QueuePair>> {
         match self.find(qpn) {
             Lookup::Found(qp) => Some(qp),
@@ -185,25 +173,22 @@ impl QpTable {
         }
     }
 
-    /// The slot that was added first.
     pub(crate) fn first_slot(&self) -> Option<Slot> {
         self.owned.read().first().copied()
     }
 
-    /// Gives the table a slot that this process has claimed.
     pub(crate) fn add_slot(&self, slot: Slot) {
         let mut slots = self.slots.write();
         self.owned.write().push(slot);
         slots.push(Owned::new(slot));
     }
 
-    /// Stores what `make` returns under a free number. False: all slots are full; add one.
+    /// Stores the result of `make` under a free number. Returns false if all slots are full.
     pub(crate) fn insert(&self, random: u32, make: impl FnOnce(Qpn) -> Arc<dyn QueuePair>) -> bool {
         let mut slots = self.slots.write();
         slots.iter_mut().find(|owned| owned.used < MAX_PER_SLOT).and_then(|owned| owned.take(random, make)).is_some()
     }
 
-    /// Forgets `qpn`.
     pub(crate) fn remove(&self, qpn: Qpn) {
         let mut slots = self.slots.write();
         if let Some(owned) = slots.iter_mut().find(|owned| owned.slot == Slot::of(qpn)) {
@@ -212,7 +197,7 @@ impl QpTable {
         }
     }
 
-    /// Takes everything out, the slots too.
+    /// Removes all queue pairs and slots.
     pub(crate) fn drain(&self) -> Vec<Arc<dyn QueuePair>> {
         let slots = std::mem::take(&mut *self.slots.write());
         self.owned.write().clear();
@@ -220,25 +205,14 @@ impl QpTable {
         slots.iter().flat_map(Owned::qps).map(Arc::clone).collect()
     }
 
-    /// All queue pairs.
     pub(crate) fn list(&self) -> Vec<Arc<dyn QueuePair>> {
         self.slots.read().iter().flat_map(Owned::qps).map(Arc::clone).collect()
     }
 
-    /// Takes the lock for the fork handlers, which release it through [`QpTable::raw`], and lists
+    /// Locks the table for the fork handlers, which unlock it through [`QpTable::raw`], and lists
     /// the queue pairs.
     pub(crate) fn lock_and_list(&self) -> Vec<Arc<dyn QueuePair>> {
         lock_raw_and_look(&self.slots, |slots| slots.iter().flat_map(Owned::qps).map(Arc::clone).collect())
-    }
-
-    /// The lock of the list of slots, for the fork handlers.
-    pub(crate) fn raw_owned(&self) -> &impl Lockable {
-        &self.owned
-    }
-
-    /// The lock of the table.
-    pub(crate) fn raw(&self) -> &impl Lockable {
-        &self.slots
     }
 }
 

@@ -1,8 +1,8 @@
-//! What the unit tests share: an engine of their own, and a queue pair that does nothing.
+//! Shared by unit tests: a private engine, and a queue pair that does nothing.
 
 use crate::engine::{Engine, Services};
 use crate::flow_control::Grant;
-use crate::queue_pair::{Met, QueuePair, VisitOutcome};
+use crate::queue_pair::{QpStats, QueuePair, VisitOutcome};
 use crate::run::{Joined, Run, RxTools};
 use roxe_base::config::{Config, config};
 use roxe_base::lock::Lockable;
@@ -19,12 +19,12 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// An engine on loopback that no other test uses, and that nobody is above.
+/// An engine on loopback that no other test uses, without services.
 pub(crate) fn private_engine(config: &'static Config) -> Arc<Engine> {
     engine_on(&Netdev::find(1).unwrap().unwrap(), config)
 }
 
-/// The same, whose only address is one of loopback that nobody else uses.
+/// [`private_engine`] with one loopback address that no other test uses.
 pub(crate) fn private_engine_at(address: Ipv4Addr) -> Arc<Engine> {
     let loopback = Netdev::find(1).unwrap().unwrap();
     engine_on(&Netdev { addresses: vec![address.into()], ..loopback }, config().unwrap())
@@ -35,7 +35,7 @@ fn engine_on(netdev: &Netdev, config: &'static Config) -> Arc<Engine> {
     Engine::new(adapter, 0, config, None, Arc::new(Nobody))
 }
 
-/// Takes nothing.
+/// Ignores all calls.
 #[derive(Debug)]
 struct Nobody;
 
@@ -47,7 +47,7 @@ impl Services for Nobody {
     fn interface_changed(&self, _: &Engine) {}
 }
 
-/// A queue pair with this number that takes everything and does nothing.
+/// A queue pair that accepts everything and does nothing.
 #[derive(Debug)]
 pub(crate) struct FakeQp(pub(crate) Qpn);
 
@@ -64,7 +64,7 @@ impl QueuePair for FakeQp {
         Service::Rc
     }
 
-    fn status(&self) -> (QpStatus, Met) {
+    fn status(&self) -> (QpStatus, QpStats) {
         let (psn, peer) = (Psn::new(0), (Qpn::new(0), Gid::default()));
         let status = QpStatus {
             qpn: self.0,
@@ -82,7 +82,7 @@ impl QueuePair for FakeQp {
             expected: psn,
             waits_for_receive: false,
         };
-        (status, Met::default())
+        (status, QpStats::default())
     }
 
     fn receive(&self, _: Run<'_>, _: &mut RxTools<'_>, _: Instant) -> VisitOutcome {

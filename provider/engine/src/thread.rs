@@ -1,12 +1,10 @@
-//! The background thread, how it comes and goes; and what threads ask of the system. **Unsafe
-//! room**: pthread_sigmask, pthread_timedjoin_np, sched_setattr, getrusage.
+//! Start and end of the background thread, and its scheduling. **Unsafe room**: pthread_sigmask,
+//! pthread_timedjoin_np, sched_setattr, getrusage.
 //!
-//! Other cards have no thread, so programs do between two verbs what is only safe with none about.
-//! Libfabric writes jumps over functions of libc (madvise, mmap, munmap ...) right after it has
-//! looked at a device: a thread of ours that was inside one of them, to get its first memory or to
-//! give back its last, came back into the middle of a jump (seen as a SIGSEGV, in 2 of 90 runs of
-//! `fi_pingpong -e dgram`). So who starts the thread waits until it has what it needs, and who
-//! closes the device for the last time waits until it is gone. Knows nothing of what engines do.
+//! Other providers have no thread, so programs do things between two verbs that are only safe while
+//! no other thread runs. Libfabric patches libc functions (madvise, mmap, munmap ...) right after
+//! listing devices; a thread that is allocating inside one of them crashes. Therefore starting the
+//! thread waits until it has allocated what it needs, and the last close waits until it is gone.
 
 use crate::poller::Poller;
 use roxe_base::cancel::uncancelled;
@@ -18,27 +16,23 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The longest wait for the thread to come, and to go. Both take microseconds, up to a tenth of a
-/// second where namespaces come and go. But a thread may need the lock of the dynamic loader, and a
-/// program that opens or closes a device in a constructor or destructor of a library has that. With
-/// glibc 2.36 a thread needs it to come. Tests hold no such lock, and want to see the thread gone
-/// however busy the machine is.
-pub(crate) const TO_COME: Duration = Duration::from_millis(100);
-pub(crate) const TO_GO: Duration = if cfg!(test) { Duration::from_secs(60) } else { Duration::from_secs(1) };
+/// Longest waits for the thread to start and to end, which normally takes microseconds. They are
+/// bounded because the thread may need the lock of the dynamic loader, which a program holds when
+/// it opens or closes a device in a library's constructor or destructor. Tests hold no such lock.
+pub(crate) const START_LIMIT: Duration = Duration::from_millis(100);
+pub(crate) const JOIN_LIMIT: Duration = if cfg!(test) { Duration::from_secs(60) } else { Duration::from_secs(1) };
 
-/// The background thread of an engine, as both know it.
 #[derive(Debug)]
 pub(crate) struct Thread {
     poller: Arc<Poller>,
-    /// Held by the thread while it has hold of its engine.
+    /// Held by the thread while it holds a strong reference to its engine.
     turn: Mutex<rank::ThreadTurn, ()>,
-    /// Taken by who waits for its end.
     handle: Mutex<rank::ThreadHandle, Option<JoinHandle<()>>>,
 }
 
 impl Thread {
-    /// Starts it, to do `prepare` and then `body`; returns when the first is done, or takes longer
-    /// than `limit`.
+    /// Starts the thread, which runs `prepare`, then `body`. Returns after `prepare`, or after
+    /// `limit`.
     pub(crate) fn start(
         limit: Duration,
         poller: Poller,
@@ -54,25 +48,23 @@ impl Thread {
             body(&own);
         })?;
         *thread.handle.lock() = Some(handle);
-        // What ends the wait is that the other half of the channel is gone, also with a panic.
+        // Dropping the sender ends the wait, also by a panic.
         let _ = is_prepared.recv_timeout(limit);
         Ok(thread)
     }
 
-    /// What it sleeps on.
     pub(crate) fn poller(&self) -> &Arc<Poller> {
         &self.poller
     }
 
-    /// One turn of the thread, in which it may have hold of its engine.
+    /// Runs one turn of the thread, in which it may hold its engine.
     pub(crate) fn turn<R>(&self, turn: impl FnOnce() -> R) -> R {
         let _turn = self.turn.lock();
         turn()
     }
 
-    /// For who has let go of the engine, with no lock held: if nobody has it any more, which
-    /// `is_over` says correctly between two turns, this waits until the thread is gone, but not
-    /// longer than `limit`.
+    /// Called without locks after a reference to the engine was dropped: if it was the last one
+    /// (`is_over`, reliable between two turns), waits up to `limit` for the thread to end.
     pub(crate) fn join_if(&self, limit: Duration, is_over: impl FnOnce() -> bool) {
         let turn = self.turn.try_lock_for(limit);
         let is_over = turn.is_some() && is_over();
@@ -84,14 +76,14 @@ impl Thread {
     }
 }
 
-/// Waits for the end of a thread, but not longer than `limit`.
+/// Joins a thread, or detaches it after `limit`.
 fn join(handle: JoinHandle<()>, limit: Duration) {
-    // The call knows no other clock than that of the wall.
+    // pthread_timedjoin_np takes wall-clock time.
     let until = timespec(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() + limit);
-    // A number or a pointer, as the C library has it.
+    // An integer or a pointer, depending on the C library.
     let thread = handle.into_pthread_t() as libc::pthread_t;
     // SAFETY: a thread that was neither joined nor detached, and is one of the two here; `until`
-    // outlives the call, and nobody wants its result.
+    // outlives the call; its result is not used.
     uncancelled(|| unsafe {
         if libc::pthread_timedjoin_np(thread, std::ptr::null_mut(), &raw const until) != 0 {
             libc::pthread_detach(thread);
@@ -99,8 +91,7 @@ fn join(handle: JoinHandle<()>, limit: Duration) {
     });
 }
 
-/// Runs `f` on a new thread that takes no signals: handlers of the program belong on threads of the
-/// program.
+/// Runs `f` on a new thread with signals blocked: the program's handlers belong on its own threads.
 fn spawn_without_signals(name: &str, f: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     // SAFETY: an all-zero signal set is valid memory for the calls that fill it; both masks outlive
     // the calls.
@@ -119,13 +110,9 @@ fn spawn_without_signals(name: &str, f: impl FnOnce() + Send + 'static) -> io::R
     }
 }
 
-/// Asks the scheduler to run the calling thread in short slices, so that it comes to run soon after
-/// a wake-up although programs spin on every processor: with two spinning programs on two
-/// processors the typical `ib_write_lat -s 8` went from 4,000 us to between 30 and 580, on a busy
-/// machine both times; 560 on a quiet one. Kernels before 6.12 take the wish and do not know it; a
-/// refusal changes nothing.
+/// Requests short time slices for the calling thread, so that it runs soon after a wake-up although
+/// programs spin on every CPU. Kernels before 6.12 ignore the request.
 pub(crate) fn prefer_short_slices() {
-    /// The shortest slice the kernel grants, nanoseconds.
     const SLICE: u64 = 100_000;
     // SAFETY: `attr` is a complete sched_attr of the size told to the kernel, which writes it and
     // then reads it; 0 is the calling thread.
@@ -141,8 +128,7 @@ pub(crate) fn prefer_short_slices() {
     }
 }
 
-/// How often somebody else has had the processor although the calling thread would have gone on, or
-/// had offered it.
+/// Number of involuntary context switches of the calling thread.
 pub(crate) fn preemptions() -> u64 {
     // SAFETY: all zero is a valid value, and the kernel writes a complete one. A refusal leaves a
     // count that stands still.
@@ -158,11 +144,11 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    // Longer than any machine that runs tests keeps a thread from its processor.
+    // Longer than a test machine ever keeps a thread from running.
     const AGES: Duration = Duration::from_secs(60);
 
     #[test]
-    fn who_starts_the_thread_finds_it_prepared() {
+    fn start_returns_after_prepare() {
         for _ in 0..100 {
             let is_prepared = Arc::new(AtomicBool::new(false));
             let own = Arc::clone(&is_prepared);
@@ -176,13 +162,14 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_does_not_come_or_go_is_not_waited_for_for_ever() {
+    fn start_and_join_are_bounded() {
         let (come, may_come) = mpsc::channel::<()>();
         let (go, may_go) = mpsc::channel::<()>();
         let prepare = move || may_come.recv().unwrap();
-        let thread = Thread::start(TO_COME, Poller::new().unwrap(), prepare, move |_| may_go.recv().unwrap()).unwrap();
+        let thread =
+            Thread::start(START_LIMIT, Poller::new().unwrap(), prepare, move |_| may_go.recv().unwrap()).unwrap();
         come.send(()).unwrap();
-        thread.join_if(TO_COME, || true);
+        thread.join_if(START_LIMIT, || true);
         go.send(()).unwrap();
     }
 }

@@ -1,13 +1,11 @@
-//! Packets on their way out: one staging buffer per thread, filled by the transport, sealed and
-//! sent in runs.
+//! Sending packets: one staging buffer per thread, filled by the transport, then sealed and sent in
+//! runs.
 //!
-//! A run is what one system call sends: packets of one size (the last may be shorter) to one
-//! process. The size bounds are those of a segmented UDP send. Copying into the buffer and sending
-//! from there beats gathering from application memory, and the ICRC is that of the copy, so memory
-//! that changes meanwhile cannot spoil it. Where the processor can, payloads are summed up while
-//! they are copied, and sealing only adds the headers.
+//! One system call sends a run: packets of one size (the last may be shorter) to one process,
+//! within the bounds of segmented UDP sends. The payload is copied, not gathered from application
+//! memory, so that the ICRC stays right if the program changes its memory meanwhile. Where the
+//! processor allows, the copy also sums the payload, and sealing adds only the headers.
 
-mod frames;
 mod intercepted;
 mod tx_path;
 
@@ -18,6 +16,7 @@ use crate::run::is_ack;
 use roxe_memory::crc::Folding;
 use roxe_memory::guard::Sum;
 use roxe_net::link::{MAX_BYTES, MAX_SEGMENTS, SendError, Taken};
+use roxe_net::raw::FrameSender;
 use roxe_net::slot::Slot;
 use roxe_net::udp::UdpLink;
 use roxe_observe::counters::Counters;
@@ -29,69 +28,63 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes and packets of a batch: a run that began in the first half is never cut short by its end.
-/// More would not fit the second level cache beside the program's data, which cost 13 % at 1 MB
-/// messages.
+/// Bytes of a batch: a run that begins in the first half is never cut short by its end. More would
+/// not fit the second level cache beside the program's data.
 const BUFFER: usize = 2 * MAX_BYTES;
 const MAX_PACKETS: usize = 2 * MAX_SEGMENTS;
-/// Most bytes that are moved to put an acknowledgement behind them. Moving more costs as much as a
-/// system call.
+/// Most bytes moved to put an acknowledgement behind them; moving more costs as much as a system
+/// call.
 const MAX_TURNED: usize = 8 << 10;
 
-/// A payload that was summed up while it was copied into a packet.
+/// A payload summed while it was copied into a packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Copied {
-    /// The address it was copied to.
+    /// Destination address of the copy.
     pub to: usize,
-    /// The sum of its first bytes.
+    /// Sum of the first bytes.
     pub sum: Sum,
 }
 
-/// One packet of the buffer.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// Where it starts.
     start: usize,
-    /// Bytes, with the ICRC.
+    /// Length in bytes with the ICRC.
     len: usize,
-    /// Its address vector in `avs`.
     av: usize,
-    /// The process that shall get it: a run is steered as a whole by its first packet.
+    /// Owner of the destination QPN: a run is steered as a whole by its first packet.
     owner: Slot,
-    /// Where it comes from, for an interceptor.
+    /// Origin, for the interceptor.
     note: PacketNote,
-    /// The part of it that was summed up when it was copied.
     summed: Option<Summed>,
 }
 
-/// The packets of one visit to a queue pair.
+/// The staged packets of one visit to a queue pair.
 #[derive(Debug)]
 pub struct Batch {
     bytes: Vec<u8>,
     used: usize,
     packets: Vec<Entry>,
     avs: Vec<Av>,
-    /// The first packet of the newest run.
     newest: usize,
-    /// Room for what [`Batch::lend_copied`] lends.
+    /// List lent by [`Batch::lend_copied`].
     copied: Vec<Copied>,
-    /// Between the addresses of the last run.
+    /// Sealer for the addresses of the last run.
     sealer: Sealer,
 }
 
 thread_local! {
-    /// The buffer of this thread while nobody uses it.
+    /// The unused buffer of this thread.
     static SPARE: Cell<Option<Box<Batch>>> = const { Cell::new(None) };
 }
 
 impl Batch {
-    /// The buffer of this thread, empty.
+    /// Takes the empty buffer of this thread.
     pub fn take() -> Box<Self> {
-        // A thread that is ending has no spare any more and gets a buffer for once.
+        // A thread that is exiting has no spare buffer any more.
         SPARE.try_with(Cell::take).ok().flatten().unwrap_or_else(|| Box::new(Self::new()))
     }
 
-    /// Keeps the buffer for the next user on this thread.
+    /// Returns the buffer for the next use on this thread.
     pub fn put_back(mut self: Box<Self>) {
         self.clear();
         let _ = SPARE.try_with(|spare| spare.set(Some(self)));
@@ -115,12 +108,12 @@ impl Batch {
         self.avs.clear();
     }
 
-    /// An empty list for [`Batch::note_copied`].
+    /// Lends an empty list for [`Batch::note_copied`].
     pub fn lend_copied(&mut self) -> Vec<Copied> {
         std::mem::take(&mut self.copied)
     }
 
-    /// These payloads were summed up on their way into packets, in their order.
+    /// Records the payloads summed during the copy, in packet order.
     pub fn note_copied(&mut self, mut copied: Vec<Copied>) {
         if copied.is_empty() {
             self.copied = copied;
@@ -139,20 +132,21 @@ impl Batch {
         self.copied = copied;
     }
 
-    /// Whether a packet of `len` bytes on the way of the newest packet is of the size and the way
-    /// of the newest run.
+    /// Returns true if a packet of `len` bytes to the newest packet's destination continues its
+    /// run.
     fn continues_run(&self, len: usize) -> bool {
         let (Some(first), Some(last)) = (self.packets.get(self.newest), self.packets.last()) else { return false };
         first.av == last.av && last.len == first.len && len <= first.len
     }
 
-    /// Whether the newest run has room for `count` packets of `len` bytes more.
+    /// Returns true if the newest run has room for `count` more packets of `len` bytes.
     fn run_has_room(&self, len: usize, count: usize) -> bool {
         let start = self.packets.get(self.newest).map_or(self.used, |first| first.start);
         self.packets.len() - self.newest + count <= MAX_SEGMENTS && self.used + count * len - start <= MAX_BYTES
     }
 
-    /// Room for a packet of `len` bytes to `to`, or a frame, along `av`; `None`: the batch is full.
+    /// Room for a packet of `len` bytes (or a frame) to `to` along `av`; `None` if the batch is
+    /// full.
     pub fn room(&mut self, av: &Av, to: Qpn, len: usize, note: &PacketNote) -> Option<&mut [u8]> {
         let (start, total) = (self.used, len + icrc::LEN);
         let same_way = self.avs.last() == Some(av);
@@ -173,29 +167,27 @@ impl Batch {
         self.bytes.get_mut(start..start + len)
     }
 
-    /// Whether `count` packets of `len` bytes more leave with the newest ones, in one send.
+    /// Returns true if `count` more packets of `len` bytes leave in the newest run's system call.
     fn fits_same_send(&self, len: usize, count: usize) -> bool {
         let total = len + icrc::LEN;
-        // A shorter one ends the run.
+        // A shorter packet ends the run.
         let may_follow = count == 1 || self.packets.last().is_some_and(|last| last.len == total);
         may_follow && self.continues_run(total) && self.run_has_room(total, count)
     }
 
-    /// Takes the last packet back.
     fn retract(&mut self) {
         if let Some(entry) = self.packets.pop() {
             self.used = entry.start;
         }
     }
 
-    /// Whether there is room for a whole run.
+    /// Returns true if there is room for a whole run.
     fn has_room(&self) -> bool {
         self.used + MAX_BYTES <= BUFFER && self.packets.len() + MAX_SEGMENTS <= MAX_PACKETS
     }
 
-    /// Seals and sends everything, in order; `ordinal` says which queue pair of this process it
-    /// comes from, `cached` is the link that one used last. What cannot be sent is lost and
-    /// counted, as on any network.
+    /// Seals and sends all packets in order. `ordinal` identifies the queue pair to fault rules;
+    /// `cached` is its last link. Packets that cannot be sent are lost and counted.
     pub fn flush(&mut self, engine: &Engine, ordinal: u32, cached: &mut Option<Arc<UdpLink>>) {
         if let Some(interceptor) = engine.interceptor() {
             self.flush_intercepted(engine, interceptor, ordinal, cached);
@@ -218,26 +210,52 @@ impl Batch {
         self.clear();
     }
 
-    /// Where packet `at` goes; `None` behind the last one.
+    /// Sends all staged packets as frames in order. Frames that cannot be sent are lost and
+    /// counted.
+    pub fn flush_frames(&mut self, link: &FrameSender, counters: &Counters) {
+        let mut at = 0;
+        while let Some(rest) = self.packets.get(at..).filter(|rest| !rest.is_empty()) {
+            // Each staged packet has room for an ICRC, which frames do not use.
+            let mut frames =
+                rest.iter().filter_map(|entry| self.bytes.get(entry.start..entry.start + entry.len - icrc::LEN));
+            match if link.queue().is_empty() { link.send(frames.clone()) } else { Ok(0) } {
+                Ok(count @ 1..) => {
+                    counters.sent_frames.add(count as u64);
+                    at += count;
+                    continue;
+                }
+                Ok(0) | Err(SendError::Full) => match link.send_later(frames.next().unwrap_or_default()) {
+                    Ok(Taken::Queued) => {}
+                    Ok(Taken::Sent) => counters.sent_frames.add(1),
+                    Err(SendError::QueueFull) => counters.tx_queue_full.add(1),
+                    Err(_) => counters.send_errors.add(1),
+                },
+                Err(_) => counters.send_errors.add(1),
+            }
+            at += 1;
+        }
+        self.clear();
+    }
+
     fn av(&self, at: usize) -> Option<Av> {
         let entry = self.packets.get(at)?;
         self.avs.get(entry.av).copied()
     }
 
-    /// Sends the run that starts with packet `at` and returns where the next one starts.
+    /// Sends the run that starts at packet `at`; returns the start of the next.
     fn send_from(&mut self, at: usize, link: &UdpLink, net: &NetHeader, counters: &Counters) -> usize {
         let run = self.run_from(at, link.max_segments(net.dst));
         self.seal(run.clone(), net);
         if self.send_run(run.clone(), link, net, counters) {
             return run.end;
         }
-        // The link takes them one by one.
+        // The link sends single packets from now on.
         at
     }
 
-    /// If packet `at` is an acknowledgement in front of longer packets of one size, puts it behind
-    /// them: only the last packet of a run may be shorter, and so all leave with one system call.
-    /// The receiver, which is roxe on this host, takes it first all the same ([`Run::packets`]).
+    /// Moves an acknowledgement at `at` behind following longer packets of one size, so that all
+    /// leave in one system call: only the last packet of a run may be shorter. The receiver, roxe
+    /// on this host, processes it first ([`Run::packets`]).
     ///
     /// [`Run::packets`]: crate::run::Run::packets
     fn put_ack_last(&mut self, at: usize) {
@@ -263,7 +281,7 @@ impl Batch {
         }
     }
 
-    /// The longest run that starts with packet `at`.
+    /// The longest run that starts at packet `at`.
     fn run_from(&self, at: usize, max: usize) -> Range<usize> {
         let Some(first) = self.packets.get(at) else { return at..at };
         let mut end = at + 1;
@@ -282,10 +300,9 @@ impl Batch {
         at..end
     }
 
-    /// Writes the ICRCs of a run.
     fn seal(&mut self, run: Range<usize>, net: &NetHeader) {
         self.sealer.retarget(net);
-        // The kernel counts the identifications of a run from 0.
+        // The kernel counts IPv4 identifications from 0 in each run.
         for (ident, entry) in self.packets.get(run).unwrap_or_default().iter().enumerate() {
             if let Some(packet) = self.bytes.get_mut(entry.start..entry.start + entry.len) {
                 self.sealer.seal::<Folding>(ident as u16, packet, entry.summed.as_ref());
@@ -293,14 +310,13 @@ impl Batch {
         }
     }
 
-    /// Sends one sealed run; false if the link did not take several packets at once.
+    /// Sends a sealed run. Returns false if the link refused segmentation.
     #[inline]
     fn send_run(&self, run: Range<usize>, link: &UdpLink, net: &NetHeader, counters: &Counters) -> bool {
         let Some(first) = self.packets.get(run.start) else { return true };
         send(link, net, self.bytes_of(run.clone()), first.len, run.len(), counters)
     }
 
-    /// The packets of a run, one behind the other.
     fn bytes_of(&self, run: Range<usize>) -> &[u8] {
         let packets = self.packets.get(run).unwrap_or_default();
         let (Some(first), Some(last)) = (packets.first(), packets.last()) else { return &[] };
@@ -308,7 +324,7 @@ impl Batch {
     }
 }
 
-/// Sends a run of `count` packets; false if the link did not take several at once.
+/// Sends a run of `count` packets. Returns false if the link refused segmentation.
 fn send(link: &UdpLink, to: &NetHeader, bytes: &[u8], segment: usize, count: usize, counters: &Counters) -> bool {
     link.set_hot();
     match link.send(to, bytes, segment) {
@@ -324,7 +340,7 @@ fn send(link: &UdpLink, to: &NetHeader, bytes: &[u8], segment: usize, count: usi
     true
 }
 
-/// The link of a local address, kept in `cached`; without one a packet is lost and counted.
+/// The link of a local address, kept in `cached`. Without one, the packet is counted as lost.
 fn find_link<'c>(engine: &Engine, sgid: Gid, cached: &'c mut Option<Arc<UdpLink>>) -> Option<&'c Arc<UdpLink>> {
     if cached.as_ref().is_none_or(|link| link.gid() != sgid) {
         *cached = engine.link(sgid);
@@ -335,7 +351,6 @@ fn find_link<'c>(engine: &Engine, sgid: Gid, cached: &'c mut Option<Arc<UdpLink>
     cached.as_ref()
 }
 
-/// The headers around the packets of a run.
 fn header(engine: &Engine, link: &UdpLink, av: &Av) -> NetHeader {
     NetHeader {
         src: link.gid(),
@@ -383,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_has_one_size_one_process_one_way_and_maybe_a_short_end() {
+    fn run_ends_at_size_owner_or_path_change() {
         let mut batch = Batch::new();
         for len in [116, 100, 100, 60, 60] {
             push(&mut batch, &av(1), 0x1000, len);
@@ -399,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_full_with_a_whole_run_or_without_room_for_one() {
+    fn batch_is_full_without_room_for_a_run() {
         let mut batch = Batch::new();
         let fill =
             |len, batch: &mut Batch| (0..1000).take_while(|_| batch.room(&av(1), QPN, len, &NOTE).is_some()).count();
@@ -417,15 +432,14 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_no_longer_than_one_send() {
+    fn run_is_at_most_one_send() {
         let mut batch = Batch::new();
         push(&mut batch, &av(1), 0x1000, 4124);
         (1..17).for_each(|_| push(&mut batch, &av(1), 0x1000, 4108));
         assert_eq!(runs(&batch, 64), [0..2, 2..17]);
         batch.clear();
         (0..10).for_each(|_| push(&mut batch, &av(1), 0x1000, 4108));
-        // What comes behind a packet that began a run and was taken back counts as another run of
-        // the same packets.
+        // A packet after a retracted start of a run begins a new run.
         push(&mut batch, &av(1), 0x1000, 5000);
         batch.retract();
         (10..20).for_each(|_| push(&mut batch, &av(1), 0x1000, 4108));
@@ -433,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_run_is_what_still_leaves_with_it() {
+    fn fits_same_send_counts_rest_of_run() {
         let left = |batch: &Batch, len| (1..).take_while(|&count| batch.fits_same_send(len, count)).count();
         let mut batch = Batch::new();
         assert_eq!(left(&batch, 100), 0);
@@ -452,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn a_retracted_packet_leaves_no_trace() {
+    fn retracted_packet_leaves_no_trace() {
         let mut batch = Batch::new();
         push(&mut batch, &av(1), 0x1000, 100);
         push(&mut batch, &av(1), 0x1000, 200);
@@ -463,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_without_segments_gets_every_packet_alone_with_identification_0() {
+    fn link_without_segments_sends_single_packets_with_ident_0() {
         let open = |last| UdpLink::open(av(last).dgid, 1, true, false).unwrap();
         let (from, to) = (open(3), open(4));
         let no_segments = [[0; 400]];
@@ -486,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_the_kernel_does_not_cut_leaves_packet_by_packet_and_is_counted() {
+    fn refused_segmentation_falls_back_to_single_packets() {
         let open = |last| UdpLink::open(av(last).dgid, 1, true, false).unwrap();
         let (from, to, counters) = (open(8), open(9), Counters::default());
         let mut batch = Batch::new();
@@ -541,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segmented_run_counts_its_identifications() {
+    fn segmented_run_counts_identifications() {
         let open = |last, gro| UdpLink::open(av(last).dgid, 1, true, gro).unwrap();
         let (from, to) = (open(5, true), open(6, true));
         let mut batch = Batch::new();

@@ -1,6 +1,4 @@
-//! The instructions of classic BPF that our kernel programs are made of. Touches nothing.
-//!
-//! `man 7 bpf-helpers` does not list them; <linux/bpf_common.h> does.
+//! Instructions of classic BPF used by our kernel programs (<linux/bpf_common.h>).
 
 use libc::sock_filter;
 
@@ -16,20 +14,19 @@ pub(super) const JUMP_SET: u16 = 0x45;
 pub(super) const RETURN: u16 = 0x06;
 pub(super) const RETURN_A: u16 = 0x16;
 
-/// Most instructions of a program that the kernel takes.
 pub(super) const MAX_LEN: usize = 4096;
 
-/// Ends a socket filter: the packet is taken whole.
+/// Accepts the whole packet.
 pub(super) const PASS: sock_filter = op(RETURN, u32::MAX);
-/// Ends a socket filter: the packet is dropped.
+/// Drops the packet.
 pub(super) const DROP: sock_filter = op(RETURN, 0);
 
-/// An instruction that does not branch.
+/// An instruction without branch.
 pub(super) const fn op(code: u16, k: u32) -> sock_filter {
     sock_filter { code, jt: 0, jf: 0, k }
 }
 
-/// Passes by `jt` instructions if the comparison holds, and by `jf` if it does not.
+/// Skips `jt` instructions if the comparison holds, else `jf`.
 pub(super) const fn jump(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
     sock_filter { code, jt, jf, k }
 }

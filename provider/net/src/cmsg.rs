@@ -1,22 +1,18 @@
-//! Control messages of `sendmsg` and `recvmsg` as plain bytes: a writer and an iterator, both
-//! without pointers.
-//!
-//! A message is a `cmsghdr` (length including itself, level, type), its data, and padding to the
-//! size of a pointer (`man cmsg`). Touches nothing.
+//! Control messages of `sendmsg` and `recvmsg` as plain bytes (`man cmsg`): a writer and an
+//! iterator, both without pointers.
 
 use libc::c_int;
 use std::mem::size_of;
 use std::os::fd::RawFd;
 use std::time::{Duration, SystemTime};
 
-/// Bytes of control messages in one call: five small ones.
+/// Bytes of control messages of one call: five small ones.
 pub(crate) const CAPACITY: usize = 128;
-/// Most descriptors of one message that we send.
 const MAX_DESCRIPTORS: usize = 4;
 const HEADER: usize = size_of::<libc::cmsghdr>();
 const WORD: usize = size_of::<usize>();
 
-/// A buffer for control messages, aligned as the kernel's headers want.
+/// A buffer for control messages with the alignment of the kernel's headers.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(8))]
 pub struct Control {
@@ -25,28 +21,24 @@ pub struct Control {
 }
 
 impl Control {
-    /// No messages yet.
     pub(crate) const fn new() -> Self {
         Self { bytes: [0; CAPACITY], len: 0 }
     }
 
-    /// The messages.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or_default()
     }
 
-    /// The whole buffer, for the kernel to write into; tell how much it wrote with
-    /// [`Control::set_len`].
+    /// The whole buffer for the kernel to write into; follow with [`Control::set_len`].
     pub(crate) fn as_mut_buffer(&mut self) -> &mut [u8; CAPACITY] {
         &mut self.bytes
     }
 
-    /// How many bytes of the buffer the kernel filled.
     pub(crate) fn set_len(&mut self, len: usize) {
         self.len = len.min(CAPACITY);
     }
 
-    /// Appends a message; false if there is no room.
+    /// Appends a message. Returns false if there is no room.
     pub(crate) fn push(&mut self, level: c_int, kind: c_int, data: &[u8]) -> bool {
         let len = HEADER + data.len();
         let Some(room) = self.bytes.get_mut(self.len..self.len + len.next_multiple_of(WORD)) else { return false };
@@ -59,7 +51,6 @@ impl Control {
         true
     }
 
-    /// Appends descriptors for the other process.
     pub(crate) fn push_descriptors(&mut self, fds: &[RawFd]) -> bool {
         let mut data = [0; 4 * MAX_DESCRIPTORS];
         data.chunks_exact_mut(4).zip(fds).for_each(|(out, fd)| out.copy_from_slice(&fd.to_ne_bytes()));
@@ -67,7 +58,7 @@ impl Control {
         !data.is_empty() && self.push(libc::SOL_SOCKET, libc::SCM_RIGHTS, data)
     }
 
-    /// The messages as (level, type, data). Stops at the first one that is not whole.
+    /// The messages as (level, type, data), up to the first incomplete one.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Message<'_>> {
         let mut rest = self.as_bytes();
         std::iter::from_fn(move || {
@@ -84,10 +75,9 @@ impl Default for Control {
     }
 }
 
-/// Level, type and data.
 type Message<'a> = (c_int, c_int, &'a [u8]);
 
-/// The first message of `bytes` and what follows it.
+/// The first message of `bytes` and the rest.
 fn split_message(bytes: &[u8]) -> Option<(Message<'_>, &[u8])> {
     let (header, rest) = bytes.split_first_chunk::<HEADER>()?;
     let len = usize::from_ne_bytes(*header.first_chunk()?);
@@ -98,14 +88,14 @@ fn split_message(bytes: &[u8]) -> Option<(Message<'_>, &[u8])> {
     Some(((level, kind, data), behind))
 }
 
-/// The `struct timespec` in the data of a message, as time since 1970.
+/// The `struct timespec` of a message, as time since 1970.
 pub(crate) fn time(data: &[u8]) -> Option<SystemTime> {
     let (seconds, rest) = data.split_first_chunk()?;
     let [seconds, nanos] = [*seconds, *rest.first_chunk()?].map(i64::from_ne_bytes).map(u64::try_from);
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds.ok()?) + Duration::from_nanos(nanos.ok()?))
 }
 
-/// The `int` in the data of a message; IPv4 TOS is a single byte.
+/// The `int` of a message; IPv4 TOS is a single byte.
 pub(crate) fn int(data: &[u8]) -> c_int {
     match *data {
         [byte] => c_int::from(byte),
@@ -119,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_read_in_the_order_in_which_they_were_pushed() {
+    fn messages_are_read_in_push_order() {
         let mut control = Control::new();
         assert!(control.push(17, 103, &4112u16.to_ne_bytes()));
         assert!(control.push(0, 1, &7i32.to_ne_bytes()));
@@ -128,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_buffer_refuses_and_stays_whole() {
+    fn full_buffer_refuses_and_keeps_messages() {
         let mut control = Control::new();
         let pushed = (0..20).take_while(|_| control.push(1, 2, &[0; 4])).count();
         assert_eq!(pushed, CAPACITY / (HEADER + 4).next_multiple_of(WORD));
@@ -137,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_lengths_end_the_iteration() {
+    fn invalid_length_ends_iteration() {
         for len in [0, HEADER - 1, CAPACITY + 1, usize::MAX] {
             let mut control = Control::new();
             control.as_mut_buffer()[..WORD].copy_from_slice(&len.to_ne_bytes());
@@ -147,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_and_ints_are_both_numbers() {
+    fn bytes_and_ints_are_numbers() {
         assert_eq!(int(&[0x68]), 0x68);
         assert_eq!(int(&0x1234i32.to_ne_bytes()), 0x1234);
         assert_eq!(int(&[]), 0);

@@ -1,9 +1,7 @@
-//! Frames that processes on one interface put into each other's mailboxes ([`crate::slot`]).
+//! Frames that processes send to each other's mailboxes ([`crate::slot`]): packets delivered to the
+//! wrong process, credits for datagrams, answers to steering probes, and ring offers.
 //!
-//! Four kinds: packets that the kernel gave to the wrong process, credits for datagrams taken from
-//! the socket, the answer to a steering probe, and offers of rings through shared memory. A frame
-//! is a fixed header and a body; numbers are in the byte order of this machine, because a frame
-//! never leaves it. Touches nothing.
+//! A frame is a fixed header and a body in native byte order, because it never leaves the host.
 
 use crate::link::RxMeta;
 use crate::slot::Slot;
@@ -12,18 +10,18 @@ use roxe_wire::Gid;
 /// Bytes of the header of every frame.
 pub const HEADER: usize = 48;
 
-/// What a frame says.
+/// A frame without its body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// The body is this run of packets, as the link received it.
+    /// The body is a run of packets as received.
     Packets(RxMeta),
-    /// The owner of `slot` at address `dst` has taken `bytes` of datagrams from its socket.
+    /// The owner of `slot` at address `dst` has read `bytes` of datagrams from its socket.
     Credit {
-        /// Where the datagrams went.
+        /// Destination of the datagrams.
         dst: Gid,
-        /// The slot they went to.
+        /// Slot of the destination.
         slot: Slot,
-        /// As the flow control of the engine counts them.
+        /// Bytes in the units of the engine's flow control.
         bytes: u32,
     },
     /// The probe `nonce` for `index` arrived here; the body lists the slots of this process, two
@@ -36,9 +34,9 @@ pub enum Frame {
         /// Index in the reuseport group.
         index: u32,
     },
-    /// A ring to be read here; its descriptors come along.
+    /// Offer of a ring to be read here, with its descriptors.
     Ring {
-        /// Bytes of its data.
+        /// Data bytes of the ring.
         size: u32,
     },
 }
@@ -46,11 +44,10 @@ pub enum Frame {
 const PACKETS: u8 = 1;
 const CREDIT: u8 = 2;
 const PROBE_SEEN: u8 = 3;
-/// Not 4 or 5: other processes may be of a build that means something else by these.
+/// Not 4 or 5, which other builds use for something else.
 const RING: u8 = 6;
 
-/// Version of the format of rings, second byte of their header: offers of another version are
-/// ignored.
+/// Version of the ring format, second byte of the header; offers of other versions are ignored.
 const RING_FORMAT: u8 = 2;
 
 impl Frame {
@@ -89,7 +86,7 @@ impl Frame {
         out
     }
 
-    /// Reads a frame: what it says and its body. `None` for anything else.
+    /// Parses a frame; returns it and its body.
     pub fn parse(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let (header, body) = bytes.split_first_chunk::<HEADER>()?;
         let word = |at: usize| Some(u32::from_ne_bytes(*header.get(at..)?.first_chunk()?));
@@ -114,7 +111,7 @@ impl Frame {
     }
 }
 
-/// Reads `bytes` as a frame; what is read must be what its header says.
+/// Fuzz target: a parsed frame must serialize to an equal one.
 #[cfg(any(test, feature = "fuzz"))]
 pub fn check(bytes: &[u8]) {
     let Some((frame, body)) = Frame::parse(bytes) else { return };
@@ -129,7 +126,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     #[test]
-    fn every_frame_is_parsed_as_it_was_written() {
+    fn frames_roundtrip() {
         let (src, dst) = (Ipv4Addr::new(127, 0, 0, 1).into(), Ipv4Addr::new(127, 0, 0, 2).into());
         let meta = RxMeta {
             len: 3,
@@ -154,10 +151,9 @@ mod tests {
         }
     }
 
-    /// Every kind, with every second byte, and the others from the edges: what is read is what
-    /// would be written.
+    /// Every kind and second byte, other bytes from the edges of their ranges.
     #[test]
-    fn a_frame_that_is_parsed_and_written_again_is_the_same() {
+    fn parsed_frame_serializes_to_equal_frame() {
         for (kind, second) in (0..=8).flat_map(|kind| (0..=u8::MAX).map(move |second| (kind, second))) {
             for third in [0, 1, 5, 6, 0x60, 0x64, 0x65, 0xff] {
                 for rest in [0, 1, 0x7f, 0x80, 0xff] {
@@ -171,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_frame_are_refused() {
+    fn invalid_frames_are_refused() {
         assert_eq!(Frame::parse(&[]), None);
         assert_eq!(Frame::parse(&[PACKETS; HEADER - 1]), None);
         assert_eq!(Frame::parse(&[0; HEADER]), None);

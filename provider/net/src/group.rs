@@ -1,9 +1,8 @@
-//! The names of multicast groups. Touches nothing.
+//! Addresses of multicast groups.
 //!
-//! A group is an IPv6 multicast address, or an IPv4 one written as `::ffff:a.b.c.d` (what Linux
-//! uses for RoCEv2) or as `ff0e::ffff:a.b.c.d` (what it uses for RoCEv1, and programs go on to
-//! use). The last form is an IPv6 address of its own, too: a sender with an IPv4 address means the
-//! IPv4 group by it, and a receiver listens for both.
+//! A group is an IPv6 multicast address, or an IPv4 one written as `::ffff:a.b.c.d` (Linux RoCEv2)
+//! or as `ff0e::ffff:a.b.c.d` (RoCEv1, still used by programs). The last form is also an IPv6
+//! address: an IPv4 sender means the IPv4 group by it, and a receiver joins both.
 
 use roxe_wire::Gid;
 use std::net::Ipv4Addr;
@@ -11,19 +10,19 @@ use std::net::Ipv4Addr;
 /// The first 12 bytes of `ff0e::ffff:a.b.c.d`.
 const EMBEDDED: [u8; 12] = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
 
-/// The IPv4 group that `ff0e::ffff:a.b.c.d` names.
+/// The IPv4 group in `ff0e::ffff:a.b.c.d`.
 pub fn embedded_ipv4(group: Gid) -> Option<Gid> {
     let (prefix, last) = group.0.split_last_chunk::<4>()?;
     let v4 = Ipv4Addr::from(*last);
     (prefix == EMBEDDED && v4.is_multicast()).then(|| v4.into())
 }
 
-/// Where packets to `group` go from a source of the given family.
+/// Destination of packets to `group` from a source of the given family.
 pub fn destination(group: Gid, from_ipv4: bool) -> Gid {
     embedded_ipv4(group).filter(|_| from_ipv4).unwrap_or(group)
 }
 
-/// The addresses at which to listen for `group`.
+/// Addresses to join for `group`.
 pub fn addresses(group: Gid) -> impl Iterator<Item = Gid> {
     [Some(group), embedded_ipv4(group)].into_iter().flatten()
 }
@@ -39,7 +38,7 @@ mod tests {
 
     // clause: UD-MULTICAST
     #[test]
-    fn an_ipv4_group_has_three_forms() {
+    fn ipv4_group_has_three_forms() {
         let mapped = Gid::from(Ipv4Addr::new(239, 1, 2, 3));
         let embedded = v6("ff0e::ffff:239.1.2.3");
         assert_eq!((destination(embedded, true), destination(embedded, false)), (mapped, embedded));

@@ -1,13 +1,9 @@
-//! Runs of equal-sized packets, as all links move them: where a run came from, and what became of
-//! one that was sent.
+//! Types shared by all links: where a run of packets came from, the result of sending one, and
+//! [`TxQueue`], where runs wait for room in a send buffer.
 //!
-//! There is no trait over the links, because they have no operation in common:
-//! [`crate::udp::UdpLink`] copies a run into and out of buffers of the caller, a ring
-//! ([`crate::shm`]) shows the packets where they are and lends room to build them in, and
-//! [`crate::raw`] moves batches of frames that have no address besides their own headers. They
-//! share these types, and [`TxQueue`], where runs wait for room in the send buffer of a socket.
-//!
-//! Touches the epoll descriptor of a [`SendRoom`]; the sends are the caller's.
+//! There is no trait over the links, because they share no operation: [`crate::udp::UdpLink`]
+//! copies runs between buffers, a ring ([`crate::shm`]) lends its memory, [`crate::raw`] moves
+//! batches of frames.
 
 use crate::sys::SendRoom;
 use roxe_base::lock::{Mutex, rank};
@@ -17,32 +13,30 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Largest UDP payload of one send or receive, bytes: what an IPv4 packet can carry (65,535 − 20 −
-/// 8).
+/// Largest UDP payload of one send or receive in bytes: that of an IPv4 packet (65,535 − 20 − 8).
 pub const MAX_BYTES: usize = 65_507;
 /// Most packets of one send. Kernels before 6.9 refuse more.
 pub const MAX_SEGMENTS: usize = 64;
-/// TTL of packets whose address vector does not say (0) or would not leave the host (1), as
-/// hardware does.
+/// TTL of packets whose address vector says 0 (unset) or 1 (would not leave the host), as in
+/// hardware.
 pub const HOP_LIMIT: u8 = 64;
-/// Most bytes that wait: what eight threads have built when the socket is full, each a batch of 128
-/// KB.
+/// Most bytes that wait: a batch of 128 KB of each of eight threads that find the socket full.
 const QUEUE_LIMIT: usize = 1 << 20;
 
-/// The hop limit that a packet has on the wire, where its address vector says `asked`.
+/// The hop limit on the wire for `asked` in an address vector.
 // clause: IP-TTL
 pub const fn hop_limit(asked: u8) -> u8 {
     if asked > 1 { asked } else { HOP_LIMIT }
 }
 
-/// Where a run of packets came from.
+/// Source and format of a received run of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RxMeta {
-    /// Bytes in the buffer.
+    /// Bytes received.
     pub len: usize,
     /// Bytes per packet; only the last one may be shorter. At least 1.
     pub segment: usize,
-    /// Index of the first packet in what the sender handed to its kernel at once.
+    /// Index of the first packet in the run that the sender passed to its kernel.
     pub first_index: u16,
     /// Source address.
     pub src: Gid,
@@ -54,12 +48,12 @@ pub struct RxMeta {
     pub traffic_class: u8,
     /// IPv4 TTL or IPv6 hop limit.
     pub hop_limit: u8,
-    /// Whether they came through shared memory: without an ICRC, and without credits to return.
+    /// True for packets from a ring, which have no ICRC and whose datagrams return no credit.
     pub by_ring: bool,
 }
 
 impl RxMeta {
-    /// That of a packet of `len` bytes which says nothing but where it comes from and goes to.
+    /// Metadata of a single packet of `len` bytes with default header fields.
     #[inline]
     pub fn alone(len: usize, src: Gid, dst: Gid) -> Self {
         Self {
@@ -75,14 +69,14 @@ impl RxMeta {
         }
     }
 
-    /// How many packets there are.
+    /// Number of packets.
     pub fn packets(&self) -> u64 {
         self.packets_in(self.len)
     }
 
-    /// How many packets `len` of these bytes are.
+    /// Number of packets in `len` bytes of the run.
     pub fn packets_in(&self, len: usize) -> u64 {
-        // Nearly always one, for which a division would take longer than all the rest.
+        // Avoids a division for the common single packet.
         if (1..=self.segment).contains(&len) { 1 } else { len.div_ceil(self.segment) as u64 }
     }
 }
@@ -90,85 +84,81 @@ impl RxMeta {
 /// Why a run was not sent.
 #[derive(Debug)]
 pub enum SendError {
-    /// The link did not take several packets at once. They go one by one:
-    /// [`UdpLink::max_segments`](crate::udp::UdpLink::max_segments) says so for a while.
+    /// The kernel refused to segment the run. Its packets leave one by one, as
+    /// [`UdpLink::max_segments`](crate::udp::UdpLink::max_segments) demands for a while.
     NoSegments,
     /// The send buffer is full.
     Full,
-    /// The send buffer and the queue behind it ([`TxQueue`]) are full: the packets are dropped.
+    /// The send buffer and the [`TxQueue`] are full; the packets are dropped.
     QueueFull,
-    /// The packets are dropped, as if the network had lost them.
+    /// The packets are dropped, as if lost in the network.
     Lost,
 }
 
-/// What became of a run that was not lost.
+/// Result of sending a run that was not dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// The system has it.
+    /// Passed to the kernel.
     Sent,
-    /// The run waits for room in the send buffer, and is counted when it leaves.
+    /// Waits for room in the send buffer; to be counted when it leaves.
     Queued,
 }
 
-/// What one send takes.
+/// Destination and format of a run to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
-    /// Destination; `None`: an Ethernet frame, which has it in its header.
+    /// Destination; `None` for an Ethernet frame, whose header has it.
     pub to: Option<NetHeader>,
     /// Bytes per packet; only the last one may be shorter. At least 1.
     pub segment: usize,
 }
 
 impl Run {
-    /// How many packets `len` bytes are.
+    /// Number of packets in `len` bytes.
     pub fn packets(&self, len: usize) -> u64 {
         len.div_ceil(self.segment.max(1)) as u64
     }
 }
 
-/// What waits for room in the send buffer of a socket, in its order, and the queue pairs that wait
-/// behind it.
+/// Runs that wait for room in the send buffer of a socket, in order, and the queue pairs waiting
+/// behind them.
 ///
-/// Nobody ever waits in a send: who sends holds locks that receiving needs. What finds no room is
-/// copied here instead, up to `QUEUE_LIMIT`, and [`SendRoom`] tells the background thread when the
-/// socket takes packets again. Queue pairs ask before they build packets, so that a slow interface
-/// holds them up and nothing is lost; what is queued are the last packets before each has noticed.
-/// On the loopback interface no send buffer fills, and nobody takes the lock.
+/// Sends never block, because the sender holds locks that receiving needs. A run that finds no room
+/// is copied here, up to `QUEUE_LIMIT`, and [`SendRoom`] wakes the background thread when the
+/// socket has room. Queue pairs check the queue before they build packets, so a slow interface
+/// throttles them without loss. On loopback no send buffer fills, and the lock is never taken.
 #[derive(Debug, Default)]
 pub struct TxQueue {
-    /// Changed under the lock only.
     has_runs: AtomicBool,
     state: Mutex<rank::TxQueue, State>,
-    /// Watches a socket while its send buffer is full.
     room: Option<Arc<SendRoom>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     runs: VecDeque<(Run, Box<[u8]>)>,
-    /// Bytes of all `runs`.
     bytes: usize,
     waiters: Vec<Qpn>,
-    /// Number of runs that were ever sent from here.
+    /// Total number of runs sent from here.
     left: u64,
-    /// Nothing has left for so long that datagrams are lost until something does.
+    /// True after nothing has left for long: datagrams are dropped until something does.
     is_stalled: bool,
 }
 
 impl TxQueue {
-    /// For sockets whose room `room` tells of.
+    /// A queue for sockets that `room` watches.
     pub(crate) fn new(room: &Arc<SendRoom>) -> Self {
         Self { room: Some(Arc::clone(room)), ..Self::default() }
     }
 
-    /// Whether nothing waits.
+    /// Returns true if no run waits.
     #[inline]
     pub fn is_empty(&self) -> bool {
         !self.has_runs.load(Ordering::Acquire)
     }
 
-    /// Sends a run by `send`, which does not wait, or puts it behind those that wait for room.
-    /// `socket` is the one that `send` uses for a run.
+    /// Sends a run by `send`, which does not block, or queues it behind others. `socket` is the one
+    /// that `send` uses.
     #[inline]
     pub(crate) fn send(
         &self,
@@ -199,8 +189,7 @@ impl TxQueue {
             return Err(SendError::QueueFull);
         }
         if state.runs.is_empty() {
-            // There may be room by now; if not, the socket must be watched before anything is
-            // queued.
+            // There may be room by now; if not, the socket is watched before anything is queued.
             match send(&run, bytes) {
                 Err(SendError::Full) => self.watch(socket(&run))?,
                 other => return other.map(|()| Taken::Sent),
@@ -219,10 +208,8 @@ impl TxQueue {
         }
     }
 
-    /// There may be room: sends what waits by `send`, in its order, and says of each run what came
-    /// of it. The queue pairs that waited, once nothing is left.
-    ///
-    /// The lock is held meanwhile, so that nothing overtakes what waits; `send` does not wait.
+    /// Sends queued runs by `send` as far as there is room and reports each result. Returns the
+    /// waiting queue pairs once the queue is empty. The lock is held so that no run overtakes.
     pub(crate) fn drain(
         &self,
         socket: impl Fn(&Run) -> RawFd,
@@ -235,7 +222,7 @@ impl TxQueue {
             if let Err(SendError::Full) = result {
                 match self.watch(socket(run)) {
                     Ok(()) => return Vec::new(),
-                    // A socket that is not watched would never be drained.
+                    // Without a watch the queue would never be drained.
                     Err(lost) => result = Err(lost),
                 }
             }
@@ -250,8 +237,9 @@ impl TxQueue {
         std::mem::take(&mut state.waiters)
     }
 
-    /// Registers `qpn` to be served when nothing waits any more. `None`: nothing does now. How many
-    /// runs have left so far.
+    /// Registers `qpn` to be served when the queue is empty. Returns the number of runs sent so
+    /// far;
+    /// `None` if the queue is empty now.
     pub fn wait(&self, qpn: Qpn) -> Option<u64> {
         let mut state = self.state.lock();
         if state.runs.is_empty() {
@@ -261,19 +249,19 @@ impl TxQueue {
         Some(state.left)
     }
 
-    /// How many runs have ever left from here.
+    /// Total number of runs sent from here.
     pub fn left(&self) -> u64 {
         self.state.lock().left
     }
 
-    /// Nothing has left for too long: datagrams are lost until something does, as nobody repeats
-    /// them anyway.
+    /// Marks the queue as stalled: datagrams are dropped until a run leaves, as they are unreliable
+    /// anyway.
     pub fn set_stalled(&self) {
         let mut state = self.state.lock();
         state.is_stalled = !state.runs.is_empty();
     }
 
-    /// Whether datagrams are lost here rather than wait.
+    /// Returns true if datagrams should be dropped rather than wait.
     pub fn is_stalled(&self) -> bool {
         !self.is_empty() && self.state.lock().is_stalled
     }
@@ -317,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_that_find_no_room_leave_later_in_their_order() {
+    fn runs_without_room_leave_later_in_order() {
         let (queue, wire) = (TxQueue::default(), Wire::default());
         wire.room.set(1);
         let taken: Vec<_> = (1..=3).map(|n| send(&queue, &wire, n).unwrap()).collect();
@@ -332,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn queue_pairs_are_served_when_nothing_waits_any_more() {
+    fn waiting_queue_pairs_are_served_when_queue_is_empty() {
         let (queue, wire, qpn) = (TxQueue::default(), Wire::default(), Qpn::new(7));
         assert_eq!(queue.wait(qpn), None, "nothing waits");
         (1..=2).for_each(|n| assert_eq!(send(&queue, &wire, n).unwrap(), Taken::Queued));
@@ -345,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_waits_than_the_limit_and_nothing_new_while_it_is_stalled() {
+    fn queue_is_bounded_and_refuses_while_stalled() {
         let (queue, wire) = (TxQueue::default(), Wire::default());
         let most = (0..=QUEUE_LIMIT).take_while(|_| send(&queue, &wire, 1).is_ok()).count();
         assert_eq!(most, QUEUE_LIMIT / 8);
@@ -363,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queued_run_that_the_system_refuses_is_dropped_and_reported() {
+    fn queued_run_refused_by_system_is_dropped_and_reported() {
         let (queue, wire) = (TxQueue::default(), Wire::default());
         send(&queue, &wire, 1).unwrap();
         let mut lost = 0;

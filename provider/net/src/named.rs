@@ -1,16 +1,11 @@
-//! Unix datagram sockets with names in the runtime directory: whoever binds a name has what it
-//! stands for.
+//! Unix datagram sockets with names in the runtime directory: binding a name claims what it stands
+//! for.
 //!
-//! A name is claimed by `link(2)`, which is atomic and refuses a name that exists: the socket is
-//! bound at a random name first, so whatever has its real name is a socket that somebody has, or
-//! had. The kernel closes it when the process dies, however it dies; then a connection to its name
-//! is refused. Names carry the network namespace, because processes in different ones may share the
-//! folder and must never meet. The address that the kernel shows to everybody in `/proc/net/unix`
-//! is the random name.
-//!
-//! Processes in another folder share the RoCE port, so a name is one for all folders: who claims it
-//! leaves a link to it in the common one ([`crate::runtime_dir`]), which is as atomic, and who
-//! looks for it looks there too.
+//! A socket is bound to a random name, then `link(2)` claims the real name atomically, so that
+//! every real name is or was a bound socket. The kernel closes it when the process dies, and
+//! connections to its name are refused. Names contain the network namespace, because namespaces may
+//! share the directory. Processes with another directory share the RoCE port, so a claim also
+//! leaves a symlink in the common directory ([`crate::runtime_dir`]), and lookups check both.
 
 use crate::runtime_dir::{self, MAX_PATH, RuntimeDir, bind_at_random, datagram_socket};
 use crate::sys;
@@ -28,16 +23,15 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Version of what processes send each other by these sockets: those who speak another one are not
-/// met.
+/// Version of the messages between processes; other versions are not found.
 const VERSION: u32 = 2;
-/// Random names that are tried before giving up: a sweep may take one away before it is bound.
+/// Attempts to bind a random name, which a sweep may remove before it is bound.
 const ATTEMPTS: u32 = 8;
-/// For how long a claim tries again while another process removes dead names, and after which
-/// pauses. One of low priority was kept from the processor for more than 50 ms meanwhile.
+/// Longest time for which a claim is retried while another process removes dead names, and the
+/// pause between attempts.
 const PATIENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(1));
 
-/// The names of one network namespace in the folder of this process, and in the common one.
+/// The names of one network namespace in the directory of this process and in the common one.
 #[derive(Clone, Debug)]
 pub(super) struct Space {
     dir: Arc<RuntimeDir>,
@@ -45,17 +39,16 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// The one that `socket` belongs to.
     pub(super) fn of(socket: &Socket) -> io::Result<Self> {
         Ok(Self { dir: RuntimeDir::get()?, namespace: namespace_of(socket) })
     }
 
-    /// Where a process may have `name`, the likeliest place first.
+    /// Addresses at which a process may have `name`, most likely first.
     pub(super) fn addresses(&self, name: &impl fmt::Display) -> impl Iterator<Item = io::Result<SockAddr>> {
         self.dir.all().map(move |dir| self.address_in(dir, name))
     }
 
-    /// Made without allocating, because credits are sent often.
+    /// Does not allocate, because credits are sent often.
     fn address_in(&self, dir: &RuntimeDir, name: &impl fmt::Display) -> io::Result<SockAddr> {
         let mut bytes = [0; MAX_PATH];
         let mut rest = &mut bytes[..];
@@ -69,31 +62,31 @@ impl Space {
         self.dir.path().join(format!("{VERSION}-{:x}-{name}", self.namespace))
     }
 
-    /// Claims the name at `path`, which is this process's in its own folder, for all folders. The
-    /// link that says so, if one is needed. `AlreadyExists`: a process with another folder has it.
+    /// Claims the name at `path` in the common directory, and returns the symlink there, if needed.
+    /// Errors: `AlreadyExists` if a process with another directory has it.
     fn announce(&self, path: &Path) -> io::Result<Option<PathBuf>> {
         let Some(link) = self.dir.link_to(path) else { return Ok(None) };
         match symlink(path, &link) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Err(e),
-            // The common folder takes no links: this process is as good as alone.
+            // Without symlinks in the common directory this process works alone.
             made => Ok(made.ok().map(|()| link)),
         }
     }
 }
 
-/// Which network namespace this thread is in.
+/// The network namespace of this thread.
 pub fn namespace() -> io::Result<u64> {
     Ok(namespace_of(&datagram_socket()?))
 }
 
-/// Which network namespace a socket is in: its cookie (Linux 5.14), or the inode that stands for
-/// that of this thread.
+/// The network namespace of a socket: its cookie (Linux 5.14), else the inode of this thread's
+/// namespace.
 fn namespace_of(socket: &Socket) -> u64 {
     let inode = || fs::metadata("/proc/thread-self/ns/net").map(|meta| meta.ino());
     sys::namespace_cookie(socket.as_raw_fd()).or_else(|_| inode()).unwrap_or(0)
 }
 
-/// A socket that has a name. The name goes with it, unless this process only inherited it.
+/// A named socket. Its name is removed with it, unless this process inherited it.
 #[derive(Debug)]
 pub struct NamedSocket {
     socket: Socket,
@@ -102,14 +95,14 @@ pub struct NamedSocket {
 }
 
 impl NamedSocket {
-    /// Binds `name` to a new socket that says who sends to it. EADDRINUSE: somebody has it.
+    /// Binds `name` to a new socket that receives credentials. Errors: EADDRINUSE if it is held.
     pub(super) fn bind(name: &impl fmt::Display) -> io::Result<Self> {
         let (limit, pause) = PATIENCE;
         let begun = Instant::now();
         loop {
             match Self::bind_first(std::iter::once(name)).map(|(_, socket)| socket) {
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse && !Probe::new()?.finds(name) => {
-                    // The process that had the name has died.
+                    // The process that held the name has died.
                     if begun.elapsed() > limit {
                         return Err(e);
                     }
@@ -122,12 +115,12 @@ impl NamedSocket {
         }
     }
 
-    /// Binds the first of `names` that nobody has or had; which one. EADDRINUSE: there is none.
+    /// Binds the first of `names` that does not exist; returns its index. Errors: EADDRINUSE.
     pub(super) fn bind_first<N: fmt::Display>(names: impl Iterator<Item = N> + Clone) -> io::Result<(usize, Self)> {
         let mut attempts = 1..ATTEMPTS;
         loop {
             match Self::bind_one_of(names.clone()) {
-                // A sweep took the random name for a dead one, before the kernel had bound it.
+                // A sweep removed the random name before the kernel had bound it.
                 Err(e) if e.kind() == io::ErrorKind::NotFound && attempts.next().is_some() => {}
                 result => return result,
             }
@@ -158,7 +151,6 @@ impl NamedSocket {
         Err(io::Error::from_raw_os_error(libc::EADDRINUSE))
     }
 
-    /// The names among which its own is.
     pub(super) fn space(&self) -> &Space {
         &self.space
     }
@@ -178,8 +170,7 @@ impl Drop for NamedSocket {
     }
 }
 
-/// Looks whether names are held: any number of them with one descriptor, as a datagram socket may
-/// change its peer.
+/// Looks up names. One descriptor serves all lookups, since a datagram socket may be reconnected.
 #[derive(Debug)]
 pub struct Probe {
     socket: Socket,
@@ -187,14 +178,14 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// A socket to look for names with.
+    /// A socket for lookups.
     pub fn new() -> io::Result<Self> {
         let socket = datagram_socket()?;
         let space = Space::of(&socket)?;
         Ok(Self { socket, space })
     }
 
-    /// Whether some process holds `name`. For a thread that may be cancelled, too.
+    /// Returns true if a process holds `name`. Not a cancellation point.
     pub(super) fn finds(&self, name: &impl fmt::Display) -> bool {
         let fd = self.socket.as_raw_fd();
         self.space.addresses(name).any(|address| address.and_then(|address| sys::connect(fd, &address)).is_ok())
@@ -218,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_has_one_owner_and_goes_with_it() {
+    fn name_has_one_owner_and_ends_with_it() {
         let (name, probe) = (unused(), Probe::new().unwrap());
         assert!(!probe.finds(&name));
         let owner = NamedSocket::bind(&name).unwrap();
@@ -229,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_many_concurrent_claims_gets_the_name_of_a_dead_process() {
+    fn one_concurrent_claim_gets_name_of_dead_process() {
         let name = unused();
         for _ in 0..20 {
             drop(UnixDatagram::bind(path_of(&name)).unwrap());
@@ -250,14 +241,14 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_waits_while_another_process_takes_long_to_sweep() {
+    fn claim_waits_for_slow_sweep() {
         let name = unused();
         drop(UnixDatagram::bind(path_of(&name)).unwrap());
         let sweeper = RuntimeDir::get().unwrap().open_lock().unwrap();
         sweeper.lock().unwrap();
         thread::scope(|scope| {
             let claim = scope.spawn(|| NamedSocket::bind(&name));
-            // As long as a process that others keep from the processor may hold it.
+            // The duration for which a preempted process may hold the lock.
             thread::sleep(Duration::from_millis(200));
             sweeper.unlock().unwrap();
             claim.join().unwrap().unwrap();
@@ -265,18 +256,18 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_of_any_name_leaves_names_of_dead_processes_alone() {
+    fn claim_of_any_name_leaves_dead_names() {
         let names = [unused(), unused(), unused()];
         let _alive = NamedSocket::bind(&names[0]).unwrap();
         drop(UnixDatagram::bind(path_of(&names[1])).unwrap());
-        // A sweep of another test may have taken the dead one away.
+        // A sweep of another test may have removed the dead name.
         let (at, taken) = NamedSocket::bind_first(names.iter()).unwrap();
         assert!(at == 2 || at == 1 && taken.path == path_of(&names[1]));
         assert!(NamedSocket::bind_first(names[..1].iter()).is_err());
     }
 
     #[test]
-    fn the_kernel_shows_nobody_the_name() {
+    fn kernel_tables_do_not_show_the_name() {
         let name = unused();
         let _owner = NamedSocket::bind(&name).unwrap();
         let table = fs::read_to_string("/proc/net/unix").unwrap();
@@ -284,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_child_of_a_fork_leaves_the_names_of_its_parent() {
+    fn child_of_fork_keeps_names_of_parent() {
         let name = unused();
         let owner = RefCell::new(Some(NamedSocket::bind(&name).unwrap()));
         in_child(|| {

@@ -1,8 +1,5 @@
-//! What the kernel says by rtnetlink: whether packets to an address can leave, by the system's
-//! route to it and the neighbour that they go to first ([`NextHop`], only questions); and changes
-//! of the system's interfaces ([`LinkEvents`]).
-//!
-//! Touches netlink sockets, and a UDP socket for one datagram.
+//! Queries of the kernel by rtnetlink: resolution of routes and neighbours ([`NextHop`]), and
+//! changes of interfaces ([`LinkEvents`]).
 
 use crate::sys;
 use roxe_wire::Gid;
@@ -22,38 +19,38 @@ const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 const RTA_VIA: u16 = 18;
 const NDA_DST: u16 = 1;
-/// States of a neighbour whose link address is known, even if it is old.
+/// States of a neighbour with a known link address, even if stale.
 const NUD_VALID: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
 const NUD_FAILED: u16 = 0x20;
-/// The port of a service that discards what it gets (RFC 863).
+/// The discard port (RFC 863).
 const DISCARD: u16 = 9;
-/// More than a message about one route or one neighbour has.
+/// More bytes than a message about one route or neighbour has.
 const ROOM: usize = 4096;
-/// Where `ifinfomsg` and `ifaddrmsg` alike name the interface, behind the 16 bytes of `nlmsghdr`.
+/// Position of the interface index in both `ifinfomsg` and `ifaddrmsg`, behind `nlmsghdr`.
 const IFINDEX: std::ops::Range<usize> = 20..24;
 
-/// A destination whose neighbour has not said its link address yet.
+/// A destination whose neighbour has not told its link address yet.
 ///
-/// The kernel asks the same before a RoCE queue pair or address handle gets an address. Where the
-/// system does not say (a sandbox without netlink, a kernel before 5.0, links without neighbours),
-/// an address counts as reachable.
+/// The kernel resolves the same for a RoCE queue pair or address handle. Where it gives no answer
+/// (a sandbox without netlink, a kernel before 5.0, links without neighbours), an address counts as
+/// reachable.
 #[derive(Debug)]
 pub struct NextHop {
     netlink: Netlink,
     source: Gid,
-    /// The destination, at a port that no answer comes from.
+    /// The destination at the discard port, which never answers.
     to: SocketAddr,
     neighbour: IpAddr,
     ifindex: u32,
 }
 
 impl NextHop {
-    /// Looks up the way of packets from `source` to `destination`; link-local addresses are those
-    /// of the interface `ifindex`. Begins to ask the neighbour for its link address, as a first
-    /// packet would. `None`: packets can leave, or the system does not say.
+    /// Looks up the next hop from `source` to `destination`; link-local addresses are those of the
+    /// interface `ifindex`. Starts resolving the neighbour, as a first packet would. `None` if
+    /// packets can leave, or the kernel gives no answer.
     ///
     /// # Errors
-    /// ENETUNREACH, EHOSTUNREACH or EACCES: no route leads there.
+    /// ENETUNREACH, EHOSTUNREACH or EACCES if there is no route.
     pub fn find(source: Gid, destination: Gid, ifindex: u32) -> io::Result<Option<Self>> {
         let Ok(mut netlink) = Netlink::open(0) else { return Ok(None) };
         let (from, to) = (source.to_ip(), destination.to_ip());
@@ -69,7 +66,7 @@ impl NextHop {
         };
         let mut hop =
             Self { netlink, source, to, neighbour: route.gateway.unwrap_or_else(|| to.ip()), ifindex: route.ifindex };
-        // Most often it is known.
+        // Usually known.
         if hop.state().is_some_and(is_valid) {
             return Ok(None);
         }
@@ -77,17 +74,17 @@ impl NextHop {
         Ok((!hop.is_resolved()).then_some(hop))
     }
 
-    /// True if packets can leave by now. Never waits.
+    /// Returns true if packets can leave. Never blocks.
     pub fn is_resolved(&mut self) -> bool {
         let state = self.state();
         if state == Some(NUD_FAILED) {
-            // The system has given up; a neighbour that starts just now is still found.
+            // The kernel has given up, but the neighbour may start just now.
             self.solicit();
         }
         state.is_none_or(is_valid)
     }
 
-    /// Waits until packets can leave; false if that takes until `deadline`.
+    /// Waits until packets can leave. Returns false at `deadline`.
     pub fn wait(&mut self, deadline: Instant) -> bool {
         let Ok(changes) = Netlink::open(libc::RTMGRP_NEIGH) else { return true };
         while !self.is_resolved() {
@@ -95,24 +92,24 @@ impl NextHop {
             if left.is_zero() {
                 return false;
             }
-            // Signals and lost messages end it too.
+            // Signals and lost messages end the wait, too.
             let _ = changes.wait(left);
         }
         true
     }
 
-    /// The neighbour whose link address is not known.
+    /// The neighbour whose link address is unknown.
     pub fn neighbour(&self) -> IpAddr {
         self.neighbour
     }
 
-    /// What the system knows of the neighbour (`NUD_...`). `None`: it does not say.
+    /// State of the neighbour (`NUD_...`); `None` if the kernel gives no answer.
     fn state(&mut self) -> Option<u16> {
         self.netlink.neighbour_state(self.neighbour, self.ifindex).ok()
     }
 
-    /// Lets the system ask the neighbour for its link address: only a packet makes it do so. This
-    /// one is empty, for a port that discards it, and goes no further than to the neighbour.
+    /// Makes the kernel resolve the neighbour, which only a packet does: an empty one to the
+    /// discard port with a hop limit of 1.
     fn solicit(&self) {
         let send = || {
             let socket = Socket::new(Domain::for_address(self.to), Type::DGRAM, None)?;
@@ -128,20 +125,20 @@ impl NextHop {
             socket.bind(&from.into())?;
             socket.send_to(&[], &SockAddr::from(self.to))
         };
-        // Refused by a firewall, for one: then nothing is known of the neighbour.
+        // Refused by a firewall, for example; then the neighbour stays unknown.
         let _ = send();
     }
 }
 
 /// A socket that becomes readable when a link or an address changes.
 ///
-/// Of a message only the interface is looked at. Whoever hears that his own changed asks the system
-/// what it is like now, so a message that was lost because too many came does no harm.
+/// Only the interface index of a message is used; the state is then queried, so lost messages do no
+/// harm.
 #[derive(Debug)]
 pub struct LinkEvents(Netlink);
 
 impl LinkEvents {
-    /// Listens from now on, to this network namespace.
+    /// Subscribes to changes in this network namespace.
     pub fn open() -> io::Result<Self> {
         let groups = libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR;
         Netlink::open(groups).map(Self)
@@ -152,16 +149,16 @@ impl LinkEvents {
         self.0.socket.as_raw_fd()
     }
 
-    /// Takes all link events there are. Whether any may be about the interface `ifindex`.
+    /// Reads all pending events. Returns true if any may concern the interface `ifindex`.
     pub fn are_about(&self, ifindex: u32) -> bool {
         let mut found = false;
         loop {
-            // A message is cut off behind what is looked at.
+            // The rest of a message is truncated.
             let mut head = [0; IFINDEX.end];
             match (&self.0.socket).read(&mut head) {
                 Ok(_) => found |= head[IFINDEX] == ifindex.to_ne_bytes(),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return found,
-                // Messages were lost: they may have been about anything.
+                // Lost messages may have concerned any interface.
                 Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => found = true,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(_) => return found,
@@ -170,14 +167,12 @@ impl LinkEvents {
     }
 }
 
-/// What a route says.
 #[derive(Debug)]
 struct Route {
     gateway: Option<IpAddr>,
     ifindex: u32,
 }
 
-/// A socket that asks the kernel about routes and neighbours.
 #[derive(Debug)]
 struct Netlink {
     socket: Socket,
@@ -185,7 +180,7 @@ struct Netlink {
 }
 
 impl Netlink {
-    /// A socket that never blocks and hears of changes of `groups`.
+    /// Opens a socket that never blocks and receives changes of `groups`.
     fn open(groups: libc::c_int) -> io::Result<Self> {
         let protocol = Protocol::from(libc::NETLINK_ROUTE);
         let socket = Socket::new(Domain::from(libc::AF_NETLINK), Type::from(libc::SOCK_RAW), Some(protocol))?;
@@ -194,15 +189,14 @@ impl Netlink {
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// Waits for a change, but not longer than `limit`.
     fn wait(&self, limit: Duration) -> io::Result<()> {
         self.socket.set_nonblocking(false)?;
         self.socket.set_read_timeout(Some(limit))?;
         self.receive().map(drop)
     }
 
-    /// The way from one address to another, over the interface `scope` unless that is 0. `None`: it
-    /// needs no neighbour, as that to an address of this host or to a group.
+    /// The route between two addresses, by the interface `scope` unless 0. `None` if it needs no
+    /// neighbour: to this host, or to a group.
     fn route(&mut self, from: IpAddr, to: IpAddr, scope: u32) -> io::Result<Option<Route>> {
         let bits = if to.is_ipv4() { 32 } else { 128 };
         let mut body = [0; BODY];
@@ -212,18 +206,18 @@ impl Netlink {
             attributes.push((RTA_OIF, scope.to_ne_bytes().to_vec()));
         }
         let answer = self.ask(libc::RTM_GETROUTE, body, &attributes)?;
-        // Behind family, lengths, TOS, table, protocol and scope.
+        // At the offset of the route type in `rtmsg`.
         if answer.get(7) != Some(&libc::RTN_UNICAST) {
             return Ok(None);
         }
         let attribute = |wanted| attributes_of(&answer).find_map(|(name, value)| (name == wanted).then_some(value));
-        // An IPv4 route through an IPv6 neighbour names the family first.
+        // An IPv4 route by an IPv6 neighbour is prefixed by the family.
         let via = || attribute(RTA_VIA).and_then(|value| value.get(2..)).and_then(address);
         let ifindex = attribute(RTA_OIF).and_then(|value| word(value, 0)).unwrap_or_default();
         Ok(Some(Route { gateway: attribute(RTA_GATEWAY).and_then(address).or_else(via), ifindex }))
     }
 
-    /// `NUD_...` of a neighbour. ENOENT: the interface has no such entry.
+    /// State (`NUD_...`) of a neighbour. Errors: ENOENT if the interface has no such entry.
     fn neighbour_state(&mut self, neighbour: IpAddr, ifindex: u32) -> io::Result<u16> {
         let mut body = [0; BODY];
         body[0] = family(neighbour);
@@ -233,8 +227,7 @@ impl Netlink {
         state.map(u16::from_ne_bytes).ok_or_else(|| ErrorKind::InvalidData.into())
     }
 
-    /// Asks, and returns the answer without its header. The kernel answers before the request has
-    /// been sent completely.
+    /// Sends a query and returns the answer without its header. The kernel answers synchronously.
     fn ask(&mut self, kind: u16, body: [u8; BODY], attributes: &[(u16, Vec<u8>)]) -> io::Result<Vec<u8>> {
         self.sequence += 1;
         (&self.socket).write_all(&request(kind, self.sequence, body, attributes))?;
@@ -251,7 +244,6 @@ impl Netlink {
         }
     }
 
-    /// The next message.
     fn receive(&self) -> io::Result<Vec<u8>> {
         let mut message = vec![0; ROOM];
         let len = (&self.socket).read(&mut message)?;
@@ -260,11 +252,10 @@ impl Netlink {
     }
 }
 
-/// A request as the kernel wants it.
 fn request(kind: u16, sequence: u32, body: [u8; BODY], attributes: &[(u16, Vec<u8>)]) -> Vec<u8> {
     let mut rest = body.to_vec();
     for (name, value) in attributes {
-        // All values are multiples of four bytes long.
+        // The length of every value is a multiple of four.
         rest.extend((value.len() as u16 + 4).to_ne_bytes());
         rest.extend(name.to_ne_bytes());
         rest.extend(value);
@@ -273,18 +264,17 @@ fn request(kind: u16, sequence: u32, body: [u8; BODY], attributes: &[(u16, Vec<u
     message.extend(kind.to_ne_bytes());
     message.extend((libc::NLM_F_REQUEST as u16).to_ne_bytes());
     message.extend(sequence.to_ne_bytes());
-    // The kernel knows the sender.
+    // The kernel fills in the sender.
     message.extend([0; 4]);
     message.extend(rest);
     message
 }
 
-/// Four bytes at this place, in the order of the machine.
+/// The native 32-bit word at offset `at`.
 fn word(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().map(|word| u32::from_ne_bytes(*word))
 }
 
-/// The attributes behind the body of an answer.
 fn attributes_of(answer: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     let mut rest = answer.get(BODY..).unwrap_or_default();
     std::iter::from_fn(move || {
@@ -329,7 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_this_host_need_no_neighbour() {
+    fn local_addresses_need_no_neighbour() {
         for ip in [IpAddr::from([127, 0, 0, 1]), IpAddr::from([127, 9, 8, 7])] {
             let here = Ipv4Addr::LOCALHOST.into();
             assert!(NextHop::find(here, ip.into(), 1).unwrap().is_none(), "{ip}");
@@ -337,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_end_with_the_first_that_is_cut() {
+    fn attributes_end_at_first_truncated_one() {
         let mut answer = vec![0; BODY];
         answer.extend([8, 0, 4, 0, 7, 0, 0, 0]);
         answer.extend([8, 0, 5, 0, 10, 0]);
@@ -347,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn without_changes_no_interface_is_reported() {
+    fn no_changes_report_no_interface() {
         let link_events = LinkEvents::open().unwrap();
         assert!(!link_events.are_about(u32::MAX));
         assert!(!link_events.are_about(u32::MAX), "never waits");

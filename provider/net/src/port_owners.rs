@@ -1,11 +1,8 @@
-//! UDP ports by which the users of one host are told apart: the kernel gives a port to one user.
+//! UDP ports that tell the users of one host apart, since the kernel gives a port to one user.
 //!
-//! - [`LocalPort`]: the source port of packets between addresses of this host, which proves that a
-//!   packet comes from this user
-//! - [`owner_of_port`] and its kin: what the kernel's table says of the owners of the RoCE port
-//! - [`Claim`]: the addresses of an interface that the card of this user has
-//!
-//! Touches sockets, the kernel's table of UDP sockets, and a file of the common folder.
+//! - [`LocalPort`]: source port of packets between addresses of this host
+//! - [`owner_of_port`] and others: owners of the RoCE port according to the kernel's table
+//! - [`Claim`]: addresses of an interface that belong to this user's card
 
 use crate::bpf::DROP;
 use crate::named;
@@ -24,10 +21,10 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a process waits for another one that is agreeing on the port, and the pause between two
-/// attempts. The other process may have been stopped; then this one goes ahead.
+/// Longest wait for a process that is agreeing on the port, and the pause between attempts. A
+/// stopped process is passed over.
 const PATIENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(1));
-/// The UDP port by which a user claims an address; the one behind the RoCE port.
+/// The UDP port by which a user claims an address.
 const CLAIM_PORT: u16 = ROCE_PORT + 1;
 
 static CURRENT: Mutex<rank::LocalPort, Weak<LocalPort>> = Mutex::new(Weak::new());
@@ -35,13 +32,10 @@ static CURRENT: Mutex<rank::LocalPort, Weak<LocalPort>> = Mutex::new(Weak::new()
 /// The UDP source port of packets between addresses of this host, which proves that a packet comes
 /// from this user.
 ///
-/// A source address of this host proves nothing: any user can bind a free address (127.0.0.2) and
-/// name another address of the host as the source of a packet (`IP_PKTINFO`), also from the RoCE
-/// port. A port that is bound at the wildcard address does: while a socket of one user has it, the
-/// kernel refuses that port to other users at every address. So the processes of a user agree on
-/// one such port, by a file in the common folder, and each of them holds it as long as it has
-/// links. Packets to addresses of this host leave from that port; packets to other hosts leave from
-/// the RoCE port.
+/// A source address proves nothing: any user can bind a free address (127.0.0.2), or name another
+/// address as the source (`IP_PKTINFO`). But while a socket of one user has a port at the wildcard
+/// address, the kernel refuses that port to other users at every address. The processes of a user
+/// agree on one such port by a file in the common directory, and each holds it while it has links.
 #[derive(Debug)]
 pub struct LocalPort {
     number: u16,
@@ -54,7 +48,7 @@ impl LocalPort {
     /// The port of this user in the network namespace of the calling thread.
     ///
     /// # Errors
-    /// Those of the common folder and of the file in it, and those of opening a socket.
+    /// Those of the common directory and its file, and of opening a socket.
     pub fn get() -> io::Result<Arc<Self>> {
         let namespace = named::namespace()?;
         let mut current = CURRENT.lock();
@@ -67,7 +61,7 @@ impl LocalPort {
         let mut file = options.open(path)?;
         wait_for_lock(&file)?;
         let agreed = agree(&mut file);
-        // Closing the file would not be enough: a child that is forked meanwhile has the same lock.
+        // Closing is not enough: a child that is forked meanwhile shares the lock.
         let _ = file.unlock();
         let (number, guard) = agreed?;
         let port = Arc::new(Self { number, namespace, guard });
@@ -75,7 +69,7 @@ impl LocalPort {
         Ok(port)
     }
 
-    /// Sends `bytes` to the RoCE port of `to`, an address of this host, from any address of it.
+    /// Sends `bytes` to the RoCE port of `to`, an address of this host.
     ///
     /// # Errors
     /// As sendto(2).
@@ -87,7 +81,7 @@ impl LocalPort {
         self.guard.send_to(bytes, &SocketAddr::new(to, ROCE_PORT).into()).map(drop)
     }
 
-    /// Its number.
+    /// The port number.
     pub fn number(&self) -> u16 {
         self.number
     }
@@ -110,11 +104,11 @@ fn wait_for_lock(file: &File) -> io::Result<()> {
     }
 }
 
-/// Binds the port that `file` names, or another one if it names none or another user has it by now;
-/// the file names that one afterwards.
+/// Binds the port in `file`, or another one if there is none or another user has it; then writes
+/// that to the file.
 fn agree(file: &mut File) -> io::Result<(u16, Socket)> {
     let mut text = String::new();
-    // What is not text names no port.
+    // Invalid text names no port.
     let _ = file.read_to_string(&mut text);
     if let Ok(number @ 1..) = text.trim().parse::<u16>() {
         match hold(number) {
@@ -130,8 +124,8 @@ fn agree(file: &mut File) -> io::Result<(u16, Socket)> {
     Ok((number, guard))
 }
 
-/// A socket that is bound to `port` at all addresses of both families, and takes no packets.
-/// `EADDRINUSE`: another user has the port at some address.
+/// A socket bound to `port` at all addresses of both families that receives nothing. Errors:
+/// `EADDRINUSE` if another user has the port at some address.
 fn hold(port: u16) -> io::Result<Socket> {
     let v6 = Socket::new(Domain::IPV6, Type::DGRAM, Some(Protocol::UDP)).and_then(|socket| {
         socket.set_only_v6(false)?;
@@ -141,11 +135,11 @@ fn hold(port: u16) -> io::Result<Socket> {
         let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
         Ok::<_, io::Error>((socket, SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))))
     };
-    // A system without IPv6 has no socket of that family.
+    // Without IPv6 in the kernel.
     let (socket, address) = v6.or_else(|_| v4())?;
     sys::attach_filter(socket.as_raw_fd(), libc::SO_ATTACH_FILTER, &mut [DROP])?;
-    // A port that the system chooses must not be one that an unrelated program of this user shares,
-    // so sharing begins when it is bound.
+    // A port chosen by the kernel must not be shared with an unrelated program of this user, so
+    // sharing begins after binding.
     let is_chosen = port == 0;
     socket.set_reuse_port(!is_chosen)?;
     socket.bind(&SockAddr::from(address))?;
@@ -153,9 +147,8 @@ fn hold(port: u16) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// How many sockets are bound to the RoCE port of `gid`. A reader of the table misses lines when
-/// others open and close sockets meanwhile, so it is read more than once; a number too many does no
-/// harm.
+/// Number of sockets bound to the RoCE port of `gid`. The table is read repeatedly, because a
+/// reader misses lines while sockets are opened and closed; too large a number does no harm.
 pub(super) fn count_bound(gid: Gid) -> io::Result<usize> {
     let table = if gid.is_ipv4() { "/proc/net/udp" } else { "/proc/net/udp6" };
     let mut count = 0;
@@ -165,27 +158,27 @@ pub(super) fn count_bound(gid: Gid) -> io::Result<usize> {
     Ok(count)
 }
 
-/// The other user who has the RoCE port of `gid`, in words; `None`: it is free, or of this user.
+/// The other user that owns the RoCE port of `gid`, in words; `None` if it is free or this user's.
 pub fn other_owner_of_port(gid: Gid) -> Option<String> {
     Users::of_port(ROCE_PORT).at(&[gid, any(gid)]).find(|uid| *uid != effective_uid()).map(in_words)
 }
 
-/// The owner of the RoCE port of `gid`, in words; `None`: the system shows none.
+/// The owner of the RoCE port of `gid`, in words; `None` if the kernel shows none.
 pub fn owner_of_port(gid: Gid) -> Option<String> {
     Users::of_port(ROCE_PORT).at(&[gid, any(gid)]).next().map(in_words)
 }
 
-/// In a user namespace the system shows all users that it does not map as one.
+/// A user namespace shows all unmapped users as one.
 fn in_words(uid: u32) -> String {
     if runtime_dir::is_unmapped(uid) { "another user".to_owned() } else { format!("user {uid}") }
 }
 
-/// Returns true if the RoCE port of `gid` belongs to another user of this host.
+/// Returns true if another user of this host owns the RoCE port of `gid`.
 pub(super) fn is_card_of_other_user(gid: Gid) -> bool {
     Users::of_port(ROCE_PORT).at(&[gid]).any(|uid| uid != effective_uid())
 }
 
-/// Which users have a port, as both tables had it; nobody where there are no tables.
+/// Owners of a port according to both kernel tables; none without tables.
 #[derive(Debug)]
 struct Users {
     tables: String,
@@ -193,37 +186,34 @@ struct Users {
 }
 
 impl Users {
-    /// Reads the tables.
     fn of_port(port: u16) -> Self {
         let tables = ["/proc/net/udp", "/proc/net/udp6"].map(|path| fs::read_to_string(path).unwrap_or_default());
         Self { tables: tables.concat(), port }
     }
 
-    /// The users of the sockets at these addresses.
     fn at(&self, gids: &[Gid]) -> impl Iterator<Item = u32> {
         let locals: Vec<_> = gids.iter().map(|gid| local(*gid, self.port)).collect();
         users(&self.tables, &locals).collect::<Vec<_>>().into_iter()
     }
 
-    /// Returns true if another user has the port of `gid`, or of all addresses.
+    /// Returns true if another user has the port at `gid` or at all addresses.
     fn is_other_user_at(&self, gid: Gid) -> bool {
         self.at(&[gid, any(gid)]).any(|uid| uid != effective_uid())
     }
 
-    /// Returns true if this user has the port of `gid`.
+    /// Returns true if this user has the port at `gid`.
     fn is_this_user_at(&self, gid: Gid) -> bool {
         self.at(&[gid]).any(|uid| uid == effective_uid())
     }
 }
 
-/// What stands for all addresses of the family of `gid`.
+/// The wildcard address of the family of `gid`.
 fn any(gid: Gid) -> Gid {
     let any: IpAddr = if gid.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     any.into()
 }
 
-/// The users of the sockets in `table` that are bound to one of `locals`: the second and the eighth
-/// column.
+/// Users (eighth column) of the sockets in `table` bound to one of `locals` (second column).
 fn users<'a>(table: &'a str, locals: &'a [String]) -> impl Iterator<Item = u32> + 'a {
     table.lines().filter_map(move |line| {
         let mut columns = line.split_whitespace().skip(1);
@@ -232,8 +222,7 @@ fn users<'a>(table: &'a str, locals: &'a [String]) -> impl Iterator<Item = u32> 
     })
 }
 
-/// How the table shows `port` of `gid`. The kernel prints addresses as 32-bit words in the
-/// byte order of the machine.
+/// The table's form of `port` at `gid`: addresses as native 32-bit words.
 fn local(gid: Gid, port: u16) -> String {
     let word = |bytes: &[u8; 4]| format!("{:08X}", u32::from_ne_bytes(*bytes));
     let address = match gid.to_ip() {
@@ -243,18 +232,16 @@ fn local(gid: Gid, port: u16) -> String {
     format!("{address}:{port:04X}")
 }
 
-/// Which addresses of an interface the card of this user has: those that no other user has.
+/// The addresses of an interface that belong to this user's card: those that no other user has.
 ///
-/// The kernel gives the RoCE port of an address to one user. On the loopback interface every
-/// address of 127.0.0.0/8 is as good as any other, so a further user gets the next free one there,
-/// and all processes of a user the same. But a program opens the RoCE port only with its first
-/// queue pair, when peers may know its GIDs already. So a process that lists a device *claims* its
-/// address there before: it binds UDP port 4792, which the kernel also gives to one user, and
+/// On loopback each further user gets the next free address of 127.0.0.0/8, all processes of a user
+/// the same. The RoCE port is only opened with the first queue pair, when peers may already know
+/// the GIDs. Listing a device therefore *claims* its address earlier, by binding UDP port 4792,
 /// which carries no packets.
 #[derive(Clone, Debug, Default)]
 pub struct Claim(Option<Claimed>);
 
-/// A claimed address, and the socket that says so. `None`: the system allows no such socket.
+/// A claimed address and its socket; `None` if the system allows no such socket.
 #[derive(Clone, Debug)]
 struct Claimed {
     gid: Gid,
@@ -262,9 +249,8 @@ struct Claimed {
 }
 
 impl Claim {
-    /// The addresses that the card of this user has on an interface with these `addresses`; one of
-    /// the loopback interface is claimed. All of them if other users have all, so that whoever
-    /// opens one is told.
+    /// The addresses of this user's card among `addresses`; one on loopback is claimed. All of them
+    /// if other users have all, so that opening one reports the owner.
     pub fn usable(&mut self, addresses: &[Gid]) -> Vec<Gid> {
         let cards = Users::of_port(ROCE_PORT);
         let first_of_loopback = addresses.iter().copied().find(is_loopback);
@@ -278,14 +264,14 @@ impl Claim {
         if usable.is_empty() { addresses.to_vec() } else { usable }
     }
 
-    /// The RoCE port of `gid` is open: that is a claim, too.
+    /// Drops the claim socket of `gid`, whose open RoCE port is a claim as well.
     pub fn release(&mut self, gid: Gid) {
         if let Some(claimed) = self.0.as_mut().filter(|claimed| claimed.gid == gid) {
             claimed.socket = None;
         }
     }
 
-    /// Claims `first`, or another address of the loopback interface.
+    /// Claims `first`, or another loopback address.
     fn claim_any(&mut self, first: Gid, cards: &Users) -> Option<Gid> {
         if let Some(Claimed { gid, .. }) = self.0 {
             return Some(gid);
@@ -293,8 +279,8 @@ impl Claim {
         let claims = Users::of_port(CLAIM_PORT);
         let others = (2..=254).map(|last| Gid::from(Ipv4Addr::new(127, 0, 0, last)));
         let mut all = std::iter::once(first).chain(others);
-        // The one that other processes of this user have: by a claim, or by a card if the first
-        // address is of another user.
+        // The address of other processes of this user: by a claim, or by a card if another user has
+        // the first address.
         let by_claim = all.clone().find(|gid| claims.is_this_user_at(*gid));
         let is_taken = cards.is_other_user_at(first) || claims.is_other_user_at(first);
         let by_card = all.clone().find(|gid| is_taken && cards.is_this_user_at(*gid));
@@ -303,9 +289,9 @@ impl Claim {
     }
 }
 
-/// Claims an address; `None`: another user has it.
+/// Claims an address; `None` if another user has it.
 fn claim(gid: Gid, cards: &Users) -> Option<Claimed> {
-    // A socket at the claim port of `gid`, which processes of this user share.
+    // A socket at the claim port, shared by processes of this user.
     let hold = || -> io::Result<Socket> {
         let address = SocketAddr::new(gid.to_ip(), CLAIM_PORT);
         let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
@@ -334,7 +320,7 @@ mod tests {
     fn local_port_held_is_refused_elsewhere() {
         let port = LocalPort::get().unwrap();
         assert_eq!(LocalPort::get().unwrap().number(), port.number());
-        // A socket that does not share ports stands for one of another user.
+        // A socket that does not share its port stands for another user.
         for address in [IpAddr::from([127, 78, 1, 1]), Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()] {
             let error = UdpSocket::bind((address, port.number())).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "{address}");

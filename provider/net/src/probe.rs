@@ -1,9 +1,8 @@
-//! A packet from a socket of its own, to hear what the network says of its destination (ICMP): that
-//! nobody listens there, that the host cannot be reached.
+//! A packet from a socket of its own, to learn by ICMP that its destination has no listener or is
+//! unreachable.
 //!
-//! The sockets of the links do not ask for that: the system would tell any of the processes that
-//! share the port, and an error would come out of the next call for whatever peer. Nothing here
-//! waits, or runs while packets are answered. Touches a socket.
+//! The sockets of links do not request ICMP errors: the kernel would report them to any process
+//! that shares the port, at its next call.
 
 use crate::sys;
 use crate::udp::{bare_socket, socket_addr};
@@ -14,16 +13,16 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-/// Bytes of receive buffer: nothing is received.
+/// Bytes of the receive buffer, which stays unused.
 const RCVBUF: usize = 4096;
 
-/// A packet that was sent, and its socket.
+/// A sent packet's socket.
 #[derive(Debug)]
 pub struct Probe(Socket);
 
 impl Probe {
-    /// Sends what `packet` makes for its source port from `from` to the RoCE port of `to`. Leaves
-    /// as packets of links do, but for the source port, so that whoever takes those takes this.
+    /// Sends the result of `packet` for its source port from `from` to the RoCE port of `to`, as
+    /// links do except for the source port.
     pub fn send(from: Gid, to: Gid, ifindex: u32, packet: impl FnOnce(u16) -> Vec<u8>) -> io::Result<Self> {
         let mut local = socket_addr(from, ifindex);
         local.set_port(0);
@@ -41,25 +40,25 @@ impl Probe {
         Ok(Self(socket))
     }
 
-    /// What the network has said of it, if anything.
+    /// The ICMP error received, if any.
     pub fn answer(&self) -> Option<io::Error> {
-        // A socket that cannot be asked says nothing.
+        // Ignores errors of the query.
         self.0.take_error().ok().flatten()
     }
 
-    /// The same, for which it may take so long to come.
+    /// Waits for an ICMP error for at most `limit`.
     pub fn wait_for_answer(&self, limit: Duration) -> Option<io::Error> {
         let wait = || {
             self.0.set_nonblocking(false)?;
             self.0.set_read_timeout(Some(limit))?;
-            // Nobody answers with a packet; what ends this is an error of the network.
+            // No packet is expected, only an error.
             self.0.peek_sender().map(drop)
         };
         wait().err().filter(|e| e.kind() != io::ErrorKind::WouldBlock)
     }
 }
 
-/// The address that packets to `to` leave from, as the system's routes say.
+/// The source address of packets to `to` according to the routing table.
 pub fn source_towards(to: Gid) -> io::Result<Gid> {
     let ip = to.to_ip();
     let any: IpAddr = if ip.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
@@ -68,8 +67,8 @@ pub fn source_towards(to: Gid) -> io::Result<Gid> {
     Ok(socket.local_addr()?.ip().into())
 }
 
-/// Returns true if `to` is the broadcast address of a link: the system refuses it to a socket that
-/// has not asked for broadcasts, and to no other.
+/// Returns true if `to` is the broadcast address of a link: the kernel refuses it only to sockets
+/// without SO_BROADCAST.
 pub fn is_broadcast(to: Gid) -> bool {
     let IpAddr::V4(ip) = to.to_ip() else { return false };
     let connects = |broadcasts| {
@@ -84,11 +83,11 @@ pub fn is_broadcast(to: Gid) -> bool {
 mod tests {
     use super::*;
 
-    /// An address of the loopback interface at which no test opens a card.
+    /// A loopback address at which no test opens a card.
     const NOBODY: Ipv4Addr = Ipv4Addr::new(127, 9, 8, 7);
 
     #[test]
-    fn a_host_without_a_card_answers_that_nobody_listens() {
+    fn host_without_card_is_port_unreachable() {
         let here = Ipv4Addr::LOCALHOST.into();
         let probe = Probe::send(here, NOBODY.into(), 1, |port| port.to_be_bytes().to_vec()).unwrap();
         let refused = probe.wait_for_answer(Duration::from_secs(10)).map(|e| e.kind());
@@ -97,14 +96,14 @@ mod tests {
     }
 
     #[test]
-    fn broadcast_address_is_told_from_others() {
+    fn broadcast_address_is_detected() {
         let is_it = |ip: [u8; 4]| is_broadcast(Ipv4Addr::from(ip).into());
         assert!(is_it([127, 255, 255, 255]));
         assert!(!is_it([127, 0, 0, 1]) && !is_it([127, 9, 8, 7]));
     }
 
     #[test]
-    fn the_way_to_the_loopback_interface_begins_there() {
+    fn source_towards_loopback_is_loopback() {
         assert_eq!(source_towards(NOBODY.into()).unwrap(), Ipv4Addr::LOCALHOST.into());
     }
 }

@@ -1,15 +1,10 @@
-//! The raw link: whole Ethernet frames from and to one network interface (`man 7 packet`). Needs
-//! CAP_NET_RAW.
+//! The raw link: Ethernet frames of one network interface (`man 7 packet`). Needs CAP_NET_RAW.
 //!
-//! A [`FrameSender`] only sends: it is bound to no protocol, so the kernel gives it nothing. A
-//! [`FrameReceiver`] gets a copy of every frame that comes in; the network stack of the host sees
-//! them all the same. What leaves the interface comes back to it if it is for a group or for the
-//! interface itself, as on a card with local loopback: only so can queue pairs of one device reach
-//! each other. On the loopback interface every frame comes in anyway, so there what leaves is left
-//! out.
-//!
-//! Why not the channels of `pnet_datalink`: they move one frame per system call, and do not show
-//! the VLAN tag that the kernel takes out of a frame.
+//! A [`FrameSender`] is bound to no protocol and receives nothing. A [`FrameReceiver`] gets a copy
+//! of every received frame, besides the network stack of the host. Sent frames for a group or for
+//! the interface itself are received as well, as on a card with local loopback; on the loopback
+//! interface the kernel already does that, so sent frames are filtered out there. `pnet_datalink`
+//! is not used, because it moves one frame per system call and does not restore the VLAN tag.
 
 #[allow(unsafe_code)]
 mod sys;
@@ -29,21 +24,20 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
-/// Receive and send buffer asked for, bytes.
 const BUFFER: usize = 8 << 20;
-/// Bytes of the area that a receiver reads into, unless a single frame needs more.
+/// Bytes of the receive area, unless one frame needs more.
 const AREA: usize = 128 << 10;
-/// Bytes of the two addresses, behind which a VLAN tag goes.
+/// Bytes of the two addresses in front of a VLAN tag.
 const ADDRESSES: usize = ETH_LEN - 2;
 
-/// The interface that frames go through.
+/// A network interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interface {
     /// Interface index (`if_nametoindex`).
     pub index: u32,
-    /// All zero on loopback.
+    /// MAC address; all zero on loopback.
     pub mac: [u8; 6],
-    /// Bytes of the largest frame, VLAN tag included.
+    /// Bytes of the largest frame, including a VLAN tag.
     pub max_frame: usize,
 }
 
@@ -53,19 +47,19 @@ impl Interface {
     }
 }
 
-/// Sends frames, and never waits: what finds the send buffer full is queued.
+/// Sends frames without blocking; frames that find the send buffer full are queued.
 #[derive(Debug)]
 pub struct FrameSender {
     socket: Socket,
     queue: Arc<TxQueue>,
 }
 
-/// A frame as the queue has it.
+/// Queue entry of a frame.
 const FRAME: Run = Run { to: None, segment: usize::MAX };
 
 impl FrameSender {
-    /// EPERM without CAP_NET_RAW, EOPNOTSUPP if the interface does not carry Ethernet frames.
-    /// `room` tells when the send buffer has room again.
+    /// Opens the interface; `room` watches the send buffer. Errors: EPERM without CAP_NET_RAW,
+    /// EOPNOTSUPP if the interface does not carry Ethernet frames.
     pub fn open(interface: &Interface, room: &Arc<SendRoom>) -> Result<Self, Error> {
         let socket = open(interface).map_err(|e| explain(&e))?;
         if !sys::carries_ethernet(&socket).map_err(|e| explain(&e))? {
@@ -75,8 +69,7 @@ impl FrameSender {
         Ok(Self { socket, queue })
     }
 
-    /// Hands the first few of `frames` to the system and returns how many; an error is about the
-    /// first one.
+    /// Passes some of `frames` to the kernel and returns their number; an error concerns the first.
     pub fn send<'a>(&self, frames: impl Iterator<Item = &'a [u8]>) -> Result<usize, SendError> {
         sys::send(self.socket.as_raw_fd(), frames).map_err(|e| match e.kind() {
             io::ErrorKind::WouldBlock => SendError::Full,
@@ -84,7 +77,7 @@ impl FrameSender {
         })
     }
 
-    /// Sends one frame when there is room, behind those that wait.
+    /// Sends one frame, or queues it behind others.
     pub fn send_later(&self, frame: &[u8]) -> Result<Taken, SendError> {
         self.queue.send(
             FRAME,
@@ -94,26 +87,26 @@ impl FrameSender {
         )
     }
 
-    /// What waits for room in the send buffer.
+    /// Frames that wait for room in the send buffer.
     pub fn queue(&self) -> &Arc<TxQueue> {
         &self.queue
     }
 
-    /// Sends what waits, as far as there is room, and says of each frame what came of it. The queue
-    /// pairs that waited, once nothing is left.
+    /// Sends queued frames as far as there is room and reports each result. Returns the waiting
+    /// queue pairs once the queue is empty.
     pub fn send_queued(&self, report: impl FnMut(&Run, usize, Result<(), SendError>)) -> Vec<Qpn> {
         self.queue.drain(|_| self.socket.as_raw_fd(), |_, frame| self.send(std::iter::once(frame)).map(drop), report)
     }
 }
 
-/// Frames that the interface has to take in although they are not for it.
+/// Frames to be received in addition to those for the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
-    /// Those for this address.
+pub enum RxFilter {
+    /// Frames for this address.
     Address([u8; 6]),
-    /// Those for all groups.
+    /// Frames for any group.
     Groups,
-    /// All.
+    /// All frames.
     Everything,
 }
 
@@ -123,17 +116,14 @@ pub struct FrameReceiver {
     socket: Socket,
     interface: Interface,
     area: Vec<u8>,
-    /// Bytes of the area for one frame.
     slot: usize,
-    /// Where the frames of the last call are.
     frames: Vec<Range<usize>>,
-    /// What was longer than the interface carries: the kernel joins TCP segments where it can, and
-    /// shows those as one.
+    /// Number of frames longer than the interface carries: the kernel coalesces TCP segments.
     oversized: u64,
 }
 
 impl FrameReceiver {
-    /// From now on frames queue up. Errors as [`FrameSender::open`].
+    /// Starts queueing frames. Errors as [`FrameSender::open`].
     pub fn open(interface: Interface) -> Result<Self, Error> {
         let slot = (TAG_LEN + interface.max_frame).next_multiple_of(64);
         let count = (AREA / slot).clamp(1, sys::MAX_RECV);
@@ -143,11 +133,11 @@ impl FrameReceiver {
     }
 
     fn listen(interface: &Interface) -> io::Result<Socket> {
-        // Bound last: nothing may come in before the filter stands.
+        // Bound last, so that no frame arrives before the filter is attached.
         let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(0)))?;
         socket::attach_filter(socket.as_raw_fd(), libc::SO_ATTACH_FILTER, &mut filter(interface))?;
         if socket::set_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, BUFFER as i32).is_err() {
-            // Without CAP_NET_ADMIN the kernel gives what it gives everybody.
+            // Without CAP_NET_ADMIN the kernel limits the size.
             socket.set_recv_buffer_size(BUFFER)?;
         }
         socket::set_option(socket.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_AUXDATA, 1)?;
@@ -160,20 +150,20 @@ impl FrameReceiver {
         self.socket.as_raw_fd()
     }
 
-    /// Lets the interface take in more, or no longer; what was wanted twice must be given up twice.
-    pub fn set_reach(&self, reach: Reach, wanted: bool) -> io::Result<()> {
-        let (kind, mac) = match reach {
+    /// Adds or removes a filter; each addition needs its own removal.
+    pub fn set_filter(&self, filter: RxFilter, add: bool) -> io::Result<()> {
+        let (kind, mac) = match filter {
             _ if self.interface.is_loopback() => return Ok(()),
-            Reach::Address(mac) if mac == self.interface.mac => return Ok(()),
-            Reach::Address(mac) if mac[0] & 1 != 0 => (libc::PACKET_MR_MULTICAST, mac),
-            Reach::Address(mac) => (libc::PACKET_MR_UNICAST, mac),
-            Reach::Groups => (libc::PACKET_MR_ALLMULTI, [0; 6]),
-            Reach::Everything => (libc::PACKET_MR_PROMISC, [0; 6]),
+            RxFilter::Address(mac) if mac == self.interface.mac => return Ok(()),
+            RxFilter::Address(mac) if mac[0] & 1 != 0 => (libc::PACKET_MR_MULTICAST, mac),
+            RxFilter::Address(mac) => (libc::PACKET_MR_UNICAST, mac),
+            RxFilter::Groups => (libc::PACKET_MR_ALLMULTI, [0; 6]),
+            RxFilter::Everything => (libc::PACKET_MR_PROMISC, [0; 6]),
         };
-        sys::set_membership(self.fd(), self.interface.index, kind as u16, mac, wanted)
+        sys::set_membership(self.fd(), self.interface.index, kind as u16, mac, add)
     }
 
-    /// Takes what has arrived, up to a batch, without waiting. Whether the batch was full.
+    /// Receives up to a batch of frames without blocking. Returns true if the batch was full.
     pub fn recv(&mut self) -> io::Result<bool> {
         let Self { socket, area, slot, frames, oversized, interface, .. } = self;
         frames.clear();
@@ -188,35 +178,34 @@ impl FrameReceiver {
             }
             let first = start - tag_len;
             if let Some(tag) = tag {
-                put_back(area.get_mut(first..start + len).unwrap_or_default(), tag);
+                restore_tag(area.get_mut(first..start + len).unwrap_or_default(), tag);
             }
             frames.push(first..start + len);
         })?;
         Ok(count == batch)
     }
 
-    /// The frames that the last [`FrameReceiver::recv`] took.
+    /// The frames of the last [`FrameReceiver::recv`].
     pub fn frames(&self) -> impl Iterator<Item = &[u8]> {
         self.frames.iter().filter_map(|place| self.area.get(place.clone()))
     }
 
-    /// How many were left out since the last call because they were longer than the interface
-    /// carries.
+    /// Number of oversized frames dropped since the last call.
     pub fn take_oversized(&mut self) -> u64 {
         std::mem::take(&mut self.oversized)
     }
 }
 
-/// Puts the VLAN tag back behind the addresses of a frame, which starts [`TAG_LEN`] bytes into
+/// Inserts the VLAN tag behind the addresses of a frame, which starts [`TAG_LEN`] bytes into
 /// `room`.
-fn put_back(room: &mut [u8], tag: [u8; TAG_LEN]) {
+fn restore_tag(room: &mut [u8], tag: [u8; TAG_LEN]) {
     if room.len() >= TAG_LEN + ADDRESSES {
         room.copy_within(TAG_LEN..TAG_LEN + ADDRESSES, 0);
         room[ADDRESSES..ADDRESSES + TAG_LEN].copy_from_slice(&tag);
     }
 }
 
-/// A socket that sends to the interface and receives nothing.
+/// A socket that sends by the interface and receives nothing.
 fn open(interface: &Interface) -> io::Result<Socket> {
     let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(0)))?;
     socket.set_send_buffer_size(BUFFER)?;
@@ -234,8 +223,8 @@ fn explain(cause: &io::Error) -> Error {
     }
 }
 
-/// Which of the frames that pass the interface are kept: those that come in, and those that leave
-/// for a group or for the interface itself.
+/// The filter of received frames: incoming ones, and outgoing ones for a group or for the interface
+/// itself.
 // clause: RAW-LOOPBACK
 fn filter(interface: &Interface) -> Vec<sock_filter> {
     const PACKET_OUTGOING: u32 = 4;
@@ -263,13 +252,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tag_goes_behind_the_addresses() {
+    fn tag_is_inserted_behind_addresses() {
         let mut room: Vec<u8> = (0..22).collect();
-        put_back(&mut room, [0x81, 0, 0xac, 0x0c]);
+        restore_tag(&mut room, [0x81, 0, 0xac, 0x0c]);
         let expected: Vec<u8> = (4..16).chain([0x81, 0, 0xac, 0x0c]).chain(16..22).collect();
         assert_eq!(room, expected);
         let mut short = [1; 15];
-        put_back(&mut short, [9; 4]);
+        restore_tag(&mut short, [9; 4]);
         assert_eq!(short, [1; 15]);
     }
 }

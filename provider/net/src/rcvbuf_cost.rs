@@ -1,36 +1,33 @@
-//! What a packet occupies in the receive buffer of a UDP socket, as Linux accounts it (`truesize`,
-//! `SO_RCVBUF` in `man 7 socket`). Pure arithmetic; touches nothing.
+//! Bytes that a packet occupies in the receive buffer of a UDP socket, as Linux accounts them
+//! (`truesize`, `SO_RCVBUF` in `man 7 socket`).
 
 use roxe_wire::{Kind, Request};
 
-/// What a packet costs besides its payload: its longest header (BTH, RETH, ImmDt) and 64 bytes of
-/// bookkeeping.
+/// Cost besides the payload: the longest header (BTH, RETH, ImmDt) and 64 bytes of bookkeeping.
 const OVERHEAD: u32 = 96;
-/// The least that any packet costs: a socket buffer comes in steps.
+/// Least cost of a packet, because socket buffers have fixed sizes.
 const LEAST: u32 = 832;
-/// Payload of the longest packet that comes alone and costs no more than that.
+/// Largest payload of a single packet with the least cost.
 const SMALL: u32 = 128;
-/// What the payload of a longer one is to be rounded up with: headers, and what the kernel keeps
-/// behind them.
+/// Headers and kernel overhead added to a larger payload before rounding.
 const ALONE: u32 = 410;
-/// The kernel's description of a packet.
+/// Bytes of the kernel's descriptor of a packet.
 const DESCRIPTION: u32 = 256;
 
-/// Bytes that a packet with this payload occupies at the receiver when the kernel joins it with
-/// others of its message.
+/// Cost of a packet with this payload when the kernel coalesces it with others of its message.
 #[inline]
 pub fn charge(payload: u32) -> u32 {
     (payload.next_multiple_of(4) + OVERHEAD).max(LEAST)
 }
 
-/// Bytes that a packet occupies which is a whole message and mostly arrives alone: its buffer is a
-/// power of two, so that 4096 bytes occupy 8448.
+/// Cost of a packet that is a whole message and mostly arrives alone: its buffer is a power of two,
+/// so that 4096 bytes occupy 8448.
 #[inline]
 pub fn charge_alone(payload: u32) -> u32 {
     if payload <= SMALL { LEAST } else { (payload + ALONE).next_power_of_two() + DESCRIPTION }
 }
 
-/// What a packet of a service without acknowledgements counts for, and so gives back.
+/// Cost, and thus credit, of a packet of an unacknowledged service.
 #[inline]
 pub fn charge_of(kind: &Kind, payload: usize) -> u32 {
     let payload = u32::try_from(payload).unwrap_or(0);
@@ -47,16 +44,16 @@ mod tests {
     use roxe_wire::{Deth, Qkey, Qpn, Reth, SendTail};
 
     #[test]
-    fn a_packet_costs_at_least_a_small_buffer() {
+    fn packet_costs_at_least_a_small_buffer() {
         assert_eq!(charge(0), 832);
         assert_eq!(charge(736), 832);
         assert_eq!(charge(737), 836);
         assert_eq!(charge(4096), 4192);
     }
 
-    /// As a socket of Linux 6.18 reports it: how many fit its buffer.
+    /// The number of packets that fit the buffer of a socket on Linux 6.18.
     #[test]
-    fn a_message_of_one_packet_costs_as_much_as_its_buffer() {
+    fn single_packet_message_costs_its_buffer() {
         for (payload, bytes) in [
             (0, 832),
             (128, 832),

@@ -1,16 +1,12 @@
-//! The folder where the processes of one user on this host leave the names by which they find each
-//! other.
+//! The directory in which the processes of one user on this host find each other.
 //!
-//! Whoever can make, replace or open a name in it can take part in what those processes do with
-//! each other, so it belongs to our user and nobody else may enter it. All processes of a user must
-//! find each other, because they share the RoCE port; the places are therefore fixed, and tried in
-//! the same order everywhere. `XDG_RUNTIME_DIR` names another one, which not all of them may know:
-//! who is there leaves links to its names in the first fixed place, the *common* folder, where
-//! everybody looks. Touches the file system.
-//!
-//! Names of processes that were killed stay behind. A name is *live* while a socket is bound to it
-//! and *dead* afterwards, for ever: only `RuntimeDir::sweep` takes a dead name away, one process at
-//! a time, so nobody can put a live one in its place between the look and the removal.
+//! Creating or replacing names in it allows taking part in their communication, so only this user
+//! can enter it. All processes of a user share the RoCE port and must find each other, so the
+//! candidates are fixed and tried in one order. `XDG_RUNTIME_DIR` may name a further one; processes
+//! there leave symlinks to their names in the first fixed one, the *common* directory. A name is
+//! *live* while a socket is bound to it, then *dead* for ever. Only `RuntimeDir::sweep` removes
+//! dead names, one process at a time, so that no live name can replace one between the check and
+//! the removal.
 
 #[cfg(test)]
 mod tests;
@@ -30,44 +26,39 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 
-/// The file whose lock the sweeper holds.
 const SWEEPER: &str = "sweeper.lock";
-/// Bytes of the path of a Unix socket, without the zero at its end (`man 7 unix`).
+/// Longest path of a Unix socket in bytes, without the final zero (`man 7 unix`).
 pub(super) const MAX_PATH: usize = 107;
-/// Bytes of the longest file name of a socket: `2-`, a network namespace of 32 bits (the kernel
-/// counts them), `-`, and the longest name, which is that of a service at an address of IPv6
-/// (`svc`, interface, service, address).
+/// Longest file name of a socket in bytes: `2-`, a network namespace of 32 bits, `-`, and the
+/// longest name, of a service at an IPv6 address (`svc`, interface, service, address).
 const MAX_FILE_NAME: usize = 2 + 8 + 1 + 4 + 9 + 17 + 32;
 
-/// A folder that only this user can enter.
+/// A directory that only this user can enter.
 #[derive(Debug)]
 pub(crate) struct RuntimeDir {
     path: PathBuf,
-    /// Whose it is.
     uid: u32,
-    /// In a folder that is tidied up by age, what is locked is left alone (`man tmpfiles.d`).
+    /// Locked, so that cleaners of old files (`man tmpfiles.d`) leave it alone.
     _shared: Option<File>,
-    /// Where processes with another `XDG_RUNTIME_DIR` look. `None`: here, or there is none.
+    /// The common directory; `None` if it is this one, or there is none.
     common: Option<Box<Self>>,
 }
 
-/// What this process has of the folder.
 #[derive(Debug)]
 struct Current {
     dir: Option<Arc<RuntimeDir>>,
-    /// The process that bound `names`; a child of a fork is another one.
+    /// The process that bound `names`, which a child of a fork has not.
     pid: u32,
-    /// To be taken away when their sockets are closed, or the process ends; with the links to them
-    /// in the common folder.
+    /// Names to be removed when their sockets are closed or the process exits, with their symlinks
+    /// in the common directory.
     names: BTreeMap<PathBuf, Option<PathBuf>>,
 }
 
 static CURRENT: Mutex<rank::RuntimeDir, Current> = Mutex::new(Current { dir: None, pid: 0, names: BTreeMap::new() });
 
-/// Whether a process of this user was seen to have died.
+/// True once a process of this user was seen to have died.
 static DEATH: AtomicBool = AtomicBool::new(false);
 
-/// Why no folder can be used.
 #[derive(Debug, thiserror::Error)]
 enum Unusable {
     #[error(
@@ -87,16 +78,15 @@ fn list(tried: &[(PathBuf, String)]) -> String {
     tried.iter().map(|(path, why)| format!("{}: {why}", path.display())).collect::<Vec<_>>().join("; ")
 }
 
-/// Why one folder cannot be used.
 enum Refusal {
-    /// The folder cannot be used, and would not be for any process of this user.
+    /// It cannot be used by any process of this user.
     Unfit(String),
-    /// The system has run out of something.
+    /// A resource is exhausted.
     Failed(io::Error),
 }
 
 impl RuntimeDir {
-    /// The folder of this user; made, and swept, the first time. EACCES: none can be used.
+    /// The directory of this user, created and swept on the first call. Errors: EACCES.
     pub(crate) fn get() -> io::Result<Arc<Self>> {
         let uid = roxe_base::privilege::effective_uid();
         let mut current = CURRENT.lock();
@@ -111,17 +101,16 @@ impl RuntimeDir {
         Ok(dir)
     }
 
-    /// The path of the folder.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// This folder, and the common one if that is another.
+    /// This directory, and the common one if that is another.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Self> {
         [Some(self), self.common.as_deref()].into_iter().flatten()
     }
 
-    /// Where those look for the name at `path` who do not know this folder; `None`: they do.
+    /// The path of the symlink for the name at `path`; `None` if none is needed.
     pub(crate) fn link_to(&self, path: &Path) -> Option<PathBuf> {
         Some(self.common.as_ref()?.path.join(path.file_name()?))
     }
@@ -133,17 +122,17 @@ impl RuntimeDir {
             return Ok(own);
         }
         let common = match Self::choose(fixed, uid).map(|(_, common)| common) {
-            // Those who know this folder still meet.
+            // Processes that use this directory still find each other.
             Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => None,
             common => Some(Box::new(common?)),
         };
         Ok(Self { common: common.filter(|common| common.path != own.path), ..own })
     }
 
-    /// The first of `candidates` that will do, and its place among them.
+    /// The first usable directory of `candidates`, and its index.
     fn choose<'a>(candidates: impl IntoIterator<Item = &'a PathBuf>, uid: u32) -> io::Result<(usize, Self)> {
         let refuse = |why: Unusable| io::Error::new(io::ErrorKind::PermissionDenied, why);
-        if !is_mapped(uid) {
+        if is_unmapped(uid) {
             return Err(refuse(Unusable::Unmapped(uid)));
         }
         let mut tried = Vec::new();
@@ -157,7 +146,7 @@ impl RuntimeDir {
         Err(refuse(Unusable::All(tried)))
     }
 
-    /// Makes the folder at `path` unless it is there, and checks that it is ours alone.
+    /// Creates the directory at `path` if needed, and checks that only this user can enter it.
     fn prepare(path: &Path, uid: u32) -> Result<Self, Refusal> {
         let folder = private_dir::make(path).map_err(|why| Refusal::Unfit(why.to_string()))?;
         let room = MAX_PATH.saturating_sub(1 + MAX_FILE_NAME);
@@ -174,9 +163,9 @@ impl RuntimeDir {
         Ok(dir)
     }
 
-    /// Takes away the names of processes that have died. False if another process is at it.
+    /// Removes the names of dead processes. Returns false if another process is doing that.
     pub(super) fn sweep(&self) -> bool {
-        // The common folder after the own one: what is taken away here is a link to nothing there.
+        // The common directory last: symlinks to names removed here are dangling there.
         self.all().filter(|dir| !dir.sweep_alone()).count() == 0
     }
 
@@ -191,51 +180,47 @@ impl RuntimeDir {
                 let _ = fs::remove_file(path);
             });
         }
-        // Closing it would not be enough: a child that is forked meanwhile has the same lock.
+        // Closing is not enough: a child that is forked meanwhile shares the lock.
         let _ = lock.unlock();
         true
     }
 
-    /// What a process has locked while it sweeps.
     pub(super) fn open_lock(&self) -> io::Result<File> {
         let flags = libc::O_NOFOLLOW;
         File::options().create(true).write(true).mode(0o600).custom_flags(flags).open(self.path.join(SWEEPER))
     }
 }
 
-/// The folder where the processes of this user find each other, which nobody else can enter; made
-/// if need be. A program may keep something of its own there. EACCES: none can be used; the text
-/// says what was tried.
+/// The directory in which the processes of this user find each other, created if needed. Programs
+/// may keep files in it. Errors: EACCES, with the list of candidates, if none can be used.
 pub fn runtime_dir() -> io::Result<PathBuf> {
     RuntimeDir::get().map(|dir| dir.path().to_owned())
 }
 
-/// Opens the folder once: `roxe run` watches it, and learns so that this process has looked for
-/// devices.
+/// Opens the directory once, by which `roxe run` notices that this process has looked for devices.
 pub fn note_look() {
     static NOTED: Once = Once::new();
-    // Without a folder it learns nothing.
+    // Errors are ignored.
     NOTED.call_once(|| drop(runtime_dir().and_then(File::open)));
 }
 
-/// The common folder, or where there is none that of this process: for what all processes of this
-/// user are to find. As [`runtime_dir`] otherwise.
+/// The common directory, or without one that of this process, for files shared by all processes of
+/// this user. Errors as [`runtime_dir`].
 pub fn common_dir() -> io::Result<PathBuf> {
     let dir = RuntimeDir::get()?;
     Ok(dir.all().last().unwrap_or(&dir).path().to_owned())
 }
 
-/// Where the folder may be.
 #[derive(Debug)]
 struct Candidates {
-    /// In `XDG_RUNTIME_DIR`, which comes first.
+    /// In `XDG_RUNTIME_DIR`; tried first.
     named: Option<PathBuf>,
-    /// Those that all processes of the user know, best first.
+    /// Known to all processes of the user, best first.
     fixed: Vec<PathBuf>,
 }
 
-/// Where the folder of the user `uid` may be, whom others know as `outer`. `runtime` is the value
-/// of `XDG_RUNTIME_DIR`.
+/// Candidates for the user `uid`, known as `outer` outside of this user namespace. `runtime` is the
+/// value of `XDG_RUNTIME_DIR`.
 fn candidates(runtime: Option<OsString>, (uid, outer): (u32, u32)) -> Candidates {
     let named = runtime.map(PathBuf::from).filter(|path| path.is_absolute()).map(|path| path.join("roxe"));
     let system = (uid == 0).then(|| PathBuf::from("/run/roxe"));
@@ -244,15 +229,14 @@ fn candidates(runtime: Option<OsString>, (uid, outer): (u32, u32)) -> Candidates
     Candidates { named, fixed: std::iter::once(of_user.into()).chain(system).chain(others).collect() }
 }
 
-/// The number of the user `uid` outside of this user namespace. It names the folders: they lie
-/// where everybody's do, whose numbers are those of outside, and a process of the same user there
-/// shares the RoCE port with this one.
+/// The number of the user `uid` outside of this user namespace. Directories are named by it,
+/// because a process of the same user outside shares the RoCE port.
 fn outer_uid(uid: u32) -> u32 {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     map.lines().find_map(|line| outside(line, uid)).unwrap_or(uid)
 }
 
-/// What a line of a `uid_map` makes of `uid`: first number inside, first outside, how many.
+/// Maps `uid` by a line of a `uid_map`: first number inside, first outside, count.
 fn outside(line: &str, uid: u32) -> Option<u32> {
     let mut numbers = line.split_whitespace().map(|word| word.parse::<u32>().ok());
     let [inside, outside, count] = [numbers.next()??, numbers.next()??, numbers.next()??];
@@ -260,7 +244,7 @@ fn outside(line: &str, uid: u32) -> Option<u32> {
     outside.checked_add(at)
 }
 
-/// Whether this is a socket, or the link to one in another folder, which has the same name there.
+/// Returns true for a socket, or a symlink to one of the same name in another directory.
 fn is_name(entry: &fs::DirEntry) -> bool {
     let Ok(kind) = entry.file_type() else { return false };
     let leads_to_name = || {
@@ -272,26 +256,19 @@ fn is_name(entry: &fs::DirEntry) -> bool {
     kind.is_socket() || kind.is_symlink() && leads_to_name()
 }
 
-/// Whether `uid` is a user of its own, and not what stands for all those that this user namespace
-/// does not map.
-fn is_mapped(uid: u32) -> bool {
-    uid != overflow_uid() || is_everybody_mapped()
-}
-
-/// Whether this process runs as the user that stands for everybody whom a user namespace does not
-/// map (`man 7 user_namespaces`): in a namespace that maps nobody else it could not tell others
-/// from itself, and no device works there.
+/// Returns true if this process runs as the user that stands for all unmapped ones (`man 7
+/// user_namespaces`): it could not tell other users from itself, and no device works there.
 pub fn is_overflow_user() -> bool {
     roxe_base::privilege::effective_uid() == overflow_uid()
 }
 
-/// Returns true if the system shows `uid` for users that this user namespace does not map.
+/// Returns true if `uid` is shown for users that this user namespace does not map.
 pub(super) fn is_unmapped(uid: u32) -> bool {
-    uid == overflow_uid() && !is_mapped(uid)
+    uid == overflow_uid() && !is_everybody_mapped()
 }
 
-/// This process has bound `path`, which is removed when the process exits, and before it the `link`
-/// to it in the common folder.
+/// Registers `path`, bound by this process, and its `link` in the common directory for removal at
+/// exit.
 pub(super) fn note_name(path: PathBuf, link: Option<PathBuf>) {
     let mut current = CURRENT.lock();
     let pid = std::process::id();
@@ -303,7 +280,6 @@ pub(super) fn note_name(path: PathBuf, link: Option<PathBuf>) {
     current.names.insert(path, link);
 }
 
-/// Takes `path` away if this very process bound it.
 pub(super) fn remove_name(path: &Path) {
     let mut current = CURRENT.lock();
     if let Some(link) = current.names.remove(path)
@@ -314,9 +290,8 @@ pub(super) fn remove_name(path: &Path) {
     }
 }
 
-/// Removes all names of this process, which is ending.
 fn remove_all() {
-    // The thread that ends the process may be the one that has the lock; a next start sweeps.
+    // The exiting thread may hold the lock; then a later start sweeps.
     let Some(mut current) = CURRENT.try_lock() else { return };
     let names = std::mem::take(&mut current.names);
     if current.pid == std::process::id() {
@@ -325,7 +300,7 @@ fn remove_all() {
     }
 }
 
-/// The link first: once it leads nowhere, another process may take its name.
+/// The link first: once it dangles, another process may replace it.
 fn remove(path: &Path, link: Option<&Path>) {
     link.into_iter().chain([path]).for_each(|path| _ = fs::remove_file(path));
 }
@@ -335,32 +310,30 @@ pub fn lock() -> &'static dyn Lockable {
     &CURRENT
 }
 
-/// In the child of a fork: the names are the parent's.
+/// Forgets the parent's names in the child of a fork.
 pub fn abandon() {
     CURRENT.lock().names.clear();
 }
 
-/// A process of this user has died without taking its names away.
+/// Notes that a process of this user has died without removing its names.
 pub fn note_death() {
     DEATH.store(true, Ordering::Relaxed);
 }
 
-/// Takes away the names of processes whose death was noted. Not for a data path.
+/// Sweeps if a death was noted. Not for a data path.
 pub fn sweep_after_death() {
     if DEATH.load(Ordering::Relaxed) && DEATH.swap(false, Ordering::Relaxed) {
         let dir = CURRENT.lock().dir.clone();
         if !dir.is_none_or(|dir| dir.sweep()) {
-            // The process that sweeps now may have passed the dead name already.
+            // The current sweeper may have passed the dead name already.
             note_death();
         }
     }
 }
 
-/// A path whose file is removed when this is dropped.
 pub(super) struct RemovedOnDrop(pub(super) PathBuf);
 
 impl RemovedOnDrop {
-    /// An unused path in `dir`.
     fn random(dir: &Path) -> io::Result<Self> {
         Ok(Self(dir.join(format!("new-{:016x}", random::number()?))))
     }
@@ -372,26 +345,24 @@ impl Drop for RemovedOnDrop {
     }
 }
 
-/// Binds `socket` to a path in `dir` that nobody looks for.
 pub(super) fn bind_at_random(socket: Socket, dir: &Path) -> io::Result<(Socket, RemovedOnDrop)> {
     let path = RemovedOnDrop::random(dir)?;
     socket.bind(&SockAddr::unix(&path.0)?)?;
     Ok((socket, path))
 }
 
-/// A Unix datagram socket without a name.
 pub(super) fn datagram_socket() -> io::Result<Socket> {
     Socket::new(Domain::UNIX, Type::DGRAM, None)
 }
 
-/// Whether the socket file at `path` is one of a process that has died, or a link to none; `probe`
-/// is any unbound datagram socket.
+/// Returns true if the socket file at `path` belongs to a dead process, or is a dangling symlink.
+/// `probe` is any unbound datagram socket.
 fn is_dead(probe: &Socket, path: &Path) -> bool {
     let connected = SockAddr::unix(path).and_then(|address| probe.connect(&address));
     connected.is_err_and(|e| matches!(e.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound))
 }
 
-/// Makes sure that sockets can be bound, named and found in `dir`.
+/// Checks that sockets can be bound, named and found in `dir`.
 fn try_folder(dir: &Path) -> io::Result<()> {
     let (_socket, bound) = bind_at_random(datagram_socket()?, dir)?;
     let named = RemovedOnDrop::random(dir)?;

@@ -1,10 +1,9 @@
-//! Which program has which service of the connection manager, without a daemon.
+//! Ownership of connection manager services by programs, without a daemon.
 //!
-//! As with slots ([`crate::slot`]), whoever has something holds a Unix datagram socket with its
-//! name ([`crate::named`]); nobody else has it then, and the death of the process ends it. There
-//! are two kinds of names: that of a *claim* says that a program has bound a service at an address;
-//! that of a *mailbox* takes the requests for a service which reach other processes of the same
-//! interface.
+//! As for slots ([`crate::slot`]), an owner holds a named Unix datagram socket ([`crate::named`]).
+//! A
+//! *claim* records that a program has bound a service at an address; a *mailbox* receives requests
+//! for a service that reached other processes of the interface.
 
 use crate::named::{NamedSocket, Probe};
 use crate::slot::{self, Slot, SlotSocket};
@@ -15,16 +14,16 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, RawFd};
 
-/// At which addresses a service is offered.
+/// Addresses at which a service is offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
-    /// At all addresses.
+    /// All addresses.
     All,
-    /// At all addresses of IPv4.
+    /// All IPv4 addresses.
     V4,
-    /// At all addresses of IPv6.
+    /// All IPv6 addresses.
     V6,
-    /// At this address.
+    /// One address.
     At(Gid),
 }
 
@@ -51,8 +50,7 @@ impl fmt::Display for Scope {
     }
 }
 
-/// An address as a part of a file's name: those of IPv6 have always 32 digits, which is shorter
-/// than the longest text.
+/// An address in a file name. IPv6 always has 32 digits, which is shorter than its longest text.
 pub(super) struct AddressPart(pub(super) Gid);
 
 impl fmt::Display for AddressPart {
@@ -67,13 +65,13 @@ impl fmt::Display for AddressPart {
 /// A service at some addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// The service that is listened for.
+    /// The service.
     pub service: ServiceId,
-    /// The addresses at which the service is offered.
+    /// Its addresses.
     pub scope: Scope,
 }
 
-/// A service as a part of a file's name.
+/// The form in file names.
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}-", self.service.0)?;
@@ -91,7 +89,7 @@ impl fmt::Display for Place {
 pub struct ClaimName {
     /// The service and its addresses.
     pub place: Place,
-    /// `None`: for one alone. Programs that share it have a number each.
+    /// `None` if claimed exclusively; programs that share it have a number each.
     pub share: Option<u8>,
 }
 
@@ -103,18 +101,17 @@ impl fmt::Display for ClaimName {
 }
 
 impl ClaimName {
-    /// Claims the name, for as long as the socket lives. `EADDRINUSE`: somebody has it.
+    /// Claims the name while the socket lives. Errors: `EADDRINUSE` if it is held.
     pub fn hold(&self) -> io::Result<NamedSocket> {
         NamedSocket::bind(self)
     }
 
-    /// Whether some process holds the name.
+    /// Returns true if a process holds the name.
     pub fn is_held(&self, probe: &Probe) -> bool {
         probe.finds(self)
     }
 }
 
-/// The name of the mailbox of a service.
 fn mailbox_name(ifindex: u32, place: Place) -> String {
     format!("svc-{ifindex:x}-{place}")
 }
@@ -127,12 +124,12 @@ pub struct ServiceSocket {
 }
 
 impl ServiceSocket {
-    /// Opens it. `EADDRINUSE`: another process has it.
+    /// Opens the mailbox. Errors: `EADDRINUSE` if another process has it.
     pub fn open(ifindex: u32, place: Place) -> io::Result<Self> {
         Ok(Self { place, socket: slot::mailbox(&mailbox_name(ifindex, place))? })
     }
 
-    /// The service of this mailbox and its addresses.
+    /// The service and its addresses.
     pub fn place(&self) -> Place {
         self.place
     }
@@ -143,12 +140,12 @@ impl ServiceSocket {
     }
 }
 
-/// Where a frame goes.
+/// Destination of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mailbox {
-    /// To the owner of a slot.
+    /// The owner of a slot.
     Slot(Slot),
-    /// To the process that offers a service.
+    /// The process that offers a service.
     Service(Place),
 }
 
@@ -174,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_is_held_until_its_socket_is_closed() {
+    fn claim_is_held_until_socket_closes() {
         let probe = Probe::new().unwrap();
         let name = ClaimName { place: place(0x7fff_0000_0001, Scope::V4), share: None };
         assert!(!name.is_held(&probe));
@@ -187,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_names_have_room() {
+    fn longest_names_fit() {
         let gid = Gid(*b"\xfe\x80roxeroxeroxe\xff\xff");
         let place = place(u64::MAX, Scope::At(gid));
         assert!(ClaimName { place, share: Some(u8::MAX) }.hold().is_ok());
@@ -195,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mailbox_gets_the_frames_for_its_service_on_its_interface() {
+    fn mailbox_receives_frames_for_its_service_and_interface() {
         let sender = SlotSocket::claim(NOWHERE).unwrap();
         let here = place(0x7fff_0000_0002, Scope::All);
         let socket = ServiceSocket::open(NOWHERE, here).unwrap();
@@ -210,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_scope_of_one_address_comes_before_wider_ones() {
+    fn narrow_scopes_come_first() {
         let v4 = Gid::from(IpAddr::V4(Ipv4Addr::LOCALHOST));
         assert_eq!(Scope::candidates(v4), [Scope::At(v4), Scope::V4, Scope::All]);
         let v6 = Gid::from(IpAddr::V6(Ipv6Addr::LOCALHOST));

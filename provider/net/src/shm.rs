@@ -1,20 +1,11 @@
-//! The link through shared memory, between two processes of one user: a `ring` for each direction
-//! that is used.
+//! The link through shared memory between two processes of one user: a `ring` per used direction.
 //!
-//! How a ring begins and ends:
-//!
-//! 1. The process that wants to send makes the ring ([`Offer::new`]) and sends an offer to a slot's
-//!    mailbox, with three descriptors: the memory, one end of a [`ControlSocket`], and its
-//!    [`Doorbell`].
-//! 2. The other process maps the memory ([`Inbound::accept`]) and answers on the control socket,
-//!    with its own doorbell.
-//! 3. The writer learns that from [`ControlSocket::poll`], and writes; either side rings the
-//!    other's doorbell when it sleeps.
-//! 4. A process that does not want the ring any more closes its control socket, and one that dies
-//!    does so however it dies: then the ring is gone on both sides, and whoever takes the slot
-//!    later has never heard of it.
-//!
-//! Knows no queue pairs and no engine.
+//! 1. The writer creates a ring ([`Offer::new`]) and sends an offer to a slot's mailbox with three
+//!    descriptors: the memory, one end of a [`ControlSocket`], and its [`Doorbell`].
+//! 2. The reader maps the memory ([`Inbound::accept`]) and answers with its own doorbell.
+//! 3. The writer learns that from [`ControlSocket::poll`]. Either side rings the other's doorbell
+//!    when that sleeps.
+//! 4. Closing the control socket, also by death, ends the ring on both sides.
 
 #[allow(unsafe_code)]
 mod memory;
@@ -31,15 +22,14 @@ use socket2::{Domain, Socket, Type};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-/// Descriptors of an offer.
 const OFFERED: usize = 3;
 
-/// Wakes the background thread of another process: the eventfd that it sleeps on.
+/// Eventfd that the background thread of another process sleeps on.
 #[derive(Debug)]
 pub struct Doorbell(OwnedFd);
 
 impl Doorbell {
-    /// From a descriptor that the other process sent. EINVAL: writing to it could block.
+    /// From a descriptor of the other process. Errors: EINVAL if writing to it could block.
     fn new(fd: OwnedFd) -> io::Result<Self> {
         if sys::may_block(fd.as_raw_fd())? {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -47,25 +37,25 @@ impl Doorbell {
         Ok(Self(fd))
     }
 
-    /// Wakes it, or keeps it from going to sleep.
+    /// Wakes the thread, or ends its next sleep at once.
     pub fn ring(&self) {
         sys::wake(self.0.as_raw_fd());
     }
 }
 
-/// One end of a socket pair that tells whether the process at the other end has and keeps its half
-/// of the ring.
+/// One end of a socket pair. It closes when the process at the other end gives up its half of the
+/// ring, or dies.
 #[derive(Debug)]
 pub struct ControlSocket(Socket);
 
-/// What the other process did.
+/// Event of the process at the other end.
 #[derive(Debug)]
 pub enum PeerEvent {
-    /// Nothing new.
+    /// No event.
     Nothing,
-    /// The ring is read from now on; this wakes the reader.
+    /// The ring is being read; the doorbell wakes the reader.
     Accepted(Doorbell),
-    /// The other process has let go of the ring.
+    /// The process has given up the ring.
     Gone,
 }
 
@@ -75,7 +65,7 @@ impl ControlSocket {
         self.0.as_raw_fd()
     }
 
-    /// Looks, without waiting, what the other process did since the last call.
+    /// The next event, without blocking.
     pub fn poll(&self) -> PeerEvent {
         let mut control = Control::new();
         match sys::recv(self.fd(), &mut [0; 8], &mut control) {
@@ -88,7 +78,6 @@ impl ControlSocket {
         }
     }
 
-    /// Says that the ring is read from now on, and that `doorbell` wakes this process.
     fn accept(&self, doorbell: RawFd) -> io::Result<()> {
         let mut control = Control::new();
         control.push_descriptors(&[doorbell]);
@@ -96,19 +85,19 @@ impl ControlSocket {
     }
 }
 
-/// A ring that is offered: the half that stays here, and what goes to the other process.
+/// An offered ring: the half of this process, and the descriptors for the other.
 #[derive(Debug)]
 pub struct Offer {
-    /// The half that writes; to be used once the other process has accepted.
+    /// The writing half, to be used once the other process has accepted.
     pub writer: Writer,
-    /// The connection to the reader.
+    /// Connection to the reader.
     pub control: ControlSocket,
     memory: OwnedFd,
     far_end: OwnedFd,
 }
 
 impl Offer {
-    /// A new ring with `size` bytes of data.
+    /// Creates a ring with `size` bytes of data.
     pub fn new(size: usize) -> io::Result<Self> {
         let (writer, memory) = Writer::create(size)?;
         let (near, far) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None)?;
@@ -124,19 +113,19 @@ impl Offer {
 /// Both halves of a ring from this process to itself.
 #[derive(Debug)]
 pub struct OwnRing {
-    /// The half that writes.
+    /// The writing half.
     pub writer: Writer,
-    /// The connection of the writer to the reader.
+    /// The writer's connection to the reader.
     pub control: ControlSocket,
     /// Wakes the reader.
     pub doorbell: Doorbell,
-    /// The half that reads.
+    /// The reading half.
     pub inbound: Inbound,
 }
 
 impl OwnRing {
-    /// A new ring with `size` bytes of data; `doorbell` wakes this process, and `watch` adds
-    /// control sockets to what it waits on.
+    /// Creates a ring with `size` bytes of data. `doorbell` wakes this process; `watch` is called
+    /// with the control sockets to wait on.
     pub fn new(size: usize, doorbell: RawFd, watch: impl Fn(RawFd) -> io::Result<()>) -> io::Result<Self> {
         let Offer { writer, control, memory, far_end } = Offer::new(size)?;
         watch(control.fd())?;
@@ -153,16 +142,16 @@ impl OwnRing {
 pub struct Inbound {
     /// The packets.
     pub reader: Reader,
-    /// The connection to the writer.
+    /// Connection to the writer.
     pub control: ControlSocket,
     /// Wakes the writer.
     pub doorbell: Doorbell,
 }
 
 impl Inbound {
-    /// Takes an offer of a ring with `size` bytes of data that came with `descriptors`; `doorbell`
-    /// wakes this process, and `watch` adds the control socket to what this process waits on.
-    /// EINVAL: the memory or a descriptor is not as this library makes them.
+    /// Accepts an offer of a ring with `size` bytes of data and these `descriptors`. `doorbell`
+    /// wakes this process; `watch` is called with the control socket to wait on. Errors: EINVAL if
+    /// the memory or a descriptor is not as this library makes them.
     pub fn accept(
         size: usize,
         descriptors: Vec<OwnedFd>,
@@ -188,7 +177,7 @@ impl Inbound {
 pub mod testing {
     use super::*;
 
-    /// Descriptors as another process gets them.
+    /// Passes descriptors as to another process.
     pub fn carry(descriptors: &[RawFd]) -> Vec<OwnedFd> {
         let (from, to) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None).unwrap();
         let (mut sent, mut got) = (Control::new(), Control::new());
@@ -198,7 +187,7 @@ pub mod testing {
         sys::take_descriptors(&got)
     }
 
-    /// What stays with the process that makes an offer.
+    /// The parts of an offer that its process keeps.
     pub fn keep(offer: Offer) -> (Writer, ControlSocket) {
         (offer.writer, offer.control)
     }
@@ -211,7 +200,7 @@ mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
 
-    /// What stands for an eventfd, and where it is heard.
+    /// A stand-in for an eventfd, and its other end.
     fn bell() -> (UnixStream, UnixStream) {
         let (bell, ear) = UnixStream::pair().unwrap();
         bell.set_nonblocking(true).unwrap();
@@ -223,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_is_agreed_each_side_can_wake_the_other_and_hears_of_its_end() {
+    fn agreed_ring_wakes_both_sides_and_reports_end() {
         let ((bell_a, mut ear_a), (bell_b, mut ear_b)) = (bell(), bell());
         let offer = Offer::new(SMALL).unwrap();
         assert!(matches!(offer.control.poll(), PeerEvent::Nothing));
@@ -246,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_that_are_no_offer_are_refused() {
+    fn invalid_offer_descriptors_are_refused() {
         let ((bell, _ear), (blocking, _)) = (bell(), UnixStream::pair().unwrap());
         let (fd, watch) = (bell.as_raw_fd(), |_| Ok(()));
         for wrong in [vec![], carry(&[fd]), carry(&[fd, fd, fd]), carry(&[fd, fd, fd, fd])] {
@@ -260,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_without_a_doorbell_ends_the_ring() {
+    fn acceptance_without_doorbell_ends_ring() {
         let offer = Offer::new(SMALL).unwrap();
         let far = ControlSocket(Socket::from(offer.far_end.try_clone().unwrap()));
         sys::send(far.fd(), &sys::Name::Peer, [b"y", &[]], &Control::new(), 0).unwrap();

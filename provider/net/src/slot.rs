@@ -1,10 +1,9 @@
-//! Which process owns which queue pair numbers, without a daemon.
+//! Ownership of queue pair numbers by processes, without a daemon.
 //!
-//! The upper 12 bits of a QPN are its *slot*. A process owns a slot as long as it holds a Unix
-//! datagram socket with a name made of interface and slot ([`crate::named`]): the claim is atomic,
-//! and ends when the process dies, however it dies. The same socket is the slot's mailbox for
-//! frames of [`crate::forward`]. Nobody but our user can have such a name or send to it; what the
-//! kernel says came from another user all the same (root's) is thrown away.
+//! The upper 12 bits of a QPN are its *slot*. A process owns a slot while it holds a Unix datagram
+//! socket named after interface and slot ([`crate::named`]): claiming is atomic, and death ends the
+//! claim. The socket is also the slot's mailbox for frames of [`crate::forward`]. Only the same
+//! user can bind or reach such a name; frames of other users (root) are discarded.
 
 use crate::cmsg::Control;
 use crate::named::{NamedSocket, Probe};
@@ -16,13 +15,12 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-/// Bits of a QPN below its slot.
 const INDEX_BITS: u32 = 12;
 /// QPNs per slot.
 pub const QPNS_PER_SLOT: u32 = 1 << INDEX_BITS;
-/// Slot 0 holds the QPNs with a fixed meaning (0 and 1), the last one that of multicast.
+/// Slot 0 holds the QPNs with a fixed meaning (0 and 1), the last slot that of multicast.
 const SLOTS: std::ops::Range<u16> = 1..0xfff;
-/// Receive buffer asked for: a handful of forwarded runs of 64 KB.
+/// Requested receive buffer in bytes: a few forwarded runs of 64 KB.
 const MAILBOX: usize = 4 << 20;
 
 /// The upper 12 bits of a queue pair number.
@@ -30,22 +28,22 @@ const MAILBOX: usize = 4 << 20;
 pub struct Slot(u16);
 
 impl Slot {
-    /// The slot that `qpn` belongs to.
+    /// The slot of `qpn`.
     pub const fn of(qpn: Qpn) -> Self {
         Self((qpn.get() >> INDEX_BITS) as u16)
     }
 
-    /// From its number, 0..4096.
+    /// From a number below 4096.
     pub const fn new(number: u16) -> Self {
         Self(number & 0xfff)
     }
 
-    /// The number of the slot, 0..4096.
+    /// The number, below 4096.
     pub const fn get(self) -> u16 {
         self.0
     }
 
-    /// Whether a process can own it.
+    /// Returns true if a process can own it.
     pub fn can_be_owned(self) -> bool {
         SLOTS.contains(&self.0)
     }
@@ -65,14 +63,14 @@ pub struct SlotSocket {
 }
 
 impl SlotSocket {
-    /// Claims a free slot of the interface, starting the search at a random one. `ENOSPC`: all are
-    /// taken.
+    /// Claims a free slot of the interface, starting at a random one. Errors: `ENOSPC` if all are
+    /// owned.
     pub fn claim(ifindex: u32) -> io::Result<Self> {
         match Self::claim_any(ifindex) {
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
             result => return result,
         }
-        // Names of the dead are left alone until nothing else is free.
+        // Names of dead processes are removed only when no other is free.
         RuntimeDir::get()?.sweep();
         Self::claim_any(ifindex).map_err(|e| match e.kind() {
             io::ErrorKind::AddrInUse => io::Error::from_raw_os_error(libc::ENOSPC),
@@ -82,15 +80,14 @@ impl SlotSocket {
 
     fn claim_any(ifindex: u32) -> io::Result<Self> {
         let count = SLOTS.end - SLOTS.start;
-        // One with which other processes do not begin at the same time.
+        // Random, so that processes do not contend for the same slots.
         let first = random::number()? as u16 % count;
         let slot = |step: u16| Slot(SLOTS.start + (first + step) % count);
         let (at, socket) = NamedSocket::bind_first((0..count).map(|step| Name { ifindex, slot: slot(step) }))?;
-        // There are fewer than 2^12.
         Ok(Self { slot: slot(at as u16), ifindex, socket: with_room(socket)? })
     }
 
-    /// Claims `slot`. `EADDRINUSE`: a process has it.
+    /// Claims `slot`. Errors: `EADDRINUSE` if a process owns it.
     #[cfg(any(test, feature = "testing"))]
     pub fn claim_one(ifindex: u32, slot: Slot) -> io::Result<Self> {
         Ok(Self { slot, ifindex, socket: mailbox(&Name { ifindex, slot })? })
@@ -101,7 +98,6 @@ impl SlotSocket {
         self.slot
     }
 
-    /// Index of the interface that the slot belongs to.
     pub(super) fn ifindex(&self) -> u32 {
         self.ifindex
     }
@@ -111,20 +107,18 @@ impl SlotSocket {
         self.socket.as_raw_fd()
     }
 
-    /// Sends `header` and `body` as one frame to the owner of `to`, without waiting.
-    /// `ECONNREFUSED`: nobody owns it; `EAGAIN`: its mailbox is full.
+    /// Sends `header` and `body` as one frame to the owner of `to` without blocking. Errors:
+    /// `ECONNREFUSED` if no process owns it; `EAGAIN` if its mailbox is full.
     pub fn send(&self, to: Slot, header: &[u8], body: &[u8]) -> io::Result<()> {
         self.send_to(&Name { ifindex: self.ifindex, slot: to }, header, body)
     }
 
-    /// Sends `header` and `body` as one frame to the mailbox `name`, with the errors of
-    /// [`SlotSocket::send`].
+    /// Sends a frame to the mailbox `name`. Errors as [`SlotSocket::send`].
     pub(super) fn send_to(&self, name: &impl fmt::Display, header: &[u8], body: &[u8]) -> io::Result<()> {
         self.send_with(name, [header, body], &Control::new())
     }
 
-    /// Sends `header` with descriptors for the other process, with the errors of
-    /// [`SlotSocket::send`].
+    /// Sends `header` with descriptors. Errors as [`SlotSocket::send`].
     pub fn send_descriptors(&self, to: Slot, header: &[u8], fds: &[RawFd]) -> io::Result<()> {
         let mut control = Control::new();
         control.push_descriptors(fds);
@@ -134,7 +128,7 @@ impl SlotSocket {
     fn send_with(&self, name: &impl fmt::Display, parts: [&[u8]; 2], control: &Control) -> io::Result<()> {
         for address in self.socket.space().addresses(name) {
             match sys::send(self.fd(), &sys::Name::Any(&address?), parts, control, libc::MSG_DONTWAIT) {
-                // A name that was never there says as much as one whose owner has died.
+                // The owner has died, or there never was one.
                 Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {}
                 sent => return sent.map(drop),
             }
@@ -142,19 +136,19 @@ impl SlotSocket {
         Err(io::ErrorKind::ConnectionRefused.into())
     }
 
-    /// [`recv_frame`], with a new buffer for control messages.
+    /// [`recv_frame`] with a new buffer for control messages.
     #[cfg(any(test, feature = "testing"))]
     pub fn recv(&self, buf: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
         recv_frame(self.fd(), buf, &mut Control::new())
     }
 }
 
-/// Whether some process owns `slot` of the interface `ifindex`.
+/// Returns true if a process owns `slot` of the interface `ifindex`.
 pub fn is_owned(ifindex: u32, slot: Slot) -> bool {
     slot.can_be_owned() && Probe::new().is_ok_and(|probe| probe.finds(&Name { ifindex, slot }))
 }
 
-/// A new socket with the name `name`; says who sent each datagram.
+/// A new socket named `name` that receives the sender's credentials.
 pub(super) fn mailbox(name: &impl fmt::Display) -> io::Result<NamedSocket> {
     NamedSocket::bind(name).and_then(with_room)
 }
@@ -165,9 +159,8 @@ fn with_room(socket: NamedSocket) -> io::Result<NamedSocket> {
     Ok(socket)
 }
 
-/// Takes one frame of the same user out of a mailbox without waiting, with the descriptors that
-/// came along; frames of others are thrown away, and their descriptors closed. For `control` see
-/// [`UdpLink::recv_with`](crate::udp::UdpLink::recv_with).
+/// Receives one frame of the same user without blocking, with its descriptors; frames of other
+/// users are discarded. For `control` see [`UdpLink::recv_with`](crate::udp::UdpLink::recv_with).
 #[inline]
 pub fn recv_frame(fd: RawFd, buf: &mut [u8], control: &mut Control) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
     while let Some((len, ..)) = sys::recv(fd, buf, control)? {
@@ -184,7 +177,6 @@ fn descriptors_of_same_user(control: &Control) -> Option<Vec<OwnedFd>> {
     (sys::credentials(control) == Some(roxe_base::privilege::effective_uid())).then_some(descriptors)
 }
 
-/// The name of a slot's mailbox.
 struct Name {
     ifindex: u32,
     slot: Slot,
@@ -200,11 +192,11 @@ impl fmt::Display for Name {
 mod tests {
     use super::*;
 
-    // Interface indices that no interface has, so that tests do not meet running programs.
+    // No interface has these indices, so tests do not meet running programs.
     const NOWHERE: u32 = 0x7000_0001;
 
     #[test]
-    fn a_slot_has_one_owner_and_is_free_after_its_end() {
+    fn slot_has_one_owner_and_is_free_after_its_end() {
         let first = SlotSocket::claim_one(NOWHERE, Slot::new(5)).unwrap();
         let error = SlotSocket::claim_one(NOWHERE, Slot::new(5)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
@@ -213,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_differ_and_leave_out_the_fixed_numbers() {
+    fn claims_differ_and_omit_fixed_numbers() {
         let slots: Vec<_> = (0..50).map(|_| SlotSocket::claim(NOWHERE + 1).unwrap()).collect();
         let mut numbers: Vec<_> = slots.iter().map(|slot| slot.slot().get()).collect();
         numbers.sort_unstable();
@@ -223,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_reach_the_owner_and_nobody_else() {
+    fn frames_reach_only_the_owner() {
         let (a, b) = (SlotSocket::claim(NOWHERE + 2).unwrap(), SlotSocket::claim(NOWHERE + 2).unwrap());
         assert!(is_owned(NOWHERE + 2, b.slot()) && is_owned(NOWHERE + 2, a.slot()));
         a.send(b.slot(), b"head", b"body").unwrap();
@@ -238,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_qpn_is_slot_and_index() {
+    fn qpn_is_slot_and_index() {
         let qpn = Slot::new(0xabc).qpn(0xdef);
         assert_eq!(qpn.get(), 0x00ab_cdef);
         assert_eq!(Slot::of(qpn), Slot::new(0xabc));

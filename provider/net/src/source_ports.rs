@@ -1,17 +1,11 @@
-//! Packets of other users of this host are kept from our queue pairs, by the port that they come
-//! from.
+//! Drops packets of other users of this host, by their source port.
 //!
-//! RoCEv2 knows no sender but an address, and every user of this host may send from its addresses.
-//! Only this user can send from the local port ([`crate::port_owners`]), which is where its packets
-//! to this host come from. A packet from an address of this host and from another port is dropped,
-//! unless the RoCE port of that address belongs to another user: then it comes from the card of
-//! that user, which is like another host. Remote hosts, real cards and the kernel's rxe use any
-//! source port; what comes from them is not looked at here.
-//!
-//! What is dropped here has taken the place of something else in the receive buffer. So after one
-//! such packet the kernel is told to drop them itself (`program`), and left alone again when it
-//! has dropped nothing for `PERIOD`. Touches the program of the socket and the kernel's table of
-//! UDP sockets.
+//! Every user of this host may send from its addresses, but only this user can send from the local
+//! port ([`crate::port_owners`]). A packet with a source address of this host and another port is
+//! dropped, unless another user owns the RoCE port of that address: its card counts as another
+//! host. Packets of remote hosts may have any source port. Dropped packets have taken room in the
+//! receive buffer, so after one of them the kernel filters them (`program`) until none came for
+//! `PERIOD`.
 
 use crate::bpf::{AND, DROP, JUMP_EQ, LOAD_HALF, LOAD_WORD, MAX_LEN, PASS, jump, op};
 use crate::link::RxMeta;
@@ -25,63 +19,57 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// For how long the kernel is left alone with its program.
+/// Time between updates of the kernel's filter.
 const PERIOD: Duration = Duration::from_millis(20);
-/// How long the owner of an address is taken to be the same.
+/// Time for which the owner of an address is cached.
 const OWNER_KEPT: Duration = Duration::from_secs(1);
-/// Shortest pause between two looks at the kernel's table, which a flood from many addresses
-/// causes.
+/// Shortest pause between reads of the kernel's table, which a flood from many addresses causes.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// Most cards of other users that are known at a time.
 const MAX_CARDS: usize = 64;
-/// Where the network header is, and in it the source address, in a program whose other offsets are
-/// from the UDP header on.
+/// Offset of the network header, and in it of the source address, in a program whose other offsets
+/// count from the UDP header.
 const NETWORK: u32 = libc::SKF_NET_OFF.cast_unsigned();
 const SRC_V4: u32 = NETWORK.wrapping_add(12);
 const SRC_V6: u32 = NETWORK.wrapping_add(8);
-/// Where the UDP header has the source port.
 const SRC_PORT: u32 = 0;
 
-/// What is known of the source ports of this host.
+/// Source ports accepted from addresses of this host.
 #[derive(Debug, Default)]
 pub struct SourcePorts {
-    /// The port from which only this user sends; 0: none is known.
+    /// The port from which only this user can send; 0 if unknown.
     local_port: u16,
-    /// Addresses of this host, besides those of loopback.
+    /// Addresses of this host except loopback.
     host: Vec<Gid>,
-    /// Addresses whose RoCE port another user had, and when that was looked up.
+    /// Addresses whose RoCE port another user owns, with the time of the lookup.
     cards: Vec<(Gid, Instant)>,
-    /// When the table is looked at again for an address that is in none of the lists.
+    /// Time from which on the table may be read again for an unknown address.
     look_again: Instant,
     filters: Vec<Filter>,
-    /// When the filters are looked at; `None`: there are none.
+    /// Time of the next filter update; `None` without filters.
     due: Option<Instant>,
-    /// When the kernel could not be told.
     failed_at: Option<Instant>,
 }
 
-/// A socket for which the kernel drops packets of other users.
 #[derive(Debug)]
 struct Filter {
     link: Weak<UdpLink>,
-    /// How many datagrams it had dropped when it was told last.
     drops: u32,
 }
 
 impl SourcePorts {
-    /// Takes over the addresses of this host, and the port of this user for packets between them.
+    /// Sets the addresses of this host and the local port of this user.
     pub fn set_host(&mut self, addresses: &[Gid], local_port: u16) {
         self.host = addresses.to_vec();
         self.local_port = local_port;
     }
 
-    /// The port from which only this user sends.
+    /// The port from which only this user can send.
     pub fn local_port(&self) -> u16 {
         self.local_port
     }
 
-    /// Returns true if a packet with this source may be handed on: false if another user of this
-    /// host sent it in the name of an address that this user may have.
+    /// Returns true if a packet of this source may be delivered: false if another user of this host
+    /// sent it from an address that this user may have.
     #[inline]
     pub fn admit(&mut self, meta: &RxMeta, now: Instant) -> bool {
         meta.src_port == self.local_port || !self.is_local(meta.src) || self.is_card_of_other_user(meta.src, now)
@@ -104,14 +92,14 @@ impl SourcePorts {
         is_card
     }
 
-    /// A packet of another user has come by `link`: from now on the kernel drops those, for some
-    /// time. If it cannot be told, they are dropped here.
+    /// Called for a dropped packet received by `link`: attaches a filter for some time. If that
+    /// fails, packets are dropped here.
     #[cold]
-    pub fn keep_out(&mut self, link: &Arc<UdpLink>, now: Instant) {
+    pub fn attach_filter(&mut self, link: &Arc<UdpLink>, now: Instant) {
         if link.is_filtered() || self.failed_at.is_some_and(|at| now.since(at) < PERIOD) {
             return;
         }
-        if self.tell_kernel(link).is_err() {
+        if self.attach(link).is_err() {
             self.failed_at = Some(now);
             return;
         }
@@ -119,13 +107,12 @@ impl SourcePorts {
         self.due.get_or_insert_with(|| now.after(PERIOD));
     }
 
-    /// When [`SourcePorts::renew_filters`] has something to do.
+    /// Time of the next [`SourcePorts::renew_filters`].
     pub fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Tells the kernel which addresses are of this host by now, or that it need not drop anything
-    /// any more.
+    /// Updates the filters with the current addresses, and detaches those that dropped nothing.
     #[cold]
     pub fn renew_filters(&mut self, now: Instant) {
         let mut filters = std::mem::take(&mut self.filters);
@@ -136,13 +123,13 @@ impl SourcePorts {
                 link.end_filter();
                 return false;
             }
-            self.tell_kernel(&link).is_ok()
+            self.attach(&link).is_ok()
         });
         self.due = (!filters.is_empty()).then(|| now.after(PERIOD));
         self.filters = filters;
     }
 
-    fn tell_kernel(&self, link: &UdpLink) -> io::Result<()> {
+    fn attach(&self, link: &UdpLink) -> io::Result<()> {
         let cards: Vec<_> = self.cards.iter().map(|(gid, _)| *gid).collect();
         let program = program(link.gid(), link.local_port(), &self.host, &cards);
         let program = program.ok_or(io::ErrorKind::ArgumentListTooLong);
@@ -155,9 +142,9 @@ impl SourcePorts {
     }
 }
 
-/// A program for the kernel that keeps packets of other users of this host out of a socket of the
-/// family of `own`: packets from the addresses of this `host`, from `own` and from loopback come
-/// from `local_port` only, except from `cards` of other users. `None`: it would be too long.
+/// A filter for a socket of the family of `own`: packets from the addresses of this `host`, from
+/// `own` and from loopback pass only from `local_port`, except from `cards` of other users. `None`
+/// if it would be too long.
 fn program(own: Gid, local_port: u16, host: &[Gid], cards: &[Gid]) -> Option<Vec<sock_filter>> {
     let mut code = vec![op(LOAD_HALF, SRC_PORT), jump(JUMP_EQ, local_port.into(), 0, 1), PASS];
     let alike = |gid: &&Gid| gid.is_ipv4() == own.is_ipv4();
@@ -172,12 +159,12 @@ fn program(own: Gid, local_port: u16, host: &[Gid], cards: &[Gid]) -> Option<Vec
     (code.len() <= MAX_LEN).then_some(code)
 }
 
-/// Appends what becomes of packets with the source address `gid`.
+/// Appends the verdict on packets from `gid`.
 fn push_verdict(code: &mut Vec<sock_filter>, gid: Gid, verdict: sock_filter) {
     let (words, _) = gid.0.as_chunks::<4>();
     let (words, at) = if gid.is_ipv4() { (&words[3..], SRC_V4) } else { (words, SRC_V6) };
     for (number, word) in (0u8..).zip(words) {
-        // Behind this comparison come the others, of two instructions each, and the verdict.
+        // Behind this comparison are the remaining ones, of two instructions each, and the verdict.
         let rest = 2 * (words.len() as u8 - 1 - number) + 1;
         code.extend([
             op(LOAD_WORD, at.wrapping_add(4 * u32::from(number))),
@@ -215,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_of_this_host_come_from_the_local_port() {
+    fn local_packets_need_local_port() {
         let mut ports = SourcePorts::default();
         ports.set_host(&[Ipv4Addr::new(10, 9, 8, 7).into()], LOCAL_PORT);
         let here = [127, 78, 9, 1];
@@ -228,19 +215,19 @@ mod tests {
     }
 
     #[test]
-    fn packets_of_a_known_card_of_another_user_pass_for_a_while() {
+    fn packets_of_known_foreign_card_pass_for_a_while() {
         let mut ports = SourcePorts::default();
         let card = [127, 78, 9, 9];
         ports.set_host(&[], LOCAL_PORT);
         ports.cards.push((Gid::from(Ipv4Addr::from(card)), Instant(0)));
         let packet = meta(card, ROCE_PORT, [127, 78, 9, 1]);
         assert!(ports.admit(&packet, Instant(0)));
-        // The kernel's table has no socket of another user there.
+        // The kernel's table lists no socket of another user there.
         assert!(!ports.admit(&packet, Instant(0).after(OWNER_KEPT)));
     }
 
     #[test]
-    fn the_kernel_filters_packets_of_other_users_until_none_come() {
+    fn kernel_filters_foreign_packets_until_none_come() {
         let here = Ipv4Addr::new(127, 78, 9, 2);
         let mut ports = SourcePorts::default();
         let link = Arc::new(UdpLink::open(here.into(), 1, true, true).unwrap());
@@ -251,7 +238,7 @@ mod tests {
         };
         let after = |periods: u64| Instant(periods * PERIOD.as_nanos() as u64);
         assert!(arrives());
-        ports.keep_out(&link, after(0));
+        ports.attach_filter(&link, after(0));
         assert_eq!((arrives(), ports.due()), (false, Some(after(1))));
         assert_eq!(link.take_drops(), TakenDrops { lost: 0, filtered: 1 });
         ports.renew_filters(after(1));
@@ -265,21 +252,21 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_socket_is_filtered_no_more() {
+    fn closed_socket_is_no_longer_filtered() {
         let mut ports = SourcePorts::default();
         let link = Arc::new(UdpLink::open(Ipv4Addr::new(127, 78, 9, 3).into(), 1, true, true).unwrap());
-        ports.keep_out(&link, Instant(0));
+        ports.attach_filter(&link, Instant(0));
         assert!(link.is_filtered());
         drop(link);
         ports.renew_filters(Instant(1));
         assert_eq!(ports.due(), None);
     }
 
-    // One that no test and no ephemeral socket has.
+    // Used by no test and no ephemeral socket.
     const FILTER_PORT: u16 = 4793;
 
-    /// Which of `from` reach a socket at `own` with the program for it, when 127.0.0.0/8 and ::1
-    /// are the only addresses that can be sent from.
+    /// Returns which of `from` reach a socket at `own` with its filter, where 127.0.0.0/8 and ::1
+    /// are the only source addresses.
     fn passed(own: IpAddr, host: &[IpAddr], from: &[(IpAddr, u16)]) -> Option<Vec<bool>> {
         let socket = UdpSocket::bind((own, 0)).ok()?;
         socket.set_nonblocking(true).unwrap();
@@ -296,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_of_this_host_pass_from_the_local_port_only() {
+    fn local_packets_pass_only_from_local_port() {
         let [own, other] = [1, 2].map(|last| IpAddr::from(Ipv4Addr::new(127, 79, 0, last)));
         let from = [(own, FILTER_PORT), (own, 0), (other, FILTER_PORT), (other, 0)];
         assert_eq!(passed(own, &[], &from), Some(vec![true, false, true, false]));
@@ -305,18 +292,18 @@ mod tests {
     }
 
     #[test]
-    fn packets_of_this_host_over_ipv6_do_not_pass_from_other_ports() {
+    fn local_ipv6_packets_do_not_pass_from_other_ports() {
         let own = IpAddr::from(Ipv6Addr::LOCALHOST);
         let many: Vec<_> = (0..200).map(|last| IpAddr::from(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last))).collect();
-        // Where there is no IPv6 nothing comes from it.
+        // Without IPv6 nothing arrives.
         if let Some(passed) = passed(own, &many, &[(own, 0), (own, 0)]) {
             assert_eq!(passed, [false, false]);
         }
     }
 
     #[test]
-    fn other_hosts_may_send_from_any_port_and_addresses_of_this_one_may_not() {
-        // Of addresses that no test can send from, the kernel is not asked.
+    fn other_hosts_pass_from_any_port_local_addresses_do_not() {
+        // Addresses that a test cannot send from are evaluated without the kernel.
         let run = |own: Gid, host: &[Gid], src: Gid, port: u16| {
             let code = program(own, FILTER_PORT, host, &[]).unwrap();
             let (mut pc, mut a) = (0, 0u32);
@@ -349,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_of_cards_of_other_users_pass_from_any_port() {
+    fn cards_of_other_users_pass_from_any_port() {
         let [own, card, other] = [1, 2, 3].map(|last| IpAddr::from(Ipv4Addr::new(127, 79, 2, last)));
         let receiver = UdpSocket::bind((own, 0)).unwrap();
         receiver.set_nonblocking(true).unwrap();

@@ -1,9 +1,8 @@
-//! How a person's program asks the processes of this user what their queue pairs do.
+//! Queries of a process's queue pairs, for `roxe top` and `roxe metrics`.
 //!
-//! Each process holds a Unix datagram socket with a name ([`crate::named`]) for each of its
-//! devices. Whoever can enter the folder may send anything to it, and gets the answer at its own
-//! socket: a few datagrams of text. Nobody waits here: what finds no room at the asker is not told.
-//! As long as nobody asks, a socket is all that this costs.
+//! Each process holds a named Unix datagram socket ([`crate::named`]) per device. A query is
+//! answered by a few datagrams of text to the asking socket, without blocking: parts that find no
+//! room are dropped.
 
 use crate::named::NamedSocket;
 use crate::runtime_dir::{RuntimeDir, bind_at_random, datagram_socket};
@@ -15,17 +14,14 @@ use std::io::{self, Read};
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
-/// Bytes of one datagram, at most: the least that the system lets any socket send (`man 7 socket`,
-/// `wmem_default`) is more.
+/// Most bytes of a datagram: less than the least send buffer of a socket (`man 7 socket`,
+/// `wmem_default`).
 const PART: usize = 32 << 10;
-/// What a datagram begins with: whether it is the last of an answer. Its first line goes on with
-/// the name of who speaks.
+/// First word of a datagram, followed by the name of the answering socket.
 const LAST: &str = "last";
 const MORE: &str = "more";
-/// What names begin with.
 const KIND: &str = "status-";
 
-/// The device of a process, as it names its socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Name {
     process: u32,
@@ -39,7 +35,7 @@ impl fmt::Display for Name {
 }
 
 impl Name {
-    /// The one in a text that ends with it.
+    /// Parses the name at the end of `text`.
     fn of(text: &str) -> Option<Self> {
         let (_, name) = text.rsplit_once(KIND)?;
         let (process, ifindex) = name.split_once('-')?;
@@ -48,7 +44,7 @@ impl Name {
     }
 }
 
-/// Where a device of this process is asked.
+/// The status socket of a device of this process.
 #[derive(Debug)]
 pub struct StatusSocket {
     socket: NamedSocket,
@@ -56,7 +52,7 @@ pub struct StatusSocket {
 }
 
 impl StatusSocket {
-    /// The socket for the device on interface `ifindex`. EADDRINUSE: this process has it.
+    /// Opens the socket for the device on interface `ifindex`. Errors: EADDRINUSE.
     pub fn open(ifindex: u32) -> io::Result<Self> {
         let name = Name { process: std::process::id(), ifindex };
         let socket = NamedSocket::bind(&name)?;
@@ -64,12 +60,12 @@ impl StatusSocket {
         Ok(Self { socket, name })
     }
 
-    /// Its descriptor, which is readable when somebody asks.
+    /// The descriptor, readable when there is a query.
     pub fn fd(&self) -> RawFd {
         self.socket.as_raw_fd()
     }
 
-    /// Answers everybody who asks. The text is put together once, and only if somebody does.
+    /// Answers all queries; `text` is called once if there are any.
     pub fn answer(&self, text: impl FnOnce() -> String) {
         let mut askers = Vec::new();
         let mut room = [std::mem::MaybeUninit::uninit(); 16];
@@ -81,7 +77,7 @@ impl StatusSocket {
         }
         let text = text();
         for asker in askers {
-            // One that is gone, or full, has no use for the rest.
+            // A peer that has exited or whose buffer is full gets no more parts.
             let _ = parts(&text).try_for_each(|(part, is_last)| {
                 let state = if is_last { LAST } else { MORE };
                 self.socket.send_to(format!("{state} {}\n{part}", self.name).as_bytes(), &asker).map(drop)
@@ -90,7 +86,7 @@ impl StatusSocket {
     }
 }
 
-/// The text in pieces of whole lines, and whether each is the last.
+/// The text in parts of whole lines; true for the last part.
 fn parts(text: &str) -> impl Iterator<Item = (&str, bool)> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {
@@ -106,19 +102,18 @@ fn parts(text: &str) -> impl Iterator<Item = (&str, bool)> {
     })
 }
 
-/// What a process said of one device.
+/// State of one device of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
     /// The process.
     pub process: u32,
-    /// What it said, as far as it came.
+    /// The text, as far as it was received.
     pub text: String,
-    /// All of it is there. A process that is stopped says nothing.
+    /// True if the text is complete. A stopped process sends nothing.
     pub is_whole: bool,
 }
 
-/// Asks all processes of this user, or `process` alone, and waits for their answers, but not longer
-/// than `limit`.
+/// Queries all processes of this user, or `process` alone, and waits up to `limit` for answers.
 pub fn ask(process: Option<u32>, limit: Duration) -> io::Result<Vec<Answer>> {
     ask_those(|name| process.is_none_or(|process| process == name.process), limit)
 }
@@ -131,7 +126,7 @@ fn ask_those(is_meant: impl Fn(&Name) -> bool, limit: Duration) -> io::Result<Ve
         let path = entry?.path();
         let name = path.file_name().and_then(|name| Name::of(&name.to_string_lossy()));
         let Some(name) = name.filter(&is_meant) else { continue };
-        // One that has died refuses.
+        // Refused by a dead process.
         if SockAddr::unix(&path).and_then(|address| socket.send_to(b"status", &address)).is_ok() {
             answers.insert(name, Answer { process: name.process, ..Answer::default() });
         }
@@ -145,7 +140,6 @@ fn ask_those(is_meant: impl Fn(&Name) -> bool, limit: Duration) -> io::Result<Ve
     Ok(answers.into_values().collect())
 }
 
-/// Takes one datagram, if one comes in time.
 fn receive(mut socket: &Socket, limit: Duration, answers: &mut BTreeMap<Name, Answer>) -> io::Result<()> {
     socket.set_read_timeout(Some(limit.max(Duration::from_millis(1))))?;
     let mut datagram = vec![0; PART + 64];
@@ -170,14 +164,14 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(30);
 
-    /// What this process says of `ifindex`: the tests of others may run beside these.
+    /// Queries this process about `ifindex`, since other tests may run beside.
     fn ask_this(ifindex: u32, limit: Duration) -> Vec<Answer> {
         let own = |name: &Name| name.ifindex == ifindex && name.process == std::process::id();
         ask_those(own, limit).unwrap()
     }
 
     #[test]
-    fn who_asks_gets_all_that_is_said_in_pieces_of_whole_lines() {
+    fn query_gets_whole_text_in_parts_of_lines() {
         let socket = StatusSocket::open(0xfff1).unwrap();
         let text: String = (0..5000).map(|number| format!("line {number}\n")).collect();
         let is_over = AtomicBool::new(false);
@@ -198,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_told_what_nobody_asked() {
+    fn text_is_not_built_without_query() {
         let socket = StatusSocket::open(0xfff2).unwrap();
         socket.answer(|| panic!("nobody asks"));
         drop(socket);
@@ -206,14 +200,14 @@ mod tests {
     }
 
     #[test]
-    fn one_that_says_nothing_is_not_waited_for_beyond_the_limit() {
+    fn silent_process_is_not_awaited_beyond_limit() {
         let _socket = StatusSocket::open(0xfff3).unwrap();
         let answers = ask_this(0xfff3, Duration::from_millis(1));
         assert_eq!(answers, [Answer { process: std::process::id(), ..Answer::default() }]);
     }
 
     #[test]
-    fn names_are_read_as_they_are_written() {
+    fn names_roundtrip() {
         let name = Name { process: 0x1234, ifindex: 1 };
         assert_eq!(Name::of(&format!("2-1-{name}")), Some(name));
         assert_eq!(Name::of("2-1-slot-7"), None);

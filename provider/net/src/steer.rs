@@ -1,39 +1,12 @@
-//! Making the kernel hand each packet to the process that owns its queue pair.
+//! Makes the kernel deliver each packet to the process that owns its queue pair.
 //!
-//! All processes of a user bind the same address and port with `SO_REUSEPORT`; the kernel numbers
-//! these sockets 0, 1, 2, ... and asks a small classic BPF program which number gets a packet. Our
-//! program looks the slot of the destination QPN up in a tree. Two facts make it interesting:
-//! nobody tells a socket its number, and when a socket closes the last one takes over its number.
-//! So the numbers are *measured*: the program sends a packet whose first byte is [`PROBE`] (an
-//! opcode that RoCE does not use) to the socket whose number stands in the packet, and whoever
-//! receives it reports its slots to the mailbox of the process that asks.
-//!
-//! ```text
-//! session: bind a name that is the builder's (so there is one at a time)
-//!          → count the sockets in /proc/net/udp
-//!          → send probe 0..n, a few at a time → collect answers in a mailbox of its own
-//!          → attach the program
-//! ```
-//!
-//! The first round relies on the program that is already attached. If one process answers for two
-//! numbers, or nobody for any (there was no program, and the kernel chose by hash), a program with
-//! the probe rule is attached and the round repeated. The slots of processes that do not answer are
-//! left out: what is for them goes to one that does. A session runs when a process joins, when
-//! packets for others keep arriving, and when packets of this process are not answered; but who was
-//! asked by another process meanwhile is in that one's program, and does without. Where there are
-//! many, a session also waits a little before it counts. So processes that start together are
-//! measured together: with a session for each, a thousand took minutes.
-//!
-//! While all processes run this is only about speed, because the engine forwards what it gets for
-//! others. A stopped process forwards nothing, and what is for a slot or a number that the program
-//! and the kernel do not know must not stay with it. That is why the program never leaves a slot to
-//! the kernel's hash once anybody has answered, why who hears nothing from its peer has the numbers
-//! measured again, and why a session that stood still itself is thrown away. What no sender of this
-//! host waits for (a request of another host to a process that sends nothing itself) can still be
-//! held until a process joins. A process that ends takes with it what its socket holds: so its
-//! socket leaves the group before it is closed (`UdpLink::stop_receiving`), and what it holds then
-//! is forwarded; nobody has a queue pair before the first session is over. Only a process that is
-//! killed takes packets along.
+//! All processes of a user share one address and port by `SO_REUSEPORT`. A classic BPF program maps
+//! the slot of the destination QPN to the number of a socket. Numbers are unknown and change when a
+//! socket closes, so a session *measures* them: it sends each number a probe ([`PROBE`]), collects
+//! the slots of the processes that answer, and attaches a new program. It runs when a process
+//! joins, when packets for other processes arrive, and when packets are not answered; one process
+//! at a time measures for all. Misdelivered packets are forwarded, but a stopped process forwards
+//! nothing: unknown slots therefore go to a process that has answered, never to the kernel's hash.
 
 use crate::bpf::{AND, JUMP, JUMP_EQ, JUMP_GE, LOAD_BYTE, LOAD_WORD, RETURN, RETURN_A, SHIFT_RIGHT, jump, op};
 use crate::cmsg::Control;
@@ -54,79 +27,69 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// First byte of a probe.
+/// First byte of a probe, an opcode that RoCE does not use.
 pub const PROBE: u8 = 0xfe;
 /// Bytes of a probe: [`PROBE`], the round, two zero bytes, index and nonce in network order.
 const PROBE_LEN: usize = 16;
-/// How long a session waits for the next answer, in each of its two rounds.
+/// Longest wait for the next answer of a session.
 const MAX_ANSWER_WAIT: Duration = Duration::from_millis(60);
-/// The same once some numbers have not answered.
+/// Longest wait for the next answer after some numbers have not answered.
 const NEXT_ANSWER_WAIT: Duration = Duration::from_millis(10);
-/// Probes without an answer at a time. A mailbox takes 10 datagrams in a new network namespace
-/// (`net.unix.max_dgram_qlen`), and answers that find it full are lost.
+/// Most outstanding probes. A mailbox holds 10 datagrams in a new network namespace
+/// (`net.unix.max_dgram_qlen`), and answers to a full one are lost.
 const WINDOW: usize = 8;
-/// From so many sockets on a session waits for others that join, and for how long for each socket:
-/// as long as it takes to ask them all.
+/// Number of sockets from which on a session waits for others that join, and the wait per socket:
+/// as long as measuring takes.
 const GATHERING: (usize, Duration) = (32, Duration::from_micros(100));
-/// Pauses between looks whether another process still builds: the first, which doubles after every
-/// four looks, and the longest. There may be many that look.
+/// First and longest pause while another process is the builder; it doubles every four checks.
 const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(80));
-/// For how long: the builder may have been stopped in the middle. Where many join there may be
-/// several before it is this one's turn.
+/// Longest wait for another builder, which may be stopped.
 const YIELDS: Duration = Duration::from_secs(2);
-/// What a session has measured before it stood still for so long holds no more.
+/// Age at which the measurements of a session that was stopped are discarded.
 const STALE: Duration = Duration::from_millis(400);
-/// Shortest and longest pause between sessions that packets for other processes cause.
+/// Shortest and longest pause between sessions caused by packets for other processes.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
-/// Shortest pause before a session that packets without an answer cause: what a queue pair waits at
-/// most between two retransmissions, with the usual attributes.
+/// Shortest pause before a session caused by unanswered packets: a usual retransmission timeout.
 const UNANSWERED: Duration = Duration::from_millis(250);
-/// Slots a program can hold: the kernel takes 4,096 instructions and a slot needs five.
+/// Most slots of a program: the kernel accepts 4,096 instructions, and a slot needs five.
 const MAX_SLOTS: usize = 800;
-/// Result of the program for an unknown slot while nobody has answered: no such number, so the
-/// kernel chooses by hash.
+/// Result of the program for an unknown slot before any process has answered: an invalid number, so
+/// that the kernel chooses by hash.
 const NOBODY: u32 = u32::MAX;
 
-/// Keeps the program of one address up to date. Driven by [`Steering::step`] from the background
-/// thread.
+/// Keeps the program of one address up to date. The background thread calls [`Steering::step`].
 #[derive(Debug)]
 pub struct Steering {
     link: Arc<UdpLink>,
     ifindex: u32,
-    /// When to start a session.
     due: Option<Instant>,
-    /// Looks in a row that found another process building.
-    looks: u32,
-    /// Until when it is waited for.
+    builder_checks: u32,
     yields_until: Instant,
     session: Option<Session>,
-    /// The name of the builder, of a session that begins when it is due.
+    /// Builder name, held before a session that is due.
     builder: Option<NamedSocket>,
     backoff: Duration,
-    /// Packets for other processes before this instant start no session.
+    /// Packets for other processes start no session before this time.
     quiet_until: Instant,
-    /// Packets without an answer before this instant start no session.
+    /// Unanswered packets start no session before this time.
     patient_until: Instant,
-    /// When there was last a reason for a session.
+    /// Time of the last reason for a session.
     wanted: Instant,
-    /// When another process's session last asked this one.
+    /// Time of the last probe by another process's session.
     probed: Option<Instant>,
 }
 
-/// One measurement of the numbers.
 #[derive(Debug)]
 struct Session {
-    /// Keeps others from building at the same time; `None`: the builder does not come to an end, so
-    /// this one goes ahead.
+    /// Excludes other builders; `None` if a stopped builder was passed over.
     _builder: Option<NamedSocket>,
     mailbox: NamedSocket,
-    /// Names the mailbox.
     nonce: u64,
-    /// By number: the slots of the process that answered.
+    /// Slots of the process that answered, by number.
     answers: Vec<Vec<Slot>>,
-    /// Numbers below this one were asked in this round.
+    /// Numbers below this were probed in this round.
     asked: usize,
-    /// So many of them are not waited for any more.
+    /// Number of probes no longer waited for.
     given_up: usize,
     /// 1, or 2 once this session has attached its own probe rule.
     round: u8,
@@ -134,14 +97,14 @@ struct Session {
 }
 
 impl Steering {
-    /// For the group of `link`; the first session starts at once.
+    /// Steers the group of `link`; the first session starts at once.
     pub fn new(link: Arc<UdpLink>, ifindex: u32, now: Instant) -> Self {
         let (quiet_until, patient_until) = (now, now);
         Self {
             link,
             ifindex,
             due: Some(now),
-            looks: 0,
+            builder_checks: 0,
             yields_until: now.after(YIELDS),
             session: None,
             builder: None,
@@ -153,12 +116,12 @@ impl Steering {
         }
     }
 
-    /// The address whose group this steers.
+    /// The address of the group.
     pub fn gid(&self) -> Gid {
         self.link.gid()
     }
 
-    /// A packet for another process arrived here. Whether that changed [`Steering::deadline`].
+    /// Notes a packet for another process. Returns true if [`Steering::deadline`] changed.
     pub fn note_forwarded(&mut self, now: Instant) -> bool {
         self.wanted = now;
         let is_idle = self.due.is_none() && self.session.is_none();
@@ -168,9 +131,8 @@ impl Steering {
         is_idle
     }
 
-    /// Packets of this process were not answered in time: they or the answers may lie in the socket
-    /// of a process that does not run, where nobody forwards them. Whether that changed
-    /// [`Steering::deadline`].
+    /// Notes unanswered packets: they or their responses may be in the socket of a stopped process.
+    /// Returns true if [`Steering::deadline`] changed.
     pub fn note_unanswered(&mut self, now: Instant) -> bool {
         self.wanted = now;
         let at = now.max(self.quiet_until.min(self.patient_until));
@@ -181,23 +143,23 @@ impl Steering {
         is_news
     }
 
-    /// A session of another process has asked this one, and was answered.
+    /// Notes a probe by another process's session, which was answered.
     pub fn note_probed(&mut self, now: Instant) {
         self.probed = Some(now);
     }
 
-    /// Whether a session of another process does for what this one is wanted for. It attaches its
-    /// program a little later than it has asked.
+    /// Returns true if another process's session covers the reason for this one. It attaches its
+    /// program some time after its probe.
     fn is_covered(&self) -> bool {
         self.probed.is_some_and(|probed| self.wanted <= probed.after(MAX_ANSWER_WAIT))
     }
 
-    /// The mailbox of the session under way, to wait on.
+    /// The mailbox of the current session, to wait on.
     pub fn fd(&self) -> Option<RawFd> {
         self.session.as_ref().map(|session| session.mailbox.as_raw_fd())
     }
 
-    /// When [`Steering::step`] has something to do even if nothing arrives.
+    /// Time of the next necessary [`Steering::step`] if no answer arrives.
     pub fn deadline(&self) -> Option<Instant> {
         self.session.as_ref().map(|session| session.deadline).or(self.due)
     }
@@ -212,16 +174,16 @@ impl Steering {
             self.patient_until = now.after(UNANSWERED);
             match self.begin(now) {
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
-                    if self.looks == 0 {
+                    if self.builder_checks == 0 {
                         self.yields_until = now.after(YIELDS);
                     }
-                    self.due = Some(now.after((RETRY.0 * (1 << (self.looks / 4).min(8))).min(RETRY.1)));
-                    self.looks += 1;
+                    self.due = Some(now.after((RETRY.0 * (1 << (self.builder_checks / 4).min(8))).min(RETRY.1)));
+                    self.builder_checks += 1;
                 }
-                // On an error (no /proc, no descriptors left) forwarding does the work.
+                // On errors (no /proc, no descriptors left) packets are forwarded.
                 result => {
                     self.session = result.ok().flatten();
-                    self.looks = 0;
+                    self.builder_checks = 0;
                     if self.session.is_none() && self.builder.is_none() {
                         self.quiet_until = self.quiet_until.max(self.patient_until);
                     }
@@ -230,16 +192,15 @@ impl Steering {
         }
     }
 
-    /// Becomes the builder and starts a session, or says when. `None`: not now, or there is no
-    /// need, as there is nobody to tell apart, or another's session does. `EADDRINUSE`: another
-    /// process is the builder, and is waited for.
+    /// Becomes the builder and starts a session, or schedules it. `None` if it is scheduled or not
+    /// needed. Errors: `EADDRINUSE` while another process is the builder.
     fn begin(&mut self, now: Instant) -> io::Result<Option<Session>> {
         if let Some(builder) = self.builder.take() {
             let count = count_bound(self.link.gid())?;
             return Session::begin(&self.link, count, Some(builder), now).map(Some);
         }
         let name = builder_name(self.ifindex, self.link.gid());
-        let yields = self.looks == 0 || now < self.yields_until;
+        let yields = self.builder_checks == 0 || now < self.yields_until;
         if yields && Probe::new()?.finds(&name) {
             return Err(io::ErrorKind::AddrInUse.into());
         }
@@ -259,7 +220,7 @@ impl Steering {
         if count < 2 { Ok(None) } else { Session::begin(&self.link, count, builder, now).map(Some) }
     }
 
-    /// Waits on, asks again, or attaches what is known and ends the session.
+    /// Continues to wait, repeats the round, or attaches the program and ends the session.
     fn go_on(&mut self, mut session: Session, now: Instant) -> Option<Session> {
         let (complete, late) = (session.is_complete(), now >= session.deadline);
         if now >= session.deadline.after(STALE) {
@@ -267,8 +228,8 @@ impl Steering {
             return None;
         }
         if session.round == 1 && (session.has_doubles() || late && session.is_silent()) {
-            // There was no program: the kernel chose one process for all probes, and that may be a
-            // stopped one.
+            // The attached program lacks the probe rule: the kernel chose one process, possibly a
+            // stopped one, for all probes.
             self.link.attach_steering(&mut program(&session.map())).ok()?;
             session.begin_round(2);
             session.ask(&self.link, now);
@@ -289,7 +250,7 @@ impl Steering {
 }
 
 impl Session {
-    /// Sends the first probes to the sockets of `link`, of which there are `count`.
+    /// Sends the first probes to the `count` sockets of the group of `link`.
     fn begin(link: &UdpLink, count: usize, builder: Option<NamedSocket>, now: Instant) -> io::Result<Self> {
         let nonce = random::number()?;
         let mailbox = slot::mailbox(&AnswersName(nonce))?;
@@ -300,23 +261,22 @@ impl Session {
         Ok(session)
     }
 
-    /// From now on all numbers are asked anew.
+    /// Starts probing all numbers again.
     fn begin_round(&mut self, round: u8) {
         self.answers.iter_mut().for_each(Vec::clear);
         (self.round, self.asked, self.given_up) = (round, 0, 0);
     }
 
-    /// How many numbers have answered in this round.
     fn answered(&self) -> usize {
         self.answers.iter().filter(|slots| !slots.is_empty()).count()
     }
 
-    /// Sends probes to the next numbers, as many as [`WINDOW`] allows. Whether that were any.
+    /// Sends as many probes as [`WINDOW`] allows. Returns true if any.
     fn ask(&mut self, link: &UdpLink, now: Instant) -> bool {
         let end = self.answers.len().min(self.answered() + self.given_up + WINDOW);
         let next = self.asked..end;
         for index in next.clone() {
-            // A lost probe is a missing answer, which the session handles.
+            // A lost probe counts as a missing answer.
             let _ = link.send_to_own_address(&probe(self.round, index as u32, self.nonce));
         }
         if !next.is_empty() {
@@ -326,7 +286,6 @@ impl Session {
         !next.is_empty()
     }
 
-    /// Takes the answers that have arrived.
     fn collect(&mut self) {
         let mut buf = [0; 4096];
         while let Ok(Some((len, _))) = slot::recv_frame(self.mailbox.as_raw_fd(), &mut buf, &mut Control::new()) {
@@ -340,28 +299,25 @@ impl Session {
         }
     }
 
-    /// Whether all answers are there: one for every number, in the first round each by another
-    /// process.
+    /// Returns true if every number has answered, in the first round each by a different process.
     fn is_complete(&self) -> bool {
         self.answers.iter().all(|slots| !slots.is_empty()) && (self.round > 1 || !self.has_doubles())
     }
 
-    /// Whether nobody has answered.
     fn is_silent(&self) -> bool {
         self.answers.iter().all(Vec::is_empty)
     }
 
-    /// Whether one process answered for two numbers: then the kernel did not follow the probe rule,
-    /// or there are fewer sockets than numbers, and it chose by hash.
+    /// Returns true if a process answered for two numbers: the kernel did not follow the probe
+    /// rule, or there are fewer sockets than numbers.
     fn has_doubles(&self) -> bool {
         let mut firsts: Vec<_> = self.answers.iter().filter_map(|slots| slots.first()).collect();
         firsts.sort_unstable();
         firsts.windows(2).any(|pair| pair[0] == pair[1])
     }
 
-    /// What the answers say: sorted by slot, each slot once, with the lowest number its process
-    /// answered for, since only numbers that no socket has are given to somebody else. Nothing
-    /// while the kernel may not follow the probe rule.
+    /// The lowest number of each slot, sorted by slot: only numbers without a socket are
+    /// reassigned. Empty while the kernel may not follow the probe rule.
     fn map(&self) -> Vec<(Slot, u32)> {
         if self.round == 1 && self.has_doubles() {
             return Vec::new();
@@ -376,12 +332,12 @@ impl Session {
     }
 }
 
-/// The name that the process holds which measures the group of `gid`.
+/// Name held by the builder for the group of `gid`.
 fn builder_name(ifindex: u32, gid: Gid) -> String {
     format!("steer-{ifindex:x}-{}", AddressPart(gid))
 }
 
-/// The name of the mailbox for the answers to a session, which it knows by its nonce.
+/// Name of the mailbox of the session with this nonce.
 struct AnswersName(u64);
 
 impl fmt::Display for AnswersName {
@@ -390,13 +346,12 @@ impl fmt::Display for AnswersName {
     }
 }
 
-/// Whether the payload of a datagram to the RoCEv2 port is a probe instead of a packet. Programs
-/// that look at traffic may want to leave these out; they never leave the host.
+/// Returns true if a UDP payload is a steering probe, not a packet. Probes never leave the host, so
+/// tools that show traffic may want to hide them.
 pub fn is_probe(udp_payload: &[u8]) -> bool {
     matches!(udp_payload, [PROBE, _, 0, 0, rest @ ..] if rest.len() == PROBE_LEN - 4)
 }
 
-/// The bytes of a probe.
 fn probe(round: u8, index: u32, nonce: u64) -> [u8; PROBE_LEN] {
     let mut bytes = [0; PROBE_LEN];
     bytes[0] = PROBE;
@@ -406,9 +361,8 @@ fn probe(round: u8, index: u32, nonce: u64) -> [u8; PROBE_LEN] {
     bytes
 }
 
-/// Answers `packet` if it is a probe, from the port that only this user has: whether the answer
-/// left.
-/// `None`: it is something else.
+/// Answers `packet` if it is a probe from the port of this user. Returns true if the answer left;
+/// `None` if it is no such probe.
 pub fn answer(packet: &[u8], meta: &RxMeta, local_port: u16, mine: &[SlotSocket]) -> Option<bool> {
     let Ok(&[PROBE, round, _, _, i0, i1, i2, i3, ref nonce @ ..]) = <&[u8; PROBE_LEN]>::try_from(packet) else {
         return None;
@@ -417,21 +371,20 @@ pub fn answer(packet: &[u8], meta: &RxMeta, local_port: u16, mine: &[SlotSocket]
         return None;
     }
     let (index, nonce) = (u32::from_be_bytes([i0, i1, i2, i3]), u64::from_be_bytes(*nonce));
-    // Who polls answers, so nothing is allocated.
+    // Called while polling, so nothing is allocated.
     let mut body = [0; 2 * MAX_SLOTS];
     let (slots, _) = body.as_chunks_mut();
     slots.iter_mut().zip(mine).for_each(|(out, socket)| *out = socket.slot().get().to_ne_bytes());
     let body = &body[..2 * mine.len().min(MAX_SLOTS)];
-    // A builder that is gone or busy does without us.
+    // A builder that has exited or is busy needs no answer.
     let tell = |first: &SlotSocket| {
         first.send_to(&AnswersName(nonce), &Frame::ProbeSeen { nonce, round, index }.header(), body).is_ok()
     };
     Some(mine.first().is_some_and(tell))
 }
 
-/// The program for `map`, which is sorted by slot and holds at most [`MAX_SLOTS`]. What is for
-/// other slots goes to the lowest number in it, which is the last one to become another's: a
-/// process that has just answered.
+/// The program for `map`, sorted by slot, of at most [`MAX_SLOTS`]. Other slots go to the lowest
+/// number, which is reassigned last and belongs to a process that has just answered.
 fn program(map: &[(Slot, u32)]) -> Vec<sock_filter> {
     let other = map.iter().map(|(_, index)| *index).min().unwrap_or(NOBODY);
     let mut code = vec![
@@ -448,8 +401,7 @@ fn program(map: &[(Slot, u32)]) -> Vec<sock_filter> {
     code
 }
 
-/// Appends a binary search for the slot in the accumulator, which ends with `other` for those that
-/// are not in `map`.
+/// Appends a binary search for the slot in the accumulator; slots missing in `map` give `other`.
 fn push_tree(code: &mut Vec<sock_filter>, map: &[(Slot, u32)], other: u32) {
     match *map {
         [] => code.push(op(RETURN, other)),
@@ -460,7 +412,7 @@ fn push_tree(code: &mut Vec<sock_filter>, map: &[(Slot, u32)], other: u32) {
             let (left, right) = map.split_at(map.len() / 2);
             let pivot = right.first().map_or(0, |(slot, _)| slot.get());
             let at = code.len();
-            // Conditional jumps reach 255 instructions, plain ones any number.
+            // Conditional jumps reach 255 instructions, unconditional ones any number.
             code.extend([jump(JUMP_GE, pivot.into(), 0, 1), op(JUMP, 0)]);
             push_tree(code, left, other);
             let distance = (code.len() - at - 2) as u32;
@@ -476,7 +428,7 @@ mod tests {
     use roxe_wire::{NetHeader, ROCE_PORT};
     use std::net::Ipv4Addr;
 
-    /// Runs `program` on `packet` as the kernel would.
+    /// Runs `program` on `packet` as the kernel does.
     fn run(program: &[sock_filter], packet: &[u8]) -> u32 {
         let (mut pc, mut a) = (0, 0u32);
         loop {
@@ -505,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn the_program_finds_every_slot_and_gives_others_to_the_lowest_number() {
+    fn program_finds_slots_and_gives_others_to_lowest_number() {
         for count in [0u16, 1, 2, 3, 100, MAX_SLOTS as u16] {
             let map: Vec<_> = (0..count).map(|i| (Slot::new(i * 5 + 1), u32::from(i ^ 1))).collect();
             let program = program(&map);
@@ -532,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_of_a_hashing_kernel_are_noticed() {
+    fn answers_of_hashing_kernel_are_detected() {
         assert!(session(&[&[1], &[2, 3]]).is_complete());
         assert_eq!(session(&[&[9], &[2, 3]]).map(), [(Slot::new(2), 1), (Slot::new(3), 1), (Slot::new(9), 0)]);
         assert!(!session(&[&[1], &[]]).is_complete());
@@ -541,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_without_a_socket_gets_no_slots() {
+    fn number_without_socket_gets_no_slots() {
         let second = Session { round: 2, ..session(&[&[7], &[5], &[7]]) };
         assert!(second.is_complete());
         assert_eq!(second.map(), [(Slot::new(5), 1), (Slot::new(7), 0)]);
@@ -550,13 +502,13 @@ mod tests {
 
     type Member = (Arc<UdpLink>, [SlotSocket; 1]);
 
-    /// Sockets of one group, each playing a process.
+    /// Sockets of one group, each a stand-in for a process.
     fn members(gid: Gid, ifindex: u32, count: usize) -> Vec<Member> {
         let link = || Arc::new(UdpLink::open(gid, 1, true, true).unwrap());
         (0..count).map(|_| (link(), [SlotSocket::claim(ifindex).unwrap()])).collect()
     }
 
-    /// Each answers the probes that it has got: how many, and how many of the answers left.
+    /// Answers all received probes; returns the numbers of probes and of answers sent.
     fn answer_all(members: &[Member]) -> [usize; 2] {
         let mut buf = vec![0; 65_536];
         let mut answers = Vec::new();
@@ -573,13 +525,13 @@ mod tests {
     }
 
     #[test]
-    fn no_answer_of_many_processes_finds_a_full_mailbox() {
+    fn answers_of_many_processes_fit_the_mailbox() {
         const NOWHERE: u32 = 0x7000_0015;
         let members = members(Ipv4Addr::new(127, 78, 0, 6).into(), NOWHERE, 3 * WINDOW);
         let mut steering = Steering::new(Arc::clone(&members[0].0), NOWHERE, Instant(0));
         steering.step(Instant(0));
-        // No time passes for it, so it ends with the last answer. A datagram may take its time: the
-        // kernel is free to deliver it a little later.
+        // The session sees no time pass, so it ends with the last answer. The kernel may deliver a
+        // datagram a little later.
         let limit = std::time::Instant::now() + Duration::from_secs(20);
         while steering.deadline().is_some() {
             let [probes, answers] = answer_all(&members);
@@ -590,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_for_a_number_that_was_not_asked_yet_does_not_count() {
+    fn answer_for_unprobed_number_is_ignored() {
         const NOWHERE: u32 = 0x7000_0018;
         let members = members(Ipv4Addr::new(127, 78, 0, 9).into(), NOWHERE, 2 * WINDOW);
         let mut steering = Steering::new(Arc::clone(&members[0].0), NOWHERE, Instant(0));
@@ -606,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn where_there_are_many_a_session_waits_for_those_that_join() {
+    fn session_waits_for_joiners_in_large_group() {
         const NOWHERE: u32 = 0x7000_0016;
         let gid = Ipv4Addr::new(127, 78, 0, 7).into();
         let mut all = members(gid, NOWHERE, GATHERING.0 + 1);
@@ -624,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_asked_by_another_process_measures_only_for_what_came_later() {
+    fn probed_process_measures_only_for_later_reasons() {
         const NOWHERE: u32 = 0x7000_0017;
         let gid: Gid = Ipv4Addr::new(127, 78, 0, 8).into();
         let members = members(gid, NOWHERE, 2);
@@ -642,9 +594,9 @@ mod tests {
         assert!(asked.fd().is_some());
     }
 
-    /// Three sockets of one group, each playing a process, on an address of their own.
+    /// Three sockets of a group on an address of its own, each a stand-in for a process.
     #[test]
-    fn a_session_measures_the_numbers_and_the_kernel_follows() {
+    fn session_measures_numbers_and_kernel_follows() {
         const NOWHERE: u32 = 0x7000_0010;
         let gid: Gid = Ipv4Addr::new(127, 78, 0, 1).into();
         let members = members(gid, NOWHERE, 3);
@@ -666,7 +618,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_for_a_process_that_does_not_answer_go_to_one_that_does() {
+    fn unanswering_process_is_replaced_by_answering_one() {
         const NOWHERE: u32 = 0x7000_0012;
         let gid: Gid = Ipv4Addr::new(127, 78, 0, 3).into();
         let members = members(gid, NOWHERE, 8);
@@ -675,7 +627,7 @@ mod tests {
         let mut now = Instant(0);
         steering.step(now);
         while let Some(deadline) = steering.deadline() {
-            // What went to the others stays there.
+            // Packets sent to the others stay there.
             while let Some(meta) = runs.0.recv(&mut buf).unwrap() {
                 buf[..meta.len]
                     .chunks(meta.segment)
@@ -684,7 +636,7 @@ mod tests {
             now = deadline;
             steering.step(now);
         }
-        // The kernel's hash differs with the address that they come from.
+        // The kernel's hash depends on the source address.
         for last in 1..=32 {
             let from = UdpLink::open(Ipv4Addr::new(127, 78, 1, last).into(), 1, true, true).unwrap();
             let to = NetHeader { dst: gid, src_port: ROCE_PORT, ..NetHeader::default() };
@@ -694,7 +646,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_answered_measures_again_but_not_all_the_time() {
+    fn unanswered_packets_start_sessions_at_intervals() {
         const NOWHERE: u32 = 0x7000_0013;
         let gid: Gid = Ipv4Addr::new(127, 78, 0, 4).into();
         let link = Arc::new(UdpLink::open(gid, 1, true, true).unwrap());
@@ -706,7 +658,7 @@ mod tests {
         now = now.after(UNANSWERED);
         steering.step(now);
         for _ in 0..3 {
-            // Packets for others may have to wait for longer.
+            // Packets for others may have to wait longer.
             steering.quiet_until = now.after(BACKOFF.1);
             assert!(steering.note_forwarded(now));
             assert!(steering.note_unanswered(now) && !steering.note_unanswered(now));
@@ -720,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_stood_still_is_thrown_away() {
+    fn stopped_session_is_discarded() {
         const NOWHERE: u32 = 0x7000_0014;
         let gid: Gid = Ipv4Addr::new(127, 78, 0, 5).into();
         let members = members(gid, NOWHERE, 2);
@@ -735,20 +687,20 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_builder_does_not_hold_up_the_others() {
+    fn stopped_builder_does_not_block_others() {
         const NOWHERE: u32 = 0x7000_0011;
         let gid: Gid = Ipv4Addr::new(127, 78, 0, 2).into();
         let links: Vec<_> = (0..2).map(|_| Arc::new(UdpLink::open(gid, 1, true, true).unwrap())).collect();
         let _stopped = slot::mailbox(&builder_name(NOWHERE, gid)).unwrap();
         let mut steering = Steering::new(Arc::clone(&links[0]), NOWHERE, Instant(0));
-        let (mut now, mut looks) = (Instant(0), 0);
+        let (mut now, mut builder_checks) = (Instant(0), 0);
         while now < Instant(0).after(YIELDS) {
             steering.step(now);
             assert!(steering.fd().is_none());
             now = steering.deadline().unwrap();
-            looks += 1;
+            builder_checks += 1;
         }
-        assert!(looks < 50, "{looks}");
+        assert!(builder_checks < 50, "{builder_checks}");
         steering.step(now);
         assert!(steering.fd().is_some());
     }

@@ -1,11 +1,7 @@
-//! The system calls on sockets that no safe crate offers whole. **Unsafe room.**
+//! System calls on sockets that no safe crate offers completely. **Unsafe room.**
 //!
-//! Each function is one call with its pointers made from slices that outlive it. Knows no packets
-//! and no policy.
-//!
-//! Datagrams, wake-ups and looks for names do not go through the C library, whose functions let a
-//! thread be cancelled inside of them (`man 7 pthreads`), where it may hold our locks, and take 70
-//! instructions more.
+//! Sends, receives, wake-ups and name lookups bypass the C library: its functions are cancellation
+//! points (`man 7 pthreads`), at which a thread may hold our locks.
 
 use crate::cmsg::{CAPACITY, Control};
 use libc::{c_int, c_void, socklen_t};
@@ -15,13 +11,12 @@ use std::mem::{offset_of, size_of, size_of_val, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// Watches full send buffers of sockets until they have room again: an epoll descriptor of its own,
-/// which becomes readable then.
+/// An epoll instance of sockets with full send buffers; it becomes readable when one has room.
 #[derive(Debug)]
 pub struct SendRoom(OwnedFd);
 
 impl SendRoom {
-    /// Watches nothing yet.
+    /// Watches no socket yet.
     pub fn new() -> io::Result<Self> {
         // SAFETY: the call takes no pointers.
         let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
@@ -34,17 +29,17 @@ impl SendRoom {
         self.0.as_raw_fd()
     }
 
-    /// Tells once, as soon as `socket` has room.
+    /// Reports once when `socket` has room.
     pub(super) fn watch(&self, socket: RawFd) -> io::Result<()> {
         let events = (libc::EPOLLOUT | libc::EPOLLONESHOT).cast_unsigned();
         let mut event = libc::epoll_event { events, u64: 0 };
         // SAFETY: both calls only read `event`, which lives on this frame.
         let mut set = |how| check(unsafe { libc::epoll_ctl(self.fd(), how, socket, &raw mut event) });
-        // Nearly always one that was watched before.
+        // Usually watched before.
         set(libc::EPOLL_CTL_MOD).or_else(|_| set(libc::EPOLL_CTL_ADD)).map(drop)
     }
 
-    /// Has told of what there is room for by now; sockets that are full once more are watched anew.
+    /// Clears reported events. Sockets that are full again have to be watched again.
     pub fn clear(&self) {
         let mut event = libc::epoll_event { events: 0, u64: 0 };
         // SAFETY: room for one event; the call does not wait.
@@ -52,14 +47,13 @@ impl SendRoom {
     }
 }
 
-/// Which of several sockets have something to read.
+/// Readability of several sockets.
 #[derive(Debug, Default)]
 pub struct Readiness(Vec<libc::pollfd>);
 
 impl Readiness {
-    /// Looks at sockets, all with one call that does not wait. Where that fails, each may have
-    /// something.
-    pub fn look(&mut self, fds: impl Iterator<Item = RawFd>) {
+    /// Polls sockets with one call that does not block. If that fails, each counts as readable.
+    pub fn poll(&mut self, fds: impl Iterator<Item = RawFd>) {
         self.0.clear();
         self.0.extend(fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }));
         let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -74,26 +68,23 @@ impl Readiness {
         }
     }
 
-    /// Whether this one had something, or an error, at the last look. Nothing is known of others.
+    /// Returns true if `fd` was readable or had an error at the last poll.
     pub fn has(&self, fd: RawFd) -> bool {
         self.0.iter().any(|entry| entry.fd == fd && entry.revents != 0)
     }
 }
 
-/// Sets an option of a socket to a value as the kernel wants it; what the value points to has to
-/// outlive the call.
+/// Sets a socket option; memory that `value` points to has to outlive the call.
 pub(super) fn set<T: 'static>(fd: RawFd, level: c_int, name: c_int, value: &T) -> io::Result<()> {
     // SAFETY: as many bytes as the call is told, which only reads them and what they point to.
     let rc = unsafe { libc::setsockopt(fd, level, name, (&raw const *value).cast(), size_of::<T>() as socklen_t) };
     check(rc).map(drop)
 }
 
-/// Sets an `int` option of a socket.
 pub(super) fn set_option(fd: RawFd, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
     set(fd, level, name, &value)
 }
 
-/// The first bytes of an option of a socket.
 fn get<const N: usize>(fd: RawFd, level: c_int, name: c_int) -> io::Result<[u8; N]> {
     let (mut value, mut len) = ([0; N], N as socklen_t);
     // SAFETY: the call writes at most `len` bytes to `value`, and how many they were to `len`; both
@@ -102,23 +93,22 @@ fn get<const N: usize>(fd: RawFd, level: c_int, name: c_int) -> io::Result<[u8; 
     check(rc).map(|_| value)
 }
 
-/// How many datagrams the system has dropped before they reached the queue of a socket
-/// (`SK_MEMINFO_DROPS`).
+/// Datagrams that the kernel has dropped in front of a socket (`SK_MEMINFO_DROPS`).
 pub(super) fn drops(fd: RawFd) -> io::Result<u32> {
-    /// Index of the number of drops among those of `SO_MEMINFO` (<linux/sock_diag.h>).
+    /// Index of the drops in `SO_MEMINFO` (<linux/sock_diag.h>).
     const DROPS: usize = 8;
     let numbers = get::<{ 4 * (DROPS + 1) }>(fd, libc::SOL_SOCKET, libc::SO_MEMINFO)?;
     Ok(numbers.last_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes)))
 }
 
-/// Sends multicast of an IPv4 socket out of the interface `ifindex`.
+/// Sends multicast of an IPv4 socket by the interface `ifindex`.
 pub(super) fn set_multicast_if_v4(fd: RawFd, ifindex: u32) -> io::Result<()> {
     let any = libc::in_addr { s_addr: 0 };
     let choice = libc::ip_mreqn { imr_multiaddr: any, imr_address: any, imr_ifindex: ifindex.cast_signed() };
     set(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &choice)
 }
 
-/// Lets a netlink socket hear of the multicast groups in the mask `groups`.
+/// Subscribes a netlink socket to the multicast groups in the mask `groups`.
 pub(super) fn bind_netlink(fd: RawFd, groups: c_int) -> io::Result<()> {
     // SAFETY: all-zero is a valid `sockaddr_nl`: the kernel chooses the number of the socket.
     let mut name: libc::sockaddr_nl = unsafe { zeroed() };
@@ -130,8 +120,8 @@ pub(super) fn bind_netlink(fd: RawFd, groups: c_int) -> io::Result<()> {
     check(rc).map(drop)
 }
 
-/// `struct sock_fprog` without padding: the kernel copies all of it, and valgrind reports bytes
-/// that nobody wrote.
+/// `struct sock_fprog` with explicit padding: the kernel copies the padding too, and valgrind
+/// reports uninitialized bytes.
 #[repr(C)]
 struct FilterProgram {
     len: u16,
@@ -142,31 +132,22 @@ struct FilterProgram {
 const _: () = assert!(size_of::<FilterProgram>() == size_of::<libc::sock_fprog>());
 const _: () = assert!(offset_of!(FilterProgram, filter) == offset_of!(libc::sock_fprog, filter));
 
-/// Attaches a classic BPF program; the kernel copies it. What for is the socket option `name`.
+/// Attaches a classic BPF program for the socket option `name`; the kernel copies it.
 pub(super) fn attach_filter(fd: RawFd, name: c_int, program: &mut [libc::sock_filter]) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?;
     set(fd, libc::SOL_SOCKET, name, &FilterProgram { len, zero: Default::default(), filter: program.as_mut_ptr() })
 }
 
-/// Takes away what was attached with `SO_ATTACH_FILTER`.
-pub(super) fn detach_filter(fd: RawFd) -> io::Result<()> {
-    set_option(fd, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0)
-}
-
-/// Where a datagram goes.
 pub(super) enum Name<'a> {
-    /// To the peer of a connected socket.
+    /// The peer of a connected socket.
     Peer,
-    /// To any address.
     Any(&'a socket2::SockAddr),
-    /// To one of IPv4.
     V4(libc::sockaddr_in),
-    /// To one of IPv6.
     V6(libc::sockaddr_in6),
 }
 
 impl Name<'_> {
-    /// The address as the system call takes it: pointer and length.
+    /// Pointer and length for the system call.
     fn raw(&self) -> (*const c_void, socklen_t) {
         match self {
             Self::Peer => (std::ptr::null(), 0),
@@ -203,11 +184,11 @@ pub(super) fn send(
     check(rc)
 }
 
-/// Receives one datagram without waiting: its length and the address of the sender (zero for Unix
-/// sockets). `None`: nothing there.
+/// Receives one datagram without blocking: its length and the sender's address (zero for Unix
+/// sockets). `None` if there is none.
 #[inline]
 pub(super) fn recv(fd: RawFd, buf: &mut [u8], control: &mut Control) -> io::Result<Option<(usize, Gid, u16)>> {
-    // The longest of those that are looked at; of others the kernel writes the beginning.
+    // Large enough for the families that are parsed; longer addresses are truncated.
     // SAFETY: all-zero is valid for both: an address of no family, and a msghdr without anything.
     let (mut name, mut header): (libc::sockaddr_in6, libc::msghdr) = unsafe { (zeroed(), zeroed()) };
     let mut iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
@@ -235,23 +216,20 @@ pub(super) fn recv(fd: RawFd, buf: &mut [u8], control: &mut Control) -> io::Resu
     }
 }
 
-/// Makes `name` the peer of a datagram socket. Does not wait.
 pub(super) fn connect(fd: RawFd, name: &socket2::SockAddr) -> io::Result<()> {
     // SAFETY: the name is live and has this length, and the call only reads it.
     let rc = unsafe { libc::syscall(libc::SYS_connect, fd, name.as_ptr(), name.len()) };
     check(rc).map(drop)
 }
 
-/// Takes possession of the descriptors that came with a message. Ask once: whoever does not want
-/// them drops them.
+/// Takes ownership of the descriptors in a message. Call once per message; dropping closes them.
 pub(super) fn take_descriptors(control: &Control) -> Vec<OwnedFd> {
     let messages = control.iter().filter(|(level, kind, _)| (*level, *kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS));
     let fds = messages.flat_map(|(_, _, data)| data.chunks_exact(size_of::<RawFd>()));
-    // SAFETY: the kernel has just opened these descriptors for us, and nobody else knows of them.
+    // SAFETY: the kernel has just opened these descriptors for us; they have no other owner.
     fds.filter_map(|fd| Some(unsafe { OwnedFd::from_raw_fd(RawFd::from_ne_bytes(fd.try_into().ok()?)) })).collect()
 }
 
-/// Another descriptor of the same file.
 pub(super) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: takes no pointers.
     let new = check(unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) })?;
@@ -259,21 +237,20 @@ pub(super) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(new as RawFd) })
 }
 
-/// Adds one to an eventfd. Fails only near 2^64, and there is nobody to tell.
+/// Adds one to an eventfd. Errors, near 2^64 only, are ignored.
 pub fn wake(fd: RawFd) {
     let one = 1u64.to_ne_bytes();
     // SAFETY: eight bytes are read from `one`.
     unsafe { libc::syscall(libc::SYS_write, fd, one.as_ptr(), one.len()) };
 }
 
-/// Whether reading and writing may wait.
+/// Returns true if reads and writes may block.
 pub(super) fn may_block(fd: RawFd) -> io::Result<bool> {
     // SAFETY: takes no pointers.
     let flags = check(unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
     Ok(flags & libc::O_NONBLOCK as usize == 0)
 }
 
-/// IP address and UDP port of a sender; zero for other families.
 fn parse_name(name: &libc::sockaddr_in6) -> (Gid, u16) {
     match c_int::from(name.sin6_family) {
         libc::AF_INET => {
@@ -287,7 +264,7 @@ fn parse_name(name: &libc::sockaddr_in6) -> (Gid, u16) {
     }
 }
 
-/// The user that the kernel says sent a datagram (`SO_PASSCRED`).
+/// The sender's user as reported by the kernel (`SO_PASSCRED`).
 pub(super) fn credentials(control: &Control) -> Option<libc::uid_t> {
     let is_ours = |&(level, kind, data): &(c_int, c_int, &[u8])| {
         level == libc::SOL_SOCKET && kind == libc::SCM_CREDENTIALS && data.len() == size_of::<libc::ucred>()
@@ -298,29 +275,29 @@ pub(super) fn credentials(control: &Control) -> Option<libc::uid_t> {
     Some(libc::uid_t::from_ne_bytes(uid.try_into().ok()?))
 }
 
-/// The number of the network namespace of a socket, which no other one has until the system starts
-/// again. ENOPROTOOPT: the kernel is older than Linux 5.14.
+/// The network namespace cookie of a socket, unique until reboot. Errors: ENOPROTOOPT before
+/// Linux 5.14.
 pub(super) fn namespace_cookie(fd: RawFd) -> io::Result<u64> {
     /// From `<asm-generic/socket.h>`.
     const SO_NETNS_COOKIE: c_int = 71;
     get(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE).map(u64::from_ne_bytes)
 }
 
-/// The MTU of the path of a connected socket, in bytes with the IP header.
+/// Path MTU of a connected socket in bytes, with the IP header.
 pub(super) fn path_mtu(fd: RawFd, is_ipv4: bool) -> io::Result<u32> {
     let (level, name) = if is_ipv4 { (libc::IPPROTO_IP, libc::IP_MTU) } else { (libc::IPPROTO_IPV6, libc::IPV6_MTU) };
     get(fd, level, name).map(u32::from_ne_bytes)
 }
 
-/// Why the last call of this thread failed, without an [`io::Error`], which would have to be
-/// dropped after every empty poll.
+/// Errno of the last call of this thread, without an [`io::Error`] to be dropped after each empty
+/// poll.
 #[inline]
 fn errno() -> c_int {
     // SAFETY: the address is valid for as long as this thread exists.
     unsafe { *libc::__errno_location() }
 }
 
-/// A system call's result: what it counted, or `errno`.
+/// Converts the result of a system call: a count, or `errno`.
 pub(super) fn check(rc: impl TryInto<usize>) -> io::Result<usize> {
     rc.try_into().map_err(|_| io::Error::last_os_error())
 }
@@ -332,13 +309,13 @@ mod tests {
     use std::os::unix::net::UnixDatagram;
 
     #[test]
-    fn one_look_tells_which_of_several_sockets_have_something_to_read() {
+    fn poll_reports_readable_sockets() {
         let (a, b) = UnixDatagram::pair().unwrap();
         let udp = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let fds = [a.as_raw_fd(), b.as_raw_fd(), udp.as_raw_fd()];
         let mut readiness = Readiness::default();
         let mut seen = || {
-            readiness.look(fds.into_iter());
+            readiness.poll(fds.into_iter());
             fds.map(|fd| readiness.has(fd))
         };
         assert_eq!(seen(), [false; 3]);

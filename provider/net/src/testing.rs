@@ -1,14 +1,13 @@
-//! What the unit tests share: forks.
+//! Shared by unit tests: forks.
 
 use crate::runtime_dir;
 
-/// Makes sure that `is_true` in the child of a fork, which is all that it does once the handlers of
-/// forks have done their part.
+/// Asserts that `is_true` in the child of a fork, after the fork handlers.
 pub(crate) fn in_child(is_true: impl Fn() -> bool) {
     let lock = runtime_dir::lock();
     lock.lock_raw();
-    // SAFETY: as the handlers of a fork do: the lock is taken before and released on both sides,
-    // and the child gives up what is the parent's. It ends with `_exit`.
+    // SAFETY: as the fork handlers do, the lock is taken before and released on both sides, and the
+    // child forgets the parent's names. It ends with `_exit`.
     let pid = unsafe {
         let pid = libc::fork();
         lock.unlock_raw();
@@ -20,7 +19,7 @@ pub(crate) fn in_child(is_true: impl Fn() -> bool) {
     if pid == 0 {
         runtime_dir::abandon();
         let status = i32::from(!is_true());
-        // SAFETY: ends the child, without what the parent does at its end.
+        // SAFETY: ends the child without exit handlers.
         unsafe { libc::_exit(status) };
     }
     let mut status = -1;

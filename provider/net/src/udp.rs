@@ -1,10 +1,10 @@
-//! The link through the network: an unprivileged UDP socket on port 4791.
+//! The network link: an unprivileged UDP socket on port 4791.
 //!
 //! The socket is bound to one address of the device and never connected, with `IP_PMTUDISC_PROBE`:
 //! only then does IPv4 leave with DF and identification 0 (packet `i` of a segmented send with
 //! identification `i`), which the ICRC needs. It shares the port with other processes of the user
-//! by `SO_REUSEPORT`, never `SO_REUSEADDR`, which has no uid check. Sending never waits: what finds
-//! the send buffer of a slow interface full is queued ([`TxQueue`]).
+//! by `SO_REUSEPORT`, never `SO_REUSEADDR`, which has no uid check. Sending never blocks: runs that
+//! find the send buffer full are queued ([`TxQueue`]).
 
 #[cfg(test)]
 mod tests;
@@ -25,14 +25,13 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Re
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
-/// Receive and send buffer asked for, bytes; the kernel gives what `net.core.[rw]mem_max` allows.
+/// Requested receive and send buffer in bytes; `net.core.[rw]mem_max` limits it.
 const BUFFER: usize = 4 << 20;
-/// Sends of one packet each after the first refusal: as many as the run that was refused had at
-/// most.
+/// Single-packet sends after the first refusal, as many as the refused run could have.
 const FIRST_PAUSE: u32 = MAX_SEGMENTS as u32;
-/// The longest pause, in sends: about a second of small packets.
+/// The longest pause in sends: about a second of small packets.
 const LONGEST_PAUSE: u32 = 1 << 16;
-/// Destinations that are remembered; the one that was refused first is forgotten for the next.
+/// Most remembered destinations; the oldest is dropped.
 const MAX_REFUSED: usize = 16;
 
 /// States: no send is segmented, all are, or all but those to some destinations.
@@ -40,38 +39,36 @@ const SEGMENTS_OFF: u8 = 0;
 const SEGMENTS_ON: u8 = 1;
 const SEGMENTS_IN_PART: u8 = 2;
 
-/// Where packets to addresses of this host leave from: a socket at the local port of this user.
+/// Socket that packets to addresses of this host leave from, at the local port of this user.
 #[derive(Debug)]
 pub struct LocalSender {
     socket: Socket,
     port: Arc<LocalPort>,
 }
 
-/// One local address of a device.
+/// The link of one local address of a device.
 #[derive(Debug)]
 pub struct UdpLink {
     socket: Socket,
-    /// `None` for a group, from which nothing is sent.
+    /// `None` for a multicast group, which is never a source.
     local_port: Option<Arc<LocalPort>>,
-    /// Opened when the first packet leaves by it: most processes of one host use rings only.
+    /// Opened by the first packet: most processes of one host use rings only.
     local: OnceLock<LocalSender>,
     gid: Gid,
     is_v4: bool,
     /// Interface index, the zone of link-local IPv6 addresses.
     scope: u32,
-    /// Whether the kernel cuts a send into packets for us.
     segments: Segments,
-    /// Whether traffic was seen here, so that pollers look here every time.
+    /// True once traffic was seen, so that every poll reads this socket.
     hot: AtomicBool,
     rcvbuf: usize,
     drops: Drops,
-    /// What waits for room in the send buffer.
     queue: Arc<TxQueue>,
 }
 
 impl UdpLink {
-    /// Opens the address `gid` of the interface `ifindex`. `EADDRINUSE`: another user, or a program
-    /// that does not share the port, has it.
+    /// Opens the address `gid` of the interface `ifindex`. Errors: `EADDRINUSE` if another user, or
+    /// a program that does not share the port, has it.
     pub fn open(gid: Gid, ifindex: u32, gso: bool, gro: bool) -> io::Result<Self> {
         let link = Self::bind(gid, ifindex, gso, gro)?;
         Ok(Self { local_port: Some(LocalPort::get()?), ..link })
@@ -85,7 +82,7 @@ impl UdpLink {
             let _ = sys::set_option(socket.as_raw_fd(), libc::IPPROTO_UDP, libc::UDP_GRO, 1);
         }
         socket.bind(&SockAddr::from(address))?;
-        // Kernels before 4.18 know no segmented sends, and say so here.
+        // Kernels before 4.18 have no segmented sends and fail here.
         let can_segment = || sys::set_option(socket.as_raw_fd(), libc::IPPROTO_UDP, libc::UDP_SEGMENT, 0).is_ok();
         let segments = Segments::new(gso && can_segment());
         Ok(Self {
@@ -103,9 +100,8 @@ impl UdpLink {
         })
     }
 
-    /// Opens the multicast address `group` on the interface `ifindex`, and lets the network know
-    /// (IGMP, MLD) until this is dropped. The kernel gives every such socket of the host a copy of
-    /// a packet. Nothing is sent from here.
+    /// Joins the multicast address `group` on the interface `ifindex` (IGMP, MLD) until the link is
+    /// dropped. The kernel gives every such socket of the host a copy of a packet. Receives only.
     // clause: UD-MULTICAST
     pub fn join(group: Gid, ifindex: u32, gro: bool) -> io::Result<Self> {
         let link = Self::bind(group, ifindex, false, gro)?;
@@ -116,48 +112,45 @@ impl UdpLink {
         Ok(link)
     }
 
-    /// This link with a receive buffer of `bytes`, or as many as the kernel gives.
+    /// Requests a receive buffer of `bytes`, which the kernel may limit.
     pub fn with_rcvbuf(self, bytes: usize) -> io::Result<Self> {
         self.socket.set_recv_buffer_size(bytes)?;
         Ok(Self { rcvbuf: self.socket.recv_buffer_size()?, ..self })
     }
 
-    /// This link, whose send buffer `room` watches.
+    /// Lets `room` watch the send buffer.
     pub fn with_send_room(self, room: &Arc<SendRoom>) -> Self {
         Self { queue: Arc::new(TxQueue::new(room)), ..self }
     }
 
-    /// What waits for room in the send buffer.
+    /// Runs that wait for room in the send buffer.
     pub fn queue(&self) -> &Arc<TxQueue> {
         &self.queue
     }
 
-    /// Sends what waits, as far as there is room, and says of each run what came of it. The queue
-    /// pairs that waited, once nothing is left.
+    /// Sends queued runs as far as there is room and reports each result. Returns the waiting queue
+    /// pairs once the queue is empty.
     pub fn send_queued(&self, report: impl FnMut(&Run, usize, Result<(), SendError>)) -> Vec<Qpn> {
         self.queue.drain(|run| self.sender_of(run), |run, bytes| self.send_now(run, bytes), report)
     }
 
-    /// The local address; the group's, if it was joined.
+    /// The local address, or the group's.
     pub fn gid(&self) -> Gid {
         self.gid
     }
 
-    /// The source port of packets to addresses of this host; of a group, which sends none, the RoCE
-    /// port.
+    /// The source port of packets to addresses of this host; for a group the RoCE port.
     #[inline]
     pub fn local_port(&self) -> u16 {
         self.local_port.as_ref().map_or(ROCE_PORT, |port| port.number())
     }
 
-    /// Sends `bytes` to the processes that share this address, as one datagram from the local port.
-    /// Never waits.
+    /// Sends `bytes` as one datagram from the local port to the processes that share this address.
     pub(super) fn send_to_own_address(&self, bytes: &[u8]) -> io::Result<()> {
         let port = self.local_port.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         port.send(self.gid, bytes)
     }
 
-    /// The socket that sends from the source port of `run`.
     #[inline]
     fn sender_of(&self, run: &Run) -> RawFd {
         let is_local = run.to.is_some_and(|to| to.src_port != ROCE_PORT);
@@ -165,8 +158,8 @@ impl UdpLink {
         local.map_or(&self.socket, LocalSender::socket).as_raw_fd()
     }
 
-    /// Opens the socket for packets to addresses of this host. Without it they leave from the RoCE
-    /// port and are lost.
+    /// Opens the socket for packets to addresses of this host. If that fails, they leave from the
+    /// RoCE port and are dropped by the receiver.
     #[cold]
     fn open_local(&self) -> Option<&LocalSender> {
         let port = Arc::clone(self.local_port.as_ref()?);
@@ -175,13 +168,12 @@ impl UdpLink {
         self.local.get()
     }
 
-    /// Bytes the kernel lets queue up here, as `SO_RCVBUF` reports it (doubled for the kernel's own
-    /// overhead).
+    /// Receive buffer in bytes, as `SO_RCVBUF` reports it (doubled for the kernel's overhead).
     pub fn rcvbuf(&self) -> usize {
         self.rcvbuf
     }
 
-    /// Whether every packet needs a send of its own, wherever it goes.
+    /// Returns true if no send can be segmented.
     pub fn lacks_segments(&self) -> bool {
         self.segments.state.load(Relaxed) == SEGMENTS_OFF
     }
@@ -191,67 +183,65 @@ impl UdpLink {
         self.socket.as_raw_fd()
     }
 
-    /// What the system has dropped here since the last call.
+    /// Datagrams dropped by the kernel since the last call.
     pub fn take_drops(&self) -> TakenDrops {
         self.drops.take(self.fd())
     }
 
-    /// Whether the system runs a program that [`UdpLink::filter`] gave it.
     pub(super) fn is_filtered(&self) -> bool {
         self.drops.are_filtered.load(Relaxed)
     }
 
-    /// How many datagrams the system has dropped here, in 32 bits.
+    /// Datagrams dropped by the kernel so far, modulo 2^32.
     pub(super) fn all_drops(&self) -> u32 {
         self.drops.look(self.fd())
     }
 
-    /// Lets the system drop what `program` (classic BPF) does not let pass, before it takes room
-    /// here. Under the lock of the receive side, as [`UdpLink::end_filter`], which is due after an
-    /// error.
+    /// Attaches the classic BPF `program`, which drops datagrams before they take room in the
+    /// receive buffer. Called under the receive lock, as [`UdpLink::end_filter`], which has to
+    /// follow an error.
     pub(super) fn filter(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
         self.drops.look(self.fd());
         self.drops.are_filtered.store(true, Relaxed);
         sys::attach_filter(self.fd(), libc::SO_ATTACH_FILTER, program)
     }
 
-    /// Everything is let in again.
     pub(super) fn end_filter(&self) {
-        let _ = sys::detach_filter(self.fd());
+        let _ = sys::set_option(self.fd(), libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0);
         self.drops.look(self.fd());
         self.drops.are_filtered.store(false, Relaxed);
     }
 
-    /// From now on the kernel delivers nothing here, and the packets of this address go to the
-    /// other processes that share it; what has arrived can still be received. A socket that is
-    /// closed without this takes along what arrives between the last look and the end.
+    /// Makes the kernel deliver packets of this address to the other processes that share it;
+    /// packets already received can still be read. Closing the socket without this would lose
+    /// packets that arrive between the last read and the close.
     pub fn stop_receiving(&self) {
-        /// An index that no interface has. Binding to it takes the socket out of the group of the
-        /// port: the kernel hashes it anew.
+        /// No interface has this index. Binding to it makes the kernel rehash the socket, which
+        /// takes it out of the port's group.
         const NO_INTERFACE: c_int = c_int::MAX;
         // Kernels before 5.7 refuse this without privileges.
         let _ = sys::set_option(self.fd(), libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX, NO_INTERFACE);
     }
 
-    /// Whether pollers should look here every time.
+    /// Returns true if every poll should read this socket.
     pub fn is_hot(&self) -> bool {
         self.hot.load(Relaxed)
     }
 
-    /// Notes that traffic uses this address.
+    /// Notes traffic at this address.
     pub fn set_hot(&self) {
         if !self.is_hot() {
             self.hot.store(true, Relaxed);
         }
     }
 
-    /// Lets the kernel run `program` (classic BPF) to choose the socket of the port's group for
-    /// each packet.
+    /// Attaches the classic BPF `program` that selects the socket of the port's group for each
+    /// packet.
     pub(crate) fn attach_steering(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
         sys::attach_filter(self.fd(), libc::SO_ATTACH_REUSEPORT_CBPF, program)
     }
 
-    /// Hands a run to the system, which takes it whole or not at all.
+    /// Passes a run to the kernel, which takes all of it or nothing.
     fn send_now(&self, run: &Run, bytes: &[u8]) -> Result<(), SendError> {
         let Run { to: Some(to), segment } = run else { return Err(SendError::Lost) };
         let segment = (*segment < bytes.len()).then(|| u16::try_from(*segment).unwrap_or(u16::MAX));
@@ -268,8 +258,7 @@ impl UdpLink {
             match cause.raw_os_error() {
                 Some(libc::EINTR) => {}
                 Some(libc::EAGAIN) => return Err(SendError::Full),
-                // What kernels and drivers answer that cannot segment (no support, or no checksum
-                // offload).
+                // Errors of kernels and drivers without segmentation or checksum offload.
                 Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP) if segment.is_some() => {
                     self.segments.note_refused(to.dst);
                     return Err(SendError::NoSegments);
@@ -279,7 +268,6 @@ impl UdpLink {
         }
     }
 
-    /// Adds the control messages that a send needs.
     fn describe(&self, to: &NetHeader, segment: Option<u16>, control: &mut Control) {
         let (level, tos, ttl) = if self.is_v4 {
             (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL)
@@ -299,7 +287,7 @@ impl UdpLink {
         }
     }
 
-    /// What is known of `len` bytes that came from there, with `control`.
+    /// Metadata of `len` received bytes with the control messages `control`.
     fn meta_of(&self, len: usize, src: Gid, src_port: u16, control: &Control) -> RxMeta {
         let mut meta = RxMeta { src_port, ..RxMeta::alone(len, src, self.gid) };
         for (level, kind, data) in control.iter() {
@@ -321,40 +309,39 @@ impl UdpLink {
 
 #[cfg(any(test, feature = "testing"))]
 impl UdpLink {
-    /// Sends without checksums from now on, which the kernel cannot cut: it refuses.
+    /// Disables UDP checksums, so that the kernel refuses to segment.
     pub fn forbid_segments(&self) {
         sys::set_option(self.fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
     }
 }
 
-/// The path of packets.
+/// The data path.
 impl UdpLink {
-    /// Receives one run without waiting; `None`: nothing there. `buf` has at least 65,536 bytes.
-    /// What is in `control` means nothing before and after: most polls find nothing, and a new
-    /// buffer for each is one to clear.
+    /// Receives one run without blocking; `None` if there is none. `buf` has at least 65,536 bytes.
+    /// The contents of `control` are irrelevant: it is a parameter so that empty polls need not
+    /// clear a new buffer.
     #[inline]
     pub fn recv_with(&self, buf: &mut [u8], control: &mut Control) -> io::Result<Option<RxMeta>> {
         let received = sys::recv(self.fd(), buf, control)?;
         Ok(received.map(|(len, src, src_port)| self.meta_of(len, src, src_port, control)))
     }
 
-    /// [`UdpLink::recv_with`], with a new buffer for control messages.
+    /// [`UdpLink::recv_with`] with a new buffer for control messages.
     #[cfg(any(test, feature = "testing"))]
     pub fn recv(&self, buf: &mut [u8]) -> io::Result<Option<RxMeta>> {
         self.recv_with(buf, &mut Control::new())
     }
 
-    /// Sends `bytes` as packets of `segment` bytes each, the last one may be shorter. At most
-    /// [`MAX_BYTES`](crate::link::MAX_BYTES) and [`UdpLink::max_segments`] packets. They go where
-    /// `to` says, from the port of this address that `to` names: the RoCE port or the local port.
-    /// Never waits.
+    /// Sends `bytes` as packets of `segment` bytes each, of which the last may be shorter: at most
+    /// [`MAX_BYTES`](crate::link::MAX_BYTES) and [`UdpLink::max_segments`] packets. `to` names the
+    /// destination and the source port, which is the RoCE port or the local port. Never blocks.
     #[inline]
     pub fn send(&self, to: &NetHeader, bytes: &[u8], segment: usize) -> Result<Taken, SendError> {
         let run = Run { to: Some(*to), segment };
         self.queue.send(run, bytes, |run| self.sender_of(run), |run, bytes| self.send_now(run, bytes))
     }
 
-    /// Most packets of the next send to `dst`. Ask once for each send.
+    /// Most packets of the next send to `dst`. To be called once per send.
     #[inline]
     pub fn max_segments(&self, dst: Gid) -> usize {
         self.segments.most(dst)
@@ -362,10 +349,10 @@ impl UdpLink {
 }
 
 impl LocalSender {
-    /// From the address `gid` of the interface `ifindex`.
+    /// Opens the socket at the address `gid` of the interface `ifindex`.
     ///
     /// # Errors
-    /// Those of [`LocalPort::get`]; `EADDRNOTAVAIL`: the address is not of this host.
+    /// Those of [`LocalPort::get`]; `EADDRNOTAVAIL` if the address is not of this host.
     pub fn open(gid: Gid, ifindex: u32) -> io::Result<Self> {
         Self::at(gid, ifindex, LocalPort::get()?)
     }
@@ -384,28 +371,28 @@ impl LocalSender {
         &self.socket
     }
 
-    /// The port that it sends from.
+    /// The source port.
     pub fn port(&self) -> u16 {
         self.port.number()
     }
 }
 
-/// The sockets of an endpoint that makes whole packets itself, at an address of this host. IPv4
+/// Sockets of an endpoint that builds whole packets itself, at an address of this host. IPv4
 /// packets leave with DF and identification 0.
 #[derive(Debug)]
 pub struct BareLink {
     /// Receives at the RoCE port.
     pub receiver: Socket,
-    /// `None`: the peer is on another host.
+    /// `None` if the peer is on another host.
     local: Option<LocalSender>,
 }
 
 impl BareLink {
-    /// At `gid`, to send to `peer`: from the local port if that is an address of this host.
+    /// Opens sockets at `gid` to send to `peer`, from the local port if that is on this host.
     ///
     /// # Errors
-    /// `EADDRINUSE`: another user has the RoCE port there; `EADDRNOTAVAIL`: `gid` is not of this
-    /// host.
+    /// `EADDRINUSE` if another user has the RoCE port there; `EADDRNOTAVAIL` if `gid` is not of
+    /// this host.
     pub fn open(gid: Gid, peer: Gid) -> io::Result<Self> {
         let address = socket_addr(gid, 0);
         let receiver = bare_socket(address, 0, BUFFER)?;
@@ -416,8 +403,8 @@ impl BareLink {
         Ok(Self { receiver, local })
     }
 
-    /// Receives a packet without waiting: its length, where it comes from, and when the kernel took
-    /// it in. `None`: nothing there.
+    /// Receives a packet without blocking: its length, source address and port, and the kernel's
+    /// receive time. `None` if there is none.
     ///
     /// # Errors
     /// As recv(2).
@@ -429,22 +416,21 @@ impl BareLink {
         Ok(received.map(|(len, src, port)| (len, src, port, stamp.unwrap_or_else(SystemTime::now))))
     }
 
-    /// The socket to send to the peer with.
+    /// The socket for sending to the peer.
     pub fn sender(&self) -> &Socket {
         self.local.as_ref().map_or(&self.receiver, LocalSender::socket)
     }
 
-    /// The source port of what [`BareLink::sender`] sends.
+    /// The source port of [`BareLink::sender`].
     pub fn source_port(&self) -> u16 {
         self.local.as_ref().map_or(ROCE_PORT, LocalSender::port)
     }
 }
 
-/// The longest UDP payload that can leave `from`, an address of this host, for `to` in one IP
-/// packet, in bytes.
+/// The largest UDP payload in bytes from `from`, an address of this host, to `to` in one IP packet.
 ///
 /// # Errors
-/// `EADDRNOTAVAIL`: `from` is not of this host; `ENETUNREACH`: there is no way to `to`.
+/// `EADDRNOTAVAIL` if `from` is not of this host; `ENETUNREACH` if there is no route to `to`.
 pub fn max_payload(from: Gid, to: Gid) -> io::Result<usize> {
     const UDP_HEADER: u32 = 8;
     let header = if to.is_ipv4() { 20 } else { 40 };
@@ -454,27 +440,25 @@ pub fn max_payload(from: Gid, to: Gid) -> io::Result<usize> {
     Ok(mtu.saturating_sub(header + UDP_HEADER) as usize)
 }
 
-/// Whether the kernel cuts a send into packets (`UDP_SEGMENT`), by destination.
+/// Availability of `UDP_SEGMENT`, by destination.
 ///
-/// A system without it refuses the option when a socket is opened, which is final. A single send
-/// may be refused as well: by a driver without checksum offload, by a path with IPsec, by an
-/// interface that is too narrow. That concerns one destination, and for some time only, as routes
-/// and interfaces change: packets go there one by one, and after some sends the kernel is asked
-/// again, each time it refuses after twice as many.
+/// A kernel without it refuses the option when the socket is opened, for good. Single sends may be
+/// refused by a driver without checksum offload, by IPsec, or by a narrow interface. That concerns
+/// one destination and may change: its packets leave one by one, and segmentation is tried again
+/// after a number of sends that doubles with each refusal.
 #[derive(Debug)]
 struct Segments {
-    /// One look at it is all that a send pays where nothing was refused.
+    /// Sends read only this while nothing was refused.
     state: AtomicU8,
     refused: Mutex<rank::Segments, Vec<Refusal>>,
 }
 
-/// A destination to which it refused.
+/// A destination to which segmentation was refused.
 #[derive(Debug)]
 struct Refusal {
     dst: Gid,
-    /// Sends until it is asked again.
     left: u32,
-    /// How many they were after the last refusal.
+    /// Initial value of `left` after the last refusal.
     pause: u32,
 }
 
@@ -483,7 +467,7 @@ impl Segments {
         Self { state: AtomicU8::new(if is_on { SEGMENTS_ON } else { SEGMENTS_OFF }), refused: Mutex::default() }
     }
 
-    /// Most packets of the next send to `dst`. Ask once for each.
+    /// Most packets of the next send to `dst`. To be called once per send.
     #[inline]
     fn most(&self, dst: Gid) -> usize {
         match self.state.load(Relaxed) {
@@ -502,7 +486,6 @@ impl Segments {
         may_try
     }
 
-    /// A send of several packets to `dst` was refused.
     #[cold]
     fn note_refused(&self, dst: Gid) {
         let mut refused = self.refused.lock();
@@ -518,11 +501,10 @@ impl Segments {
                 refused.push(Refusal { dst, left: FIRST_PAUSE, pause: FIRST_PAUSE });
             }
         }
-        // Not where the system has none at all.
+        // Unchanged if the kernel has no segmentation at all.
         let _ = self.state.compare_exchange(SEGMENTS_ON, SEGMENTS_IN_PART, Relaxed, Relaxed);
     }
 
-    /// A send of several packets to `dst` was taken.
     #[inline]
     fn note_taken(&self, dst: Gid) {
         if self.state.load(Relaxed) == SEGMENTS_IN_PART {
@@ -540,32 +522,31 @@ impl Segments {
     }
 }
 
-/// Datagrams that the system has dropped at a socket, which it counts in one number whatever the
-/// reason.
+/// Datagrams dropped by the kernel at a socket, which counts all reasons in one number.
 #[derive(Debug, Default)]
 struct Drops {
-    /// How many it had at the last look, in its 32 bits.
+    /// The kernel's count at the last read, modulo 2^32.
     seen: AtomicU32,
-    /// Whether it runs a program that drops those of other users. To be changed after a look.
+    /// True while a filter drops packets of other users. Changed only after a read.
     are_filtered: AtomicBool,
     lost: AtomicU64,
     filtered: AtomicU64,
 }
 
-/// Datagrams that the system has dropped at a socket since the last call.
+/// Datagrams dropped by the kernel at a socket since the last call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TakenDrops {
-    /// Mostly because its buffer was full.
+    /// Mostly because the receive buffer was full.
     pub lost: u64,
-    /// While it dropped those of other users: the system has one number for all.
+    /// Dropped while a filter was attached, which includes a full receive buffer.
     pub filtered: u64,
 }
 
 impl Drops {
-    /// Looks at how many there are by now.
+    /// Reads the kernel's count and adds the difference.
     fn look(&self, fd: RawFd) -> u32 {
         let now = sys::drops(fd).unwrap_or(0);
-        // Another thread may have looked later, and noted it first.
+        // Another thread may have read a newer count first.
         let is_newer = |seen| (1..1 << 31).contains(&now.wrapping_sub(seen)).then_some(now);
         if let Ok(seen) = self.seen.fetch_update(Relaxed, Relaxed, is_newer) {
             let count = if self.are_filtered.load(Relaxed) { &self.filtered } else { &self.lost };
@@ -581,11 +562,11 @@ impl Drops {
     }
 }
 
-/// A socket that will be bound to `address`, or to another port of it.
+/// A socket to be bound to `address`, or to another port of it.
 pub(crate) fn bare_socket(address: SocketAddr, ifindex: u32, rcvbuf: usize) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
     socket.set_reuse_port(true)?;
-    // The kernel clamps both to its limits instead of refusing.
+    // The kernel clamps both instead of refusing.
     socket.set_recv_buffer_size(rcvbuf)?;
     socket.set_send_buffer_size(BUFFER)?;
     if address.is_ipv4() {
@@ -604,8 +585,8 @@ pub(crate) fn socket_addr(gid: Gid, scope: u32) -> SocketAddr {
     }
 }
 
-/// The address of `gid` at the RoCE port as the system call wants it. It is made for each send, and
-/// through [`socket_addr`] that would cost 100 instructions.
+/// The kernel's form of the address of `gid` at the RoCE port. Built for each send, without the
+/// detour over [`socket_addr`].
 #[inline]
 fn name_of(gid: Gid, scope: u32) -> Name<'static> {
     let port = ROCE_PORT.to_be();
@@ -628,7 +609,7 @@ fn name_of(gid: Gid, scope: u32) -> Name<'static> {
     }
 }
 
-/// `scope`, for those addresses of IPv6 that need it.
+/// The scope of IPv6 addresses that need one, else 0.
 #[inline]
 fn scope_of(ip: Ipv6Addr, scope: u32) -> u32 {
     if ip.is_unicast_link_local() || ip.is_multicast() { scope } else { 0 }
@@ -642,7 +623,7 @@ fn set_v4_options(socket: &Socket, ifindex: u32) -> io::Result<()> {
     set(libc::IP_RECVTTL, 1)?;
     sys::set_multicast_if_v4(socket.as_raw_fd(), ifindex)?;
     set(libc::IP_MULTICAST_TTL, c_int::from(HOP_LIMIT))?;
-    // Only what came by an interface on which this very socket has joined.
+    // Receive only from groups that this socket has joined.
     set(libc::IP_MULTICAST_ALL, 0)?;
     set(libc::IP_RECVTOS, 1)
 }
@@ -655,10 +636,10 @@ fn set_v6_options(socket: &Socket, ifindex: u32) -> io::Result<()> {
     set(libc::IPV6_RECVHOPLIMIT, 1)?;
     socket.set_multicast_if_v6(ifindex)?;
     set(libc::IPV6_MULTICAST_HOPS, c_int::from(HOP_LIMIT))?;
-    // Kernels before 4.20 do not know it; there the group of another interface is heard here, too.
+    // Unknown to kernels before 4.20, where groups joined by others are received, too.
     let _ = set(libc::IPV6_MULTICAST_ALL, 0);
     set(libc::IPV6_RECVTCLASS, 1)?;
-    // Peers may send UDP checksum 0 over IPv6. Sending so ourselves would forbid segmented sends.
+    // Peers may send UDP checksum 0 over IPv6. Sending so ourselves would forbid segmentation.
     // clause: UDP-CHECKSUM
     let _ = sys::set_option(socket.as_raw_fd(), libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, 1);
     Ok(())

@@ -1,6 +1,4 @@
-//! One network interface seen as an RDMA card: its name, its port, and what was counted.
-//!
-//! Touches the description of the interface that the system gives, and the files of counters.
+//! A network interface as an RDMA card: name, port and counters.
 
 use crate::counter_files::CounterFiles;
 use crate::counters::Counters;
@@ -18,16 +16,16 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 
-/// The engines of one device in a process, at most.
+/// Most engines of one device in a process.
 pub const MAX_ENGINES: usize = 16;
 
-/// Who wants to know what becomes of a port.
+/// Observer of a port.
 pub trait PortObserver: Debug + Send + Sync {
-    /// What happened to it.
+    /// Called after a change of the port.
     fn port_changed(&self, change: PortChange);
 }
 
-/// A network interface as a card.
+/// A network interface as an RDMA card.
 #[derive(Debug)]
 pub struct Adapter {
     name: String,
@@ -37,11 +35,9 @@ pub struct Adapter {
     guid: u64,
     port: RwLock<rank::Port, Port>,
     observers: Mutex<rank::Contexts, Vec<Weak<dyn PortObserver>>>,
-    /// Those of each engine, for as long as the process runs.
     counters: [Arc<Counters>; MAX_ENGINES],
-    /// How many of them were in use.
     engines: AtomicUsize,
-    /// Shows the counters to others.
+    /// Files that show the counters to other programs.
     files: Option<CounterFiles>,
 }
 
@@ -65,10 +61,10 @@ impl Adapter {
         }
     }
 
-    /// Takes over what the interface is like now, and tells every observer what changed. `prepare`
-    /// is done with the new GID table before anybody sees it.
+    /// Reads the state of the interface and reports changes to all observers. `prepare` is called
+    /// with the new GID table before it becomes visible.
     pub fn refresh(&self, prepare: impl FnOnce(&GidTable)) {
-        // Held from the look on, so that nobody takes over an older look after this one.
+        // Locked before reading, so that a newer state is never replaced by an older one.
         let mut observers = self.observers.lock();
         let Ok(now) = Netdev::find(self.ifindex) else { return };
         let mut port = self.port.read().clone();
@@ -81,18 +77,18 @@ impl Adapter {
         }
     }
 
-    /// Packets can arrive at `gid` from now on.
+    /// Notes that a socket is open at `gid`.
     pub fn note_open(&self, gid: Gid) {
         self.port.write().note_open(gid);
     }
 
-    /// From now on `observer` hears of every change, for as long as it lives.
+    /// Reports changes to `observer` while it lives.
     pub fn observe(&self, observer: &Arc<impl PortObserver + 'static>) {
         let observer: Weak<dyn PortObserver> = Arc::downgrade(observer) as _;
         self.observers.lock().push(observer);
     }
 
-    /// `roxe0`, `roxe1`, ..., or as `ROXE_DEVICE_NAME` says.
+    /// `roxe0`, `roxe1`, ..., or as configured by `ROXE_DEVICE_NAME`.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -117,12 +113,12 @@ impl Adapter {
         self.guid
     }
 
-    /// The lock that is held while the port changes, for the fork handlers.
+    /// The lock held while the port changes, for the fork handlers.
     pub fn raw_observers(&self) -> &impl Lockable {
         &self.observers
     }
 
-    /// The lock of the port's description, for the fork handlers.
+    /// The lock of the port's state, for the fork handlers.
     pub fn raw_port(&self) -> &impl Lockable {
         &self.port
     }
@@ -132,29 +128,29 @@ impl Adapter {
         self.port.read().attr.active_mtu
     }
 
-    /// What the link carries, bit/s.
+    /// Line rate in bit/s.
     pub fn line_rate(&self) -> NonZeroU64 {
         self.port.read().line_rate
     }
 
-    /// What raw packets have to know of the network interface.
+    /// The network interface as raw packet queue pairs need it.
     pub fn interface(&self) -> Interface {
         let port = self.port.read();
         let max_frame = (port.mtu as usize + ETH_LEN + TAG_LEN).min(MAX_BYTES - icrc::LEN);
         Interface { index: self.ifindex, mac: port.mac, max_frame }
     }
 
-    /// Whether its interface was removed.
+    /// Returns true if the interface was removed.
     pub fn is_gone(&self) -> bool {
         self.port.read().is_gone()
     }
 
-    /// The GID table now.
+    /// The current GID table.
     pub fn gids(&self) -> GidTable {
         self.port.read().gids
     }
 
-    /// Attributes of its port.
+    /// Attributes of the port.
     pub fn port_attr(&self) -> PortAttr {
         let counters = self.counters();
         let drops = |reason| u32::try_from(counters.drops(reason)).unwrap_or(u32::MAX);
@@ -167,27 +163,27 @@ impl Adapter {
         }
     }
 
-    /// What was counted so far, by all engines together.
+    /// The counters of all engines, added up.
     pub fn counters(&self) -> Counters {
         let sum = Counters::default();
         self.counters.iter().take(self.engines.load(Relaxed)).for_each(|counters| sum.add_up(counters));
         sum
     }
 
-    /// What the engine with this number counts; it begins to.
+    /// The counters of the engine with this number, which is in use from now on.
     pub fn counters_of(&self, engine: usize) -> Arc<Counters> {
         let number = engine.min(MAX_ENGINES - 1);
         self.engines.fetch_max(number + 1, Relaxed);
         self.counters.get(number).map(Arc::clone).unwrap_or_default()
     }
 
-    /// What shows the counters to other programs, if anything does.
+    /// Files that show the counters to other programs, if configured.
     #[inline]
     pub fn files(&self) -> Option<&CounterFiles> {
         self.files.as_ref()
     }
 
-    /// In the child of a fork: what was counted so far the parent tells.
+    /// Resets the counters in the child of a fork; the parent reports the previous values.
     pub fn begin_anew(&self) {
         self.counters.iter().for_each(|counters| counters.clear());
         self.files.iter().for_each(CounterFiles::begin_anew);

@@ -1,15 +1,10 @@
-//! `ROXE_COUNTERS=FOLDER`: files that show other programs what the devices count, while they count
-//! it.
+//! Files that show the device's counters to other programs (`ROXE_COUNTERS=FOLDER`).
 //!
-//! `roxe run` makes the files, one per counter, in the `/sys/class/infiniband` that the program
-//! sees. All processes of the run add to the same ones, so they show the sum, also of processes
-//! that have ended. A process writes what it has counted at most `PERIOD` after it has, and the
-//! rest when it ends in good order; the kernel's own `hw_counters` may be as old. Where writing
-//! takes more than 20 us it does so less often: 1/512 of its time if 100 ms is enough for that. The
-//! lock of the folder (`man flock`) keeps two processes from adding at the same time.
-//!
-//! Where the files are not there or may not be written, the program counts for itself only and is
-//! not told: it did not ask for them. Touches the files and the lock.
+//! `roxe run` creates the files, one per counter, in the program's `/sys/class/infiniband`. All
+//! processes of the run add to them, so they hold the sum, including processes that have exited. A
+//! process adds at most `PERIOD` after a change, less often where writing is slow, and the rest
+//! when it exits in order. The lock of the directory (`man flock`) serializes the processes.
+//! Without writable files the process counts only for itself and reports no error.
 
 use crate::counters::{Counters, FILES};
 use crate::stats_file::StatsFile;
@@ -22,42 +17,36 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The oldest that a file may be, as in the kernel (`hw_counters/lifespan`).
+/// Maximum age of the files, as in the kernel (`hw_counters/lifespan`).
 const PERIOD: Duration = Duration::from_millis(10);
 
-/// How old they may be where writing them takes long: this many times as long as it takes, up to a
-/// limit. It takes 60 to 100 us from a program that shares the thread's processor.
+/// Where writing is slow, the pause is this multiple of its duration, up to a limit.
 const SHARE: u32 = 512;
 const LONGEST: Duration = Duration::from_millis(100);
 
-/// One number for every file.
 type Values = [u64; FILES.len()];
 
-/// The files of a device below a port: those of `FILES`, by name.
+/// Paths of the files of a device, below its port.
 pub fn counter_files() -> impl Iterator<Item = &'static str> {
     FILES.iter().map(|(path, _)| *path)
 }
 
-/// The files of one device.
+/// The counter files of one device.
 #[derive(Debug)]
 pub struct CounterFiles {
-    /// The folder of the port.
     folder: PathBuf,
-    /// For whoever prints the counters of a process that cannot.
+    /// File for a process that prints the counters of one that cannot.
     stats: Option<StatsFile>,
-    /// What was added to the files so far.
     told: Mutex<rank::Told, Values>,
-    /// The files of the port cannot be written.
+    /// True if the files of the port cannot be written.
     lacks_files: AtomicBool,
-    /// All has been written for the last time.
     is_closed: AtomicBool,
-    /// How long after something was counted to write it, nanoseconds.
+    /// Pause from a change to its write in nanoseconds.
     pause: AtomicU64,
 }
 
 impl CounterFiles {
-    /// The files of port 1 of `device` in the folder `root`, if there is one, and what is left in
-    /// the folder `stats`.
+    /// The files of port 1 of `device` in the directory `root`, and a file in `stats`, if given.
     pub fn new(root: Option<&Path>, stats: Option<&Path>, device: &str) -> Self {
         Self {
             folder: root.map(|root| root.join(device).join("ports/1")).unwrap_or_default(),
@@ -69,19 +58,19 @@ impl CounterFiles {
         }
     }
 
-    /// Whether something was counted that the files do not show. `counters` adds up what was, which
-    /// is asked for only if anybody reads it.
+    /// Returns true if counters have changed since the last write. `counters` is called only if
+    /// there are readers.
     pub fn is_behind(&self, counters: impl FnOnce() -> Counters) -> bool {
         let has_readers = self.stats.is_some() || !self.lacks_files.load(Ordering::Relaxed);
         has_readers && !self.is_closed.load(Ordering::Relaxed) && *self.told.lock() != values(&counters())
     }
 
-    /// Adds what the files do not show yet, later if another process is at it. `counters` are read
-    /// under the lock: a sum that is older than the last one would count twice.
+    /// Adds the changes to the files, or later if another process holds the lock. `counters` is
+    /// called under the lock: a sum older than the last one would count twice.
     pub fn publish(&self, counters: impl FnOnce() -> Counters) {
         let begun = clock::spent();
         let mut told = self.told.lock();
-        // What is counted meanwhile waits, so that the line and the files show the same.
+        // Later changes wait, so that the line and the files agree.
         let now = counters();
         if let Some(stats) = self.stats.as_ref().filter(|_| !self.is_closed.load(Ordering::Relaxed)) {
             stats.write(&now);
@@ -91,8 +80,7 @@ impl CounterFiles {
         self.pause.store(pause_after(clock::spent().saturating_sub(begun)), Ordering::Relaxed);
     }
 
-    /// The end: adds what the files do not show yet, and nothing any more from then on. What they
-    /// show of this process.
+    /// Adds the changes for the last time and returns the values shown for this process.
     pub fn close(&self, counters: &Counters) -> Counters {
         let mut told = self.told.lock();
         let last = counters.clone();
@@ -102,8 +90,7 @@ impl CounterFiles {
         last
     }
 
-    /// Adds what the files do not show yet if the folder `is_locked` then; if not, it is another
-    /// process's turn.
+    /// Adds the changes to the files if `is_locked` locks the directory.
     fn add_new(&self, told: &mut Values, counters: &Counters, is_locked: impl FnOnce(&File) -> bool) {
         if self.is_closed.load(Ordering::Relaxed) {
             return;
@@ -113,30 +100,28 @@ impl CounterFiles {
             return;
         }
         match File::open(&self.folder) {
-            // Others wait until it is dropped.
-            Ok(folder) if is_locked(&folder) => self.add_all(told, values(counters)),
+            // Unlocked when dropped.
+            Ok(folder) if is_locked(&folder) => {
+                for (((path, _), told), now) in FILES.iter().zip(told).zip(values(counters)) {
+                    let grown = now.wrapping_sub(*told);
+                    // A file that was removed has no reader; the others are still written.
+                    if grown > 0 && add(&self.folder.join(path), grown).is_ok() {
+                        *told = now;
+                    }
+                }
+            }
             Ok(_) => {}
             Err(_) => self.lacks_files.store(true, Ordering::Relaxed),
         }
     }
 
-    /// How long after something was counted to write it.
+    /// Pause from a change to its write.
     pub fn pause(&self) -> Duration {
         Duration::from_nanos(self.pause.load(Ordering::Relaxed))
     }
 
-    fn add_all(&self, told: &mut Values, now: Values) {
-        for (((path, _), told), now) in FILES.iter().zip(told).zip(now) {
-            let grown = now.wrapping_sub(*told);
-            // A file that somebody removed has no reader; the others go on.
-            if grown > 0 && add(&self.folder.join(path), grown).is_ok() {
-                *told = now;
-            }
-        }
-    }
-
-    /// The counters begin anew, in the child of a fork. A thread that the child lacks may have been
-    /// writing for an engine that is gone, so that nobody held it up: then the child tells nothing.
+    /// Resets the state in the child of a fork. If a thread missing in the child held the lock, the
+    /// child writes nothing.
     pub fn begin_anew(&self) {
         match self.told.try_lock() {
             Some(mut told) => *told = [0; FILES.len()],
@@ -145,13 +130,13 @@ impl CounterFiles {
         self.stats.iter().for_each(StatsFile::abandon);
     }
 
-    /// Its lock, for the fork handlers.
+    /// The lock, for the fork handlers.
     pub fn raw(&self) -> &impl Lockable {
         &self.told
     }
 }
 
-/// Nanoseconds until the next time, when it has taken `cost`.
+/// The pause in nanoseconds after a write that took `cost`.
 fn pause_after(cost: Duration) -> u64 {
     (cost * SHARE).clamp(PERIOD, LONGEST).as_nanos() as u64
 }
@@ -160,8 +145,8 @@ fn values(counters: &Counters) -> Values {
     FILES.map(|(_, value)| value(counters))
 }
 
-/// Adds to the number in a file, which is no link. It never gets shorter, so that writing it at
-/// once is enough.
+/// Adds to the number in a file, without following symlinks. The text never gets shorter, so one
+/// write suffices.
 fn add(path: &Path, grown: u64) -> io::Result<()> {
     let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
     let mut text = [0; 32];
@@ -176,7 +161,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// The files of a device, all 0; removed in the end.
+    /// The files of a device, all 0; removed when dropped.
     struct Files(PathBuf);
 
     impl Files {
@@ -201,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_is_added_once() {
+    fn changes_are_added_once() {
         let files = Files::new("once");
         let (live, counters) = (CounterFiles::new(Some(&files.0), None, "roxe0"), Counters::default());
         assert!(!live.is_behind(|| counters.clone()));
@@ -216,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn several_processes_are_summed_up_and_take_turns() {
+    fn processes_add_up_and_take_turns() {
         let files = Files::new("sum");
         let (first, second) =
             (CounterFiles::new(Some(&files.0), None, "roxe0"), CounterFiles::new(Some(&files.0), None, "roxe0"));
@@ -233,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_counted_behind_the_last_time_is_told_nowhere() {
+    fn changes_after_close_are_not_added() {
         let files = Files::new("last");
         let (live, counters) = (CounterFiles::new(Some(&files.0), None, "roxe0"), Counters::default());
         counters.sent_packets.add(5);
@@ -247,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_that_begin_anew_are_added_from_0_on() {
+    fn reset_counters_are_added_from_0() {
         let files = Files::new("anew");
         let (live, counters) = (CounterFiles::new(Some(&files.0), None, "roxe0"), Counters::default());
         counters.sent_packets.add(5);
@@ -260,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_counted_while_it_is_written_is_in_the_line_and_in_the_files_or_in_neither() {
+    fn concurrent_changes_are_in_line_and_files_or_neither() {
         let files = Files::new("meanwhile");
         let line = files.0.join(format!("{}-roxe0", std::process::id()));
         let (live, counters) = (CounterFiles::new(Some(&files.0), Some(&files.0), "roxe0"), Counters::default());
@@ -290,13 +275,13 @@ mod tests {
     }
 
     #[test]
-    fn a_512th_of_the_time_goes_into_writing_where_that_takes_long() {
+    fn slow_writes_take_a_512th_of_the_time() {
         let after = |micros| Duration::from_nanos(pause_after(Duration::from_micros(micros)));
         assert_eq!([0, 10, 100, 1000].map(after).map(|pause| pause.as_millis()), [10, 10, 51, 100]);
     }
 
     #[test]
-    fn nothing_is_added_through_a_link() {
+    fn nothing_is_added_through_a_symlink() {
         let files = Files::new("link");
         let (file, target) = (files.0.join("roxe0/ports/1/hw_counters/sent_pkts"), files.0.join("precious"));
         fs::rename(&file, &target).unwrap();
@@ -306,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_not_there_are_given_up() {
+    fn missing_files_are_given_up() {
         let (live, counters) = (CounterFiles::new(Some(Path::new("/nonexistent")), None, "roxe0"), Counters::default());
         counters.sent_packets.add(1);
         assert!(live.is_behind(|| counters.clone()));

@@ -1,7 +1,5 @@
-//! What an engine has counted since the process opened its device: traffic, and why packets were
-//! dropped.
-//!
-//! Readable by name like the files in `/sys/class/infiniband/*/hw_counters`. Touches nothing.
+//! Counters of an engine: traffic, and reasons of dropped packets, by the names of
+//! `/sys/class/infiniband/*/hw_counters`.
 
 use roxe_base::lock::{Mutex, rank};
 use roxe_transport::cm::Ignored;
@@ -11,19 +9,19 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// One number that only grows.
+/// A number that only grows.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Counts `n` more.
+    /// Adds `n`.
     #[inline]
     pub fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 
-    /// The same without keeping others from adding, for who holds a lock that everybody has who
-    /// adds to this one.
+    /// Adds `n` without an atomic read-modify-write. The caller holds a lock that all other writers
+    /// hold.
     #[inline]
     pub fn add_alone(&self, n: u64) {
         self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
@@ -33,14 +31,14 @@ impl Counter {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// What was counted so far.
+    /// The current value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// What was handed to one ring. Only the holder of the ring's lock counts here, so that a small
-/// message pays for no locked addition.
+/// Counters of one ring, written under the ring's lock, so that a small message needs no atomic
+/// addition.
 #[derive(Debug, Default)]
 pub struct SentByRing {
     packets: Counter,
@@ -58,7 +56,7 @@ impl SentByRing {
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $visibility:vis $name:ident,)+) => {
-        /// All counters of an engine, on cache lines of its own.
+        /// All counters of an engine, on cache lines of their own.
         #[derive(Debug, Default)]
         #[repr(align(128))]
         pub struct Counters {
@@ -66,13 +64,12 @@ macro_rules! counters {
             drops: [Counter; DropReason::ALL.len()],
             ignored: [Counter; Ignored::ALL.len()],
             bad_mads: [Counter; MadError::ALL.len()],
-            /// What went through rings, which is in no counter above but that of a ring that is
-            /// gone.
+            /// Counters of open rings, added to those above when a ring is closed.
             rings: Mutex<rank::RingCounts, Vec<Arc<SentByRing>>>,
         }
 
         impl Counters {
-            /// Those that are no reasons: name, words and number.
+            /// The counters without the reasons: name, words and value.
             fn named(&self) -> impl Iterator<Item = (&'static str, Words, &Counter)> {
                 [$((stringify!($name), Words { about: "", words: concat!($($doc),+) }, &self.$name),)+].into_iter()
             }
@@ -81,97 +78,93 @@ macro_rules! counters {
 }
 
 counters! {
-    /// RoCE packets handed to the link, and messages of connection managers that stay on this host.
+    /// RoCE packets passed to the link, and connection messages to this host.
     pub sent_packets,
     /// Bytes of the sent packets, from the BTH to the ICRC.
     pub sent_bytes,
-    /// RoCE packets that came to the end of their way here; those of other processes count there,
-    /// when they have been forwarded. Counted, as `received_bytes` and `received_by_ring`, under
-    /// the lock of the receive side.
+    /// RoCE packets consumed by this process. Forwarded packets count in the process that they are
+    /// for. Written, as `received_bytes` and `received_by_ring`, under the receive lock.
     pub received_packets,
     /// Bytes of the received packets, from the BTH to the ICRC.
     pub received_bytes,
-    /// Those of the sent packets that went through shared memory.
+    /// Sent packets that went through shared memory.
     pub sent_by_ring,
-    /// Those of the received packets that came through shared memory.
+    /// Received packets that came through shared memory.
     pub received_by_ring,
-    /// Packets that are no legal RoCE packet.
+    /// Packets that are not valid RoCE packets.
     pub malformed,
-    /// Packets whose ICRC is wrong.
+    /// Packets with a wrong ICRC.
     pub icrc_errors,
     /// Packets for a queue pair that does not exist.
     pub unknown_qp,
-    /// Those of the dropped packets that had waited before, for a receive or for packets that they
-    /// had overtaken.
+    /// Dropped packets that had been kept for a receive or for missing packets.
     pub early_dropped,
-    /// Packets from an address of this host and a port that is not of this user; and, while the
-    /// system drops those before they are received, all datagrams that it drops: it has one number
-    /// for them.
+    /// Packets from an address of this host whose source port belongs to another user. While the
+    /// kernel filters them, all datagrams that the kernel drops: it has one number for them.
     pub foreign_source_port,
-    /// Packets that the link could not send.
+    /// Packets that could not be sent.
     pub send_errors,
-    /// Packets that found the send buffer of a slow interface full, and so much queued for it that
-    /// they were lost.
+    /// Packets dropped because the send buffer of a slow interface and its queue were full.
     pub tx_queue_full,
-    /// Runs of packets that the system did not cut (`UDP_SEGMENT`), which then left one by one.
+    /// Runs of packets that the kernel refused to segment (`UDP_SEGMENT`), sent one by one instead.
     pub segments_refused,
-    /// Receives that failed.
+    /// Receive calls that failed.
     pub receive_errors,
-    /// Datagrams that the system dropped because the receive buffer of a socket was full.
+    /// Datagrams dropped by the kernel because the receive buffer of a socket was full.
     pub rcvbuf_errors,
-    /// Packets for another process, put into its mailbox: those that came here, which count nowhere
-    /// else, and own messages of connection managers.
+    /// Packets put into the mailbox of another process: received ones, which count nowhere else,
+    /// and connection messages of this process.
     pub forwarded,
     /// Packets for another process that could not be forwarded.
     pub forward_errors,
-    /// Messages of connection managers handed to the link.
+    /// Connection messages (MADs) passed to the link.
     pub sent_mads,
-    /// Messages of connection managers taken from the link.
+    /// Connection messages (MADs) received.
     pub received_mads,
-    /// Messages for which there was no room.
+    /// Connection messages (MADs) dropped because too many were queued.
     pub mads_lost,
-    /// Raw packets handed to the interface.
+    /// Frames of raw packet queue pairs passed to the interface.
     pub sent_frames,
-    /// Frames that were looked at because there are flows.
+    /// Frames received and matched against flow rules.
     pub received_frames,
-    /// What the kernel had joined to more than the interface carries, and was left out.
+    /// Frames dropped because the kernel had coalesced them beyond the size of the interface.
     pub oversized_frames,
-    /// Times the background thread met a bug.
+    /// Panics of the background thread, each caused by a bug.
     pub panics,
-    /// Packets that a fault rule lost.
+    /// Packets dropped by a fault rule.
     pub fault_dropped,
-    /// Copies of packets that a fault rule made.
+    /// Copies of packets made by a fault rule.
     pub fault_duplicated,
-    /// Packets that a fault rule held back.
+    /// Packets delayed by a fault rule.
     pub fault_delayed,
-    /// Packets that a fault rule damaged.
+    /// Packets corrupted by a fault rule.
     pub fault_corrupted,
-    /// Packets that a fault rule marked as having met congestion.
+    /// Packets marked as having met congestion by a fault rule.
     pub fault_marked,
-    /// Packets that a fault rule let find no receive.
+    /// Packets for which a fault rule hid the posted receives.
     pub fault_rnr,
-    /// Packets that a fault rule forged.
+    /// Packets forged by a fault rule.
     pub fault_forged,
-    /// Data of connected peers that a switch marked (ECN).
+    /// Packets of connected peers marked by a switch (ECN).
     np_ecn_marked_roce_packets,
     /// Congestion notifications (CNPs) sent.
     np_cnp_sent,
-    /// CNPs that slowed a queue pair down; those that did not are drops, as `rp_cnp_ignored`.
+    /// CNPs that reduced the rate of a queue pair; others are counted as `rp_cnp_ignored`.
     rp_cnp_handled,
-    /// NAKs received that tell of a gap.
+    /// NAKs received for a PSN sequence error.
     packet_seq_err,
-    /// Answers received that imply the loss of an earlier one.
+    /// Responses received that imply the loss of an earlier response.
     implied_nak_seq_err,
     /// RNR NAKs received.
     rnr_nak_retry_err,
-    /// Times no acknowledgement came in time.
+    /// Acknowledgement timeouts.
     local_ack_timeout_err,
     /// RNR NAKs sent.
     send_rnr_err,
 }
 
 impl Clone for Counters {
-    /// What was counted so far; the copy counts no more.
+    /// A snapshot.
     fn clone(&self) -> Self {
         let copy = Self::default();
         copy.add_up(self);
@@ -180,22 +173,22 @@ impl Clone for Counters {
 }
 
 impl Counters {
-    /// Counts a packet that a queue pair dropped.
+    /// Counts a packet dropped by a queue pair.
     pub fn count_drop(&self, reason: DropReason) {
         self.drops[reason as usize].add(1);
     }
 
-    /// Counts what came to queue pair 1 and is no message of a connection manager.
+    /// Counts a datagram to queue pair 1 that is no connection message.
     pub fn count_bad_mad(&self, reason: MadError) {
         self.bad_mads[reason as usize].add(1);
     }
 
-    /// Counts a message that the connection manager could not use.
+    /// Counts a message ignored by the connection manager.
     pub fn count_ignored(&self, reason: Ignored) {
         self.ignored[reason as usize].add(1);
     }
 
-    /// Adds what a queue pair met of congestion.
+    /// Adds the congestion counts of a queue pair.
     #[cold]
     pub fn count_congestion(&self, met: CongestionCounts) {
         self.np_ecn_marked_roce_packets.add(met.np_ecn_marked_roce_packets.into());
@@ -203,7 +196,7 @@ impl Counters {
         self.rp_cnp_handled.add(met.rp_cnp_handled.into());
     }
 
-    /// Adds what a queue pair met of losses.
+    /// Adds the retry counts of a queue pair.
     #[cold]
     pub fn count_retries(&self, met: RetryCounts) {
         self.packet_seq_err.add(met.packet_seq_err.into());
@@ -213,7 +206,7 @@ impl Counters {
         self.send_rnr_err.add(met.send_rnr_err.into());
     }
 
-    /// Counts packets that were sent.
+    /// Counts sent packets.
     pub fn count_sent(&self, packets: u64, bytes: u64) {
         self.sent_packets.add(packets);
         self.sent_bytes.add(bytes);
@@ -226,30 +219,29 @@ impl Counters {
         ring
     }
 
-    /// Adds what went through a ring.
     fn count_ring(&self, ring: &SentByRing) {
         self.count_sent(ring.packets.get(), ring.bytes.get());
         self.sent_by_ring.add(ring.packets.get());
     }
 
-    /// Counts packets that were received. The caller holds the lock of the receive side.
+    /// Counts received packets. The caller holds the receive lock.
     #[inline]
     pub fn count_received(&self, packets: u64, bytes: usize) {
         self.received_packets.add_alone(packets);
         self.received_bytes.add_alone(bytes as u64);
     }
 
-    /// How many packets were dropped for `reason`.
+    /// Number of packets dropped for `reason`.
     pub fn drops(&self, reason: DropReason) -> u64 {
         self.drops[reason as usize].get()
     }
 
-    /// Adds what `others` have counted.
+    /// Adds the values of `others`.
     pub fn add_up(&self, others: &Self) {
         let mut rings = others.rings.lock();
         rings.retain(|ring| {
             let is_open = Arc::strong_count(ring) > 1;
-            // What was counted before the ring was closed is seen from here on.
+            // The ring's counts before it was closed are visible from here on.
             fence(Ordering::Acquire);
             if is_open {
                 self.count_ring(ring)
@@ -261,18 +253,18 @@ impl Counters {
         self.all().zip(others.all()).for_each(|((.., sum), (.., counter))| sum.add_alone(counter.get()));
     }
 
-    /// Begins anew.
+    /// Resets all counters.
     pub fn clear(&self) {
         self.rings.lock().clear();
         self.all().for_each(|(.., counter)| counter.clear());
     }
 
-    /// What every counter has reached, with its name.
+    /// Names and values of all counters.
     pub fn list(&self) -> Vec<(&'static str, u64)> {
         self.all().map(|(name, _, counter)| (name, counter.get())).collect()
     }
 
-    /// What every counter counts, by its name: the first sentence of its documentation.
+    /// Names and meanings of all counters.
     pub fn legend() -> Vec<(&'static str, String)> {
         Self::default().all().map(|(name, words, _)| (name, words.to_string())).collect()
     }
@@ -288,7 +280,7 @@ impl Counters {
     }
 }
 
-/// What a counter counts: its documentation, behind what all of its kind are about.
+/// Meaning of a counter: the first sentence of `words`, behind the subject of its kind.
 #[derive(Clone, Copy, Debug)]
 struct Words {
     about: &'static str,
@@ -296,7 +288,7 @@ struct Words {
 }
 
 impl fmt::Display for Words {
-    /// Up to the first full stop, which is left out.
+    /// The first sentence without its full stop.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = self.words.trim();
         let first = text.split_once(". ").map_or(text, |(first, _)| first).trim_end_matches('.');
@@ -307,12 +299,11 @@ impl fmt::Display for Words {
     }
 }
 
-/// A file that shows a counter to other programs: its folder and name below a port, and what it
-/// holds.
+/// A counter file: its path below a port, and its value.
 pub type File = (&'static str, fn(&Counters) -> u64);
 
-/// The files of a port, named as those of the kernel's drivers (rxe, mlx5) that mean the same. What
-/// cannot happen here is always 0. Data is counted in units of 4 octets, from the BTH to the ICRC.
+/// The files of a port, named like those of kernel drivers (rxe, mlx5). Events that cannot happen
+/// here are always 0. Data is counted in units of 4 octets, from the BTH to the ICRC.
 pub const FILES: [File; 55] = [
     ("counters/port_xmit_data", |c| c.sent_bytes.get() / 4),
     ("counters/port_rcv_data", |c| c.received_bytes.get() / 4),
@@ -400,12 +391,12 @@ mod tests {
         assert_eq!(words.len(), legend.len());
         assert!(legend.iter().all(|(name, words)| words.len() > 10 && !words.ends_with('.') && name != words));
         let of = |name| legend.iter().find(|(known, _)| *known == name).map(|(_, words)| words.as_str());
-        assert_eq!(of("sent_by_ring"), Some("Those of the sent packets that went through shared memory"));
-        assert_eq!(of("out_of_sequence"), Some("Packets dropped: a request behind a lost one"));
+        assert_eq!(of("sent_by_ring"), Some("Sent packets that went through shared memory"));
+        assert_eq!(of("out_of_sequence"), Some("Packets dropped: a request after a lost one"));
     }
 
     #[test]
-    fn those_of_several_engines_are_added_up_one_by_one() {
+    fn counters_of_engines_are_added_up() {
         let (sum, more) = (Counters::default(), Counters::default());
         (1..).zip(sum.all()).for_each(|(n, (.., counter))| counter.add(n));
         (1..).zip(more.all()).for_each(|(n, (.., counter))| counter.add(100 * n));
@@ -414,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn ring_counts_in_the_sum_while_open_and_once_closed() {
+    fn ring_counts_in_sum_while_open_and_once_closed() {
         let counters = Counters::default();
         let ring = counters.of_new_ring();
         ring.count(2, 100);
@@ -433,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn all_begin_anew_at_once() {
+    fn clear_resets_all_counters() {
         let counters = Counters::default();
         counters.all().for_each(|(.., counter)| counter.add(1));
         assert!(FILES.iter().any(|(_, value)| value(&counters) > 0));

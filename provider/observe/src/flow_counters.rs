@@ -1,37 +1,33 @@
-//! Counters that flows of raw packet queue pairs may have (`man ibv_create_counters`).
-//!
-//! Touches nothing.
+//! Counters for flow rules of raw packet queue pairs (`man ibv_create_counters`).
 
 use roxe_base::error::Error;
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{Use, UseCount};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counter points of one set of counters.
 const MAX_POINTS: usize = 64;
 
-/// What can be counted of the frames of a flow.
+/// A countable property of the frames of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CounterKind {
-    /// Frames.
+    /// Number of frames.
     Packets,
-    /// Their bytes, from the first of the destination address on.
+    /// Bytes of the frames, from the destination address on.
     Bytes,
 }
 
-/// A set of counters (`man ibv_create_counters`).
+/// A set of counters.
 #[derive(Debug, Default)]
 pub struct FlowCounters {
     packets: AtomicU64,
     bytes: AtomicU64,
-    /// What is read where.
     points: Mutex<rank::FlowCounters, Vec<(CounterKind, u32)>>,
     uses: UseCount,
 }
 
 impl FlowCounters {
-    /// Lets `kind` be read at `index`; what is attached to the same index is added up. EBUSY once a
-    /// flow uses the counters, ENOMEM beyond 64 points.
+    /// Makes `kind` readable at `index`, where several kinds add up. Errors: EBUSY once a flow uses
+    /// the counters, ENOMEM beyond 64 points.
     pub fn attach(&self, kind: CounterKind, index: u32) -> Result<(), Error> {
         let mut points = self.points.lock();
         self.uses.check_unused("set of counters", "flows")?;
@@ -42,8 +38,7 @@ impl FlowCounters {
         Ok(())
     }
 
-    /// Writes what was counted since the creation to the indices that were attached. EINVAL if
-    /// `values` is too short.
+    /// Writes the values to their indices. Errors: EINVAL if `values` is too short.
     pub fn read(&self, values: &mut [u64]) -> Result<(), Error> {
         let points = self.points.lock();
         if points.iter().any(|(_, index)| *index as usize >= values.len()) {
@@ -60,17 +55,17 @@ impl FlowCounters {
         Ok(())
     }
 
-    /// One more flow uses them, until the returned value is dropped.
+    /// Adds a user until the returned value is dropped.
     pub fn hold(&self) -> Use {
         self.uses.hold()
     }
 
-    /// Whether they may be destroyed: EBUSY while flows use them.
+    /// Checks that no flow uses them. Errors: EBUSY.
     pub fn destroy(&self) -> Result<(), Error> {
         self.uses.check_unused("set of counters", "flows")
     }
 
-    /// One frame of `len` bytes.
+    /// Counts a frame of `len` bytes.
     pub fn count(&self, len: usize) {
         self.packets.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(len as u64, Ordering::Relaxed);
@@ -95,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_in_use_are_busy_and_their_points_are_limited() {
+    fn used_counters_are_busy_and_points_are_limited() {
         let counters = FlowCounters::default();
         let flow = counters.uses.hold();
         assert_eq!(counters.attach(CounterKind::Bytes, 0).unwrap_err().errno(), libc::EBUSY);

@@ -1,10 +1,10 @@
-//! Lines for the person who runs the program, on standard error.
+//! Messages to the user on standard error.
 
 use roxe_base::cancel::uncancelled;
 use roxe_base::standard_error;
 use std::fmt::Display;
 
-/// Tells the person who runs the program. A closed standard error is nobody to tell.
+/// Prints a message; a closed standard error is ignored.
 pub fn tell(text: &dyn Display) {
     uncancelled(|| standard_error::write(&format!("roxe: {text}\n")));
 }

@@ -1,7 +1,4 @@
-//! The port: the network interface behind it, its GID table and its attributes.
-//!
-//! Reads the system's interfaces when a device is made or opened and when the system tells that one
-//! changed; opens no socket that carries traffic.
+//! The port: a network interface, its GID table and its attributes.
 
 use pnet_datalink::NetworkInterface;
 use roxe_base::config::{GidLayout, config};
@@ -14,26 +11,25 @@ use std::net::IpAddr;
 use std::num::NonZeroU64;
 use std::os::fd::AsRawFd;
 
-/// Entries of the GID table. Small, because programs walk all of it.
+/// Entries of the GID table; few, because programs walk all of it.
 pub const GID_TABLE_LEN: usize = 16;
-/// Addresses taken into the table: at least one entry stays empty, as programs expect of a real
-/// card.
+/// Most addresses in the table: one entry stays empty, as programs expect of a card.
 const MAX_ADDRESSES: usize = GID_TABLE_LEN - 1;
 
-/// Attributes of a port, with the names and numbers of `struct ibv_port_attr`.
+/// Attributes of a port (`struct ibv_port_attr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortAttr {
     /// `enum ibv_port_state`: 4 active, 1 down.
     pub state: u32,
-    /// Largest path MTU any port has.
+    /// Largest path MTU of any port.
     pub max_mtu: PathMtu,
-    /// Largest path MTU the network interface carries.
+    /// Largest path MTU of the network interface.
     pub active_mtu: PathMtu,
-    /// Entries of the GID table, holes included.
+    /// Entries of the GID table, including holes.
     pub gid_tbl_len: u32,
     /// `enum ibv_port_cap_flags`.
     pub port_cap_flags: u32,
-    /// Bytes of the longest message.
+    /// Largest message in bytes.
     pub max_msg_sz: u32,
     /// Packets dropped for their P_Key.
     pub bad_pkey_cntr: u32,
@@ -45,9 +41,9 @@ pub struct PortAttr {
     pub active_width: u8,
     /// Link speed code per lane.
     pub active_speed: u8,
-    /// 5 link up, 3 disabled.
+    /// Physical state: 5 link up, 3 disabled.
     pub phys_state: u8,
-    /// 2 Ethernet.
+    /// Link layer: 2 Ethernet.
     pub link_layer: u8,
     /// 1: every packet has a GRH.
     pub flags: u8,
@@ -62,10 +58,10 @@ const ACTIVE: u32 = 4;
 const DISABLED: u8 = 3;
 const LINK_UP: u8 = 5;
 
-/// The line rate of an interface that has none, bit/s.
+/// Assumed line rate of an interface that reports none, in bit/s.
 const UNKNOWN_LINE: NonZeroU64 = NonZeroU64::new(10_000_000_000).unwrap();
 
-/// One used entry of the GID table.
+/// A used entry of the GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GidEntry {
     /// Position in the table.
@@ -74,25 +70,25 @@ pub struct GidEntry {
     pub port: u8,
     /// The address.
     pub gid: Gid,
-    /// Index of the network interface that has the address.
+    /// Index of the network interface with the address.
     pub ndev_ifindex: u32,
-    /// Shown as RoCE v1, where a card has such entries; what is sent from it is RoCE v2 all the
-    /// same.
+    /// True for an entry shown as RoCE v1, where a card has such entries. Packets from it are RoCE
+    /// v2 all the same.
     pub is_v1: bool,
 }
 
-/// A network interface as the system describes it now.
+/// The current state of a network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Netdev {
-    /// `eth0`, `lo`, ...
+    /// Name, such as `eth0`.
     pub name: String,
-    /// Its number (`if_nametoindex`).
+    /// Interface index (`if_nametoindex`).
     pub ifindex: u32,
-    /// All zero on loopback.
+    /// MAC address; all zero on loopback.
     pub mac: [u8; 6],
-    /// Bytes of an IP packet.
+    /// MTU in bytes of an IP packet.
     pub mtu: u32,
-    /// Switched on, and with a carrier.
+    /// True if switched on, with a carrier.
     pub up: bool,
     /// IPv4 first, then IPv6, each in the system's order.
     pub addresses: Vec<Gid>,
@@ -104,8 +100,8 @@ impl Netdev {
         pnet_datalink::interfaces().iter().map(Self::describe).collect()
     }
 
-    /// The interface with this index; `Ok(None)`: it was removed. An error: the system does not
-    /// tell, as a list without even the loopback interface shows.
+    /// The interface with this index; `Ok(None)` if it was removed. Errors: EAGAIN if the system
+    /// lists no interface, not even loopback.
     pub fn find(ifindex: u32) -> Result<Option<Self>, Error> {
         let all = pnet_datalink::interfaces();
         if all.is_empty() {
@@ -121,15 +117,14 @@ impl Netdev {
             ifindex: interface.index,
             mac: interface.mac.map_or([0; 6], |mac| mac.octets()),
             mtu: mtu_of(&interface.name).unwrap_or(1500),
-            // Switched on, and with a carrier: LOWER_UP follows it at once, RUNNING a moment later,
-            // but is known everywhere.
+            // LOWER_UP is updated before RUNNING, which is more widely available.
             up: interface.is_up() && (interface.is_lower_up() || interface.is_running()),
             addresses: v4.into_iter().chain(v6).map(Gid::from).collect(),
         }
     }
 
-    /// EUI-64 of the MAC, universal/local bit flipped, as the kernel's rxe. An interface without a
-    /// MAC (loopback) gets a locally administered number that is the same in every process.
+    /// EUI-64 of the MAC with the universal/local bit flipped, as in rxe. An interface without a
+    /// MAC (loopback) gets a locally administered number, the same in every process.
     pub fn guid(&self) -> u64 {
         let [a, b, c, d, e, f] = self.mac;
         if self.mac == [0; 6] {
@@ -139,13 +134,12 @@ impl Netdev {
         u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
     }
 
-    /// The path MTU the interface carries, by the kernel's core rule; tiny interfaces still get the
-    /// smallest.
+    /// The path MTU of the interface by the kernel's rule, at least the smallest.
     pub fn path_mtu(&self) -> PathMtu {
         PathMtu::for_netdev(self.mtu).unwrap_or(PathMtu::Mtu256)
     }
 
-    /// What a port over this interface looks like.
+    /// Attributes of a port over this interface.
     pub fn port_attr(&self) -> PortAttr {
         let (active_width, active_speed) = speed_codes(self.speed());
         PortAttr {
@@ -169,23 +163,23 @@ impl Netdev {
         }
     }
 
-    /// What the link carries, bit/s. Where that cannot be known it is about what one queue pair can
-    /// send: a line that is never full would make the first cuts of a rate limit without effect.
+    /// Line rate in bit/s. If unknown, about the rate of one queue pair: with a higher one, the
+    /// first cuts of a rate limit would have no effect.
     pub fn line_rate(&self) -> NonZeroU64 {
         const MEGA: u64 = 1_000_000;
         NonZeroU64::new(u64::from(self.speed()) * MEGA).unwrap_or(UNKNOWN_LINE)
     }
 
-    /// Link speed, Mbit/s; 0 when the interface has none (loopback, bridges) or does not know it.
-    /// The driver is asked: `/sys/class/net` says nothing of an interface that is down, and may
-    /// show another network namespace.
+    /// Link speed in Mbit/s; 0 if the interface has none (loopback, bridges) or does not report it.
+    /// Asks the driver, since `/sys/class/net` omits interfaces that are down and may show another
+    /// network namespace.
     fn speed(&self) -> u32 {
         link_speed(&self.name).unwrap_or_default()
     }
 }
 
-/// Width and speed codes of the slowest InfiniBand link that reaches `mbits`; what cannot be known
-/// counts as 100 Gbit/s, about what memory copies through a socket can reach.
+/// Width and speed codes of the slowest InfiniBand link with at least `mbits`; 100 Gbit/s if
+/// unknown, about what copies through a socket reach.
 fn speed_codes(mbits: u32) -> (u8, u8) {
     const X1: u8 = 1;
     const X4: u8 = 2;
@@ -201,8 +195,7 @@ fn speed_codes(mbits: u32) -> (u8, u8) {
     }
 }
 
-/// The start of `struct ethtool_cmd` up to the upper half of the speed (<linux/ethtool.h>), and
-/// room for the rest.
+/// `struct ethtool_cmd` up to the upper half of the speed (<linux/ethtool.h>), and its rest.
 #[repr(C)]
 #[derive(Default)]
 struct LinkSettings {
@@ -215,7 +208,7 @@ struct LinkSettings {
     rest: [u8; 14],
 }
 
-/// Link speed of an interface, Mbit/s; 0 if it is not known. EOPNOTSUPP: it has none.
+/// Link speed of an interface in Mbit/s; 0 if unknown. Errors: EOPNOTSUPP if it has none.
 fn link_speed(name: &str) -> Result<u32, Error> {
     const ETHTOOL_GSET: u32 = 1;
     const UNKNOWN: u32 = u32::MAX;
@@ -229,7 +222,7 @@ fn link_speed(name: &str) -> Result<u32, Error> {
     Ok(if speed == UNKNOWN { 0 } else { speed })
 }
 
-/// An `ifreq` with this name, cut to its room.
+/// An `ifreq` for the interface `name`, truncated to fit.
 fn request_about(name: &str) -> libc::ifreq {
     // SAFETY: all-zero is a valid `ifreq`.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -241,7 +234,7 @@ fn request_about(name: &str) -> libc::ifreq {
     request
 }
 
-/// Asks the system about an interface.
+/// Issues an ioctl about an interface.
 ///
 /// # Safety
 /// `request` is what the ioctl `code` reads and writes.
@@ -252,7 +245,7 @@ unsafe fn ask(request: &mut libc::ifreq, code: libc::c_ulong) -> io::Result<()> 
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// MTU of an interface, bytes of an IP packet.
+/// MTU of an interface in bytes of an IP packet.
 fn mtu_of(name: &str) -> Result<u32, Error> {
     let mut request = request_about(name);
     // SAFETY: SIOCGIFMTU reads the name and writes the MTU of the `ifreq`.
@@ -263,12 +256,12 @@ fn mtu_of(name: &str) -> Result<u32, Error> {
     Ok(u32::try_from(mtu).unwrap_or(0))
 }
 
-/// What may happen to a port.
+/// A change of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortChange {
-    /// It came up: its interface is switched on and has a carrier.
+    /// The port came up: its interface is switched on and has a carrier.
     Active,
-    /// It went down.
+    /// The port went down.
     Error,
     /// The GID table changed.
     Gids,
@@ -276,21 +269,20 @@ pub enum PortChange {
     Gone,
 }
 
-/// What may change while the device is known.
+/// Mutable state of a port.
 #[derive(Clone, Debug)]
 pub struct Port {
-    /// Its attributes.
+    /// Attributes.
     pub attr: PortAttr,
-    /// Its addresses.
+    /// Addresses.
     pub gids: GidTable,
     claim: Claim,
-    /// What the link carries, bit/s.
+    /// Line rate in bit/s.
     pub line_rate: NonZeroU64,
-    /// All zero on loopback.
+    /// MAC address; all zero on loopback.
     pub mac: [u8; 6],
-    /// Bytes of an IP packet.
+    /// MTU in bytes of an IP packet.
     pub mtu: u32,
-    /// The interface was removed.
     is_gone: bool,
 }
 
@@ -304,19 +296,18 @@ impl Port {
         Self { attr: netdev.port_attr(), gids, claim, line_rate: netdev.line_rate(), mac, mtu, is_gone: false }
     }
 
-    /// Packets can arrive at `gid` from now on.
+    /// Notes that a socket is open at `gid`.
     pub fn note_open(&mut self, gid: Gid) {
         self.claim.release(gid);
     }
 
-    /// Whether the interface was removed.
+    /// Returns true if the interface was removed.
     pub const fn is_gone(&self) -> bool {
         self.is_gone
     }
 
-    /// Takes over what the interface is like now, `None` if it was removed, and says which events
-    /// that is. An interface that was removed is the end of the device: one that comes with the
-    /// same name is another one.
+    /// Updates the port from the state of the interface, `None` if it was removed, and returns the
+    /// changes. Removal is final: a new interface of the same name is another device.
     pub fn follow(&mut self, now: Option<&Netdev>) -> Vec<PortChange> {
         let (state, gids) = (self.attr.state, self.gids);
         match now {
@@ -324,7 +315,7 @@ impl Port {
                 let known = (self.attr.active_width, self.attr.active_speed, self.line_rate);
                 (self.attr, self.line_rate) = (netdev.port_attr(), netdev.line_rate());
                 if !netdev.up && netdev.speed() == 0 {
-                    // A link that is down may not know its speed any more.
+                    // A link that is down may no longer report its speed.
                     (self.attr.active_width, self.attr.active_speed, self.line_rate) = known;
                 }
                 (self.mac, self.mtu) = (netdev.mac, netdev.mtu);
@@ -343,11 +334,11 @@ impl Port {
     }
 }
 
-/// The GID table. An address keeps its index as long as the interface has it, because QPs and
-/// programs refer to it.
+/// The GID table. An address keeps its index while the interface has it, because QPs and programs
+/// refer to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GidTable {
-    /// With the layout of a Mellanox card, the entries for RoCE v1 are left empty here.
+    /// In the layout of a Mellanox card, RoCE v1 entries are left empty here.
     entries: [Gid; GID_TABLE_LEN],
     layout: GidLayout,
 }
@@ -358,7 +349,7 @@ impl GidTable {
         Self { layout, ..Self::default() }
     }
 
-    /// Removes what is not in `addresses` and puts what is new into the holes, in order.
+    /// Removes entries missing in `addresses` and puts new ones into the holes, in order.
     pub fn update(&mut self, addresses: &[Gid]) {
         let most = MAX_ADDRESSES / self.step();
         let addresses = &addresses[..addresses.len().min(most)];
@@ -374,7 +365,7 @@ impl GidTable {
         }
     }
 
-    /// Entries that an address takes.
+    /// Entries per address.
     const fn step(&self) -> usize {
         match self.layout {
             GidLayout::Plain => 1,
@@ -382,8 +373,8 @@ impl GidTable {
         }
     }
 
-    /// Where a new address goes. The first pair of a Mellanox card is that of an IPv6 address (of
-    /// the link, which its interfaces have), so that IPv4 begins at index 2.
+    /// Index for a new address. The first pair of a Mellanox card belongs to an IPv6 (link-local)
+    /// address, so IPv4 begins at index 2.
     fn hole_for(&self, address: Gid) -> Option<usize> {
         let step = self.step();
         let skipped = usize::from(step == 2 && address.is_ipv4());
@@ -391,23 +382,23 @@ impl GidTable {
         places.find(|place| self.entries[*place].is_zero())
     }
 
-    /// The entry at `index`: zero in a hole, `None` outside the table.
+    /// The entry at `index`: zero for a hole, `None` outside the table.
     pub fn get(&self, index: usize) -> Option<Gid> {
         let place = if self.layout == GidLayout::Mellanox { index | 1 } else { index };
         self.entries.get(place).copied()
     }
 
-    /// Where `gid` is.
+    /// The index of `gid`.
     pub fn index_of(&self, gid: Gid) -> Option<usize> {
         self.entries.iter().position(|&entry| entry == gid)
     }
 
-    /// The used entries with their indices; those for RoCE v1 are left out.
+    /// The used entries with their indices, without those for RoCE v1.
     pub fn used(&self) -> impl Iterator<Item = (u8, Gid)> {
         (0u8..).zip(self.entries).filter(|(_, gid)| !gid.is_zero())
     }
 
-    /// The used entries as programs see them, with whether they are those for RoCE v1.
+    /// The used entries as programs see them; true for RoCE v1.
     pub fn shown(&self) -> impl Iterator<Item = (u8, Gid, bool)> {
         let twice = self.layout == GidLayout::Mellanox;
         self.used().flat_map(move |(index, gid)| {
@@ -439,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_that_do_not_exist_have_no_mtu() {
+    fn missing_interface_has_no_mtu() {
         let long = "a-name-longer-than-any-interface-has";
         assert_eq!(mtu_of("nonexistent0").unwrap_err().errno(), libc::ENODEV);
         assert_eq!(mtu_of(long).unwrap_err().errno(), libc::ENODEV);
@@ -453,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_down_when_its_interface_is() {
+    fn port_of_down_interface_is_down() {
         let down = Netdev { up: false, ..netdev([0; 6], 1500) };
         assert_eq!((down.port_attr().state, down.port_attr().phys_state), (1, 3));
         let up = netdev([0; 6], 1500).port_attr();
@@ -463,7 +454,7 @@ mod tests {
 
     // clause: PORT-ROCE
     #[test]
-    fn a_port_says_that_it_is_roce() {
+    fn port_reports_roce() {
         let port = netdev([0; 6], 1500).port_attr();
         // IBV_LINK_LAYER_ETHERNET and IBV_QPF_GRH_REQUIRED.
         assert_eq!((port.link_layer, port.flags), (2, 1));
@@ -471,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_tells_what_became_of_its_interface() {
+    fn port_reports_changes_of_interface() {
         use PortChange::{Active, Error, Gids, Gone};
         let with =
             |up, last: &[u8]| Netdev { up, addresses: last.iter().copied().map(v4).collect(), ..netdev([0; 6], 1500) };
@@ -491,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_that_does_not_exist_is_not_found() {
+    fn missing_interface_is_not_found() {
         assert_eq!(Netdev::find(1).unwrap().map(|dev| dev.name).as_deref(), Some("lo"));
         assert_eq!(Netdev::find(u32::MAX).unwrap(), None);
     }
@@ -507,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn on_a_mellanox_card_ipv4_with_roce_v2_is_at_index_3() {
+    fn mellanox_layout_has_ipv4_roce_v2_at_index_3() {
         let v6 = |last| Gid::from(IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, last)));
         let mut table = GidTable::new(GidLayout::Mellanox);
         table.update(&[v4(1), v4(2), v6(1), v6(2)]);
@@ -533,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn speeds_map_to_the_slowest_link_that_reaches_them() {
+    fn speeds_map_to_slowest_sufficient_link() {
         assert_eq!(speed_codes(1_000), (1, 1));
         assert_eq!(speed_codes(10_000), (1, 4));
         assert_eq!(speed_codes(25_000), (1, 32));

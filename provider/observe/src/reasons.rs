@@ -1,11 +1,10 @@
-//! Why this process dropped or refused packets, for the process that sent them and wants to explain
-//! to its user why they failed (`ROXE_EXPLAIN`).
+//! Reasons for dropped or refused packets, left for the sending process on the same host to explain
+//! to its user (`ROXE_EXPLAIN`).
 //!
-//! A protocol tells a sender little or nothing, and must not; but on one host both ends belong to
-//! one user. So each process has a file in the folder that only this user can enter: its first line
-//! names the process, each further one a queue pair number and a [`Reason`], or the number of a
-//! peer and why it was refused. Its lock (`man flock`) says that the process is alive. Touches
-//! these files.
+//! The protocol tells a sender little, but on one host both ends belong to one user. Each process
+//! has a file in the user's private directory: the first line names the process, each further one a
+//! queue pair number and a [`Reason`], or a refused peer and why. The file is locked (`man flock`)
+//! while the process lives.
 
 use roxe_base::config::Explain;
 use roxe_base::exit::{Stage, at_exit};
@@ -24,23 +23,20 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Reasons that a process writes down; a peer that is flooded looks for the first ones.
 const LIMIT: usize = 1000;
-/// Reasons of one queue pair that are told: the last ones.
+/// Most reasons reported for a queue pair: the last ones.
 const TOLD: usize = 3;
-/// How long the file of a process that was killed is kept: its peers give up within minutes, and
-/// later its slot may be anybody's guess.
+/// Time for which the file of a killed process is kept: its peers give up within minutes, and its
+/// slot may get another owner.
 const KEPT: Duration = Duration::from_secs(600);
 
-/// The files of this process.
 #[derive(Debug, Default)]
 struct Written {
     files: Vec<Own>,
-    /// What is in them.
+    /// Lines written so far, to avoid duplicates.
     lines: HashSet<(String, String)>,
 }
 
-/// The file of one slot of this process.
 #[derive(Debug)]
 struct Own {
     ifindex: u32,
@@ -51,7 +47,7 @@ struct Own {
 
 static WRITTEN: Mutex<rank::Reasons, Option<Written>> = Mutex::new(None);
 
-/// Where the reasons of the process that owns `slot` are.
+/// Path of the file of the process that owns `slot`.
 fn path(ifindex: u32, slot: Slot) -> io::Result<PathBuf> {
     let folder = common_dir()?.join("reasons");
     match DirBuilder::new().mode(0o700).create(&folder) {
@@ -60,26 +56,26 @@ fn path(ifindex: u32, slot: Slot) -> io::Result<PathBuf> {
     }
 }
 
-/// How the names of all files begin that are of this interface. Other network namespaces have the
-/// same folder, numbers of interfaces and slots.
+/// Prefix of the file names of this interface. Network namespaces may share the directory and the
+/// numbers of interfaces and slots.
 fn names_of(ifindex: u32) -> io::Result<String> {
     Ok(format!("{:x}-{ifindex}-", named::namespace()?))
 }
 
-/// This process has taken `slot`, and its peers may ask for reasons.
+/// Creates the file of `slot`, which this process has claimed.
 pub fn begin(ifindex: u32, slot: Slot) {
     if explains() == Explain::Off {
         return;
     }
     sweep(KEPT);
-    // Who cannot have such a file explains less.
+    // Best effort: without the file, explanations are shorter.
     if let Ok(entry) = open(ifindex, slot) {
         at_exit(Stage::Clean, remove);
         WRITTEN.lock().get_or_insert_default().files.push(entry);
     }
 }
 
-/// Removes the files of processes that were killed, and that nobody has written to for so long.
+/// Removes files of killed processes that were last written longer ago than `kept`.
 fn sweep(kept: Duration) {
     let Ok(files) = common_dir().and_then(|folder| fs::read_dir(folder.join("reasons"))) else { return };
     for path in files.flatten().map(|file| file.path()) {
@@ -95,7 +91,7 @@ fn sweep(kept: Duration) {
 
 fn open(ifindex: u32, slot: Slot) -> io::Result<Own> {
     let path = path(ifindex, slot)?;
-    // A file that is there is that of a process which died; its readers keep what they have.
+    // An existing file belonged to a process that has died; readers keep it open.
     let _ = fs::remove_file(&path);
     let mut file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?;
     file.try_lock()?;
@@ -103,21 +99,21 @@ fn open(ifindex: u32, slot: Slot) -> io::Result<Own> {
     Ok(Own { ifindex, slot, path, file })
 }
 
-/// Why a responder did not take a packet, and what a requester needs to judge that.
+/// Reason for which a responder dropped a packet, with data for the requester's explanation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reason {
-    /// The status with which the request ends because of it.
+    /// The status of the request that fails because of it.
     pub status: WcStatus,
-    /// `dest_qp_num` and `rq_psn` of the responder, if the reason may lie in them.
+    /// `dest_qp_num` and `rq_psn` of the responder, if they may be the cause.
     pub expects: Option<(Qpn, Psn)>,
     /// The reason in words.
     pub text: String,
-    /// What to change.
+    /// Advice.
     pub advice: String,
 }
 
 impl Reason {
-    /// From the words of a line behind the queue pair number.
+    /// Parses a line behind the queue pair number.
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.splitn(4, ' ');
         let mut number = || u32::from_str_radix(words.next()?, 16).ok();
@@ -136,10 +132,9 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Between a reason and its advice.
 const SEPARATOR: char = '\t';
 
-/// The statuses that a responder can be the reason of.
+/// The statuses that a responder can cause.
 const STATUSES: [WcStatus; 5] = [
     WcStatus::RemInvReqErr,
     WcStatus::RemAccessErr,
@@ -148,23 +143,23 @@ const STATUSES: [WcStatus; 5] = [
     WcStatus::RnrRetryExcErr,
 ];
 
-/// A packet for `qpn`, which is or would be in this process, was not taken. Nothing is put together
-/// unless a peer may ask for the `reason`.
+/// Records the `reason` for a dropped packet for `qpn`, a number of this process. `reason` is
+/// called only if explanations are on.
 pub fn note(ifindex: u32, qpn: Qpn, reason: impl FnOnce() -> Option<Reason>) {
     write(ifindex, Some(Slot::of(qpn)), || Some((format!("{:x}", qpn.get()), reason()?.to_string())));
 }
 
-/// This process has refused to connect to the queue pair `peer`, and its program does not know.
+/// Records the `reason` for refusing a connection with the queue pair `peer`.
 pub fn note_refusal(ifindex: u32, peer: Qpn, reason: impl FnOnce() -> String) {
     write(ifindex, None, || Some((refused(peer), reason())));
 }
 
-/// What stands in front of the reason why nobody connects to `peer`.
+/// First word of a line about a refusal.
 fn refused(peer: Qpn) -> String {
     format!("refused-{:x}", peer.get())
 }
 
-/// Writes a line into the file of `slot`, or of any.
+/// Writes a line into the file of `slot`, or of any slot.
 fn write(ifindex: u32, slot: Option<Slot>, line: impl FnOnce() -> Option<(String, String)>) {
     if explains() == Explain::Off {
         return;
@@ -182,8 +177,7 @@ fn write(ifindex: u32, slot: Option<Slot>, line: impl FnOnce() -> Option<(String
     }
 }
 
-/// Why a process of this host has refused to connect to `qpn`, for a reason that its program does
-/// not know.
+/// The reason for which a process of this host refused a connection with `qpn`.
 pub fn of_refusal(ifindex: u32, qpn: Qpn) -> Option<String> {
     let (folder, about, names) = (common_dir().ok()?.join("reasons"), refused(qpn), names_of(ifindex).ok()?);
     let files = fs::read_dir(folder).ok()?.filter_map(Result::ok);
@@ -195,23 +189,23 @@ pub fn of_refusal(ifindex: u32, qpn: Qpn) -> Option<String> {
     files.filter_map(|file| fs::read_to_string(file.path()).ok()).find_map(reason)
 }
 
-/// What is known of the process that owns a queue pair number on this host.
+/// State of the process that owns a queue pair number on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// No process has the numbers.
+    /// No process owns the number.
     None,
-    /// A process has them and writes no reasons: its explanations are off.
+    /// The owner records no reasons, because its explanations are off.
     Mute,
-    /// The process runs and writes down its reasons.
+    /// The owner runs and records reasons.
     Running,
-    /// The process with this number was killed.
+    /// The owner, with this process id, was killed.
     Dead(String),
-    /// The process with this number is stopped.
+    /// The owner, with this process id, is stopped.
     Stopped(String),
 }
 
-/// The process of this host that owns `qpn`, and its last reasons for not taking packets for it
-/// that end in `status`, the newest last.
+/// The owner of `qpn` on this host, and its last reasons for dropping packets for it that cause
+/// `status`, newest last.
 pub fn of(ifindex: u32, qpn: Qpn, status: WcStatus) -> (Owner, Vec<Reason>) {
     let slot = Slot::of(qpn);
     let read = path(ifindex, slot).and_then(|path| Ok((fs::read_to_string(&path)?, File::open(&path)?)));
@@ -229,7 +223,7 @@ pub fn of(ifindex: u32, qpn: Qpn, status: WcStatus) -> (Owner, Vec<Reason>) {
     said.drain(..said.len().saturating_sub(TOLD));
     let is_dead = file.try_lock_shared().is_ok();
     if is_dead && is_owned(ifindex, slot) {
-        // Another process has the numbers of the dead one by now, and its explanations are off.
+        // Another process without explanations has claimed the slot since.
         return (Owner::Mute, Vec::new());
     }
     let owner = if is_dead {
@@ -242,25 +236,24 @@ pub fn of(ifindex: u32, qpn: Qpn, status: WcStatus) -> (Owner, Vec<Reason>) {
     (owner, said)
 }
 
-/// Whether a process is stopped by a signal or a debugger (`man proc_pid_stat`).
+/// Returns true if a process is stopped by a signal or a debugger (`man proc_pid_stat`).
 fn is_stopped(process: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['T', 't']))
 }
 
-/// The process ends.
 fn remove() {
     if let Some(written) = WRITTEN.try_lock().and_then(|mut written| written.take()) {
         written.files.iter().for_each(|own| _ = fs::remove_file(&own.path));
     }
 }
 
-/// The lock of the files, for a fork.
+/// The lock of the files, for the fork handlers.
 pub fn lock() -> &'static dyn Lockable {
     &WRITTEN
 }
 
-/// In the child of a fork: the files are the parent's.
+/// Forgets the parent's files in the child of a fork.
 pub fn abandon() {
     if let Some(mut written) = WRITTEN.try_lock() {
         *written = None;
@@ -274,7 +267,7 @@ mod tests {
     use std::process::Command;
     use std::time::SystemTime;
 
-    /// An interface that is not there, and which other processes that run these tests do not name.
+    /// The index of a missing interface that concurrent test processes do not use.
     fn nowhere(number: u32) -> u32 {
         0x4000_0000 | std::process::id() << 4 | number
     }
@@ -286,19 +279,19 @@ mod tests {
         Reason { status, expects, text: format!("reason {number}"), advice: "change it".to_owned() }
     }
 
-    /// The process that has the file ends. A child that another test forks meanwhile has it, too,
-    /// until it becomes another program, so closing it would not be enough.
+    /// Ends the process of `file`. Unlocks it, since a child forked by another test may share the
+    /// lock until it executes another program.
     fn end(file: File) {
         file.unlock().unwrap();
     }
 
     #[test]
-    fn numbers_of_no_process_are_told_from_those_of_a_mute_one() {
+    fn unowned_numbers_differ_from_mute_owners() {
         let number = nowhere(0);
         assert_eq!(of(number, Qpn::new(0x123_456), STATUS), (Owner::None, vec![]));
         let mute = SlotSocket::claim_one(number, Slot::new(0x123)).unwrap();
         assert_eq!(of(number, Qpn::new(0x123_456), STATUS), (Owner::Mute, vec![]));
-        // A killed process has left its reasons, and its numbers are another one's.
+        // A killed process has left its reasons, and another one owns its slot.
         let Own { path, mut file, .. } = open(number, Slot::new(0x123)).unwrap();
         writeln!(file, "123456 {}", reason(STATUS, 1)).unwrap();
         end(file);
@@ -309,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_of_a_running_process_are_those_of_the_status() {
+    fn reasons_of_running_process_match_status() {
         let (ifindex, slot) = (nowhere(1), Slot::new(0x321));
         let Own { path, mut file, .. } = open(ifindex, slot).unwrap();
         for number in 0..5 {
@@ -330,10 +323,9 @@ mod tests {
         fs::remove_file(path).unwrap();
     }
 
-    /// The same name as another process in a namespace of its own, as root: that of this test,
-    /// which is started again there.
+    /// The same file name in another network namespace, as root: this test is started again there.
     #[test]
-    fn a_process_of_another_network_namespace_neither_takes_the_file_nor_is_asked() {
+    fn other_network_namespace_has_its_own_files() {
         const INSIDE: &str = "ROXE_TEST_INTERFACE";
         let slot = Slot::new(0x324);
         if let Ok(ifindex) = std::env::var(INSIDE) {
@@ -368,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_killed_long_ago_is_forgotten_and_who_lives_is_not() {
+    fn sweep_removes_old_files_of_dead_processes() {
         let ifindex = nowhere(2);
         let [alive, killed] = [0x322, 0x323].map(|slot| open(ifindex, Slot::new(slot)).unwrap());
         let owner = |slot: u16| of(ifindex, Slot::new(slot).qpn(7), STATUS).0;

@@ -1,11 +1,7 @@
-//! `ROXE_STATS_FILES=FOLDER`: what a process has counted, in a file of its own, for whoever prints
-//! it if the process cannot: one that a signal ends, or that leaves by `_exit`, as children of a
-//! fork do.
-//!
-//! `roxe run --stats` names the folder. The file is named after the process and the device and
-//! holds the line that is to be printed. The process holds its lock (`man flock`), which the system
-//! takes from it when it ends, and removes the file when it has printed the line itself. Touches
-//! the file.
+//! A process's counters in a file of its own (`ROXE_STATS_FILES=FOLDER`), for `roxe run --stats` to
+//! print if the process cannot: when a signal kills it, or it leaves by `_exit`, as children of a
+//! fork do. The file holds the line to be printed. The process locks it (`man flock`) while it
+//! lives, and removes it when it has printed the line itself.
 
 use crate::counters::Counters;
 use roxe_base::lock::{Mutex, rank};
@@ -22,22 +18,19 @@ pub struct StatsFile {
     open: Mutex<rank::StatsFile, Option<Open>>,
 }
 
-/// The file, once there is something to say.
 #[derive(Debug)]
 struct Open {
     path: PathBuf,
-    /// Locked as long as it is open.
     file: File,
 }
 
 impl StatsFile {
-    /// The file of `device` in `folder`; it is made when there is something to say.
+    /// The file of `device` in `folder`, created at the first write.
     pub fn new(folder: &Path, device: &str) -> Self {
         Self { folder: folder.into(), device: device.into(), open: Mutex::default() }
     }
 
-    /// Writes what was counted. Where that fails the process prints what it can at its end, and
-    /// nobody else does.
+    /// Writes the counters. Errors are ignored: the process still prints them at its exit.
     pub fn write(&self, counters: &Counters) {
         let mut open = self.open.lock();
         if open.is_none() {
@@ -45,7 +38,7 @@ impl StatsFile {
         }
         let Some(Open { file, .. }) = &*open else { return };
         let text = line(&self.device, "killed, or left by _exit", &counters.list());
-        // A line that became shorter would end in the rest of the one before; numbers only grow.
+        // The line never gets shorter, because counters only grow.
         let _ = file.write_all_at(text.as_bytes(), 0);
     }
 
@@ -56,16 +49,16 @@ impl StatsFile {
         Ok(Open { path, file })
     }
 
-    /// The process prints the line itself.
+    /// Removes the file, because the process prints the line itself.
     pub fn remove(&self) {
         if let Some(Open { path, .. }) = self.open.lock().take() {
-            // Whoever cleans up the folder was faster.
+            // `roxe run` may have removed it.
             let _ = fs::remove_file(path);
         }
     }
 
-    /// In the child of a fork: the file is the parent's. A thread that the child lacks may have
-    /// been writing: then the child has no file.
+    /// Forgets the parent's file in the child of a fork. If a thread missing in the child held the
+    /// lock, the file stays.
     pub fn abandon(&self) {
         if let Some(mut open) = self.open.try_lock() {
             *open = None;
@@ -73,8 +66,8 @@ impl StatsFile {
     }
 }
 
-/// What is printed of one device: `roxe0 (process 17): sent_packets=3 sent_bytes=96`; `how` the
-/// process ended, unless that is empty, stands behind its number.
+/// The line printed for a device: `roxe0 (process 17): sent_packets=3 sent_bytes=96`. A non-empty
+/// `how` the process ended follows its id.
 pub fn line(device: &str, how: &str, counters: &[(&str, u64)]) -> String {
     let used = counters.iter().filter(|(_, value)| *value != 0);
     let values: String = used.map(|(name, value)| format!(" {name}={value}")).collect();
@@ -83,7 +76,7 @@ pub fn line(device: &str, how: &str, counters: &[(&str, u64)]) -> String {
     format!("{device} (process {}{comma}{how}):{values}\n", std::process::id())
 }
 
-/// What the counters in such a line count, one a line, indented.
+/// The meanings of the counters in such a line, one per indented line.
 pub fn legend_of(line: &str) -> String {
     let legend = Counters::legend();
     let names: Vec<&str> =
@@ -98,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_counted_is_printed() {
+    fn line_has_only_nonzero_counters() {
         let id = std::process::id();
         let text = line("roxe0", "", &[("sent_packets", 3), ("malformed", 0), ("np_cnp_sent", 1)]);
         assert_eq!(text, format!("roxe0 (process {id}): sent_packets=3 np_cnp_sent=1\n"));
@@ -106,15 +99,15 @@ mod tests {
     }
 
     #[test]
-    fn the_counters_of_a_line_are_told_in_words() {
+    fn legend_explains_counters_of_a_line() {
         let text = legend_of("roxe0 (process 7): malformed=3 icrc_errors=1 unheard_of=2\n");
         let expected =
-            "    malformed    Packets that are no legal RoCE packet\n    icrc_errors  Packets whose ICRC is wrong\n";
+            "    malformed    Packets that are not valid RoCE packets\n    icrc_errors  Packets with a wrong ICRC\n";
         assert_eq!((text.as_str(), legend_of("roxe0 (process 7): no traffic\n").as_str()), (expected, ""));
     }
 
     #[test]
-    fn the_line_is_there_until_the_process_prints_it_itself() {
+    fn line_exists_until_process_prints_it() {
         let folder = std::env::temp_dir().join(format!("roxe-stats-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let (file, counters) = (StatsFile::new(&folder, "roxe0"), Counters::default());
@@ -132,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_gone_is_no_error() {
+    fn missing_folder_is_no_error() {
         let file = StatsFile::new(Path::new("/nonexistent"), "roxe0");
         file.write(&Counters::default());
         file.remove();

@@ -11,7 +11,7 @@ use loom::sync::Arc;
 use loom::thread;
 use roxe_wire::Qpn;
 use used::Used;
-use waiters::Waiters;
+use waiters::RoomQueue;
 
 /// Bytes of the window.
 const WINDOW: u32 = 2;
@@ -20,7 +20,7 @@ const WINDOW: u32 = 2;
 #[derive(Debug, Default)]
 struct Flow {
     used: Used,
-    waiters: Waiters,
+    waiters: RoomQueue,
 }
 
 impl Flow {
@@ -44,7 +44,7 @@ impl Flow {
     fn release(&self, bytes: u32) -> Option<Qpn> {
         self.used.give(bytes);
         let room = |bytes| (self.used.get() + bytes <= WINDOW).then_some(bytes);
-        if self.waiters.are_there() { self.waiters.pop_if(room).map(|(qpn, _)| qpn) } else { None }
+        if self.waiters.has_waiters() { self.waiters.pop_if(room).map(|(qpn, _)| qpn) } else { None }
     }
 }
 

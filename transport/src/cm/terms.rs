@@ -342,23 +342,23 @@ pub enum CmError {
 }
 
 reasons! {
-    /// Why nothing came of a message.
+    /// Reason for which a message was ignored.
     Ignored:
-    /// The message names no connection of ours, or another end than the peer's.
+    /// The communication id is unknown, or does not belong to the sender.
     UnknownId => "cm_unknown_id",
-    /// The message does not come from, or go to, the addresses of the connection.
+    /// The source or destination address is not that of the connection.
     Address => "cm_address",
-    /// The connection is in a state that has no use for it.
+    /// The state of the connection does not allow the message.
     State => "cm_bad_state",
-    /// The message was seen before.
+    /// The message is a duplicate.
     Duplicate => "cm_duplicate",
-    /// The message names another queue pair than ours.
+    /// The queue pair number is not that of the connection.
     Qpn => "cm_qpn",
-    /// The message lacks an id or a GUID.
+    /// The message lacks a communication id or a GUID.
     Malformed => "cm_malformed",
-    /// A request for what we do not have or not do; the sender was told.
+    /// The request is for an unknown or unsupported service and was rejected.
     Refused => "cm_refused",
-    /// The message is of a queue pair that has another connection with us; the sender was told.
+    /// The queue pair of the peer already has another connection, so the request was rejected.
     Stale => "cm_stale",
 }
 

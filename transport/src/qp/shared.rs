@@ -466,40 +466,40 @@ pub enum PostError {
 }
 
 reasons! {
-    /// Why a packet was ignored. Nobody is told but the counters: a peer must not learn, nor break,
-    /// anything by it.
+    /// Reason for which a packet was dropped. Only counters record it: the peer must neither learn
+    /// nor break anything by it.
     DropReason:
-    /// The QP is in a state that does not take this kind of packet.
+    /// The state of the QP does not allow this kind of packet.
     BadState => "bad_state",
     /// The packet belongs to another transport service.
     WrongService => "wrong_service",
-    /// The P_Key is not ours.
+    /// The P_Key does not match.
     Pkey => "pkey",
-    /// The Q_Key is not ours.
+    /// The Q_Key does not match.
     Qkey => "qkey",
-    /// The packet does not come from, or go to, the addresses of this connection.
+    /// The source or destination address is not that of the connection.
     Address => "address",
-    /// A response to something that was never sent.
+    /// A response to a request that was never sent.
     GhostResponse => "ghost_response",
-    /// A response to something that is already complete.
+    /// A response to a request that has completed.
     DuplicateResponse => "duplicate_response",
-    /// A response that tells of a loss whose repair is already under way.
+    /// A response that reports a loss for which a retransmission is already under way.
     AwaitingRetry => "awaiting_retry",
     /// An acknowledgement with a reserved syndrome.
     ReservedSyndrome => "reserved_syndrome",
     /// A request that was executed before.
     DuplicateRequest => "duplicate_request",
-    /// A request behind a lost one.
+    /// A request after a lost one.
     OutOfSequence => "out_of_sequence",
-    /// A request for a receive, and none is posted.
+    /// A request that needs a receive while none is posted.
     NoReceive => "no_receive",
-    /// A request that is malformed, not offered, not allowed on this QP, or longer than the
+    /// A request that is malformed, unsupported, not allowed on this QP, or longer than the
     /// receive.
     InvalidRequest => "invalid_request",
-    /// A request that the remote key does not allow.
+    /// A request that its remote key does not permit.
     RemoteAccess => "remote_access",
-    /// A good request that met unusable memory of our own application.
+    /// A valid request for which the local application's own memory cannot be used.
     LocalProtection => "local_protection",
-    /// A congestion notification for a queue pair that does not limit its rate.
+    /// A congestion notification (CNP) for a queue pair without rate control.
     CongestionNotice => "rp_cnp_ignored",
 }

@@ -220,21 +220,20 @@ impl MadError {
         self.texts().0
     }
 
-    /// What it means, for people.
+    /// The meaning of the reason in words.
     pub const fn words(self) -> &'static str {
         self.texts().1
     }
 
-    /// Its name, and what it means.
     const fn texts(self) -> (&'static str, &'static str) {
         match self {
-            Self::Length => ("mad_length", "a MAD of other than 256 bytes"),
-            Self::BaseVersion => ("mad_base_version", "unknown base version of a MAD"),
-            Self::Class => ("mad_class", "a MAD of another class"),
-            Self::ClassVersion => ("mad_class_version", "unknown class version of a MAD"),
-            Self::Method => ("mad_method", "a MAD of another method"),
-            Self::Attribute => ("mad_attribute", "unknown attribute of a MAD"),
-            Self::InfoLength => ("mad_info_length", "more additional information than there is room for"),
+            Self::Length => ("mad_length", "the length of the MAD is not 256 bytes"),
+            Self::BaseVersion => ("mad_base_version", "the base version of the MAD is not 1"),
+            Self::Class => ("mad_class", "the class of the MAD is not connection management"),
+            Self::ClassVersion => ("mad_class_version", "the class version of the MAD is not 2"),
+            Self::Method => ("mad_method", "the method of the MAD is not Send"),
+            Self::Attribute => ("mad_attribute", "the attribute of the MAD is unknown"),
+            Self::InfoLength => ("mad_info_length", "the additional information is longer than its field"),
         }
     }
 }

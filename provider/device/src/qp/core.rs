@@ -196,7 +196,7 @@ impl QpCore {
             return false;
         }
         if !std::mem::replace(&mut inner.coalesces, true) {
-            self.engine().flows().push_ready(std::iter::once(self.resources.qpn));
+            self.engine().flows.push_ready(std::iter::once(self.resources.qpn));
         }
         true
     }
@@ -374,7 +374,7 @@ impl Credits {
     /// Records the sum as owed; the engine sends it.
     pub(super) fn return_all(&mut self, qp: &QpResources) {
         if let Some((from, dst)) = self.creditor.take() {
-            qp.engine().flows().owe(Slot::of(from), Key::of(dst, qp.qpn), std::mem::take(&mut self.bytes));
+            qp.engine().flows.owe(Slot::of(from), Key::of(dst, qp.qpn), std::mem::take(&mut self.bytes));
         }
     }
 }

@@ -12,7 +12,7 @@ use roxe_base::instruments;
 use roxe_check::{Event, tell};
 use roxe_engine::engine::Engine;
 use roxe_engine::flow_control::{Flow, Key, Pool, STALL, STREAM_STALL};
-use roxe_engine::queue_pair::{Met, VisitOutcome};
+use roxe_engine::queue_pair::{QpStats, VisitOutcome};
 use roxe_engine::tx::Copied;
 use roxe_memory::guard::{SharedBytes, Sum, cells};
 use roxe_memory::region::{PdId, Reach};
@@ -157,7 +157,9 @@ impl<'a> QpHost<'a> {
         match pool(self.qp.service) {
             Pool::Stream if has_turn => flow.reserve_in_turn(bytes),
             Pool::Stream => flow.reserve_stream(bytes, own),
-            Pool::Datagrams => flow.reserve_datagram(bytes, now, || engine.look_at(key), || engine.knows_rings(rings)),
+            Pool::Datagrams => {
+                flow.reserve_datagram(bytes, now, || engine.receiver_at(key), || engine.knows_rings(rings))
+            }
         }
     }
 }
@@ -367,7 +369,7 @@ impl FlowControl for QpHost<'_> {
             self.state.stalls_at.get_or_insert_with(|| self.now.after(stall(pool)));
         }
         if pool == Pool::Datagrams {
-            self.qp.engine().flows().set_starved(true);
+            self.qp.engine().flows.set_wants_credits(true);
         }
         false
     }
@@ -385,7 +387,7 @@ impl FlowControl for QpHost<'_> {
         let engine = self.qp.engine();
         let flow = self.state.flow(Key::of(av.dgid, qpn), engine, self.now);
         flow.release_stream(bytes, self.now);
-        engine.flows().wake(flow);
+        engine.flows.wake(flow);
     }
 
     fn ack_interval(&mut self, av: &Av, qpn: Qpn) -> u32 {
@@ -424,7 +426,7 @@ pub(super) struct QpHostState {
     /// Checksums of posted buffers, for the checker.
     pub(super) watch: Watch,
     /// Losses and failures, for statistics.
-    pub(super) stats: Met,
+    pub(super) stats: QpStats,
     /// State of the weakest legal card.
     pub(super) weak: Option<Box<WeakQp>>,
 }
@@ -444,7 +446,7 @@ impl QpHostState {
                 Pool::Datagrams if flow.open_if_stalled(now) => engine.scheduler.note_unanswered(now),
                 Pool::Datagrams => {}
             }
-            engine.flows().wake(flow);
+            engine.flows.wake(flow);
         }
     }
 
@@ -474,7 +476,7 @@ impl QpHostState {
         if self.flow.as_ref().is_some_and(|flow| flow.key() != key) {
             self.flow = None;
         }
-        self.flow.get_or_insert_with(|| engine.flows().get(key, now, || engine.look_at(key)))
+        self.flow.get_or_insert_with(|| engine.flows.get(key, now, || engine.receiver_at(key)))
     }
 }
 

@@ -6,7 +6,7 @@ use roxe_base::clock;
 use roxe_base::lock::Lockable;
 use roxe_check::{Event, tell};
 use roxe_engine::flow_control::Grant;
-use roxe_engine::queue_pair::{Met, QueuePair, VisitOutcome};
+use roxe_engine::queue_pair::{QpStats, QueuePair, VisitOutcome};
 use roxe_engine::run::{Joined, Run, RxTools, header_of};
 use roxe_engine::tx::TxCache;
 use roxe_memory::guard::SharedBytes;
@@ -29,9 +29,9 @@ impl QueuePair for QpCore {
         self.resources.service
     }
 
-    fn status(&self) -> (QpStatus, Met) {
+    fn status(&self) -> (QpStatus, QpStats) {
         let inner = self.inner.lock();
-        (inner.machine.status(), Met { sent_bytes: inner.tx.sent_bytes(), ..inner.state.stats })
+        (inner.machine.status(), QpStats { sent_bytes: inner.tx.sent_bytes(), ..inner.state.stats })
     }
 
     fn receive(&self, run: Run<'_>, tools: &mut RxTools<'_>, now: Instant) -> VisitOutcome {
@@ -55,11 +55,11 @@ impl QueuePair for QpCore {
                 let sender = sender_of(machine, packet).filter(|_| tools.owes_credit(net.src, net.dst));
                 let creditor = sender.filter(|_| !run.meta.by_ring);
                 let may_have_overtaken = || sender.is_some() || tools.may_overtake(net.src);
-                if !tools.starved && early.keep(machine, host, (&net, packet), creditor, may_have_overtaken) {
+                if !tools.no_receives && early.keep(machine, host, (&net, packet), creditor, may_have_overtaken) {
                     self.note_early(machine, host, (&net, packet));
                     continue;
                 }
-                let result = match tools.starved {
+                let result = match tools.no_receives {
                     true => machine.handle_packet_starved(host, &net, packet),
                     false => machine.handle_packet(host, &net, packet),
                 };
@@ -171,7 +171,7 @@ impl QueuePair for QpCore {
     fn end_waiting(&self, now: Instant) {
         let mut inner = self.inner.lock();
         if inner.machine.has_work() {
-            inner.delayed_ack.on_silence();
+            inner.delayed_ack.on_expiry();
             self.end_visit(inner, VisitOutcome::default(), now);
         }
     }

@@ -1,9 +1,9 @@
-//! What of a window is used.
+//! Used bytes of a window.
 
 use crate::sync::{AtomicU32, Ordering};
 
-/// Bytes. Taking and giving back are each one step that no other comes between: who gives and then
-/// finds nobody waiting, and who waits and then asks again, cannot both have come first.
+/// Used bytes. Each operation is one atomic step, so that a release which finds no waiter and a
+/// waiter which registers and asks again cannot miss each other.
 #[derive(Debug, Default)]
 pub(crate) struct Used(AtomicU32);
 
@@ -12,18 +12,17 @@ impl Used {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// Takes `bytes` whatever is used; what was used before.
+    /// Takes `bytes` unconditionally; returns the bytes used before.
     pub(crate) fn take(&self, bytes: u32) -> u32 {
         self.0.fetch_add(bytes, Ordering::SeqCst)
     }
 
-    /// Gives `bytes` back. What went by a ring was not taken here.
+    /// Releases `bytes`; at least zero remain, as bytes sent by ring were never taken.
     pub(crate) fn give(&self, bytes: u32) {
         let less = |used: u32| (used > 0).then(|| used.saturating_sub(bytes));
         let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
     }
 
-    /// All of it is given back.
     pub(crate) fn clear(&self) {
         self.0.store(0, Ordering::SeqCst);
     }

@@ -1,7 +1,7 @@
 //! Queue pairs that wait for room in a window.
 //!
-//! First come, first served, and served with room of their own: thousands may wait for a window of
-//! some hundred packets, and each gets its turn at the cost of one visit. Touches nothing.
+//! Served in order of arrival, each with room granted to it, so that even among thousands of
+//! waiters a turn costs one visit.
 
 use crate::sync::{AtomicBool, Mutex, Ordering, rank};
 use roxe_wire::Qpn;
@@ -10,39 +10,38 @@ use std::collections::VecDeque;
 /// The two windows of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pool {
-    /// RC.
+    /// Bytes of RC.
     Stream,
-    /// UC and UD.
+    /// Bytes of UC and UD.
     Datagrams,
 }
 
-/// Who waits for one of them.
+/// Queue pairs that wait for one window.
 #[derive(Debug, Default)]
-pub(crate) struct Waiters {
-    /// With the bytes that they were refused.
+pub(crate) struct RoomQueue {
+    /// With the bytes that each was refused.
     queue: Mutex<rank::FlowWaiters, VecDeque<(Qpn, u32)>>,
-    are_there: AtomicBool,
+    has_waiters: AtomicBool,
 }
 
-impl Waiters {
+impl RoomQueue {
     pub(crate) fn push(&self, qpn: Qpn, bytes: u32) {
         let mut queue = self.queue.lock();
         queue.push_back((qpn, bytes));
-        self.are_there.store(true, Ordering::SeqCst);
+        self.has_waiters.store(true, Ordering::SeqCst);
     }
 
-    /// Takes whoever waited longest if `room` says what it gets.
+    /// Removes the first queue pair if `room` returns what it is granted.
     pub(crate) fn pop_if(&self, room: impl FnOnce(u32) -> Option<u32>) -> Option<(Qpn, u32)> {
         let mut queue = self.queue.lock();
         let &(qpn, bytes) = queue.front()?;
-        let gets = room(bytes)?;
+        let granted = room(bytes)?;
         queue.pop_front();
-        self.are_there.store(!queue.is_empty(), Ordering::SeqCst);
-        Some((qpn, gets))
+        self.has_waiters.store(!queue.is_empty(), Ordering::SeqCst);
+        Some((qpn, granted))
     }
 
-    /// Whether anybody waits.
-    pub(crate) fn are_there(&self) -> bool {
-        self.are_there.load(Ordering::SeqCst)
+    pub(crate) fn has_waiters(&self) -> bool {
+        self.has_waiters.load(Ordering::SeqCst)
     }
 }

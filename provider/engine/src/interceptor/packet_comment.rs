@@ -1,64 +1,55 @@
-//! The comment on a packet in a capture, one line: the queue pair, why the packet is there, what a
-//! fault rule did to it.
-//!
-//! Touches nothing.
+//! The comment on a packet in a capture, one line: the queue pair, why the packet exists, and what
+//! a fault rule did to it.
 
 use roxe_transport::cx::PacketNote;
 use roxe_transport::fault::{Rule, Verdict};
 use roxe_wire::{ParseError, Qpn};
 use std::fmt;
 
-/// What is said about a packet.
 #[derive(Clone, Debug)]
 pub(crate) struct PacketComment {
-    /// Where it comes from.
     pub origin: Origin,
-    /// What happens to it: the text of a [`Fate`].
+    /// Text of its [`Fate`].
     pub fate: Option<String>,
 }
 
 impl PacketComment {
-    /// What is said about a packet from there with this fate.
     pub(crate) fn new(origin: Origin, fate: Option<Fate<'_>>) -> Self {
         Self { origin, fate: fate.map(|fate| fate.to_string()) }
     }
 }
 
-/// Where a packet comes from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Origin {
-    /// A queue pair of this process sends it.
+    /// Sent by a queue pair of this process.
     Sent(PacketNote),
-    /// It arrived for this queue pair.
+    /// Received for this queue pair.
     Received(Qpn),
-    /// It arrived damaged, for this queue pair as far as one can say.
+    /// Received damaged, probably for this queue pair.
     Damaged(Qpn),
-    /// It arrived for this queue pair and is no packet.
+    /// Received for this queue pair, but cannot be parsed.
     Malformed(Qpn, ParseError),
-    /// It arrived for this queue pair, which does not exist.
+    /// Received for this queue pair, which does not exist.
     Unknown(Qpn),
 }
 
-/// What a fault rule did.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fate<'a> {
-    /// The rule, with its number counted from 1, if it is known.
+    /// The rule, numbered from 1, if known.
     pub rule: Option<(u32, &'a Rule)>,
-    /// All that is done to the packet.
+    /// All effects of the rules on the packet.
     pub verdict: Verdict,
-    /// This is one of the copies.
+    /// True for a copy.
     pub is_copy: bool,
-    /// This is the packet that the rule has forged.
+    /// True for the forged packet.
     pub is_forged: bool,
 }
 
 impl Fate<'_> {
-    /// The same for a copy of the packet.
     pub(crate) const fn of_copy(self) -> Self {
         Self { is_copy: true, ..self }
     }
 
-    /// The same for the packet that was forged.
     pub(crate) fn of_forged(self) -> Self {
         let verdict = Verdict { forged: self.verdict.forged, ..Verdict::PASS };
         Self { is_forged: true, verdict, ..self }
@@ -125,7 +116,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_remark_is_one_line_of_who_why_and_what() {
+    fn comment_is_one_line() {
         let qpn = Qpn::new(0x11);
         let sent = Origin::Sent(PacketNote { qpn, wr_id: Some(7), reason: TxReason::First });
         assert_eq!(PacketComment::new(sent, None).to_string(), "qp 0x11 wr_id 7 first");

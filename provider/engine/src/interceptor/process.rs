@@ -1,8 +1,7 @@
 //! The recorder and the fault rules of this process.
 //!
-//! They are made with the first device that is opened and stay until the process ends, because it
-//! reports then. In the child of a fork they belong to the parent until the child makes its first
-//! queue pair.
+//! Created with the first device that is opened and kept until the process exits, when rules
+//! report. The child of a fork uses them again once it creates its first queue pair.
 
 use super::faults::Faults;
 use super::recorder::Recorder;
@@ -14,14 +13,13 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Held while something is made or started anew.
 static STARTING: Mutex<rank::InterceptorStarting, ()> = Mutex::new(());
 static RECORDER: OnceLock<Recorder> = OnceLock::new();
 static FAULTS: OnceLock<Faults> = OnceLock::new();
-/// This process is the child of a fork and has not started anew.
+/// True in the child of a fork until [`resume`].
 static ABANDONED: AtomicBool = AtomicBool::new(false);
 
-/// What `config` asks for; made on the first call.
+/// The recorder and the rules that `config` demands, created on the first call.
 pub(crate) fn open(config: &Config) -> Result<(Option<&'static Recorder>, Option<&'static Faults>), Error> {
     let _starting = STARTING.lock();
     if let (None, Some(path)) = (RECORDER.get(), &config.capture) {
@@ -41,14 +39,14 @@ fn cannot_write(path: &Path, cause: &std::io::Error) -> Error {
     Error::os(format!("cannot write the capture file {} (ROXE_CAPTURE)", path.display()), cause)
 }
 
-/// In the child of a fork: nothing is recorded and counted until `resume`.
+/// Stops recording and counting in the child of a fork until `resume`.
 pub fn abandon() {
     ABANDONED.store(true, Ordering::Relaxed);
     RECORDER.get().into_iter().for_each(Recorder::abandon);
     FAULTS.get().into_iter().for_each(Faults::abandon);
 }
 
-/// Starts anew in the child of a fork; does nothing elsewhere.
+/// Resumes in the child of a fork; does nothing elsewhere.
 pub(crate) fn resume() -> Result<(), Error> {
     let _starting = STARTING.lock();
     if !ABANDONED.load(Ordering::Relaxed) {
@@ -62,13 +60,13 @@ pub(crate) fn resume() -> Result<(), Error> {
     Ok(())
 }
 
-/// The lock outside of all others here, for the fork handlers. While it is held [`inner_locks`]
-/// stay the same.
+/// The outermost lock of the interceptor, for the fork handlers. While held, [`inner_locks`] does
+/// not change.
 pub fn outer_lock() -> &'static dyn Lockable {
     &STARTING
 }
 
-/// The other locks, none of which is taken while another of them is held.
+/// The other locks, of which at most one is held at a time.
 pub fn inner_locks() -> impl Iterator<Item = &'static dyn Lockable> {
     let recorder = RECORDER.get().map(|recorder| recorder.raw() as &dyn Lockable);
     recorder.into_iter().chain(FAULTS.get().map(|faults| faults.raw() as &dyn Lockable))

@@ -1,11 +1,9 @@
 //! The capture file of this process (`ROXE_CAPTURE`): pcapng, one section, one interface per
 //! device.
 //!
-//! Packets are gathered while the recorder is locked and written with one system call when it is
-//! let go, so a process that is killed leaves a file that is complete up to its last batch, of
-//! which the kernel may have cut off what is behind the end of a page. The file is locked as long
-//! as the process lives: a second process that is given the same name writes beside it, and so does
-//! the child of a fork. Touches one file.
+//! Each batch is written with one system call, so the file of a killed process is complete up to
+//! its last batch. The file is locked while the process lives: a second process with the same name,
+//! and the child of a fork, write beside it.
 
 use roxe_base::cancel::uncancelled;
 use roxe_base::lock::{Lockable, Mutex, MutexGuard, rank};
@@ -20,30 +18,24 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// A file that packets are written to.
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    /// Its name as it was asked for.
     wanted: PathBuf,
     state: Mutex<rank::Capture, State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// `None` after a failed write, and in the child of a fork until it goes on.
+    /// `None` after a failed write, and in the child of a fork until it resumes.
     file: Option<File>,
-    /// Bytes of whole blocks in the file.
     written: u64,
-    /// Blocks not yet written.
     blocks: Vec<u8>,
-    /// Names of the interfaces, by number.
     interfaces: Vec<String>,
-    /// Scratch space.
     comment: String,
 }
 
 impl Recorder {
-    /// Makes the file. An existing one is overwritten, unless another process is writing it.
+    /// Creates the file, or overwrites it unless another process is writing it.
     pub(crate) fn create(wanted: &Path) -> io::Result<Self> {
         let file = match open(&with_process_id(wanted))? {
             Some(file) => file,
@@ -54,12 +46,11 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// The name of the file as it was asked for.
     pub(crate) fn wanted(&self) -> &Path {
         &self.wanted
     }
 
-    /// The number of the interface `name` in the file.
+    /// The index of the interface `name`, which is added if new.
     pub(crate) fn interface(&self, name: &str) -> u32 {
         let mut state = self.state.lock();
         let known = state.interfaces.iter().position(|known| known == name);
@@ -72,33 +63,30 @@ impl Recorder {
         u32::try_from(number).unwrap_or(0)
     }
 
-    /// Begins a batch of packets. Whoever records waits until it is dropped.
+    /// Begins a batch; other threads wait until it is dropped.
     pub(super) fn record(&self) -> Batch<'_> {
         Batch(self.state.lock())
     }
 
-    /// In the child of a fork: the file belongs to the parent.
+    /// Closes the parent's file in the child of a fork.
     pub(crate) fn abandon(&self) {
         let mut state = self.state.lock();
         state.file = None;
         state.blocks.clear();
     }
 
-    /// Opens a file of its own for a process that has abandoned that of its parent.
     pub(crate) fn resume(&self) -> io::Result<()> {
         let file = if names_process(&self.wanted) { open(&with_process_id(&self.wanted))? } else { None };
         let file = file.map_or_else(|| open_beside(&self.wanted), Ok)?;
         self.state.lock().begin(file)
     }
 
-    /// The lock, for the fork handlers.
     pub(crate) fn raw(&self) -> &impl Lockable {
         &self.state
     }
 }
 
 impl State {
-    /// Starts with an empty file.
     fn begin(&mut self, file: File) -> io::Result<()> {
         self.blocks.clear();
         write_section(&mut self.blocks, concat!("roxe ", env!("CARGO_PKG_VERSION")));
@@ -110,8 +98,8 @@ impl State {
         Ok(())
     }
 
-    /// Writes what was gathered. After a failure the file keeps what was whole, and nothing more is
-    /// recorded.
+    /// Writes the pending blocks. After a failure the file keeps its complete blocks and recording
+    /// ends.
     fn write_out(&mut self) {
         if let Some(mut file) = self.file.take_if(|_| !self.blocks.is_empty()) {
             match uncancelled(|| file.write_all(&self.blocks)) {
@@ -121,7 +109,7 @@ impl State {
                 }
                 Err(cause) => {
                     notice::tell(&format_args!("capture: cannot write, nothing more is recorded: {cause}"));
-                    // Fails on a pipe, whose reader knows how to end.
+                    // Fails for a pipe, whose reader detects the truncated block.
                     let _ = file.set_len(self.written);
                 }
             }
@@ -130,13 +118,12 @@ impl State {
     }
 }
 
-/// A batch of packets on their way into the file.
+/// A batch of packets to be written.
 #[derive(Debug)]
 pub(super) struct Batch<'a>(MutexGuard<'a, rank::Capture, State>);
 
 impl Batch<'_> {
-    /// Adds a packet of an interface that passes now. `payload` reaches from the BTH to the ICRC,
-    /// `message` is what the connection manager says in it.
+    /// Adds a packet. `payload` reaches from BTH to ICRC; `message` is the CM message in it.
     pub(super) fn packet(
         &mut self,
         interface: u32,
@@ -146,7 +133,6 @@ impl Batch<'_> {
     ) {
         let State { blocks, comment, .. } = &mut *self.0;
         comment.clear();
-        // Writing to a string cannot fail.
         let _ = write!(comment, "{packet_comment}");
         if let Some(mad) = message {
             let _ = write!(comment, " | {mad}");
@@ -156,12 +142,10 @@ impl Batch<'_> {
         write_packet(blocks, &Outgoing { interface, timestamp_ns, direction, net: *net, payload, comment });
     }
 
-    /// Where the next packet will be put, for [`Batch::rewind`].
     pub(super) fn mark(&self) -> usize {
         self.0.blocks.len()
     }
 
-    /// Takes back what was added since.
     pub(super) fn rewind(&mut self, mark: usize) {
         self.0.blocks.truncate(mark);
     }
@@ -173,14 +157,14 @@ impl Drop for Batch<'_> {
     }
 }
 
-/// Opens `path` empty; `None` if another process is writing it.
+/// Opens `path` and empties it; `None` if another process is writing it.
 fn open(path: &Path) -> io::Result<Option<File>> {
-    // Not truncated yet: it may be in use.
+    // Not truncated before it is locked.
     let file = private_file::open(OpenOptions::new().write(true).truncate(false), path)?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => return Ok(None),
-        // Some file systems have no locks; then there is nothing to wait for.
+        // Some file systems have no locks; then no other process can be detected.
         Err(TryLockError::Error(_)) => {}
     }
     if file.metadata()?.is_file() {
@@ -189,7 +173,7 @@ fn open(path: &Path) -> io::Result<Option<File>> {
     Ok(Some(file))
 }
 
-/// Opens a file of this process next to the one that was asked for, and says so.
+/// Opens a file of this process beside the configured one and reports that.
 fn open_beside(wanted: &Path) -> io::Result<File> {
     let path = beside(wanted);
     let file = open(&path)?.ok_or_else(|| io::Error::from(io::ErrorKind::AlreadyExists))?;
@@ -202,7 +186,7 @@ fn open_beside(wanted: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// `name.PID.pcapng` for `name.pcapng`.
+/// The path `name.PID.pcapng` for `name.pcapng`.
 fn beside(path: &Path) -> PathBuf {
     let id = std::process::id().to_string();
     let extension = path.extension().map(|extension| extension.to_string_lossy().into_owned());
@@ -217,7 +201,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::{MetadataExt, chown, symlink};
 
-    /// A file name of its own, removed with what was written beside it.
+    /// A file name of one test, removed with the files beside it.
     struct Scratch(PathBuf);
 
     impl Scratch {
@@ -249,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_the_connection_manager_are_told() {
+    fn cm_messages_are_in_comments() {
         let rtu = Rtu { local_comm_id: CommId(1), remote_comm_id: CommId(2), private_data: PrivateData::EMPTY };
         let mad = Mad { tid: TransactionId(3), modifier: 0, message: rtu.into() };
         let scratch = Scratch::new("message");
@@ -261,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_in_the_file_as_soon_as_it_ends() {
+    fn batch_is_in_file_when_it_ends() {
         let scratch = Scratch::new("batch");
         let recorder = Recorder::create(&scratch.0).unwrap();
         assert_eq!((recorder.interface("roxe0"), recorder.interface("roxe1"), recorder.interface("roxe0")), (0, 1, 0));
@@ -277,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_second_writes_beside_and_an_old_file_is_overwritten() {
+    fn second_process_writes_beside_and_old_file_is_overwritten() {
         let scratch = Scratch::new("twice");
         fs::write(&scratch.0, "an old file, longer than what comes".repeat(100)).unwrap();
         let first = Recorder::create(&scratch.0).unwrap();
@@ -289,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_leaves_the_file_of_its_parent_alone() {
+    fn child_leaves_parents_file_alone() {
         let scratch = Scratch::new("child");
         let recorder = Recorder::create(&scratch.0).unwrap();
         record(&recorder, &["of the parent"]);
@@ -302,14 +286,14 @@ mod tests {
     }
 
     #[test]
-    fn a_new_capture_is_for_its_owner_only() {
+    fn new_capture_is_private() {
         let scratch = Scratch::new("private");
         let _recorder = Recorder::create(&scratch.0).unwrap();
         assert_eq!(fs::metadata(&scratch.0).unwrap().mode() & 0o777, 0o600);
     }
 
     #[test]
-    fn no_capture_goes_through_a_link_or_into_a_file_with_another_name() {
+    fn capture_refuses_links_and_special_files() {
         let (scratch, target) = (Scratch::new("planted"), Scratch::new("target"));
         fs::write(&target.0, "precious").unwrap();
         type Plant = fn(PathBuf, PathBuf) -> io::Result<()>;
@@ -323,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn no_capture_goes_into_a_file_of_another_user() {
+    fn capture_refuses_file_of_another_user() {
         let scratch = Scratch::new("foreign");
         fs::write(&scratch.0, "precious").unwrap();
         if chown(&scratch.0, Some(12_345), None).is_err() {
@@ -335,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_file_has_the_process_id_in_front_of_its_extension() {
+    fn second_file_has_process_id_before_extension() {
         let id = std::process::id();
         assert_eq!(beside(Path::new("/tmp/a.b.pcapng")), PathBuf::from(format!("/tmp/a.b.{id}.pcapng")));
         assert_eq!(beside(Path::new("plain")), PathBuf::from(format!("plain.{id}")));

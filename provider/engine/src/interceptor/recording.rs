@@ -1,6 +1,4 @@
-//! A batch of packets that is written down: into the capture, into the trace, or both.
-//!
-//! Touches the capture and the trace.
+//! A batch of packets recorded in the capture, in the trace, or both.
 
 use super::packet_comment::{Origin, PacketComment};
 use super::recorder::Batch;
@@ -10,17 +8,16 @@ use roxe_wire::capture::Direction;
 use roxe_wire::cm::Mad;
 use roxe_wire::{NetHeader, Packet};
 
-/// What is written when it is dropped.
+/// A batch, written when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Recording<'a> {
-    /// With the number of the device's interface in the capture.
+    /// With the index of the device's interface in the capture.
     pub(super) capture: Option<(Batch<'a>, u32)>,
-    /// `None`: there is no trace.
     pub(super) traced: Option<Vec<TracedPacket>>,
 }
 
 impl Recording<'_> {
-    /// Adds a packet that passes now. `payload` reaches from the BTH to the ICRC.
+    /// Adds a packet. `payload` reaches from BTH to ICRC.
     pub(crate) fn packet(
         &mut self,
         direction: Direction,
@@ -53,14 +50,11 @@ impl Recording<'_> {
         }
     }
 
-    /// Where the next packet will be put, in the capture and in the trace, for
-    /// [`Recording::rewind`].
     pub(crate) fn mark(&self) -> (usize, usize) {
         let capture = self.capture.as_ref().map_or(0, |(batch, _)| batch.mark());
         (capture, self.traced.as_ref().map_or(0, Vec::len))
     }
 
-    /// Takes back what was added since.
     pub(crate) fn rewind(&mut self, (capture, traced): (usize, usize)) {
         if let Some((batch, _)) = &mut self.capture {
             batch.rewind(capture);
@@ -83,7 +77,6 @@ mod tests {
     use roxe_wire::cm::{CommId, MAD_LEN, PrivateData, Rtu, TransactionId, gsi_header};
     use roxe_wire::{Psn, Qpn, icrc};
 
-    /// An RTU as it is sent.
     fn rtu() -> Vec<u8> {
         let rtu = Rtu { local_comm_id: CommId(1), remote_comm_id: CommId(2), private_data: PrivateData::EMPTY };
         let mad = Mad { tid: TransactionId(3), modifier: 0, message: rtu.into() };
@@ -95,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_is_traced_with_its_queue_pair_its_message_and_what_became_of_it() {
+    fn traced_packet_has_queue_pair_message_and_fate() {
         let mut recording = Recording { capture: None, traced: Some(Vec::new()) };
         let note = PacketNote::answer(Qpn::GSI, TxReason::Management);
         let sent = PacketComment { origin: Origin::Sent(note), fate: Some("rule 1: drop: dropped".to_owned()) };

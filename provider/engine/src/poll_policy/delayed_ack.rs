@@ -1,74 +1,61 @@
-//! Whether the program answers the requests of its peer at once with requests of its own, as in a
-//! ping-pong.
+//! Delayed acknowledgements in a ping-pong, where the program answers each request at once.
 //!
-//! Then the acknowledgement may wait for that answer and travel with it: one system call and one
-//! packet to look for less on each side, and a peer that waits for its completion sees the answer
-//! in the same moment. [`DelayedAck`] says which may wait and until when, [`is_over`] who ends
-//! that.
+//! The acknowledgement then travels with the answer, which saves each side a system call and a
+//! packet. [`DelayedAck`] decides which may wait and until when, [`is_over`] when the wait ends.
 
 use roxe_transport::time::Instant;
 use std::time::Duration;
 
-/// An answer within this time is quick. Longer than an acknowledgement waits, because one that
-/// leaves by itself is what holds up a program that watches its memory: the queue pair is locked
-/// meanwhile.
+/// An answer within this time is quick. Longer than the longest delay, because sending a delayed
+/// acknowledgement locks the queue pair and so holds up the program.
 const QUICK: Duration = Duration::from_micros(1000);
-/// How long an acknowledgement waits for an answer, at least and at most: twice as long as the
-/// usual one takes. On an emulated processor up to 300 us pass between a packet and the answer
-/// while acknowledgements do not wait; with 100 us they never came to, and a message of
-/// `ib_write_lat` took 550 us there instead of 20.
+/// Least and most delay of an acknowledgement. It is twice the usual time of an answer.
 const PATIENCE: (Duration, Duration) = (Duration::from_micros(20), Duration::from_micros(500));
-/// Quick answers after which another is expected. One that does not come delays the completion of a
-/// peer by [`PATIENCE`], or by a tick of the background thread where the program does not poll.
+/// Score from which on a quick answer is expected. A missing one delays the peer's completion by
+/// [`PATIENCE`], or by a tick of the background thread if the program does not poll.
 const ENOUGH: u8 = 32;
-/// Quick answers that one which does not come outweighs: it happens once in so many messages in the
-/// long run. A long ping-pong survives single ones, as the system may run something else at any
-/// time: starting anew every time made 40,000 round trips of `ib_write_lat` 2 us longer on average.
+/// Points lost by an answer that does not come. A long ping-pong survives single ones, as the
+/// system may preempt the program at any time.
 const MISS: u8 = 64;
-/// The same of one that is slow while no acknowledgement waits for it, and delays nothing: on a
-/// crowded processor many are.
+/// Points lost by a slow answer while no acknowledgement waits for it.
 const SLOW: u8 = 4;
 
-/// The background thread lets an acknowledgement wait so much longer: if the two share a processor,
-/// the program that is about to answer only comes to run when this thread sleeps, and a round of it
-/// takes 30 us in a virtual machine. When it did not, each of its wake-ups could stop a ping-pong
-/// for milliseconds: peers whose completion comes before the answer watch their memory, and are
-/// served by their own background threads.
+/// Additional delay before the background thread sends an acknowledgement: if it shares a CPU with
+/// the program, the program runs only once this thread sleeps, and one wake-up of it must not end
+/// the ping-pong.
 pub(crate) const GRACE: Duration = Duration::from_micros(100);
 
-/// When the background thread has to look after an acknowledgement that waits `until`.
+/// When the background thread sends an acknowledgement delayed until `until`.
 pub(crate) fn due_in_background(until: Instant) -> Instant {
     until.after(GRACE)
 }
 
-/// Whether an acknowledgement that waits `until` leaves `by` this time; `by_program`: a thread of
-/// the program asks, not the background thread.
+/// Returns true if an acknowledgement delayed until `until` leaves at `by`, polled by the program
+/// or by the background thread.
 #[inline]
 pub(crate) fn is_over(until: Instant, by: Instant, by_program: bool) -> bool {
     let at = if by_program { until } else { due_in_background(until) };
     at <= by
 }
 
-/// How one queue pair is used.
+/// Ping-pong detection of one queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DelayedAck {
-    /// Quick answers, less what others outweighed.
+    /// Quick answers, less those that were slow or missing.
     score: u8,
-    /// When the request came that has not been answered yet.
-    asked: Option<Instant>,
-    /// Its acknowledgement waits for the answer.
+    request_at: Option<Instant>,
     waits: bool,
-    /// How long quick answers take, nanoseconds.
+    /// Usual time of a quick answer in nanoseconds.
     usual: u32,
 }
 
 impl DelayedAck {
-    /// A request came that wants an acknowledgement. Until when that may wait for the program's
-    /// answer; `None`: it shall not.
+    /// Called for a request that wants an acknowledgement. Returns until when to delay that, if at
+    /// all.
     pub fn on_request(&mut self, now: Instant) -> Option<Instant> {
         // clause: ACK-BEFORE-REQUESTS
-        // Two without an answer between them are no ping-pong.
-        if self.asked.replace(now).is_some() {
+        // Two requests without an answer between them are no ping-pong.
+        if self.request_at.replace(now).is_some() {
             self.lose(MISS);
         }
         self.waits = self.score >= ENOUGH;
@@ -76,23 +63,23 @@ impl DelayedAck {
         self.waits.then(|| now.after(twice.clamp(PATIENCE.0, PATIENCE.1)))
     }
 
-    /// The program posts a request.
+    /// Called when the program posts a request.
     #[inline]
     pub fn on_post(&mut self, now: Instant) {
-        let Some(asked) = self.asked.take() else { return };
-        let took = now.since(asked);
+        let Some(request_at) = self.request_at.take() else { return };
+        let took = now.since(request_at);
         if took < QUICK {
             self.score = self.score.saturating_add(1);
             self.usual = self.usual - self.usual / 8 + took.subsec_nanos() / 8;
         } else if !self.waits {
-            // An acknowledgement that waited for it travels with it all the same.
+            // A delayed acknowledgement travels with the slow answer all the same.
             self.lose(SLOW);
         }
     }
 
-    /// The acknowledgement has waited in vain.
-    pub fn on_silence(&mut self) {
-        self.asked = None;
+    /// Called when the delay of an acknowledgement has expired without an answer.
+    pub fn on_expiry(&mut self) {
+        self.request_at = None;
         self.lose(MISS);
     }
 
@@ -107,7 +94,7 @@ mod tests {
 
     const SOON: Duration = Duration::from_micros(1);
 
-    /// A rhythm that has just come to expect quick answers, and the time.
+    /// A queue pair that has just come to expect quick answers, and the time.
     fn settled() -> (DelayedAck, Instant) {
         let (mut delayed_ack, mut now) = (DelayedAck::default(), Instant(1_000_000));
         for _ in 0..ENOUGH {
@@ -120,13 +107,13 @@ mod tests {
 
     // clause: ACK-BEFORE-REQUESTS
     #[test]
-    fn an_acknowledgement_waits_after_enough_quick_answers() {
+    fn ack_waits_after_enough_quick_answers() {
         let (mut delayed_ack, now) = settled();
         assert_eq!(delayed_ack.on_request(now), Some(now.after(PATIENCE.0)));
     }
 
     #[test]
-    fn an_acknowledgement_waits_twice_as_long_as_answers_take_within_bounds() {
+    fn ack_waits_twice_the_usual_answer_within_bounds() {
         for (takes, waits) in
             [(1, 20..=20), (30, 50..=60), (400, 500..=500)].map(|(takes, waits)| (takes * SOON, waits))
         {
@@ -141,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn some_slow_answers_only_delay_its_beginning_many_prevent_it() {
+    fn few_slow_answers_defer_delay_many_prevent_it() {
         let begins = |one_in: u32| {
             let mut delayed_ack = DelayedAck::default();
             (0..1000).any(|at| {
@@ -154,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn an_acknowledgement_that_travels_with_a_slow_answer_is_no_miss() {
+    fn ack_leaving_with_slow_answer_is_no_miss() {
         let (mut delayed_ack, now) = settled();
         for _ in 0..10 {
             assert!(delayed_ack.on_request(now).is_some());
@@ -163,20 +150,20 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_answer_and_silence_end_it() {
+    fn missing_answer_and_expiry_end_delay() {
         let (mut missing, now) = settled();
         missing.on_request(now);
         assert_eq!(missing.on_request(now), None);
 
         let (mut silent, now) = settled();
         silent.on_request(now);
-        silent.on_silence();
+        silent.on_expiry();
         silent.on_post(now.after(SOON));
         assert_eq!(silent.on_request(now), None);
     }
 
     #[test]
-    fn a_long_ping_pong_survives_some_of_them() {
+    fn long_ping_pong_survives_single_misses() {
         let (mut delayed_ack, now) = settled();
         for _ in 0..255 {
             delayed_ack.on_request(now);
@@ -184,14 +171,14 @@ mod tests {
         }
         let waits = |delayed_ack: &mut DelayedAck| {
             let waits = delayed_ack.on_request(now).is_some();
-            delayed_ack.on_silence();
+            delayed_ack.on_expiry();
             waits
         };
         assert_eq!([(); 5].map(|()| waits(&mut delayed_ack)), [true, true, true, true, false]);
     }
 
     #[test]
-    fn posts_without_requests_mean_nothing() {
+    fn posts_without_requests_do_not_count() {
         let mut delayed_ack = DelayedAck::default();
         (0..2 * u32::from(ENOUGH)).for_each(|_| delayed_ack.on_post(Instant(5)));
         assert_eq!(delayed_ack.on_request(Instant(6)), None);

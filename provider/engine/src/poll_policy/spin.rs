@@ -1,10 +1,7 @@
-//! For how long a thread looks again and again before it sleeps, and whether that is in the way of
-//! others.
+//! Spinning before sleep: its duration, and its effect on other threads.
 //!
-//! If somebody else wants the processor, sleeping is better, the next times as well: who wakes up
-//! goes first, who only waits for his turn does not, and who yields has less of it later.
-//!
-//! [`SpinGovernor::keep_looking`] does it, and touches the clock and the scheduler of the system.
+//! If another thread wants the CPU, sleeping is better, also the next times: a woken thread is
+//! scheduled first, a yielding one gets less time later. [`SpinGovernor::spin_until`] is the loop.
 
 use crate::thread;
 use roxe_base::clock;
@@ -13,136 +10,122 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// A look, with what it found, that takes longer than this was interrupted: by somebody else's turn
-/// if the thread was preempted. A machine below this one that takes the processor away gets nothing
-/// if the thread sleeps.
+/// A poll that takes longer was preempted, if the thread's count of preemptions says so. Time
+/// stolen by a hypervisor does not count: sleeping would not help.
 const CROWDED: Duration = Duration::from_micros(500);
-/// Who has looked with success for long looks in vain for a quarter of that time, but at most for
-/// so many times its patience. Streams have pauses: a receiver that fell asleep in each had the
-/// sender wake it a thousand times a second.
+/// After finding packets for long, a thread polls in vain for a quarter of that time, but at most
+/// for this multiple of its patience. Streams have pauses in which a receiver should not sleep.
 const STRETCH: u32 = 4;
-/// After that the thread goes to sleep without looking around for so many rounds, and for twice as
-/// many each time it happens again.
+/// Rounds without spinning after contention; doubled each time it happens again.
 const CROWDED_ROUNDS: u32 = 16;
 const MAX_CROWDED_ROUNDS: u32 = 4096;
 
-/// What a look was good for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Look {
-    /// For nothing.
-    Vain,
-    /// Something had come.
+pub(crate) enum Poll {
+    Empty,
     Found,
-    /// There is no need to look any more.
+    /// The awaited event has happened.
     Enough,
 }
 
-/// What a thread does after a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// It looks again.
-    Look,
-    /// It does not sleep.
+    Poll,
+    /// Return without sleeping.
     Enough,
-    /// It sleeps: nothing has come for too long.
+    /// Sleep: nothing has arrived for too long.
     GiveUp,
-    /// It sleeps: somebody else wants the processor.
-    MakeRoom,
+    /// Sleep: another thread wants the CPU.
+    Contended,
 }
 
-/// One round of looks.
 #[derive(Debug)]
 pub(crate) struct SpinRound {
     patience: Duration,
     start: Instant,
-    last_look: Instant,
+    last_poll: Instant,
     last_found: Instant,
-    /// How often the thread had been preempted at the first look in vain: who finds at once shall
-    /// not ask.
+    /// Preemptions of the thread at the first vain poll; not read if the first poll succeeds.
     preemptions: Option<u64>,
 }
 
 impl SpinRound {
-    /// A round begins `now`. It ends when nothing has come for as long as `patience`.
+    /// A round begins at `now` and ends when nothing arrives for `patience`.
     pub(crate) fn new(patience: Duration, now: Instant) -> Self {
-        Self { patience, start: now, last_look: now, last_found: now, preemptions: None }
+        Self { patience, start: now, last_poll: now, last_found: now, preemptions: None }
     }
 
-    /// A look was in vain. Told before the thread yields.
     pub(crate) fn before_yield(&mut self, preemptions: impl FnOnce() -> u64) {
         self.preemptions = self.preemptions.or_else(|| Some(preemptions()));
     }
 
-    /// What comes after this look, which was over `now`.
-    pub(crate) fn after_look(&mut self, look: Look, now: Instant, preemptions: impl FnOnce() -> u64) -> Next {
-        if look == Look::Enough {
+    pub(crate) fn after_poll(&mut self, poll: Poll, now: Instant, preemptions: impl FnOnce() -> u64) -> Next {
+        if poll == Poll::Enough {
             return Next::Enough;
         }
-        if now.since(self.last_look) >= CROWDED {
+        if now.since(self.last_poll) >= CROWDED {
             let before = self.preemptions.replace(preemptions());
             if before.is_some() && before != self.preemptions {
-                return Next::MakeRoom;
+                return Next::Contended;
             }
         }
-        self.last_look = now;
-        if look == Look::Found {
+        self.last_poll = now;
+        if poll == Poll::Found {
             self.last_found = now;
         } else if now.since(self.last_found) >= self.stretched() {
             return Next::GiveUp;
         }
-        Next::Look
+        Next::Poll
     }
 
-    /// How long the thread looks in vain, having found packets until then.
+    /// Time of vain polls, given how long the thread has found packets.
     fn stretched(&self) -> Duration {
         (self.last_found.since(self.start) / STRETCH).clamp(self.patience, self.patience * STRETCH)
     }
 }
 
-/// Whether looking around is of use, or in the way of others. Advice, shared by threads.
+/// Decides whether spinning is useful or hinders others. Advisory, shared by threads.
 #[derive(Debug, Default)]
 pub(crate) struct SpinGovernor {
-    /// Rounds that still end without spinning, and how many there will be the next time.
-    hasty_rounds: AtomicU32,
+    no_spin_rounds: AtomicU32,
+    /// `no_spin_rounds` after the last contention.
     penalty: AtomicU32,
 }
 
 impl SpinGovernor {
-    /// Whether to keep looking for a while.
+    /// Returns true if the thread should spin in this round.
     pub(crate) fn may_spin(&self) -> bool {
-        let rounds = self.hasty_rounds.load(Relaxed);
-        self.hasty_rounds.store(rounds.saturating_sub(1), Relaxed);
+        let rounds = self.no_spin_rounds.load(Relaxed);
+        self.no_spin_rounds.store(rounds.saturating_sub(1), Relaxed);
         rounds == 0
     }
 
-    /// Somebody else wanted the processor while the thread was spinning.
     pub(crate) fn note_contention(&self) {
         let penalty = (self.penalty.load(Relaxed) * 2).clamp(CROWDED_ROUNDS, MAX_CROWDED_ROUNDS);
         self.penalty.store(penalty, Relaxed);
-        self.hasty_rounds.store(penalty, Relaxed);
+        self.no_spin_rounds.store(penalty, Relaxed);
     }
 
-    /// Spinning was of use.
     pub(crate) fn note_find(&self) {
         self.penalty.store(0, Relaxed);
     }
 
-    /// Looks until it is enough, or nothing has come for as long as `patience`, or somebody else
-    /// wants the processor. Whether it was enough.
-    pub(crate) fn keep_looking(&self, patience: Duration, mut look: impl FnMut() -> Look) -> bool {
+    /// Polls until `poll` returns [`Poll::Enough`], nothing has arrived for `patience`, or another
+    /// thread wants the CPU. Returns true in the first case.
+    pub(crate) fn spin_until(&self, patience: Duration, mut poll: impl FnMut() -> Poll) -> bool {
         let mut round = SpinRound::new(patience, clock::now());
         loop {
-            let what = look();
-            if what == Look::Vain {
+            let result = poll();
+            if result == Poll::Empty {
                 round.before_yield(thread::preemptions);
-                // Who shares this processor may be the one that answers.
+                // Yield: the peer may need this CPU to respond.
                 std::thread::yield_now();
             }
-            match round.after_look(what, clock::now(), thread::preemptions) {
-                Next::Look => {}
+            match round.after_poll(result, clock::now(), thread::preemptions) {
+                Next::Poll => {}
                 Next::Enough => return true,
                 Next::GiveUp => return false,
-                Next::MakeRoom => {
+                Next::Contended => {
                     self.note_contention();
                     return false;
                 }
@@ -157,58 +140,57 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_micros(50);
     const US: Duration = Duration::from_micros(1);
-    const VAIN: (Look, Duration, u64) = (Look::Vain, US, 0);
+    const VAIN: (Poll, Duration, u64) = (Poll::Empty, US, 0);
 
-    /// What ends a round of these looks, which take so long and are preempted so often, and how
-    /// many were needed. The last one is for ever.
-    fn round(looks: &[(Look, Duration, u64)]) -> (Next, usize) {
+    /// Runs a round of polls of given durations and preemptions, the last one forever. Returns its
+    /// end and the number of polls.
+    fn round(polls: &[(Poll, Duration, u64)]) -> (Next, usize) {
         let (mut now, mut preemptions) = (Instant(1), 0);
         let mut round = SpinRound::new(PATIENCE, now);
         for at in 0.. {
-            let (look, takes, preempted) = looks[at.min(looks.len() - 1)];
+            let (poll, takes, preempted) = polls[at.min(polls.len() - 1)];
             (now, preemptions) = (now.after(takes), preemptions + preempted);
-            if look == Look::Vain {
+            if poll == Poll::Empty {
                 round.before_yield(|| preemptions);
             }
-            match round.after_look(look, now, || preemptions) {
-                Next::Look => {}
+            match round.after_poll(poll, now, || preemptions) {
+                Next::Poll => {}
                 next => return (next, at + 1),
             }
         }
-        unreachable!("the last look is for ever");
+        unreachable!("the last poll lasts forever");
     }
 
     #[test]
-    fn looking_ends_when_it_is_enough_or_nothing_has_come_for_as_long_as_patience() {
-        assert_eq!(round(&[VAIN, (Look::Found, US, 0), (Look::Enough, US, 0)]), (Next::Enough, 3));
+    fn round_ends_when_enough_or_nothing_for_patience() {
+        assert_eq!(round(&[VAIN, (Poll::Found, US, 0), (Poll::Enough, US, 0)]), (Next::Enough, 3));
         assert_eq!(round(&[VAIN]), (Next::GiveUp, 50));
-        assert_eq!(round(&[VAIN, (Look::Found, 100 * US, 0), VAIN]), (Next::GiveUp, 52));
+        assert_eq!(round(&[VAIN, (Poll::Found, 100 * US, 0), VAIN]), (Next::GiveUp, 52));
     }
 
     #[test]
-    fn who_has_found_for_long_is_patient_for_longer() {
+    fn long_success_lengthens_patience() {
         for (found, patience) in [(1, 50), (3, 75), (4, 100), (8, 200), (100, 200)] {
-            let mut looks = vec![(Look::Found, 100 * US, 0); found];
-            looks.push(VAIN);
-            assert_eq!(round(&looks), (Next::GiveUp, found + patience));
+            let mut polls = vec![(Poll::Found, 100 * US, 0); found];
+            polls.push(VAIN);
+            assert_eq!(round(&polls), (Next::GiveUp, found + patience));
         }
     }
 
     #[test]
-    fn a_long_look_ends_the_round_if_somebody_else_had_the_processor_meanwhile() {
-        let stolen = (Look::Found, CROWDED, 0);
-        let preempted = (Look::Found, CROWDED, 1);
-        let enough = (Look::Enough, US, 0);
-        assert_eq!(round(&[VAIN, preempted, enough]), (Next::MakeRoom, 2));
-        assert_eq!(round(&[stolen, preempted, enough]), (Next::MakeRoom, 2));
-        // A machine below this one that takes the processor away counts for nothing, and neither
-        // does a short preemption.
-        assert_eq!(round(&[VAIN, stolen, stolen, (Look::Found, US, 1), enough]), (Next::Enough, 5));
+    fn long_preempted_poll_ends_round() {
+        let stolen = (Poll::Found, CROWDED, 0);
+        let preempted = (Poll::Found, CROWDED, 1);
+        let enough = (Poll::Enough, US, 0);
+        assert_eq!(round(&[VAIN, preempted, enough]), (Next::Contended, 2));
+        assert_eq!(round(&[stolen, preempted, enough]), (Next::Contended, 2));
+        // Neither stolen time without preemption nor a short preemption counts.
+        assert_eq!(round(&[VAIN, stolen, stolen, (Poll::Found, US, 1), enough]), (Next::Enough, 5));
         assert_eq!(round(&[stolen, stolen, enough]), (Next::Enough, 3));
     }
 
     #[test]
-    fn who_was_in_the_way_spins_less_and_less_until_it_pays() {
+    fn contention_reduces_spinning_until_it_pays() {
         let governor = SpinGovernor::default();
         assert!(governor.may_spin());
         for rounds in [CROWDED_ROUNDS, 2 * CROWDED_ROUNDS, 4 * CROWDED_ROUNDS] {
@@ -217,8 +199,8 @@ mod tests {
         }
         governor.note_find();
         governor.note_contention();
-        assert_eq!(governor.hasty_rounds.load(Relaxed), CROWDED_ROUNDS);
+        assert_eq!(governor.no_spin_rounds.load(Relaxed), CROWDED_ROUNDS);
         (0..40).for_each(|_| governor.note_contention());
-        assert_eq!(governor.hasty_rounds.load(Relaxed), MAX_CROWDED_ROUNDS);
+        assert_eq!(governor.no_spin_rounds.load(Relaxed), MAX_CROWDED_ROUNDS);
     }
 }

@@ -1,24 +1,23 @@
-//! What real programs did, replayed through the policy. The first line of a trace says which
-//! program made it; each of the others is one event with its time in nanoseconds.
+//! Traces of real programs, replayed through the policy. The first line of a trace names its
+//! program; each other line is one event with its time in nanoseconds.
 //!
-//! - `poll FROM UNTIL FOUND`: a thread of the program polled without a pause of 10 us, and found
-//!   packets so many times
+//! - `poll FROM UNTIL FOUND`: polling without a pause of 10 us, which found packets FOUND times
 //! - `served AT`: the background thread received packets
-//! - `request AT`, `post AT`: a request came that wants an acknowledgement; the program posted one
-//! - `silence AT`: an acknowledgement had waited in vain
-//! - `arm AT`: the program asked for an event
-//! - `wait AT`, then `awake AT` or `sleep AT` and `woken AT`: it waited for it, and looked around
-//!   with success, or slept
+//! - `request AT`, `post AT`: a request that wants an acknowledgement arrived; the program posted
+//! - `silence AT`: the delay of an acknowledgement expired
+//! - `arm AT`: the program requested an event
+//! - `wait AT`, then `awake AT`, or `sleep AT` and `woken AT`: it waited for the event and received
+//!   it, or slept
 
 use super::delayed_ack::{DelayedAck, due_in_background};
-use super::spin::{Look, Next, SpinRound};
+use super::spin::{Next, Poll, SpinRound};
 use super::{Background, Course, SERVED, SHORT_TICK, Served, WakeUp, gave_up_too_soon, patience};
 use crate::presence::Presence;
 use roxe_transport::time::Instant;
 use std::time::Duration;
 
 const US: Duration = Duration::from_micros(1);
-/// `ROXE_SPIN_US`, if nobody says otherwise.
+/// Default of `ROXE_SPIN_US`.
 const PATIENCE: Duration = Duration::from_micros(50);
 
 macro_rules! trace {
@@ -27,7 +26,7 @@ macro_rules! trace {
     };
 }
 
-/// Its name, its time, and what else there is.
+/// Name, time, and further fields.
 type Event<'a> = (&'a str, Instant, Vec<u64>);
 
 fn events(trace: &str) -> Vec<Event<'_>> {
@@ -43,13 +42,13 @@ fn events(trace: &str) -> Vec<Event<'_>> {
         .collect()
 }
 
-/// When traces begin: long after anything that a new policy could remember.
+/// Start of traces: long after anything a new policy remembers.
 const START: u64 = 1_000_000_000;
 
-/// How acknowledgements wait when the requests and posts of `events` are made.
+/// Delays of acknowledgements for the requests and posts of `events`.
 #[derive(Debug, Default)]
 struct Acks {
-    /// For each request, how long its acknowledgement may wait.
+    /// For each request, the delay of its acknowledgement.
     waits: Vec<Option<Duration>>,
     /// Acknowledgements that left without an answer.
     in_vain: usize,
@@ -59,7 +58,7 @@ fn replay_acks(events: &[Event<'_>]) -> Acks {
     let (mut policy, mut acks, mut waiting) = (DelayedAck::default(), Acks::default(), None::<Instant>);
     for &(name, at, _) in events {
         if waiting.take_if(|until| due_in_background(*until) <= at).is_some() {
-            policy.on_silence();
+            policy.on_expiry();
             acks.in_vain += 1;
         }
         match name {
@@ -78,12 +77,12 @@ fn replay_acks(events: &[Event<'_>]) -> Acks {
 }
 
 impl Acks {
-    /// Requests before the first whose acknowledgement waits.
+    /// Requests before the first delayed acknowledgement.
     fn first(&self) -> Option<usize> {
         self.waits.iter().position(Option::is_some)
     }
 
-    /// Percent of those from the first on that wait.
+    /// Percentage of delayed ones from the first on.
     fn share(&self) -> usize {
         let since = self.waits.get(self.first().unwrap_or_default()..).unwrap_or_default();
         100 * since.iter().flatten().count() / since.len().max(1)
@@ -91,7 +90,7 @@ impl Acks {
 }
 
 #[test]
-fn acknowledgements_of_a_ping_pong_wait_for_the_answer_from_the_33rd_on_and_never_for_long() {
+fn ping_pong_acks_wait_from_33rd_request_on() {
     for trace in [trace!("ib_write_lat_shm_acks"), trace!("ib_write_lat_udp_acks")] {
         let acks = replay_acks(&trace);
         assert_eq!((acks.first(), acks.share(), acks.in_vain), (Some(32), 100, 0), "{acks:?}");
@@ -100,34 +99,31 @@ fn acknowledgements_of_a_ping_pong_wait_for_the_answer_from_the_33rd_on_and_neve
 }
 
 #[test]
-fn acknowledgements_of_a_ping_pong_that_stumbles_wait_most_of_the_time() {
+fn stumbling_ping_pong_acks_mostly_wait() {
     let acks = replay_acks(&trace!("ucx_tag_lat_udp_acks"));
     assert!(acks.first().is_some_and(|first| (32..64).contains(&first)), "{acks:?}");
     assert!(acks.share() >= 60 && acks.in_vain <= 2, "{acks:?}");
 }
 
 #[test]
-fn acknowledgements_of_a_stream_never_wait() {
+fn stream_acks_never_wait() {
     let acks = replay_acks(&trace!("ib_write_bw_shm_acks"));
     assert_eq!((acks.first(), acks.waits.len()), (None, 400));
 }
 
-/// What the background thread does while the program does as in a trace.
+/// Behaviour of the background thread beside the program of a trace.
 #[derive(Debug, Default)]
 struct Wakeups {
-    /// How often it wakes up.
     count: usize,
-    /// How often it is muted after that.
+    /// Number of wake-ups after which it is muted.
     muted: usize,
-    /// How long packets wait that nobody else receives.
+    /// Delays of packets that only the thread receives.
     delays: Vec<Duration>,
-    /// From the first event to the last.
     span: Duration,
 }
 
-/// When a packet comes, and whether the program receives it itself.
+/// Arrival of a packet, and true if the program receives it itself.
 type PacketAt = (Instant, bool);
-/// From when until when the program polls.
 type PollsIn = (Instant, Instant);
 
 fn packets_and_polls(events: &[Event<'_>]) -> (Vec<PacketAt>, Vec<PollsIn>) {
@@ -193,7 +189,7 @@ fn replay_background(events: &[Event<'_>]) -> Wakeups {
 }
 
 #[test]
-fn beside_a_program_that_polls_the_background_thread_is_muted_most_of_the_time() {
+fn thread_is_mostly_muted_beside_polling_program() {
     for (trace, per_ms) in [
         (trace!("ib_write_lat_shm_polls"), 3.2),
         (trace!("ib_write_lat_udp_polls"), 2.0),
@@ -207,7 +203,7 @@ fn beside_a_program_that_polls_the_background_thread_is_muted_most_of_the_time()
 }
 
 #[test]
-fn a_target_of_reads_that_sleeps_is_served_at_once_and_never_muted() {
+fn sleeping_read_target_is_served_at_once() {
     for trace in [trace!("ib_read_bw_shm"), trace!("ib_read_lat_udp")] {
         let wakeups = replay_background(&trace);
         assert_eq!((wakeups.count, wakeups.muted), (400, 0));
@@ -215,7 +211,7 @@ fn a_target_of_reads_that_sleeps_is_served_at_once_and_never_muted() {
     }
 }
 
-/// How many waits of `events` there are, and how many end without a sleep.
+/// Number of waits in `events`, and of those that end without a sleep.
 fn replay_waits(events: &[Event<'_>]) -> (usize, usize) {
     let (mut waits, mut awake, mut are_patient, mut since) = (0, 0, false, None);
     for &(name, at, _) in events {
@@ -225,12 +221,12 @@ fn replay_waits(events: &[Event<'_>]) -> (usize, usize) {
                 let Some(since) = since.take() else { continue };
                 waits += 1;
                 let mut round = SpinRound::new(patience(PATIENCE, are_patient), since);
-                let looks = (1..).map(|nth| since.after(nth * US));
-                let next = looks.map(|now| {
-                    let look = if now >= at { Look::Enough } else { Look::Vain };
-                    round.after_look(look, now, || 0)
+                let polls = (1..).map(|nth| since.after(nth * US));
+                let next = polls.map(|now| {
+                    let poll = if now >= at { Poll::Enough } else { Poll::Empty };
+                    round.after_poll(poll, now, || 0)
                 });
-                if next.into_iter().find(|next| *next != Next::Look) == Some(Next::Enough) {
+                if next.into_iter().find(|next| *next != Next::Poll) == Some(Next::Enough) {
                     awake += 1;
                 } else {
                     are_patient = gave_up_too_soon(at.since(since), PATIENCE);
@@ -243,7 +239,7 @@ fn replay_waits(events: &[Event<'_>]) -> (usize, usize) {
 }
 
 #[test]
-fn event_driven_programs_find_what_they_wait_for_before_they_sleep() {
+fn event_driven_programs_mostly_avoid_sleeping() {
     for (trace, percent) in
         [(trace!("ib_send_lat_e_shm"), 99), (trace!("ib_send_lat_e_udp"), 90), (trace!("rping_shm"), 99)]
     {

@@ -1,8 +1,9 @@
-//! Rings whose other half the test holds in its hands.
+//! Rings whose other half the test holds.
 
 use super::*;
 use crate::flow_control::Key;
-use crate::rings::{Out, Rings, Route};
+use crate::poller::Poller;
+use crate::rings::{RingRoute, RingState, Rings};
 use crate::testing::private_engine;
 use roxe_base::config::config;
 use roxe_base::lock::Mutex;
@@ -16,7 +17,7 @@ use std::sync::mpsc;
 use std::time::{self, Duration};
 
 const PATIENCE: Duration = Duration::from_secs(20);
-/// A ring holds some of them.
+/// A length of which a ring holds some.
 const LONG: usize = 4112;
 
 fn heading() -> Heading {
@@ -24,7 +25,7 @@ fn heading() -> Heading {
     Heading { src: here, dst: here, traffic_class: 0, hop_limit: 64 }
 }
 
-/// An engine of its own that uses rings, and sleeps unless it is woken.
+/// A private engine that uses rings, and sleeps unless woken.
 fn engine() -> Arc<Engine> {
     let quiet = roxe_base::config::Config { rings: true, steering: false, ..config().unwrap().clone() };
     let engine = private_engine(Box::leak(Box::new(quiet)));
@@ -32,7 +33,7 @@ fn engine() -> Arc<Engine> {
     engine
 }
 
-/// A ring that is in use: what queue pairs write to, and what reads.
+/// A ring in use: the shared writer, and the reader.
 fn ring() -> (SharedSender, Inbound) {
     let (ours, theirs) = (Poller::new().unwrap(), Poller::new().unwrap());
     let offer = Offer::new(shm::SIZE).unwrap();
@@ -43,7 +44,7 @@ fn ring() -> (SharedSender, Inbound) {
     (Arc::new(Mutex::new(sender)), inbound)
 }
 
-/// Puts packets in until `room` says that it is enough, or the ring is full; how many.
+/// Writes packets until `room` returns true or the ring is full; returns their number.
 fn fill(sender: &mut Sender, mut is_enough: impl FnMut(usize) -> bool) -> usize {
     let mut count = 0;
     while !is_enough(count) && sender.writer.as_mut().unwrap().slot(&heading(), LONG).is_some() {
@@ -53,13 +54,12 @@ fn fill(sender: &mut Sender, mut is_enough: impl FnMut(usize) -> bool) -> usize 
     count
 }
 
-/// Takes out all that is there.
 fn read(inbound: &Inbound) {
     while inbound.reader.next(|_| {}).unwrap() {}
 }
 
 #[test]
-fn a_ring_that_a_thread_of_the_program_takes_up_wakes_the_one_that_sleeps() {
+fn ring_taken_up_by_program_thread_wakes_sleeper() {
     let engine = engine();
     let poller = engine.scheduler.poller().unwrap();
     let mut offers = Vec::new();
@@ -68,7 +68,7 @@ fn a_ring_that_a_thread_of_the_program_takes_up_wakes_the_one_that_sleeps() {
         engine.accept_ring(shm::SIZE as u32, carry(&offer.descriptors(poller.doorbell())));
         assert_eq!(engine.rings.inbound.read().len(), n + 1);
         let start = time::Instant::now();
-        // Nothing but the ring could wake it.
+        // Only the ring could wake it.
         while !offer.writer.must_wake() {
             assert!(start.elapsed() < PATIENCE, "the writer of ring {n} believes that its reader is awake");
             std::thread::yield_now();
@@ -80,7 +80,7 @@ fn a_ring_that_a_thread_of_the_program_takes_up_wakes_the_one_that_sleeps() {
 }
 
 #[test]
-fn nobody_sleeps_while_there_is_room_for_those_who_wait() {
+fn thread_stays_awake_while_waiters_have_room() {
     let rings = Rings::new(true, Default::default());
     let (ring, inbound) = ring();
     let mut sender = ring.lock();
@@ -91,10 +91,10 @@ fn nobody_sleeps_while_there_is_room_for_those_who_wait() {
     assert!(!rings.prepare_sleep());
     read(&inbound);
     assert!(inbound.reader.must_tell());
-    // It was told, and may have had something else to do.
+    // The thread was woken and may have been busy.
     assert!(rings.prepare_sleep());
-    // Others were quicker: there is not enough room for those who wait, and the reader has told
-    // already.
+    // Other writers were faster: there is too little room for the waiters, and the reader has
+    // rung already.
     let room = shm::SIZE / LONG;
     fill(&mut ring.lock(), |count| count > room / 2 + 8);
     assert!(!inbound.reader.must_tell() && !rings.prepare_sleep());
@@ -103,7 +103,7 @@ fn nobody_sleeps_while_there_is_room_for_those_who_wait() {
 }
 
 #[test]
-fn only_a_thread_that_sleeps_is_told_of_room() {
+fn only_sleeping_thread_is_woken_for_room() {
     let rings = Rings::new(true, Default::default());
     let (ring, inbound) = ring();
     let fill_and_wait = || {
@@ -111,11 +111,11 @@ fn only_a_thread_that_sleeps_is_told_of_room() {
         fill(&mut sender, |_| false);
         rings.wait(&ring, &mut sender, Qpn::new(7), false)
     };
-    // A thread of the program looks itself.
+    // A thread of the program checks itself.
     assert!(!fill_and_wait());
     read(&inbound);
     assert!(!inbound.reader.must_tell());
-    // The ring is full only after the thread has lain down.
+    // The ring becomes full only after the thread sleeps.
     assert!(rings.prepare_sleep());
     rings.full.lock().clear();
     rings.has_full.clear();
@@ -123,14 +123,14 @@ fn only_a_thread_that_sleeps_is_told_of_room() {
     assert!(!rings.prepare_sleep() && !fill_and_wait());
     read(&inbound);
     assert!(inbound.reader.must_tell());
-    // There is room before anybody can have heard that it is waited for.
+    // Room appears before the reader can know of the waiter.
     assert!(rings.wait(&ring, &mut ring.lock(), Qpn::new(8), false));
     rings.awake();
     assert!(!rings.wait(&ring, &mut ring.lock(), Qpn::new(9), false), "it is awake, and looks");
 }
 
 #[test]
-fn the_answer_to_an_offer_is_looked_for_less_and_less_often_until_it_is_there() {
+fn offer_checks_back_off_until_accepted() {
     let rings = Rings::new(true, Default::default());
     let at = |us: u64| Instant(1_000_000_000 + us * 1000);
     assert!(!rings.answers.are_due(at(0)), "nothing is offered");
@@ -138,7 +138,7 @@ fn the_answer_to_an_offer_is_looked_for_less_and_less_often_until_it_is_there() 
     let offer = Offer::new(shm::SIZE).unwrap();
     let poller = Poller::new().unwrap();
     let descriptors = carry(&offer.descriptors(poller.doorbell()));
-    assert!(matches!(rings.find(slot), Route::Awaited));
+    assert!(matches!(rings.find(slot), RingRoute::Awaited));
     assert!(rings.note_offer(slot, Ok(offer), at(0)).is_empty());
     let due: Vec<u64> = (0..1000).filter(|us| rings.answers.are_due(at(*us))).collect();
     assert_eq!(due, [20, 40, 80, 160, 320, 640]);
@@ -146,8 +146,8 @@ fn the_answer_to_an_offer_is_looked_for_less_and_less_often_until_it_is_there() 
     assert!(rings.answers.are_due(at(1_000_000)), "it is offered still");
     let _accepted = Inbound::accept(shm::SIZE, descriptors, poller.doorbell(), |_| Ok(())).unwrap();
     let mut out = rings.out.lock();
-    let heard = out.get_mut(&slot).and_then(|what| what.hear(&mut Vec::new(), &mut Vec::new()));
-    assert_eq!(heard, Some(Receiver::Ring));
+    let event = out.get_mut(&slot).and_then(|state| state.poll_control(&mut Vec::new(), &mut Vec::new()));
+    assert_eq!(event, Some(Receiver::Ring));
     rings.note_answers(&out);
     assert!(!rings.answers.are_due(at(100_000_000)));
 }
@@ -155,10 +155,10 @@ fn the_answer_to_an_offer_is_looked_for_less_and_less_often_until_it_is_there() 
 const QPN: Qpn = Qpn::new(7);
 const SLOT: Slot = Slot::of(Qpn::new(0x5000));
 
-/// Rings of which one to [`SLOT`] is wanted, and [`QPN`] waits for it.
+/// Rings with a request for [`SLOT`] that [`QPN`] waits for.
 fn awaited() -> Rings {
     let rings = Rings::new(true, Default::default());
-    assert!(matches!(rings.find(SLOT), Route::Awaited));
+    assert!(matches!(rings.find(SLOT), RingRoute::Awaited));
     assert!(rings.await_ring(SLOT, QPN) && rings.await_ring(SLOT, QPN));
     assert_eq!(rings.wanted(), [SLOT]);
     rings
@@ -176,9 +176,9 @@ fn awaited_ring_accepted_or_refused_serves_once() {
             .map(|descriptors| Inbound::accept(shm::SMALL, descriptors, poller.doorbell(), |_| Ok(())).unwrap());
         assert!(rings.note_offer(SLOT, Ok(offer), Instant(0)).is_empty());
         let mut served = Vec::new();
-        rings.out.lock().get_mut(&SLOT).unwrap().hear(&mut served, &mut Vec::new());
+        rings.out.lock().get_mut(&SLOT).unwrap().poll_control(&mut served, &mut Vec::new());
         assert_eq!(served, [QPN]);
-        assert_eq!(matches!(rings.find(SLOT), Route::Ring(_)), accepts);
+        assert_eq!(matches!(rings.find(SLOT), RingRoute::Ring(_)), accepts);
         assert!(!rings.await_ring(SLOT, QPN), "it is decided");
         assert_eq!(rings.awaited_until(), None);
         drop(inbound);
@@ -189,9 +189,9 @@ fn awaited_ring_accepted_or_refused_serves_once() {
 fn awaited_ring_full_mailbox_is_offered_again() {
     let rings = awaited();
     assert!(rings.note_offer(SLOT, Err(io::ErrorKind::WouldBlock.into()), Instant(0)).is_empty());
-    assert!(rings.has_wanted.is_set() && matches!(rings.find(SLOT), Route::Awaited));
+    assert!(rings.has_wanted.is_set() && matches!(rings.find(SLOT), RingRoute::Awaited));
     assert_eq!(rings.note_offer(SLOT, Err(io::ErrorKind::ConnectionRefused.into()), Instant(0)), [QPN]);
-    assert!(matches!(rings.find(SLOT), Route::Socket));
+    assert!(matches!(rings.find(SLOT), RingRoute::Socket));
 }
 
 #[test]
@@ -202,10 +202,10 @@ fn awaited_ring_without_answer_falls_back_and_may_come_later() {
     let until = rings.awaited_until().unwrap();
     assert!(rings.end_awaiting(Instant(until.0 - 1)).is_empty());
     assert_eq!(rings.end_awaiting(until), [QPN]);
-    assert!(matches!(rings.find(SLOT), Route::Socket));
+    assert!(matches!(rings.find(SLOT), RingRoute::Socket));
     let _inbound = Inbound::accept(shm::SMALL, descriptors, poller.doorbell(), |_| Ok(())).unwrap();
-    rings.out.lock().get_mut(&SLOT).unwrap().hear(&mut Vec::new(), &mut Vec::new());
-    assert!(matches!(rings.find(SLOT), Route::Ring(_)));
+    rings.out.lock().get_mut(&SLOT).unwrap().poll_control(&mut Vec::new(), &mut Vec::new());
+    assert!(matches!(rings.find(SLOT), RingRoute::Ring(_)));
 }
 
 #[test]
@@ -215,8 +215,8 @@ fn own_slot_has_a_ring_from_the_first_packet() {
     let here = Ipv4Addr::LOCALHOST.into();
     let av = Av { sgid: here, dgid: here, hop_limit: 64, ..Av::default() };
     let key = Key { dst: here, slot };
-    let flow = engine.flows.get(key, clock::now(), || engine.look_at(key));
-    let Route::Ring(ring) = engine.find_ring(&av, slot.qpn(5)) else { panic!("no ring") };
+    let flow = engine.flows.get(key, clock::now(), || engine.receiver_at(key));
+    let RingRoute::Ring(ring) = engine.find_ring(&av, slot.qpn(5)) else { panic!("no ring") };
     assert_eq!(*flow.receiver.lock(), Receiver::Ring, "datagrams need no credits there");
     let before = engine.counters().unknown_qp.get();
     assert_eq!(fill(&mut ring.lock(), |count| count == 1), 1);
@@ -226,7 +226,7 @@ fn own_slot_has_a_ring_from_the_first_packet() {
     });
 }
 
-/// Looks until there is something.
+/// Retries until `look` returns a value.
 fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let start = time::Instant::now();
     loop {
@@ -238,7 +238,7 @@ fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Another process, as far as `engine` can see: a slot, and what came into its mailbox.
+/// A peer process: a slot, and its mailbox.
 struct Stranger {
     mailbox: SlotSocket,
     poller: Poller,
@@ -255,12 +255,12 @@ impl Stranger {
         let route = engine.find_ring(&av, self.mailbox.slot().qpn(5));
         engine.progress();
         match route {
-            Route::Ring(ring) => Some(ring),
+            RingRoute::Ring(ring) => Some(ring),
             _ => None,
         }
     }
 
-    /// Takes up the ring that `engine` offers when it wants to send.
+    /// Accepts the ring that `engine` offers.
     fn take_up(&self, engine: &Engine) -> Inbound {
         let (size, descriptors) = wait_for("no offer came", || {
             assert!(self.find_ring(engine).is_none(), "an old ring");
@@ -272,7 +272,6 @@ impl Stranger {
         Inbound::accept(size, descriptors, self.poller.doorbell(), |_| Ok(())).unwrap()
     }
 
-    /// What `engine` says to it arrives.
     fn hears(&self, engine: &Engine, inbound: &Inbound) {
         let ring = wait_for("no ring is used", || self.find_ring(engine));
         let mut sender = ring.lock();
@@ -282,7 +281,7 @@ impl Stranger {
 }
 
 #[test]
-fn whoever_takes_the_slot_of_a_dead_process_gets_a_ring_of_its_own() {
+fn new_owner_of_dead_slot_gets_own_ring() {
     let engine = engine();
     let first = Stranger::new(SlotSocket::claim(engine.ifindex()).unwrap());
     let slot = first.mailbox.slot();
@@ -298,18 +297,18 @@ fn whoever_takes_the_slot_of_a_dead_process_gets_a_ring_of_its_own() {
 }
 
 #[test]
-fn a_stranger_that_refuses_is_not_asked_again_at_once() {
+fn refusing_peer_is_not_asked_again_at_once() {
     let engine = engine();
     let stranger = Stranger::new(SlotSocket::claim(engine.ifindex()).unwrap());
     drop(stranger.take_up(&engine));
-    wait_for("nobody heard of it", || {
-        matches!(engine.rings.out.lock().get(&stranger.mailbox.slot()), Some(Out::Refused(_))).then_some(())
+    wait_for("the refusal was not handled", || {
+        matches!(engine.rings.out.lock().get(&stranger.mailbox.slot()), Some(RingState::Refused(_))).then_some(())
     });
     assert!(stranger.find_ring(&engine).is_none() && !engine.rings.has_wanted.is_set());
 }
 
 #[test]
-fn nonsense_in_a_ring_is_counted_and_a_broken_one_is_let_go_of() {
+fn malformed_ring_data_is_counted_and_broken_ring_closed() {
     let engine = engine();
     let poller = engine.scheduler.poller().unwrap();
     let malformed = || engine.counters().malformed.get() + engine.counters().unknown_qp.get();
@@ -317,8 +316,7 @@ fn nonsense_in_a_ring_is_counted_and_a_broken_one_is_let_go_of() {
     engine.accept_ring(shm::SIZE as u32, carry(&offer.descriptors(poller.doorbell())));
     let (mut writer, control) = keep(offer);
     assert!(matches!(control.poll(), PeerEvent::Accepted(_)));
-    // Bytes of every kind and length, in runs as they should be. The first one of a BTH is its
-    // opcode.
+    // Packets of every opcode and length in well-formed runs.
     let (before, mut packets) = (malformed(), 0);
     for (seed, len) in (0..=u8::MAX).zip([1, 4, 7, 8, 11, 12, 16, 20, 28, 100, 1000, LONG].into_iter().cycle()) {
         let bytes: Vec<_> = (0..len).map(|at| seed.wrapping_add((at * 37) as u8)).collect();
@@ -341,7 +339,7 @@ fn nonsense_in_a_ring_is_counted_and_a_broken_one_is_let_go_of() {
 }
 
 #[test]
-fn a_ring_of_a_dead_writer_is_read_once_around_at_most() {
+fn dead_writers_ring_is_read_at_most_once_around() {
     let engine = engine();
     let poller = engine.scheduler.poller().unwrap();
     let offer = Offer::new(shm::SIZE).unwrap();
@@ -352,7 +350,7 @@ fn a_ring_of_a_dead_writer_is_read_once_around_at_most() {
 }
 
 #[test]
-fn a_ring_whose_reader_died_is_closed_without_stopping_who_writes_to_it_and_looks_for_another() {
+fn ring_of_dead_reader_closes_without_blocking_writer() {
     use crate::tx::{TxCache, TxPath};
     use roxe_transport::cx::{PacketNote, TxBatch, TxReason};
     let engine = engine();
@@ -364,7 +362,7 @@ fn a_ring_whose_reader_died_is_closed_without_stopping_who_writes_to_it_and_look
     let (writer, control) = keep(offer);
     let sender = Sender { writer: Some(writer), doorbell: Some(doorbell), ..Sender::default() };
     let (to_a, to_b) = (Qpn::new(0x70_0001), Qpn::new(0x71_0001));
-    engine.rings.out.lock().insert(Slot::of(to_a), Out::Ready(Arc::new(Mutex::new(sender)), control));
+    engine.rings.out.lock().insert(Slot::of(to_a), RingState::Ready(Arc::new(Mutex::new(sender)), control));
     let here = Ipv4Addr::LOCALHOST.into();
     let av = Av { sgid: here, dgid: here, ..Av::default() };
     let ((opened, is_opened), (go, may_go), (done, is_done)) = (mpsc::channel(), mpsc::channel(), mpsc::channel());
@@ -376,8 +374,7 @@ fn a_ring_whose_reader_died_is_closed_without_stopping_who_writes_to_it_and_look
         let is_first_written = tx_path.slot(&av, to_a, 100, &note).is_some();
         opened.send(is_first_written).unwrap();
         may_go.recv().unwrap();
-        // The same batch goes on with a datagram for another process, whose ring is looked up in
-        // the list.
+        // The same batch continues with a datagram for another process, whose ring is looked up.
         let _ = tx_path.slot(&av, to_b, 100, &note);
         tx_path.flush(7);
         done.send("writer").unwrap();
@@ -388,12 +385,12 @@ fn a_ring_whose_reader_died_is_closed_without_stopping_who_writes_to_it_and_look
     );
     drop(inbound);
     std::thread::spawn(move || {
-        tender.tend_out();
+        tender.poll_out_controls();
         tended.send("tender").unwrap();
     });
     let is_given_up = || {
         let out = engine.rings.out.try_lock();
-        out.is_some_and(|out| matches!(out.get(&Slot::of(to_a)), Some(Out::Refused(_))))
+        out.is_some_and(|out| matches!(out.get(&Slot::of(to_a)), Some(RingState::Refused(_))))
     };
     let start = time::Instant::now();
     while !is_given_up() {
@@ -407,9 +404,9 @@ fn a_ring_whose_reader_died_is_closed_without_stopping_who_writes_to_it_and_look
 }
 
 #[test]
-fn rings_are_small_once_the_process_writes_many_whichever_engine_has_them() {
+fn rings_are_small_beyond_limit_across_engines() {
     let engine = engine();
-    // Nobody of this process receives.
+    // No thread of this process receives.
     let rx = engine.rx.lock();
     let _of_another: Vec<_> = (0..16).map(|_| Offer::new(shm::SMALL).unwrap()).collect();
     let slot = rx.state.slots[0].slot();
@@ -420,8 +417,8 @@ fn rings_are_small_once_the_process_writes_many_whichever_engine_has_them() {
     assert_eq!(size as usize, shm::SMALL);
 }
 
-/// The packets of one batch as the reader of a ring takes them: the first byte of each, and in how
-/// many records they came. `0x11` stands for an acknowledgement.
+/// The packets of one batch as the reader takes them: the first byte of each, and the number of
+/// records. `0x11` stands for an acknowledgement.
 fn through_ring(packets: &[(u8, usize)]) -> (Vec<u8>, usize) {
     use crate::run::Run;
     use crate::tx::{TxCache, TxPath};
@@ -429,7 +426,7 @@ fn through_ring(packets: &[(u8, usize)]) -> (Vec<u8>, usize) {
     let engine = engine();
     let (ring, inbound) = ring();
     let control = Offer::new(shm::SMALL).unwrap().control;
-    engine.rings.out.lock().insert(SLOT, Out::Ready(ring, control));
+    engine.rings.out.lock().insert(SLOT, RingState::Ready(ring, control));
     let here = Ipv4Addr::LOCALHOST.into();
     let av = Av { sgid: here, dgid: here, hop_limit: 64, ..Av::default() };
     let mut cache = TxCache::default();

@@ -1,15 +1,13 @@
-//! Packets out of rings through shared memory: the headers are copied out once, and long payload
-//! only to where it belongs.
+//! Receiving from rings in shared memory.
 //!
-//! Packets from the middle of a message, or of the data of a READ, share a header in a ring: there
-//! is one for all the packets that a record has room for, and the queue pair takes their payload in
-//! at once. 4 KB cost as many instructions to copy as all the rest of a packet did. They are
-//! packets all the same: they count as such, and where the outcome is not the plain one, they are
-//! taken apart first.
+//! Headers are copied out once, because the writer may change them after they were checked. Long
+//! payloads are copied only to their destination. Packets from the middle of a message, or of a
+//! READ response, share one header in a record; the queue pair takes their payload in at once and
+//! they count as separate packets. Where it refuses that, they are split first.
 
 use crate::engine::Engine;
 use crate::run::Joined;
-use crate::rx::Way;
+use crate::rx::RxPath;
 use crate::rx_state::{RxState, Sources};
 use crate::table::Lookup;
 use crate::tx::peek_qpn;
@@ -18,16 +16,15 @@ use roxe_net::shm::{Broken, Inbound, Record};
 use roxe_transport::time::Instant;
 use std::sync::Arc;
 
-/// Runs of one visit to one ring.
 const RING_BUDGET: usize = 32;
-/// Bytes of a packet that are copied out of a ring before they are looked at: the longest headers,
-/// and a payload that is no longer than an ATOMIC WRITE's.
+/// Bytes of a packet that are copied out of a ring before it is parsed: the longest headers and an
+/// ATOMIC WRITE's payload.
 const HEAD: usize = 96;
 /// Shorter packets are copied whole.
 const LONG: usize = 1024;
 
 impl Engine {
-    /// Receives from the rings. What was sent by the socket before a ring was there comes first.
+    /// Receives from the rings. Polls of a new ring first receive what was sent before by socket.
     pub(crate) fn receive_by_rings(
         &self,
         sources: &mut Sources,
@@ -36,13 +33,13 @@ impl Engine {
         now: Instant,
     ) -> bool {
         self.refresh_rings(sources);
-        self.look_for_room();
-        if state.rests() {
+        self.serve_room_waiters();
+        if state.leaves_rings() {
             return false;
         }
         let has_packets = sources.rings.iter().any(|ring| !ring.reader.is_empty());
-        if has_packets && sources.young_visits > 0 {
-            sources.young_visits -= 1;
+        if has_packets && sources.new_ring_polls > 0 {
+            sources.new_ring_polls -= 1;
             self.empty_sockets(&sources.links, buf, state, now);
         }
         if has_packets {
@@ -50,13 +47,12 @@ impl Engine {
                 self.drain_ring(ring, buf, state, now);
             }
             state.prefers_rings = true;
-            // A broken one is let go of now: its writer shall hear of it.
+            // A broken ring is closed now, so that its writer notices.
             self.refresh_rings(sources);
         }
         has_packets
     }
 
-    /// Receives from one ring.
     #[inline]
     fn drain_ring(&self, ring: &Arc<Inbound>, buf: &mut [u8], state: &mut RxState, now: Instant) {
         for _ in 0..RING_BUDGET {
@@ -77,8 +73,8 @@ impl Engine {
         }
     }
 
-    /// Takes one run out of a ring. It is copied into `buf` first, because its writer may change it
-    /// after it was checked; but of long packets the payload is only copied to where it belongs.
+    /// Takes one run out of a ring. It is copied into `buf` before it is checked; of long packets
+    /// the payload is copied only to its destination.
     #[inline]
     fn take_from_ring(&self, record: Record<'_>, buf: &mut [u8], state: &mut RxState, now: Instant) {
         if record.joined > 1 {
@@ -92,11 +88,11 @@ impl Engine {
         if let Some(copy) = buf.get_mut(..meta.len)
             && bytes.copy_to(copy).is_ok()
         {
-            self.dispatch(state, meta, copy, Way::Ring, now);
+            self.dispatch(state, meta, copy, RxPath::Ring, now);
         }
     }
 
-    /// Takes packets that share a header out of a ring.
+    /// Takes packets that share one header out of a ring.
     fn take_joined(&self, record: Record<'_>, buf: &mut [u8], state: &mut RxState, now: Instant) {
         let Record { meta, bytes, joined } = record;
         let Some(packets) = Joined::parse(bytes, joined.into(), buf) else { return self.counters().malformed.add(1) };
@@ -110,13 +106,13 @@ impl Engine {
                 return self.counters().count_received(joined.into(), packets.bytes);
             }
         }
-        let Some((segment, len)) = packets.part(buf) else { return self.counters().malformed.add(1) };
+        let Some((segment, len)) = packets.split(buf) else { return self.counters().malformed.add(1) };
         let (meta, copy) = (RxMeta { segment, len, ..meta }, buf.get_mut(..len).unwrap_or_default());
-        self.dispatch(state, &meta, copy, Way::Ring, now);
+        self.dispatch(state, &meta, copy, RxPath::Ring, now);
     }
 
-    /// Takes a run of long packets to one queue pair that need not be copied whole. False: nothing
-    /// was done.
+    /// Takes a run of long packets to one queue pair without copying them whole. Returns false if
+    /// that is not possible; nothing has been done then.
     fn take_long(&self, record: &Record<'_>, buf: &mut [u8], state: &mut RxState, now: Instant) -> bool {
         let Record { meta, bytes, .. } = record;
         let Some(copies) = buf.get_mut(..meta.len) else { return false };

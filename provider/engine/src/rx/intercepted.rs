@@ -1,5 +1,5 @@
-//! Packets on their way into an engine with an interceptor: judged, recorded as they came, then
-//! spoiled where a rule says so.
+//! Receiving with an interceptor: packets are judged by fault rules, recorded as they arrived, then
+//! changed as the rules demand.
 
 use crate::engine::Engine;
 use crate::gsi::GSI_ORDINAL;
@@ -15,11 +15,10 @@ use roxe_wire::{NetHeader, Packet, ParseError, Qpn, icrc};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A packet as it came.
 struct Arrival<'a> {
     bytes: &'a [u8],
     index: u16,
-    /// With the identification that the ICRC tells, or the likely one if it is wrong.
+    /// With the identification solved from the ICRC, or the expected one if the ICRC is wrong.
     net: NetHeader,
     is_whole: bool,
     packet: Result<Packet<'a>, ParseError>,
@@ -46,12 +45,12 @@ impl<'a> Arrival<'a> {
     }
 }
 
-/// The number of a queue pair, and which one of the process it is.
+/// QPN, and ordinal in the process.
 type Name = (Qpn, u32);
 
 impl Interceptor {
-    /// What the rules say of packets for `qp`. Damaged ones pass: what they say cannot be counted
-    /// on.
+    /// Verdicts of the rules on packets for `qp`. Damaged packets pass: their headers are not
+    /// reliable.
     fn judge_arrivals(&self, (qpn, ordinal): Name, arrivals: &[Arrival<'_>]) -> Vec<Verdict> {
         self.judge(arrivals.iter().map(|arrival| {
             let peer = arrival.net.src;
@@ -74,7 +73,6 @@ impl Interceptor {
         recording.packet(Inbound, net, bytes, &PacketComment::new(Origin::Received(qpn), fate));
     }
 
-    /// Records packets for a queue pair that does not exist.
     pub(crate) fn record_unknown(&self, qpn: Qpn, run: Run<'_>) {
         let Some(mut recording) = self.record() else { return };
         for arrival in Arrival::all(run) {
@@ -85,8 +83,8 @@ impl Interceptor {
 }
 
 impl Engine {
-    /// Gives a run to its queue pair (`None`: queue pair 1), through `interceptor`.
-    pub(crate) fn hand_in_intercepted(
+    /// Delivers a run to its queue pair (`None`: queue pair 1) through `interceptor`.
+    pub(crate) fn deliver_intercepted(
         &self,
         interceptor: &Interceptor,
         state: &mut RxState,
@@ -100,7 +98,7 @@ impl Engine {
         interceptor.record_arrivals(name.0, &arrivals, &verdicts);
         if verdicts.iter().all(Verdict::is_pass) {
             return match qp {
-                Some(qp) => self.hand_in(state, qp, run, now),
+                Some(qp) => self.deliver_to_qp(state, qp, run, now),
                 None => self.admit_mads(state, run),
             };
         }
@@ -126,7 +124,7 @@ impl Engine {
             }
             for (delay, packet) in packets {
                 if delay.is_zero() {
-                    self.hand_in_alone(state, qp, &packet, now);
+                    self.deliver_one(state, qp, &packet, now);
                 } else {
                     self.hold(interceptor, now.after(delay), Held::Incoming(packet));
                 }
@@ -134,21 +132,21 @@ impl Engine {
         }
     }
 
-    fn hand_in_alone(&self, state: &mut RxState, qp: Option<&Arc<dyn QueuePair>>, packet: &Incoming, now: Instant) {
+    fn deliver_one(&self, state: &mut RxState, qp: Option<&Arc<dyn QueuePair>>, packet: &Incoming, now: Instant) {
         let Incoming { meta, bytes, rnr, is_copy, .. } = packet;
         let run = Run { meta, bytes, index: meta.first_index };
         let Some(qp) = qp else { return self.admit_mads(state, run) };
         let mut tools = state.tools();
-        tools.starved = *rnr;
+        tools.no_receives = *rnr;
         if *is_copy {
-            // The credit for a copy was never taken.
+            // A copy consumed no credit of its sender.
             tools.locals = &[];
         }
         let report = qp.receive(run, &mut tools, now);
         state.touch(qp, report);
     }
 
-    /// Lets packets go on, `now`, that are due by `until`. Whether there were any.
+    /// Releases packets that are due by `until`. Returns true if there were any.
     pub(crate) fn release_held(
         &self,
         interceptor: &Interceptor,
@@ -163,10 +161,10 @@ impl Engine {
                 Held::Outgoing { net, bytes, packet_comment } => {
                     self.send_held(interceptor, &net, &bytes, &packet_comment)
                 }
-                Held::Incoming(packet) if packet.qpn == Qpn::GSI => self.hand_in_alone(state, None, &packet, now),
+                Held::Incoming(packet) if packet.qpn == Qpn::GSI => self.deliver_one(state, None, &packet, now),
                 Held::Incoming(packet) => {
                     if let Some(qp) = self.table.get(packet.qpn) {
-                        self.hand_in_alone(state, Some(&qp), &packet, now);
+                        self.deliver_one(state, Some(&qp), &packet, now);
                     }
                 }
             }
@@ -175,7 +173,6 @@ impl Engine {
     }
 }
 
-/// The packet as it shall be handed in.
 fn spoil(meta: &RxMeta, arrival: &Arrival<'_>, qpn: Qpn, verdict: &Verdict) -> Incoming {
     let (mut bytes, len) = (arrival.bytes.to_vec(), arrival.bytes.len());
     if let Some(corruption) = verdict.corrupt {

@@ -1,5 +1,5 @@
-//! What other processes of this host get from the receive side: packets that came here for them,
-//! credits, offers of rings.
+//! Messages of the receive side to other processes of this host: forwarded packets, credits, ring
+//! offers.
 
 use crate::engine::Engine;
 use crate::flow_control::Owed;
@@ -17,11 +17,10 @@ use roxe_wire::Qpn;
 use std::io;
 use std::time::Duration;
 
-/// How soon the background thread tries again to deliver what a full mailbox refused.
+/// Interval after which the background thread retries sends that a full mailbox refused.
 const RETRY: Duration = Duration::from_millis(1);
 
 impl Engine {
-    /// Sends a packet for another process run to the process that owns `qpn`.
     pub(crate) fn forward(&self, state: &mut RxState, qpn: Qpn, run: Run<'_>, now: Instant) {
         let to = Slot::of(qpn);
         let frame = Frame::Packets(RxMeta { first_index: run.index, ..*run.meta });
@@ -39,8 +38,7 @@ impl Engine {
         }
     }
 
-    /// Sends to other processes what is for them, and what they had no room for earlier, if there
-    /// is anything.
+    /// Sends pending messages to other processes, if there are any.
     #[inline]
     pub(crate) fn serve_processes(&self, state: &mut RxState, now: Instant) {
         if self.scheduler.ready().intersects(Ready::FOR_PROCESSES)
@@ -51,17 +49,17 @@ impl Engine {
         }
     }
 
-    /// While anything is left, the background thread comes back soon.
+    /// Sends pending messages; schedules a retry while some remain.
     pub(crate) fn send_to_processes(&self, state: &mut RxState, now: Instant) {
         let ready = self.scheduler.ready();
         if ready.contains(Ready::RINGS_WANTED) {
             self.offer_rings(state, now);
         }
         if ready.contains(Ready::RINGS_AWAITED) {
-            self.tend_awaited(now);
+            self.poll_awaited(now);
         }
         if state.source_ports.due().is_some_and(|due| due <= now) {
-            // It may be the last to hold a socket, which is closed then.
+            // Dropping the last reference closes a socket, which is a cancellation point.
             uncancelled(|| state.source_ports.renew_filters(now));
         }
         let Some(first) = state.slots.first() else { return };
@@ -84,7 +82,7 @@ impl Engine {
     pub fn send_credits(&self, now: Instant) {
         match self.rx.try_lock() {
             Some(mut rx) => self.serve_processes(&mut rx.state, now),
-            // Whoever holds the lock may be past this point.
+            // The holder of the lock may be past this point.
             None => self.set_retry(Some(now)),
         }
     }
@@ -98,7 +96,7 @@ impl Engine {
         }
         let frame = Frame::Credit { dst: key.dst, slot: key.slot, bytes };
         let sent = slots.first().map(|first| first.send(to, &frame.header(), &[]));
-        // An owner that is gone needs no credits.
+        // An owner that has exited needs no credits.
         !matches!(sent, Some(Err(e)) if e.kind() == io::ErrorKind::WouldBlock)
     }
 }

@@ -1,8 +1,5 @@
-//! Packets on their way out of an engine with an interceptor: judged, recorded as they leave, and
-//! spoiled where a rule says so.
-//!
-//! Packets that no rule touches go in runs, as without an interceptor; each of the others goes
-//! alone.
+//! Sending with an interceptor: packets are judged by fault rules, recorded as they leave, and
+//! changed as the rules demand. Packets that pass all rules leave in runs; others leave alone.
 
 use super::{Batch, find_link, header, send};
 use crate::engine::Engine;
@@ -21,7 +18,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 impl Batch {
-    /// As [`Batch::flush`], through `interceptor`.
     pub(crate) fn flush_intercepted(
         &mut self,
         engine: &Engine,
@@ -45,7 +41,7 @@ impl Batch {
         }
     }
 
-    /// What the rules say of each packet. They are not sealed yet, which nobody looks at.
+    /// Verdicts of the rules on the packets, which are not sealed yet.
     fn judge(&self, interceptor: &Interceptor, ordinal: u32) -> Vec<Verdict> {
         let parsed: Vec<_> = (0..self.packets.len()).map(|at| Packet::parse(self.packet(at)).ok()).collect();
         let seen = self.packets.iter().zip(&parsed).map(|(entry, packet)| {
@@ -62,7 +58,6 @@ impl Batch {
         interceptor.judge(seen)
     }
 
-    /// Bytes of packet `at`.
     fn packet(&self, at: usize) -> &[u8] {
         self.bytes_of(at..at + 1)
     }
@@ -72,13 +67,11 @@ impl Batch {
         bytes.unwrap_or_default()
     }
 
-    /// Where packet `at` comes from.
     fn origin(&self, at: usize) -> Option<Origin> {
         self.packets.get(at).map(|entry| Origin::Sent(entry.note))
     }
 }
 
-/// The way out for some packets, which are recorded together.
 struct Exit<'a> {
     engine: &'a Engine,
     interceptor: &'a Interceptor,
@@ -86,8 +79,7 @@ struct Exit<'a> {
 }
 
 impl Exit<'_> {
-    /// Sends the run that starts with packet `at`, of the next `untouched` ones, and returns where
-    /// the next one starts.
+    /// Sends the run at packet `at`, of at most `untouched` packets; returns the start of the next.
     fn send_run(&mut self, batch: &mut Batch, at: usize, untouched: usize, link: &UdpLink, av: &Av) -> usize {
         let run = batch.run_from(at, untouched.min(link.max_segments(av.dgid)));
         let net = header(self.engine, link, av);
@@ -101,12 +93,12 @@ impl Exit<'_> {
         if batch.send_run(run.clone(), link, &net, self.engine.counters()) {
             return run.end;
         }
-        // They will go one by one and were recorded as if they went together.
+        // The packets leave one by one, but were recorded as one run.
         self.recording.iter_mut().zip(mark).for_each(|(recording, mark)| recording.rewind(mark));
         at
     }
 
-    /// Carries out a verdict on packet `at`, which goes alone.
+    /// Applies a verdict to packet `at`, which leaves alone.
     fn send_spoiled(&mut self, batch: &mut Batch, at: usize, verdict: Verdict, link: &Arc<UdpLink>, av: &Av) {
         interceptor::count(self.engine.counters(), &verdict);
         let net = interceptor::marked(header(self.engine, link, av), &verdict);
@@ -152,10 +144,9 @@ impl Exit<'_> {
         self.engine.hold(self.interceptor, clock::now().after(delay), held);
     }
 
-    /// Sends one sealed packet.
     fn send_alone(&mut self, net: &NetHeader, bytes: &[u8], packet_comment: &PacketComment, link: &UdpLink) {
         self.record(net, bytes, packet_comment);
-        // One packet needs no segmentation, which is all that could be refused.
+        // A single packet needs no segmentation, so nothing can be refused.
         send(link, net, bytes, bytes.len(), 1, self.engine.counters());
     }
 
@@ -170,19 +161,17 @@ impl Exit<'_> {
         }
     }
 
-    /// A datagram that nobody will take out of a socket: nobody will return the credit for it
-    /// either.
+    /// Returns the credit for a datagram that will never be received.
     fn take_credit_back(&self, net: &NetHeader, bytes: &[u8]) {
         let Ok(Packet { header, payload }) = Packet::parse(bytes) else { return };
         if matches!(header.kind, Kind::Ud { .. } | Kind::UcRequest(_)) {
             let bytes = charge_of(&header.kind, payload.len());
-            self.engine.flows().credit(Key::of(net.dst, header.bth.dest_qpn), bytes, clock::now());
+            self.engine.flows.credit(Key::of(net.dst, header.bth.dest_qpn), bytes, clock::now());
         }
     }
 }
 
 impl Engine {
-    /// Sends a packet that was held back.
     pub(crate) fn send_held(
         &self,
         interceptor: &Interceptor,

@@ -1,13 +1,13 @@
-//! Where the packets of one visit to a queue pair go: into a ring of the process they are for, or
-//! into the staging buffer.
+//! Destination of the packets of one visit to a queue pair: a ring of the destination process, or
+//! the staging buffer.
 //!
-//! A batch has one way; a packet for another begins the next batch. A ring's lock is held from the
-//! first packet of a batch to its end, inside that of the queue pair. Packets are built where the
-//! other process reads them.
+//! A batch has one destination; a packet for another begins the next batch. Packets are built in
+//! place in the ring, whose lock is held from the first packet of a batch to its end, inside that
+//! of the queue pair.
 
 use super::{Batch, Copied};
 use crate::engine::Engine;
-use crate::rings::{Route, Sender, SharedSender};
+use crate::rings::{RingRoute, Sender, SharedSender};
 use roxe_base::lock::{OwnedMutexGuard, rank};
 use roxe_net::link::TxQueue;
 use roxe_net::link::hop_limit;
@@ -24,54 +24,49 @@ use std::time::Duration;
 /// Visits after which a queue pair without a ring looks for one again.
 const LOOK_AGAIN: u16 = 256;
 
-/// The ways that a queue pair used last.
+/// The link and ring that a queue pair used last.
 #[derive(Debug, Default)]
 pub struct TxCache {
-    /// The socket.
     pub(crate) link: Option<Arc<UdpLink>>,
-    /// Addresses and slot for which `ring` was looked up.
+    /// Addresses and slot for which `ring` was looked up; see [`key`].
     key: Option<(Gid, Gid, Slot)>,
     ring: Option<SharedSender>,
-    /// Of the rings, when it was looked up.
     version: u32,
     visits: u16,
-    /// What it is registered for room in.
     waits: Option<Wait>,
-    /// Bytes that have left.
     sent: u64,
 }
 
-/// A queue pair is registered for room.
+/// Registration of a queue pair for room.
 #[derive(Debug)]
 enum Wait {
     Ring {
         ring: SharedSender,
-        /// What its reader had read when somebody looked last. Nobody has looked for one that
-        /// brought datagrams: it may be less than [`TxPath::PATIENCE`] ago when their timer runs
-        /// out.
+        /// Read position of the ring at the last check. `None` for unreliable queue pairs: their
+        /// first check may come less than [`TxPath::PATIENCE`] after they began to wait.
         read: Option<u64>,
     },
-    /// Until a ring is agreed, which takes [`crate::rings`] a bounded time.
+    /// For the agreement on a ring, which [`crate::rings`] bounds in time.
     Agreement,
     Socket {
         queue: Arc<TxQueue>,
-        /// How many runs had left from the queue when somebody looked last.
+        /// Number of runs that had left the queue at the last check.
         left: u64,
     },
 }
 
 impl TxCache {
-    /// Bytes of what has left, from the BTH to the ICRC, or of frames; what was lost then counts.
+    /// Bytes sent, from BTH to ICRC, or of frames; lost packets count.
     pub fn sent_bytes(&self) -> u64 {
         self.sent
     }
 
-    /// It is being served: whatever it waited for, it has to ask again.
+    /// Drops the registration for room, because the queue pair is being served.
     pub fn stop_waiting(&mut self) {
         self.waits = None;
     }
 
-    /// Whether it waits for room where some was made since this was last asked, or since it waits.
+    /// Returns true if the queue pair waits for room and some was made since the last check.
     pub fn link_moved(&mut self, engine: &Engine) -> bool {
         match &mut self.waits {
             None => false,
@@ -88,8 +83,8 @@ impl TxCache {
         }
     }
 
-    /// It has waited for [`TxPath::PATIENCE`] with datagrams: they are lost from now on if no room
-    /// was made meanwhile, as at a socket whose buffer is full.
+    /// Called after datagrams have waited for [`TxPath::PATIENCE`]. If no room was made meanwhile,
+    /// later datagrams are lost, as at a socket whose buffer is full.
     pub fn end_patience(&mut self, engine: &Engine) {
         if !self.link_moved(engine) {
             match &self.waits {
@@ -100,7 +95,7 @@ impl TxCache {
         }
     }
 
-    /// A visit begins.
+    /// Called at the start of a visit; forgets an outdated ring.
     #[inline]
     fn renew(&mut self, engine: &Engine) {
         self.visits = self.visits.wrapping_add(1);
@@ -110,43 +105,40 @@ impl TxCache {
         }
     }
 
-    /// Looks up the ring for packets to `to` behind `av`. Returns true if it is being agreed, and
-    /// what may wait for it is to wait.
+    /// Looks up the ring for packets to `to` along `av`. Returns true if the ring is not agreed
+    /// yet, so that requests have to wait.
     fn look_up(&mut self, engine: &Engine, av: &Av, to: Qpn) -> bool {
         (self.key, self.ring) = match engine.find_ring(av, to) {
-            Route::Ring(ring) => (Some(key(av, to)), Some(ring)),
-            Route::Socket | Route::Own => (Some(key(av, to)), None),
-            Route::Awaited => (None, None),
+            RingRoute::Ring(ring) => (Some(key(av, to)), Some(ring)),
+            RingRoute::Socket | RingRoute::Own => (Some(key(av, to)), None),
+            RingRoute::Awaited => (None, None),
         };
         self.key.is_none()
     }
 }
 
-/// What a ring is looked up by.
 #[inline]
 fn key(av: &Av, to: Qpn) -> (Gid, Gid, Slot) {
     (av.sgid, av.dgid, Slot::of(to))
 }
 
-/// An open ring, which the cache has not meanwhile.
+/// A locked ring; the cache does not hold it meanwhile.
 struct OpenRing {
     sender: OwnedMutexGuard<rank::RingSender, Sender>,
     built: Built,
-    /// What is staged goes nowhere.
+    /// True if the packets of this batch are lost, because the reader has stalled.
     loses: bool,
 }
 
-/// What was built in a ring.
 #[derive(Debug, Default)]
 struct Built {
     packets: u64,
     bytes: u64,
-    /// Packets and bytes of the last slot, or of what it was extended by.
+    /// Packets and bytes of the last slot or extension.
     newest: (u64, u64),
 }
 
 impl Built {
-    /// A slot, or what it was extended by.
     fn add(&mut self, packets: usize, bytes: usize) {
         self.newest = (packets as u64, bytes as u64);
         (self.packets, self.bytes) = (self.packets + self.newest.0, self.bytes + self.newest.1);
@@ -158,39 +150,39 @@ impl Built {
     }
 }
 
-/// Bytes of an acknowledgement without its ICRC: BTH and AETH.
+/// Bytes of an acknowledgement (BTH and AETH) without its ICRC.
 const ACK_LEN: usize = Bth::LEN + 4;
-/// Longest packet, with its ICRC, that an acknowledgement goes behind into the same record of a
-/// ring. No other packet shares its header, as the smallest path MTU is larger than its payload.
+/// Longest packet, with its ICRC, that an acknowledgement shares a record with. No other packet
+/// shares its header then, as the smallest path MTU is larger than its payload.
 const MAX_BEFORE_ACK: usize = 256;
 
-/// An acknowledgement that leaves behind the next packet, in the record of that: a record of its
-/// own costs the reader as much as a packet. The reader takes it first
+/// An acknowledgement that is placed behind the next packet, in the same record: a record of its
+/// own costs the reader as much as a packet. The reader processes it first
 /// ([`crate::run::Run::packets`]).
 struct LateAck {
     bytes: [u8; ACK_LEN],
     heading: Heading,
-    /// The packet is there.
+    /// True once the packet in front has been built.
     is_due: bool,
 }
 
 impl LateAck {
-    /// Returns true if it can go behind a packet of `total` bytes: only the last packet of a record
-    /// may be shorter.
+    /// Returns true if the acknowledgement can follow a packet of `total` bytes: only the last
+    /// packet of a record may be shorter.
     fn goes_behind(&self, total: usize, heading: &Heading) -> bool {
         let lengths = ACK_LEN + icrc::LEN + 1..=MAX_BEFORE_ACK;
         !self.is_due && lengths.contains(&total) && self.heading == *heading
     }
 }
 
-/// The way out of one queue pair for one visit.
+/// The destination of one queue pair's packets for one visit.
 pub struct TxPath<'a> {
     engine: &'a Engine,
-    /// What is staged; packets that go into a ring need none.
+    /// Staging buffer; taken by the first packet that does not go into a ring.
     batch: Option<Box<Batch>>,
     cache: &'a mut TxCache,
     qpn: Qpn,
-    /// Nobody sends again what is lost, or waits for an answer.
+    /// True for RC: unacknowledged packets are retransmitted.
     is_reliable: bool,
     open: Option<OpenRing>,
     late_ack: Option<LateAck>,
@@ -199,7 +191,7 @@ pub struct TxPath<'a> {
 }
 
 impl<'a> TxPath<'a> {
-    /// How long datagrams wait for room where none is made.
+    /// Time that datagrams wait for room before they are lost.
     pub const PATIENCE: Duration = Duration::from_secs(1);
 
     /// For the queue pair `qpn`, whose packets are acknowledged if it `is_reliable`.
@@ -224,9 +216,9 @@ impl<'a> TxPath<'a> {
         self.batch.get_or_insert_with(Batch::take)
     }
 
-    /// Lets everything leave, in order; `ordinal` says which queue pair of this process it comes
-    /// from. Whether the visit may go on: not if a ring is full, which the queue pair is registered
-    /// for.
+    /// Sends everything in order; `ordinal` identifies the queue pair to fault rules. Returns false
+    /// if a ring is full or not agreed yet: the visit ends, and the queue pair is registered for
+    /// room.
     pub fn flush(&mut self, ordinal: u32) -> bool {
         self.put_late_ack();
         match (self.open.take(), &mut self.batch) {
@@ -240,28 +232,28 @@ impl<'a> TxPath<'a> {
         !self.is_blocked
     }
 
-    /// Whether the last packets went into a ring.
+    /// Returns true if the last packets went into a ring.
     pub fn by_ring(&self) -> bool {
         self.cache.ring.is_some()
     }
 
-    /// What it knows of rings, for [`Engine::knows_rings`].
+    /// Version of the rings at the last lookup, for [`Engine::knows_rings`].
     pub fn rings(&self) -> u32 {
         self.cache.version
     }
 
-    /// A list of payloads that are summed up on their way, for [`TxPath::note_copied`]; `None` if
-    /// packets need no ICRC: the last ones went into a ring.
+    /// Lends a list for [`TxPath::note_copied`]; `None` if the last packets went into a ring and
+    /// need no ICRC.
     pub fn lend_copied(&mut self) -> Option<Vec<Copied>> {
         if self.by_ring() { None } else { Some(self.batch().lend_copied()) }
     }
 
-    /// As [`Batch::note_copied`].
+    /// See [`Batch::note_copied`].
     pub fn note_copied(&mut self, copied: Vec<Copied>) {
         self.batch().note_copied(copied);
     }
 
-    /// The same for raw packets.
+    /// Sends frames of a raw packet queue pair.
     pub fn flush_frames(&mut self, link: &FrameSender) -> bool {
         let counters = self.engine.counters();
         let sent = self.batch().used as u64;
@@ -270,9 +262,8 @@ impl<'a> TxPath<'a> {
         true
     }
 
-    /// Whether the queue pair has to wait before it builds more packets, as others wait for room in
-    /// the send buffer that it used last, or in the one of its frames: then it is registered for
-    /// room.
+    /// Returns true if the queue pair has to wait because other packets already wait for room in
+    /// the send buffer it used last, or in that of `frames`. It is then registered for room.
     #[inline]
     pub fn waits_for_send_room(&mut self, frames: Option<&FrameSender>) -> bool {
         let queue = match frames {
@@ -304,7 +295,7 @@ impl<'a> TxPath<'a> {
         left.is_some()
     }
 
-    /// Keeps the buffer for the next user on this thread.
+    /// Returns the buffer for the next use on this thread.
     #[inline]
     pub fn put_back(self) {
         self.batch.into_iter().for_each(Batch::put_back);
@@ -323,9 +314,9 @@ impl<'a> TxPath<'a> {
         self.cache.ring = Some(OwnedMutexGuard::unlock(open.sender));
     }
 
-    /// Takes the way for packets to `to` behind `av`; false if the batch has another, or if a
-    /// reliable queue pair has to wait until there is one. An answer does not wait, nor does a
-    /// datagram: its queue pair may have others for other processes.
+    /// Chooses the destination for packets to `to` along `av`. Returns false if the batch has
+    /// another, or if a reliable queue pair has to wait for a ring agreement. Responses and
+    /// datagrams do not wait for it: their queue pair may have others for other processes.
     #[inline]
     fn choose(&mut self, av: &Av, to: Qpn, is_answer: bool) -> bool {
         let is_same = self.cache.key == Some(key(av, to));
@@ -334,7 +325,7 @@ impl<'a> TxPath<'a> {
         }
         let is_empty = self.batch.as_ref().is_none_or(|batch| batch.packets.is_empty());
         if !is_same {
-            // What was built leaves first; then this is asked again.
+            // The batch is flushed first, then the caller asks again.
             if !is_empty {
                 return false;
             }
@@ -358,21 +349,21 @@ impl<'a> TxPath<'a> {
         true
     }
 
-    /// Registers the queue pair for the ring to `slot`. Returns false if it is decided by now
-    /// whether there is one.
+    /// Registers the queue pair for the agreement on a ring to `slot`. Returns false if that is
+    /// already decided.
     #[cold]
     fn await_ring(&mut self, slot: Slot) -> bool {
         self.is_blocked = self.engine.rings.await_ring(slot, self.qpn);
         if self.is_blocked {
             self.cache.waits = Some(Wait::Agreement);
-            // A program that only posts leaves the agreement to the background thread.
+            // A program that only posts relies on the background thread for the agreement.
             self.engine.scheduler.kick();
         }
         self.is_blocked
     }
 
-    /// The ring is full: registers the queue pair for room, unless there are `bytes` of it after
-    /// all.
+    /// Registers the queue pair for room in the full ring. Returns true if `bytes` of room have
+    /// appeared meanwhile.
     fn wait(&mut self, bytes: u64) -> bool {
         self.put_late_ack();
         let Some(open) = &mut self.open else { return false };
@@ -382,7 +373,7 @@ impl<'a> TxPath<'a> {
         }
         self.is_blocked = true;
         let ring = OwnedMutexGuard::mutex(&open.sender);
-        // It may still be registered with a ring of an earlier connection.
+        // The cache may still hold a registration with a ring of an earlier connection.
         if !matches!(&self.cache.waits, Some(Wait::Ring { ring: other, .. }) if Arc::ptr_eq(other, ring)) {
             let ring = Arc::clone(ring);
             let read = open.sender.read_so_far().filter(|_| self.is_reliable);
@@ -394,7 +385,7 @@ impl<'a> TxPath<'a> {
         false
     }
 
-    /// Puts the acknowledgement that waits into the ring, where there is room kept for it.
+    /// Places the late acknowledgement in the ring, where room was reserved for it.
     #[inline]
     fn put_late_ack(&mut self) {
         if let Some(LateAck { bytes, heading, .. }) = self.late_ack.take() {
@@ -405,13 +396,12 @@ impl<'a> TxPath<'a> {
                 let writer = open.sender.writer.as_mut()?;
                 if writer.takes(&heading, total) { writer.place(&heading, total)?.first(ACK_LEN) } else { None }
             });
-            // The room has the size that was asked for.
+            // The room has the requested size.
             room.into_iter().for_each(|room| _ = room.put(&bytes));
         }
     }
 
-    /// Returns true if the ring has room for an acknowledgement and the packet that it leaves
-    /// behind.
+    /// Returns true if the ring has room for an acknowledgement and the packet in front of it.
     #[inline]
     fn keeps_room_for_ack(&mut self) -> bool {
         let both = record_len(ACK_LEN + icrc::LEN) + record_len(MAX_BEFORE_ACK);
@@ -429,7 +419,8 @@ impl TxBatch for TxPath<'_> {
         if self.open.as_ref().is_none_or(|open| open.loses) {
             return self.batch().room(av, to, len, note).map(TxRoom::Own);
         }
-        let heading = heading(av);
+        let hop_limit = hop_limit(av.hop_limit);
+        let heading = Heading { src: av.sgid, dst: av.dgid, traffic_class: av.traffic_class, hop_limit };
         match &mut self.late_ack {
             Some(ack) if ack.goes_behind(total, &heading) => ack.is_due = true,
             Some(_) => self.put_late_ack(),
@@ -448,7 +439,7 @@ impl TxBatch for TxPath<'_> {
         self.has_written = true;
         let open = self.open.as_mut()?;
         open.built.add(1, total);
-        // Who reads the ring looks at no ICRC.
+        // The reader of a ring does not check the ICRC.
         open.sender.writer.as_mut()?.place(&heading, total)?.first(len)
     }
 
@@ -465,13 +456,13 @@ impl TxBatch for TxPath<'_> {
     fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
         let open = self.open.as_mut()?;
         let room = open.sender.writer.as_mut()?.extend(len, count)?;
-        // As much as they would be alone.
+        // Counted as if each packet had its own headers.
         let packets = room.len() / len;
         open.built.add(packets, room.len() + packets * (Bth::LEN + icrc::LEN));
         Some(room)
     }
 
-    /// A ring takes packets one by one as well.
+    /// Rings take single packets as well, so a ring never fits.
     fn fits_same_send(&self, len: usize, count: usize) -> bool {
         self.open.is_none() && self.batch.as_ref().is_some_and(|batch| batch.fits_same_send(len, count))
     }
@@ -486,10 +477,4 @@ impl TxBatch for TxPath<'_> {
             _ => self.batch().retract(),
         }
     }
-}
-
-/// What a ring is told of packets along `av`.
-fn heading(av: &Av) -> Heading {
-    let hop_limit = hop_limit(av.hop_limit);
-    Heading { src: av.sgid, dst: av.dgid, traffic_class: av.traffic_class, hop_limit }
 }

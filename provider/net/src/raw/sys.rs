@@ -1,4 +1,4 @@
-//! The system calls of packet sockets that no safe crate offers whole. **Unsafe room.**
+//! System calls of packet sockets that no safe crate offers completely. **Unsafe room.**
 
 use crate::cmsg::{CAPACITY, Control};
 use crate::sys::{check, set};
@@ -9,12 +9,11 @@ use std::io;
 use std::mem::{size_of, zeroed};
 use std::os::fd::RawFd;
 
-/// Most frames of one call, each way: the call is paid for, and what it needs on the stack is still
-/// little.
+/// Most frames per call in each direction, limited by the stack they need.
 pub(super) const MAX_SEND: usize = 16;
 pub(super) const MAX_RECV: usize = 16;
 
-/// The address of an interface for frames of `protocol` (host order); 0: none.
+/// The address of an interface for frames of `protocol` in host order; 0 for none.
 pub(super) fn address(ifindex: u32, protocol: u16) -> io::Result<SockAddr> {
     // SAFETY: the closure writes a whole sockaddr_ll, which fits into the storage, and says how
     // long it is.
@@ -37,7 +36,7 @@ pub(super) fn address(ifindex: u32, protocol: u16) -> io::Result<SockAddr> {
     Ok(address)
 }
 
-/// Whether the interface that `socket` is bound to carries Ethernet frames, as loopback does.
+/// Returns true if the interface of `socket` carries Ethernet frames, as loopback does.
 pub(super) fn carries_ethernet(socket: &Socket) -> io::Result<bool> {
     let address = socket.local_addr()?;
     if (address.len() as usize) < size_of::<libc::sockaddr_ll>() - 8 {
@@ -49,7 +48,7 @@ pub(super) fn carries_ethernet(socket: &Socket) -> io::Result<bool> {
     Ok([libc::ARPHRD_ETHER, libc::ARPHRD_LOOPBACK].contains(&link.sll_hatype))
 }
 
-/// Adds or drops one reason for the interface to take in frames that are not for it.
+/// Adds or drops a reason for the interface to receive frames of other addresses.
 pub(super) fn set_membership(fd: RawFd, ifindex: u32, kind: u16, mac: [u8; 6], add: bool) -> io::Result<()> {
     let [a, b, c, d, e, f] = mac;
     let request = libc::packet_mreq {
@@ -62,7 +61,7 @@ pub(super) fn set_membership(fd: RawFd, ifindex: u32, kind: u16, mac: [u8; 6], a
     set(fd, libc::SOL_PACKET, name, &request)
 }
 
-/// Sends the first of `frames`, at most [`MAX_SEND`], without waiting, and returns how many.
+/// Sends the first of `frames`, at most [`MAX_SEND`], without blocking; returns their number.
 pub(super) fn send<'a>(fd: RawFd, frames: impl Iterator<Item = &'a [u8]>) -> io::Result<usize> {
     // SAFETY: all-zero is valid for both: no data, no name, no control messages.
     let (mut parts, mut headers): ([libc::iovec; MAX_SEND], [libc::mmsghdr; MAX_SEND]) = unsafe { zeroed() };
@@ -84,9 +83,9 @@ pub(super) fn send<'a>(fd: RawFd, frames: impl Iterator<Item = &'a [u8]>) -> io:
     }
 }
 
-/// Receives frames without waiting, one into each `slot` bytes of `area`, `front` bytes behind the
-/// start of the slot. Hands `each` the area, where the frame starts, its true length (which may be
-/// more than was room for), and the VLAN tag that the kernel has taken out of it.
+/// Receives frames without blocking, one into each `slot` bytes of `area`, `front` bytes behind the
+/// start of the slot. Calls `each` with the area, the start of the frame, its true length (which
+/// may exceed the room), and the VLAN tag that the kernel has removed.
 pub(super) fn recv(
     fd: RawFd,
     area: &mut [u8],
@@ -109,7 +108,7 @@ pub(super) fn recv(
         header.msg_hdr.msg_controllen = CAPACITY as _;
         count += 1;
     }
-    // With MSG_TRUNC the length is that of the frame, not of what fitted.
+    // MSG_TRUNC: the length of the frame, not of the bytes that fitted.
     let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
     let no_timeout = std::ptr::null_mut::<libc::timespec>();
     // SAFETY: the first `count` headers point to live buffers with their true lengths; no timeout.
@@ -126,13 +125,13 @@ pub(super) fn recv(
     Ok(())
 }
 
-/// The VLAN tag that the kernel has taken out of a frame (`struct tpacket_auxdata`).
+/// The VLAN tag that the kernel has removed from a frame (`struct tpacket_auxdata`).
 fn tag_of(control: &Control) -> Option<[u8; TAG_LEN]> {
     const TCI_VALID: u32 = 1 << 4;
     const TPID_VALID: u32 = 1 << 6;
     let is_ours = |&(level, kind, _): &(c_int, c_int, &[u8])| (level, kind) == (libc::SOL_PACKET, libc::PACKET_AUXDATA);
     let (_, _, data) = control.iter().find(is_ours)?;
-    // Status, two lengths, two offsets; then the tag and its type.
+    // Status, two lengths, two offsets, then TCI and TPID.
     let status = u32::from_ne_bytes(*data.first_chunk()?);
     let tci = u16::from_ne_bytes(*data.get(16..)?.first_chunk()?);
     let tpid = u16::from_ne_bytes(*data.get(18..)?.first_chunk()?);
@@ -146,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tag_is_read_from_the_kernels_message() {
+    fn tag_is_read_from_auxdata() {
         let message = |status: u32| {
             let mut control = Control::new();
             let mut data = [0; 20];

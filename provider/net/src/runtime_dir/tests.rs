@@ -1,11 +1,11 @@
-//! Which folders are chosen and refused, and what a sweep removes.
+//! Choice and refusal of directories, and sweeps.
 
 use super::*;
 use std::fs::{DirBuilder, Permissions};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixDatagram;
 
-/// A folder of this test's, short enough for the names.
+/// A directory of one test, with a path short enough for names.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -38,7 +38,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn the_folder_is_made_private_and_one_that_was_readable_becomes_so() {
+fn created_or_readable_folder_becomes_private() {
     let scratch = Scratch::new();
     let dir = scratch.prepare().unwrap();
     assert_eq!(mode(dir.path()), 0o700);
@@ -49,7 +49,7 @@ fn the_folder_is_made_private_and_one_that_was_readable_becomes_so() {
 }
 
 #[test]
-fn links_files_and_folders_that_others_can_write_are_refused() {
+fn links_files_and_writable_folders_are_refused() {
     let scratch = Scratch::new();
     symlink("/tmp", scratch.candidate()).unwrap();
     assert_eq!(scratch.prepare().unwrap_err(), "it is not a folder");
@@ -63,7 +63,7 @@ fn links_files_and_folders_that_others_can_write_are_refused() {
 }
 
 #[test]
-fn a_folder_that_others_could_exchange_is_refused_unless_it_is_sticky() {
+fn replaceable_folder_is_refused_unless_sticky() {
     let scratch = Scratch::new();
     fs::set_permissions(&scratch.0, Permissions::from_mode(0o777)).unwrap();
     assert!(scratch.prepare().unwrap_err().starts_with("others can write in /tmp/x"));
@@ -73,7 +73,7 @@ fn a_folder_that_others_could_exchange_is_refused_unless_it_is_sticky() {
 }
 
 #[test]
-fn a_runtime_folder_below_one_that_others_can_write_is_refused() {
+fn folder_below_writable_one_is_refused() {
     let scratch = Scratch::new();
     fs::create_dir(scratch.0.join("run")).unwrap();
     fs::set_permissions(&scratch.0, Permissions::from_mode(0o777)).unwrap();
@@ -82,7 +82,7 @@ fn a_runtime_folder_below_one_that_others_can_write_is_refused() {
 }
 
 #[test]
-fn a_folder_of_another_user_is_refused() {
+fn folder_of_another_user_is_refused() {
     let scratch = Scratch::new();
     if roxe_base::privilege::effective_uid() != 0 {
         return eprintln!("skipped: only root can make a folder of another user");
@@ -96,7 +96,7 @@ fn a_folder_of_another_user_is_refused() {
 }
 
 #[test]
-fn a_folder_whose_names_would_be_too_long_is_refused() {
+fn folder_with_too_long_path_is_refused() {
     let scratch = Scratch::new();
     let long = scratch.0.join("x".repeat(MAX_PATH - MAX_FILE_NAME));
     let refusal = RuntimeDir::prepare(&long, roxe_base::privilege::effective_uid()).map(drop).unwrap_err();
@@ -104,7 +104,7 @@ fn a_folder_whose_names_would_be_too_long_is_refused() {
 }
 
 #[test]
-fn the_places_are_the_same_for_all_processes_of_a_user() {
+fn candidates_are_equal_for_all_processes_of_a_user() {
     let places = |runtime: Option<&str>, ids| -> Vec<String> {
         let all = candidates(runtime.map(OsString::from), ids);
         all.named.into_iter().chain(all.fixed).map(|path| path.to_str().unwrap().to_owned()).collect()
@@ -118,7 +118,7 @@ fn the_places_are_the_same_for_all_processes_of_a_user() {
 }
 
 #[test]
-fn a_user_is_named_as_outside_of_the_user_namespace() {
+fn user_has_its_number_outside_the_namespace() {
     let first = |map: &str, uid| map.lines().find_map(|line| outside(line, uid));
     let all = "         0          0 4294967295\n";
     assert_eq!([0, 7, 65_534].map(|uid| first(all, uid)), [0, 7, 65_534].map(Some));
@@ -128,14 +128,14 @@ fn a_user_is_named_as_outside_of_the_user_namespace() {
     assert_eq!(["", "0", "0 x 1", "5 4294967295 9"].map(|line| outside(line, 6)), [None; 4]);
 }
 
-/// A folder for one `XDG_RUNTIME_DIR`, beside the common one of a test.
+/// A directory for one `XDG_RUNTIME_DIR`, beside the common one of a test.
 fn opened(common: &Scratch, named: Option<&Scratch>) -> RuntimeDir {
     let candidates = Candidates { named: named.map(Scratch::candidate), fixed: vec![common.candidate()] };
     RuntimeDir::open(&candidates, roxe_base::privilege::effective_uid()).unwrap()
 }
 
 #[test]
-fn who_has_another_folder_is_found_in_the_common_one() {
+fn process_with_other_folder_is_found_in_common_one() {
     let [common, named] = [(); 2].map(|()| Scratch::new());
     let (here, there) = (opened(&common, None), opened(&common, Some(&named)));
     assert_eq!(here.path(), common.candidate());
@@ -153,7 +153,7 @@ fn who_has_another_folder_is_found_in_the_common_one() {
 }
 
 #[test]
-fn a_sweep_removes_links_to_names_of_dead_processes_and_no_other_links() {
+fn sweep_removes_only_links_to_dead_names() {
     let [common, named] = [(); 2].map(|()| Scratch::new());
     let dir = opened(&common, Some(&named));
     let at = |dir: &Path, name: &str| dir.join(name);
@@ -173,7 +173,7 @@ fn a_sweep_removes_links_to_names_of_dead_processes_and_no_other_links() {
 }
 
 #[test]
-fn without_a_folder_the_error_names_those_tried_and_gives_advice() {
+fn error_lists_tried_folders_and_advice() {
     let uid = roxe_base::privilege::effective_uid();
     let nowhere = PathBuf::from("/nowhere/roxe");
     let error = RuntimeDir::choose([&nowhere], uid).unwrap_err();
@@ -186,12 +186,12 @@ fn without_a_folder_the_error_names_those_tried_and_gives_advice() {
 }
 
 #[test]
-fn a_sweep_removes_names_of_dead_processes_and_nothing_else() {
+fn sweep_removes_only_dead_names() {
     let scratch = Scratch::new();
     let dir = scratch.prepare().unwrap();
     let (dead, alive, file) = (dir.path().join("dead"), dir.path().join("alive"), dir.path().join("file"));
     drop(UnixDatagram::bind(&dead).unwrap());
-    // Found by another name than it was bound to.
+    // Linked under another name than it was bound to.
     let bound = RemovedOnDrop::random(dir.path()).unwrap();
     let _socket = UnixDatagram::bind(&bound.0).unwrap();
     fs::hard_link(&bound.0, &alive).unwrap();

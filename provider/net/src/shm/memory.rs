@@ -1,14 +1,11 @@
 //! Memory shared with one other process. **Unsafe room**: a sealed memfd, mapped, and bytes copied
 //! in and out.
 //!
-//! The file is a page of words that both sides read and write atomically, and data that one of them
-//! writes, with headers in it that are atomic words, too. Its size is sealed, so that no other
-//! process can take pages away from under us (`SIGBUS`). The data is mapped twice in a row: what
-//! wraps around its end is one piece all the same. Knows no packets.
-//!
-//! The other process may change any byte at any time, and nothing here goes wrong by that: what is
-//! written goes through atomics or the instructions of [`roxe_memory::guard`], what is read is
-//! copied by those.
+//! The file is a page of atomic words, and data written by one side, whose headers are atomic words
+//! too. Its size is sealed, so that the other process cannot cause `SIGBUS`. The data is mapped
+//! twice in a row, so that ranges which wrap around are contiguous. The other process may change
+//! any byte at any time: bytes are written by atomics or the instructions of
+//! [`roxe_memory::guard`], and read by copying with those.
 
 use crate::sys::check;
 use roxe_memory::guard::SharedBytes;
@@ -20,29 +17,27 @@ use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes before the data. A multiple of every page size that Linux knows.
+/// Bytes before the data: a multiple of every Linux page size.
 const CONTROL: usize = 64 << 10;
 /// Bytes of a word, and words of a cache line.
 const WORD: usize = size_of::<AtomicU64>();
 const LINE: usize = 8;
-/// The other process may not change the size of the file.
+/// Seals against resizing by the other process.
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
-/// The words, by their offset: each has two cache lines for itself, because processors fetch lines
-/// in pairs.
+/// Control words by offset. Each has two cache lines, because processors prefetch lines in pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(super) enum Word {
-    /// Bytes ever read. Of the reader.
+    /// Total bytes read. Written by the reader.
     Head = 0,
-    /// Not 0: the reader sleeps. The reader sets it, the writer takes it back.
+    /// Not 0 while the reader sleeps. Set by the reader, cleared by the writer.
     Asleep = 128,
-    /// Not 0: the writer waits until the head is here. The writer sets it, the reader takes it
-    /// back.
+    /// Not 0 while the writer waits for the head to reach this value. Set by the writer, cleared by
+    /// the reader.
     Waits = 256,
 }
 
-/// One mapping of the memory.
 #[derive(Debug)]
 pub(super) struct SharedMemory {
     base: NonNull<u8>,
@@ -55,13 +50,13 @@ unsafe impl Send for SharedMemory {}
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// New memory with `size` bytes of data, a power of two and a multiple of 64 KiB, and the file
-    /// to hand to the other process. EFBIG: files of this process must be smaller.
+    /// Creates memory with `size` bytes of data, a power of two and a multiple of 64 KiB, and the
+    /// file for the other process. Errors: EFBIG if it exceeds the file size limit.
     pub(super) fn create(size: usize) -> io::Result<(Self, OwnedFd)> {
         // SAFETY: the name is a constant with its terminating zero.
         let fd = unsafe { libc::memfd_create(c"roxe".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
         check(fd)?;
-        // SAFETY: a new descriptor that nobody else has.
+        // SAFETY: a new descriptor without other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let len = libc::off_t::try_from(CONTROL + size).map_err(io::Error::other)?;
         check_file_size(CONTROL + size)?;
@@ -73,7 +68,7 @@ impl SharedMemory {
         Ok((Self::map(&fd, size)?, fd))
     }
 
-    /// Memory that another process made. EINVAL: it is not as [`SharedMemory::create`] makes it.
+    /// Opens memory of another process. Errors: EINVAL unless made by [`SharedMemory::create`].
     pub(super) fn open(fd: &OwnedFd, size: usize) -> io::Result<Self> {
         // SAFETY: an all-zero stat is valid, and the call fills it.
         let stat = unsafe {
@@ -106,14 +101,14 @@ impl SharedMemory {
             )
         };
         let base = NonNull::new(base.cast::<u8>()).filter(|base| base.as_ptr().cast() != libc::MAP_FAILED);
-        // From here on dropping the value unmaps all of it.
+        // From here on dropping the value unmaps the reservation.
         let memory = Self { base: base.ok_or_else(io::Error::last_os_error)?, size };
         memory.place(fd, 0, 0, CONTROL + size)?;
         memory.place(fd, CONTROL + size, CONTROL, size)?;
         Ok(memory)
     }
 
-    /// Maps `len` bytes from offset `from` of the file over the reservation, from `at` on.
+    /// Maps `len` bytes of the file from offset `from` over the reservation at `at`.
     fn place(&self, fd: &OwnedFd, at: usize, from: usize, len: usize) -> io::Result<()> {
         let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
         let from = libc::off_t::try_from(from).map_err(io::Error::other)?;
@@ -122,12 +117,10 @@ impl SharedMemory {
         if placed == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Bytes of data.
     pub(super) fn size(&self) -> u64 {
         self.size as u64
     }
 
-    /// One of the words.
     pub(super) fn word(&self, word: Word) -> &AtomicU64 {
         // SAFETY: inside the mapping, aligned, and both processes touch it by atomic operations
         // only.
@@ -139,36 +132,35 @@ impl SharedMemory {
     pub(super) fn header(&self, at: u64) -> &AtomicU64 {
         // SAFETY: inside the first mapping of the data and aligned by the mask. As a word both
         // processes touch it by atomic operations only. The writer alone writes bytes over one,
-        // which nobody looks for then; the reader looks for none in bytes that it was given.
+        // which is not read then; the reader looks for none in bytes that it was given.
         unsafe { AtomicU64::from_ptr(self.data(at & !7).cast()) }
     }
 
-    /// Copies out what stands at position `at`, which counts on around the end; at most as much as
-    /// there is data.
+    /// Copies data from position `at`, which counts on around the end; nothing if it exceeds the
+    /// data.
     pub(super) fn read(&self, at: u64, out: &mut [u8]) {
-        // Mapped memory cannot fault, and if there is not as much data nothing is copied.
+        // Mapped memory cannot fault.
         let _ = self.view(at, out.len()).map(|bytes| bytes.copy_to(out));
     }
 
-    /// The bytes from position `at` on, which the other process has written; `None` if there is not
-    /// as much data. One that is broken may change them at any time, also after it has handed them
-    /// over.
+    /// The bytes from position `at`, written by the other process, which may change them at any
+    /// time;
+    /// `None` if they exceed the data.
     pub(super) fn view(&self, at: u64, len: usize) -> Option<SharedBytes<'_>> {
         // SAFETY: `start < size` and `len <= size`, so it all lies in the two mappings of the data,
         // which stay while the value is borrowed.
         (len <= self.size).then(|| unsafe { SharedBytes::new(self.data(at), len) })
     }
 
-    /// The bytes from position `at` on, to be written; `None` if there is not as much data. A
-    /// broken reader may change them, too, which spoils nothing but what it reads.
+    /// Room from position `at`; `None` if it exceeds the data. A broken reader may change it, which
+    /// affects only itself.
     pub(super) fn room(&self, at: u64, len: usize) -> Option<TxRoom<'_>> {
         // SAFETY: it all lies in the two mappings of the data as for `view`, and what lies there
         // may change behind a reference to atomics.
         (len <= self.size).then(|| TxRoom::Shared(unsafe { slice::from_raw_parts(self.data(at).cast(), len) }))
     }
 
-    /// Copies `words` to position `at`, a multiple of 8, and on; nothing if there is not as much
-    /// data.
+    /// Copies `words` to position `at`, a multiple of 8; nothing if they exceed the data.
     #[inline]
     pub(super) fn put(&self, at: u64, words: &[[u8; WORD]]) {
         if size_of_val(words) > self.size {
@@ -178,22 +170,22 @@ impl SharedMemory {
         // mask.
         let room: &[AtomicU64] = unsafe { slice::from_raw_parts(self.data(at & !7).cast(), words.len()) };
         let put = |(to, word): (&AtomicU64, &[u8; WORD])| to.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
-        // Mostly they are whole lines.
+        // Usually whole lines.
         let ((to, to_end), (from, from_end)) = (room.as_chunks::<LINE>(), words.as_chunks::<LINE>());
         to.iter().zip(from).for_each(|(to, from)| to.iter().zip(from).for_each(put));
         to_end.iter().zip(from_end).for_each(put);
     }
 
     fn data(&self, at: u64) -> *mut u8 {
-        // The size is a power of two; dividing by it cost more than anything else here.
+        // The size is a power of two; a division would be slow.
         let start = at as usize & (self.size - 1);
         // SAFETY: inside the mapping.
         unsafe { self.base.as_ptr().add(CONTROL + start) }
     }
 }
 
-/// EFBIG: the limit of the process for the size of a file (`ulimit -f`) is below `len`. The system
-/// counts a memfd as a file and would end the process by SIGXFSZ.
+/// Returns EFBIG if the file size limit of the process (`ulimit -f`) is below `len`. The kernel
+/// applies it to memfds, too, and would raise SIGXFSZ.
 fn check_file_size(len: usize) -> io::Result<()> {
     // SAFETY: an all-zero rlimit is valid, and the call fills it.
     let limit = unsafe {
@@ -221,7 +213,7 @@ mod tests {
     const SIZE: usize = 64 << 10;
 
     #[test]
-    fn two_mappings_see_the_same_words_and_bytes_also_around_the_end() {
+    fn mappings_share_words_and_wrapping_bytes() {
         let (a, fd) = SharedMemory::create(SIZE).unwrap();
         let b = SharedMemory::open(&fd, SIZE).unwrap();
         a.word(Word::Waits).store(7, Ordering::Relaxed);
@@ -242,21 +234,21 @@ mod tests {
     }
 
     #[test]
-    fn memory_beyond_the_limit_of_file_sizes_is_efbig() {
+    fn memory_beyond_file_size_limit_is_efbig() {
         const VARIABLE: &str = "ROXE_TEST_FILE_SIZE";
-        // The limit is one for all threads of a process, so another process has it.
+        // The limit applies to a whole process, so the test starts another.
         if std::env::var_os(VARIABLE).is_some() {
             let error = SharedMemory::create(SIZE).unwrap_err();
             return assert_eq!(error.raw_os_error(), Some(libc::EFBIG));
         }
-        let script = "ulimit -f 64; exec \"$0\" memory_beyond_the_limit_of_file_sizes_is_efbig";
+        let script = "ulimit -f 64; exec \"$0\" memory_beyond_file_size_limit_is_efbig";
         let own = std::env::current_exe().unwrap();
         let status = std::process::Command::new("sh").args(["-c", script]).arg(own).env(VARIABLE, "1").status();
         assert!(status.unwrap().success());
     }
 
     #[test]
-    fn the_size_is_sealed() {
+    fn size_is_sealed() {
         let (_a, fd) = SharedMemory::create(SIZE).unwrap();
         let file = File::from(fd);
         assert!(file.set_len(0).is_err() && file.set_len(1 << 20).is_err());

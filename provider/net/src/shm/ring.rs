@@ -1,26 +1,12 @@
-//! A ring of packets from one process to another: the half of the [`Writer`] and the half of the
-//! [`Reader`].
+//! A ring of packets from one process to another, with its [`Writer`] and [`Reader`] halves.
 //!
-//! The data is a sequence of *records*: a header of one word, addresses if they are not those of
-//! the record before, then the packets of one run, as a link would move it, each with room for an
-//! ICRC. A record starts on a cache line, and its packets so that the payload of the first one, and
-//! of others of the usual sizes, ends on a multiple of 16: copies into and out of a ring that is
-//! not aligned run at 7 GB/s, others at 12.
-//!
-//! The writer builds packets where the reader will find them, clears the header of the next record,
-//! and publishes the record by storing its header, which says how long it is. So the reader polls
-//! the line where the record will be: a small packet is one line that moves between the processors,
-//! which takes 0.03 us where they share a cache and 0.15 where not. `Head` counts bytes and only
-//! grows: the reader frees room by moving it.
-//!
-//! Either side may be broken and change any byte at any time. What is read out of shared memory is
-//! read once and checked: a writer that is broken ([`Broken`]) is not read from any more. What is
-//! written there ([`TxRoom`]) is never looked at again: a reader that
-//! is broken spoils what it will read.
-//!
-//! Sleeping: the reader sets `Asleep`, then looks for a header again; the writer stores the header,
-//! then looks at `Asleep`. `Waits` is the same handshake with the roles changed. Both are in
-//! [`wakeup`].
+//! The data is a sequence of cache-aligned *records*: a header of one word, addresses if they
+//! differ from the previous record's, and the packets of one run with room for ICRCs. The writer
+//! builds packets in place, clears the next header, then stores the header of this record, on which
+//! the reader polls. The reader frees room by advancing `Head`. Payloads end on multiples of 16
+//! bytes for fast copies. Each side may be broken and change any byte at any time: the reader reads
+//! every byte once and checks it ([`Broken`]), the writer never reads what it wrote. [`wakeup`] has
+//! the handshakes of sleeping.
 
 #[cfg(test)]
 mod tests;
@@ -36,46 +22,38 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Bytes of data of a ring: twice the second level cache. While the ring is full, its lines have
-/// left the writer's cache for the one that both share before they are read, from where they come
-/// three times as fast: a bare ring with two copies moves 9 GB/s with 512 KiB, 29 with 1 MiB and 34
-/// with 2 MiB.
+/// Data bytes of a ring: twice the second level cache, so that while the ring is full its lines
+/// have moved from the writer's cache to the shared one before they are read.
 pub const SIZE: usize = 2 << 20;
-/// Bytes of data of a ring of a process that has many rings.
+/// Data bytes of a ring of a process with many rings.
 pub const SMALL: usize = 256 << 10;
-/// Most bytes of packets in a record. The reader works on one while the writer fills the next.
+/// Most packet bytes of a record. The reader works on one while the writer fills the next.
 pub const MAX_RUN: usize = 32 << 10;
-/// Bytes of the header of a record.
 const HEADER_LEN: usize = 8;
-/// Bytes of addresses: from, then to.
 const ADDRESSES: usize = 32;
-/// Where the packets of a record begin at most.
+/// Largest offset of packets in a record.
 const START: usize = HEADER_LEN + ADDRESSES + ALIGN;
-/// What payloads are aligned to.
 const ALIGN: usize = 16;
-/// Records start on a multiple of this.
 const LINE: u64 = 64;
-/// Records of at most this many bytes are built beside the ring: while the reader looks for the
-/// header, each locked operation between two stores to its line would wait until the line has come
-/// back.
+/// Records of at most this many bytes are built beside the ring: while the reader polls the header,
+/// each locked operation between two stores to its line would stall.
 const STAGED: usize = 256;
 
-/// How many rings this process writes and reads: each costs memory and descriptors, whichever of
-/// its engines has it.
+/// Numbers of rings that this process writes and reads, over all engines.
 static WRITTEN: AtomicU32 = AtomicU32::new(0);
 static READ: AtomicU32 = AtomicU32::new(0);
 
-/// Rings that this process writes, agreed on or offered.
+/// Number of rings that this process writes, offered or agreed.
 pub fn written() -> usize {
     WRITTEN.load(Ordering::Relaxed) as usize
 }
 
-/// Rings that this process reads.
+/// Number of rings that this process reads.
 pub fn read() -> usize {
     READ.load(Ordering::Relaxed) as usize
 }
 
-/// Where a run goes, and how.
+/// Addresses and IP header fields of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heading {
     /// Source address.
@@ -84,31 +62,31 @@ pub struct Heading {
     pub dst: Gid,
     /// IPv4 TOS or IPv6 traffic class.
     pub traffic_class: u8,
-    /// IPv4 TTL or IPv6 hop limit, as it would leave.
+    /// IPv4 TTL or IPv6 hop limit on the wire.
     pub hop_limit: u8,
 }
 
-/// Bytes that must be free for a record with `len` bytes of packets, at most: the header of the
-/// next record is cleared.
+/// Most free bytes needed for a record with `len` bytes of packets, including the cleared header of
+/// the next record.
 #[inline]
 pub fn record_len(len: usize) -> u64 {
     ((START + len) as u64).next_multiple_of(LINE) + LINE
 }
 
-/// Where in a record the packets begin whose first one has `segment` bytes.
+/// Offset of the packets in a record whose first packet has `segment` bytes.
 #[inline]
 const fn start(goes_on: bool, segment: usize) -> usize {
     let before = if goes_on { HEADER_LEN } else { HEADER_LEN + ADDRESSES };
     before + icrc::LEN.wrapping_sub(segment).wrapping_sub(before) % ALIGN
 }
 
-/// The first word of a record. 0 stands where there is no record yet.
+/// The header word of a record; 0 if there is no record yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RecordHeader {
-    /// Bytes of the packets, and of the first one.
+    /// Bytes of all packets, and of the first.
     len: usize,
     segment: usize,
-    /// Packets that share one packet header.
+    /// Number of packets that share one packet header.
     joined: u8,
     traffic_class: u8,
     hop_limit: u8,
@@ -141,7 +119,7 @@ impl RecordHeader {
         is_sane.then_some(Self { len, segment, joined, traffic_class, hop_limit, goes_on: flags & 2 != 0 })
     }
 
-    /// Where the packets begin in the record.
+    /// Offset of the packets in the record.
     #[inline]
     fn start(&self) -> usize {
         start(self.goes_on, self.segment)
@@ -156,42 +134,39 @@ impl RecordHeader {
 
 const _: () = assert!(MAX_RUN <= u16::MAX as usize);
 
-/// What the reader finds.
+/// A record as the reader finds it.
 #[derive(Clone, Copy, Debug)]
 pub struct Record<'a> {
-    /// What there is to know of the run.
+    /// Metadata of the run.
     pub meta: RxMeta,
-    /// The packets: not to be looked at before they are copied.
+    /// The packets, which must be copied before they are examined.
     pub bytes: SharedBytes<'a>,
-    /// How many packets the only one in it stands for: their payloads follow each other behind the
-    /// packet header of the first.
+    /// Number of packets represented by one header, whose payloads follow it contiguously.
     pub joined: u8,
 }
 
-/// The writer of a ring wrote what makes no sense.
+/// The writer of a ring violated its format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Broken;
 
-/// The half that writes.
+/// The writing half.
 #[derive(Debug)]
 pub struct Writer {
     memory: SharedMemory,
-    /// Where the record that is being built starts, or the next one will.
+    /// Position of the record being built, or of the next one.
     tail: u64,
-    /// The head as it was last seen.
     head: u64,
     open: Option<Open>,
-    /// Source and destination of the last record.
     addresses: Option<(Gid, Gid)>,
-    /// The lines between the tail and this position begin with a cleared header.
+    /// Lines between the tail and this position begin with a cleared header.
     cleared: u64,
-    /// The record that is being built, if it is small.
+    /// The record being built, if it is small.
     staged: Box<[u8; STAGED]>,
     _counted: Counted<'static>,
 }
 
 impl Writer {
-    /// A new ring with `size` bytes of data, and the file for the reader.
+    /// Creates a ring with `size` bytes of data, and the file for the reader.
     pub(crate) fn create(size: usize) -> io::Result<(Self, OwnedFd)> {
         let (memory, fd) = SharedMemory::create(size)?;
         let staged = Box::new([0; STAGED]);
@@ -199,7 +174,7 @@ impl Writer {
         Ok((Self { memory, tail: 0, head: 0, open, addresses, cleared: 0, staged, _counted }, fd))
     }
 
-    /// Whether there is room for a packet of `len` bytes with its ICRC.
+    /// Returns true if there is room for a packet of `len` bytes with its ICRC.
     #[inline]
     pub fn takes(&mut self, heading: &Heading, len: usize) -> bool {
         if self.open.as_ref().is_some_and(|open| !open.takes(heading, len)) {
@@ -209,14 +184,13 @@ impl Writer {
         self.has_room(record_len(before + len))
     }
 
-    /// Room for a packet of `len` bytes with its ICRC; `None`: the ring is full.
+    /// Room for a packet of `len` bytes with its ICRC; `None` if the ring is full.
     pub fn slot(&mut self, heading: &Heading, len: usize) -> Option<TxRoom<'_>> {
         if self.takes(heading, len) { self.place(heading, len) } else { None }
     }
 
-    /// As [`Writer::slot`], for a caller to whom [`Writer::takes`] has just said that there is
-    /// room: asking twice cost 45 instructions for each packet.
-    // A call would hand the room over in memory.
+    /// [`Writer::slot`] after [`Writer::takes`] has returned true, to avoid a second check.
+    // A call would return the room in memory.
     #[inline(always)]
     pub fn place(&mut self, heading: &Heading, len: usize) -> Option<TxRoom<'_>> {
         let open = match &mut self.open {
@@ -244,7 +218,7 @@ impl Writer {
         self.memory.room(self.tail + at as u64, len)
     }
 
-    /// From `at` on nothing more of the record is built beside the ring; what was goes there.
+    /// Moves the bytes built beside the ring into it; from `at` on nothing more is staged.
     #[inline(never)]
     fn unstage(&mut self, at: usize) {
         if let Some(staged) = staged_lines(&self.staged, at) {
@@ -252,9 +226,9 @@ impl Writer {
         }
     }
 
-    /// Room for the payloads of up to `count` packets more, of `len` bytes each, behind that of a
-    /// packet that is a record of its own: they share its packet header. `None`: there is no such
-    /// packet, or not even room for one.
+    /// Room for the payloads of up to `count` more packets of `len` bytes each, which share the
+    /// header of a packet that is alone in its record. `None` if there is no such packet, or no
+    /// room.
     #[inline]
     pub fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
         let open = self.open.as_ref()?;
@@ -268,14 +242,14 @@ impl Writer {
         let count = wanted.min(free as usize / len);
         let open = self.open.as_mut().filter(|_| count > 0)?;
         let len = count * len;
-        // The one ICRC comes behind all payloads.
+        // One ICRC follows all payloads.
         let at = start(open.goes_on, open.segment) + before - icrc::LEN;
         (open.len, open.segment, open.last) = (before + len, before + len, len);
         (open.joined, open.newest) = (open.joined + count as u8, count as u8);
         self.memory.room(self.tail + at as u64, len)
     }
 
-    /// Takes the last slot back, or what it was extended by.
+    /// Removes the last slot or extension.
     pub fn retract(&mut self) {
         let Some(open) = &mut self.open else { return };
         open.len -= open.last;
@@ -286,7 +260,7 @@ impl Writer {
         self.open.take_if(|open| open.len == 0);
     }
 
-    /// Hands the record that is being built to the reader.
+    /// Publishes the record being built.
     pub fn publish(&mut self) {
         let Some(open) = self.open.take() else { return };
         let Open { heading: Heading { src, dst, traffic_class, hop_limit }, goes_on, segment, len, joined, .. } = open;
@@ -304,13 +278,13 @@ impl Writer {
         match staged_lines(&self.staged, end) {
             Some(staged) => self.memory.put(self.tail, staged),
             None if goes_on => {}
-            // What was not built beside the ring lacks the addresses.
+            // A record not built beside the ring lacks the addresses.
             None => self.memory.put(self.tail + HEADER_LEN as u64, [src.0, dst.0].as_flattened().as_chunks().0),
         }
         self.memory.header(self.tail).store(header.to_word(), Ordering::Release);
         self.tail = next;
-        // Clears the headers in the lines of the next small record, which brings these lines here
-        // before it is built.
+        // Clears the headers in the lines of the next small record, which also brings these lines
+        // into this cache before it is built.
         let end = (self.tail + LINE + STAGED as u64).min(self.head.saturating_add(self.memory.size()));
         while self.cleared < end {
             self.memory.header(self.cleared).store(0, Ordering::Relaxed);
@@ -318,20 +292,19 @@ impl Writer {
         }
     }
 
-    /// Whether the reader sleeps, and has to be woken: asked after something was published; it is
-    /// told once.
+    /// Returns true, once, if the sleeping reader must be woken. Call after publishing.
     #[inline]
     pub fn must_wake(&self) -> bool {
         wakeup::must_wake(self.memory.word(Word::Asleep))
     }
 
-    /// Whether `bytes` more can be written.
+    /// Returns true if `bytes` more can be written.
     #[inline]
     pub fn has_room(&mut self, bytes: u64) -> bool {
         self.free(bytes) >= bytes
     }
 
-    /// How many bytes can be written, or at least `wanted`. A head that makes no sense leaves none.
+    /// Free bytes, exact if less than `wanted`. An invalid head leaves none.
     #[inline]
     fn free(&mut self, wanted: u64) -> u64 {
         let (tail, size) = (self.tail, self.memory.size());
@@ -342,14 +315,13 @@ impl Writer {
         free(self.head)
     }
 
-    /// How many bytes the reader has ever read: it stands still while this does not change.
+    /// Total bytes read by the reader; constant while it is stalled.
     pub fn read_so_far(&mut self) -> u64 {
         self.head = self.memory.word(Word::Head).load(Ordering::Acquire);
         self.head
     }
 
-    /// Whether half of the ring is free. If not, the reader will say when it is, which costs it a
-    /// system call.
+    /// Returns true if half of the ring is free. If not, the reader rings the doorbell when it is.
     pub fn is_half_free_or_waits(&mut self) -> bool {
         if self.is_half_free() {
             return true;
@@ -363,31 +335,28 @@ impl Writer {
         wakeup::wait(memory.word(Word::Waits), half, &mut is_half_free)
     }
 
-    /// Whether half of the ring is free.
+    /// Returns true if half of the ring is free.
     pub fn is_half_free(&mut self) -> bool {
         self.has_room(self.memory.size() / 2)
     }
 }
 
-/// The record that is being built.
 #[derive(Debug)]
 struct Open {
     heading: Heading,
-    /// Whether its addresses are those of the record before.
+    /// True if its addresses are those of the previous record.
     goes_on: bool,
-    /// Bytes of the first packet.
     segment: usize,
-    /// Bytes of all.
     len: usize,
-    /// Bytes of the newest, or by which it was extended last.
+    /// Bytes of the last packet or extension.
     last: usize,
-    /// Packets that share one packet header, and how many of them the last extension added.
+    /// Packets that share one header, and those added by the last extension.
     joined: u8,
     newest: u8,
 }
 
 impl Open {
-    /// Whether a packet of `len` bytes can be the next one: all but the last one have one size.
+    /// Returns true if a packet of `len` bytes can follow: all but the last have one size.
     fn takes(&self, heading: &Heading, len: usize) -> bool {
         self.joined == 1
             && self.last == self.segment
@@ -397,57 +366,55 @@ impl Open {
     }
 }
 
-/// What is built beside the ring of a record that goes on up to `end`, in whole lines, its header
-/// still 0. `None`: it is not built there.
+/// The staged bytes of a record up to `end` in whole words, its header still 0; `None` if it is not
+/// staged.
 #[inline]
 fn staged_lines(staged: &[u8; STAGED], end: usize) -> Option<&[[u8; HEADER_LEN]]> {
     staged.as_chunks().0.get(..end.next_multiple_of(LINE as usize) / HEADER_LEN)
 }
 
-/// The half that reads. One thread at a time does.
+/// The reading half, used by one thread at a time.
 #[derive(Debug)]
 pub struct Reader {
     memory: SharedMemory,
-    /// What of the ring has been read, as the shared word says.
+    /// Bytes read, as published in the shared word.
     head: AtomicU64,
-    /// Source and destination of the last record, each as two words.
+    /// Source and destination of the last record, two words each.
     addresses: [AtomicU64; 4],
     _counted: Counted<'static>,
 }
 
 impl Reader {
-    /// The ring with `size` bytes of data in a file that its writer has sent.
+    /// Opens the ring with `size` bytes of data in a file of its writer.
     pub(crate) fn open(fd: &OwnedFd, size: usize) -> io::Result<Self> {
         let (memory, head, addresses) = (SharedMemory::open(fd, size)?, AtomicU64::new(0), Default::default());
         Ok(Self { memory, head, addresses, _counted: Counted::new(&READ) })
     }
 
-    /// Whether there is no record to read.
+    /// Returns true if there is no record to read.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.next_header() == 0
     }
 
-    /// Bytes that were ever read.
+    /// Total bytes read.
     #[inline]
     pub fn read_so_far(&self) -> u64 {
         self.head.load(Ordering::Relaxed)
     }
 
-    /// Bytes of data: a writer that has ended left no more than this behind.
+    /// Data bytes: the most that a dead writer can have left.
     pub fn size(&self) -> u64 {
         self.memory.size()
     }
 
-    /// The header of the next record.
     #[inline]
     fn next_header(&self) -> u64 {
         self.memory.header(self.head.load(Ordering::Relaxed)).load(Ordering::Acquire)
     }
 
-    /// Shows the next run to `take`, where it is: copying all of it out cost 10 % at 1 MB messages.
-    /// Then its room is the writer's again, also if `take` panics: the same run would meet the same
-    /// bug for ever. False: the ring is empty.
+    /// Passes the next run to `take` in place, then frees its room, also if `take` panics:
+    /// otherwise the same run would panic again. Returns false if the ring is empty.
     #[inline]
     pub fn next(&self, take: impl FnOnce(Record<'_>)) -> Result<bool, Broken> {
         let word = self.next_header();
@@ -466,7 +433,6 @@ impl Reader {
         Ok(true)
     }
 
-    /// Source and destination of the record at `head`.
     #[inline]
     fn addresses(&self, head: u64, goes_on: bool) -> (Gid, Gid) {
         if !goes_on {
@@ -480,26 +446,25 @@ impl Reader {
         (Gid((s0 | s1 << 64).to_le_bytes()), Gid((d0 | d1 << 64).to_le_bytes()))
     }
 
-    /// Whether the writer waits for room and must be told now that there is some; asked after
+    /// Returns true, once, if the waiting writer must be woken because there is room. Call after
     /// reading.
     #[inline]
     pub fn must_tell(&self) -> bool {
         wakeup::must_tell(self.memory.word(Word::Waits), self.head.load(Ordering::Relaxed))
     }
 
-    /// From now on the writer wakes this process, once. True: there is a record already, so do not
-    /// sleep.
+    /// Lets the writer wake this process, once, from now on. Returns true if there is a record
+    /// already: do not sleep then.
     pub fn prepare_sleep(&self) -> bool {
         wakeup::sleep(self.memory.word(Word::Asleep), || !self.is_empty())
     }
 
-    /// The reader does not sleep any more: the writer need not wake it.
+    /// Ends [`Reader::prepare_sleep`].
     pub fn awake(&self) {
         wakeup::awake(self.memory.word(Word::Asleep));
     }
 }
 
-/// A run that is being looked at, up to `end`.
 struct Shown<'a> {
     reader: &'a Reader,
     end: u64,
@@ -512,10 +477,10 @@ impl Drop for Shown<'_> {
     }
 }
 
-/// What no writer does, for tests of readers.
+/// Violations of the format, for tests of readers.
 #[cfg(any(test, feature = "testing"))]
 impl Writer {
-    /// Publishes a record that no writer writes.
+    /// Publishes an invalid record.
     pub fn break_it(&self) {
         self.memory.header(self.tail).store(u64::MAX, Ordering::Release);
     }
@@ -526,7 +491,7 @@ impl Writer {
         self.memory.room(0, bytes.len()).unwrap().put(&bytes).unwrap();
     }
 
-    /// Puts a valid header on every line: whoever reads to the end of such a ring begins again.
+    /// Puts a valid header on every line, so that the ring never appears empty.
     pub fn put_header_on_every_line(&self) {
         let header = RecordHeader { len: 16, segment: 16, joined: 1, traffic_class: 0, hop_limit: 64, goes_on: true };
         assert_eq!(header.extent(), LINE);
@@ -536,8 +501,8 @@ impl Writer {
     }
 }
 
-/// Puts `bytes` into a ring as its writer might, and reads it until nothing is there: nothing
-/// outside of a record is shown, and once around it is all read that the writer has left.
+/// Fuzz target: puts `bytes` into a ring and reads it until it is empty. Nothing outside of a
+/// record may be read, and once around the ring must be empty.
 #[cfg(any(test, feature = "fuzz"))]
 pub fn check_ring(bytes: &[u8]) {
     const SMALLEST: usize = 64 << 10;

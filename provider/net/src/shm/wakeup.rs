@@ -1,43 +1,41 @@
-//! The wake-ups of a ring: two handshakes between its reader, which may sleep, and its writer,
-//! which may wait for room.
+//! The wake-ups of a ring: handshakes between a reader that may sleep and a writer that may wait
+//! for room.
 //!
-//! One side does something (writes a record; makes room) and then looks whether the other one
-//! sleeps. The other says that it sleeps, and then looks whether something was done. With a full
-//! fence between the two steps of either side at least one of them sees the other: nobody sleeps
-//! while there is something for it. Touches one word of the shared memory.
+//! One side writes a record (or frees room), then checks whether the other sleeps (or waits). The
+//! other announces its sleep, then checks for records (or room). With a full fence between the two
+//! steps on each side, at least one sees the other, so no wake-up is lost.
 
 use crate::sync::{AtomicU64, Ordering, fence};
 
-/// The reader sleeps from now on, unless it `finds` something: the writer wakes it, once.
+/// Announces that the reader sleeps, to be woken once. Returns true if it `finds` a record instead.
 pub(super) fn sleep(asleep: &AtomicU64, finds: impl FnOnce() -> bool) -> bool {
     asleep.store(1, Ordering::Relaxed);
     fence(Ordering::SeqCst);
     finds()
 }
 
-/// The reader need not be woken.
+/// Withdraws the announcement of the reader.
 pub(super) fn awake(asleep: &AtomicU64) {
     if asleep.load(Ordering::Relaxed) != 0 {
         asleep.store(0, Ordering::Relaxed);
     }
 }
 
-/// Whether the writer, which has written something, must wake the reader; it is told once.
+/// Returns true, once, if the writer must wake the reader. Call after writing.
 pub(super) fn must_wake(asleep: &AtomicU64) -> bool {
     fence(Ordering::SeqCst);
     asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0
 }
 
-/// The writer waits from now on until the reader has read `until` bytes, unless it `finds` that
-/// there is room: the reader tells it, once.
+/// Announces that the writer waits until the reader has read `until` bytes, to be woken once.
+/// Returns true if it `finds` room instead.
 pub(super) fn wait(waits: &AtomicU64, until: u64, finds: impl FnOnce() -> bool) -> bool {
     waits.store(until, Ordering::Relaxed);
     fence(Ordering::SeqCst);
     finds()
 }
 
-/// Whether the reader, which has read `read` bytes and said so, must tell the writer; it is told
-/// once.
+/// Returns true, once, if the reader must wake the writer. Call after publishing `read` bytes.
 pub(super) fn must_tell(waits: &AtomicU64, read: u64) -> bool {
     fence(Ordering::SeqCst);
     let until = waits.load(Ordering::Relaxed);

@@ -1,10 +1,9 @@
-//! A link against others of this host, on loopback addresses that no other test uses.
+//! Links on loopback addresses that no other test uses.
 
 use super::*;
 use std::net::Ipv4Addr;
 
-// Port 4791 is shared with whatever runs on this machine, so these tests use an address of their
-// own.
+// Other programs may share port 4791, so these tests use addresses of their own.
 fn link(last: u8, gso: bool, gro: bool) -> UdpLink {
     UdpLink::open(Ipv4Addr::new(127, 77, 0, last).into(), 1, gso, gro).unwrap()
 }
@@ -15,7 +14,7 @@ fn recv(link: &UdpLink, buf: &mut [u8]) -> RxMeta {
 
 // clause: IP-TOS, IP-TTL
 #[test]
-fn a_run_arrives_as_one_with_its_segment_size_tos_and_ttl() {
+fn run_arrives_with_segment_size_tos_and_ttl() {
     let (a, b) = (link(1, true, true), link(2, true, true));
     let run: Vec<u8> = (0..250u8).collect();
     let to = NetHeader { dst: b.gid(), src_port: ROCE_PORT, traffic_class: 0x68, hop_limit: 7, ..NetHeader::default() };
@@ -31,7 +30,7 @@ fn a_run_arrives_as_one_with_its_segment_size_tos_and_ttl() {
 
 // clause: IP-TTL
 #[test]
-fn hop_limits_that_lead_nowhere_are_sent_as_64() {
+fn hop_limits_0_and_1_are_sent_as_64() {
     let (a, b) = (link(7, true, true), link(8, true, true));
     let mut buf = vec![0; 65_536];
     for (asked, sent) in [(0, 64), (1, 64), (2, 2), (64, 64), (255, 255)] {
@@ -47,7 +46,7 @@ fn hop_limits_that_lead_nowhere_are_sent_as_64() {
 
 // clause: UD-MULTICAST
 #[test]
-fn every_socket_of_a_group_gets_a_copy_until_it_is_gone() {
+fn every_group_socket_gets_a_copy_until_closed() {
     let [a, b, ..] = std::process::id().to_le_bytes();
     let group = Ipv4Addr::new(239, 77, b, a).into();
     let (from, mut buf) = (link(9, true, true), vec![0; 65_536]);
@@ -73,12 +72,12 @@ fn every_socket_of_a_group_gets_a_copy_until_it_is_gone() {
 
 // clause: UDP-CHECKSUM
 #[test]
-fn a_datagram_without_checksum_is_taken() {
+fn datagram_without_checksum_is_accepted() {
     let socket = || Socket::new(Domain::IPV6, Type::DGRAM, Some(Protocol::UDP)).unwrap();
     let (from, to) = (socket(), socket());
     set_v6_options(&to, 1).unwrap();
     if to.bind(&SockAddr::from(SocketAddrV6::new(Ipv6Addr::LOCALHOST, 0, 0, 0))).is_err() {
-        // Without IPv6 there is nothing to take.
+        // Skipped without IPv6.
         return;
     }
     for no_checksum in [1, 0] {
@@ -90,7 +89,7 @@ fn a_datagram_without_checksum_is_taken() {
 }
 
 #[test]
-fn without_gro_the_packets_arrive_one_by_one() {
+fn without_gro_packets_arrive_one_by_one() {
     let (a, b) = (link(3, true, true), link(4, true, false));
     a.send(&NetHeader { dst: b.gid(), src_port: ROCE_PORT, ..NetHeader::default() }, &[7; 250], 100).unwrap();
     let mut buf = vec![0; 65_536];
@@ -99,13 +98,13 @@ fn without_gro_the_packets_arrive_one_by_one() {
 }
 
 #[test]
-fn a_smaller_receive_buffer_is_as_large_as_the_kernel_reports() {
-    // It doubles what is asked for.
+fn smaller_receive_buffer_is_as_reported() {
+    // The kernel doubles the requested size.
     assert_eq!(link(7, true, true).with_rcvbuf(65_536).unwrap().rcvbuf(), 131_072);
 }
 
 #[test]
-fn a_send_that_the_kernel_does_not_cut_is_tried_again_later_and_concerns_one_destination() {
+fn refused_segmentation_is_retried_later_per_destination() {
     let (a, b) = (link(5, true, true), link(6, true, true));
     let to = NetHeader { dst: b.gid(), src_port: ROCE_PORT, hop_limit: 64, ..NetHeader::default() };
     assert!(matches!(a.send(&to, &[0; 400], 1), Err(SendError::NoSegments)));
@@ -117,7 +116,7 @@ fn a_send_that_the_kernel_does_not_cut_is_tried_again_later_and_concerns_one_des
 
 // clause: IP-TOS
 #[test]
-fn ipv6_carries_the_same() {
+fn ipv6_run_arrives_with_class_and_hop_limit() {
     let gid = IpAddr::V6(Ipv6Addr::LOCALHOST).into();
     let Ok(link) = UdpLink::open(gid, 1, true, true) else { return };
     let to = NetHeader { dst: gid, src_port: ROCE_PORT, traffic_class: 0x20, hop_limit: 9, ..NetHeader::default() };
@@ -134,7 +133,7 @@ fn ipv6_carries_the_same() {
 }
 
 #[test]
-fn stop_receiving_keeps_queued_packets_and_takes_no_more() {
+fn stop_receiving_keeps_queued_packets_only() {
     let (group, from) =
         ([(); 2].map(|()| link(10, true, false)), [(); 64].map(|()| UdpSocket::bind("127.77.0.11:0").unwrap()));
     let mut buf = vec![0; 65_536];
@@ -154,13 +153,13 @@ fn host(last: u8) -> Gid {
     Ipv4Addr::new(127, 77, 1, last).into()
 }
 
-/// Sends to `dst` until the kernel is asked again.
+/// Counts sends to `dst` until segmentation is tried again.
 fn pause(segments: &Segments, dst: Gid) -> u32 {
     (0..).find(|_| segments.most(dst) > 1).unwrap()
 }
 
 #[test]
-fn after_a_refusal_one_destination_gets_packets_one_by_one_for_a_while() {
+fn refusal_disables_segments_for_one_destination() {
     let segments = Segments::new(true);
     segments.note_refused(host(1));
     assert_eq!(segments.most(host(2)), MAX_SEGMENTS, "another destination");
@@ -169,7 +168,7 @@ fn after_a_refusal_one_destination_gets_packets_one_by_one_for_a_while() {
 }
 
 #[test]
-fn repeated_refusals_double_the_pause_and_one_success_ends_it() {
+fn refusals_double_pause_until_success() {
     let segments = Segments::new(true);
     segments.note_refused(host(1));
     let mut expected = FIRST_PAUSE;
@@ -186,7 +185,7 @@ fn repeated_refusals_double_the_pause_and_one_success_ends_it() {
 }
 
 #[test]
-fn destinations_that_refuse_are_bounded() {
+fn refusing_destinations_are_bounded() {
     let segments = Segments::new(true);
     (0..100).for_each(|last| segments.note_refused(host(last)));
     assert_eq!(segments.refused.lock().len(), MAX_REFUSED);
@@ -194,7 +193,7 @@ fn destinations_that_refuse_are_bounded() {
 }
 
 #[test]
-fn a_system_without_segmentation_is_never_asked() {
+fn system_without_segmentation_is_never_tried() {
     let segments = Segments::new(false);
     segments.note_refused(host(1));
     segments.note_taken(host(1));

@@ -269,7 +269,7 @@ const FAR: [Far; 14] = [
         name: "network: a host without a card, a connection",
         case: "cm-no-card",
         envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.2")],
-        words: &["RDMA_CM_EVENT_UNREACHABLE", "192.0.2.2 answers that nobody listens on UDP port 4791"],
+        words: &["RDMA_CM_EVENT_UNREACHABLE", "192.0.2.2 reports that UDP port 4791 is closed"],
     },
     Far {
         name: "network: the interface is no device, a connection",
@@ -287,14 +287,14 @@ const FAR: [Far; 14] = [
         name: "network: a host without a card, a request",
         case: "retry-far",
         envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.2")],
-        words: &["(12)", "192.0.2.2 answers that nobody listens on UDP port 4791"],
+        words: &["(12)", "192.0.2.2 reports that UDP port 4791 is closed"],
     },
     Far {
         name: "network: a host without a card, a request with many retries",
         case: "retry-often",
         // From an address to which the host has sent none of its few answers in a second.
         envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.2"), ("GID_INDEX", "1")],
-        words: &["(12)", "192.0.2.2 answers that nobody listens on UDP port 4791"],
+        words: &["(12)", "192.0.2.2 reports that UDP port 4791 is closed"],
     },
     Far {
         name: "network: a neighbour that has gone, a request",
@@ -312,7 +312,7 @@ const FAR: [Far; 14] = [
         name: "network: the way leads over another interface, a request",
         case: "retry-far",
         envs: &[("PEER", "192.0.2.2")],
-        words: &["(12)", "the way to 192.0.2.2 leads over near, and this device is lo: set ROXE_NETDEV=near"],
+        words: &["(12)", "packets to 192.0.2.2 leave by near, and this device is lo: set ROXE_NETDEV=near"],
     },
     Far {
         name: "network: a neighbour that does not answer, a connection",

@@ -85,7 +85,8 @@ fn packet_with_wrong_icrc_is_only_counted() {
     qp.post_recv(&RecvRequest { wr_id: 5, sges: &[Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() }] }).unwrap();
     let (meta, mut bytes) = datagram(qp.qpn());
     let receive = |bytes: &[u8]| {
-        let mut tools = RxTools { ident: &mut IdentGuess::default(), locals: &[], starved: false, may_overtake: false };
+        let mut tools =
+            RxTools { ident: &mut IdentGuess::default(), locals: &[], no_receives: false, may_overtake: false };
         let _ = qp.core.receive(Run { meta: &meta, bytes, index: 0 }, &mut tools, clock::now());
         let mut done: Vec<Cqe> = vec![];
         cq.poll(16, |cqe| done.push(*cqe)).unwrap();
@@ -154,7 +155,7 @@ fn send_with(psn: u32, to: Qpn) -> (RxMeta, Vec<u8>) {
 fn receive(qp: &Qp, psn: u32, may_overtake: bool, now: Instant) {
     let (meta, bytes) = send_with(psn, qp.qpn());
     let locals = &[meta.src];
-    let mut tools = RxTools { ident: &mut IdentGuess::default(), locals, starved: false, may_overtake };
+    let mut tools = RxTools { ident: &mut IdentGuess::default(), locals, no_receives: false, may_overtake };
     let _ = qp.core.receive(Run { meta: &meta, bytes: &bytes, index: 0 }, &mut tools, now);
 }
 

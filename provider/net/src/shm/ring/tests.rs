@@ -1,4 +1,4 @@
-//! Both halves of a ring against each other, and each against a broken other one.
+//! Both halves of a ring, and each against a broken other half.
 
 use super::super::memory::Word;
 use super::{
@@ -26,19 +26,19 @@ fn put(writer: &mut Writer, heading: &Heading, len: usize, byte: u8) -> bool {
     writer.slot(heading, len).map(|room| fill(room, byte)).is_some()
 }
 
-/// Fills `room`; how many bytes there are.
+/// Fills `room` and returns its size.
 fn fill(room: TxRoom<'_>, byte: u8) -> usize {
     let len = room.len();
     room.put(&vec![byte; len]).unwrap();
     len
 }
 
-/// Everything in the ring: segments and bytes of each run.
+/// Segment size and bytes of each run in the ring.
 fn take(reader: &Reader) -> Vec<(usize, Vec<u8>)> {
     std::iter::from_fn(|| take_one(reader).map(|(meta, bytes)| (meta.segment, bytes))).collect()
 }
 
-/// The same, packet by packet.
+/// All packets in the ring.
 fn packets(reader: &Reader) -> Vec<Vec<u8>> {
     take(reader).iter().flat_map(|(segment, run)| run.chunks(*segment).map(<[u8]>::to_vec)).collect()
 }
@@ -50,7 +50,7 @@ fn take_one(reader: &Reader) -> Option<(RxMeta, Vec<u8>)> {
 }
 
 #[test]
-fn reading_a_ring_ends_whatever_its_bytes_are() {
+fn reading_any_bytes_terminates() {
     check_ring(&[]);
     for word in [1, u64::MAX, 0x0100_0000_0001_0001, 0x0100_0000_8000_8000_u64.swap_bytes()] {
         check_ring(&word.to_ne_bytes().repeat(8 << 10));
@@ -59,15 +59,14 @@ fn reading_a_ring_ends_whatever_its_bytes_are() {
     check_ring(&[line, 0, 0, 0, 0, 0, 0, 0].map(u64::to_ne_bytes).as_flattened().repeat(1 << 10));
 }
 
-/// Every length, with the sizes of the first packet and the counts of joined ones that are on
-/// either side of a limit.
+/// Every length, with sizes of the first packet and counts of joined ones around the limits.
 #[test]
-fn a_header_is_accepted_exactly_if_it_describes_a_run() {
+fn header_is_accepted_iff_it_describes_a_run() {
     for len in 0..=u16::MAX {
         for segment in [0, 1, 15, 16, len.saturating_sub(1), len, len.saturating_add(1), u16::MAX] {
             for joined in [0, 1, 2, u8::MAX] {
                 let ([l0, l1], [s0, s1]) = (len.to_ne_bytes(), segment.to_ne_bytes());
-                // The second bit of the flags means something.
+                // Only the second bit of the flags is defined.
                 let flags = joined ^ l0;
                 let word = u64::from_ne_bytes([l0, l1, s0, s1, 0x68, 63, flags, joined]);
                 let is_run = (1..=MAX_RUN).contains(&len.into()) && (1..=len).contains(&segment);
@@ -86,7 +85,7 @@ fn a_header_is_accepted_exactly_if_it_describes_a_run() {
 }
 
 #[test]
-fn packets_of_one_size_and_one_way_are_one_run_with_maybe_a_short_end() {
+fn equal_packets_with_short_end_are_one_run() {
     let (mut writer, reader) = ring();
     for (to, len) in [(1, 116), (1, 100), (1, 100), (1, 60), (1, 60), (2, 60)] {
         assert!(put(&mut writer, &heading(to), len, len as u8));
@@ -102,7 +101,7 @@ fn packets_of_one_size_and_one_way_are_one_run_with_maybe_a_short_end() {
 }
 
 #[test]
-fn payloads_of_whole_packets_are_aligned_behind_headers_of_any_size() {
+fn payloads_are_aligned_behind_any_header_size() {
     let (mut writer, reader) = ring();
     for header in [12, 16, 20, 28, 32] {
         for _ in 0..3 {
@@ -119,7 +118,7 @@ fn payloads_of_whole_packets_are_aligned_behind_headers_of_any_size() {
 }
 
 #[test]
-fn a_run_stays_where_it_is_while_it_is_looked_at() {
+fn run_is_not_overwritten_while_read() {
     let (mut writer, reader) = ring();
     while put(&mut writer, &heading(1), 4112, 7) {}
     writer.publish();
@@ -131,7 +130,7 @@ fn a_run_stays_where_it_is_while_it_is_looked_at() {
 }
 
 #[test]
-fn a_run_that_meets_a_bug_is_not_shown_again() {
+fn run_that_panics_is_not_read_again() {
     let (mut writer, reader) = ring();
     for (to, byte) in [(1, 7), (2, 8)] {
         put(&mut writer, &heading(to), 100, byte);
@@ -154,7 +153,7 @@ fn runs_keep_their_sizes() {
 }
 
 #[test]
-fn a_packet_taken_back_leaves_no_trace() {
+fn retracted_packet_leaves_no_trace() {
     let (mut writer, reader) = ring();
     put(&mut writer, &heading(1), 100, 1);
     put(&mut writer, &heading(1), 60, 2);
@@ -167,9 +166,9 @@ fn a_packet_taken_back_leaves_no_trace() {
     assert_eq!(take(&reader), [(100, [[1; 100], [3; 100]].concat())]);
 }
 
-/// Small records are built beside the ring and grow into it; some packets are taken back.
+/// Small records are built beside the ring and grow into it; some packets are retracted.
 #[test]
-fn packets_of_all_sizes_come_as_they_went() {
+fn packets_of_all_sizes_roundtrip() {
     let (mut writer, reader) = ring();
     let mut random = 1u32;
     let mut roll = |below: u32| {
@@ -199,7 +198,7 @@ fn packets_of_all_sizes_come_as_they_went() {
 }
 
 #[test]
-fn bytes_survive_many_turns_of_the_ring() {
+fn bytes_survive_wraparound() {
     let (mut writer, reader) = ring();
     let (mut sent, mut got) = (0u32, 0u32);
     while got < 3000 {
@@ -219,7 +218,7 @@ fn bytes_survive_many_turns_of_the_ring() {
 }
 
 #[test]
-fn a_full_ring_refuses_until_the_reader_has_made_room_and_told_so() {
+fn full_ring_refuses_until_reader_wakes_writer() {
     let (mut writer, reader) = ring();
     while put(&mut writer, &heading(1), 4112, 7) {}
     writer.publish();
@@ -232,7 +231,7 @@ fn a_full_ring_refuses_until_the_reader_has_made_room_and_told_so() {
 }
 
 #[test]
-fn a_sleeping_reader_is_woken_once_and_misses_no_earlier_record() {
+fn sleeping_reader_is_woken_once_and_misses_no_record() {
     let (mut writer, reader) = ring();
     assert!(!writer.must_wake());
     assert!(!reader.prepare_sleep());
@@ -244,7 +243,7 @@ fn a_sleeping_reader_is_woken_once_and_misses_no_earlier_record() {
     assert!(!writer.must_wake());
 }
 
-/// A header whose traffic class and hop limit depend on all else that it says.
+/// A header whose traffic class and hop limit depend on its other fields.
 fn telling(seed: u32) -> RecordHeader {
     let (len, joined, goes_on) = (1 + seed as usize % MAX_RUN, 1 + (seed >> 16) as u8 % 3, seed & 1 << 24 != 0);
     let segment = if joined > 1 { len } else { 1 + (seed >> 4) as usize % len };
@@ -257,7 +256,7 @@ fn sum(len: usize, segment: usize, joined: u8, goes_on: bool) -> [u8; 2] {
         .to_ne_bytes()
 }
 
-/// Tells the thread that writes to end, also if the one that reads panics.
+/// Ends the writing thread, also if the reading one panics.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -267,7 +266,7 @@ impl Drop for Stop<'_> {
 }
 
 #[test]
-fn each_part_of_a_header_that_changes_meanwhile_is_read_once() {
+fn changing_header_is_read_once() {
     let ((writer, reader), ends) = (ring(), AtomicBool::new(false));
     let headers: Vec<_> = (0..1000_u32).map(|seed| telling(seed.wrapping_mul(2_654_435_769)).to_word()).collect();
     for (line, header) in (0..writer.memory.size() / LINE).zip(headers.iter().cycle()) {
@@ -305,8 +304,7 @@ fn each_part_of_a_header_that_changes_meanwhile_is_read_once() {
     });
 }
 
-/// What a writer answers to a walk through all that it does with packets of all sizes, in a ring
-/// that is soon read.
+/// Results of all operations of a writer with packets of all sizes, in a ring that is read soon.
 fn answers(writer: &mut Writer) -> Vec<(Option<usize>, u64, u64)> {
     let (mut answers, mut seed) = (vec![], 1u32);
     for _ in 0..10_000 {
@@ -330,7 +328,7 @@ fn answers(writer: &mut Writer) -> Vec<(Option<usize>, u64, u64)> {
 }
 
 #[test]
-fn a_reader_that_writes_to_the_ring_does_not_change_what_the_writer_does() {
+fn writing_reader_does_not_affect_writer() {
     let (mut alone, _) = Writer::create(SIZE).unwrap();
     let ((mut writer, reader), ends) = (ring(), AtomicBool::new(false));
     let disturbed = std::thread::scope(|scope| {
@@ -346,9 +344,9 @@ fn a_reader_that_writes_to_the_ring_does_not_change_what_the_writer_does() {
     assert!(disturbed == answers(&mut alone));
 }
 
-/// Writes a header as no writer of ours does.
+/// Writes an invalid header.
 #[test]
-fn a_broken_writer_is_noticed() {
+fn broken_writer_is_detected() {
     let good = RecordHeader { len: 200, segment: 100, joined: 1, traffic_class: 0, hop_limit: 1, goes_on: false };
     assert_eq!(RecordHeader::parse(good.to_word()), Some(good));
     for (len, segment) in [(0, 1), (1, 0), (1, 2), (MAX_RUN + 1, 1), (0xffff, 1), (200, 201)] {
@@ -359,7 +357,7 @@ fn a_broken_writer_is_noticed() {
 }
 
 #[test]
-fn packets_share_a_header_if_they_have_a_record_for_themselves() {
+fn packets_share_header_in_record_of_their_own() {
     let (mut writer, reader) = ring();
     assert!(writer.extend(1024, 1).is_none(), "there is no packet");
     assert!(put(&mut writer, &heading(1), 100, 1) && writer.extend(1024, 1).is_none(), "too small");
@@ -384,7 +382,7 @@ fn packets_share_a_header_if_they_have_a_record_for_themselves() {
 }
 
 #[test]
-fn several_share_a_header_at_once_as_far_as_there_is_room() {
+fn extension_takes_as_many_packets_as_fit() {
     let (mut writer, reader) = ring();
     assert!(put(&mut writer, &heading(1), 4112, 1));
     assert_eq!(writer.extend(4096, 3).map(|room| fill(room, 2)), Some(3 * 4096));
@@ -398,7 +396,7 @@ fn several_share_a_header_at_once_as_far_as_there_is_room() {
         assert!(record.bytes.to_vec().starts_with(&[vec![1; 4108], vec![2; 3 * 4096]].concat()));
     };
     assert_eq!(reader.next(seen), Ok(true));
-    // A ring that is all but full has room for some.
+    // A nearly full ring has room for some.
     while writer.free(SIZE as u64) > 12_800 && put(&mut writer, &heading(1), 4112, 1) {
         writer.publish();
     }
@@ -408,7 +406,7 @@ fn several_share_a_header_at_once_as_far_as_there_is_room() {
 }
 
 #[test]
-fn a_record_takes_packets_until_it_is_full() {
+fn record_takes_packets_until_full() {
     let (mut writer, reader) = ring();
     assert!(put(&mut writer, &heading(1), 272, 1));
     let most = std::iter::from_fn(|| writer.extend(256, 1).map(drop)).count();
@@ -437,7 +435,7 @@ fn addresses_are_written_when_they_change() {
 }
 
 #[test]
-fn a_broken_reader_stops_the_writer_at_most() {
+fn broken_reader_only_blocks_writer() {
     for head in [u64::MAX, SIZE as u64, 1 << 40] {
         let (mut writer, reader) = ring();
         while put(&mut writer, &heading(1), 4112, 7) {}
