@@ -561,7 +561,7 @@ impl End {
     pub(crate) fn handle(&mut self, net: &NetHeader, packet: &Packet<'_>, starved: bool) {
         let Self { qp, host, dropped, .. } = self;
         let result = match starved {
-            true => qp.handle_packet_starved(host, net, packet),
+            true => qp.handle_packet_without_receive(host, net, packet),
             false => qp.handle_packet(host, net, packet),
         };
         note_drop(dropped, result);
@@ -576,7 +576,7 @@ impl End {
     /// Hands over the early packets whose turn has come.
     pub(crate) fn hand_over_early(&mut self) {
         let Self { qp, host, early, dropped, .. } = self;
-        early.hand_over(qp, host, |_, _, result| note_drop(dropped, result));
+        early.deliver(qp, host, |_, _, result| note_drop(dropped, result));
     }
 
     /// When its queue pair, or a packet that came too early, wants to be looked at.

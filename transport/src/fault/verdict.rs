@@ -96,7 +96,7 @@ pub struct Verdict {
     /// Set the congestion mark (CE) in its IP header.
     pub mark_ce: bool,
     /// The receiving queue pair shall act as if no receive were posted:
-    /// [`crate::Qp::handle_packet_starved`].
+    /// [`crate::Qp::handle_packet_without_receive`].
     pub rnr: bool,
     /// Let this, made of the packet, travel ahead of it.
     pub forged: Option<Forged>,

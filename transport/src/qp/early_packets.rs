@@ -105,7 +105,7 @@ impl<T> EarlyPackets<T> {
         self.bytes >= MAX_BYTES / 2
     }
 
-    /// When to call [`EarlyPackets::hand_over`] next, whatever happens until then.
+    /// When to call [`EarlyPackets::deliver`] next, whatever happens until then.
     pub fn deadline(&self) -> Option<Instant> {
         self.next_check
     }
@@ -169,19 +169,19 @@ impl<T> EarlyPackets<T> {
     /// [deadline](EarlyPackets::deadline). `handed_over` is told of each packet and of what
     /// [`Qp::handle_packet`] said, and sees the queue pair as it is behind the packet.
     #[inline]
-    pub fn hand_over<H: Host>(
+    pub fn deliver<H: Host>(
         &mut self,
         qp: &mut Qp,
         host: &mut H,
         handed_over: impl FnMut(&Qp, &EarlyPacket<T>, Result<(), DropReason>),
     ) {
         if !self.is_empty() {
-            self.hand_over_waiting(qp, host, handed_over);
+            self.deliver_waiting(qp, host, handed_over);
         }
     }
 
     #[cold]
-    fn hand_over_waiting<H: Host>(
+    fn deliver_waiting<H: Host>(
         &mut self,
         qp: &mut Qp,
         host: &mut H,

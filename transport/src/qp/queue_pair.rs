@@ -162,7 +162,7 @@ impl Qp {
     /// Takes back the `count` newest send work requests, for a caller who posts several wholly or
     /// not at all. Works as long as no other method was called since they were posted; what has
     /// been started stays.
-    pub fn take_back_sends(&mut self, count: u32) {
+    pub fn retract_sends(&mut self, count: u32) {
         self.requester.sq.take_back(count, self.requester.first_unstarted);
     }
 
@@ -322,7 +322,7 @@ impl Qp {
     ///
     /// # Errors
     /// As [`Qp::handle_packet`].
-    pub fn handle_packet_starved<H: Host>(
+    pub fn handle_packet_without_receive<H: Host>(
         &mut self,
         host: &mut H,
         net: &NetHeader,

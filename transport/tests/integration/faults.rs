@@ -110,7 +110,7 @@ impl Bench {
         let (qp, host) = (&mut self.qps[to.index()], &mut self.hosts[to.index()]);
         let result = match verdict {
             verdict if verdict.drop => return,
-            verdict if verdict.rnr => qp.handle_packet_starved(host, net, &packet),
+            verdict if verdict.rnr => qp.handle_packet_without_receive(host, net, &packet),
             _ => qp.handle_packet(host, net, &packet),
         };
         self.dropped.extend(result.err());
@@ -361,7 +361,7 @@ fn starvation_hits_one_packet_and_only_requests_that_need_a_receive() {
         let packet = Packet::parse(bytes).expect("a legal packet");
         let (qp, host) = (&mut bench.qps[1], &mut bench.hosts[1]);
         let handled = match starved {
-            true => qp.handle_packet_starved(host, &net, &packet),
+            true => qp.handle_packet_without_receive(host, &net, &packet),
             false => qp.handle_packet(host, &net, &packet),
         };
         assert_eq!(handled, expected);

@@ -61,7 +61,7 @@ impl Script {
 
     fn hand_over(&mut self) {
         let Self { qp, host, early, handed_over, .. } = self;
-        early.hand_over(qp, host, |_, early, result| handed_over.push((early.tag, result.err())));
+        early.deliver(qp, host, |_, early, result| handed_over.push((early.tag, result.err())));
     }
 
     fn wait(&mut self, time: Duration) {
