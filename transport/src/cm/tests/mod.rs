@@ -244,5 +244,5 @@ fn mra(ours: CommId, answered: Answered) -> Mra {
 }
 
 fn rej(ours: CommId, answered: Answered, reason: RejReason) -> Rej {
-    messages::plain(PEER_ID, ours, answered, reason, Info::EMPTY)
+    messages::rej(PEER_ID, ours, answered, reason, Info::EMPTY)
 }
