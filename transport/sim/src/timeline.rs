@@ -1,6 +1,4 @@
-//! What happens when: events in order of time, and one deadline for each queue pair.
-//!
-//! Nothing here allocates once it is warm.
+//! Events in order of time, and one deadline per queue pair. Nothing allocates after the start.
 
 use core::cmp::Ordering;
 use roxe_transport::time::Instant;
@@ -37,7 +35,7 @@ impl<T> PartialEq for Entry<T> {
 
 impl<T> Eq for Entry<T> {}
 
-/// Events in order of time; those of the same instant keep the order in which they were added.
+/// Events in order of time; events of one instant keep their insertion order.
 #[derive(Debug)]
 pub struct Timeline<T> {
     heap: BinaryHeap<Entry<T>>,
@@ -51,7 +49,7 @@ impl<T> Default for Timeline<T> {
 }
 
 impl<T> Timeline<T> {
-    /// Makes room for so many events to come.
+    /// Reserves space for events.
     pub fn reserve(&mut self, events: usize) {
         self.heap.reserve(events);
     }
@@ -62,12 +60,12 @@ impl<T> Timeline<T> {
         self.heap.push(Entry { at, order: self.order, what });
     }
 
-    /// When the first event happens.
+    /// Returns the time of the first event.
     pub fn next(&self) -> Option<Instant> {
         self.heap.peek().map(|entry| entry.at)
     }
 
-    /// Takes the first event, if it happens by `now`.
+    /// Removes the first event if it is due by `now`.
     pub fn pop_due(&mut self, now: Instant) -> Option<T> {
         if self.next()? > now {
             return None;
@@ -75,19 +73,18 @@ impl<T> Timeline<T> {
         self.heap.pop().map(|entry| entry.what)
     }
 
-    /// Events to come.
+    /// Number of events.
     pub fn len(&self) -> usize {
         self.heap.len()
     }
 
-    /// Whether nothing is to come.
+    /// Returns true if there is no event.
     pub fn is_empty(&self) -> bool {
         self.heap.is_empty()
     }
 }
 
-/// One deadline each for a fixed number of clients, and the earliest of all: a tournament in an
-/// array.
+/// One deadline per client, and the earliest of all: a tournament tree in an array.
 #[derive(Debug, Default)]
 pub struct Deadlines {
     /// Node 1 is the root, the children of `n` are `2n` and `2n + 1`, the leaves are the second
@@ -96,7 +93,7 @@ pub struct Deadlines {
 }
 
 impl Deadlines {
-    /// Makes room for `clients`; deadlines that were set are forgotten.
+    /// Sets the number of clients and clears all deadlines.
     pub fn resize(&mut self, clients: usize) {
         self.tree.clear();
         self.tree.resize(2 * clients.next_power_of_two(), NEVER);
@@ -116,7 +113,7 @@ impl Deadlines {
         }
     }
 
-    /// The earliest deadline, and whose it is: the lowest number of equals.
+    /// Returns the earliest deadline with its client, the lowest one of equals.
     pub fn first(&self) -> Option<(Instant, usize)> {
         let at = self.tree.get(1).copied().filter(|&at| at != NEVER)?;
         let leaves = self.tree.len() / 2;

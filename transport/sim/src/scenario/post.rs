@@ -1,4 +1,4 @@
-//! The work of a scenario: what is posted, where it lands, and what is expected of it.
+//! The work of a scenario: posts random requests and records the expected results.
 
 use super::*;
 
@@ -35,7 +35,7 @@ impl<C: Choices> Scenario<C> {
         Ok(true)
     }
 
-    /// Marks a slot untouched; returns where it starts.
+    /// Marks a slot as untouched and returns its start.
     fn clear_slot(&mut self, who: usize, slot: Slot) -> u32 {
         let start = slot.index * slot_size(self.work.max_len);
         let memory = &mut self.world.end_mut(who).host.memory;
@@ -113,8 +113,7 @@ impl<C: Choices> Scenario<C> {
         self.post_from_source(who, SendOp::Write { remote_addr, rkey }, source, len)
     }
 
-    /// Chooses where in the peer's shared region a write of RC lands and keeps the model up to
-    /// date.
+    /// Chooses a target in the peer's shared region for a WRITE of RC and updates the model.
     fn change_shared(&mut self, who: usize, source: u32, len: u32) -> (u64, RKey) {
         if !self.world.ends[who].setup.service.is_reliable() {
             return self.claim_uc_target(who, source, len);
@@ -127,15 +126,14 @@ impl<C: Choices> Scenario<C> {
         (peer.shared.addr + u64::from(target), rkey)
     }
 
-    /// The key under which the peer's shared region is reached: its own, or that of the window on
-    /// it.
+    /// The key of the peer's shared region, or of the window on it.
     fn shared_key(&mut self, who: usize) -> RKey {
         let key = self.sides[who ^ 1].shared.rkey();
         let through_window = self.sides[who].what.chance(500);
         self.sides[who ^ 1].open.filter(|_| through_window).unwrap_or(key)
     }
 
-    /// A UC write gets a place of its own, because it may be lost.
+    /// A UC WRITE gets a place of its own, because it may be lost.
     fn claim_uc_target(&mut self, who: usize, source: u32, len: u32) -> (u64, RKey) {
         let side = &mut self.sides[who];
         let target = side.uc_write_next;
@@ -213,7 +211,7 @@ impl<C: Choices> Scenario<C> {
         self.post_landing(who, op, old.to_ne_bytes().to_vec(), true, fence)
     }
 
-    /// Eight bytes that change a word of the peer's shared region at once.
+    /// Posts an ATOMIC WRITE to a word of the peer's shared region.
     fn post_atomic_write(&mut self, who: usize) -> Result<(), Broken> {
         let at = self.sides[who].what.below(room(self.work.max_len) / 4) * 8;
         let source = self.sides[who].what.below(4 * room(self.work.max_len) - 8);
@@ -225,7 +223,7 @@ impl<C: Choices> Scenario<C> {
         self.post_from_source(who, SendOp::AtomicWrite { remote_addr, rkey }, source, 8)
     }
 
-    /// A FLUSH of a part of the peer's shared region, or of all of it.
+    /// Posts a FLUSH of a part of the peer's shared region, or of the whole.
     fn post_flush(&mut self, who: usize) -> Result<(), Broken> {
         let at = self.sides[who].what.below(2 * room(self.work.max_len));
         let length = self.sides[who].what.below(2 * room(self.work.max_len) - at + 1);
@@ -238,7 +236,7 @@ impl<C: Choices> Scenario<C> {
         self.post(who, op, SendData::Sges(&[]), fence, Expect::Nothing)
     }
 
-    /// A window on all of our own shared region, which the peer may use once it is open.
+    /// Posts the bind of a window on our shared region, for the peer to use.
     fn post_bind(&mut self, who: usize) -> Result<(), Broken> {
         let shared = self.sides[who].shared;
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
@@ -248,7 +246,7 @@ impl<C: Choices> Scenario<C> {
         self.post(who, op, SendData::Sges(&[]), false, Expect::Nothing)
     }
 
-    /// Posts an operation whose result `data` lands in a slot of ours.
+    /// Posts an operation whose result `data` is placed in a slot of ours.
     fn post_landing(
         &mut self,
         who: usize,
@@ -269,11 +267,10 @@ impl<C: Choices> Scenario<C> {
     fn post(&mut self, who: usize, op: SendOp, data: SendData<'_>, fence: bool, expect: Expect) -> Result<(), Broken> {
         let opcode = opcode_of(&op);
         let side = &self.sides[who];
-        // A queue full of unsignaled requests could never be known to have drained.
+        // A queue full of unsignaled requests would never be known to have drained.
         let must = side.posted + 1 == side.quota
             || side.sends.len() + 1 == self.world.ends[who].setup.caps.max_send_wr as usize;
-        // Asked for also when it does not matter, so that what follows does not depend on how full
-        // the queue is.
+        // Always drawn, so that later decisions do not depend on the fill level of the queue.
         let signaled = self.sides[who].what.chance(700) || must;
         let wr_id = self.sides[who].fresh_id();
         let mut flags = SendFlags::empty();
@@ -293,14 +290,14 @@ impl<C: Choices> Scenario<C> {
         Ok(())
     }
 
-    /// With mishaps: sometimes one element of the list has a key of nobody.
+    /// With mishaps: sometimes gives one element of the list an invalid key.
     fn maybe_spoil(&mut self, who: usize, sges: &mut [Sge]) {
         if self.work.mishaps && self.sides[who].what.chance(20) {
             sges[0].lkey.0 ^= 0x80;
         }
     }
 
-    /// With mishaps: sometimes the remote key or address is wrong.
+    /// With mishaps: sometimes makes the remote key or address wrong.
     fn maybe_mistarget(&mut self, who: usize, mut op: SendOp) -> SendOp {
         if !(self.work.mishaps && self.sides[who].what.chance(20)) {
             return op;
@@ -326,7 +323,7 @@ impl<C: Choices> Scenario<C> {
         op
     }
 
-    /// A length near the interesting borders, or any.
+    /// A length near the MTU boundaries, or a random one.
     fn length(&mut self, who: usize) -> u32 {
         let mtu = self.world.ends[who].setup.path_mtu.bytes();
         let max = self.work.max_len;
@@ -344,7 +341,7 @@ impl<C: Choices> Scenario<C> {
     }
 }
 
-/// The opcode that the completion of `op` must have.
+/// The opcode expected in the completion of `op`.
 fn opcode_of(op: &SendOp) -> WcOpcode {
     match op {
         SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => WcOpcode::Send,
