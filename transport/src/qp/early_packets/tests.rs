@@ -22,7 +22,7 @@ struct Script {
     host: SimHost,
     early: EarlyPackets<u32>,
     mr: Mr,
-    handed_over: Vec<(u32, Option<DropReason>)>,
+    delivered: Vec<(u32, Option<DropReason>)>,
 }
 
 fn address(host: u8) -> Gid {
@@ -49,24 +49,24 @@ impl Script {
         let mut host = SimHost::default();
         let qp = connected(service, None, &mut host);
         let mr = host.memory.register(4096, crate::wr::Access::LOCAL_WRITE);
-        let mut script = Self { qp, host, early: EarlyPackets::default(), mr, handed_over: vec![] };
+        let mut script = Self { qp, host, early: EarlyPackets::default(), mr, delivered: vec![] };
         (0..receives).for_each(|wr_id| script.post_recv(wr_id));
         script
     }
 
     fn post_recv(&mut self, wr_id: u64) {
         self.qp.post_recv(&RecvRequest { wr_id, sges: &[self.mr.sge(0, 100)] }).expect("room for a receive");
-        self.hand_over();
+        self.deliver();
     }
 
-    fn hand_over(&mut self) {
-        let Self { qp, host, early, handed_over, .. } = self;
-        early.deliver(qp, host, |_, early, result| handed_over.push((early.tag, result.err())));
+    fn deliver(&mut self) {
+        let Self { qp, host, early, delivered, .. } = self;
+        early.deliver(qp, host, |_, early, result| delivered.push((early.tag, result.err())));
     }
 
     fn wait(&mut self, time: Duration) {
         self.host.clock = self.host.clock.after(time);
-        self.hand_over();
+        self.deliver();
     }
 
     /// A message of one packet comes, which is number `at` of those that the peer sent. Its first
@@ -83,15 +83,15 @@ impl Script {
         let waits = self.early.keep(&mut self.qp, &mut self.host, (&net, &packet), at, || may_have_overtaken);
         if !waits {
             let result = self.qp.handle_packet(&mut self.host, &net, &packet);
-            self.handed_over.push((at, result.err()));
-            self.hand_over();
+            self.delivered.push((at, result.err()));
+            self.deliver();
         }
         waits
     }
 
     /// The tags of the packets that were handed over and taken, in order.
     fn taken(&self) -> Vec<u32> {
-        self.handed_over.iter().filter(|(_, dropped)| dropped.is_none()).map(|(tag, _)| *tag).collect()
+        self.delivered.iter().filter(|(_, dropped)| dropped.is_none()).map(|(tag, _)| *tag).collect()
     }
 }
 
@@ -135,7 +135,7 @@ fn packets_wait_for_their_receives_in_order() {
         // it.
         script.qp.post_recv(&RecvRequest { wr_id: 8, sges: &[script.mr.sge(0, 100)] }).expect("room");
         assert!(script.arrive(4, true));
-        script.hand_over();
+        script.deliver();
         assert_eq!(script.taken(), [0, 1, 2]);
         (9..11).for_each(|wr_id| script.post_recv(wr_id));
         assert_eq!(script.taken(), [0, 1, 2, 3, 4]);
@@ -150,9 +150,9 @@ fn a_packet_that_has_waited_long_enough_is_dropped_as_without_a_receive() {
         let mut script = Script::new(service, 0);
         (0..3).for_each(|at| assert!(script.arrive(at, true)));
         script.wait(MAX_WAIT - Duration::from_nanos(1));
-        assert_eq!((script.handed_over.as_slice(), script.early.len()), (&[][..], 3));
+        assert_eq!((script.delivered.as_slice(), script.early.len()), (&[][..], 3));
         script.wait(Duration::from_nanos(1));
-        assert_eq!((script.handed_over.as_slice(), script.early.len()), (&ALL_DROPPED[..], 0), "{service:?}");
+        assert_eq!((script.delivered.as_slice(), script.early.len()), (&ALL_DROPPED[..], 0), "{service:?}");
     }
 }
 
@@ -173,7 +173,7 @@ fn a_reliable_connection_naks_a_gap_after_a_shorter_wait() {
     assert!(!script.qp.has_work());
     script.wait(Duration::from_nanos(1));
     assert!(script.early.is_empty() && script.qp.has_work(), "a NAK is to be sent");
-    assert_eq!(script.handed_over[0], (1, Some(DropReason::OutOfSequence)));
+    assert_eq!(script.delivered[0], (1, Some(DropReason::OutOfSequence)));
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn repeated_packet_does_not_wait_longer_than_the_first() {
     script.wait(MAX_WAIT_RC / 2);
     assert!(script.arrive(1, true));
     script.wait(MAX_WAIT_RC / 2);
-    assert_eq!(script.handed_over, [(1, Some(DropReason::OutOfSequence))]);
+    assert_eq!(script.delivered, [(1, Some(DropReason::OutOfSequence))]);
     assert!(script.qp.has_work(), "a NAK is to be sent");
 }
 
@@ -221,7 +221,7 @@ fn a_reset_queue_pair_drops_waiting_packets_at_the_next_check() {
     script.qp.modify(&mut script.host, &reset, AttrMask::STATE).expect("allowed from every state");
     let due = script.early.deadline().expect("something waits");
     script.wait(due.since(script.host.clock));
-    assert_eq!(script.handed_over, [(0, Some(DropReason::BadState))]);
+    assert_eq!(script.delivered, [(0, Some(DropReason::BadState))]);
 }
 
 #[test]
@@ -279,5 +279,5 @@ fn packets_beyond_the_bound_are_handed_over_at_once() {
     let mut script = Script::new(Service::Ud, 0);
     script.early.bytes = MAX_BYTES - 20;
     assert!(!script.arrive(0, true));
-    assert_eq!(script.handed_over, ALL_DROPPED[..1]);
+    assert_eq!(script.delivered, ALL_DROPPED[..1]);
 }

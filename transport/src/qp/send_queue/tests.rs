@@ -83,9 +83,9 @@ fn the_newest_can_be_taken_back_unless_they_were_started() {
         assert_eq!(sq.push(&request(wr_id, SendData::Sges(&[])), 0), Ok(()));
     }
     assert_eq!(sq.room(), 0);
-    sq.take_back(1, 2);
+    sq.retract(1, 2);
     assert_eq!((sq.room(), sq.tail_index()), (1, 3));
-    sq.take_back(9, 2);
+    sq.retract(9, 2);
     assert_eq!((sq.room(), sq.tail_index()), (2, 2));
     assert_eq!(sq.push(&request(7, SendData::Sges(&[])), 0), Ok(()));
     assert_eq!(sq.get(2).map(|wqe| wqe.wr_id), Some(7));

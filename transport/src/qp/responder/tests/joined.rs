@@ -37,7 +37,7 @@ fn join(s: &mut Script, psn: u32, req: &Request, payload: &[u8], ack_req: bool) 
 fn facts(mut s: Script) -> (Psn, Vec<Out>, Vec<u8>, QpState) {
     let last = [9; MTU];
     let (write, send) = (Request::WriteLast(None), Request::SendLast(SendTail::Plain));
-    let last = if matches!(s.responder.open, Open::Write(_)) { (write, &last) } else { (send, &last) };
+    let last = if matches!(s.responder.open, OpenMessage::Write(_)) { (write, &last) } else { (send, &last) };
     let psn = s.responder.progress.e_psn;
     let mut out = s.out();
     let _ = s.put(psn.get(), last.0, last.1);
