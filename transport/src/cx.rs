@@ -444,7 +444,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_atomic_leaves_the_swapped_word_if_it_compares_equal_or_the_sum_that_wraps() {
+    fn atomic_op_swaps_on_equality_and_adds_with_wrap() {
         let swap = AtomicOp::CompareSwap { compare: 7, swap: 9 };
         assert_eq!([7, 9, 8].map(|old| swap.applied(old)), [9, 9, 8]);
         assert_eq!(AtomicOp::FetchAdd { add: 3 }.applied(u64::MAX - 1), 1);
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_is_written_the_same_to_both_kinds_of_room() {
+    fn packet_bytes_are_equal_in_both_kinds_of_room() {
         for (header, len) in packets() {
             let form = header.form(len).expect("a payload that fits");
             let (mut own, room, payload) = (vec![0xa5; form.len()], shared(form.len()), vec![7; len]);
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn room_of_another_size_is_refused() {
+    fn room_of_wrong_size_is_refused() {
         for (header, len) in packets() {
             let form = header.form(len).expect("a payload that fits");
             for wrong in [0, 1, form.len() - 1, form.len() + 1] {
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_bytes_are_those_that_were_asked_for() {
+    fn first_returns_the_requested_bytes() {
         let (mut own, room) = ([1; 5], [1; 5].map(AtomicU8::new));
         for room in [TxRoom::Own(&mut own), TxRoom::Shared(&room)] {
             assert_eq!(room.first(3).and_then(|room| room.put(&[7, 8, 9])), Some(()));

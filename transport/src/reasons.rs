@@ -22,7 +22,7 @@ macro_rules! reasons {
                 }
             }
 
-            /// What it means, for people.
+            /// Explanation for people.
             pub const fn words(self) -> &'static str {
                 match self {
                     $(Self::$variant => concat!($($doc),+),)+

@@ -151,7 +151,7 @@ mod tests {
 
     // clause: RSS-TOEPLITZ, RSS-HASH
     #[test]
-    fn hashes_are_those_of_the_published_verification_suite() {
+    fn hashes_equal_the_published_suite() {
         use HashFields as F;
         let addresses = F::SRC_IPV4 | F::DST_IPV4;
         for ((from, from_port), (to, to_port), plain, with_ports) in IPV4 {
@@ -181,7 +181,7 @@ mod tests {
 
     // clause: RSS-FIELDS
     #[test]
-    fn one_version_of_ip_and_one_protocol_are_hashed_at_a_time() {
+    fn mixed_ip_versions_or_protocols_are_rejected() {
         use HashFields as F;
         for (fields, is_possible) in [
             (F::empty(), true),

@@ -150,7 +150,7 @@ mod tests {
 
     // clause: FLOW-PRIORITY
     #[test]
-    fn the_lowest_number_wins_and_equals_share() {
+    fn lowest_priority_number_wins_and_equals_share() {
         let mut rules = Rules::default();
         rules.insert(rule(RuleKind::Normal(7), any(), 'c'));
         rules.insert(rule(RuleKind::Normal(3), to(2), 'a'));
@@ -164,7 +164,7 @@ mod tests {
 
     // clause: FLOW-DONT-TRAP
     #[test]
-    fn a_rule_that_does_not_trap_lets_lower_priorities_see_the_frame() {
+    fn dont_trap_rule_passes_frames_to_lower_priorities() {
         let mut rules = Rules::default();
         let first = rules.insert(Rule { passes: true, ..rule(RuleKind::Normal(0), any(), 'a') });
         rules.insert(rule(RuleKind::Normal(1), to(2), 'b'));
@@ -178,7 +178,7 @@ mod tests {
     /// The child of a fork makes a table of its own and still drops the flows that it has
     /// inherited.
     #[test]
-    fn the_name_of_a_rule_means_nothing_in_another_table() {
+    fn rule_id_is_invalid_in_another_table() {
         let (mut old, mut new) = (Rules::default(), Rules::default());
         let inherited = old.insert(rule(RuleKind::Sniffer, any(), 'a'));
         new.insert(rule(RuleKind::Sniffer, any(), 'b'));
@@ -187,7 +187,7 @@ mod tests {
 
     // clause: FLOW-DEFAULT
     #[test]
-    fn default_rules_get_frames_that_no_other_rule_took() {
+    fn default_rules_get_unmatched_frames() {
         let mut rules = Rules::default();
         rules.insert(rule(RuleKind::AllDefault, any(), 'z'));
         rules.insert(rule(RuleKind::MulticastDefault, any(), 'm'));
@@ -197,7 +197,7 @@ mod tests {
 
     // clause: FLOW-SNIFFER
     #[test]
-    fn a_sniffer_sees_everything_and_takes_nothing() {
+    fn sniffer_gets_every_frame_and_passes_it_on() {
         let mut rules = Rules::default();
         rules.insert(rule(RuleKind::Normal(0), to(2), 'a'));
         rules.insert(rule(RuleKind::Sniffer, any(), 's'));

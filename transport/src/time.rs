@@ -54,7 +54,7 @@ mod tests {
 
     // clause: TIMER-ACK, RNR-TABLE
     #[test]
-    fn codes_follow_the_tables() {
+    fn timer_codes_equal_the_tables() {
         assert_eq!(ack_timeout(0), None);
         assert_eq!(ack_timeout(14), Some(Duration::from_nanos(67_108_864)));
         assert_eq!(ack_timeout(31), Some(Duration::from_nanos(4096 << 31)));

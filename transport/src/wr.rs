@@ -464,7 +464,7 @@ pub struct TmInfo {
     pub tag: u64,
     /// Application context beside the tag, set by the sender; likewise.
     pub app_ctx: u32,
-    /// What happened.
+    /// Flags.
     pub flags: TmFlags,
 }
 

@@ -6,7 +6,7 @@
 //! ```
 //! use roxe_sim::case::Case;
 //!
-//! let case: Case = "service=rc net=star nodes=3 gbps=10 connections=6 only=1 \\
+//! let case: Case = "service=rc net=star nodes=3 gbps=10 connections=6 only=1 \
 //!                   messages=4 max_len=2000 seed=7
 //!                   drop tx qp=#2 nth=3".parse()?;
 //! case.play(&|_| {}).expect("one lost packet breaks no promise");
@@ -40,7 +40,6 @@ pub enum Net {
     Direct,
     /// Nodes around a switch, connections between all of them.
     Star,
-    /// Two stars and a link between them.
     Dumbbell,
     /// A star in which all send to node 0.
     Incast,
@@ -52,16 +51,12 @@ const NETS: [(&str, Net); 4] =
 const SERVICES: [(&str, Service); 4] =
     [("rc", Service::Rc), ("uc", Service::Uc), ("ud", Service::Ud), ("xrc", Service::XrcIni)];
 
-/// Parameters of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case {
     /// Service of all queue pairs. On XRC the first end of each connection is the initiator.
     pub service: Service,
-    /// Shape of the network.
     pub net: Net,
-    /// Number of nodes.
     pub nodes: usize,
-    /// Properties of the links.
     pub link: LinkSpec,
     /// True if links differ in latency and bandwidth.
     pub mixed: bool,
@@ -69,30 +64,22 @@ pub struct Case {
     pub connections: usize,
     /// Active connections; `None`: all.
     pub only: Option<Vec<usize>>,
-    /// Work of each end.
     pub work: Work,
     /// Maximum number of receives in a queue; `None`: random.
     pub receives: Option<u32>,
     /// Maximum bytes in flight from one node to another.
     pub window: Option<u32>,
-    /// True if queue pairs use DCQCN.
     pub dcqcn: bool,
     /// True if early packets wait and none may be lost ([`Setup::early_wait`]).
     pub early_wait: bool,
-    /// Failures during the run, with their times.
     pub accidents: Vec<(Duration, Accident)>,
-    /// Seed of all other decisions.
     pub seed: u64,
-    /// Fault rules.
     pub rules: Rules,
 }
 
-/// A run that broke a promise.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// The broken promise.
     pub broken: Broken,
-    /// The faults before the failure.
     pub faults: Vec<Fault>,
 }
 
@@ -122,10 +109,6 @@ impl Default for Case {
 }
 
 impl Case {
-    /// Runs the case after `prepare`.
-    ///
-    /// # Errors
-    /// A promise was broken. A panic counts as one.
     pub fn play(&self, prepare: Prepare<'_>) -> Result<Report, Box<Failure>> {
         let mut world = self.world();
         world.wire.record = Some(Vec::new());
@@ -272,7 +255,6 @@ impl FromStr for Case {
 }
 
 impl Case {
-    /// Parses one word of the first line.
     fn take(&mut self, word: &str) -> Option<()> {
         let (name, value) = word.split_once('=').unwrap_or((word, ""));
         match name {
@@ -311,17 +293,13 @@ fn accident(name: &str, value: &str) -> Option<(Duration, Accident)> {
     Some((micros(after)?, if name == "gone" { Accident::Gone(whom) } else { Accident::Error(whom) }))
 }
 
-/// Maximum number of runs of a search.
 const BUDGET: u32 = 2000;
 
 /// Result of [`shrink`].
 #[derive(Clone, Debug)]
 pub struct Smallest {
-    /// The smallest failing run.
     pub case: Case,
-    /// The broken promise.
     pub broken: Broken,
-    /// Number of runs of the search.
     pub runs: u32,
 }
 
@@ -441,7 +419,6 @@ fn rounded(mut fault: Fault) -> Fault {
     fault
 }
 
-/// Returns rules that cause exactly these faults.
 pub fn rules_of(faults: &[Fault]) -> Rules {
     Rules::new(None, faults.iter().flat_map(rules_of_one).collect())
 }

@@ -39,7 +39,6 @@ struct SharedRecv {
 pub struct Srq {
     ring: VecDeque<SharedRecv>,
     limit: usize,
-    /// Number of limit events raised.
     pub limit_events: u32,
 }
 
@@ -56,12 +55,10 @@ impl Srq {
         self.limit = limit;
     }
 
-    /// Number of receives.
     pub fn len(&self) -> usize {
         self.ring.len()
     }
 
-    /// Returns true if no receive is left.
     pub fn is_empty(&self) -> bool {
         self.ring.is_empty()
     }
@@ -70,28 +67,21 @@ impl Srq {
 /// A shared receive queue of an XRC domain.
 #[derive(Debug, Default)]
 pub struct XrcQueue {
-    /// Queue number.
     pub number: u32,
-    /// Receives.
     pub srq: Srq,
-    /// Completions of its receives, oldest first.
     pub done: VecDeque<Cqe>,
 }
 
-/// Flow control state towards the peer.
 #[derive(Debug, Default)]
 pub struct Flow {
     /// Window in bytes; `None`: unlimited.
     pub limit: Option<u32>,
     /// Bytes beyond the window for the rest of a run.
     pub in_run: u32,
-    /// Bytes reserved and not released.
     pub reserved: u32,
     /// Bytes reserved by other QPs of this node in the same window.
     pub others: u32,
-    /// Maximum of `reserved`.
     pub peak: u32,
-    /// True after a refused reservation, until cleared.
     pub refused: bool,
     /// True if reservations are released (RC), so that `own` must equal `reserved`.
     pub returns: bool,
@@ -109,30 +99,21 @@ impl Flow {
     }
 }
 
-/// The surroundings of one QP.
 #[derive(Debug, Default)]
 pub struct SimHost {
-    /// The time every call sees.
     pub clock: Instant,
-    /// Registered memory.
     pub memory: VecMemory,
-    /// Send completions, oldest first.
     pub sends: VecDeque<Cqe>,
-    /// Receive completions, oldest first.
     pub recvs: VecDeque<Cqe>,
     /// Capacity of the completion queues, `[send, receive]`; `None`: unlimited.
     pub cq_room: [Option<usize>; 2],
-    /// Number of refused completions.
     pub overruns: u32,
-    /// The shared receive queue, if used.
     pub srq: Srq,
     /// The tags of that queue, if it matches tags.
     pub tags: Option<TagList>,
     /// The shared queues of the XRC domain of a target.
     pub xrc: Vec<XrcQueue>,
-    /// Index of the selected XRC queue.
     pub selected: Option<usize>,
-    /// Flow control towards the peer.
     pub flow: Flow,
 }
 
@@ -310,22 +291,17 @@ impl Host for SimHost {
 /// Protection domain of the QP of a [`VecMemory`].
 pub const OWN_PD: u32 = 1;
 
-/// Address of the first region.
 const FIRST_ADDR: u64 = 0x10_0000;
 
-/// A registered region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mr {
     /// Local and remote key: 24 bits of index, 8 bits of tag.
     pub key: u32,
-    /// First virtual address.
     pub addr: u64,
-    /// Bytes.
     pub len: u32,
 }
 
 impl Mr {
-    /// The remote key.
     pub const fn rkey(&self) -> RKey {
         RKey(self.key)
     }
@@ -335,7 +311,6 @@ impl Mr {
         Sge { addr: self.addr + offset as u64, length: len, lkey: LKey(self.key) }
     }
 
-    /// Returns the element for the whole region.
     pub const fn all(&self) -> Sge {
         self.sge(0, self.len)
     }
@@ -365,7 +340,6 @@ pub struct VecMemory {
     regions: Vec<Region>,
     /// Bound windows. Every key that is not of a region is one.
     windows: Vec<Bind>,
-    /// Number of FLUSHes executed for the peer.
     pub flushes: u32,
 }
 
@@ -392,7 +366,6 @@ impl VecMemory {
         self.region_mut(mr).window = true;
     }
 
-    /// Deregisters `mr`: its key becomes invalid.
     pub fn deregister(&mut self, mr: Mr) {
         self.region_mut(mr).condition = Condition::Invalid;
     }
@@ -402,17 +375,14 @@ impl VecMemory {
         self.region_mut(mr).condition = Condition::Unmapped;
     }
 
-    /// Number of bound windows.
     pub fn windows(&self) -> usize {
         self.windows.len()
     }
 
-    /// Returns the bytes of `mr`.
     pub fn bytes(&self, mr: Mr) -> &[u8] {
         &self.regions[index_of(mr.key).expect("a key of ours")].bytes
     }
 
-    /// Returns the bytes of `mr` for writing.
     pub fn bytes_mut(&mut self, mr: Mr) -> &mut [u8] {
         &mut self.region_mut(mr).bytes
     }

@@ -8,12 +8,11 @@
 use crate::host::SimHost;
 use core::fmt;
 use roxe_transport::Qp;
+use roxe_transport::qp::Probe;
 use roxe_transport::qp::QpState;
-use roxe_transport::qp::probe::Probe;
 use roxe_transport::time::Instant;
 use roxe_wire::{Header, Kind, Psn, Response, Syndrome};
 
-/// A promise that every run must keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Promise {
     /// A work request completes at most once, in order, exactly once if nothing fails, and with the
@@ -33,20 +32,15 @@ pub enum Promise {
     Silence,
     /// A run ends: no QP waits forever or sends without end.
     Progress,
-    /// The state machine does not panic.
     NoPanic,
 }
 
-/// A broken promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Broken {
-    /// Broken promise.
     pub promise: Promise,
     /// End that broke it; `None` if unknown.
     pub end: Option<usize>,
-    /// Virtual time.
     pub at: Instant,
-    /// Observation.
     pub detail: String,
 }
 
@@ -78,7 +72,6 @@ const WINDOW: i32 = 1 << 23;
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Watch {
-    /// Progress at the last check.
     last: Option<Probe>,
     /// True in the error state after the last NAK.
     silenced: bool,
@@ -91,7 +84,6 @@ fn is_sending(probe: &Probe) -> bool {
     matches!(probe.state, QpState::Rts | QpState::Sqd)
 }
 
-/// Returns true if it executes requests.
 fn is_receiving(probe: &Probe) -> bool {
     matches!(probe.state, QpState::Rtr | QpState::Rts | QpState::Sqd)
 }

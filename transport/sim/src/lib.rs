@@ -14,6 +14,8 @@
 //! Everything is deterministic: the same seed gives the same packets at the same time. Unlike the
 //! transport, these modules may panic when they are misused.
 #![forbid(unsafe_code)]
+// Used by tests only: names suffice for most items.
+#![allow(missing_docs)]
 
 pub mod case;
 pub mod host;

@@ -11,13 +11,10 @@ use roxe_wire::{ECN, Gid, NetHeader};
 /// Bytes around a UDP payload over IPv4: preamble, Ethernet header, checksum, gap, IPv4 and UDP
 /// header.
 const AROUND_IPV4: usize = 8 + 14 + 4 + 12 + 20 + 8;
-/// Additional bytes of an IPv6 header.
 const IPV6_MORE: usize = 20;
 
-/// Properties of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkSpec {
-    /// Propagation delay.
     pub latency: Duration,
     /// Bits per second; `None`: infinite, so that nothing is queued.
     pub bandwidth: Option<u64>,
@@ -28,7 +25,6 @@ pub struct LinkSpec {
 }
 
 impl LinkSpec {
-    /// A link with latency only.
     pub const fn delay(latency: Duration) -> Self {
         Self { latency, bandwidth: None, queue: None, mark_above: None }
     }
@@ -39,31 +35,23 @@ impl LinkSpec {
     }
 }
 
-/// Counters of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkTally {
-    /// Packets carried.
     pub carried: u64,
-    /// Packets dropped at a full queue.
     pub overflowed: u64,
-    /// Packets marked CE.
     pub marked: u64,
-    /// Maximum queue length in bytes.
     pub longest: u64,
 }
 
 /// One direction of a cable, with its queue.
 #[derive(Clone, Debug, Default)]
 pub struct Link {
-    /// Properties.
     pub spec: LinkSpec,
-    /// Counters.
     pub tally: LinkTally,
     free_at: Instant,
 }
 
 impl Link {
-    /// A link with an empty queue.
     pub fn new(spec: LinkSpec) -> Self {
         Self { spec, ..Self::default() }
     }
@@ -94,16 +82,12 @@ impl Link {
 }
 
 /// Returns the address of `node`, from 10.0.0.1 on.
-///
-/// # Panics
-/// If there are more nodes than addresses in 10.0.0.0/8.
 pub fn address(node: usize) -> Gid {
     let [zero, high, mid, low] = u32::try_from(node + 1).expect("few nodes").to_be_bytes();
     assert_eq!(zero, 0, "few nodes");
     Ipv4Addr::new(10, high, mid, low).into()
 }
 
-/// Returns the node with this address.
 pub fn node_at(gid: Gid) -> Option<usize> {
     let [.., 10, high, mid, low] = gid.0 else { return None };
     (u32::from_be_bytes([0, high, mid, low]) as usize).checked_sub(1)
@@ -114,7 +98,6 @@ pub fn node_at(gid: Gid) -> Option<usize> {
 pub struct Way([Option<u32>; 3]);
 
 impl Way {
-    /// Removes and returns the next link.
     pub fn next_link(&mut self) -> Option<usize> {
         let [first, second, third] = self.0;
         self.0 = [second, third, None];
@@ -132,7 +115,6 @@ enum Shape {
     Dumbbell,
 }
 
-/// The links of a network.
 #[derive(Clone, Debug)]
 pub struct Topology {
     shape: Shape,
@@ -159,17 +141,14 @@ impl Topology {
         Self { shape: Shape::Dumbbell, links }
     }
 
-    /// The link from `node` to its switch.
     pub fn up(&mut self, node: usize) -> &mut Link {
         self.link(2 * node)
     }
 
-    /// The link from the switch to `node`.
     pub fn down(&mut self, node: usize) -> &mut Link {
         self.link(2 * node + 1)
     }
 
-    /// All links.
     pub fn links(&self) -> &[Link] {
         &self.links
     }
@@ -179,7 +158,6 @@ impl Topology {
         &mut self.links[index]
     }
 
-    /// Returns the route from `from` to `to`.
     pub fn way(&self, from: usize, to: usize) -> Way {
         let index = |link: usize| u32::try_from(link).ok();
         let (up, down) = (index(2 * from), index(2 * to + 1));
@@ -223,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn only_packets_that_allow_it_are_marked_above_the_threshold() {
+    fn ecn_capable_packets_are_marked_above_threshold() {
         let mut link = Link::new(LinkSpec { mark_above: Some(1000), ..LinkSpec::gigabits(US, 8) });
         let mut marks = Vec::new();
         for ecn in [0b10, 0b10, 0b10, 0b00, 0b01, 0b11] {
@@ -255,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn ways_lead_through_the_switches() {
+    fn routes_pass_the_switches() {
         let spec = LinkSpec::delay(Duration::ZERO);
         assert_eq!(links(Topology::direct(Duration::ZERO).way(0, 1)), [0]);
         assert_eq!(links(Topology::star(4, spec).way(0, 3)), [0, 7]);

@@ -18,9 +18,7 @@ use roxe_wire::{Header, NetHeader, Packet, icrc};
 /// Maximum number of steps before a run counts as a livelock.
 const STEP_LIMIT: u32 = 2_000_000;
 
-/// Two QPs and the network between them.
 pub struct Pair<C = Rng> {
-    /// Creation parameters.
     pub setup: Setup,
     world: World<C>,
 }
@@ -56,14 +54,12 @@ impl<C: Choices> Pair<C> {
         pair
     }
 
-    /// Two QPs in RESET.
     pub fn idle(setup: Setup, choices: C) -> Self {
         let mut world = World::new(Topology::direct(setup.latency), choices);
         world.add(&setup, setup.places());
         Self { setup, world }
     }
 
-    /// The world, for a scenario.
     pub fn into_world(self) -> World<C> {
         self.world
     }
@@ -75,17 +71,14 @@ impl<C: Choices> Pair<C> {
         setup.bring_to(who, &mut end.qp, &mut end.host, state);
     }
 
-    /// The end of `who`.
     pub fn end(&mut self, who: Peer) -> &mut End {
         &mut self.world.ends[who.index()]
     }
 
-    /// Current time.
     pub fn now(&self) -> Instant {
         self.ends.iter().map(|end| end.host.clock).fold(self.world.now(), Instant::max)
     }
 
-    /// Time since creation.
     pub fn elapsed(&self) -> Duration {
         self.now().since(START)
     }
@@ -111,9 +104,6 @@ impl<C: Choices> Pair<C> {
     }
 
     /// Runs until nothing is due: no packet in flight, no timer set, nothing to send.
-    ///
-    /// # Panics
-    /// After two million steps.
     pub fn run(&mut self) {
         for _ in 0..STEP_LIMIT {
             if !self.step() {
@@ -123,36 +113,23 @@ impl<C: Choices> Pair<C> {
         panic!("livelock after {:?} of virtual time: {:?}", self.elapsed(), self.wire.tally);
     }
 
-    /// Runs for `time`.
-    ///
-    /// # Panics
-    /// If a promise is broken.
     pub fn run_for(&mut self, time: Duration) {
         self.act(|world| world.step_for(time));
     }
 
     /// Sends what can be sent, advances to the next arrival or deadline and handles it. Returns
     /// false if there is none.
-    ///
-    /// # Panics
-    /// If a promise is broken.
     pub fn step(&mut self) -> bool {
         self.act(World::step)
     }
 
     /// Sends everything that both QPs can send now.
-    ///
-    /// # Panics
-    /// If a promise is broken.
     pub fn transmit_all(&mut self) {
         self.act(World::transmit_ready);
     }
 
     /// Sends everything that `who` can send now, until a full batch keeps its link busy (see
     /// [`Setup::stall`]).
-    ///
-    /// # Panics
-    /// If a promise is broken.
     pub fn transmit(&mut self, who: Peer) {
         self.act(|world| world.transmit(who.index()));
     }
@@ -166,18 +143,12 @@ impl<C: Choices> Pair<C> {
     }
 
     /// Delivers a packet to `to` as if its peer had sent it, bypassing the network.
-    ///
-    /// # Panics
-    /// If the payload does not fit the header.
     pub fn inject(&mut self, to: Peer, header: &Header, payload: &[u8]) {
         let net = self.net_of(to.other().index());
         self.inject_from(to, &net, header, payload);
     }
 
     /// Delivers a packet with this network header to `to`.
-    ///
-    /// # Panics
-    /// As [`Pair::inject`].
     pub fn inject_from(&mut self, to: Peer, net: &NetHeader, header: &Header, payload: &[u8]) {
         let len = header.padded_len(payload.len());
         let mut bytes = vec![0; len + icrc::LEN];
@@ -188,9 +159,6 @@ impl<C: Choices> Pair<C> {
 
     /// Delivers a UDP payload, without checking its ICRC, to `to`. Returns false if it is not a
     /// packet.
-    ///
-    /// # Panics
-    /// If a promise is broken.
     pub fn inject_bytes(&mut self, to: Peer, net: &NetHeader, bytes: &[u8]) -> bool {
         let Ok(packet) = Packet::parse(bytes) else { return false };
         let id = to.index();
@@ -201,9 +169,6 @@ impl<C: Choices> Pair<C> {
     }
 
     /// Checks that nothing is unfinished after [`Pair::run`].
-    ///
-    /// # Panics
-    /// If something is.
     pub fn assert_settled(&self) {
         self.check_settled().unwrap_or_else(|broken| panic!("{broken}"));
     }

@@ -10,7 +10,6 @@ pub trait Choices: Sized {
     /// Returns a number in `0..n`; 0 if `n` is 0.
     fn below(&mut self, n: u32) -> u32;
 
-    /// Returns a number in `low..=high`.
     fn between(&mut self, low: u32, high: u32) -> u32 {
         low + self.below(high.saturating_sub(low).saturating_add(1))
     }
@@ -36,7 +35,6 @@ impl Rng {
         Self(seed)
     }
 
-    /// Returns the next 64 bits.
     #[allow(clippy::should_implement_trait)]
     pub const fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -70,17 +68,14 @@ impl Choices for Rng {
 #[derive(Clone, Debug)]
 pub struct Script<'a> {
     bytes: &'a [u8],
-    /// Distance of our bytes in the input.
     step: usize,
 }
 
 impl<'a> Script<'a> {
-    /// Decisions from `bytes`, first byte first.
     pub const fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, step: 1 }
     }
 
-    /// Returns true if every byte was used.
     pub const fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }

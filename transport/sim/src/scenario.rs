@@ -27,7 +27,6 @@ use roxe_transport::wr::{
 use roxe_wire::{Feth, ImmDt, LKey, Placement, RKey, Selectivity};
 use std::collections::VecDeque;
 
-/// Content of an unused slot.
 const UNTOUCHED: u8 = 0x5a;
 /// Numbers of the shared queues of an XRC target.
 const QUEUES: [u32; 2] = [0x21, 0x4_0022];
@@ -38,30 +37,22 @@ const STEP_LIMIT: usize = 200_000;
 /// Steps without a post after which a run with mishaps ends.
 const QUIET_LIMIT: u32 = 1000;
 
-/// The amount and kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
-    /// Number of messages that each end posts.
     pub messages: u32,
-    /// Maximum message length in bytes.
     pub max_len: u32,
     /// True if work requests may be wrong and QPs may change state: then only "at most once, in
     /// order, right" is checked.
     pub mishaps: bool,
 }
 
-/// Counters of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Report {
-    /// Packets and faults.
     pub tally: Tally,
-    /// Successful sends, READs, writes and atomics.
     pub sends: u64,
-    /// Successful receives.
     pub recvs: u64,
     /// Expired timers: ACK, RNR and pacing.
     pub timeouts: u64,
-    /// CNPs handled.
     pub notices: u64,
     /// Ends in the error state at the end.
     pub failed: u64,
@@ -70,7 +61,6 @@ pub struct Report {
 }
 
 impl Report {
-    /// Adds another run.
     pub fn add(&mut self, other: &Self) {
         self.tally.add(&other.tally);
         self.sends += other.sends;
@@ -89,7 +79,6 @@ struct Slot {
     len: u32,
 }
 
-/// Expected content of a slot after success.
 #[derive(Debug)]
 enum Expect {
     Nothing,
@@ -147,19 +136,13 @@ struct UcWrite {
 
 /// One end with its work and its expected results.
 struct Side<C> {
-    /// Decides when to post.
     when: C,
-    /// Decides what to post.
     what: C,
-    /// True if this end posts anything.
     active: bool,
-    /// Number of messages to post.
     quota: u32,
     /// True if failures are allowed here: only "at most once, in order, right" is checked.
     fragile: bool,
-    /// Constant data to send.
     source: Mr,
-    /// Slots of receives, READs and atomics.
     sink: Mr,
     /// Region that the peer writes, and its expected content at the end.
     shared: Mr,
@@ -175,7 +158,6 @@ struct Side<C> {
     next_id: u64,
     /// Index of the peer's shared queue that the next send names (XRC).
     queue: usize,
-    /// Number of FLUSHes posted.
     flushes: u32,
     /// True after the post of a window on `shared`, and its key once it is bound.
     window: bool,
@@ -186,18 +168,13 @@ struct Side<C> {
     ok_recvs: u64,
 }
 
-/// A failure caused from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accident {
-    /// Moves this end to the error state.
     Error(usize),
-    /// Removes this node with everything on it.
     Gone(usize),
 }
 
-/// A world with its work and checks.
 pub struct Scenario<C> {
-    /// The world.
     pub world: World<C>,
     work: Work,
     sides: Vec<Side<C>>,
@@ -206,9 +183,6 @@ pub struct Scenario<C> {
 }
 
 /// Runs `work` on a new pair to its end, and checks the results.
-///
-/// # Panics
-/// If a promise is broken.
 pub fn run<C: Choices>(pair: Pair<C>, work: Work) -> Report {
     let played = Scenario::new(pair.into_world(), work).play();
     played.unwrap_or_else(|broken| panic!("{broken}"))
@@ -245,10 +219,6 @@ impl<C: Choices> Scenario<C> {
         self
     }
 
-    /// Runs the work to its end.
-    ///
-    /// # Errors
-    /// A promise was broken.
     pub fn play(&mut self) -> Result<Report, Broken> {
         self.drive()?;
         self.finish()
@@ -296,7 +266,6 @@ impl<C: Choices> Scenario<C> {
         Ok(())
     }
 
-    /// Causes the accidents that are due.
     fn cause_accidents(&mut self) -> Result<(), Broken> {
         while let Some((_, accident)) = self.accidents.pop_if(|(after, _)| *after <= self.world.elapsed()) {
             match accident {
@@ -636,12 +605,10 @@ fn room(max_len: u32) -> u32 {
     (max_len + 1).next_multiple_of(1024)
 }
 
-/// Distance of two slots in bytes.
 fn slot_size(max_len: u32) -> u32 {
     max_len.max(8) + GRH_LEN + GUARD
 }
 
-/// `len` bytes from `start`.
 fn range(bytes: &[u8], start: u32, len: u32) -> &[u8] {
     &bytes[start as usize..(start + len) as usize]
 }

@@ -12,24 +12,18 @@ use roxe_transport::tags::TagList;
 use roxe_transport::wr::{Access, Av};
 use roxe_wire::{PathMtu, Psn, Qkey, Qpn};
 
-/// QPN of end A.
 pub const QPN_A: Qpn = Qpn::new(0x1a);
-/// QPN of end B.
 pub const QPN_B: Qpn = Qpn::new(0x2b);
-/// Q_Key of both ends on UD.
 pub const QKEY: Qkey = Qkey(0x1111_2222);
 
 /// One of the two ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Peer {
-    /// The first.
     A,
-    /// The second.
     B,
 }
 
 impl Peer {
-    /// The opposite end.
     #[must_use]
     pub const fn other(self) -> Self {
         match self {
@@ -38,7 +32,6 @@ impl Peer {
         }
     }
 
-    /// 0 or 1.
     pub const fn index(self) -> usize {
         self as usize
     }
@@ -49,25 +42,18 @@ impl Peer {
     }
 }
 
-/// Location of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// Node.
     pub node: usize,
-    /// Queue pair number.
     pub qpn: Qpn,
 }
 
 /// A connection from the view of one end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoints {
-    /// This end.
     pub here: Place,
-    /// The other end.
     pub there: Place,
-    /// First PSN sent by this end.
     pub sq_psn: Psn,
-    /// First PSN sent by the other end.
     pub rq_psn: Psn,
 }
 
@@ -76,7 +62,6 @@ impl Endpoints {
         (self.here.node, self.there.node)
     }
 
-    /// Returns the path to the other end.
     pub fn av(&self) -> Av {
         let (sgid, dgid) = (address(self.here.node), address(self.there.node));
         Av { sgid, dgid, hop_limit: 64, ..Av::default() }
@@ -88,11 +73,8 @@ impl Endpoints {
 pub struct Setup {
     /// Service of both; with `XrcIni`, A sends and B is its target.
     pub service: Service,
-    /// Payload bytes of a full packet.
     pub path_mtu: PathMtu,
-    /// Queue depths and limits.
     pub caps: QpCaps,
-    /// True if every send reports success.
     pub sq_sig_all: bool,
     /// True if receives come from the hosts' shared receive queues.
     pub srq: bool,
@@ -100,21 +82,14 @@ pub struct Setup {
     pub tag_matching: bool,
     /// First PSN sent by `[A, B]`.
     pub psn: [u32; 2],
-    /// Code of the local ACK timeout.
     pub timeout: u8,
-    /// Retries after a loss.
     pub retry_cnt: u8,
     /// Retries after an RNR NAK; 7 is infinite.
     pub rnr_retry: u8,
-    /// Code of the wait in RNR NAKs.
     pub min_rnr_timer: u8,
-    /// READs and atomics outstanding as requester.
     pub max_rd_atomic: u8,
-    /// READs and atomics outstanding as responder.
     pub max_dest_rd_atomic: u8,
-    /// Rights of the peer.
     pub access: Access,
-    /// Maximum number of packets per `poll_transmit`.
     pub batch: usize,
     /// Full batches per thousand that keep the link busy for a while, so that arriving packets find
     /// responses half sent.
@@ -123,7 +98,6 @@ pub struct Setup {
     pub joins: bool,
     /// Packets of one size that the link sends at once, exceeding `flow_limit`; 0: none.
     pub run: u32,
-    /// One-way travel time.
     pub latency: Duration,
     /// Maximum bytes in flight in one direction; `None`: unlimited.
     pub flow_limit: Option<u32>,
@@ -172,7 +146,6 @@ impl Setup {
         self.run.saturating_sub(1) * SimHost::charge(self.path_mtu.bytes())
     }
 
-    /// The default setup for this service.
     pub fn of(service: Service) -> Self {
         Self { service, ..Self::default() }
     }
@@ -216,7 +189,6 @@ impl Setup {
         (Qp::new(config), host)
     }
 
-    /// Returns the places of a pair.
     pub const fn places(&self) -> [Place; 2] {
         [Place { node: 0, qpn: QPN_A }, Place { node: 1, qpn: QPN_B }]
     }
@@ -277,9 +249,6 @@ impl Setup {
     }
 
     /// Returns the attributes required by the transition to `state`, between RESET and RTS.
-    ///
-    /// # Panics
-    /// If there is no such transition.
     pub fn mask(&self, state: QpState) -> AttrMask {
         let before = [QpState::Reset, QpState::Init, QpState::Rtr];
         let step = before.into_iter().find(|before| *before as u8 + 1 == state as u8);
@@ -288,7 +257,6 @@ impl Setup {
     }
 }
 
-/// Returns the QP number of `who`.
 pub const fn qpn(who: Peer) -> Qpn {
     [QPN_A, QPN_B][who.index()]
 }

@@ -4,7 +4,6 @@ use core::cmp::Ordering;
 use roxe_transport::time::Instant;
 use std::collections::BinaryHeap;
 
-/// Later than everything.
 const NEVER: Instant = Instant(u64::MAX);
 
 #[derive(Debug)]
@@ -49,18 +48,15 @@ impl<T> Default for Timeline<T> {
 }
 
 impl<T> Timeline<T> {
-    /// Reserves space for events.
     pub fn reserve(&mut self, events: usize) {
         self.heap.reserve(events);
     }
 
-    /// Adds an event.
     pub fn push(&mut self, at: Instant, what: T) {
         self.order += 1;
         self.heap.push(Entry { at, order: self.order, what });
     }
 
-    /// Returns the time of the first event.
     pub fn next(&self) -> Option<Instant> {
         self.heap.peek().map(|entry| entry.at)
     }
@@ -73,12 +69,10 @@ impl<T> Timeline<T> {
         self.heap.pop().map(|entry| entry.what)
     }
 
-    /// Number of events.
     pub fn len(&self) -> usize {
         self.heap.len()
     }
 
-    /// Returns true if there is no event.
     pub fn is_empty(&self) -> bool {
         self.heap.is_empty()
     }
@@ -99,7 +93,6 @@ impl Deadlines {
         self.tree.resize(2 * clients.next_power_of_two(), NEVER);
     }
 
-    /// Sets or clears the deadline of `client`.
     pub fn set(&mut self, client: usize, at: Option<Instant>) {
         let mut node = self.tree.len() / 2 + client;
         self.tree[node] = at.unwrap_or(NEVER);
@@ -144,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_deadline_is_that_of_a_list() {
+    fn deadlines_agree_with_a_list() {
         for clients in [1, 2, 5, 1000] {
             let (mut rng, mut list) = (Rng::new(clients.into()), vec![None; clients as usize]);
             let mut deadlines = Deadlines::default();

@@ -19,15 +19,12 @@ use std::collections::BTreeMap;
 /// content. `None` leaves the packet to the rules.
 pub type Scripted = Box<dyn FnMut(u64, &Packet<'_>) -> Option<Verdict> + Send>;
 
-/// Verdict that drops a packet.
 pub const LOST: Verdict = Verdict { drop: true, ..Verdict::PASS };
 
-/// Verdict that delays a packet.
 pub const fn late(by: Duration) -> Verdict {
     Verdict { delay: by, ..Verdict::PASS }
 }
 
-/// Verdict that delivers a copy later.
 pub const fn twice(by: Duration) -> Verdict {
     Verdict { copies: 1, copies_after: by, ..Verdict::PASS }
 }
@@ -37,42 +34,29 @@ pub const fn damaged(at: u16) -> Verdict {
     Verdict { corrupt: Some(Corruption { at, mask: 1 << (at % 8) }), ..Verdict::PASS }
 }
 
-/// A packet in transit.
 #[derive(Debug)]
 pub struct InTransit {
-    /// Network header.
     pub net: NetHeader,
-    /// Bytes from the BTH to the ICRC.
     pub bytes: Vec<u8>,
-    /// Remaining links.
     way: Way,
-    /// True after the receive rules were applied.
     judged: bool,
 }
 
-/// Counters of packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Sent by a QP.
     pub sent: u64,
-    /// Dropped by a rule.
     pub dropped: u64,
-    /// Duplicated.
     pub duplicated: u64,
-    /// Delayed.
     pub delayed: u64,
-    /// Damaged.
     pub corrupted: u64,
     /// Dropped by the receiver for a wrong ICRC.
     pub bad_icrc: u64,
-    /// Dropped at a full queue.
     pub overflowed: u64,
     /// Marked by a full queue or a rule.
     pub marked: u64,
 }
 
 impl Tally {
-    /// Adds the counts of another run.
     pub fn add(&mut self, other: &Self) {
         self.sent += other.sent;
         self.dropped += other.dropped;
@@ -85,20 +69,14 @@ impl Tally {
     }
 }
 
-/// A fault that happened, for repetition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// End.
     pub end: usize,
-    /// Direction.
     pub dir: Direction,
     /// Number of the packet in that direction, from 1.
     pub nth: Counts,
-    /// Fault.
     pub verdict: Verdict,
-    /// Length of headers and pad in bytes.
     pub header: usize,
-    /// Total length in bytes.
     pub len: usize,
 }
 
@@ -109,14 +87,10 @@ struct Stream {
     counts: [Counts; 2],
 }
 
-/// Number of packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// All packets.
     pub all: u64,
-    /// Packets with a payload.
     pub loaded: u64,
-    /// Packets that need a receive.
     pub received: u64,
 }
 
@@ -145,18 +119,13 @@ impl Source {
     }
 }
 
-/// The links with the packets on them.
 pub struct Wire {
-    /// Nodes and links.
     pub topology: Topology,
-    /// Counters.
     pub tally: Tally,
     /// Number of retries without progress after which faults pause, so that a bounded `retry_cnt`
     /// is never spent by bad luck; `None`: never.
     pub pause_faults_after: Option<u32>,
-    /// Record of all faults, if kept.
     pub record: Option<Vec<Fault>>,
-    /// Buffers.
     pub pool: Pool,
     faults: Option<Source>,
     streams: Vec<Stream>,
@@ -164,7 +133,6 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// A network without ends.
     pub fn new(topology: Topology) -> Self {
         Self {
             topology,
@@ -178,13 +146,11 @@ impl Wire {
         }
     }
 
-    /// Reserves space for packets in transit.
     pub fn reserve(&mut self, packets: usize) {
         self.pool.reserve(packets);
         self.timeline.reserve(packets);
     }
 
-    /// Adds an end with the next number.
     pub fn add_end(&mut self) {
         self.streams.push(Stream::default());
     }
@@ -199,13 +165,11 @@ impl Wire {
         self.faults = Some(Source::Rules(Injector::new(rules, seed)));
     }
 
-    /// Repeats the faults recorded in another run.
     pub fn repeat_faults(&mut self, faults: &[Fault]) {
         let exact = faults.iter().map(|fault| ((fault.end, fault.dir as u8, fault.nth.all), fault.verdict));
         self.faults = Some(Source::Exact(exact.collect()));
     }
 
-    /// Removes the script of `from`.
     pub fn clear_rule(&mut self, from: Peer) {
         self.streams[from.index()].scripted = None;
     }
@@ -215,7 +179,6 @@ impl Wire {
         self.timeline.next()
     }
 
-    /// Number of packets in transit.
     pub fn in_flight(&self) -> usize {
         self.timeline.len()
     }
@@ -312,7 +275,6 @@ impl Wire {
         verdict
     }
 
-    /// Sends a packet, subject to `verdict`.
     fn carry(&mut self, now: Instant, mut packet: InTransit, verdict: Verdict) {
         if verdict.drop {
             self.tally.dropped += 1;
@@ -356,10 +318,8 @@ impl Wire {
 /// Initial content of a slot, so that bytes not written by the QP are not zero by luck.
 const POISON: u8 = 0xa5;
 
-/// Size of the largest packet in bytes.
 const BUFFER: usize = 4096 + 64;
 
-/// Unused buffers.
 #[derive(Debug, Default)]
 pub struct Pool(Vec<Vec<u8>>);
 
@@ -370,27 +330,23 @@ impl Pool {
         self.0.extend((0..missing).map(|_| Vec::with_capacity(BUFFER)));
     }
 
-    /// Returns an empty buffer.
     pub fn take(&mut self) -> Vec<u8> {
         let mut bytes = self.0.pop().unwrap_or_else(|| Vec::with_capacity(BUFFER));
         bytes.clear();
         bytes
     }
 
-    /// Returns a copy of `bytes`.
     pub fn copy(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut copy = self.take();
         copy.extend_from_slice(bytes);
         copy
     }
 
-    /// Returns a buffer to the pool.
     pub fn put(&mut self, bytes: Vec<u8>) {
         self.0.push(bytes);
     }
 }
 
-/// The packets of one `poll_transmit`, in order.
 #[derive(Debug, Default)]
 pub struct Batch {
     packets: Vec<(Av, PacketNote, Vec<u8>)>,
@@ -406,7 +362,6 @@ impl Batch {
         OpenBatch { batch: self, pool, joins, joined: Joined::default(), run }
     }
 
-    /// Removes the packets, sealed.
     pub fn drain(&mut self) -> impl Iterator<Item = (NetHeader, PacketNote, Vec<u8>)> + '_ {
         self.packets.drain(..).map(|(av, note, mut bytes)| {
             let net = net_header(&av);
@@ -415,18 +370,15 @@ impl Batch {
         })
     }
 
-    /// Number of packets.
     pub fn len(&self) -> usize {
         self.packets.len()
     }
 
-    /// Returns true if it is empty.
     pub fn is_empty(&self) -> bool {
         self.packets.is_empty()
     }
 }
 
-/// A batch with its buffer pool.
 pub struct OpenBatch<'b> {
     batch: &'b mut Batch,
     pool: &'b mut Pool,
@@ -436,10 +388,8 @@ pub struct OpenBatch<'b> {
     run: u32,
 }
 
-/// Packets joined to the last one.
 #[derive(Clone, Copy, Debug, Default)]
 struct Joined {
-    /// Payload length of each.
     len: usize,
     /// Number of packets, and of those added by the last extension.
     packets: usize,
@@ -447,7 +397,6 @@ struct Joined {
 }
 
 impl OpenBatch<'_> {
-    /// Splits joined packets, as they would travel.
     fn part(&mut self) {
         let Joined { len, packets, .. } = core::mem::take(&mut self.joined);
         let Some((av, note, mut all)) = (if packets > 0 { self.batch.packets.pop() } else { None }) else { return };
@@ -538,9 +487,7 @@ pub fn net_header(av: &Av) -> NetHeader {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rewinds {
     last: Option<Psn>,
-    /// Newest PSN sent.
     high: Psn,
-    /// Target of the last rewind.
     start: Psn,
     /// Rewinds since the last one that went further than its predecessor.
     count: u32,
@@ -549,7 +496,6 @@ pub(crate) struct Rewinds {
 }
 
 impl Rewinds {
-    /// Number of new PSNs before faults resume.
     const FRESH: u32 = 32;
 
     /// Records a packet. Responses (RC opcodes 0x0d..=0x12) and CNPs (0x81) are ignored.

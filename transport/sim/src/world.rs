@@ -25,38 +25,24 @@ const FLIGHT_LIMIT: usize = 25_000;
 /// Start of the clock; not zero, so that "never" and "at the start" differ.
 pub const START: Instant = Instant(1_000_000_000);
 
-/// A packet passed to the network.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Logged {
-    /// Time.
     pub at: Instant,
-    /// Connection.
     pub connection: usize,
-    /// End of the connection.
     pub from: Peer,
-    /// Origin.
     pub note: PacketNote,
-    /// Headers.
     pub header: Header,
-    /// Payload length in bytes, without pad.
     pub len: usize,
-    /// Fate of the packet.
     pub verdict: Verdict,
 }
 
-/// Queue pairs and the network between them.
 pub struct World<C = Rng> {
-    /// The QPs.
     pub ends: Vec<End>,
-    /// The network.
     pub wire: Wire,
-    /// Source of decisions.
     pub choices: C,
     /// Packets sent by ends with [`Setup::log`].
     pub log: Vec<Logged>,
-    /// Number of packets delivered, by end.
     pub delivered: Vec<u64>,
-    /// Number of timeouts handled, by end.
     pub timeouts: Vec<u64>,
     /// Changes packets between the network and the QPs.
     pub tamper: Option<Tamper>,
@@ -69,11 +55,9 @@ pub struct World<C = Rng> {
     by_place: BTreeMap<(usize, u32), usize>,
     /// By source and destination node.
     windows: BTreeMap<(usize, usize), Window>,
-    /// Removed nodes.
     gone: Vec<usize>,
     /// Ends that changed and have not sent since.
     ready: Vec<usize>,
-    /// Ends that changed, for the scenario.
     news: Vec<usize>,
 }
 
@@ -81,7 +65,6 @@ pub struct World<C = Rng> {
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
     reserved: u32,
-    /// Allowance of one packet per QP.
     beyond: u32,
 }
 
@@ -90,7 +73,6 @@ struct Window {
 pub type Tamper = Box<dyn FnMut(usize, &mut [u8])>;
 
 impl<C: Choices> World<C> {
-    /// A network without ends.
     pub fn new(topology: Topology, choices: C) -> Self {
         Self {
             ends: Vec::new(),
@@ -143,12 +125,10 @@ impl<C: Choices> World<C> {
         first
     }
 
-    /// Current time.
     pub fn now(&self) -> Instant {
         self.now
     }
 
-    /// Time since the start.
     pub fn elapsed(&self) -> Duration {
         self.now.since(START)
     }
@@ -159,10 +139,6 @@ impl<C: Choices> World<C> {
         &mut self.ends[end]
     }
 
-    /// Requests a state, with no other attribute.
-    ///
-    /// # Errors
-    /// A promise was broken.
     pub fn go_to(&mut self, id: usize, state: QpState) -> Result<(), Broken> {
         self.enter(id);
         let end = &mut self.ends[id];
@@ -189,9 +165,6 @@ impl<C: Choices> World<C> {
 
     /// Sends what can be sent, advances to the next arrival or deadline and handles it. Returns
     /// false if there is none.
-    ///
-    /// # Errors
-    /// A promise was broken.
     pub fn step(&mut self) -> Result<bool, Broken> {
         self.transmit_ready()?;
         let Some(at) = self.next_wake() else { return Ok(self.pace()) };
@@ -200,10 +173,6 @@ impl<C: Choices> World<C> {
         Ok(true)
     }
 
-    /// Runs for `time`.
-    ///
-    /// # Errors
-    /// A promise was broken.
     pub fn step_for(&mut self, time: Duration) -> Result<(), Broken> {
         let end = self.now.after(time);
         self.transmit_ready()?;
@@ -252,7 +221,6 @@ impl<C: Choices> World<C> {
         self.deadlines.first().map(|(at, _)| at).into_iter().chain(self.wire.next_arrival()).min()
     }
 
-    /// Marks an end as changed.
     fn touch(&mut self, id: usize) {
         if !core::mem::replace(&mut self.ends[id].touched, true) {
             self.ready.push(id);
@@ -373,7 +341,6 @@ impl<C: Choices> World<C> {
         self.leave(id)
     }
 
-    /// Sends everything that ends can send now.
     pub(crate) fn transmit_ready(&mut self) -> Result<(), Broken> {
         // Sending does not change other ends.
         for at in 0..self.ready.len() {
@@ -461,9 +428,6 @@ impl<C: Choices> World<C> {
 
     /// Checks that nothing is unfinished when nothing is due: QPs are quiescent and no reservation
     /// leaked.
-    ///
-    /// # Errors
-    /// Something is.
     pub fn check_settled(&self) -> Result<(), Broken> {
         for (id, end) in self.ends.iter().enumerate().filter(|(id, _)| !self.is_gone(*id)) {
             let (who, at) = (Some(id), self.now);
@@ -482,23 +446,14 @@ impl<C: Choices> World<C> {
     }
 }
 
-/// A QP with its host.
 pub struct End {
-    /// The queue pair.
     pub qp: Qp,
-    /// The host of the QP.
     pub host: SimHost,
-    /// Creation parameters.
     pub setup: Setup,
-    /// The connection from its view.
     pub endpoints: Endpoints,
-    /// Events so far.
     pub events: QpEvents,
-    /// Last drop reason, and number of drops.
     pub dropped: (Option<DropReason>, u32),
-    /// Early packets, if they wait.
     pub early: EarlyPackets<()>,
-    /// State of the link.
     pub link: LinkState,
     pub(crate) watch: Watch,
     /// End of the time in which the link is busy with a full batch.
@@ -508,10 +463,8 @@ pub struct End {
     pub(crate) told: bool,
 }
 
-/// State of an end's link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkState {
-    /// Accepts packets.
     #[default]
     Open,
     /// Full, like a ring that its reader does not empty.
@@ -539,9 +492,6 @@ impl End {
     }
 
     /// Posts a receive to its own or its shared queue.
-    ///
-    /// # Errors
-    /// As [`Qp::post_recv`].
     pub fn post_recv(&mut self, req: &RecvRequest<'_>) -> Result<(), PostError> {
         if self.setup.srq {
             self.host.srq.post(req);

@@ -38,7 +38,6 @@ pub enum State {
     Idle,
 }
 
-/// Identity of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Remote {
     /// The peer's id of this connection.
@@ -58,15 +57,12 @@ pub struct Peer {
     pub theirs: CommId,
 }
 
-/// Retry timer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timer {
     /// Time of expiry; `None` while stopped.
     pub(super) due: Option<Instant>,
     wait: Duration,
-    /// Remaining repetitions.
     left: u8,
-    /// Repetitions of each message.
     retries: u8,
 }
 
@@ -93,7 +89,6 @@ impl Timer {
     }
 }
 
-/// Negotiation of an alternate path.
 #[derive(Debug, Default)]
 pub(super) enum Loading {
     #[default]
@@ -106,25 +101,21 @@ pub(super) enum Loading {
     AprSent(Box<Mad>),
 }
 
-/// One connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) id: CommId,
     pub(super) state: State,
     pub(super) remote: Option<Remote>,
-    /// Our queue pair.
     pub(super) qpn: Qpn,
     pub(super) transport: Transport,
     /// Complete when both the peer and our program have answered.
     pub(super) terms: QpTerms,
-    /// Packet lifetime; active side only.
     pub(super) lifetime: TimeCode,
     /// Transaction of the pending request, ours or the peer's.
     pub(super) tid: TransactionId,
     pub(super) timer: Timer,
     /// Retries while the peer has no listener.
     pub(super) req_retry: ReqRetry,
-    /// Last message sent, for repetition.
     pub(super) last: Option<Mad>,
     /// Released by our program: emits no events.
     pub(super) orphan: bool,
@@ -181,7 +172,6 @@ impl Connection {
         }
     }
 
-    /// Ends the connection at once.
     pub(super) fn finish(&mut self) {
         self.state = State::Idle;
         self.timer.stop();
@@ -195,7 +185,6 @@ impl Connection {
         self.timer.due = Some(now.after(wait(self.terms.timeout)));
     }
 
-    /// Returns true if its TimeWait is over.
     pub(super) fn is_over(&self, now: Instant) -> bool {
         self.state == State::TimeWait && self.timer.due.is_some_and(|due| due <= now)
     }
@@ -227,7 +216,6 @@ pub(super) struct ReqRetry {
 }
 
 impl ReqRetry {
-    /// For the passive side.
     pub(super) const NONE: Self = Self::new(Duration::ZERO);
 
     pub(super) const fn new(length: Duration) -> Self {
@@ -286,7 +274,7 @@ mod tests {
 
     // clause: CM-ACK-TIMEOUT
     #[test]
-    fn the_ack_timeout_is_the_kernels() {
+    fn ack_timeout_equals_the_kernels() {
         let known = [((15, 16), 17), ((16, 16), 18), ((15, 18), 19), ((0, 16), 17), ((31, 31), 31), ((20, 3), 20)];
         for ((delay, lifetime), code) in known {
             let [delay, lifetime, code] = [delay, lifetime, code].map(TimeCode::new);

@@ -56,7 +56,6 @@ pub struct Cm {
     pub(super) out: Outbox,
 }
 
-/// Verbs of the program.
 impl Cm {
     /// A state machine without connections.
     pub fn new(settings: Settings) -> Self {
@@ -297,10 +296,7 @@ impl Cm {
             serial = serial.wrapping_add(1);
         }
     }
-}
 
-/// Timers and outputs; the module describes their order.
-impl Cm {
     /// Handles expired timers, if any.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(id) = self.table.due(now) {
@@ -330,10 +326,7 @@ impl Cm {
     pub fn poll_timeout(&self) -> Option<Instant> {
         [self.table.next_due(), self.sidr.next_due()].into_iter().flatten().min()
     }
-}
 
-/// Getters.
-impl Cm {
     /// The state of a connection; `None` if it is gone.
     pub fn state(&self, id: CommId) -> Option<State> {
         self.table.get(id).map(|conn| conn.state)
@@ -402,7 +395,6 @@ pub const fn addressee(message: &Message) -> Addressee {
     if id.0 == CommId::NONE.0 { Addressee::Anyone } else { Addressee::Id(id) }
 }
 
-/// Inputs.
 impl Cm {
     /// Handles a message from queue pair 1 at `route.remote` to ours at `route.local`.
     ///
@@ -551,10 +543,7 @@ impl Cm {
         let id = found?;
         self.apply(id, |conn, settings, out| conn.on_lap(tid, lap, settings, out))
     }
-}
 
-/// Requests.
-impl Cm {
     fn on_req(&mut self, cx: &mut Cx<'_>, route: Route, mad: &Mad, req: &Req) -> Result<(), Ignored> {
         if req.local_comm_id == CommId::NONE || req.local_ca_guid == Guid(0) {
             return Err(Ignored::Malformed);

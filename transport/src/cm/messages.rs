@@ -180,13 +180,11 @@ pub(super) fn timeout(conn: &Connection, guid: Guid) -> Rej {
     rej(conn.id, conn.remote_id(), Answered::Neither, RejReason::Timeout, info)
 }
 
-/// A rejection by the state machine.
 pub(super) const fn rej(ours: CommId, theirs: CommId, answered: Answered, reason: RejReason, info: Info) -> Rej {
     let private_data = PrivateData::EMPTY;
     Rej { local_comm_id: ours, remote_comm_id: theirs, answered, info, reason, private_data }
 }
 
-/// A rejection of a new REQ.
 pub(super) const fn reject_req(req: &Req, reason: RejReason, info: Info) -> Rej {
     rej(CommId::NONE, req.local_comm_id, Answered::Req, reason, info)
 }

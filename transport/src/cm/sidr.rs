@@ -19,7 +19,6 @@ struct ClientLookup {
     timer: Timer,
     /// Retries while the peer has no listener.
     req_retry: ReqRetry,
-    /// The SIDR_REQ, for repetition.
     mad: Mad,
 }
 
@@ -58,7 +57,6 @@ impl Sidr {
         self.len() == 0 && self.due.is_empty() && self.by_client.is_empty()
     }
 
-    /// Starts a lookup as a client.
     // clause: CM-SIDR
     pub(super) fn resolve(
         &mut self,
@@ -77,7 +75,6 @@ impl Sidr {
         self.client.insert(id, ClientLookup { route: resolve.route, timer, req_retry, mad });
     }
 
-    /// Handles the answer to a client's lookup.
     pub(super) fn on_reply(
         &mut self,
         now: Instant,
@@ -120,7 +117,6 @@ impl Sidr {
         self.by_client.contains_key(&(route.remote.0, request))
     }
 
-    /// Adds a pending lookup of a client.
     pub(super) fn on_request(
         &mut self,
         id: CommId,
@@ -136,7 +132,6 @@ impl Sidr {
         self.server.insert(id, ServerLookup { route, tid, request, listener });
     }
 
-    /// Answers a pending lookup.
     pub(super) fn answer(
         &mut self,
         id: CommId,

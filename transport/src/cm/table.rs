@@ -20,10 +20,8 @@ type Theirs = ([u8; 16], Guid, u32);
 #[derive(Debug)]
 struct Entry {
     conn: Connection,
-    /// Listener whose backlog includes the request.
     listener: Option<ListenId>,
     is_half_open: bool,
-    /// As in the indexes.
     due: Option<Instant>,
     remote: Option<(Gid, Remote)>,
 }

@@ -420,7 +420,7 @@ pub struct Origin {
     pub route: Route,
 }
 
-/// How a connection ended.
+/// Kind of end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// The peer sent a DREQ.
@@ -446,7 +446,6 @@ impl Outbox {
     // clause: CM-BOUNDS
     pub(super) const MOST: usize = 4096;
 
-    /// Queues a message without vendor options.
     pub(super) fn send(&mut self, route: Route, tid: TransactionId, message: impl Into<Message>) {
         self.send_mad(route, Mad { tid, modifier: 0, message: message.into() });
     }

@@ -11,9 +11,7 @@ use roxe_wire::cm::{
 };
 use roxe_wire::{PathMtu, Psn, Qpn};
 
-/// Active side: sends REQ, receives REP, sends RTU.
 impl Connection {
-    /// Sends a REQ.
     pub(super) fn connect(
         now: Instant,
         id: CommId,
@@ -97,18 +95,13 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends the RTU: both ends may send.
     pub(super) fn confirm(&mut self, private_data: &PrivateData<224>, out: &mut Outbox) -> Result<(), CmError> {
         self.check_state(&[State::RepRcvd, State::MraRepSent])?;
         self.state = State::Established;
         self.send(messages::rtu(self, private_data), out);
         Ok(())
     }
-}
 
-/// Passive side: receives REQ, sends REP, receives RTU.
-impl Connection {
-    /// A new connection for a checked REQ.
     // clause: CM-REP-TIMEOUT
     pub(super) fn requested(id: CommId, tid: TransactionId, route: Route, req: &Req, path_mtu: PathMtu) -> Self {
         Self {
@@ -173,7 +166,6 @@ impl Connection {
         }
     }
 
-    /// Sends the REP.
     pub(super) fn accept(
         &mut self,
         now: Instant,
@@ -201,11 +193,7 @@ impl Connection {
         self.emit(EventKind::Established, out);
         Ok(())
     }
-}
 
-/// Both sides: MRA, REJ and DREQ.
-impl Connection {
-    /// Rejects a REQ or REP of the peer.
     // clause: CM-REJECT
     pub(super) fn reject(&mut self, refusal: &Refusal, out: &mut Outbox) -> Result<(), CmError> {
         self.check_state(&[State::ReqRcvd, State::MraReqSent, State::RepRcvd, State::MraRepSent])?;
@@ -246,7 +234,6 @@ impl Connection {
         Ok(())
     }
 
-    /// Handles a REJ.
     // clause: CM-REJ-RECEIVED
     pub(super) fn on_rej(&mut self, now: Instant, rej: &Rej, out: &mut Outbox) -> Result<(), Ignored> {
         let was = self.state;
@@ -283,7 +270,6 @@ impl Connection {
         self.finish();
     }
 
-    /// Sends a DREQ, or the DREP for the peer's.
     // clause: CM-DISCONNECT
     pub(super) fn disconnect(&mut self, now: Instant, tid: TransactionId, out: &mut Outbox) -> Result<(), CmError> {
         match self.state {
@@ -340,7 +326,6 @@ impl Connection {
         }
     }
 
-    /// Handles a DREQ.
     // clause: CM-DREQ
     pub(super) fn on_dreq(
         &mut self,
@@ -380,10 +365,7 @@ impl Connection {
         self.emit(EventKind::Disconnected(Ending::Agreed), out);
         Ok(())
     }
-}
 
-/// Timers.
-impl Connection {
     /// Handles an expired timer. During a flood unconfirmed REPs are not repeated: a peer that
     /// waits for one repeats its REQ.
     pub(super) fn on_timeout(&mut self, now: Instant, settings: &Settings, is_flooded: bool, out: &mut Outbox) {

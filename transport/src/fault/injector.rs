@@ -9,12 +9,9 @@ use roxe_wire::opcode::{PayloadRule, Position};
 use roxe_wire::{Header, Kind, PathMtu, Psn, Request, icrc};
 use std::collections::{HashMap, VecDeque};
 
-/// Counters of one rule.
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
-    /// Matching packets.
     matched: u64,
-    /// Packets changed.
     applied: u64,
 }
 
@@ -251,7 +248,6 @@ const REMEMBERED: usize = 512;
 /// Maximum age of a message in PSNs: older ones are ambiguous.
 const REACH: i32 = 1 << 22;
 
-/// The start of a message.
 #[derive(Clone, Copy, Debug)]
 struct Start {
     psn: Psn,
@@ -259,13 +255,11 @@ struct Start {
     read: u32,
 }
 
-/// The messages of one direction.
 #[derive(Debug)]
 pub(super) struct Messages {
     starts: VecDeque<Start>,
     /// Number of messages so far, which is the number of the newest.
     count: u64,
-    /// PSN after the newest packet.
     next: Psn,
 }
 

@@ -87,7 +87,6 @@ fn parse_rule(text: &str) -> Result<Rule, Problem> {
     draft.finish()
 }
 
-/// A partly parsed rule.
 struct Draft {
     rule: Rule,
     by: Option<Hold>,
@@ -140,7 +139,6 @@ impl Draft {
         set(&mut self.rule.peer, address.into(), word)
     }
 
-    /// Checks that the words fit together.
     fn finish(mut self) -> Result<Rule, Problem> {
         let (by, copies) = (self.by.take(), self.copies.take());
         self.rule.action = match (self.rule.action, by, copies) {

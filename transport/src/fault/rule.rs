@@ -81,7 +81,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// The keyword.
+    /// The keyword of the rule language.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Payload => "payload",
@@ -573,7 +573,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_ends_of_a_range_count() {
+    fn ranges_include_both_ends() {
         let spans = Spans::new(vec![(3, 3), (10, 20), (100, u64::MAX)]).expect("legal");
         let inside: Vec<u64> = (0..=101).filter(|n| spans.contains(*n)).collect();
         assert_eq!(inside, [3].into_iter().chain(10..=20).chain(100..=101).collect::<Vec<_>>());
@@ -581,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_bounded_and_ranges_run_upwards() {
+    fn spans_reject_long_lists_and_reversed_ranges() {
         assert_eq!(Spans::new(vec![]), None);
         assert_eq!(Spans::new(vec![(2, 1)]), None);
         assert!(Spans::new(vec![(1, 1); Spans::MAX]).is_some());
@@ -591,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_of_psns_wrap_around() {
+    fn psn_ranges_wrap_around() {
         let psn = Psn::new;
         let spans = PsnSpans::new(vec![(psn(0xff_fffe), psn(1)), (psn(7), psn(7))]).expect("legal");
         for (number, inside) in

@@ -14,7 +14,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// The keyword.
+    /// The keyword of the rule language.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tx => "tx",

@@ -37,8 +37,3 @@ pub use shared::{
 };
 pub use status::{Probe, QpStatus};
 pub use unreliable::GRH_LEN;
-
-/// Snapshot of a queue pair's progress.
-pub mod probe {
-    pub use super::status::Probe;
-}

@@ -187,7 +187,7 @@ mod tests {
 
     // clause: NAK-TABLE
     #[test]
-    fn the_table_is_the_one_reviewed() {
+    fn table_equals_the_reviewed_one() {
         let (now, reviewed) = (render(), include_str!("refusal_table.txt"));
         assert!(now == reviewed, "a reaction changed; review it and update refusal_table.txt:\n{now}");
     }

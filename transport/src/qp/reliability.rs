@@ -260,9 +260,7 @@ impl InFlight {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
-    /// Room for this packet and the next.
     Both,
-    /// Room for this packet only.
     First,
     None,
 }

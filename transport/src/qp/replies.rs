@@ -25,7 +25,6 @@ pub(crate) struct Progress {
     pub(crate) msn: Msn,
 }
 
-/// A NAK to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Nak {
     psn: Psn,
@@ -392,15 +391,12 @@ fn slot<'t, T: TxBatch>(
 /// Number of a request on this connection.
 pub(crate) type Seq = u64;
 
-/// A READ whose response is being sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReadJob {
     pub(crate) psn: Psn,
     pub(crate) rkey: RKey,
     pub(crate) va: u64,
-    /// Bytes left to send.
     pub(crate) left: u32,
-    /// True until the first packet is sent.
     pub(crate) first: bool,
     /// True for a duplicate, which is never refused: a failure stays silent.
     pub(crate) again: bool,
@@ -448,7 +444,6 @@ pub(crate) enum Op {
     Once(OnceKind, u64),
 }
 
-/// A request in the replay ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) psn: Psn,
@@ -589,7 +584,6 @@ impl ReplayRing {
         })
     }
 
-    /// `due` was sent; of a READ, one packet.
     pub(crate) fn sent(&mut self, due: Due, mtu: PathMtu) {
         match due {
             Due::AckBefore(_) => {
@@ -611,7 +605,6 @@ impl ReplayRing {
         self.job = Some(ReadJob { psn, va, left, first: false, ..job });
     }
 
-    /// The request at the cursor is completely answered.
     pub(crate) fn finish(&mut self) {
         (self.cursor, self.job) = (self.cursor + 1, None);
         self.fresh = self.fresh.max(self.cursor);

@@ -53,12 +53,10 @@ impl Cursor {
     }
 }
 
-/// Result of one send step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// A packet with this payload length, in bytes, is in the batch.
     Sent(u32),
-    /// A local operation was executed.
     Local,
     BatchFull,
     /// Nothing can be sent now.
@@ -75,7 +73,6 @@ pub(crate) struct Requester {
     /// Requests that await a response of their own (READ, atomic, ATOMIC WRITE, FLUSH), between
     /// `una_psn` and the cursor.
     pub(crate) reads_out: u32,
-    /// Outstanding READ response bytes.
     pub(crate) bytes_due: u32,
     /// Send window in PSNs. Go-back-N repeats the whole window, so a slow receiver would fall
     /// further behind: a loss halves the window, acknowledgements widen it again.
@@ -293,7 +290,6 @@ impl Requester {
         self.cursor = self.oldest();
     }
 
-    /// The cursor of `una_psn`.
     // clause: RETRY-SAME-OPCODES
     pub(crate) fn oldest(&self) -> Cursor {
         let (wqe, psn) = (self.sq.head_index(), self.una_psn);
@@ -544,7 +540,6 @@ impl Requester {
     }
 }
 
-/// Index in `wqe` of the packet with `psn`.
 pub(crate) fn index_of(psn: Psn, wqe: &SendWqe) -> u32 {
     psn.sub(wqe.first_psn.get()).get()
 }

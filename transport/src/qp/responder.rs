@@ -23,11 +23,9 @@ pub(super) struct Incoming<'a> {
     pub(super) payload: RxPayload<'a>,
 }
 
-/// A partly received WRITE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OpenWrite {
     pub(super) rkey: RKey,
-    /// Address of the next byte.
     pub(super) va: u64,
     /// Bytes not yet received.
     pub(super) left: u32,
@@ -74,7 +72,6 @@ pub(crate) struct Responder {
     established: bool,
     /// True after the flush, which raises `LAST_WQE_REACHED` once.
     flushed: bool,
-    /// The last refusal, for diagnostics.
     pub(super) refused: Option<Refusal>,
 }
 
@@ -124,7 +121,6 @@ impl Responder {
         self.flushed = true;
     }
 
-    /// Returns true if a response is due.
     #[inline]
     pub(crate) fn has_work(&self) -> bool {
         self.replies.is_due()
@@ -163,7 +159,6 @@ impl Responder {
         }
     }
 
-    /// As [`crate::Qp::handle_joined`].
     pub(crate) fn handle_joined<H: Host>(
         &mut self,
         sh: &mut Shared,
@@ -393,7 +388,6 @@ impl Responder {
         self.replies.answer(bth.psn, packets, op, limit, self.rq.srqn);
     }
 
-    /// Expects the next request (IBA §9.7.5).
     pub(super) fn advance(&mut self, sh: &Shared, incoming: Incoming<'_>) {
         let Incoming { bth, req, .. } = incoming;
         self.advance_by(psns(req, sh.attr.path_mtu), bth, req);
@@ -592,7 +586,6 @@ pub(super) const fn has_own_answer(req: &Request) -> bool {
     matches!(req, Request::Read(_)) || OnceKind::of(req).is_some()
 }
 
-/// Returns true if `req` begins a message.
 pub(super) const fn starts(req: &Request) -> bool {
     !matches!(req, Request::SendMiddle | Request::SendLast(_) | Request::WriteMiddle | Request::WriteLast(_))
 }

@@ -127,15 +127,11 @@ fn write(position: Position, reth: Reth, imm: Option<roxe_wire::ImmDt>) -> Reque
 /// Number of packets reserved at once.
 const RUN: u32 = 16;
 
-/// One packet of a message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outgoing {
     pub(crate) request: Request,
-    /// Payload bytes.
     pub(crate) len: u32,
-    /// Offset of the payload in the message.
     pub(crate) offset: u32,
-    /// Number of PSNs.
     pub(crate) span: u32,
     /// Payload bytes of the next packet; `None` if this one requests a response.
     pub(crate) next_len: Option<u32>,
@@ -147,7 +143,6 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
-    /// Bytes charged at the receiver.
     pub(crate) fn cost<F: FlowControl>(&self) -> u32 {
         // Without payload, both charges are minimal.
         let is_alone = matches!(self.request, Request::SendOnly(_) | Request::WriteOnly(..));
@@ -208,7 +203,6 @@ pub(crate) enum Put {
     Fault,
 }
 
-/// The headers and payload of a packet to send.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TxPacket<'a> {
     pub(crate) av: &'a Av,
@@ -218,7 +212,6 @@ pub(crate) struct TxPacket<'a> {
 }
 
 impl TxPacket<'_> {
-    /// Writes `packet` into the batch.
     #[inline]
     pub(crate) fn put<M: Memory, T: TxBatch>(&self, memory: &mut M, tx: &mut T, packet: &Outgoing) -> Put {
         match self.header.form(packet.len as usize) {

@@ -14,10 +14,8 @@ use roxe_wire::{Psn, Tmh};
 /// Initial number of slots; small, because a process may have thousands of QPs.
 const FIRST_PLACES: u32 = 4;
 
-/// Origin of a send work request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// The program.
     #[default]
     Program,
     /// The card, reading the data of a rendezvous. Its inline bytes are the FIN to send afterwards.
@@ -127,7 +125,7 @@ impl<T: Copy> SideArray<T> {
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     caps: QpCaps,
-    /// Number of slots, a power of two, minus one.
+    /// Number of slots, a power of two, minus 1.
     mask: u32,
     head: u32,
     tail: u32,
@@ -139,7 +137,6 @@ pub(crate) struct SendQueue {
     slots: Vec<SendWqe>,
     sges: SideArray<Sge>,
     inline: SideArray<u8>,
-    /// UD destinations.
     dests: SideArray<UdDest>,
 }
 
@@ -172,7 +169,6 @@ impl SendQueue {
         self.head
     }
 
-    /// Index of the next entry.
     pub(crate) fn tail_index(&self) -> u32 {
         self.tail
     }
@@ -219,7 +215,6 @@ impl SendQueue {
         self.get(self.head)
     }
 
-    /// The payload of entry `index`.
     pub(crate) fn payload(&self, index: u32, wqe: &SendWqe) -> SendData<'_> {
         let slot = self.slot(index);
         if wqe.flags.contains(SendFlags::INLINE) {
@@ -282,7 +277,6 @@ impl SendQueue {
         self.internal += 1;
     }
 
-    /// Stores the next entry in `slot`.
     fn fill(&mut self, slot: usize, filled: SendWqe) {
         // A slot exists from the second lap on; in the first lap it is appended.
         match self.slots.get_mut(slot) {

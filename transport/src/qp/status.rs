@@ -264,7 +264,7 @@ mod tests {
     use crate::qp::{QpCaps, QpConfig, Service};
 
     #[test]
-    fn every_bad_value_is_named_with_what_is_accepted() {
+    fn bad_values_are_explained_with_the_accepted_range() {
         let qp = Qp::new(QpConfig::new(Qpn::new(2), Service::Rc, QpCaps::default()));
         let attr = QpAttr { retry_cnt: 9, ..QpAttr::default() };
         let text = qp.why_not_modified(ModifyError::BadValue(AttrMask::RETRY_CNT), &attr);

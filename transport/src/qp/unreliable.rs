@@ -12,7 +12,6 @@ use crate::qp::shared::{DropReason, Service, Shared};
 use crate::wr::{Av, Cqe, SendOp, WcExtra, WcOpcode, WcStatus};
 use roxe_wire::{Bth, Deth, Header, ImmDt, Kind, NetHeader, PathMtu, Qkey, Qpn, UcRequest, icrc};
 
-/// A packet with its path.
 struct NextPacket {
     av: Av,
     qpn: Qpn,
@@ -106,7 +105,6 @@ pub const GRH_LEN: u32 = 40;
 const L3_IPV4: u8 = 0b1010;
 const L3_IPV6: u8 = 0b1001;
 
-/// A received datagram.
 #[derive(Clone, Copy)]
 pub(crate) struct Datagram<'a> {
     pub(crate) header: &'a Header,

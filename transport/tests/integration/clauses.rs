@@ -42,7 +42,7 @@ fn any_udp_source_port_is_accepted() {
 
 // clause: BTH-MIGRATED
 #[test]
-fn every_packet_says_migrated_and_no_receiver_cares() {
+fn packets_have_the_migrated_bit_and_receivers_ignore_it() {
     let mut p = Pair::new(Setup::default());
     let (src, dst) = (filled(&mut p, A, 600), filled(&mut p, B, 600));
     post(&mut p, A, 1, read_from(dst), &[src.all()]);
@@ -81,7 +81,7 @@ fn unreliable_services_send_no_answers() {
 
 // clause: CNP-FORMAT, CNP-RECEIVED
 #[test]
-fn a_notification_is_no_part_of_the_connection() {
+fn cnp_does_not_affect_the_connection() {
     for (psn, becn) in [(0, true), (100, false), (101, true), (0x80_0064, false)] {
         let mut p = alone(A, Setup { line_rate: NonZeroU64::new(10_000_000_000), ..Setup::default() });
         post(&mut p, A, 1, SendOp::Send, &[]);
@@ -164,7 +164,7 @@ fn credits_in_acknowledgements_do_not_limit_the_sender() {
 
 // clause: RETRY-SAME-OPCODES
 #[test]
-fn a_repeated_atomic_is_the_same_packet() {
+fn retried_atomic_is_the_same_packet() {
     let mut p = Pair::new(Setup::default());
     let (old, word) = (blank(&mut p, A, 8), blank(&mut p, B, 8));
     drop_nth(&mut p, A, 0);
@@ -178,7 +178,7 @@ fn a_repeated_atomic_is_the_same_packet() {
 
 // clause: RETRY-DATA
 #[test]
-fn a_repeated_packet_reads_memory_again() {
+fn retransmission_reads_memory_again() {
     let mut p = Pair::new(Setup::default());
     let (src, dst) = (blank(&mut p, A, 600), blank(&mut p, B, 600));
     drop_nth(&mut p, A, 1);
@@ -192,7 +192,7 @@ fn a_repeated_packet_reads_memory_again() {
 
 // clause: RNR-TABLE
 #[test]
-fn the_rnr_waits_are_those_of_the_table() {
+fn rnr_waits_equal_the_table() {
     #[rustfmt::skip]
     let milliseconds = [
         655.36, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32, 0.48, 0.64, 0.96, 1.28, 1.92,
@@ -205,7 +205,7 @@ fn the_rnr_waits_are_those_of_the_table() {
 
 // clause: CHECK-ORDER
 #[test]
-fn the_first_check_that_fails_gives_the_answer() {
+fn first_failing_check_determines_the_nak() {
     let rnr = Syndrome::RnrNak { timer: 12 };
     let [invalid, access] = [NakCode::InvalidRequest, NakCode::RemoteAccess].map(Syndrome::Nak);
     let (imm, bad) = (Some(imm(1)), Reth { va: 0, rkey: RKey(0), dma_len: 4 });
@@ -238,7 +238,7 @@ fn the_first_check_that_fails_gives_the_answer() {
 
 // clause: GAP-DROPPED
 #[test]
-fn a_request_behind_a_gap_leaves_no_trace() {
+fn request_behind_a_gap_has_no_effect() {
     let mut p = alone(B, Setup::default());
     let mr = blank(&mut p, B, 8);
     recv(&mut p, B, 1, &[mr.all()]);

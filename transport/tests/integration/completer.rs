@@ -140,7 +140,7 @@ fn one_ack_completes_everything_before_it_in_order() {
 }
 
 #[test]
-fn the_wait_after_an_rnr_nak_ends_when_everything_is_acknowledged_after_all() {
+fn rnr_wait_ends_when_everything_is_acked() {
     let mut s = Script::new();
     s.post(1, SendOp::Send, 0);
     assert_eq!(s.psns(), [100]);
@@ -169,7 +169,7 @@ fn a_sequence_nak_goes_back_once() {
 
 // clause: ACK-OVER-RETRY
 #[test]
-fn an_ack_from_before_the_retry_spares_the_rest_of_it() {
+fn late_ack_shortens_the_retry() {
     let mut s = Script::new();
     s.post(1, SendOp::Send, 256 * 3);
     s.post(2, SendOp::Send, 256 * 2);
@@ -200,7 +200,7 @@ fn timeouts_are_retried_retry_cnt_times() {
 
 // clause: RNR-WAIT, RNR-WAIT-WHOLE
 #[test]
-fn a_not_ready_peer_gets_the_time_it_asked_for() {
+fn rnr_wait_lasts_as_requested() {
     let mut s = Script::new();
     s.post(1, SendOp::Send, 0);
     s.post(2, SendOp::Send, 0);
@@ -295,7 +295,7 @@ fn joined_read_responses_act_as_single_ones() {
 }
 
 #[test]
-fn read_data_that_is_not_plain_is_left_alone() {
+fn joined_read_data_that_needs_checks_has_no_effect() {
     let mut s = Script::new();
     s.post(1, READ, 256 * 200);
     assert_eq!(s.psns(), [100, 164]);
@@ -369,7 +369,7 @@ fn reads_wait_for_room_in_our_own_socket() {
 
 // clause: SEND-RD-ATOMIC, SEND-FENCE
 #[test]
-fn fences_and_the_depth_hold_requests_back() {
+fn fence_and_depth_delay_requests() {
     let mut s = Script::new();
     (1..=3).for_each(|id| s.post(id, ADD, 8));
     s.post_on(4, SendOp::Send, SendFlags::FENCE, s.mr.sge(0, 0));
@@ -385,7 +385,7 @@ fn fences_and_the_depth_hold_requests_back() {
 
 // clause: NONPOSTED-ANSWER, NONPOSTED-PLACE, NAK-IMPLIED
 #[test]
-fn atomic_writes_and_flushes_wait_for_an_answer_of_their_own() {
+fn atomic_write_and_flush_await_their_response() {
     let mut s = Script::new();
     s.post(1, SendOp::Write { remote_addr: 0x1000, rkey: RKey(7) }, 10);
     s.post(2, STORE, 8);
@@ -407,7 +407,7 @@ fn atomic_writes_and_flushes_wait_for_an_answer_of_their_own() {
 
 // clause: READ-LENGTH, READ-POSITIVE, RESP-KIND
 #[test]
-fn impossible_answers_are_fatal() {
+fn impossible_responses_are_fatal() {
     let nak = aeth(Syndrome::Nak(NakCode::RemoteAccess));
     let cases: [(SendOp, u32, Response, &[u8]); 14] = [
         (SendOp::Send, 10, Response::AtomicAck(ACK, AtomicAckEth(0)), &[]),
@@ -438,7 +438,7 @@ fn impossible_answers_are_fatal() {
 
 // clause: READ-LOCAL-FAULT
 #[test]
-fn results_need_a_local_buffer_that_can_be_written() {
+fn read_into_read_only_memory_fails() {
     let mut s = Script::new();
     let constant = s.pair.end(Peer::A).host.memory.register(64, Access::empty());
     s.post_on(1, READ, SendFlags::empty(), constant.all());
@@ -450,7 +450,7 @@ fn results_need_a_local_buffer_that_can_be_written() {
 
 // clause: SEND-LOCAL-FAULT
 #[test]
-fn a_bad_local_key_is_told_after_earlier_requests_completed() {
+fn bad_lkey_is_reported_after_earlier_requests() {
     let mut s = Script::new();
     let gone = s.pair.end(Peer::A).host.memory.register(64, Access::LOCAL_WRITE);
     s.pair.end(Peer::A).host.memory.deregister(gone);

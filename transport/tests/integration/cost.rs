@@ -39,7 +39,7 @@ fn line(name: &str, len: u32, loss: u32) -> String {
 }
 
 #[test]
-fn the_table_is_the_one_reviewed() {
+fn table_equals_the_reviewed_one() {
     let mut table = String::new();
     for (name, lens) in [
         ("SEND", &[0, 1024, 16 << 10, 64 << 10][..]),

@@ -171,7 +171,7 @@ impl Bench {
 const OK: WcStatus = WcStatus::Success;
 
 #[test]
-fn a_request_is_noted_as_first_and_then_as_retransmission() {
+fn request_notes_are_first_then_retransmission() {
     let mut bench = Bench::new(Setup::default(), "drop tx op=SEND_LAST nth=1; drop rx qp=#0 op=ACK msg=2 times=1");
     let mr = bench.memory(A, 300);
     for id in [7, 8] {
@@ -201,7 +201,7 @@ fn a_request_is_noted_as_first_and_then_as_retransmission() {
 }
 
 #[test]
-fn answers_are_noted_as_such_and_then_as_replays() {
+fn response_notes_are_response_then_replay() {
     let rules = "drop tx qp=#1 op=READ_RESPONSE_MIDDLE nth=1; drop tx qp=#1 op=ATOMIC_ACK nth=1";
     let mut bench = Bench::new(Setup::default(), rules);
     let (src, dst) = (bench.memory(B, 768), bench.memory(A, 768));
@@ -231,7 +231,7 @@ fn answers_are_noted_as_such_and_then_as_replays() {
 }
 
 #[test]
-fn refusals_are_noted_and_unreliable_packets_are_always_first() {
+fn nak_and_unreliable_packets_have_their_notes() {
     let mut bench = Bench::new(Setup::default(), "");
     bench.post(1, SendOp::Write { remote_addr: 0, rkey: roxe_wire::RKey(77) }, &[]);
     let foreign = bench.memory(A, 8);
@@ -252,7 +252,7 @@ fn refusals_are_noted_and_unreliable_packets_are_always_first() {
 }
 
 #[test]
-fn every_reason_has_a_name_of_its_own() {
+fn reason_names_are_unique() {
     let all = [
         TxReason::First,
         TxReason::Retransmission,
@@ -269,7 +269,7 @@ fn every_reason_has_a_name_of_its_own() {
 
 // clause: CHECK-RECEIVE
 #[test]
-fn a_starved_request_is_refused_for_a_while_and_then_succeeds() {
+fn request_with_hidden_receive_is_rnr_nakked_then_succeeds() {
     let mut bench = Bench::new(Setup { min_rnr_timer: 9, ..Setup::default() }, "rnr qp=#1 msg=2 times=3");
     let (src, dst) = (bench.memory(A, 300), bench.memory(B, 900));
     for id in 1..=3 {
@@ -288,7 +288,7 @@ fn a_starved_request_is_refused_for_a_while_and_then_succeeds() {
 }
 
 #[test]
-fn a_write_with_immediate_is_starved_at_its_end() {
+fn write_imm_with_hidden_receive_is_rnr_nakked_at_its_end() {
     let mut bench = Bench::new(Setup::default(), "rnr nth=1");
     let (src, dst) = (bench.memory(A, 300), bench.memory(B, 300));
     bench.recv(9, &[]);
@@ -300,7 +300,7 @@ fn a_write_with_immediate_is_starved_at_its_end() {
 }
 
 #[test]
-fn a_starved_queue_pair_leaves_the_shared_queue_alone() {
+fn hidden_receive_leaves_the_shared_queue_unchanged() {
     let mut bench = Bench::new(Setup { srq: true, ..Setup::default() }, "rnr nth=1");
     bench.hosts[1].srq.post(&RecvRequest { wr_id: 4, sges: &[] });
     bench.post(1, SendOp::Send, &[]);
@@ -313,7 +313,7 @@ fn a_starved_queue_pair_leaves_the_shared_queue_alone() {
 }
 
 #[test]
-fn the_retries_of_the_sender_count_starvation() {
+fn injected_rnr_naks_count_as_rnr_retries() {
     for (times, status) in [(2, OK), (3, WcStatus::RnrRetryExcErr)] {
         let mut bench = Bench::new(Setup { rnr_retry: 2, ..Setup::default() }, &format!("rnr times={times}"));
         bench.recv(1, &[]);
@@ -341,7 +341,7 @@ fn unreliable_services_drop_packets_that_find_no_receive() {
 }
 
 #[test]
-fn starvation_hits_one_packet_and_only_requests_that_need_a_receive() {
+fn injected_rnr_affects_one_request_that_needs_a_receive() {
     let mut bench = Bench::new(Setup::default(), "");
     let (src, dst) = (bench.memory(A, 8), bench.memory(B, 8));
     bench.recv(1, &[]);
@@ -371,7 +371,7 @@ fn starvation_hits_one_packet_and_only_requests_that_need_a_receive() {
 }
 
 #[test]
-fn a_rule_with_a_message_number_drops_every_try_of_that_message() {
+fn msg_rule_drops_every_retry_of_the_message() {
     let mut bench = Bench::new(Setup { retry_cnt: 2, ..Setup::default() }, "drop tx qp=#0 msg=2");
     for id in 1..=3 {
         bench.recv(id, &[]);

@@ -29,7 +29,7 @@ fn opcodes(pair: &mut Pair, who: Peer) -> Vec<WcOpcode> {
 
 // clause: WINDOW-BIND, INVALIDATE-LOCAL
 #[test]
-fn a_window_opens_when_it_is_bound_and_closes_when_it_is_invalidated() {
+fn window_is_usable_from_bind_to_invalidate() {
     let mut p = Pair::new(Setup::default());
     let (src, mr) = (filled(&mut p, A, 16), bindable(&mut p, B));
     post(&mut p, B, 1, bind_to(mr, Access::REMOTE_WRITE), &[]);
@@ -48,7 +48,7 @@ fn a_window_opens_when_it_is_bound_and_closes_when_it_is_invalidated() {
 
 // clause: SEND-LOCAL-ORDER, PSN-LOCAL
 #[test]
-fn a_local_operation_runs_after_all_before_it_and_before_all_behind_it() {
+fn local_operation_runs_in_order() {
     let mut p = Pair::new(Setup::default());
     let (src, dst, mr) = (filled(&mut p, A, 600), blank(&mut p, B, 600), bindable(&mut p, A));
     post(&mut p, A, 1, bind_to(mr, Access::REMOTE_READ), &[]);
@@ -105,7 +105,7 @@ fn a_failed_local_operation_is_a_memory_management_error() {
 
 // clause: SEND-OPERATIONS
 #[test]
-fn unreliable_connections_have_windows_and_datagrams_have_none() {
+fn uc_has_windows_and_ud_has_none() {
     let mut p = Pair::new(Setup::of(Service::Uc));
     let (src, dst, mr) = (filled(&mut p, A, 600), blank(&mut p, B, 600), bindable(&mut p, A));
     post(&mut p, A, 1, write_to(dst), &[src.all()]);

@@ -65,7 +65,7 @@ fn assert_migrated(p: &Pair) {
 
 // clause: APM-LOAD
 #[test]
-fn software_offers_and_withdraws_only_as_the_states_allow() {
+fn migration_state_follows_the_table() {
     use MigState::{Armed, Migrated, Rearm};
     let refused = Err(ModifyError::BadValue(AttrMask::PATH_MIG_STATE));
     let mut p = Pair::new(Setup::default());
@@ -106,7 +106,7 @@ fn both_ends_arm_when_both_have_an_alternate_path() {
 
 // clause: APM-RETRIES, APM-FOLLOW
 #[test]
-fn a_dead_path_is_left_when_the_retries_are_used_up() {
+fn dead_path_is_left_after_all_retries() {
     for retry_cnt in [0, 2] {
         let mut p = armed(Setup { retry_cnt, ..Setup::default() });
         let (src, dst) = (filled(&mut p, A, 5000), blank(&mut p, B, 5000));
@@ -140,7 +140,7 @@ fn retries_migrate_once_and_rnr_retries_never() {
 
 // clause: APM-FORCED, APM-FOLLOW
 #[test]
-fn software_goes_over_and_the_peer_follows() {
+fn forced_migration_is_followed_by_the_peer() {
     for service in [Service::Rc, Service::Uc] {
         let mut p = armed(Setup { timeout: 15, ..Setup::of(service) });
         let (src, dst) = (filled(&mut p, A, 5000), blank(&mut p, B, 5000));
@@ -156,7 +156,7 @@ fn software_goes_over_and_the_peer_follows() {
 
 // clause: APM-FORCED
 #[test]
-fn packets_in_flight_at_a_migration_are_repeated_on_the_new_path() {
+fn in_flight_packets_are_repeated_on_the_new_path() {
     let mut p = armed(Setup::default());
     let (src, dst) = (filled(&mut p, A, 5000), blank(&mut p, B, 5000));
     post(&mut p, A, 1, write_to(dst), &[src.all()]);
@@ -170,7 +170,7 @@ fn packets_in_flight_at_a_migration_are_repeated_on_the_new_path() {
 
 // clause: APM-ASTRAY
 #[test]
-fn a_peer_that_goes_nowhere_is_reported_once() {
+fn impossible_migration_is_reported_once() {
     let mut p = armed(Setup::default());
     recv(&mut p, A, 1, &[]);
     let next = p.ends[0].qp.expected_psn().get();
@@ -188,7 +188,7 @@ fn a_peer_that_goes_nowhere_is_reported_once() {
 
 // clause: APM-ARM, APM-FOLLOW
 #[test]
-fn strangers_and_notices_of_congestion_move_nothing() {
+fn strangers_and_cnps_cause_no_migration() {
     let mut p = armed(Setup::default());
     let stranger = Av { dgid: detour(B).sgid, ..av(B) };
     let next = p.ends[0].qp.expected_psn().get();

@@ -59,7 +59,7 @@ fn a_broken_card_is_found_and_shrunk_to_one_lost_packet() {
 }
 
 #[test]
-fn a_failing_run_can_be_pasted_into_a_test() {
+fn failing_case_text_reproduces_the_failure() {
     let case: Case =
         "service=rc net=star nodes=8 latency=5us gbps=10 connections=24 only=3 messages=6 max_len=3000 seed=3
         drop tx qp=#6 nth=2
@@ -83,7 +83,7 @@ fn rewrites_acks(change: fn(&mut [u8])) -> Tamper {
 }
 
 #[test]
-fn every_promise_has_a_judge() {
+fn every_promise_is_checked() {
     let case: Case = "service=rc net=star nodes=2 gbps=10 messages=40 max_len=1000 seed=3".parse().expect("legal");
     let broken = |prepare: fn(&mut World<Rng>)| case.play(&prepare).expect_err("it breaks a promise").broken;
     // One more is acknowledged than arrived (bytes 9 to 11 are the PSN).

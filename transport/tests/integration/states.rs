@@ -87,7 +87,7 @@ fn operations_follow_the_service() {
 
 // clause: SEND-ATOMIC-LENGTH, WC-ORDER
 #[test]
-fn an_atomic_with_a_list_of_another_length_than_eight_fails_in_its_turn_and_is_not_executed() {
+fn atomic_with_wrong_list_length_fails_in_order() {
     let lists: &[&[u32]] = &[&[], &[0], &[4], &[7], &[4, 3], &[9], &[16], &[8, 8], &[4, 4, 4], &[8, 0, 1]];
     for lens in lists {
         for swaps in [false, true] {
@@ -113,7 +113,7 @@ fn an_atomic_with_a_list_of_another_length_than_eight_fails_in_its_turn_and_is_n
 
 // clause: SEND-ATOMIC-LENGTH
 #[test]
-fn an_atomic_lands_in_as_many_elements_as_make_eight_bytes() {
+fn atomic_result_is_scattered_over_the_list() {
     for lens in [&[8][..], &[4, 4], &[0, 8], &[1, 2, 5]] {
         let mut p = Pair::new(Setup::default());
         let (a, b) = (blank(&mut p, A, 64), blank(&mut p, B, 8));
@@ -254,7 +254,7 @@ fn sqd_finishes_started_requests_only() {
 
 // clause: STATE-SQ-DRAINED
 #[test]
-fn sqd_with_an_empty_queue_is_drained_at_once_and_only_tells_who_asked() {
+fn sqd_with_empty_queue_raises_sq_drained_on_request() {
     for notify in [true, false] {
         let mut p = Pair::new(Setup::default());
         drain(&mut p, notify);

@@ -223,7 +223,7 @@ fn replay(name: &str, local: Gid) -> usize {
 
 // clause: CM-FIELDS-REQ, CM-FIELDS-REP, CM-SIDR, CM-DISCONNECT
 #[test]
-fn our_end_replays_recorded_connections_as_either_side() {
+fn recorded_connections_are_replayed_as_either_side() {
     let captures = [
         ("rping", 3, 2),
         ("lossy_rping", 3, 2),
@@ -241,7 +241,7 @@ fn our_end_replays_recorded_connections_as_either_side() {
 /// On RoCE a group is joined by IGMP alone: what mckey has sent besides is data for the group's
 /// queue pair and Q_Key.
 #[test]
-fn a_group_needs_no_connection_manager() {
+fn multicast_capture_has_no_cm_messages() {
     assert_eq!(recorded("mckey"), []);
     let path = format!("{}/../tests/captures/mckey.pcap", env!("CARGO_MANIFEST_DIR"));
     let file = std::fs::read(path).expect("a capture");

@@ -75,7 +75,7 @@ fn route_of_peer() -> Gid {
 
 // clause: CM-MATCH, CM-BOUNDS, CM-BACKLOG
 #[test]
-fn a_liar_elsewhere_changes_nothing_between_us_and_the_peer() {
+fn forged_messages_of_third_parties_have_no_effect() {
     for seed in 0..200 {
         let mut rng = Rng::new(seed);
         let mut node = Node::new();
@@ -94,7 +94,7 @@ fn a_liar_elsewhere_changes_nothing_between_us_and_the_peer() {
 
 // clause: CM-BOUNDS
 #[test]
-fn a_lying_peer_harms_only_its_own_connection() {
+fn hostile_peer_affects_only_its_own_connection() {
     for seed in 0..200 {
         let mut rng = Rng::new(seed);
         for reach in [Node::connects, Node::answered, Node::connected, Node::accepts, Node::established] {
@@ -130,7 +130,7 @@ fn answers_to_a_flood(count: u32) -> usize {
 
 // clause: CM-FLOOD
 #[test]
-fn a_flood_of_requests_is_not_made_greater() {
+fn request_flood_is_not_amplified() {
     let (few, count) = (10, 5000);
     assert_eq!(answers_to_a_flood(few), 17 * few as usize, "a REP, 15 more, and a REJ");
     // The timers of all are due at once, and the last ones are few.

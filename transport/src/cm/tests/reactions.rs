@@ -189,7 +189,7 @@ fn render() -> String {
 
 // clause: CM-MATCH, CM-UNKNOWN, CM-DREQ-UNKNOWN, CM-LAP, CM-STALE, CM-REQ-DUPLICATE
 #[test]
-fn every_message_in_every_state_reacts_as_reviewed() {
+fn reactions_equal_the_reviewed_table() {
     let (now, reviewed) = (render(), include_str!("reactions.txt"));
     assert!(now == reviewed, "the reactions changed; review them and update reactions.txt:\n{now}");
 }
@@ -215,7 +215,7 @@ fn patient(standing: String) -> String {
 
 // clause: CM-LAP-DUPLICATE, CM-REQ-DUPLICATE, CM-REP-DUPLICATE, CM-MRA, CM-TIMEWAIT
 #[test]
-fn a_message_that_comes_again_changes_nothing() {
+fn duplicate_message_changes_no_state() {
     everywhere(|name, mut node, id, message| {
         let _ = node.takes(message.clone());
         let (after, held) = (patient(standing(&node, id)), node.cm.len());
@@ -231,7 +231,7 @@ fn a_message_that_comes_again_changes_nothing() {
 
 // clause: CM-MATCH
 #[test]
-fn a_message_from_or_to_another_address_changes_nothing() {
+fn message_with_wrong_address_changes_no_state() {
     let elsewhere = Route { local: address(1), remote: address(3) };
     let not_here = Route { local: address(4), remote: address(2) };
     for route in [elsewhere, not_here] {
@@ -272,7 +272,7 @@ fn misnamed(message: &Message, ours: CommId, theirs: CommId) -> Option<Message> 
 
 // clause: CM-MATCH, CM-UNKNOWN
 #[test]
-fn a_message_with_another_name_of_ours_changes_nothing() {
+fn message_with_wrong_local_id_changes_no_state() {
     for wrong in [|id: CommId| CommId(id.0 ^ 1), |_| CommId::NONE, |_| PEER_ID] {
         everywhere(|name, mut node, id, message| {
             // Who gives up may know us by our GUID alone.
@@ -289,7 +289,7 @@ fn a_message_with_another_name_of_ours_changes_nothing() {
 
 // clause: CM-MATCH, CM-UNKNOWN
 #[test]
-fn a_message_with_another_name_of_the_peers_changes_nothing_once_that_is_known() {
+fn message_with_wrong_peer_id_changes_no_state() {
     for theirs in [CommId(PEER_ID.0 ^ 1), CommId::NONE] {
         everywhere(|name, mut node, id, message| {
             let Some(message) = misnamed(&message, id, theirs) else { return };
@@ -308,7 +308,7 @@ fn a_message_with_another_name_of_the_peers_changes_nothing_once_that_is_known()
 
 // clause: CM-MAD
 #[test]
-fn a_message_that_was_cut_or_made_longer_is_none() {
+fn message_of_wrong_length_does_not_parse() {
     for (name, message) in messages(CommId(0x4242)) {
         let bytes = Mad { tid: TransactionId(9), modifier: 0, message }.to_bytes();
         for len in 0..bytes.len() {
@@ -321,7 +321,7 @@ fn a_message_that_was_cut_or_made_longer_is_none() {
 
 // clause: CM-BOUNDS, CM-TIMEWAIT, CM-DESTROY
 #[test]
-fn every_reaction_script_leaves_no_state_behind() {
+fn reaction_scripts_leave_no_state() {
     everywhere(|name, mut node, id, message| {
         let _ = node.takes(message);
         let _ = node.destroy(id);

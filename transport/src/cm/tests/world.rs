@@ -363,7 +363,7 @@ fn live(climate: Climate, seed: u64, connections: u32) -> World {
 
 // clause: CM-RETRIES, CM-TIMEWAIT
 #[test]
-fn on_a_good_network_all_goes_as_both_programs_want() {
+fn good_network_connects_as_programs_want() {
     // All messages take equally long, so that none overtakes another.
     let climate = Climate { loss: 0, repeats: 0, delay: 1, thought: 50, whims: 0, lookups: 0 };
     for seed in 0..200 {
@@ -381,7 +381,7 @@ fn on_a_good_network_all_goes_as_both_programs_want() {
 // clause: CM-RETRIES, CM-SIDR, CM-REQ-DUPLICATE, CM-REP-DUPLICATE
 // clause: CM-DREQ-UNKNOWN, CM-UNKNOWN, CM-LAP
 #[test]
-fn on_a_bad_network_every_connection_ends_once_at_both_ends() {
+fn lossy_network_ends_every_connection_once() {
     let (mut successes, mut loaded) = (0, 0);
     for seed in 0..3000 {
         let mut rng = Rng::new(seed);
@@ -403,7 +403,7 @@ fn on_a_bad_network_every_connection_ends_once_at_both_ends() {
 
 // clause: CM-RETRIES, CM-DESTROY
 #[test]
-fn on_a_dead_network_everything_is_over_in_bounded_time() {
+fn dead_network_ends_everything_in_bounded_time() {
     for (seed, loss) in (0..200).map(|seed| (seed, 900 + seed as u32 / 2)) {
         live(Climate { loss, repeats: 0, delay: 5, thought: 1000, whims: 100, lookups: 200 }, seed, 6);
     }

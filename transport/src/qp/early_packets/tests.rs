@@ -99,7 +99,7 @@ const ALL_DROPPED: [(u32, Option<DropReason>); 3] =
     [(0, Some(DropReason::NoReceive)), (1, Some(DropReason::NoReceive)), (2, Some(DropReason::NoReceive))];
 
 #[test]
-fn packets_that_overtook_others_are_delivered_in_the_order_of_sending() {
+fn overtaking_packets_are_delivered_in_psn_order() {
     // Service, whether its packets take several ways, the order of arrival, and that of delivery.
     let cases: [(Service, bool, &[u32], &[u32]); 8] = [
         (Service::Uc, true, &[0, 1, 2, 3], &[0, 1, 2, 3]),
@@ -145,7 +145,7 @@ fn packets_wait_for_their_receives_in_order() {
 
 // clause: UC-LOST, UD-LOST
 #[test]
-fn a_packet_that_has_waited_long_enough_is_dropped_as_without_a_receive() {
+fn packet_is_dropped_after_its_maximum_wait() {
     for service in [Service::Uc, Service::Ud] {
         let mut script = Script::new(service, 0);
         (0..3).for_each(|at| assert!(script.arrive(at, true)));
@@ -157,7 +157,7 @@ fn a_packet_that_has_waited_long_enough_is_dropped_as_without_a_receive() {
 }
 
 #[test]
-fn a_gap_that_stays_costs_the_open_message_only() {
+fn permanent_gap_drops_only_the_open_message() {
     let mut script = Script::new(Service::Uc, 8);
     assert!(script.arrive(1, true) && script.arrive(2, true));
     script.wait(MAX_WAIT);
@@ -166,7 +166,7 @@ fn a_gap_that_stays_costs_the_open_message_only() {
 }
 
 #[test]
-fn a_reliable_connection_naks_a_gap_after_a_shorter_wait() {
+fn rc_gap_is_nakked_after_a_shorter_wait() {
     let mut script = Script::new(Service::Rc, 8);
     assert!(script.arrive(1, true) && script.arrive(2, true));
     script.wait(MAX_WAIT_RC - Duration::from_nanos(1));
@@ -188,14 +188,14 @@ fn repeated_packet_does_not_wait_longer_than_the_first() {
 }
 
 #[test]
-fn a_reliable_connection_does_not_wait_for_receives() {
+fn rc_packets_do_not_wait_for_receives() {
     let mut script = Script::new(Service::Rc, 0);
     assert!(!script.arrive(0, true));
     assert!(script.qp.has_work(), "an RNR NAK is to be sent");
 }
 
 #[test]
-fn packets_wait_only_as_far_ahead_as_others_can_be_under_way() {
+fn packets_too_far_ahead_do_not_wait() {
     let edge = MAX_AHEAD as u32;
     for (at, waits) in [(0, false), (1, true), (edge - 1, true), (edge, false), (0xff_ffff, false), (0x80_0000, false)]
     {
@@ -204,7 +204,7 @@ fn packets_wait_only_as_far_ahead_as_others_can_be_under_way() {
 }
 
 #[test]
-fn packets_of_another_host_queue_behind_those_that_wait() {
+fn datagrams_of_any_host_wait_in_arrival_order() {
     let mut script = Script::new(Service::Uc, 8);
     assert!(script.arrive(3, true) && script.arrive(2, false));
     assert!(!script.arrive(0, false));
@@ -225,7 +225,7 @@ fn a_reset_queue_pair_drops_waiting_packets_at_the_next_check() {
 }
 
 #[test]
-fn there_is_a_deadline_while_something_waits() {
+fn deadline_is_set_while_packets_wait() {
     let mut script = Script::new(Service::Ud, 0);
     assert_eq!(script.early.deadline(), None);
     let came = script.host.clock;
@@ -240,7 +240,7 @@ fn there_is_a_deadline_while_something_waits() {
 }
 
 #[test]
-fn a_shared_queue_is_looked_at_again_though_nobody_tells_of_its_receives() {
+fn shared_queue_is_checked_periodically() {
     let mut script = Script::new(Service::Ud, 0);
     script.host = SimHost::default();
     script.qp = connected(Service::Ud, Some(4), &mut script.host);
@@ -275,7 +275,7 @@ fn room_is_bounded_in_bytes_of_whole_packets() {
 }
 
 #[test]
-fn packets_beyond_the_bound_are_handed_over_at_once() {
+fn packets_beyond_the_bound_are_delivered_at_once() {
     let mut script = Script::new(Service::Ud, 0);
     script.early.bytes = MAX_BYTES - 20;
     assert!(!script.arrive(0, true));

@@ -4,7 +4,7 @@ use super::*;
 
 // clause: SEND-ASK-MIDDLE
 #[test]
-fn an_acknowledgement_is_asked_for_by_bytes_packets_and_window() {
+fn ack_is_requested_by_bytes_packets_and_window() {
     let asks = |limit, bytes, window| {
         let mut ack_pacing = AckReqPacing { limit, ..AckReqPacing::default() };
         let mut until = |_: &i32| {

@@ -65,7 +65,7 @@ fn joined_packets_act_as_single_ones() {
 }
 
 #[test]
-fn joined_packets_that_are_not_plain_change_nothing() {
+fn joined_packets_that_need_checks_have_no_effect() {
     let total = ((COUNT + 2) * MTU) as u32;
     let before = || begun(write, total);
     let (write_middle, all) = (Request::WriteMiddle, payload());
@@ -99,7 +99,7 @@ fn joined_packets_that_are_not_plain_change_nothing() {
 }
 
 #[test]
-fn a_gap_that_is_closed_is_forgotten() {
+fn joined_packets_close_a_gap() {
     let mut s = begun(write, ((COUNT + 2) * MTU) as u32);
     assert_eq!(s.put(FIRST + 3, Request::WriteMiddle, &[0; MTU]), Err(DropReason::OutOfSequence));
     assert_eq!(s.out(), [nak(FIRST + 1, NakCode::PsnSequence, 0)]);

@@ -20,7 +20,7 @@ fn is_ours(first: &[u8], room: u64, may_read: bool) -> bool {
 
 // clause: TM-RENDEZVOUS-SOFTWARE
 #[test]
-fn the_card_does_a_rendezvous_that_it_can_do_whole() {
+fn card_handles_only_complete_rendezvous() {
     assert!(is_ours(&request(100, 0), 100, true));
     assert!(is_ours(&request(100, 224), 100, true));
     assert!(!is_ours(&request(100, 225), 100, true), "longer than the card looks at");
