@@ -48,8 +48,8 @@ impl<C: Choices> Pair<C> {
     /// Two connected QPs in RTS with random decisions by `choices`.
     pub fn with_choices(setup: Setup, choices: C) -> Self {
         let mut pair = Self::idle(setup, choices);
-        for who in [Peer::A, Peer::B] {
-            pair.bring_to(who, QpState::Rts);
+        for side in [Peer::A, Peer::B] {
+            pair.bring_to(side, QpState::Rts);
         }
         pair
     }
@@ -64,15 +64,15 @@ impl<C: Choices> Pair<C> {
         self.world
     }
 
-    /// Moves the QP of `who` towards RTS, up to `state`.
-    pub fn bring_to(&mut self, who: Peer, state: QpState) {
+    /// Moves the QP of `side` towards RTS, up to `state`.
+    pub fn bring_to(&mut self, side: Peer, state: QpState) {
         let setup = self.setup;
-        let end = self.end(who);
-        setup.bring_to(who, &mut end.qp, &mut end.host, state);
+        let end = self.end(side);
+        setup.bring_to(side, &mut end.qp, &mut end.host, state);
     }
 
-    pub fn end(&mut self, who: Peer) -> &mut End {
-        &mut self.world.ends[who.index()]
+    pub fn end(&mut self, side: Peer) -> &mut End {
+        &mut self.world.ends[side.index()]
     }
 
     pub fn now(&self) -> Instant {
@@ -83,24 +83,24 @@ impl<C: Choices> Pair<C> {
         self.now().since(START)
     }
 
-    /// Posts a send on `who`; the next step sends it.
-    pub fn post_send(&mut self, who: Peer, req: &SendRequest<'_>) -> Result<(), PostError> {
-        self.end(who).qp.post_send(req)
+    /// Posts a send on `side`; the next step sends it.
+    pub fn post_send(&mut self, side: Peer, req: &SendRequest<'_>) -> Result<(), PostError> {
+        self.end(side).qp.post_send(req)
     }
 
-    /// Posts a receive on `who`, or on its shared receive queue.
-    pub fn post_recv(&mut self, who: Peer, req: &RecvRequest<'_>) -> Result<(), PostError> {
-        self.end(who).post_recv(req)
+    /// Posts a receive on `side`, or on its shared receive queue.
+    pub fn post_recv(&mut self, side: Peer, req: &RecvRequest<'_>) -> Result<(), PostError> {
+        self.end(side).post_recv(req)
     }
 
-    /// Takes the oldest completion of a send of `who`.
-    pub fn send_done(&mut self, who: Peer) -> Option<Cqe> {
-        self.end(who).host.sends.pop_front()
+    /// Takes the oldest completion of a send of `side`.
+    pub fn send_done(&mut self, side: Peer) -> Option<Cqe> {
+        self.end(side).host.sends.pop_front()
     }
 
-    /// Takes the oldest completion of a receive of `who`.
-    pub fn recv_done(&mut self, who: Peer) -> Option<Cqe> {
-        self.end(who).host.recvs.pop_front()
+    /// Takes the oldest completion of a receive of `side`.
+    pub fn recv_done(&mut self, side: Peer) -> Option<Cqe> {
+        self.end(side).host.recvs.pop_front()
     }
 
     /// Runs until nothing is due: no packet in flight, no timer set, nothing to send.
@@ -128,10 +128,10 @@ impl<C: Choices> Pair<C> {
         self.act(World::transmit_ready);
     }
 
-    /// Sends everything that `who` can send now, until a full batch keeps its link busy (see
+    /// Sends everything that `side` can send now, until a full batch keeps its link busy (see
     /// [`Setup::stall`]).
-    pub fn transmit(&mut self, who: Peer) {
-        self.act(|world| world.transmit(who.index()));
+    pub fn transmit(&mut self, side: Peer) {
+        self.act(|world| world.transmit(side.index()));
     }
 
     /// Runs `deed` after the test may have called any method of its ends.

@@ -231,22 +231,22 @@ impl<C: Choices> Scenario<C> {
         for turn in 0..STEP_LIMIT * self.sides.len() {
             self.cause_accidents()?;
             let mut posted = false;
-            for &who in &news {
-                posted |= self.post_some(who)?;
+            for &id in &news {
+                posted |= self.post_some(id)?;
             }
             if self.work.mishaps && self.world.choices.chance(10) {
                 self.change_state()?;
             }
             let moved = self.world.step()?;
             self.world.take_news(&mut news);
-            for &who in &news {
-                self.reap(who)?;
+            for &id in &news {
+                self.reap(id)?;
             }
-            if !moved && self.living().all(|who| self.has_done(who)) {
+            if !moved && self.living().all(|id| self.has_done(id)) {
                 return Ok(());
             }
             // Without a packet in flight or a timer, every send queue must be empty.
-            let quiescent = |who: usize| self.world.ends[who].qp.is_quiescent();
+            let quiescent = |id: usize| self.world.ends[id].qp.is_quiescent();
             let stuck = !(posted || moved || self.work.mishaps || self.living().all(quiescent));
             ensure!(!stuck, Progress, None, self.world.now(), "nothing is due, yet sends are outstanding");
             quiet = if posted { 0 } else { quiet + 1 };
@@ -292,8 +292,8 @@ impl<C: Choices> Scenario<C> {
         self.sides[end ^ 1].fragile = true;
     }
 
-    fn has_done(&self, who: usize) -> bool {
-        let (side, end) = (&self.sides[who], &self.world.ends[who]);
+    fn has_done(&self, id: usize) -> bool {
+        let (side, end) = (&self.sides[id], &self.world.ends[id]);
         let all_sent = side.posted == side.quota && side.sends.is_empty();
         let reliable = end.setup.service.is_reliable();
         match side.fragile {
@@ -303,19 +303,19 @@ impl<C: Choices> Scenario<C> {
     }
 
     fn living(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.sides.len()).filter(|&who| !self.world.is_gone(who))
+        (0..self.sides.len()).filter(|&id| !self.world.is_gone(id))
     }
 
-    fn post_some(&mut self, who: usize) -> Result<bool, Broken> {
-        if !self.sides[who].active || self.world.is_gone(who) {
+    fn post_some(&mut self, id: usize) -> Result<bool, Broken> {
+        if !self.sides[id].active || self.world.is_gone(id) {
             return Ok(false);
         }
         let mut posted = false;
-        while self.sides[who].when.chance(600) && self.post_recv(who)? {
+        while self.sides[id].when.chance(600) && self.post_recv(id)? {
             posted = true;
         }
-        while self.sides[who].posted < self.sides[who].quota && self.sides[who].when.chance(500) {
-            if !self.post_send(who)? {
+        while self.sides[id].posted < self.sides[id].quota && self.sides[id].when.chance(500) {
+            if !self.post_send(id)? {
                 break;
             }
             posted = true;
@@ -326,16 +326,16 @@ impl<C: Choices> Scenario<C> {
     /// With mishaps: requests a random state, legal or not.
     fn change_state(&mut self) -> Result<(), Broken> {
         let ends = u32::try_from(self.sides.len()).unwrap_or(u32::MAX);
-        let who = self.world.choices.below(ends) as usize;
+        let id = self.world.choices.below(ends) as usize;
         let state = self.world.choices.pick(&[QpState::Sqd, QpState::Rts, QpState::Sqd, QpState::Rts, QpState::Err]);
-        self.world.go_to(who, state)
+        self.world.go_to(id, state)
     }
 
     fn finish(&mut self) -> Result<Report, Broken> {
         if !self.work.mishaps {
             self.world.check_settled()?;
-            for who in 0..self.sides.len() {
-                self.check_shared(who)?;
+            for id in 0..self.sides.len() {
+                self.check_shared(id)?;
             }
         }
         let mut report = self.report();
@@ -361,34 +361,34 @@ impl<C: Choices> Scenario<C> {
     /// Moves all QPs to ERR: everything outstanding must be flushed, in order, exactly once.
     fn flush_all(&mut self) -> Result<(), Broken> {
         self.work.mishaps = true;
-        for who in 0..self.sides.len() {
-            self.sides[who].fragile = true;
-            if !self.world.is_gone(who) {
-                self.world.go_to(who, QpState::Err)?;
+        for id in 0..self.sides.len() {
+            self.sides[id].fragile = true;
+            if !self.world.is_gone(id) {
+                self.world.go_to(id, QpState::Err)?;
             }
         }
         while self.world.step()? {}
         let living: Vec<usize> = self.living().collect();
-        for who in living {
-            self.reap(who)?;
-            self.check_flushed(who)?;
+        for id in living {
+            self.reap(id)?;
+            self.check_flushed(id)?;
         }
         Ok(())
     }
 
-    fn check_flushed(&self, who: usize) -> Result<(), Broken> {
-        let (side, end, at) = (&self.sides[who], &self.world.ends[who], self.world.now());
+    fn check_flushed(&self, id: usize) -> Result<(), Broken> {
+        let (side, end, at) = (&self.sides[id], &self.world.ends[id], self.world.now());
         // Unsignaled requests may have completed before.
         let flushed = side.sends.iter().all(|send| !send.signaled);
-        ensure!(flushed, Completions, Some(who), at, "not flushed: {:?}", side.sends);
+        ensure!(flushed, Completions, Some(id), at, "not flushed: {:?}", side.sends);
         let kept = match end.setup.service {
             Service::XrcTgt => end.host.xrc.iter().map(|queue| queue.srq.len()).sum(),
             _ if end.setup.srq => end.host.srq.len(),
             _ => 0,
         };
-        ensure!(side.recvs.len() == kept, Completions, Some(who), at, "receives not flushed: {:?}", side.recvs);
+        ensure!(side.recvs.len() == kept, Completions, Some(id), at, "receives not flushed: {:?}", side.recvs);
         let flow = &end.host.flow;
-        ensure!(!flow.returns || flow.reserved == 0, Credit, Some(who), at, "{} bytes leaked", flow.reserved);
+        ensure!(!flow.returns || flow.reserved == 0, Credit, Some(id), at, "{} bytes leaked", flow.reserved);
         Ok(())
     }
 }
@@ -437,42 +437,42 @@ impl<C: Choices> Side<C> {
 }
 
 impl<C: Choices> Scenario<C> {
-    fn reap(&mut self, who: usize) -> Result<(), Broken> {
-        while let Some(cqe) = self.world.ends[who].host.sends.pop_front() {
-            self.check_send(who, &cqe)?;
+    fn reap(&mut self, id: usize) -> Result<(), Broken> {
+        while let Some(cqe) = self.world.ends[id].host.sends.pop_front() {
+            self.check_send(id, &cqe)?;
         }
-        while let Some(cqe) = self.world.ends[who].host.recvs.pop_front() {
-            self.check_recv(who, 0, &cqe)?;
+        while let Some(cqe) = self.world.ends[id].host.recvs.pop_front() {
+            self.check_recv(id, 0, &cqe)?;
         }
-        for queue in 0..self.world.ends[who].host.xrc.len() {
-            while let Some(cqe) = self.world.ends[who].host.xrc[queue].done.pop_front() {
-                self.check_recv(who, queue, &cqe)?;
+        for queue in 0..self.world.ends[id].host.xrc.len() {
+            while let Some(cqe) = self.world.ends[id].host.xrc[queue].done.pop_front() {
+                self.check_recv(id, queue, &cqe)?;
             }
         }
         Ok(())
     }
 
-    fn check_send(&mut self, who: usize, cqe: &Cqe) -> Result<(), Broken> {
-        let (me, at) = (Some(who), self.world.now());
-        let (may_fail, qpn) = (self.sides[who].fragile, self.world.ends[who].endpoints.here.qpn);
+    fn check_send(&mut self, id: usize, cqe: &Cqe) -> Result<(), Broken> {
+        let (me, at) = (Some(id), self.world.now());
+        let (may_fail, qpn) = (self.sides[id].fragile, self.world.ends[id].endpoints.here.qpn);
         ensure!(cqe.status == WcStatus::Success || may_fail, Completions, me, at, "failed: {cqe:?}");
         ensure!(cqe.qpn == qpn, Completions, me, at, "of another queue pair: {cqe:?}");
         loop {
-            let posted = self.sides[who].sends.pop_front();
+            let posted = self.sides[id].sends.pop_front();
             ensure!(posted.is_some(), Completions, me, at, "of no outstanding send: {cqe:?}");
             let Some(posted) = posted else { return Ok(()) };
             let this = posted.wr_id == cqe.wr_id;
             ensure!(this || !posted.signaled, Completions, me, at, "{cqe:?} came before {posted:?}");
             if this && cqe.status != WcStatus::Success {
-                self.forget(who, &posted.expect);
+                self.forget(id, &posted.expect);
                 return Ok(());
             }
             ensure!(!this || posted.signaled, Completions, me, at, "unsignaled success reported: {cqe:?}");
             ensure!(!this || posted.is_told_by(cqe), Completions, me, at, "{cqe:?} for {posted:?}");
-            self.sides[who].ok_sends += 1;
-            self.check_landed(who, &posted)?;
+            self.sides[id].ok_sends += 1;
+            self.check_landed(id, &posted)?;
             if posted.opcode == WcOpcode::BindWindow {
-                self.sides[who].open = Some(RKey(WINDOW));
+                self.sides[id].open = Some(RKey(WINDOW));
             }
             if this {
                 return Ok(());
@@ -480,68 +480,68 @@ impl<C: Choices> Scenario<C> {
         }
     }
 
-    fn forget(&mut self, who: usize, expect: &Expect) {
+    fn forget(&mut self, id: usize, expect: &Expect) {
         if let Expect::Bytes { slot, .. } = expect {
-            self.sides[who].free.push(slot.index);
+            self.sides[id].free.push(slot.index);
         }
     }
 
-    fn check_landed(&mut self, who: usize, posted: &PostedSend) -> Result<(), Broken> {
+    fn check_landed(&mut self, id: usize, posted: &PostedSend) -> Result<(), Broken> {
         let Expect::Bytes { slot, data, modelled } = &posted.expect else { return Ok(()) };
         // After failures the order at the peer is not modelled.
-        if !(*modelled && self.sides[who].fragile) {
-            let right = self.slot(who, *slot, slot.len) == &data[..];
-            ensure!(right, Bytes, Some(who), self.world.now(), "wrong bytes landed for {}", posted.wr_id);
+        if !(*modelled && self.sides[id].fragile) {
+            let right = self.slot(id, *slot, slot.len) == &data[..];
+            ensure!(right, Bytes, Some(id), self.world.now(), "wrong bytes landed for {}", posted.wr_id);
         }
-        self.check_guard(who, *slot, slot.len)?;
-        self.forget(who, &posted.expect);
+        self.check_guard(id, *slot, slot.len)?;
+        self.forget(id, &posted.expect);
         Ok(())
     }
 
-    fn slot(&self, who: usize, slot: Slot, len: u32) -> &[u8] {
-        let sink = self.sides[who].sink;
-        range(self.world.ends[who].host.memory.bytes(sink), slot.index * slot_size(self.work.max_len), len)
+    fn slot(&self, id: usize, slot: Slot, len: u32) -> &[u8] {
+        let sink = self.sides[id].sink;
+        range(self.world.ends[id].host.memory.bytes(sink), slot.index * slot_size(self.work.max_len), len)
     }
 
     /// Checks that bytes behind the first `len` of a slot are untouched.
-    fn check_guard(&self, who: usize, slot: Slot, len: u32) -> Result<(), Broken> {
-        let all = self.slot(who, slot, slot.len + GUARD);
+    fn check_guard(&self, id: usize, slot: Slot, len: u32) -> Result<(), Broken> {
+        let all = self.slot(id, slot, slot.len + GUARD);
         let kept = all[len as usize..].iter().all(|&b| b == UNTOUCHED);
-        ensure!(kept, Bytes, Some(who), self.world.now(), "bytes beyond the message were written");
+        ensure!(kept, Bytes, Some(id), self.world.now(), "bytes beyond the message were written");
         Ok(())
     }
 
     /// Checks a completed receive of our queue, or of the shared one with this index.
-    fn check_recv(&mut self, who: usize, queue: usize, cqe: &Cqe) -> Result<(), Broken> {
-        let (me, at) = (Some(who), self.world.now());
-        let recvs = &mut self.sides[who].recvs;
+    fn check_recv(&mut self, id: usize, queue: usize, cqe: &Cqe) -> Result<(), Broken> {
+        let (me, at) = (Some(id), self.world.now());
+        let recvs = &mut self.sides[id].recvs;
         let posted = recvs.iter().position(|recv| recv.queue == queue).and_then(|at| recvs.remove(at));
         ensure!(posted.is_some(), Completions, me, at, "of no outstanding receive: {cqe:?}");
         let Some(posted) = posted else { return Ok(()) };
         ensure!(posted.wr_id == cqe.wr_id, Completions, me, at, "{cqe:?} came before {posted:?}");
-        let may_fail = self.sides[who].fragile;
+        let may_fail = self.sides[id].fragile;
         ensure!(cqe.status == WcStatus::Success || may_fail, Completions, me, at, "failed: {cqe:?}");
         if cqe.status == WcStatus::Success {
-            self.sides[who].ok_recvs += 1;
-            self.check_message(who, queue, cqe, posted.slot)?;
+            self.sides[id].ok_recvs += 1;
+            self.check_message(id, queue, cqe, posted.slot)?;
         }
-        self.sides[who].free.push(posted.slot.index);
+        self.sides[id].free.push(posted.slot.index);
         Ok(())
     }
 
-    fn check_message(&mut self, who: usize, queue: usize, cqe: &Cqe, slot: Slot) -> Result<(), Broken> {
-        let (me, at, service) = (Some(who), self.world.now(), self.world.ends[who].setup.service);
-        let sent = &self.sides[who ^ 1].messages;
-        let keeps_order = self.loses_nothing(who) && self.world.ends[who].setup.service != Service::Ud;
+    fn check_message(&mut self, id: usize, queue: usize, cqe: &Cqe, slot: Slot) -> Result<(), Broken> {
+        let (me, at, service) = (Some(id), self.world.now(), self.world.ends[id].setup.service);
+        let sent = &self.sides[id ^ 1].messages;
+        let keeps_order = self.loses_nothing(id) && self.world.ends[id].setup.service != Service::Ud;
         let found = if keeps_order {
             let next = sent.iter().position(|message| message.queue == queue);
-            next.filter(|&next| self.is_message(who, cqe, slot, &sent[next]))
+            next.filter(|&next| self.is_message(id, cqe, slot, &sent[next]))
         } else {
-            sent.iter().position(|message| self.is_message(who, cqe, slot, message))
+            sent.iter().position(|message| self.is_message(id, cqe, slot, message))
         };
         ensure!(found.is_some(), Bytes, me, at, "no message that was sent, or not the next one: {cqe:?}");
-        if let Some(found) = found.filter(|_| self.loses_nothing(who)) {
-            self.sides[who ^ 1].messages.remove(found);
+        if let Some(found) = found.filter(|_| self.loses_nothing(id)) {
+            self.sides[id ^ 1].messages.remove(found);
         }
         let landed = match (cqe.opcode, service) {
             // UC reuses the receive of a lost longer message, whose data may lie behind this one.
@@ -549,49 +549,49 @@ impl<C: Choices> Scenario<C> {
             (WcOpcode::Recv, _) => cqe.byte_len,
             _ => 0,
         };
-        self.check_guard(who, slot, landed)
+        self.check_guard(id, slot, landed)
     }
 
     /// Returns true if every message to this end must arrive: it is retransmitted, or nothing can
     /// lose it.
-    fn loses_nothing(&self, who: usize) -> bool {
-        let setup = &self.world.ends[who].setup;
-        setup.service.is_reliable() || setup.early_wait && !self.sides[who].fragile
+    fn loses_nothing(&self, id: usize) -> bool {
+        let setup = &self.world.ends[id].setup;
+        setup.service.is_reliable() || setup.early_wait && !self.sides[id].fragile
     }
 
     /// Returns true if a completed receive is exactly `message` of the peer.
-    fn is_message(&self, who: usize, cqe: &Cqe, slot: Slot, message: &Message) -> bool {
-        let grh = if self.world.ends[who].setup.service == Service::Ud { GRH_LEN } else { 0 };
+    fn is_message(&self, id: usize, cqe: &Cqe, slot: Slot, message: &Message) -> bool {
+        let grh = if self.world.ends[id].setup.service == Service::Ud { GRH_LEN } else { 0 };
         let opcode = if message.write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
         let extra = message.imm.map_or(WcExtra::None, WcExtra::Imm);
         if (cqe.opcode, cqe.byte_len, cqe.extra) != (opcode, message.len + grh, extra) {
             return false;
         }
-        let source = self.world.ends[who ^ 1].host.memory.bytes(self.sides[who ^ 1].source);
+        let source = self.world.ends[id ^ 1].host.memory.bytes(self.sides[id ^ 1].source);
         message.write
-            || self.slot(who, slot, grh + message.len)[grh as usize..] == *range(source, message.source, message.len)
+            || self.slot(id, slot, grh + message.len)[grh as usize..] == *range(source, message.source, message.len)
     }
 
     /// Checks that the memory written by the peer equals the model (RC, XRC), or that each write is
     /// absent or right (UC).
-    fn check_shared(&self, who: usize) -> Result<(), Broken> {
-        let (side, peer, at) = (&self.sides[who], &self.sides[who ^ 1], self.world.now());
-        let lost = if self.loses_nothing(who) && !side.fragile { peer.messages.len() } else { 0 };
-        ensure!(lost == 0, Bytes, Some(who), at, "{lost} messages were lost: {:?}", peer.messages.front());
-        let actual = self.world.ends[who].host.memory.bytes(side.shared);
-        if self.world.ends[who].setup.service.is_reliable() {
+    fn check_shared(&self, id: usize) -> Result<(), Broken> {
+        let (side, peer, at) = (&self.sides[id], &self.sides[id ^ 1], self.world.now());
+        let lost = if self.loses_nothing(id) && !side.fragile { peer.messages.len() } else { 0 };
+        ensure!(lost == 0, Bytes, Some(id), at, "{lost} messages were lost: {:?}", peer.messages.front());
+        let actual = self.world.ends[id].host.memory.bytes(side.shared);
+        if self.world.ends[id].setup.service.is_reliable() {
             let right = side.fragile || actual == side.model;
-            ensure!(right, Bytes, Some(who), at, "remote writes and atomics did not run exactly once and in order");
-            let flushed = self.world.ends[who].host.memory.flushes;
+            ensure!(right, Bytes, Some(id), at, "remote writes and atomics did not run exactly once and in order");
+            let flushed = self.world.ends[id].host.memory.flushes;
             let right = side.fragile || flushed == peer.flushes;
-            ensure!(right, Bytes, Some(who), at, "{flushed} FLUSHes were done, {} posted", peer.flushes);
+            ensure!(right, Bytes, Some(id), at, "{flushed} FLUSHes were done, {} posted", peer.flushes);
             return Ok(());
         }
-        let source = self.world.ends[who ^ 1].host.memory.bytes(peer.source);
+        let source = self.world.ends[id ^ 1].host.memory.bytes(peer.source);
         for write in &peer.uc_writes {
             let mut pairs = range(actual, write.target, write.len).iter().zip(range(source, write.source, write.len));
             let right = pairs.all(|(&got, &sent)| got == sent || got == 0);
-            ensure!(right, Bytes, Some(who), at, "wrong bytes of {write:?}");
+            ensure!(right, Bytes, Some(id), at, "wrong bytes of {write:?}");
         }
         Ok(())
     }

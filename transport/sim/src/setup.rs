@@ -151,14 +151,14 @@ impl Setup {
     }
 
     /// Creates a QP in RESET with its host.
-    pub fn make(&self, who: Peer) -> (Qp, SimHost) {
-        self.side(who).make_with(qpn(who))
+    pub fn make(&self, side: Peer) -> (Qp, SimHost) {
+        self.side(side).make_with(qpn(side))
     }
 
     /// Returns the setup of one end; they differ on XRC and with tag matching.
     #[must_use]
-    pub fn side(&self, who: Peer) -> Self {
-        match (self.service, who) {
+    pub fn side(&self, side: Peer) -> Self {
+        match (self.service, side) {
             (Service::XrcIni, Peer::B) => Self { service: Service::XrcTgt, srq: true, ..*self },
             (_, Peer::A) => Self { tag_matching: false, ..*self },
             (_, Peer::B) if self.tag_matching => {
@@ -193,9 +193,9 @@ impl Setup {
         [Place { node: 0, qpn: QPN_A }, Place { node: 1, qpn: QPN_B }]
     }
 
-    /// Returns a connection between two places from the view of `who`.
-    pub const fn endpoints_of(&self, who: Peer, places: [Place; 2]) -> Endpoints {
-        let (me, you) = (who.index(), who.other().index());
+    /// Returns a connection between two places from the view of `side`.
+    pub const fn endpoints_of(&self, side: Peer, places: [Place; 2]) -> Endpoints {
+        let (me, you) = (side.index(), side.other().index());
         Endpoints {
             here: places[me],
             there: places[you],
@@ -204,9 +204,9 @@ impl Setup {
         }
     }
 
-    /// Returns the attributes that connect `who` to its peer, except `state`.
-    pub fn attr(&self, who: Peer) -> QpAttr {
-        self.attr_of(&self.endpoints_of(who, self.places()))
+    /// Returns the attributes that connect `side` to its peer, except `state`.
+    pub fn attr(&self, side: Peer) -> QpAttr {
+        self.attr_of(&self.endpoints_of(side, self.places()))
     }
 
     /// Returns the attributes of this end of a connection, except `state`.
@@ -231,8 +231,8 @@ impl Setup {
     }
 
     /// Moves `qp` from RESET towards RTS, up to `state`.
-    pub fn bring_to(&self, who: Peer, qp: &mut Qp, host: &mut SimHost, state: QpState) {
-        self.side(who).bring_up(&self.endpoints_of(who, self.places()), qp, host, state);
+    pub fn bring_to(&self, side: Peer, qp: &mut Qp, host: &mut SimHost, state: QpState) {
+        self.side(side).bring_up(&self.endpoints_of(side, self.places()), qp, host, state);
     }
 
     /// Moves `qp`, an end of `endpoints`, from RESET towards RTS, up to `state`.
@@ -257,8 +257,8 @@ impl Setup {
     }
 }
 
-pub const fn qpn(who: Peer) -> Qpn {
-    [QPN_A, QPN_B][who.index()]
+pub const fn qpn(side: Peer) -> Qpn {
+    [QPN_A, QPN_B][side.index()]
 }
 
 /// Returns the QP number of end `end` of a large world: unique, and not in order.
@@ -267,9 +267,9 @@ pub fn number(end: usize) -> Qpn {
     Qpn::new(0x10 + ((end * 0x3779) & 0xf_ffff))
 }
 
-/// Returns the path from `who` to its peer.
-pub fn av(who: Peer) -> Av {
-    let (sgid, dgid) = (address(who.index()), address(who.other().index()));
+/// Returns the path from `side` to its peer.
+pub fn av(side: Peer) -> Av {
+    let (sgid, dgid) = (address(side.index()), address(side.other().index()));
     Av { sgid, dgid, hop_limit: 64, ..Av::default() }
 }
 

@@ -98,9 +98,9 @@ impl<C: Choices> World<C> {
     /// next.
     pub fn add(&mut self, setup: &Setup, places: [Place; 2]) -> usize {
         let first = self.ends.len();
-        for who in [Peer::A, Peer::B] {
-            let endpoints = setup.endpoints_of(who, places);
-            let setup = &setup.side(who);
+        for end in [Peer::A, Peer::B] {
+            let endpoints = setup.endpoints_of(end, places);
+            let setup = &setup.side(end);
             let (qp, mut host) = setup.make_with(endpoints.here.qpn);
             host.clock = self.now;
             let known = self.by_place.insert((endpoints.here.node, endpoints.here.qpn.get()), self.ends.len());
@@ -430,12 +430,12 @@ impl<C: Choices> World<C> {
     /// leaked.
     pub fn check_settled(&self) -> Result<(), Broken> {
         for (id, end) in self.ends.iter().enumerate().filter(|(id, _)| !self.is_gone(*id)) {
-            let (who, at) = (Some(id), self.now);
-            ensure!(end.qp.poll_timeout().is_none(), Timers, who, at, "a timer is left");
-            ensure!(end.qp.is_quiescent(), Progress, who, at, "not quiescent");
-            ensure!(end.early.is_empty(), Progress, who, at, "{} packets wait", end.early.len());
+            let (id, at) = (Some(id), self.now);
+            ensure!(end.qp.poll_timeout().is_none(), Timers, id, at, "a timer is left");
+            ensure!(end.qp.is_quiescent(), Progress, id, at, "not quiescent");
+            ensure!(end.early.is_empty(), Progress, id, at, "{} packets wait", end.early.len());
             let leaked = if end.setup.service.is_reliable() { end.host.flow.reserved } else { 0 };
-            ensure!(leaked == 0, Credit, who, at, "{leaked} bytes leaked");
+            ensure!(leaked == 0, Credit, id, at, "{leaked} bytes leaked");
         }
         Ok(())
     }

@@ -314,12 +314,12 @@ impl Cm {
 
     /// Takes the next message to send.
     pub fn poll_transmit(&mut self) -> Option<Outgoing> {
-        self.out.poll_transmit()
+        self.out.messages.pop_front()
     }
 
     /// Takes the next event for the program.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.out.poll_event()
+        self.out.events.pop_front()
     }
 
     /// The time of the next [`handle_timeout`](Self::handle_timeout).

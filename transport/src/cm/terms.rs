@@ -436,8 +436,8 @@ pub enum Ending {
 /// Queued messages and events.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    messages: VecDeque<Outgoing>,
-    events: VecDeque<Event>,
+    pub(super) messages: VecDeque<Outgoing>,
+    pub(super) events: VecDeque<Event>,
 }
 
 impl Outbox {
@@ -458,13 +458,5 @@ impl Outbox {
 
     pub(super) fn emit(&mut self, id: CommId, kind: EventKind) {
         self.events.push_back(Event { id, kind });
-    }
-
-    pub(super) fn poll_transmit(&mut self) -> Option<Outgoing> {
-        self.messages.pop_front()
-    }
-
-    pub(super) fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
     }
 }

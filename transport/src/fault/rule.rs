@@ -316,12 +316,8 @@ impl ServiceSet {
 
 impl Display for ServiceSet {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let mut separator = "";
-        for (name, _) in SERVICES.into_iter().filter(|(_, bit)| self.0 & bit != 0) {
-            write!(f, "{separator}{name}")?;
-            separator = ",";
-        }
-        Ok(())
+        let names = SERVICES.into_iter().filter(|(_, bit)| self.0 & bit != 0).map(|(name, _)| name);
+        f.write_str(&names.collect::<Vec<_>>().join(","))
     }
 }
 
@@ -435,16 +431,9 @@ impl Display for OpSet {
 
 impl Display for Rules {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let mut separator = "";
-        if let Some(seed) = self.seed() {
-            write!(f, "seed={seed}")?;
-            separator = "; ";
-        }
-        for rule in self.list() {
-            write!(f, "{separator}{rule}")?;
-            separator = "; ";
-        }
-        Ok(())
+        let seed = self.seed.map(|seed| format!("seed={seed}"));
+        let parts: Vec<_> = seed.into_iter().chain(self.list.iter().map(Rule::to_string)).collect();
+        f.write_str(&parts.join("; "))
     }
 }
 
@@ -541,30 +530,22 @@ impl Display for QpSelector {
 
 impl Display for Spans {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let mut separator = "";
-        for (from, to) in self.ranges() {
-            match *to {
-                to if to == *from => write!(f, "{separator}{from}")?,
-                u64::MAX => write!(f, "{separator}{from}..")?,
-                to => write!(f, "{separator}{from}..{to}")?,
-            }
-            separator = ",";
-        }
-        Ok(())
+        let text = |(from, to): &(u64, u64)| match *to {
+            to if to == *from => from.to_string(),
+            u64::MAX => format!("{from}.."),
+            to => format!("{from}..{to}"),
+        };
+        f.write_str(&self.0.iter().map(text).collect::<Vec<_>>().join(","))
     }
 }
 
 impl Display for PsnSpans {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let mut separator = "";
-        for (from, to) in self.ranges() {
-            write!(f, "{separator}{:#x}", from.get())?;
-            if to != from {
-                write!(f, "..{:#x}", to.get())?;
-            }
-            separator = ",";
-        }
-        Ok(())
+        let text = |(from, to): &(Psn, Psn)| match (from.get(), to.get()) {
+            (from, to) if from == to => format!("{from:#x}"),
+            (from, to) => format!("{from:#x}..{to:#x}"),
+        };
+        f.write_str(&self.0.iter().map(text).collect::<Vec<_>>().join(","))
     }
 }
 

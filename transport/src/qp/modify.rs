@@ -208,19 +208,6 @@ pub(crate) fn migrates(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> bool {
     set && sh.attr.path_mig_state == MigState::Armed && attr.path_mig_state == MigState::Migrated
 }
 
-/// Copies the alternate path. ARMED ends only by migration.
-fn apply_migration(sh: &mut Shared, attr: &QpAttr, mask: AttrMask) {
-    let own = &mut sh.attr;
-    if mask.contains(AttrMask::ALT_PATH) {
-        (own.alt_av, own.alt_timeout) = (attr.alt_av, attr.alt_timeout);
-        (own.alt_port, own.alt_pkey_index) = (attr.alt_port, attr.alt_pkey_index);
-    }
-    if mask.contains(AttrMask::PATH_MIG_STATE) && own.path_mig_state != MigState::Armed {
-        own.path_mig_state = attr.path_mig_state;
-        sh.migration_failed = false;
-    }
-}
-
 /// Significant bits of an RNR timer code; some programs set 0x20.
 const RNR_TIMER_BITS: u8 = 31;
 
@@ -248,12 +235,20 @@ pub(crate) fn apply(sh: &mut Shared, attr: &QpAttr, mask: AttrMask, to: QpState)
         MAX_DEST_RD_ATOMIC => max_dest_rd_atomic,
         DEST_QPN => dest_qpn,
         RATE_LIMIT => rate_limit,
+        ALT_PATH => alt_av,
+        ALT_PATH => alt_timeout,
+        ALT_PATH => alt_port,
+        ALT_PATH => alt_pkey_index,
     }
     if set(AttrMask::MIN_RNR_TIMER) {
         // clause: STATE-VALUES
         own.min_rnr_timer = attr.min_rnr_timer & RNR_TIMER_BITS;
     }
-    apply_migration(sh, attr, mask);
+    // ARMED ends only by migration.
+    if set(AttrMask::PATH_MIG_STATE) && own.path_mig_state != MigState::Armed {
+        own.path_mig_state = attr.path_mig_state;
+        sh.migration_failed = false;
+    }
     sh.set_path();
     sh.set_state(to);
 }

@@ -425,7 +425,8 @@ impl Qp {
 
     /// Takes the congestion counts since the last call; `None` if all are zero.
     pub fn take_congestion_counts(&mut self) -> Option<CongestionCounts> {
-        self.shared.congestion.take_counts()
+        let counts = &mut self.shared.congestion.counts;
+        if counts.is_empty() { None } else { Some(core::mem::take(counts)) }
     }
 
     /// Takes the retry counts since the last call; `None` if all are zero.

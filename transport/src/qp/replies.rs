@@ -248,6 +248,7 @@ impl Replies {
         }
     }
 
+    /// Returns true if READ data is next.
     pub(crate) fn next_is_data(&self, e_psn: Psn) -> bool {
         self.next_reply(e_psn).is_some_and(Reply::is_data)
     }
@@ -256,7 +257,8 @@ impl Replies {
     /// acknowledgement.
     // clause: ANSWER-ORDER
     fn next_reply(&self, e_psn: Psn) -> Option<Reply> {
-        if let Some(bounded) = self.bounded.filter(|bounded| self.ring.is_answered_before(bounded.until)) {
+        let is_turn = |bounded: &BoundedAck| !self.ring.is_due() || self.ring.cursor >= bounded.until;
+        if let Some(bounded) = self.bounded.filter(is_turn) {
             return Some(Reply::Bounded(bounded.psn));
         }
         if let Some(due) = self.ring.due() {
@@ -497,10 +499,6 @@ impl ReplayRing {
         self.entries.get(usize::try_from(seq.checked_sub(self.base)?).ok()?)
     }
 
-    fn entry_mut(&mut self, seq: Seq) -> Option<&mut Entry> {
-        self.entries.get_mut(usize::try_from(seq.checked_sub(self.base)?).ok()?)
-    }
-
     pub(crate) fn is_due(&self) -> bool {
         self.cursor != self.end
     }
@@ -567,11 +565,6 @@ impl ReplayRing {
         }
     }
 
-    /// Returns true if no answer older than request `seq` is due.
-    pub(crate) fn is_answered_before(&self, seq: Seq) -> bool {
-        !self.is_due() || self.cursor >= seq
-    }
-
     pub(crate) fn due(&self) -> Option<Due> {
         let entry = self.entry(self.cursor).filter(|_| self.is_due())?;
         if entry.ack_before {
@@ -587,7 +580,7 @@ impl ReplayRing {
     pub(crate) fn sent(&mut self, due: Due, mtu: PathMtu) {
         match due {
             Due::AckBefore(_) => {
-                if let Some(entry) = self.entry_mut(self.cursor) {
+                if let Some(entry) = self.entries.get_mut((self.cursor - self.base) as usize) {
                     entry.ack_before = false;
                 }
             }

@@ -9,7 +9,7 @@ use crate::wr::{Access, Av, Cqe};
 use bitflags::bitflags;
 use core::fmt;
 use core::num::NonZeroU64;
-use roxe_wire::{MAX_PAYLOAD, PathMtu, Psn, Qkey, Qpn};
+use roxe_wire::{ECN, MAX_PAYLOAD, PathMtu, Psn, Qkey, Qpn};
 use thiserror::Error;
 
 /// State of a queue pair (values of `enum ibv_qp_state`, IBA §10.3.1).
@@ -400,7 +400,7 @@ impl Shared {
         self.congestion.set_limit(self.attr.rate_limit, self.path.static_rate);
         // clause: ECN-CAPABLE
         if self.config.line_rate.is_some() {
-            self.path.traffic_class = congestion::markable(self.path.traffic_class);
+            self.path.traffic_class = self.path.traffic_class & !ECN | congestion::ECT_0;
         }
     }
 

@@ -2,7 +2,7 @@
 //! the batch. A received datagram is placed behind the 40 bytes of its GRH, or silently dropped
 //! (IBA §9.8.3). The responder handles UC requests.
 
-use crate::cx::{Host, MemError, RxPayload, TxBatch};
+use crate::cx::{Host, RxPayload, TxBatch};
 use crate::qp::receive_queue::RecvQueue;
 use crate::qp::refusal::Refusal;
 use crate::qp::requester::{Requester, Step};
@@ -132,7 +132,10 @@ impl Responder {
             reason
         })?;
         // clause: UNRELIABLE-OWN-FAULT
-        if place(host, rq, net, datagram).is_err() {
+        let udp_payload_len = datagram.header.padded_len(datagram.payload.len()) + icrc::LEN;
+        // clause: UD-GRH
+        let grh = rq.scatter(host, 0, RxPayload::Bytes(&net.to_grh(udp_payload_len)));
+        if grh.and_then(|()| rq.scatter(host, GRH_LEN, datagram.payload)).is_err() {
             let cqe = Cqe { status: WcStatus::LocProtErr, opcode: WcOpcode::Recv, ..Cqe::default() };
             rq.complete(sh, host, cqe);
             sh.fail();
@@ -178,14 +181,6 @@ fn check<H: Host>(sh: &Shared, host: &mut H, rq: &mut RecvQueue, datagram: &Data
     } else {
         Ok(byte_len)
     }
-}
-
-/// Writes the GRH, made from the IP header, and the payload.
-fn place<H: Host>(host: &mut H, rq: &RecvQueue, net: &NetHeader, datagram: &Datagram<'_>) -> Result<(), MemError> {
-    let udp_payload_len = datagram.header.padded_len(datagram.payload.len()) + icrc::LEN;
-    // clause: UD-GRH
-    rq.scatter(host, 0, RxPayload::Bytes(&net.to_grh(udp_payload_len)))?;
-    rq.scatter(host, GRH_LEN, datagram.payload)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Clauses of `tests/clauses.txt` that no script of another subject proves: this in, exactly that
+//! Clauses of `tests/clauses.txt` that no other subject covers: a packet in, exactly these packets
 //! out.
 
 use super::*;
@@ -15,10 +15,10 @@ fn ack(credits: u8) -> Response {
     Response::Ack(Aeth { syndrome: Syndrome::Ack { credits }, msn: Msn::new(0) })
 }
 
-/// The syndromes of the acknowledgements and NAKs that `who` sent.
-fn syndromes(pair: &Pair, who: Peer) -> Vec<Syndrome> {
+/// The syndromes of the acknowledgements and NAKs that `side` sent.
+fn syndromes(pair: &Pair, side: Peer) -> Vec<Syndrome> {
     let syndrome = |(response, _)| if let Response::Ack(aeth) = response { Some(aeth.syndrome) } else { None };
-    responses(pair, who).into_iter().filter_map(syndrome).collect()
+    responses(pair, side).into_iter().filter_map(syndrome).collect()
 }
 
 /// Changes one attribute of A in its present state, or on the way to `state`.
@@ -98,7 +98,7 @@ fn cnp_does_not_affect_the_connection() {
     }
 }
 
-/// Takes every packet, forgets it and counts.
+/// A batch that accepts and counts every packet.
 #[derive(Default)]
 struct Counter {
     slot: Vec<u8>,
@@ -155,7 +155,7 @@ fn credits_in_acknowledgements_do_not_limit_the_sender() {
     let mut p = alone(A, Setup::default());
     post(&mut p, A, 1, SendOp::Send, &[]);
     p.transmit(A);
-    // No receive is left, says the peer; hardware has been seen to say so while it had many.
+    // The peer reports no credits; hardware does so even with many receives.
     p.inject(A, &response(A, 100, ack(0)), &[]);
     (2..=4).for_each(|id| post(&mut p, A, id, SendOp::Send, &[]));
     p.transmit(A);
@@ -211,7 +211,7 @@ fn first_failing_check_determines_the_nak() {
     let (imm, bad) = (Some(imm(1)), Reth { va: 0, rkey: RKey(0), dma_len: 4 });
     let misaligned = AtomicEth { va: 1, rkey: RKey(0), ..AtomicEth::default() };
     let (all, none) = (all_access(), Access::empty());
-    // Several things are wrong with most of them, and no receive is posted: the first check tells.
+    // Most of them are wrong in several ways, and no receive is posted: the first check decides.
     for (request_, payload, rights, answer) in [
         (Request::WriteLast(imm), &[0; 3][..], none, invalid),
         (Request::WriteOnly(bad, imm), &[0; 3], none, invalid),
@@ -229,7 +229,7 @@ fn first_failing_check_determines_the_nak() {
         let gap = Syndrome::Nak(NakCode::PsnSequence);
         assert_eq!(syndromes(&p, B), [gap, answer], "{request_:?} with {} bytes", payload.len());
     }
-    // A duplicate is not checked at all.
+    // A duplicate is not checked.
     let mut p = alone(B, Setup::default());
     p.inject(B, &request(B, 99, Request::WriteOnly(bad, imm)), &[0; 3]);
     p.transmit(B);

@@ -1,4 +1,4 @@
-//! One requester, its packets read off the log, its answers forged.
+//! One requester: its packets are read from the log, its responses forged.
 
 use roxe_sim::host::LEAST_CHARGE;
 use roxe_sim::setup::{QPN_A, Setup};
@@ -55,7 +55,7 @@ impl Script {
         assert_eq!(self.pair.post_send(Peer::A, &req), Ok(()));
     }
 
-    /// The PSNs that leave now.
+    /// The PSNs sent now.
     fn psns(&mut self) -> Vec<u32> {
         self.headers().iter().map(|header| header.bth.psn.get()).collect()
     }
@@ -67,7 +67,7 @@ impl Script {
         new
     }
 
-    /// One response arrives; what became of it.
+    /// Delivers a response and returns the result.
     fn answer(&mut self, psn: u32, response: Response, payload: &[u8]) -> Option<DropReason> {
         let end = self.pair.end(Peer::A);
         end.dropped = (None, 0);
@@ -76,13 +76,12 @@ impl Script {
         self.pair.end(Peer::A).dropped.0
     }
 
-    /// `payload` arrives behind the header of the first of several packets of READ data; whether
-    /// that was taken as it is.
+    /// Delivers joined READ responses with `payload`; returns true if they were accepted.
     fn joined(&mut self, psn: u32, payload: &[u8]) -> bool {
         self.joined_of(256, psn, payload)
     }
 
-    /// The same with packets of `len` bytes.
+    /// As `joined`, with packets of `len` bytes.
     fn joined_of(&mut self, len: usize, psn: u32, payload: &[u8]) -> bool {
         let net = self.pair.net_of(1);
         let header = Header { bth: Bth::new(QPN_A, Psn::new(psn)), kind: Kind::RcResponse(Response::ReadMiddle) };
@@ -104,7 +103,7 @@ impl Script {
         self.pair.end(Peer::A).host.flow.reserved
     }
 
-    /// Lets the timer that is set run out.
+    /// Lets the timer expire.
     fn time_out(&mut self) {
         let end = self.pair.end(Peer::A);
         end.host.clock = end.qp.poll_timeout().expect("a timer runs");
@@ -263,7 +262,7 @@ fn read_responses_are_placed_and_acknowledge_earlier_requests() {
     assert_eq!(s.done(), [(3, OK)]);
 }
 
-/// Everything a READ of 20 packets leaves, whose packets `from..until` come at once or one by one.
+/// The result of a READ of 20 packets whose packets `from..until` arrive joined or one by one.
 fn read_in_parts(from: u32, until: u32, at_once: bool) -> (Vec<u8>, String) {
     let mut s = Script::new();
     s.post(1, READ, 20 * 256);
@@ -314,7 +313,7 @@ fn joined_read_data_that_needs_checks_has_no_effect() {
     assert!(s.joined(101, &[1; 62 * 256]));
     assert_eq!(s.answer(163, Response::ReadLast(ACK), &[1; 256]), None);
     assert_eq!(s.psns(), [228]);
-    // A retry is about to ask for them again.
+    // A retry will request them again.
     s.time_out();
     assert!(!s.joined(164, &[9; 2 * 256]));
     let mr = s.mr;
@@ -394,8 +393,8 @@ fn atomic_write_and_flush_await_their_response() {
     assert_eq!(s.psns(), [100, 101, 102], "two at a time");
     assert_eq!(s.answer(101, Response::ReadOnly(ACK), &[]), None);
     assert_eq!((s.done(), s.psns()), (vec![(1, OK), (2, OK)], vec![103]));
-    // What comes from behind the FLUSH tells that its answer was lost, an acknowledgement of it as
-    // well.
+    // A response to a later request implies that this one was lost, and so does an acknowledgement
+    // of it.
     assert_eq!(s.ack(102), None);
     assert_eq!((s.done(), s.psns()), (vec![], vec![102, 103]));
     assert_eq!(s.answer(102, Response::ReadOnly(ACK), &[]), None);

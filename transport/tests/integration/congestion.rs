@@ -28,7 +28,7 @@ fn limited(service: Service) -> Setup {
     Setup { path_mtu: PathMtu::Mtu1024, line_rate: NonZeroU64::new(10_000_000_000), ..Setup::of(service) }
 }
 
-/// What the network says about a packet to `to`, with this ECN code.
+/// The network header of a packet to `to`, with this ECN code.
 fn net(to: Peer, ecn: u8) -> NetHeader {
     NetHeader { traffic_class: 0x60 | ecn, ..net_header(&av(to.other())) }
 }
@@ -41,30 +41,30 @@ fn send_to_b(service: Service, psn: u32) -> Header {
     }
 }
 
-/// Everything `who` sends now: what the network and the packet say, and all of its bytes.
-fn emitted(pair: &mut Pair, who: Peer) -> Vec<(NetHeader, Header, Vec<u8>)> {
+/// The packets that `side` sends now: network header, headers and bytes.
+fn emitted(pair: &mut Pair, side: Peer) -> Vec<(NetHeader, Header, Vec<u8>)> {
     let mut batch = Batch::default();
     let world = &mut **pair;
-    let end = &mut world.ends[who.index()];
+    let end = &mut world.ends[side.index()];
     let _ = end.qp.poll_transmit(&mut end.host, &mut batch.open(&mut world.wire.pool, 64, false, 0));
     let header = |bytes: &[u8]| Packet::parse(bytes).expect("a legal packet").header;
     batch.drain().map(|(net, _, bytes)| (net, header(&bytes), bytes)).collect()
 }
 
 /// CNPs among them.
-fn cnps(pair: &mut Pair, who: Peer) -> usize {
-    emitted(pair, who).iter().filter(|(_, header, _)| header.kind == Kind::Cnp).count()
+fn cnps(pair: &mut Pair, side: Peer) -> usize {
+    emitted(pair, side).iter().filter(|(_, header, _)| header.kind == Kind::Cnp).count()
 }
 
-fn counts(pair: &mut Pair, who: Peer) -> Option<CongestionCounts> {
-    pair.end(who).qp.take_congestion_counts()
+fn counts(pair: &mut Pair, side: Peer) -> Option<CongestionCounts> {
+    pair.end(side).qp.take_congestion_counts()
 }
 
 fn cnp(to: Peer) -> Header {
     Header { bth: Bth { becn: true, ..bth(to, 0, false) }, kind: Kind::Cnp }
 }
 
-/// Hands a CNP to `to`; what became of it.
+/// Delivers a CNP to `to` and returns the result.
 fn notify(pair: &mut Pair, to: Peer, net: &NetHeader) -> Option<DropReason> {
     pair.end(to).dropped = (None, 0);
     pair.inject_from(to, net, &cnp(to), &[]);
@@ -77,10 +77,10 @@ fn wait(pair: &mut Pair, time: Duration) {
     pair.ends.iter_mut().for_each(|end| end.host.clock = now);
 }
 
-/// Takes the rate of `who` down to the least there is, 100 Mbit/s: seven cuts, 4 us apart.
-fn slow_down(pair: &mut Pair, who: Peer) {
+/// Reduces the rate of `side` to the minimum, 100 Mbit/s: seven cuts, 4 us apart.
+fn slow_down(pair: &mut Pair, side: Peer) {
     for _ in 0..=7 {
-        assert_eq!(notify(pair, who, &net(who, ECT_0)), None);
+        assert_eq!(notify(pair, side, &net(side, ECT_0)), None);
         wait(pair, Duration::from_micros(4));
     }
 }
@@ -173,7 +173,7 @@ fn cnp_is_sent_in_rtr_but_not_in_err() {
     assert_eq!(emitted(&mut p, B), []);
 }
 
-/// The judge of the simulation took such a CNP for one that was sent in the error state.
+/// The checks of the simulation once took such a CNP for one sent in the error state.
 // clause: CNP-WHEN
 #[test]
 fn cnp_of_a_refused_request_leaves_with_the_nak() {
@@ -297,7 +297,7 @@ fn limited_transfer_completes_and_leaves_no_timer() {
 }
 
 /// One CNP: 4 us later half of 10 Gbit/s is left, and a full line after ten raises of 1.5 ms.
-/// Nobody needs to be woken for that.
+/// Recovery needs no timer.
 #[test]
 fn an_idle_queue_pair_recovers_without_a_timer() {
     let mut p = alone(A, limited(Service::Rc));
@@ -408,8 +408,7 @@ fn error_state_has_no_timer() {
     assert_eq!(sends(&mut p, A), [(1, WcStatus::WrFlushErr)]);
 }
 
-/// What is repeated occupies the network like what is new: 20 packets, a NAK for the first, then 11
-/// are left of the burst.
+/// Retransmissions are paced too: 20 packets, a NAK for the first, then 11 are left of the burst.
 // clause: DCQCN-PACING
 #[test]
 fn retransmissions_are_paced_too() {
@@ -483,9 +482,8 @@ fn deadline_is_the_earliest_of_all_timers() {
     assert_eq!(p.end(A).qp.poll_timeout(), Some(Instant(start.0 + (4096 << 10))));
 }
 
-/// What 32 MiB do to a cable of 10 Gbit/s while 1 MiB may be under way and the line carries 40: the
-/// most bytes that wait in front of the cable once the start is over (from the 10th millisecond to
-/// the end), and how long all of it takes.
+/// The effect of 32 MiB on a link of 10 Gbit/s with a window of 1 MiB and a line rate of 40 Gbit/s:
+/// the longest queue after the start (from the 10th millisecond on), and the total time.
 fn queue_of(line_rate: Option<NonZeroU64>) -> (u64, Duration) {
     let (path_mtu, flow_limit) = (PathMtu::Mtu4096, Some(1 << 20));
     let mut p = Pair::new(Setup { path_mtu, line_rate, flow_limit, log: false, ..Setup::default() });
@@ -502,9 +500,9 @@ fn queue_of(line_rate: Option<NonZeroU64>) -> (u64, Duration) {
     (p.wire.topology.up(0).tally.longest, p.elapsed())
 }
 
-/// The whole loop: a switch that marks, a receiver that tells, a sender that slows down. Without it
-/// the queue is as long as the window; with it a quarter of that is never reached, and the cable is
-/// busy all the same (32 MiB take it 27 ms).
+/// The complete loop of switch, receiver and sender. Without it the queue is as long as the window;
+/// with it the queue stays below a quarter of that, and the link is still busy (32 MiB take it 27
+/// ms).
 #[test]
 fn dcqcn_keeps_the_queue_of_a_slow_link_short() {
     let (without, took) = queue_of(None);

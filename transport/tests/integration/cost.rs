@@ -1,5 +1,5 @@
-//! What loss costs, as a table: packets, timeouts and virtual time by operation, size and loss.
-//! Everything is deterministic, so a change of the retry machinery shows up here and can be judged.
+//! The cost of loss as a table: packets, timeouts and virtual time by operation, size and loss.
+//! Everything is deterministic, so the table shows every change of the retry machinery.
 
 use super::*;
 use core::fmt::Write;

@@ -1,4 +1,4 @@
-//! UD: one packet is one message, behind 40 bytes of GRH; keys decide who hears it.
+//! UD: one packet is one message, behind 40 bytes of GRH; the Q_Key selects the receiver.
 
 use super::*;
 use roxe_sim::wire::net_header;

@@ -1,7 +1,5 @@
-//! Fault rules on two real QPs over a link without delay, and what the notes on the packets say
-//! meanwhile.
-//!
-//! The link carries out only what needs no clock: loss, and requests that find no receive.
+//! Fault rules on two QPs over a link without delay, and the notes of the packets. The link carries
+//! out only faults that need no clock: drops and RNR.
 
 use super::*;
 use roxe_sim::SimHost;
@@ -17,7 +15,7 @@ use std::time::Duration;
 
 use Operation as O;
 
-/// A packet as it was sent: by whom, what, its PSN, why, and the request it belongs to.
+/// A packet as it was sent: sender, kind, PSN, reason and work request.
 type Sent = (Peer, Operation, u32, TxReason, Option<u64>);
 
 /// A batch that keeps the notes.
@@ -50,9 +48,9 @@ impl Bench {
     /// Two QPs in RTS; A is number 0 of the process, B number 1.
     fn new(setup: Setup, rules: &str) -> Self {
         let rules: Rules = rules.parse().expect("legal rules");
-        let make = |who| {
-            let (mut qp, mut host) = setup.make(who);
-            setup.bring_to(who, &mut qp, &mut host, QpState::Rts);
+        let make = |side| {
+            let (mut qp, mut host) = setup.make(side);
+            setup.bring_to(side, &mut qp, &mut host, QpState::Rts);
             (qp, host)
         };
         let [(a, host_a), (b, host_b)] = [A, B].map(make);
@@ -67,8 +65,8 @@ impl Bench {
         }
     }
 
-    fn memory(&mut self, who: Peer, len: u32) -> Mr {
-        self.hosts[who.index()].memory.register(len, all_access())
+    fn memory(&mut self, side: Peer, len: u32) -> Mr {
+        self.hosts[side.index()].memory.register(len, all_access())
     }
 
     fn post(&mut self, wr_id: u64, op: SendOp, sges: &[Sge]) {
@@ -81,25 +79,25 @@ impl Bench {
         assert_eq!(self.qps[1].post_recv(&RecvRequest { wr_id, sges }), Ok(()));
     }
 
-    fn judge(&mut self, who: Peer, dir: Direction, packet: &Packet<'_>) -> roxe_transport::fault::Verdict {
-        let (qpn, peer) = (qpn(who), av(who).dgid);
-        self.injector.judge(&Seen { dir, qpn, ordinal: who.index() as u32, peer, at: Duration::ZERO, packet })
+    fn judge(&mut self, side: Peer, dir: Direction, packet: &Packet<'_>) -> roxe_transport::fault::Verdict {
+        let (qpn, peer) = (qpn(side), av(side).dgid);
+        self.injector.judge(&Seen { dir, qpn, ordinal: side.index() as u32, peer, at: Duration::ZERO, packet })
     }
 
-    fn transmit(&mut self, who: Peer) {
+    fn transmit(&mut self, side: Peer) {
         let mut batch = Noted::default();
-        let state = self.qps[who.index()].poll_transmit(&mut self.hosts[who.index()], &mut batch);
+        let state = self.qps[side.index()].poll_transmit(&mut self.hosts[side.index()], &mut batch);
         assert_eq!(state, TxState::Drained);
         for (av, note, bytes) in batch.0 {
             let packet = Packet::parse(&bytes).expect("a legal packet");
-            assert_eq!(note.qpn, qpn(who));
+            assert_eq!(note.qpn, qpn(side));
             let (op, psn) = (packet.header.opcode().operation(), packet.header.bth.psn.get());
-            self.sent.push((who, op, psn, note.reason, note.wr_id));
+            self.sent.push((side, op, psn, note.reason, note.wr_id));
             if let Kind::RcResponse(response) = packet.header.kind {
                 self.responses.push((psn, response));
             }
-            if !self.judge(who, Direction::Tx, &packet).drop {
-                self.link.push_back((who.other(), net_header(&av), bytes));
+            if !self.judge(side, Direction::Tx, &packet).drop {
+                self.link.push_back((side.other(), net_header(&av), bytes));
             }
         }
     }
@@ -119,8 +117,8 @@ impl Bench {
     /// Runs until nothing is due; time passes only while nothing is under way.
     fn run(&mut self) {
         for _ in 0..10_000 {
-            for who in [A, B] {
-                self.transmit(who);
+            for side in [A, B] {
+                self.transmit(side);
             }
             if let Some((to, net, bytes)) = self.link.pop_front() {
                 self.deliver(to, &net, &bytes);
@@ -135,13 +133,13 @@ impl Bench {
         panic!("no end: {:?}", self.sent);
     }
 
-    /// What A sent, without saying so each time.
+    /// Packets sent by A.
     fn of_a(&self) -> Vec<(Operation, u32, TxReason, Option<u64>)> {
         self.of(A)
     }
 
-    fn of(&self, who: Peer) -> Vec<(Operation, u32, TxReason, Option<u64>)> {
-        let mine = self.sent.iter().filter(|sent| sent.0 == who);
+    fn of(&self, side: Peer) -> Vec<(Operation, u32, TxReason, Option<u64>)> {
+        let mine = self.sent.iter().filter(|sent| sent.0 == side);
         mine.map(|(_, op, psn, reason, wr_id)| (*op, *psn, *reason, *wr_id)).collect()
     }
 
@@ -348,8 +346,8 @@ fn injected_rnr_affects_one_request_that_needs_a_receive() {
     bench.post(1, write_to(dst), &[src.all()]);
     bench.post(2, SendOp::Send, &[]);
     bench.transmit(A);
-    // A WRITE, and then the SEND, whose first copy is starved and whose second one is a duplicate
-    // by then.
+    // A WRITE, and then the SEND, whose first copy finds no receive and whose second is a
+    // duplicate.
     let (_, net, write) = bench.link.pop_front().expect("a packet");
     let (_, _, send) = bench.link.pop_front().expect("a packet");
     for (bytes, starved, expected) in [

@@ -1,5 +1,5 @@
-//! A link that takes no packets: a ring in shared memory whose reader stands still, or serves
-//! others. It is not like a window that is used up: nothing leaves, so only the timer can end it.
+//! A full link: a ring in shared memory whose reader is stopped, or serves others. Unlike with an
+//! exhausted window, no packet leaves, so only the timer can end it.
 
 use super::*;
 use roxe_sim::LinkState;
@@ -68,7 +68,7 @@ fn waiting_for_a_shared_link_costs_no_retry() {
     p.run_for(ms(60_000));
     assert_eq!(sends(&mut p, A), []);
     assert_eq!(p.end(A).qp.take_retry_counts().map_or(0, |met| met.local_ack_timeout_err), 0);
-    // Who has packets under way that nobody answers fails all the same.
+    // A QP with unanswered packets in flight still fails.
     let mut p = held_up(1);
     p.end(A).link = LinkState::Shared;
     p.run_for(ms(100));

@@ -13,18 +13,18 @@ fn bind_to(mr: Mr, access: Access) -> SendOp {
     SendOp::BindWindow { rkey: WINDOW, lkey: mr.all().lkey, access, addr: mr.addr + 8, length: 16 }
 }
 
-/// A region of `who` that windows may open.
-fn bindable(pair: &mut Pair, who: Peer) -> Mr {
-    pair.end(who).host.memory.register(64, Access::LOCAL_WRITE | Access::MW_BIND)
+/// A region of `side` that windows may open.
+fn bindable(pair: &mut Pair, side: Peer) -> Mr {
+    pair.end(side).host.memory.register(64, Access::LOCAL_WRITE | Access::MW_BIND)
 }
 
 fn window_write(addr: u64) -> SendOp {
     SendOp::Write { remote_addr: addr, rkey: WINDOW }
 }
 
-/// The opcodes of the send completions of `who`.
-fn opcodes(pair: &mut Pair, who: Peer) -> Vec<WcOpcode> {
-    core::iter::from_fn(|| pair.send_done(who)).map(|cqe| cqe.opcode).collect()
+/// The opcodes of the send completions of `side`.
+fn opcodes(pair: &mut Pair, side: Peer) -> Vec<WcOpcode> {
+    core::iter::from_fn(|| pair.send_done(side)).map(|cqe| cqe.opcode).collect()
 }
 
 // clause: WINDOW-BIND, INVALIDATE-LOCAL

@@ -1,5 +1,5 @@
-//! RC on a bad network: every packet lost, repeated, damaged or late in turn; the retry counter on
-//! both sides of its limit; operations executed exactly once all the same.
+//! RC on a lossy network: every packet dropped, duplicated, damaged or delayed in turn; both sides
+//! of the retry limit; operations execute exactly once.
 
 use super::*;
 use roxe_sim::wire::{damaged, late, twice};

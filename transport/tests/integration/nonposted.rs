@@ -1,5 +1,4 @@
-//! ATOMIC WRITE and FLUSH between two queue pairs: the order they keep, what a loss makes of them,
-//! XRC.
+//! ATOMIC WRITE and FLUSH between two queue pairs: order, loss, XRC.
 
 use super::*;
 use roxe_sim::XrcQueue;

@@ -19,8 +19,8 @@ fn mbps(mbps: u32) -> RateLimit {
     RateLimit { kbps: mbps * 1000, max_burst: 0 }
 }
 
-fn limit(p: &mut Pair, who: Peer, rate_limit: RateLimit) {
-    let end = p.end(who);
+fn limit(p: &mut Pair, side: Peer, rate_limit: RateLimit) {
+    let end = p.end(side);
     let attr = QpAttr { rate_limit, ..QpAttr::default() };
     assert_eq!(end.qp.modify(&mut end.host, &attr, AttrMask::RATE_LIMIT), Ok(()));
     assert_eq!(end.qp.attr().rate_limit, rate_limit);
@@ -37,7 +37,7 @@ fn load(p: &mut Pair, packets: u32) {
     }
 }
 
-/// How many packets of `from` left by now.
+/// Number of packets sent by `from` so far.
 fn count(p: &Pair, from: Peer) -> usize {
     p.log.iter().filter(|packet| packet.from == from && packet.len > 0).count()
 }

@@ -51,7 +51,7 @@ fn send<'a>(wr_id: u64, data: SendData<'a>, flags: SendFlags) -> SendRequest<'a>
     SendRequest { wr_id, op: SendOp::Send, flags, data, ud: None }
 }
 
-/// What `qp` sends now, and how its requests ended.
+/// The frames that `qp` sends now, and the statuses of its requests.
 fn sent(qp: &mut Qp, host: &mut SimHost) -> (Vec<Vec<u8>>, Vec<(u64, WcStatus)>) {
     let mut frames = Frames::default();
     assert_eq!(qp.poll_transmit(host, &mut frames), TxState::Drained);

@@ -9,12 +9,12 @@ use roxe_transport::qp::QpEvents;
 use roxe_transport::wr::WcStatus::*;
 use roxe_wire::RKey;
 
-/// What a refused request must leave behind.
+/// Expected results of a refused request.
 #[derive(Debug, PartialEq)]
 struct Outcome {
-    /// Of the failing request at A.
+    /// Status of the failing request at A.
     send: WcStatus,
-    /// Of the receive posted at B, if it is used up by the failure itself.
+    /// Status of the receive at B, if the failure consumes it.
     recv: WcStatus,
     /// Events at B.
     events: QpEvents,
@@ -33,8 +33,8 @@ fn run(p: &mut Pair, op: SendOp, sges: &[Sge]) -> Outcome {
     // §10.8.5).
     let [(1, Success), (2, send), (3, WrFlushErr)] = sends(p, A)[..] else { panic!("{:?}", p.log) };
     let [(70, recv), (71, WrFlushErr)] = recvs(p, B)[..] else { panic!("receives not flushed") };
-    assert_eq!([A, B].map(|who| p.end(who).qp.state()), [QpState::Err; 2]);
-    assert_eq!([A, B].map(|who| p.end(who).host.flow.reserved), [0; 2]);
+    assert_eq!([A, B].map(|side| p.end(side).qp.state()), [QpState::Err; 2]);
+    assert_eq!([A, B].map(|side| p.end(side).host.flow.reserved), [0; 2]);
     Outcome { send, recv, events: p.ends[1].events - QpEvents::COMM_EST }
 }
 
@@ -244,7 +244,7 @@ fn a_receive_into_bad_memory_is_a_remote_operation_error() {
         p.run();
         assert_eq!(sends(&mut p, A), [(1, RemOpErr)]);
         assert_eq!(recvs(&mut p, B), [(1, LocProtErr), (2, WrFlushErr)]);
-        assert_eq!([A, B].map(|who| p.end(who).qp.state()), [QpState::Err; 2]);
+        assert_eq!([A, B].map(|side| p.end(side).qp.state()), [QpState::Err; 2]);
     }
 }
 

@@ -1,5 +1,4 @@
-//! What RC does when nothing goes wrong: every operation, size, MTU and list; signaling; numbers
-//! that wrap.
+//! RC without failures: every operation, size, MTU and list; signaling; PSN wrap.
 
 use super::*;
 use roxe_sim::host::LEAST_CHARGE;
@@ -79,7 +78,7 @@ fn reads_of_every_size_arrive_at_every_mtu() {
     }
 }
 
-/// What both ends told each other for `op` on `len` bytes.
+/// The packets of both ends for `op` on `len` bytes.
 fn told(joins: bool, mtu: PathMtu, op: fn(Mr) -> SendOp, len: u32) -> Vec<(Peer, Header, usize)> {
     let mut p = Pair::new(Setup { path_mtu: mtu, joins, flow_limit: Some(40_000), ..Setup::default() });
     let (here, there) = (filled(&mut p, A, 1 << 17), filled(&mut p, B, 1 << 17));
@@ -277,7 +276,7 @@ fn only_signaled_requests_report_success() {
     }
     p.run();
     assert_eq!(sends(&mut p, A), [(3, WcStatus::Success), (6, WcStatus::Success), (9, WcStatus::Success)]);
-    // Silent requests gave their places back: the whole depth is free again.
+    // Unsignaled requests freed their places: the whole depth is available again.
     for id in 0..64 {
         post_with(&mut p, A, id, write_to(dst), SendFlags::empty(), &[]);
     }
@@ -496,7 +495,7 @@ fn srq_is_fifo_and_raises_its_limit_once() {
     }
 }
 
-/// What one visit of B sends that has been sent a request and has `posted` writes of one packet to
+/// The packets that B sends in one call after a request, with `posted` WRITEs of one packet to
 /// send.
 fn order_at_b(batch: usize, posted: u32, acks_last: bool) -> Vec<Kind> {
     let mut p = alone(B, Setup { batch, ..Setup::default() });
@@ -522,7 +521,7 @@ fn lone_ack_leaves_before_requests() {
     }
 }
 
-/// What a peer waits for must not wait for everything that there is to send.
+/// An acknowledgement must not wait behind everything that there is to send.
 // clause: ACK-BEFORE-REQUESTS
 #[test]
 fn lone_ack_set_last_lets_one_batch_go_first() {

@@ -1,4 +1,4 @@
-//! A lone RC requester against forged responses: what it completes, resends, ignores and reports.
+//! An RC requester against forged responses: completions, retransmissions, drops and errors.
 
 use super::*;
 use roxe_sim::host::LEAST_CHARGE;
@@ -440,7 +440,8 @@ fn request_may_wait_only_behind_many_in_flight() {
 fn deep_program_may_wait_behind_its_first_request() {
     let mut s = Script::new(Setup::default());
     let (mut id, mut psn) = (0, 100);
-    // Whether the second of `count` requests may wait behind the first; then all are acknowledged.
+    // Returns true if the second of `count` requests may wait behind the first; then acknowledges
+    // all.
     let mut burst = |s: &mut Script, count: u32| {
         let mut may_wait = None;
         for n in 1..=count {

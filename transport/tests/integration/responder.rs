@@ -25,7 +25,7 @@ impl Script {
         Self { p, mr, heard: 0 }
     }
 
-    /// Injects a request that asks for an answer, and returns what comes out.
+    /// Injects a request that requests an acknowledgement, and returns the responses.
     fn say(&mut self, psn: u32, req: Request, payload: &[u8]) -> Vec<String> {
         self.hear(&request(B, psn, req), payload)
     }
@@ -36,7 +36,7 @@ impl Script {
         self.answers()
     }
 
-    /// What came out since the last look.
+    /// Responses since the last call.
     fn answers(&mut self) -> Vec<String> {
         let new = self.p.log[self.heard..].iter().map(spell).collect();
         self.heard = self.p.log.len();
@@ -212,7 +212,7 @@ fn duplicate_read_is_answered_from_its_start() {
     assert_eq!(s.say(102, tail, &[]), ["first 102 msn 1", "last 103 msn 1"]);
     let last = Request::Read(s.reth(768, 232));
     assert_eq!(s.say(103, last, &[]), ["only 103 msn 1"]);
-    // The original range is kept however often it was shortened.
+    // The original range is kept after any number of shorter duplicates.
     assert_eq!(s.say(100, whole, &[]), answer);
     assert_eq!(s.say(104, SEND_ONLY, &[]), ["rnr 104"]);
 }

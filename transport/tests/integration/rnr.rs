@@ -1,11 +1,11 @@
-//! Receiver not ready: the wait is kept, the counter has two sides, everything else goes on.
+//! Receiver not ready: the wait, the retry counter, and traffic in the other direction.
 
 use super::*;
 use roxe_transport::time::rnr_wait;
 use roxe_wire::Syndrome;
 
-/// RNR NAKs that `who` sent, as (PSN, timer code).
-fn rnr_naks(pair: &Pair, who: Peer) -> Vec<(u32, u8)> {
+/// RNR NAKs that `side` sent, as (PSN, timer code).
+fn rnr_naks(pair: &Pair, side: Peer) -> Vec<(u32, u8)> {
     let rnr = |(r, psn)| match r {
         Response::Ack(aeth) => match aeth.syndrome {
             Syndrome::RnrNak { timer } => Some((psn, timer)),
@@ -13,7 +13,7 @@ fn rnr_naks(pair: &Pair, who: Peer) -> Vec<(u32, u8)> {
         },
         _ => None,
     };
-    responses(pair, who).into_iter().filter_map(rnr).collect()
+    responses(pair, side).into_iter().filter_map(rnr).collect()
 }
 
 // clause: RNR-COUNT

@@ -183,15 +183,15 @@ fn reset_forgets_everything_and_the_qp_works_again() {
         }
         p.run_for(ms(1));
         sends(&mut p, A);
-        for who in [A, B] {
-            assert_eq!(go_to(&mut p, who, QpState::Reset), Ok(()));
-            assert_eq!(p.end(who).host.flow.reserved, 0);
+        for side in [A, B] {
+            assert_eq!(go_to(&mut p, side, QpState::Reset), Ok(()));
+            assert_eq!(p.end(side).host.flow.reserved, 0);
         }
         assert_eq!((sends(&mut p, A), recvs(&mut p, A)), (vec![], vec![]), "RESET reports nothing");
         p.run();
         p.wire.clear_rule(A);
-        for who in [A, B] {
-            p.bring_to(who, QpState::Rts);
+        for side in [A, B] {
+            p.bring_to(side, QpState::Rts);
         }
         p.log.clear();
         post(&mut p, A, 9, write_to(dst), &[src.all()]);
@@ -318,8 +318,8 @@ fn a_receive_that_overruns_its_cq_ends_in_err_with_an_event() {
     assert_eq!(recvs(&mut p, B), each(1..=1, Success));
     assert_eq!(p.ends[1].qp.state(), QpState::Err);
     assert!(p.ends[1].events.contains(QpEvents::FATAL));
-    // What could not be reported must not be acknowledged. The first may be: its acknowledgement
-    // can be lost with the QP.
+    // An unreported message must not be acknowledged. The first may be: its acknowledgement can be
+    // lost with the QP.
     let done = sends(&mut p, A);
     assert!(matches!(done[0], (1, Success | RetryExcErr)), "{done:?}");
     assert!(done[1..].iter().all(|(_, status)| *status != Success), "{done:?}");

@@ -44,7 +44,7 @@ fn done(pair: &mut Pair) -> Vec<(u64, WcStatus, WcOpcode, u32, TmInfo)> {
     taken.map(|cqe| (cqe.wr_id, cqe.status, cqe.opcode, cqe.byte_len, cqe.tm)).collect()
 }
 
-/// What a matched message with `tag` says.
+/// The completion data of a matched message with `tag`.
 fn info(tag: u64, flags: TmFlags) -> TmInfo {
     TmInfo { tag, app_ctx: 0xc0de, flags }
 }
@@ -284,8 +284,8 @@ fn message_longer_than_its_tag_fails() {
 }
 
 proptest! {
-    /// Whatever bytes a peer sends: a message takes the tag that wants it or else the next ordinary
-    /// receive, and says so once.
+    /// With any payload, a message takes the matching tag or else the next ordinary receive, and
+    /// completes once.
     #[test]
     fn any_message_takes_exactly_one_receive(
         messages in prop::collection::vec((0u8..6, 0u64..4, prop::collection::vec(any::<u8>(), 0..257)), 1..10),

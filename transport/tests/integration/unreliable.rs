@@ -1,4 +1,4 @@
-//! UC: what is lost stays lost, what arrives is whole; nobody is told anything.
+//! UC: lost messages stay lost, delivered ones are complete; no responses.
 
 use super::*;
 use roxe_transport::qp::DropReason;

@@ -204,16 +204,16 @@ fn an_initiator_only_sends_and_a_target_only_receives() {
 #[test]
 fn both_ends_accept_rc_attributes() {
     let (mut p, rc) = (Pair::idle(setup(), Rng::new(1)), Setup { max_rd_atomic: 3, retry_cnt: 5, ..Setup::default() });
-    for who in [A, B] {
-        let attr = rc.attr(who);
+    for side in [A, B] {
+        let attr = rc.attr(side);
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
-            let end = p.end(who);
+            let end = p.end(side);
             assert_eq!(end.qp.modify(&mut end.host, &QpAttr { state, ..attr }, rc.mask(state)), Ok(()));
         }
     }
-    let set = |who: Peer| *p.ends[who.index()].qp.attr();
-    assert_eq!([A, B].map(|who| (set(who).retry_cnt, set(who).max_rd_atomic)), [(5, 3), (0, 0)]);
-    assert_eq!([A, B].map(|who| set(who).max_dest_rd_atomic), [0, 4]);
+    let set = |side: Peer| *p.ends[side.index()].qp.attr();
+    assert_eq!([A, B].map(|side| (set(side).retry_cnt, set(side).max_rd_atomic)), [(5, 3), (0, 0)]);
+    assert_eq!([A, B].map(|side| set(side).max_dest_rd_atomic), [0, 4]);
 }
 
 // clause: XRC-EVERY-REQUEST

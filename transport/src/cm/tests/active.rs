@@ -1,4 +1,4 @@
-//! The side that asks.
+//! The active side.
 
 use super::*;
 
@@ -124,12 +124,12 @@ fn a_rej_ends_the_request() {
     assert_eq!(node.takes(nameless(id)), Err(Ignored::UnknownId), "the peer has a name by now");
 }
 
-/// Nobody listens at the peer.
+/// The REJ of a peer without a listener.
 fn nobody(id: CommId) -> Rej {
     Rej { local_comm_id: CommId::NONE, ..rej(id, Answered::Req, RejReason::InvalidServiceId) }
 }
 
-/// Asks a peer for half a second if need be.
+/// Sends a REQ that is retried for half a second.
 fn insists(node: &mut Node) -> CommId {
     let connect = Connect { retry_for: Duration::from_millis(500), ..connect() };
     let id = node.call(|cm, cx| cm.connect(cx, &connect)).unwrap();

@@ -1,4 +1,4 @@
-//! Alternate paths by message.
+//! Alternate paths.
 
 use super::*;
 use roxe_wire::cm::{Apr, AprStatus, Lap};
@@ -7,7 +7,7 @@ fn other_route() -> Route {
     Route { local: address(11), remote: address(12) }
 }
 
-/// The peer proposes a path for what we call `ours`.
+/// A LAP of the peer for connection `ours`.
 fn lap(ours: CommId) -> Lap {
     Lap {
         local_comm_id: PEER_ID,
@@ -42,7 +42,7 @@ impl Node {
         self.cm.alternate_state(id).unwrap()
     }
 
-    /// A connection whose program wants to hear of paths.
+    /// A connection whose program accepts alternate paths.
     fn willing(reach: fn(&mut Self) -> CommId) -> (Self, CommId) {
         let mut node = Self::listening();
         let id = reach(&mut node);

@@ -1,4 +1,4 @@
-//! How connections end.
+//! The end of connections.
 
 use super::*;
 
@@ -93,7 +93,7 @@ fn crossing_disconnects_end_both_sides() {
     assert_eq!((node.takes(dreq(id)), node.names()), (Ok(()), vec!["DREP"]));
 }
 
-/// How to come to a state, and what is said when the connection is destroyed there.
+/// A way into a state, and the messages sent when the connection is destroyed there.
 type Reached = (fn(&mut Node) -> CommId, &'static str);
 
 // clause: CM-DESTROY
@@ -148,7 +148,7 @@ fn disconnecting(node: &mut Node) -> CommId {
     id
 }
 
-/// The peer has ended it, and our program agreed.
+/// A connection ended by the peer, with the consent of our program.
 fn told_to_end(node: &mut Node) -> CommId {
     let id = node.established();
     assert_eq!(node.takes(dreq(id)), Ok(()));
@@ -207,7 +207,7 @@ fn closed_connections_are_bounded() {
     let ids: Vec<_> = (0..1030)
         .map(|_| {
             let id = told_to_end(&mut node);
-            // It was not the first that came to its end.
+            // Other connections ended before.
             node.cm.handle_timeout(node.cm.poll_timeout().expect("TimeWait"));
             assert!(node.cm.is_empty());
             node.events();

@@ -1,4 +1,4 @@
-//! The side that is asked.
+//! The passive side.
 
 use super::*;
 

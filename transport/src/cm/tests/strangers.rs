@@ -1,4 +1,4 @@
-//! Messages that fit nothing.
+//! Messages that belong to no connection.
 
 use super::*;
 use roxe_wire::cm::{Apr, AprStatus, Lap, SidrReq, SidrStatus};

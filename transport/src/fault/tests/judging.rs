@@ -1,4 +1,4 @@
-//! Which packets a rule is for, and what it does to them.
+//! Matching and actions of rules.
 
 use super::*;
 use core::time::Duration;
@@ -40,7 +40,7 @@ fn at_word_limits_the_time() {
         ("drop at=2ms..4ms", [false, true, true, false]),
         ("drop at=3ms..", [false, false, true, true]),
         ("drop at=0s..3ms", [true, true, false, false]),
-        // Places are counted among the packets of that time.
+        // `nth` counts the packets in that time.
         ("drop at=2ms.. nth=2", [false, false, true, false]),
     ] {
         let mut injector = injector(text);
@@ -91,7 +91,7 @@ fn peer_word_filters_by_address() {
     }
 }
 
-/// One packet of each kind that people name.
+/// One packet of each named kind.
 fn zoo() -> Vec<(&'static str, Kind, &'static [u8])> {
     use {Request as Q, Response as P};
     let atomic = AtomicEth { va: 0, rkey: RKey(1), swap_or_add: 1, compare: 2 };

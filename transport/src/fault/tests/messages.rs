@@ -1,4 +1,4 @@
-//! Message numbers: counted as messages first appear, kept when they come again.
+//! Message numbers: assigned on first appearance, kept by retransmissions.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn parts() -> [(Kind, usize); 3] {
     [(first, MTU), (middle, MTU), (last, 9)]
 }
 
-/// The message numbers, up to 40, that packets have, as rules see them.
+/// The message numbers, up to 40, of packets.
 struct Numbers(Injector);
 
 impl Numbers {

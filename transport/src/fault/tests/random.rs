@@ -1,4 +1,4 @@
-//! The same seed decides the same, whatever happens around.
+//! Decisions depend on the seed only.
 
 use super::*;
 use proptest::prelude::*;
@@ -50,7 +50,7 @@ fn qps_and_directions_decide_independently() {
 }
 
 proptest! {
-    /// Streams interleaved in any way get the verdicts that they get alone.
+    /// Interleaved streams get the same verdicts as alone.
     #[test]
     fn decisions_do_not_depend_on_interleaving(order in prop::collection::vec(0..4u32, 0..400), seed in any::<u64>()) {
         let rules = rules(

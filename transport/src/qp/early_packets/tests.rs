@@ -1,5 +1,4 @@
-//! Scripts of arrivals: which packets wait, in which order the queue pair gets them, and what ends
-//! the wait.
+//! Scripts of arrivals: which packets wait, their order of delivery, and the end of the wait.
 
 use super::*;
 use crate::qp::{AttrMask, QpAttr, QpCaps, QpConfig, QpState, transition};
@@ -15,8 +14,7 @@ const QKEY: Qkey = Qkey(0x1111_2222);
 /// PSN that the queue pair of a script expects first.
 const FIRST: u32 = 0xff_fffe;
 
-/// A queue pair that receives, the packets in front of it, and what was handed over: tag and reason
-/// for a drop.
+/// A receiving queue pair with its buffer, and the delivered packets: tag and drop reason.
 struct Script {
     qp: Qp,
     host: SimHost,
@@ -69,8 +67,8 @@ impl Script {
         self.deliver();
     }
 
-    /// A message of one packet comes, which is number `at` of those that the peer sent. Its first
-    /// byte and its tag are that number. Returns whether it waits.
+    /// Delivers a one-packet message, number `at` of those sent. Its first byte and its tag are
+    /// that number. Returns true if it waits.
     fn arrive(&mut self, at: u32, may_have_overtaken: bool) -> bool {
         let kind = match self.qp.service() {
             Service::Ud => Kind::Ud { deth: Deth { qkey: QKEY, src_qpn: QPN_A }, imm: None },
@@ -89,7 +87,7 @@ impl Script {
         waits
     }
 
-    /// The tags of the packets that were handed over and taken, in order.
+    /// The tags of the executed packets, in order.
     fn taken(&self) -> Vec<u32> {
         self.delivered.iter().filter(|(_, dropped)| dropped.is_none()).map(|(tag, _)| *tag).collect()
     }
@@ -100,16 +98,16 @@ const ALL_DROPPED: [(u32, Option<DropReason>); 3] =
 
 #[test]
 fn overtaking_packets_are_delivered_in_psn_order() {
-    // Service, whether its packets take several ways, the order of arrival, and that of delivery.
+    // Service, true if its packets take several paths, order of arrival, order of delivery.
     let cases: [(Service, bool, &[u32], &[u32]); 8] = [
         (Service::Uc, true, &[0, 1, 2, 3], &[0, 1, 2, 3]),
         (Service::Uc, true, &[3, 2, 1, 0], &[0, 1, 2, 3]),
         (Service::Uc, true, &[1, 0, 3, 2], &[0, 1, 2, 3]),
-        // What comes from afar has lost what is missing.
+        // Over a single path, missing packets are lost.
         (Service::Uc, false, &[1, 0, 2, 3], &[1, 0, 2, 3]),
         (Service::Rc, true, &[2, 1, 0, 3], &[0, 1, 2, 3]),
         (Service::Rc, false, &[0, 2, 1, 2], &[0, 1, 2]),
-        // Datagrams have no order but that in which they come.
+        // Datagrams keep their order of arrival.
         (Service::Ud, true, &[2, 0, 3, 1], &[2, 0, 3, 1]),
         (Service::Ud, false, &[1, 0], &[1, 0]),
     ];
@@ -131,8 +129,7 @@ fn packets_wait_for_their_receives_in_order() {
         assert_eq!(waits, [false, true, true, true], "{service:?}");
         script.post_recv(7);
         assert_eq!(script.taken(), [0, 1]);
-        // One that comes later does not overtake those that wait, though there were a receive for
-        // it.
+        // A later one does not overtake waiting ones, even with a receive.
         script.qp.post_recv(&RecvRequest { wr_id: 8, sges: &[script.mr.sge(0, 100)] }).expect("room");
         assert!(script.arrive(4, true));
         script.deliver();
@@ -251,7 +248,7 @@ fn shared_queue_is_checked_periodically() {
     assert_eq!(script.taken(), [0]);
 }
 
-/// A datagram of `len` bytes with everything around it.
+/// A datagram of `len` bytes including headers and ICRC.
 fn datagram(payload: &[u8]) -> Packet<'_> {
     let kind = Kind::Ud { deth: Deth { qkey: QKEY, src_qpn: QPN_A }, imm: None };
     Packet { header: Header { bth: Bth::new(QPN_B, Psn::new(0)), kind }, payload }

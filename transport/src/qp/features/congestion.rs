@@ -19,7 +19,7 @@ use roxe_wire::{Bth, ECN, Header, Kind, Psn, Qpn};
 /// Minimum time between two CNPs to one peer (the value of the DCQCN paper and its public models).
 const NOTICE_INTERVAL: Duration = Duration::from_micros(50);
 /// ECN bits of a packet that may be marked (RFC 3168 §5).
-const ECT_0: u8 = 0b10;
+pub(crate) const ECT_0: u8 = 0b10;
 /// DSCP 48, where switches expect CNPs.
 // clause: CNP-SENT
 const CNP_DSCP: u8 = 48 << 2;
@@ -74,15 +74,10 @@ pub struct CongestionCounts {
 
 impl CongestionCounts {
     #[inline]
-    const fn is_empty(&self) -> bool {
+    pub(crate) const fn is_empty(&self) -> bool {
         let Self { np_ecn_marked_roce_packets, np_cnp_sent, rp_cnp_handled } = self;
         *np_ecn_marked_roce_packets | *np_cnp_sent | *rp_cnp_handled == 0
     }
-}
-
-/// The traffic class of ECN-capable packets; the DSCP is unchanged.
-pub(crate) const fn markable(traffic_class: u8) -> u8 {
-    traffic_class & !ECN | ECT_0
 }
 
 /// Both roles and the pacer of one queue pair.
@@ -98,7 +93,7 @@ pub(crate) struct Congestion {
     pacer: Option<Pacer>,
     /// Nothing is sent before this time; [`Congestion::on_timeout`] is due then.
     pub(crate) pause: Option<Instant>,
-    counts: CongestionCounts,
+    pub(crate) counts: CongestionCounts,
 }
 
 impl Congestion {
@@ -214,11 +209,6 @@ impl Congestion {
 
     pub(crate) fn stop(&mut self) {
         (self.pause, self.notice_due) = (None, false);
-    }
-
-    #[inline]
-    pub(crate) fn take_counts(&mut self) -> Option<CongestionCounts> {
-        if self.counts.is_empty() { None } else { Some(core::mem::take(&mut self.counts)) }
     }
 
     /// Lets the rate recover; drops it at line rate.

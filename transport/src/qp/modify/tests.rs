@@ -56,7 +56,7 @@ fn transitions_accept_exactly_their_attributes() {
                 assert_eq!(check(&sh, &attr, mask - bit), Err(ModifyError::Missing(bit)));
             }
             for bit in (AttrMask::all() - mask - optional).iter() {
-                // A belief about the state is judged before the edge is looked up.
+                // `CUR_STATE` is checked before the transition is looked up.
                 if bit != AttrMask::CUR_STATE {
                     assert_eq!(check(&sh, &attr, mask | bit), Err(ModifyError::Forbidden(bit)));
                 }
@@ -94,7 +94,7 @@ fn cur_state_must_be_the_real_state() {
     assert_eq!(check(&shared(Service::Rc, QpState::Init), &init, mask), refused);
 }
 
-/// Both sides of every limit: `set` puts a value, the first is the last legal one, the second the
+/// Both sides of every limit: `set` sets a value; the first is the last legal one, the second the
 /// first illegal one.
 fn limit(mask: AttrMask, set: impl Fn(&mut QpAttr, u8), last_legal: u8) {
     let sh = shared(Service::Rc, QpState::Sqd);

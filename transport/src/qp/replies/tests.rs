@@ -1,4 +1,4 @@
-//! The ring of requests that may have to be answered again.
+//! The replay ring.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn ring(limit: usize, entries: &[Entry]) -> ReplayRing {
     ring
 }
 
-/// Sends up to `n` packets: their PSNs.
+/// Sends up to `n` packets and returns their PSNs.
 fn send(ring: &mut ReplayRing, n: usize) -> Vec<u32> {
     let next = || {
         let due = ring.due()?;

@@ -40,7 +40,7 @@ fn the_send_queue_holds_max_send_wr_requests_and_wraps() {
 #[test]
 fn send_queue_growth_keeps_requests_and_data() {
     let mut sq = queue(100);
-    // Three come and one goes: the ring has turned whenever it grows.
+    // Three posts per completion: the ring is rotated whenever it grows.
     for byte in 0..144 {
         let list = [sge(byte.into())];
         let data = if byte % 4 == 0 { SendData::Inline(&[byte]) } else { SendData::Sges(&list) };

@@ -1,4 +1,4 @@
-//! Tests of `unreliable.rs`: datagrams that come in, and which Q_Key one carries.
+//! Tests of `unreliable.rs`: received datagrams, and the Q_Key of sent ones.
 
 use super::*;
 use crate::qp::shared::{QpCaps, QpConfig, QpEvents, Service};

@@ -1,4 +1,4 @@
-//! When an acknowledgement is asked for.
+//! Acknowledgement requests.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Requests that come again.
+//! Duplicate requests.
 
 use super::*;
 

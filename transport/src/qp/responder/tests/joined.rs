@@ -1,10 +1,10 @@
-//! Packets that share a header do what they would do one by one, or nothing.
+//! Joined packets act like single ones, or not at all.
 
 use super::*;
 
 const COUNT: usize = 5;
 
-/// A message has begun that has so many bytes.
+/// A message of `total` bytes whose first packet has arrived.
 fn begun(req: fn(&Script, u32) -> Request, total: u32) -> Script {
     let mut s = rc();
     let sge = s.mr.sge(32 << 10, total);
@@ -33,7 +33,7 @@ fn join(s: &mut Script, psn: u32, req: &Request, payload: &[u8], ack_req: bool) 
     taken
 }
 
-/// What can be seen of it from outside.
+/// Visible state and output.
 fn facts(mut s: Script) -> (Psn, Vec<Out>, Vec<u8>, QpState) {
     let last = [9; MTU];
     let (write, send) = (Request::WriteLast(None), Request::SendLast(SendTail::Plain));

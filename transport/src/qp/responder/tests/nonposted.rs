@@ -1,10 +1,10 @@
-//! ATOMIC WRITE and FLUSH: done once, answered by an empty READ response.
+//! ATOMIC WRITE and FLUSH: executed once, answered by an empty READ response.
 
 use super::*;
 
 const GLOBAL: Feth = Feth { selectivity: Selectivity::Range, placement: Placement::GLOBAL_VISIBILITY };
 
-/// As [`rc`], but the peer may FLUSH too, and the region that it may FLUSH.
+/// As [`rc`], but the peer may also FLUSH; returns the region.
 fn flushable(rights: Access) -> (Script, Reth) {
     let mut s = rc();
     s.sh.attr.access |= Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;

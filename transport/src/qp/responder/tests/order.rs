@@ -1,4 +1,4 @@
-//! Which request is the expected one, and when it is acknowledged.
+//! Expected PSNs, gaps and acknowledgements.
 
 use super::*;
 

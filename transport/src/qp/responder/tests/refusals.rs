@@ -1,4 +1,4 @@
-//! Every reason to refuse, and what follows.
+//! Every refusal and its consequences.
 
 use super::*;
 

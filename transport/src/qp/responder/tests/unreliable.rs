@@ -1,4 +1,4 @@
-//! UC: what is not whole is lost, in silence.
+//! UC: incomplete messages are dropped silently.
 
 use super::*;
 

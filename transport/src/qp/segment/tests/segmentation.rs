@@ -1,4 +1,4 @@
-//! How a message is divided.
+//! Segmentation of messages.
 
 use super::*;
 use proptest::prelude::*;

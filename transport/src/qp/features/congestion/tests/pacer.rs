@@ -26,8 +26,7 @@ fn burst(pacer: &mut Pacer, now: Instant) -> (usize, Instant) {
     unreachable!("a burst has an end")
 }
 
-/// 32 packets are a burst, and the next one begins when all have had their time, 2621.44 us
-/// later.
+/// 32 packets are a burst; the next one begins when all have had their time, 2621.44 us later.
 #[test]
 fn next_burst_waits_until_the_last_is_paid() {
     let mut pacer = pacer();
@@ -36,10 +35,9 @@ fn next_burst_waits_until_the_last_is_paid() {
     assert_eq!(burst(&mut pacer, end), (32, end.after(Duration::from_nanos(2_621_440))));
 }
 
-/// What a pause took too long is made up for: 40.96 us are half a packet, and the times stay
-/// what they would have been. More than 100 us are not: after a long silence they are 1.2
-/// packets of 81.92 us, which makes 34 packets (33 · 81.92 - 100 = 2603.36 is less than a
-/// burst) and 34 · 81.92 - 100 = 2685.28 us.
+/// Late wake-ups are compensated: 40.96 us are half a packet, and the times stay unchanged. More
+/// than 100 us are not: after a long idle time they are 1.2 packets of 81.92 us, which makes 34
+/// packets (33 · 81.92 - 100 = 2603.36 is less than a burst) and 34 · 81.92 - 100 = 2685.28 us.
 #[test]
 fn late_wakeup_costs_no_rate() {
     let mut pacer = pacer();

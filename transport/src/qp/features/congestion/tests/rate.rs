@@ -80,8 +80,8 @@ fn the_target_follows_only_after_a_raise() {
     assert!(rate.current < rate.target);
 }
 
-/// However many notifications come, there is one cut in 4 us, alpha stays 1, and the rate ends at
-/// its least: 10,000 Mbit/s halved seven times is 78, less than 100.
+/// With any number of CNPs, there is one cut in 4 us, alpha stays 1, and the rate ends at its
+/// minimum: 10,000 Mbit/s halved seven times is 78, less than 100.
 // clause: DCQCN-CUT, DCQCN-LEAST
 #[test]
 fn cnp_flood_cuts_once_per_period_down_to_minimum() {
@@ -116,7 +116,7 @@ fn alpha_follows_the_notifications() {
     assert_eq!((rate.alpha, rate.alpha_at), (0, us(60_000_050)));
 }
 
-/// It makes no difference how often anybody looks.
+/// The rate does not depend on the times of the calls.
 #[test]
 fn rate_does_not_depend_on_poll_times() {
     let (mut often, mut once) = (rate(), rate());
