@@ -270,11 +270,11 @@ impl Qp {
         payload: RxPayload<'_>,
     ) -> bool {
         let (sh, bth) = (&mut self.shared, &first.bth);
-        let is_plain = sh.config.service == Service::Rc
+        let fast_path = sh.config.service == Service::Rc
             && sh.attr.path_mig_state == MigState::Migrated
             && !net.is_marked()
             && len == sh.attr.path_mtu.bytes() as usize;
-        if !is_plain {
+        if !fast_path {
             return false;
         }
         let taken = match &first.kind {

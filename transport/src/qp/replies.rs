@@ -1,5 +1,5 @@
 //! Responses of a reliable responder, sent strictly in PSN order, and the replay ring of requests
-//! that a duplicate must answer again: READs, atomics, ATOMIC WRITEs and FLUSHes.
+//! that a duplicate must answer is_replay: READs, atomics, ATOMIC WRITEs and FLUSHes.
 //!
 //! READ data is read from memory when its packet is built. Acknowledgements coalesce: one per
 //! `poll_transmit`, for the newest executed request. [`ReplayRing`] keeps the newest
@@ -156,7 +156,7 @@ impl Replies {
 
     /// Acknowledges a duplicate SEND or WRITE. The acknowledgement must not cover later READs and
     /// atomics, whose responses may be lost too: it would imply a second loss.
-    pub(crate) fn acknowledge_again(&mut self, psn: Psn, e_psn: Psn) {
+    pub(crate) fn acknowledge_duplicate(&mut self, psn: Psn, e_psn: Psn) {
         // clause: DUP-ACK-BOUND
         match self.ring.oldest_after(psn, e_psn) {
             None => self.ack = true,
@@ -167,7 +167,7 @@ impl Replies {
     /// Handles a duplicate READ, complete or its tail. Reads memory again if the range ends where
     /// the original did and the key still allows it; otherwise stays silent. Returns true if it
     /// will be answered.
-    pub(crate) fn read_again<H: Host>(&mut self, sh: &Shared, host: &mut H, psn: Psn, reth: &Reth) -> bool {
+    pub(crate) fn replay_read<H: Host>(&mut self, sh: &Shared, host: &mut H, psn: Psn, reth: &Reth) -> bool {
         let Some((seq, entry)) = self.ring.find(psn) else { return false };
         let Op::Read(original) = entry.op else { return false };
         let index = psn.sub(entry.psn.get()).get();
@@ -186,7 +186,7 @@ impl Replies {
 
     /// Replays the saved response of an atomic, ATOMIC WRITE or FLUSH. Returns false if it is no
     /// longer in the ring.
-    pub(crate) fn once_again(&mut self, psn: Psn, kind: OnceKind) -> bool {
+    pub(crate) fn replay_once(&mut self, psn: Psn, kind: OnceKind) -> bool {
         match self.ring.find(psn) {
             // clause: DUP-ATOMIC, DUP-NONPOSTED
             Some((seq, Entry { op: Op::Once(of, _), .. })) if of == kind => {
@@ -285,7 +285,7 @@ impl Replies {
     /// and the QP fails; a replay ends silently.
     fn give_up_read(&mut self, sh: &mut Shared, job: ReadJob, error: MemError) {
         // clause: DUP-READ-SILENT
-        if job.again {
+        if job.is_replay {
             return self.ring.finish();
         }
         let reaction = Refusal::remote(error).reaction(Service::Rc);
@@ -322,7 +322,7 @@ fn send<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, reply: Reply
         Reply::Bounded(psn) | Reply::Ack(psn) | Reply::Answer(Due::AckBefore(psn)) => {
             (psn, Response::Ack(ack), TxReason::Ack)
         }
-        Reply::Answer(Due::Once { psn, kind, original, again }) => {
+        Reply::Answer(Due::Once { psn, kind, original, is_replay }) => {
             let (response, reason) = match kind {
                 OnceKind::CompareSwap | OnceKind::FetchAdd => {
                     (Response::AtomicAck(ack, AtomicAckEth(original)), TxReason::AtomicResponse)
@@ -330,7 +330,7 @@ fn send<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, reply: Reply
                 // clause: NONPOSTED-ANSWER
                 OnceKind::AtomicWrite | OnceKind::Flush => (Response::ReadOnly(ack), TxReason::ReadResponse),
             };
-            (psn, response, if again { TxReason::Replay } else { reason })
+            (psn, response, if is_replay { TxReason::Replay } else { reason })
         }
         Reply::Answer(Due::Read(job)) => return send_read(sh, host, tx, job, ack),
         // clause: NAK-OPCODE
@@ -352,7 +352,7 @@ fn send_read<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, job: Re
         (false, true) => Response::ReadLast(ack),
         (false, false) => Response::ReadMiddle,
     };
-    let reason = if job.again { TxReason::Replay } else { TxReason::ReadResponse };
+    let reason = if job.is_replay { TxReason::Replay } else { TxReason::ReadResponse };
     // clause: XRC-DOMAIN
     if sh.config.service == Service::XrcTgt {
         host.select_srq(job.srqn);
@@ -401,14 +401,14 @@ pub(crate) struct ReadJob {
     pub(crate) left: u32,
     pub(crate) first: bool,
     /// True for a duplicate, which is never refused: a failure stays silent.
-    pub(crate) again: bool,
+    pub(crate) is_replay: bool,
     /// XRC: the shared receive queue named by the request, which selects the domain of the key.
     pub(crate) srqn: u32,
 }
 
 impl ReadJob {
-    pub(crate) fn new(psn: Psn, reth: &Reth, again: bool, srqn: u32) -> Self {
-        Self { psn, rkey: reth.rkey, va: reth.va, left: reth.dma_len, first: true, again, srqn }
+    pub(crate) fn new(psn: Psn, reth: &Reth, is_replay: bool, srqn: u32) -> Self {
+        Self { psn, rkey: reth.rkey, va: reth.va, left: reth.dma_len, first: true, is_replay, srqn }
     }
 
     /// Payload bytes of the next packet, and true if it is the last.
@@ -463,7 +463,7 @@ pub(crate) struct Entry {
 pub(crate) enum Due {
     AckBefore(Psn),
     Read(ReadJob),
-    Once { psn: Psn, kind: OnceKind, original: u64, again: bool },
+    Once { psn: Psn, kind: OnceKind, original: u64, is_replay: bool },
 }
 
 #[derive(Debug, Default)]
@@ -547,7 +547,7 @@ impl ReplayRing {
         Some((seq, self.entry(seq)?.psn))
     }
 
-    /// Answers request `seq` again, a READ from the start of `job`.
+    /// Answers request `seq` is_replay, a READ from the start of `job`.
     ///
     /// Answers leave in PSN order, so later answers stay due: a newer request widens the window, an
     /// older one moves its start back, and one inside the window is already due.
@@ -570,10 +570,12 @@ impl ReplayRing {
         if entry.ack_before {
             return Some(Due::AckBefore(entry.psn.sub(1)));
         }
-        let again = self.cursor < self.fresh;
+        let is_replay = self.cursor < self.fresh;
         Some(match &entry.op {
-            Op::Read(reth) => Due::Read(self.job.unwrap_or_else(|| ReadJob::new(entry.psn, reth, again, entry.srqn))),
-            Op::Once(kind, original) => Due::Once { psn: entry.psn, kind: *kind, original: *original, again },
+            Op::Read(reth) => {
+                Due::Read(self.job.unwrap_or_else(|| ReadJob::new(entry.psn, reth, is_replay, entry.srqn)))
+            }
+            Op::Once(kind, original) => Due::Once { psn: entry.psn, kind: *kind, original: *original, is_replay },
         })
     }
 

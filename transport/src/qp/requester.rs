@@ -208,10 +208,10 @@ impl Requester {
     #[inline]
     pub(crate) fn has_work(&self, sh: &Shared) -> bool {
         // Called several times per packet, mostly with nothing to send.
-        self.cursor.wqe != self.sq.tail_index() && self.may_go_on(sh)
+        self.cursor.wqe != self.sq.tail_index() && self.may_send_at_cursor(sh)
     }
 
-    fn may_go_on(&self, sh: &Shared) -> bool {
+    fn may_send_at_cursor(&self, sh: &Shared) -> bool {
         let Some(wqe) = self.sq.get(self.cursor.wqe) else { return false };
         let may_start = match sh.state {
             QpState::Rts => true,

@@ -204,12 +204,12 @@ impl Responder {
     fn handle_duplicate<H: Host>(&mut self, sh: &Shared, host: &mut H, incoming: Incoming<'_>) -> DropReason {
         let psn = incoming.bth.psn;
         let answered = match incoming.req {
-            Request::Read(reth) => self.replies.read_again(sh, host, psn, reth),
+            Request::Read(reth) => self.replies.replay_read(sh, host, psn, reth),
             req => match OnceKind::of(req) {
-                Some(kind) => self.replies.once_again(psn, kind),
+                Some(kind) => self.replies.replay_once(psn, kind),
                 None => {
                     // clause: DUP-SEND-WRITE
-                    self.replies.acknowledge_again(psn, self.progress.e_psn);
+                    self.replies.acknowledge_duplicate(psn, self.progress.e_psn);
                     true
                 }
             },

@@ -222,7 +222,7 @@ fn receive_list_may_split_the_grh() {
 
 // clause: STATE-SQE
 #[test]
-fn a_send_error_flushes_posted_requests_until_the_queue_is_restarted() {
+fn send_error_flushes_requests_until_restart() {
     let mut pair = Pair::idle(Setup::of(Service::Ud), Rng::new(1));
     pair.bring_to(A, QpState::Rts);
     let mr = pair.end(A).host.memory.register(257, Access::empty());

@@ -119,7 +119,7 @@ fn before_a_fault(joins: bool, readable: u32) -> Vec<Vec<u8>> {
 
 // clause: SEND-LOCAL-FAULT
 #[test]
-fn a_fault_in_the_middle_of_the_source_sends_the_packets_before_it() {
+fn source_fault_in_the_middle_sends_earlier_packets() {
     for packets in [2, 3, 30, 62] {
         let sent = before_a_fault(true, packets * 256 + 7);
         assert_eq!(sent.len(), packets as usize);

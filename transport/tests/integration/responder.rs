@@ -381,7 +381,7 @@ fn refused_first_write_packet_leaves_memory_unchanged() {
 
 // clause: CHECK-RD-ATOMIC
 #[test]
-fn more_reads_than_max_dest_rd_atomic_are_refused_or_still_answered() {
+fn reads_beyond_max_dest_rd_atomic_are_refused() {
     let mut s = Script::new(Setup { max_dest_rd_atomic: 2, ..Setup::default() });
     let read = Request::Read(s.reth(0, 8));
     for psn in 100..103 {

@@ -54,7 +54,7 @@ fn again(ring: &mut ReplayRing, psn: u32) {
 fn responses_leave_in_order_with_consecutive_addresses() {
     let mut ring = ring(4, &[read(5, 3), atomic(8)]);
     let Some(Due::Read(job)) = ring.due() else { panic!("a READ is due") };
-    assert_eq!((job.psn, job.va, job.left, job.first, job.again), (Psn::new(5), 5 << 16, 768, true, false));
+    assert_eq!((job.psn, job.va, job.left, job.first, job.is_replay), (Psn::new(5), 5 << 16, 768, true, false));
     assert_eq!(send(&mut ring, 1), [5]);
     let Some(Due::Read(job)) = ring.due() else { panic!("a READ is due") };
     assert_eq!((job.psn, job.va, job.left, job.first), (Psn::new(6), (5 << 16) + 256, 512, false));
@@ -136,7 +136,7 @@ fn pending_replay_does_not_block_new_requests() {
 #[test]
 fn repeated_answers_are_marked() {
     let mut ring = ring(4, &[read(1, 1), read(2, 1)]);
-    let is_again = |ring: &ReplayRing| matches!(ring.due(), Some(Due::Read(job)) if job.again);
+    let is_again = |ring: &ReplayRing| matches!(ring.due(), Some(Due::Read(job)) if job.is_replay);
     assert!(!is_again(&ring));
     send(&mut ring, 9);
     again(&mut ring, 1);
