@@ -11,8 +11,8 @@
 //! After any verb or input, call the outputs in this order: `poll_transmit` until it returns
 //! [`cx::TxState::Drained`], then `poll_event`, then `poll_timeout` for the next wake-up. An
 //! unnecessary call is harmless. Time, memory, completion queues and room at the peer are passed to
-//! every call as a [`cx::Host`] and never stored, so the same code runs in the engine, in unit tests
-//! and in fuzzers:
+//! every call as a [`cx::Host`] and never stored, so the same code runs in the engine, in unit
+//! tests and in fuzzers:
 //!
 //! ```
 //! use roxe_transport::Qp;
@@ -42,8 +42,8 @@
 //!
 //! The crate `roxe-sim` simulates many queue pairs and a network, and checks their guarantees.
 //!
-//! Time is an argument ([`time::Instant`]). Nothing allocates per packet once the queues have grown,
-//! except for packets that must wait in [`qp::EarlyPackets`].
+//! Time is an argument ([`time::Instant`]). Nothing allocates per packet once the queues have
+//! grown, except for packets that must wait in [`qp::EarlyPackets`].
 #![forbid(unsafe_code)]
 
 pub mod cm;

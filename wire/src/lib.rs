@@ -2,11 +2,11 @@
 //!
 //! # Checks
 //!
-//! [`Packet::parse`] takes the payload of a UDP datagram and returns either a packet that is legal in
-//! itself (a defined opcode, exactly its extended headers, a legal payload and pad) or a
+//! [`Packet::parse`] takes the payload of a UDP datagram and returns either a packet that is legal
+//! in itself (a defined opcode, exactly its extended headers, a legal payload and pad) or a
 //! [`ParseError`]. It does not check the ICRC, which needs the IP header: use [`icrc::verify`], or
-//! [`icrc::solve_ident`] if the IPv4 identification is unknown. The transport checks everything that
-//! depends on a queue pair: keys, PSNs, the order of opcodes, the path MTU.
+//! [`icrc::solve_ident`] if the IPv4 identification is unknown. The transport checks everything
+//! that depends on a queue pair: keys, PSNs, the order of opcodes, the path MTU.
 //!
 //! [`Header::emit`] is the inverse: its output parses back to the same values. A parsed packet is
 //! written back byte for byte, except for fields that receivers ignore and senders zero: reserved
@@ -17,8 +17,8 @@
 //! # Guarantees
 //!
 //! No input causes a panic. There is no `unsafe`, no allocation and no I/O. The crate itself uses
-//! only `core`; its one dependency, the CRC, uses `std` to detect CPU features. The feature `std` is
-//! on by default.
+//! only `core`; its one dependency, the CRC, uses `std` to detect CPU features. The feature `std`
+//! is on by default.
 //!
 //! # Example
 //!

@@ -149,8 +149,8 @@ impl Qkey {
     /// The well-known key of QP1.
     pub const GSI: Self = Self(0x8001_0000);
 
-    /// Returns true if the top bit is set: a work request with such a key means "use the QP's own" (IBA
-    /// §10.2.5).
+    /// Returns true if the top bit is set: a work request with such a key means "use the QP's own"
+    /// (IBA §10.2.5).
     pub const fn is_controlled(self) -> bool {
         self.0 & 0x8000_0000 != 0
     }

@@ -33,8 +33,8 @@
 //!
 //! `reject` in ReqRcvd, RepRcvd and their MRA states sends a REJ and removes the connection; a
 //! received REJ removes it too, except that a REQ or lookup without a listener may be retried for a
-//! while. REQ, REP and DREQ are repeated until answered; after the last repetition a REQ or REP ends
-//! in `Unreachable` and a REJ for timeout, a DREQ in TimeWait. If both ends send a DREQ, each
+//! while. REQ, REP and DREQ are repeated until answered; after the last repetition a REQ or REP
+//! ends in `Unreachable` and a REJ for timeout, a DREQ in TimeWait. If both ends send a DREQ, each
 //! answers the other's. A destroyed connection continues without events until the peer is informed.
 //!
 //! # Hostile peers

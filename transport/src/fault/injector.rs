@@ -19,7 +19,6 @@ struct Count {
 struct Stream {
     packets: u64,
     counts: Box<[Count]>,
-    /// Present if a rule uses message numbers.
     messages: Option<Messages>,
 }
 
@@ -243,7 +242,7 @@ pub const fn mix(number: u64) -> u64 {
     c ^ (c >> 31)
 }
 
-/// Number of messages kept for retransmissions and responses.
+/// Messages kept for retransmissions and responses.
 const REMEMBERED: usize = 512;
 /// Maximum age of a message in PSNs: older ones are ambiguous.
 const REACH: i32 = 1 << 22;

@@ -1,9 +1,9 @@
 //! Fault injection: one rule language for tests, the simulation, `ROXE_FAULTS` and `roxe run
 //! --faults`.
 //!
-//! [`Rules`] are parsed from text. [`Injector::judge`] decides the fate of one packet, and its caller
-//! carries the [`Verdict`] out. Nothing here holds packets, clocks or threads; a program without
-//! rules has no injector and pays one test per packet.
+//! [`Rules`] are parsed from text. [`Injector::judge`] decides the fate of one packet, and its
+//! caller carries the [`Verdict`] out. Nothing here holds packets, clocks or threads; a program
+//! without rules has no injector and pays one test per packet.
 //!
 //! # The language
 #![doc = include_str!("language.md")]

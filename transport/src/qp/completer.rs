@@ -20,7 +20,6 @@ enum ResponseError {
     Lost,
     /// The peer had no receive; holds the code of the wait.
     NotReady(u8),
-    /// The oldest work request failed.
     Failed(WcStatus),
     Reserved,
 }

@@ -67,7 +67,6 @@ impl<T> EarlyPacket<T> {
 pub struct EarlyPackets<T> {
     packets: VecDeque<EarlyPacket<T>>,
     bytes: usize,
-    /// Maximum bytes.
     most: usize,
     next_check: Option<Instant>,
 }

@@ -58,7 +58,7 @@ struct Rules {
     sqe: Option<AttrMask>,
 }
 
-/// The rules of every service (IBA §11.2.5.2).
+/// IBA §11.2.5.2.
 // clause: STATE-EDGES
 const fn rules(service: Service) -> Rules {
     type M = AttrMask;
@@ -152,7 +152,6 @@ pub(crate) fn check(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<QpStat
     Ok(to)
 }
 
-/// Checks every value in `mask`.
 fn check_values(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<(), ModifyError> {
     // clause: STATE-VALUES
     let rules = [

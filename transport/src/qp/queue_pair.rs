@@ -8,7 +8,7 @@ use crate::qp::features::congestion::CongestionCounts;
 use crate::qp::modify::{self, ModifyError};
 use crate::qp::receive_queue;
 use crate::qp::requester::Requester;
-use crate::qp::responder::Responder;
+use crate::qp::responder::{Incoming, Responder};
 use crate::qp::send_queue::check_op;
 use crate::qp::shared::{
     AttrMask, DropReason, MigState, PostError, QpAttr, QpConfig, QpEvents, QpState, RetryCounts, Service, Shared,
@@ -225,9 +225,8 @@ impl Qp {
         }
         let (sh, bth) = (&mut self.shared, &header.bth);
         let result = match (sh.config.service, &header.kind) {
-            (Service::Rc, Kind::RcRequest(req)) => {
-                check_request(sh, net, bth).and_then(|()| self.responder.handle_request(sh, host, bth, req, payload))
-            }
+            (Service::Rc, Kind::RcRequest(req)) => check_request(sh, net, bth)
+                .and_then(|()| self.responder.handle_request(sh, host, Incoming { bth, req, payload })),
             (Service::Rc, Kind::RcResponse(resp)) => check_response(sh, net, bth)
                 .and_then(|()| self.requester.handle_response(sh, host, bth.psn, resp, payload)),
             (Service::Uc, Kind::UcRequest(req)) => {
@@ -238,7 +237,7 @@ impl Qp {
                 .and_then(|()| self.responder.handle_ud(sh, host, net, &Datagram { header, deth, imm: *imm, payload })),
             // clause: XRC-DIRECTIONS
             (Service::XrcTgt, Kind::XrcRequest(xrc, req)) => check_request(sh, net, bth)
-                .and_then(|()| self.responder.handle_xrc(sh, host, (bth, *xrc), req, payload)),
+                .and_then(|()| self.responder.handle_xrc(sh, host, *xrc, Incoming { bth, req, payload })),
             (Service::XrcIni, Kind::XrcResponse(resp)) => check_response(sh, net, bth)
                 .and_then(|()| self.requester.handle_response(sh, host, bth.psn, resp, payload)),
             // clause: CNP-RECEIVED
@@ -279,7 +278,7 @@ impl Qp {
         }
         let taken = match &first.kind {
             Kind::RcRequest(req) if check_request(sh, net, bth).is_ok() => {
-                self.responder.handle_joined(sh, host, bth, req, payload)
+                self.responder.handle_joined(sh, host, Incoming { bth, req, payload })
             }
             Kind::RcResponse(Response::ReadMiddle) if check_response(sh, net, bth).is_ok() => {
                 self.requester.handle_joined(sh, host, bth.psn, payload)

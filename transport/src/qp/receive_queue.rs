@@ -14,7 +14,6 @@ use roxe_wire::Request;
 struct Slot {
     wr_id: u64,
     sges: usize,
-    /// Total bytes of the list.
     room: u64,
 }
 
@@ -130,7 +129,6 @@ pub(crate) struct RecvQueue {
     /// XRC: the shared queue that the newest request named; the host has selected it.
     pub(super) srqn: u32,
     matches_tags: bool,
-    /// Tag matching: use of the current receive.
     tag_match: TagMatch,
     /// Bytes at the start of the message that are not placed in the current receive.
     skipped: u32,

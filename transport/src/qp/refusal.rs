@@ -13,13 +13,11 @@ pub(crate) enum Refusal {
     OpcodeSequence = 1,
     /// The service does not support this operation, or the access flags do not allow it.
     NotAllowed,
-    /// No receive is posted.
     NoReceive,
     /// More READs, atomics, ATOMIC WRITEs and FLUSHes are outstanding than `max_dest_rd_atomic`.
     TooManyReads,
     /// The payload length does not match the opcode, the path MTU or the announced length.
     Length,
-    /// The message is longer than the receive.
     ReceiveTooShort,
     /// An atomic or ATOMIC WRITE on an address that is not a multiple of 8.
     Misaligned,
@@ -36,7 +34,6 @@ pub(crate) enum Refusal {
     SharedQueue,
 }
 
-/// Response to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Silence,

@@ -24,16 +24,13 @@ const PATIENT_ACK_TIMEOUT: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timer {
-    /// The local ACK timeout.
     Ack,
-    /// The wait after an RNR NAK.
     Rnr,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Exhausted;
 
-/// Retry state of a requester.
 #[derive(Debug, Default)]
 pub(crate) struct Retry {
     retries_left: u8,
@@ -77,7 +74,6 @@ impl Retry {
         }
     }
 
-    /// Restarts the ACK timer if it runs.
     pub(crate) fn restart(&mut self, attr: &QpAttr, now: Instant) {
         if let Some((Timer::Ack, _)) = self.timer.take_if(|(timer, _)| *timer == Timer::Ack) {
             self.on_sent(attr, now);
@@ -135,7 +131,6 @@ impl Retry {
         self.timer = None;
     }
 
-    /// Returns true during an RNR wait.
     pub(crate) fn is_waiting(&self) -> bool {
         matches!(self.timer, Some((Timer::Rnr, _)))
     }
@@ -152,7 +147,6 @@ impl Retry {
 /// Reservations of one RC QP, in bytes of [`FlowControl::charge`].
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
-    /// Bytes sent and not acknowledged.
     unacked: u32,
     /// Bytes reserved and not sent.
     ahead: u32,
@@ -239,7 +233,6 @@ impl InFlight {
         self.acked += bytes;
     }
 
-    /// Releases the acknowledged bytes.
     pub(crate) fn give_back<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F) {
         let acked = core::mem::take(&mut self.acked);
         if acked != 0 {
@@ -251,7 +244,6 @@ impl InFlight {
         self.unacked + self.ahead + self.acked
     }
 
-    /// Releases everything.
     pub(crate) fn clear<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F) {
         self.acked += core::mem::take(&mut self.unacked) + core::mem::take(&mut self.ahead);
         self.give_back(sh, flow);

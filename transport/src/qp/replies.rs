@@ -67,7 +67,6 @@ impl Reply {
     }
 }
 
-/// Everything that is due to the peer.
 #[derive(Debug, Default)]
 pub(crate) struct Replies {
     ring: ReplayRing,

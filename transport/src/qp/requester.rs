@@ -32,7 +32,6 @@ const MIN_WINDOW: i32 = 64;
 /// drops silently; two requests keep the peer busy.
 const READ_AHEAD: u32 = 128 << 10;
 
-/// The next packet to send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cursor {
     pub(crate) wqe: u32,
@@ -59,7 +58,6 @@ pub(crate) enum Step {
     Sent(u32),
     Local,
     BatchFull,
-    /// Nothing can be sent now.
     Stop,
 }
 
@@ -124,7 +122,6 @@ impl Requester {
         self.cursor.packet == 0 && newest.is_some_and(|length| self.sq.depth.may_wait(under_way, waiting, length))
     }
 
-    /// Returns true if all started requests are complete.
     pub(crate) fn is_drained(&self) -> bool {
         self.sq.head_index() == self.first_unstarted
     }
@@ -274,7 +271,6 @@ impl Requester {
         }
     }
 
-    /// Goes back after a loss and halves the window.
     pub(crate) fn go_back_after_loss<F: FlowControl>(&mut self, sh: &Shared, flow: &mut F) {
         self.window = (self.cursor.psn.distance(self.una_psn) / 2).max(MIN_WINDOW);
         self.go_back(sh, flow);

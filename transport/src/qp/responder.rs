@@ -29,7 +29,6 @@ pub(super) struct OpenWrite {
     pub(super) va: u64,
     /// Bytes not yet received.
     pub(super) left: u32,
-    /// Message length in bytes.
     pub(super) total: u32,
 }
 
@@ -39,7 +38,6 @@ impl OpenWrite {
     }
 }
 
-/// The partly received message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum OpenMessage {
     #[default]
@@ -68,7 +66,6 @@ pub(crate) struct Responder {
     nak_state: NakState,
     /// True if the message being executed uses the current receive.
     pub(super) receiving: bool,
-    /// True after `COMM_EST` was raised.
     established: bool,
     /// True after the flush, which raises `LAST_WQE_REACHED` once.
     flushed: bool,
@@ -126,7 +123,6 @@ impl Responder {
         self.replies.is_due()
     }
 
-    /// Returns true if a response may leave now.
     pub(crate) fn may_answer(&self, sh: &Shared) -> bool {
         self.replies.is_due() && !(sh.congestion.is_pausing() && self.replies.next_is_data(self.progress.e_psn))
     }
@@ -140,13 +136,10 @@ impl Responder {
         &mut self,
         sh: &mut Shared,
         host: &mut H,
-        bth: &Bth,
-        req: &Request,
-        payload: RxPayload<'_>,
+        incoming: Incoming<'_>,
     ) -> Result<(), DropReason> {
-        let incoming = Incoming { bth, req, payload };
         // clause: PSN-WINDOW
-        match bth.psn.distance(self.progress.e_psn) {
+        match incoming.bth.psn.distance(self.progress.e_psn) {
             0 => {
                 self.begin_expected(sh);
                 self.run(sh, host, incoming).map_err(|refusal| self.refuse(sh, host, refusal))?;
@@ -154,19 +147,13 @@ impl Responder {
                 self.advance(sh, incoming);
                 Ok(())
             }
-            1.. => Err(self.handle_future(bth.psn)),
+            1.. => Err(self.handle_future(incoming.bth.psn)),
             _ => Err(self.handle_duplicate(sh, host, incoming)),
         }
     }
 
-    pub(crate) fn handle_joined<H: Host>(
-        &mut self,
-        sh: &mut Shared,
-        host: &mut H,
-        bth: &Bth,
-        req: &Request,
-        payload: RxPayload<'_>,
-    ) -> bool {
+    pub(crate) fn handle_joined<H: Host>(&mut self, sh: &mut Shared, host: &mut H, incoming: Incoming<'_>) -> bool {
+        let Incoming { bth, req, payload } = incoming;
         let (len, mtu) = (len_of(payload.len()), sh.attr.path_mtu.bytes());
         if bth.psn != self.progress.e_psn || !len.is_multiple_of(mtu) {
             return false;
@@ -388,8 +375,7 @@ impl Responder {
         self.replies.answer(bth.psn, packets, op, limit, self.rq.srqn);
     }
 
-    pub(super) fn advance(&mut self, sh: &Shared, incoming: Incoming<'_>) {
-        let Incoming { bth, req, .. } = incoming;
+    pub(super) fn advance(&mut self, sh: &Shared, Incoming { bth, req, .. }: Incoming<'_>) {
         self.advance_by(psns(req, sh.attr.path_mtu), bth, req);
     }
 

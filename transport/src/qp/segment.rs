@@ -124,7 +124,7 @@ fn write(position: Position, reth: Reth, imm: Option<roxe_wire::ImmDt>) -> Reque
     }
 }
 
-/// Number of packets reserved at once.
+/// Packets reserved at once.
 const RUN: u32 = 16;
 
 #[derive(Clone, Copy, Debug)]
@@ -135,9 +135,7 @@ pub(crate) struct Outgoing {
     pub(crate) span: u32,
     /// Payload bytes of the next packet; `None` if this one requests a response.
     pub(crate) next_len: Option<u32>,
-    /// READ bytes in its responses.
     pub(crate) read_bytes: u32,
-    /// True if it requests an acknowledgement.
     pub(crate) asks_ack: bool,
     pub(crate) solicited: bool,
 }

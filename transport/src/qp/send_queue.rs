@@ -31,7 +31,6 @@ pub(crate) struct SendWqe {
     pub(crate) flags: SendFlags,
     /// Message length in bytes; the list length for atomics, 0 for a FLUSH.
     pub(crate) length: u32,
-    /// Number of list elements; 0 with inline data.
     num_sge: u32,
     /// PSN of the first packet; set when the request starts.
     pub(crate) first_psn: Psn,

@@ -42,7 +42,6 @@ impl RateLimit {
     }
 }
 
-/// The effective limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Limit {
     /// Bit/s.
@@ -80,16 +79,13 @@ impl CongestionCounts {
     }
 }
 
-/// Both roles and the pacer of one queue pair.
 #[derive(Debug, Default)]
 pub(crate) struct Congestion {
     noticed_at: Option<Instant>,
     pub(crate) notice_due: bool,
     /// The DCQCN rate, while below the line rate; boxed because few queue pairs have one.
     rate: Option<Box<Rate>>,
-    /// Limit of program and path.
     limit: Option<Limit>,
-    /// Enforces rate and limit, if any.
     pacer: Option<Pacer>,
     /// Nothing is sent before this time; [`Congestion::on_timeout`] is due then.
     pub(crate) pause: Option<Instant>,
@@ -176,7 +172,6 @@ impl Congestion {
         self.pause.is_none()
     }
 
-    /// Returns true if packets are not paced.
     #[inline]
     pub(crate) fn is_free(&self) -> bool {
         self.pacer.is_none()
@@ -249,7 +244,6 @@ impl Pacer {
         Self { speed: 1, burst: BURST, free_at: now }
     }
 
-    /// Sets `speed` in bit/s and `burst` in bytes.
     fn set(&mut self, speed: u64, burst: u64) {
         (self.speed, self.burst) = (speed.max(1), burst.min(MAX_BURST));
     }
@@ -289,7 +283,7 @@ const ALPHA_PERIOD: Duration = Duration::from_micros(55);
 const CUT_PERIOD: Duration = Duration::from_micros(4);
 /// Interval of raises, counted from the last cut.
 const RAISE_PERIOD: Duration = Duration::from_micros(1500);
-/// Number of fast recovery raises; the next one is additive, later ones are hyper.
+/// Number of fast recovery raises; the next is additive, later ones are hyper.
 const FAST_STAGES: u32 = 5;
 /// Increments of the target by an additive and a hyper raise, bit/s.
 const ADDITIVE: u64 = 5_000_000;
@@ -304,15 +298,12 @@ const MAX_LINE: u64 = 1 << 46;
 struct Rate {
     line: u64,
     current: u64,
-    /// Target of the recovery.
     target: u64,
     /// Estimated congestion, in 1/[`ONE`].
     alpha: u32,
-    /// Number of raises since the last cut.
     stage: u32,
     /// True if a CNP arrived since the last alpha update.
     noticed: bool,
-    /// Time of the next alpha update.
     alpha_at: Instant,
     /// Origin of the decrease timer's ticks.
     cuts_from: Instant,

@@ -49,7 +49,6 @@ struct Posted {
     slot: u32,
 }
 
-/// The rest of a posted tag.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     wr_id: u64,
@@ -188,17 +187,12 @@ pub(crate) const MAX_RENDEZVOUS: u32 = 16;
 /// Data in the memory of the peer for the card to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rendezvous {
-    /// Work request of the matched receive.
     pub(crate) wr_id: u64,
-    /// Address of the data at the peer.
     pub(crate) va: u64,
-    /// Remote key of the data.
     pub(crate) rkey: RKey,
-    /// Length of the data, bytes.
     pub(crate) len: u32,
     /// True if the final completion is a solicited event.
     pub(crate) solicited: bool,
-    /// The message to send at the end.
     pub(crate) fin: Tmh,
 }
 

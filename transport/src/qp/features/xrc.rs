@@ -1,10 +1,10 @@
 //! XRC: every request names a shared receive queue of the target's domain.
 
-use crate::cx::{Host, RxPayload};
+use crate::cx::Host;
 use crate::qp::refusal::Refusal;
-use crate::qp::responder::{OpenMessage, Responder};
+use crate::qp::responder::{Incoming, OpenMessage, Responder};
 use crate::qp::shared::{DropReason, Shared};
-use roxe_wire::{Bth, Request, XrcEth};
+use roxe_wire::XrcEth;
 
 impl Responder {
     /// Handles an XRC request: as [`Responder::handle_request`], with the receives, completions and
@@ -16,13 +16,12 @@ impl Responder {
         &mut self,
         sh: &mut Shared,
         host: &mut H,
-        (bth, XrcEth(srqn)): (&Bth, XrcEth),
-        req: &Request,
-        payload: RxPayload<'_>,
+        XrcEth(srqn): XrcEth,
+        incoming: Incoming<'_>,
     ) -> Result<(), DropReason> {
         // clause: XRC-QUEUE-KNOWN
         let is_known = host.select_srq(srqn);
-        if bth.psn == self.progress.e_psn {
+        if incoming.bth.psn == self.progress.e_psn {
             // clause: XRC-ONE-QUEUE
             if !is_known || self.open != OpenMessage::None && srqn != self.rq.srqn {
                 self.note_established(sh);
@@ -30,6 +29,6 @@ impl Responder {
             }
             self.rq.srqn = srqn;
         }
-        self.handle_request(sh, host, bth, req, payload)
+        self.handle_request(sh, host, incoming)
     }
 }

@@ -97,7 +97,8 @@ impl Script {
     }
 
     fn put_with(&mut self, bth: Bth, req: Request, payload: &[u8]) -> Result<(), DropReason> {
-        let result = self.responder.handle_request(&mut self.sh, &mut self.host, &bth, &req, payload.into());
+        let incoming = Incoming { bth: &bth, req: &req, payload: payload.into() };
+        let result = self.responder.handle_request(&mut self.sh, &mut self.host, incoming);
         self.settle();
         result
     }

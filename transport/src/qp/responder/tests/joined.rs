@@ -28,7 +28,7 @@ fn payload() -> Vec<u8> {
 
 fn join(s: &mut Script, psn: u32, req: &Request, payload: &[u8], ack_req: bool) -> bool {
     let bth = Bth { ack_req, ..Bth::new(Qpn::new(2), Psn::new(psn)) };
-    let taken = s.responder.handle_joined(&mut s.sh, &mut s.host, &bth, req, payload.into());
+    let taken = s.responder.handle_joined(&mut s.sh, &mut s.host, Incoming { bth: &bth, req, payload: payload.into() });
     s.settle();
     taken
 }
