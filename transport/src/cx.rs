@@ -1,11 +1,10 @@
-//! What the state machines need from their surroundings, as traits: memory, completions, shared
-//! receives, flow control, packets to send; and payload on its way in and packets on their way out,
-//! where they lie in memory of our own or in memory that another process reads and writes at the
-//! same time.
+//! The traits that a driver implements for the state machines: memory, completions, shared
+//! receives, flow control, packets to send; and the buffers of payload and packets, which may be
+//! shared with another process.
 //!
-//! The provider implements these traits over real memory and sockets, tests over a `Vec<u8>`,
-//! fuzzers over a tiny array. A [`Host`] is handed to every call and never stored; it speaks for
-//! one QP (its protection domain, its CQs, its SRQ).
+//! The provider implements these traits over real memory and sockets, tests over a `Vec<u8>`. A
+//! [`Host`] is passed to every call and never stored; it acts for one QP (its protection domain,
+//! its CQs, its SRQ).
 
 use crate::time::Instant;
 use crate::wr::{Access, Av, Bind, Cqe, Sge};
@@ -15,7 +14,7 @@ use roxe_wire::{Form, Header, Qpn, RKey, Request};
 /// Why an access to memory was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemError {
-    /// No such key, or its tag is stale, or it was deregistered or invalidated.
+    /// The key does not exist, is stale, or was deregistered or invalidated.
     BadKey,
     /// The key belongs to another protection domain (or, for a window, to another QP).
     WrongDomain,
@@ -45,7 +44,7 @@ pub enum AtomicOp {
 }
 
 impl AtomicOp {
-    /// What a word holds afterwards that held `old`.
+    /// Returns the new value of a word that held `old`.
     pub const fn applied(self, old: u64) -> u64 {
         match self {
             Self::CompareSwap { compare, swap } if compare == old => swap,
@@ -55,55 +54,50 @@ impl AtomicOp {
     }
 }
 
-/// Registered memory as one QP may use it.
+/// Registered memory, as accessible to one QP.
 pub trait Memory {
     /// Copies `out.len()` bytes, starting `offset` bytes into the list `sges`, out of local memory.
     fn gather(&mut self, sges: &[Sge], offset: u32, out: TxRoom<'_>) -> Result<(), MemError>;
 
     /// Copies `data` into local memory, starting `offset` bytes into the list `sges` (needs
-    /// `LOCAL_WRITE`). Bytes are placed in increasing address order, the last ones stored last.
-    /// `side` tells where the list was posted: receives may come from a shared queue, which has a
-    /// protection domain of its own.
+    /// `LOCAL_WRITE`), in increasing address order. `side` is the queue of the list: a shared
+    /// receive queue has a protection domain of its own.
     fn scatter(&mut self, side: Side, sges: &[Sge], offset: u32, data: RxPayload<'_>) -> Result<(), MemError>;
 
-    /// Whether a peer may do `access` on `len` bytes at `va` under `rkey`.
+    /// Checks that a peer may do `access` on `len` bytes at `va` under `rkey`.
     fn check_remote(&mut self, rkey: RKey, va: u64, len: u64, access: Access) -> Result<(), MemError>;
 
-    /// A packet with `len` bytes of payload is refused because of that length. Nothing comes of the
-    /// call; it is for those who explain.
+    /// Diagnostics: a packet was refused because of its payload length `len`.
     fn wrong_length(&mut self, request: &Request, len: usize) {
         let _ = (request, len);
     }
 
-    /// A request is refused because too many of its kind are outstanding; as
-    /// [`Memory::wrong_length`].
+    /// Diagnostics: a request was refused because too many of its kind are outstanding.
     fn too_many(&mut self) {}
 
-    /// A peer's operation needs this right, and the queue pair does not grant it. Nothing comes of
-    /// the call; it is for those who explain.
+    /// Diagnostics: a request was refused because the queue pair does not grant this right.
     fn denied(&mut self, right: Access) {
         let _ = right;
     }
 
-    /// Copies out of memory for a peer (checks `REMOTE_READ` and range again: the key may have gone
-    /// meanwhile).
+    /// Copies out of memory for a peer. Checks `REMOTE_READ` and the range again: the key may have
+    /// been invalidated since the request.
     fn read_remote(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError>;
 
-    /// Copies into memory for a peer (checks `REMOTE_WRITE` and range); increasing address order,
-    /// last bytes last.
+    /// Copies into memory for a peer in increasing address order. Checks `REMOTE_WRITE` and the
+    /// range.
     fn write_remote(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Result<(), MemError>;
 
-    /// One atomic for a peer (checks `REMOTE_ATOMIC` and range; `va` is aligned). Returns the old
-    /// value.
+    /// Executes an atomic for a peer and returns the old value. Checks `REMOTE_ATOMIC` and the
+    /// range; `va` is aligned.
     fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError>;
 
-    /// One store of 8 bytes for a peer, which others see whole or not at all (checks `REMOTE_WRITE`
-    /// and range; `va` is aligned).
+    /// Stores 8 bytes for a peer atomically. Checks `REMOTE_WRITE` and the range; `va` is aligned.
     fn store_remote(&mut self, rkey: RKey, va: u64, data: [u8; 8]) -> Result<(), MemError>;
 
-    /// Makes what was written for this peer visible to every observer of the memory before it
-    /// returns. `range` is address and length; `None` is the whole region. The key must grant
-    /// `access`, also on no bytes.
+    /// Makes earlier writes of this peer visible to every observer of the memory before it returns.
+    /// `range` is address and length; `None` is the whole region. The key must grant `access`, even
+    /// on zero bytes.
     fn flush_remote(&mut self, rkey: RKey, range: Option<(u64, u64)>, access: Access) -> Result<(), MemError>;
 
     /// Invalidates `rkey` on behalf of a peer's SEND with Invalidate.
@@ -112,11 +106,11 @@ pub trait Memory {
     /// Invalidates `rkey` on behalf of this QP.
     fn invalidate_local(&mut self, rkey: RKey) -> Result<(), MemError>;
 
-    /// Binds a memory window; on an error it stays as it was.
+    /// Binds a memory window; on error the window is unchanged.
     fn bind(&mut self, bind: &Bind) -> Result<(), MemError>;
 }
 
-/// Which of the QP's two work queues, and which of its two completion queues.
+/// One of the QP's two work queues with its completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Side {
     /// Send work requests and their completions.
@@ -125,130 +119,127 @@ pub enum Side {
     Recv,
 }
 
-/// The completion queue could not take an entry; it is unusable from now on and the QP must go to
-/// the error state.
+/// The completion queue is full. It is unusable from now on, and the QP must enter the error state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overrun;
 
-/// Where completions go.
+/// The completion queues of the QP.
 pub trait Completions {
     /// Appends `cqe` to the queue of `side`.
     fn complete(&mut self, side: Side, cqe: Cqe) -> Result<(), Overrun>;
 }
 
-/// Where a message of a tag-matching queue goes.
+/// Destination of a message in a tag-matching queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TagFit {
-    /// Into a posted tag, which is consumed.
+    /// A posted tag, which is consumed.
     Matched,
-    /// Into an ordinary receive, because no posted tag wants it; it counts as unexpected.
+    /// An ordinary receive, because no posted tag matches; the message counts as unexpected.
     Unexpected {
-        /// So many are not confirmed that the program should synchronise.
+        /// True if the program should synchronise: too many unexpected messages are unconfirmed.
         asks_sync: bool,
     },
-    /// Into an ordinary receive: it has no tag.
+    /// An ordinary receive: the message has no tag.
     Untagged,
 }
 
 /// The shared receive queue of a QP that has one.
 pub trait SharedReceives {
-    /// Takes the next work request: returns its `wr_id` and leaves its list in `sges` (which is
-    /// cleared first and has the capacity). The taken request belongs to the QP until it completes.
+    /// Takes the next work request: returns its `wr_id` and writes its list to `sges`, which is
+    /// cleared first and has the capacity. The request belongs to the QP until it completes.
     fn take_shared(&mut self, sges: &mut Vec<Sge>) -> Option<u64>;
 
     /// Tag matching: takes the receive for a message with `tag`, or without one, as
-    /// [`SharedReceives::take_shared`] does, in one step: nobody posts or takes a tag in between. A
-    /// host of other queues has none.
+    /// [`SharedReceives::take_shared`] does. Atomic with respect to posting and taking tags. The
+    /// default has no tags.
     fn take_tagged(&mut self, tag: Option<u64>, sges: &mut Vec<Sge>) -> Option<(u64, TagFit)> {
         let (_, _) = (tag, sges);
         None
     }
 
-    /// Tag matching: a message that counted as unexpected ended before the program could hear of
-    /// it.
+    /// Tag matching: a message that counted as unexpected broke off before its completion.
     fn forget_unexpected(&mut self) {}
 
-    /// XRC: from now on receives, their completions, and the domain in which keys are looked up are
-    /// those of the shared queue `srqn` of the QP's XRC domain. False: there is none, and so no
-    /// receive, no completion and no memory; a host of QPs without an XRC domain has none.
+    /// XRC: selects the shared queue `srqn` of the QP's XRC domain for receives, their completions
+    /// and the domain of remote keys. Returns false if there is none; the QP then has no receive,
+    /// completion or memory.
     fn select_srq(&mut self, srqn: u32) -> bool {
         let _ = srqn;
         false
     }
 }
 
-/// How much may be under way towards the receiving socket of the peer.
+/// Limits the bytes in flight towards the receiving socket of the peer.
 ///
-/// A socket drops silently when its buffer is full, so the bytes that all QPs have under way
-/// towards one socket are bounded here. When `reserve` says no, the QP stops, and the host calls
+/// A socket drops silently when its buffer is full, so the bytes that all QPs have in flight to one
+/// socket are bounded here. When `reserve` refuses, the QP stops, and the host calls
 /// `poll_transmit` again once there is room.
 pub trait FlowControl {
-    /// Bytes that a packet of a longer message counts for, with `payload` bytes of payload: about
-    /// what it occupies at the receiver, behind others of its message. Fixed for all calls.
+    /// Bytes charged for a packet of a longer message, with `payload` bytes of payload: about its
+    /// size in the receive buffer. Constant for equal arguments.
     fn charge(payload: u32) -> u32;
 
-    /// Bytes that a packet counts for that is a whole message, and mostly arrives alone.
+    /// Bytes charged for a packet that is a whole message, and mostly arrives alone.
     fn charge_alone(payload: u32) -> u32;
 
-    /// Asks to send a packet that occupies `bytes` at the receiver `(av.dgid, qpn)`. `own` is what
-    /// this QP has reserved and not released; a host that refuses when it is 0 gives the QP its
-    /// turn before long, so that none starves. UC and UD never release: there, `own` is what the QP
-    /// has reserved in this call of `poll_transmit`.
+    /// Reserves `bytes` at the receiver `(av.dgid, qpn)` for one packet. `own` is what this QP has
+    /// reserved and not released; a host that refuses with `own` = 0 must serve the QP soon, so
+    /// that it does not starve. UC and UD never release: their `own` is the sum of this
+    /// `poll_transmit`.
     fn reserve(&mut self, av: &Av, qpn: Qpn, bytes: u32, own: u32) -> bool;
 
-    /// Asks to send a packet that occupies `bytes` and would travel with the one before it
-    /// ([`TxBatch::fits_same_send`]; RC only): a host may go beyond its window by the rest of a
-    /// run, because that costs less than to begin another with it. The answer is no where it does
-    /// not; nothing comes of that, and [`FlowControl::reserve`] is asked.
+    /// Reserves `bytes` for a packet that would leave in the same send as the one before it
+    /// ([`TxBatch::fits_same_send`]; RC only). A host may exceed its window by the rest of a run,
+    /// which costs less than a new send. After a refusal the QP calls [`FlowControl::reserve`].
     fn reserve_in_run(&mut self, av: &Av, qpn: Qpn, bytes: u32) -> bool {
         let _ = (av, qpn, bytes);
         false
     }
 
-    /// Asks for `bytes` more at once, for packets that are to follow at the same receiver (RC
-    /// only). The answer is no where others might want them; nothing comes of that.
+    /// Reserves `bytes` in advance for further packets to the same receiver (RC only). The host
+    /// refuses where other QPs may need them.
     fn reserve_ahead(&mut self, av: &Av, qpn: Qpn, bytes: u32) -> bool;
 
-    /// `bytes` of earlier reservations towards `(av.dgid, qpn)` arrived or were given up (RC only).
+    /// Releases `bytes` reserved at `(av.dgid, qpn)`: they arrived or were given up (RC only).
     fn release(&mut self, av: &Av, qpn: Qpn, bytes: u32);
 
-    /// After how many reserved bytes towards `(av.dgid, qpn)` an RC QP asks for an acknowledgement:
-    /// a part of what may be under way, so that room comes back before it runs out, and no small
-    /// one, because acknowledgements cost time.
+    /// Bytes towards `(av.dgid, qpn)` after which an RC QP requests an acknowledgement: a part of
+    /// the window, so that room is released before it runs out, but not a small one, because
+    /// acknowledgements cost time.
     fn ack_interval(&mut self, av: &Av, qpn: Qpn) -> u32;
 }
 
-/// Everything a QP may reach while it works.
+/// The environment of a QP during a call.
 pub trait Host: Memory + Completions + SharedReceives + FlowControl {
-    /// The time of this batch.
+    /// The current time; constant within a batch.
     fn now(&self) -> Instant;
 }
 
-/// Why a packet leaves.
+/// Why a packet is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TxReason {
-    /// A request, or a part of one, for the first time.
+    /// First transmission of a request packet.
     First,
-    /// A request again, because it or its answer seems lost.
+    /// Retransmission of a request packet.
     Retransmission,
-    /// The answer to a READ, or the empty one to an ATOMIC WRITE or a FLUSH.
+    /// A response to a READ, ATOMIC WRITE or FLUSH.
     ReadResponse,
-    /// The answer to an atomic.
+    /// A response to an atomic.
     AtomicResponse,
-    /// The answer to a READ or atomic again, from where the peer asked.
+    /// A repeated response to a duplicate request.
     Replay,
-    /// Requests of the peer are acknowledged.
+    /// An acknowledgement.
     Ack,
-    /// A request of the peer is refused.
+    /// A negative acknowledgement.
     Nak,
-    /// The peer is told that the network is congested.
+    /// A congestion notification.
     Cnp,
     /// A message of the connection manager.
     Management,
 }
 
 impl TxReason {
-    /// What people read in a capture.
+    /// The name shown in captures.
     pub const fn name(self) -> &'static str {
         match self {
             Self::First => "first",
@@ -264,66 +255,65 @@ impl TxReason {
     }
 }
 
-/// Where a packet comes from, for those who watch: captures and logs.
+/// Origin of a packet, for captures and logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketNote {
     /// The QP that sends it.
     pub qpn: Qpn,
-    /// The work request it belongs to; `None` for what answers the peer.
+    /// The work request of the packet; `None` for a response.
     pub wr_id: Option<u64>,
     /// Why it leaves.
     pub reason: TxReason,
 }
 
 impl PacketNote {
-    /// A note on an answer of `qpn` to its peer.
+    /// The origin of a response of `qpn`.
     pub const fn answer(qpn: Qpn, reason: TxReason) -> Self {
         Self { qpn, wr_id: None, reason }
     }
 }
 
-/// The packets of one batch, in the order they must leave.
+/// A batch of packets, in the order of transmission.
 pub trait TxBatch {
-    /// Room for one packet to the queue pair `to` behind `av`: `len` bytes from the first byte of
-    /// the BTH to the end of the pad. The batch adds the ICRC behind it when it is closed. `note`
-    /// says where the packet comes from. `None`: the batch is full, send it and ask again.
+    /// Returns room for one packet to the queue pair `to` at `av`: `len` bytes from the BTH to the
+    /// pad. The batch appends the ICRC when it is closed. `None` if the batch is full: send it and
+    /// call again.
     fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: &PacketNote) -> Option<TxRoom<'_>>;
 
-    /// Room for a frame of `len` bytes of a raw packet QP, to which nothing is added and which may
-    /// be looked at again. `None`: the batch is full, or one for packets only.
+    /// Returns room for a raw packet QP's frame of `len` bytes, which is sent unchanged. `None` if
+    /// the batch is full or supports packets only.
     fn frame(&mut self, len: usize, note: &PacketNote) -> Option<&mut [u8]> {
         let (_, _) = (len, note);
         None
     }
 
-    /// Whether packets may share the header of the last slot: whether there is any use in asking
-    /// for room for them.
+    /// Returns true if packets may share the header of the last slot, so that [`TxBatch::extend`]
+    /// is useful.
     fn joins(&self) -> bool {
         false
     }
 
-    /// Room behind the payload in the last slot for those of up to `count` packets more, of `len`
-    /// bytes each: of at least one, and as many as there is room for. They are the next packets,
-    /// differ from the one in the slot by their PSNs, and ask for no acknowledgement.
-    /// [`crate::Qp::handle_joined`] takes in what comes to be. `None`: there is no such thing here,
-    /// or no room; the packet needs a slot of its own.
+    /// Returns room behind the last slot's payload for one to `count` further payloads of `len`
+    /// bytes each. Their packets follow in PSN order, differ from the one in the slot only in the
+    /// PSN, and request no acknowledgement; the peer handles them with
+    /// [`crate::Qp::handle_joined`]. `None` if the batch does not join packets or has no room.
     fn extend(&mut self, len: usize, count: u32) -> Option<TxRoom<'_>> {
         let _ = (len, count);
         None
     }
 
-    /// Whether `count` packets more, of `len` bytes each, would leave the host together with the
-    /// last one, for little more than that costs alone.
+    /// Returns true if `count` more packets of `len` bytes each would leave in the same send as the
+    /// last one, at little extra cost.
     fn fits_same_send(&self, len: usize, count: usize) -> bool {
         let _ = (len, count);
         false
     }
 
-    /// Takes the last slot back, or what it was extended by: the payload could not be read.
+    /// Removes the last slot, or its extension: the payload could not be read.
     fn retract(&mut self);
 }
 
-/// What [`crate::Qp::poll_transmit`] left behind.
+/// Result of [`crate::Qp::poll_transmit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TxState {
     /// Nothing more to send now.
@@ -332,24 +322,23 @@ pub enum TxState {
     BatchFull,
 }
 
-/// Payload that has arrived, or a part of it.
+/// Received payload, or a part of it.
 #[derive(Clone, Copy, Debug)]
 pub enum RxPayload<'a> {
-    /// Bytes that stay as they are while the packet is handled.
+    /// Bytes that do not change while the packet is handled.
     Bytes(&'a [u8]),
-    /// Bytes that lie where another process may change them at any time. What they are is known to
-    /// nobody before they are copied, once, to where they belong; only the host that handed them in
-    /// can do that. `at` is a place that means something to it.
+    /// Bytes that another process may change at any time. They are copied exactly once, to their
+    /// destination, by the host that passed them in.
     Shared {
-        /// Where they begin.
+        /// Position, in the host's own terms.
         at: usize,
-        /// How many there are.
+        /// Length in bytes.
         len: usize,
     },
 }
 
 impl<'a> RxPayload<'a> {
-    /// How many bytes there are.
+    /// Length in bytes.
     #[inline]
     pub const fn len(&self) -> usize {
         match self {
@@ -358,7 +347,7 @@ impl<'a> RxPayload<'a> {
         }
     }
 
-    /// Whether there are no bytes.
+    /// Returns true if there are no bytes.
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
@@ -375,7 +364,7 @@ impl<'a> RxPayload<'a> {
         }
     }
 
-    /// The bytes themselves, if they can be looked at.
+    /// Returns the bytes if they cannot change.
     #[inline]
     pub const fn bytes(self) -> Option<&'a [u8]> {
         match self {
@@ -391,18 +380,17 @@ impl<'a> From<&'a [u8]> for RxPayload<'a> {
     }
 }
 
-/// Room for what leaves: for a whole packet, or for a part of it.
+/// Room for a packet to send, or for a part of it.
 #[derive(Debug)]
 pub enum TxRoom<'a> {
-    /// Memory that is nobody else's.
+    /// Exclusive memory.
     Own(&'a mut [u8]),
-    /// Memory that another process reads, and may change at any time: bytes are stored there and
-    /// never looked at again. What is long, the host copies there from where it is.
+    /// Memory that another process may read and change at any time: written, never read back.
     Shared(&'a [AtomicU8]),
 }
 
 impl<'a> TxRoom<'a> {
-    /// How many bytes there is room for.
+    /// Size in bytes.
     #[inline]
     pub const fn len(&self) -> usize {
         match self {
@@ -411,13 +399,13 @@ impl<'a> TxRoom<'a> {
         }
     }
 
-    /// Whether there is no room.
+    /// Returns true if there is no room.
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Room for the first `count` bytes. `None`: there is room for fewer.
+    /// Returns the first `count` bytes; `None` if there are fewer.
     #[inline]
     pub fn first(self, count: usize) -> Option<Self> {
         match self {
@@ -426,7 +414,7 @@ impl<'a> TxRoom<'a> {
         }
     }
 
-    /// Writes `bytes`. `None`: there is room for more, or for fewer.
+    /// Writes `bytes`; `None` if the size differs.
     #[inline]
     pub fn put(self, bytes: &[u8]) -> Option<()> {
         if self.len() != bytes.len() {
@@ -439,10 +427,9 @@ impl<'a> TxRoom<'a> {
         Some(())
     }
 
-    /// Writes headers and pad of a packet of this `form`, and returns the room for its payload.
-    /// `None`: this is not room for one.
-    // Each kind of room has a function already that does it; one around both was 30 instructions of
-    // each packet.
+    /// Writes headers and pad of a packet of this `form` and returns the room for its payload;
+    /// `None` if the size differs.
+    // Inlined: both arms call an out-of-line function already.
     #[inline(always)]
     pub fn put_header(self, header: &Header, form: &Form) -> Option<Self> {
         match self {
@@ -457,7 +444,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_atomic_leaves_the_swapped_word_if_it_compares_equal_or_the_sum_that_wraps() {
+    fn atomic_op_swaps_on_equality_and_adds_with_wrap() {
         let swap = AtomicOp::CompareSwap { compare: 7, swap: 9 };
         assert_eq!([7, 9, 8].map(|old| swap.applied(old)), [9, 9, 8]);
         assert_eq!(AtomicOp::FetchAdd { add: 3 }.applied(u64::MAX - 1), 1);
@@ -465,7 +452,7 @@ mod tests {
 
     use roxe_wire::{AtomicEth, Bth, Deth, Kind, Psn, Qkey, Qpn, RKey, Request, SendTail, XrcEth};
 
-    /// Headers of several lengths, each with a payload that fits.
+    /// Headers of several lengths with payload lengths.
     fn packets() -> [(Header, usize); 4] {
         let header = |kind| Header { bth: Bth::new(Qpn::new(0x12_3456), Psn::new(0x65_4321)), kind };
         let atomic = AtomicEth { va: u64::MAX, rkey: RKey(7), swap_or_add: 1, compare: 2 };
@@ -478,7 +465,6 @@ mod tests {
         ]
     }
 
-    /// Room whose bytes are not zero.
     fn shared(len: usize) -> Vec<AtomicU8> {
         (0..len).map(|_| AtomicU8::new(0xa5)).collect()
     }
@@ -488,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_is_written_the_same_to_both_kinds_of_room() {
+    fn packet_bytes_are_equal_in_both_kinds_of_room() {
         for (header, len) in packets() {
             let form = header.form(len).expect("a payload that fits");
             let (mut own, room, payload) = (vec![0xa5; form.len()], shared(form.len()), vec![7; len]);
@@ -500,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn room_of_another_size_is_refused() {
+    fn room_of_wrong_size_is_refused() {
         for (header, len) in packets() {
             let form = header.form(len).expect("a payload that fits");
             for wrong in [0, 1, form.len() - 1, form.len() + 1] {
@@ -517,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_bytes_are_those_that_were_asked_for() {
+    fn first_returns_the_requested_bytes() {
         let (mut own, room) = ([1; 5], [1; 5].map(AtomicU8::new));
         for room in [TxRoom::Own(&mut own), TxRoom::Shared(&room)] {
             assert_eq!(room.first(3).and_then(|room| room.put(&[7, 8, 9])), Some(()));

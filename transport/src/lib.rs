@@ -1,25 +1,24 @@
 //! The InfiniBand transport (RC, UC, UD, XRC, raw packets) as state machines without I/O, clock or
 //! threads.
 //!
-//! A [`Qp`] is driven from outside and has four kinds of method:
+//! A [`Qp`] is driven from outside by three kinds of method:
 //!
-//! 1. getters, which change nothing;
-//! 2. verbs of the application: [`Qp::post_send`], [`Qp::post_recv`], [`Qp::modify`];
-//! 3. inputs: [`Qp::handle_packet`] when a packet arrived, [`Qp::handle_timeout`] when
+//! 1. verbs of the application: [`Qp::post_send`], [`Qp::post_recv`], [`Qp::modify`];
+//! 2. inputs: [`Qp::handle_packet`] for a received packet, [`Qp::handle_timeout`] when
 //!    [`Qp::poll_timeout`] is due;
-//! 4. outputs: [`Qp::poll_transmit`], [`Qp::poll_timeout`], [`Qp::poll_event`].
+//! 3. outputs: [`Qp::poll_transmit`], [`Qp::poll_timeout`], [`Qp::poll_event`].
 //!
 //! After any verb or input, call the outputs in this order: `poll_transmit` until it returns
-//! [`cx::TxState::Drained`], then `poll_event`, then `poll_timeout` for the next wake-up. Calling
-//! any of them once too often is harmless. What a QP needs from its surroundings (the time, memory,
-//! completion queues, room at the peer) comes in as a [`cx::Host`] with every call and is never
-//! stored, so the same code runs under the engine, in a unit test and in a fuzzer:
+//! [`cx::TxState::Drained`], then `poll_event`, then `poll_timeout` for the next wake-up. An
+//! unnecessary call is harmless. Time, memory, completion queues and room at the peer are passed to
+//! every call as a [`cx::Host`] and never stored, so the same code runs in the engine, in unit
+//! tests and in fuzzers:
 //!
 //! ```
 //! use roxe_transport::Qp;
 //! use roxe_transport::cx::{Host, TxBatch, TxState};
 //!
-//! /// What a driver does after it posted to `qp`, handed it a packet or was woken for it.
+//! /// Drives `qp` after a post, a packet or a timeout.
 //! fn drive<H: Host, T: TxBatch>(qp: &mut Qp, host: &mut H, tx: &mut T, send: impl Fn(&mut T)) {
 //!     if qp.poll_timeout().is_some_and(|due| due <= host.now()) {
 //!         qp.handle_timeout(host);
@@ -32,25 +31,19 @@
 //! }
 //! ```
 //!
-//! # Where to look
+//! # Modules
 //!
-//! - [`qp`]: the queue pair: requester, responder, retries, flow control, congestion, migration
-//! - [`qp::EarlyPackets`]: in front of a queue pair: packets that came before their receive, or
-//!   overtook others
-//! - [`cx`]: the traits that a driver implements, and what passes through them
+//! - [`qp`]: the queue pair; [`qp::EarlyPackets`] is its optional reorder buffer
+//! - [`cx`]: the traits that a driver implements
 //! - [`wr`]: work requests, completions, address vectors
-//! - [`tags`], [`rss`], [`steering`]: tag lists, hashing and flow rules, which queues of the driver
-//!   share
-//! - [`cm`]: connection management, a machine of the same kind as a queue pair: messages in,
-//!   messages and events out
-//! - [`fault`]: rules that lose, delay or damage packets: a language, and the judge of single
-//!   packets
+//! - [`tags`], [`rss`], [`steering`]: tag matching lists, receive-side scaling, flow rules
+//! - [`cm`]: connection management, a state machine of the same kind
+//! - [`fault`]: rules that drop, delay or damage packets
 //!
-//! The crate `roxe-sim` has many queue pairs, a network and a clock that jumps, and a judge of what
-//! they promise.
+//! The crate `roxe-sim` simulates many queue pairs and a network, and checks their guarantees.
 //!
-//! Time is a number handed in ([`time::Instant`]). No two files import each other, and nothing here
-//! allocates per packet once its queues have grown, but for packets that come too early.
+//! Time is an argument ([`time::Instant`]). Nothing allocates per packet once the queues have
+//! grown, except for packets that must wait in [`qp::EarlyPackets`].
 #![forbid(unsafe_code)]
 
 pub mod cm;
@@ -63,9 +56,8 @@ pub mod steering;
 pub mod time;
 pub mod wr;
 
-// Unit tests of the parts of a queue pair need a host for private types, so they compile that of
-// the simulation again, as a module of this crate. Tests of whole queue pairs, in `tests/`, use the
-// crate `roxe-sim`.
+// Unit tests of private types need a `Host` of this crate, so they compile the simulation's host
+// again as a module. Tests of whole queue pairs, in `tests/`, use the crate `roxe-sim`.
 #[cfg(test)]
 extern crate self as roxe_transport;
 #[cfg(test)]

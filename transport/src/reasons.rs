@@ -1,7 +1,5 @@
-//! Reasons that are counted: an enum of which every variant has a counter's name, and words for
-//! people, which are its documentation. Touches nothing.
+//! Enums of drop reasons: each variant has a counter name and a text for people, its documentation.
 
-/// An enum of reasons: `variant => name of its counter`, each documented.
 macro_rules! reasons {
     (
         $(#[doc = $about:literal])+

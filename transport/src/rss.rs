@@ -1,13 +1,10 @@
-//! Receive side scaling: which of several receive queues gets a frame (`man ibv_create_qp_ex`,
-//! `rx_hash_conf`).
-//!
-//! Frames of one conversation have one hash and so one queue; those of many spread over all. Pure
-//! functions.
+//! Receive side scaling: selects one of several receive queues for a frame (`man ibv_create_qp_ex`,
+//! `rx_hash_conf`). All frames of a conversation have the same hash and so the same queue.
 
 use bitflags::bitflags;
 use roxe_wire::frame::{Field, FrameKey};
 
-/// Bytes of the key of a Toeplitz hash, enough for the addresses and ports of IPv6.
+/// Length of a Toeplitz key in bytes, enough for the addresses and ports of IPv6.
 pub const TOEPLITZ_KEY_LEN: usize = 40;
 
 /// Protocols with ports.
@@ -15,7 +12,7 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 
 bitflags! {
-    /// Fields of a frame that take part in its hash (values of `enum ibv_rx_hash_fields`).
+    /// Fields of a frame that are hashed (values of `enum ibv_rx_hash_fields`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct HashFields: u64 {
         /// Source address of IPv4.
@@ -38,7 +35,7 @@ bitflags! {
 }
 
 impl HashFields {
-    /// Whether a card can hash these together: hardware takes IPv4 or IPv6, TCP or UDP, not both.
+    /// Returns true if a card can hash these fields together: IPv4 or IPv6, TCP or UDP, not both.
     // clause: RSS-FIELDS
     pub fn is_possible(self) -> bool {
         let both = |a: Self, b: Self| self.intersects(a) && self.intersects(b);
@@ -48,22 +45,22 @@ impl HashFields {
     }
 }
 
-/// How frames are hashed.
+/// Configuration of the hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RxHash {
     /// Key of the Toeplitz function.
     pub key: [u8; TOEPLITZ_KEY_LEN],
-    /// What is hashed.
+    /// Hashed fields.
     pub fields: HashFields,
 }
 
 impl RxHash {
-    /// The hash of a frame; 0 if it has not all the fields.
+    /// Returns the hash of a frame; 0 if it lacks a field.
     // clause: RSS-HASH
     pub fn of(&self, frame: &FrameKey) -> u32 {
         use HashFields as F;
         let (version, protocol) = (frame.get(Field::IpVersion), frame.get(Field::L4));
-        // In the order in which they are hashed.
+        // In hashing order.
         let fields = [
             (F::SRC_IPV4, Field::SrcIp, version == [4], 4),
             (F::SRC_IPV6, Field::SrcIp, version == [6], 16),
@@ -82,8 +79,8 @@ impl RxHash {
     }
 }
 
-/// The Toeplitz hash of at most 36 bytes: for each bit of the input that is set, the 32 bits of the
-/// key from there on.
+/// The Toeplitz hash of at most 36 bytes: the XOR, over the set bits of the input, of the 32 key
+/// bits from that position on.
 // clause: RSS-TOEPLITZ
 fn toeplitz<'a>(key: &[u8; TOEPLITZ_KEY_LEN], input: impl IntoIterator<Item = &'a u8>) -> u32 {
     let (first, rest) = key.split_first_chunk::<4>().unwrap_or((&[0; 4], &[]));
@@ -154,7 +151,7 @@ mod tests {
 
     // clause: RSS-TOEPLITZ, RSS-HASH
     #[test]
-    fn hashes_are_those_of_the_published_verification_suite() {
+    fn hashes_equal_the_published_suite() {
         use HashFields as F;
         let addresses = F::SRC_IPV4 | F::DST_IPV4;
         for ((from, from_port), (to, to_port), plain, with_ports) in IPV4 {
@@ -184,7 +181,7 @@ mod tests {
 
     // clause: RSS-FIELDS
     #[test]
-    fn one_version_of_ip_and_one_protocol_are_hashed_at_a_time() {
+    fn mixed_ip_versions_or_protocols_are_rejected() {
         use HashFields as F;
         for (fields, is_possible) in [
             (F::empty(), true),

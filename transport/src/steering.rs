@@ -1,23 +1,20 @@
-//! Flow steering: which receivers an Ethernet frame goes to (`man ibv_create_flow`).
-//!
-//! A table of rules in the order in which they are asked:
+//! Flow steering: the receivers of an Ethernet frame (`man ibv_create_flow`). Rules are evaluated
+//! in this order:
 //!
 //! 1. sniffers get every frame;
-//! 2. normal rules by priority, lowest number first: all rules of one priority that match get the
-//!    frame, and unless each of them lets frames pass (`DONT_TRAP`), no later rule is asked;
-//! 3. the default rules, first those for multicast only, get what no rule before them took.
-//!
-//! Pure: knows neither queue pairs nor sockets. What a rule leads to is the caller's.
+//! 2. normal rules by priority, lowest number first: all matching rules of one priority get the
+//!    frame, and unless all of them have `DONT_TRAP` set, evaluation ends;
+//! 3. default rules, those for multicast only first, get frames that no earlier rule took.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use roxe_wire::frame::{FrameKey, FrameMatch};
 
-/// When a rule is asked, and what it does to the rules behind it.
+/// Kind of a rule, which determines its place in the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RuleKind {
     /// `IBV_FLOW_ATTR_SNIFFER`.
     Sniffer,
-    /// `IBV_FLOW_ATTR_NORMAL` with this priority; 0 is asked first.
+    /// `IBV_FLOW_ATTR_NORMAL` with this priority; 0 is evaluated first.
     Normal(u16),
     /// `IBV_FLOW_ATTR_MC_DEFAULT`.
     MulticastDefault,
@@ -25,17 +22,17 @@ pub enum RuleKind {
     AllDefault,
 }
 
-/// One rule that leads to `T`.
+/// A rule with a receiver `T`.
 #[derive(Clone, Debug)]
 pub struct Rule<T> {
-    /// When it is asked.
+    /// Kind.
     pub kind: RuleKind,
-    /// Which frames it is for.
+    /// Condition.
     pub wanted: FrameMatch,
-    /// A matched frame goes on to lower priorities. On normal rules only; a sniffer always does so,
-    /// a default rule never.
+    /// True if a matching frame continues to lower priorities (normal rules only). Sniffers always
+    /// pass frames on, default rules never.
     pub passes: bool,
-    /// What it leads to.
+    /// Receiver.
     pub target: T,
 }
 
@@ -53,7 +50,7 @@ impl<T> Rule<T> {
     }
 }
 
-/// Names a rule for as long as the process lives: an older name finds nothing in a newer table.
+/// Names a rule, unique in the process: a stale id finds nothing in a newer table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RuleId(u64);
 
@@ -67,7 +64,7 @@ impl RuleId {
 /// The rules of a port.
 #[derive(Debug)]
 pub struct Rules<T> {
-    /// In the order in which they are asked; older ones first.
+    /// In order of evaluation; older ones first.
     rules: Vec<(RuleId, Rule<T>)>,
 }
 
@@ -86,23 +83,23 @@ impl<T> Rules<T> {
         id
     }
 
-    /// Takes a rule out.
+    /// Removes a rule.
     pub fn remove(&mut self, id: RuleId) -> Option<Rule<T>> {
         let at = self.rules.iter().position(|(other, _)| *other == id)?;
         Some(self.rules.remove(at).1)
     }
 
-    /// How many there are.
+    /// Number of rules.
     pub fn len(&self) -> usize {
         self.rules.len()
     }
 
-    /// Whether there is no rule.
+    /// Returns true if there is no rule.
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }
 
-    /// Hands `found` the target of every rule that a frame with this key goes to.
+    /// Calls `found` with the receiver of every rule that gets a frame with this key.
     // clause: FLOW-PRIORITY, FLOW-DEFAULT, FLOW-SNIFFER, FLOW-DONT-TRAP
     pub fn steer<'a>(&'a self, key: &FrameKey, mut found: impl FnMut(&'a T)) {
         for group in self.rules.chunk_by(|(_, a), (_, b)| a.kind == b.kind) {
@@ -153,7 +150,7 @@ mod tests {
 
     // clause: FLOW-PRIORITY
     #[test]
-    fn the_lowest_number_wins_and_equals_share() {
+    fn lowest_priority_number_wins_and_equals_share() {
         let mut rules = Rules::default();
         rules.insert(rule(RuleKind::Normal(7), any(), 'c'));
         rules.insert(rule(RuleKind::Normal(3), to(2), 'a'));
@@ -167,7 +164,7 @@ mod tests {
 
     // clause: FLOW-DONT-TRAP
     #[test]
-    fn a_rule_that_does_not_trap_lets_lower_priorities_see_the_frame() {
+    fn dont_trap_rule_passes_frames_to_lower_priorities() {
         let mut rules = Rules::default();
         let first = rules.insert(Rule { passes: true, ..rule(RuleKind::Normal(0), any(), 'a') });
         rules.insert(rule(RuleKind::Normal(1), to(2), 'b'));
@@ -181,7 +178,7 @@ mod tests {
     /// The child of a fork makes a table of its own and still drops the flows that it has
     /// inherited.
     #[test]
-    fn the_name_of_a_rule_means_nothing_in_another_table() {
+    fn rule_id_is_invalid_in_another_table() {
         let (mut old, mut new) = (Rules::default(), Rules::default());
         let inherited = old.insert(rule(RuleKind::Sniffer, any(), 'a'));
         new.insert(rule(RuleKind::Sniffer, any(), 'b'));
@@ -190,7 +187,7 @@ mod tests {
 
     // clause: FLOW-DEFAULT
     #[test]
-    fn default_rules_get_frames_that_no_other_rule_took() {
+    fn default_rules_get_unmatched_frames() {
         let mut rules = Rules::default();
         rules.insert(rule(RuleKind::AllDefault, any(), 'z'));
         rules.insert(rule(RuleKind::MulticastDefault, any(), 'm'));
@@ -200,7 +197,7 @@ mod tests {
 
     // clause: FLOW-SNIFFER
     #[test]
-    fn a_sniffer_sees_everything_and_takes_nothing() {
+    fn sniffer_gets_every_frame_and_passes_it_on() {
         let mut rules = Rules::default();
         rules.insert(rule(RuleKind::Normal(0), to(2), 'a'));
         rules.insert(rule(RuleKind::Sniffer, any(), 's'));

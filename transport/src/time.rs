@@ -1,36 +1,34 @@
-//! Time as a number handed in from outside, and the two timers of a queue pair.
+//! Time as a number, and the two timer codes of a queue pair.
 //!
-//! Nothing here reads a clock: the engine does, once per batch, and passes [`Instant`] down.
-//! `std::time::Instant` cannot be built from a number, so a simulation could not set it; this one
-//! can.
+//! The engine reads the clock once per batch and passes [`Instant`] down. `std::time::Instant`
+//! cannot be built from a number, so a simulation could not set it.
 
 use core::time::Duration;
 
-/// Nanoseconds since an arbitrary start that is the same for everything in one process.
+/// Nanoseconds since an arbitrary start, the same for the whole process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Instant(pub u64);
 
 impl Instant {
-    /// The instant `d` later; saturates at the end of time (584 years).
+    /// The instant `d` later; saturates.
     #[must_use]
     pub fn after(self, d: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// The instant `d` earlier; saturates at the start of time.
+    /// The instant `d` earlier; saturates.
     #[must_use]
     pub fn before(self, d: Duration) -> Self {
         Self(self.0.saturating_sub(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// How long ago `earlier` was; zero when it is in the future.
+    /// The time since `earlier`; zero if it is in the future.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// Local ACK timeout of a 5-bit code: 4.096 µs · 2^code; `None` for 0, which means "wait for ever"
-/// (IBA §9.7.6.1.3).
+/// Local ACK timeout of a 5-bit code: 4.096 µs · 2^code; `None` for 0, no timeout (IBA §9.7.6.1.3).
 pub fn ack_timeout(code: u8) -> Option<Duration> {
     match code & 0x1f {
         0 => None,
@@ -56,7 +54,7 @@ mod tests {
 
     // clause: TIMER-ACK, RNR-TABLE
     #[test]
-    fn codes_follow_the_tables() {
+    fn timer_codes_equal_the_tables() {
         assert_eq!(ack_timeout(0), None);
         assert_eq!(ack_timeout(14), Some(Duration::from_nanos(67_108_864)));
         assert_eq!(ack_timeout(31), Some(Duration::from_nanos(4096 << 31)));

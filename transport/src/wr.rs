@@ -1,7 +1,5 @@
-//! Work requests and completions as plain data: what goes into a queue and what comes out.
-//!
-//! The numeric values are those of the verbs ABI, so that the C edge converts by number. Touches
-//! only `wire`.
+//! Work requests and completions as plain data. The numeric values are those of the verbs ABI, so
+//! that the C API converts by number.
 
 use bitflags::bitflags;
 use core::ffi::CStr;
@@ -10,7 +8,7 @@ use roxe_wire::{Feth, Gid, ImmDt, LKey, Placement, Qkey, Qpn, RKey, Selectivity}
 /// Longest message, bytes (IBA §9.7.7: 2^31).
 pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 
-/// Bytes of the remote word of an atomic and of an ATOMIC WRITE.
+/// Length of the remote word of an atomic and of an ATOMIC WRITE, in bytes.
 pub(crate) const ATOMIC_LEN: u32 = 8;
 
 /// One element of a scatter/gather list: `length` bytes at virtual address `addr` of the region
@@ -19,7 +17,7 @@ pub(crate) const ATOMIC_LEN: u32 = 8;
 pub struct Sge {
     /// Virtual address.
     pub addr: u64,
-    /// Bytes. (The verbs rule "0 means 2^31" is applied at the C edge, not here.)
+    /// Length in bytes. The C API applies the verbs rule "0 means 2^31".
     pub length: u32,
     /// Key of the region.
     pub lkey: LKey,
@@ -29,7 +27,7 @@ bitflags! {
     /// Rights on a memory region, window or queue pair (values of `enum ibv_access_flags`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Access: u32 {
-        /// The owner may have the card write here.
+        /// Local write access.
         const LOCAL_WRITE = 1;
         /// Peers may RDMA WRITE.
         const REMOTE_WRITE = 1 << 1;
@@ -43,7 +41,7 @@ bitflags! {
         const ZERO_BASED = 1 << 5;
         /// Pages need not be present at registration.
         const ON_DEMAND = 1 << 6;
-        /// A hint that the memory is made of huge pages.
+        /// Hint that the memory consists of huge pages.
         const HUGETLB = 1 << 7;
         /// Peers may FLUSH with global visibility.
         const FLUSH_GLOBAL = 1 << 8;
@@ -55,14 +53,14 @@ bitflags! {
 }
 
 impl Access {
-    /// The flags as in C (`enum ibv_access_flags`), with `separator` between them.
+    /// Returns the C names (`enum ibv_access_flags`), joined by `separator`.
     pub fn names(self, separator: &str) -> String {
         let names: Vec<_> = self.iter_names().map(|(name, _)| format!("IBV_ACCESS_{name}")).collect();
         names.join(separator)
     }
 
-    /// The rights that a FLUSH needs, on the queue pair and on the memory; `None` if it asks for
-    /// something reserved.
+    /// Returns the rights that a FLUSH needs on the queue pair and the memory; `None` if it uses a
+    /// reserved value.
     // clause: FLUSH-RESERVED
     pub const fn of_flush(feth: &Feth) -> Option<Self> {
         match (feth.selectivity, feth.placement) {
@@ -92,7 +90,7 @@ bitflags! {
     }
 }
 
-/// Where a datagram goes, or a connection leads: the resolved address vector.
+/// Address vector: the resolved path of a datagram or connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Av {
     /// Source GID; must be an address of the port.
@@ -103,16 +101,15 @@ pub struct Av {
     pub traffic_class: u8,
     /// IPv4 TTL or IPv6 hop limit; 0 and 1 are sent as 64, as hardware does.
     pub hop_limit: u8,
-    /// Flow label, 20 bits; chooses the UDP source port where the link can.
+    /// Flow label, 20 bits; selects the UDP source port where the link can.
     pub flow_label: u32,
     /// Index of `sgid` in the port's table, for queries.
     pub sgid_index: u8,
-    /// The most that a connection sends there, Mbit/s (the static rate); 0: as much as it can.
-    /// Datagrams do not heed it.
+    /// Static rate of a connection in Mbit/s; 0 is unlimited. Ignored for datagrams.
     pub static_rate: u32,
 }
 
-/// What a send work request asks for.
+/// Operation of a send work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendOp {
     /// SEND.
@@ -123,98 +120,124 @@ pub enum SendOp {
     SendInvalidate(RKey),
     /// RDMA WRITE to `remote_addr` under `rkey`.
     Write {
-        /// Address in the memory of the peer.
+        /// Remote address.
         remote_addr: u64,
-        /// Its key there.
+        /// Remote key.
         rkey: RKey,
     },
     /// RDMA WRITE with immediate data.
     WriteImm {
-        /// Address in the memory of the peer.
+        /// Remote address.
         remote_addr: u64,
-        /// Its key there.
+        /// Remote key.
         rkey: RKey,
         /// Delivered with the completion.
         imm: ImmDt,
     },
     /// RDMA READ into the local list.
     Read {
-        /// Address in the memory of the peer.
+        /// Remote address.
         remote_addr: u64,
-        /// Its key there.
+        /// Remote key.
         rkey: RKey,
     },
-    /// Swap in `swap` if the remote word equals `compare`; the old value lands in the local list.
+    /// Store `swap` if the remote word equals `compare`; the old value is written to the local
+    /// list.
     CompareSwap {
-        /// Address in the memory of the peer.
+        /// Remote address.
         remote_addr: u64,
-        /// Its key there.
+        /// Remote key.
         rkey: RKey,
         /// Expected value.
         compare: u64,
         /// New value.
         swap: u64,
     },
-    /// Add `add` to the remote word; the old value lands in the local list.
+    /// Add `add` to the remote word; the old value is written to the local list.
     FetchAdd {
-        /// Address in the memory of the peer.
+        /// Remote address.
         remote_addr: u64,
-        /// Its key there.
+        /// Remote key.
         rkey: RKey,
         /// Addend.
         add: u64,
     },
-    /// Store the 8 bytes of the payload at an aligned address of the peer, all at once; complete
-    /// when that is done.
+    /// Store the 8 payload bytes atomically at an aligned remote address; completes after the
+    /// store.
     AtomicWrite {
-        /// Address in the memory of the peer.
+        /// Remote address.
         remote_addr: u64,
-        /// Its key there.
+        /// Remote key.
         rkey: RKey,
     },
-    /// Complete when what was written to the peer before has reached `feth.placement` there. It has
-    /// no payload.
+    /// Complete when earlier writes to the peer have reached `feth.placement`. No payload.
     Flush {
-        /// Address in the memory of the peer.
+        /// Remote address.
         remote_addr: u64,
-        /// Its key there.
+        /// Remote key.
         rkey: RKey,
-        /// Bytes from `remote_addr` on; without meaning for a whole region.
+        /// Length of the range in bytes; unused for a whole region.
         length: u32,
-        /// How much of the memory, and to which level.
+        /// Range and level of the flush.
         feth: Feth,
     },
-    /// Takes access through a key of our own away: that of a bound window.
+    /// Invalidate a local key: that of a bound window.
     LocalInvalidate(RKey),
-    /// Opens a memory window on a part of a region; see [`Bind`] for the fields.
+    /// Bind a memory window to a part of a region; fields as in [`Bind`].
     BindWindow {
-        /// Names the window, and is its key from then on.
+        /// New key of the window.
         rkey: RKey,
-        /// The region.
+        /// Key of the region.
         lkey: LKey,
-        /// What the peer may do.
+        /// Rights of the peer.
         access: Access,
-        /// Where the window begins.
+        /// Start address.
         addr: u64,
         /// Bytes.
         length: u64,
     },
 }
 
-/// What a memory window shall show (IBA §10.6.7).
+impl SendOp {
+    /// Returns true if only a response of its own completes the operation, and `max_rd_atomic`
+    /// limits it.
+    pub(crate) const fn awaits_response(&self) -> bool {
+        self.gets_read_response() || self.is_atomic()
+    }
+
+    pub(crate) const fn is_read(&self) -> bool {
+        matches!(self, Self::Read { .. })
+    }
+
+    /// Returns true if READ responses answer the operation; only those of a READ carry data.
+    // clause: NONPOSTED-ANSWER
+    pub(crate) const fn gets_read_response(&self) -> bool {
+        matches!(self, Self::Read { .. } | Self::AtomicWrite { .. } | Self::Flush { .. })
+    }
+
+    pub(crate) const fn is_atomic(&self) -> bool {
+        matches!(self, Self::CompareSwap { .. } | Self::FetchAdd { .. })
+    }
+
+    /// Returns true if the operation is local and sends nothing.
+    pub(crate) const fn is_local(&self) -> bool {
+        matches!(self, Self::LocalInvalidate(_) | Self::BindWindow { .. })
+    }
+}
+
+/// Binding of a memory window (IBA §10.6.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bind {
-    /// The key of the window from then on. Its upper 24 bits name the window, the lower 8 are for
-    /// the program to choose.
+    /// New key of the window: the upper 24 bits name it, the program chooses the lower 8.
     pub rkey: RKey,
-    /// The region that it opens a part of.
+    /// Key of the region.
     pub lkey: LKey,
-    /// Remote rights, and `ZERO_BASED` for a window whose first byte has the address 0; others mean
-    /// nothing.
+    /// Remote rights, and `ZERO_BASED` if the window's first byte has address 0; other bits are
+    /// ignored.
     pub access: Access,
-    /// Its first byte, as the region names it.
+    /// Start address in the region.
     pub addr: u64,
-    /// Bytes; 0 closes a window of type 1.
+    /// Length in bytes; 0 unbinds a window of type 1.
     pub length: u64,
 }
 
@@ -229,10 +252,10 @@ pub struct UdDest {
     pub qkey: Qkey,
 }
 
-/// Where the payload of a send comes from.
+/// Source of a send payload.
 #[derive(Clone, Copy, Debug)]
 pub enum SendData<'a> {
-    /// Registered memory; also the landing place of READ and atomics.
+    /// Registered memory; also the destination of READs and atomics.
     Sges(&'a [Sge]),
     /// Bytes copied at post time, up to `max_inline_data`; the 8 of an ATOMIC WRITE always fit.
     Inline(&'a [u8]),
@@ -241,9 +264,9 @@ pub enum SendData<'a> {
 /// A send work request as it is posted.
 #[derive(Clone, Copy, Debug)]
 pub struct SendRequest<'a> {
-    /// Handed back in the completion.
+    /// Returned in the completion.
     pub wr_id: u64,
-    /// What to do.
+    /// Operation.
     pub op: SendOp,
     /// FENCE, SIGNALED, SOLICITED (INLINE is implied by `data`).
     pub flags: SendFlags,
@@ -256,9 +279,9 @@ pub struct SendRequest<'a> {
 /// A receive work request as it is posted.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvRequest<'a> {
-    /// Handed back in the completion.
+    /// Returned in the completion.
     pub wr_id: u64,
-    /// Where the message lands.
+    /// Destination of the message.
     pub sges: &'a [Sge],
 }
 
@@ -277,18 +300,18 @@ pub enum WcStatus {
     LocEecOpErr = 3,
     /// A local key, range or right is wrong.
     LocProtErr = 4,
-    /// Not executed: the QP went to the error state first.
+    /// Not executed: the QP entered the error state first.
     WrFlushErr = 5,
     /// A memory window could not be bound, or a key not be invalidated: the memory management
     /// operation error of IBA 11.6.2.
     MwBindErr = 6,
-    /// The responder answered something impossible.
+    /// The response does not match the request.
     BadRespErr = 7,
     /// A protection error on a local buffer of a WRITE with immediate.
     LocAccessErr = 8,
     /// The responder found the request illegal.
     RemInvReqErr = 9,
-    /// The responder's memory protection refused.
+    /// The responder's memory protection refused the access.
     RemAccessErr = 10,
     /// The responder could not complete the operation.
     RemOpErr = 11,
@@ -298,14 +321,13 @@ pub enum WcStatus {
     RnrRetryExcErr = 13,
     /// Anything else; unusable QP or device.
     GeneralErr = 21,
-    /// Tag matching: the tag to remove was not there any more.
+    /// Tag matching: the tag to remove does not exist.
     TmErr = 22,
-    /// Tag matching: the card did not bring the data of a rendezvous.
+    /// Tag matching: the card did not read the data of a rendezvous.
     TmRndvIncomplete = 23,
 }
 
-/// What people call the values of `enum ibv_wc_status`, also those that are not in [`WcStatus`]:
-/// programs print and people search for these words.
+/// The texts of `ibv_wc_status_str`, including statuses that are not in [`WcStatus`].
 pub const WC_STATUS_TEXTS: [&CStr; 24] = [
     c"success",
     c"local length error",
@@ -364,15 +386,15 @@ pub enum WcOpcode {
     TmAdd = 130,
     /// Tag matching: a posted tag was removed.
     TmDel = 131,
-    /// Tag matching: the program told how many unexpected messages it has handled.
+    /// Tag matching: the program confirmed unexpected messages.
     TmSync = 132,
-    /// Tag matching: a tagged message was received; `Cqe::tm` says how.
+    /// Tag matching: a tagged message was received; see `Cqe::tm`.
     TmRecv = 133,
     /// Tag matching: a message without a tag was received.
     TmNoTag = 134,
 }
 
-/// Four bytes that came along with a received message.
+/// Immediate data or invalidated key of a received message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WcExtra {
     /// Nothing.
@@ -384,17 +406,17 @@ pub enum WcExtra {
     Invalidated(RKey),
 }
 
-/// A completion queue entry. On any status but `Success` only `wr_id`, `status`, `qpn` and
-/// `vendor_err` mean something (IBA §11.4.2.1), `opcode` is filled all the same.
+/// A completion queue entry. On any status but `Success` only `wr_id`, `status`, `qpn`,
+/// `vendor_err` (IBA §11.4.2.1) and `opcode` are valid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cqe {
     /// The identifier of the work request.
     pub wr_id: u64,
-    /// How it ended.
+    /// Status.
     pub status: WcStatus,
-    /// What it was.
+    /// Operation.
     pub opcode: WcOpcode,
-    /// Why it failed, beyond `status`: see [`VendorErr`].
+    /// Detailed cause of an error: see [`VendorErr`].
     pub vendor_err: VendorErr,
     /// Bytes received, read or swapped; on UD it includes the 40 bytes of GRH.
     pub byte_len: u32,
@@ -404,46 +426,45 @@ pub struct Cqe {
     pub qpn: Qpn,
     /// Remote queue pair (UD only).
     pub src_qpn: Qpn,
-    /// Whether a GRH precedes the data (UD only).
+    /// True if a GRH precedes the data (UD only).
     pub grh: bool,
     /// Layer-3 type of a received datagram as hardware reports it in `sl`: 0b1010 for IPv4, 0b1001
     /// for IPv6, else 0.
     pub sl: u8,
-    /// Raises "solicited only" events: the sender asked for it, or this is an error.
+    /// True if it raises "solicited only" events: requested by the sender, or an error.
     pub solicited: bool,
-    /// A received frame holds TCP or UDP in IPv4, and its checksums are right.
+    /// True for a received frame with TCP or UDP in IPv4 and correct checksums.
     pub ip_csum_ok: bool,
     /// Tag of the flow that a received frame matched; 0: none.
     pub flow_tag: u32,
-    /// When it was generated, nanoseconds of the engine's clock.
+    /// Time of completion, nanoseconds of the engine's clock.
     pub timestamp: u64,
-    /// What tag matching has to say; empty on other queues.
+    /// Tag matching information; empty on other queues.
     pub tm: TmInfo,
 }
 
 bitflags! {
-    /// What a completion of tag matching means; the values are those of `enum ibv_wc_flags`.
+    /// Flags of a tag matching completion (values of `enum ibv_wc_flags`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct TmFlags: u32 {
-        /// The program must tell how many unexpected messages it has handled before new tags match
-        /// anything.
+        /// The program must confirm unexpected messages before new tags match.
         const SYNC_REQ = 1 << 4;
-        /// The message found a posted tag.
+        /// The message matched a posted tag.
         const MATCH = 1 << 5;
-        /// Its data is there.
+        /// The data is complete.
         const DATA_VALID = 1 << 6;
     }
 }
 
-/// The part of a completion that belongs to tag matching (`struct ibv_wc_tm_info`).
+/// Tag matching part of a completion (`struct ibv_wc_tm_info`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TmInfo {
-    /// Tag of a matched message, when its data begins to arrive; else 0. An ordinary receive has it
-    /// in its data.
+    /// Tag of a matched message, when its data begins to arrive; else 0. An ordinary receive has
+    /// the tag in its data.
     pub tag: u64,
-    /// What the sending program wrote beside the tag; likewise.
+    /// Application context beside the tag, set by the sender; likewise.
     pub app_ctx: u32,
-    /// What happened.
+    /// Flags.
     pub flags: TmFlags,
 }
 

@@ -1,23 +1,20 @@
-//! The base transport header: the 12 bytes every packet starts with (IBA §9.2).
-//!
-//! Touches `num` and `opcode`.
+//! The base transport header: the first 12 bytes of every packet (IBA §9.2).
 
 use crate::bytes::{ParseError, Reader, Sink};
 use crate::num::{Pkey, Psn, Qpn};
 use crate::opcode::Opcode;
 use core::fmt;
 
-/// Everything of the BTH but opcode, pad count and header version, which follow from the rest of
-/// the packet.
+/// The BTH without opcode, pad count and header version, which follow from the rest of the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bth {
-    /// Queue pair this is for.
+    /// Destination queue pair.
     pub dest_qpn: Qpn,
     /// Packet sequence number.
     pub psn: Psn,
     /// Partition key.
     pub pkey: Pkey,
-    /// SE: completing this message counts for a completion queue armed for solicited events only.
+    /// SE: the completion of this message is a solicited event.
     pub solicited: bool,
     /// A: the responder must schedule a response.
     pub ack_req: bool,
@@ -47,15 +44,13 @@ impl Bth {
         }
     }
 
-    /// Becomes the BTH of the next packet where packets from the middle of a message share a
-    /// header: only the first of them asks for an acknowledgement.
+    /// Returns the BTH of the next joined packet: only the first requests an acknowledgement.
     #[must_use]
     pub const fn next_joined(self) -> Self {
         Self { psn: self.psn.next(), ack_req: false, ..self }
     }
 
-    /// Reads a header: what follows from the rest of the packet (opcode, pad count), and the header
-    /// itself. Reserved bits are ignored.
+    /// Reads a header; returns the opcode, the pad count and the header. Reserved bits are ignored.
     // clause: BTH-RESERVED
     #[inline]
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<(Opcode, usize, Self), ParseError> {
@@ -81,7 +76,7 @@ impl Bth {
         Ok((opcode, usize::from(flags >> 4 & 3), bth))
     }
 
-    /// Takes over what the last 4 bytes say.
+    /// Sets the fields of the last 4 bytes.
     #[inline]
     pub(crate) fn set_last_word(&mut self, word: u32) {
         (self.psn, self.ack_req) = (Psn::new(word), word >> 31 != 0);

@@ -1,10 +1,10 @@
-//! Cursors over byte slices: big-endian numbers in, big-endian numbers out, no index that can fail;
-//! and why bytes are not a RoCEv2 packet.
+//! Cursors over byte slices for big-endian numbers, without indexing that can fail; and the parse
+//! errors of packets.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU8, Ordering};
 
-/// What is left to read.
+/// The unread bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
@@ -39,9 +39,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Room that is written to from its start on. `None` means out of room.
+/// A buffer written from its start. `None` if it is full.
 pub(crate) trait Sink {
-    /// Writes `bytes` and goes on behind them.
     fn array<const N: usize>(&mut self, bytes: [u8; N]) -> Option<()>;
 
     #[inline]
@@ -72,7 +71,7 @@ impl Sink for &mut [u8] {
     }
 }
 
-/// Bytes that somebody else may change meanwhile.
+/// Memory shared with another process.
 impl Sink for &[AtomicU8] {
     #[inline]
     fn array<const N: usize>(&mut self, bytes: [u8; N]) -> Option<()> {
@@ -83,7 +82,7 @@ impl Sink for &[AtomicU8] {
     }
 }
 
-/// Why bytes are not a RoCEv2 packet. All of these are dropped in silence and counted.
+/// Why bytes are not a RoCEv2 packet. Such packets are dropped silently and counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ParseError {
     /// Not IPv4 or IPv6, or with options, extension headers or fragments that RoCEv2 does not use.
@@ -96,8 +95,8 @@ pub enum ParseError {
     Version,
     /// An opcode that is reserved or of a transport this implementation does not know.
     Opcode,
-    /// The pad count does not go with the payload: not a multiple of 4 bytes, more pad than
-    /// payload, or a pad where there must be none.
+    /// The pad count does not fit the payload: not a multiple of 4 bytes, more pad than payload, or
+    /// a pad where none is allowed.
     Pad,
     /// A payload the opcode cannot carry: one where there must be none, none where there must be
     /// one, or too long.
@@ -105,16 +104,16 @@ pub enum ParseError {
 }
 
 impl ParseError {
-    /// Every reason, for counters.
+    /// All errors, for counters.
     pub const ALL: [Self; 7] =
         [Self::NotIp, Self::NotRoce, Self::Truncated, Self::Version, Self::Opcode, Self::Pad, Self::PayloadLength];
 
-    /// A short name for counters and logs.
+    /// Short name for counters and logs.
     pub const fn name(self) -> &'static str {
         self.texts().0
     }
 
-    /// Its name, and what it means for people.
+    /// Name and explanation.
     const fn texts(self) -> (&'static str, &'static str) {
         match self {
             Self::NotIp => ("not_ip", "not a plain IPv4 or IPv6 packet"),

@@ -1,23 +1,21 @@
-//! Capture files: frames out of pcap and pcapng ([`frames`]), packets into pcapng
+//! Capture files: reads frames from pcap and pcapng ([`frames`]), writes packets into pcapng
 //! ([`write_packet`]).
 //!
-//! For tests, for `roxe dump` and for `ROXE_CAPTURE`. Both sides work on bytes in memory and leave
-//! files to others. Formats: the Internet drafts draft-ietf-opsawg-pcap and
-//! draft-ietf-opsawg-pcapng. Any bytes are read, of either byte order, without panic and without
-//! allocation.
+//! For tests, `roxe dump` and `ROXE_CAPTURE`. Both sides work on bytes in memory. Formats: the
+//! Internet drafts draft-ietf-opsawg-pcap and draft-ietf-opsawg-pcapng. The reader accepts any
+//! bytes, in either byte order, without panic and without allocation.
 //!
-//! Written is what any tool for captures reads: little endian, nanoseconds, raw IP. Every function
-//! appends one block, whole, to anything that takes bytes. A file is one section, then its
-//! interfaces, then packets; an interface may also come later, before its first packet. The IP and
-//! UDP headers around a packet are built from its [`NetHeader`]: with IPv4 there is a valid header
-//! checksum and no UDP checksum, which RoCEv2 allows; with IPv6 there is a valid UDP checksum,
-//! because tools complain about its absence.
+//! The writer appends one complete block per call, in little endian with nanoseconds and raw IP,
+//! which every tool reads. A file is one section, then its interfaces, then packets; an interface
+//! may also follow later, before its first packet. The IP and UDP headers are built from
+//! [`NetHeader`]: with IPv4 a valid header checksum and no UDP checksum, which RoCEv2 allows; with
+//! IPv6 a valid UDP checksum, because tools complain about its absence.
 
 use crate::bytes::Reader;
 use crate::net::NetHeader;
 use core::fmt;
 
-/// Why a file, or the rest of it, cannot be read.
+/// Why a file, or its rest, cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureError {
     /// Neither pcap nor pcapng.
@@ -26,11 +24,11 @@ pub enum CaptureError {
     Truncated,
     /// A length or an interface number in a block is wrong.
     BadBlock,
-    /// A frame is of an interface behind the first [`MAX_INTERFACES`] of its section.
+    /// A frame names an interface beyond the first [`MAX_INTERFACES`] of its section.
     TooManyInterfaces,
 }
 
-/// Interfaces of a section of a pcapng file that are known, from the first on.
+/// Maximum number of known interfaces of a section.
 pub const MAX_INTERFACES: usize = 1024;
 
 impl fmt::Display for CaptureError {
@@ -46,7 +44,7 @@ impl fmt::Display for CaptureError {
 
 impl core::error::Error for CaptureError {}
 
-/// The frames of a capture file, which is given as a whole.
+/// Returns the frames of a complete capture file.
 ///
 /// # Errors
 /// [`CaptureError`] if the bytes do not begin like a capture file.
@@ -58,7 +56,7 @@ pub fn frames(file: &[u8]) -> Result<Frames<'_>, CaptureError> {
     Ok(Frames { format })
 }
 
-/// Iterator over the frames of a file. After an error it ends.
+/// Iterator over the frames of a file. It ends after an error.
 #[derive(Clone, Debug)]
 pub struct Frames<'a> {
     format: Format<'a>,
@@ -88,7 +86,7 @@ impl<'a> Iterator for Frames<'a> {
     }
 }
 
-/// The IP packet in a frame, if there is one.
+/// Returns the IP packet in a frame, if any.
 pub fn ip_packet(link: LinkType, frame: &[u8]) -> Option<&[u8]> {
     let mut rest = Reader(frame);
     match link {
@@ -170,7 +168,7 @@ impl<'a> Fields<'a> {
         Ok(taken)
     }
 
-    /// Takes `len` bytes and skips those that fill them up to a multiple of 4.
+    /// Takes `len` bytes and skips the padding to a multiple of 4.
     fn padded(&mut self, len: u32) -> Result<&'a [u8], CaptureError> {
         let taken = self.bytes(len)?;
         self.bytes(len.wrapping_neg() % 4)?;
@@ -182,8 +180,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The options at the end of a block: code and value. Ends where they are broken; they are only
-/// remarks.
+/// The options at the end of a block: code and value. Ends at a malformed one.
 #[derive(Clone, Debug)]
 struct Options<'a>(Fields<'a>);
 
@@ -218,7 +215,7 @@ impl<'a> Classic<'a> {
         };
         let mut records = Fields::new(order, file);
         records.array::<20>().ok()?;
-        // The upper half says whether frames end with an FCS, which the IP length cuts off anyway.
+        // The upper half describes the FCS of frames, which the IP length cuts off.
         let link = LinkType::from_number((records.u32().ok()? & 0xffff) as u16);
         Some(Self { link, unit_ns, records })
     }
@@ -238,19 +235,19 @@ impl<'a> Classic<'a> {
 /// A pcapng file: sections of blocks; every section has its own byte order and interfaces.
 #[derive(Clone, Debug)]
 struct Blocks<'a> {
-    /// Blocks not yet read.
+    /// Unread blocks.
     rest: Fields<'a>,
     /// The first interfaces of the current section; `None` if a block is broken.
     interfaces: [Option<Interface>; MAX_INTERFACES],
-    /// How many interfaces the section has so far.
+    /// Number of interfaces of the section so far.
     count: usize,
 }
 
-/// What the frames of an interface have in common.
+/// Properties of an interface.
 #[derive(Clone, Copy, Debug)]
 struct Interface {
     link: LinkType,
-    /// Most bytes of a frame that are captured; 0 is no limit.
+    /// Maximum captured bytes of a frame; 0: unlimited.
     snap_len: u32,
     /// `if_tsresol`: a negative power of 10, or of 2 with the top bit set.
     resolution: u8,
@@ -261,7 +258,7 @@ impl<'a> Blocks<'a> {
         if !file.starts_with(&SECTION_HEADER.to_be_bytes()) {
             return Err(CaptureError::UnknownFormat);
         }
-        // The byte order does not matter yet: the file begins with a section header, which sets it.
+        // Any byte order: the section header at the start sets it.
         let rest = Fields::new(Order::Big, file);
         Ok(Self { rest, interfaces: [None; MAX_INTERFACES], count: 0 })
     }
@@ -319,7 +316,7 @@ impl<'a> Blocks<'a> {
     }
 }
 
-/// The kind and the body of the next block. A section header changes the byte order of `rest`.
+/// Returns kind and body of the next block. A section header sets the byte order of `rest`.
 fn next_block<'a>(rest: &mut Fields<'a>) -> Result<(u32, Fields<'a>), CaptureError> {
     let kind = rest.u32()?;
     if kind == SECTION_HEADER {
@@ -335,7 +332,7 @@ fn next_block<'a>(rest: &mut Fields<'a>) -> Result<(u32, Fields<'a>), CaptureErr
     Ok((kind, body))
 }
 
-/// The byte order of the section whose header goes on with `bytes` after the block type.
+/// The byte order of a section whose header continues with `bytes` after the block type.
 fn section_order(bytes: &[u8]) -> Result<Order, CaptureError> {
     match bytes.first_chunk().ok_or(CaptureError::Truncated)? {
         [_, _, _, _, 0x1a, 0x2b, 0x3c, 0x4d] => Ok(Order::Big),
@@ -368,12 +365,12 @@ impl Interface {
     }
 }
 
-/// What stands in front of the IP header of a frame.
+/// Link-layer header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkType {
     /// Ethernet, with or without VLAN tags.
     Ethernet,
-    /// Nothing: the frame begins with its IP header.
+    /// None: the frame begins with its IP header.
     RawIp,
     /// 4 bytes of BSD loopback header.
     BsdLoopback,
@@ -386,7 +383,7 @@ pub enum LinkType {
 }
 
 impl LinkType {
-    /// From the number in the file (`LINKTYPE_*`).
+    /// Returns the type with this number (`LINKTYPE_*`).
     pub const fn from_number(number: u16) -> Self {
         match number {
             0 | 108 => Self::BsdLoopback,
@@ -403,12 +400,12 @@ impl LinkType {
 /// `LINKTYPE_RAW`: an IPv4 or an IPv6 packet, as its first byte says.
 pub(super) const RAW_IP: u16 = 101;
 
-/// Which way a frame went through the interface that recorded it.
+/// Direction of a frame through the recording interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// The frame came in.
+    /// Received.
     Inbound,
-    /// The frame went out.
+    /// Sent.
     Outbound,
 }
 
@@ -433,17 +430,17 @@ impl Direction {
 /// A captured frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// When, in nanoseconds since 1970; 0 if the file does not say.
+    /// Nanoseconds since 1970; 0 if unknown.
     pub timestamp_ns: u64,
-    /// What it begins with.
+    /// Link-layer header.
     pub link: LinkType,
-    /// Which way it went, if the file says.
+    /// Direction, if recorded.
     pub direction: Option<Direction>,
-    /// The last remark on it; empty if there is none.
+    /// Last comment; empty if none.
     pub comment: &'a str,
-    /// Its bytes, as many as were captured.
+    /// Captured bytes.
     pub data: &'a [u8],
-    /// Bytes that it had on the wire.
+    /// Original length in bytes.
     pub length: u64,
 }
 
@@ -453,7 +450,7 @@ impl Frame<'_> {
         self.length > self.data.len() as u64
     }
 
-    /// A frame without bytes of which nothing is known but the kind of its interface.
+    /// An empty frame with only its link type known.
     pub const fn new(link: LinkType) -> Self {
         Self { timestamp_ns: 0, link, direction: None, comment: "", data: &[], length: 0 }
     }
@@ -464,48 +461,46 @@ pub(super) const INTERFACE: u32 = 1;
 pub(super) const SIMPLE_PACKET: u32 = 3;
 pub(super) const ENHANCED_PACKET: u32 = 6;
 
-/// Codes of the options that are read or written. The same code means different things in different
-/// blocks.
+/// Option codes. A code has different meanings in different blocks.
 pub(super) mod option {
     pub(crate) const END: u16 = 0;
     pub(crate) const COMMENT: u16 = 1;
-    /// The name of an interface.
+    /// Interface name.
     pub(crate) const NAME: u16 = 2;
-    /// The direction of a packet, and more.
+    /// Packet flags, including the direction.
     pub(crate) const FLAGS: u16 = 2;
-    /// The program that wrote a section.
+    /// Name of the writing program.
     pub(crate) const APPLICATION: u16 = 4;
-    /// The unit of an interface's timestamps, a negative power of 10 (or of 2 with the top bit
-    /// set).
+    /// Timestamp resolution of an interface, a negative power of 10 (or of 2 with the top bit set).
     pub(crate) const RESOLUTION: u16 = 9;
 }
 
-/// What takes the bytes of a file, for example a `Vec<u8>`.
+/// Receives the bytes of a file, for example a `Vec<u8>`.
 pub trait Sink: for<'a> Extend<&'a u8> {}
 
 impl<T: for<'a> Extend<&'a u8>> Sink for T {}
 
-/// One packet on its way into a file.
+/// A packet to write.
 #[derive(Clone, Copy, Debug)]
 pub struct Outgoing<'a> {
     /// Number of the interface in the section, from 0.
     pub interface: u32,
-    /// When, in nanoseconds since 1970.
+    /// Nanoseconds since 1970.
     pub timestamp_ns: u64,
-    /// Which way it went.
+    /// Direction.
     pub direction: Direction,
-    /// What the IP and UDP headers say. The ICRC covers `ident`.
+    /// Fields of the IP and UDP headers. The ICRC covers `ident`.
     pub net: NetHeader,
     /// UDP payload: from the BTH to the ICRC.
     pub payload: &'a [u8],
-    /// A remark for the reader; none if empty. What is beyond [`MAX_OPTION`] bytes is left out.
+    /// Comment; none if empty. Truncated to [`MAX_OPTION`] bytes.
     pub comment: &'a str,
 }
 
-/// The most bytes a text in a file has here: what 16 bits can say, less room for its padding.
+/// Maximum length of a text in bytes: 16 bits, less its padding.
 pub const MAX_OPTION: usize = 0xfffc;
 
-/// Length unknown: a reader finds the end of the section at the end of the file.
+/// Unknown length: the section ends with the file.
 const SECTION_LENGTH: u64 = u64::MAX;
 const BYTE_ORDER: u32 = 0x1a2b_3c4d;
 /// 10^-9 seconds.
@@ -580,7 +575,6 @@ fn word(to: &mut impl Sink, value: u32) {
     to.extend(&value.to_le_bytes());
 }
 
-/// What `put_option` will write.
 const fn option_len(value: &[u8]) -> usize {
     4 + value.len().next_multiple_of(4)
 }
@@ -601,7 +595,7 @@ fn pad(to: &mut impl Sink, len: usize) {
     to.extend([0; 3].iter().take(len.wrapping_neg() % 4));
 }
 
-/// As much of a text as an option holds, cut between two characters.
+/// The start of a text that fits an option, cut between two characters.
 fn text(whole: &str) -> &[u8] {
     let cut = (0..=MAX_OPTION.min(whole.len())).rev().find_map(|end| whole.get(..end));
     cut.unwrap_or_default().as_bytes()

@@ -1,20 +1,18 @@
-//! The extended headers, one section each: fields, length, from bytes, to bytes (IBA §9.3). Text is
-//! at the end.
-//!
-//! Reserved bits are ignored when read and 0 when written. Touches `num`.
+//! The extended headers: fields, length, parsing and writing (IBA §9.3); their text is at the end.
+//! Reserved bits are ignored when read and 0 when written.
 
 use crate::bytes::{ParseError, Reader, Sink};
 use crate::num::{Msn, Qkey, Qpn, RKey};
 use core::fmt;
 
-/// RDMA extended header: where in the responder's memory a WRITE or READ works.
+/// RDMA extended header: the responder's memory of a WRITE or READ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reth {
     /// Virtual address.
     pub va: u64,
     /// Key of the remote memory.
     pub rkey: RKey,
-    /// Bytes of the whole message, not of this packet.
+    /// Length of the whole message in bytes.
     pub dma_len: u32,
 }
 
@@ -35,12 +33,12 @@ impl Reth {
     }
 }
 
-/// ACK extended header: what became of a request.
+/// ACK extended header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aeth {
-    /// What became of the request: acknowledged, not ready or refused.
+    /// Acknowledged, not ready or refused.
     pub syndrome: Syndrome,
-    /// How many messages the responder has completed.
+    /// Number of messages completed by the responder.
     pub msn: Msn,
 }
 
@@ -73,7 +71,7 @@ pub enum Syndrome {
     },
     /// The request is refused.
     Nak(NakCode),
-    /// A syndrome without meaning: the whole byte, as received.
+    /// A reserved syndrome: the whole byte.
     Reserved(u8),
 }
 
@@ -81,7 +79,7 @@ impl Syndrome {
     /// A positive acknowledgement that does not limit the sender.
     pub const ACK_UNLIMITED: Self = Self::Ack { credits: 0x1f };
 
-    /// The syndrome with this byte; every byte is one.
+    /// Returns the syndrome of this byte.
     // clause: AETH-SYNDROME
     #[inline]
     pub const fn from_u8(byte: u8) -> Self {
@@ -94,7 +92,7 @@ impl Syndrome {
         }
     }
 
-    /// The byte of this syndrome; only the low 5 bits of credits, timer and NAK code are used.
+    /// Returns the byte of this syndrome, with the low 5 bits of credits, timer or NAK code.
     #[inline]
     pub const fn to_u8(self) -> u8 {
         match self {
@@ -119,7 +117,7 @@ pub enum NakCode {
     RemoteOperation,
     /// Reliable datagram only.
     InvalidRd,
-    /// A code without meaning, 5..=31.
+    /// A reserved code, 5..=31.
     Reserved(u8),
 }
 
@@ -192,10 +190,9 @@ impl AtomicAckEth {
     }
 }
 
-/// Immediate data: 4 bytes the receiver finds in its completion, in the order they were given in.
+/// Immediate data: 4 bytes for the receiver's completion, in the given byte order.
 // clause: IMM-OPAQUE
-// Aligned, so that headers are copied by words: loads of odd pieces wait until the stores before
-// them have left the processor.
+// Aligned, so that headers are copied in words: unaligned loads stall on earlier stores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(align(4))]
 pub struct ImmDt(pub [u8; 4]);
@@ -212,7 +209,7 @@ impl ImmDt {
     }
 }
 
-/// Invalidate extended header: the remote key that the receiver of a SEND must make invalid.
+/// Invalidate extended header: the remote key that the receiver of a SEND invalidates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ieth(pub RKey);
 
@@ -228,7 +225,7 @@ impl Ieth {
     }
 }
 
-/// Datagram extended header: who may receive it and who sent it.
+/// Datagram extended header: Q_Key and sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deth {
     /// Must equal the receiving QP's key.
@@ -273,14 +270,14 @@ impl XrcEth {
     }
 }
 
-/// FLUSH extended header: what must have become visible or persistent before the answer.
-// Aligned as immediate data is.
+/// FLUSH extended header: the memory that must become visible or persistent before the response.
+// Aligned like immediate data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(align(4))]
 pub struct Feth {
-    /// Whether a range or the whole region is flushed.
+    /// Range or whole region.
     pub selectivity: Selectivity,
-    /// To which level: visible to others, or kept over a loss of power.
+    /// Level: visible to others, or persistent.
     pub placement: Placement,
 }
 
@@ -297,14 +294,14 @@ impl Feth {
     }
 }
 
-/// How much memory a FLUSH covers.
+/// Memory covered by a FLUSH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selectivity {
     /// The range in the RETH.
     Range,
     /// The whole memory region.
     Region,
-    /// A value without meaning, 2 or 3.
+    /// A reserved value, 2 or 3.
     Reserved(u8),
 }
 
@@ -333,9 +330,9 @@ pub struct Placement(pub u8);
 impl Placement {
     /// Visible to every other observer of the memory.
     pub const GLOBAL_VISIBILITY: Self = Self(1);
-    /// Kept over a loss of power.
+    /// Persistent over a power loss.
     pub const PERSISTENCE: Self = Self(2);
-    /// Visible to others and kept over a loss of power.
+    /// Visible to others and persistent.
     pub const BOTH: Self = Self(3);
 }
 

@@ -1,8 +1,5 @@
-//! Ethernet frames as flow steering sees them: where their headers lie, what these say
-//! ([`FrameKey`]), whether that is what somebody asks for ([`FrameMatch`]), and the checksums in
-//! them ([`checksum`]).
-//!
-//! Any bytes may come in. Headers that are not whole, or not understood, count as payload.
+//! Ethernet frames for flow steering: their header fields ([`FrameKey`]), conditions on these
+//! ([`FrameMatch`]), and checksums ([`checksum`]). Incomplete or unknown headers count as payload.
 
 pub mod checksum;
 
@@ -11,7 +8,7 @@ use core::ops::Range;
 /// Bytes of a key.
 const LEN: usize = 64;
 
-/// Something that a match can ask for. All numbers are in network byte order.
+/// A header field for conditions, in network byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Field {
     /// Destination MAC, 6 bytes.
@@ -22,7 +19,7 @@ pub enum Field {
     EtherType,
     /// Outermost VLAN tag, 2 bytes: priority 3 bits, DEI 1, VLAN 12.
     VlanTag,
-    /// Whether there is a VLAN tag: 1 or 0, 1 byte.
+    /// 1 with a VLAN tag, else 0, 1 byte.
     IsTagged,
     /// Version of a whole IP header: 4 or 6, else 0, 1 byte.
     IpVersion,
@@ -73,7 +70,7 @@ impl Field {
     }
 }
 
-/// What the headers of one frame say.
+/// The header fields of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameKey([u8; LEN]);
 
@@ -137,20 +134,20 @@ impl FrameKey {
         self.0.get(field.place()).unwrap_or_default()
     }
 
-    /// Whether the frame is for a group of stations, the broadcast address included.
+    /// Returns true if the frame is for a group of stations, the broadcast address included.
     pub fn is_multicast(&self) -> bool {
         self.0[0] & 1 != 0
     }
 }
 
-/// No frame can match: the same bits are asked to be 0 and 1.
+/// No frame can match: the same bits must be 0 and 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contradiction;
 
-/// What frames are wanted; the default wants all.
+/// Conditions on frames; the default matches all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameMatch {
-    /// What the header fields under `mask` must be; zero where `mask` is.
+    /// Required values of the bits in `mask`; zero elsewhere.
     value: [u8; LEN],
     mask: [u8; LEN],
 }
@@ -162,11 +159,11 @@ impl Default for FrameMatch {
 }
 
 impl FrameMatch {
-    /// Also asks that the bits of `field` under `mask` are those of `value`. Both may be shorter
-    /// than the field.
+    /// Adds the condition that the bits of `field` in `mask` equal those of `value`. Both may be
+    /// shorter than the field.
     ///
     /// # Errors
-    /// [`Contradiction`]; the match is then not to be used.
+    /// [`Contradiction`]; the match is then invalid.
     pub fn require(&mut self, field: Field, value: &[u8], mask: &[u8]) -> Result<(), Contradiction> {
         let values = self.value.get_mut(field.place()).unwrap_or_default();
         let masks = self.mask.get_mut(field.place()).unwrap_or_default();
@@ -188,14 +185,14 @@ impl FrameMatch {
         self.require(field, value, &[0xff; 16])
     }
 
-    /// Whether the frame with this key is wanted.
+    /// Returns true if the frame with this key matches.
     #[inline]
     pub fn matches(&self, key: &FrameKey) -> bool {
         let rows = self.value.iter().zip(&self.mask).zip(&key.0);
         rows.fold(0, |differs, ((value, mask), byte)| differs | (value ^ byte) & mask) == 0
     }
 
-    /// The destination address, if exactly one is asked for.
+    /// Returns the destination address, if exactly one is required.
     pub fn dst_mac(&self) -> Option<[u8; 6]> {
         let place = Field::DstMac.place();
         let is_whole = self.mask.get(place.clone())?.iter().all(|mask| *mask == 0xff);
@@ -207,9 +204,9 @@ impl FrameMatch {
 pub const ETH_LEN: usize = 14;
 /// Bytes of a VLAN tag.
 pub const TAG_LEN: usize = 4;
-/// VLAN tags that are read; hardware reads two.
+/// Maximum number of VLAN tags; hardware reads two.
 const MAX_TAGS: usize = 2;
-/// IPv6 extension headers that are read at most.
+/// Maximum number of IPv6 extension headers.
 const MAX_EXTENSIONS: usize = 8;
 
 pub(super) const ETHERTYPE_IPV4: u16 = 0x0800;
@@ -225,7 +222,7 @@ pub(super) const IPV6_LEN: usize = 40;
 const MORE_FRAGMENTS: u16 = 0x2000;
 const FRAGMENT_OFFSET: u16 = 0x1fff;
 
-/// Where the headers of a frame lie.
+/// Positions of the headers of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     /// The outermost VLAN tag.
@@ -240,9 +237,9 @@ pub(super) struct Layout {
 pub(super) struct Ip {
     pub(super) is_v4: bool,
     pub(super) start: usize,
-    /// Where the packet ends: what follows is padding of the frame.
+    /// End of the packet; padding of the frame follows.
     pub(super) end: usize,
-    /// The frame holds all that the header promises, and it is no fragment.
+    /// True if the frame is complete and not a fragment.
     pub(super) is_whole: bool,
     pub(super) l4: Option<L4>,
 }
@@ -308,8 +305,8 @@ impl L4 {
     }
 }
 
-/// What follows the extension headers of IPv6, the first of which is a `next` header at `at`; and
-/// whether one of them says that this is a fragment.
+/// Returns the protocol and position behind the IPv6 extension headers, which begin with `next` at
+/// `at`; and true for a fragment.
 fn behind_extensions(packet: &[u8], mut next: u8, mut at: usize) -> (Option<L4>, bool) {
     const HOP_BY_HOP: u8 = 0;
     const ROUTING: u8 = 43;

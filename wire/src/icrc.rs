@@ -1,9 +1,9 @@
-//! The invariant CRC: the last 4 bytes of every packet, over everything that no router may change.
+//! The invariant CRC: the last 4 bytes of every packet, over everything that routers do not change.
 //!
-//! CRC-32 as in Ethernet over 8 bytes of ones (for a header RoCE does not have), then IP header,
-//! UDP header, BTH and the rest, with the fields that routers change replaced by ones; least
-//! significant byte first on the wire. The IP and UDP lengths in it follow from the packet's
-//! length. Touches `net`.
+//! It is the CRC-32 of Ethernet over 8 bytes of ones (in place of a header that RoCE lacks), then
+//! IP header, UDP header, BTH and the rest, with the fields that routers change replaced by ones;
+//! least significant byte first on the wire. The IP and UDP lengths follow from the packet's
+//! length.
 
 use crate::bth::Bth;
 use crate::net::{IPV4_LEN, IPV6_LEN, NetHeader, UDP_LEN, wire_length};
@@ -13,51 +13,48 @@ use crc32fast::Hasher;
 /// Length on the wire, bytes.
 pub const LEN: usize = 4;
 
-/// The register behind the 8 bytes of ones in front of everything.
+/// The register after the 8 bytes of ones.
 const BEHIND_PREFIX: u32 = !0x2144_df1c;
 
-/// Bytes for which setting up anything wide takes longer than looking each of them up.
+/// Up to this many bytes, table lookups are faster than setting up a wide CRC.
 const FEW: usize = 64;
 
-/// The ICRC of `packet`, which reaches from the BTH to the end of the pad. Goes on the wire least
-/// significant byte first.
+/// Returns the ICRC of `packet`, from the BTH to the end of the pad.
 pub fn compute(net: &NetHeader, packet: &[u8]) -> u32 {
     Sealer::new(net).sum::<Tables>(net.ident, packet)
 }
 
-/// Bytes that [`Summed`] counts in.
+/// Unit of [`Summed`] in bytes.
 pub const BLOCK: usize = 256;
 
-/// A stretch of a packet whose sum is known before the packet is sealed: whoever copied it computed
-/// it on the way.
+/// A part of a packet whose sum was computed while it was copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summed {
-    /// Where it starts, counted from the BTH; behind that.
+    /// Start, counted from the BTH; behind the BTH.
     pub start: usize,
     /// Its length in blocks of [`BLOCK`] bytes.
     pub blocks: u8,
-    /// What a CRC-32 register that was 0 holds behind it. It is the same for any bytes that are
-    /// equal modulo the polynomial, such as the last block of a folded copy.
+    /// The CRC-32 register after it, starting from 0. Bytes that are equal modulo the polynomial
+    /// have the same remainder, such as the last block of a folded copy.
     pub remainder: u32,
 }
 
-/// Sums up bytes: [`Tables`] on any processor, others know more of theirs.
+/// A CRC-32 implementation: [`Tables`] runs on any processor.
 ///
-/// A *lane* is 16 bytes as a little-endian number. What is in front of it in a packet is in it
-/// already.
+/// A *lane* is 16 bytes as a little-endian number, which already contains what precedes it.
 pub trait Crc {
-    /// What a CRC-32 register that was `register` holds behind `bytes`.
+    /// Returns the register after `bytes`, starting from `register`.
     fn update(register: u32, bytes: &[u8]) -> u32;
 
-    /// What one that was 0 holds behind `lane` and `bytes`.
+    /// Returns the register after `lane` and `bytes`, starting from 0.
     fn update_behind(lane: u128, bytes: &[u8]) -> u32;
 
-    /// What a register that was 0 holds behind `lane`, `bytes` and `blocks` times [`BLOCK`] zero
-    /// bytes; `None` if that is too many.
+    /// Returns the register after `lane`, `bytes` and `blocks` times [`BLOCK`] zero bytes, starting
+    /// from 0; `None` if that is too many.
     fn shift_behind(lane: u128, bytes: &[u8], blocks: u8) -> Option<u32>;
 }
 
-/// Looks up a few bytes, and leaves more of them to `crc32fast`.
+/// Table lookups for short inputs, `crc32fast` for long ones.
 #[derive(Clone, Copy, Debug)]
 pub struct Tables;
 
@@ -80,20 +77,19 @@ impl Crc for Tables {
     }
 }
 
-/// Seals or checks packets between two addresses: their headers are summed up once, and what a
-/// packet's length and its identification change in the sum is looked up. Headers were half of what
-/// the ICRCs of a message of 64 bytes cost.
+/// Seals or checks packets between two addresses. The CRC of their headers is computed once, and
+/// the effects of length and identification are looked up.
 #[derive(Clone, Copy, Debug)]
 pub struct Sealer {
     src: Gid,
     dst: Gid,
     src_port: u16,
     is_ipv4: bool,
-    /// The register behind a UDP header without lengths, the identification 0.
+    /// The register after a UDP header without lengths, identification 0.
     plain: u32,
-    /// The UDP payload length that `register` is of.
+    /// UDP payload length of `register`.
     udp_payload_len: usize,
-    /// The register behind a UDP header of a packet with that length, the identification 0.
+    /// The register after a UDP header with that length, identification 0.
     register: u32,
 }
 
@@ -104,7 +100,7 @@ impl Default for Sealer {
 }
 
 impl Sealer {
-    /// For packets between the addresses of `net`.
+    /// A sealer for packets between the addresses of `net`.
     pub fn new(net: &NetHeader) -> Self {
         let is_ipv4 = net.is_ipv4();
         let plain = if is_ipv4 {
@@ -116,8 +112,7 @@ impl Sealer {
         Self { src: net.src, dst: net.dst, src_port: net.src_port, is_ipv4, plain, udp_payload_len: 0, register: plain }
     }
 
-    /// From now on seals packets between the addresses of `net`, which mostly are those of the
-    /// packet before.
+    /// Changes the addresses to those of `net`, which are usually the same.
     #[inline]
     pub fn retarget(&mut self, net: &NetHeader) {
         if (self.src, self.dst, self.src_port) != (net.src, net.dst, net.src_port) {
@@ -125,16 +120,15 @@ impl Sealer {
         }
     }
 
-    /// Writes the ICRC into the last 4 bytes of a UDP payload, of a packet with this identification
-    /// if it is IPv4. Does nothing if there are no 4 bytes. What `summed` says of a stretch of it
-    /// is taken for true.
+    /// Writes the ICRC into the last 4 bytes of a UDP payload, with this identification for IPv4.
+    /// Does nothing if there are no 4 bytes. `summed` must be correct.
     pub fn seal<C: Crc>(&mut self, ident: u16, udp_payload: &mut [u8], summed: Option<&Summed>) {
         let Some((packet, icrc)) = udp_payload.split_last_chunk_mut::<LEN>() else { return };
         let known = summed.and_then(|summed| self.sum_around::<C>(ident, packet, summed));
         *icrc = known.unwrap_or_else(|| self.sum::<C>(ident, packet)).to_le_bytes();
     }
 
-    /// As [`solve_ident`], for packets between the addresses of this.
+    /// As [`solve_ident`], for packets between this sealer's addresses.
     // clause: IP-IDENT
     pub fn solve_ident<C: Crc>(&mut self, udp_payload: &[u8], likely: u16) -> Option<u16> {
         let (packet, icrc) = udp_payload.split_last_chunk::<LEN>()?;
@@ -152,13 +146,13 @@ impl Sealer {
     fn sum<C: Crc>(&mut self, ident: u16, packet: &[u8]) -> u32 {
         match packet.split_first_chunk() {
             Some((bth, rest)) => !C::update_behind(self.lane(ident, packet.len(), bth), rest),
-            // Not a packet; some CRC has to come out.
+            // Not a packet; any CRC will do.
             None => !update_bytes(BEHIND_PREFIX, packet),
         }
     }
 
-    /// The ICRC of `packet` without a look at the stretch that is summed already; `None` if that
-    /// does not lie behind the BTH.
+    /// The ICRC of `packet` without reading the summed part; `None` if that does not lie behind the
+    /// BTH.
     fn sum_around<C: Crc>(&mut self, ident: u16, packet: &[u8], summed: &Summed) -> Option<u32> {
         let (bth, rest) = packet.split_first_chunk()?;
         let (before, rest) = rest.split_at_checked(summed.start.checked_sub(Bth::LEN)?)?;
@@ -169,7 +163,7 @@ impl Sealer {
         Some(if after.is_empty() { !register } else { !C::update(register, after) })
     }
 
-    /// The BTH of a packet of `len` bytes, and all in front of it.
+    /// The lane of the BTH of a packet of `len` bytes.
     #[inline]
     fn lane(&mut self, ident: u16, len: usize, bth: &[u8; Bth::LEN]) -> u128 {
         let [a, b, c, d, _, e, f, g, h, i, j, k] = *bth;
@@ -195,8 +189,8 @@ impl Sealer {
     }
 }
 
-/// IPv4 and UDP header with ones for what routers change and without what differs from packet to
-/// packet.
+/// IPv4 and UDP header with ones for fields that routers change, and without fields that differ
+/// between packets.
 fn masked_ipv4(net: &NetHeader) -> [u8; IPV4_LEN + UDP_LEN] {
     let mut headers = [0; IPV4_LEN + UDP_LEN];
     headers[..20].copy_from_slice(&net.ipv4_header(0));
@@ -213,7 +207,7 @@ fn masked_ipv4(net: &NetHeader) -> [u8; IPV4_LEN + UDP_LEN] {
     headers
 }
 
-/// IPv6 and UDP header with ones for what routers change and without lengths.
+/// IPv6 and UDP header with ones for fields that routers change, and without lengths.
 fn masked_ipv6(net: &NetHeader) -> [u8; IPV6_LEN + UDP_LEN] {
     let mut headers = [0; IPV6_LEN + UDP_LEN];
     headers[..40].copy_from_slice(&net.ipv6_header(0));
@@ -230,7 +224,7 @@ fn masked_ipv6(net: &NetHeader) -> [u8; IPV6_LEN + UDP_LEN] {
     headers
 }
 
-/// Whether the last 4 bytes of a UDP payload are its ICRC.
+/// Returns true if the last 4 bytes of a UDP payload are its ICRC.
 pub fn verify(net: &NetHeader, udp_payload: &[u8]) -> bool {
     udp_payload
         .split_last_chunk::<LEN>()
@@ -242,16 +236,15 @@ pub fn seal(net: &NetHeader, udp_payload: &mut [u8]) {
     Sealer::new(net).seal::<Tables>(net.ident, udp_payload, None);
 }
 
-/// The IPv4 identification that explains the received ICRC, if any does; `net.ident` is not looked
-/// at.
-///
-/// `likely` is tried first. With IPv6 there is no identification: `Some(0)` if the ICRC is right.
+/// Returns the IPv4 identification for which the received ICRC is correct, if any; ignores
+/// `net.ident`. `likely` is tried first. With IPv6 there is no identification: `Some(0)` if the
+/// ICRC is correct.
 pub fn solve_ident(net: &NetHeader, udp_payload: &[u8], likely: u16) -> Option<u16> {
     Sealer::new(net).solve_ident::<Tables>(udp_payload, likely)
 }
 
-/// The identification of a packet of `len` bytes whose ICRC is by `difference` another than it
-/// would be with `ident`.
+/// The identification of a packet of `len` bytes whose ICRC differs by `difference` from that of
+/// `ident`.
 #[cold]
 fn ident_for(difference: u32, len: usize, ident: u16) -> Option<u16> {
     // Between the identification and the ICRC: the rest of the IP header, the UDP header, the
@@ -265,13 +258,12 @@ fn ident_for(difference: u32, len: usize, ident: u16) -> Option<u16> {
 #[cfg(test)]
 mod tests;
 
-// The CRC of a few bytes, looked up one after the other, and what single header fields change in
-// it.
+// CRC of a few bytes by table, and the effect of single header fields on it.
 
-/// What a byte in front of 0 to 3 others does to the register.
+/// Effect of a byte in front of 0 to 3 others on the register.
 static BYTES: [[u32; 256]; 4] = [bytes(8), bytes(16), bytes(24), bytes(32)];
 
-/// What the two bytes of a header field do to the register behind the UDP header.
+/// Effect of the two bytes of a header field on the register after the UDP header.
 struct Field([[u32; 256]; 2]);
 
 /// The lengths and the identification, with so many bytes between them and the BTH.
@@ -327,12 +319,10 @@ const LOW: [u32; 256] = powers(divide_by_x(ONE, 8));
 const HIGH: [u32; 256] = powers(divide_by_x(ONE, 8 * 256));
 /// x^(8·256).
 const BLOCK_POWER: u32 = power_of_x(8 * 256);
-/// What each value of each four bits of a register, the lowest first, becomes up to 16 times 256
-/// zero bytes later.
+/// The value of each four bits of a register, lowest first, after up to 16 times 256 zero bytes.
 static LATER: [[[u32; 16]; 8]; 17] = later();
 
-/// What the register holds `blocks` times 256 zero bytes after it held `register`; `None` if that
-/// is too many.
+/// Returns `register` after `blocks` times 256 zero bytes; `None` if that is too many.
 #[inline]
 fn shift(register: u32, blocks: u8) -> Option<u32> {
     let fours = LATER.get(usize::from(blocks))?.iter().enumerate();
@@ -355,7 +345,7 @@ const fn later() -> [[[u32; 16]; 8]; 17] {
     table
 }
 
-/// What the register held `bytes` zero bytes before it came to hold `register`.
+/// Returns the register `bytes` zero bytes before `register`.
 fn unshift(register: u32, bytes: u16) -> u32 {
     let [high, low] = bytes.to_be_bytes();
     multiply(multiply(HIGH[usize::from(high)], LOW[usize::from(low)]), register)

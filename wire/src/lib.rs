@@ -1,25 +1,24 @@
 //! RoCEv2 packets: bytes to values that can only be legal, and back.
 //!
-//! # Who checks what
+//! # Checks
 //!
-//! [`Packet::parse`] takes the payload of a UDP datagram and answers either with a packet that is
-//! legal in itself (a defined opcode, exactly the headers that opcode has, a payload and a pad the
-//! opcode may carry) or with a [`ParseError`]. Nobody asks these questions again. It does not check
-//! the ICRC, because that needs the IP header: [`icrc::verify`] does, or [`icrc::solve_ident`]
-//! where the IPv4 identification is unknown. What depends on a queue pair (keys, PSNs, the order of
-//! opcodes, a payload of exactly one path MTU) is the transport's to check.
+//! [`Packet::parse`] takes the payload of a UDP datagram and returns either a packet that is legal
+//! in itself (a defined opcode, exactly its extended headers, a legal payload and pad) or a
+//! [`ParseError`]. It does not check the ICRC, which needs the IP header: use [`icrc::verify`], or
+//! [`icrc::solve_ident`] if the IPv4 identification is unknown. The transport checks everything
+//! that depends on a queue pair: keys, PSNs, the order of opcodes, the path MTU.
 //!
-//! [`Header::emit`] is the other direction. What it writes parses back to the same values. What was
-//! parsed is written back byte for byte, but for fields the receiver must ignore and the sender
-//! must zero: reserved bits, pad bytes and the pad count of a packet without payload.
+//! [`Header::emit`] is the inverse: its output parses back to the same values. A parsed packet is
+//! written back byte for byte, except for fields that receivers ignore and senders zero: reserved
+//! bits, pad bytes and the pad count of a packet without payload.
 //!
-//! [`cm`] has the messages that connections are made with, which travel as payload.
+//! [`cm`] has the messages of the connection manager, which travel as payload.
 //!
-//! # What cannot happen
+//! # Guarantees
 //!
-//! No input makes anything here panic. There is no `unsafe`, no allocation and no I/O. The crate
-//! itself uses only `core`; its one dependency, the CRC, uses `std` to find out what the processor
-//! can do, with the feature `std`, which is on unless `default-features = false` says otherwise.
+//! No input causes a panic. There is no `unsafe`, no allocation and no I/O. The crate itself uses
+//! only `core`; its one dependency, the CRC, uses `std` to detect CPU features. The feature `std`
+//! is on by default.
 //!
 //! # Example
 //!

@@ -1,7 +1,5 @@
-//! What the IP and UDP headers around a packet say, as far as RoCEv2 cares.
-//!
-//! The ICRC covers these fields ([`crate::icrc`]) and a UD receiver is handed them as a GRH.
-//! Touches `num`.
+//! The IP and UDP header fields of a packet, as far as RoCEv2 uses them. The ICRC covers them
+//! ([`crate::icrc`]), and a UD receiver gets them as a GRH.
 
 use crate::bytes::{ParseError, Reader};
 use crate::num::Gid;
@@ -41,19 +39,19 @@ const PROTOCOL_UDP: u8 = 17;
 const DONT_FRAGMENT: u16 = 0x4000;
 
 impl NetHeader {
-    /// Whether the packet travels in IPv4.
+    /// Returns true if the packet travels in IPv4.
     #[inline]
     pub fn is_ipv4(&self) -> bool {
         self.dst.is_ipv4()
     }
 
-    /// Whether a switch on the way marked the packet: it met congestion.
+    /// Returns true if a switch marked the packet as congested (CE).
     #[inline]
     pub const fn is_marked(&self) -> bool {
         self.traffic_class & ECN == ECN
     }
 
-    /// Marks the packet as such a switch does.
+    /// Marks the packet as congested (CE).
     #[inline]
     pub const fn mark(&mut self) {
         self.traffic_class |= ECN;
@@ -77,9 +75,8 @@ impl NetHeader {
         area
     }
 
-    /// Reads an IP packet (no Ethernet header) and returns what it says with its UDP payload, ICRC
-    /// included. What follows the length given in the IP header is Ethernet padding and is left
-    /// out.
+    /// Parses an IP packet (no Ethernet header) and returns its header fields and UDP payload,
+    /// including the ICRC. Bytes beyond the IP length are Ethernet padding and ignored.
     ///
     /// # Errors
     /// [`ParseError::NotIp`], [`ParseError::NotRoce`] or [`ParseError::Truncated`].
@@ -90,8 +87,8 @@ impl NetHeader {
         }
     }
 
-    /// As [`parse_ip`](Self::parse_ip) for a packet of which only the beginning is there, its UDP
-    /// header at least; also the length that the whole UDP payload has.
+    /// As [`parse_ip`](Self::parse_ip) for a truncated packet with at least its UDP header; also
+    /// returns the original length of the UDP payload.
     ///
     /// # Errors
     /// As [`parse_ip`](Self::parse_ip).
@@ -99,7 +96,7 @@ impl NetHeader {
         Self::read_ip(packet).map(|(net, payload, len, _)| (net, payload, len))
     }
 
-    /// What is there of the UDP payload, its length, and true if the whole IP packet is there.
+    /// Returns the available UDP payload, its full length, and true if the IP packet is complete.
     #[inline]
     fn read_ip(packet: &[u8]) -> Result<(Self, &[u8], usize, bool), ParseError> {
         let version = packet.first().ok_or(ParseError::Truncated)? >> 4;
@@ -162,7 +159,7 @@ impl NetHeader {
         let mut header = self.udp_header(payload.len());
         let ends = word_sum(&self.src.0) + word_sum(&self.dst.0);
         let pseudo = ends + (UDP_LEN + payload.len()) as u64 + u64::from(PROTOCOL_UDP);
-        // 0 would say that there is none; all ones mean the same number.
+        // 0 means no checksum; all ones are the same number.
         let checksum = match fold(pseudo + word_sum(&header) + word_sum(payload)) {
             0 => 0xffff,
             checksum => checksum,
@@ -180,14 +177,13 @@ pub(crate) fn word_sum(bytes: &[u8]) -> u64 {
     words.iter().map(|word| u64::from(u16::from_be_bytes(*word))).sum::<u64>() + last
 }
 
-/// A length field: headers and payload. No datagram is longer than the field can say; a made-up one
-/// wraps.
+/// A length field: headers and payload. It wraps for impossible lengths.
 #[inline]
 pub(crate) fn wire_length(headers: usize, udp_payload_len: usize) -> [u8; 2] {
     (headers.wrapping_add(udp_payload_len) as u16).to_be_bytes()
 }
 
-/// The Internet checksum of what sums up to `sum` while the checksum field is 0.
+/// The Internet checksum of the word sum `sum`, with the checksum field 0.
 pub(crate) fn fold(sum: u64) -> u16 {
     let mut sum = sum;
     while sum > 0xffff {
@@ -196,7 +192,7 @@ pub(crate) fn fold(sum: u64) -> u16 {
     !(sum as u16)
 }
 
-/// Header, protocol, what of the rest is there, and how long that is by the header.
+/// Header, protocol, available rest, and its length by the header.
 type IpParts<'a> = (NetHeader, u8, &'a [u8], usize);
 
 /// The first `len` bytes, as many of them as there are.

@@ -1,11 +1,9 @@
-//! The numbers of the wire as types: each knows its width, its arithmetic and how it prints.
-//!
-//! Lives here: `Psn Msn Qpn Pkey Qkey LKey RKey Gid PathMtu`. Touches nothing but `core`.
+//! Numbers in packets as types, each with its width, arithmetic and text.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The most payload bytes a packet carries: the largest path MTU.
+/// Maximum payload of a packet in bytes: the largest path MTU.
 pub const MAX_PAYLOAD: usize = 4096;
 
 const MASK_24: u32 = 0x00ff_ffff;
@@ -54,12 +52,12 @@ impl Psn {
         ((self.0.wrapping_sub(other.0) << 8) as i32) >> 8
     }
 
-    /// Whether this PSN is older than `other`.
+    /// Returns true if this PSN is older than `other`.
     pub const fn is_before(self, other: Self) -> bool {
         self.distance(other) < 0
     }
 
-    /// Whether this PSN is newer than `other`.
+    /// Returns true if this PSN is newer than `other`.
     pub const fn is_after(self, other: Self) -> bool {
         self.distance(other) > 0
     }
@@ -128,8 +126,8 @@ impl Pkey {
     /// The only key a RoCE port has: default partition, full member.
     pub const DEFAULT: Self = Self(0xffff);
 
-    /// Whether packets with `other` may reach an owner of this key: equal low 15 bits, not zero,
-    /// and at least one of both a full member (IBA §10.9.3).
+    /// Returns true if packets with `other` may reach an owner of this key: equal low 15 bits, not
+    /// zero, and at least one of both a full member (IBA §10.9.3).
     // clause: PKEY-MATCH
     pub const fn matches(self, other: Self) -> bool {
         let (a, b) = (self.0, other.0);
@@ -151,8 +149,8 @@ impl Qkey {
     /// The well-known key of QP1.
     pub const GSI: Self = Self(0x8001_0000);
 
-    /// Whether the top bit is set: a work request with such a key means "use the QP's own" (IBA
-    /// §10.2.5).
+    /// Returns true if the top bit is set: a work request with such a key means "use the QP's own"
+    /// (IBA §10.2.5).
     pub const fn is_controlled(self) -> bool {
         self.0 & 0x8000_0000 != 0
     }
@@ -172,24 +170,24 @@ pub struct RKey(pub u32);
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// The address this GID stands for; an IPv4-mapped GID gives the IPv4 address.
+    /// Returns the IP address; an IPv4-mapped GID gives the IPv4 address.
     // clause: GID-ADDRESS
     pub fn to_ip(self) -> IpAddr {
         let v6 = Ipv6Addr::from(self.0);
         v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
     }
 
-    /// Whether this is an IPv4-mapped GID, so that its packets carry an IPv4 header.
+    /// Returns true for an IPv4-mapped GID, whose packets have an IPv4 header.
     pub fn is_ipv4(self) -> bool {
         matches!(self.to_ip(), IpAddr::V4(_))
     }
 
-    /// Whether this names a multicast group: first byte 0xff, or an IPv4-mapped 224.0.0.0/4.
+    /// Returns true for a multicast group: first byte 0xff, or an IPv4-mapped 224.0.0.0/4.
     pub fn is_multicast(self) -> bool {
         self.to_ip().is_multicast()
     }
 
-    /// Whether all bytes are zero: an empty table entry.
+    /// Returns true if all bytes are zero: an empty table entry.
     pub fn is_zero(self) -> bool {
         self.0 == [0; 16]
     }
@@ -278,7 +276,7 @@ mod tests {
     // clause: PSN-24BIT
     #[test]
     #[cfg_attr(miri, ignore = "84 million numbers take Miri too long")]
-    fn every_difference_of_psns_has_one_sign_and_leads_back() {
+    fn psn_distance_is_consistent_for_every_difference() {
         const HALF: i32 = 1 << 23;
         for base in [0, 1, 0x7f_ffff, 0x80_0000, 0xff_ffff].map(Psn::new) {
             for n in 0..1 << 24 {

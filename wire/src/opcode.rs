@@ -1,6 +1,5 @@
-//! Opcodes and the facts about them, as one table (IBA §9.2, table 38; the RoCEv2 annex for the
-//! CNP); and what a packet is: its service, its operation and the extended headers of that
-//! operation, of which only legal combinations exist.
+//! Opcodes and their properties as one table (IBA §9.2, table 38; the RoCEv2 annex for the CNP);
+//! and [`Kind`]: service, operation and extended headers, in legal combinations only.
 //!
 //! An opcode byte is a service (bits 7:5) and an operation (bits 4:0); most operations exist for
 //! several services and mean the same in each.
@@ -38,7 +37,7 @@ impl Service {
     }
 }
 
-/// What a packet does, whatever its service. The low 5 bits are those of the opcode byte.
+/// Operation of a packet, independent of its service. The low 5 bits are those of the opcode byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "the names say it; see `Operation::facts`")]
@@ -72,7 +71,7 @@ pub enum Operation {
     Cnp = 0x21,
 }
 
-/// Where in its message a packet stands.
+/// Position of a packet in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Position {
     /// The first of several packets.
@@ -85,23 +84,22 @@ pub enum Position {
     Only,
 }
 
-/// What payload a packet may carry to be one. Always at most [`crate::num::MAX_PAYLOAD`]. Requests
-/// of the wrong length that leave no doubt where they end (an empty LAST, an ATOMIC WRITE) are
-/// packets: the responder refuses them.
+/// Legal payload lengths of a packet, at most [`crate::num::MAX_PAYLOAD`]. Requests of a wrong but
+/// unambiguous length (an empty LAST, an ATOMIC WRITE) are parsed: the responder refuses them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PayloadRule {
     /// No payload.
     None,
-    /// One path MTU: no pad. That it is the path's MTU is the transport's to check.
+    /// One path MTU: no pad. The transport checks the length.
     Full,
     /// At least one byte.
     Some,
-    /// Any length, 0 too; what the transport allows is less for some.
+    /// Any length, including 0; the transport may allow less.
     Any,
 }
 
 impl PayloadRule {
-    /// Whether `len` bytes of payload are allowed.
+    /// Returns true if `len` bytes of payload are allowed.
     // clause: PAYLOAD-RULE
     #[inline]
     pub const fn allows(self, len: usize) -> bool {
@@ -115,22 +113,22 @@ impl PayloadRule {
     }
 }
 
-/// What is known of an operation.
+/// Properties of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// Its name as printed.
+    /// Name.
     pub name: &'static str,
-    /// Its place in a message.
+    /// Position in the message.
     pub position: Position,
     /// Bytes of extended headers, without those that a service adds (XRCETH, DETH).
     pub ext_len: usize,
-    /// Which payloads it may carry.
+    /// Legal payloads.
     pub payload: PayloadRule,
 }
 
 impl Operation {
-    /// All operations: requests, answers and the congestion notification. Fault rules print them in
-    /// this order, and what a rule hits by chance depends on its text.
+    /// All operations. Fault rules print them in this order, and random decisions depend on the
+    /// text of a rule: keep the order.
     #[rustfmt::skip]
     pub const ALL: [Self; 26] = [
         Self::SendFirst, Self::SendMiddle, Self::SendLast, Self::SendLastImm, Self::SendLastInvalidate,
@@ -141,7 +139,7 @@ impl Operation {
         Self::AtomicAcknowledge, Self::Acknowledge, Self::Cnp,
     ];
 
-    /// The facts about this operation.
+    /// Returns the properties of this operation.
     // clause: OPCODE-TABLE
     #[inline]
     #[rustfmt::skip]
@@ -178,7 +176,7 @@ impl Operation {
         }
     }
 
-    /// Whether it goes from the responder to the requester.
+    /// Returns true for a response.
     pub const fn is_response(self) -> bool {
         matches!(
             self,
@@ -191,7 +189,7 @@ impl Operation {
         )
     }
 
-    /// Whether unreliable connections have it, too.
+    /// Returns true if UC has the operation.
     #[inline]
     pub(crate) const fn is_of_uc(self) -> bool {
         self as u8 <= Self::WriteOnlyImm as u8
@@ -245,12 +243,12 @@ impl Opcode {
         self.service
     }
 
-    /// What the packet does, without its service.
+    /// The operation, without its service.
     pub const fn operation(self) -> Operation {
         self.operation
     }
 
-    /// The facts about the operation.
+    /// Returns the properties of the operation.
     #[inline]
     pub const fn facts(self) -> Facts {
         self.operation.facts()
@@ -274,7 +272,7 @@ impl Opcode {
     }
 }
 
-/// [`Opcode::decode`] of every byte: one load instead of two jumps for each packet.
+/// [`Opcode::decode`] of every byte.
 const OPCODES: [Option<Opcode>; 256] = {
     let mut table = [None; 256];
     let mut byte = 0;
@@ -294,14 +292,14 @@ impl fmt::Display for Opcode {
     }
 }
 
-/// What ends a SEND besides its payload.
+/// Extended header at the end of a SEND.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendTail {
-    /// Nothing: the payload is all.
+    /// None.
     Plain,
     /// Immediate data.
     Imm(ImmDt),
-    /// A key that the receiver must make invalid.
+    /// Key to invalidate at the receiver.
     Invalidate(Ieth),
 }
 
@@ -336,12 +334,11 @@ pub enum Response {
     AtomicAck(Aeth, AtomicAckEth),
 }
 
-/// A request of an unreliable connection: one of the SENDs and WRITEs that every connected service
-/// has.
+/// A request of UC: one of the SENDs and WRITEs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UcRequest(pub(crate) Request);
 
-/// What a packet is: service, operation and extended headers.
+/// Service, operation and extended headers of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Reliable connection, to the responder.
@@ -372,7 +369,7 @@ const CNP_RESERVED: usize = 16;
 impl Kind {
     /// Reads the extended headers of `opcode`.
     // clause: HEADER-ORDER
-    // A call would hand them over in memory, to be copied: 16 instructions for each packet.
+    // Inlined: a call would return the headers through memory.
     #[inline(always)]
     pub(crate) fn read(opcode: Opcode, from: &mut Reader<'_>) -> Result<Self, ParseError> {
         let operation = opcode.operation();
@@ -387,7 +384,7 @@ impl Kind {
         }
     }
 
-    /// The request in it, if it is one of a connection.
+    /// Returns the request, if it is one of a connection.
     #[inline]
     pub const fn request(&self) -> Option<&Request> {
         match self {
@@ -519,7 +516,7 @@ impl Response {
         }
     }
 
-    /// Its acknowledgement; what is from the middle of READ data has none.
+    /// Returns the AETH; MIDDLE READ responses have none.
     #[inline]
     pub const fn aeth(&self) -> Option<&Aeth> {
         match self {

@@ -1,5 +1,4 @@
-//! Whole packets: from bytes to values, back into a slot of exact size, and as one line of text, as
-//! `roxe dump` prints it.
+//! Packets: parsing, writing into a slot of exact size, and their text in `roxe dump`.
 
 use crate::bth::Bth;
 use crate::bytes::{ParseError, Reader};
@@ -18,8 +17,7 @@ pub struct Header {
     pub kind: Kind,
 }
 
-/// What all packets of one kind and size have in common. To find it takes as long as to write the
-/// headers.
+/// Properties common to all packets of one kind and size, computed once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Form {
     opcode: Opcode,
@@ -37,7 +35,7 @@ impl Form {
     }
 }
 
-/// A packet in somebody else's buffer.
+/// A packet in a borrowed buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<'a> {
     /// Its headers.
@@ -47,10 +45,10 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Reads the payload of a UDP datagram, ICRC included. The ICRC is not checked here.
+    /// Parses the payload of a UDP datagram, including the ICRC, which is not checked.
     ///
     /// # Errors
-    /// What is wrong, when the bytes are no legal packet.
+    /// The bytes are no legal packet.
     #[inline]
     pub fn parse(udp_payload: &'a [u8]) -> Result<Self, ParseError> {
         let mut packet = Self::none();
@@ -58,8 +56,8 @@ impl<'a> Packet<'a> {
         Ok(packet)
     }
 
-    /// Reads the headers of a packet whose UDP payload has `len` bytes, of which only the first are
-    /// in `cut`. Its payload is as long as it was, and taken from `filler`.
+    /// Parses the headers of a truncated packet: `cut` is the start of a UDP payload of `len`
+    /// bytes. The payload has its original length and is taken from `filler`.
     ///
     /// # Errors
     /// [`ParseError::Truncated`] if not all headers are in `cut`, or `filler` is too short; else as
@@ -76,14 +74,13 @@ impl<'a> Packet<'a> {
         Ok(packet)
     }
 
-    /// What a packet is read into.
+    /// A placeholder to parse into.
     const fn none() -> Self {
         let bth = Bth::new(crate::num::Qpn::new(0), crate::num::Psn::new(0));
         Self { header: Header { bth, kind: Kind::Cnp }, payload: &[] }
     }
 
-    /// Becomes the packet in `udp_payload`; whatever it is after an error, it is not to be looked
-    /// at.
+    /// Parses `udp_payload` into `self`, which is undefined after an error.
     fn read(&mut self, udp_payload: &'a [u8]) -> Result<(), ParseError> {
         let (covered, _) = udp_payload.split_last_chunk::<{ icrc::LEN }>().ok_or(ParseError::Truncated)?;
         let mut rest = Reader(covered);
@@ -95,14 +92,13 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// Reads packets one after the other. Of one that differs from the one before in what a middle
-/// packet of a message differs, only that is read: its PSN and whether it asks for a response.
+/// Parses a sequence of packets. If a MIDDLE packet differs from the previous one only in PSN and
+/// AckReq, only these are parsed.
 #[derive(Clone, Copy, Debug)]
 pub struct PacketReader<'a> {
     /// The newest packet.
     packet: Packet<'a>,
-    /// If it has neither extended headers nor pad, how it begins, up to the PSN, and its length;
-    /// else 0.
+    /// Start of a packet without extended headers and pad, up to the PSN, and its length; else 0.
     start: [u8; 8],
     len: usize,
 }
@@ -115,8 +111,8 @@ impl Default for PacketReader<'_> {
 }
 
 impl<'a> PacketReader<'a> {
-    /// As [`Packet::parse`]. The packet stays here: to copy what has just been written in small
-    /// pieces takes as long as to parse it.
+    /// As [`Packet::parse`]. Returns a reference, because copying a struct that was just written
+    /// stalls on store forwarding.
     ///
     /// # Errors
     /// As [`Packet::parse`].
@@ -143,8 +139,8 @@ impl<'a> PacketReader<'a> {
     }
 }
 
-/// The payload in `body` = payload + pad, if the operation may carry it. A pad count without a
-/// payload has no meaning and is ignored: such packets have been captured.
+/// The payload in `body` = payload + pad, if legal. A pad count without a payload is ignored: such
+/// packets exist in captures.
 #[inline]
 fn strip_pad(rule: PayloadRule, pad: usize, body: &[u8]) -> Result<&[u8], ParseError> {
     // clause: BTH-PAD-EMPTY
@@ -166,7 +162,7 @@ const fn pad_of(len: usize) -> usize {
 }
 
 impl Header {
-    /// The opcode that these headers make.
+    /// Returns the opcode.
     #[inline]
     pub const fn opcode(&self) -> Opcode {
         match &self.kind {
@@ -234,15 +230,15 @@ impl Header {
         self.bth.write(form.opcode, form.pad, &mut out)?;
         self.kind.write(&mut out)?;
         let (payload, pad) = out.split_at_mut_checked(form.payload_len)?;
-        // Mostly there is none, and `fill` is a call.
+        // Usually empty, and `fill` is a call.
         if !pad.is_empty() {
             pad.fill(0);
         }
         Some(payload)
     }
 
-    /// As [`Header::emit_as`] where somebody else may change the bytes meanwhile: they are stored
-    /// one by one and not looked at.
+    /// As [`Header::emit_as`], into memory shared with another process: bytes are stored one by one
+    /// and never read.
     #[inline]
     pub fn emit_shared_as<'b>(&self, form: &Form, mut out: &'b [AtomicU8]) -> Option<&'b [AtomicU8]> {
         debug_assert_eq!(form.opcode, self.opcode(), "the form of another packet");
@@ -368,7 +364,7 @@ mod tests {
 
     // clause: BTH-PAD
     #[test]
-    fn the_pad_must_bring_the_payload_to_a_multiple_of_4() {
+    fn pad_must_complete_the_payload_to_4_bytes() {
         assert_eq!(parse(0x04, 0x30, 8), Ok(1));
         assert_eq!(parse(0x04, 0x30, 4), Err(E::Pad));
         assert_eq!(parse(0x04, 0x00, 9), Err(E::Pad));
@@ -392,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn emit_refuses_other_slots_and_payloads_that_would_not_parse() {
+    fn emit_refuses_wrong_slots_and_illegal_payloads() {
         let bth = Bth::new(crate::num::Qpn::new(1), crate::num::Psn::new(2));
         let first = Header { bth, kind: Kind::RcRequest(Request::SendFirst) };
         let mut slot = [0; 64];

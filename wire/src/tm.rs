@@ -1,21 +1,18 @@
-//! Headers of tag matching: what a message to a tag-matching shared receive queue begins with.
-//!
-//! They lie in the payload of an ordinary SEND (`infiniband/tm_types.h`): the transport below knows
-//! nothing of them. Touches `num`.
+//! Tag matching headers at the start of a message to a tag-matching shared receive queue. They are
+//! part of the payload of an ordinary SEND (`infiniband/tm_types.h`), invisible to the transport.
 
 use crate::bytes::{Reader, Sink};
 use crate::num::RKey;
 
-/// What a tagged message is (`enum ibv_tmh_op`).
+/// Kind of a tagged message (`enum ibv_tmh_op`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum TmOp {
-    /// Not tagged: for the receivers of untagged messages.
+    /// Not tagged: for ordinary receives.
     NoTag = 0,
-    /// Rendezvous request: a [`Rvh`] follows, and tells where the data waits for the receiver to
-    /// read it.
+    /// Rendezvous request: a [`Rvh`] with the location of the data follows.
     Rendezvous = 1,
-    /// Answer to a rendezvous request: the data was read.
+    /// End of a rendezvous: the data was read.
     Fin = 2,
     /// The data follows.
     Eager = 3,
@@ -30,11 +27,11 @@ impl TmOp {
 /// Tag-matching header (`struct ibv_tmh`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tmh {
-    /// What the message is.
+    /// Kind of the message.
     pub op: TmOp,
-    /// Data of the sending program; comes back in the answer to a rendezvous request.
+    /// Data of the sending program; returned at the end of a rendezvous.
     pub app_ctx: u32,
-    /// What receives are matched with.
+    /// Tag.
     pub tag: u64,
 }
 
@@ -42,8 +39,8 @@ impl Tmh {
     /// Length on the wire, bytes.
     pub const LEN: usize = 16;
 
-    /// The header that `message` begins with, and what follows it; `None` if it is too short or the
-    /// operation is unknown. Reserved bytes are ignored.
+    /// Returns the header of `message` and the rest; `None` if it is too short or the operation is
+    /// unknown. Reserved bytes are ignored.
     // clause: TM-HEADER
     pub fn parse(message: &[u8]) -> Option<(Self, &[u8])> {
         let mut from = Reader(message);
@@ -62,8 +59,7 @@ impl Tmh {
     }
 }
 
-/// Rendezvous header (`struct ibv_rvh`): where the data of a message waits in the memory of its
-/// sender.
+/// Rendezvous header (`struct ibv_rvh`): location of the data in the memory of the sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rvh {
     /// Virtual address.
@@ -75,7 +71,7 @@ pub struct Rvh {
 }
 
 impl Rvh {
-    /// The header that `bytes` begin with, as it follows a [`Tmh`].
+    /// Parses the header behind a [`Tmh`].
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let mut from = Reader(bytes);
         Some(Self { va: from.u64().ok()?, rkey: RKey(from.u32().ok()?), len: from.u32().ok()? })
@@ -107,7 +103,7 @@ mod tests {
 
     // clause: TM-HEADER
     #[test]
-    fn every_operation_comes_back_and_anything_else_is_no_header() {
+    fn tag_headers_roundtrip_and_others_are_rejected() {
         for op in [TmOp::NoTag, TmOp::Rendezvous, TmOp::Fin, TmOp::Eager] {
             let tmh = Tmh { op, app_ctx: 0xffff_ffff, tag: u64::MAX };
             assert_eq!(Tmh::parse(&tmh.to_bytes()), Some((tmh, &[][..])));

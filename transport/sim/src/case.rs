@@ -1,8 +1,7 @@
-//! A run as a value and as a text: whoever has the text can repeat the run.
+//! A reproducible run, as a value and as a text.
 //!
-//! The first line of the text says what the world is made of and what
-//! is done in it, each further line is a rule of [`roxe_transport::fault`] that says what goes
-//! wrong; `qp=#N` there is end number N.
+//! The first line of the text describes the world and the work. Each further line is a rule of
+//! [`roxe_transport::fault`], where `qp=#N` is end number N.
 //!
 //! ```
 //! use roxe_sim::case::Case;
@@ -14,10 +13,9 @@
 //! # Ok::<(), String>(())
 //! ```
 //!
-//! When it fails, [`shrink`] finds the smallest run that fails in the same way. What was random is
-//! first made explicit, fault by fault; then connections, messages and faults are left out as long
-//! as the same promise is broken (delta debugging: halves first, then ever smaller parts). The
-//! result is a [`Case`] again.
+//! [`shrink`] finds the smallest run that fails in the same way. It first replaces random faults by
+//! explicit ones. Then it removes connections, messages and faults while the same promise is broken
+//! (delta debugging: halves first, then smaller parts). The result is a [`Case`] again.
 
 use crate::judge::{Broken, Promise};
 use crate::links::{LinkSpec, Topology};
@@ -35,70 +33,57 @@ use roxe_transport::qp::Service;
 use roxe_wire::icrc;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The shape of the network and who talks to whom.
+/// Shape of the network and of the connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Net {
-    /// Two nodes and a cable that only delays.
+    /// Two nodes and a link with latency only.
     Direct,
     /// Nodes around a switch, connections between all of them.
     Star,
-    /// Two stars and a cable between them.
     Dumbbell,
     /// A star in which all send to node 0.
     Incast,
 }
 
-/// The names of networks and services in texts.
+/// Names of networks and services in the text.
 const NETS: [(&str, Net); 4] =
     [("direct", Net::Direct), ("star", Net::Star), ("dumbbell", Net::Dumbbell), ("incast", Net::Incast)];
 const SERVICES: [(&str, Service); 4] =
     [("rc", Service::Rc), ("uc", Service::Uc), ("ud", Service::Ud), ("xrc", Service::XrcIni)];
 
-/// Everything that decides a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case {
-    /// Service of all queue pairs; of XRC the first end of each connection is the initiator.
+    /// Service of all queue pairs. On XRC the first end of each connection is the initiator.
     pub service: Service,
-    /// The network.
     pub net: Net,
-    /// Its nodes.
     pub nodes: usize,
-    /// Its links.
     pub link: LinkSpec,
-    /// Links differ: some are slower, some are longer.
+    /// True if links differ in latency and bandwidth.
     pub mixed: bool,
-    /// Pairs of queue pairs: ends `2n` and `2n + 1` are connection `n`.
+    /// Number of connections: ends `2n` and `2n + 1` form connection `n`.
     pub connections: usize,
-    /// The connections that do anything; `None`: all.
+    /// Active connections; `None`: all.
     pub only: Option<Vec<usize>>,
-    /// What each end does.
     pub work: Work,
-    /// Receives that a queue holds at most, if that is not left to chance.
+    /// Maximum number of receives in a queue; `None`: random.
     pub receives: Option<u32>,
-    /// Bytes that the queue pairs of a node may have under way towards another.
+    /// Maximum bytes in flight from one node to another.
     pub window: Option<u32>,
-    /// Queue pairs slow down when a switch marks their packets.
     pub dcqcn: bool,
-    /// Packets that come too early wait, and none may be lost ([`Setup::early_wait`]).
+    /// True if early packets wait and none may be lost ([`Setup::early_wait`]).
     pub early_wait: bool,
-    /// What happens to the run from outside.
     pub accidents: Vec<(Duration, Accident)>,
-    /// Where all other decisions come from.
     pub seed: u64,
-    /// What goes wrong on the way.
     pub rules: Rules,
 }
 
-/// A run that broke a promise.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// The promise.
     pub broken: Broken,
-    /// The faults that were carried out before.
     pub faults: Vec<Fault>,
 }
 
-/// Prepares a world that is not to run as it is: with exact faults, or with a broken card.
+/// Prepares the world before a run: with exact faults, or with a broken card.
 pub type Prepare<'a> = &'a dyn Fn(&mut World<Rng>);
 
 impl Default for Case {
@@ -124,10 +109,6 @@ impl Default for Case {
 }
 
 impl Case {
-    /// Runs it after `prepare` had its way with the world.
-    ///
-    /// # Errors
-    /// When a promise is broken. A panic on the way is one.
     pub fn play(&self, prepare: Prepare<'_>) -> Result<Report, Box<Failure>> {
         let mut world = self.world();
         world.wire.record = Some(Vec::new());
@@ -139,8 +120,7 @@ impl Case {
         for &(after, accident) in &self.accidents {
             scenario = scenario.with_accident(after, accident);
         }
-        // Nothing of the scenario is used after a panic but the record, which is never half
-        // written.
+        // After a panic only the record is used, which is never partly written.
         let played = catch_unwind(AssertUnwindSafe(|| scenario.play()));
         let result = played.unwrap_or_else(|payload| {
             let (owned, fixed) = (payload.downcast_ref::<String>(), payload.downcast_ref::<&str>());
@@ -151,7 +131,7 @@ impl Case {
         result.map_err(|broken| Box::new(Failure { broken, faults }))
     }
 
-    /// Its world: everybody who does anything is in RTS.
+    /// The world of the case: active ends are in RTS.
     fn world(&self) -> World<Rng> {
         let mut world = World::new(self.topology(), Rng::new(self.seed));
         world.wire.pause_faults_after = (!self.work.mishaps).then_some(3);
@@ -192,7 +172,7 @@ impl Case {
             (setup.retry_cnt, setup.rnr_retry) = (rng.below(8) as u8, rng.below(8) as u8);
         }
         if self.net != Net::Direct {
-            // A window belongs to a node; queues are short where there are many.
+            // A window belongs to a node. Large worlds have short queues.
             let longest = if self.net == Net::Incast { 32 } else { 8 };
             setup.flow_limit = self.window;
             setup.caps.max_send_wr = setup.caps.max_send_wr.min(longest);
@@ -205,7 +185,7 @@ impl Case {
         setup
     }
 
-    /// Where the ends of a connection live.
+    /// The places of both ends of a connection.
     fn places(&self, connection: usize) -> [Place; 2] {
         let (n, others) = (self.nodes, self.nodes - 1);
         let first = if self.net == Net::Incast { 1 + connection % others } else { connection % n };
@@ -275,7 +255,6 @@ impl FromStr for Case {
 }
 
 impl Case {
-    /// Takes in one word of the first line.
     fn take(&mut self, word: &str) -> Option<()> {
         let (name, value) = word.split_once('=').unwrap_or((word, ""));
         match name {
@@ -314,22 +293,18 @@ fn accident(name: &str, value: &str) -> Option<(Duration, Accident)> {
     Some((micros(after)?, if name == "gone" { Accident::Gone(whom) } else { Accident::Error(whom) }))
 }
 
-/// Runs that shrinking may take.
 const BUDGET: u32 = 2000;
 
-/// The smallest failing run that was found.
+/// Result of [`shrink`].
 #[derive(Clone, Debug)]
 pub struct Smallest {
-    /// The run.
     pub case: Case,
-    /// What it breaks.
     pub broken: Broken,
-    /// Runs it took.
     pub runs: u32,
 }
 
 impl fmt::Display for Smallest {
-    /// What is broken, and the text to paste.
+    /// The broken promise, and the text of the case.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}\nthe smallest run that does it (found in {} runs):\n{}", self.broken, self.runs, self.case)
     }
@@ -348,8 +323,7 @@ pub fn shrink(case: &Case, failure: &Failure, prepare: Prepare<'_>) -> Smallest 
         search.leave_out_messages(&mut case, Some(&faults));
     }
     let explicit = Case { rules: rules_of(&faults), ..case.clone() };
-    // Rules are as exact as faults but for the bit that is damaged; and there may be more faults
-    // than rules can be.
+    // Rules do not name the damaged bit, and their number is limited.
     if search.fails(&explicit, None) { search.found(explicit) } else { search.found(case) }
 }
 
@@ -364,8 +338,8 @@ impl Search<'_> {
         Smallest { case, broken: self.broken, runs: self.runs }
     }
 
-    /// Whether the run still breaks the promise, with these faults instead of its rules if there
-    /// are any.
+    /// Returns true if the run still breaks the promise, with `faults`, if any, instead of its
+    /// rules.
     fn fails(&mut self, case: &Case, faults: Option<&[Fault]>) -> bool {
         self.failure(case, faults).is_some()
     }
@@ -391,7 +365,8 @@ impl Search<'_> {
         Some(failure)
     }
 
-    /// The faults of a run, as exact as rules can be; `None` if they alone do not make it fail.
+    /// The faults of a run, rounded to what rules can express; `None` if they alone do not make it
+    /// fail.
     fn faults_of(&mut self, case: &Case) -> Option<Vec<Fault>> {
         let faults: Vec<Fault> = self.failure(case, None)?.faults.into_iter().map(rounded).collect();
         self.fails(case, Some(&faults)).then_some(faults)
@@ -417,8 +392,7 @@ impl Search<'_> {
         }
     }
 
-    /// Takes parts out of `list` as long as the rest still fails: large parts first, then smaller
-    /// ones, at last each.
+    /// Removes parts of `list` while the rest still fails: large parts first, single items last.
     fn leave_out<T: Clone>(&mut self, list: &mut Vec<T>, fails: impl Fn(&mut Self, &[T]) -> bool) {
         let mut part = list.len();
         while part > 0 {
@@ -437,7 +411,7 @@ impl Search<'_> {
     }
 }
 
-/// The fault with the times that rules can tell.
+/// Rounds the times of a fault to microseconds, the unit of rules.
 fn rounded(mut fault: Fault) -> Fault {
     let whole = |time: Duration| Duration::from_micros(u64::try_from(time.as_nanos().div_ceil(1000)).unwrap_or(0));
     fault.verdict.delay = whole(fault.verdict.delay);
@@ -445,7 +419,6 @@ fn rounded(mut fault: Fault) -> Fault {
     fault
 }
 
-/// Rules that do exactly this.
 pub fn rules_of(faults: &[Fault]) -> Rules {
     Rules::new(None, faults.iter().flat_map(rules_of_one).collect())
 }
@@ -464,7 +437,7 @@ fn rules_of_one(fault: &Fault) -> impl Iterator<Item = Rule> {
     ];
     let (fault, dir) = (*fault, Some(fault.dir));
     actions.into_iter().flatten().map(move |action| {
-        // A rule counts the packets that its action means something for.
+        // A rule counts only packets that its action can affect.
         let nth = match action {
             Action::Corrupt(Part::Payload) => fault.nth.loaded,
             Action::Rnr => fault.nth.received,
@@ -474,7 +447,7 @@ fn rules_of_one(fault: &Fault) -> impl Iterator<Item = Rule> {
     })
 }
 
-/// Which part of its packet a fault damaged; the pad counts as payload.
+/// The damaged part of the packet; the pad counts as payload.
 fn part_of(fault: &Fault, at: usize) -> Part {
     match at {
         at if at < fault.header => Part::Header,

@@ -1,11 +1,9 @@
-//! The surroundings of one QP: memory, completion vectors, a shared receive queue, flow control, a
-//! clock that is set.
+//! The environment of one QP: memory, completion queues, a shared receive queue, flow control and a
+//! clock set by the test.
 //!
-//! Uses only the public types of `roxe_transport`: the unit tests of that crate compile this file
-//! as a module of their own, because they need a [`Host`] for its private parts. What a real host
-//! would have to trust, this one checks: keys, ranges and rights byte by byte, words of atomics are
-//! aligned, payloads and rooms of the kind that was announced, reservations match what the QP says
-//! it has under way, and nothing is released that was not reserved.
+//! It uses only public types of `roxe_transport`, whose unit tests compile this file as a module of
+//! their own. It checks what a real host would trust: keys, ranges, rights and alignment, the kinds
+//! of payload and room, and that reservations match what the QP has in flight.
 
 use roxe_transport::cx::{
     AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, RxPayload, SharedReceives, Side, TagFit,
@@ -17,16 +15,16 @@ use roxe_transport::wr::{Access, Av, Bind, Cqe, RecvRequest, Sge};
 use roxe_wire::{LKey, Qpn, RKey};
 use std::collections::VecDeque;
 
-/// Bytes that any packet counts for at least. One that is not a whole message counts for its
-/// payload and `HEADERS`, one that is for twice its payload.
+/// Minimum charge of a packet in bytes. A whole message is charged twice its payload, other packets
+/// their payload and `HEADERS`.
 pub const LEAST_CHARGE: u32 = 832;
-/// Bytes that the headers of a packet count for.
+/// Charge of the headers of a packet in bytes.
 const HEADERS: u32 = 96;
 
-/// Tags of a shared receive queue at most.
+/// Maximum number of tags of a shared receive queue.
 pub const MAX_TAGS: u32 = 16;
 
-/// Elements of a shared receive request at most.
+/// Maximum number of elements of a shared receive.
 pub const SRQ_MAX_SGE: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
@@ -36,13 +34,11 @@ struct SharedRecv {
     count: usize,
 }
 
-/// A shared receive queue with its limit, kept by the host (IBA §11.6.3: the event is raised once,
-/// then disarmed).
+/// A shared receive queue with its limit (IBA §11.6.3: the event is raised once, then disarmed).
 #[derive(Debug, Default)]
 pub struct Srq {
     ring: VecDeque<SharedRecv>,
     limit: usize,
-    /// How many limit events were raised.
     pub limit_events: u32,
 }
 
@@ -59,12 +55,10 @@ impl Srq {
         self.limit = limit;
     }
 
-    /// Receives not taken yet.
     pub fn len(&self) -> usize {
         self.ring.len()
     }
 
-    /// Whether no receive is left.
     pub fn is_empty(&self) -> bool {
         self.ring.is_empty()
     }
@@ -73,36 +67,28 @@ impl Srq {
 /// A shared receive queue of an XRC domain.
 #[derive(Debug, Default)]
 pub struct XrcQueue {
-    /// Its number.
     pub number: u32,
-    /// Its receives.
     pub srq: Srq,
-    /// Completions of its receives not taken yet, oldest first.
     pub done: VecDeque<Cqe>,
 }
 
-/// How much may be under way towards the peer, and how much is.
 #[derive(Debug, Default)]
 pub struct Flow {
-    /// Bytes allowed; `None`: no bound.
+    /// Window in bytes; `None`: unlimited.
     pub limit: Option<u32>,
-    /// Bytes beyond that for the rest of a run.
+    /// Bytes beyond the window for the rest of a run.
     pub in_run: u32,
-    /// Bytes reserved and not released.
     pub reserved: u32,
-    /// Bytes that other QPs of this node have reserved towards the same receiver; they share the
-    /// limit.
+    /// Bytes reserved by other QPs of this node in the same window.
     pub others: u32,
-    /// Largest `reserved` seen.
     pub peak: u32,
-    /// A reservation was refused since this was last cleared.
     pub refused: bool,
-    /// Whether reservations are given back (RC), so that `own` must equal `reserved`.
+    /// True if reservations are released (RC), so that `own` must equal `reserved`.
     pub returns: bool,
 }
 
 impl Flow {
-    /// Reserves `bytes` if they go no further than `beyond` the limit.
+    /// Reserves `bytes` if they exceed the limit by at most `beyond`.
     fn take(&mut self, bytes: u32, beyond: u32) -> bool {
         let fits = self.limit.is_none_or(|limit| self.reserved + self.others + bytes <= limit.saturating_add(beyond));
         if fits {
@@ -113,35 +99,26 @@ impl Flow {
     }
 }
 
-/// The surroundings of one QP.
 #[derive(Debug, Default)]
 pub struct SimHost {
-    /// The time every call sees.
     pub clock: Instant,
-    /// Registered memory.
     pub memory: VecMemory,
-    /// Completions of sends not taken yet, oldest first.
     pub sends: VecDeque<Cqe>,
-    /// Completions of receives not taken yet, oldest first.
     pub recvs: VecDeque<Cqe>,
-    /// Entries the queues take before they overrun, `[send, receive]`; `None`: no bound.
+    /// Capacity of the completion queues, `[send, receive]`; `None`: unlimited.
     pub cq_room: [Option<usize>; 2],
-    /// Completions that were refused.
     pub overruns: u32,
-    /// The shared receive queue, if the QP uses one.
     pub srq: Srq,
-    /// The tags of that queue, if it matches them.
+    /// The tags of that queue, if it matches tags.
     pub tags: Option<TagList>,
-    /// The queues of the XRC domain of a target.
+    /// The shared queues of the XRC domain of a target.
     pub xrc: Vec<XrcQueue>,
-    /// Which of them the target works with now.
     pub selected: Option<usize>,
-    /// Flow control towards the peer.
     pub flow: Flow,
 }
 
 impl SimHost {
-    /// A host whose queues grow on demand but hold `depth` completions without allocating.
+    /// A host whose completion queues hold `depth` entries without allocating.
     pub fn with_depth(depth: usize) -> Self {
         let queue = || VecDeque::with_capacity(depth);
         Self { sends: queue(), recvs: queue(), ..Self::default() }
@@ -311,35 +288,29 @@ impl Host for SimHost {
     }
 }
 
-/// The protection domain of the QP that uses a [`VecMemory`].
+/// Protection domain of the QP of a [`VecMemory`].
 pub const OWN_PD: u32 = 1;
 
-/// Where the first region starts; page aligned, far from zero.
 const FIRST_ADDR: u64 = 0x10_0000;
 
-/// A registered region, as an application holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mr {
     /// Local and remote key: 24 bits of index, 8 bits of tag.
     pub key: u32,
-    /// First virtual address.
     pub addr: u64,
-    /// Bytes.
     pub len: u32,
 }
 
 impl Mr {
-    /// The remote key.
     pub const fn rkey(&self) -> RKey {
         RKey(self.key)
     }
 
-    /// The element for `len` bytes that start `offset` bytes into the region.
+    /// Returns the element for `len` bytes at `offset` in the region.
     pub const fn sge(&self, offset: u32, len: u32) -> Sge {
         Sge { addr: self.addr + offset as u64, length: len, lkey: LKey(self.key) }
     }
 
-    /// The element for the whole region.
     pub const fn all(&self) -> Sge {
         self.sge(0, self.len)
     }
@@ -357,24 +328,23 @@ struct Region {
     mr: Mr,
     pd: u32,
     access: Access,
-    /// Whether a peer may invalidate it, as it may a memory window.
+    /// True if a peer may invalidate it, like a memory window.
     window: bool,
     condition: Condition,
     bytes: Vec<u8>,
 }
 
-/// An address space of registered regions, used by one QP of domain [`OWN_PD`].
+/// Registered regions of one QP in domain [`OWN_PD`].
 #[derive(Debug, Default)]
 pub struct VecMemory {
     regions: Vec<Region>,
-    /// Bound windows. Any key that is no region's names one.
+    /// Bound windows. Every key that is not of a region is one.
     windows: Vec<Bind>,
-    /// FLUSHes done for the peer.
     pub flushes: u32,
 }
 
 impl VecMemory {
-    /// Registers `len` zero bytes with these rights in the QP's own domain.
+    /// Registers `len` zero bytes with these rights in the QP's domain.
     pub fn register(&mut self, len: u32, access: Access) -> Mr {
         self.register_in(OWN_PD, len, access)
     }
@@ -382,7 +352,7 @@ impl VecMemory {
     /// Registers `len` zero bytes in the domain `pd`.
     pub fn register_in(&mut self, pd: u32, len: u32, access: Access) -> Mr {
         let index = u32::try_from(self.regions.len()).expect("few regions");
-        // A page of nothing between regions, so that an overrun is caught.
+        // An unmapped page between regions catches overruns.
         let addr =
             self.regions.last().map_or(FIRST_ADDR, |r| (r.mr.addr + u64::from(r.mr.len)).next_multiple_of(4096) + 4096);
         let mr = Mr { key: (index + 1) << 8 | (index.wrapping_mul(37) & 0xff), addr, len };
@@ -396,32 +366,28 @@ impl VecMemory {
         self.region_mut(mr).window = true;
     }
 
-    /// Deregisters `mr`: its key is bad from now on.
     pub fn deregister(&mut self, mr: Mr) {
         self.region_mut(mr).condition = Condition::Invalid;
     }
 
-    /// Takes the memory behind `mr` away while it stays registered: accesses fault.
+    /// Unmaps the memory of `mr`, which stays registered: accesses fault.
     pub fn unmap(&mut self, mr: Mr) {
         self.region_mut(mr).condition = Condition::Unmapped;
     }
 
-    /// How many windows are bound.
     pub fn windows(&self) -> usize {
         self.windows.len()
     }
 
-    /// The bytes of `mr`.
     pub fn bytes(&self, mr: Mr) -> &[u8] {
         &self.regions[index_of(mr.key).expect("a key of ours")].bytes
     }
 
-    /// The bytes of `mr`, to fill.
     pub fn bytes_mut(&mut self, mr: Mr) -> &mut [u8] {
         &mut self.region_mut(mr).bytes
     }
 
-    /// The 8-byte word at `offset` of `mr`, in the byte order of this machine.
+    /// Returns the 8-byte word at `offset` of `mr`, in native byte order.
     pub fn word(&self, mr: Mr, offset: u32) -> u64 {
         let at = offset as usize;
         u64::from_ne_bytes(self.bytes(mr)[at..at + 8].try_into().expect("eight bytes"))
@@ -431,7 +397,7 @@ impl VecMemory {
         &mut self.regions[index_of(mr.key).expect("a key of ours")]
     }
 
-    /// The bytes `addr..addr + len` under `key`, after every check.
+    /// Returns the bytes `addr..addr + len` under `key`, after every check.
     fn access(&mut self, key: u32, addr: u64, len: u64, need: Access) -> Result<&mut [u8], MemError> {
         let Some(window) = self.windows.iter().find(|window| window.rkey.0 == key).copied() else {
             return self.access_region(key, addr, len, need);
@@ -466,8 +432,7 @@ impl VecMemory {
         Ok(&mut region.bytes[usize::try_from(start).expect("in range")..usize::try_from(end).expect("in range")])
     }
 
-    /// Walks the part of `sges` that covers `len` bytes from `offset`; `f` gets each piece and its
-    /// place in the data.
+    /// Calls `f` for each piece of `len` bytes at `offset` in `sges`, with its place in the data.
     fn walk(
         &mut self,
         sges: &[Sge],
@@ -496,12 +461,12 @@ impl VecMemory {
         if done == len { Ok(()) } else { Err(MemError::Range) }
     }
 
-    /// Where the region with this key starts; 0 if there is none.
+    /// Start of the region with this key; 0 if there is none.
     fn base_of(&self, rkey: RKey) -> u64 {
         index_of(rkey.0).and_then(|i| self.regions.get(i)).map_or(0, |r| r.mr.addr)
     }
 
-    /// Takes a window away, or a region that a peer may invalidate.
+    /// Invalidates a window, or a region that a peer may invalidate.
     fn invalidate(&mut self, rkey: RKey) -> Result<(), MemError> {
         if self.windows.iter().any(|window| window.rkey == rkey) {
             self.windows.retain(|window| window.rkey != rkey);
@@ -516,7 +481,7 @@ impl VecMemory {
         Ok(())
     }
 
-    /// Opens a window, unless one has that index.
+    /// Binds a window, unless its index is in use.
     fn open(&mut self, bind: &Bind) -> Result<(), MemError> {
         self.access_region(bind.lkey.0, bind.addr, bind.length, Access::MW_BIND)?;
         if self.windows.iter().any(|window| window.rkey.0 >> 8 == bind.rkey.0 >> 8) {
@@ -527,7 +492,7 @@ impl VecMemory {
     }
 }
 
-/// The table index of a key; keys start at index 1 so that key 0 is nobody's.
+/// Table index of a key; key 0 is invalid.
 fn index_of(key: u32) -> Option<usize> {
     (key >> 8).checked_sub(1).map(|i| i as usize)
 }

@@ -1,53 +1,46 @@
-//! What a queue pair promises, the report of a broken promise, and the promises that can be checked
-//! after every call and for every packet.
+//! The promises of a queue pair that are checked after every call and for every packet, and the
+//! report of a broken one.
 //!
-//! Judges return a [`Broken`] instead of panicking, so that a run can be repeated with less in it
-//! until nothing can be left out. The numbers of the standard are read off the QP ([`Probe`]) and
-//! compared with what they were and with those of the peer.
+//! Checks return a [`Broken`] instead of panicking, so that a search can repeat the run with less
+//! in it. They read the PSNs of the QP ([`Probe`]) and compare them with earlier ones and with
+//! those of the peer.
 
 use crate::host::SimHost;
 use core::fmt;
 use roxe_transport::Qp;
+use roxe_transport::qp::Probe;
 use roxe_transport::qp::QpState;
-use roxe_transport::qp::probe::Probe;
 use roxe_transport::time::Instant;
 use roxe_wire::{Header, Kind, Psn, Response, Syndrome};
 
-/// What every run must keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Promise {
-    /// A work request completes at most once, in order, exactly once if nothing fails, and as what
-    /// it was.
+    /// A work request completes at most once, in order, exactly once if nothing fails, and with the
+    /// right opcode.
     Completions,
-    /// What succeeded brought exactly the right bytes to exactly the right place.
+    /// A successful operation placed exactly the right bytes in exactly the right place.
     Bytes,
-    /// PSNs stay in their windows and never go back: never more than 2^23 outstanding, nothing
-    /// acknowledged that did not arrive, nothing sent or answered outside.
+    /// PSNs stay in their windows and never go back: at most 2^23 outstanding, nothing acknowledged
+    /// that did not arrive, nothing sent or answered outside.
     Windows,
-    /// Room at the peer that a QP holds is room for packets under way: none leaks, none is held by
-    /// the dead, and together all stay within the window.
+    /// Reservations cover packets in flight: none leaks, a QP in the error state holds none, and
+    /// their sum stays within the window.
     Credit,
-    /// A timer runs only while something is waited for, and a deadline that was handled is not due
-    /// again.
+    /// A timer runs only while the QP waits for something, and a handled deadline is not due again.
     Timers,
-    /// A QP in the error state says nothing but its last NAK; one without work says nothing at all.
+    /// A QP in the error state sends nothing after its last NAK; one without work sends nothing.
     Silence,
-    /// A run ends: nobody waits for ever, nobody sends without end.
+    /// A run ends: no QP waits forever or sends without end.
     Progress,
-    /// The state machine does not panic.
     NoPanic,
 }
 
-/// A broken promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Broken {
-    /// The promise that was broken.
     pub promise: Promise,
-    /// By which end; `None` when it cannot be told.
+    /// End that broke it; `None` if unknown.
     pub end: Option<usize>,
-    /// When, in virtual time.
     pub at: Instant,
-    /// What was seen.
     pub detail: String,
 }
 
@@ -74,32 +67,30 @@ macro_rules! ensure {
 }
 pub(crate) use ensure;
 
-/// PSNs that two ends can tell apart (IBA §9.7.2).
+/// Number of PSNs that two ends can distinguish (IBA §9.7.2).
 const WINDOW: i32 = 1 << 23;
 
-/// What is known of one queue pair.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Watch {
-    /// Where it stood, in which state.
     last: Option<Probe>,
-    /// The QP is in the error state and has sent its last NAK.
+    /// True in the error state after the last NAK.
     silenced: bool,
-    /// Bytes that the sum over its node holds for it.
+    /// Bytes of this QP in the sum of its node.
     pub(crate) counted: u32,
 }
 
-/// Returns true if its numbers are those of a running send queue: a flush sets them anew.
+/// Returns true if the send queue runs; a flush changes its PSNs.
 fn is_sending(probe: &Probe) -> bool {
     matches!(probe.state, QpState::Rts | QpState::Sqd)
 }
 
-/// Returns true if it executes requests.
 fn is_receiving(probe: &Probe) -> bool {
     matches!(probe.state, QpState::Rtr | QpState::Rts | QpState::Sqd)
 }
 
 impl Watch {
-    /// Checks where `qp` stands; `other` is its peer, if what it believes of it must be true.
+    /// Checks the progress of `qp`. `other` is its peer, if what it believes of the peer must be
+    /// true.
     pub(crate) fn check(&mut self, qp: &Qp, host: &SimHost, other: Option<Probe>, at: Instant) -> Result<(), Broken> {
         let now = qp.probe();
         let last = self.last.replace(now);
@@ -124,8 +115,8 @@ impl Watch {
     pub(crate) fn on_emitted(&mut self, qp: &Qp, header: &Header, at: Instant) -> Result<(), Broken> {
         let (probe, psn) = (qp.probe(), header.bth.psn);
         if probe.state == QpState::Err {
-            // The answers before the request that was refused may still leave, the CNP that came
-            // due with them, and the refusal; nothing after it.
+            // Only the responses before the refused request, a CNP that was due with them, and the
+            // NAK may be sent.
             let answer = matches!(header.kind, Kind::RcResponse(_) | Kind::XrcResponse(_) | Kind::Cnp);
             ensure!(answer && !self.silenced, Silence, None, at, "{header:?} in the error state");
             self.silenced = matches!(header.kind,
@@ -146,8 +137,7 @@ impl Watch {
     }
 }
 
-/// The newest PSN that an answer may have: a refusal names the request expected next, all others
-/// one before.
+/// Newest PSN of a response: a NAK names the expected request, all others the one before.
 fn newest_answer(response: &Response, expected: Psn) -> Psn {
     match response {
         Response::Ack(aeth) if is_nak(aeth.syndrome) => expected,
@@ -159,15 +149,13 @@ fn is_nak(syndrome: Syndrome) -> bool {
     matches!(syndrome, Syndrome::Nak(_) | Syndrome::RnrNak { .. })
 }
 
-/// A timer runs only for work that is under way, held back, or waits for the peer; and never
-/// outside RTS and SQD.
+/// A timer runs only in RTS and SQD for work that is in flight, held back, or waits for the peer.
 fn check_timer(qp: &Qp, now: &Probe, at: Instant) -> Result<(), Broken> {
     let waits = is_sending(now) && (now.sends > 0 || !qp.is_quiescent());
     ensure!(waits || qp.poll_timeout().is_none(), Timers, None, at, "a timer runs for nothing: {now:?}");
     Ok(())
 }
 
-/// Oldest, next and newest PSN are in order and close together.
 fn check_order(now: &Probe, at: Instant) -> Result<(), Broken> {
     let Probe { una, next, sent, .. } = *now;
     let (next, sent) = (next.distance(una), sent.distance(una));
@@ -175,7 +163,7 @@ fn check_order(now: &Probe, at: Instant) -> Result<(), Broken> {
     Ok(())
 }
 
-/// What is reserved is what the QP says it holds; the dead hold nothing.
+/// The reservation equals what the QP holds; outside RTS and SQD it holds nothing.
 fn check_credit(now: &Probe, host: &SimHost, at: Instant) -> Result<(), Broken> {
     let (reserved, held) = (host.flow.reserved, now.held);
     ensure!(reserved == held, Credit, None, at, "{reserved} bytes reserved, {held} held");
@@ -183,7 +171,7 @@ fn check_credit(now: &Probe, host: &SimHost, at: Instant) -> Result<(), Broken> 
     Ok(())
 }
 
-/// Nothing goes back while the connection lasts.
+/// PSNs never go back while the connection lasts.
 fn check_progress(last: &Probe, now: &Probe, at: Instant) -> Result<(), Broken> {
     let back = |from: Psn, to: Psn| to.distance(from) < 0;
     if is_sending(last) && is_sending(now) {
@@ -196,7 +184,8 @@ fn check_progress(last: &Probe, now: &Probe, at: Instant) -> Result<(), Broken> 
     Ok(())
 }
 
-/// What a requester takes for acknowledged has arrived, and nothing arrived that was not sent.
+/// The responder has received what the requester considers acknowledged, and nothing that was not
+/// sent.
 fn check_belief(requester: &Probe, responder: &Probe, at: Instant) -> Result<(), Broken> {
     if is_sending(requester) && is_receiving(responder) {
         let (sent, arrived) = (requester.sent, responder.expected);

@@ -1,19 +1,21 @@
-//! A world for queue pairs in a test: memory, network with faults, virtual time. No I/O, no clock,
-//! no threads.
+//! A simulated world for queue pairs: memory, a network with faults, virtual time. No I/O, no
+//! clock, no threads.
 //!
-//! * [`rng`]: where decisions come from, a seed or a fuzz input
-//! * [`host`]: what one QP reaches ([`roxe_transport::cx::Host`]), over vectors
-//! * [`links`], [`wire`]: the network: cables and switches, packets as sealed bytes, faults as
-//!   rules ([`roxe_transport::fault`])
-//! * [`setup`], [`world`]: connected queue pairs on nodes, that run until nothing is due; [`pair`]
-//!   is the smallest world; [`timeline`] orders what happens
-//! * [`judge`]: what is checked after every step, and the report of what is broken
-//! * [`scenario`]: random work on a world, and the judge of what comes out
-//! * [`case`]: a run as a text that repeats it, and the smallest such text that still fails
+//! * [`rng`]: the source of decisions, a seed or a fuzz input
+//! * [`host`]: the environment of one QP ([`roxe_transport::cx::Host`]), over vectors
+//! * [`links`], [`wire`]: the network: links and switches, packets as sealed bytes, fault rules
+//!   ([`roxe_transport::fault`])
+//! * [`setup`], [`world`]: connected queue pairs on nodes, run until nothing is due; [`pair`] is
+//!   the smallest world; [`timeline`] orders events
+//! * [`judge`]: the promises checked after every step, and the report of a broken one
+//! * [`scenario`]: random work on a world, and the checks of its results
+//! * [`case`]: a reproducible run as a text, and the search for the smallest failing one
 //!
-//! Everything is deterministic: the same seed gives the same packets at the same instants. These
-//! modules are judges, so unlike the transport they may panic when they are used wrongly.
+//! Everything is deterministic: the same seed gives the same packets at the same time. Unlike the
+//! transport, these modules may panic when they are misused.
 #![forbid(unsafe_code)]
+// Used by tests only: names suffice for most items.
+#![allow(missing_docs)]
 
 pub mod case;
 pub mod host;

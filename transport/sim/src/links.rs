@@ -1,8 +1,7 @@
-//! Cables and switches: links with latency, bandwidth and a queue in front, nodes, their addresses,
-//! and the links that a packet takes from one node to another.
+//! Links and switches: latency, bandwidth and queues, node addresses and routes.
 //!
-//! Nodes are numbered from 0. A link knows when it will be free, which says everything about its
-//! queue: what lies between now and then, times the bandwidth, is waiting.
+//! Nodes are numbered from 0. A link stores only the time when it will be free: the time until
+//! then, times the bandwidth, is the length of its queue.
 
 use core::net::Ipv4Addr;
 use core::time::Duration;
@@ -12,65 +11,53 @@ use roxe_wire::{ECN, Gid, NetHeader};
 /// Bytes around a UDP payload over IPv4: preamble, Ethernet header, checksum, gap, IPv4 and UDP
 /// header.
 const AROUND_IPV4: usize = 8 + 14 + 4 + 12 + 20 + 8;
-/// An IPv6 header is this much longer.
 const IPV6_MORE: usize = 20;
 
-/// What a link is like.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkSpec {
-    /// Time a bit travels.
     pub latency: Duration,
-    /// Bits per second; `None`: sending takes no time, so nothing ever waits.
+    /// Bits per second; `None`: infinite, so that nothing is queued.
     pub bandwidth: Option<u64>,
-    /// Bytes that may wait; what comes on top is lost (tail drop). `None`: no bound.
+    /// Queue limit in bytes (tail drop). `None`: unlimited.
     pub queue: Option<u32>,
-    /// Bytes waiting from which on packets that allow it are marked CE. `None`: never.
+    /// Queue length in bytes above which ECN-capable packets are marked CE. `None`: never.
     pub mark_above: Option<u32>,
 }
 
 impl LinkSpec {
-    /// A link that only delays.
     pub const fn delay(latency: Duration) -> Self {
         Self { latency, bandwidth: None, queue: None, mark_above: None }
     }
 
-    /// A link of this many gigabits per second.
+    /// A link with a bandwidth in Gbit/s.
     pub const fn gigabits(latency: Duration, gigabits: u64) -> Self {
         Self { latency, bandwidth: Some(gigabits * 1_000_000_000), queue: None, mark_above: None }
     }
 }
 
-/// What a link did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkTally {
-    /// Packets it carried.
     pub carried: u64,
-    /// Packets that found its queue full.
     pub overflowed: u64,
-    /// Packets it marked CE.
     pub marked: u64,
-    /// The most bytes that ever waited.
     pub longest: u64,
 }
 
-/// One direction of a cable and the queue in front of it.
+/// One direction of a cable, with its queue.
 #[derive(Clone, Debug, Default)]
 pub struct Link {
-    /// What it is like.
     pub spec: LinkSpec,
-    /// What it did so far.
     pub tally: LinkTally,
     free_at: Instant,
 }
 
 impl Link {
-    /// A link on which nothing waits.
     pub fn new(spec: LinkSpec) -> Self {
         Self { spec, ..Self::default() }
     }
 
-    /// Takes a packet with a UDP payload of `len` bytes in. Returns when it arrives at the other
-    /// end, or `None` when the queue was full; `net` may get a congestion mark.
+    /// Enqueues a packet with a UDP payload of `len` bytes. Returns the arrival time at the other
+    /// end, or `None` if the queue is full. May mark `net`.
     pub fn carry(&mut self, now: Instant, net: &mut NetHeader, len: usize) -> Option<Instant> {
         let Some(bandwidth) = self.spec.bandwidth else {
             self.tally.carried += 1;
@@ -94,28 +81,23 @@ impl Link {
     }
 }
 
-/// The address of node `node`: 10.0.0.1 and on.
-///
-/// # Panics
-/// When there are more nodes than addresses in 10.0.0.0/8.
+/// Returns the address of `node`, from 10.0.0.1 on.
 pub fn address(node: usize) -> Gid {
     let [zero, high, mid, low] = u32::try_from(node + 1).expect("few nodes").to_be_bytes();
     assert_eq!(zero, 0, "few nodes");
     Ipv4Addr::new(10, high, mid, low).into()
 }
 
-/// The node with this address.
 pub fn node_at(gid: Gid) -> Option<usize> {
     let [.., 10, high, mid, low] = gid.0 else { return None };
     (u32::from_be_bytes([0, high, mid, low]) as usize).checked_sub(1)
 }
 
-/// The links of a way, in order; three at most.
+/// The links of a route, in order; at most three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way([Option<u32>; 3]);
 
 impl Way {
-    /// The next link; the rest of the way is left.
     pub fn next_link(&mut self) -> Option<usize> {
         let [first, second, third] = self.0;
         self.0 = [second, third, None];
@@ -125,7 +107,7 @@ impl Way {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
-    /// One link that everybody uses; it has no bandwidth, so nobody notices.
+    /// One shared link without bandwidth, so that nothing queues.
     Direct,
     /// Every node has a link to one switch and one from it.
     Star,
@@ -133,7 +115,6 @@ enum Shape {
     Dumbbell,
 }
 
-/// The links of a network and who uses them.
 #[derive(Clone, Debug)]
 pub struct Topology {
     shape: Shape,
@@ -141,12 +122,12 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Every node reaches every other as if by a cable of its own that only delays.
+    /// A direct link with latency only between every two nodes.
     pub fn direct(latency: Duration) -> Self {
         Self { shape: Shape::Direct, links: vec![Link::new(LinkSpec::delay(latency))] }
     }
 
-    /// `nodes` nodes around a switch; the queue of a link from the switch is that of an output
+    /// `nodes` nodes around a switch; the link from the switch to a node has the queue of an output
     /// port.
     pub fn star(nodes: usize, spec: LinkSpec) -> Self {
         Self { shape: Shape::Star, links: vec![Link::new(spec); 2 * nodes] }
@@ -160,27 +141,23 @@ impl Topology {
         Self { shape: Shape::Dumbbell, links }
     }
 
-    /// The link from `node` to its switch.
     pub fn up(&mut self, node: usize) -> &mut Link {
         self.link(2 * node)
     }
 
-    /// The link from the switch to `node`.
     pub fn down(&mut self, node: usize) -> &mut Link {
         self.link(2 * node + 1)
     }
 
-    /// All links.
     pub fn links(&self) -> &[Link] {
         &self.links
     }
 
-    /// A link by its number on a [`Way`].
+    /// Returns a link by its number in a [`Way`].
     pub fn link(&mut self, index: usize) -> &mut Link {
         &mut self.links[index]
     }
 
-    /// The way from `from` to `to`.
     pub fn way(&self, from: usize, to: usize) -> Way {
         let index = |link: usize| u32::try_from(link).ok();
         let (up, down) = (index(2 * from), index(2 * to + 1));
@@ -224,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn only_packets_that_allow_it_are_marked_above_the_threshold() {
+    fn ecn_capable_packets_are_marked_above_threshold() {
         let mut link = Link::new(LinkSpec { mark_above: Some(1000), ..LinkSpec::gigabits(US, 8) });
         let mut marks = Vec::new();
         for ecn in [0b10, 0b10, 0b10, 0b00, 0b01, 0b11] {
@@ -256,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn ways_lead_through_the_switches() {
+    fn routes_pass_the_switches() {
         let spec = LinkSpec::delay(Duration::ZERO);
         assert_eq!(links(Topology::direct(Duration::ZERO).way(0, 1)), [0]);
         assert_eq!(links(Topology::star(4, spec).way(0, 3)), [0, 7]);

@@ -1,6 +1,5 @@
-//! The smallest world: two queue pairs A and B, for tests that look at packets one by one.
-//!
-//! A broken promise panics, so that a script need not mention any.
+//! The smallest world: two queue pairs A and B, for tests of single packets. A broken promise
+//! panics.
 
 use crate::judge::Broken;
 use crate::links::Topology;
@@ -16,17 +15,14 @@ use roxe_transport::time::Instant;
 use roxe_transport::wr::{Cqe, RecvRequest, SendRequest};
 use roxe_wire::{Header, NetHeader, Packet, icrc};
 
-/// Steps that a run may take before it is called a livelock.
+/// Maximum number of steps before a run counts as a livelock.
 const STEP_LIMIT: u32 = 2_000_000;
 
-/// Two QPs and the network between them.
 pub struct Pair<C = Rng> {
-    /// How it was made.
     pub setup: Setup,
     world: World<C>,
 }
 
-/// What a world has, a pair has: `ends`, `wire`, `log`, ...
 impl<C> Deref for Pair<C> {
     type Target = World<C>;
 
@@ -49,73 +45,65 @@ impl Pair {
 }
 
 impl<C: Choices> Pair<C> {
-    /// Two connected QPs in RTS whose network asks `choices`.
+    /// Two connected QPs in RTS with random decisions by `choices`.
     pub fn with_choices(setup: Setup, choices: C) -> Self {
         let mut pair = Self::idle(setup, choices);
-        for who in [Peer::A, Peer::B] {
-            pair.bring_to(who, QpState::Rts);
+        for side in [Peer::A, Peer::B] {
+            pair.bring_to(side, QpState::Rts);
         }
         pair
     }
 
-    /// Two QPs in RESET.
     pub fn idle(setup: Setup, choices: C) -> Self {
         let mut world = World::new(Topology::direct(setup.latency), choices);
         world.add(&setup, setup.places());
         Self { setup, world }
     }
 
-    /// The world, for a scenario.
     pub fn into_world(self) -> World<C> {
         self.world
     }
 
-    /// Moves the QP of `who` up the ladder to `state`.
-    pub fn bring_to(&mut self, who: Peer, state: QpState) {
+    /// Moves the QP of `side` towards RTS, up to `state`.
+    pub fn bring_to(&mut self, side: Peer, state: QpState) {
         let setup = self.setup;
-        let end = self.end(who);
-        setup.bring_to(who, &mut end.qp, &mut end.host, state);
+        let end = self.end(side);
+        setup.bring_to(side, &mut end.qp, &mut end.host, state);
     }
 
-    /// The end of `who`.
-    pub fn end(&mut self, who: Peer) -> &mut End {
-        &mut self.world.ends[who.index()]
+    pub fn end(&mut self, side: Peer) -> &mut End {
+        &mut self.world.ends[side.index()]
     }
 
-    /// The time.
     pub fn now(&self) -> Instant {
         self.ends.iter().map(|end| end.host.clock).fold(self.world.now(), Instant::max)
     }
 
-    /// Time since the pair was made.
     pub fn elapsed(&self) -> Duration {
         self.now().since(START)
     }
 
-    /// Posts a send on `who`; nothing moves before the next step.
-    pub fn post_send(&mut self, who: Peer, req: &SendRequest<'_>) -> Result<(), PostError> {
-        self.end(who).qp.post_send(req)
+    /// Posts a send on `side`; the next step sends it.
+    pub fn post_send(&mut self, side: Peer, req: &SendRequest<'_>) -> Result<(), PostError> {
+        self.end(side).qp.post_send(req)
     }
 
-    /// Posts a receive on `who`, or on its shared receive queue.
-    pub fn post_recv(&mut self, who: Peer, req: &RecvRequest<'_>) -> Result<(), PostError> {
-        self.end(who).post_recv(req)
+    /// Posts a receive on `side`, or on its shared receive queue.
+    pub fn post_recv(&mut self, side: Peer, req: &RecvRequest<'_>) -> Result<(), PostError> {
+        self.end(side).post_recv(req)
     }
 
-    /// Takes the oldest completion of a send of `who`.
-    pub fn send_done(&mut self, who: Peer) -> Option<Cqe> {
-        self.end(who).host.sends.pop_front()
+    /// Takes the oldest completion of a send of `side`.
+    pub fn send_done(&mut self, side: Peer) -> Option<Cqe> {
+        self.end(side).host.sends.pop_front()
     }
 
-    /// Takes the oldest completion of a receive of `who`.
-    pub fn recv_done(&mut self, who: Peer) -> Option<Cqe> {
-        self.end(who).host.recvs.pop_front()
+    /// Takes the oldest completion of a receive of `side`.
+    pub fn recv_done(&mut self, side: Peer) -> Option<Cqe> {
+        self.end(side).host.recvs.pop_front()
     }
 
     /// Runs until nothing is due: no packet in flight, no timer set, nothing to send.
-    ///
-    /// # Panics
-    /// If that takes more than two million steps.
     pub fn run(&mut self) {
         for _ in 0..STEP_LIMIT {
             if !self.step() {
@@ -125,41 +113,28 @@ impl<C: Choices> Pair<C> {
         panic!("livelock after {:?} of virtual time: {:?}", self.elapsed(), self.wire.tally);
     }
 
-    /// Runs for `time`, then leaves the clock there.
-    ///
-    /// # Panics
-    /// When a promise is broken.
     pub fn run_for(&mut self, time: Duration) {
         self.act(|world| world.step_for(time));
     }
 
-    /// Sends what can be sent, jumps to the next arrival or deadline and handles it. False when
-    /// there is none.
-    ///
-    /// # Panics
-    /// When a promise is broken.
+    /// Sends what can be sent, advances to the next arrival or deadline and handles it. Returns
+    /// false if there is none.
     pub fn step(&mut self) -> bool {
         self.act(World::step)
     }
 
-    /// Sends everything both QPs want to send now.
-    ///
-    /// # Panics
-    /// When a promise is broken.
+    /// Sends everything that both QPs can send now.
     pub fn transmit_all(&mut self) {
         self.act(World::transmit_ready);
     }
 
-    /// Sends everything `who` wants to send now, until a full batch keeps its link busy (see
+    /// Sends everything that `side` can send now, until a full batch keeps its link busy (see
     /// [`Setup::stall`]).
-    ///
-    /// # Panics
-    /// When a promise is broken.
-    pub fn transmit(&mut self, who: Peer) {
-        self.act(|world| world.transmit(who.index()));
+    pub fn transmit(&mut self, side: Peer) {
+        self.act(|world| world.transmit(side.index()));
     }
 
-    /// Lets the world act after a script may have done anything to its ends.
+    /// Runs `deed` after the test may have called any method of its ends.
     fn act<T>(&mut self, deed: impl FnOnce(&mut World<C>) -> Result<T, Broken>) -> T {
         self.world.touch_all();
         let done = deed(&mut self.world).unwrap_or_else(|broken| panic!("{broken}"));
@@ -167,19 +142,13 @@ impl<C: Choices> Pair<C> {
         done
     }
 
-    /// Hands a packet to `to` as if its peer had sent it, past the network; it arrives now.
-    ///
-    /// # Panics
-    /// When there is no such packet: the payload does not go with the header.
+    /// Delivers a packet to `to` as if its peer had sent it, bypassing the network.
     pub fn inject(&mut self, to: Peer, header: &Header, payload: &[u8]) {
         let net = self.net_of(to.other().index());
         self.inject_from(to, &net, header, payload);
     }
 
-    /// Hands a packet with this network header to `to`; it arrives now.
-    ///
-    /// # Panics
-    /// As [`Pair::inject`].
+    /// Delivers a packet with this network header to `to`.
     pub fn inject_from(&mut self, to: Peer, net: &NetHeader, header: &Header, payload: &[u8]) {
         let len = header.padded_len(payload.len());
         let mut bytes = vec![0; len + icrc::LEN];
@@ -188,33 +157,27 @@ impl<C: Choices> Pair<C> {
         assert!(self.inject_bytes(to, net, &bytes), "a forged packet parses");
     }
 
-    /// Hands the payload of a UDP datagram, whose ICRC is not looked at, to `to`. Returns whether
-    /// it is a packet at all.
-    ///
-    /// # Panics
-    /// When a promise is broken.
+    /// Delivers a UDP payload, without checking its ICRC, to `to`. Returns false if it is not a
+    /// packet.
     pub fn inject_bytes(&mut self, to: Peer, net: &NetHeader, bytes: &[u8]) -> bool {
         let Ok(packet) = Packet::parse(bytes) else { return false };
         let id = to.index();
         if packet.header.bth.dest_qpn == self.ends[id].endpoints.here.qpn {
-            self.act(|world| world.hand_over(id, net, &packet, false));
+            self.act(|world| world.deliver_to_qp(id, net, &packet, false));
         }
         true
     }
 
-    /// Checks that nothing is left half done after [`Pair::run`].
-    ///
-    /// # Panics
-    /// When something is.
+    /// Checks that nothing is unfinished after [`Pair::run`].
     pub fn assert_settled(&self) {
         self.check_settled().unwrap_or_else(|broken| panic!("{broken}"));
     }
 }
 
-/// A random setup for `service`, with random faults up to `worst` per thousand of each kind.
+/// A pair with a random setup and random faults up to `worst` per thousand of each kind.
 ///
-/// A `hardy` pair has all retries there are, and faults pause before they are spent: everything can
-/// succeed. Any other has as few as it happens to get.
+/// A `hardy` pair has maximum retries, and faults pause before they are spent, so that everything
+/// can succeed. Other pairs have random retry counts.
 pub fn random_pair<C: Choices>(service: Service, worst: u32, hardy: bool, mut choices: C) -> Pair<C> {
     let mut setup = random_setup(service, &mut choices);
     if !hardy {
@@ -227,7 +190,7 @@ pub fn random_pair<C: Choices>(service: Service, worst: u32, hardy: bool, mut ch
     pair
 }
 
-/// Faults of every kind with random rates up to `worst` per thousand, on packets that leave.
+/// Transmit faults of every kind with random rates up to `worst` per thousand.
 pub fn random_faults(worst: u32, latency: Duration, choices: &mut impl Choices) -> Rules {
     let while_ = |from: u32, to: u32| Hold { min: latency * from / 10, max: latency * to / 10 };
     let actions = [

@@ -1,44 +1,40 @@
-//! Where decisions come from: a seeded generator, or the bytes of a fuzzer.
-//!
-//! Both speak through [`Choices`], so one scenario serves simulation and fuzzing. Touches nothing.
+//! Sources of decisions: a seeded generator, or the bytes of a fuzzer.
 
 /// A source of decisions. 0 is always the plainest choice, so that an exhausted fuzz input ends
-/// calmly.
+/// quietly.
 pub trait Choices: Sized {
-    /// A second source that this one no longer has a say in, so that what is decided there does not
-    /// depend on how many decisions were taken here.
+    /// Returns an independent second source, whose decisions do not depend on the number of
+    /// decisions taken here.
     fn fork(&mut self) -> Self;
 
-    /// A number in `0..n`; 0 when `n` is 0.
+    /// Returns a number in `0..n`; 0 if `n` is 0.
     fn below(&mut self, n: u32) -> u32;
 
-    /// A number in `low..=high`.
     fn between(&mut self, low: u32, high: u32) -> u32 {
         low + self.below(high.saturating_sub(low).saturating_add(1))
     }
 
-    /// True about `per_mille` times in a thousand.
+    /// Returns true about `per_mille` times in a thousand.
     fn chance(&mut self, per_mille: u32) -> bool {
         self.below(1000) >= 1000u32.saturating_sub(per_mille)
     }
 
-    /// One of `items`, which must not be empty.
+    /// Returns one of `items`, which must not be empty.
     fn pick<T: Copy>(&mut self, items: &[T]) -> T {
         items[self.below(u32::try_from(items.len()).unwrap_or(u32::MAX)) as usize]
     }
 }
 
-/// SplitMix64: eight bytes of state, every seed good, the same numbers on every machine.
+/// SplitMix64: every seed is good, and the numbers are the same on every machine.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// The generator of this seed.
+    /// A generator with this seed.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next 64 bits.
     #[allow(clippy::should_implement_trait)]
     pub const fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -68,21 +64,18 @@ impl Choices for Rng {
     }
 }
 
-/// Decisions read from a fuzz input; all zero once it is used up.
+/// Decisions read from a fuzz input; zero after its end.
 #[derive(Clone, Debug)]
 pub struct Script<'a> {
     bytes: &'a [u8],
-    /// Of so many bytes the first is ours.
     step: usize,
 }
 
 impl<'a> Script<'a> {
-    /// Decisions from `bytes`, first byte first.
     pub const fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, step: 1 }
     }
 
-    /// Whether every byte was used.
     pub const fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
@@ -95,7 +88,7 @@ impl<'a> Script<'a> {
 }
 
 impl Choices for Script<'_> {
-    /// From here on the two take turns, byte by byte.
+    /// Both sources use alternate bytes from here on.
     fn fork(&mut self) -> Self {
         let bytes = self.bytes.get(self.step..).unwrap_or_default();
         self.step *= 2;

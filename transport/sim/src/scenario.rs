@@ -1,18 +1,15 @@
-//! Random work on a world, and the judge of what comes out.
+//! Random work on a world, and the checks of its results.
 //!
-//! One scenario serves the simulation (decisions from a seed,
-//! everything must succeed) and the fuzzer (decisions from its input, mishaps allowed). What each
-//! connection does is decided apart from the others and apart from time, so that it stays the same
-//! when something is left out. What is judged, besides the promises that every step is held to:
-//! * every work request completes at most once, in posting order, and exactly once when nothing
-//!   goes wrong;
-//! * a successful receive, READ or atomic delivered exactly the right bytes and no byte beyond
-//!   them;
+//! One scenario serves the simulation (decisions from a seed, everything must succeed) and the
+//! fuzzer (decisions from its input, mishaps allowed). The decisions of a connection depend neither
+//! on other connections nor on time, so that they stay the same when something is removed. Besides
+//! the promises of every step:
+//! * every work request completes at most once, in posting order, and exactly once without
+//!   failures;
+//! * a successful receive, READ or atomic placed exactly the right bytes and no byte beyond them;
 //! * RC delivers every message once and in order, and remote memory ends as if every operation ran
-//!   once, in order;
-//! * XRC does the same for each of the shared queues that messages name, and only one end of a
-//!   connection sends;
-//! * UC and UD deliver a message whole and right or not at all.
+//!   once, in order; XRC does so for each shared queue;
+//! * UC and UD deliver a message completely and correctly or not at all.
 
 mod post;
 use crate::host::{Mr, SRQ_MAX_SGE, XrcQueue};
@@ -30,51 +27,40 @@ use roxe_transport::wr::{
 use roxe_wire::{Feth, ImmDt, LKey, Placement, RKey, Selectivity};
 use std::collections::VecDeque;
 
-/// What a landing slot holds before anything lands.
 const UNTOUCHED: u8 = 0x5a;
 /// Numbers of the shared queues of an XRC target.
 const QUEUES: [u32; 2] = [0x21, 0x4_0022];
-/// Key of the one window that an end opens.
+/// Key of the one window that an end binds.
 const WINDOW: u32 = 0xff00_0017;
-/// Steps for each end after which a run that does not end is called stuck.
+/// Steps per end after which an unfinished run counts as stuck.
 const STEP_LIMIT: usize = 200_000;
-/// Steps without anything posted after which a run with mishaps ends.
+/// Steps without a post after which a run with mishaps ends.
 const QUIET_LIMIT: u32 = 1000;
 
-/// The amount and kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
-    /// Messages that each end posts.
     pub messages: u32,
-    /// Longest message, bytes.
     pub max_len: u32,
-    /// Work requests may be wrong, QPs may be moved between states: only "at most once, in order,
-    /// right" is judged.
+    /// True if work requests may be wrong and QPs may change state: then only "at most once, in
+    /// order, right" is checked.
     pub mishaps: bool,
 }
 
-/// What a run did.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Report {
-    /// Packets and faults.
     pub tally: Tally,
-    /// Successful sends, READs, writes and atomics.
     pub sends: u64,
-    /// Successful receives.
     pub recvs: u64,
-    /// Timers that ran out: for acknowledgements, after RNR NAKs, for the next packet of a limited
-    /// rate.
+    /// Expired timers: ACK, RNR and pacing.
     pub timeouts: u64,
-    /// Congestion notices that were obeyed.
     pub notices: u64,
-    /// Ends that were in the error state when all work was done.
+    /// Ends in the error state at the end.
     pub failed: u64,
-    /// Virtual time, of all runs together.
+    /// Virtual time of all runs together.
     pub elapsed: Duration,
 }
 
 impl Report {
-    /// Adds another run.
     pub fn add(&mut self, other: &Self) {
         self.tally.add(&other.tally);
         self.sends += other.sends;
@@ -86,19 +72,17 @@ impl Report {
     }
 }
 
-/// A place where data lands: `len` bytes and a guard.
+/// A destination of `len` bytes with a guard behind.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     index: u32,
     len: u32,
 }
 
-/// What must lie in a slot when its request succeeds.
 #[derive(Debug)]
 enum Expect {
     Nothing,
-    /// These bytes; if `modelled`, as the memory model has it, which holds only while nothing goes
-    /// wrong.
+    /// These bytes; if `modelled`, as in the memory model, which is exact only without failures.
     Bytes {
         slot: Slot,
         data: Vec<u8>,
@@ -115,8 +99,8 @@ struct PostedSend {
 }
 
 impl PostedSend {
-    /// Whether a successful completion says what this request did; lengths matter where data
-    /// landed.
+    /// Returns true if a successful completion matches this request; lengths matter for placed
+    /// data.
     fn is_told_by(&self, cqe: &Cqe) -> bool {
         let landed = if let Expect::Bytes { slot, .. } = self.expect { Some(slot.len) } else { None };
         self.opcode == cqe.opcode && landed.is_none_or(|len| len == cqe.byte_len)
@@ -142,8 +126,7 @@ struct Message {
     queue: usize,
 }
 
-/// Plain writes of a UC peer into its own part of `shared`: they may arrive or not, but never
-/// wrong.
+/// A UC WRITE to its own part of `shared`: it may be lost, but never wrong.
 #[derive(Debug, Clone, Copy)]
 struct UcWrite {
     target: u32,
@@ -151,29 +134,23 @@ struct UcWrite {
     len: u32,
 }
 
-/// One end, its work so far and what must come of it.
+/// One end with its work and its expected results.
 struct Side<C> {
-    /// When something is posted.
     when: C,
-    /// What is posted.
     what: C,
-    /// Whether this end posts anything.
     active: bool,
-    /// Messages that it posts.
     quota: u32,
-    /// Things may go wrong here: only "at most once, in order, right" is judged.
+    /// True if failures are allowed here: only "at most once, in order, right" is checked.
     fragile: bool,
-    /// Constant data.
     source: Mr,
-    /// Landing slots of receives, READs and atomics.
     sink: Mr,
-    /// What the peer writes, and what must be in it in the end.
+    /// Region that the peer writes, and its expected content at the end.
     shared: Mr,
     model: Vec<u8>,
     free: Vec<u32>,
     sends: VecDeque<PostedSend>,
     recvs: VecDeque<PostedRecv>,
-    /// Messages this side sent that the peer has not received (RC) or all of them (UC, UD).
+    /// Messages sent by this side: those not received by the peer (RC), or all of them (UC, UD).
     messages: VecDeque<Message>,
     uc_writes: Vec<UcWrite>,
     uc_write_next: u32,
@@ -181,47 +158,38 @@ struct Side<C> {
     next_id: u64,
     /// Index of the peer's shared queue that the next send names (XRC).
     queue: usize,
-    /// FLUSHes posted.
     flushes: u32,
-    /// A window on `shared` was posted, and what the peer may use since it is open.
+    /// True after the post of a window on `shared`, and its key once it is bound.
     window: bool,
     open: Option<RKey>,
-    /// A READ of mutable memory may be outstanding: the next change of it must be fenced.
+    /// True if a READ of mutable memory may be outstanding: the next change of it must be fenced.
     read_pending: bool,
     ok_sends: u64,
     ok_recvs: u64,
 }
 
-/// Something that happens to a run from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accident {
-    /// This end is moved to the error state.
     Error(usize),
-    /// This node disappears with everything on it.
     Gone(usize),
 }
 
-/// A world, its work so far and the judge.
 pub struct Scenario<C> {
-    /// The world.
     pub world: World<C>,
     work: Work,
     sides: Vec<Side<C>>,
-    /// What is still to happen, the first last.
+    /// Future accidents, latest first.
     accidents: Vec<(Duration, Accident)>,
 }
 
-/// Runs `work` on a fresh pair until all of it is done, and judges.
-///
-/// # Panics
-/// When a promise is broken.
+/// Runs `work` on a new pair to its end, and checks the results.
 pub fn run<C: Choices>(pair: Pair<C>, work: Work) -> Report {
     let played = Scenario::new(pair.into_world(), work).play();
     played.unwrap_or_else(|broken| panic!("{broken}"))
 }
 
 impl<C: Choices> Scenario<C> {
-    /// Prepares `work` for every end of `world` that is in RTS; all others do nothing.
+    /// Prepares `work` for every end of `world` that is in RTS; the others stay idle.
     pub fn new(mut world: World<C>, work: Work) -> Self {
         world.honest = true;
         let seed = u64::from(world.choices.below(1 << 16));
@@ -238,12 +206,12 @@ impl<C: Choices> Scenario<C> {
         Self { world, work, sides, accidents: Vec::new() }
     }
 
-    /// Only the first end of each connection posts sends.
+    /// Lets only the first end of each connection post sends.
     pub fn mute_second_ends(&mut self) {
         self.sides.iter_mut().skip(1).step_by(2).for_each(|side| side.quota = 0);
     }
 
-    /// Lets `accident` happen after some time, if the work takes so long.
+    /// Adds an `accident` after some time of the run.
     #[must_use]
     pub fn with_accident(mut self, after: Duration, accident: Accident) -> Self {
         self.accidents.push((after, accident));
@@ -251,10 +219,6 @@ impl<C: Choices> Scenario<C> {
         self
     }
 
-    /// Runs the work until all of it is done.
-    ///
-    /// # Errors
-    /// When a promise is broken.
     pub fn play(&mut self) -> Result<Report, Broken> {
         self.drive()?;
         self.finish()
@@ -267,26 +231,26 @@ impl<C: Choices> Scenario<C> {
         for turn in 0..STEP_LIMIT * self.sides.len() {
             self.cause_accidents()?;
             let mut posted = false;
-            for &who in &news {
-                posted |= self.post_some(who)?;
+            for &id in &news {
+                posted |= self.post_some(id)?;
             }
             if self.work.mishaps && self.world.choices.chance(10) {
                 self.change_state()?;
             }
             let moved = self.world.step()?;
             self.world.take_news(&mut news);
-            for &who in &news {
-                self.reap(who)?;
+            for &id in &news {
+                self.reap(id)?;
             }
-            if !moved && self.living().all(|who| self.has_done(who)) {
+            if !moved && self.living().all(|id| self.has_done(id)) {
                 return Ok(());
             }
-            // With no packet in flight and no timer set, nothing may be left in a send queue.
-            let quiescent = |who: usize| self.world.ends[who].qp.is_quiescent();
+            // Without a packet in flight or a timer, every send queue must be empty.
+            let quiescent = |id: usize| self.world.ends[id].qp.is_quiescent();
             let stuck = !(posted || moved || self.work.mishaps || self.living().all(quiescent));
             ensure!(!stuck, Progress, None, self.world.now(), "nothing is due, yet sends are outstanding");
             quiet = if posted { 0 } else { quiet + 1 };
-            // A sender may wait for ever for a receive that nobody posts any more.
+            // A sender may wait forever for a receive that is never posted.
             if self.work.mishaps && (!posted && !moved || quiet > QUIET_LIMIT) {
                 return Ok(());
             }
@@ -302,7 +266,6 @@ impl<C: Choices> Scenario<C> {
         Ok(())
     }
 
-    /// Lets happen what is to happen by now.
     fn cause_accidents(&mut self) -> Result<(), Broken> {
         while let Some((_, accident)) = self.accidents.pop_if(|(after, _)| *after <= self.world.elapsed()) {
             match accident {
@@ -323,14 +286,14 @@ impl<C: Choices> Scenario<C> {
         Ok(())
     }
 
-    /// From now on things may go wrong at both ends of the connection of `end`.
+    /// Allows failures at both ends of the connection of `end`.
     fn allow_failures(&mut self, end: usize) {
         self.sides[end].fragile = true;
         self.sides[end ^ 1].fragile = true;
     }
 
-    fn has_done(&self, who: usize) -> bool {
-        let (side, end) = (&self.sides[who], &self.world.ends[who]);
+    fn has_done(&self, id: usize) -> bool {
+        let (side, end) = (&self.sides[id], &self.world.ends[id]);
         let all_sent = side.posted == side.quota && side.sends.is_empty();
         let reliable = end.setup.service.is_reliable();
         match side.fragile {
@@ -339,21 +302,20 @@ impl<C: Choices> Scenario<C> {
         }
     }
 
-    /// Ends whose node is not gone.
     fn living(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.sides.len()).filter(|&who| !self.world.is_gone(who))
+        (0..self.sides.len()).filter(|&id| !self.world.is_gone(id))
     }
 
-    fn post_some(&mut self, who: usize) -> Result<bool, Broken> {
-        if !self.sides[who].active || self.world.is_gone(who) {
+    fn post_some(&mut self, id: usize) -> Result<bool, Broken> {
+        if !self.sides[id].active || self.world.is_gone(id) {
             return Ok(false);
         }
         let mut posted = false;
-        while self.sides[who].when.chance(600) && self.post_recv(who)? {
+        while self.sides[id].when.chance(600) && self.post_recv(id)? {
             posted = true;
         }
-        while self.sides[who].posted < self.sides[who].quota && self.sides[who].when.chance(500) {
-            if !self.post_send(who)? {
+        while self.sides[id].posted < self.sides[id].quota && self.sides[id].when.chance(500) {
+            if !self.post_send(id)? {
                 break;
             }
             posted = true;
@@ -361,19 +323,19 @@ impl<C: Choices> Scenario<C> {
         Ok(posted)
     }
 
-    /// With mishaps: asks for some state, legal or not.
+    /// With mishaps: requests a random state, legal or not.
     fn change_state(&mut self) -> Result<(), Broken> {
         let ends = u32::try_from(self.sides.len()).unwrap_or(u32::MAX);
-        let who = self.world.choices.below(ends) as usize;
+        let id = self.world.choices.below(ends) as usize;
         let state = self.world.choices.pick(&[QpState::Sqd, QpState::Rts, QpState::Sqd, QpState::Rts, QpState::Err]);
-        self.world.go_to(who, state)
+        self.world.go_to(id, state)
     }
 
     fn finish(&mut self) -> Result<Report, Broken> {
         if !self.work.mishaps {
             self.world.check_settled()?;
-            for who in 0..self.sides.len() {
-                self.check_shared(who)?;
+            for id in 0..self.sides.len() {
+                self.check_shared(id)?;
             }
         }
         let mut report = self.report();
@@ -396,37 +358,37 @@ impl<C: Choices> Scenario<C> {
         report
     }
 
-    /// Moves all QPs to ERR: everything outstanding must come out flushed, in order, exactly once.
+    /// Moves all QPs to ERR: everything outstanding must be flushed, in order, exactly once.
     fn flush_all(&mut self) -> Result<(), Broken> {
         self.work.mishaps = true;
-        for who in 0..self.sides.len() {
-            self.sides[who].fragile = true;
-            if !self.world.is_gone(who) {
-                self.world.go_to(who, QpState::Err)?;
+        for id in 0..self.sides.len() {
+            self.sides[id].fragile = true;
+            if !self.world.is_gone(id) {
+                self.world.go_to(id, QpState::Err)?;
             }
         }
         while self.world.step()? {}
         let living: Vec<usize> = self.living().collect();
-        for who in living {
-            self.reap(who)?;
-            self.check_flushed(who)?;
+        for id in living {
+            self.reap(id)?;
+            self.check_flushed(id)?;
         }
         Ok(())
     }
 
-    fn check_flushed(&self, who: usize) -> Result<(), Broken> {
-        let (side, end, at) = (&self.sides[who], &self.world.ends[who], self.world.now());
-        // What is left completed in silence before.
+    fn check_flushed(&self, id: usize) -> Result<(), Broken> {
+        let (side, end, at) = (&self.sides[id], &self.world.ends[id], self.world.now());
+        // Unsignaled requests may have completed before.
         let flushed = side.sends.iter().all(|send| !send.signaled);
-        ensure!(flushed, Completions, Some(who), at, "not flushed: {:?}", side.sends);
+        ensure!(flushed, Completions, Some(id), at, "not flushed: {:?}", side.sends);
         let kept = match end.setup.service {
             Service::XrcTgt => end.host.xrc.iter().map(|queue| queue.srq.len()).sum(),
             _ if end.setup.srq => end.host.srq.len(),
             _ => 0,
         };
-        ensure!(side.recvs.len() == kept, Completions, Some(who), at, "receives not flushed: {:?}", side.recvs);
+        ensure!(side.recvs.len() == kept, Completions, Some(id), at, "receives not flushed: {:?}", side.recvs);
         let flow = &end.host.flow;
-        ensure!(!flow.returns || flow.reserved == 0, Credit, Some(who), at, "{} bytes leaked", flow.reserved);
+        ensure!(!flow.returns || flow.reserved == 0, Credit, Some(id), at, "{} bytes leaked", flow.reserved);
         Ok(())
     }
 }
@@ -442,7 +404,6 @@ impl<C: Choices> Side<C> {
         let sink = memory.register(used * slots * slot_size(work.max_len), Access::LOCAL_WRITE);
         Self {
             active,
-            // A target has nothing to send with.
             quota: if setup.service == Service::XrcTgt { 0 } else { used * work.messages },
             when: choices.fork(),
             what: choices.fork(),
@@ -476,42 +437,42 @@ impl<C: Choices> Side<C> {
 }
 
 impl<C: Choices> Scenario<C> {
-    fn reap(&mut self, who: usize) -> Result<(), Broken> {
-        while let Some(cqe) = self.world.ends[who].host.sends.pop_front() {
-            self.check_send(who, &cqe)?;
+    fn reap(&mut self, id: usize) -> Result<(), Broken> {
+        while let Some(cqe) = self.world.ends[id].host.sends.pop_front() {
+            self.check_send(id, &cqe)?;
         }
-        while let Some(cqe) = self.world.ends[who].host.recvs.pop_front() {
-            self.check_recv(who, 0, &cqe)?;
+        while let Some(cqe) = self.world.ends[id].host.recvs.pop_front() {
+            self.check_recv(id, 0, &cqe)?;
         }
-        for queue in 0..self.world.ends[who].host.xrc.len() {
-            while let Some(cqe) = self.world.ends[who].host.xrc[queue].done.pop_front() {
-                self.check_recv(who, queue, &cqe)?;
+        for queue in 0..self.world.ends[id].host.xrc.len() {
+            while let Some(cqe) = self.world.ends[id].host.xrc[queue].done.pop_front() {
+                self.check_recv(id, queue, &cqe)?;
             }
         }
         Ok(())
     }
 
-    fn check_send(&mut self, who: usize, cqe: &Cqe) -> Result<(), Broken> {
-        let (me, at) = (Some(who), self.world.now());
-        let (may_fail, qpn) = (self.sides[who].fragile, self.world.ends[who].endpoints.here.qpn);
+    fn check_send(&mut self, id: usize, cqe: &Cqe) -> Result<(), Broken> {
+        let (me, at) = (Some(id), self.world.now());
+        let (may_fail, qpn) = (self.sides[id].fragile, self.world.ends[id].endpoints.here.qpn);
         ensure!(cqe.status == WcStatus::Success || may_fail, Completions, me, at, "failed: {cqe:?}");
         ensure!(cqe.qpn == qpn, Completions, me, at, "of another queue pair: {cqe:?}");
         loop {
-            let posted = self.sides[who].sends.pop_front();
+            let posted = self.sides[id].sends.pop_front();
             ensure!(posted.is_some(), Completions, me, at, "of no outstanding send: {cqe:?}");
             let Some(posted) = posted else { return Ok(()) };
             let this = posted.wr_id == cqe.wr_id;
             ensure!(this || !posted.signaled, Completions, me, at, "{cqe:?} came before {posted:?}");
             if this && cqe.status != WcStatus::Success {
-                self.forget(who, &posted.expect);
+                self.forget(id, &posted.expect);
                 return Ok(());
             }
             ensure!(!this || posted.signaled, Completions, me, at, "unsignaled success reported: {cqe:?}");
             ensure!(!this || posted.is_told_by(cqe), Completions, me, at, "{cqe:?} for {posted:?}");
-            self.sides[who].ok_sends += 1;
-            self.check_landed(who, &posted)?;
+            self.sides[id].ok_sends += 1;
+            self.check_landed(id, &posted)?;
             if posted.opcode == WcOpcode::BindWindow {
-                self.sides[who].open = Some(RKey(WINDOW));
+                self.sides[id].open = Some(RKey(WINDOW));
             }
             if this {
                 return Ok(());
@@ -519,139 +480,135 @@ impl<C: Choices> Scenario<C> {
         }
     }
 
-    fn forget(&mut self, who: usize, expect: &Expect) {
+    fn forget(&mut self, id: usize, expect: &Expect) {
         if let Expect::Bytes { slot, .. } = expect {
-            self.sides[who].free.push(slot.index);
+            self.sides[id].free.push(slot.index);
         }
     }
 
-    fn check_landed(&mut self, who: usize, posted: &PostedSend) -> Result<(), Broken> {
+    fn check_landed(&mut self, id: usize, posted: &PostedSend) -> Result<(), Broken> {
         let Expect::Bytes { slot, data, modelled } = &posted.expect else { return Ok(()) };
-        // When things go wrong the order at the peer is not modelled.
-        if !(*modelled && self.sides[who].fragile) {
-            let right = self.slot(who, *slot, slot.len) == &data[..];
-            ensure!(right, Bytes, Some(who), self.world.now(), "wrong bytes landed for {}", posted.wr_id);
+        // After failures the order at the peer is not modelled.
+        if !(*modelled && self.sides[id].fragile) {
+            let right = self.slot(id, *slot, slot.len) == &data[..];
+            ensure!(right, Bytes, Some(id), self.world.now(), "wrong bytes landed for {}", posted.wr_id);
         }
-        self.check_guard(who, *slot, slot.len)?;
-        self.forget(who, &posted.expect);
+        self.check_guard(id, *slot, slot.len)?;
+        self.forget(id, &posted.expect);
         Ok(())
     }
 
-    /// The first `len` bytes of a slot.
-    fn slot(&self, who: usize, slot: Slot, len: u32) -> &[u8] {
-        let sink = self.sides[who].sink;
-        range(self.world.ends[who].host.memory.bytes(sink), slot.index * slot_size(self.work.max_len), len)
+    fn slot(&self, id: usize, slot: Slot, len: u32) -> &[u8] {
+        let sink = self.sides[id].sink;
+        range(self.world.ends[id].host.memory.bytes(sink), slot.index * slot_size(self.work.max_len), len)
     }
 
-    /// Bytes behind the first `len` of a slot are as they were.
-    fn check_guard(&self, who: usize, slot: Slot, len: u32) -> Result<(), Broken> {
-        let all = self.slot(who, slot, slot.len + GUARD);
+    /// Checks that bytes behind the first `len` of a slot are untouched.
+    fn check_guard(&self, id: usize, slot: Slot, len: u32) -> Result<(), Broken> {
+        let all = self.slot(id, slot, slot.len + GUARD);
         let kept = all[len as usize..].iter().all(|&b| b == UNTOUCHED);
-        ensure!(kept, Bytes, Some(who), self.world.now(), "bytes beyond the message were written");
+        ensure!(kept, Bytes, Some(id), self.world.now(), "bytes beyond the message were written");
         Ok(())
     }
 
-    /// A receive of our queue, or of the shared one with this index, is complete.
-    fn check_recv(&mut self, who: usize, queue: usize, cqe: &Cqe) -> Result<(), Broken> {
-        let (me, at) = (Some(who), self.world.now());
-        let recvs = &mut self.sides[who].recvs;
+    /// Checks a completed receive of our queue, or of the shared one with this index.
+    fn check_recv(&mut self, id: usize, queue: usize, cqe: &Cqe) -> Result<(), Broken> {
+        let (me, at) = (Some(id), self.world.now());
+        let recvs = &mut self.sides[id].recvs;
         let posted = recvs.iter().position(|recv| recv.queue == queue).and_then(|at| recvs.remove(at));
         ensure!(posted.is_some(), Completions, me, at, "of no outstanding receive: {cqe:?}");
         let Some(posted) = posted else { return Ok(()) };
         ensure!(posted.wr_id == cqe.wr_id, Completions, me, at, "{cqe:?} came before {posted:?}");
-        let may_fail = self.sides[who].fragile;
+        let may_fail = self.sides[id].fragile;
         ensure!(cqe.status == WcStatus::Success || may_fail, Completions, me, at, "failed: {cqe:?}");
         if cqe.status == WcStatus::Success {
-            self.sides[who].ok_recvs += 1;
-            self.check_message(who, queue, cqe, posted.slot)?;
+            self.sides[id].ok_recvs += 1;
+            self.check_message(id, queue, cqe, posted.slot)?;
         }
-        self.sides[who].free.push(posted.slot.index);
+        self.sides[id].free.push(posted.slot.index);
         Ok(())
     }
 
-    fn check_message(&mut self, who: usize, queue: usize, cqe: &Cqe, slot: Slot) -> Result<(), Broken> {
-        let (me, at, service) = (Some(who), self.world.now(), self.world.ends[who].setup.service);
-        let sent = &self.sides[who ^ 1].messages;
-        let keeps_order = self.loses_nothing(who) && self.world.ends[who].setup.service != Service::Ud;
+    fn check_message(&mut self, id: usize, queue: usize, cqe: &Cqe, slot: Slot) -> Result<(), Broken> {
+        let (me, at, service) = (Some(id), self.world.now(), self.world.ends[id].setup.service);
+        let sent = &self.sides[id ^ 1].messages;
+        let keeps_order = self.loses_nothing(id) && self.world.ends[id].setup.service != Service::Ud;
         let found = if keeps_order {
             let next = sent.iter().position(|message| message.queue == queue);
-            next.filter(|&next| self.is_message(who, cqe, slot, &sent[next]))
+            next.filter(|&next| self.is_message(id, cqe, slot, &sent[next]))
         } else {
-            sent.iter().position(|message| self.is_message(who, cqe, slot, message))
+            sent.iter().position(|message| self.is_message(id, cqe, slot, message))
         };
         ensure!(found.is_some(), Bytes, me, at, "no message that was sent, or not the next one: {cqe:?}");
-        if let Some(found) = found.filter(|_| self.loses_nothing(who)) {
-            self.sides[who ^ 1].messages.remove(found);
+        if let Some(found) = found.filter(|_| self.loses_nothing(id)) {
+            self.sides[id ^ 1].messages.remove(found);
         }
         let landed = match (cqe.opcode, service) {
-            // Pieces of a longer message that was lost may lie behind this one: UC reuses the
-            // receive.
+            // UC reuses the receive of a lost longer message, whose data may lie behind this one.
             (_, Service::Uc) => slot.len,
             (WcOpcode::Recv, _) => cqe.byte_len,
             _ => 0,
         };
-        self.check_guard(who, slot, landed)
+        self.check_guard(id, slot, landed)
     }
 
-    /// Whether every message that is sent to this end arrives: it is repeated until it does, or
-    /// nothing can lose it.
-    fn loses_nothing(&self, who: usize) -> bool {
-        let setup = &self.world.ends[who].setup;
-        setup.service.is_reliable() || setup.early_wait && !self.sides[who].fragile
+    /// Returns true if every message to this end must arrive: it is retransmitted, or nothing can
+    /// lose it.
+    fn loses_nothing(&self, id: usize) -> bool {
+        let setup = &self.world.ends[id].setup;
+        setup.service.is_reliable() || setup.early_wait && !self.sides[id].fragile
     }
 
-    /// Whether a completed receive is exactly `message` of the peer.
-    fn is_message(&self, who: usize, cqe: &Cqe, slot: Slot, message: &Message) -> bool {
-        let grh = if self.world.ends[who].setup.service == Service::Ud { GRH_LEN } else { 0 };
+    /// Returns true if a completed receive is exactly `message` of the peer.
+    fn is_message(&self, id: usize, cqe: &Cqe, slot: Slot, message: &Message) -> bool {
+        let grh = if self.world.ends[id].setup.service == Service::Ud { GRH_LEN } else { 0 };
         let opcode = if message.write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
         let extra = message.imm.map_or(WcExtra::None, WcExtra::Imm);
         if (cqe.opcode, cqe.byte_len, cqe.extra) != (opcode, message.len + grh, extra) {
             return false;
         }
-        let source = self.world.ends[who ^ 1].host.memory.bytes(self.sides[who ^ 1].source);
+        let source = self.world.ends[id ^ 1].host.memory.bytes(self.sides[id ^ 1].source);
         message.write
-            || self.slot(who, slot, grh + message.len)[grh as usize..] == *range(source, message.source, message.len)
+            || self.slot(id, slot, grh + message.len)[grh as usize..] == *range(source, message.source, message.len)
     }
 
-    /// Memory that the peer writes ends as the model says (RC, XRC), or with each write absent or
-    /// right (UC).
-    fn check_shared(&self, who: usize) -> Result<(), Broken> {
-        let (side, peer, at) = (&self.sides[who], &self.sides[who ^ 1], self.world.now());
-        let lost = if self.loses_nothing(who) && !side.fragile { peer.messages.len() } else { 0 };
-        ensure!(lost == 0, Bytes, Some(who), at, "{lost} messages were lost: {:?}", peer.messages.front());
-        let actual = self.world.ends[who].host.memory.bytes(side.shared);
-        if self.world.ends[who].setup.service.is_reliable() {
+    /// Checks that the memory written by the peer equals the model (RC, XRC), or that each write is
+    /// absent or right (UC).
+    fn check_shared(&self, id: usize) -> Result<(), Broken> {
+        let (side, peer, at) = (&self.sides[id], &self.sides[id ^ 1], self.world.now());
+        let lost = if self.loses_nothing(id) && !side.fragile { peer.messages.len() } else { 0 };
+        ensure!(lost == 0, Bytes, Some(id), at, "{lost} messages were lost: {:?}", peer.messages.front());
+        let actual = self.world.ends[id].host.memory.bytes(side.shared);
+        if self.world.ends[id].setup.service.is_reliable() {
             let right = side.fragile || actual == side.model;
-            ensure!(right, Bytes, Some(who), at, "remote writes and atomics did not run exactly once and in order");
-            let flushed = self.world.ends[who].host.memory.flushes;
+            ensure!(right, Bytes, Some(id), at, "remote writes and atomics did not run exactly once and in order");
+            let flushed = self.world.ends[id].host.memory.flushes;
             let right = side.fragile || flushed == peer.flushes;
-            ensure!(right, Bytes, Some(who), at, "{flushed} FLUSHes were done, {} posted", peer.flushes);
+            ensure!(right, Bytes, Some(id), at, "{flushed} FLUSHes were done, {} posted", peer.flushes);
             return Ok(());
         }
-        let source = self.world.ends[who ^ 1].host.memory.bytes(peer.source);
+        let source = self.world.ends[id ^ 1].host.memory.bytes(peer.source);
         for write in &peer.uc_writes {
             let mut pairs = range(actual, write.target, write.len).iter().zip(range(source, write.source, write.len));
             let right = pairs.all(|(&got, &sent)| got == sent || got == 0);
-            ensure!(right, Bytes, Some(who), at, "wrong bytes of {write:?}");
+            ensure!(right, Bytes, Some(id), at, "wrong bytes of {write:?}");
         }
         Ok(())
     }
 }
 
-/// Guard bytes behind each landing slot; they must stay as they are.
+/// Guard bytes behind each slot, which must stay untouched.
 const GUARD: u32 = 16;
 
-/// Bytes, more than the longest message has, that regions are made of.
+/// Unit of the region sizes in bytes, larger than the longest message.
 fn room(max_len: u32) -> u32 {
     (max_len + 1).next_multiple_of(1024)
 }
 
-/// Bytes between the starts of two slots.
 fn slot_size(max_len: u32) -> u32 {
     max_len.max(8) + GRH_LEN + GUARD
 }
 
-/// `len` bytes from `start`.
 fn range(bytes: &[u8], start: u32, len: u32) -> &[u8] {
     &bytes[start as usize..(start + len) as usize]
 }

@@ -1,6 +1,4 @@
-//! How two QPs are made and connected.
-//!
-//! A test changes the fields it is about and leaves the rest.
+//! Creation and connection of two QPs. A test changes the fields it is about.
 
 use crate::host::{MAX_TAGS, SRQ_MAX_SGE, SimHost};
 use crate::links::address;
@@ -14,24 +12,18 @@ use roxe_transport::tags::TagList;
 use roxe_transport::wr::{Access, Av};
 use roxe_wire::{PathMtu, Psn, Qkey, Qpn};
 
-/// Number of the first QP.
 pub const QPN_A: Qpn = Qpn::new(0x1a);
-/// Number of the second QP.
 pub const QPN_B: Qpn = Qpn::new(0x2b);
-/// Q_Key of both when they are UD.
 pub const QKEY: Qkey = Qkey(0x1111_2222);
 
 /// One of the two ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Peer {
-    /// The first.
     A,
-    /// The second.
     B,
 }
 
 impl Peer {
-    /// The opposite end.
     #[must_use]
     pub const fn other(self) -> Self {
         match self {
@@ -40,104 +32,81 @@ impl Peer {
         }
     }
 
-    /// 0 or 1.
     pub const fn index(self) -> usize {
         self as usize
     }
 
-    /// Which end of its connection end number `end` of a world is: even ones are A.
+    /// The end of its connection that is number `end` of a world: even ones are A.
     pub const fn of_end(end: usize) -> Self {
         if end.is_multiple_of(2) { Self::A } else { Self::B }
     }
 }
 
-/// Where a queue pair lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// Number of its node.
     pub node: usize,
-    /// Its number there.
     pub qpn: Qpn,
 }
 
-/// A connection as one of its ends sees it.
+/// A connection from the view of one end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoints {
-    /// This end.
     pub here: Place,
-    /// The other end.
     pub there: Place,
-    /// First PSN that this end sends.
     pub sq_psn: Psn,
-    /// First PSN that the other end sends.
     pub rq_psn: Psn,
 }
 
 impl Endpoints {
-    /// From which node to which.
     pub(crate) const fn way(&self) -> (usize, usize) {
         (self.here.node, self.there.node)
     }
 
-    /// The way to the other end.
     pub fn av(&self) -> Av {
         let (sgid, dgid) = (address(self.here.node), address(self.there.node));
         Av { sgid, dgid, hop_limit: 64, ..Av::default() }
     }
 }
 
-/// What a pair is made of. Both sides are alike but for numbers and addresses.
+/// Parameters of a connection. Both ends are alike except for numbers and addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     /// Service of both; with `XrcIni`, A sends and B is its target.
     pub service: Service,
-    /// Payload bytes of a full packet.
     pub path_mtu: PathMtu,
-    /// Queue depths and limits.
     pub caps: QpCaps,
-    /// Every send reports success.
     pub sq_sig_all: bool,
-    /// Receives come from the hosts' shared receive queues.
+    /// True if receives come from the hosts' shared receive queues.
     pub srq: bool,
-    /// B has a shared receive queue, which matches tags; its program cannot send anything.
+    /// True if B has a tag-matching shared receive queue; its program cannot send.
     pub tag_matching: bool,
-    /// First PSN that `[A, B]` send.
+    /// First PSN sent by `[A, B]`.
     pub psn: [u32; 2],
-    /// Code of the local ACK timeout.
     pub timeout: u8,
-    /// Retries after a loss.
     pub retry_cnt: u8,
-    /// Retries after an RNR NAK; 7 is for ever.
+    /// Retries after an RNR NAK; 7 is infinite.
     pub rnr_retry: u8,
-    /// Code of the wait in RNR NAKs.
     pub min_rnr_timer: u8,
-    /// READs and atomics outstanding as requester.
     pub max_rd_atomic: u8,
-    /// READs and atomics outstanding as responder.
     pub max_dest_rd_atomic: u8,
-    /// What the peer may do.
     pub access: Access,
-    /// Packets that one `poll_transmit` may emit.
     pub batch: usize,
-    /// How often a full batch keeps the link busy for a while, per thousand batches: what arrives
-    /// meanwhile finds answers half sent.
+    /// Full batches per thousand that keep the link busy for a while, so that arriving packets find
+    /// responses half sent.
     pub stall: u32,
-    /// Its link joins packets, as a ring does.
+    /// True if the link joins packets, like a ring.
     pub joins: bool,
-    /// Packets of one size that its link sends at once, for which it goes beyond `flow_limit`; 0:
-    /// none.
+    /// Packets of one size that the link sends at once, exceeding `flow_limit`; 0: none.
     pub run: u32,
-    /// One-way travel time.
     pub latency: Duration,
-    /// Bytes that may be under way in one direction; `None`: no bound.
+    /// Maximum bytes in flight in one direction; `None`: unlimited.
     pub flow_limit: Option<u32>,
-    /// Rate control up to this many bit/s and packets that may be marked; `None`: neither.
+    /// Line rate of DCQCN in bit/s; `None`: off.
     pub line_rate: Option<NonZeroU64>,
-    /// Packets that come too early wait ([`roxe_transport::qp::EarlyPackets`]). Nothing may be lost
-    /// on the way then, and judges expect that every message arrives, also on services without
-    /// acknowledgements.
+    /// True if early packets wait ([`roxe_transport::qp::EarlyPackets`]). The network must then
+    /// lose nothing, and every message must arrive, even without acknowledgements.
     pub early_wait: bool,
-    /// Keep a record of every packet.
+    /// True records every packet.
     pub log: bool,
 }
 
@@ -172,25 +141,24 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// Bytes that the rest of a run occupies at most.
+    /// Maximum bytes of the rest of a run.
     pub(crate) fn in_run(&self) -> u32 {
         self.run.saturating_sub(1) * SimHost::charge(self.path_mtu.bytes())
     }
 
-    /// A setup for this service, else as default.
     pub fn of(service: Service) -> Self {
         Self { service, ..Self::default() }
     }
 
-    /// A QP of this setup in RESET, and its surroundings.
-    pub fn make(&self, who: Peer) -> (Qp, SimHost) {
-        self.side(who).make_with(qpn(who))
+    /// Creates a QP in RESET with its host.
+    pub fn make(&self, side: Peer) -> (Qp, SimHost) {
+        self.side(side).make_with(qpn(side))
     }
 
-    /// The setup of one end: the two of an extended reliable connection differ.
+    /// Returns the setup of one end; they differ on XRC and with tag matching.
     #[must_use]
-    pub fn side(&self, who: Peer) -> Self {
-        match (self.service, who) {
+    pub fn side(&self, side: Peer) -> Self {
+        match (self.service, side) {
             (Service::XrcIni, Peer::B) => Self { service: Service::XrcTgt, srq: true, ..*self },
             (_, Peer::A) => Self { tag_matching: false, ..*self },
             (_, Peer::B) if self.tag_matching => {
@@ -201,7 +169,7 @@ impl Setup {
         }
     }
 
-    /// A QP with this number.
+    /// Creates a QP with this number, and its host.
     pub fn make_with(&self, qpn: Qpn) -> (Qp, SimHost) {
         let config = QpConfig {
             qpn,
@@ -221,14 +189,13 @@ impl Setup {
         (Qp::new(config), host)
     }
 
-    /// Where the two QPs of a pair live.
     pub const fn places(&self) -> [Place; 2] {
         [Place { node: 0, qpn: QPN_A }, Place { node: 1, qpn: QPN_B }]
     }
 
-    /// A connection between two places as `who` sees it.
-    pub const fn endpoints_of(&self, who: Peer, places: [Place; 2]) -> Endpoints {
-        let (me, you) = (who.index(), who.other().index());
+    /// Returns a connection between two places from the view of `side`.
+    pub const fn endpoints_of(&self, side: Peer, places: [Place; 2]) -> Endpoints {
+        let (me, you) = (side.index(), side.other().index());
         Endpoints {
             here: places[me],
             there: places[you],
@@ -237,12 +204,12 @@ impl Setup {
         }
     }
 
-    /// The attributes that connect `who` to its peer; `state` is left for the caller.
-    pub fn attr(&self, who: Peer) -> QpAttr {
-        self.attr_of(&self.endpoints_of(who, self.places()))
+    /// Returns the attributes that connect `side` to its peer, except `state`.
+    pub fn attr(&self, side: Peer) -> QpAttr {
+        self.attr_of(&self.endpoints_of(side, self.places()))
     }
 
-    /// The attributes of this end of a connection; `state` is left for the caller.
+    /// Returns the attributes of this end of a connection, except `state`.
     pub fn attr_of(&self, endpoints: &Endpoints) -> QpAttr {
         QpAttr {
             path_mtu: self.path_mtu,
@@ -263,12 +230,12 @@ impl Setup {
         }
     }
 
-    /// Moves `qp` up to `state`, which is on the way from RESET to RTS.
-    pub fn bring_to(&self, who: Peer, qp: &mut Qp, host: &mut SimHost, state: QpState) {
-        self.side(who).bring_up(&self.endpoints_of(who, self.places()), qp, host, state);
+    /// Moves `qp` from RESET towards RTS, up to `state`.
+    pub fn bring_to(&self, side: Peer, qp: &mut Qp, host: &mut SimHost, state: QpState) {
+        self.side(side).bring_up(&self.endpoints_of(side, self.places()), qp, host, state);
     }
 
-    /// Moves `qp`, an end of `tie`, up to `state`, which is on the way from RESET to RTS.
+    /// Moves `qp`, an end of `endpoints`, from RESET towards RTS, up to `state`.
     pub fn bring_up(&self, endpoints: &Endpoints, qp: &mut Qp, host: &mut SimHost, state: QpState) {
         while qp.state() != state {
             let state = match qp.state() {
@@ -281,10 +248,7 @@ impl Setup {
         }
     }
 
-    /// The attributes that the step to `state` needs, on the way from RESET to RTS.
-    ///
-    /// # Panics
-    /// When no step of that way leads there.
+    /// Returns the attributes required by the transition to `state`, between RESET and RTS.
     pub fn mask(&self, state: QpState) -> AttrMask {
         let before = [QpState::Reset, QpState::Init, QpState::Rtr];
         let step = before.into_iter().find(|before| *before as u8 + 1 == state as u8);
@@ -293,24 +257,23 @@ impl Setup {
     }
 }
 
-/// The QP number of `who`.
-pub const fn qpn(who: Peer) -> Qpn {
-    [QPN_A, QPN_B][who.index()]
+pub const fn qpn(side: Peer) -> Qpn {
+    [QPN_A, QPN_B][side.index()]
 }
 
-/// A QP number for end `end` of a large world: distinct, and not in order.
+/// Returns the QP number of end `end` of a large world: unique, and not in order.
 pub fn number(end: usize) -> Qpn {
     let end = u32::try_from(end).expect("few ends");
     Qpn::new(0x10 + ((end * 0x3779) & 0xf_ffff))
 }
 
-/// The way from `who` to its peer.
-pub fn av(who: Peer) -> Av {
-    let (sgid, dgid) = (address(who.index()), address(who.other().index()));
+/// Returns the path from `side` to its peer.
+pub fn av(side: Peer) -> Av {
+    let (sgid, dgid) = (address(side.index()), address(side.other().index()));
     Av { sgid, dgid, hop_limit: 64, ..Av::default() }
 }
 
-/// A random setup for `service`.
+/// Returns a random setup for `service`.
 pub fn random_setup(service: Service, choices: &mut impl Choices) -> Setup {
     let base = Setup::of(service);
     let mut caps = base.caps;
@@ -323,8 +286,7 @@ pub fn random_setup(service: Service, choices: &mut impl Choices) -> Setup {
         sq_sig_all: choices.chance(300),
         access: base.access | Access::FLUSH_GLOBAL,
         srq: service == Service::Rc && choices.chance(250),
-        // Near the end of the number space in half of the runs, so that wrap-around is the common
-        // case.
+        // Half of the runs start near the end of the PSN space, so that wrap-around is common.
         psn: [psn(choices), psn(choices)],
         timeout: choices.between(8, 12) as u8,
         min_rnr_timer: choices.between(1, 12) as u8,

@@ -1,12 +1,9 @@
-//! What happens when: events in order of time, and one deadline for each queue pair.
-//!
-//! Nothing here allocates once it is warm.
+//! Events in order of time, and one deadline per queue pair. Nothing allocates after the start.
 
 use core::cmp::Ordering;
 use roxe_transport::time::Instant;
 use std::collections::BinaryHeap;
 
-/// Later than everything.
 const NEVER: Instant = Instant(u64::MAX);
 
 #[derive(Debug)]
@@ -37,7 +34,7 @@ impl<T> PartialEq for Entry<T> {
 
 impl<T> Eq for Entry<T> {}
 
-/// Events in order of time; those of the same instant keep the order in which they were added.
+/// Events in order of time; events of one instant keep their insertion order.
 #[derive(Debug)]
 pub struct Timeline<T> {
     heap: BinaryHeap<Entry<T>>,
@@ -51,23 +48,20 @@ impl<T> Default for Timeline<T> {
 }
 
 impl<T> Timeline<T> {
-    /// Makes room for so many events to come.
     pub fn reserve(&mut self, events: usize) {
         self.heap.reserve(events);
     }
 
-    /// Adds an event.
     pub fn push(&mut self, at: Instant, what: T) {
         self.order += 1;
         self.heap.push(Entry { at, order: self.order, what });
     }
 
-    /// When the first event happens.
     pub fn next(&self) -> Option<Instant> {
         self.heap.peek().map(|entry| entry.at)
     }
 
-    /// Takes the first event, if it happens by `now`.
+    /// Removes the first event if it is due by `now`.
     pub fn pop_due(&mut self, now: Instant) -> Option<T> {
         if self.next()? > now {
             return None;
@@ -75,19 +69,16 @@ impl<T> Timeline<T> {
         self.heap.pop().map(|entry| entry.what)
     }
 
-    /// Events to come.
     pub fn len(&self) -> usize {
         self.heap.len()
     }
 
-    /// Whether nothing is to come.
     pub fn is_empty(&self) -> bool {
         self.heap.is_empty()
     }
 }
 
-/// One deadline each for a fixed number of clients, and the earliest of all: a tournament in an
-/// array.
+/// One deadline per client, and the earliest of all: a tournament tree in an array.
 #[derive(Debug, Default)]
 pub struct Deadlines {
     /// Node 1 is the root, the children of `n` are `2n` and `2n + 1`, the leaves are the second
@@ -96,13 +87,12 @@ pub struct Deadlines {
 }
 
 impl Deadlines {
-    /// Makes room for `clients`; deadlines that were set are forgotten.
+    /// Sets the number of clients and clears all deadlines.
     pub fn resize(&mut self, clients: usize) {
         self.tree.clear();
         self.tree.resize(2 * clients.next_power_of_two(), NEVER);
     }
 
-    /// Sets or clears the deadline of `client`.
     pub fn set(&mut self, client: usize, at: Option<Instant>) {
         let mut node = self.tree.len() / 2 + client;
         self.tree[node] = at.unwrap_or(NEVER);
@@ -116,7 +106,7 @@ impl Deadlines {
         }
     }
 
-    /// The earliest deadline, and whose it is: the lowest number of equals.
+    /// Returns the earliest deadline with its client, the lowest one of equals.
     pub fn first(&self) -> Option<(Instant, usize)> {
         let at = self.tree.get(1).copied().filter(|&at| at != NEVER)?;
         let leaves = self.tree.len() / 2;
@@ -147,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_deadline_is_that_of_a_list() {
+    fn deadlines_agree_with_a_list() {
         for clients in [1, 2, 5, 1000] {
             let (mut rng, mut list) = (Rng::new(clients.into()), vec![None; clients as usize]);
             let mut deadlines = Deadlines::default();

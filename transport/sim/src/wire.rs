@@ -1,9 +1,8 @@
 //! The network: packets leave a queue pair in a batch, travel as sealed bytes, and arrive late,
 //! twice, damaged or not at all.
 //!
-//! Knows ends only by number; who gets a packet that has arrived is the business of
-//! [`crate::world`]. Buffers go round between the pool, a batch and the network: once there are
-//! enough, nothing allocates.
+//! [`crate::world`] maps packets to ends. Buffers are recycled between pool, batch and network, so
+//! that nothing allocates after the start.
 
 use crate::links::{Topology, Way, node_at};
 pub use crate::setup::Peer;
@@ -16,64 +15,48 @@ use roxe_transport::wr::Av;
 use roxe_wire::{NetHeader, Packet, Psn, Qpn, icrc};
 use std::collections::BTreeMap;
 
-/// Asked about every packet of an end: told its number (from 0, counted from the moment this was
-/// set) and the packet, it decides. `None` leaves the packet to the rules.
+/// Decides about every packet of an end, by its number (from 0, counted since this was set) and
+/// content. `None` leaves the packet to the rules.
 pub type Scripted = Box<dyn FnMut(u64, &Packet<'_>) -> Option<Verdict> + Send>;
 
-/// The verdict of a script that loses a packet.
 pub const LOST: Verdict = Verdict { drop: true, ..Verdict::PASS };
 
-/// The verdict of a script that lets a packet arrive later.
 pub const fn late(by: Duration) -> Verdict {
     Verdict { delay: by, ..Verdict::PASS }
 }
 
-/// The verdict of a script that lets a packet arrive a second time, later.
 pub const fn twice(by: Duration) -> Verdict {
     Verdict { copies: 1, copies_after: by, ..Verdict::PASS }
 }
 
-/// The verdict of a script that flips a bit of byte `at`.
+/// Verdict that flips a bit of byte `at`.
 pub const fn damaged(at: u16) -> Verdict {
     Verdict { corrupt: Some(Corruption { at, mask: 1 << (at % 8) }), ..Verdict::PASS }
 }
 
-/// A packet on its way.
 #[derive(Debug)]
 pub struct InTransit {
-    /// Its network header.
     pub net: NetHeader,
-    /// From the BTH to the ICRC.
     pub bytes: Vec<u8>,
-    /// Links still to pass.
     way: Way,
-    /// What rules for arriving packets say was carried out.
     judged: bool,
 }
 
-/// What happened to the packets so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Emitted by a QP.
     pub sent: u64,
-    /// Lost by a rule.
     pub dropped: u64,
-    /// Carried twice.
     pub duplicated: u64,
-    /// Delayed.
     pub delayed: u64,
-    /// Damaged.
     pub corrupted: u64,
-    /// Refused by the receiver for a wrong ICRC.
+    /// Dropped by the receiver for a wrong ICRC.
     pub bad_icrc: u64,
-    /// Lost because a queue was full.
     pub overflowed: u64,
     /// Marked by a full queue or a rule.
     pub marked: u64,
 }
 
 impl Tally {
-    /// Adds the counts of another run.
     pub fn add(&mut self, other: &Self) {
         self.sent += other.sent;
         self.dropped += other.dropped;
@@ -86,40 +69,28 @@ impl Tally {
     }
 }
 
-/// One fault that was carried out, so that it can be repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Which end's packet.
     pub end: usize,
-    /// Whether it left or arrived there.
     pub dir: Direction,
-    /// Which packet that way, from 1.
+    /// Number of the packet in that direction, from 1.
     pub nth: Counts,
-    /// What was done to it.
     pub verdict: Verdict,
-    /// Bytes of its headers and pad.
     pub header: usize,
-    /// Bytes of all of it.
     pub len: usize,
 }
 
-/// What the network knows of an end.
 #[derive(Default)]
 struct Stream {
     rewinds: Rewinds,
     scripted: Option<(u64, Scripted)>,
-    /// By direction.
     counts: [Counts; 2],
 }
 
-/// Packets so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// All of them.
     pub all: u64,
-    /// Those with a payload.
     pub loaded: u64,
-    /// Those that want a receive.
     pub received: u64,
 }
 
@@ -131,10 +102,9 @@ impl Counts {
     }
 }
 
-/// What decides about faults.
 enum Source {
     Rules(Injector),
-    /// Exactly these: end, direction, which packet that way.
+    /// Recorded faults by end, direction and number of the packet.
     Exact(BTreeMap<(usize, u8, u64), Verdict>),
 }
 
@@ -149,18 +119,13 @@ impl Source {
     }
 }
 
-/// All links and what is on them.
 pub struct Wire {
-    /// Nodes and links.
     pub topology: Topology,
-    /// What happened so far.
     pub tally: Tally,
-    /// Retries without progress after which faults pause, so that a bounded `retry_cnt` is never
-    /// spent by bad luck; `None`: no pause_faults_after.
+    /// Number of retries without progress after which faults pause, so that a bounded `retry_cnt`
+    /// is never spent by bad luck; `None`: never.
     pub pause_faults_after: Option<u32>,
-    /// Every fault that was carried out, if they are to be kept.
     pub record: Option<Vec<Fault>>,
-    /// Buffers.
     pub pool: Pool,
     faults: Option<Source>,
     streams: Vec<Stream>,
@@ -168,7 +133,6 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// A network without ends.
     pub fn new(topology: Topology) -> Self {
         Self {
             topology,
@@ -182,50 +146,44 @@ impl Wire {
         }
     }
 
-    /// Makes room for so many packets on their way before anything allocates.
     pub fn reserve(&mut self, packets: usize) {
         self.pool.reserve(packets);
         self.timeline.reserve(packets);
     }
 
-    /// Adds an end, with the next number.
     pub fn add_end(&mut self) {
         self.streams.push(Stream::default());
     }
 
-    /// Sets what decides about packets that `from` sends, and starts counting them.
+    /// Sets the script for packets sent by `from`, and restarts their numbers.
     pub fn set_rule(&mut self, from: Peer, rule: Scripted) {
         self.streams[from.index()].scripted = Some((0, rule));
     }
 
-    /// Lets `rules` decide about all packets that no script decides about; `seed` counts if they
-    /// name none.
+    /// Applies `rules` to all packets without a script; `seed` is used if they set none.
     pub fn set_faults(&mut self, rules: &Rules, seed: u64) {
         self.faults = Some(Source::Rules(Injector::new(rules, seed)));
     }
 
-    /// Lets happen exactly what was recorded in another run.
     pub fn repeat_faults(&mut self, faults: &[Fault]) {
         let exact = faults.iter().map(|fault| ((fault.end, fault.dir as u8, fault.nth.all), fault.verdict));
         self.faults = Some(Source::Exact(exact.collect()));
     }
 
-    /// Leaves packets that `from` sends to the rules again.
     pub fn clear_rule(&mut self, from: Peer) {
         self.streams[from.index()].scripted = None;
     }
 
-    /// When the next packet reaches the end of a link.
+    /// Returns the next arrival time at the end of a link.
     pub fn next_arrival(&self) -> Option<Instant> {
         self.timeline.next()
     }
 
-    /// Packets on their way.
     pub fn in_flight(&self) -> usize {
         self.timeline.len()
     }
 
-    /// Takes a packet that has arrived by `now`.
+    /// Returns a packet that has arrived by `now`.
     pub fn arrived(&mut self, now: Instant) -> Option<InTransit> {
         while let Some(packet) = self.timeline.pop_due(now) {
             if let Some(packet) = self.pass_on(now, packet) {
@@ -235,7 +193,7 @@ impl Wire {
         None
     }
 
-    /// Puts a packet on its next link; gives it back when there is none.
+    /// Puts a packet on its next link; returns it if there is none.
     fn pass_on(&mut self, now: Instant, mut packet: InTransit) -> Option<InTransit> {
         let Some(link) = packet.way.next_link() else { return Some(packet) };
         let link = self.topology.link(link);
@@ -252,8 +210,8 @@ impl Wire {
         None
     }
 
-    /// Sends sealed `bytes` of end `end`, which has the number `qpn`, after asking script and
-    /// rules. Returns what became of it.
+    /// Sends sealed `bytes` of end `end` with number `qpn`, subject to script and rules. Returns
+    /// their verdict.
     pub fn send(&mut self, now: Instant, end: usize, qpn: Qpn, net: NetHeader, bytes: Vec<u8>) -> Verdict {
         self.tally.sent += 1;
         self.streams[end].rewinds.on_packet(&bytes);
@@ -268,8 +226,8 @@ impl Wire {
         verdict
     }
 
-    /// Asks the rules about a packet that arrived whole at end `end`. Gives it back if it is to be
-    /// delivered now.
+    /// Applies the receive rules to an intact packet that arrived at `end`. Returns it if it is to
+    /// be delivered now.
     pub fn receive(&mut self, now: Instant, end: usize, qpn: Qpn, packet: InTransit) -> Option<(InTransit, Verdict)> {
         if self.faults.is_none() || packet.judged {
             return Some((packet, Verdict::PASS));
@@ -283,7 +241,7 @@ impl Wire {
     }
 
     fn judge(&mut self, now: Instant, end: usize, qpn: Qpn, dir: Direction, net: &NetHeader, bytes: &[u8]) -> Verdict {
-        // One end of this connection came so often without progress that faults must pause.
+        // Faults pause after too many retries of this connection without progress.
         let connection = &self.streams[end & !1..][..2];
         let is_stuck = |limit| connection.iter().any(|stream| stream.rewinds.is_stuck(limit));
         let paused = self.pause_faults_after.is_some_and(is_stuck);
@@ -317,7 +275,6 @@ impl Wire {
         verdict
     }
 
-    /// Sets a packet out, or does to it what `verdict` says.
     fn carry(&mut self, now: Instant, mut packet: InTransit, verdict: Verdict) {
         if verdict.drop {
             self.tally.dropped += 1;
@@ -347,7 +304,7 @@ impl Wire {
         self.set_out(now, verdict.delay, packet);
     }
 
-    /// Puts a packet on its first link after a while.
+    /// Puts a packet on its first link after a delay.
     fn set_out(&mut self, now: Instant, later: Duration, packet: InTransit) {
         if later.is_zero() && !packet.judged {
             let back = self.pass_on(now, packet);
@@ -358,44 +315,38 @@ impl Wire {
     }
 }
 
-/// What a fresh slot holds, so that bytes a QP forgot to write are not zero by luck.
+/// Initial content of a slot, so that bytes not written by the QP are not zero by luck.
 const POISON: u8 = 0xa5;
 
-/// Bytes that hold any packet.
 const BUFFER: usize = 4096 + 64;
 
-/// Buffers that nobody uses.
 #[derive(Debug, Default)]
 pub struct Pool(Vec<Vec<u8>>);
 
 impl Pool {
-    /// Makes sure that `buffers` can be taken without allocating.
+    /// Reserves `buffers`, so that taking them does not allocate.
     pub fn reserve(&mut self, buffers: usize) {
         let missing = buffers.saturating_sub(self.0.len());
         self.0.extend((0..missing).map(|_| Vec::with_capacity(BUFFER)));
     }
 
-    /// An empty buffer.
     pub fn take(&mut self) -> Vec<u8> {
         let mut bytes = self.0.pop().unwrap_or_else(|| Vec::with_capacity(BUFFER));
         bytes.clear();
         bytes
     }
 
-    /// A copy of `bytes`.
     pub fn copy(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut copy = self.take();
         copy.extend_from_slice(bytes);
         copy
     }
 
-    /// Gives a buffer back.
     pub fn put(&mut self, bytes: Vec<u8>) {
         self.0.push(bytes);
     }
 }
 
-/// The packets of one `poll_transmit`, in order.
 #[derive(Debug, Default)]
 pub struct Batch {
     packets: Vec<(Av, PacketNote, Vec<u8>)>,
@@ -403,15 +354,14 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Makes room for `packets` packets, whose buffers are drawn from `pool`; whether it `joins`
-    /// them, and how many of one size leave together, 0 for none.
+    /// Opens the batch for `packets` packets with buffers from `pool`. `joins`: join packets;
+    /// `run`: packets of one size that leave together, 0 for none.
     pub fn open<'b>(&'b mut self, pool: &'b mut Pool, packets: usize, joins: bool, run: u32) -> OpenBatch<'b> {
         self.room = packets;
         self.packets.reserve(packets);
         OpenBatch { batch: self, pool, joins, joined: Joined::default(), run }
     }
 
-    /// Takes the packets out, sealed.
     pub fn drain(&mut self) -> impl Iterator<Item = (NetHeader, PacketNote, Vec<u8>)> + '_ {
         self.packets.drain(..).map(|(av, note, mut bytes)| {
             let net = net_header(&av);
@@ -420,18 +370,15 @@ impl Batch {
         })
     }
 
-    /// Packets in it.
     pub fn len(&self) -> usize {
         self.packets.len()
     }
 
-    /// Whether nothing is in it.
     pub fn is_empty(&self) -> bool {
         self.packets.is_empty()
     }
 }
 
-/// A batch with the pool it takes buffers from.
 pub struct OpenBatch<'b> {
     batch: &'b mut Batch,
     pool: &'b mut Pool,
@@ -441,18 +388,15 @@ pub struct OpenBatch<'b> {
     run: u32,
 }
 
-/// What shares the header of the last packet.
 #[derive(Clone, Copy, Debug, Default)]
 struct Joined {
-    /// Payload of each.
     len: usize,
-    /// Packets, and how many of them the last extension brought.
+    /// Number of packets, and of those added by the last extension.
     packets: usize,
     newest: usize,
 }
 
 impl OpenBatch<'_> {
-    /// Takes the last packets apart, as they would travel.
     fn part(&mut self) {
         let Joined { len, packets, .. } = core::mem::take(&mut self.joined);
         let Some((av, note, mut all)) = (if packets > 0 { self.batch.packets.pop() } else { None }) else { return };
@@ -526,7 +470,7 @@ impl TxBatch for OpenBatch<'_> {
     }
 }
 
-/// The network header of a packet sent along `av`.
+/// Returns the network header of a packet sent along `av`.
 pub fn net_header(av: &Av) -> NetHeader {
     NetHeader {
         src: av.sgid,
@@ -539,26 +483,22 @@ pub fn net_header(av: &Av) -> NetHeader {
     }
 }
 
-/// What was read off the packets of one requester.
+/// Rewinds of one requester, observed in its packets.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rewinds {
     last: Option<Psn>,
-    /// Newest PSN sent.
     high: Psn,
-    /// Where the last rewind went.
     start: Psn,
-    /// Rewinds since the last one that went further than the one before.
+    /// Rewinds since the last one that went further than its predecessor.
     count: u32,
-    /// The pause of faults ends here.
+    /// PSN at which the pause of faults ends.
     calm_until: Psn,
 }
 
 impl Rewinds {
-    /// New PSNs that must pass before faults may resume.
     const FRESH: u32 = 32;
 
-    /// Notes one packet; responses (RC opcodes 0x0d..=0x12) and congestion notices (0x81) are no
-    /// business of a requester.
+    /// Records a packet. Responses (RC opcodes 0x0d..=0x12) and CNPs (0x81) are ignored.
     pub(crate) fn on_packet(&mut self, bytes: &[u8]) {
         let psn = match *bytes {
             [0x0d..=0x12 | 0x81, ..] => return,
@@ -576,7 +516,8 @@ impl Rewinds {
         self.last = Some(psn);
     }
 
-    /// Whether faults must pause: the requester is stuck and has not sent enough new packets since.
+    /// Returns true while faults must pause: the requester is stuck and has not sent enough new
+    /// packets since.
     pub(crate) fn is_stuck(&self, limit: u32) -> bool {
         self.count >= limit && !self.high.is_after(self.calm_until)
     }

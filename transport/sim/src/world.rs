@@ -1,9 +1,8 @@
-//! Many queue pairs on many nodes, the network between them, and a clock that jumps to the next
-//! thing that happens.
+//! Many queue pairs on many nodes, the network between them, and a clock that advances to the next
+//! event.
 //!
-//! Drives the QPs as an engine would. After every call the promises of [`crate::judge`] are
-//! checked, and a broken one ends the run. Ends come in pairs: `2n` and `2n + 1` are the two ends
-//! of connection `n`.
+//! Drives the QPs as an engine would. The promises of [`crate::judge`] are checked after every
+//! call, and a broken one ends the run. Ends `2n` and `2n + 1` form connection `n`.
 
 use crate::host::SimHost;
 use crate::judge::{Broken, Watch, ensure};
@@ -21,77 +20,59 @@ use roxe_transport::wr::RecvRequest;
 use roxe_wire::{Header, NetHeader, Packet, icrc};
 use std::collections::BTreeMap;
 
-/// Packets in flight per end after which a QP is taken to send without end, before memory runs out.
+/// Packets in flight per end above which a QP counts as sending without end.
 const FLIGHT_LIMIT: usize = 25_000;
-/// When every clock starts; not zero, so that "never" and "at the start" differ.
+/// Start of the clock; not zero, so that "never" and "at the start" differ.
 pub const START: Instant = Instant(1_000_000_000);
 
-/// A packet as it was handed to the network.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Logged {
-    /// When it was sent.
     pub at: Instant,
-    /// By which connection.
     pub connection: usize,
-    /// By which end of it.
     pub from: Peer,
-    /// Where it comes from.
     pub note: PacketNote,
-    /// Its headers.
     pub header: Header,
-    /// Payload bytes without pad.
     pub len: usize,
-    /// What became of it.
     pub verdict: Verdict,
 }
 
-/// Queue pairs and the network between them.
 pub struct World<C = Rng> {
-    /// The QPs.
     pub ends: Vec<End>,
-    /// The network.
     pub wire: Wire,
-    /// Source of what a scenario decides.
     pub choices: C,
-    /// Every packet sent, of ends whose setup says so.
+    /// Packets sent by ends with [`Setup::log`].
     pub log: Vec<Logged>,
-    /// Packets that arrived, by receiver.
     pub delivered: Vec<u64>,
-    /// Timeouts handled, by end.
     pub timeouts: Vec<u64>,
-    /// Stands between the network and the QPs.
+    /// Changes packets between the network and the QPs.
     pub tamper: Option<Tamper>,
-    /// Nobody forges packets or starts a QP anew: what one end believes of the other must be true,
-    /// and is checked.
+    /// True if no packet is forged and no QP restarted: then what one end believes of the other is
+    /// checked.
     pub honest: bool,
     now: Instant,
     batch: Batch,
     deadlines: Deadlines,
     by_place: BTreeMap<(usize, u32), usize>,
-    /// From which node to which.
+    /// By source and destination node.
     windows: BTreeMap<(usize, usize), Window>,
-    /// Nodes that are gone.
     gone: Vec<usize>,
-    /// Ends that something happened to and that have not sent since.
+    /// Ends that changed and have not sent since.
     ready: Vec<usize>,
-    /// Ends that something happened to, for the scenario.
     news: Vec<usize>,
 }
 
-/// Room that all QPs of a node share towards another node.
+/// Flow control window between two nodes, shared by all QPs.
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
     reserved: u32,
-    /// One packet of each.
     beyond: u32,
 }
 
-/// A card with a fault of its own, to prove that judges find it: told the end and the bytes of a
-/// packet that arrived whole, it may change them before the QP sees them.
+/// Simulates a faulty card, to test the checks: called with the end and the bytes of an intact
+/// received packet, it may change them before the QP handles them.
 pub type Tamper = Box<dyn FnMut(usize, &mut [u8])>;
 
 impl<C: Choices> World<C> {
-    /// A network without ends.
     pub fn new(topology: Topology, choices: C) -> Self {
         Self {
             ends: Vec::new(),
@@ -113,13 +94,13 @@ impl<C: Choices> World<C> {
         }
     }
 
-    /// Adds two QPs in RESET that know of each other. Returns the number of the first; the second
-    /// is the next.
+    /// Adds a connection of two QPs in RESET. Returns the number of the first; the second is the
+    /// next.
     pub fn add(&mut self, setup: &Setup, places: [Place; 2]) -> usize {
         let first = self.ends.len();
-        for who in [Peer::A, Peer::B] {
-            let endpoints = setup.endpoints_of(who, places);
-            let setup = &setup.side(who);
+        for end in [Peer::A, Peer::B] {
+            let endpoints = setup.endpoints_of(end, places);
+            let setup = &setup.side(end);
             let (qp, mut host) = setup.make_with(endpoints.here.qpn);
             host.clock = self.now;
             let known = self.by_place.insert((endpoints.here.node, endpoints.here.qpn.get()), self.ends.len());
@@ -135,7 +116,7 @@ impl<C: Choices> World<C> {
         first
     }
 
-    /// Adds two QPs and connects them: both are in RTS.
+    /// Adds a connection of two QPs in RTS.
     pub fn connect(&mut self, setup: &Setup, places: [Place; 2]) -> usize {
         let first = self.add(setup, places);
         for end in &mut self.ends[first..] {
@@ -144,36 +125,30 @@ impl<C: Choices> World<C> {
         first
     }
 
-    /// The time.
     pub fn now(&self) -> Instant {
         self.now
     }
 
-    /// Time since the world was made.
     pub fn elapsed(&self) -> Duration {
         self.now.since(START)
     }
 
-    /// The end with this number; it will be looked at in the next step.
+    /// Returns the end with this number; the next step serves it.
     pub fn end_mut(&mut self, end: usize) -> &mut End {
         self.touch(end);
         &mut self.ends[end]
     }
 
-    /// Asks for a state, with nothing else in the mask.
-    ///
-    /// # Errors
-    /// When a promise is broken by it.
     pub fn go_to(&mut self, id: usize, state: QpState) -> Result<(), Broken> {
         self.enter(id);
         let end = &mut self.ends[id];
         let attr = QpAttr { state, ..*end.qp.attr() };
-        // Refusals are fine: the table decides, and its own tests judge it.
+        // A refusal is legal; the state table has its own tests.
         let _ = end.qp.modify(&mut end.host, &attr, AttrMask::STATE);
         self.leave(id)
     }
 
-    /// Takes a node off the network, with everything on it: its QPs are never called again.
+    /// Removes a node: its QPs are never called again.
     pub fn kill_node(&mut self, node: usize) {
         self.gone.push(node);
         for id in 0..self.ends.len() {
@@ -183,16 +158,13 @@ impl<C: Choices> World<C> {
         }
     }
 
-    /// Whether the node of this end is gone.
+    /// Returns true if the node of this end was removed.
     pub fn is_gone(&self, id: usize) -> bool {
         !self.gone.is_empty() && self.gone.contains(&self.ends[id].endpoints.here.node)
     }
 
-    /// Sends what can be sent, jumps to the next arrival or deadline and handles it. False when
-    /// there is none.
-    ///
-    /// # Errors
-    /// When a promise is broken.
+    /// Sends what can be sent, advances to the next arrival or deadline and handles it. Returns
+    /// false if there is none.
     pub fn step(&mut self) -> Result<bool, Broken> {
         self.transmit_ready()?;
         let Some(at) = self.next_wake() else { return Ok(self.pace()) };
@@ -201,10 +173,6 @@ impl<C: Choices> World<C> {
         Ok(true)
     }
 
-    /// Steps for `time`, then leaves the clock there.
-    ///
-    /// # Errors
-    /// When a promise is broken.
     pub fn step_for(&mut self, time: Duration) -> Result<(), Broken> {
         let end = self.now.after(time);
         self.transmit_ready()?;
@@ -215,7 +183,7 @@ impl<C: Choices> World<C> {
         self.work()
     }
 
-    /// Moves the ends that something happened to since the last call into `news`, in order.
+    /// Moves the ends that changed since the last call into `news`, in order.
     pub fn take_news(&mut self, news: &mut Vec<usize>) {
         news.clear();
         core::mem::swap(news, &mut self.news);
@@ -223,7 +191,6 @@ impl<C: Choices> World<C> {
         news.iter().for_each(|&id| self.ends[id].told = false);
     }
 
-    /// Handles everything due now.
     fn work(&mut self) -> Result<(), Broken> {
         while let Some(flight) = self.wire.arrived(self.now) {
             self.deliver(flight)?;
@@ -236,8 +203,7 @@ impl<C: Choices> World<C> {
         self.transmit_ready()
     }
 
-    /// Datagrams give no reservation back: the host hands out new room when everything sent has
-    /// arrived.
+    /// UC and UD never release reservations: grants new room when everything sent has arrived.
     fn pace(&mut self) -> bool {
         let mut freed = false;
         for id in 0..self.ends.len() {
@@ -255,14 +221,13 @@ impl<C: Choices> World<C> {
         self.deadlines.first().map(|(at, _)| at).into_iter().chain(self.wire.next_arrival()).min()
     }
 
-    /// Something happened to an end.
     fn touch(&mut self, id: usize) {
         if !core::mem::replace(&mut self.ends[id].touched, true) {
             self.ready.push(id);
         }
     }
 
-    /// Everything may have happened to every end, and somebody may have set a clock.
+    /// Marks every end as changed; tests may also have set a clock.
     pub(crate) fn touch_all(&mut self) {
         for id in 0..self.ends.len() {
             self.now = self.now.max(self.ends[id].host.clock);
@@ -270,14 +235,13 @@ impl<C: Choices> World<C> {
         }
     }
 
-    /// Sets all clocks.
     pub(crate) fn sync_clocks(&mut self) {
         for end in &mut self.ends {
             end.host.clock = self.now;
         }
     }
 
-    /// Before a call on an end: its surroundings are up to date.
+    /// Prepares the host before a call on an end.
     fn enter(&mut self, id: usize) {
         let end = &mut self.ends[id];
         end.host.clock = self.now;
@@ -287,7 +251,7 @@ impl<C: Choices> World<C> {
         }
     }
 
-    /// After a call on an end: events are taken, promises checked.
+    /// Takes events and checks promises after a call on an end.
     fn leave(&mut self, id: usize) -> Result<(), Broken> {
         let end = &mut self.ends[id];
         end.events |= end.qp.poll_event();
@@ -296,8 +260,8 @@ impl<C: Choices> World<C> {
         self.check(id)
     }
 
-    /// Keeps the sum of what is reserved from node to node, and holds it against the limit: each QP
-    /// may go beyond it with one packet when it has nothing under way, and with the rest of a run.
+    /// Updates and checks the sum of reservations between two nodes. Each QP may exceed the limit
+    /// by one packet when it has nothing in flight, and by the rest of a run.
     fn count_window(&mut self, id: usize) -> Result<(), Broken> {
         let end = &mut self.ends[id];
         let flow = &end.host.flow;
@@ -311,14 +275,13 @@ impl<C: Choices> World<C> {
         Ok(())
     }
 
-    /// Checks what can be seen between two calls.
     fn check(&mut self, id: usize) -> Result<(), Broken> {
         let other = self.honest.then(|| self.ends[id ^ 1].qp.probe());
         let end = &mut self.ends[id];
         end.watch.check(&end.qp, &end.host, other, self.now).map_err(|broken| Broken { end: Some(id), ..broken })
     }
 
-    /// A deadline of an end has come: its timer, or its link has become free.
+    /// Handles a deadline of an end: its timer, or its link has become free.
     fn wake(&mut self, id: usize) -> Result<(), Broken> {
         let is_due = |end: &End, now| end.qp.poll_timeout().is_some_and(|at| at <= now);
         if is_due(&self.ends[id], self.now) {
@@ -351,19 +314,18 @@ impl<C: Choices> World<C> {
             tamper(id, &mut flight.bytes);
         }
         let packet = Packet::parse(&flight.bytes).expect("a QP emitted a packet that does not parse");
-        let result = self.hand_over(id, &flight.net, &packet, verdict.rnr);
+        let result = self.deliver_to_qp(id, &flight.net, &packet, verdict.rnr);
         self.wire.pool.put(flight.bytes);
         result
     }
 
-    /// The end that a packet is for.
     fn receiver(&self, net: &NetHeader, bytes: &[u8]) -> Option<usize> {
         let packet = Packet::parse(bytes).expect("a QP emitted a packet that does not parse");
         self.by_place.get(&(node_at(net.dst)?, packet.header.bth.dest_qpn.get())).copied()
     }
 
-    /// Hands a packet to an end, whoever it is for.
-    pub(crate) fn hand_over(
+    /// Delivers a packet to an end, whatever its destination.
+    pub(crate) fn deliver_to_qp(
         &mut self,
         id: usize,
         net: &NetHeader,
@@ -379,9 +341,8 @@ impl<C: Choices> World<C> {
         self.leave(id)
     }
 
-    /// Sends everything that ends want to send now.
     pub(crate) fn transmit_ready(&mut self) -> Result<(), Broken> {
-        // Sending does not touch other ends.
+        // Sending does not change other ends.
         for at in 0..self.ready.len() {
             let id = self.ready[at];
             self.transmit(id)?;
@@ -394,7 +355,7 @@ impl<C: Choices> World<C> {
         Ok(())
     }
 
-    /// Sends everything an end wants to send now, until a full batch keeps its link busy (see
+    /// Sends everything that an end can send now, until a full batch keeps its link busy (see
     /// [`Setup::stall`]).
     pub(crate) fn transmit(&mut self, id: usize) -> Result<(), Broken> {
         if self.is_gone(id) {
@@ -465,69 +426,54 @@ impl<C: Choices> World<C> {
         Ok(())
     }
 
-    /// Checks that nothing is left half done when nothing is due: QPs are quiescent and no
-    /// reservation leaked.
-    ///
-    /// # Errors
-    /// When something is.
+    /// Checks that nothing is unfinished when nothing is due: QPs are quiescent and no reservation
+    /// leaked.
     pub fn check_settled(&self) -> Result<(), Broken> {
         for (id, end) in self.ends.iter().enumerate().filter(|(id, _)| !self.is_gone(*id)) {
-            let (who, at) = (Some(id), self.now);
-            ensure!(end.qp.poll_timeout().is_none(), Timers, who, at, "a timer is left");
-            ensure!(end.qp.is_quiescent(), Progress, who, at, "not quiescent");
-            ensure!(end.early.is_empty(), Progress, who, at, "{} packets wait", end.early.len());
+            let (id, at) = (Some(id), self.now);
+            ensure!(end.qp.poll_timeout().is_none(), Timers, id, at, "a timer is left");
+            ensure!(end.qp.is_quiescent(), Progress, id, at, "not quiescent");
+            ensure!(end.early.is_empty(), Progress, id, at, "{} packets wait", end.early.len());
             let leaked = if end.setup.service.is_reliable() { end.host.flow.reserved } else { 0 };
-            ensure!(leaked == 0, Credit, who, at, "{leaked} bytes leaked");
+            ensure!(leaked == 0, Credit, id, at, "{leaked} bytes leaked");
         }
         Ok(())
     }
 
-    /// The network header of packets from an end to its peer.
+    /// Returns the network header of packets from an end to its peer.
     pub fn net_of(&self, id: usize) -> NetHeader {
         net_header(&self.ends[id].endpoints.av())
     }
 }
 
-/// One QP and its surroundings.
 pub struct End {
-    /// The queue pair.
     pub qp: Qp,
-    /// What it reaches.
     pub host: SimHost,
-    /// How it was made.
     pub setup: Setup,
-    /// The connection as it sees it.
     pub endpoints: Endpoints,
-    /// Events taken from it so far.
     pub events: QpEvents,
-    /// Why it dropped packets, last reason, and how often.
     pub dropped: (Option<DropReason>, u32),
-    /// Packets that came too early, if its setup says that they wait.
     pub early: EarlyPackets<()>,
-    /// What its link does with packets.
     pub link: LinkState,
     pub(crate) watch: Watch,
-    /// Until when its link is busy with a full batch.
+    /// End of the time in which the link is busy with a full batch.
     pub(crate) busy_until: Instant,
-    /// Whether it is on the list `ready`, and on the list `news`.
+    /// True if it is in `ready`, and true if it is in `news`.
     pub(crate) touched: bool,
     pub(crate) told: bool,
 }
 
-/// What becomes of packets that an end wants to send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkState {
-    /// Packets leave.
     #[default]
     Open,
-    /// Packets stay: the link is full, as a ring in memory that its reader does not empty.
+    /// Full, like a ring that its reader does not empty.
     Full,
-    /// Packets stay, because others use the room that there is.
+    /// Full, but makes progress with packets of other QPs.
     Shared,
 }
 
 impl End {
-    /// One that has done nothing yet.
     pub(crate) fn new((qp, host): (Qp, SimHost), setup: Setup, endpoints: Endpoints, now: Instant) -> Self {
         Self {
             qp,
@@ -545,10 +491,7 @@ impl End {
         }
     }
 
-    /// Posts a receive to its queue, or to its shared one.
-    ///
-    /// # Errors
-    /// As [`Qp::post_recv`].
+    /// Posts a receive to its own or its shared queue.
     pub fn post_recv(&mut self, req: &RecvRequest<'_>) -> Result<(), PostError> {
         if self.setup.srq {
             self.host.srq.post(req);
@@ -557,29 +500,27 @@ impl End {
         self.qp.post_recv(req)
     }
 
-    /// Hands a packet to the queue pair now.
     pub(crate) fn handle(&mut self, net: &NetHeader, packet: &Packet<'_>, starved: bool) {
         let Self { qp, host, dropped, .. } = self;
         let result = match starved {
-            true => qp.handle_packet_starved(host, net, packet),
+            true => qp.handle_packet_without_receive(host, net, packet),
             false => qp.handle_packet(host, net, packet),
         };
         note_drop(dropped, result);
     }
 
-    /// Keeps a packet that came too early. On the simulated network every packet may have overtaken
-    /// others.
+    /// Keeps an early packet. Every packet of the simulated network may have overtaken others.
     pub(crate) fn keep_early(&mut self, net: &NetHeader, packet: &Packet<'_>) -> bool {
         self.setup.early_wait && self.early.keep(&mut self.qp, &mut self.host, (net, packet), (), || true)
     }
 
-    /// Hands over the early packets whose turn has come.
+    /// Delivers the early packets whose turn has come.
     pub(crate) fn hand_over_early(&mut self) {
         let Self { qp, host, early, dropped, .. } = self;
-        early.hand_over(qp, host, |_, _, result| note_drop(dropped, result));
+        early.deliver(qp, host, |_, _, result| note_drop(dropped, result));
     }
 
-    /// When its queue pair, or a packet that came too early, wants to be looked at.
+    /// Next deadline of its queue pair or of an early packet.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.qp.poll_timeout().into_iter().chain(self.early.deadline()).min()
     }

@@ -1,8 +1,5 @@
-//! One connection: its state, what it remembers of the peer, its timers, and what the time codes of
-//! messages mean.
-//!
-//! What moves it is in `transitions.rs` and `alternate.rs`. It knows no other connection and no
-//! table.
+//! One connection: state, timers and time codes. `transitions.rs` and `alternate.rs` have its
+//! transitions.
 
 use super::terms::{CmError, EventKind, Ignored, Outbox, QpTerms, Route};
 use crate::time::Instant;
@@ -10,79 +7,71 @@ use core::time::Duration;
 use roxe_wire::Qpn;
 use roxe_wire::cm::{CommId, Guid, Mad, Message, Small, TimeCode, TransactionId, Transport};
 
-/// Where a connection stands (IBA §12.9); the picture is on the first page of the module.
+/// State of a connection (IBA §12.9); the module documentation has a diagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// Active: asked, and nobody answered.
+    /// Active: REQ sent, not answered.
     ReqSent,
     /// Active: the peer needs longer.
     MraReqRcvd,
     /// Active: the peer accepts; our program has to confirm or reject.
     RepRcvd,
-    /// Active: the same, and the peer knows that we need longer.
+    /// Active: as `RepRcvd`, and the peer was asked to wait.
     MraRepSent,
     /// Passive: our program has to accept or reject.
     ReqRcvd,
-    /// Passive: the same, and the peer knows that we need longer.
+    /// Passive: as `ReqRcvd`, and the peer was asked to wait.
     MraReqSent,
-    /// Passive: accepted, not confirmed.
+    /// Passive: REP sent, not confirmed.
     RepSent,
     /// Passive: the peer needs longer to confirm.
     MraRepRcvd,
     /// Both ends may send.
     Established,
-    /// We want to end it.
+    /// DREQ sent, not answered.
     DreqSent,
-    /// The peer wants to end it; our program has to agree.
+    /// The peer ends the connection; our program has to agree.
     DreqRcvd,
-    /// Over; late packets of the queue pair may still be on the way.
+    /// Over, but packets of the queue pair may still be in the network.
     TimeWait,
-    /// Gone: the table forgets it at once.
+    /// Over: the table removes it.
     Idle,
 }
 
-/// What is known of the peer once it said so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Remote {
-    /// Its name of this connection.
+    /// The peer's id of this connection.
     pub(super) id: CommId,
-    /// Its card.
     pub(super) guid: Guid,
-    /// Its queue pair.
     pub(super) qpn: Qpn,
 }
 
-/// A connection that lives as long as the process at its other end.
+/// A connection that ends with the peer process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Our name of the connection.
+    /// Our id of the connection.
     pub id: CommId,
-    /// Between which addresses.
+    /// Addresses.
     pub route: Route,
-    /// The peer's name of it.
+    /// The peer's id of the connection.
     pub theirs: CommId,
 }
 
-/// When to act if nothing comes, and how often to do so.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timer {
-    /// When the timer is due; `None` while it is stopped.
+    /// Time of expiry; `None` while stopped.
     pub(super) due: Option<Instant>,
-    /// How long each wait is.
     wait: Duration,
-    /// How many repetitions are left.
     left: u8,
-    /// How many there are for each message.
     retries: u8,
 }
 
 impl Timer {
-    /// A timer that is not running.
     pub(super) const fn new(wait: Duration, retries: Small<4>) -> Self {
         Self { due: None, wait, left: 0, retries: retries.get() }
     }
 
-    /// Waits for the answer to a message that was sent now.
+    /// Starts the wait for the answer to a message sent now.
     pub(super) fn start(&mut self, now: Instant) {
         (self.due, self.left) = (Some(now.after(self.wait)), self.retries);
     }
@@ -91,7 +80,7 @@ impl Timer {
         self.due = None;
     }
 
-    /// Waits for the answer once more; false if that was the last time.
+    /// Restarts the wait; returns false if no repetition is left.
     pub(super) fn again(&mut self, now: Instant) -> bool {
         let more = self.left > 0;
         self.left = self.left.saturating_sub(1);
@@ -100,49 +89,42 @@ impl Timer {
     }
 }
 
-/// What is under way about an alternate path, with what it takes to go on.
 #[derive(Debug, Default)]
 pub(super) enum Loading {
     #[default]
     Nothing,
-    /// We asked: the LAP, for when it has to be sent again, and whether the peer needs longer.
-    Asked { lap: Box<Mad>, route: Route, patient: bool },
-    /// The peer asked: its transaction, and the MRA if it was told to wait.
-    Asks { tid: TransactionId, route: Route, mra: Option<Box<Mad>> },
-    /// We answered: the APR, for when the peer asks again.
-    Answered(Box<Mad>),
+    /// We proposed `route` by `lap`; `mra_received` after an MRA of the peer.
+    LapSent { lap: Box<Mad>, route: Route, mra_received: bool },
+    /// The peer proposed `route`; `mra` if it was asked to wait.
+    LapReceived { tid: TransactionId, route: Route, mra: Option<Box<Mad>> },
+    /// Our APR, to answer a repeated LAP.
+    AprSent(Box<Mad>),
 }
 
-/// One connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) id: CommId,
     pub(super) state: State,
     pub(super) remote: Option<Remote>,
-    /// Our queue pair.
     pub(super) qpn: Qpn,
     pub(super) transport: Transport,
-    /// Complete when the peer and our program have both spoken.
+    /// Complete when both the peer and our program have answered.
     pub(super) terms: QpTerms,
-    /// How long packets live on the way; of the active side only.
     pub(super) lifetime: TimeCode,
-    /// Transaction of the request under way: ours, or the peer's that we answer.
+    /// Transaction of the pending request, ours or the peer's.
     pub(super) tid: TransactionId,
     pub(super) timer: Timer,
-    /// With a peer where nobody listens.
+    /// Retries while the peer has no listener.
     pub(super) req_retry: ReqRetry,
-    /// What was sent last, for when it has to be sent again.
     pub(super) last: Option<Mad>,
-    /// Our program forgot it: nothing is told any more, and nothing waited for but the peer.
+    /// Released by our program: emits no events.
     pub(super) orphan: bool,
-    /// We asked for it.
+    /// True on the side that sent the REQ.
     pub(super) is_active: bool,
-    /// The request names an alternate path.
     pub(super) alternate_offered: bool,
-    /// Our program wants to hear of alternate paths that the peer proposes.
     pub(super) takes_alternates: bool,
     pub(super) loading: Loading,
-    /// Another path that both ends know.
+    /// Alternate path loaded by both ends.
     pub(super) alternate: Option<Route>,
 }
 
@@ -151,13 +133,13 @@ impl Connection {
         self.terms.route
     }
 
-    /// The peer's name of this connection; 0 while unknown, as messages have it.
+    /// The peer's id; 0 while unknown, as in messages.
     pub(super) fn remote_id(&self) -> CommId {
         self.remote.map_or(CommId::NONE, |remote| remote.id)
     }
 
-    /// Whether a message that came by `route` and calls the sender's end `theirs` is of this
-    /// connection. Before the peer has accepted, nobody knows what it calls its end.
+    /// Checks that a message from `route` with the sender's id `theirs` belongs to this connection.
+    /// The peer's id is unknown until it accepts.
     // clause: CM-MATCH
     pub(super) fn check_sender(&self, route: Route, theirs: CommId) -> Result<(), Ignored> {
         if self.route() != route && self.alternate != Some(route) {
@@ -166,88 +148,82 @@ impl Connection {
         if self.remote.is_some_and(|remote| remote.id != theirs) { Err(Ignored::UnknownId) } else { Ok(()) }
     }
 
-    /// Sends `message` now and whenever [`repeat`](Self::repeat) asks for it.
+    /// Sends `message` and keeps it for [`repeat`](Self::repeat).
     pub(super) fn send(&mut self, message: impl Into<Message>, out: &mut Outbox) {
         self.send_with(0, message, out);
     }
 
-    /// As [`send`](Self::send), with this modifier in the header of the MAD, where a vendor has
-    /// options.
+    /// As [`send`](Self::send), with a MAD attribute modifier, which holds vendor options.
     pub(super) fn send_with(&mut self, modifier: u32, message: impl Into<Message>, out: &mut Outbox) {
         self.last = Some(Mad { tid: self.tid, modifier, message: message.into() });
         self.repeat(out);
     }
 
-    /// Sends the last message again.
     pub(super) fn repeat(&self, out: &mut Outbox) {
         if let Some(mad) = &self.last {
             out.send_mad(self.route(), mad.clone());
         }
     }
 
-    /// Tells the program, if it still wants to know.
-    pub(super) fn tell(&self, kind: EventKind, out: &mut Outbox) {
+    /// Emits an event unless the program has released the connection.
+    pub(super) fn emit(&self, kind: EventKind, out: &mut Outbox) {
         if !self.orphan {
-            out.tell(self.id, kind);
+            out.emit(self.id, kind);
         }
     }
 
-    /// Over, and nothing of it may be met again.
     pub(super) fn finish(&mut self) {
         self.state = State::Idle;
         self.timer.stop();
     }
 
-    /// Over, but late packets may come: neither the ids nor the queue pairs are free yet.
+    /// Ends the connection. Late packets may arrive, so its ids and queue pairs stay in use for a
+    /// while.
     // clause: CM-TIMEWAIT
     pub(super) fn enter_time_wait(&mut self, now: Instant) {
         self.state = State::TimeWait;
         self.timer.due = Some(now.after(wait(self.terms.timeout)));
     }
 
-    /// Whether its TimeWait has passed.
     pub(super) fn is_over(&self, now: Instant) -> bool {
         self.state == State::TimeWait && self.timer.due.is_some_and(|due| due <= now)
     }
 
-    /// The peer whose death ends the connection, once that is accepted.
+    /// The peer process on which an accepted connection depends.
     pub(super) fn peer(&self) -> Option<Peer> {
         let depends = matches!(self.state, State::RepSent | State::MraRepRcvd | State::Established | State::DreqSent);
         self.remote.filter(|_| depends).map(|remote| Peer { id: self.id, route: self.route(), theirs: remote.id })
     }
 
-    /// Refuses what the program asks for in the wrong state.
     pub(super) fn check_state(&self, allowed: &[State]) -> Result<(), CmError> {
         if allowed.contains(&self.state) { Ok(()) } else { Err(CmError::State) }
     }
 }
 
-/// The first pause; each one after that is twice as long, up to [`LONGEST_PAUSE`].
+/// First pause; each further one is twice as long, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-/// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_millis(160);
 
-/// Until when a refused request is repeated, and how long the next pause is.
+/// Retries of a request that was rejected for lack of a listener.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReqRetry {
-    /// How long after the first refusal.
+    /// Duration of retries after the first rejection.
     length: Duration,
     until: Option<Instant>,
     pause: Duration,
-    /// The request was refused, and is not repeated yet.
+    /// True between a rejection and the next retry.
     pub(super) is_pausing: bool,
 }
 
 impl ReqRetry {
-    /// That of a side that was asked: it repeats nothing.
     pub(super) const NONE: Self = Self::new(Duration::ZERO);
 
     pub(super) const fn new(length: Duration) -> Self {
         Self { length, until: None, pause: FIRST_PAUSE, is_pausing: false }
     }
 
-    /// Nobody listens: when to ask again, or `None` when it has been long enough. A peer that
-    /// refuses for that reason has forgotten the request, and takes its repetition for a new one.
+    /// Returns the time of the next retry, or `None` if the duration is over. A peer without a
+    /// listener has forgotten the request and treats a retry as a new one.
     // clause: CM-REQ-AGAIN
     pub(super) fn pause(&mut self, now: Instant) -> Option<Instant> {
         let until = *self.until.get_or_insert_with(|| now.after(self.length));
@@ -258,19 +234,18 @@ impl ReqRetry {
     }
 }
 
-/// The longest wait that a message can ask for, as a code: 65.5 s, what the kernel itself asks for
-/// with an MRA.
+/// Longest wait that a message can request, as a code: 65.5 s, the kernel's own MRA value.
 const LONGEST_WAIT: u8 = 24;
 
-/// How long to wait for a 5-bit code: 4.096 µs · 2^code as the kernel rounds it, to milliseconds
-/// and at least one.
+/// The wait of a 5-bit code: 4.096 µs · 2^code, rounded like the kernel to at least one
+/// millisecond.
 // clause: CM-WAIT
 pub(super) fn wait(code: TimeCode) -> Duration {
     Duration::from_millis(1 << code.get().min(LONGEST_WAIT).saturating_sub(8))
 }
 
-/// The ACK timeout code of a path whose packets live for `lifetime` towards a card that answers
-/// within `delay` (both codes): about log2(2 · 2^lifetime + 2^delay), in the kernel's arithmetic.
+/// The ACK timeout code of a path with this packet `lifetime` to a card that answers within `delay`
+/// (both codes): about log2(2 · 2^lifetime + 2^delay), in the kernel's arithmetic.
 // clause: CM-ACK-TIMEOUT
 pub(super) fn ack_timeout(delay: TimeCode, lifetime: TimeCode) -> TimeCode {
     let (delay, there_and_back) = (delay.get(), lifetime.get() + 1);
@@ -299,7 +274,7 @@ mod tests {
 
     // clause: CM-ACK-TIMEOUT
     #[test]
-    fn the_ack_timeout_is_the_kernels() {
+    fn ack_timeout_equals_the_kernels() {
         let known = [((15, 16), 17), ((16, 16), 18), ((15, 18), 19), ((0, 16), 17), ((31, 31), 31), ((20, 3), 20)];
         for ((delay, lifetime), code) in known {
             let [delay, lifetime, code] = [delay, lifetime, code].map(TimeCode::new);

@@ -1,28 +1,29 @@
-//! Who listens for what, and how many requests wait for each program.
+//! Listeners and their backlogs.
 
 use super::terms::{CmError, ListenId};
 use roxe_wire::Gid;
 use roxe_wire::cm::ServiceId;
 use std::collections::BTreeMap;
 
-/// Which requests a listener takes.
+/// Requests accepted by a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takes {
     /// Connections (REQ).
     Connections,
     /// Lookups of a datagram service (SIDR_REQ).
     Lookups,
-    /// Both: the program decides later what kind of queue pair it has.
+    /// Both: the program chooses the kind of queue pair later.
     Both,
 }
 
-/// Which addresses have to stand in front of the private data of a request
-/// ([`IpCmHeader`](roxe_wire::cm::IpCmHeader)), and be those that it came from and to.
+/// Addresses required in the header of a request's private data
+/// ([`IpCmHeader`](roxe_wire::cm::IpCmHeader)); they must equal the addresses of the request
+/// itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Addresses {
-    /// None: private data is the program's.
+    /// None: the program owns all private data.
     Unchecked,
-    /// Addresses of either version of IP.
+    /// IPv4 or IPv6.
     Ip,
     /// IPv4.
     Ipv4,
@@ -30,20 +31,20 @@ pub enum Addresses {
     Ipv6,
 }
 
-/// What a program listens for.
+/// Parameters of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listen {
     /// The service.
     pub service_id: ServiceId,
-    /// Which bits of the service have to be as in `service_id`; all of them for one service.
+    /// Significant bits of `service_id`; all ones for one service.
     pub service_mask: u64,
-    /// The one address of ours at which it is offered; `None` is all of them.
+    /// Local address; `None` is all addresses.
     pub local: Option<Gid>,
-    /// What it wants to see of addresses; of all of ours it listens at those of that version of IP.
+    /// Required addresses. With a version of IP, it listens at addresses of that version only.
     pub addresses: Addresses,
-    /// Which requests it takes.
+    /// Accepted requests.
     pub takes: Takes,
-    /// How many requests may wait for the program's answer. More are refused.
+    /// Maximum number of unanswered requests; further ones are rejected.
     pub backlog: usize,
 }
 
@@ -54,7 +55,7 @@ struct Listener {
 }
 
 impl Listen {
-    /// For exactly this service at all addresses, whatever the private data.
+    /// A listener for one service at all addresses with any private data.
     pub const fn new(service_id: ServiceId, takes: Takes, backlog: usize) -> Self {
         Self { service_id, service_mask: u64::MAX, local: None, addresses: Addresses::Unchecked, takes, backlog }
     }
@@ -63,7 +64,6 @@ impl Listen {
         self.takes == Takes::Both || self.takes == wanted
     }
 
-    /// Whether it is for a request for this service that came to this address of ours.
     fn serves(&self, service_id: ServiceId, local: Gid) -> bool {
         let family_fits = match self.addresses {
             Addresses::Unchecked | Addresses::Ip => true,
@@ -74,25 +74,23 @@ impl Listen {
     }
 }
 
-/// All listeners. Few: they are searched one by one within a service, and so are those of many
-/// services.
+/// All listeners. Those of one service, and those with a mask, are few and searched linearly.
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
     by_id: BTreeMap<ListenId, Listener>,
-    /// Listeners of one service each.
     by_service: BTreeMap<ServiceId, Vec<ListenId>>,
-    /// Listeners of many services.
+    /// Listeners with a mask.
     masked: Vec<ListenId>,
-    made: u64,
+    last_id: u64,
 }
 
 impl Listeners {
     pub(super) fn add(&mut self, listen: Listen) -> Result<ListenId, CmError> {
-        if self.by_id.values().any(|other| clash(&other.listen, &listen)) {
+        if self.by_id.values().any(|other| overlaps(&other.listen, &listen)) {
             return Err(CmError::InUse);
         }
-        self.made += 1;
-        let id = ListenId(self.made);
+        self.last_id += 1;
+        let id = ListenId(self.last_id);
         if listen.service_mask == u64::MAX {
             self.by_service.entry(listen.service_id).or_default().push(id);
         } else {
@@ -102,7 +100,7 @@ impl Listeners {
         Ok(id)
     }
 
-    /// False if there was no such listener.
+    /// Returns false if there is no such listener.
     pub(super) fn remove(&mut self, id: ListenId) -> bool {
         let Some(listener) = self.by_id.remove(&id) else { return false };
         let service = listener.listen.service_id;
@@ -116,8 +114,8 @@ impl Listeners {
         true
     }
 
-    /// The listener that takes a request, and what it wants to see: the listener at exactly this
-    /// address, or else the one at all addresses.
+    /// Returns the listener of a request and the addresses it requires: one at exactly this
+    /// address, or else one at all addresses.
     // clause: CM-LISTEN
     pub(super) fn find(&self, service_id: ServiceId, local: Gid, wanted: Takes) -> Option<(ListenId, Addresses)> {
         let of_service = self.by_service.get(&service_id).map_or(&[][..], Vec::as_slice);
@@ -130,7 +128,7 @@ impl Listeners {
         taking(Some(local)).or_else(|| taking(None))
     }
 
-    /// Takes a place in the backlog, if there is one.
+    /// Takes a place in the backlog. Returns false if it is full.
     // clause: CM-BACKLOG
     pub(super) fn enter(&mut self, id: ListenId) -> bool {
         let Some(listener) = self.by_id.get_mut(&id) else { return false };
@@ -139,7 +137,7 @@ impl Listeners {
         room
     }
 
-    /// Gives a place in the backlog back. The listener may be gone.
+    /// Releases a place in the backlog. The listener may be gone.
     pub(super) fn leave(&mut self, id: ListenId) {
         if let Some(listener) = self.by_id.get_mut(&id) {
             listener.waiting = listener.waiting.saturating_sub(1);
@@ -147,9 +145,10 @@ impl Listeners {
     }
 }
 
-/// Whether one of the two would never be asked, or either of them by chance.
+/// Returns true if both listeners match a common request, so that the choice between them would be
+/// arbitrary.
 // clause: CM-LISTEN-MASK
-fn clash(a: &Listen, b: &Listen) -> bool {
+fn overlaps(a: &Listen, b: &Listen) -> bool {
     use Addresses::{Ipv4, Ipv6};
     if matches!((a.addresses, b.addresses), (Ipv4, Ipv6) | (Ipv6, Ipv4)) {
         return false;

@@ -1,11 +1,10 @@
-//! [`Cm`], the whole machine: the verbs of programs, timers and outputs, and what becomes of a
-//! message: which connection it is for, whether its sender may speak of it, and what is answered to
-//! messages that fit nothing.
+//! [`Cm`], the whole state machine: verbs, timers, outputs and the dispatch of messages to
+//! connections.
 //!
-//! Answers go to where the message came from, one for one, so nobody can make us flood a third.
-//! There are two exceptions. With the rejection of a stale request goes the DREQ of the connection
-//! that it makes stale: that is the same peer's. And what our program accepts is repeated until the
-//! peer confirms it; but while many peers do not, only to who asks again.
+//! A message causes at most one answer, to its sender, so that a peer cannot make us flood a third
+//! party. Two exceptions: the rejection of a stale request is sent with the DREQ of the connection
+//! that it makes stale, to the same peer; and an accepted request's REP is repeated until the peer
+//! confirms it, though only on request while many peers do not confirm.
 
 use super::alternate::AlternateState;
 use super::connection::{Connection, Peer, State};
@@ -26,16 +25,15 @@ use roxe_wire::cm::{
     SidrReq, SidrStatus, TimeCode, TransactionId,
 };
 
-/// What a call takes from outside.
+/// Inputs of a call.
 pub struct Cx<'a> {
-    /// The time.
+    /// Current time.
     pub now: Instant,
-    /// Unpredictable numbers, for ids and transactions.
+    /// Source of unpredictable numbers for ids and transactions.
     pub random: &'a mut dyn FnMut() -> u64,
 }
 
 impl Cx<'_> {
-    /// A new transaction.
     pub(super) fn tid(&mut self) -> TransactionId {
         TransactionId((self.random)())
     }
@@ -58,9 +56,8 @@ pub struct Cm {
     pub(super) out: Outbox,
 }
 
-/// Verbs of the program.
 impl Cm {
-    /// A machine without connections.
+    /// A state machine without connections.
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
@@ -72,15 +69,15 @@ impl Cm {
         }
     }
 
-    /// Takes requests for a service from now on.
+    /// Starts listening for a service.
     ///
     /// # Errors
-    /// [`CmError::InUse`]: another listener takes the same.
+    /// [`CmError::InUse`]: another listener has the service.
     pub fn listen(&mut self, listen: Listen) -> Result<ListenId, CmError> {
         self.listeners.add(listen)
     }
 
-    /// Takes no more requests. Those that wait can still be answered.
+    /// Stops listening. Pending requests can still be answered.
     ///
     /// # Errors
     /// [`CmError::UnknownId`].
@@ -88,7 +85,7 @@ impl Cm {
         if self.listeners.remove(id) { Ok(()) } else { Err(CmError::UnknownId) }
     }
 
-    /// Asks a peer for a connection. Comes to [`ConnectReply`](super::EventKind::ConnectReply),
+    /// Requests a connection. Ends in [`ConnectReply`](super::EventKind::ConnectReply),
     /// [`Rejected`](super::EventKind::Rejected), [`Stale`](super::EventKind::Stale) or
     /// [`Unreachable`](super::EventKind::Unreachable).
     ///
@@ -101,16 +98,15 @@ impl Cm {
         Ok(id)
     }
 
-    /// Passive side: accepts. The queue pair must be ready to receive.
+    /// Passive side: accepts a request. The queue pair must be ready to receive.
     ///
     /// # Errors
-    /// [`CmError::UnknownId`], [`CmError::State`]: the request is no more, or was answered.
+    /// [`CmError::UnknownId`], [`CmError::State`]: the request is gone or answered.
     pub fn accept(&mut self, cx: &mut Cx<'_>, id: CommId, accept: &Accept) -> Result<(), CmError> {
         self.with(id, |conn, settings, out| conn.accept(cx.now, accept, settings, out))
     }
 
-    /// Active side: confirms what the peer accepted. The queue pair must be ready to receive and
-    /// send.
+    /// Active side: confirms the peer's REP. The queue pair must be ready to receive and send.
     ///
     /// # Errors
     /// As with [`accept`](Self::accept).
@@ -118,7 +114,7 @@ impl Cm {
         self.with(id, |conn, _, out| conn.confirm(private_data, out))
     }
 
-    /// Refuses a request or an answer of the peer. The id is free.
+    /// Rejects a REQ or REP of the peer. The id is free.
     ///
     /// # Errors
     /// As with [`accept`](Self::accept).
@@ -126,8 +122,8 @@ impl Cm {
         self.with(id, |conn, _, out| conn.reject(refusal, out))
     }
 
-    /// Asks the peer to wait for our answer, at least as long as the 5-bit code says. Without this
-    /// verb a peer that repeats itself is told to wait as [`Settings::service_timeout`] says.
+    /// Asks the peer to wait for our answer, at least for the 5-bit time code. Without this verb a
+    /// peer that repeats itself is asked to wait for [`Settings::service_timeout`].
     ///
     /// # Errors
     /// As with [`accept`](Self::accept).
@@ -135,7 +131,7 @@ impl Cm {
         self.with(id, |conn, _, out| conn.delay(service_timeout, out))
     }
 
-    /// Passive side: something came over the connection, so the peer has our answer.
+    /// Passive side: data arrived over the connection, so the peer has our REP.
     ///
     /// # Errors
     /// As with [`accept`](Self::accept).
@@ -143,7 +139,7 @@ impl Cm {
         self.with(id, |conn, _, out| conn.establish(out))
     }
 
-    /// Ends a connection, or agrees with its end.
+    /// Ends a connection, or agrees to its end.
     ///
     /// # Errors
     /// As with [`accept`](Self::accept).
@@ -152,9 +148,8 @@ impl Cm {
         self.with(id, |conn, _, out| conn.disconnect(cx.now, tid, out))
     }
 
-    /// Whether the program wants to hear of alternate paths that the peer proposes. Without this
-    /// verb they are refused. Who takes them lets the peer choose where our packets may go one day:
-    /// it should look at the addresses.
+    /// Enables events for alternate paths proposed by the peer, which are refused by default. An
+    /// accepted path directs our packets, so the program should check its addresses.
     ///
     /// # Errors
     /// [`CmError::UnknownId`].
@@ -166,40 +161,39 @@ impl Cm {
         })
     }
 
-    /// Proposes another path to the peer. Comes to
+    /// Proposes an alternate path to the peer. Ends in
     /// [`AlternateReply`](super::EventKind::AlternateReply) or
     /// [`AlternateUnanswered`](super::EventKind::AlternateUnanswered), unless the connection ends
     /// before.
     ///
     /// # Errors
-    /// [`CmError::UnknownId`]; [`CmError::State`]: not established, or another proposal is under
-    /// way.
+    /// [`CmError::UnknownId`]; [`CmError::State`]: not established, or another proposal is pending.
     pub fn load_alternate(&mut self, cx: &mut Cx<'_>, id: CommId, alternate: &Alternate) -> Result<(), CmError> {
         let tid = cx.tid();
         self.with(id, |conn, settings, out| conn.load_alternate(cx.now, tid, alternate, settings, out))
     }
 
-    /// Answers what the peer proposed. For success the queue pair must have the path.
+    /// Answers the peer's proposal. To report success, the queue pair must have the path.
     ///
     /// # Errors
-    /// [`CmError::UnknownId`]; [`CmError::State`]: the peer proposed nothing, or was answered.
+    /// [`CmError::UnknownId`]; [`CmError::State`]: no proposal is pending.
     pub fn answer_alternate(&mut self, id: CommId, answer: &AlternateAnswer) -> Result<(), CmError> {
         self.with(id, |conn, _, out| conn.answer_alternate(answer, out))
     }
 
-    /// The queue pair has gone over to the alternate path; messages do, too.
+    /// The queue pair has migrated to the alternate path; messages now take it too.
     ///
     /// # Errors
-    /// [`CmError::UnknownId`]; [`CmError::State`]: there is none.
+    /// [`CmError::UnknownId`]; [`CmError::State`]: there is no alternate path.
     pub fn migrated(&mut self, id: CommId) -> Result<(), CmError> {
         self.with(id, |conn, _, _| conn.migrate())
     }
 
-    /// The process at the other end is gone: what its own system would tell us comes from here.
-    /// Comes to [`Disconnected`](super::EventKind::Disconnected).
+    /// The peer process is gone: handles the DREQ that the peer's system would have sent. Ends in
+    /// [`Disconnected`](super::EventKind::Disconnected).
     ///
     /// # Errors
-    /// [`CmError::UnknownId`], [`CmError::State`]: the connection does not depend on it (any more).
+    /// [`CmError::UnknownId`], [`CmError::State`]: the connection does not depend on the process.
     // clause: CM-PEER-GONE
     pub fn lose_peer(&mut self, cx: &mut Cx<'_>, id: CommId) -> Result<(), CmError> {
         let (Some(conn), tid) = (self.table.get(id), cx.tid()) else { return Err(CmError::UnknownId) };
@@ -210,11 +204,11 @@ impl Cm {
         self.handle_message(cx, route, &mad).map_err(|_| CmError::State)
     }
 
-    /// The network says that nobody is there whom we ask: gives up, as after the last retry. Comes
-    /// to [`Unreachable`](super::EventKind::Unreachable).
+    /// The network reports that the peer does not exist: gives up, as after the last retry. Ends in
+    /// [`Unreachable`](super::EventKind::Unreachable).
     ///
     /// # Errors
-    /// [`CmError::UnknownId`]; [`CmError::State`]: it is no request that waits for its answer.
+    /// [`CmError::UnknownId`]; [`CmError::State`]: not an unanswered request.
     pub fn give_up(&mut self, id: CommId) -> Result<(), CmError> {
         self.with(id, |conn, settings, out| {
             conn.check_state(&[State::ReqSent])?;
@@ -223,7 +217,7 @@ impl Cm {
         })
     }
 
-    /// Looks a datagram service up. Comes to [`LookupReply`](super::EventKind::LookupReply) or
+    /// Looks up a datagram service. Ends in [`LookupReply`](super::EventKind::LookupReply) or
     /// [`Unreachable`](super::EventKind::Unreachable).
     ///
     /// # Errors
@@ -242,8 +236,8 @@ impl Cm {
         self.sidr.answer(id, resolution, &mut self.listeners, &mut self.out)
     }
 
-    /// Forgets a connection or a lookup: no more events. The peer is told what it must know; the
-    /// machine goes on until it does.
+    /// Releases a connection or a lookup: no more events. The state machine keeps it until the peer
+    /// has been informed.
     ///
     /// # Errors
     /// [`CmError::UnknownId`].
@@ -258,9 +252,9 @@ impl Cm {
         })
     }
 
-    /// The process ends: as [`destroy`](Self::destroy), of whatever [`all`](Self::all) names. Each
-    /// further time what ends the connection is said once more, so that it reaches the peer over a
-    /// bad network though nobody will be there to repeat it.
+    /// The process ends: as [`destroy`](Self::destroy), for each id of [`all`](Self::all). Further
+    /// calls repeat the final message, because no process will be left to retransmit it over a
+    /// lossy network.
     // clause: CM-PARTING
     pub fn shut_down(&mut self, cx: &mut Cx<'_>, id: CommId) {
         let tid = cx.tid();
@@ -273,7 +267,7 @@ impl Cm {
         }
     }
 
-    /// Lets the program's verb work on a connection that the program still has.
+    /// Applies a verb to a connection that the program still owns.
     fn with(
         &mut self,
         id: CommId,
@@ -286,7 +280,7 @@ impl Cm {
         table.with(id, listeners, |conn| verb(conn, settings, out)).unwrap_or(Err(CmError::UnknownId))
     }
 
-    /// An id that nothing has, unless there are as many as there may be.
+    /// Returns an unused id, or `None` at the limit.
     // clause: CM-ID, CM-BOUNDS
     pub(super) fn fresh_id(&self, cx: &mut Cx<'_>) -> Option<CommId> {
         let Settings { prefix, max_connections, .. } = self.settings;
@@ -302,11 +296,8 @@ impl Cm {
             serial = serial.wrapping_add(1);
         }
     }
-}
 
-/// What is asked again and again, and what is fetched: see the module for the order.
-impl Cm {
-    /// Acts on every timer that is due; does nothing if none is.
+    /// Handles expired timers, if any.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(id) = self.table.due(now) {
             self.act_on_timer(now, id);
@@ -314,7 +305,6 @@ impl Cm {
         self.sidr.handle_timeout(now, &mut self.out);
     }
 
-    /// The timer of connection `id` is due.
     pub(super) fn act_on_timer(&mut self, now: Instant, id: CommId) {
         let Self { table, listeners, settings, out, closed, .. } = self;
         table.get(id).into_iter().for_each(|conn| closed.note(now, conn));
@@ -322,79 +312,72 @@ impl Cm {
         table.with(id, listeners, |conn| conn.on_timeout(now, settings, is_flooded, out));
     }
 
-    /// The next message to send.
+    /// Takes the next message to send.
     pub fn poll_transmit(&mut self) -> Option<Outgoing> {
-        self.out.poll_transmit()
+        self.out.messages.pop_front()
     }
 
-    /// The next thing that a program must know.
+    /// Takes the next event for the program.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.out.poll_event()
+        self.out.events.pop_front()
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout) at the latest.
+    /// The time of the next [`handle_timeout`](Self::handle_timeout).
     pub fn poll_timeout(&self) -> Option<Instant> {
         [self.table.next_due(), self.sidr.next_due()].into_iter().flatten().min()
     }
-}
 
-/// Getters.
-impl Cm {
-    /// Where a connection stands; `None` if it is over or was never there.
+    /// The state of a connection; `None` if it is gone.
     pub fn state(&self, id: CommId) -> Option<State> {
         self.table.get(id).map(|conn| conn.state)
     }
 
-    /// What is under way about an alternate path of a connection; `None` if it is over or was never
-    /// there.
+    /// The alternate path negotiation of a connection; `None` if it is gone.
     pub fn alternate_state(&self, id: CommId) -> Option<AlternateState> {
         self.table.get(id).map(Connection::alternate_state)
     }
 
-    /// What to give the queue pair, once the peer has spoken. Of a request that was not accepted
-    /// yet the depths are what the peer offers, and the PSN to expect is the program's to choose.
+    /// The attributes for the queue pair, once the peer has answered. Before the request is
+    /// accepted, depths are the peer's offer and `rq_psn` is the program's choice.
     pub fn qp_terms(&self, id: CommId) -> Option<QpTerms> {
         let conn = self.table.get(id).filter(|conn| !conn.awaits_rep())?;
         Some(conn.terms)
     }
 
-    /// All connections and lookups and between which addresses they are, also those that their
-    /// program has forgotten, and those that are over and that [`shut_down`](Self::shut_down) may
-    /// yet have to speak of.
+    /// All connections and lookups with their routes, including released ones and closed ones for
+    /// which [`shut_down`](Self::shut_down) may repeat a message.
     pub fn all(&self) -> impl Iterator<Item = (CommId, Route)> {
         self.table.iter().map(|conn| (conn.id, conn.route())).chain(self.sidr.all()).chain(self.closed.all())
     }
 
-    /// The connections that end with the process at their other end.
+    /// The connections that end with the peer process.
     pub fn peers(&self) -> impl Iterator<Item = Peer> {
         self.table.iter().filter_map(Connection::peer)
     }
 
-    /// How many connections and lookups there are, those included that wait for the end of their
-    /// time.
+    /// Number of connections and lookups, including those in TimeWait.
     pub fn len(&self) -> usize {
         self.table.len() + self.sidr.len()
     }
 
-    /// Whether there is nothing but listeners: no connection, no lookup, and no trace of one.
+    /// Returns true if there is no connection, no lookup, and no index entry of one.
     pub fn is_empty(&self) -> bool {
         self.table.is_empty() && self.sidr.is_empty()
     }
 }
 
-/// Who has to act on a message, if several machines share an address.
+/// The recipient of a message, if several state machines share an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Addressee {
-    /// The machine that listens for a service.
+    /// The one that listens for a service.
     Service(ServiceId),
-    /// The machine that made this id.
+    /// The one that created this id.
     Id(CommId),
-    /// The machine that has a connection with the sender, which does not know our id of it: every
-    /// machine may be the one.
+    /// The one that has a connection with the sender, which does not know our id.
     Anyone,
 }
 
-/// Who has to act on a message.
+/// Returns the recipient of a message.
 pub const fn addressee(message: &Message) -> Addressee {
     let id = match message {
         Message::Req(req) => return Addressee::Service(req.service_id),
@@ -412,13 +395,11 @@ pub const fn addressee(message: &Message) -> Addressee {
     if id.0 == CommId::NONE.0 { Addressee::Anyone } else { Addressee::Id(id) }
 }
 
-/// Inputs.
 impl Cm {
-    /// Takes a message that came from queue pair 1 at `route.remote` to ours at `route.local`.
+    /// Handles a message from queue pair 1 at `route.remote` to ours at `route.local`.
     ///
     /// # Errors
-    /// Why nothing came of it. It may have been answered nevertheless. Nobody is told but the
-    /// counters.
+    /// The message had no effect, though it may have been answered; the reason is for counters.
     pub fn handle_message(&mut self, cx: &mut Cx<'_>, route: Route, mad: &Mad) -> Result<(), Ignored> {
         let tid = mad.tid;
         match &mad.message {
@@ -427,37 +408,37 @@ impl Cm {
             Message::Rtu(rtu) => {
                 let found = self.find(route, rtu.remote_comm_id, rtu.local_comm_id);
                 let id =
-                    self.or_reject(found, (route, tid), Answered::Neither, rtu.local_comm_id, rtu.remote_comm_id)?;
-                self.hand(id, |conn, _, out| conn.establish(out).map_err(|_| Ignored::State))
+                    self.reject_unknown(found, (route, tid), Answered::Neither, rtu.local_comm_id, rtu.remote_comm_id)?;
+                self.apply(id, |conn, _, out| conn.establish(out).map_err(|_| Ignored::State))
             }
             Message::Mra(mra) => {
                 let id = self.find(route, mra.remote_comm_id, mra.local_comm_id)?;
-                self.hand(id, |conn, _, _| conn.on_mra(cx.now, mra))
+                self.apply(id, |conn, _, _| conn.on_mra(cx.now, mra))
             }
             Message::Rej(rej) => self.on_rej(cx, route, rej),
             Message::Dreq(dreq) => self.on_dreq(cx, (route, tid), dreq),
             Message::Drep(drep) => {
                 let id = self.find(route, drep.remote_comm_id, drep.local_comm_id)?;
-                self.hand(id, |conn, _, out| conn.on_drep(cx.now, out))
+                self.apply(id, |conn, _, out| conn.on_drep(cx.now, out))
             }
             Message::SidrReq(request) => self.on_sidr_req(cx, (route, tid), request),
             Message::SidrRep(reply) => self.sidr.on_reply(cx.now, route, reply, mad.modifier, &mut self.out),
             Message::Lap(lap) => self.on_lap((route, tid), lap),
             Message::Apr(apr) => {
                 let id = self.find(route, apr.remote_comm_id, apr.local_comm_id)?;
-                self.hand(id, |conn, _, out| conn.on_apr(tid, apr, out))
+                self.apply(id, |conn, _, out| conn.on_apr(tid, apr, out))
             }
         }
     }
 
-    /// The connection that we call `ours`, if the sender may speak of it.
+    /// Returns the connection `ours` if the sender is its peer.
     fn find(&self, route: Route, ours: CommId, theirs: CommId) -> Result<CommId, Ignored> {
         let conn = self.table.get(ours).ok_or(Ignored::UnknownId)?;
         conn.check_sender(route, theirs).map(|()| ours)
     }
 
-    /// Lets a connection that was found act on a message.
-    fn hand(
+    /// Applies a message to a connection.
+    fn apply(
         &mut self,
         id: CommId,
         act: impl FnOnce(&mut Connection, &Settings, &mut Outbox) -> Result<(), Ignored>,
@@ -466,10 +447,10 @@ impl Cm {
         table.with(id, listeners, |conn| act(conn, settings, out)).unwrap_or(Err(Ignored::UnknownId))
     }
 
-    /// Tells the sender that there is no such connection, so that it does not wait for the end of
-    /// its retries.
+    /// Rejects a message about an unknown connection, so that the sender does not wait for the end
+    /// of its retries.
     // clause: CM-UNKNOWN
-    fn or_reject(
+    fn reject_unknown(
         &mut self,
         found: Result<CommId, Ignored>,
         (route, tid): (Route, TransactionId),
@@ -478,7 +459,7 @@ impl Cm {
         ours: CommId,
     ) -> Result<CommId, Ignored> {
         if found == Err(Ignored::UnknownId) && theirs != CommId::NONE {
-            self.out.send(route, tid, messages::plain(ours, theirs, answered, RejReason::InvalidCommId, Info::EMPTY));
+            self.out.send(route, tid, messages::rej(ours, theirs, answered, RejReason::InvalidCommId, Info::EMPTY));
         }
         found
     }
@@ -488,31 +469,31 @@ impl Cm {
             return Err(Ignored::Malformed);
         }
         let found = self.find(route, rep.remote_comm_id, rep.local_comm_id);
-        let id = self.or_reject(found, (route, mad.tid), Answered::Rep, rep.local_comm_id, rep.remote_comm_id)?;
+        let id = self.reject_unknown(found, (route, mad.tid), Answered::Rep, rep.local_comm_id, rep.remote_comm_id)?;
         let Some(conn) = self.table.get(id).filter(|conn| conn.awaits_rep()) else {
-            return self.hand(id, |conn, settings, out| conn.on_duplicate_rep(settings, out));
+            return self.apply(id, |conn, settings, out| conn.on_duplicate_rep(settings, out));
         };
         let qpn = messages::offered_qpn(rep, conn.transport);
         // clause: CM-STALE
         if let Some(other) = self.table.by_remote_qpn(route.remote, rep.local_ca_guid, qpn) {
-            self.hand(id, |conn, _, out| {
+            self.apply(id, |conn, _, out| {
                 conn.refuse_stale_rep(rep.local_comm_id, out);
                 Ok(())
             })?;
             self.end_stale(cx, other);
             return Err(Ignored::Stale);
         }
-        self.hand(id, |conn, _, out| {
+        self.apply(id, |conn, _, out| {
             conn.take_rep(rep, mad.modifier, out);
             Ok(())
         })
     }
 
-    /// The peer has begun something new with the queue pair of this connection: it is over.
+    /// The peer uses the queue pair of this connection for a new one: it is over.
     fn end_stale(&mut self, cx: &mut Cx<'_>, id: CommId) {
         let tid = cx.tid();
         // A connection that is not established ends by its own timer.
-        let _ = self.hand(id, |conn, _, out| {
+        let _ = self.apply(id, |conn, _, out| {
             conn.check_state(&[State::Established]).map_err(|_| Ignored::State)?;
             conn.send_dreq(cx.now, tid, out);
             Ok(())
@@ -525,22 +506,21 @@ impl Cm {
             Some(id) => id,
             None => self.find(route, rej.remote_comm_id, rej.local_comm_id)?,
         };
-        // Only a REQ is refused by somebody who gave the connection no name.
+        // Only the rejection of a REQ lacks an id of the peer.
         if rej.local_comm_id == CommId::NONE && !self.table.get(id).is_some_and(Connection::awaits_rep) {
             return Err(Ignored::UnknownId);
         }
-        self.hand(id, |conn, _, out| conn.on_rej(cx.now, rej, out))
+        self.apply(id, |conn, _, out| conn.on_rej(cx.now, rej, out))
     }
 
-    /// A peer that gives up may not know our id of the connection; it says its GUID.
+    /// A peer that gives up may not know our id; it then names its GUID.
     fn find_by_guid(&self, route: Route, rej: &Rej) -> Option<CommId> {
         let guid: &[u8; 8] = rej.info.as_bytes().first_chunk().filter(|_| rej.reason == RejReason::Timeout)?;
         let id = self.table.by_remote_id(route.remote, Guid(u64::from_be_bytes(*guid)), rej.local_comm_id)?;
         self.find(route, id, rej.local_comm_id).ok()
     }
 
-    /// A DREQ always ends: the DREP that its sender waits for may have been lost, and the
-    /// connection forgotten since.
+    /// Answers every DREQ: an earlier DREP may be lost and the connection forgotten.
     // clause: CM-DREQ-UNKNOWN
     fn on_dreq(&mut self, cx: &Cx<'_>, (route, tid): (Route, TransactionId), dreq: &Dreq) -> Result<(), Ignored> {
         let (ours, theirs) = (dreq.remote_comm_id, dreq.local_comm_id);
@@ -549,11 +529,10 @@ impl Cm {
             self.out.send(route, tid, messages::drep(ours, theirs));
         }
         let id = found?;
-        self.hand(id, |conn, _, out| conn.on_dreq(cx.now, tid, dreq, out))
+        self.apply(id, |conn, _, out| conn.on_dreq(cx.now, tid, dreq, out))
     }
 
-    /// A peer that proposes a path for a connection that we do not know is told, so that it need
-    /// not repeat it.
+    /// Rejects a path for an unknown connection, so that the peer stops repeating it.
     // clause: CM-LAP
     fn on_lap(&mut self, (route, tid): (Route, TransactionId), lap: &Lap) -> Result<(), Ignored> {
         let (ours, theirs) = (lap.remote_comm_id, lap.local_comm_id);
@@ -562,12 +541,9 @@ impl Cm {
             self.out.send(route, tid, messages::apr(ours, theirs, &AlternateAnswer::new(AprStatus::InvalidCommId)));
         }
         let id = found?;
-        self.hand(id, |conn, settings, out| conn.on_lap(tid, lap, settings, out))
+        self.apply(id, |conn, settings, out| conn.on_lap(tid, lap, settings, out))
     }
-}
 
-/// Requests.
-impl Cm {
     fn on_req(&mut self, cx: &mut Cx<'_>, route: Route, mad: &Mad, req: &Req) -> Result<(), Ignored> {
         if req.local_comm_id == CommId::NONE || req.local_ca_guid == Guid(0) {
             return Err(Ignored::Malformed);
@@ -576,28 +552,28 @@ impl Cm {
         if let Some(id) = known.filter(|id| !self.ends_time_wait(cx.now, *id)) {
             let id = self.find(route, id, req.local_comm_id)?;
             let is_flooded = self.table.is_flooded();
-            return self.hand(id, |conn, settings, out| {
+            return self.apply(id, |conn, settings, out| {
                 conn.on_duplicate_req(mad.tid, req, settings, is_flooded, out);
                 Err(Ignored::Duplicate)
             });
         }
-        match self.judge(cx, route, req) {
+        match self.check_new_request(cx, route, req) {
             Ok((id, listener, path_mtu)) => {
                 let ece = Ece { vendor_id: req.vendor_id, options: mad.modifier };
-                self.out.tell(id, EventKind::ConnectRequest(Origin { listener, route }, Box::new(req.clone()), ece));
+                self.out.emit(id, EventKind::ConnectRequest(Origin { listener, route }, Box::new(req.clone()), ece));
                 let conn = Connection::requested(id, mad.tid, route, req, path_mtu);
                 self.table.insert(conn, Some(listener), &mut self.listeners);
                 Ok(())
             }
             Err((reason, info)) => {
-                self.out.send(route, mad.tid, messages::no(req, reason, info));
+                self.out.send(route, mad.tid, messages::reject_req(req, reason, info));
                 Err(if reason == RejReason::StaleConnection { Ignored::Stale } else { Ignored::Refused })
             }
         }
     }
 
-    /// Whether the connection was in TimeWait and is over now. The peer, which came there later,
-    /// may have named a new connection as it named that one before anybody looked at the timer.
+    /// Ends a TimeWait that is over and returns true. The peer may reuse its id of that connection
+    /// before our timer is handled.
     // clause: CM-TIMEWAIT
     fn ends_time_wait(&mut self, now: Instant, id: CommId) -> bool {
         let is_over = self.table.get(id).is_some_and(|conn| conn.is_over(now));
@@ -607,8 +583,13 @@ impl Cm {
         is_over
     }
 
-    /// Whether a new REQ may become a connection, and of which listener; else what to answer.
-    fn judge(&mut self, cx: &mut Cx<'_>, route: Route, req: &Req) -> Result<(CommId, ListenId, PathMtu), Rejection> {
+    /// Checks a new REQ; returns its listener, or the rejection.
+    fn check_new_request(
+        &mut self,
+        cx: &mut Cx<'_>,
+        route: Route,
+        req: &Req,
+    ) -> Result<(CommId, ListenId, PathMtu), Rejection> {
         let path_mtu = check_request(route, req)?;
         // clause: CM-STALE
         if let Some(other) = self.table.by_remote_qpn(route.remote, req.local_ca_guid, req.local_qpn) {
@@ -637,10 +618,10 @@ impl Cm {
         if request.request_id == CommId::NONE {
             return Err(Ignored::Malformed);
         }
-        if self.sidr.is_asked(route, request.request_id) {
+        if self.sidr.is_pending(route, request.request_id) {
             return Err(Ignored::Duplicate);
         }
-        match self.judge_lookup(cx, route, request) {
+        match self.check_new_lookup(cx, route, request) {
             Ok((id, listener)) => {
                 self.sidr.on_request(id, tid, Origin { listener, route }, request, &mut self.out);
                 Ok(())
@@ -652,8 +633,8 @@ impl Cm {
         }
     }
 
-    /// Whose a new lookup is, or what to answer.
-    fn judge_lookup(
+    /// Checks a new lookup; returns its listener, or the rejection.
+    fn check_new_lookup(
         &mut self,
         cx: &mut Cx<'_>,
         route: Route,

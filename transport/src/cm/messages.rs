@@ -1,5 +1,5 @@
-//! The messages that we send, filled in as the kernel's rdma_cm does on RoCE, and what a request
-//! must be like, whoever listens for it.
+//! Builds messages as the kernel's rdma_cm does on RoCE, and checks incoming requests independently
+//! of listeners.
 
 use super::connection::{Connection, State, ack_timeout};
 use super::listen::Addresses;
@@ -55,17 +55,16 @@ fn path(connect: &Connect, settings: &Settings) -> Path {
     }
 }
 
-/// No port of RoCE has a LID; 0xffff is the "permissive" one that a packet through routers carries.
+/// RoCE ports have no LID; 0xffff is the permissive LID for packets through routers.
 const fn lid(subnet_local: bool) -> u16 {
     if subnet_local { 0 } else { 0xffff }
 }
 
-/// "Not supported", as a REP says of the alternate path of a REQ.
 const FAILOVER_UNSUPPORTED: Small<2> = Small::new(1);
 
 // clause: CM-FIELDS-REP
 pub(super) fn rep(conn: &Connection, accept: &Accept, settings: &Settings) -> Rep {
-    // The target of XRC has no queue pair of its own for replies: its number stands elsewhere.
+    // An XRC target has its number in another field.
     // clause: CM-XRC
     let is_target = conn.transport == Transport::Xrc;
     let (local_qpn, local_eecn) = if is_target { (Qpn::default(), accept.qpn) } else { (accept.qpn, Qpn::default()) };
@@ -90,7 +89,6 @@ pub(super) fn rep(conn: &Connection, accept: &Accept, settings: &Settings) -> Re
     }
 }
 
-/// The queue pair that a REP offers.
 pub(super) fn offered_qpn(rep: &Rep, transport: Transport) -> Qpn {
     if transport == Transport::Xrc { rep.local_eecn } else { rep.local_qpn }
 }
@@ -132,7 +130,7 @@ pub(super) fn lap(conn: &Connection, alternate: &Alternate, settings: &Settings)
     }
 }
 
-/// The answer to a LAP, whether or not we know the connection it names.
+/// The answer to a LAP; the connection may be unknown.
 pub(super) const fn apr(ours: CommId, theirs: CommId, answer: &AlternateAnswer) -> Apr {
     let AlternateAnswer { status, info, private_data } = *answer;
     Apr { local_comm_id: ours, remote_comm_id: theirs, info, status, private_data }
@@ -147,12 +145,12 @@ pub(super) fn dreq(conn: &Connection) -> Dreq {
     }
 }
 
-/// The answer to a DREQ, whether or not we know the connection it names.
+/// The answer to a DREQ; the connection may be unknown.
 pub(super) const fn drep(ours: CommId, theirs: CommId) -> Drep {
     Drep { local_comm_id: ours, remote_comm_id: theirs, private_data: PrivateData::EMPTY }
 }
 
-/// Which message of the peer our program has not answered.
+/// The peer's message that our program has not answered.
 const fn answered(conn: &Connection) -> Answered {
     match conn.state {
         State::ReqRcvd | State::MraReqSent => Answered::Req,
@@ -161,7 +159,7 @@ const fn answered(conn: &Connection) -> Answered {
     }
 }
 
-/// A rejection by the program. That of a REQ that nobody has acted on names no end of ours.
+/// A rejection by the program. In ReqRcvd it names no id of ours.
 // clause: CM-REJECT
 pub(super) fn rejection(conn: &Connection, refusal: &Refusal) -> Rej {
     let local_comm_id = if conn.state == State::ReqRcvd { CommId::NONE } else { conn.id };
@@ -175,22 +173,20 @@ pub(super) fn rejection(conn: &Connection, refusal: &Refusal) -> Rej {
     }
 }
 
-/// A rejection because the peer does not answer: it may know us only by our GUID.
+/// A rejection because the peer does not answer. It may know us only by our GUID.
 // clause: CM-RETRIES
 pub(super) fn timeout(conn: &Connection, guid: Guid) -> Rej {
     let info = Info::new(&guid.0.to_be_bytes()).unwrap_or_default();
-    plain(conn.id, conn.remote_id(), Answered::Neither, RejReason::Timeout, info)
+    rej(conn.id, conn.remote_id(), Answered::Neither, RejReason::Timeout, info)
 }
 
-/// A rejection without a program: of a REQ or of what does not fit.
-pub(super) const fn plain(ours: CommId, theirs: CommId, answered: Answered, reason: RejReason, info: Info) -> Rej {
+pub(super) const fn rej(ours: CommId, theirs: CommId, answered: Answered, reason: RejReason, info: Info) -> Rej {
     let private_data = PrivateData::EMPTY;
     Rej { local_comm_id: ours, remote_comm_id: theirs, answered, info, reason, private_data }
 }
 
-/// A rejection of a REQ that nobody acts on.
-pub(super) const fn no(req: &Req, reason: RejReason, info: Info) -> Rej {
-    plain(CommId::NONE, req.local_comm_id, Answered::Req, reason, info)
+pub(super) const fn reject_req(req: &Req, reason: RejReason, info: Info) -> Rej {
+    rej(CommId::NONE, req.local_comm_id, Answered::Req, reason, info)
 }
 
 pub(super) const fn sidr_req(id: CommId, resolve: &Resolve) -> SidrReq {
@@ -215,19 +211,19 @@ pub(super) fn sidr_rep(request: &SidrReq, resolution: &Resolution) -> SidrRep {
     }
 }
 
-/// Why a REQ is rejected, and what goes with the reason.
+/// Reason and additional information of a rejected REQ.
 pub(super) type Rejection = (RejReason, Info);
 
-/// The path names an address that is not where the REQ came from or went to: this one is.
+/// Rejects a path whose address differs from the REQ's own; `right` is the correct one.
 fn wrong_gid(right: Gid) -> Rejection {
     (RejReason::InvalidGid, Info::new(&right.0).unwrap_or_default())
 }
 
-/// What no connection could be made of, whoever listens.
+/// Checks that a REQ can become a connection, whatever the listener.
 // clause: CM-REQ-CHECKS
 pub(super) fn check_request(route: Route, req: &Req) -> Result<PathMtu, Rejection> {
     let path = &req.primary;
-    // A path to somebody else would make us send there.
+    // A path to a third party would direct our packets there.
     if path.local_gid != route.remote {
         return Err(wrong_gid(route.remote));
     }
@@ -243,8 +239,8 @@ pub(super) fn check_request(route: Route, req: &Req) -> Result<PathMtu, Rejectio
     req.path_mtu.mtu().ok_or((RejReason::InvalidMtu, Info::EMPTY))
 }
 
-/// Whether the private data of a request begins with the addresses that a listener wants to see.
-/// They are those between which the request travelled: nobody asks in another's name.
+/// Checks that the private data begins with the addresses required by the listener. They must be
+/// those of the request itself, so that no host asks in another's name.
 // clause: CM-IP-CHECKS
 pub(super) fn addresses_fit(addresses: Addresses, route: Route, private_data: &[u8]) -> bool {
     if addresses == Addresses::Unchecked {

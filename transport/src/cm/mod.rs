@@ -1,20 +1,11 @@
-//! Connection management: the state machines behind `rdma_connect`, as the InfiniBand CM speaks on
-//! queue pair 1 (IBA §12).
+//! Connection management: the state machines behind `rdma_connect`, which exchange messages of the
+//! InfiniBand CM over queue pair 1 (IBA §12).
 //!
-//! [`Cm`] holds all connections and lookups of one device. Like a queue pair it does no I/O, has no
-//! clock, and is driven from outside. It has four kinds of method:
-//!
-//! 1. getters: [`Cm::state`], [`Cm::alternate_state`], [`Cm::qp_terms`], [`Cm::len`], [`Cm::all`];
-//! 2. verbs of the program: `listen`, `connect`, `accept`, `confirm`, `reject`, `delay`,
-//!    `establish`, `disconnect`, `load_alternate`, `answer_alternate`, `migrated`, `resolve`,
-//!    `answer`, `destroy`, `shut_down`;
-//! 3. inputs: [`Cm::handle_message`] when a message arrived, [`Cm::handle_timeout`] when
-//!    [`Cm::poll_timeout`] is due;
-//! 4. outputs: [`Cm::poll_transmit`], [`Cm::poll_event`], [`Cm::poll_timeout`]: after any verb or
-//!    input fetch all of them.
-//!
-//! The time and unpredictable numbers come in with a call as [`Cx`] and are not stored; PSNs are in
-//! what the program says.
+//! [`Cm`] (`manager.rs`, begin there) holds all connections and lookups of one device. Like a queue
+//! pair it is driven from outside: verbs of the program such as [`Cm::connect`]; the inputs
+//! [`Cm::handle_message`] and [`Cm::handle_timeout`]; the outputs [`Cm::poll_transmit`],
+//! [`Cm::poll_event`] and [`Cm::poll_timeout`], to be fetched after any verb or input. Time and
+//! unpredictable numbers are passed to each call as [`Cx`].
 //!
 //! # A connection
 //!
@@ -40,27 +31,18 @@
 //!       TimeWait ── TimeWaitExit ─► gone                      TimeWait ── TimeWaitExit ─► gone
 //! ```
 //!
-//! `reject` in ReqRcvd or RepRcvd and their MRA states sends a REJ, and the connection is gone; so
-//! is that of who gets the REJ; but a REQ (or a lookup) that finds nobody listening may be repeated
-//! for a while. REQ, REP and DREQ are repeated until their answer comes; after the last repetition
-//! a REQ or REP ends in `Unreachable` and a REJ for timeout, a DREQ in TimeWait. Both ends may send
-//! a DREQ at once: each answers the other's. A destroyed connection goes on without telling anybody
-//! until the peer knows.
+//! `reject` in ReqRcvd, RepRcvd and their MRA states sends a REJ and removes the connection; a
+//! received REJ removes it too, except that a REQ or lookup without a listener may be retried for a
+//! while. REQ, REP and DREQ are repeated until answered; after the last repetition a REQ or REP
+//! ends in `Unreachable` and a REJ for timeout, a DREQ in TimeWait. If both ends send a DREQ, each
+//! answers the other's. A destroyed connection continues without events until the peer is informed.
 //!
-//! # A peer that lies
+//! # Hostile peers
 //!
-//! A message speaks for a connection only if it comes from its peer's address and names both ends
-//! as they are (D8 of the design). What fits nothing is answered by at most one message to where it
-//! came from: REP and RTU by a REJ, DREQ by a DREP. What a peer can make us hold is bounded: by the
-//! backlog of each listener, by [`Settings::max_connections`], and no time that it asks for is
-//! taken longer than a minute.
-//!
-//! # Files
-//!
-//! `terms` is what programs say and hear; `connection` is one connection, `transitions` what moves
-//! it, `alternate` its alternate path; `messages` fills messages in and checks requests; `sidr` is
-//! the lookup of datagram services; `table` finds connections, `listen` listeners; `manager` is
-//! [`Cm`] itself, which gives messages to them.
+//! A message acts on a connection only if it comes from the peer's address and names both ids
+//! correctly (D8 of the design). Any other message causes at most one answer to its sender: a REJ
+//! for REP and RTU, a DREP for DREQ. The backlog of each listener and [`Settings::max_connections`]
+//! bound the memory that peers can occupy, and no requested wait is longer than a minute.
 
 mod alternate;
 mod connection;

@@ -1,4 +1,4 @@
-//! Lookups of datagram services (SIDR): one question, one answer, nothing that stays.
+//! Lookups of datagram services (SIDR): one request, one answer, no lasting state.
 //!
 //! ```text
 //!   client:  resolve ─ SIDR_REQ ─► asked ─ SIDR_REP ─► LookupReply   (repeated, then Unreachable)
@@ -14,53 +14,49 @@ use roxe_wire::cm::{CommId, Mad, Message, SidrRep, SidrReq, SidrStatus, Transact
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug)]
-struct Question {
+struct ClientLookup {
     route: Route,
     timer: Timer,
-    /// With a peer where nobody listens.
+    /// Retries while the peer has no listener.
     req_retry: ReqRetry,
-    /// The SIDR_REQ, for when it has to be sent again.
     mad: Mad,
 }
 
 #[derive(Debug)]
-struct Asked {
+struct ServerLookup {
     route: Route,
     tid: TransactionId,
     request: Box<SidrReq>,
     listener: ListenId,
 }
 
-/// All lookups, of clients and of servers.
 #[derive(Debug, Default)]
 pub(super) struct Sidr {
-    questions: BTreeMap<CommId, Question>,
+    client: BTreeMap<CommId, ClientLookup>,
     due: BTreeSet<(Instant, CommId)>,
-    asked: BTreeMap<CommId, Asked>,
-    /// By the client's address and its name of the lookup.
+    server: BTreeMap<CommId, ServerLookup>,
+    /// By the client's address and its id of the lookup.
     by_client: BTreeMap<([u8; 16], CommId), CommId>,
 }
 
 impl Sidr {
     pub(super) fn contains(&self, id: CommId) -> bool {
-        self.questions.contains_key(&id) || self.asked.contains_key(&id)
+        self.client.contains_key(&id) || self.server.contains_key(&id)
     }
 
     pub(super) fn len(&self) -> usize {
-        self.questions.len() + self.asked.len()
+        self.client.len() + self.server.len()
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = (CommId, Route)> {
-        let questions = self.questions.iter().map(|(id, question)| (*id, question.route));
-        questions.chain(self.asked.iter().map(|(id, asked)| (*id, asked.route)))
+        let client = self.client.iter().map(|(id, lookup)| (*id, lookup.route));
+        client.chain(self.server.iter().map(|(id, lookup)| (*id, lookup.route)))
     }
 
-    /// Whether nothing is left of any lookup.
     pub(super) fn is_empty(&self) -> bool {
         self.len() == 0 && self.due.is_empty() && self.by_client.is_empty()
     }
 
-    /// A client asks.
     // clause: CM-SIDR
     pub(super) fn resolve(
         &mut self,
@@ -76,10 +72,9 @@ impl Sidr {
         out.send_mad(resolve.route, mad.clone());
         self.due.extend(timer.due.map(|due| (due, id)));
         let req_retry = ReqRetry::new(resolve.retry_for);
-        self.questions.insert(id, Question { route: resolve.route, timer, req_retry, mad });
+        self.client.insert(id, ClientLookup { route: resolve.route, timer, req_retry, mad });
     }
 
-    /// A service answers, or there is none.
     pub(super) fn on_reply(
         &mut self,
         now: Instant,
@@ -89,40 +84,39 @@ impl Sidr {
         out: &mut Outbox,
     ) -> Result<(), Ignored> {
         let id = reply.request_id;
-        let question = self.questions.get(&id).ok_or(Ignored::UnknownId)?;
-        if question.route != route {
+        let lookup = self.client.get(&id).ok_or(Ignored::UnknownId)?;
+        if lookup.route != route {
             return Err(Ignored::Address);
         }
-        if reply.status == SidrStatus::Unsupported && self.will_ask_again(now, id)? {
+        if reply.status == SidrStatus::Unsupported && self.schedule_retry(now, id)? {
             return Ok(());
         }
         self.forget(id);
         let ece = Ece { vendor_id: reply.vendor_id, options };
-        out.tell(id, EventKind::LookupReply(Box::new(reply.clone()), ece));
+        out.emit(id, EventKind::LookupReply(Box::new(reply.clone()), ece));
         Ok(())
     }
 
-    /// Nobody is there: whether to ask again, after a pause; an error if that is said once more in
-    /// the pause.
+    /// Schedules a retry while the peer has no listener; returns false if their time is over, and
+    /// an error if one is scheduled already.
     // clause: CM-REQ-AGAIN
-    fn will_ask_again(&mut self, now: Instant, id: CommId) -> Result<bool, Ignored> {
-        let question = self.questions.get_mut(&id).ok_or(Ignored::UnknownId)?;
-        if question.req_retry.is_pausing {
+    fn schedule_retry(&mut self, now: Instant, id: CommId) -> Result<bool, Ignored> {
+        let lookup = self.client.get_mut(&id).ok_or(Ignored::UnknownId)?;
+        if lookup.req_retry.is_pausing {
             return Err(Ignored::Duplicate);
         }
-        let Some(next) = question.req_retry.pause(now) else { return Ok(false) };
-        let before = question.timer.due.replace(next);
+        let Some(next) = lookup.req_retry.pause(now) else { return Ok(false) };
+        let before = lookup.timer.due.replace(next);
         before.map(|due| self.due.remove(&(due, id)));
         self.due.insert((next, id));
         Ok(true)
     }
 
-    /// Whether this lookup of this client waits for an answer already.
-    pub(super) fn is_asked(&self, route: Route, request: CommId) -> bool {
+    /// Returns true if this lookup of this client is pending.
+    pub(super) fn is_pending(&self, route: Route, request: CommId) -> bool {
         self.by_client.contains_key(&(route.remote.0, request))
     }
 
-    /// A client asks one of our services.
     pub(super) fn on_request(
         &mut self,
         id: CommId,
@@ -134,11 +128,10 @@ impl Sidr {
         let Origin { listener, route } = origin;
         self.by_client.insert((route.remote.0, request.request_id), id);
         let request = Box::new(request.clone());
-        out.tell(id, EventKind::LookupRequest(origin, request.clone()));
-        self.asked.insert(id, Asked { route, tid, request, listener });
+        out.emit(id, EventKind::LookupRequest(origin, request.clone()));
+        self.server.insert(id, ServerLookup { route, tid, request, listener });
     }
 
-    /// The service's answer.
     pub(super) fn answer(
         &mut self,
         id: CommId,
@@ -146,23 +139,22 @@ impl Sidr {
         listeners: &mut Listeners,
         out: &mut Outbox,
     ) -> Result<(), CmError> {
-        let asked = self.asked.remove(&id).ok_or(CmError::UnknownId)?;
-        self.by_client.remove(&(asked.route.remote.0, asked.request.request_id));
-        listeners.leave(asked.listener);
-        let message = Message::SidrRep(messages::sidr_rep(&asked.request, resolution));
-        out.send_mad(asked.route, Mad { tid: asked.tid, modifier: resolution.ece.options, message });
+        let lookup = self.server.remove(&id).ok_or(CmError::UnknownId)?;
+        self.by_client.remove(&(lookup.route.remote.0, lookup.request.request_id));
+        listeners.leave(lookup.listener);
+        let message = Message::SidrRep(messages::sidr_rep(&lookup.request, resolution));
+        out.send_mad(lookup.route, Mad { tid: lookup.tid, modifier: resolution.ece.options, message });
         Ok(())
     }
 
-    /// Our program is not interested any more; a client is told so. False if there is no such
-    /// lookup.
+    /// Releases a lookup; a client gets a rejection. Returns false if there is no such lookup.
     pub(super) fn destroy(&mut self, id: CommId, listeners: &mut Listeners, out: &mut Outbox) -> bool {
         self.forget(id) || self.answer(id, &Resolution::refused(SidrStatus::Reject), listeners, out).is_ok()
     }
 
     fn forget(&mut self, id: CommId) -> bool {
-        let Some(question) = self.questions.remove(&id) else { return false };
-        question.timer.due.map(|due| self.due.remove(&(due, id)));
+        let Some(lookup) = self.client.remove(&id) else { return false };
+        lookup.timer.due.map(|due| self.due.remove(&(due, id)));
         true
     }
 
@@ -170,21 +162,21 @@ impl Sidr {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// Asks again what was not answered in time, or when a pause is over; or gives up.
+    /// Repeats or gives up lookups whose timer is due.
     pub(super) fn handle_timeout(&mut self, now: Instant, out: &mut Outbox) {
         while let Some((due, id)) = self.due.first().copied().filter(|(due, _)| *due <= now) {
             self.due.remove(&(due, id));
-            let Some(question) = self.questions.get_mut(&id) else { continue };
-            let was_pausing = std::mem::take(&mut question.req_retry.is_pausing);
+            let Some(lookup) = self.client.get_mut(&id) else { continue };
+            let was_pausing = std::mem::take(&mut lookup.req_retry.is_pausing);
             if was_pausing {
-                question.timer.start(now);
+                lookup.timer.start(now);
             }
-            if was_pausing || question.timer.again(now) {
-                out.send_mad(question.route, question.mad.clone());
-                self.due.extend(question.timer.due.map(|due| (due, id)));
+            if was_pausing || lookup.timer.again(now) {
+                out.send_mad(lookup.route, lookup.mad.clone());
+                self.due.extend(lookup.timer.due.map(|due| (due, id)));
             } else {
-                self.questions.remove(&id);
-                out.tell(id, EventKind::Unreachable);
+                self.client.remove(&id);
+                out.emit(id, EventKind::Unreachable);
             }
         }
     }

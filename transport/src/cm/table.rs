@@ -1,9 +1,8 @@
-//! All connections of a machine, and the four ways to find one: by our id, by the peer's id, by the
-//! peer's queue pair, by what is due next; and those that are over, whose peer may not know.
+//! The connections of a state machine with four indexes: our id, the peer's id, the peer's queue
+//! pair, the next due time; and recently closed connections.
 //!
-//! Whoever changes a connection does so through [`Table::with`], which afterwards brings the ways
-//! up to date and forgets the connection if it is over. All maps are ordered: what happens never
-//! depends on a hash.
+//! [`Table::with`] changes a connection, updates the indexes and removes it if it is over. All maps
+//! are ordered, so that behaviour never depends on a hash.
 
 use super::connection::{Connection, Remote, State, wait};
 use super::listen::Listeners;
@@ -14,33 +13,29 @@ use roxe_wire::cm::{CommId, Guid, TimeCode, TransactionId};
 use roxe_wire::{Gid, Qpn};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Something of a peer: its address and card, and what it calls it. The address is part of it so
-/// that nobody can speak of another's connections (DESIGN D8).
+/// Address, GUID and id or QPN of a peer. The address is included so that no host can name
+/// another's connections (DESIGN D8).
 type Theirs = ([u8; 16], Guid, u32);
 
 #[derive(Debug)]
 struct Entry {
     conn: Connection,
-    /// Whose backlog it fills.
     listener: Option<ListenId>,
-    /// Whether it counts as half open.
     is_half_open: bool,
-    /// As the ways know it.
     due: Option<Instant>,
     remote: Option<(Gid, Remote)>,
 }
 
-/// Accepted connections whose peers have not confirmed, from which on there are many of them.
+/// Number of unconfirmed accepted connections that counts as a flood.
 pub(super) const MANY_HALF_OPEN: usize = 256;
 
-/// The connections.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     entries: BTreeMap<CommId, Entry>,
     by_remote_id: BTreeMap<Theirs, CommId>,
     by_remote_qpn: BTreeMap<Theirs, CommId>,
     due: BTreeSet<(Instant, CommId)>,
-    /// Connections that we accepted and whose peers have not confirmed.
+    /// Number of accepted connections not confirmed by the peer.
     half_open: usize,
 }
 
@@ -49,7 +44,7 @@ impl Table {
         self.entries.len()
     }
 
-    /// Whether nothing is left of any connection, in no way.
+    /// Returns true if there is no connection and no index entry.
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.by_remote_id.is_empty() && self.by_remote_qpn.is_empty() && self.due.is_empty()
     }
@@ -62,25 +57,24 @@ impl Table {
         self.entries.get(&id).map(|entry| &entry.conn)
     }
 
-    /// Whether so many peers have not confirmed what we accepted that most of them may never have
-    /// asked: somebody floods us with requests in the name of others.
+    /// Returns true if so many accepted connections are unconfirmed that most requests are probably
+    /// forged.
     pub(super) fn is_flooded(&self) -> bool {
         self.half_open >= MANY_HALF_OPEN
     }
 
-    /// All connections.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Connection> {
         self.entries.values().map(|entry| &entry.conn)
     }
 
-    /// Takes a new connection; `listener` is whose backlog it fills.
+    /// Inserts a new connection; `listener` is the one whose backlog includes it.
     pub(super) fn insert(&mut self, conn: Connection, listener: Option<ListenId>, listeners: &mut Listeners) {
         let id = conn.id;
         self.entries.insert(id, Entry { conn, listener, is_half_open: false, due: None, remote: None });
         self.settle(id, listeners);
     }
 
-    /// Lets `change` work on a connection, then brings everything else up to date.
+    /// Applies `change` to a connection, then updates the indexes.
     pub(super) fn with<R>(
         &mut self,
         id: CommId,
@@ -136,45 +130,42 @@ impl Table {
         }
     }
 
-    /// The connection that this peer calls `theirs`.
+    /// The connection with the peer's id `theirs`.
     pub(super) fn by_remote_id(&self, remote: Gid, guid: Guid, theirs: CommId) -> Option<CommId> {
         self.by_remote_id.get(&(remote.0, guid, theirs.0)).copied()
     }
 
-    /// The connection to this queue pair of this peer. One in TimeWait is over for both, and who is
-    /// quick may use the queue pair again: the kernel forgets it here too.
+    /// The connection to this queue pair of this peer. TimeWait does not count: the peer may reuse
+    /// the queue pair, and the kernel accepts that too.
     // clause: CM-STALE
     pub(super) fn by_remote_qpn(&self, remote: Gid, guid: Guid, qpn: Qpn) -> Option<CommId> {
         let id = self.by_remote_qpn.get(&(remote.0, guid, qpn.get())).copied()?;
         self.get(id).is_some_and(|conn| conn.state != State::TimeWait).then_some(id)
     }
 
-    /// When the next timer is due.
     pub(super) fn next_due(&self) -> Option<Instant> {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// A connection whose timer is due.
     pub(super) fn due(&self, now: Instant) -> Option<CommId> {
         self.due.first().filter(|(due, _)| *due <= now).map(|(_, id)| *id)
     }
 }
 
-/// Takes `key` out, unless it means another connection by now.
+/// Removes `key` unless it now names another connection.
 fn forget(map: &mut BTreeMap<Theirs, CommId>, key: Theirs, id: CommId) {
     if map.get(&key) == Some(&id) {
         map.remove(&key);
     }
 }
 
-/// How long after TimeWait a peer may have yet to ask again: rdma_cm repeats a DREQ after this and
-/// the time that two packets take, which TimeWait is longer than.
+/// Time after TimeWait in which a peer may repeat its DREQ: rdma_cm repeats after this and the
+/// lifetime of two packets, which TimeWait covers.
 const REPEAT_WITHIN: TimeCode = TimeCode::new(20);
-/// The most that are remembered; the last ones are.
+/// Maximum number of closed connections; the oldest are dropped.
 // clause: CM-BOUNDS
 const MOST: usize = 1024;
 
-/// One connection that is over.
 #[derive(Debug)]
 struct Closed {
     id: CommId,
@@ -184,16 +175,15 @@ struct Closed {
     until: Instant,
 }
 
-/// The connections that are over, the oldest first.
+/// Closed connections whose peer may not have got our DREP, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct ClosedConnections(VecDeque<Closed>);
 
 impl ClosedConnections {
-    /// Remembers a connection whose timer is due now, if that ends it and the peer had asked for
-    /// the end.
+    /// Remembers a connection whose timer is due, if that ends it and the peer had sent a DREQ.
     // clause: CM-PARTING
     pub(super) fn note(&mut self, now: Instant, conn: &Connection) {
-        if conn.state != State::TimeWait || !conn.was_asked() {
+        if conn.state != State::TimeWait || !conn.ended_by_peer() {
             return;
         }
         while self.0.front().is_some_and(|oldest| oldest.until <= now || self.0.len() >= MOST) {
@@ -203,17 +193,15 @@ impl ClosedConnections {
         self.0.push_back(Closed { id, theirs, tid, route, until: now.after(wait(REPEAT_WITHIN)) });
     }
 
-    /// Says once more that the connection `id` is over, unless its peer has heard it or asked again
-    /// by now.
+    /// Repeats the DREP of connection `id` while the peer may still need it.
     // clause: CM-PARTING
     pub(super) fn repeat(&self, now: Instant, id: CommId, out: &mut Outbox) {
-        if let Some(said) = self.0.iter().find(|said| said.id == id && now < said.until) {
-            out.send(said.route, said.tid, messages::drep(said.id, said.theirs));
+        if let Some(closed) = self.0.iter().find(|closed| closed.id == id && now < closed.until) {
+            out.send(closed.route, closed.tid, messages::drep(closed.id, closed.theirs));
         }
     }
 
-    /// The ids of all, and between which addresses they were.
     pub(super) fn all(&self) -> impl Iterator<Item = (CommId, Route)> {
-        self.0.iter().map(|said| (said.id, said.route))
+        self.0.iter().map(|closed| (closed.id, closed.route))
     }
 }

@@ -1,7 +1,5 @@
-//! What programs say when they connect, accept or resolve, and what they are told: terms, settings,
-//! reasons, events; and the queue of messages and events that leave the machine.
-//!
-//! The values that `new` fills in are those of the kernel's rdma_cm.
+//! Parameters, events and errors of the verbs, and the queue of outgoing messages and events. The
+//! defaults of `new` are those of the kernel's rdma_cm.
 
 use crate::reasons::reasons;
 use core::time::Duration;
@@ -12,7 +10,7 @@ use roxe_wire::cm::{
 use roxe_wire::{Gid, PathMtu, Psn, Qkey, Qpn};
 use std::collections::VecDeque;
 
-/// The two addresses between which the messages of a connection travel, from our side.
+/// The two addresses of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Route {
     /// Our address.
@@ -21,12 +19,12 @@ pub struct Route {
     pub remote: Gid,
 }
 
-/// Options of a vendor that ride on a message (enhanced connection establishment).
+/// Vendor options in a message (enhanced connection establishment).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ece {
-    /// Whose options; 0 for none.
+    /// Vendor; 0 for none.
     pub vendor_id: VendorId,
-    /// The options: the attribute modifier of the message.
+    /// The options, carried in the attribute modifier.
     pub options: u32,
 }
 
@@ -35,57 +33,55 @@ impl Ece {
     pub const NONE: Self = Self { vendor_id: VendorId::new(0), options: 0 };
 }
 
-/// What the active side proposes.
+/// Parameters of [`Cm::connect`](super::Cm::connect).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connect {
-    /// Between which addresses, for messages and for the queue pair.
+    /// Addresses of the messages and of the queue pair.
     pub route: Route,
-    /// The service asked for.
+    /// Service.
     pub service_id: ServiceId,
-    /// Which kind of queue pair.
+    /// Kind of queue pair.
     pub transport: Transport,
-    /// Options of a vendor.
+    /// Vendor options.
     pub ece: Ece,
     /// Our queue pair.
     pub qpn: Qpn,
-    /// The PSN that the peer's queue pair shall start with. Unpredictable.
+    /// First PSN of the peer's queue pair; must be unpredictable.
     pub psn: Psn,
-    /// READs and atomics that we serve at a time.
+    /// Maximum number of READs and atomics that we serve at a time.
     pub responder_resources: u8,
-    /// READs and atomics that we want to issue at a time.
+    /// Maximum number of READs and atomics that we issue at a time.
     pub initiator_depth: u8,
-    /// Whether we ask for end-to-end flow control.
+    /// True requests end-to-end flow control.
     pub flow_control: bool,
-    /// How often a queue pair repeats.
+    /// Retries of the queue pairs.
     pub retry_count: Small<3>,
-    /// How often a queue pair waits for a receive of its peer; 7 is for ever.
+    /// RNR retries of the queue pairs; 7 is infinite.
     pub rnr_retry_count: Small<3>,
-    /// Whether our queue pair receives from a shared queue.
+    /// True if our queue pair uses a shared receive queue.
     pub srq: bool,
-    /// The path MTU, of both directions.
+    /// Path MTU of both directions.
     pub path_mtu: PathMtu,
     /// IPv6 flow label.
     pub flow_label: FlowLabel,
     /// Traffic class or TOS.
     pub traffic_class: u8,
-    /// Hop limit; 1 says that the peer is on our subnet.
+    /// Hop limit; 1 if the peer is on our subnet.
     pub hop_limit: u8,
-    /// How long a packet lives on the way, a code.
+    /// Packet lifetime, a code.
     pub packet_lifetime: TimeCode,
-    /// How long either connection manager may take to answer, a code.
+    /// Response timeout of both connection managers, a code.
     pub response_timeout: TimeCode,
-    /// How often either connection manager repeats what is not answered.
+    /// Retries of both connection managers.
     pub max_cm_retries: Small<4>,
-    /// How long the request is repeated, with pauses, after the first answer that nobody listens at
-    /// the peer; zero: that one counts.
+    /// Duration of retries after the peer first reports no listener; zero disables them.
     pub retry_for: Duration,
-    /// For the program at the other end; librdmacm's begins with the addresses and the port.
+    /// For the peer program; librdmacm's begins with addresses and port.
     pub private_data: PrivateData<92>,
 }
 
 impl Connect {
-    /// A reliable connection between these addresses as rdma_cm makes it, with nothing in flight
-    /// for READs and atomics.
+    /// A reliable connection as rdma_cm makes it, without READs and atomics.
     pub const fn new(route: Route, service_id: ServiceId, qpn: Qpn, psn: Psn) -> Self {
         Self {
             route,
@@ -113,64 +109,64 @@ impl Connect {
     }
 }
 
-/// What the passive side answers.
+/// Parameters of [`Cm::accept`](super::Cm::accept).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Accept {
-    /// Options of a vendor.
+    /// Vendor options.
     pub ece: Ece,
     /// Our queue pair.
     pub qpn: Qpn,
-    /// The PSN that the peer's queue pair shall start with. Unpredictable.
+    /// First PSN of the peer's queue pair; must be unpredictable.
     pub psn: Psn,
-    /// READs and atomics that we serve at a time; not above what the request asks for.
+    /// Maximum number of READs and atomics that we serve at a time; at most the request's value.
     pub responder_resources: u8,
-    /// READs and atomics that we want to issue at a time; not above what the request offers.
+    /// Maximum number of READs and atomics that we issue at a time; at most the request's value.
     pub initiator_depth: u8,
-    /// Whether we ask for end-to-end flow control.
+    /// True requests end-to-end flow control.
     pub flow_control: bool,
-    /// How often the peer's queue pair waits for a receive of ours; 7 is for ever.
+    /// RNR retries of the peer's queue pair; 7 is infinite.
     pub rnr_retry_count: Small<3>,
-    /// Whether our queue pair receives from a shared queue.
+    /// True if our queue pair uses a shared receive queue.
     pub srq: bool,
-    /// For the program at the other end.
+    /// For the peer program.
     pub private_data: PrivateData<196>,
 }
 
 impl Accept {
-    /// Accepts with this queue pair, with nothing in flight for READs and atomics.
+    /// Accepts with this queue pair, without READs and atomics.
     pub fn new(qpn: Qpn, psn: Psn) -> Self {
         Self { qpn, psn, rnr_retry_count: Small::MAX, ..Self::default() }
     }
 }
 
-/// How a program refuses a request, or an answer to its own.
+/// Parameters of [`Cm::reject`](super::Cm::reject).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Why; [`RejReason::ConsumerDefined`] unless the program has something better to say.
+    /// Reason; usually [`RejReason::ConsumerDefined`].
     pub reason: RejReason,
-    /// What goes with the reason.
+    /// Additional information on the reason.
     pub info: Info,
-    /// For the program at the other end.
+    /// For the peer program.
     pub private_data: PrivateData<148>,
 }
 
 impl Refusal {
-    /// The program does not want to, as `rdma_reject` says it.
+    /// A rejection by the program, as `rdma_reject` sends it.
     pub const fn new(private_data: PrivateData<148>) -> Self {
         Self { reason: RejReason::ConsumerDefined, info: Info::EMPTY, private_data }
     }
 }
 
-/// What a client of a datagram service asks.
+/// Parameters of [`Cm::resolve`](super::Cm::resolve).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resolve {
-    /// Between which addresses.
+    /// Addresses.
     pub route: Route,
-    /// The service asked for.
+    /// Service.
     pub service_id: ServiceId,
-    /// How long the server's connection manager may take to answer, a code.
+    /// Response timeout of the server's connection manager, a code.
     pub response_timeout: TimeCode,
-    /// How often to ask again.
+    /// Retries.
     pub max_cm_retries: Small<4>,
     /// As [`Connect::retry_for`].
     pub retry_for: Duration,
@@ -179,7 +175,7 @@ pub struct Resolve {
 }
 
 impl Resolve {
-    /// Asks as rdma_cm does.
+    /// A lookup as rdma_cm makes it.
     pub const fn new(route: Route, service_id: ServiceId) -> Self {
         Self {
             route,
@@ -192,40 +188,40 @@ impl Resolve {
     }
 }
 
-/// What a datagram service answers.
+/// Parameters of [`Cm::answer`](super::Cm::answer).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resolution {
-    /// The queue pair to send to, with its key; `Err` says why there is none.
+    /// Queue pair and Q_Key of the service, or the reason for the refusal.
     pub service: Result<(Qpn, Qkey), SidrStatus>,
-    /// Options of a vendor.
+    /// Vendor options.
     pub ece: Ece,
     /// For the client.
     pub private_data: PrivateData<136>,
 }
 
 impl Resolution {
-    /// There is no queue pair for the client.
+    /// A refusal.
     pub const fn refused(status: SidrStatus) -> Self {
         Self { service: Err(status), ece: Ece::NONE, private_data: PrivateData::EMPTY }
     }
 }
 
-/// Another path that one end proposes for a connection.
+/// Parameters of [`Cm::load_alternate`](super::Cm::load_alternate).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Alternate {
-    /// Between which addresses.
+    /// Addresses.
     pub route: Route,
     /// IPv6 flow label.
     pub flow_label: FlowLabel,
     /// Traffic class or TOS.
     pub traffic_class: u8,
-    /// Hop limit; 1 says that the peer is on our subnet.
+    /// Hop limit; 1 if the peer is on our subnet.
     pub hop_limit: u8,
-    /// How long a packet lives on the way, a code.
+    /// Packet lifetime, a code.
     pub packet_lifetime: TimeCode,
-    /// How long the peer may take to answer, a code.
+    /// Response timeout of the peer, a code.
     pub response_timeout: TimeCode,
-    /// For the program at the other end.
+    /// For the peer program.
     pub private_data: PrivateData<168>,
 }
 
@@ -244,45 +240,44 @@ impl Alternate {
     }
 }
 
-/// What the other end answers.
+/// Parameters of [`Cm::answer_alternate`](super::Cm::answer_alternate).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AlternateAnswer {
-    /// Whether its queue pair has the path now, or why not.
+    /// Success if the queue pair has the path, or the reason for the refusal.
     pub status: AprStatus,
-    /// What goes with the status.
+    /// Additional information on the status.
     pub info: Info,
-    /// For the program that proposed it.
+    /// For the peer program.
     pub private_data: PrivateData<148>,
 }
 
 impl AlternateAnswer {
-    /// An answer with this status and nothing else.
+    /// An answer with this status only.
     pub const fn new(status: AprStatus) -> Self {
         Self { status, info: Info::EMPTY, private_data: PrivateData::EMPTY }
     }
 }
 
-/// What connection management gives a queue pair on its way to RTS: the terms that both ends agreed
-/// on.
+/// Attributes for a queue pair on its way to RTS, as agreed by both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpTerms {
-    /// Between which addresses.
+    /// Addresses.
     pub route: Route,
     /// The peer's queue pair.
     pub dest_qpn: Qpn,
-    /// The PSN that the peer starts with.
+    /// First PSN of the peer.
     pub rq_psn: Psn,
-    /// The PSN to start with.
+    /// First PSN to send.
     pub sq_psn: Psn,
     /// The path MTU.
     pub path_mtu: PathMtu,
-    /// READs and atomics that the peer may have under way.
+    /// Maximum number of outstanding READs and atomics of the peer.
     pub max_dest_rd_atomic: u8,
-    /// READs and atomics that we may have under way.
+    /// Maximum number of outstanding READs and atomics of ours.
     pub max_rd_atomic: u8,
-    /// How often to repeat.
+    /// Retries.
     pub retry_cnt: Small<3>,
-    /// How often to wait for a receive of the peer.
+    /// RNR retries.
     pub rnr_retry: Small<3>,
     /// Local ACK timeout, a code.
     pub timeout: TimeCode,
@@ -294,20 +289,19 @@ pub struct QpTerms {
     pub hop_limit: u8,
 }
 
-/// What is the same for all connections of a device.
+/// Settings of all connections of a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// The node GUID.
     pub guid: Guid,
-    /// How long the device may take to acknowledge a packet.
+    /// Maximum delay of the device's acknowledgements, a code.
     pub ack_delay: TimeCode,
-    /// How long a peer that repeats itself is told to wait for our program.
+    /// Wait requested from a peer that repeats itself, a code.
     pub service_timeout: TimeCode,
-    /// The upper 12 bits of every id that the machine gives, so that those of several machines at
-    /// one address differ; see [`CommId::prefix`](roxe_wire::cm::CommId::prefix). The rest is
-    /// unpredictable.
+    /// Upper 12 bits of every id, which distinguish several state machines at one address; see
+    /// [`CommId::prefix`](roxe_wire::cm::CommId::prefix). The other bits are unpredictable.
     pub prefix: u16,
-    /// The most connections and lookups, those included that are in TimeWait.
+    /// Maximum number of connections and lookups, including those in TimeWait.
     pub max_connections: usize,
 }
 
@@ -327,16 +321,16 @@ impl Settings {
 /// Why a verb of the program was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CmError {
-    /// There is no such connection, lookup or listener (any more).
+    /// There is no such connection, lookup or listener.
     #[error("no such connection")]
     UnknownId,
     /// The connection is in a state that does not allow it.
     #[error("not possible in this state of the connection")]
     State,
-    /// Another listener takes the same requests.
+    /// Another listener accepts the same requests.
     #[error("another listener has this service")]
     InUse,
-    /// There are as many connections as there may be.
+    /// The limit of connections is reached.
     #[error("too many connections")]
     Full,
 }
@@ -365,98 +359,93 @@ reasons! {
 /// A message to send from queue pair 1 at one address to that at another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outgoing {
-    /// From where to where.
+    /// Addresses.
     pub route: Route,
     /// The message with its MAD header.
     pub mad: Mad,
 }
 
-/// Something that a program must know.
+/// An event for the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     /// The connection, or the lookup of a datagram service.
     pub id: CommId,
-    /// What happened.
+    /// Kind of event.
     pub kind: EventKind,
 }
 
-/// What happened. "The id is free" means: no other event will name it, and no verb takes it any
-/// more.
+/// Kind of event. "The id is free" means that no further event names it and no verb accepts it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// A peer wants to connect to a listener: accept or reject.
+    /// A peer requests a connection: accept or reject it.
     ConnectRequest(Origin, Box<Req>, Ece),
-    /// The peer accepts: confirm or reject.
+    /// The peer accepted: confirm or reject it.
     ConnectReply(Box<Rep>, Ece),
     /// Passive side: the peer confirmed, or has sent over the connection.
     Established,
-    /// The peer does not want to be connected. The id is free.
+    /// The peer rejected the connection. The id is free.
     Rejected(Box<Rej>),
-    /// The peer accepts with a queue pair that another connection of ours has, and was refused. The
-    /// id is free.
+    /// The peer accepted with a queue pair that another connection of ours uses, and was rejected.
+    /// The id is free.
     Stale,
     /// The peer does not answer. The id is free.
     Unreachable,
-    /// The connection is over. After [`Ending::Asked`] the program has to agree with a disconnect
-    /// of its own.
+    /// The connection is over. After [`Ending::Asked`] the program must agree by
+    /// [`Cm::disconnect`](super::Cm::disconnect).
     Disconnected(Ending),
-    /// No packet of the connection is on the way any more: its queue pair may be used again. The id
-    /// is free.
+    /// No packet of the connection is in the network: its queue pair may be reused. The id is free.
     TimeWaitExit,
-    /// The peer proposes another path: load it and answer, or answer why not.
+    /// The peer proposes a path: load and accept it, or refuse it.
     AlternateRequest(Box<Lap>),
-    /// The peer has loaded the path that we proposed, or says why not.
+    /// The peer has accepted or refused our path.
     AlternateReply(Box<Apr>),
-    /// The peer does not say whether it has loaded the path that we proposed, or proposed one at
-    /// the same time.
+    /// The peer did not answer our path, or proposed one at the same time.
     AlternateUnanswered,
-    /// A peer looks for a datagram service: answer.
+    /// A peer looks up a datagram service: answer it.
     LookupRequest(Origin, Box<SidrReq>),
-    /// A datagram service answers. The id is free.
+    /// A datagram service answered. The id is free.
     LookupReply(Box<SidrRep>, Ece),
 }
 
-/// Names a listener for as long as the machine lives.
+/// Names a listener, unique in the state machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenId(pub(super) u64);
 
-/// For whom a request is, and where it came from.
+/// Listener and addresses of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// The listener that takes the request.
+    /// Listener of the request.
     pub listener: ListenId,
-    /// The address that the peer asked at, and its own.
+    /// Our address in the request, and the peer's.
     pub route: Route,
 }
 
-/// How a connection ended.
+/// Kind of end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// The peer asks for it.
+    /// The peer sent a DREQ.
     Asked,
-    /// Both want it.
+    /// Both ends agreed.
     Agreed,
-    /// The peer threw it away.
+    /// The peer sent a REJ.
     Rejected,
-    /// We want it, and the peer does not answer.
+    /// The peer did not answer our DREQ.
     TimedOut,
 }
 
-/// Messages and events that nobody has fetched yet.
+/// Queued messages and events.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    messages: VecDeque<Outgoing>,
-    events: VecDeque<Event>,
+    pub(super) messages: VecDeque<Outgoing>,
+    pub(super) events: VecDeque<Event>,
 }
 
 impl Outbox {
-    /// The most messages that wait. A driver that fetches them after every call meets this only
-    /// when very many timers are due at once; what is lost here is repeated like what is lost on
-    /// the way.
+    /// Maximum number of queued messages. A driver that fetches them after every call reaches it
+    /// only when very many timers are due at once; dropped messages are repeated like lost ones.
     // clause: CM-BOUNDS
     pub(super) const MOST: usize = 4096;
 
-    /// Sends a message without options.
     pub(super) fn send(&mut self, route: Route, tid: TransactionId, message: impl Into<Message>) {
         self.send_mad(route, Mad { tid, modifier: 0, message: message.into() });
     }
@@ -467,15 +456,7 @@ impl Outbox {
         }
     }
 
-    pub(super) fn tell(&mut self, id: CommId, kind: EventKind) {
+    pub(super) fn emit(&mut self, id: CommId, kind: EventKind) {
         self.events.push_back(Event { id, kind });
-    }
-
-    pub(super) fn poll_transmit(&mut self) -> Option<Outgoing> {
-        self.messages.pop_front()
-    }
-
-    pub(super) fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
     }
 }

@@ -1,5 +1,4 @@
-//! What moves a connection from state to state: the side that asks, the side that is asked, what
-//! both do to wait, refuse and end, and timers.
+//! The transitions of a connection: active side, passive side, both, and timers.
 
 use super::connection::{Connection, Loading, Remote, ReqRetry, State, Timer, ack_timeout, wait};
 use super::messages;
@@ -12,9 +11,7 @@ use roxe_wire::cm::{
 };
 use roxe_wire::{PathMtu, Psn, Qpn};
 
-/// The side that asks: REQ out, REP in, RTU out.
 impl Connection {
-    /// Asks a peer.
     pub(super) fn connect(
         now: Instant,
         id: CommId,
@@ -31,7 +28,7 @@ impl Connection {
             remote: None,
             qpn: connect.qpn,
             transport: connect.transport,
-            // The rest is in the peer's answer.
+            // The REP completes them.
             terms: QpTerms {
                 route: connect.route,
                 dest_qpn: Qpn::default(),
@@ -64,12 +61,12 @@ impl Connection {
         conn
     }
 
-    /// Whether a REP is the first answer to our REQ.
+    /// Returns true if the REP has not arrived.
     pub(super) const fn awaits_rep(&self) -> bool {
         matches!(self.state, State::ReqSent | State::MraReqRcvd)
     }
 
-    /// The peer accepts. That its queue pair belongs to no other connection was found before.
+    /// Handles the first REP, whose queue pair has no other connection.
     // clause: CM-REP
     pub(super) fn take_rep(&mut self, rep: &Rep, options: u32, out: &mut Outbox) {
         let qpn = messages::offered_qpn(rep, self.transport);
@@ -83,10 +80,10 @@ impl Connection {
         terms.max_dest_rd_atomic = terms.max_dest_rd_atomic.min(rep.initiator_depth);
         terms.timeout = ack_timeout(rep.target_ack_delay, self.lifetime);
         let ece = Ece { vendor_id: rep.vendor_id, options };
-        self.tell(EventKind::ConnectReply(Box::new(rep.clone()), ece), out);
+        self.emit(EventKind::ConnectReply(Box::new(rep.clone()), ece), out);
     }
 
-    /// The peer has not got our answer yet, or our program did not give one.
+    /// Handles a repeated REP: our RTU is lost or not yet sent.
     // clause: CM-REP-DUPLICATE
     pub(super) fn on_duplicate_rep(&mut self, settings: &Settings, out: &mut Outbox) -> Result<(), Ignored> {
         match self.state {
@@ -98,18 +95,13 @@ impl Connection {
         Ok(())
     }
 
-    /// Our program accepts the peer's answer: both ends may send.
     pub(super) fn confirm(&mut self, private_data: &PrivateData<224>, out: &mut Outbox) -> Result<(), CmError> {
         self.check_state(&[State::RepRcvd, State::MraRepSent])?;
         self.state = State::Established;
         self.send(messages::rtu(self, private_data), out);
         Ok(())
     }
-}
 
-/// The side that is asked: REQ in, REP out, RTU in.
-impl Connection {
-    /// A peer asks. That it may was found before.
     // clause: CM-REP-TIMEOUT
     pub(super) fn requested(id: CommId, tid: TransactionId, route: Route, req: &Req, path_mtu: PathMtu) -> Self {
         Self {
@@ -118,14 +110,14 @@ impl Connection {
             remote: Some(Remote { id: req.local_comm_id, guid: req.local_ca_guid, qpn: req.local_qpn }),
             qpn: Qpn::default(),
             transport: req.transport,
-            // The rest is our program's to say.
+            // Our program completes them.
             terms: QpTerms {
                 route,
                 dest_qpn: req.local_qpn,
                 rq_psn: Psn::default(),
                 sq_psn: req.starting_psn,
                 path_mtu,
-                // What the peer wants to issue we serve, and the other way round.
+                // The peer's initiator depth is what we serve, and vice versa.
                 // clause: CM-DEPTH
                 max_dest_rd_atomic: req.initiator_depth,
                 max_rd_atomic: req.responder_resources,
@@ -150,8 +142,7 @@ impl Connection {
         }
     }
 
-    /// The peer repeats its REQ. An answer that is on the way has a timer of its own, but while we
-    /// are flooded with requests.
+    /// Handles a repeated REQ. A REP has a retry timer of its own, except during a flood.
     // clause: CM-REQ-DUPLICATE
     pub(super) fn on_duplicate_req(
         &mut self,
@@ -168,12 +159,13 @@ impl Connection {
                 let _ = self.delay(settings.service_timeout, out);
             }
             State::MraReqSent => self.repeat(out),
-            State::TimeWait => out.send(self.route(), tid, messages::no(req, RejReason::StaleConnection, Info::EMPTY)),
+            State::TimeWait => {
+                out.send(self.route(), tid, messages::reject_req(req, RejReason::StaleConnection, Info::EMPTY))
+            }
             _ => {}
         }
     }
 
-    /// Our program accepts.
     pub(super) fn accept(
         &mut self,
         now: Instant,
@@ -192,21 +184,16 @@ impl Connection {
         Ok(())
     }
 
-    /// The peer has our REP: it confirms, or it has sent over the connection and its RTU is late or
-    /// lost.
+    /// The peer has our REP: it confirmed, or sent data while its RTU is late or lost.
     // clause: CM-ESTABLISH
     pub(super) fn establish(&mut self, out: &mut Outbox) -> Result<(), CmError> {
         self.check_state(&[State::RepSent, State::MraRepRcvd])?;
         self.timer.stop();
         self.state = State::Established;
-        self.tell(EventKind::Established, out);
+        self.emit(EventKind::Established, out);
         Ok(())
     }
-}
 
-/// Both sides: waiting, refusing, ending.
-impl Connection {
-    /// Our program does not want the connection: after a REQ or a REP of the peer.
     // clause: CM-REJECT
     pub(super) fn reject(&mut self, refusal: &Refusal, out: &mut Outbox) -> Result<(), CmError> {
         self.check_state(&[State::ReqRcvd, State::MraReqSent, State::RepRcvd, State::MraRepSent])?;
@@ -219,7 +206,7 @@ impl Connection {
         self.finish();
     }
 
-    /// Our program needs longer to accept, to confirm, or to load a path.
+    /// Sends an MRA: our program needs longer to accept, to confirm, or to load a path.
     // clause: CM-MRA
     pub(super) fn delay(&mut self, service_timeout: TimeCode, out: &mut Outbox) -> Result<(), CmError> {
         self.state = match self.state {
@@ -232,21 +219,21 @@ impl Connection {
         Ok(())
     }
 
-    /// The peer needs longer to answer our REQ, to confirm our REP or to load a path: so long, and
-    /// the time its packets take. Counts once: what comes after that wait is repeated as ever.
+    /// Handles an MRA: waits for the requested time and the packets' lifetime, once.
     // clause: CM-MRA
     pub(super) fn on_mra(&mut self, now: Instant, mra: &Mra) -> Result<(), Ignored> {
         match (self.state, mra.answered, &mut self.loading) {
             (State::ReqSent, Answered::Req, _) => self.state = State::MraReqRcvd,
             (State::RepSent, Answered::Rep, _) => self.state = State::MraRepRcvd,
-            (State::Established, Answered::Neither, Loading::Asked { patient: patient @ false, .. }) => *patient = true,
+            (State::Established, Answered::Neither, Loading::LapSent { mra_received: mra_received @ false, .. }) => {
+                *mra_received = true
+            }
             _ => return Err(Ignored::State),
         }
         self.timer.due = Some(now.after(wait(mra.service_timeout) + wait(self.terms.timeout)));
         Ok(())
     }
 
-    /// The peer does not want the connection, or not any more.
     // clause: CM-REJ-RECEIVED
     pub(super) fn on_rej(&mut self, now: Instant, rej: &Rej, out: &mut Outbox) -> Result<(), Ignored> {
         let was = self.state;
@@ -254,18 +241,18 @@ impl Connection {
             State::ReqSent if rej.reason == RejReason::InvalidServiceId && self.req_retry.is_pausing => {
                 return Err(Ignored::Duplicate);
             }
-            State::ReqSent if rej.reason == RejReason::InvalidServiceId && self.will_ask_again(now) => return Ok(()),
+            State::ReqSent if rej.reason == RejReason::InvalidServiceId && self.schedule_retry(now) => return Ok(()),
             State::TimeWait | State::DreqRcvd | State::Idle => return Err(Ignored::State),
             State::Established | State::DreqSent => {
                 self.enter_time_wait(now);
-                self.tell(EventKind::Disconnected(Ending::Rejected), out);
+                self.emit(EventKind::Disconnected(Ending::Rejected), out);
                 return Ok(());
             }
-            _ => self.tell(EventKind::Rejected(Box::new(rej.clone())), out),
+            _ => self.emit(EventKind::Rejected(Box::new(rej.clone())), out),
         }
         self.orphan = true;
-        // Where queue pairs knew each other, or one still knows an older connection, packets may be
-        // on the way.
+        // Packets may be in the network if the queue pairs knew each other, or one knows an older
+        // connection.
         if rej.reason == RejReason::StaleConnection || matches!(was, State::RepRcvd | State::MraRepSent) {
             self.enter_time_wait(now);
         } else {
@@ -274,17 +261,15 @@ impl Connection {
         Ok(())
     }
 
-    /// The queue pair that the peer offers is that of another connection of ours: the offer is
-    /// refused.
+    /// Rejects a REP whose queue pair belongs to another connection of ours.
     // clause: CM-STALE
     pub(super) fn refuse_stale_rep(&mut self, theirs: CommId, out: &mut Outbox) {
-        let refusal = messages::plain(self.id, theirs, Answered::Rep, RejReason::StaleConnection, Info::EMPTY);
+        let refusal = messages::rej(self.id, theirs, Answered::Rep, RejReason::StaleConnection, Info::EMPTY);
         out.send(self.route(), self.tid, refusal);
-        self.tell(EventKind::Stale, out);
+        self.emit(EventKind::Stale, out);
         self.finish();
     }
 
-    /// Our program ends the connection, or agrees with its end.
     // clause: CM-DISCONNECT
     pub(super) fn disconnect(&mut self, now: Instant, tid: TransactionId, out: &mut Outbox) -> Result<(), CmError> {
         match self.state {
@@ -307,8 +292,8 @@ impl Connection {
         self.enter_time_wait(now);
     }
 
-    /// Whether it ends as the peer asked, who may not have got our answer.
-    pub(super) fn was_asked(&self) -> bool {
+    /// Returns true if our DREP ended the connection; the peer may not have got it.
+    pub(super) fn ended_by_peer(&self) -> bool {
         self.last.as_ref().is_some_and(|mad| matches!(mad.message, Message::Drep(_)))
     }
 
@@ -317,8 +302,7 @@ impl Connection {
         self.send(messages::drep(self.id, self.remote_id()), out);
     }
 
-    /// Our program is not interested any more: what the kernel does when an id is destroyed, but
-    /// that a DREQ is repeated.
+    /// Releases the connection as the kernel does, except that a DREQ is repeated.
     // clause: CM-DESTROY
     pub(super) fn destroy(&mut self, now: Instant, tid: TransactionId, settings: &Settings, out: &mut Outbox) {
         self.orphan = true;
@@ -331,20 +315,17 @@ impl Connection {
         }
     }
 
-    /// The process ends, and nobody will repeat what ends the connection if it is lost: it is said
-    /// now, or said once more.
+    /// The process ends: sends or repeats the message that ends the connection.
     // clause: CM-PARTING
     pub(super) fn shut_down(&mut self, now: Instant, tid: TransactionId, settings: &Settings, out: &mut Outbox) {
         self.orphan = true;
         match self.state {
             State::DreqSent => self.repeat(out),
-            // Unless the peer asked for nothing.
-            State::TimeWait if self.was_asked() => self.repeat(out),
+            State::TimeWait if self.ended_by_peer() => self.repeat(out),
             _ => self.destroy(now, tid, settings, out),
         }
     }
 
-    /// The peer ends the connection.
     // clause: CM-DREQ
     pub(super) fn on_dreq(
         &mut self,
@@ -361,13 +342,13 @@ impl Connection {
                 self.timer.stop();
                 self.tid = tid;
                 self.state = State::DreqRcvd;
-                self.tell(EventKind::Disconnected(Ending::Asked), out);
+                self.emit(EventKind::Disconnected(Ending::Asked), out);
             }
-            // Both at once: our program has agreed already.
+            // Both ends disconnect: our program has already agreed.
             // clause: CM-DREQ-CROSSING
             State::DreqSent => {
                 self.send_drep(now, tid, out);
-                self.tell(EventKind::Disconnected(Ending::Agreed), out);
+                self.emit(EventKind::Disconnected(Ending::Agreed), out);
             }
             State::TimeWait => self.answer_dreq(tid, out),
             State::DreqRcvd => return Err(Ignored::Duplicate),
@@ -376,22 +357,17 @@ impl Connection {
         Ok(())
     }
 
-    /// The peer agrees.
     pub(super) fn on_drep(&mut self, now: Instant, out: &mut Outbox) -> Result<(), Ignored> {
         if self.state != State::DreqSent {
             return Err(Ignored::State);
         }
         self.enter_time_wait(now);
-        self.tell(EventKind::Disconnected(Ending::Agreed), out);
+        self.emit(EventKind::Disconnected(Ending::Agreed), out);
         Ok(())
     }
-}
 
-/// What a connection does when nothing comes, or nobody is there: it asks again, and gives up in
-/// the end.
-impl Connection {
-    /// The timer is due. While we are flooded with requests nothing is said to those who do not
-    /// confirm: whoever waits for our REP asks again, and is answered.
+    /// Handles an expired timer. During a flood unconfirmed REPs are not repeated: a peer that
+    /// waits for one repeats its REQ.
     pub(super) fn on_timeout(&mut self, now: Instant, settings: &Settings, is_flooded: bool, out: &mut Outbox) {
         match self.state {
             State::ReqSent if self.req_retry.is_pausing => {
@@ -402,7 +378,7 @@ impl Connection {
             // clause: CM-FLOOD
             State::RepSent | State::MraRepRcvd if is_flooded => {
                 if !self.timer.again(now) {
-                    self.tell(EventKind::Unreachable, out);
+                    self.emit(EventKind::Unreachable, out);
                     self.finish();
                 }
             }
@@ -417,27 +393,27 @@ impl Connection {
             State::DreqSent if self.timer.again(now) => self.repeat(out),
             State::DreqSent => {
                 self.enter_time_wait(now);
-                self.tell(EventKind::Disconnected(Ending::TimedOut), out);
+                self.emit(EventKind::Disconnected(Ending::TimedOut), out);
             }
             State::TimeWait => {
-                self.tell(EventKind::TimeWaitExit, out);
+                self.emit(EventKind::TimeWaitExit, out);
                 self.finish();
             }
             _ => self.timer.stop(),
         }
     }
 
-    /// The peer does not answer. It may be that only its messages are lost, so it is told.
+    /// Gives up on a silent peer and tells it, because only its messages may be lost.
     // clause: CM-RETRIES
     pub(super) fn give_up(&mut self, settings: &Settings, out: &mut Outbox) {
         out.send(self.route(), self.tid, messages::timeout(self, settings.guid));
-        self.tell(EventKind::Unreachable, out);
+        self.emit(EventKind::Unreachable, out);
         self.finish();
     }
 
-    /// Nobody listens where we asked: whether to ask again, after a pause.
+    /// Schedules a retry while the peer has no listener; returns false if their time is over.
     // clause: CM-REQ-AGAIN
-    pub(super) fn will_ask_again(&mut self, now: Instant) -> bool {
+    pub(super) fn schedule_retry(&mut self, now: Instant) -> bool {
         let next = self.req_retry.pause(now);
         self.timer.due = next.or(self.timer.due);
         next.is_some()

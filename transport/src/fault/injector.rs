@@ -1,4 +1,5 @@
-//! The judge: rules, what they must remember, and the seed; which message a packet belongs to.
+//! [`Injector`] applies rules to packets: it keeps the counters and message numbers of each queue
+//! pair, and derives random decisions from the seed.
 
 use super::rule::{Action, Hold, Part, Rule, Rules};
 use super::verdict::{Corruption, RuleId, Seen, Verdict};
@@ -8,37 +9,29 @@ use roxe_wire::opcode::{PayloadRule, Position};
 use roxe_wire::{Header, Kind, PathMtu, Psn, Request, icrc};
 use std::collections::{HashMap, VecDeque};
 
-/// What one rule has seen in one direction of one queue pair.
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
-    /// Packets it was for.
     matched: u64,
-    /// Packets it did something to.
     applied: u64,
 }
 
-/// One direction of one queue pair.
 #[derive(Debug)]
 struct Stream {
     packets: u64,
-    /// By rule.
     counts: Box<[Count]>,
-    /// Only if a rule asks for message numbers.
     messages: Option<Messages>,
 }
 
-/// One queue pair.
 #[derive(Debug)]
 struct Flow {
-    /// Indexed by direction.
     streams: [Stream; 2],
-    /// Learned from packets that carry exactly one.
+    /// Learned from a full-size packet.
     mtu: Option<PathMtu>,
 }
 
 impl Flow {
-    /// The number of the message that a packet belongs to. An answer has the number of what it
-    /// answers, which went the other way.
+    /// Returns the message number of a packet. A response has the number of its request, which went
+    /// the other way.
     fn message(&mut self, seen: &Seen<'_>) -> Option<u64> {
         let header = &seen.packet.header;
         if header.opcode().facts().payload == PayloadRule::Full {
@@ -55,26 +48,25 @@ impl Flow {
     }
 }
 
-/// A rule and what goes with it.
 #[derive(Debug)]
 struct Judged {
     rule: Rule,
     id: RuleId,
-    /// Tells the random decisions of this rule from those of others.
+    /// Makes the random decisions of this rule independent of other rules.
     salt: u64,
     total: Count,
 }
 
-/// What a rule has done so far.
+/// Counters of a rule.
 #[derive(Clone, Copy, Debug)]
 pub struct RuleReport<'a> {
-    /// Its place in the list.
+    /// Position in the list.
     pub id: RuleId,
     /// The rule.
     pub rule: &'a Rule,
-    /// Packets that all its words but rate, `nth` and `times` allow.
+    /// Packets allowed by all words but rate, `nth` and `times`.
     pub matched: u64,
-    /// Packets that it did something to.
+    /// Packets changed by the rule.
     pub applied: u64,
 }
 
@@ -84,21 +76,20 @@ impl fmt::Display for RuleReport<'_> {
     }
 }
 
-/// Judges packets by [`Rules`]. One per process: rules are about the queue pairs of a process.
+/// Applies [`Rules`] to the packets of a process.
 ///
-/// It remembers something about each queue pair; [`Injector::forget`] ends that.
+/// It keeps state for each queue pair until [`Injector::forget`].
 #[derive(Debug)]
 pub struct Injector {
     seed: u64,
-    /// The rules, those that lose packets first, because nothing can happen to a lost packet.
+    /// The rules, `drop` first, because nothing else can happen to a dropped packet.
     rules: Vec<Judged>,
-    /// By ordinal.
     flows: HashMap<u32, Flow>,
     counts_messages: bool,
 }
 
 impl Injector {
-    /// An injector for `rules`. `random` is the seed if they name none; print [`Injector::seed`] so
+    /// An injector for `rules`. `random` is the seed if they set none; print [`Injector::seed`] so
     /// that a run can be repeated.
     pub fn new(rules: &Rules, random: u64) -> Self {
         let list = rules.list();
@@ -116,15 +107,15 @@ impl Injector {
         }
     }
 
-    /// The seed in use.
+    /// Returns the seed in use.
     pub const fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// What shall happen to a packet. Call it once per packet, in the order in which the packets of
-    /// one direction of one queue pair go; allocates only for the first packet of a queue pair.
+    /// Decides the fate of a packet. Call it once per packet, in the order of each direction of
+    /// each queue pair; it allocates only for the first packet of a queue pair.
     ///
-    /// Message numbers of answers need both directions to be judged by the same injector.
+    /// Message numbers of responses need both directions in the same injector.
     pub fn judge(&mut self, seen: &Seen<'_>) -> Verdict {
         let (rules, with_messages) = (self.rules.len(), self.counts_messages);
         let flow = self.flows.entry(seen.ordinal).or_insert_with(|| {
@@ -155,13 +146,13 @@ impl Injector {
         verdict
     }
 
-    /// The queue pair is gone or starts anew: what was counted for it is forgotten.
-    /// [`Injector::report`] keeps it.
+    /// Drops the state of a queue pair that is destroyed or reset. [`Injector::report`] keeps its
+    /// counts.
     pub fn forget(&mut self, ordinal: u32) {
         self.flows.remove(&ordinal);
     }
 
-    /// What each rule has done so far, in the order of the list.
+    /// Returns the counters of each rule, in the order of the list.
     pub fn report(&self) -> impl Iterator<Item = RuleReport<'_>> {
         let mut reports: Vec<_> = self
             .rules
@@ -176,7 +167,7 @@ impl Injector {
     }
 }
 
-/// Whether the turn and the dice say that something happens.
+/// Returns true if `nth`, `times` and the rate select this packet.
 fn is_due(rule: &Rule, count: &Count, random: u64) -> bool {
     rule.nth.as_ref().is_none_or(|nth| nth.contains(count.matched))
         && rule.times.is_none_or(|times| count.applied < u64::from(times))
@@ -184,7 +175,7 @@ fn is_due(rule: &Rule, count: &Count, random: u64) -> bool {
 }
 
 impl Verdict {
-    /// Adds what a rule asks for; false if another rule has asked for the like already.
+    /// Adds the action of a rule. Returns false if another rule has already set the same.
     fn add(&mut self, judged: &Judged, seen: &Seen<'_>, random: u64) -> bool {
         match judged.rule.action {
             Action::Drop => self.drop = true,
@@ -225,11 +216,11 @@ impl Corruption {
     }
 }
 
-/// The byte of the BTH that the ICRC takes as all ones.
+/// The byte of the BTH that the ICRC does not cover.
 const UNCOVERED: usize = 4;
 
-/// Tells rules apart, whatever their places: a hash (FNV-1a) of the text, and how many equal rules
-/// come before.
+/// Identifies a rule independently of its position: a hash (FNV-1a) of its text, and the number of
+/// equal rules before it.
 fn salt(rule: &Rule, twins: u64) -> u64 {
     struct Hash(u64);
     impl Write for Hash {
@@ -239,12 +230,11 @@ fn salt(rule: &Rule, twins: u64) -> u64 {
         }
     }
     let mut hash = Hash(0xcbf2_9ce4_8422_2325);
-    // Writing into a number cannot fail.
     let _ = write!(hash, "{rule}");
     mix(hash.0 ^ twins)
 }
 
-/// A number that looks random for each number (the finalizer of SplitMix64).
+/// Mixes the bits of a number (the finalizer of SplitMix64).
 pub const fn mix(number: u64) -> u64 {
     let a = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let b = (a ^ (a >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -252,28 +242,23 @@ pub const fn mix(number: u64) -> u64 {
     c ^ (c >> 31)
 }
 
-/// Messages that are remembered for retransmissions and answers.
+/// Messages kept for retransmissions and responses.
 const REMEMBERED: usize = 512;
-/// A message that began more than this many PSNs ago is forgotten: further apart, PSNs cannot be
-/// told apart.
+/// Maximum age of a message in PSNs: older ones are ambiguous.
 const REACH: i32 = 1 << 22;
 
-/// The beginning of a message.
 #[derive(Clone, Copy, Debug)]
 struct Start {
     psn: Psn,
-    /// Bytes that a READ asks for; its answer takes one PSN per packet. 0 for everything else.
+    /// Length of a READ in bytes, whose response takes one PSN per packet; 0 for other requests.
     read: u32,
 }
 
-/// The messages of one direction.
 #[derive(Debug)]
 pub(super) struct Messages {
-    /// The newest ones.
     starts: VecDeque<Start>,
-    /// Messages so far: the number of the newest one.
+    /// Number of messages so far, which is the number of the newest.
     count: u64,
-    /// PSN after the newest packet.
     next: Psn,
 }
 
@@ -282,13 +267,12 @@ impl Messages {
         Self { starts: VecDeque::with_capacity(REMEMBERED), count: 0, next: Psn::default() }
     }
 
-    /// The message of a request, which is counted if it begins one. On a reliable connection, a
-    /// packet behind a gap has no number: what is missing will come, and this packet again behind
-    /// it. `mtu`: of the path, if known.
+    /// Returns the message number of a request and counts a new message. A packet behind a gap of a
+    /// reliable connection has none, because it will be retransmitted behind the missing ones.
+    /// `mtu` is that of the path, if known.
     pub(super) fn of_request(&mut self, header: &Header, mtu: Option<PathMtu>) -> Option<u64> {
         if let Kind::Ud { .. } = header.kind {
-            // Every packet is a message, and PSNs of different senders have nothing to do with each
-            // other.
+            // Every packet is a message; PSNs of different senders are unrelated.
             self.count += 1;
             return Some(self.count);
         }
@@ -310,7 +294,7 @@ impl Messages {
         Some(self.count)
     }
 
-    /// The message that has this PSN, if it is remembered.
+    /// Returns the number of the message with this PSN, if known.
     pub(super) fn find(&self, psn: Psn, mtu: Option<PathMtu>) -> Option<u64> {
         let (next, exact) = self.expected(mtu);
         if exact && !psn.is_before(next) {
@@ -331,8 +315,8 @@ impl Messages {
         self.count += 1;
     }
 
-    /// The PSN of the next request, and whether that is certain: how many PSNs a READ takes depends
-    /// on the path MTU.
+    /// The PSN of the next request, and true if it is certain: the PSNs of a READ depend on the
+    /// path MTU.
     fn expected(&self, mtu: Option<PathMtu>) -> (Psn, bool) {
         let Some(Start { psn, read: read @ 1.. }) = self.starts.back().copied() else { return (self.next, true) };
         match mtu {

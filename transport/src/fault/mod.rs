@@ -1,19 +1,18 @@
-//! Faults on demand: one rule language for tests, the simulation, `ROXE_FAULTS` and `roxe run
+//! Fault injection: one rule language for tests, the simulation, `ROXE_FAULTS` and `roxe run
 //! --faults`.
 //!
-//! [`Rules`] are parsed from text, an [`Injector`] keeps what they must remember, and
-//! [`Injector::judge`] tells for one packet what shall happen to it. Whoever owns the packet
-//! carries the [`Verdict`] out. Nothing here touches packets in flight, clocks or threads; a
-//! program without rules has no injector and pays one test per packet for that.
+//! [`Rules`] are parsed from text. [`Injector::judge`] decides the fate of one packet, and its
+//! caller carries the [`Verdict`] out. Nothing here holds packets, clocks or threads; a program
+//! without rules has no injector and pays one test per packet.
 //!
 //! # The language
 #![doc = include_str!("language.md")]
 //!
-//! # The same seed repeats it
+//! # Reproducibility
 //!
-//! A random decision depends on the seed, the text of the rule, the queue pair (which one of the
-//! process), the direction, and how many packets went that way before: not on other rules, other
-//! queue pairs or threads.
+//! A random decision depends on the seed, the text of the rule, the ordinal of the queue pair, the
+//! direction, and the number of packets before in that direction: not on other rules, other queue
+//! pairs or threads.
 //!
 //! ```
 //! use roxe_transport::fault::{Injector, Rules};
@@ -25,7 +24,7 @@
 //! # Ok::<(), roxe_transport::fault::RuleError>(())
 //! ```
 
-/// The rule language in words, for people.
+/// The manual of the rule language.
 pub const LANGUAGE: &str = include_str!("language.md");
 
 mod injector;

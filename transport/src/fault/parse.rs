@@ -1,5 +1,4 @@
-//! Rules from text. Whatever the text, this ends with rules of bounded size or with an error that
-//! names the word.
+//! Parses rules from text. Any text gives rules of bounded size, or an error that quotes the word.
 
 use super::rule::{Action, Hold, OpSet, Part, PsnSpans, QpSelector, Rate, Rule, Rules, ServiceSet, Spans, Window};
 use super::verdict::{Direction, Forged};
@@ -10,11 +9,11 @@ use core::time::Duration;
 use roxe_wire::{Psn, Qpn, Syndrome};
 use thiserror::Error;
 
-/// Bytes of text that are looked at.
+/// Maximum text length in bytes.
 const MAX_TEXT: usize = 64 << 10;
-/// Copies that one rule can make.
+/// Maximum number of copies of one rule.
 const MAX_COPIES: u8 = 16;
-/// Characters of a word that an error quotes.
+/// Maximum number of characters that an error quotes.
 const QUOTED: usize = 40;
 
 const ACTIONS: &str = "drop, duplicate, delay, reorder, corrupt, ecn, rnr, nak, cnp, and seed=N";
@@ -25,18 +24,16 @@ const WORDS: &str =
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("fault rule{}: {problem}", number_of(*rule))]
 pub struct RuleError {
-    /// The number of the rule, from 1; 0 if the error is about none.
+    /// Number of the rule, from 1; 0 if the error is about all rules.
     pub rule: usize,
-    /// The word and what would be allowed.
+    /// The wrong word and the allowed ones.
     pub problem: String,
 }
 
-/// How an error names this rule, or all of them.
 fn number_of(rule: usize) -> String {
     if rule == 0 { "s".into() } else { format!(" {rule}") }
 }
 
-/// A problem in words.
 type Problem = String;
 
 impl FromStr for Rules {
@@ -90,7 +87,6 @@ fn parse_rule(text: &str) -> Result<Rule, Problem> {
     draft.finish()
 }
 
-/// A rule of which some words are read.
 struct Draft {
     rule: Rule,
     by: Option<Hold>,
@@ -98,7 +94,6 @@ struct Draft {
 }
 
 impl Draft {
-    /// Takes in the next word.
     fn take(&mut self, word: &str) -> Result<(), Problem> {
         let rule = &mut self.rule;
         if let Some(rate) = word.strip_suffix('%') {
@@ -144,7 +139,6 @@ impl Draft {
         set(&mut self.rule.peer, address.into(), word)
     }
 
-    /// All words are read: do they fit together?
     fn finish(mut self) -> Result<Rule, Problem> {
         let (by, copies) = (self.by.take(), self.copies.take());
         self.rule.action = match (self.rule.action, by, copies) {
@@ -169,7 +163,7 @@ impl Draft {
     }
 }
 
-/// Fills `slot` unless it was filled before.
+/// Fills `slot`, once.
 fn set<T>(slot: &mut Option<T>, value: T, word: &str) -> Result<(), Problem> {
     match slot.replace(value) {
         None => Ok(()),
@@ -183,7 +177,7 @@ fn part(word: &str) -> Result<Part, Problem> {
     found.ok_or_else(|| format!("corrupt {}: what can be corrupted is payload, header or icrc", quoted(word)))
 }
 
-/// The name of a refusal, or a syndrome.
+/// Parses the name of a NAK, or a syndrome.
 fn refusal(word: &str) -> Result<Forged, Problem> {
     if let Some(named) = Forged::named(word) {
         return Ok(named);
@@ -195,7 +189,6 @@ fn refusal(word: &str) -> Result<Forged, Problem> {
     Ok(Forged::Nak(Syndrome::from_u8(byte)))
 }
 
-/// `#N`, or a queue pair number.
 fn qp(value: &str) -> Result<QpSelector, Problem> {
     match value.strip_prefix('#') {
         Some(ordinal) => bounded(ordinal, 0, u32::MAX).map(QpSelector::Ordinal),
@@ -220,7 +213,6 @@ fn ops(value: &str) -> Result<OpSet, Problem> {
     })
 }
 
-/// A list of numbers from 1 on.
 fn spans(value: &str) -> Result<Spans, Problem> {
     let ranges = ranges(value, |word| bounded(word, 1, u64::MAX), Some(u64::MAX))?;
     if let Some((from, to)) = ranges.iter().find(|(from, to)| from > to) {
@@ -229,14 +221,13 @@ fn spans(value: &str) -> Result<Spans, Problem> {
     Spans::new(ranges).ok_or_else(|| too_many(value))
 }
 
-/// A list of PSNs.
 fn psns(value: &str) -> Result<PsnSpans, Problem> {
     let ranges = ranges(value, |word| bounded(word, 0, 0x00ff_ffff).map(Psn::new), None)?;
     PsnSpans::new(ranges).ok_or_else(|| too_many(value))
 }
 
-/// `N`, `N..M` or, if there is an `end` of everything, `N..`, separated by commas; one more than
-/// allowed at most.
+/// Parses `N`, `N..M` or, if `end` is set, `N..`, separated by commas; at most one more than
+/// allowed.
 fn ranges<T: Copy>(
     value: &str,
     number: impl Fn(&str) -> Result<T, Problem>,
@@ -254,20 +245,18 @@ fn too_many(value: &str) -> Problem {
     format!("{} has more than {} elements", quoted(value), Spans::MAX)
 }
 
-/// A whole number, decimal or hexadecimal.
 fn number(word: &str) -> Result<u64, Problem> {
     let (digits, radix) = word.strip_prefix("0x").map_or((word, 10), |hex| (hex, 16));
     let number = if digits.starts_with('+') { None } else { u64::from_str_radix(digits, radix).ok() };
     number.ok_or_else(|| format!("{} is no number; write 17 or 0x11", quoted(word)))
 }
 
-/// A whole number from `min` to `max`.
 fn bounded<T: TryFrom<u64> + PartialOrd + fmt::Display>(word: &str, min: T, max: T) -> Result<T, Problem> {
     let number = T::try_from(number(word)?).ok().filter(|number| (&min..=&max).contains(&number));
     number.ok_or_else(|| format!("{} is not in {min}..{max}", quoted(word)))
 }
 
-/// `TIME` or `TIME..TIME`.
+/// Parses `TIME` or `TIME..TIME`.
 fn hold(value: &str) -> Result<Hold, Problem> {
     let (min, max) = value.split_once("..").unwrap_or((value, value));
     let hold = Hold { min: time(min)?, max: time(max)? };
@@ -277,7 +266,7 @@ fn hold(value: &str) -> Result<Hold, Problem> {
     Ok(hold)
 }
 
-/// `TIME..TIME`, or `TIME..`.
+/// Parses `TIME..TIME` or `TIME..`.
 fn window(value: &str) -> Result<Window, Problem> {
     let parts = value.split_once("..");
     let (from, until) = parts.ok_or_else(|| format!("{} is no span of time; write 2s..3s or 2s..", quoted(value)))?;
@@ -289,7 +278,6 @@ fn window(value: &str) -> Result<Window, Problem> {
     Ok(window)
 }
 
-/// A time with its unit, an hour at most.
 fn time(word: &str) -> Result<Duration, Problem> {
     let units = [("us", 1), ("ms", 1_000), ("s", 1_000_000)];
     let micros = units.iter().find_map(|(unit, micros)| {
@@ -300,7 +288,6 @@ fn time(word: &str) -> Result<Duration, Problem> {
     time.ok_or_else(|| format!("{} is no time; write 250us, 5ms or 1s, one hour at most", quoted(word)))
 }
 
-/// Percent with up to six decimals.
 fn parse_rate(word: &str) -> Option<Rate> {
     let (whole, decimals) = word.split_once('.').unwrap_or((word, "0"));
     let digits = |text: &str| (1..=6).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -311,7 +298,7 @@ fn parse_rate(word: &str) -> Option<Rate> {
     Rate::from_micro_percent(whole.parse::<u32>().ok()?.checked_mul(1_000_000)?.checked_add(micro)?)
 }
 
-/// A word of the text in an error: shortened, in quotes, control characters escaped.
+/// Quotes a word for an error: shortened, control characters escaped.
 fn quoted(word: &str) -> String {
     match word.char_indices().nth(QUOTED) {
         None => format!("{word:?}"),

@@ -1,12 +1,11 @@
-//! Rules as values: what they do, what they are for, the lists and sets in them; and their text,
-//! which [`Rules`]' parser (`parse.rs`) reads back to the same rules.
+//! Rules as values, and their text, which `parse.rs` parses back to the same rules.
 
 use super::verdict::{Direction, Forged, Seen};
 use core::fmt::{self, Display, Formatter};
 use core::time::Duration;
 use roxe_wire::{Gid, Kind, Operation, Packet, Psn, Qpn, Response, Syndrome};
 
-/// A part of all packets.
+/// A share of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rate(u32);
 
@@ -14,53 +13,53 @@ impl Rate {
     /// All packets.
     pub const ALL: Self = Self(100_000_000);
 
-    /// A rate of so many packets in 100 million: millionths of a percent. `None` above 100 %.
+    /// A rate in millionths of a percent; `None` above 100 %.
     pub const fn from_micro_percent(parts: u32) -> Option<Self> {
         if parts <= Self::ALL.0 { Some(Self(parts)) } else { None }
     }
 
-    /// How many in 100 million.
+    /// The rate in millionths of a percent.
     pub const fn micro_percent(self) -> u32 {
         self.0
     }
 
-    /// Whether a packet with this random number is one of them.
+    /// Returns true if the rate selects a packet with this random number.
     pub(super) const fn takes(self, random: u64) -> bool {
         ((random >> 32) * Self::ALL.0 as u64) >> 32 < self.0 as u64
     }
 }
 
-/// How long to hold a packet: for a random time from the first to the second.
+/// Time to hold a packet: random between both limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// The shortest time.
+    /// Minimum.
     pub min: Duration,
-    /// The longest time, not below `min`.
+    /// Maximum, not below `min`.
     pub max: Duration,
 }
 
 impl Hold {
-    /// The longest time that a rule can name.
+    /// Maximum time in a rule.
     pub const LIMIT: Duration = Duration::from_secs(3600);
 
-    /// Always this long.
+    /// A fixed time.
     pub const fn exactly(time: Duration) -> Self {
         Self { min: time, max: time }
     }
 
-    /// A time between the two, by this random number.
+    /// A time between the limits, selected by `random`.
     pub(super) fn pick(self, random: u64) -> Duration {
         let width = self.max.saturating_sub(self.min).min(Self::LIMIT).as_nanos() as u64;
         self.min + Duration::from_nanos(((u128::from(random) * (u128::from(width) + 1)) >> 64) as u64)
     }
 }
 
-/// A time in the life of the rules: from the first to before the second.
+/// A span of time since the rules came into force; the end is excluded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// When it begins.
+    /// Start.
     pub from: Duration,
-    /// When it ends, later than it begins; `None`: never.
+    /// End, after the start; `None`: never.
     pub until: Option<Duration>,
 }
 
@@ -75,14 +74,14 @@ impl Window {
 pub enum Part {
     /// The data of the application, without the pad.
     Payload,
-    /// The base header and those behind it, but for the byte that the ICRC does not cover.
+    /// All headers from the BTH on, except the byte that the ICRC does not cover.
     Header,
-    /// The ICRC itself.
+    /// The ICRC.
     Icrc,
 }
 
 impl Part {
-    /// The word of the rule language.
+    /// The keyword of the rule language.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Payload => "payload",
@@ -92,39 +91,38 @@ impl Part {
     }
 }
 
-/// What a rule does.
+/// Action of a rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Action {
     /// Lose the packet.
     #[default]
     Drop,
-    /// Carry it more than once.
+    /// Deliver copies of it.
     Duplicate {
-        /// Besides the packet itself, at least 1.
+        /// Number of copies, at least 1.
         copies: u8,
-        /// How much later the copies travel.
+        /// Delay of the copies.
         after: Hold,
     },
-    /// Hold it.
+    /// Delay it.
     Delay(Hold),
-    /// Hold it for a random time up to this one.
+    /// Delay it for a random time up to this one.
     Reorder(Duration),
     /// Flip one bit.
     Corrupt(Part),
-    /// Mark it as one that met congestion.
+    /// Mark it as congested (ECN = CE).
     Ecn,
-    /// Let the request find no receive.
+    /// Let the responder find no receive.
     Rnr,
-    /// Let a forged packet travel ahead of it.
+    /// Send a forged packet ahead of it.
     Forge(Forged),
 }
 
 impl Action {
-    /// How long `reorder` holds packets at most if it is not told.
+    /// Default maximum of `reorder`.
     pub const REORDER_BY: Duration = Duration::from_millis(1);
 
-    /// Whether the action means anything for this packet: there is something to damage, or a
-    /// receive to withhold.
+    /// Returns true if the action can affect this packet.
     fn applies_to(self, seen: &Seen<'_>) -> bool {
         match self {
             Self::Corrupt(Part::Payload) => !seen.packet.payload.is_empty(),
@@ -140,47 +138,46 @@ impl Action {
 pub enum QpSelector {
     /// By its number.
     Number(Qpn),
-    /// By the order of creation, from 0.
+    /// By order of creation, from 0.
     Ordinal(u32),
 }
 
 /// One rule. A field that is `None` allows every packet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
-    /// What to do.
+    /// Action.
     pub action: Action,
-    /// How many of the packets that all other fields allow.
+    /// Share of the packets that all other fields allow.
     pub rate: Option<Rate>,
-    /// Which way they go.
+    /// Direction.
     pub dir: Option<Direction>,
-    /// The queue pair on our side.
+    /// Local queue pair.
     pub qp: Option<QpSelector>,
-    /// The address of the other side.
+    /// Address of the peer.
     pub peer: Option<Gid>,
-    /// When they pass.
+    /// Time.
     pub at: Option<Window>,
-    /// The transport services they belong to.
+    /// Transport services.
     pub services: Option<ServiceSet>,
-    /// Their opcodes.
+    /// Opcodes.
     pub ops: Option<OpSet>,
-    /// Their PSNs.
+    /// PSNs.
     pub psn: Option<PsnSpans>,
-    /// The messages they belong to, from 1.
+    /// Message numbers, from 1.
     pub msg: Option<Spans>,
-    /// Their places among the packets that the fields above allow, from 1.
+    /// Positions among the packets that the fields above allow, from 1.
     pub nth: Option<Spans>,
-    /// No more faults than this.
+    /// Maximum number of faults.
     pub times: Option<u32>,
 }
 
 impl Rule {
-    /// `action` on every packet.
+    /// A rule that applies `action` to every packet.
     pub fn new(action: Action) -> Self {
         Self { action, ..Self::default() }
     }
 
-    /// Whether the rule is for this packet, of message number `msg`, as far as that needs no
-    /// counting.
+    /// Returns true if the fields that need no counting match this packet of message number `msg`.
     pub(super) fn is_for(&self, seen: &Seen<'_>, msg: Option<u64>) -> bool {
         let is_qp = |qp: QpSelector| match qp {
             QpSelector::Number(qpn) => qpn == seen.qpn,
@@ -198,7 +195,7 @@ impl Rule {
     }
 }
 
-/// A list of rules, and the seed for what is random in them.
+/// A list of rules with the seed of their random decisions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
     seed: Option<u64>,
@@ -206,82 +203,79 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Rules in one list.
+    /// Maximum number of rules.
     pub const MAX: usize = 256;
 
-    /// These rules, the first [`Rules::MAX`] of them.
+    /// The first [`Rules::MAX`] rules of `list`.
     pub fn new(seed: Option<u64>, mut list: Vec<Rule>) -> Self {
         list.truncate(Self::MAX);
         Self { seed, list }
     }
 
-    /// The seed that the text names.
+    /// The seed, if set.
     pub const fn seed(&self) -> Option<u64> {
         self.seed
     }
 
-    /// The rules, in order.
+    /// The rules in order.
     pub fn list(&self) -> &[Rule] {
         &self.list
     }
 
-    /// Whether there is no rule.
+    /// Returns true if there is no rule.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 }
 
-/// Numbers, as ranges that include both ends. At most [`Spans::MAX`] ranges.
+/// A set of numbers, as at most [`Spans::MAX`] inclusive ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spans(Vec<(u64, u64)>);
 
 impl Spans {
-    /// Ranges in one list.
+    /// Maximum number of ranges.
     pub const MAX: usize = 64;
 
-    /// These ranges, both ends included. `None` if there are none or too many, or one ends before
-    /// it starts.
+    /// The inclusive `ranges`; `None` if there are none or too many, or one ends before it starts.
     pub fn new(ranges: Vec<(u64, u64)>) -> Option<Self> {
         let ok = (1..=Self::MAX).contains(&ranges.len()) && ranges.iter().all(|(from, to)| from <= to);
         ok.then_some(Self(ranges))
     }
 
-    /// The ranges, both ends included.
+    /// The inclusive ranges.
     pub fn ranges(&self) -> &[(u64, u64)] {
         &self.0
     }
 
-    /// Whether `number` is in the list.
+    /// Returns true if `number` is in the set.
     pub fn contains(&self, number: u64) -> bool {
         self.0.iter().any(|(from, to)| (*from..=*to).contains(&number))
     }
 }
 
-/// Packet sequence numbers, as ranges that include both ends and may wrap around. At most
-/// [`Spans::MAX`] ranges.
+/// A set of PSNs, as at most [`Spans::MAX`] inclusive ranges that may wrap around.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PsnSpans(Vec<(Psn, Psn)>);
 
 impl PsnSpans {
-    /// These ranges, both ends included; one that ends before it starts wraps around. `None` if
-    /// there are none or too many.
+    /// The inclusive `ranges`, which may wrap around; `None` if there are none or too many.
     pub fn new(ranges: Vec<(Psn, Psn)>) -> Option<Self> {
         (1..=Spans::MAX).contains(&ranges.len()).then_some(Self(ranges))
     }
 
-    /// The ranges, both ends included.
+    /// The inclusive ranges.
     pub fn ranges(&self) -> &[(Psn, Psn)] {
         &self.0
     }
 
-    /// Whether `psn` is in the list.
+    /// Returns true if `psn` is in the set.
     pub fn contains(&self, psn: Psn) -> bool {
         let within = |(from, to): &(Psn, Psn)| psn.sub(from.get()).get() <= to.sub(from.get()).get();
         self.0.iter().any(within)
     }
 }
 
-/// A set of transport services, as the opcodes of packets name them.
+/// A set of transport services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceSet(u8);
 
@@ -290,26 +284,24 @@ const UC: u8 = 1 << 1;
 const UD: u8 = 1 << 2;
 const XRC: u8 = 1 << 3;
 
-/// All services, in the order in which they are printed.
 const SERVICES: [(&str, u8); 4] = [("RC", RC), ("UC", UC), ("UD", UD), ("XRC", XRC)];
 
 impl ServiceSet {
-    /// No service.
     pub(super) const EMPTY: Self = Self(0);
 
-    /// The service called `name`, in capitals or not.
+    /// The service `name`, ignoring case.
     pub fn named(name: &str) -> Option<Self> {
         SERVICES.into_iter().find(|(service, _)| service.eq_ignore_ascii_case(name)).map(|(_, bit)| Self(bit))
     }
 
-    /// The services of either set.
+    /// The union of both sets.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether a packet of this kind belongs to one of them. A congestion notification belongs to
-    /// none: its opcode is the same for all.
+    /// Returns true if a packet of this kind belongs to one of the services. A CNP belongs to none:
+    /// its opcode is common to all.
     pub const fn contains(self, kind: &Kind) -> bool {
         let bit = match kind {
             Kind::RcRequest(_) | Kind::RcResponse(_) => RC,
@@ -323,45 +315,37 @@ impl ServiceSet {
 }
 
 impl Display for ServiceSet {
-    /// The names, separated by commas.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let mut separator = "";
-        for (name, _) in SERVICES.into_iter().filter(|(_, bit)| self.0 & bit != 0) {
-            write!(f, "{separator}{name}")?;
-            separator = ",";
-        }
-        Ok(())
+        let names = SERVICES.into_iter().filter(|(_, bit)| self.0 & bit != 0).map(|(name, _)| name);
+        f.write_str(&names.collect::<Vec<_>>().join(","))
     }
 }
 
-/// A set of opcodes, whatever the service: names as `roxe dump` prints them, and classes of them.
+/// A set of opcodes of any service, by the names that `roxe dump` prints or by class:
 ///
-/// | class | stands for |
+/// | class | members |
 /// |---|---|
-/// | `REQUEST` | all that goes to a responder |
-/// | `RESPONSE` | all that goes back |
+/// | `REQUEST` | all packets to a responder |
+/// | `RESPONSE` | all packets to a requester |
 /// | `SEND`, `WRITE` | all packets of such messages |
-/// | `READ_RESPONSE` | all packets that carry READ data |
+/// | `READ_RESPONSE` | all packets with READ data |
 /// | `ATOMIC` | `COMPARE_SWAP` and `FETCH_ADD` |
-/// | `ACK` | acknowledgements that are no refusal |
-/// | `NAK` | refusals of any kind |
-/// | `RNR_NAK` | refusals for want of a receive |
+/// | `ACK` | positive acknowledgements |
+/// | `NAK` | negative acknowledgements |
+/// | `RNR_NAK` | RNR NAKs |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpSet(u64);
 
-/// What a set can hold besides the operations: the two kinds of refusal, which share the opcode of
-/// `ACK`.
+/// Bits of the two kinds of NAK, which share the opcode of `ACK`.
 const NAK_BIT: u32 = 62;
 const RNR_NAK_BIT: u32 = 63;
 
 use Operation as O;
 
-/// The set of one operation.
 const fn bit(operation: Operation) -> u64 {
     1 << operation as u32
 }
 
-/// The set of these operations.
 const fn bits(operations: &[Operation]) -> u64 {
     let (mut set, mut rest) = (0, operations);
     while let [first, tail @ ..] = rest {
@@ -376,7 +360,7 @@ const RESPONSES: u64 = READ_RESPONSES | bits(&[O::AtomicAcknowledge, O::Acknowle
 const READ_RESPONSES: u64 =
     bits(&[O::ReadResponseFirst, O::ReadResponseMiddle, O::ReadResponseLast, O::ReadResponseOnly]);
 
-/// The classes, each behind those that include it.
+/// The classes, each after those that include it.
 #[rustfmt::skip]
 const CLASSES: [(&str, u64); 8] = [
     ("REQUEST", bits(&O::ALL) & !RESPONSES & !bit(O::Cnp)),
@@ -391,33 +375,32 @@ const CLASSES: [(&str, u64); 8] = [
 ];
 
 impl OpSet {
-    /// No opcode.
     pub(super) const EMPTY: Self = Self(0);
 
-    /// What `name`, in capitals or not, stands for.
+    /// The opcode or class `name`, ignoring case.
     pub fn named(name: &str) -> Option<Self> {
         let class = CLASSES.iter().find(|(class, _)| class.eq_ignore_ascii_case(name)).map(|(_, set)| *set);
         let one = || O::ALL.into_iter().find(|op| op.facts().name.eq_ignore_ascii_case(name)).map(bit);
         class.or_else(one).map(Self)
     }
 
-    /// All names that [`OpSet::named`] knows.
+    /// All names accepted by [`OpSet::named`].
     pub fn names() -> impl Iterator<Item = &'static str> {
         CLASSES.iter().map(|(class, _)| *class).chain(O::ALL.into_iter().map(|op| op.facts().name))
     }
 
-    /// The opcodes of either set.
+    /// The union of both sets.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether nothing is in it.
+    /// Returns true if the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether `packet` is one of these.
+    /// Returns true if `packet` is in the set.
     pub fn contains(self, packet: &Packet<'_>) -> bool {
         let bit = match &packet.header.kind {
             Kind::RcResponse(Response::Ack(aeth)) | Kind::XrcResponse(Response::Ack(aeth)) => match aeth.syndrome {
@@ -432,7 +415,7 @@ impl OpSet {
 }
 
 impl Display for OpSet {
-    /// The names, classes first, separated by commas, in the order of the tables.
+    /// The names, classes first.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let ones = O::ALL.into_iter().map(|op| (op.facts().name, bit(op)));
         let (mut rest, mut separator) = (self.0, "");
@@ -447,18 +430,10 @@ impl Display for OpSet {
 }
 
 impl Display for Rules {
-    /// The seed, if there is one, and the rules, separated by `; `.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let mut separator = "";
-        if let Some(seed) = self.seed() {
-            write!(f, "seed={seed}")?;
-            separator = "; ";
-        }
-        for rule in self.list() {
-            write!(f, "{separator}{rule}")?;
-            separator = "; ";
-        }
-        Ok(())
+        let seed = self.seed.map(|seed| format!("seed={seed}"));
+        let parts: Vec<_> = seed.into_iter().chain(self.list.iter().map(Rule::to_string)).collect();
+        f.write_str(&parts.join("; "))
     }
 }
 
@@ -479,13 +454,11 @@ impl Display for Rule {
     }
 }
 
-/// One word of a rule, if it is said.
 fn word<T: Display>(f: &mut Formatter<'_>, key: &str, value: Option<&T>) -> fmt::Result {
     value.map_or(Ok(()), |value| write!(f, " {key}{value}"))
 }
 
 impl Display for Action {
-    /// The action with its own words.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
             Self::Drop => f.write_str("drop"),
@@ -521,7 +494,7 @@ impl Display for Window {
     }
 }
 
-/// A time in the largest unit that gives a whole number; what is below a microsecond is cut off.
+/// A time in the largest unit without a fraction; microseconds are the smallest.
 struct Time(Duration);
 
 impl Display for Time {
@@ -536,7 +509,6 @@ impl Display for Time {
 }
 
 impl Display for Rate {
-    /// Percent, without needless decimals.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let (whole, micro) = (self.micro_percent() / 1_000_000, self.micro_percent() % 1_000_000);
         if micro == 0 {
@@ -558,30 +530,22 @@ impl Display for QpSelector {
 
 impl Display for Spans {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let mut separator = "";
-        for (from, to) in self.ranges() {
-            match *to {
-                to if to == *from => write!(f, "{separator}{from}")?,
-                u64::MAX => write!(f, "{separator}{from}..")?,
-                to => write!(f, "{separator}{from}..{to}")?,
-            }
-            separator = ",";
-        }
-        Ok(())
+        let text = |(from, to): &(u64, u64)| match *to {
+            to if to == *from => from.to_string(),
+            u64::MAX => format!("{from}.."),
+            to => format!("{from}..{to}"),
+        };
+        f.write_str(&self.0.iter().map(text).collect::<Vec<_>>().join(","))
     }
 }
 
 impl Display for PsnSpans {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let mut separator = "";
-        for (from, to) in self.ranges() {
-            write!(f, "{separator}{:#x}", from.get())?;
-            if to != from {
-                write!(f, "..{:#x}", to.get())?;
-            }
-            separator = ",";
-        }
-        Ok(())
+        let text = |(from, to): &(Psn, Psn)| match (from.get(), to.get()) {
+            (from, to) if from == to => format!("{from:#x}"),
+            (from, to) => format!("{from:#x}..{to:#x}"),
+        };
+        f.write_str(&self.0.iter().map(text).collect::<Vec<_>>().join(","))
     }
 }
 
@@ -590,7 +554,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_ends_of_a_range_count() {
+    fn ranges_include_both_ends() {
         let spans = Spans::new(vec![(3, 3), (10, 20), (100, u64::MAX)]).expect("legal");
         let inside: Vec<u64> = (0..=101).filter(|n| spans.contains(*n)).collect();
         assert_eq!(inside, [3].into_iter().chain(10..=20).chain(100..=101).collect::<Vec<_>>());
@@ -598,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_bounded_and_ranges_run_upwards() {
+    fn spans_reject_long_lists_and_reversed_ranges() {
         assert_eq!(Spans::new(vec![]), None);
         assert_eq!(Spans::new(vec![(2, 1)]), None);
         assert!(Spans::new(vec![(1, 1); Spans::MAX]).is_some());
@@ -608,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_of_psns_wrap_around() {
+    fn psn_ranges_wrap_around() {
         let psn = Psn::new;
         let spans = PsnSpans::new(vec![(psn(0xff_fffe), psn(1)), (psn(7), psn(7))]).expect("legal");
         for (number, inside) in

@@ -1,21 +1,20 @@
-//! What the injector is told about a packet, and what it answers; packets that a rule forges, as if
-//! the sender of another packet had sent them. Plain data.
+//! Input and output of the injector, and forged packets.
 
 use core::fmt;
 use core::time::Duration;
 use roxe_wire::{Aeth, Bth, Gid, Header, Kind, NakCode, Packet, Psn, Qpn, Response, Syndrome, icrc};
 
-/// Which way a packet goes, seen from this process.
+/// Direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// We send the packet.
+    /// Sent by this process.
     Tx,
-    /// The packet arrived.
+    /// Received by this process.
     Rx,
 }
 
 impl Direction {
-    /// The word of the rule language.
+    /// The keyword of the rule language.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tx => "tx",
@@ -33,24 +32,24 @@ impl Direction {
     }
 }
 
-/// One packet as rules see it.
+/// A packet to judge.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
-    /// Which way it goes.
+    /// Direction.
     pub dir: Direction,
-    /// The queue pair on our side: the sender of what we send, the receiver of what arrives.
+    /// Local queue pair: sender or receiver of the packet.
     pub qpn: Qpn,
-    /// Which queue pair of this process that is, counted from 0 in the order of creation.
+    /// Number of that queue pair in order of creation, from 0.
     pub ordinal: u32,
-    /// The address of the other side.
+    /// Address of the peer.
     pub peer: Gid,
-    /// How long ago the rules came into force.
+    /// Time since the rules came into force.
     pub at: Duration,
     /// The packet, undamaged.
     pub packet: &'a Packet<'a>,
 }
 
-/// Place of a rule in its list, from 0. People see it counted from 1.
+/// Position of a rule in its list, from 0; displayed from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RuleId(pub u16);
 
@@ -63,15 +62,15 @@ impl fmt::Display for RuleId {
 /// One bit to flip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Corruption {
-    /// The byte of the sealed packet to change, counted from the first one of the BTH.
+    /// Byte of the sealed packet, counted from the start of the BTH.
     pub at: u16,
-    /// The bit in it, as a mask.
+    /// Mask of the bit.
     pub mask: u8,
 }
 
 impl Corruption {
-    /// Flips the bit in `packet`: BTH to ICRC, sealed. Does nothing if the packet is not the one
-    /// that was judged and is shorter.
+    /// Flips the bit in the sealed `packet`, from BTH to ICRC. Does nothing if the packet is too
+    /// short.
     pub fn apply(self, packet: &mut [u8]) {
         if let Some(byte) = packet.get_mut(usize::from(self.at)) {
             *byte ^= self.mask;
@@ -79,33 +78,31 @@ impl Corruption {
     }
 }
 
-/// What shall happen to a packet.
+/// Fate of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// Lose it. Then nothing else is asked for.
+    /// True drops it; nothing else is set then.
     pub drop: bool,
-    /// How many copies travel besides the packet itself. They have the same damage and the same
-    /// mark.
+    /// Number of copies besides the packet itself, with the same damage and mark.
     pub copies: u8,
-    /// How much later than the packet itself its copies travel.
+    /// Delay of the copies behind the packet.
     pub copies_after: Duration,
-    /// How long to hold the packet. Those behind it are not held.
+    /// Delay of the packet, but not of those behind it.
     pub delay: Duration,
-    /// The bit to flip after the packet was sealed, or before its ICRC is checked.
+    /// Bit to flip after the packet was sealed, or before its ICRC is checked.
     pub corrupt: Option<Corruption>,
-    /// Set the congestion mark (CE) in its IP header.
+    /// True sets the congestion mark (CE) in the IP header.
     pub mark_ce: bool,
-    /// The receiving queue pair shall act as if no receive were posted:
-    /// [`crate::Qp::handle_packet_starved`].
+    /// True if the responder must find no receive: [`crate::Qp::handle_packet_without_receive`].
     pub rnr: bool,
-    /// Let this, made of the packet, travel ahead of it.
+    /// Forged packet to send ahead of it.
     pub forged: Option<Forged>,
-    /// The first rule that asked for any of this; `None` if nothing is asked for.
+    /// First rule that applied; `None` if none did.
     pub rule: Option<RuleId>,
 }
 
 impl Verdict {
-    /// Nothing happens to the packet.
+    /// The packet is unchanged.
     pub const PASS: Self = Self {
         drop: false,
         copies: 0,
@@ -118,22 +115,22 @@ impl Verdict {
         rule: None,
     };
 
-    /// Whether nothing happens to the packet.
+    /// Returns true if the packet is unchanged.
     pub const fn is_pass(&self) -> bool {
         self.rule.is_none()
     }
 }
 
-/// What is forged.
+/// A forged packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forged {
-    /// An acknowledgement with this syndrome, ahead of the answer to a request.
+    /// An acknowledgement with this syndrome, ahead of a response.
     Nak(Syndrome),
     /// A congestion notification.
     Cnp,
 }
 
-/// The syndromes that have a name; the others are numbers.
+/// Named syndromes.
 const NAMES: [(&str, Syndrome); 5] = [
     ("psn_sequence", Syndrome::Nak(NakCode::PsnSequence)),
     ("invalid_request", Syndrome::Nak(NakCode::InvalidRequest)),
@@ -143,18 +140,16 @@ const NAMES: [(&str, Syndrome); 5] = [
 ];
 
 impl Forged {
-    /// The names of refusals, as rules say them.
     pub(super) fn names() -> impl Iterator<Item = &'static str> {
         NAMES.iter().map(|(name, _)| *name)
     }
 
-    /// The refusal of this name.
     pub(super) fn named(name: &str) -> Option<Self> {
         NAMES.iter().find(|(known, _)| *known == name).map(|(_, syndrome)| Self::Nak(*syndrome))
     }
 
-    /// Whether one can be made of this packet: a refusal of an answer that bears a syndrome, a
-    /// notification of all but notifications.
+    /// Returns true if it can be forged from this packet: a NAK from a response with an AETH, a CNP
+    /// from all but CNPs.
     pub(super) const fn is_made_of(self, kind: &Kind) -> bool {
         match self {
             Self::Nak(_) => aeth(kind).is_some(),
@@ -162,8 +157,8 @@ impl Forged {
         }
     }
 
-    /// The packet, from the BTH to an ICRC that is not computed yet, for the receiver of `seen`;
-    /// nothing if none can be made of that.
+    /// Builds the packet, from the BTH to an ICRC that is not computed yet, for the receiver of
+    /// `seen`; `None` if that is impossible.
     pub fn packet(self, seen: &Packet<'_>) -> Option<Vec<u8>> {
         let Bth { dest_qpn, psn, pkey, .. } = seen.header.bth;
         let header = match self {
@@ -195,7 +190,6 @@ impl fmt::Display for Forged {
     }
 }
 
-/// The AETH of an answer, if it has one.
 const fn aeth(kind: &Kind) -> Option<&Aeth> {
     let (Kind::RcResponse(answer) | Kind::XrcResponse(answer)) = kind else { return None };
     answer.aeth()

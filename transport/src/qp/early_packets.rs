@@ -1,18 +1,15 @@
-//! Packets that come too early: before the program has posted a receive for them, or before packets
-//! that were sent ahead of them and took another way.
+//! A reorder buffer in front of a [`Qp`], for packets that arrive before the program has posted a
+//! receive, or before packets that were sent earlier.
 //!
-//! A card with its own processor drops datagrams that find no receive (UC-LOST, UD-LOST). Here the
-//! same processors run the program, and on a busy machine it may not be scheduled for as long as
-//! its receive queue lasts, while another thread goes on receiving. And packets between processes
-//! of one host may overtake each other when some of them are forwarded by another process. So such
-//! packets wait a little, in order. On a reliable connection only what has overtaken others waits:
-//! the protocol repeats everything else by itself, but would have all packets behind a gap sent
-//! again.
+//! A card drops datagrams without a receive (UC-LOST, UD-LOST), but here the same CPUs also run the
+//! program: on a busy machine its receive queue may run empty before it is scheduled. Packets
+//! between processes of one host may also overtake each other when another process forwards some of
+//! them. Such packets wait in order. On RC only overtaking packets wait, because go-back-N would
+//! otherwise repeat everything behind the gap.
 //!
-//! The buffer is bounded in bytes and in time; what has waited too long is handed to the state
-//! machine as it is, which then drops it or asks for what is missing. It stands in front of a
-//! [`Qp`] and belongs to whoever drives that: a driver whose packets can neither be early nor
-//! overtake each other needs none. Knows no clock and sends nothing.
+//! The buffer is bounded in bytes and time; a packet that waited too long goes to the [`Qp`], which
+//! drops it or reports the gap. A driver whose packets are never early or reordered needs no
+//! buffer.
 
 use super::queue_pair::Qp;
 use super::shared::Service;
@@ -23,40 +20,38 @@ use core::time::Duration;
 use roxe_wire::{Kind, NetHeader, Packet, Psn, icrc};
 use std::collections::VecDeque;
 
-/// How long a packet of UC or UD waits: a few turns of a scheduler.
+/// Maximum wait of a UC or UD packet: a few scheduler slices.
 pub const MAX_WAIT: Duration = Duration::from_millis(100);
-/// How long a request of RC waits for those that it may have overtaken. A NAK is put off by as much
-/// when they were lost; a process that is to forward them may have to wait for a processor first.
+/// Maximum wait of an RC request. It delays the NAK of a real loss; a forwarding process may have
+/// to wait for a CPU first.
 pub const MAX_WAIT_RC: Duration = Duration::from_millis(50);
-/// How soon to look whether a shared receive queue has something; posting there tells nobody.
+/// Interval of checks for a receive in a shared queue, where posts notify no QP.
 const RECHECK: Duration = Duration::from_millis(1);
-/// Bytes that wait for one queue pair, headers included.
+/// Maximum bytes waiting for one queue pair, headers included.
 const MAX_BYTES: usize = 4 << 20;
-/// A packet of a connection further ahead than this has not overtaken others: the peer has started
-/// anew.
+/// Maximum distance of an overtaking packet in PSNs; further ahead, the peer has restarted.
 const MAX_AHEAD: i32 = 1 << 14;
 
-/// A packet that waits. `T` is what the driver wants to know again when it is handed over.
+/// A waiting packet with the driver's tag `T`.
 #[derive(Debug)]
 pub struct EarlyPacket<T> {
-    /// Its network header.
+    /// Network header.
     pub net: NetHeader,
-    /// Its headers.
     header: roxe_wire::Header,
     payload: Vec<u8>,
-    /// What the driver said of it.
+    /// The driver's tag.
     pub tag: T,
-    /// When it has waited long enough.
+    /// End of the wait.
     until: Instant,
 }
 
 impl<T> EarlyPacket<T> {
-    /// The packet itself.
+    /// The packet.
     pub fn packet(&self) -> Packet<'_> {
         Packet { header: self.header, payload: &self.payload }
     }
 
-    /// Bytes from the BTH to the end of the ICRC.
+    /// Length from the BTH to the end of the ICRC, in bytes.
     fn len(&self) -> usize {
         self.header.padded_len(self.payload.len()) + icrc::LEN
     }
@@ -66,13 +61,12 @@ impl<T> EarlyPacket<T> {
     }
 }
 
-/// The packets that wait in front of one queue pair. Those of a connection are in the order of
-/// their PSNs, datagrams in that of their arrival.
+/// The waiting packets of one queue pair: those of a connection in PSN order, datagrams in order of
+/// arrival.
 #[derive(Debug)]
 pub struct EarlyPackets<T> {
     packets: VecDeque<EarlyPacket<T>>,
     bytes: usize,
-    /// Bytes that may wait.
     most: usize,
     next_check: Option<Instant>,
 }
@@ -84,38 +78,37 @@ impl<T> Default for EarlyPackets<T> {
 }
 
 impl<T> EarlyPackets<T> {
-    /// Where nothing ever waits, as on a card that drops what comes early.
+    /// A buffer in which nothing waits, as on a card that drops early packets.
     pub fn none() -> Self {
         Self { most: 0, ..Self::default() }
     }
 
-    /// Whether nothing waits.
+    /// Returns true if nothing waits.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.packets.is_empty()
     }
 
-    /// How many packets wait.
+    /// Number of waiting packets.
     pub fn len(&self) -> usize {
         self.packets.len()
     }
 
-    /// Whether at least half of the room is taken: a driver that can make senders wait should.
+    /// Returns true if the buffer is half full: the driver should slow the senders down.
     pub fn is_half_full(&self) -> bool {
         self.bytes >= MAX_BYTES / 2
     }
 
-    /// When to call [`EarlyPackets::hand_over`] next, whatever happens until then.
+    /// Time of the next [`EarlyPackets::deliver`].
     pub fn deadline(&self) -> Option<Instant> {
         self.next_check
     }
 
-    /// Keeps a packet that has just come for `qp` if it is too early, and there is room. False:
-    /// hand it to `qp` now.
+    /// Keeps a packet for `qp` if it is early and there is room. If it returns false, the caller
+    /// passes the packet to `qp` now.
     ///
-    /// `may_have_overtaken` says whether packets of its sender take several ways, so that a gap in
-    /// front of it may be filled yet. A reliable connection on which it is always false keeps
-    /// nothing.
+    /// `may_have_overtaken` returns true if packets of this sender take several paths, so that a
+    /// gap may still be filled. A reliable connection on which it is always false keeps nothing.
     #[inline]
     pub fn keep<H: Host>(
         &mut self,
@@ -140,7 +133,7 @@ impl<T> EarlyPackets<T> {
             && self.push(qp.service(), host.now(), (net, packet), tag, MAX_WAIT)
     }
 
-    /// Puts a packet at its place; false if there is no room.
+    /// Inserts a packet in order; returns false if there is no room.
     #[cold]
     fn push(
         &mut self,
@@ -157,35 +150,35 @@ impl<T> EarlyPackets<T> {
         }
         self.bytes += early.len();
         self.next_check.get_or_insert_with(|| now.after(RECHECK));
-        // One that is repeated stays behind the first, which has waited for longer.
+        // A duplicate stays behind the first, which has waited longer.
         let goes_before = |other: &&EarlyPacket<T>| service != Service::Ud && other.psn().is_after(early.psn());
         let behind = self.packets.iter().rev().take_while(goes_before).count();
         self.packets.insert(self.packets.len() - behind, early);
         true
     }
 
-    /// Hands to `qp` every packet whose turn has come or that has waited long enough. To be called
-    /// after `qp` took in a packet, after a receive was posted, and at the
-    /// [deadline](EarlyPackets::deadline). `handed_over` is told of each packet and of what
-    /// [`Qp::handle_packet`] said, and sees the queue pair as it is behind the packet.
+    /// Delivers to `qp` every packet whose turn has come or whose wait is over. Call it after `qp`
+    /// handled a packet, after a receive was posted, and at the [deadline](EarlyPackets::deadline).
+    /// `on_delivered` gets each packet with the result of [`Qp::handle_packet`] and the queue pair
+    /// behind it.
     #[inline]
-    pub fn hand_over<H: Host>(
+    pub fn deliver<H: Host>(
         &mut self,
         qp: &mut Qp,
         host: &mut H,
-        handed_over: impl FnMut(&Qp, &EarlyPacket<T>, Result<(), DropReason>),
+        on_delivered: impl FnMut(&Qp, &EarlyPacket<T>, Result<(), DropReason>),
     ) {
         if !self.is_empty() {
-            self.hand_over_waiting(qp, host, handed_over);
+            self.deliver_waiting(qp, host, on_delivered);
         }
     }
 
     #[cold]
-    fn hand_over_waiting<H: Host>(
+    fn deliver_waiting<H: Host>(
         &mut self,
         qp: &mut Qp,
         host: &mut H,
-        mut handed_over: impl FnMut(&Qp, &EarlyPacket<T>, Result<(), DropReason>),
+        mut on_delivered: impl FnMut(&Qp, &EarlyPacket<T>, Result<(), DropReason>),
     ) {
         let now = host.now();
         while let Some(early) = self.packets.front() {
@@ -195,7 +188,7 @@ impl<T> EarlyPackets<T> {
                 break;
             }
             let result = qp.handle_packet(host, &early.net, &early.packet());
-            handed_over(qp, early, result);
+            on_delivered(qp, early, result);
             self.bytes -= early.len();
             self.packets.pop_front();
         }

@@ -1,19 +1,13 @@
-//! The queue pair and its parts, one file per subject.
+//! The queue pair and its parts. Begin at [`Qp`] (`queue_pair.rs`): it owns a requester and a
+//! responder, which know nothing of each other, and routes posts, packets and timeouts to them.
 //!
-//! [`Qp`] (`queue_pair.rs`) has the entry points: a request is posted, a packet is handed in,
-//! packets are asked for, a timer is due. It owns a requester and a responder, which know nothing
-//! of each other. Arrows only point down: from `queue_pair` to the roles, from there to queues,
-//! segmentation and attributes.
-//!
-//! * Both roles read `shared`: attributes, configuration, state; `modify` is the table of what
-//!   programs may change there.
-//! * Sending: `send_queue` holds the requests, `requester` says which packet is next and sends it,
-//!   `segment` makes it, `reliability` has timer, retries and room at the receiver, `completer`
-//!   takes responses in; `unreliable` sends for UC and UD.
-//! * Receiving: `receive_queue` holds the receives, `responder` checks and executes requests or
-//!   turns to `refusal`, `replies` remembers answers and sends them; `unreliable` takes datagrams
-//!   in.
-//! * Beside them: `features`, `status` for those who watch, and [`EarlyPackets`] in front of all.
+//! * `shared`: attributes, configuration and state, read by both roles; `modify`: the table of
+//!   legal state changes.
+//! * Sending: `send_queue` (work requests), `requester` (which packet is next), `segment` (builds
+//!   it), `reliability` (timer, retries, flow control), `completer` (responses).
+//! * Receiving: `receive_queue`, `responder` (checks and executes requests), `refusal` (NAK table),
+//!   `replies` (acknowledgements, READ responses, replay).
+//! * `unreliable`: the UC and UD parts of both; [`EarlyPackets`]: the reorder buffer in front.
 
 mod completer;
 mod early_packets;
@@ -43,8 +37,3 @@ pub use shared::{
 };
 pub use status::{Probe, QpStatus};
 pub use unreliable::GRH_LEN;
-
-/// Where the roles of a queue pair stand.
-pub mod probe {
-    pub use super::status::Probe;
-}

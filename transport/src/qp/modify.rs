@@ -1,27 +1,25 @@
-//! The state machine of a queue pair as one table: which modify is legal, and what it changes.
-//!
-//! Reads and writes only `Shared`; what a transition does to the queues is the business of
-//! `queue_pair.rs`.
+//! The state machine of a queue pair as one table: legal transitions and their attributes.
+//! `queue_pair.rs` changes the queues.
 
 use crate::qp::shared::{AttrMask, MigState, QpAttr, QpState, Service, Shared};
 use crate::wr::Av;
 use thiserror::Error;
 
-/// Why a modify was refused. Nothing changed. All of them are `EINVAL` in C.
+/// Why a modify was refused; nothing changed. `EINVAL` in C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ModifyError {
-    /// The state machine has no such edge.
+    /// There is no such transition.
     #[error("a queue pair cannot go from {from:?} to {to:?}; the way is Reset, Init, Rtr, Rts")]
     BadTransition {
-        /// The state it is in.
+        /// Current state.
         from: QpState,
-        /// The state asked for.
+        /// Requested state.
         to: QpState,
     },
-    /// The edge needs these attributes too.
+    /// The transition also needs these attributes.
     #[error("the transition also needs {0}")]
     Missing(AttrMask),
-    /// The edge does not take these attributes.
+    /// The transition does not accept these attributes.
     #[error("the transition does not take {0}")]
     Forbidden(AttrMask),
     /// The value of this attribute is out of range.
@@ -29,10 +27,9 @@ pub enum ModifyError {
     BadValue(AttrMask),
 }
 
-/// READs and atomics that a QP can have outstanding, each way.
+/// Maximum number of outstanding READs and atomics in each direction.
 const MAX_RD_ATOMIC: u8 = 128;
 
-/// Union of several masks, for the table.
 const fn all(masks: &[AttrMask]) -> AttrMask {
     let mut bits = 0;
     let mut i = 0;
@@ -43,25 +40,25 @@ const fn all(masks: &[AttrMask]) -> AttrMask {
     AttrMask::from_bits_retain(bits)
 }
 
-/// What a modify must set and what it may set besides.
+/// Required and optional attributes of a transition.
 type Attributes = (AttrMask, AttrMask);
 
-/// What modifies of one service take. All services have the same states but for SQE, and edges
-/// between the same of them.
+/// Attributes of each transition of one service. The states and transitions are the same for all
+/// services, except SQE.
 struct Rules {
-    /// From RESET to INIT, all required; optional from INIT to INIT.
+    /// RESET to INIT: required. INIT to INIT: optional.
     init: AttrMask,
-    /// From INIT to RTR.
+    /// INIT to RTR.
     rtr: Attributes,
-    /// From RTR to RTS. What is optional there is so from RTS and SQD to RTS as well.
+    /// RTR to RTS. The optional ones are also optional from RTS and SQD to RTS.
     rts: Attributes,
-    /// From SQD to SQD, optional.
+    /// SQD to SQD: optional.
     sqd: AttrMask,
-    /// From SQE to RTS, optional, where there is an SQE.
+    /// SQE to RTS: optional; `None` without SQE.
     sqe: Option<AttrMask>,
 }
 
-/// The rules of every service (IBA §11.2.5.2).
+/// IBA §11.2.5.2.
 // clause: STATE-EDGES
 const fn rules(service: Service) -> Rules {
     type M = AttrMask;
@@ -97,8 +94,8 @@ const fn rules(service: Service) -> Rules {
     Rules { init, rtr, rts, sqd, sqe }
 }
 
-/// What a modify of an end of an XRC connection passes over: attributes of the direction that it
-/// does not have. Programs set both ends alike, as on RC.
+/// Attributes that a modify of an XRC end ignores: those of the other direction. Programs set both
+/// ends alike, as on RC.
 // clause: XRC-ATTRIBUTES
 pub(crate) const fn ignored(service: Service) -> AttrMask {
     match service {
@@ -108,8 +105,8 @@ pub(crate) const fn ignored(service: Service) -> AttrMask {
     }
 }
 
-/// What a modify of a `service` QP from `from` to `to` requires and what it may set besides; `None`
-/// if there is no such edge. `STATE` itself is always allowed and in neither mask.
+/// Returns the required and optional attributes of a transition, or `None` if it does not exist.
+/// `STATE` is always allowed and in neither mask.
 pub fn transition(service: Service, from: QpState, to: QpState) -> Option<Attributes> {
     use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
     const NONE: AttrMask = AttrMask::empty();
@@ -129,13 +126,12 @@ pub fn transition(service: Service, from: QpState, to: QpState) -> Option<Attrib
     }
 }
 
-/// Whether the QP may be modified like this: the state it would be in afterwards, or why not.
-/// Changes nothing.
+/// Checks a modify and returns the state afterwards.
 pub(crate) fn check(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<QpState, ModifyError> {
     let from = sh.state;
-    // `CUR_STATE` states what the caller believes. It may only be given where sends are possible
-    // (IBA §11.2.5.2), and a wrong belief is refused: looking up the edge of another state could
-    // restart PSNs of a live connection.
+    // `CUR_STATE` is the state assumed by the caller. It may only be set where sends are possible
+    // (IBA §11.2.5.2), and must be right: the transition of another state could restart the PSNs of
+    // a live connection.
     // clause: STATE-CURRENT
     let sends = matches!(from, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
     if mask.contains(AttrMask::CUR_STATE) && !(sends && attr.cur_state == Some(from)) {
@@ -156,7 +152,6 @@ pub(crate) fn check(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<QpStat
     Ok(to)
 }
 
-/// Whether every value named by `mask` is one that this port and this library can honour.
 fn check_values(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<(), ModifyError> {
     // clause: STATE-VALUES
     let rules = [
@@ -182,19 +177,18 @@ fn check_values(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> Result<(), Modify
     }
 }
 
-/// Whether a connection can run over `av`: one host at each end, both of one address family.
+/// Returns true for a path between two hosts of one address family.
 // clause: AV-VALID
 fn is_unicast_path(av: &Av) -> bool {
     !av.dgid.is_zero() && !av.dgid.is_multicast() && av.sgid.is_ipv4() == av.dgid.is_ipv4()
 }
 
-/// Whether the alternate path is one that this port can use.
 // clause: APM-LOAD
 fn is_alternate(attr: &QpAttr) -> bool {
     is_unicast_path(&attr.alt_av) && attr.alt_port == 1 && attr.alt_pkey_index == 0 && attr.alt_timeout <= 31
 }
 
-/// Whether software may set this state of migration now. ARMED comes from the peer.
+/// Returns true if software may set this migration state now. ARMED comes from the peer.
 // clause: APM-LOAD
 fn may_set_migration(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> bool {
     use MigState::{Armed, Migrated, Rearm};
@@ -206,30 +200,17 @@ fn may_set_migration(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> bool {
     }
 }
 
-/// Whether this modify, which [`check`] has allowed, sends the connection to its alternate path.
+/// Returns true if this modify, allowed by [`check`], forces migration to the alternate path.
 // clause: APM-FORCED
 pub(crate) fn migrates(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> bool {
     let set = mask.contains(AttrMask::PATH_MIG_STATE);
     set && sh.attr.path_mig_state == MigState::Armed && attr.path_mig_state == MigState::Migrated
 }
 
-/// Takes over what `mask` says of the alternate path. ARMED ends only by going there.
-fn apply_migration(sh: &mut Shared, attr: &QpAttr, mask: AttrMask) {
-    let own = &mut sh.attr;
-    if mask.contains(AttrMask::ALT_PATH) {
-        (own.alt_av, own.alt_timeout) = (attr.alt_av, attr.alt_timeout);
-        (own.alt_port, own.alt_pkey_index) = (attr.alt_port, attr.alt_pkey_index);
-    }
-    if mask.contains(AttrMask::PATH_MIG_STATE) && own.path_mig_state != MigState::Armed {
-        own.path_mig_state = attr.path_mig_state;
-        sh.migration_failed = false;
-    }
-}
-
-/// What cards look at of an RNR timer; some programs set 0x20.
+/// Significant bits of an RNR timer code; some programs set 0x20.
 const RNR_TIMER_BITS: u8 = 31;
 
-/// Copies the attributes that `mask` names and enters `to`, the state that [`check`] returned.
+/// Copies the attributes in `mask` and enters the state `to` returned by [`check`].
 pub(crate) fn apply(sh: &mut Shared, attr: &QpAttr, mask: AttrMask, to: QpState) {
     let own = &mut sh.attr;
     let set = |bit| mask.contains(bit);
@@ -253,12 +234,20 @@ pub(crate) fn apply(sh: &mut Shared, attr: &QpAttr, mask: AttrMask, to: QpState)
         MAX_DEST_RD_ATOMIC => max_dest_rd_atomic,
         DEST_QPN => dest_qpn,
         RATE_LIMIT => rate_limit,
+        ALT_PATH => alt_av,
+        ALT_PATH => alt_timeout,
+        ALT_PATH => alt_port,
+        ALT_PATH => alt_pkey_index,
     }
     if set(AttrMask::MIN_RNR_TIMER) {
         // clause: STATE-VALUES
         own.min_rnr_timer = attr.min_rnr_timer & RNR_TIMER_BITS;
     }
-    apply_migration(sh, attr, mask);
+    // ARMED ends only by migration.
+    if set(AttrMask::PATH_MIG_STATE) && own.path_mig_state != MigState::Armed {
+        own.path_mig_state = attr.path_mig_state;
+        sh.migration_failed = false;
+    }
     sh.set_path();
     sh.set_state(to);
 }

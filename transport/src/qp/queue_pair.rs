@@ -1,15 +1,14 @@
-//! The queue pair: owns both roles, routes packets to them, and walks the state machine.
+//! The queue pair: owns both roles, routes packets to them, and runs the state machine.
 //!
-//! Inside `qp` only this file and [`early_packets`](super::early_packets) see both roles. A role
-//! that hits a fatal error says so in `Shared`; the change of state and the flush of both queues
-//! happen here, before the call that caused them returns.
+//! A role that hits a fatal error sets a flag in [`Shared`]; [`Qp::settle`] then changes the state
+//! and flushes both queues before the call that caused the error returns.
 
 use crate::cx::{Host, RxPayload, TxBatch, TxState};
 use crate::qp::features::congestion::CongestionCounts;
 use crate::qp::modify::{self, ModifyError};
 use crate::qp::receive_queue;
 use crate::qp::requester::Requester;
-use crate::qp::responder::Responder;
+use crate::qp::responder::{Incoming, Responder};
 use crate::qp::send_queue::check_op;
 use crate::qp::shared::{
     AttrMask, DropReason, MigState, PostError, QpAttr, QpConfig, QpEvents, QpState, RetryCounts, Service, Shared,
@@ -21,24 +20,24 @@ use roxe_wire::{Bth, Header, Kind, NetHeader, Packet, Pkey, Psn, Qpn, Response};
 
 /// A queue pair (IBA §10.2.4). See the crate documentation for how to drive one.
 ///
-/// Before dropping a `Qp`, take it to RESET or ERR: what it has reserved at
-/// [`crate::cx::FlowControl`] is given back then.
+/// Move a `Qp` to RESET or ERR before dropping it: this releases its reservations at
+/// [`crate::cx::FlowControl`].
 #[derive(Debug)]
 pub struct Qp {
     pub(super) shared: Shared,
     pub(super) requester: Requester,
     pub(super) responder: Responder,
-    /// Work was posted in a state that flushes it; the next `poll_transmit` does.
+    /// Work was posted in SQE or ERR; the next `poll_transmit` flushes it.
     flush_due: bool,
-    /// An acknowledgement lets one batch of requests go first.
+    /// A lone acknowledgement leaves behind one batch of requests.
     acks_last: bool,
-    /// It has done so.
+    /// One batch of requests has left before the acknowledgement that is due.
     ack_has_waited: bool,
 }
 
 impl Qp {
-    /// A queue pair in RESET. Its receive queue is reserved whole at the first post, its send queue
-    /// doubles until it holds what is under way; after that nothing allocates.
+    /// Creates a queue pair in RESET. The first post reserves the whole receive queue; the send
+    /// queue grows with the number of outstanding requests. Nothing allocates after that.
     pub fn new(config: QpConfig) -> Self {
         Self {
             requester: Requester::new(&config),
@@ -50,46 +49,46 @@ impl Qp {
         }
     }
 
-    /// Its number.
+    /// The queue pair number.
     pub fn qpn(&self) -> Qpn {
         self.shared.config.qpn
     }
 
-    /// Its transport service.
+    /// The transport service.
     pub fn service(&self) -> Service {
         self.shared.config.service
     }
 
-    /// Its state.
+    /// The state.
     pub fn state(&self) -> QpState {
         self.shared.state
     }
 
-    /// Its attributes as set by [`Qp::modify`].
+    /// The attributes set by [`Qp::modify`].
     pub fn attr(&self) -> &QpAttr {
         &self.shared.attr
     }
 
-    /// What it was created with.
+    /// The creation parameters.
     pub fn config(&self) -> &QpConfig {
         &self.shared.config
     }
 
-    /// In SQD: whether started requests are still being finished (`sq_draining` of `ibv_query_qp`).
+    /// Returns true in SQD while started requests are unfinished (`sq_draining` of `ibv_query_qp`).
     pub fn is_draining(&self) -> bool {
         self.shared.state == QpState::Sqd && !self.requester.is_drained()
     }
 
-    /// Whether nothing is posted to the send queue and no answer is owed to the peer.
+    /// Returns true if the send queue is empty and no response is owed to the peer.
     pub fn is_quiescent(&self) -> bool {
         self.requester.sq.is_empty() && !self.responder.has_work()
     }
 
-    /// Changes attributes and state (`man ibv_modify_qp`): to ERR both queues flush, to RESET they
-    /// empty silently.
+    /// Changes attributes and state (`man ibv_modify_qp`). ERR flushes both queues, RESET empties
+    /// them without completions.
     ///
     /// # Errors
-    /// The caller's fault, always; nothing changed.
+    /// The modify is illegal; nothing changed.
     pub fn modify<H: Host>(&mut self, host: &mut H, attr: &QpAttr, mask: AttrMask) -> Result<(), ModifyError> {
         let mask = mask.difference(modify::ignored(self.service()));
         let from = self.shared.state;
@@ -105,7 +104,7 @@ impl Qp {
         }
         match (from, to) {
             (_, QpState::Reset) => {
-                self.responder.rq.give_up(host);
+                self.responder.rq.discard(host);
                 self.reset();
             }
             (_, QpState::Err) => self.enter_error(host),
@@ -119,18 +118,17 @@ impl Qp {
         Ok(())
     }
 
-    /// Queues a send work request. In SQE and ERR it is accepted and flushed by the next
-    /// [`Qp::poll_transmit`].
+    /// Queues a send work request. In SQE and ERR the next [`Qp::poll_transmit`] flushes it. Its
+    /// data is read when its packets are built.
     ///
     /// # Errors
-    /// The caller's fault; nothing was queued. The data of a request is not looked at before it is
-    /// sent.
+    /// The request is illegal; nothing was queued.
     pub fn post_send(&mut self, req: &SendRequest<'_>) -> Result<(), PostError> {
         self.post_send_to_srq(0, req)
     }
 
-    /// As [`Qp::post_send`], for the shared receive queue of the peer with the number `srqn`, of
-    /// which 24 bits count. It means something on XRC only.
+    /// As [`Qp::post_send`], naming the peer's shared receive queue by the low 24 bits of `srqn`.
+    /// Other services than XRC ignore it.
     ///
     /// # Errors
     /// As [`Qp::post_send`].
@@ -145,32 +143,29 @@ impl Qp {
         self.requester.sq.push(req, srqn)
     }
 
-    /// Send work requests that the queue takes now.
+    /// Free places in the send queue, in work requests.
     pub fn send_room(&self) -> u32 {
         self.requester.sq.room()
     }
 
-    /// Whether a host that has just posted a request may leave out [`Qp::poll_transmit`]: so much
-    /// is under way that an acknowledgement is sure to come, after which it is called anyway.
-    /// Several requests then share what a call costs. An answer that is owed to the peer does not
-    /// wait.
+    /// Returns true if [`Qp::poll_transmit`] may be skipped after a post: so many requests are
+    /// outstanding that an acknowledgement will trigger it anyway. Several requests then share the
+    /// cost of a call. False while a response is owed to the peer.
     pub fn may_coalesce(&self) -> bool {
         let is_reliable = self.shared.state == QpState::Rts && self.service().is_reliable();
         is_reliable && !self.responder.has_work() && self.requester.may_coalesce()
     }
 
-    /// Takes back the `count` newest send work requests, for a caller who posts several wholly or
-    /// not at all. Works as long as no other method was called since they were posted; what has
-    /// been started stays.
-    pub fn take_back_sends(&mut self, count: u32) {
-        self.requester.sq.take_back(count, self.requester.first_unstarted);
+    /// Removes the `count` newest send work requests, so that a caller can post a list completely
+    /// or not at all. Call it directly after the posts; started requests stay.
+    pub fn retract_sends(&mut self, count: u32) {
+        self.requester.sq.retract(count, self.requester.first_unstarted);
     }
 
-    /// Queues a receive work request. In ERR it is accepted and flushed by the next
-    /// [`Qp::poll_transmit`].
+    /// Queues a receive work request. In ERR the next [`Qp::poll_transmit`] flushes it.
     ///
     /// # Errors
-    /// The caller's fault; nothing was queued.
+    /// The request is illegal; nothing was queued.
     pub fn post_recv(&mut self, req: &RecvRequest<'_>) -> Result<(), PostError> {
         match self.shared.state {
             QpState::Reset => return Err(PostError::State),
@@ -180,14 +175,9 @@ impl Qp {
         self.responder.rq.post(req)
     }
 
-    /// Whether a packet of UC or UD would be dropped for nothing but the want of a receive. Takes a
-    /// receive from a shared queue if there is one.
-    #[inline]
+    /// Returns true if this UC or UD packet would be dropped only because no receive is posted.
+    /// Takes a receive from the shared queue if there is one.
     pub fn lacks_receive<H: Host>(&mut self, host: &mut H, net: &NetHeader, packet: &Packet<'_>) -> bool {
-        !self.service().is_reliable() && self.lacks_datagram_receive(host, net, packet)
-    }
-
-    fn lacks_datagram_receive<H: Host>(&mut self, host: &mut H, net: &NetHeader, packet: &Packet<'_>) -> bool {
         let (service, kind) = (self.shared.config.service, &packet.header.kind);
         matches!((service, kind), (Service::Ud, Kind::Ud { .. }) | (Service::Uc, Kind::UcRequest(_)))
             && takes_receive(kind)
@@ -200,10 +190,10 @@ impl Qp {
         self.responder.progress.e_psn
     }
 
-    /// Takes in one packet addressed to this QP, its ICRC already verified.
+    /// Handles a packet addressed to this QP, whose ICRC is verified.
     ///
     /// # Errors
-    /// Why it was ignored, for the counters; never a reason to do anything else.
+    /// The packet was dropped; the reason is for counters only.
     pub fn handle_packet<H: Host>(
         &mut self,
         host: &mut H,
@@ -213,9 +203,9 @@ impl Qp {
         self.handle_with_payload(host, net, &packet.header, RxPayload::Bytes(packet.payload))
     }
 
-    /// As [`Qp::handle_packet`], for a packet with these headers whose payload may be where another
-    /// process can change it. The 8 bytes of an ATOMIC WRITE and what a tag-matching queue takes
-    /// must be [`RxPayload::Bytes`].
+    /// As [`Qp::handle_packet`], for a payload that may lie in memory shared with another process.
+    /// The 8 bytes of an ATOMIC WRITE and every payload of a tag-matching queue must be
+    /// [`RxPayload::Bytes`].
     ///
     /// # Errors
     /// As [`Qp::handle_packet`].
@@ -235,9 +225,8 @@ impl Qp {
         }
         let (sh, bth) = (&mut self.shared, &header.bth);
         let result = match (sh.config.service, &header.kind) {
-            (Service::Rc, Kind::RcRequest(req)) => {
-                check_request(sh, net, bth).and_then(|()| self.responder.handle_request(sh, host, bth, req, payload))
-            }
+            (Service::Rc, Kind::RcRequest(req)) => check_request(sh, net, bth)
+                .and_then(|()| self.responder.handle_request(sh, host, Incoming { bth, req, payload })),
             (Service::Rc, Kind::RcResponse(resp)) => check_response(sh, net, bth)
                 .and_then(|()| self.requester.handle_response(sh, host, bth.psn, resp, payload)),
             (Service::Uc, Kind::UcRequest(req)) => {
@@ -248,7 +237,7 @@ impl Qp {
                 .and_then(|()| self.responder.handle_ud(sh, host, net, &Datagram { header, deth, imm: *imm, payload })),
             // clause: XRC-DIRECTIONS
             (Service::XrcTgt, Kind::XrcRequest(xrc, req)) => check_request(sh, net, bth)
-                .and_then(|()| self.responder.handle_xrc(sh, host, (bth, *xrc), req, payload)),
+                .and_then(|()| self.responder.handle_xrc(sh, host, *xrc, Incoming { bth, req, payload })),
             (Service::XrcIni, Kind::XrcResponse(resp)) => check_response(sh, net, bth)
                 .and_then(|()| self.requester.handle_response(sh, host, bth.psn, resp, payload)),
             // clause: CNP-RECEIVED
@@ -267,10 +256,10 @@ impl Qp {
         result
     }
 
-    /// Takes in packets from the middle of one message that follow each other, all at once: the
-    /// headers of the others differ from those of the `first` by their PSNs and ask for nothing,
-    /// and `payload` is that of all, `len` bytes each. False if the outcome would not be the plain
-    /// one; then nothing has been done, and they have to be handed in one by one.
+    /// Handles consecutive MIDDLE packets of one message at once. Their headers differ from `first`
+    /// only in the PSN, none requests an acknowledgement, and `payload` holds `len` bytes of each.
+    /// Returns false, without effect, if a packet needs the full checks; the caller then handles
+    /// the packets one by one.
     pub fn handle_joined<H: Host>(
         &mut self,
         host: &mut H,
@@ -280,16 +269,16 @@ impl Qp {
         payload: RxPayload<'_>,
     ) -> bool {
         let (sh, bth) = (&mut self.shared, &first.bth);
-        let is_plain = sh.config.service == Service::Rc
+        let fast_path = sh.config.service == Service::Rc
             && sh.attr.path_mig_state == MigState::Migrated
             && !net.is_marked()
             && len == sh.attr.path_mtu.bytes() as usize;
-        if !is_plain {
+        if !fast_path {
             return false;
         }
         let taken = match &first.kind {
             Kind::RcRequest(req) if check_request(sh, net, bth).is_ok() => {
-                self.responder.handle_joined(sh, host, bth, req, payload)
+                self.responder.handle_joined(sh, host, Incoming { bth, req, payload })
             }
             Kind::RcResponse(Response::ReadMiddle) if check_response(sh, net, bth).is_ok() => {
                 self.requester.handle_joined(sh, host, bth.psn, payload)
@@ -300,8 +289,8 @@ impl Qp {
         taken
     }
 
-    /// Passes on what one role has for the other: a rendezvous to begin, or one whose data is
-    /// there.
+    /// Passes rendezvous between the roles: the responder matched one, or the requester read its
+    /// data.
     fn serve_rendezvous(&mut self) {
         if let Some(rendezvous) = self.shared.rendezvous.take() {
             // clause: TM-RENDEZVOUS
@@ -309,49 +298,47 @@ impl Qp {
             self.requester.sq.push_rendezvous(&rendezvous, self.responder.rq.last_list());
         }
         if core::mem::take(&mut self.shared.rendezvous_read) {
-            // What was executed is acknowledged once more. The message that ends the rendezvous
-            // goes out behind this, so the program of the peer sees its request complete first,
-            // even if the acknowledgement of that was lost.
+            // The acknowledgement of the peer's request may have been lost. Sending it again,
+            // before the FIN, lets the peer complete its request first.
             // clause: TM-RENDEZVOUS-ORDER
             self.responder.replies.acknowledge();
         }
     }
 
-    /// As [`Qp::handle_packet`], but a request that needs a receive finds none, whatever is posted:
-    /// a fault for tests.
+    /// As [`Qp::handle_packet`], but as if no receive were posted: fault injection.
     ///
     /// # Errors
     /// As [`Qp::handle_packet`].
-    pub fn handle_packet_starved<H: Host>(
+    pub fn handle_packet_without_receive<H: Host>(
         &mut self,
         host: &mut H,
         net: &NetHeader,
         packet: &Packet<'_>,
     ) -> Result<(), DropReason> {
-        self.responder.rq.starved = true;
+        self.responder.rq.receive_hidden = true;
         let result = self.handle_packet(host, net, packet);
-        self.responder.rq.starved = false;
+        self.responder.rq.receive_hidden = false;
         result
     }
 
-    /// Acts on a timer that is due; does nothing if none is.
+    /// Handles expired timers, if any.
     pub fn handle_timeout<H: Host>(&mut self, host: &mut H) {
         self.shared.congestion.on_timeout(host.now());
         self.requester.handle_timeout(&mut self.shared, host);
         self.settle(host);
     }
 
-    /// If `acks_last`, a lone acknowledgement leaves behind one batch of requests from now on. Both
-    /// orders are legal; programs should not depend on either.
+    /// If `acks_last`, a lone acknowledgement leaves behind one batch of requests. Both orders are
+    /// legal; programs must not depend on either.
     pub fn set_acks_last(&mut self, acks_last: bool) {
         self.acks_last = acks_last;
     }
 
-    /// Writes into `tx` what may be sent now, answers to the peer first: programs expect that a
-    /// send completes before the answer to it is received, as it does on hardware.
+    /// Writes the packets that may be sent now into `tx`, responses first: programs expect, as on
+    /// hardware, that a send completes before its answer is received.
     ///
-    /// When [`crate::cx::FlowControl::reserve`] refuses, the QP stops and [`TxState::Drained`] is
-    /// returned; the host calls again when there is room.
+    /// If [`crate::cx::FlowControl::reserve`] refuses, the QP stops and returns
+    /// [`TxState::Drained`]; the host calls again when there is room.
     pub fn poll_transmit<H: Host, T: TxBatch>(&mut self, host: &mut H, tx: &mut T) -> TxState {
         self.flush_posted(host);
         let sh = &mut self.shared;
@@ -392,23 +379,22 @@ impl Qp {
         state
     }
 
-    /// The last [`Qp::poll_transmit`] could not go on because the link takes no more packets, and
-    /// the host will call it again when it does. That time counts as time without an answer: an RC
-    /// QP whose link is never emptied ends with `RETRY_EXC_ERR` as one whose packets are lost, also
-    /// if it could not send any.
+    /// Tells the QP that the link accepts no more packets. The ACK timer runs during this time: an
+    /// RC QP behind a link that never drains ends with `RETRY_EXC_ERR`, like one whose packets are
+    /// lost.
     pub fn on_link_full(&mut self, now: Instant) {
         self.requester.on_link_full(&self.shared, now);
     }
 
-    /// The link of [`Qp::on_link_full`] has taken packets of others since: a QP that has nothing
-    /// under way only waits for its turn, which costs no retry. To be called before
+    /// Tells the QP that the full link has sent packets of other QPs. A QP with nothing in flight
+    /// then only waits for its turn, so its ACK timer restarts. Call it before
     /// [`Qp::handle_timeout`].
     pub fn on_link_moved(&mut self, now: Instant) {
         self.requester.on_link_moved(&self.shared, now);
     }
 
-    /// Whether all there is to send is an acknowledgement. It may wait a little for a request to
-    /// travel with: nothing depends on it but how long the peer waits before it asks again.
+    /// Returns true if only an acknowledgement is due. It may be delayed to leave together with a
+    /// request.
     pub fn owes_only_ack(&self) -> bool {
         self.responder.replies.is_only_ack()
             && !self.flush_due
@@ -416,7 +402,7 @@ impl Qp {
             && !self.requester.has_work(&self.shared)
     }
 
-    /// Whether [`Qp::poll_transmit`] would do anything, given room at the peer: a QP that was
+    /// Returns true if [`Qp::poll_transmit`] would send something, given room at the peer: a QP
     /// refused by [`crate::cx::FlowControl::reserve`] still has work.
     pub fn has_work(&self) -> bool {
         self.flush_due
@@ -425,7 +411,7 @@ impl Qp {
             || self.requester.has_work(&self.shared)
     }
 
-    /// When [`Qp::handle_timeout`] wants to be called next.
+    /// The time of the next [`Qp::handle_timeout`].
     pub fn poll_timeout(&self) -> Option<Instant> {
         let (retry, pause) = (self.requester.retry.deadline(), self.shared.congestion.pause);
         if pause.is_none() { retry } else { retry.into_iter().chain(pause).min() }
@@ -436,20 +422,21 @@ impl Qp {
         core::mem::take(&mut self.shared.events)
     }
 
-    /// Takes what it met of congestion since the last call; `None`: nothing.
+    /// Takes the congestion counts since the last call; `None` if all are zero.
     pub fn take_congestion_counts(&mut self) -> Option<CongestionCounts> {
-        self.shared.congestion.take_counts()
+        let counts = &mut self.shared.congestion.counts;
+        if counts.is_empty() { None } else { Some(core::mem::take(counts)) }
     }
 
-    /// Takes what it met of losses since the last call; `None`: nothing.
+    /// Takes the retry counts since the last call; `None` if all are zero.
     #[inline]
     pub fn take_retry_counts(&mut self) -> Option<RetryCounts> {
         let counts = &mut self.shared.retries;
         if counts.is_empty() { None } else { Some(core::mem::take(counts)) }
     }
 
-    /// A packet came marked. Only data of the connected peer counts: whether cards react to marked
-    /// acknowledgements is not known, and nobody else shall make us send.
+    /// Handles an ECN mark. Only data of the connected peer counts: a stranger must not make this
+    /// QP send, and the reaction of cards to marked acknowledgements is unknown.
     #[cold]
     fn note_mark(&mut self, now: Instant, net: &NetHeader, header: &Header) {
         let sh = &mut self.shared;
@@ -476,7 +463,8 @@ impl Qp {
         (self.flush_due, self.ack_has_waited) = (false, false);
     }
 
-    /// Enters the state that a role asked for, and waits for nothing that is done.
+    /// Enters the state that a role requested, and ends a pause when everything sent is
+    /// acknowledged.
     #[inline]
     pub(super) fn settle<H: Host>(&mut self, host: &mut H) {
         let sh = &self.shared;
@@ -495,34 +483,29 @@ impl Qp {
             self.shared.set_state(QpState::Sqe);
             self.requester.flush(&mut self.shared, host);
         } else if self.is_quiescent() {
-            // What was held back has been acknowledged meanwhile. What comes next is measured anew.
+            // Nothing is left to send, so the pause is over.
             self.shared.congestion.pause = None;
         }
     }
 
     // clause: STATE-ERR
+    #[cold]
     fn enter_error<H: Host>(&mut self, host: &mut H) {
         self.shared.set_state(QpState::Err);
         self.shared.congestion.stop();
         self.requester.flush(&mut self.shared, host);
         self.responder.flush(&mut self.shared, host);
-        // A completion queue that overruns during the flush has nothing left to change.
+        // A completion queue overrun during the flush changes nothing more.
         self.shared.failed = false;
         self.shared.send_error = false;
         self.flush_due = false;
     }
 
-    /// Flushes what was posted after the queues were flushed.
+    /// Flushes work requests posted in SQE or ERR.
     #[inline]
     fn flush_posted<H: Host>(&mut self, host: &mut H) {
-        if core::mem::take(&mut self.flush_due) {
-            self.flush_again(host);
-        }
-    }
-
-    #[cold]
-    fn flush_again<H: Host>(&mut self, host: &mut H) {
         match self.shared.state {
+            _ if !core::mem::take(&mut self.flush_due) => {}
             QpState::Err => self.enter_error(host),
             QpState::Sqe => self.requester.flush(&mut self.shared, host),
             _ => {}
@@ -530,12 +513,11 @@ impl Qp {
     }
 }
 
-/// Whether a packet uses up or begins to use a receive.
+/// Returns true if a packet consumes a receive or begins one.
 pub fn takes_receive(kind: &Kind) -> bool {
     matches!(kind, Kind::Ud { .. }) || kind.request().is_some_and(receive_queue::takes_receive)
 }
 
-/// Refuses requests in states that do not execute them, and packets of strangers.
 pub(super) fn check_request(sh: &Shared, net: &NetHeader, bth: &Bth) -> Result<(), DropReason> {
     if !sh.state.accepts_requests() {
         return Err(DropReason::BadState);
@@ -543,7 +525,6 @@ pub(super) fn check_request(sh: &Shared, net: &NetHeader, bth: &Bth) -> Result<(
     check_connection(sh, net, bth)
 }
 
-/// Refuses responses in states that cannot have asked for them, and packets of strangers.
 pub(super) fn check_response(sh: &Shared, net: &NetHeader, bth: &Bth) -> Result<(), DropReason> {
     if !sh.state.accepts_responses() {
         return Err(DropReason::BadState);
@@ -551,8 +532,7 @@ pub(super) fn check_response(sh: &Shared, net: &NetHeader, bth: &Bth) -> Result<
     check_connection(sh, net, bth)
 }
 
-/// Both addresses are those of the connection, and the P_Key is ours (IBA §9.6.1.2). Any host may
-/// send datagrams.
+/// Checks the addresses and the P_Key (IBA §9.6.1.2). Any host may send datagrams.
 fn check_connection(sh: &Shared, net: &NetHeader, bth: &Bth) -> Result<(), DropReason> {
     let av = &sh.attr.av;
     // clause: UDP-SOURCE-PORT, TAKE-ADDRESS, UD-ANY-SOURCE

@@ -1,9 +1,7 @@
-//! The receive queue of a QP: its own ring of receives, or the one it took from a shared queue; and
-//! how each ends.
+//! The receive queue of a QP: its own ring, or a receive taken from a shared queue.
 //!
-//! The oldest receive is the *current* one: messages are scattered into it, and it stays where it
-//! is until it completes. So asking for a receive changes nothing that the application could see.
-//! May touch [`Shared`] and the host.
+//! Messages are scattered into the oldest receive, the *current* one, which stays in place until it
+//! completes. Acquiring a receive therefore changes nothing that the application can see.
 
 use crate::cx::{Host, MemError, RxPayload, Side};
 use crate::qp::features::tags::{Rendezvous, TagMatch, wanted_tag};
@@ -11,13 +9,11 @@ use crate::qp::shared::{PostError, QpConfig, Service, Shared};
 use crate::wr::{Cqe, RecvRequest, Sge, WcOpcode, WcStatus};
 use roxe_wire::Request;
 
-/// A posted receive; its list lies next to the others in a side array.
+/// A posted receive; its list is in a side array.
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
     wr_id: u64,
-    /// Elements in the list.
     sges: usize,
-    /// Bytes the list takes.
     room: u64,
 }
 
@@ -27,16 +23,14 @@ impl Slot {
     }
 }
 
-/// The QP's own receives: a ring whose arrays are reserved whole at the first post and filled in
-/// the first lap, so that an idle QP costs no memory and a busy one does not allocate.
+/// The QP's own receives: a ring whose arrays are reserved by the first post, so that an idle QP
+/// costs no memory and a busy one does not allocate.
 #[derive(Debug)]
 struct Ring {
     slots: Vec<Slot>,
-    /// `max_sge` elements per slot.
     sges: Vec<Sge>,
     depth: usize,
     max_sge: usize,
-    /// Index of the oldest receive.
     head: usize,
     len: usize,
 }
@@ -63,12 +57,11 @@ impl Ring {
         Ok(())
     }
 
-    /// Index `at`, which is less than two laps, in the arrays.
+    /// Wraps `at`, which is less than two laps.
     fn around(&self, at: usize) -> usize {
         if at >= self.depth { at - self.depth } else { at }
     }
 
-    /// Gives the arrays `slots` slots; the first call reserves them whole.
     fn grow_to(&mut self, slots: usize) {
         if self.slots.is_empty() {
             self.slots.reserve_exact(self.depth);
@@ -91,11 +84,10 @@ impl Ring {
     }
 }
 
-/// The receive taken from a shared queue. It belongs to this QP until it completes (IBA §10.2.9).
+/// A receive taken from a shared queue. It belongs to this QP until it completes (IBA §10.2.9).
 #[derive(Debug)]
 struct SrqReceive {
     slot: Option<Slot>,
-    /// Its list, of at most `max_sge` elements; reserved when the first receive is taken.
     sges: Vec<Sge>,
     max_sge: usize,
 }
@@ -109,8 +101,8 @@ impl SrqReceive {
         Some(Slot::new(wr_id, &self.sges))
     }
 
-    /// Takes the receive for a message that begins with `first`, matched by its tag; `may_read` as
-    /// for [`TagMatch::of`].
+    /// Takes the receive for a message that begins with `first`, matched by tag; `may_read` as in
+    /// [`TagMatch::of`].
     fn take_tagged<H: Host>(&mut self, host: &mut H, first: &[u8], may_read: bool) -> Option<(Slot, TagMatch)> {
         if self.sges.capacity() < self.max_sge {
             self.sges.reserve_exact(self.max_sge);
@@ -129,23 +121,20 @@ enum Source {
     Shared(SrqReceive),
 }
 
-/// Where incoming messages land.
 #[derive(Debug)]
 pub(crate) struct RecvQueue {
     source: Source,
-    /// Whatever is posted is not there for now: an injected fault.
-    pub(super) starved: bool,
-    /// XRC: the shared queue that the newest request named, and the current receive is from; the
-    /// host has selected it.
+    /// Fault injection: true while no receive is found, whatever is posted.
+    pub(super) receive_hidden: bool,
+    /// XRC: the shared queue that the newest request named; the host has selected it.
     pub(super) srqn: u32,
     matches_tags: bool,
-    /// Tag matching: what the current receive is for.
     tag_match: TagMatch,
-    /// Bytes at the beginning of the message that do not land in the current receive.
+    /// Bytes at the start of the message that are not placed in the current receive.
     skipped: u32,
 }
 
-/// Whether a request uses up a receive or begins to use one.
+/// Returns true if a request consumes a receive or begins one.
 pub(crate) const fn takes_receive(req: &Request) -> bool {
     matches!(
         req,
@@ -161,16 +150,14 @@ impl RecvQueue {
             None => Source::Own(Ring::new(config.caps.max_recv_wr as usize, config.caps.max_recv_sge as usize)),
         };
         let (matches_tags, tag_match) = (config.tag_matching, TagMatch::Plain);
-        Self { source, starved: false, srqn: 0, matches_tags, tag_match, skipped: 0 }
+        Self { source, receive_hidden: false, srqn: 0, matches_tags, tag_match, skipped: 0 }
     }
 
-    /// Whether receives come from a shared queue.
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.source, Source::Shared(_))
     }
 
-    /// Queues a receive. A QP with a shared queue has no queue of its own (`man ibv_post_recv`:
-    /// `EINVAL`).
+    /// Posts a receive; refused on a QP with a shared queue (`man ibv_post_recv`: `EINVAL`).
     pub(crate) fn post(&mut self, req: &RecvRequest<'_>) -> Result<(), PostError> {
         match &mut self.source {
             Source::Own(ring) => ring.push(req.wr_id, req.sges),
@@ -179,11 +166,11 @@ impl RecvQueue {
         }
     }
 
-    /// Whether there is a current receive; takes one from the shared queue if need be.
+    /// Returns true if there is a current receive; takes one from the shared queue if needed.
     #[inline]
     pub(crate) fn acquire<H: Host>(&mut self, host: &mut H) -> bool {
         match &mut self.source {
-            _ if self.starved => false,
+            _ if self.receive_hidden => false,
             Source::Nothing => false,
             Source::Own(ring) => ring.len > 0,
             Source::Shared(taken) => {
@@ -196,11 +183,11 @@ impl RecvQueue {
         }
     }
 
-    /// As [`RecvQueue::acquire`] for a message that begins with `first`: a tag-matching queue looks
-    /// at its header.
+    /// As [`RecvQueue::acquire`], for a message that begins with `first`, the header that a
+    /// tag-matching queue reads.
     pub(crate) fn acquire_for<H: Host>(&mut self, host: &mut H, first: &[u8], may_read: bool) -> bool {
         match &mut self.source {
-            Source::Shared(taken) if self.matches_tags && !self.starved && taken.slot.is_none() => {
+            Source::Shared(taken) if self.matches_tags && !self.receive_hidden && taken.slot.is_none() => {
                 let Some((slot, tag_match)) = taken.take_tagged(host, first, may_read) else { return false };
                 (taken.slot, self.tag_match, self.skipped) = (Some(slot), tag_match, tag_match.skipped());
                 true
@@ -217,35 +204,35 @@ impl RecvQueue {
         }
     }
 
-    /// Bytes of a message that the current receive takes; 0 without one.
+    /// Longest message for the current receive, in bytes; 0 without one.
     pub(crate) fn room(&self) -> u64 {
         self.current().map_or(0, |(slot, _)| slot.room + u64::from(self.skipped))
     }
 
-    /// Of `received` bytes of a message, those that are in the current receive.
-    pub(crate) fn landed(&self, received: u32) -> u32 {
+    /// Bytes in the current receive after `received` bytes of the message.
+    pub(crate) fn placed_len(&self, received: u32) -> u32 {
         received.saturating_sub(self.skipped)
     }
 
-    /// The list of the receive that was taken last from a shared queue.
+    /// The list of the receive taken last from a shared queue.
     pub(crate) fn last_list(&self) -> &[Sge] {
         if let Source::Shared(taken) = &self.source { &taken.sges } else { &[] }
     }
 
-    /// Places `data`, which is `offset` bytes into the message, into the current receive.
+    /// Copies `data`, at `offset` in the message, into the current receive.
     #[inline]
     pub(crate) fn scatter<H: Host>(&self, host: &mut H, offset: u32, data: RxPayload<'_>) -> Result<(), MemError> {
         let data = data.skip(self.skipped.saturating_sub(offset) as usize);
         if data.is_empty() {
             return Ok(());
         }
-        let offset = self.landed(offset);
+        let offset = self.placed_len(offset);
         let (_, sges) = self.current().ok_or(MemError::Range)?;
         host.scatter(Side::Recv, sges, offset, data)
     }
 
-    /// Ends the current receive, if there is one, with `cqe`: `wr_id` is filled in here, and every
-    /// error counts as solicited (`man ibv_req_notify_cq`).
+    /// Completes the current receive, if any, with `cqe`: fills in `wr_id`, and counts every error
+    /// as solicited (`man ibv_req_notify_cq`). Returns false without one.
     pub(crate) fn complete<H: Host>(&mut self, sh: &mut Shared, host: &mut H, mut cqe: Cqe) -> bool {
         let Some(wr_id) = self.pop() else { return false };
         // clause: XRC-COMPLETION
@@ -262,8 +249,7 @@ impl RecvQueue {
         true
     }
 
-    /// The completion of the current receive of a tag-matching queue is `cqe` but for what its tag
-    /// adds.
+    /// Adds the tag matching part to the completion `cqe` of the current receive.
     fn end_tagged<H: Host>(&mut self, sh: &mut Shared, host: &mut H, cqe: Cqe) -> Cqe {
         self.skipped = 0;
         let tag_match = core::mem::take(&mut self.tag_match);
@@ -278,21 +264,20 @@ impl RecvQueue {
         tag_match.stamp(cqe)
     }
 
-    /// The current receive of a tag-matching queue vanishes without a completion.
-    pub(crate) fn give_up<H: Host>(&mut self, host: &mut H) {
+    /// Drops the tag matching state of the current receive without a completion.
+    pub(crate) fn discard<H: Host>(&mut self, host: &mut H) {
         self.skipped = 0;
         if let TagMatch::Unexpected { .. } = core::mem::take(&mut self.tag_match) {
             host.forget_unexpected();
         }
     }
 
-    /// Ends all receives as flushed, oldest first. A shared queue keeps what this QP has not taken.
+    /// Flushes all receives, oldest first. Receives still in a shared queue stay there.
     pub(crate) fn flush<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
         let cqe = Cqe { status: WcStatus::WrFlushErr, opcode: WcOpcode::Recv, ..Cqe::default() };
         while self.complete(sh, host, cqe) {}
     }
 
-    /// Forgets all receives.
     pub(crate) fn clear(&mut self) {
         while self.pop().is_some() {}
     }

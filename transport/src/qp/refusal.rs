@@ -1,44 +1,39 @@
-//! Why a responder refuses a request, and what follows from it, as one table (IBA §9.9.3).
-//!
-//! Pure data; `responder.rs` acts on it.
+//! Why a responder refuses a request and how it reacts, as one table (IBA §9.9.3).
 
 use crate::cx::MemError;
 use crate::qp::shared::{DropReason, QpEvents, Service};
 use crate::wr::WcStatus;
 use roxe_wire::NakCode;
 
-/// Why a request is not executed. The number is the `vendor_err` of the receive that ends by it.
+/// Why a request is not executed. The number is the `vendor_err` of the receive that fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Refusal {
-    /// The opcode does not continue the open message, or continues none.
+    /// The opcode does not continue the partly received message, or there is none.
     OpcodeSequence = 1,
-    /// The QP does not do this operation, or its access flags do not allow it.
+    /// The service does not support this operation, or the access flags do not allow it.
     NotAllowed,
-    /// No receive is posted.
     NoReceive,
-    /// More READs, atomics, ATOMIC WRITEs and FLUSHes than `max_dest_rd_atomic`.
+    /// More READs, atomics, ATOMIC WRITEs and FLUSHes are outstanding than `max_dest_rd_atomic`.
     TooManyReads,
-    /// The payload does not go with the opcode, the path MTU or the announced length.
+    /// The payload length does not match the opcode, the path MTU or the announced length.
     Length,
-    /// The message is longer than the receive it would land in.
     ReceiveTooShort,
     /// An atomic or ATOMIC WRITE on an address that is not a multiple of 8.
     Misaligned,
-    /// The remote key does not give the peer this right on this range.
+    /// The remote key does not grant this right on this range.
     RemoteAccess,
-    /// The memory behind a good remote key is gone.
+    /// The memory behind a valid remote key is unmapped.
     RemoteFault,
     /// The list of the receive is not writable.
     LocalProtection,
     /// A SEND with Invalidate names a key that cannot be invalidated; its data is placed.
     Invalidate,
-    /// XRC: the packet names a shared receive queue that the domain does not have, or another than
-    /// its message began with.
+    /// XRC: the domain lacks the shared receive queue that the packet names, or the queue changed
+    /// within a message.
     SharedQueue,
 }
 
-/// What the peer is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Silence,
@@ -46,24 +41,21 @@ pub(crate) enum Answer {
     Nak(NakCode),
 }
 
-/// Where there always is a receive to report on.
+/// For refusals that always have a receive to report on.
 const NO_EVENT: QpEvents = QpEvents::empty();
 
-/// What follows from a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reaction {
     pub(crate) answer: Answer,
-    /// The QP goes to the error state; the receive in use ends with `status`, or without one
-    /// `event` is raised.
+    /// True if the QP enters the error state: the receive in use ends with `status`, or `event` is
+    /// raised without one.
     pub(crate) fatal: bool,
     pub(crate) status: WcStatus,
     pub(crate) event: QpEvents,
-    /// For the counters.
     pub(crate) reason: DropReason,
 }
 
 impl Refusal {
-    /// What a peer's access to memory by remote key failed with.
     pub(crate) const fn remote(error: MemError) -> Self {
         match error {
             MemError::Fault => Self::RemoteFault,
@@ -71,7 +63,7 @@ impl Refusal {
         }
     }
 
-    /// What is wrong with the request, for a person.
+    /// Explanation for a person; `None` if the host explains the refusal.
     pub(crate) const fn sentence(self) -> Option<&'static str> {
         Some(match self {
             Self::OpcodeSequence => "its opcode does not continue the message before it",
@@ -89,12 +81,11 @@ impl Refusal {
         })
     }
 
-    /// What a responder of `service` does about it.
     pub(crate) const fn reaction(self, service: Service) -> Reaction {
         if service.is_reliable() { self.reliable() } else { self.unreliable() }
     }
 
-    /// The reliable responder tells the peer and, but for a missing receive, gives up.
+    /// A reliable responder sends a NAK and, except after RNR, enters the error state.
     // clause: NAK-TABLE
     const fn reliable(self) -> Reaction {
         const fn fatal(code: NakCode, status: WcStatus, event: QpEvents, reason: DropReason) -> Reaction {
@@ -121,7 +112,7 @@ impl Refusal {
         }
     }
 
-    /// Unreliable services lose what they cannot take; only a fault of our own application ends the
+    /// Unreliable services drop the packet silently; only a fault of our own application ends the
     /// QP (IBA §9.8.3).
     // clause: UC-LOST
     const fn unreliable(self) -> Reaction {
@@ -146,7 +137,7 @@ impl Refusal {
     }
 }
 
-/// The packet is dropped and nothing else happens; `status` and `event` mean nothing.
+/// Drops the packet; `status` and `event` are unused.
 const fn silent(reason: DropReason) -> Reaction {
     let (status, event) = (WcStatus::GeneralErr, NO_EVENT);
     Reaction { answer: Answer::Silence, fatal: false, status, event, reason }
@@ -193,7 +184,7 @@ mod tests {
 
     // clause: NAK-TABLE
     #[test]
-    fn the_table_is_the_one_reviewed() {
+    fn table_equals_the_reviewed_one() {
         let (now, reviewed) = (render(), include_str!("refusal_table.txt"));
         assert!(now == reviewed, "a reaction changed; review it and update refusal_table.txt:\n{now}");
     }

@@ -1,12 +1,10 @@
-//! What a reliable responder owes its peer, and the packets that pay it, strictly in the order of
-//! PSNs; and the READs, atomics, ATOMIC WRITEs and FLUSHes of the peer that may have to be answered
-//! again.
+//! Responses of a reliable responder, sent strictly in PSN order, and the replay ring of requests
+//! that a duplicate must answer is_replay: READs, atomics, ATOMIC WRITEs and FLUSHes.
 //!
 //! READ data is read from memory when its packet is built. Acknowledgements coalesce: one per
-//! `poll_transmit`, for the newest request executed. Remembered is a ring of the newest
-//! `max_dest_rd_atomic` requests, with a window `[cursor, end)` over it whose answers are due.
-//! Requests are counted by [`Seq`], which never wraps and never names two of them. May touch
-//! [`Shared`], the host's memory and the batch.
+//! `poll_transmit`, for the newest executed request. [`ReplayRing`] keeps the newest
+//! `max_dest_rd_atomic` requests; the answers in its window `[cursor, end)` are due. A [`Seq`]
+//! numbers the requests and never wraps.
 
 use crate::cx::{Host, MemError, PacketNote, TxBatch, TxReason, TxRoom, TxState};
 use crate::qp::refusal::{Answer, Refusal};
@@ -19,80 +17,73 @@ use roxe_wire::{
 };
 use std::collections::VecDeque;
 
-/// How far the responder has come: the two numbers every answer is made from.
+/// The expected PSN and the message count, from which every response is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// The PSN expected next.
     pub(crate) e_psn: Psn,
-    /// Messages completed.
+    /// Number of completed messages.
     pub(crate) msn: Msn,
 }
 
-/// A refusal to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Nak {
     psn: Psn,
     syndrome: Syndrome,
-    /// The QP is in the error state; this is the last it says.
+    /// True if the QP is in the error state; no other packet follows.
     fatal: bool,
-    /// The newest request that was dropped while this NAK waited to be sent.
+    /// The newest request dropped while this NAK waited in the queue.
     dropped: Option<Psn>,
 }
 
-/// Acknowledges duplicates up to, not including, a READ or atomic that the peer may still miss.
+/// An acknowledgement of duplicates that stops before a READ or atomic whose response the peer may
+/// still miss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct BoundedAck {
-    /// The READ or atomic that must not be acknowledged.
     until: Seq,
     psn: Psn,
 }
 
-/// One packet to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum Reply {
     Bounded(Psn),
     Answer(Due),
     Nak(Nak),
     Ack(Psn),
 }
 
-impl Step {
-    /// Acknowledges everything before the expected PSN.
+impl Reply {
     const fn acknowledge(e_psn: Psn) -> Self {
         Self::Ack(e_psn.sub(1))
     }
 
-    /// Whether it carries READ data.
     const fn is_data(self) -> bool {
         matches!(self, Self::Answer(Due::Read(_)))
     }
 
-    /// Whether it is from the middle of a READ, so that others may share its header.
+    /// Returns true for a MIDDLE response of a READ, whose header others may share.
     fn is_middle(self, sh: &Shared) -> bool {
         let Self::Answer(Due::Read(job)) = self else { return false };
         !job.first && !job.next_len(sh.attr.path_mtu).1 && sh.config.service == Service::Rc
     }
 }
 
-/// Everything owed.
 #[derive(Debug, Default)]
 pub(crate) struct Replies {
     ring: ReplayRing,
     bounded: Option<BoundedAck>,
     nak: Option<Nak>,
-    /// The newest executed request is to be acknowledged.
+    /// True if the newest executed request must be acknowledged.
     ack: bool,
 }
 
 impl Replies {
-    /// Owes nothing and remembers nothing.
     pub(crate) fn reset(&mut self) {
         self.ring.reset();
         (self.bounded, self.nak, self.ack) = (None, None, false);
     }
 
-    /// Forgets what is owed, unless a fatal NAK is: that one is still sent, behind the answers
-    /// before it.
+    /// Drops everything that is due. If a fatal NAK is due, it and the responses before it are
+    /// still sent.
     pub(crate) fn abandon(&mut self) {
         // clause: NAK-FATAL
         if !self.nak.is_some_and(|nak| nak.fatal) {
@@ -106,18 +97,16 @@ impl Replies {
         self.ack || self.nak.is_some() || self.bounded.is_some() || self.ring.is_due()
     }
 
-    /// Whether all that is owed is an acknowledgement, which may wait until the peer asks again.
+    /// Returns true if only an acknowledgement is due; it may be delayed.
     #[inline]
     pub(crate) fn is_only_ack(&self) -> bool {
         self.ack && self.nak.is_none() && self.bounded.is_none() && !self.ring.is_due()
     }
 
-    /// An executed SEND or WRITE asked for an acknowledgement.
     pub(crate) fn acknowledge(&mut self) {
         self.ack = true;
     }
 
-    /// A request behind the expected one was dropped.
     pub(crate) fn note_dropped(&mut self, psn: Psn) {
         if let Some(nak) = &mut self.nak
             && nak.dropped.is_none_or(|newest| psn.is_after(newest))
@@ -126,9 +115,9 @@ impl Replies {
         }
     }
 
-    /// The request that an unsent NAK was about came after all; `e_psn` is expected now. The peer
-    /// knows nothing of what was dropped behind it: if it has not come again, the NAK asks for it.
-    /// Returns true if it does.
+    /// The request that the unsent NAK is about has arrived; `e_psn` is expected now. The NAK then
+    /// reports the next gap, if a request behind it was dropped and has not arrived again. Returns
+    /// true in that case.
     // clause: GAP-NAK
     #[inline]
     pub(crate) fn on_expected(&mut self, e_psn: Psn) -> bool {
@@ -152,23 +141,21 @@ impl Replies {
         self.nak = Some(Nak { psn, syndrome, fatal, dropped });
     }
 
-    /// Whether one more READ, atomic, ATOMIC WRITE or FLUSH may be outstanding.
+    /// Returns true if one more READ, atomic, ATOMIC WRITE or FLUSH may be outstanding.
     pub(crate) fn has_room(&self, limit: u8) -> bool {
         self.ring.has_room(limit.into())
     }
 
-    /// An accepted READ or what is done once will be answered. An acknowledgement that is due
-    /// leaves before it.
+    /// Enqueues the answer to an executed request. A due acknowledgement leaves before it.
     pub(crate) fn answer(&mut self, psn: Psn, packets: u32, op: Op, limit: u8, srqn: u32) {
         // clause: ACK-BEFORE-READ
         let ack_before = core::mem::take(&mut self.ack);
         self.ring.push(Entry { psn, packets, op, ack_before, srqn }, limit.into());
     }
 
-    /// A SEND or WRITE came again: its acknowledgement was lost, and maybe answers to READs and
-    /// atomics after it. The acknowledgement must not reach past those (it would tell the peer that
-    /// they are lost once more).
-    pub(crate) fn acknowledge_again(&mut self, psn: Psn, e_psn: Psn) {
+    /// Acknowledges a duplicate SEND or WRITE. The acknowledgement must not cover later READs and
+    /// atomics, whose responses may be lost too: it would imply a second loss.
+    pub(crate) fn acknowledge_duplicate(&mut self, psn: Psn, e_psn: Psn) {
         // clause: DUP-ACK-BOUND
         match self.ring.oldest_after(psn, e_psn) {
             None => self.ack = true,
@@ -176,10 +163,10 @@ impl Replies {
         }
     }
 
-    /// A READ came again, maybe only its tail. Answers it from memory as it is now if it ends where
-    /// the original did and the key still allows it; otherwise stays silent. Returns whether it
+    /// Handles a duplicate READ, complete or its tail. Reads memory again if the range ends where
+    /// the original did and the key still allows it; otherwise stays silent. Returns true if it
     /// will be answered.
-    pub(crate) fn read_again<H: Host>(&mut self, sh: &Shared, host: &mut H, psn: Psn, reth: &Reth) -> bool {
+    pub(crate) fn replay_read<H: Host>(&mut self, sh: &Shared, host: &mut H, psn: Psn, reth: &Reth) -> bool {
         let Some((seq, entry)) = self.ring.find(psn) else { return false };
         let Op::Read(original) = entry.op else { return false };
         let index = psn.sub(entry.psn.get()).get();
@@ -196,9 +183,9 @@ impl Replies {
         true
     }
 
-    /// What is done once came again: its answer is sent again, and that is all. Returns whether it
-    /// is still known.
-    pub(crate) fn once_again(&mut self, psn: Psn, kind: OnceKind) -> bool {
+    /// Replays the saved response of an atomic, ATOMIC WRITE or FLUSH. Returns false if it is no
+    /// longer in the ring.
+    pub(crate) fn replay_once(&mut self, psn: Psn, kind: OnceKind) -> bool {
         match self.ring.find(psn) {
             // clause: DUP-ATOMIC, DUP-NONPOSTED
             Some((seq, Entry { op: Op::Once(of, _), .. })) if of == kind => {
@@ -209,7 +196,7 @@ impl Replies {
         }
     }
 
-    /// Writes what is owed into `tx`, until it is full.
+    /// Writes what is due into `tx`, until it is full.
     pub(crate) fn poll_transmit<H: Host, T: TxBatch>(
         &mut self,
         sh: &mut Shared,
@@ -217,22 +204,22 @@ impl Replies {
         tx: &mut T,
         progress: Progress,
     ) -> TxState {
-        // Mostly that is all.
+        // The common case.
         if self.is_only_ack() {
-            let sent = send(sh, host, tx, Step::acknowledge(progress.e_psn), progress.msn);
+            let sent = send(sh, host, tx, Reply::acknowledge(progress.e_psn), progress.msn);
             self.ack = matches!(sent, Sent::Full);
             return if self.ack { TxState::BatchFull } else { TxState::Drained };
         }
-        while let Some(step) = self.next_step(progress.e_psn) {
+        while let Some(reply) = self.next_reply(progress.e_psn) {
             // clause: DCQCN-PACING
-            if step.is_data() && !sh.congestion.may_send(host.now()) {
+            if reply.is_data() && !sh.congestion.may_send(host.now()) {
                 break;
             }
-            match send(sh, host, tx, step, progress.msn) {
+            match send(sh, host, tx, reply, progress.msn) {
                 Sent::Yes => {
-                    self.sent(step, sh, host.now());
+                    self.sent(reply, sh, host.now());
                     // clause: DCQCN-PACING
-                    if tx.joins() && step.is_middle(sh) && sh.congestion.is_free() {
+                    if tx.joins() && reply.is_middle(sh) && sh.congestion.is_free() {
                         self.join(sh, host, tx);
                     }
                 }
@@ -243,8 +230,7 @@ impl Replies {
         TxState::Drained
     }
 
-    /// Puts more packets from the middle of a READ behind the one that has just left, if the batch
-    /// joins them.
+    /// Appends MIDDLE responses to the one that was just sent, if the batch joins packets.
     fn join<H: Host, T: TxBatch>(&mut self, sh: &Shared, host: &mut H, tx: &mut T) {
         let (Some(Due::Read(job)), mtu) = (self.ring.due(), sh.attr.path_mtu.bytes()) else { return };
         let before_last = job.left.saturating_sub(1) / mtu;
@@ -255,50 +241,50 @@ impl Replies {
         let len = len_of(room.len());
         // clause: READ-AFTER-WRITE
         match host.read_remote(job.rkey, job.va, room) {
-            Ok(()) => self.ring.go_on(job, len / mtu, len),
-            // Alone, the one that cannot be read says so.
+            Ok(()) => self.ring.advance(job, len / mtu, len),
+            // The packet with the unreadable data reports it when it is sent alone.
             Err(_) => tx.retract(),
         }
     }
 
-    /// Whether READ data is what leaves next.
+    /// Returns true if READ data is next.
     pub(crate) fn next_is_data(&self, e_psn: Psn) -> bool {
-        self.next_step(e_psn).is_some_and(Step::is_data)
+        self.next_reply(e_psn).is_some_and(Reply::is_data)
     }
 
-    /// What leaves next. A NAK acknowledges everything before it, so it makes the plain
-    /// acknowledgement superfluous.
+    /// The next packet. A NAK acknowledges everything before it and so replaces the plain
+    /// acknowledgement.
     // clause: ANSWER-ORDER
-    fn next_step(&self, e_psn: Psn) -> Option<Step> {
-        if let Some(bounded) = self.bounded.filter(|bounded| self.ring.is_answered_before(bounded.until)) {
-            return Some(Step::Bounded(bounded.psn));
+    fn next_reply(&self, e_psn: Psn) -> Option<Reply> {
+        let is_turn = |bounded: &BoundedAck| !self.ring.is_due() || self.ring.cursor >= bounded.until;
+        if let Some(bounded) = self.bounded.filter(is_turn) {
+            return Some(Reply::Bounded(bounded.psn));
         }
         if let Some(due) = self.ring.due() {
-            return Some(Step::Answer(due));
+            return Some(Reply::Answer(due));
         }
-        self.nak.map(Step::Nak).or_else(|| self.ack.then(|| Step::acknowledge(e_psn)))
+        self.nak.map(Reply::Nak).or_else(|| self.ack.then(|| Reply::acknowledge(e_psn)))
     }
 
-    /// `step` is in the batch.
-    fn sent(&mut self, step: Step, sh: &mut Shared, now: Instant) {
-        match step {
-            Step::Bounded(_) => self.bounded = None,
-            Step::Answer(due) => {
+    fn sent(&mut self, reply: Reply, sh: &mut Shared, now: Instant) {
+        match reply {
+            Reply::Bounded(_) => self.bounded = None,
+            Reply::Answer(due) => {
                 if let Due::Read(job) = due {
                     sh.congestion.on_sent(now, job.next_len(sh.attr.path_mtu).0);
                 }
                 self.ring.sent(due, sh.attr.path_mtu);
             }
-            Step::Nak(_) => (self.nak, self.ack) = (None, false),
-            Step::Ack(_) => self.ack = false,
+            Reply::Nak(_) => (self.nak, self.ack) = (None, false),
+            Reply::Ack(_) => self.ack = false,
         }
     }
 
-    /// The memory of a READ went away after it was accepted. A first answer turns into a NAK with
-    /// the PSN that cannot be produced and the QP fails; a repeated one just ends.
+    /// The memory of an accepted READ is gone. A first response becomes a NAK with the failing PSN
+    /// and the QP fails; a replay ends silently.
     fn give_up_read(&mut self, sh: &mut Shared, job: ReadJob, error: MemError) {
         // clause: DUP-READ-SILENT
-        if job.again {
+        if job.is_replay {
             return self.ring.finish();
         }
         let reaction = Refusal::remote(error).reaction(Service::Rc);
@@ -311,7 +297,7 @@ impl Replies {
     }
 }
 
-/// Whether the peer may read what `reth` names. Reading nothing needs no key (IBA C9-88).
+/// Checks that the peer may read the range of `reth`. Zero bytes need no key (IBA C9-88).
 pub(crate) fn check_readable<H: Host>(host: &mut H, reth: &Reth) -> Result<(), MemError> {
     match reth.dma_len {
         // clause: CHECK-KEY-EMPTY
@@ -320,25 +306,22 @@ pub(crate) fn check_readable<H: Host>(host: &mut H, reth: &Reth) -> Result<(), M
     }
 }
 
-/// What became of a packet.
 enum Sent {
     Yes,
-    /// The batch has no room for it.
     Full,
-    /// Its data cannot be read.
     Unreadable(ReadJob, MemError),
 }
 
-/// Writes the packet of `step`. The credit field always says "no limit": receives may be shared,
-/// and requesters of today rely on RNR NAK.
-fn send<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, step: Step, msn: Msn) -> Sent {
+/// Writes one packet. The credit field always says "no limit": receives may be shared, and today's
+/// requesters rely on RNR NAK.
+fn send<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, reply: Reply, msn: Msn) -> Sent {
     // clause: ACK-NO-LIMIT
     let ack = Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn };
-    let (psn, response, reason) = match step {
-        Step::Bounded(psn) | Step::Ack(psn) | Step::Answer(Due::AckBefore(psn)) => {
+    let (psn, response, reason) = match reply {
+        Reply::Bounded(psn) | Reply::Ack(psn) | Reply::Answer(Due::AckBefore(psn)) => {
             (psn, Response::Ack(ack), TxReason::Ack)
         }
-        Step::Answer(Due::Once { psn, kind, original, again }) => {
+        Reply::Answer(Due::Once { psn, kind, original, is_replay }) => {
             let (response, reason) = match kind {
                 OnceKind::CompareSwap | OnceKind::FetchAdd => {
                     (Response::AtomicAck(ack, AtomicAckEth(original)), TxReason::AtomicResponse)
@@ -346,11 +329,11 @@ fn send<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, step: Step, 
                 // clause: NONPOSTED-ANSWER
                 OnceKind::AtomicWrite | OnceKind::Flush => (Response::ReadOnly(ack), TxReason::ReadResponse),
             };
-            (psn, response, if again { TxReason::Replay } else { reason })
+            (psn, response, if is_replay { TxReason::Replay } else { reason })
         }
-        Step::Answer(Due::Read(job)) => return send_read(sh, host, tx, job, ack),
+        Reply::Answer(Due::Read(job)) => return send_read(sh, host, tx, job, ack),
         // clause: NAK-OPCODE
-        Step::Nak(nak) => (nak.psn, Response::Ack(Aeth { syndrome: nak.syndrome, msn }), TxReason::Nak),
+        Reply::Nak(nak) => (nak.psn, Response::Ack(Aeth { syndrome: nak.syndrome, msn }), TxReason::Nak),
     };
     match slot(sh, tx, psn, response, 0, reason) {
         Some(_) => Sent::Yes,
@@ -358,8 +341,7 @@ fn send<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, step: Step, 
     }
 }
 
-/// Writes the next packet of the answer to a READ. After a restart it begins with FIRST or ONLY
-/// like a new one.
+/// Writes the next READ response. A replay begins with FIRST or ONLY like a new answer.
 fn send_read<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, job: ReadJob, ack: Aeth) -> Sent {
     let (len, last) = job.next_len(sh.attr.path_mtu);
     // clause: READ-RESPONSES
@@ -369,7 +351,7 @@ fn send_read<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, job: Re
         (false, true) => Response::ReadLast(ack),
         (false, false) => Response::ReadMiddle,
     };
-    let reason = if job.again { TxReason::Replay } else { TxReason::ReadResponse };
+    let reason = if job.is_replay { TxReason::Replay } else { TxReason::ReadResponse };
     // clause: XRC-DOMAIN
     if sh.config.service == Service::XrcTgt {
         host.select_srq(job.srqn);
@@ -385,7 +367,7 @@ fn send_read<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, job: Re
     Sent::Yes
 }
 
-/// Room in the batch for one packet to the peer, its headers written.
+/// Writes the headers of one packet and returns the room for its payload.
 fn slot<'t, T: TxBatch>(
     sh: &Shared,
     tx: &'t mut T,
@@ -407,39 +389,34 @@ fn slot<'t, T: TxBatch>(
     tx.slot(&sh.path, bth.dest_qpn, form.len(), &note)?.put_header(&header, &form)
 }
 
-/// Position of a request among all of them on the connection.
+/// Number of a request on this connection.
 pub(crate) type Seq = u64;
 
-/// What is left to send of the answer to a READ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReadJob {
-    /// PSN of the next response packet.
     pub(crate) psn: Psn,
     pub(crate) rkey: RKey,
-    /// Where the next packet's data starts.
     pub(crate) va: u64,
-    /// Bytes to send.
     pub(crate) left: u32,
-    /// No packet of this answer has been sent.
     pub(crate) first: bool,
-    /// The peer asked for this before: a failure stays silent (a duplicate is never refused).
-    pub(crate) again: bool,
-    /// XRC: the shared receive queue that the request named; the key is looked up in its domain.
+    /// True for a duplicate, which is never refused: a failure stays silent.
+    pub(crate) is_replay: bool,
+    /// XRC: the shared receive queue named by the request, which selects the domain of the key.
     pub(crate) srqn: u32,
 }
 
 impl ReadJob {
-    pub(crate) fn new(psn: Psn, reth: &Reth, again: bool, srqn: u32) -> Self {
-        Self { psn, rkey: reth.rkey, va: reth.va, left: reth.dma_len, first: true, again, srqn }
+    pub(crate) fn new(psn: Psn, reth: &Reth, is_replay: bool, srqn: u32) -> Self {
+        Self { psn, rkey: reth.rkey, va: reth.va, left: reth.dma_len, first: true, is_replay, srqn }
     }
 
-    /// Payload of the next packet, and whether it is the last.
+    /// Payload bytes of the next packet, and true if it is the last.
     pub(crate) fn next_len(&self, mtu: PathMtu) -> (u32, bool) {
         (self.left.min(mtu.bytes()), self.left <= mtu.bytes())
     }
 }
 
-/// What is done once, however often it comes: a duplicate must be of the same kind.
+/// Requests that are executed only once; a duplicate must be of the same kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OnceKind {
     CompareSwap,
@@ -449,7 +426,6 @@ pub(crate) enum OnceKind {
 }
 
 impl OnceKind {
-    /// The kind of a request; `None` for those that are answered otherwise.
     pub(crate) const fn of(req: &Request) -> Option<Self> {
         match req {
             Request::CompareSwap(_) => Some(Self::CompareSwap),
@@ -463,66 +439,53 @@ impl OnceKind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
-    /// Read when it is answered, and read again for a duplicate.
+    /// Reads memory when it is answered, and again for a duplicate.
     Read(Reth),
-    /// Done once. Of an atomic the word it found is kept; of the others there is nothing to keep.
+    /// Executed once. Holds the original value of an atomic, 0 for the others.
     Once(OnceKind, u64),
 }
 
-/// An accepted request of those.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// First PSN.
     pub(crate) psn: Psn,
-    /// PSNs it occupies, one per response packet.
+    /// Number of PSNs, one per response packet.
     pub(crate) packets: u32,
     pub(crate) op: Op,
-    /// An earlier SEND or WRITE asked for an acknowledgement that must leave before this answer:
-    /// old HCAs do not take a READ response for one.
+    /// True if an acknowledgement of earlier requests must leave before this answer: old HCAs do
+    /// not accept a READ response as one.
     pub(crate) ack_before: bool,
-    /// XRC: the shared receive queue that it named.
+    /// XRC: the shared receive queue named by the request.
     pub(crate) srqn: u32,
 }
 
-/// The answer that is due next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
-    /// An acknowledgement of this PSN.
     AckBefore(Psn),
     Read(ReadJob),
-    Once {
-        psn: Psn,
-        kind: OnceKind,
-        /// The word that an atomic found.
-        original: u64,
-        /// Whether the request was answered before.
-        again: bool,
-    },
+    Once { psn: Psn, kind: OnceKind, original: u64, is_replay: bool },
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct ReplayRing {
     entries: VecDeque<Entry>,
-    /// The number of `entries[0]`.
+    /// Number of `entries[0]`.
     base: Seq,
-    /// The request being answered.
     cursor: Seq,
-    /// The first one that is not due.
+    /// First request whose answer is not due.
     end: Seq,
-    /// The first one that was never answered in full.
+    /// First request that was never answered completely.
     fresh: Seq,
-    /// The READ at `cursor`, if its answer is under way or does not start at its beginning.
+    /// The READ at `cursor`, if partly sent or restarted in its middle.
     job: Option<ReadJob>,
 }
 
 impl ReplayRing {
-    /// Forgets everything.
     pub(crate) fn reset(&mut self) {
         self.entries.clear();
         (self.base, self.cursor, self.end, self.fresh, self.job) = (0, 0, 0, 0, None);
     }
 
-    /// Forgets which answers are due, but not the requests.
+    /// Cancels all answers that are due but keeps the requests.
     pub(crate) fn abandon(&mut self) {
         (self.cursor, self.fresh, self.job) = (self.end, self.next_seq(), None);
     }
@@ -535,26 +498,19 @@ impl ReplayRing {
         self.entries.get(usize::try_from(seq.checked_sub(self.base)?).ok()?)
     }
 
-    fn entry_mut(&mut self, seq: Seq) -> Option<&mut Entry> {
-        self.entries.get_mut(usize::try_from(seq.checked_sub(self.base)?).ok()?)
-    }
-
-    /// Whether answers are due.
     pub(crate) fn is_due(&self) -> bool {
         self.cursor != self.end
     }
 
-    /// Whether the peer may have one more request here, of `limit`: those answered in full no
-    /// longer count.
+    /// Returns true if fewer than `limit` requests are not completely answered.
     pub(crate) fn has_room(&self, limit: usize) -> bool {
         self.next_seq() - self.fresh < limit as u64
     }
 
-    /// Takes in a new request, whose answer is due now; the oldest is forgotten when there are more
-    /// than `limit`.
+    /// Appends a request whose answer is due now and drops the oldest beyond `limit`.
     ///
-    /// Only an answered one can be forgotten, given [`Self::has_room`]. If it was due again, that
-    /// is forgotten too: the peer could not send a new request without having seen the old answer.
+    /// Given [`Self::has_room`], the oldest is answered. A pending replay of it is dropped too: the
+    /// new request shows that the peer has received the old answer.
     pub(crate) fn push(&mut self, entry: Entry, limit: usize) {
         // clause: DUP-RING
         while self.entries.len() >= limit.max(1) {
@@ -566,7 +522,7 @@ impl ReplayRing {
         } else if self.cursor < self.base {
             (self.cursor, self.job) = (self.base, None);
         }
-        // Once per connection: an idle one costs no memory, a busy one does not allocate.
+        // Reserved once per connection: an idle one costs no memory, a busy one does not allocate.
         if self.entries.capacity() < limit {
             self.entries.reserve_exact(limit - self.entries.len());
         }
@@ -581,9 +537,8 @@ impl ReplayRing {
         Some((self.base + at as u64, *self.entries.get(at)?))
     }
 
-    /// The oldest request newer than the old packet `psn`, and its first PSN. `e_psn` is the
-    /// expected one: age is counted back from there, so that requests from before the last wrap of
-    /// the PSN do not look new.
+    /// The oldest request newer than the duplicate `psn`, and its first PSN. Age is counted back
+    /// from `e_psn`, so that requests from before a PSN wrap do not look new.
     pub(crate) fn oldest_after(&self, psn: Psn, e_psn: Psn) -> Option<(Seq, Psn)> {
         let age = |psn: Psn| e_psn.sub(psn.get()).get();
         let newer = self.entries.iter().rev().take_while(|entry| age(entry.psn) < age(psn)).count();
@@ -591,11 +546,10 @@ impl ReplayRing {
         Some((seq, self.entry(seq)?.psn))
     }
 
-    /// Answers request `seq` again, a READ from where `job` starts.
+    /// Answers request `seq` is_replay, a READ from the start of `job`.
     ///
-    /// Answers leave in the order of PSNs, so whatever is due after it stays due: a newer one
-    /// widens the window, an older one moves its start back, and one inside the window will be
-    /// answered anyway.
+    /// Answers leave in PSN order, so later answers stay due: a newer request widens the window, an
+    /// older one moves its start back, and one inside the window is already due.
     // clause: DUP-READ-RANGE
     pub(crate) fn replay(&mut self, seq: Seq, job: Option<ReadJob>) {
         let restarts =
@@ -610,47 +564,41 @@ impl ReplayRing {
         }
     }
 
-    /// Whether everything older than request `seq` is answered, as far as it is due.
-    pub(crate) fn is_answered_before(&self, seq: Seq) -> bool {
-        !self.is_due() || self.cursor >= seq
-    }
-
-    /// What is due next.
     pub(crate) fn due(&self) -> Option<Due> {
         let entry = self.entry(self.cursor).filter(|_| self.is_due())?;
         if entry.ack_before {
             return Some(Due::AckBefore(entry.psn.sub(1)));
         }
-        let again = self.cursor < self.fresh;
+        let is_replay = self.cursor < self.fresh;
         Some(match &entry.op {
-            Op::Read(reth) => Due::Read(self.job.unwrap_or_else(|| ReadJob::new(entry.psn, reth, again, entry.srqn))),
-            Op::Once(kind, original) => Due::Once { psn: entry.psn, kind: *kind, original: *original, again },
+            Op::Read(reth) => {
+                Due::Read(self.job.unwrap_or_else(|| ReadJob::new(entry.psn, reth, is_replay, entry.srqn)))
+            }
+            Op::Once(kind, original) => Due::Once { psn: entry.psn, kind: *kind, original: *original, is_replay },
         })
     }
 
-    /// `due` was sent; of a READ that was one packet.
     pub(crate) fn sent(&mut self, due: Due, mtu: PathMtu) {
         match due {
             Due::AckBefore(_) => {
-                if let Some(entry) = self.entry_mut(self.cursor) {
+                if let Some(entry) = self.entries.get_mut((self.cursor - self.base) as usize) {
                     entry.ack_before = false;
                 }
             }
             Due::Once { .. } => self.finish(),
             Due::Read(job) => match job.next_len(mtu) {
                 (_, true) => self.finish(),
-                (len, false) => self.go_on(job, 1, len),
+                (len, false) => self.advance(job, 1, len),
             },
         }
     }
 
-    /// `packets` of `job`, with `bytes` together, are sent, and not the last one.
-    pub(crate) fn go_on(&mut self, job: ReadJob, packets: u32, bytes: u32) {
+    /// `packets` of `job` with `bytes` in total were sent, but not the last one.
+    pub(crate) fn advance(&mut self, job: ReadJob, packets: u32, bytes: u32) {
         let (psn, va, left) = (job.psn.add(packets), job.va.wrapping_add(bytes.into()), job.left - bytes);
         self.job = Some(ReadJob { psn, va, left, first: false, ..job });
     }
 
-    /// The request at the cursor needs no more answer.
     pub(crate) fn finish(&mut self) {
         (self.cursor, self.job) = (self.cursor + 1, None);
         self.fresh = self.fresh.max(self.cursor);

@@ -1,11 +1,10 @@
-//! The receiving side of a QP: requests of the peer are checked in the order of the standard and
-//! executed, or refused.
+//! The responder: checks requests of the peer in the order of the standard, then executes or
+//! refuses them.
 //!
-//! A request runs through short `check_*` steps. They change nothing that the application could
-//! see, so that a refused request can come again; the first that fails gives a [`Refusal`], and
-//! `refusal.rs` says what follows. Then it is executed, where only memory can still refuse. Answers
-//! are left in [`Replies`]. UC goes through the same steps (IBA §9.8) with its own rules for PSNs;
-//! UD is in `unreliable.rs`. May touch the receive queue, [`Shared`] and the host.
+//! The `check_*` steps change nothing that the application can see, so a refused request can be
+//! retransmitted. The first failing step returns a [`Refusal`]; `refusal.rs` maps it to a NAK.
+//! During execution only memory can still refuse. Responses are left in [`Replies`]. UC takes the
+//! same steps (IBA §9.8) with its own PSN rules; UD is in `unreliable.rs`.
 
 use crate::cx::{AtomicOp, Host, RxPayload};
 use crate::qp::features::tags::MAX_RENDEZVOUS;
@@ -17,7 +16,6 @@ use crate::qp::shared::{DropReason, QpConfig, QpEvents, QpState, Shared};
 use crate::wr::{Access, Cqe, MAX_MESSAGE, VendorErr, WcExtra, WcOpcode};
 use roxe_wire::{AtomicEth, Bth, ImmDt, NakCode, PathMtu, Psn, RKey, Request, Reth, Selectivity, SendTail, UcRequest};
 
-/// A request packet.
 #[derive(Clone, Copy)]
 pub(super) struct Incoming<'a> {
     pub(super) bth: &'a Bth,
@@ -25,15 +23,12 @@ pub(super) struct Incoming<'a> {
     pub(super) payload: RxPayload<'a>,
 }
 
-/// A WRITE whose packets are coming in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OpenWrite {
     pub(super) rkey: RKey,
-    /// Where the next byte goes.
     pub(super) va: u64,
-    /// Bytes still to come.
+    /// Bytes not yet received.
     pub(super) left: u32,
-    /// Bytes of the whole message.
     pub(super) total: u32,
 }
 
@@ -43,42 +38,37 @@ impl OpenWrite {
     }
 }
 
-/// The message that is not complete yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Open {
+pub(super) enum OpenMessage {
     #[default]
     None,
-    /// A SEND of which this many bytes are in the current receive.
+    /// A SEND with this many bytes in the current receive.
     Send(u32),
     Write(OpenWrite),
 }
 
-/// The NAK that answers, for now, every packet that is not the expected one.
+/// The NAK sent for the current gap; it is not repeated for later packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum NakState {
     #[default]
     None,
-    /// The gap was reported.
     Sequence,
-    /// The expected packet found no receive; what follows it is not a gap.
+    /// The expected packet found no receive; the packets behind it are not a gap.
     NotReady,
 }
 
-/// The receiving side of a QP.
 #[derive(Debug)]
 pub(crate) struct Responder {
     pub(super) rq: RecvQueue,
     pub(super) replies: Replies,
     pub(super) progress: Progress,
-    pub(super) open: Open,
+    pub(super) open: OpenMessage,
     nak_state: NakState,
-    /// The current receive is in use by the message that is being executed.
+    /// True if the message being executed uses the current receive.
     pub(super) receiving: bool,
-    /// `COMM_EST` was raised.
     established: bool,
-    /// The queue was flushed, and `LAST_WQE_REACHED` raised if there is one to raise.
+    /// True after the flush, which raises `LAST_WQE_REACHED` once.
     flushed: bool,
-    /// Why the last request that was refused was.
     pub(super) refused: Option<Refusal>,
 }
 
@@ -88,7 +78,7 @@ impl Responder {
             rq: RecvQueue::new(config),
             replies: Replies::default(),
             progress: Progress::default(),
-            open: Open::None,
+            open: OpenMessage::None,
             nak_state: NakState::None,
             receiving: false,
             established: false,
@@ -97,14 +87,13 @@ impl Responder {
         }
     }
 
-    /// The QP entered RTR: the first packet has `rq_psn`.
     pub(crate) fn on_rtr(&mut self, sh: &Shared) {
         self.forget_connection();
         // clause: PSN-START
         self.progress.e_psn = sh.attr.rq_psn;
     }
 
-    /// The QP entered RESET: receives vanish without completions.
+    /// The QP entered RESET: drops all receives without completions.
     pub(crate) fn on_reset(&mut self) {
         self.rq.clear();
         self.forget_connection();
@@ -112,15 +101,15 @@ impl Responder {
 
     fn forget_connection(&mut self) {
         self.replies.reset();
-        (self.progress, self.open, self.nak_state) = (Progress::default(), Open::None, NakState::None);
+        (self.progress, self.open, self.nak_state) = (Progress::default(), OpenMessage::None, NakState::None);
         (self.receiving, self.established, self.flushed) = (false, false, false);
     }
 
-    /// The QP is in ERR: ends all receives. A QP on a shared queue then holds none, and says so
-    /// once (IBA §11.6.3).
+    /// The QP entered ERR: flushes all receives. A QP on a shared queue then holds none and raises
+    /// `LAST_WQE_REACHED` once (IBA §11.6.3).
     pub(crate) fn flush<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
         self.replies.abandon();
-        (self.open, self.receiving) = (Open::None, false);
+        (self.open, self.receiving) = (OpenMessage::None, false);
         self.rq.flush(sh, host);
         // clause: SRQ-LAST-RECEIVE
         if self.rq.is_shared() && !self.flushed {
@@ -129,33 +118,28 @@ impl Responder {
         self.flushed = true;
     }
 
-    /// Whether the peer is owed an answer.
     #[inline]
     pub(crate) fn has_work(&self) -> bool {
         self.replies.is_due()
     }
 
-    /// Whether an answer may leave now.
     pub(crate) fn may_answer(&self, sh: &Shared) -> bool {
         self.replies.is_due() && !(sh.congestion.is_pausing() && self.replies.next_is_data(self.progress.e_psn))
     }
 
-    /// A request on a reliable connection.
+    /// Handles a request on a reliable connection.
     ///
     /// # Errors
-    /// Why it was not executed, for the counters; the peer is told what it must know.
+    /// The request was not executed; the reason is for counters.
     #[inline]
     pub(crate) fn handle_request<H: Host>(
         &mut self,
         sh: &mut Shared,
         host: &mut H,
-        bth: &Bth,
-        req: &Request,
-        payload: RxPayload<'_>,
+        incoming: Incoming<'_>,
     ) -> Result<(), DropReason> {
-        let incoming = Incoming { bth, req, payload };
         // clause: PSN-WINDOW
-        match bth.psn.distance(self.progress.e_psn) {
+        match incoming.bth.psn.distance(self.progress.e_psn) {
             0 => {
                 self.begin_expected(sh);
                 self.run(sh, host, incoming).map_err(|refusal| self.refuse(sh, host, refusal))?;
@@ -163,26 +147,20 @@ impl Responder {
                 self.advance(sh, incoming);
                 Ok(())
             }
-            1.. => Err(self.handle_future(bth.psn)),
+            1.. => Err(self.handle_future(incoming.bth.psn)),
             _ => Err(self.handle_duplicate(sh, host, incoming)),
         }
     }
 
-    /// As [`crate::Qp::handle_joined`].
-    pub(crate) fn handle_joined<H: Host>(
-        &mut self,
-        sh: &mut Shared,
-        host: &mut H,
-        bth: &Bth,
-        req: &Request,
-        payload: RxPayload<'_>,
-    ) -> bool {
+    pub(crate) fn handle_joined<H: Host>(&mut self, sh: &mut Shared, host: &mut H, incoming: Incoming<'_>) -> bool {
+        let Incoming { bth, req, payload } = incoming;
         let (len, mtu) = (len_of(payload.len()), sh.attr.path_mtu.bytes());
         if bth.psn != self.progress.e_psn || !len.is_multiple_of(mtu) {
             return false;
         }
-        // Memory that refuses some of it may have taken the rest, which is written once more then.
-        let is_placed = matches!(self.go_on(sh, host, req, payload), Some(Ok(())));
+        // If memory refuses a part, the caller handles the packets one by one and writes the rest
+        // twice.
+        let is_placed = matches!(self.place_middle(sh, host, req, payload), Some(Ok(())));
         if is_placed {
             self.begin_expected(sh);
             self.advance_by(len / mtu, bth, req);
@@ -190,16 +168,14 @@ impl Responder {
         is_placed
     }
 
-    /// The request that is expected has come.
     #[inline]
     pub(super) fn begin_expected(&mut self, sh: &mut Shared) {
         self.nak_state = NakState::None;
         self.note_established(sh);
     }
 
-    /// A packet before this one is missing. One NAK asks for it; the rest of what is under way is
-    /// dropped in silence (IBA §9.7.5), also when the expected packet was there but found no
-    /// receive.
+    /// Handles a packet behind a gap. One NAK reports the gap; later packets are dropped silently
+    /// (IBA §9.7.5), also when the expected packet arrived but found no receive.
     // clause: GAP-DROPPED
     fn handle_future(&mut self, psn: Psn) -> DropReason {
         // clause: GAP-NAK
@@ -211,21 +187,21 @@ impl Responder {
         DropReason::OutOfSequence
     }
 
-    /// A packet that was executed before is answered again but never executed again (IBA C9-105).
+    /// Handles a duplicate: answers it again, never executes it again (IBA C9-105).
     fn handle_duplicate<H: Host>(&mut self, sh: &Shared, host: &mut H, incoming: Incoming<'_>) -> DropReason {
         let psn = incoming.bth.psn;
         let answered = match incoming.req {
-            Request::Read(reth) => self.replies.read_again(sh, host, psn, reth),
+            Request::Read(reth) => self.replies.replay_read(sh, host, psn, reth),
             req => match OnceKind::of(req) {
-                Some(kind) => self.replies.once_again(psn, kind),
+                Some(kind) => self.replies.replay_once(psn, kind),
                 None => {
                     // clause: DUP-SEND-WRITE
-                    self.replies.acknowledge_again(psn, self.progress.e_psn);
+                    self.replies.acknowledge_duplicate(psn, self.progress.e_psn);
                     true
                 }
             },
         };
-        // The peer went back, so it may lose the same packet again: report the next gap.
+        // The peer went back and may lose the same packet again: report the next gap.
         // clause: GAP-NAK-AGAIN
         if answered && self.nak_state == NakState::Sequence {
             self.nak_state = NakState::None;
@@ -233,11 +209,11 @@ impl Responder {
         DropReason::DuplicateRequest
     }
 
-    /// A request on an unreliable connection: nobody is told anything, what is incomplete is
-    /// forgotten (IBA §9.8.2).
+    /// Handles a request on an unreliable connection: drops incomplete messages without a response
+    /// (IBA §9.8.2).
     ///
     /// # Errors
-    /// Why it was not executed.
+    /// The request was not executed.
     // clause: UC-SILENT
     pub(crate) fn handle_uc<H: Host>(
         &mut self,
@@ -252,23 +228,22 @@ impl Responder {
         let in_order = bth.psn == self.progress.e_psn;
         // clause: UC-RESYNC
         self.progress.e_psn = bth.psn.next();
-        // A packet is missing, or the peer starts anew: the receive in use is kept for the next
-        // message.
+        // After a gap or a new start, the next message reuses the receive.
         // clause: UC-NEW-START
         if !in_order || starts(&req) {
             // clause: UC-RECEIVE-KEPT
-            (self.open, self.receiving) = (Open::None, false);
+            (self.open, self.receiving) = (OpenMessage::None, false);
         }
         self.note_established(sh);
         let result = self.run(sh, host, Incoming { bth, req: &req, payload });
         result.map_err(|refusal| {
             let reason = self.refuse(sh, host, refusal);
-            (self.open, self.receiving) = (Open::None, false);
+            (self.open, self.receiving) = (OpenMessage::None, false);
             reason
         })
     }
 
-    /// The first request in RTR tells the application that the peer is there (IBA §11.6.3).
+    /// Raises `COMM_EST` for the first request in RTR (IBA §11.6.3).
     pub(super) fn note_established(&mut self, sh: &mut Shared) {
         // clause: EVENT-COMM-EST
         if sh.state == QpState::Rtr && !self.established {
@@ -277,12 +252,11 @@ impl Responder {
         }
     }
 
-    /// Checks a request and executes it.
     fn run<H: Host>(&mut self, sh: &mut Shared, host: &mut H, incoming: Incoming<'_>) -> Result<(), Refusal> {
         let Incoming { req, payload, .. } = incoming;
         if matches!(req, Request::WriteMiddle | Request::SendMiddle)
             && len_of(payload.len()) == sh.attr.path_mtu.bytes()
-            && let Some(result) = self.go_on(sh, host, req, payload)
+            && let Some(result) = self.place_middle(sh, host, req, payload)
         {
             return result;
         }
@@ -296,10 +270,10 @@ impl Responder {
         self.execute(sh, host, incoming)
     }
 
-    /// What comes from the middle of a long message, whole packets, and passes every check. What
-    /// does not is left to one check after the other.
+    /// Fast path: executes full-size MIDDLE packets that pass every check. Returns `None` for all
+    /// others.
     #[inline(always)]
-    fn go_on<H: Host>(
+    fn place_middle<H: Host>(
         &mut self,
         sh: &Shared,
         host: &mut H,
@@ -308,20 +282,20 @@ impl Responder {
     ) -> Option<Result<(), Refusal>> {
         let len = len_of(payload.len());
         match (req, self.open) {
-            (Request::WriteMiddle, Open::Write(write))
+            (Request::WriteMiddle, OpenMessage::Write(write))
                 if len <= write.left && sh.attr.access.contains(Access::REMOTE_WRITE) =>
             {
                 Some(self.place_write(host, write, payload))
             }
-            (Request::SendMiddle, Open::Send(received)) if self.check_room(received, len).is_ok() => {
+            (Request::SendMiddle, OpenMessage::Send(received)) if self.check_room(received, len).is_ok() => {
                 Some(self.place_send(host, payload))
             }
             _ => None,
         }
     }
 
-    /// A message that ends in a receive needs one from its first packet on, a WRITE with immediate
-    /// only for its last; what has an answer of its own needs room to be remembered (IBA §9.7.5).
+    /// A SEND needs a receive from its first packet on, a WRITE with immediate only for its last.
+    /// READs, atomics, ATOMIC WRITEs and FLUSHes need a place in the replay ring (IBA §9.7.5).
     fn check_resource<H: Host>(
         &mut self,
         sh: &Shared,
@@ -351,7 +325,7 @@ impl Responder {
         }
     }
 
-    /// The payload fits the opcode, then the message (IBA §9.7.4).
+    /// Checks the payload length against the opcode, then against the message (IBA §9.7.4).
     #[inline]
     fn check_length(&self, mtu: PathMtu, req: &Request, payload: RxPayload<'_>) -> Result<(), Refusal> {
         let mtu = mtu.bytes();
@@ -371,11 +345,11 @@ impl Responder {
         // clause: CHECK-DMA-LENGTH
         let fits_message = match (req, self.open) {
             (Request::SendFirst | Request::SendOnly(_), _) => return self.check_room(0, len),
-            (_, Open::Send(received)) => return self.check_room(received, len),
+            (_, OpenMessage::Send(received)) => return self.check_room(received, len),
             (Request::WriteFirst(reth), _) => len <= reth.dma_len && reth.dma_len <= MAX_MESSAGE,
             (Request::WriteOnly(reth, _), _) => len == reth.dma_len,
-            (Request::WriteMiddle, Open::Write(write)) => len <= write.left,
-            (Request::WriteLast(_), Open::Write(write)) => len == write.left,
+            (Request::WriteMiddle, OpenMessage::Write(write)) => len <= write.left,
+            (Request::WriteLast(_), OpenMessage::Write(write)) => len == write.left,
             (Request::AtomicWrite(reth), _) => len == reth.dma_len,
             (Request::Read(reth) | Request::Flush(_, reth), _) => reth.dma_len <= MAX_MESSAGE,
             _ => true,
@@ -383,7 +357,7 @@ impl Responder {
         if fits_message { Ok(()) } else { Err(Refusal::Length) }
     }
 
-    /// `len` bytes more fit the current receive and the longest message there is.
+    /// Checks that `len` more bytes fit the current receive and the maximum message length.
     fn check_room(&self, received: u32, len: u32) -> Result<(), Refusal> {
         let total = u64::from(received) + u64::from(len);
         if total > u64::from(MAX_MESSAGE) {
@@ -396,19 +370,16 @@ impl Responder {
         }
     }
 
-    /// Leaves the answer to [`Replies`].
     pub(super) fn remember(&mut self, sh: &Shared, bth: &Bth, req: &Request, op: Op) {
         let (packets, limit) = (psns(req, sh.attr.path_mtu), sh.attr.max_dest_rd_atomic);
         self.replies.answer(bth.psn, packets, op, limit, self.rq.srqn);
     }
 
-    /// The request is executed: the next one is expected (IBA §9.7.5).
-    pub(super) fn advance(&mut self, sh: &Shared, incoming: Incoming<'_>) {
-        let Incoming { bth, req, .. } = incoming;
+    pub(super) fn advance(&mut self, sh: &Shared, Incoming { bth, req, .. }: Incoming<'_>) {
         self.advance_by(psns(req, sh.attr.path_mtu), bth, req);
     }
 
-    /// A request, or a part of one, that takes `psns` PSNs is executed.
+    /// Advances by `psns` PSNs, a request or a part of one.
     #[inline]
     fn advance_by(&mut self, psns: u32, bth: &Bth, req: &Request) {
         self.progress.e_psn = self.progress.e_psn.add(psns);
@@ -416,17 +387,16 @@ impl Responder {
             self.nak_state = NakState::Sequence;
         }
         // clause: MSN-COUNT
-        if self.open == Open::None {
+        if self.open == OpenMessage::None {
             self.progress.msn = self.progress.msn.next();
         }
-        // What has an answer of its own gets it whether it asks or not.
+        // A request with its own response gets it without asking.
         // clause: ACK-ASKED
         if bth.ack_req && !has_own_answer(req) {
             self.replies.acknowledge();
         }
     }
 
-    /// Does what the table says about `refusal`.
     pub(super) fn refuse<H: Host>(&mut self, sh: &mut Shared, host: &mut H, refusal: Refusal) -> DropReason {
         let reaction = refusal.reaction(sh.config.service);
         self.refused = Some(refusal);
@@ -440,7 +410,7 @@ impl Responder {
         // clause: NAK-FATAL
         if reaction.fatal {
             sh.fail();
-            // The application hears of it by the receive in use, or else by an event (IBA §9.9.3).
+            // The receive in use reports the error, or else an event does (IBA §9.9.3).
             if self.receiving {
                 let (status, vendor_err) = (reaction.status, VendorErr(refusal as u32));
                 let cqe = Cqe { status, opcode: WcOpcode::Recv, vendor_err, ..Cqe::default() };
@@ -455,7 +425,7 @@ impl Responder {
 }
 
 impl Responder {
-    /// Does what the request asks for. Only memory can still refuse.
+    /// Executes the request. Only memory can still refuse.
     pub(super) fn execute<H: Host>(
         &mut self,
         sh: &mut Shared,
@@ -511,13 +481,14 @@ impl Responder {
     }
 
     pub(super) fn place_send<H: Host>(&mut self, host: &mut H, payload: RxPayload<'_>) -> Result<(), Refusal> {
-        let received = if let Open::Send(received) = self.open { received } else { 0 };
+        let received = if let OpenMessage::Send(received) = self.open { received } else { 0 };
         self.rq.scatter(host, received, payload).map_err(|_| Refusal::LocalProtection)?;
-        self.open = Open::Send(received.saturating_add(len_of(payload.len())));
+        self.open = OpenMessage::Send(received.saturating_add(len_of(payload.len())));
         Ok(())
     }
 
-    /// The key goes after the data is placed and before the application hears of it (IBA §9.4.1).
+    /// Completes a SEND. The key is invalidated after the data is placed and before the completion
+    /// (IBA §9.4.1).
     fn finish_send<H: Host>(
         &mut self,
         sh: &mut Shared,
@@ -534,8 +505,8 @@ impl Responder {
                 WcExtra::Invalidated(ieth.0)
             }
         };
-        let byte_len = if let Open::Send(received) = self.open { self.rq.landed(received) } else { 0 };
-        self.open = Open::None;
+        let byte_len = if let OpenMessage::Send(received) = self.open { self.rq.placed_len(received) } else { 0 };
+        self.open = OpenMessage::None;
         let opcode = WcOpcode::Recv;
         let cqe = Cqe { opcode, byte_len, extra, solicited: bth.solicited, ..Cqe::default() };
         self.complete_receive(sh, host, cqe);
@@ -544,11 +515,11 @@ impl Responder {
 
     // clause: NAK-DATA-STAYS
     fn continue_write<H: Host>(&mut self, host: &mut H, payload: RxPayload<'_>) -> Result<(), Refusal> {
-        let Open::Write(write) = self.open else { return Err(Refusal::OpcodeSequence) };
+        let OpenMessage::Write(write) = self.open else { return Err(Refusal::OpcodeSequence) };
         self.place_write(host, write, payload)
     }
 
-    /// Memory checks the key again for every packet: it may have gone since the first.
+    /// Memory checks the key for every packet: it may have been invalidated since the first.
     pub(super) fn place_write<H: Host>(
         &mut self,
         host: &mut H,
@@ -561,14 +532,14 @@ impl Responder {
         }
         let len = len_of(payload.len());
         let (va, left) = (write.va.wrapping_add(len.into()), write.left.saturating_sub(len));
-        self.open = Open::Write(OpenWrite { va, left, ..write });
+        self.open = OpenMessage::Write(OpenWrite { va, left, ..write });
         Ok(())
     }
 
     fn finish_write<H: Host>(&mut self, sh: &mut Shared, host: &mut H, bth: &Bth, imm: Option<ImmDt>) {
         // clause: WC-BYTE-LEN
-        let byte_len = if let Open::Write(write) = self.open { write.total } else { 0 };
-        self.open = Open::None;
+        let byte_len = if let OpenMessage::Write(write) = self.open { write.total } else { 0 };
+        self.open = OpenMessage::None;
         if let Some(imm) = imm {
             let (opcode, extra) = (WcOpcode::RecvRdmaWithImm, WcExtra::Imm(imm));
             let cqe = Cqe { opcode, byte_len, extra, solicited: bth.solicited, ..Cqe::default() };
@@ -586,7 +557,7 @@ fn atomic<H: Host>(host: &mut H, eth: &AtomicEth, op: AtomicOp) -> Result<u64, R
     host.atomic_remote(eth.rkey, eth.va, op).map_err(Refusal::remote)
 }
 
-/// PSNs that `req` occupies: a READ one for each response packet.
+/// PSNs of `req`; for a READ, one per response packet.
 // clause: PSN-SPAN
 pub(super) fn psns(req: &Request, mtu: PathMtu) -> u32 {
     match req {
@@ -595,28 +566,28 @@ pub(super) fn psns(req: &Request, mtu: PathMtu) -> u32 {
     }
 }
 
-/// Whether `req` is answered by more than an acknowledgement, so that it must be remembered.
+/// Returns true if `req` has a response other than a plain acknowledgement, so that it must be
+/// remembered for replay.
 pub(super) const fn has_own_answer(req: &Request) -> bool {
     matches!(req, Request::Read(_)) || OnceKind::of(req).is_some()
 }
 
-/// Whether `req` begins a message.
 pub(super) const fn starts(req: &Request) -> bool {
     !matches!(req, Request::SendMiddle | Request::SendLast(_) | Request::WriteMiddle | Request::WriteLast(_))
 }
 
-/// A message is one run of packets, and no other request comes between them (IBA §9.7.4).
-pub(super) fn check_op_seq(open: Open, req: &Request) -> Result<(), Refusal> {
+/// Checks the opcode sequence: packets of different messages never interleave (IBA §9.7.4).
+pub(super) fn check_op_seq(open: OpenMessage, req: &Request) -> Result<(), Refusal> {
     // clause: CHECK-SEQUENCE
     let in_sequence = match open {
-        Open::None => starts(req),
-        Open::Send(_) => matches!(req, Request::SendMiddle | Request::SendLast(_)),
-        Open::Write(_) => matches!(req, Request::WriteMiddle | Request::WriteLast(_)),
+        OpenMessage::None => starts(req),
+        OpenMessage::Send(_) => matches!(req, Request::SendMiddle | Request::SendLast(_)),
+        OpenMessage::Write(_) => matches!(req, Request::WriteMiddle | Request::WriteLast(_)),
     };
     if in_sequence { Ok(()) } else { Err(Refusal::OpcodeSequence) }
 }
 
-/// The right that an operation needs on the QP and on the memory.
+/// The access right that an operation needs on the QP and on the memory.
 #[inline]
 pub(super) fn right_of(req: &Request) -> Result<Access, Refusal> {
     Ok(match req {
@@ -634,15 +605,15 @@ pub(super) fn right_of(req: &Request) -> Result<Access, Refusal> {
     })
 }
 
-/// The access flags of the QP allow the operation (IBA §9.7.4).
+/// Checks the QP's access flags (IBA §9.7.4).
 pub(super) fn check_op_valid(access: Access, req: &Request) -> Result<(), Refusal> {
     let needed = right_of(req)?;
     // clause: CHECK-ACCESS-FLAGS
     if access.contains(needed) { Ok(()) } else { Err(Refusal::NotAllowed) }
 }
 
-/// The remote key allows the whole range; nothing is asked of it for no bytes (IBA C9-88). A FLUSH,
-/// which changes nothing, is checked by doing it.
+/// Checks the remote key for the whole range; zero bytes need no key (IBA C9-88). A FLUSH is
+/// checked when it executes.
 pub(super) fn check_rkey<H: Host>(host: &mut H, req: &Request) -> Result<(), Refusal> {
     // clause: CHECK-KEY
     let checked = match req {
@@ -664,7 +635,7 @@ pub(super) fn check_rkey<H: Host>(host: &mut H, req: &Request) -> Result<(), Ref
     checked.map_err(Refusal::remote)
 }
 
-/// The length of a request is why it is refused, unless its receive is too short.
+/// Reports a wrong length to the host; a receive that is too short is reported elsewhere.
 #[cold]
 #[inline(never)]
 pub(super) fn note_length<H: Host>(host: &mut H, refusal: Refusal, req: &Request, len: usize) {
@@ -673,7 +644,7 @@ pub(super) fn note_length<H: Host>(host: &mut H, refusal: Refusal, req: &Request
     }
 }
 
-/// The access flags of the queue pair do not allow `req`.
+/// Reports to the host that the access flags do not allow `req`.
 #[cold]
 #[inline(never)]
 pub(super) fn note_denied<H: Host>(host: &mut H, req: &Request) {

@@ -1,8 +1,5 @@
-//! Messages into packets: how many, which part of the payload, which request; and how one packet of
-//! our own gets into the batch.
-//!
-//! A message of `length` bytes is `packets(length)` packets, numbered from 0. Touches the entries
-//! of the send queue and the two traits that a payload passes: memory and batch.
+//! Segmentation: cuts a message into packets, numbered from 0, and writes one packet into the
+//! batch.
 
 use crate::cx::{FlowControl, Memory, PacketNote, TxBatch, TxRoom};
 use crate::qp::send_queue::SendWqe;
@@ -10,22 +7,21 @@ use crate::wr::{ATOMIC_LEN, Av, MAX_MESSAGE, SendData, SendOp};
 use roxe_wire::opcode::Position;
 use roxe_wire::{AtomicEth, Form, Header, Ieth, PathMtu, Request, Reth, SendTail};
 
-/// Response packets and bytes that one READ REQUEST asks for at most. A longer READ is a sequence
-/// of requests, so that the answers never outrun the receive buffer of our own socket.
+/// Limits of one READ REQUEST, in response packets and bytes. A longer READ is a sequence of
+/// requests, so that the responses never overrun the receive buffer of our own socket.
 const READ_CHUNK_PACKETS: u32 = 64;
 const READ_CHUNK_BYTES: u32 = 128 << 10;
 
-/// Bytes of the payload of a packet, or of a few that are joined, so it always fits.
+/// Length of a packet payload, or of a few joined ones: it always fits 32 bits.
 pub(crate) fn len_of(payload: usize) -> u32 {
     u32::try_from(payload).unwrap_or(u32::MAX)
 }
 
-/// log2 of the payload bytes of a full packet.
 const fn shift(mtu: PathMtu) -> u32 {
     mtu.bytes().trailing_zeros()
 }
 
-/// Packets, and so PSNs, of a message of `length` bytes: at least one.
+/// Number of packets, and so PSNs, of a message of `length` bytes: at least one.
 // clause: PSN-SPAN
 pub(crate) const fn packets(length: u32, mtu: PathMtu) -> u32 {
     match length.div_ceil(mtu.bytes()) {
@@ -34,17 +30,16 @@ pub(crate) const fn packets(length: u32, mtu: PathMtu) -> u32 {
     }
 }
 
-/// Offset in the message of the payload of packet `index`, bytes.
+/// Offset in the message of packet `index`, in bytes.
 pub(crate) const fn offset(index: u32, mtu: PathMtu) -> u32 {
     index << shift(mtu)
 }
 
-/// Payload bytes of packet `index` of a message of `length` bytes.
 pub(crate) fn payload_len(length: u32, mtu: PathMtu, index: u32) -> u32 {
     length.saturating_sub(offset(index, mtu)).min(mtu.bytes())
 }
 
-/// What packets `from..to` of a message of `length` bytes in `packets` packets occupy together.
+/// Bytes charged for packets `from..to` of a message of `length` bytes in `packets` packets.
 pub(crate) fn charge_range<F: FlowControl>(length: u32, packets: u32, mtu: PathMtu, from: u32, to: u32) -> u32 {
     if packets == 1 {
         return if from < to { F::charge_alone(length) } else { 0 };
@@ -54,7 +49,6 @@ pub(crate) fn charge_range<F: FlowControl>(length: u32, packets: u32, mtu: PathM
     full * F::charge(mtu.bytes()) + last
 }
 
-/// Where packet `index` of `packets` stands in its message.
 pub(crate) const fn position(index: u32, packets: u32) -> Position {
     match (index == 0, index + 1 == packets) {
         (true, true) => Position::Only,
@@ -64,15 +58,15 @@ pub(crate) const fn position(index: u32, packets: u32) -> Position {
     }
 }
 
-/// Packet after the last one that a READ REQUEST for packet `index` of a READ covers. Requests end
-/// at fixed places also when a retry starts one in its middle, so that a retry always asks for a
-/// tail of the original (IBA §9.7.5.1.3).
+/// End of the READ REQUEST that covers packet `index` of a READ. Requests end at fixed places, even
+/// when a retry starts in the middle of one, so that a retry always asks for a tail of the original
+/// (IBA §9.7.5.1.3).
 pub(crate) fn read_chunk_end(index: u32, packets: u32, mtu: PathMtu) -> u32 {
     let chunk = READ_CHUNK_PACKETS.min(READ_CHUNK_BYTES >> shift(mtu));
     ((index / chunk + 1) * chunk).min(packets)
 }
 
-/// Packets `index..end` of the READ that `whole` asks for.
+/// The part `index..end`, in packets, of the READ `whole`.
 // clause: RETRY-READ-TAIL
 pub(crate) fn read_part(whole: Reth, mtu: PathMtu, index: u32, end: u32) -> Reth {
     let from = offset(index, mtu);
@@ -81,10 +75,10 @@ pub(crate) fn read_part(whole: Reth, mtu: PathMtu, index: u32, end: u32) -> Reth
     Reth { va: whole.va.wrapping_add(u64::from(from)), dma_len, ..whole }
 }
 
-/// The request that packet `index` of `packets` of `op` carries; a READ asks for everything.
-/// `None`: nothing of a local operation leaves.
+/// The request of a packet at `position` of `op`; for a READ, the whole range. `None` for a local
+/// operation.
 // clause: SEND-TAIL
-// Inlined for the same reason as [`Outgoing::of`](super::outgoing::Outgoing::of).
+// Inlined like [`Outgoing::of`].
 #[inline(always)]
 pub(crate) fn request(op: &SendOp, length: u32, position: Position) -> Option<Request> {
     let reth = |va, rkey| Reth { va, rkey, dma_len: length };
@@ -130,59 +124,51 @@ fn write(position: Position, reth: Reth, imm: Option<roxe_wire::ImmDt>) -> Reque
     }
 }
 
-/// Packets that room is taken for at once. Asking for each of them cost as much as its headers.
+/// Packets reserved at once.
 const RUN: u32 = 16;
 
-/// One packet of a message: what it says and carries.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outgoing {
     pub(crate) request: Request,
-    /// Payload bytes.
     pub(crate) len: u32,
-    /// Where in the message they start.
     pub(crate) offset: u32,
-    /// PSNs it takes.
     pub(crate) span: u32,
-    /// Payload bytes of the next packet, while the responder is not asked for an answer before it.
+    /// Payload bytes of the next packet; `None` if this one requests a response.
     pub(crate) next_len: Option<u32>,
-    /// Bytes of READ data that its answers carry.
-    pub(crate) brings: u32,
-    /// The responder must answer.
+    pub(crate) read_bytes: u32,
     pub(crate) asks_ack: bool,
     pub(crate) solicited: bool,
 }
 
 impl Outgoing {
-    /// What it counts for at the receiver.
     pub(crate) fn cost<F: FlowControl>(&self) -> u32 {
-        // What has no payload costs the least either way.
+        // Without payload, both charges are minimal.
         let is_alone = matches!(self.request, Request::SendOnly(_) | Request::WriteOnly(..));
         if is_alone { F::charge_alone(self.len) } else { F::charge(self.len) }
     }
 
-    /// What those of the next [`RUN`] packets cost that belong to the message of this one, which is
-    /// packet `index` of `wqe`.
+    /// Bytes charged for the next [`RUN`] packets of the same message; this is packet `index` of
+    /// `wqe`.
     pub(crate) fn charge_behind<F: FlowControl>(&self, wqe: &SendWqe, index: u32, mtu: PathMtu) -> u32 {
         let next = index + self.span;
         charge_range::<F>(wqe.length, wqe.packets, mtu, next, wqe.packets.min(next + RUN))
     }
 
-    /// Packet `index` of `wqe`; a local operation has none, nor has an atomic with a list of
-    /// another length than its word.
-    // A call would hand it over in memory, and whoever copies what was just written there waits for
-    // it: 15 cycles.
+    /// Packet `index` of `wqe`; `None` for a local operation, and for an atomic whose list is not 8
+    /// bytes.
+    // Inlined: returning the struct through memory stalls on store forwarding.
     #[inline(always)]
     pub(crate) fn of(wqe: &SendWqe, index: u32, mtu: PathMtu) -> Option<Self> {
         if let SendOp::Read { remote_addr, rkey } = wqe.op {
             let end = read_chunk_end(index, wqe.packets, mtu);
             let whole = Reth { va: remote_addr, rkey, dma_len: wqe.length };
             let part = read_part(whole, mtu, index, end);
-            return Some(Self::question(Request::Read(part), end - index, part.dma_len));
+            return Some(Self::non_posted(Request::Read(part), end - index, part.dma_len));
         }
         let position = position(index, wqe.packets);
         let request = request(&wqe.op, wqe.length, position)?;
-        if wqe.awaits_response() {
-            return Some(Self { len: wqe.question_len(), ..Self::question(request, 1, 0) });
+        if wqe.op.awaits_response() {
+            return Some(Self { len: wqe.request_len(), ..Self::non_posted(request, 1, 0) });
         }
         // clause: SEND-ASK-LAST
         let asks_ack = index + 1 == wqe.packets;
@@ -190,46 +176,40 @@ impl Outgoing {
         let len = payload_len(wqe.length, mtu, index);
         // clause: BTH-SOLICITED
         let (offset, solicited) = (offset(index, mtu), asks_ack && wqe.is_solicited());
-        Some(Self { request, len, offset, span: 1, brings: 0, next_len, asks_ack, solicited })
+        Some(Self { request, len, offset, span: 1, read_bytes: 0, next_len, asks_ack, solicited })
     }
 
-    /// From a packet in the middle of `wqe` to the next one, which is packet `index` and in the
-    /// middle too; but the last packet differs in more.
+    /// Advances from one MIDDLE packet of `wqe` to the next, `index`.
     #[inline]
-    pub(crate) fn go_on(&mut self, wqe: &SendWqe, index: u32, mtu: PathMtu) {
+    pub(crate) fn advance(&mut self, wqe: &SendWqe, index: u32, mtu: PathMtu) {
         self.offset = offset(index, mtu);
         self.next_len = (index + 1 < wqe.packets).then(|| payload_len(wqe.length, mtu, index + 1));
     }
 
-    /// A request whose answer takes `span` PSNs; but for an ATOMIC WRITE it has no payload.
-    fn question(request: Request, span: u32, brings: u32) -> Self {
+    /// A request whose response takes `span` PSNs; only an ATOMIC WRITE has a payload.
+    fn non_posted(request: Request, span: u32, read_bytes: u32) -> Self {
         // clause: SEND-ASK-LAST
-        Self { request, len: 0, offset: 0, span, brings, next_len: None, asks_ack: true, solicited: false }
+        Self { request, len: 0, offset: 0, span, read_bytes, next_len: None, asks_ack: true, solicited: false }
     }
 }
 
-/// Outcome of [`Departing::put`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Put {
-    /// The packet is in the batch.
     Done,
-    /// The batch is full.
     Full,
-    /// The payload could not be read; there is no packet.
+    /// The payload could not be read; the batch is unchanged.
     Fault,
 }
 
-/// A packet about to leave.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Departing<'a> {
+pub(crate) struct TxPacket<'a> {
     pub(crate) av: &'a Av,
     pub(crate) header: Header,
     pub(crate) payload: SendData<'a>,
     pub(crate) note: PacketNote,
 }
 
-impl Departing<'_> {
-    /// Puts it into the batch as what `packet` says.
+impl TxPacket<'_> {
     #[inline]
     pub(crate) fn put<M: Memory, T: TxBatch>(&self, memory: &mut M, tx: &mut T, packet: &Outgoing) -> Put {
         match self.header.form(packet.len as usize) {
@@ -238,8 +218,7 @@ impl Departing<'_> {
         }
     }
 
-    /// Puts the packet into the batch when its form is known; `offset` is where in the message its
-    /// payload starts.
+    /// As [`Self::put`], for a known form; `offset` is the offset of the payload in the message.
     #[inline]
     pub(crate) fn put_as<M: Memory, T: TxBatch>(&self, memory: &mut M, tx: &mut T, form: &Form, offset: u32) -> Put {
         let Self { av, header, payload, note } = self;
@@ -252,9 +231,8 @@ impl Departing<'_> {
         Put::Fault
     }
 
-    /// Puts `packet`, and those behind it up to `count`, behind a packet from which they differ by
-    /// their PSNs. Returns how many; 0: the batch does not join packets, or not these, or not all
-    /// of them could be read.
+    /// Joins `packet` and up to `count` - 1 packets behind it to the last packet in the batch.
+    /// Returns how many; 0 if the batch does not join packets or a payload could not be read.
     #[inline]
     pub(crate) fn join<M: Memory, T: TxBatch>(&self, memory: &mut M, tx: &mut T, packet: &Outgoing, count: u32) -> u32 {
         let Some(room) = tx.extend(packet.len as usize, count) else { return 0 };
@@ -268,7 +246,7 @@ impl Departing<'_> {
 }
 
 impl SendData<'_> {
-    /// Copies `out.len()` bytes from `offset` on; whether that was possible.
+    /// Copies `out.len()` bytes from `offset` on. Returns false if that failed.
     #[inline]
     pub(crate) fn read<M: Memory>(&self, memory: &mut M, offset: u32, out: TxRoom<'_>) -> bool {
         match self {

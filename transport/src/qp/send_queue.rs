@@ -1,100 +1,70 @@
-//! The send queue: a ring of work requests with their lists, inline bytes and destinations in flat
-//! side arrays.
+//! The send queue: a ring of work requests with their lists, inline bytes and destinations in side
+//! arrays.
 //!
-//! Entries are named by a running index that wraps at 2^32; `slot` maps it into the arrays. They
-//! begin with the first post that needs them and double as requests pile up, so that thousands of
-//! QPs with few requests each stay small; in steady state nothing allocates. A queue that was empty
-//! begins anew with its first place, which is still in the cache. Touches `wr`.
+//! A running index that wraps at 2^32 names an entry; `slot` maps it into the arrays. The arrays
+//! are allocated by the first post that needs them and double on demand, so that thousands of QPs
+//! with few requests stay small. An empty queue restarts at its first slot, which is still in the
+//! cache.
 
 use crate::qp::features::tags::Rendezvous;
 use crate::qp::shared::{PostError, QpCaps, QpConfig, Service, Shared};
 use crate::wr::{ATOMIC_LEN, Access, MAX_MESSAGE, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcOpcode};
 use roxe_wire::{Psn, Tmh};
 
-/// Places that a ring begins with. With room for 64 requests from the start, a process with 10,000
-/// QPs occupied 120 MB, not 43.
+/// Initial number of slots; small, because a process may have thousands of QPs.
 const FIRST_PLACES: u32 = 4;
 
-/// Where a send work request comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// The program.
     #[default]
     Program,
-    /// The card, which reads the data of a rendezvous. Its inline bytes are the message to send
-    /// when that is done.
+    /// The card, reading the data of a rendezvous. Its inline bytes are the FIN to send afterwards.
     Rendezvous,
-    /// The card, which tells the peer that a rendezvous is over.
+    /// The card, sending the FIN of a rendezvous.
     Fin,
 }
 
-/// A send work request in the queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendWqe {
     pub(crate) wr_id: u64,
     pub(crate) op: SendOp,
     pub(crate) flags: SendFlags,
-    /// Bytes of the message; those of its list for atomics, 0 for a FLUSH.
+    /// Message length in bytes; the list length for atomics, 0 for a FLUSH.
     pub(crate) length: u32,
-    /// Elements of its list; none with inline data.
     num_sge: u32,
-    /// PSN of its first packet; set when it starts.
+    /// PSN of the first packet; set when the request starts.
     pub(crate) first_psn: Psn,
-    /// PSNs that it spans; set when it starts.
+    /// Number of PSNs; set when the request starts.
     pub(crate) packets: u32,
-    /// XRC: the peer's shared receive queue that it is for.
+    /// XRC: the shared receive queue of the peer.
     pub(crate) srqn: u32,
     pub(crate) origin: Origin,
 }
 
 impl SendWqe {
-    /// A request that has not started, with an empty list.
     const fn new(wr_id: u64, op: SendOp, flags: SendFlags, length: u32, origin: Origin) -> Self {
         Self { wr_id, op, flags, length, num_sge: 0, first_psn: Psn::new(0), packets: 0, srqn: 0, origin }
     }
 
-    /// Whether only a response of its own completes it, and `max_rd_atomic` limits it.
-    pub(crate) fn awaits_response(&self) -> bool {
-        self.is_answered_as_read() || self.is_atomic()
+    /// Bytes that its responses write into its list.
+    pub(crate) fn response_bytes(&self) -> u32 {
+        if self.op.is_read() || self.op.is_atomic() { self.length } else { 0 }
     }
 
-    pub(crate) fn is_read(&self) -> bool {
-        matches!(self.op, SendOp::Read { .. })
-    }
-
-    /// Whether READ responses answer it: the others get an empty one.
-    // clause: NONPOSTED-ANSWER
-    pub(crate) fn is_answered_as_read(&self) -> bool {
-        matches!(self.op, SendOp::Read { .. } | SendOp::AtomicWrite { .. } | SendOp::Flush { .. })
-    }
-
-    pub(crate) fn is_atomic(&self) -> bool {
-        matches!(self.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
-    }
-
-    /// Bytes that its answers bring into its list.
-    pub(crate) fn lands(&self) -> u32 {
-        if self.is_read() || self.is_atomic() { self.length } else { 0 }
-    }
-
-    /// Payload of the one packet of a request that [awaits a response](Self::awaits_response).
-    pub(crate) fn question_len(&self) -> u32 {
+    /// Payload bytes of the packet of a request that [awaits a response](SendOp::awaits_response).
+    pub(crate) fn request_len(&self) -> u32 {
         if matches!(self.op, SendOp::AtomicWrite { .. }) { self.length } else { 0 }
     }
 
-    /// Whether it happens here and sends nothing.
-    pub(crate) fn is_local(&self) -> bool {
-        matches!(self.op, SendOp::LocalInvalidate(_) | SendOp::BindWindow { .. })
-    }
-
-    /// Whether the receiver is to raise a solicited event: only a SEND and a WRITE with immediate
-    /// can (IBA §9.2.3).
+    /// Returns true if the receiver must raise a solicited event: only SEND and WRITE with
+    /// immediate can (IBA §9.2.3).
     // clause: BTH-SOLICITED
     pub(crate) fn is_solicited(&self) -> bool {
-        self.flags.contains(SendFlags::SOLICITED) && !self.awaits_response() && !matches!(self.op, SendOp::Write { .. })
+        self.flags.contains(SendFlags::SOLICITED)
+            && !self.op.awaits_response()
+            && !matches!(self.op, SendOp::Write { .. })
     }
 
-    /// What its completion reports as operation.
     pub(crate) fn wc_opcode(&self) -> WcOpcode {
         match self.op {
             SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => WcOpcode::Send,
@@ -110,8 +80,8 @@ impl SendWqe {
     }
 }
 
-/// `width` items for each entry of a ring, as far as they were ever put: most queues use one kind
-/// of payload.
+/// `width` items for each slot of a ring, allocated up to the highest slot used: most queues use
+/// one kind of payload.
 #[derive(Debug)]
 struct SideArray<T> {
     items: Vec<T>,
@@ -141,9 +111,8 @@ impl<T: Copy> SideArray<T> {
         self.items.get(start..start + len).unwrap_or(&[])
     }
 
-    /// In a ring of `slots` entries that of `slot` becomes the first one, and those before it the
-    /// last ones.
-    fn turn(&mut self, slot: usize, slots: usize) {
+    /// Rotates a ring of `slots` slots so that `slot` becomes the first.
+    fn rotate(&mut self, slot: usize, slots: usize) {
         if let Some(&filler) = self.items.first() {
             self.items.resize(slots * self.width, filler);
             self.items.rotate_left(slot * self.width);
@@ -151,30 +120,29 @@ impl<T: Copy> SideArray<T> {
     }
 }
 
-/// The ring of send work requests, oldest (`head`) to newest (before `tail`).
+/// The ring of send work requests from `head` (oldest) to before `tail`.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     caps: QpCaps,
-    /// Places that there are by now, a power of two, less one.
+    /// Number of slots, a power of two, minus 1.
     mask: u32,
     head: u32,
     tail: u32,
-    /// The index that has the first place.
+    /// Index of the entry in the first slot.
     base: u32,
-    /// Entries that are not the program's; they have places of their own.
+    /// Number of entries of the card, which do not count against `max_send_wr`.
     internal: u32,
     pub(super) depth: Depth,
     slots: Vec<SendWqe>,
     sges: SideArray<Sge>,
     inline: SideArray<u8>,
-    /// Destinations of datagrams; empty on other services.
     dests: SideArray<UdDest>,
 }
 
 impl SendQueue {
     pub(crate) fn new(config: &QpConfig) -> Self {
         let caps = config.caps;
-        // What a request of the card's own needs.
+        // A rendezvous READ uses a receive list and stores its FIN inline.
         let (own_sges, own_bytes) = match config.srq_max_sge {
             Some(max_sge) if config.tag_matching => (max_sge, Tmh::LEN as u32),
             _ => (0, 0),
@@ -195,12 +163,11 @@ impl SendQueue {
         }
     }
 
-    /// Index of the oldest entry; equals [`SendQueue::tail`] when there is none.
+    /// Index of the oldest entry; equals `tail_index` if the queue is empty.
     pub(crate) fn head_index(&self) -> u32 {
         self.head
     }
 
-    /// Index that the next entry will get.
     pub(crate) fn tail_index(&self) -> u32 {
         self.tail
     }
@@ -222,23 +189,21 @@ impl SendQueue {
         self.slot(self.tail)
     }
 
-    /// Doubles a ring whose places are all taken. The oldest entry gets the first one.
+    /// Doubles a full ring; the oldest entry moves to the first slot.
     fn grow(&mut self) {
         let (first, places) = (self.slot(self.head), self.slots.len());
         self.slots.rotate_left(first);
-        self.sges.turn(first, places);
-        self.inline.turn(first, places);
-        self.dests.turn(first, places);
+        self.sges.rotate(first, places);
+        self.inline.rotate(first, places);
+        self.dests.rotate(first, places);
         (self.base, self.mask) = (self.head, 2 * self.mask + 1);
     }
 
-    /// The entry `index`, if it is in the queue.
     pub(crate) fn get(&self, index: u32) -> Option<&SendWqe> {
         let queued = index.wrapping_sub(self.head) < self.tail.wrapping_sub(self.head);
         if queued { self.slots.get(self.slot(index)) } else { None }
     }
 
-    /// The entry `index`, if it is in the queue.
     pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut SendWqe> {
         let queued = index.wrapping_sub(self.head) < self.tail.wrapping_sub(self.head);
         let slot = self.slot(index);
@@ -249,7 +214,6 @@ impl SendQueue {
         self.get(self.head)
     }
 
-    /// Where the bytes of entry `index` are.
     pub(crate) fn payload(&self, index: u32, wqe: &SendWqe) -> SendData<'_> {
         let slot = self.slot(index);
         if wqe.flags.contains(SendFlags::INLINE) {
@@ -259,12 +223,11 @@ impl SendQueue {
         }
     }
 
-    /// Destination of entry `index` of a UD queue.
     pub(crate) fn dest(&self, index: u32) -> Option<&UdDest> {
         self.dests.get(self.slot(index), 1).first()
     }
 
-    /// Appends a request; `srqn` means something on XRC only.
+    /// Appends a request; only XRC uses `srqn`.
     pub(crate) fn push(&mut self, req: &SendRequest<'_>, srqn: u32) -> Result<(), PostError> {
         let length = self.check(req)?;
         let slot = self.next_slot();
@@ -287,8 +250,7 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Appends a READ of the card into `sges`; the message for the end is kept beside it. There is
-    /// a place for it.
+    /// Appends a READ of the card into `sges` and stores the FIN beside it. The ring has room.
     pub(crate) fn push_rendezvous(&mut self, rendezvous: &Rendezvous, sges: &[Sge]) {
         let Rendezvous { wr_id, va, rkey, len, solicited, ref fin } = *rendezvous;
         let slot = self.next_slot();
@@ -301,8 +263,7 @@ impl SendQueue {
         self.internal += 1;
     }
 
-    /// Removes the oldest entry, a READ of the card, and appends the message that tells the peer
-    /// that it is done.
+    /// Replaces the oldest entry, a READ of the card, by the FIN at the end of the queue.
     pub(crate) fn finish_rendezvous(&mut self) {
         let Some(read) = self.head().copied() else { return };
         let fin: [u8; Tmh::LEN] =
@@ -315,9 +276,8 @@ impl SendQueue {
         self.internal += 1;
     }
 
-    /// Puts the next entry into its place.
     fn fill(&mut self, slot: usize, filled: SendWqe) {
-        // A place exists from the second lap on; on the first it is the next to append.
+        // A slot exists from the second lap on; in the first lap it is appended.
         match self.slots.get_mut(slot) {
             Some(old) => *old = filled,
             None => self.slots.push(filled),
@@ -331,20 +291,19 @@ impl SendQueue {
         Some(wqe)
     }
 
-    /// Removes the oldest entry without a look at it: an entry is long to copy.
+    /// Removes the oldest entry without copying it.
     pub(crate) fn drop_head(&mut self) {
         let Some(wqe) = self.head() else { return };
         self.internal -= u32::from(wqe.origin != Origin::Program);
         self.head = self.head.wrapping_add(1);
     }
 
-    /// Requests that can be appended now.
+    /// Free places for requests of the program.
     pub(crate) fn room(&self) -> u32 {
         self.caps.max_send_wr.saturating_sub(self.tail.wrapping_sub(self.head) - self.internal)
     }
 
-    /// Removes up to `count` of the newest entries, but none before `keep`.
-    pub(crate) fn take_back(&mut self, count: u32, keep: u32) {
+    pub(crate) fn retract(&mut self, count: u32, keep: u32) {
         self.tail = self.tail.wrapping_sub(count.min(self.tail.wrapping_sub(keep)));
     }
 
@@ -353,7 +312,7 @@ impl SendQueue {
         self.internal = 0;
     }
 
-    /// Bytes of the message, if the queue takes the request.
+    /// Checks the request against the limits of the queue and returns its message length.
     fn check(&self, req: &SendRequest<'_>) -> Result<u32, PostError> {
         if self.room() == 0 {
             return Err(PostError::QueueFull);
@@ -383,36 +342,33 @@ impl SendQueue {
     }
 }
 
-/// A request that is posted while this many are under way may wait for others to leave with: a
-/// program that keeps that much under way is after throughput, and acknowledgements are sure to
-/// come soon and to take along what waits.
+/// With this many requests in flight, a new one may wait for others: the program aims at
+/// throughput, and acknowledgements will soon trigger the next transmission.
 const MIN_UNDER_WAY: u32 = 16;
 
-/// A program that lets so many be under way at a time does so again: behind its first request,
-/// which brings an acknowledgement, the others may wait. Without that 16 of every 100 messages of
-/// `ib_write_bw`, which posts the next 100 when those have completed, left alone: it sent 19 times
-/// for 100 messages of 64 bytes, and sends 5 times.
+/// A program that reached this depth once will do so again: behind its first request, which brings
+/// an acknowledgement, the others may wait. This serves programs that post the next list when the
+/// previous one has completed.
 const DEEP: u32 = 32;
 
-/// Times in a row that fewer were under way until the program is not believed to do that any more.
+/// Number of consecutive shallow phases after which a program no longer counts as deep.
 const SHALLOW_TIMES: u8 = 4;
 
-/// As many requests, and as many bytes in messages as long as the newest, wait for each other at
-/// most: they fit one segmented send.
+/// Limits of waiting requests and bytes: they fit one segmented send.
 const MAX_COALESCED: u32 = 32;
 const MAX_COALESCED_BYTES: u32 = 60 << 10;
 
-/// How many requests a program lets be under way.
+/// Estimates how many requests a program keeps in flight.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Depth {
-    /// The most since there were none.
+    /// Maximum since the queue was empty.
     most: u32,
-    /// Not 0: they were many not long ago.
+    /// Nonzero while recent phases reached [`DEEP`].
     deep_times: u8,
 }
 
 impl Depth {
-    /// There are so many now, after one was posted.
+    /// Records the queue length after a post.
     #[inline]
     pub(crate) fn note(&mut self, count: u32) {
         if count == 1 {
@@ -422,8 +378,8 @@ impl Depth {
         self.most = self.most.max(count);
     }
 
-    /// Whether the newest of `waiting` requests, with `length` bytes, may wait until there are more
-    /// to send with it, behind so many that are under way.
+    /// Returns true if the newest of `waiting` requests, of `length` bytes, may wait for more
+    /// behind `under_way` started ones.
     #[inline]
     pub(crate) fn may_wait(&self, under_way: u32, waiting: u32, length: u32) -> bool {
         let is_many = under_way >= MIN_UNDER_WAY || under_way > 0 && self.deep_times > 0;
@@ -431,7 +387,7 @@ impl Depth {
     }
 }
 
-/// What this QP may never do, found at post time.
+/// Checks the operation against the service and attributes of the QP.
 pub(super) fn check_op(sh: &Shared, req: &SendRequest<'_>) -> Result<(), PostError> {
     use SendOp::{
         AtomicWrite, BindWindow, CompareSwap, FetchAdd, Flush, LocalInvalidate, Read, Send, SendImm, SendInvalidate,

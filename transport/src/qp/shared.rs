@@ -1,8 +1,5 @@
-//! What both roles of a queue pair know: its attributes and state as modify sets and query reports
-//! them, what it was created with, the events it raises, what the roles tell it to do next, and why
-//! a work request or a packet was not taken.
-//!
-//! May touch [`Congestion`], which holds what is known of the path.
+//! State shared by both roles of a queue pair: attributes, creation parameters, pending events and
+//! errors; and the reasons why a work request or a packet was refused.
 
 use crate::cx::{Host, Side};
 use crate::qp::features::congestion::{self, Congestion, RateLimit};
@@ -12,14 +9,14 @@ use crate::wr::{Access, Av, Cqe};
 use bitflags::bitflags;
 use core::fmt;
 use core::num::NonZeroU64;
-use roxe_wire::{MAX_PAYLOAD, PathMtu, Psn, Qkey, Qpn};
+use roxe_wire::{ECN, MAX_PAYLOAD, PathMtu, Psn, Qkey, Qpn};
 use thiserror::Error;
 
 /// State of a queue pair (values of `enum ibv_qp_state`, IBA §10.3.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum QpState {
-    /// Fresh or reset; the queues are empty.
+    /// Reset; the queues are empty.
     #[default]
     Reset = 0,
     /// Receives may be posted.
@@ -28,9 +25,9 @@ pub enum QpState {
     Rtr = 2,
     /// Ready to send.
     Rts = 3,
-    /// The send queue is drained: started requests finish, no other starts.
+    /// Send queue draining: started requests finish, no other starts.
     Sqd = 4,
-    /// A send failed on UC or UD: sends flush, receiving goes on.
+    /// A send failed on UC or UD: sends flush, receiving continues.
     Sqe = 5,
     /// Everything flushes.
     Err = 6,
@@ -40,18 +37,18 @@ impl QpState {
     /// All states, in numeric order.
     pub const ALL: [Self; 7] = [Self::Reset, Self::Init, Self::Rtr, Self::Rts, Self::Sqd, Self::Sqe, Self::Err];
 
-    /// The state with this `enum ibv_qp_state` value.
+    /// Returns the state with this `enum ibv_qp_state` value.
     pub fn from_code(code: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|state| *state as u32 == code)
     }
 
-    /// Whether incoming requests are executed (IBA §10.3.1: RTR, RTS, SQD and SQE).
+    /// Returns true if incoming requests are executed (IBA §10.3.1: RTR, RTS, SQD and SQE).
     // clause: TAKE-REQUESTS
     pub const fn accepts_requests(self) -> bool {
         matches!(self, Self::Rtr | Self::Rts | Self::Sqd | Self::Sqe)
     }
 
-    /// Whether responses to own requests are taken.
+    /// Returns true if responses to own requests are accepted.
     // clause: TAKE-RESPONSES
     pub const fn accepts_responses(self) -> bool {
         matches!(self, Self::Rts | Self::Sqd)
@@ -59,7 +56,7 @@ impl QpState {
 }
 
 bitflags! {
-    /// Which fields of a [`QpAttr`] a modify sets (values of `enum ibv_qp_attr_mask`).
+    /// Fields of a [`QpAttr`] that a modify sets (values of `enum ibv_qp_attr_mask`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct AttrMask: u32 {
         /// `state`.
@@ -119,17 +116,17 @@ impl fmt::Display for AttrMask {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum MigState {
-    /// On the path; there is no alternate one, or it waits for software.
+    /// No migration is prepared, or it has taken place.
     #[default]
     Migrated = 0,
-    /// Software offers the alternate path; the peer has not said that it does the same.
+    /// Software offers the alternate path; the peer has not offered it yet.
     Rearm = 1,
-    /// Both ends may go over to the alternate path.
+    /// Both ends may migrate to the alternate path.
     Armed = 2,
 }
 
 impl MigState {
-    /// The state with this `enum ibv_mig_state` value.
+    /// Returns the state with this `enum ibv_mig_state` value.
     pub fn from_code(code: u8) -> Option<Self> {
         [Self::Migrated, Self::Rearm, Self::Armed].into_iter().find(|state| *state as u8 == code)
     }
@@ -141,37 +138,37 @@ impl MigState {
 pub struct QpAttr {
     /// The state; the target of a modify.
     pub state: QpState,
-    /// On input with `CUR_STATE`: the state that the caller believes the QP is in.
+    /// On input with `CUR_STATE`: the state assumed by the caller.
     pub cur_state: Option<QpState>,
     /// Payload bytes of a full packet.
     pub path_mtu: PathMtu,
     /// State of path migration.
     pub path_mig_state: MigState,
-    /// Key that datagrams to this QP must carry.
+    /// Q_Key required of datagrams to this QP.
     pub qkey: Qkey,
     /// First PSN expected from the peer.
     pub rq_psn: Psn,
     /// First PSN sent to the peer.
     pub sq_psn: Psn,
-    /// The peer.
+    /// The peer's queue pair number.
     pub dest_qpn: Qpn,
-    /// What the peer may do.
+    /// Rights of the peer.
     pub access: Access,
-    /// The way to the peer.
+    /// Path to the peer.
     pub av: Av,
-    /// Alternate way to the peer; all zero when none is loaded.
+    /// Alternate path to the peer; all zero if none is loaded.
     pub alt_av: Av,
     /// Index in the P_Key table; 0.
     pub pkey_index: u16,
     /// Alternate index in the P_Key table; 0.
     pub alt_pkey_index: u16,
-    /// Raise `SQ_DRAINED` when the send queue is drained.
+    /// True if `SQ_DRAINED` is raised when the send queue is drained.
     pub en_sqd_async_notify: bool,
-    /// READs and atomics this QP may have outstanding at the peer.
+    /// Maximum number of READs and atomics outstanding at the peer.
     pub max_rd_atomic: u8,
-    /// READs and atomics the peer may have outstanding here.
+    /// Maximum number of READs and atomics of the peer outstanding here.
     pub max_dest_rd_atomic: u8,
-    /// Code of the wait that an RNR NAK asks for, 0..=31.
+    /// Code of the wait requested by RNR NAKs, 0..=31.
     pub min_rnr_timer: u8,
     /// Physical port; 1.
     pub port: u8,
@@ -179,13 +176,13 @@ pub struct QpAttr {
     pub timeout: u8,
     /// Retries after a timeout or a sequence error, 0..=7.
     pub retry_cnt: u8,
-    /// Retries after RNR NAK, 0..=7; 7 is without end.
+    /// Retries after RNR NAK, 0..=7; 7 is infinite.
     pub rnr_retry: u8,
     /// Alternate port; 1.
     pub alt_port: u8,
-    /// Code of the local ACK timeout on the alternate way, 0..=31.
+    /// Code of the local ACK timeout on the alternate path, 0..=31.
     pub alt_timeout: u8,
-    /// How fast it may send.
+    /// Rate limit of the send queue.
     pub rate_limit: RateLimit,
 }
 
@@ -229,11 +226,9 @@ pub enum Service {
     Uc,
     /// Unreliable datagram.
     Ud,
-    /// The sending end of an extended reliable connection: every message names a shared receive
-    /// queue of the peer.
+    /// XRC initiator: every message names a shared receive queue of the peer.
     XrcIni,
-    /// The receiving end of one: it takes receives from the queues of its domain that the messages
-    /// name.
+    /// XRC target: receives come from the shared queue that the message names.
     XrcTgt,
     /// Whole Ethernet frames.
     Raw,
@@ -243,7 +238,7 @@ impl Service {
     /// Every service.
     pub const ALL: [Self; 6] = [Self::Rc, Self::Uc, Self::Ud, Self::XrcIni, Self::XrcTgt, Self::Raw];
 
-    /// As `enum ibv_qp_type` calls it, without `IBV_QPT_`.
+    /// The name in `enum ibv_qp_type`, without `IBV_QPT_`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Rc => "RC",
@@ -255,7 +250,7 @@ impl Service {
         }
     }
 
-    /// Whether requests are acknowledged and repeated.
+    /// Returns true if requests are acknowledged and retransmitted.
     pub const fn is_reliable(self) -> bool {
         matches!(self, Self::Rc | Self::XrcIni | Self::XrcTgt)
     }
@@ -264,43 +259,42 @@ impl Service {
 /// Depths and limits of a QP, fixed at creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpCaps {
-    /// Send work requests outstanding.
+    /// Maximum number of outstanding send work requests.
     pub max_send_wr: u32,
-    /// Receive work requests outstanding; 0 with an SRQ.
+    /// Maximum number of outstanding receive work requests; 0 with an SRQ.
     pub max_recv_wr: u32,
-    /// Elements of a send list.
+    /// Maximum number of elements in a send list.
     pub max_send_sge: u32,
-    /// Elements of a receive list.
+    /// Maximum number of elements in a receive list.
     pub max_recv_sge: u32,
-    /// Bytes of inline data.
+    /// Maximum inline data in bytes.
     pub max_inline_data: u32,
 }
 
-/// What a QP is created with.
+/// Creation parameters of a QP.
 #[derive(Clone, Copy, Debug)]
 pub struct QpConfig {
-    /// Its number.
+    /// Queue pair number.
     pub qpn: Qpn,
-    /// Its service.
+    /// Transport service.
     pub service: Service,
-    /// Its queues.
+    /// Queue depths.
     pub caps: QpCaps,
-    /// Every send work request reports success, whatever its flags say.
+    /// True if every send work request reports success, whatever its flags say.
     pub sq_sig_all: bool,
-    /// Receives come from a shared receive queue; lists there have at most this many elements.
+    /// Maximum number of list elements in the shared receive queue; `None` without one.
     pub srq_max_sge: Option<u32>,
-    /// That queue matches tags (RC only). `srq_max_sge` then holds for posted tags too.
+    /// True if that queue matches tags (RC only). `srq_max_sge` then also limits posted tags.
     pub tag_matching: bool,
-    /// Bytes of the largest UD payload, which is the port's active MTU; on raw packets of the
-    /// largest frame.
+    /// The port's active MTU: the largest UD payload in bytes. On raw packets the largest frame.
     pub port_mtu: u32,
-    /// Slow down when the peer tells of congestion, up to a line of this many bit/s, and let
-    /// switches mark our packets (RC and UC). `None`: neither.
+    /// Line rate in bit/s for DCQCN (RC and UC): obey CNPs and mark packets as ECN-capable. `None`
+    /// disables both.
     pub line_rate: Option<NonZeroU64>,
 }
 
 impl QpConfig {
-    /// With receives of its own and none of what is optional, on a port with the largest MTU.
+    /// A configuration with its own receive queue, no optional feature and the largest MTU.
     pub const fn new(qpn: Qpn, service: Service, caps: QpCaps) -> Self {
         let (sq_sig_all, srq_max_sge, tag_matching, line_rate) = (false, None, false, None);
         Self { qpn, service, caps, sq_sig_all, srq_max_sge, tag_matching, port_mtu: MAX_PAYLOAD as u32, line_rate }
@@ -313,7 +307,7 @@ bitflags! {
     pub struct QpEvents: u8 {
         /// First request received in RTR.
         const COMM_EST = 1;
-        /// The send queue is drained (SQD).
+        /// The send queue was drained (SQD).
         const SQ_DRAINED = 1 << 1;
         /// Completions can no longer be delivered.
         const FATAL = 1 << 2;
@@ -321,35 +315,33 @@ bitflags! {
         const REQ_ERR = 1 << 3;
         /// A peer violated memory protection and no receive request could report it.
         const ACCESS_ERR = 1 << 4;
-        /// In the error state and the last shared receive request is done.
+        /// In the error state, and the last shared receive is complete.
         const LAST_WQE_REACHED = 1 << 5;
-        /// The connection goes on over the alternate path.
+        /// The connection migrated to the alternate path.
         const PATH_MIG = 1 << 6;
-        /// The peer asked for a path that is not the alternate one.
+        /// The peer requested migration to a path that is not the alternate one.
         const PATH_MIG_ERR = 1 << 7;
     }
 }
 
-/// What a queue pair met of losses and of receivers that were not ready since it was last asked,
-/// named as hardware counters are. A message that fails by them in the end counts like one that
-/// does not.
+/// Losses and RNR NAKs since the last call, named like hardware counters. They count whether or not
+/// the message fails in the end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RetryCounts {
-    /// NAKs of the peer that tell of a gap.
+    /// Sequence error NAKs received.
     pub packet_seq_err: u32,
-    /// Answers that imply the loss of an earlier answer.
+    /// Responses that imply the loss of an earlier response.
     pub implied_nak_seq_err: u32,
-    /// RNR NAKs of the peer.
+    /// RNR NAKs received.
     pub rnr_nak_retry_err: u32,
-    /// Times no acknowledgement came within the timeout.
+    /// Expirations of the local ACK timeout.
     pub local_ack_timeout_err: u32,
-    /// RNR NAKs due to the peer.
+    /// RNR NAKs sent.
     pub send_rnr_err: u32,
 }
 
 impl RetryCounts {
-    /// Whether nothing was counted. Every visit asks; to compare with an empty one took four times
-    /// the instructions.
+    /// Called after every packet: cheaper than a comparison with the default.
     #[inline]
     pub(crate) const fn is_empty(&self) -> bool {
         let Self { packet_seq_err, implied_nak_seq_err, rnr_nak_retry_err, local_ack_timeout_err, send_rnr_err } = self;
@@ -357,28 +349,25 @@ impl RetryCounts {
     }
 }
 
-/// State that both roles of a QP see.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: QpConfig,
     pub(crate) state: QpState,
     pub(crate) attr: QpAttr,
-    /// `attr.av` as packets of the connection carry it.
+    /// `attr.av` with the ECN bits of the connection's packets.
     pub(crate) path: Av,
-    /// What is known of congestion on that path.
     pub(crate) congestion: Congestion,
-    /// What it met of losses.
     pub(crate) retries: RetryCounts,
-    /// Raised and not yet taken by `poll_event`.
+    /// Events for the next `poll_event`.
     pub(crate) events: QpEvents,
-    /// A role hit a fatal error: the QP must enter the error state before the call returns.
+    /// A role hit a fatal error: the QP must enter ERR before the call returns.
     pub(crate) failed: bool,
-    /// A send error on UC/UD: the QP must enter SQE before the call returns.
+    /// A send failed on UC or UD: the QP must enter SQE before the call returns.
     pub(crate) send_error: bool,
-    /// `PATH_MIG_ERR` was raised since software armed the migration.
+    /// True if `PATH_MIG_ERR` was raised since software armed the migration.
     pub(crate) migration_failed: bool,
-    /// Tag matching: the rendezvous that a message has just asked for, whether the data of one has
-    /// just come, and how many are under way.
+    /// Tag matching: the rendezvous to begin, true if the data of one was read, and the number
+    /// outstanding.
     pub(crate) rendezvous: Option<Rendezvous>,
     pub(crate) rendezvous_read: bool,
     pub(crate) rendezvous_count: u32,
@@ -404,14 +393,14 @@ impl Shared {
         }
     }
 
-    /// Takes over the path in the attributes, and how much may be sent.
+    /// Applies the path and the rate limits of the attributes.
     pub(crate) fn set_path(&mut self) {
         self.path = self.attr.av;
         // clause: STATIC-RATE
         self.congestion.set_limit(self.attr.rate_limit, self.path.static_rate);
         // clause: ECN-CAPABLE
         if self.config.line_rate.is_some() {
-            self.path.traffic_class = congestion::markable(self.path.traffic_class);
+            self.path.traffic_class = self.path.traffic_class & !ECN | congestion::ECT_0;
         }
     }
 
@@ -420,13 +409,12 @@ impl Shared {
         self.attr.state = state;
     }
 
-    /// A role cannot go on: the QP goes to the error state before the call returns.
     pub(crate) fn fail(&mut self) {
         self.failed = true;
     }
 
-    /// Appends `cqe` to the queue of `side`; `qpn` and `timestamp` are filled in here. When the
-    /// queue takes no more, the QP can no longer report anything (IBA §10.8.3).
+    /// Appends `cqe` to the queue of `side` and fills in `qpn` and `timestamp`. A CQ overrun is
+    /// fatal to the QP (IBA §10.8.3).
     #[inline]
     pub(crate) fn complete<H: Host>(&mut self, host: &mut H, side: Side, mut cqe: Cqe) {
         (cqe.qpn, cqe.timestamp) = (self.config.qpn, host.now().0);
@@ -438,7 +426,7 @@ impl Shared {
     }
 }
 
-/// Why a work request was not accepted; nothing was queued (`man ibv_post_send`).
+/// Why a work request was refused; nothing was queued (`man ibv_post_send`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 pub enum PostError {
     /// The state of the QP does not allow it.
@@ -453,11 +441,11 @@ pub enum PostError {
     /// More inline bytes than the queue was created for.
     #[error("the inline data is longer than max_inline_data")]
     InlineTooLong,
-    /// The service, or `max_rd_atomic` = 0, rules this operation out, or its data cannot be inline.
+    /// The service or `max_rd_atomic` = 0 excludes this operation, or its data cannot be inline.
     #[error("this queue pair cannot do this operation")]
     BadOpcode,
-    /// The message is longer than 2^31 bytes, the data of an ATOMIC WRITE not 8 bytes, or a FLUSH
-    /// has data.
+    /// The message is longer than 2^31 bytes, an ATOMIC WRITE does not have 8 bytes, or a FLUSH has
+    /// data.
     #[error("the length is out of range")]
     BadLength,
     /// A datagram without a destination.

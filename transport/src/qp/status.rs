@@ -1,5 +1,5 @@
-//! What people and judges ask of a queue pair: where it stands, what it knows of the last failure,
-//! and why it refused a verb, in words. Changes nothing.
+//! Diagnostics of a queue pair: its progress, its last failure, and why it refused a verb. Read
+//! only.
 
 use crate::qp::modify::ModifyError;
 use crate::qp::queue_pair::Qp;
@@ -9,42 +9,41 @@ use crate::qp::{AttrMask, QpAttr};
 use crate::wr::{SendData, SendOp, SendRequest};
 use roxe_wire::{Gid, Psn, Qpn};
 
-/// Where a queue pair stands. Numbers of messages and PSNs wrap; what grew between two looks is
-/// their difference.
+/// Progress of a queue pair. Message numbers and PSNs wrap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpStatus {
-    /// Its number.
+    /// Queue pair number.
     pub qpn: Qpn,
-    /// Its service.
+    /// Transport service.
     pub service: Service,
-    /// Its state.
+    /// State.
     pub state: QpState,
-    /// The queue pair that it is connected with, and the address of that; 0 if there is none.
+    /// Queue pair and address of the peer; 0 if there is none.
     pub peer: (Qpn, Gid),
     /// Payload bytes of a full packet.
     pub path_mtu: u32,
-    /// Send work requests that are complete, 32 bits.
+    /// Completed send work requests, modulo 2^32.
     pub sends: u32,
-    /// Send work requests that are not.
+    /// Incomplete send work requests.
     pub outstanding: u32,
-    /// PSNs that are sent and not acknowledged (RC, XRC).
+    /// Sent and unacknowledged PSNs (RC, XRC).
     pub unacknowledged: u32,
-    /// How many of these there may be (RC, XRC).
+    /// Send window in PSNs (RC, XRC).
     pub window: u32,
-    /// READs and atomics that await their response.
+    /// Requests that await a response of their own.
     pub reads: u32,
-    /// The PSN behind the newest that was sent.
+    /// PSN after the newest sent.
     pub sent: Psn,
-    /// Messages that were executed, 24 bits.
+    /// Executed messages, modulo 2^24.
     pub received: u32,
-    /// The PSN of the request that is expected next.
+    /// Expected PSN.
     pub expected: Psn,
-    /// The send queue waits because the peer had no receive.
+    /// True during an RNR wait.
     pub waits_for_receive: bool,
 }
 
 impl Qp {
-    /// Where it stands.
+    /// Returns the progress of the queue pair for people.
     pub fn status(&self) -> QpStatus {
         let (attr, requester, probe) = (self.attr(), &self.requester, self.probe());
         let unacknowledged = probe.sent.distance(probe.una);
@@ -67,29 +66,29 @@ impl Qp {
     }
 }
 
-/// Where the roles of a queue pair stand.
+/// Progress of both roles of a queue pair, for tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// The state of the queue pair.
+    /// State.
     pub state: QpState,
-    /// Oldest PSN that is not acknowledged.
+    /// Oldest unacknowledged PSN.
     pub una: Psn,
-    /// PSN of the next packet to send; behind `sent` while a retry repeats packets.
+    /// PSN of the next packet to send; behind `sent` only during a retransmission.
     pub next: Psn,
     /// PSN after the newest one ever sent.
     pub sent: Psn,
-    /// PSN of the request that is expected next.
+    /// Expected PSN.
     pub expected: Psn,
     /// Bytes held at [`crate::cx::FlowControl`] (RC).
     pub held: u32,
-    /// Send work requests that are not complete.
+    /// Incomplete send work requests.
     pub sends: u32,
-    /// The send queue waits because the peer had no receive.
+    /// True during an RNR wait.
     pub not_ready: bool,
 }
 
 impl Qp {
-    /// Where both roles stand.
+    /// Returns the progress of both roles, for tests.
     pub fn probe(&self) -> Probe {
         let (sq, expected) = (&self.requester, self.responder.progress.e_psn);
         Probe {
@@ -104,14 +103,14 @@ impl Qp {
         }
     }
 
-    /// The length of the request that failed last, if none of its packets was acknowledged but some
-    /// before it were.
+    /// Length in bytes of the last failed request, if none of its packets was acknowledged although
+    /// earlier requests were.
     pub fn unanswered(&self) -> Option<u32> {
         self.requester.unanswered
     }
 
-    /// What was wrong with the last request of the peer that was refused, for a person. `None` also
-    /// for what a method of the host has refused, which knows more about it.
+    /// Explains the last refused request of the peer. `None` if the host refused it and explains
+    /// more.
     pub fn last_refusal(&self) -> Option<String> {
         let (refusal, attr) = (self.responder.refused?, self.attr());
         let sentence = refusal.sentence()?;
@@ -128,10 +127,8 @@ impl Qp {
             _ => sentence.to_owned(),
         })
     }
-}
 
-impl Qp {
-    /// Says why a modify with `attr` was refused.
+    /// Explains a refused modify with `attr`.
     pub fn why_not_modified(&self, error: ModifyError, attr: &QpAttr) -> String {
         let ModifyError::BadValue(bit) = error else { return error.to_string() };
         let (value, accepted): (String, String) = match bit {
@@ -182,7 +179,7 @@ impl Qp {
         format!("the value of {bit} is out of range: it is {value}; accepted is {accepted}")
     }
 
-    /// Says why a send work request was refused.
+    /// Explains a refused send work request.
     pub fn why_send_refused(&self, error: PostError, request: &SendRequest<'_>) -> String {
         let (caps, operation) = (self.config().caps, operation(&request.op));
         match (error, request.data) {
@@ -202,8 +199,8 @@ impl Qp {
             (PostError::BadOpcode, data) => {
                 let (service, depth) = (self.service().name(), self.attr().max_rd_atomic);
                 let why = match data {
-                    SendData::Inline(_) if !is_sent(&request.op) => "its data cannot be inline (IBV_SEND_INLINE)",
-                    _ if depth == 0 && awaits_response(&request.op) => "its max_rd_atomic is 0",
+                    SendData::Inline(_) if !can_be_inline(&request.op) => "its data cannot be inline (IBV_SEND_INLINE)",
+                    _ if depth == 0 && request.op.awaits_response() => "its max_rd_atomic is 0",
                     _ => "its service has no such operation",
                 };
                 format!("{error}: the opcode is {operation}, the queue pair is {service}: {why}")
@@ -224,7 +221,7 @@ impl Qp {
         }
     }
 
-    /// Says why a receive work request with a list of `num_sge` elements was refused.
+    /// Explains a refused receive work request with `num_sge` list elements.
     pub fn why_receive_refused(&self, error: PostError, num_sge: usize) -> String {
         let caps = self.config().caps;
         match error {
@@ -239,28 +236,8 @@ impl Qp {
     }
 }
 
-/// Returns true if the data of the operation leaves with the request.
-const fn is_sent(op: &SendOp) -> bool {
-    matches!(
-        op,
-        SendOp::Send
-            | SendOp::SendImm(_)
-            | SendOp::SendInvalidate(_)
-            | SendOp::Write { .. }
-            | SendOp::WriteImm { .. }
-            | SendOp::AtomicWrite { .. }
-    )
-}
-
-const fn awaits_response(op: &SendOp) -> bool {
-    matches!(
-        op,
-        SendOp::Read { .. }
-            | SendOp::CompareSwap { .. }
-            | SendOp::FetchAdd { .. }
-            | SendOp::AtomicWrite { .. }
-            | SendOp::Flush { .. }
-    )
+const fn can_be_inline(op: &SendOp) -> bool {
+    matches!(op, SendOp::AtomicWrite { .. }) || !op.awaits_response() && !op.is_local()
 }
 
 /// The opcode as in `enum ibv_wr_opcode`.
@@ -287,14 +264,14 @@ mod tests {
     use crate::qp::{QpCaps, QpConfig, Service};
 
     #[test]
-    fn every_bad_value_is_named_with_what_is_accepted() {
+    fn bad_values_are_explained_with_the_accepted_range() {
         let qp = Qp::new(QpConfig::new(Qpn::new(2), Service::Rc, QpCaps::default()));
         let attr = QpAttr { retry_cnt: 9, ..QpAttr::default() };
         let text = qp.why_not_modified(ModifyError::BadValue(AttrMask::RETRY_CNT), &attr);
         assert_eq!(text, "the value of RETRY_CNT is out of range: it is 9; accepted is 0 to 7");
         for bit in AttrMask::all() {
             let text = qp.why_not_modified(ModifyError::BadValue(bit), &attr);
-            // Those without a rule take every value.
+            // Attributes without a rule accept every value.
             let has_rule = !matches!(
                 bit,
                 AttrMask::STATE

@@ -1,21 +1,17 @@
-//! UC and UD. Sending: a work request is done when its last packet is in the batch; nothing comes
-//! back. Receiving a datagram: each packet is a message that lands behind the 40 bytes of its GRH,
-//! or is lost in silence (IBA §9.8.3). Requests of UC are the responder's.
-//!
-//! May touch the queues, [`Shared`] and the host.
+//! UC and UD: sending of both, receiving of UD. A work request completes when its last packet is in
+//! the batch. A received datagram is placed behind the 40 bytes of its GRH, or silently dropped
+//! (IBA §9.8.3). The responder handles UC requests.
 
-use crate::cx::{Host, MemError, RxPayload, TxBatch};
+use crate::cx::{Host, RxPayload, TxBatch};
 use crate::qp::receive_queue::RecvQueue;
 use crate::qp::refusal::Refusal;
 use crate::qp::requester::{Requester, Step};
 use crate::qp::responder::Responder;
-use crate::qp::segment::{Departing, Outgoing, Put};
-use crate::qp::send_queue::SendWqe;
+use crate::qp::segment::{Outgoing, Put, TxPacket};
 use crate::qp::shared::{DropReason, Service, Shared};
 use crate::wr::{Av, Cqe, SendOp, WcExtra, WcOpcode, WcStatus};
 use roxe_wire::{Bth, Deth, Header, ImmDt, Kind, NetHeader, PathMtu, Qkey, Qpn, UcRequest, icrc};
 
-/// A packet and the way it goes.
 struct NextPacket {
     av: Av,
     qpn: Qpn,
@@ -24,9 +20,9 @@ struct NextPacket {
 }
 
 impl Requester {
-    /// Puts the UC or UD packet at the cursor into the batch.
+    /// Writes the UC or UD packet at the cursor into the batch.
     pub(crate) fn send_unreliable<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> Step {
-        if self.sq.get(self.cursor.wqe).is_some_and(SendWqe::is_local) {
+        if self.sq.get(self.cursor.wqe).is_some_and(|wqe| wqe.op.is_local()) {
             return self.run_local(sh, host);
         }
         let next = match sh.config.service {
@@ -46,7 +42,7 @@ impl Requester {
         let bth = Bth { solicited: packet.solicited, mig_req: sh.mig_req(), ..Bth::new(qpn, self.cursor.psn) };
         let Some(wqe) = self.sq.get(self.cursor.wqe) else { return Step::Stop };
         let (payload, note) = (self.sq.payload(self.cursor.wqe, wqe), self.note(sh, wqe));
-        match (Departing { av: &av, header: Header { bth, kind }, payload, note }).put(host, tx, &packet) {
+        match (TxPacket { av: &av, header: Header { bth, kind }, payload, note }).put(host, tx, &packet) {
             Put::Done => {}
             Put::Full => return Step::BatchFull,
             Put::Fault => return self.stop_with(sh, host, WcStatus::LocProtErr),
@@ -63,7 +59,6 @@ impl Requester {
         Step::Sent(packet.len)
     }
 
-    /// The packet at the cursor of a UC queue.
     fn next_uc(&mut self, sh: &Shared) -> Result<NextPacket, WcStatus> {
         let mtu = sh.attr.path_mtu;
         self.begin(mtu);
@@ -73,8 +68,8 @@ impl Requester {
         Ok(NextPacket { av: sh.path, qpn: sh.attr.dest_qpn, kind: Kind::UcRequest(request), packet })
     }
 
-    /// The message at the cursor of a UD queue. One that does not fit a packet fails (IBA §9.8.3
-    /// only says that nothing is sent; hardware reports a local length error).
+    /// The message at the cursor of a UD queue. One that does not fit a packet fails with a local
+    /// length error, as on hardware; IBA §9.8.3 only says that nothing is sent.
     fn next_ud(&mut self, sh: &Shared) -> Result<NextPacket, WcStatus> {
         self.begin(PathMtu::Mtu4096);
         let index = self.cursor.wqe;
@@ -90,7 +85,7 @@ impl Requester {
     }
 }
 
-/// The Q_Key for a datagram: what the request says, or the QP's own if that has its top bit set
+/// The Q_Key of a datagram: that of the request, or the QP's own if the former has its top bit set
 /// (IBA §10.2.5). QP1 always uses the well-known key.
 fn qkey_to_send(sh: &Shared, asked: Qkey) -> Qkey {
     match asked {
@@ -102,18 +97,16 @@ fn qkey_to_send(sh: &Shared, asked: Qkey) -> Qkey {
     }
 }
 
-/// Bytes in front of the payload of a received datagram (`man ibv_post_recv`).
+/// Length of the GRH in front of a received datagram, in bytes (`man ibv_post_recv`).
 pub const GRH_LEN: u32 = 40;
 
-/// What hardware reports in `sl` on RoCEv2: the type of the layer-3 header. UCX reads it to tell
-/// where the addresses are.
+/// Type of the layer-3 header, which hardware reports in `sl` on RoCEv2. UCX reads it to find the
+/// addresses.
 const L3_IPV4: u8 = 0b1010;
 const L3_IPV6: u8 = 0b1001;
 
-/// A datagram as it came in.
 #[derive(Clone, Copy)]
 pub(crate) struct Datagram<'a> {
-    /// All its headers.
     pub(crate) header: &'a Header,
     pub(crate) deth: &'a Deth,
     pub(crate) imm: Option<ImmDt>,
@@ -121,11 +114,11 @@ pub(crate) struct Datagram<'a> {
 }
 
 impl Responder {
-    /// A datagram for this QP. One that finds no receive, or one that is too short, is lost, and
+    /// Handles a datagram. One without a receive, or with one that is too short, is dropped, and
     /// the receive stays.
     ///
     /// # Errors
-    /// Why it was lost.
+    /// The datagram was dropped.
     pub(crate) fn handle_ud<H: Host>(
         &mut self,
         sh: &mut Shared,
@@ -139,7 +132,10 @@ impl Responder {
             reason
         })?;
         // clause: UNRELIABLE-OWN-FAULT
-        if place(host, rq, net, datagram).is_err() {
+        let udp_payload_len = datagram.header.padded_len(datagram.payload.len()) + icrc::LEN;
+        // clause: UD-GRH
+        let grh = rq.scatter(host, 0, RxPayload::Bytes(&net.to_grh(udp_payload_len)));
+        if grh.and_then(|()| rq.scatter(host, GRH_LEN, datagram.payload)).is_err() {
             let cqe = Cqe { status: WcStatus::LocProtErr, opcode: WcOpcode::Recv, ..Cqe::default() };
             rq.complete(sh, host, cqe);
             sh.fail();
@@ -161,10 +157,10 @@ impl Responder {
     }
 }
 
-/// Why a datagram is lost, and what is wrong with its length if that is it.
+/// Why a datagram is dropped, with the refusal if its length is wrong.
 type Lost = (DropReason, Option<Refusal>);
 
-/// Bytes the datagram takes in the current receive, or why it is lost.
+/// Acquires a receive and returns the bytes that the datagram occupies in it.
 fn check<H: Host>(sh: &Shared, host: &mut H, rq: &mut RecvQueue, datagram: &Datagram<'_>) -> Result<u32, Lost> {
     // clause: UD-QKEY
     if datagram.deth.qkey != sh.attr.qkey {
@@ -185,14 +181,6 @@ fn check<H: Host>(sh: &Shared, host: &mut H, rq: &mut RecvQueue, datagram: &Data
     } else {
         Ok(byte_len)
     }
-}
-
-/// The GRH, or what an IP header gives of one, and then the payload.
-fn place<H: Host>(host: &mut H, rq: &RecvQueue, net: &NetHeader, datagram: &Datagram<'_>) -> Result<(), MemError> {
-    let udp_payload_len = datagram.header.padded_len(datagram.payload.len()) + icrc::LEN;
-    // clause: UD-GRH
-    rq.scatter(host, 0, RxPayload::Bytes(&net.to_grh(udp_payload_len)))?;
-    rq.scatter(host, GRH_LEN, datagram.payload)
 }
 
 #[cfg(test)]

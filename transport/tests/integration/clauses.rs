@@ -1,4 +1,4 @@
-//! Clauses of `tests/clauses.txt` that no script of another subject proves: this in, exactly that
+//! Clauses of `tests/clauses.txt` that no other subject covers: a packet in, exactly these packets
 //! out.
 
 use super::*;
@@ -15,10 +15,10 @@ fn ack(credits: u8) -> Response {
     Response::Ack(Aeth { syndrome: Syndrome::Ack { credits }, msn: Msn::new(0) })
 }
 
-/// The syndromes of the acknowledgements and NAKs that `who` sent.
-fn syndromes(pair: &Pair, who: Peer) -> Vec<Syndrome> {
+/// The syndromes of the acknowledgements and NAKs that `side` sent.
+fn syndromes(pair: &Pair, side: Peer) -> Vec<Syndrome> {
     let syndrome = |(response, _)| if let Response::Ack(aeth) = response { Some(aeth.syndrome) } else { None };
-    responses(pair, who).into_iter().filter_map(syndrome).collect()
+    responses(pair, side).into_iter().filter_map(syndrome).collect()
 }
 
 /// Changes one attribute of A in its present state, or on the way to `state`.
@@ -42,7 +42,7 @@ fn any_udp_source_port_is_accepted() {
 
 // clause: BTH-MIGRATED
 #[test]
-fn every_packet_says_migrated_and_no_receiver_cares() {
+fn packets_have_the_migrated_bit_and_receivers_ignore_it() {
     let mut p = Pair::new(Setup::default());
     let (src, dst) = (filled(&mut p, A, 600), filled(&mut p, B, 600));
     post(&mut p, A, 1, read_from(dst), &[src.all()]);
@@ -81,7 +81,7 @@ fn unreliable_services_send_no_answers() {
 
 // clause: CNP-FORMAT, CNP-RECEIVED
 #[test]
-fn a_notification_is_no_part_of_the_connection() {
+fn cnp_does_not_affect_the_connection() {
     for (psn, becn) in [(0, true), (100, false), (101, true), (0x80_0064, false)] {
         let mut p = alone(A, Setup { line_rate: NonZeroU64::new(10_000_000_000), ..Setup::default() });
         post(&mut p, A, 1, SendOp::Send, &[]);
@@ -98,7 +98,7 @@ fn a_notification_is_no_part_of_the_connection() {
     }
 }
 
-/// Takes every packet, forgets it and counts.
+/// A batch that accepts and counts every packet.
 #[derive(Default)]
 struct Counter {
     slot: Vec<u8>,
@@ -155,7 +155,7 @@ fn credits_in_acknowledgements_do_not_limit_the_sender() {
     let mut p = alone(A, Setup::default());
     post(&mut p, A, 1, SendOp::Send, &[]);
     p.transmit(A);
-    // No receive is left, says the peer; hardware has been seen to say so while it had many.
+    // The peer reports no credits; hardware does so even with many receives.
     p.inject(A, &response(A, 100, ack(0)), &[]);
     (2..=4).for_each(|id| post(&mut p, A, id, SendOp::Send, &[]));
     p.transmit(A);
@@ -164,7 +164,7 @@ fn credits_in_acknowledgements_do_not_limit_the_sender() {
 
 // clause: RETRY-SAME-OPCODES
 #[test]
-fn a_repeated_atomic_is_the_same_packet() {
+fn retried_atomic_is_the_same_packet() {
     let mut p = Pair::new(Setup::default());
     let (old, word) = (blank(&mut p, A, 8), blank(&mut p, B, 8));
     drop_nth(&mut p, A, 0);
@@ -178,7 +178,7 @@ fn a_repeated_atomic_is_the_same_packet() {
 
 // clause: RETRY-DATA
 #[test]
-fn a_repeated_packet_reads_memory_again() {
+fn retransmission_reads_memory_again() {
     let mut p = Pair::new(Setup::default());
     let (src, dst) = (blank(&mut p, A, 600), blank(&mut p, B, 600));
     drop_nth(&mut p, A, 1);
@@ -192,7 +192,7 @@ fn a_repeated_packet_reads_memory_again() {
 
 // clause: RNR-TABLE
 #[test]
-fn the_rnr_waits_are_those_of_the_table() {
+fn rnr_waits_equal_the_table() {
     #[rustfmt::skip]
     let milliseconds = [
         655.36, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32, 0.48, 0.64, 0.96, 1.28, 1.92,
@@ -205,13 +205,13 @@ fn the_rnr_waits_are_those_of_the_table() {
 
 // clause: CHECK-ORDER
 #[test]
-fn the_first_check_that_fails_gives_the_answer() {
+fn first_failing_check_determines_the_nak() {
     let rnr = Syndrome::RnrNak { timer: 12 };
     let [invalid, access] = [NakCode::InvalidRequest, NakCode::RemoteAccess].map(Syndrome::Nak);
     let (imm, bad) = (Some(imm(1)), Reth { va: 0, rkey: RKey(0), dma_len: 4 });
     let misaligned = AtomicEth { va: 1, rkey: RKey(0), ..AtomicEth::default() };
     let (all, none) = (all_access(), Access::empty());
-    // Several things are wrong with most of them, and no receive is posted: the first check tells.
+    // Most of them are wrong in several ways, and no receive is posted: the first check decides.
     for (request_, payload, rights, answer) in [
         (Request::WriteLast(imm), &[0; 3][..], none, invalid),
         (Request::WriteOnly(bad, imm), &[0; 3], none, invalid),
@@ -229,7 +229,7 @@ fn the_first_check_that_fails_gives_the_answer() {
         let gap = Syndrome::Nak(NakCode::PsnSequence);
         assert_eq!(syndromes(&p, B), [gap, answer], "{request_:?} with {} bytes", payload.len());
     }
-    // A duplicate is not checked at all.
+    // A duplicate is not checked.
     let mut p = alone(B, Setup::default());
     p.inject(B, &request(B, 99, Request::WriteOnly(bad, imm)), &[0; 3]);
     p.transmit(B);
@@ -238,7 +238,7 @@ fn the_first_check_that_fails_gives_the_answer() {
 
 // clause: GAP-DROPPED
 #[test]
-fn a_request_behind_a_gap_leaves_no_trace() {
+fn request_behind_a_gap_has_no_effect() {
     let mut p = alone(B, Setup::default());
     let mr = blank(&mut p, B, 8);
     recv(&mut p, B, 1, &[mr.all()]);

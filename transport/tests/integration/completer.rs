@@ -1,4 +1,4 @@
-//! One requester, its packets read off the log, its answers forged.
+//! One requester: its packets are read from the log, its responses forged.
 
 use roxe_sim::host::LEAST_CHARGE;
 use roxe_sim::setup::{QPN_A, Setup};
@@ -55,7 +55,7 @@ impl Script {
         assert_eq!(self.pair.post_send(Peer::A, &req), Ok(()));
     }
 
-    /// The PSNs that leave now.
+    /// The PSNs sent now.
     fn psns(&mut self) -> Vec<u32> {
         self.headers().iter().map(|header| header.bth.psn.get()).collect()
     }
@@ -67,7 +67,7 @@ impl Script {
         new
     }
 
-    /// One response arrives; what became of it.
+    /// Delivers a response and returns the result.
     fn answer(&mut self, psn: u32, response: Response, payload: &[u8]) -> Option<DropReason> {
         let end = self.pair.end(Peer::A);
         end.dropped = (None, 0);
@@ -76,13 +76,12 @@ impl Script {
         self.pair.end(Peer::A).dropped.0
     }
 
-    /// `payload` arrives behind the header of the first of several packets of READ data; whether
-    /// that was taken as it is.
+    /// Delivers joined READ responses with `payload`; returns true if they were accepted.
     fn joined(&mut self, psn: u32, payload: &[u8]) -> bool {
         self.joined_of(256, psn, payload)
     }
 
-    /// The same with packets of `len` bytes.
+    /// As `joined`, with packets of `len` bytes.
     fn joined_of(&mut self, len: usize, psn: u32, payload: &[u8]) -> bool {
         let net = self.pair.net_of(1);
         let header = Header { bth: Bth::new(QPN_A, Psn::new(psn)), kind: Kind::RcResponse(Response::ReadMiddle) };
@@ -104,7 +103,7 @@ impl Script {
         self.pair.end(Peer::A).host.flow.reserved
     }
 
-    /// Lets the timer that is set run out.
+    /// Lets the timer expire.
     fn time_out(&mut self) {
         let end = self.pair.end(Peer::A);
         end.host.clock = end.qp.poll_timeout().expect("a timer runs");
@@ -140,7 +139,7 @@ fn one_ack_completes_everything_before_it_in_order() {
 }
 
 #[test]
-fn the_wait_after_an_rnr_nak_ends_when_everything_is_acknowledged_after_all() {
+fn rnr_wait_ends_when_everything_is_acked() {
     let mut s = Script::new();
     s.post(1, SendOp::Send, 0);
     assert_eq!(s.psns(), [100]);
@@ -169,7 +168,7 @@ fn a_sequence_nak_goes_back_once() {
 
 // clause: ACK-OVER-RETRY
 #[test]
-fn an_ack_from_before_the_retry_spares_the_rest_of_it() {
+fn late_ack_shortens_the_retry() {
     let mut s = Script::new();
     s.post(1, SendOp::Send, 256 * 3);
     s.post(2, SendOp::Send, 256 * 2);
@@ -200,7 +199,7 @@ fn timeouts_are_retried_retry_cnt_times() {
 
 // clause: RNR-WAIT, RNR-WAIT-WHOLE
 #[test]
-fn a_not_ready_peer_gets_the_time_it_asked_for() {
+fn rnr_wait_lasts_as_requested() {
     let mut s = Script::new();
     s.post(1, SendOp::Send, 0);
     s.post(2, SendOp::Send, 0);
@@ -263,7 +262,7 @@ fn read_responses_are_placed_and_acknowledge_earlier_requests() {
     assert_eq!(s.done(), [(3, OK)]);
 }
 
-/// Everything a READ of 20 packets leaves, whose packets `from..until` come at once or one by one.
+/// The result of a READ of 20 packets whose packets `from..until` arrive joined or one by one.
 fn read_in_parts(from: u32, until: u32, at_once: bool) -> (Vec<u8>, String) {
     let mut s = Script::new();
     s.post(1, READ, 20 * 256);
@@ -295,7 +294,7 @@ fn joined_read_responses_act_as_single_ones() {
 }
 
 #[test]
-fn read_data_that_is_not_plain_is_left_alone() {
+fn joined_read_data_that_needs_checks_has_no_effect() {
     let mut s = Script::new();
     s.post(1, READ, 256 * 200);
     assert_eq!(s.psns(), [100, 164]);
@@ -314,7 +313,7 @@ fn read_data_that_is_not_plain_is_left_alone() {
     assert!(s.joined(101, &[1; 62 * 256]));
     assert_eq!(s.answer(163, Response::ReadLast(ACK), &[1; 256]), None);
     assert_eq!(s.psns(), [228]);
-    // A retry is about to ask for them again.
+    // A retry will request them again.
     s.time_out();
     assert!(!s.joined(164, &[9; 2 * 256]));
     let mr = s.mr;
@@ -369,7 +368,7 @@ fn reads_wait_for_room_in_our_own_socket() {
 
 // clause: SEND-RD-ATOMIC, SEND-FENCE
 #[test]
-fn fences_and_the_depth_hold_requests_back() {
+fn fence_and_depth_delay_requests() {
     let mut s = Script::new();
     (1..=3).for_each(|id| s.post(id, ADD, 8));
     s.post_on(4, SendOp::Send, SendFlags::FENCE, s.mr.sge(0, 0));
@@ -385,7 +384,7 @@ fn fences_and_the_depth_hold_requests_back() {
 
 // clause: NONPOSTED-ANSWER, NONPOSTED-PLACE, NAK-IMPLIED
 #[test]
-fn atomic_writes_and_flushes_wait_for_an_answer_of_their_own() {
+fn atomic_write_and_flush_await_their_response() {
     let mut s = Script::new();
     s.post(1, SendOp::Write { remote_addr: 0x1000, rkey: RKey(7) }, 10);
     s.post(2, STORE, 8);
@@ -394,8 +393,8 @@ fn atomic_writes_and_flushes_wait_for_an_answer_of_their_own() {
     assert_eq!(s.psns(), [100, 101, 102], "two at a time");
     assert_eq!(s.answer(101, Response::ReadOnly(ACK), &[]), None);
     assert_eq!((s.done(), s.psns()), (vec![(1, OK), (2, OK)], vec![103]));
-    // What comes from behind the FLUSH tells that its answer was lost, an acknowledgement of it as
-    // well.
+    // A response to a later request implies that this one was lost, and so does an acknowledgement
+    // of it.
     assert_eq!(s.ack(102), None);
     assert_eq!((s.done(), s.psns()), (vec![], vec![102, 103]));
     assert_eq!(s.answer(102, Response::ReadOnly(ACK), &[]), None);
@@ -407,7 +406,7 @@ fn atomic_writes_and_flushes_wait_for_an_answer_of_their_own() {
 
 // clause: READ-LENGTH, READ-POSITIVE, RESP-KIND
 #[test]
-fn impossible_answers_are_fatal() {
+fn impossible_responses_are_fatal() {
     let nak = aeth(Syndrome::Nak(NakCode::RemoteAccess));
     let cases: [(SendOp, u32, Response, &[u8]); 14] = [
         (SendOp::Send, 10, Response::AtomicAck(ACK, AtomicAckEth(0)), &[]),
@@ -438,7 +437,7 @@ fn impossible_answers_are_fatal() {
 
 // clause: READ-LOCAL-FAULT
 #[test]
-fn results_need_a_local_buffer_that_can_be_written() {
+fn read_into_read_only_memory_fails() {
     let mut s = Script::new();
     let constant = s.pair.end(Peer::A).host.memory.register(64, Access::empty());
     s.post_on(1, READ, SendFlags::empty(), constant.all());
@@ -450,7 +449,7 @@ fn results_need_a_local_buffer_that_can_be_written() {
 
 // clause: SEND-LOCAL-FAULT
 #[test]
-fn a_bad_local_key_is_told_after_earlier_requests_completed() {
+fn bad_lkey_is_reported_after_earlier_requests() {
     let mut s = Script::new();
     let gone = s.pair.end(Peer::A).host.memory.register(64, Access::LOCAL_WRITE);
     s.pair.end(Peer::A).host.memory.deregister(gone);

@@ -28,7 +28,7 @@ fn limited(service: Service) -> Setup {
     Setup { path_mtu: PathMtu::Mtu1024, line_rate: NonZeroU64::new(10_000_000_000), ..Setup::of(service) }
 }
 
-/// What the network says about a packet to `to`, with this ECN code.
+/// The network header of a packet to `to`, with this ECN code.
 fn net(to: Peer, ecn: u8) -> NetHeader {
     NetHeader { traffic_class: 0x60 | ecn, ..net_header(&av(to.other())) }
 }
@@ -41,30 +41,30 @@ fn send_to_b(service: Service, psn: u32) -> Header {
     }
 }
 
-/// Everything `who` sends now: what the network and the packet say, and all of its bytes.
-fn emitted(pair: &mut Pair, who: Peer) -> Vec<(NetHeader, Header, Vec<u8>)> {
+/// The packets that `side` sends now: network header, headers and bytes.
+fn emitted(pair: &mut Pair, side: Peer) -> Vec<(NetHeader, Header, Vec<u8>)> {
     let mut batch = Batch::default();
     let world = &mut **pair;
-    let end = &mut world.ends[who.index()];
+    let end = &mut world.ends[side.index()];
     let _ = end.qp.poll_transmit(&mut end.host, &mut batch.open(&mut world.wire.pool, 64, false, 0));
     let header = |bytes: &[u8]| Packet::parse(bytes).expect("a legal packet").header;
     batch.drain().map(|(net, _, bytes)| (net, header(&bytes), bytes)).collect()
 }
 
 /// CNPs among them.
-fn cnps(pair: &mut Pair, who: Peer) -> usize {
-    emitted(pair, who).iter().filter(|(_, header, _)| header.kind == Kind::Cnp).count()
+fn cnps(pair: &mut Pair, side: Peer) -> usize {
+    emitted(pair, side).iter().filter(|(_, header, _)| header.kind == Kind::Cnp).count()
 }
 
-fn counts(pair: &mut Pair, who: Peer) -> Option<CongestionCounts> {
-    pair.end(who).qp.take_congestion_counts()
+fn counts(pair: &mut Pair, side: Peer) -> Option<CongestionCounts> {
+    pair.end(side).qp.take_congestion_counts()
 }
 
 fn cnp(to: Peer) -> Header {
     Header { bth: Bth { becn: true, ..bth(to, 0, false) }, kind: Kind::Cnp }
 }
 
-/// Hands a CNP to `to`; what became of it.
+/// Delivers a CNP to `to` and returns the result.
 fn notify(pair: &mut Pair, to: Peer, net: &NetHeader) -> Option<DropReason> {
     pair.end(to).dropped = (None, 0);
     pair.inject_from(to, net, &cnp(to), &[]);
@@ -77,10 +77,10 @@ fn wait(pair: &mut Pair, time: Duration) {
     pair.ends.iter_mut().for_each(|end| end.host.clock = now);
 }
 
-/// Takes the rate of `who` down to the least there is, 100 Mbit/s: seven cuts, 4 us apart.
-fn slow_down(pair: &mut Pair, who: Peer) {
+/// Reduces the rate of `side` to the minimum, 100 Mbit/s: seven cuts, 4 us apart.
+fn slow_down(pair: &mut Pair, side: Peer) {
     for _ in 0..=7 {
-        assert_eq!(notify(pair, who, &net(who, ECT_0)), None);
+        assert_eq!(notify(pair, side, &net(side, ECT_0)), None);
         wait(pair, Duration::from_micros(4));
     }
 }
@@ -91,7 +91,7 @@ const fn us(n: u64) -> Duration {
 
 // clause: CNP-INTERVAL
 #[test]
-fn a_mark_is_answered_at_most_once_in_fifty_microseconds() {
+fn marks_cause_at_most_one_cnp_per_50_us() {
     for service in [Service::Rc, Service::Uc] {
         let mut p = alone(B, Setup::of(service));
         // Marks at 0, 49.999 and 50 us after the first; the CNP of the first does not wait for
@@ -163,7 +163,7 @@ fn marked_read_data_is_answered_by_the_reader() {
 
 // clause: CNP-WHEN
 #[test]
-fn a_receiver_in_rtr_answers_and_one_in_error_does_not() {
+fn cnp_is_sent_in_rtr_but_not_in_err() {
     let mut p = Pair::idle(Setup::default(), Rng::new(1));
     p.bring_to(B, QpState::Rtr);
     p.inject_from(B, &net(B, CE), &send_to_b(Service::Rc, 100), &[]);
@@ -173,10 +173,10 @@ fn a_receiver_in_rtr_answers_and_one_in_error_does_not() {
     assert_eq!(emitted(&mut p, B), []);
 }
 
-/// The judge of the simulation took such a CNP for one that was sent in the error state.
+/// The checks of the simulation once took such a CNP for one sent in the error state.
 // clause: CNP-WHEN
 #[test]
-fn the_cnp_for_a_request_that_is_refused_leaves_with_the_refusal() {
+fn cnp_of_a_refused_request_leaves_with_the_nak() {
     let mut p = Pair::new(Setup::default());
     let source = filled(&mut p, B, 4);
     let reth = roxe_wire::Reth { va: source.addr, rkey: source.rkey(), dma_len: 4 };
@@ -188,7 +188,7 @@ fn the_cnp_for_a_request_that_is_refused_leaves_with_the_refusal() {
 }
 
 #[test]
-fn a_full_batch_keeps_the_cnp_for_the_next() {
+fn cnp_waits_for_the_next_batch() {
     let mut p = alone(B, Setup::default());
     p.inject_from(B, &net(B, CE), &send_to_b(Service::Rc, 100), &[]);
     let mut batch = Batch::default();
@@ -204,7 +204,7 @@ fn a_full_batch_keeps_the_cnp_for_the_next() {
 /// UDP port and identification.
 // clause: CNP-SENT
 #[test]
-fn a_cnp_has_the_bytes_of_a_real_one() {
+fn cnp_bytes_equal_hardwares() {
     const TRAFFIC_CLASS: u8 = 0xc2;
     let golden = "8100ffff40000118000000000000000000000000000000000000000082fd002a";
     let address = |net| Gid::from(core::net::Ipv4Addr::new(10, 0, net, 1));
@@ -229,7 +229,7 @@ fn a_cnp_has_the_bytes_of_a_real_one() {
 
 // clause: ECN-CAPABLE
 #[test]
-fn packets_say_that_they_may_be_marked_when_the_rate_is_limited() {
+fn packets_are_ecn_capable_with_a_line_rate() {
     let classes = |line_rate, service| {
         let setup = Setup { line_rate, ..Setup::of(service) };
         let mut p = Pair::idle(setup, Rng::new(1));
@@ -284,7 +284,7 @@ fn a_limited_requester_sends_burst_by_burst() {
 /// 100 Mbit/s they would take 89 ms, at the line less than 1 ms; with the rate half way back to 10
 /// Gbit/s after 1.5 ms they take about 4 ms.
 #[test]
-fn a_limited_transfer_is_complete_and_leaves_no_timer() {
+fn limited_transfer_completes_and_leaves_no_timer() {
     let mut p = Pair::new(limited(Service::Rc));
     let (from, to) = (filled(&mut p, A, 1 << 20), blank(&mut p, B, 1 << 20));
     slow_down(&mut p, A);
@@ -297,7 +297,7 @@ fn a_limited_transfer_is_complete_and_leaves_no_timer() {
 }
 
 /// One CNP: 4 us later half of 10 Gbit/s is left, and a full line after ten raises of 1.5 ms.
-/// Nobody needs to be woken for that.
+/// Recovery needs no timer.
 #[test]
 fn an_idle_queue_pair_recovers_without_a_timer() {
     let mut p = alone(A, limited(Service::Rc));
@@ -312,7 +312,7 @@ fn an_idle_queue_pair_recovers_without_a_timer() {
 }
 
 #[test]
-fn between_notification_and_first_cut_the_burst_is_already_bounded() {
+fn burst_is_bounded_before_the_first_cut() {
     let mut p = alone(A, limited(Service::Rc));
     let mr = filled(&mut p, A, 64 * MTU);
     assert_eq!(notify(&mut p, A, &net(A, ECT_0)), None);
@@ -342,7 +342,7 @@ fn notifications_of_strangers_change_nothing() {
 
 // clause: DCQCN-OFF
 #[test]
-fn without_a_line_rate_notifications_are_ignored_and_counted_as_such() {
+fn cnps_without_line_rate_are_ignored_and_counted() {
     let mut p = alone(A, Setup { line_rate: None, ..limited(Service::Rc) });
     let mr = filled(&mut p, A, 64 * MTU);
     assert_eq!(notify(&mut p, A, &net(A, 0)), Some(DropReason::CongestionNotice));
@@ -397,7 +397,7 @@ fn a_reset_forgets_rate_and_pause() {
 }
 
 #[test]
-fn in_the_error_state_nothing_is_waited_for() {
+fn error_state_has_no_timer() {
     let mut p = alone(A, limited(Service::Rc));
     let mr = filled(&mut p, A, 64 * MTU);
     slow_down(&mut p, A);
@@ -408,8 +408,7 @@ fn in_the_error_state_nothing_is_waited_for() {
     assert_eq!(sends(&mut p, A), [(1, WcStatus::WrFlushErr)]);
 }
 
-/// What is repeated occupies the network like what is new: 20 packets, a NAK for the first, then 11
-/// are left of the burst.
+/// Retransmissions are paced too: 20 packets, a NAK for the first, then 11 are left of the burst.
 // clause: DCQCN-PACING
 #[test]
 fn retransmissions_are_paced_too() {
@@ -444,7 +443,7 @@ fn a_pause_ends_when_everything_is_acknowledged() {
 /// for it anyway.
 // clause: DCQCN-PACING
 #[test]
-fn read_data_is_paced_and_acknowledgements_are_not() {
+fn dcqcn_paces_read_responses_and_not_acks() {
     let mut p = alone(B, limited(Service::Rc));
     let mr = filled(&mut p, B, 64 * MTU);
     slow_down(&mut p, B);
@@ -467,7 +466,7 @@ fn read_data_is_paced_and_acknowledgements_are_not() {
 }
 
 #[test]
-fn deadlines_are_those_of_whatever_comes_first() {
+fn deadline_is_the_earliest_of_all_timers() {
     let mut p = alone(A, Setup { timeout: 1, ..limited(Service::Rc) });
     let mr = filled(&mut p, A, 64 * MTU);
     slow_down(&mut p, A);
@@ -483,9 +482,8 @@ fn deadlines_are_those_of_whatever_comes_first() {
     assert_eq!(p.end(A).qp.poll_timeout(), Some(Instant(start.0 + (4096 << 10))));
 }
 
-/// What 32 MiB do to a cable of 10 Gbit/s while 1 MiB may be under way and the line carries 40: the
-/// most bytes that wait in front of the cable once the start is over (from the 10th millisecond to
-/// the end), and how long all of it takes.
+/// The effect of 32 MiB on a link of 10 Gbit/s with a window of 1 MiB and a line rate of 40 Gbit/s:
+/// the longest queue after the start (from the 10th millisecond on), and the total time.
 fn queue_of(line_rate: Option<NonZeroU64>) -> (u64, Duration) {
     let (path_mtu, flow_limit) = (PathMtu::Mtu4096, Some(1 << 20));
     let mut p = Pair::new(Setup { path_mtu, line_rate, flow_limit, log: false, ..Setup::default() });
@@ -502,11 +500,11 @@ fn queue_of(line_rate: Option<NonZeroU64>) -> (u64, Duration) {
     (p.wire.topology.up(0).tally.longest, p.elapsed())
 }
 
-/// The whole loop: a switch that marks, a receiver that tells, a sender that slows down. Without it
-/// the queue is as long as the window; with it a quarter of that is never reached, and the cable is
-/// busy all the same (32 MiB take it 27 ms).
+/// The complete loop of switch, receiver and sender. Without it the queue is as long as the window;
+/// with it the queue stays below a quarter of that, and the link is still busy (32 MiB take it 27
+/// ms).
 #[test]
-fn marks_keep_the_queue_of_a_slow_link_short() {
+fn dcqcn_keeps_the_queue_of_a_slow_link_short() {
     let (without, took) = queue_of(None);
     let (with, took_limited) = queue_of(NonZeroU64::new(40_000_000_000));
     assert!(without > 900 << 10, "{without} bytes");

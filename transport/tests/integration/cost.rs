@@ -1,5 +1,5 @@
-//! What loss costs, as a table: packets, timeouts and virtual time by operation, size and loss.
-//! Everything is deterministic, so a change of the retry machinery shows up here and can be judged.
+//! The cost of loss as a table: packets, timeouts and virtual time by operation, size and loss.
+//! Everything is deterministic, so the table shows every change of the retry machinery.
 
 use super::*;
 use core::fmt::Write;
@@ -39,7 +39,7 @@ fn line(name: &str, len: u32, loss: u32) -> String {
 }
 
 #[test]
-fn the_table_is_the_one_reviewed() {
+fn table_equals_the_reviewed_one() {
     let mut table = String::new();
     for (name, lens) in [
         ("SEND", &[0, 1024, 16 << 10, 64 << 10][..]),

@@ -1,4 +1,4 @@
-//! UD: one packet is one message, behind 40 bytes of GRH; keys decide who hears it.
+//! UD: one packet is one message, behind 40 bytes of GRH; the Q_Key selects the receiver.
 
 use super::*;
 use roxe_sim::wire::net_header;
@@ -24,7 +24,7 @@ fn send_to(dest: UdDest, sges: &[Sge]) -> SendRequest<'_> {
 
 // clause: UD-GRH
 #[test]
-fn a_datagram_lands_behind_its_grh() {
+fn datagram_is_placed_behind_its_grh() {
     for mtu in PathMtu::ALL {
         let mut p = Pair::new(Setup { path_mtu: mtu, ..setup() });
         let (src, dst) = (filled(&mut p, A, mtu.bytes()), blank(&mut p, B, mtu.bytes() + 41));
@@ -86,7 +86,7 @@ fn a_datagram_with_a_wrong_qkey_is_dropped_in_silence() {
 
 // clause: UD-QKEY-CONTROLLED
 #[test]
-fn a_controlled_qkey_stands_for_the_own_one() {
+fn controlled_qkey_is_replaced_by_the_own() {
     for (asked, sent_key) in [(QKEY, QKEY), (Qkey(0x8000_0000), QKEY), (Qkey(0xffff_ffff), QKEY), (Qkey(5), Qkey(5))] {
         let mut p = Pair::new(setup());
         let dest = UdDest { qkey: asked, ..destination(A) };
@@ -138,7 +138,7 @@ fn a_message_longer_than_the_port_mtu_fails_locally() {
 
 // clause: STATE-SQE
 #[test]
-fn a_local_error_goes_to_sqe_which_can_be_left_again() {
+fn local_error_enters_sqe_which_can_be_left() {
     let mut p = Pair::new(setup());
     let (src, dst) = (filled(&mut p, A, 20), blank(&mut p, B, 60));
     recv(&mut p, B, 7, &[dst.all()]);
@@ -174,7 +174,7 @@ fn datagram_psns_count_packets_and_are_not_checked() {
 
 // clause: UD-ANY-SOURCE
 #[test]
-fn any_source_may_send_and_each_message_goes_its_own_way() {
+fn datagrams_from_any_source_to_any_destination() {
     let mut p = alone(B, setup());
     let dst = blank(&mut p, B, 40);
     recv(&mut p, B, 1, &[dst.all()]);
@@ -210,7 +210,7 @@ fn datagrams_are_taken_from_rtr_on() {
 }
 
 #[test]
-fn the_list_of_a_receive_may_be_cut_inside_the_grh() {
+fn receive_list_may_split_the_grh() {
     let mut p = Pair::new(setup());
     let (src, dst) = (filled(&mut p, A, 200), blank(&mut p, B, 300));
     recv(&mut p, B, 1, &[dst.sge(0, 13), dst.sge(13, 0), dst.sge(13, 50), dst.sge(63, 200)]);
@@ -222,7 +222,7 @@ fn the_list_of_a_receive_may_be_cut_inside_the_grh() {
 
 // clause: STATE-SQE
 #[test]
-fn a_send_error_flushes_posted_requests_until_the_queue_is_restarted() {
+fn send_error_flushes_requests_until_restart() {
     let mut pair = Pair::idle(Setup::of(Service::Ud), Rng::new(1));
     pair.bring_to(A, QpState::Rts);
     let mr = pair.end(A).host.memory.register(257, Access::empty());

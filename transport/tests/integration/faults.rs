@@ -1,7 +1,5 @@
-//! Fault rules on two real QPs over a link without delay, and what the notes on the packets say
-//! meanwhile.
-//!
-//! The link carries out only what needs no clock: loss, and requests that find no receive.
+//! Fault rules on two QPs over a link without delay, and the notes of the packets. The link carries
+//! out only faults that need no clock: drops and RNR.
 
 use super::*;
 use roxe_sim::SimHost;
@@ -17,7 +15,7 @@ use std::time::Duration;
 
 use Operation as O;
 
-/// A packet as it was sent: by whom, what, its PSN, why, and the request it belongs to.
+/// A packet as it was sent: sender, kind, PSN, reason and work request.
 type Sent = (Peer, Operation, u32, TxReason, Option<u64>);
 
 /// A batch that keeps the notes.
@@ -50,9 +48,9 @@ impl Bench {
     /// Two QPs in RTS; A is number 0 of the process, B number 1.
     fn new(setup: Setup, rules: &str) -> Self {
         let rules: Rules = rules.parse().expect("legal rules");
-        let make = |who| {
-            let (mut qp, mut host) = setup.make(who);
-            setup.bring_to(who, &mut qp, &mut host, QpState::Rts);
+        let make = |side| {
+            let (mut qp, mut host) = setup.make(side);
+            setup.bring_to(side, &mut qp, &mut host, QpState::Rts);
             (qp, host)
         };
         let [(a, host_a), (b, host_b)] = [A, B].map(make);
@@ -67,8 +65,8 @@ impl Bench {
         }
     }
 
-    fn memory(&mut self, who: Peer, len: u32) -> Mr {
-        self.hosts[who.index()].memory.register(len, all_access())
+    fn memory(&mut self, side: Peer, len: u32) -> Mr {
+        self.hosts[side.index()].memory.register(len, all_access())
     }
 
     fn post(&mut self, wr_id: u64, op: SendOp, sges: &[Sge]) {
@@ -81,25 +79,25 @@ impl Bench {
         assert_eq!(self.qps[1].post_recv(&RecvRequest { wr_id, sges }), Ok(()));
     }
 
-    fn judge(&mut self, who: Peer, dir: Direction, packet: &Packet<'_>) -> roxe_transport::fault::Verdict {
-        let (qpn, peer) = (qpn(who), av(who).dgid);
-        self.injector.judge(&Seen { dir, qpn, ordinal: who.index() as u32, peer, at: Duration::ZERO, packet })
+    fn judge(&mut self, side: Peer, dir: Direction, packet: &Packet<'_>) -> roxe_transport::fault::Verdict {
+        let (qpn, peer) = (qpn(side), av(side).dgid);
+        self.injector.judge(&Seen { dir, qpn, ordinal: side.index() as u32, peer, at: Duration::ZERO, packet })
     }
 
-    fn transmit(&mut self, who: Peer) {
+    fn transmit(&mut self, side: Peer) {
         let mut batch = Noted::default();
-        let state = self.qps[who.index()].poll_transmit(&mut self.hosts[who.index()], &mut batch);
+        let state = self.qps[side.index()].poll_transmit(&mut self.hosts[side.index()], &mut batch);
         assert_eq!(state, TxState::Drained);
         for (av, note, bytes) in batch.0 {
             let packet = Packet::parse(&bytes).expect("a legal packet");
-            assert_eq!(note.qpn, qpn(who));
+            assert_eq!(note.qpn, qpn(side));
             let (op, psn) = (packet.header.opcode().operation(), packet.header.bth.psn.get());
-            self.sent.push((who, op, psn, note.reason, note.wr_id));
+            self.sent.push((side, op, psn, note.reason, note.wr_id));
             if let Kind::RcResponse(response) = packet.header.kind {
                 self.responses.push((psn, response));
             }
-            if !self.judge(who, Direction::Tx, &packet).drop {
-                self.link.push_back((who.other(), net_header(&av), bytes));
+            if !self.judge(side, Direction::Tx, &packet).drop {
+                self.link.push_back((side.other(), net_header(&av), bytes));
             }
         }
     }
@@ -110,7 +108,7 @@ impl Bench {
         let (qp, host) = (&mut self.qps[to.index()], &mut self.hosts[to.index()]);
         let result = match verdict {
             verdict if verdict.drop => return,
-            verdict if verdict.rnr => qp.handle_packet_starved(host, net, &packet),
+            verdict if verdict.rnr => qp.handle_packet_without_receive(host, net, &packet),
             _ => qp.handle_packet(host, net, &packet),
         };
         self.dropped.extend(result.err());
@@ -119,8 +117,8 @@ impl Bench {
     /// Runs until nothing is due; time passes only while nothing is under way.
     fn run(&mut self) {
         for _ in 0..10_000 {
-            for who in [A, B] {
-                self.transmit(who);
+            for side in [A, B] {
+                self.transmit(side);
             }
             if let Some((to, net, bytes)) = self.link.pop_front() {
                 self.deliver(to, &net, &bytes);
@@ -135,13 +133,13 @@ impl Bench {
         panic!("no end: {:?}", self.sent);
     }
 
-    /// What A sent, without saying so each time.
+    /// Packets sent by A.
     fn of_a(&self) -> Vec<(Operation, u32, TxReason, Option<u64>)> {
         self.of(A)
     }
 
-    fn of(&self, who: Peer) -> Vec<(Operation, u32, TxReason, Option<u64>)> {
-        let mine = self.sent.iter().filter(|sent| sent.0 == who);
+    fn of(&self, side: Peer) -> Vec<(Operation, u32, TxReason, Option<u64>)> {
+        let mine = self.sent.iter().filter(|sent| sent.0 == side);
         mine.map(|(_, op, psn, reason, wr_id)| (*op, *psn, *reason, *wr_id)).collect()
     }
 
@@ -171,7 +169,7 @@ impl Bench {
 const OK: WcStatus = WcStatus::Success;
 
 #[test]
-fn a_request_is_noted_as_first_and_then_as_retransmission() {
+fn request_notes_are_first_then_retransmission() {
     let mut bench = Bench::new(Setup::default(), "drop tx op=SEND_LAST nth=1; drop rx qp=#0 op=ACK msg=2 times=1");
     let mr = bench.memory(A, 300);
     for id in [7, 8] {
@@ -201,7 +199,7 @@ fn a_request_is_noted_as_first_and_then_as_retransmission() {
 }
 
 #[test]
-fn answers_are_noted_as_such_and_then_as_replays() {
+fn response_notes_are_response_then_replay() {
     let rules = "drop tx qp=#1 op=READ_RESPONSE_MIDDLE nth=1; drop tx qp=#1 op=ATOMIC_ACK nth=1";
     let mut bench = Bench::new(Setup::default(), rules);
     let (src, dst) = (bench.memory(B, 768), bench.memory(A, 768));
@@ -231,7 +229,7 @@ fn answers_are_noted_as_such_and_then_as_replays() {
 }
 
 #[test]
-fn refusals_are_noted_and_unreliable_packets_are_always_first() {
+fn nak_and_unreliable_packets_have_their_notes() {
     let mut bench = Bench::new(Setup::default(), "");
     bench.post(1, SendOp::Write { remote_addr: 0, rkey: roxe_wire::RKey(77) }, &[]);
     let foreign = bench.memory(A, 8);
@@ -252,7 +250,7 @@ fn refusals_are_noted_and_unreliable_packets_are_always_first() {
 }
 
 #[test]
-fn every_reason_has_a_name_of_its_own() {
+fn reason_names_are_unique() {
     let all = [
         TxReason::First,
         TxReason::Retransmission,
@@ -269,7 +267,7 @@ fn every_reason_has_a_name_of_its_own() {
 
 // clause: CHECK-RECEIVE
 #[test]
-fn a_starved_request_is_refused_for_a_while_and_then_succeeds() {
+fn request_with_hidden_receive_is_rnr_nakked_then_succeeds() {
     let mut bench = Bench::new(Setup { min_rnr_timer: 9, ..Setup::default() }, "rnr qp=#1 msg=2 times=3");
     let (src, dst) = (bench.memory(A, 300), bench.memory(B, 900));
     for id in 1..=3 {
@@ -288,7 +286,7 @@ fn a_starved_request_is_refused_for_a_while_and_then_succeeds() {
 }
 
 #[test]
-fn a_write_with_immediate_is_starved_at_its_end() {
+fn write_imm_with_hidden_receive_is_rnr_nakked_at_its_end() {
     let mut bench = Bench::new(Setup::default(), "rnr nth=1");
     let (src, dst) = (bench.memory(A, 300), bench.memory(B, 300));
     bench.recv(9, &[]);
@@ -300,7 +298,7 @@ fn a_write_with_immediate_is_starved_at_its_end() {
 }
 
 #[test]
-fn a_starved_queue_pair_leaves_the_shared_queue_alone() {
+fn hidden_receive_leaves_the_shared_queue_unchanged() {
     let mut bench = Bench::new(Setup { srq: true, ..Setup::default() }, "rnr nth=1");
     bench.hosts[1].srq.post(&RecvRequest { wr_id: 4, sges: &[] });
     bench.post(1, SendOp::Send, &[]);
@@ -313,7 +311,7 @@ fn a_starved_queue_pair_leaves_the_shared_queue_alone() {
 }
 
 #[test]
-fn the_retries_of_the_sender_count_starvation() {
+fn injected_rnr_naks_count_as_rnr_retries() {
     for (times, status) in [(2, OK), (3, WcStatus::RnrRetryExcErr)] {
         let mut bench = Bench::new(Setup { rnr_retry: 2, ..Setup::default() }, &format!("rnr times={times}"));
         bench.recv(1, &[]);
@@ -341,15 +339,15 @@ fn unreliable_services_drop_packets_that_find_no_receive() {
 }
 
 #[test]
-fn starvation_hits_one_packet_and_only_requests_that_need_a_receive() {
+fn injected_rnr_affects_one_request_that_needs_a_receive() {
     let mut bench = Bench::new(Setup::default(), "");
     let (src, dst) = (bench.memory(A, 8), bench.memory(B, 8));
     bench.recv(1, &[]);
     bench.post(1, write_to(dst), &[src.all()]);
     bench.post(2, SendOp::Send, &[]);
     bench.transmit(A);
-    // A WRITE, and then the SEND, whose first copy is starved and whose second one is a duplicate
-    // by then.
+    // A WRITE, and then the SEND, whose first copy finds no receive and whose second is a
+    // duplicate.
     let (_, net, write) = bench.link.pop_front().expect("a packet");
     let (_, _, send) = bench.link.pop_front().expect("a packet");
     for (bytes, starved, expected) in [
@@ -361,7 +359,7 @@ fn starvation_hits_one_packet_and_only_requests_that_need_a_receive() {
         let packet = Packet::parse(bytes).expect("a legal packet");
         let (qp, host) = (&mut bench.qps[1], &mut bench.hosts[1]);
         let handled = match starved {
-            true => qp.handle_packet_starved(host, &net, &packet),
+            true => qp.handle_packet_without_receive(host, &net, &packet),
             false => qp.handle_packet(host, &net, &packet),
         };
         assert_eq!(handled, expected);
@@ -371,7 +369,7 @@ fn starvation_hits_one_packet_and_only_requests_that_need_a_receive() {
 }
 
 #[test]
-fn a_rule_with_a_message_number_drops_every_try_of_that_message() {
+fn msg_rule_drops_every_retry_of_the_message() {
     let mut bench = Bench::new(Setup { retry_cnt: 2, ..Setup::default() }, "drop tx qp=#0 msg=2");
     for id in 1..=3 {
         bench.recv(id, &[]);

@@ -1,5 +1,5 @@
-//! A link that takes no packets: a ring in shared memory whose reader stands still, or serves
-//! others. It is not like a window that is used up: nothing leaves, so only the timer can end it.
+//! A full link: a ring in shared memory whose reader is stopped, or serves others. Unlike with an
+//! exhausted window, no packet leaves, so only the timer can end it.
 
 use super::*;
 use roxe_sim::LinkState;
@@ -35,7 +35,7 @@ fn failed() -> Vec<(u64, WcStatus)> {
 
 // clause: TIMER-LINK-FULL
 #[test]
-fn a_link_that_is_never_emptied_ends_in_retry_exc_after_the_time_that_the_attributes_promise() {
+fn full_link_ends_in_retry_exc_after_all_timeouts() {
     for sent in [0, 1, 15] {
         let mut p = held_up(sent);
         p.run();
@@ -47,7 +47,7 @@ fn a_link_that_is_never_emptied_ends_in_retry_exc_after_the_time_that_the_attrib
 
 // clause: TIMER-LINK-FULL
 #[test]
-fn a_link_that_is_emptied_in_time_loses_nothing() {
+fn temporarily_full_link_loses_nothing() {
     for sent in [0, 1, 15] {
         let mut p = held_up(sent);
         p.run_for(ms(1000));
@@ -62,13 +62,13 @@ fn a_link_that_is_emptied_in_time_loses_nothing() {
 
 // clause: TIMER-LINK-FULL
 #[test]
-fn waiting_for_a_turn_in_a_link_that_others_use_costs_no_retry() {
+fn waiting_for_a_shared_link_costs_no_retry() {
     let mut p = held_up(0);
     p.end(A).link = LinkState::Shared;
     p.run_for(ms(60_000));
     assert_eq!(sends(&mut p, A), []);
     assert_eq!(p.end(A).qp.take_retry_counts().map_or(0, |met| met.local_ack_timeout_err), 0);
-    // Who has packets under way that nobody answers fails all the same.
+    // A QP with unanswered packets in flight still fails.
     let mut p = held_up(1);
     p.end(A).link = LinkState::Shared;
     p.run_for(ms(100));
@@ -102,7 +102,7 @@ fn the_timer_runs_again_after_a_nak_and_after_an_rnr_wait() {
 
 // clause: TIMER-LINK-FULL
 #[test]
-fn an_answer_that_waits_for_the_link_does_not_keep_the_timer_from_running() {
+fn response_waiting_for_the_link_does_not_stop_the_timer() {
     let (mut p, remote) = pair();
     let mine = blank(&mut p, A, 8);
     post(&mut p, B, 1, write_to(mine), &[]);

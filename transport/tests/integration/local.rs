@@ -13,23 +13,23 @@ fn bind_to(mr: Mr, access: Access) -> SendOp {
     SendOp::BindWindow { rkey: WINDOW, lkey: mr.all().lkey, access, addr: mr.addr + 8, length: 16 }
 }
 
-/// A region of `who` that windows may open.
-fn bindable(pair: &mut Pair, who: Peer) -> Mr {
-    pair.end(who).host.memory.register(64, Access::LOCAL_WRITE | Access::MW_BIND)
+/// A region of `side` that windows may open.
+fn bindable(pair: &mut Pair, side: Peer) -> Mr {
+    pair.end(side).host.memory.register(64, Access::LOCAL_WRITE | Access::MW_BIND)
 }
 
 fn window_write(addr: u64) -> SendOp {
     SendOp::Write { remote_addr: addr, rkey: WINDOW }
 }
 
-/// The opcodes of the send completions of `who`.
-fn opcodes(pair: &mut Pair, who: Peer) -> Vec<WcOpcode> {
-    core::iter::from_fn(|| pair.send_done(who)).map(|cqe| cqe.opcode).collect()
+/// The opcodes of the send completions of `side`.
+fn opcodes(pair: &mut Pair, side: Peer) -> Vec<WcOpcode> {
+    core::iter::from_fn(|| pair.send_done(side)).map(|cqe| cqe.opcode).collect()
 }
 
 // clause: WINDOW-BIND, INVALIDATE-LOCAL
 #[test]
-fn a_window_opens_when_it_is_bound_and_closes_when_it_is_invalidated() {
+fn window_is_usable_from_bind_to_invalidate() {
     let mut p = Pair::new(Setup::default());
     let (src, mr) = (filled(&mut p, A, 16), bindable(&mut p, B));
     post(&mut p, B, 1, bind_to(mr, Access::REMOTE_WRITE), &[]);
@@ -48,7 +48,7 @@ fn a_window_opens_when_it_is_bound_and_closes_when_it_is_invalidated() {
 
 // clause: SEND-LOCAL-ORDER, PSN-LOCAL
 #[test]
-fn a_local_operation_runs_after_all_before_it_and_before_all_behind_it() {
+fn local_operation_runs_in_order() {
     let mut p = Pair::new(Setup::default());
     let (src, dst, mr) = (filled(&mut p, A, 600), blank(&mut p, B, 600), bindable(&mut p, A));
     post(&mut p, A, 1, bind_to(mr, Access::REMOTE_READ), &[]);
@@ -105,7 +105,7 @@ fn a_failed_local_operation_is_a_memory_management_error() {
 
 // clause: SEND-OPERATIONS
 #[test]
-fn unreliable_connections_have_windows_and_datagrams_have_none() {
+fn uc_has_windows_and_ud_has_none() {
     let mut p = Pair::new(Setup::of(Service::Uc));
     let (src, dst, mr) = (filled(&mut p, A, 600), blank(&mut p, B, 600), bindable(&mut p, A));
     post(&mut p, A, 1, write_to(dst), &[src.all()]);

@@ -1,5 +1,5 @@
-//! RC on a bad network: every packet lost, repeated, damaged or late in turn; the retry counter on
-//! both sides of its limit; operations executed exactly once all the same.
+//! RC on a lossy network: every packet dropped, duplicated, damaged or delayed in turn; both sides
+//! of the retry limit; operations execute exactly once.
 
 use super::*;
 use roxe_sim::wire::{damaged, late, twice};
@@ -88,14 +88,14 @@ fn any_one_packet_may_be_damaged() {
 }
 
 #[test]
-fn any_one_packet_may_be_repeated() {
+fn any_one_packet_may_be_duplicated() {
     for_each_packet(twice(Duration::ZERO));
     for_each_packet(twice(Duration::from_micros(12)));
     for_each_packet(twice(ms(200)));
 }
 
 #[test]
-fn any_one_packet_may_be_late() {
+fn any_one_packet_may_be_delayed() {
     for_each_packet(late(Duration::from_micros(7)));
     for_each_packet(late(Duration::from_micros(40)));
     for_each_packet(late(ms(100)));
@@ -117,7 +117,7 @@ fn any_two_packets_may_be_lost() {
 }
 
 #[test]
-fn every_packet_may_be_repeated() {
+fn every_packet_may_be_duplicated() {
     let mut bench = Bench::new(Setup::default(), 1000);
     bench.p.wire.set_faults(&rules("duplicate tx by=1us..15us"), 1);
     bench.post_all();
@@ -128,7 +128,7 @@ fn every_packet_may_be_repeated() {
 
 // clause: RETRY-COUNT
 #[test]
-fn retry_cnt_losses_succeed_and_one_more_fails() {
+fn one_loss_more_than_retry_cnt_fails() {
     for retry_cnt in 0..=7 {
         for (losses, status) in [(retry_cnt, WcStatus::Success), (retry_cnt + 1, WcStatus::RetryExcErr)] {
             let mut p = Pair::new(Setup { retry_cnt, ..Setup::default() });
@@ -142,7 +142,7 @@ fn retry_cnt_losses_succeed_and_one_more_fails() {
 }
 
 #[test]
-fn a_request_of_which_nothing_arrives_is_remembered_if_others_arrived_before() {
+fn unanswered_reports_a_request_that_never_arrived() {
     for (arrived, expected) in [(0, None), (1, Some(4000))] {
         let mut p = Pair::new(Setup { retry_cnt: 1, ..Setup::default() });
         let dst = blank(&mut p, B, 4000);
@@ -190,7 +190,7 @@ fn progress_refills_the_retry_counter() {
 /// The table of docs/explanation/decisions.md.
 // clause: TIMER-RANGE
 #[test]
-fn timeout_14_gives_a_silent_peer_as_long_as_the_manual_says() {
+fn timeout_14_lasts_as_documented() {
     for (retry_cnt, milliseconds) in [(0, 67), (3, 518), (4, 768), (5, 1018), (6, 1268), (7, 1518)] {
         let mut p = Pair::new(Setup { timeout: 14, retry_cnt, ..Setup::default() });
         let dst = blank(&mut p, B, 8);
@@ -223,7 +223,7 @@ fn a_dead_peer_costs_retry_cnt_timeouts_and_ends_in_err() {
 
 // clause: TIMER-ACK
 #[test]
-fn timeout_0_waits_for_ever() {
+fn timeout_0_waits_forever() {
     let mut p = Pair::new(Setup { timeout: 0, ..Setup::default() });
     let dst = blank(&mut p, B, 8);
     drop_nth(&mut p, A, 0);
@@ -235,7 +235,7 @@ fn timeout_0_waits_for_ever() {
 
 // clause: ACK-CUMULATIVE
 #[test]
-fn a_lost_acknowledgement_is_made_up_by_a_later_one() {
+fn later_ack_covers_a_lost_one() {
     let mut p = Pair::new(Setup::default());
     let dst = blank(&mut p, B, 8);
     drop_nth(&mut p, B, 0);
@@ -250,7 +250,7 @@ fn a_lost_acknowledgement_is_made_up_by_a_later_one() {
 
 // clause: SEND-ORDER, NAK-SEQUENCE
 #[test]
-fn a_gap_is_reported_once_and_filled_from_there() {
+fn gap_is_nakked_once_and_retransmitted() {
     let mut p = Pair::new(Setup::default());
     let (src, dst) = (filled(&mut p, A, 256 * 8), blank(&mut p, B, 256 * 8));
     drop_nth(&mut p, A, 2);
@@ -271,7 +271,7 @@ fn is_nak(response: &Response) -> bool {
 
 // clause: RETRY-SAME-OPCODES
 #[test]
-fn going_back_repeats_the_same_opcodes() {
+fn retransmission_repeats_the_same_opcodes() {
     let mut p = Pair::new(Setup::default());
     let (src, dst) = (filled(&mut p, A, 256 * 4), blank(&mut p, B, 256 * 4));
     drop_nth(&mut p, A, 1);
@@ -286,7 +286,7 @@ fn going_back_repeats_the_same_opcodes() {
 
 // clause: NAK-IMPLIED, RETRY-READ-TAIL
 #[test]
-fn a_lost_read_response_is_asked_for_again_from_where_it_broke() {
+fn lost_read_response_is_requested_again_from_the_gap() {
     for lost in 0..4u32 {
         let mut p = Pair::new(Setup::default());
         let (dst, src) = (blank(&mut p, A, 1000), filled(&mut p, B, 1000));
@@ -308,7 +308,7 @@ fn a_lost_read_response_is_asked_for_again_from_where_it_broke() {
 
 // clause: NAK-IMPLIED
 #[test]
-fn a_lost_read_response_is_noticed_by_a_later_acknowledgement() {
+fn later_ack_reveals_a_lost_read_response() {
     let mut p = Pair::new(Setup::default());
     let (dst, src) = (blank(&mut p, A, 200), filled(&mut p, B, 200));
     drop_nth(&mut p, B, 0);
@@ -321,7 +321,7 @@ fn a_lost_read_response_is_noticed_by_a_later_acknowledgement() {
 
 // clause: DUP-ATOMIC
 #[test]
-fn a_lost_atomic_answer_is_replayed_not_recomputed() {
+fn lost_atomic_response_is_replayed_not_recomputed() {
     let mut p = Pair::new(Setup::default());
     let (old, word) = (blank(&mut p, A, 16), blank(&mut p, B, 8));
     // The answer of the first is lost three times.
@@ -336,7 +336,7 @@ fn a_lost_atomic_answer_is_replayed_not_recomputed() {
 }
 
 #[test]
-fn many_lost_atomic_answers_are_all_replayed() {
+fn many_lost_atomic_responses_are_replayed() {
     let mut p = Pair::new(Setup { max_rd_atomic: 8, max_dest_rd_atomic: 8, ..Setup::default() });
     let (old, word) = (blank(&mut p, A, 64), blank(&mut p, B, 8));
     drop_if(&mut p, B, |n, _| n < 8);
@@ -392,7 +392,7 @@ fn sequence_naks_cost_retries_too() {
 
 // clause: PSN-24BIT
 #[test]
-fn losses_at_the_wrap_of_the_psn_are_no_different() {
+fn losses_at_psn_wrap_are_repaired() {
     for nth in 0..8 {
         for from in [A, B] {
             let mut bench = Bench::new(Setup { psn: [0xff_fffd, 0], ..Setup::default() }, 1000);

@@ -60,64 +60,64 @@ fn all_access() -> Access {
     Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
 }
 
-/// Registers `len` random bytes of `who`, with every right.
-fn filled(pair: &mut Pair, who: Peer, len: u32) -> Mr {
-    let memory = &mut pair.end(who).host.memory;
+/// Registers `len` random bytes of `side`, with every right.
+fn filled(pair: &mut Pair, side: Peer, len: u32) -> Mr {
+    let memory = &mut pair.end(side).host.memory;
     let mr = memory.register(len, all_access());
-    Rng::new(u64::from(mr.key) << 1 | who as u64).fill(memory.bytes_mut(mr));
+    Rng::new(u64::from(mr.key) << 1 | side as u64).fill(memory.bytes_mut(mr));
     mr
 }
 
-/// Registers `len` zero bytes of `who`, with every right.
-fn blank(pair: &mut Pair, who: Peer, len: u32) -> Mr {
-    pair.end(who).host.memory.register(len, all_access())
+/// Registers `len` zero bytes of `side`, with every right.
+fn blank(pair: &mut Pair, side: Peer, len: u32) -> Mr {
+    pair.end(side).host.memory.register(len, all_access())
 }
 
 /// A copy of the bytes of `mr`.
-fn bytes(pair: &Pair, who: Peer, mr: Mr) -> Vec<u8> {
-    pair.ends[who.index()].host.memory.bytes(mr).to_vec()
+fn bytes(pair: &Pair, side: Peer, mr: Mr) -> Vec<u8> {
+    pair.ends[side.index()].host.memory.bytes(mr).to_vec()
 }
 
 /// Posts a signaled request.
-fn post(pair: &mut Pair, who: Peer, wr_id: u64, op: SendOp, sges: &[Sge]) {
-    assert_eq!(try_post(pair, who, wr_id, op, SendFlags::SIGNALED, sges), Ok(()));
+fn post(pair: &mut Pair, side: Peer, wr_id: u64, op: SendOp, sges: &[Sge]) {
+    assert_eq!(try_post(pair, side, wr_id, op, SendFlags::SIGNALED, sges), Ok(()));
 }
 
 /// Posts a request with these flags.
-fn post_with(pair: &mut Pair, who: Peer, wr_id: u64, op: SendOp, flags: SendFlags, sges: &[Sge]) {
-    assert_eq!(try_post(pair, who, wr_id, op, flags, sges), Ok(()));
+fn post_with(pair: &mut Pair, side: Peer, wr_id: u64, op: SendOp, flags: SendFlags, sges: &[Sge]) {
+    assert_eq!(try_post(pair, side, wr_id, op, flags, sges), Ok(()));
 }
 
 /// Posts a request and returns what the queue says.
 fn try_post(
     pair: &mut Pair,
-    who: Peer,
+    side: Peer,
     wr_id: u64,
     op: SendOp,
     flags: SendFlags,
     sges: &[Sge],
 ) -> Result<(), PostError> {
-    pair.post_send(who, &SendRequest { wr_id, op, flags, data: SendData::Sges(sges), ud: Some(destination(who)) })
+    pair.post_send(side, &SendRequest { wr_id, op, flags, data: SendData::Sges(sges), ud: Some(destination(side)) })
 }
 
-/// The peer of `who` as a datagram destination.
-fn destination(who: Peer) -> UdDest {
-    UdDest { av: av(who), qpn: qpn(who.other()), qkey: QKEY }
+/// The peer of `side` as a datagram destination.
+fn destination(side: Peer) -> UdDest {
+    UdDest { av: av(side), qpn: qpn(side.other()), qkey: QKEY }
 }
 
 /// Posts a receive.
-fn recv(pair: &mut Pair, who: Peer, wr_id: u64, sges: &[Sge]) {
-    assert_eq!(pair.post_recv(who, &RecvRequest { wr_id, sges }), Ok(()));
+fn recv(pair: &mut Pair, side: Peer, wr_id: u64, sges: &[Sge]) {
+    assert_eq!(pair.post_recv(side, &RecvRequest { wr_id, sges }), Ok(()));
 }
 
-/// Takes all send completions of `who` as (wr_id, status).
-fn sends(pair: &mut Pair, who: Peer) -> Vec<(u64, WcStatus)> {
-    core::iter::from_fn(|| pair.send_done(who)).map(|cqe| (cqe.wr_id, cqe.status)).collect()
+/// Takes all send completions of `side` as (wr_id, status).
+fn sends(pair: &mut Pair, side: Peer) -> Vec<(u64, WcStatus)> {
+    core::iter::from_fn(|| pair.send_done(side)).map(|cqe| (cqe.wr_id, cqe.status)).collect()
 }
 
-/// Takes all receive completions of `who` as (wr_id, status).
-fn recvs(pair: &mut Pair, who: Peer) -> Vec<(u64, WcStatus)> {
-    core::iter::from_fn(|| pair.recv_done(who)).map(|cqe| (cqe.wr_id, cqe.status)).collect()
+/// Takes all receive completions of `side` as (wr_id, status).
+fn recvs(pair: &mut Pair, side: Peer) -> Vec<(u64, WcStatus)> {
+    core::iter::from_fn(|| pair.recv_done(side)).map(|cqe| (cqe.wr_id, cqe.status)).collect()
 }
 
 /// `(first..=last)` all ended with `status`.
@@ -126,9 +126,9 @@ fn each(ids: core::ops::RangeInclusive<u64>, status: WcStatus) -> Vec<(u64, WcSt
 }
 
 /// Takes the one completion of a receive.
-fn one_recv(pair: &mut Pair, who: Peer) -> Cqe {
-    let cqe = pair.recv_done(who).expect("a receive completed");
-    assert_eq!(pair.recv_done(who), None, "only one receive completed");
+fn one_recv(pair: &mut Pair, side: Peer) -> Cqe {
+    let cqe = pair.recv_done(side).expect("a receive completed");
+    assert_eq!(pair.recv_done(side), None, "only one receive completed");
     cqe
 }
 
@@ -152,21 +152,21 @@ fn imm(value: u32) -> ImmDt {
     ImmDt(value.to_be_bytes())
 }
 
-/// What `who` sent so far, as (kind, PSN).
-fn sent(pair: &Pair, who: Peer) -> Vec<(Kind, u32)> {
-    let mine = pair.log.iter().filter(|logged| logged.from == who);
+/// Packets sent by `side` so far, as (kind, PSN).
+fn sent(pair: &Pair, side: Peer) -> Vec<(Kind, u32)> {
+    let mine = pair.log.iter().filter(|logged| logged.from == side);
     mine.map(|logged| (logged.header.kind, logged.header.bth.psn.get())).collect()
 }
 
-/// PSNs of the requests that `who` sent so far.
-fn request_psns(pair: &Pair, who: Peer) -> Vec<u32> {
-    let kinds = sent(pair, who).into_iter();
+/// PSNs of the requests that `side` sent so far.
+fn request_psns(pair: &Pair, side: Peer) -> Vec<u32> {
+    let kinds = sent(pair, side).into_iter();
     kinds.filter(|(kind, _)| !matches!(kind, Kind::RcResponse(_))).map(|(_, psn)| psn).collect()
 }
 
-/// The responses that `who` sent so far, as (response, PSN).
-fn responses(pair: &Pair, who: Peer) -> Vec<(Response, u32)> {
-    let kinds = sent(pair, who).into_iter();
+/// The responses that `side` sent so far, as (response, PSN).
+fn responses(pair: &Pair, side: Peer) -> Vec<(Response, u32)> {
+    let kinds = sent(pair, side).into_iter();
     let response = |(kind, psn)| if let Kind::RcResponse(r) = kind { Some((r, psn)) } else { None };
     kinds.filter_map(response).collect()
 }
@@ -187,16 +187,16 @@ fn drop_if(pair: &mut Pair, from: Peer, lost: impl Fn(u64, &Packet<'_>) -> bool 
 }
 
 /// Asks for `state`, with nothing else in the mask.
-fn go_to(pair: &mut Pair, who: Peer, state: QpState) -> Result<(), ModifyError> {
-    let end = pair.end(who);
+fn go_to(pair: &mut Pair, side: Peer, state: QpState) -> Result<(), ModifyError> {
+    let end = pair.end(side);
     let attr = QpAttr { state, ..*end.qp.attr() };
     end.qp.modify(&mut end.host, &attr, AttrMask::STATE)
 }
 
-/// A pair in which only `who` lives: the peer is in RESET, its packets are forged by the test.
-fn alone(who: Peer, setup: Setup) -> Pair {
+/// A pair in which only `side` lives: the peer is in RESET, its packets are forged by the test.
+fn alone(side: Peer, setup: Setup) -> Pair {
     let mut pair = Pair::idle(setup, Rng::new(1));
-    pair.bring_to(who, QpState::Rts);
+    pair.bring_to(side, QpState::Rts);
     pair
 }
 

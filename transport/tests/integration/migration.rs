@@ -1,5 +1,5 @@
-//! Path migration: arming, going over by retries, by software and with the peer, and what must not
-//! do any of it.
+//! Path migration: arming, migration by retries, by software and by the peer, and packets that must
+//! not cause it.
 
 use super::*;
 use roxe_sim::wire::net_header;
@@ -8,46 +8,49 @@ use roxe_transport::qp::{QpEvents, Service};
 use roxe_transport::wr::Av;
 use roxe_transport::wr::WcStatus::*;
 
-/// The same two nodes by other addresses of theirs.
-fn detour(who: Peer) -> Av {
-    let mut way = av(who);
+/// The other addresses of the two nodes.
+fn detour(side: Peer) -> Av {
+    let mut way = av(side);
     (way.sgid.0[0], way.dgid.0[0]) = (0xfd, 0xfd);
     way
 }
 
-fn set(p: &mut Pair, who: Peer, mask: AttrMask, change: impl Fn(&mut QpAttr)) -> Result<(), ModifyError> {
-    let end = p.end(who);
+fn set(p: &mut Pair, side: Peer, mask: AttrMask, change: impl Fn(&mut QpAttr)) -> Result<(), ModifyError> {
+    let end = p.end(side);
     let mut attr = *end.qp.attr();
     change(&mut attr);
     end.qp.modify(&mut end.host, &attr, mask)
 }
 
-fn set_state(p: &mut Pair, who: Peer, state: MigState) -> Result<(), ModifyError> {
-    set(p, who, AttrMask::PATH_MIG_STATE, |attr| attr.path_mig_state = state)
+fn set_state(p: &mut Pair, side: Peer, state: MigState) -> Result<(), ModifyError> {
+    set(p, side, AttrMask::PATH_MIG_STATE, |attr| attr.path_mig_state = state)
 }
 
-/// Offers the detour.
-fn rearm(p: &mut Pair, who: Peer) {
-    let loaded = set(p, who, AttrMask::ALT_PATH | AttrMask::PATH_MIG_STATE, |attr| {
-        (attr.alt_av, attr.alt_port, attr.alt_timeout) = (detour(who), 1, 15);
+/// Offers the alternate path.
+fn rearm(p: &mut Pair, side: Peer) {
+    let loaded = set(p, side, AttrMask::ALT_PATH | AttrMask::PATH_MIG_STATE, |attr| {
+        (attr.alt_av, attr.alt_port, attr.alt_timeout) = (detour(side), 1, 15);
         attr.path_mig_state = MigState::Rearm;
     });
     assert_eq!(loaded, Ok(()));
 }
 
 fn states(p: &Pair) -> [MigState; 2] {
-    [A, B].map(|who| p.ends[who.index()].qp.attr().path_mig_state)
+    [A, B].map(|side| p.ends[side.index()].qp.attr().path_mig_state)
 }
 
-/// Two ends that may go over.
+/// Two armed ends.
 fn armed(setup: Setup) -> Pair {
     let mut p = Pair::new(setup);
-    [A, B].into_iter().for_each(|who| rearm(&mut p, who));
-    for who in [A, B] {
-        recv(&mut p, who.other(), 90, &[]);
-        post(&mut p, who, 90, SendOp::Send, &[]);
+    [A, B].into_iter().for_each(|side| rearm(&mut p, side));
+    for side in [A, B] {
+        recv(&mut p, side.other(), 90, &[]);
+        post(&mut p, side, 90, SendOp::Send, &[]);
         p.run();
-        assert_eq!((sends(&mut p, who), recvs(&mut p, who.other())), (each(90..=90, Success), each(90..=90, Success)));
+        assert_eq!(
+            (sends(&mut p, side), recvs(&mut p, side.other())),
+            (each(90..=90, Success), each(90..=90, Success))
+        );
     }
     assert_eq!(states(&p), [MigState::Armed; 2]);
     p.ends.iter_mut().for_each(|end| end.events = QpEvents::empty());
@@ -56,16 +59,16 @@ fn armed(setup: Setup) -> Pair {
 
 fn assert_migrated(p: &Pair) {
     assert_eq!(states(p), [MigState::Migrated; 2]);
-    for who in [A, B] {
-        let end = &p.ends[who.index()];
-        assert_eq!((end.qp.attr().av, end.qp.attr().timeout, end.events), (detour(who), 15, QpEvents::PATH_MIG));
+    for side in [A, B] {
+        let end = &p.ends[side.index()];
+        assert_eq!((end.qp.attr().av, end.qp.attr().timeout, end.events), (detour(side), 15, QpEvents::PATH_MIG));
         assert!(end.qp.attr().alt_av.dgid.is_zero(), "it is used up");
     }
 }
 
 // clause: APM-LOAD
 #[test]
-fn software_offers_and_withdraws_only_as_the_states_allow() {
+fn migration_state_follows_the_table() {
     use MigState::{Armed, Migrated, Rearm};
     let refused = Err(ModifyError::BadValue(AttrMask::PATH_MIG_STATE));
     let mut p = Pair::new(Setup::default());
@@ -106,12 +109,12 @@ fn both_ends_arm_when_both_have_an_alternate_path() {
 
 // clause: APM-RETRIES, APM-FOLLOW
 #[test]
-fn a_dead_path_is_left_when_the_retries_are_used_up() {
+fn dead_path_is_left_after_all_retries() {
     for retry_cnt in [0, 2] {
         let mut p = armed(Setup { retry_cnt, ..Setup::default() });
         let (src, dst) = (filled(&mut p, A, 5000), blank(&mut p, B, 5000));
         let back = blank(&mut p, A, 5000);
-        // What says M = 0 goes by the old path, after some packets for ever into nothing.
+        // Packets with M = 0 take the old path, which fails after some packets.
         drop_if(&mut p, A, |n, packet| n > 3 && !packet.header.bth.mig_req);
         post(&mut p, A, 1, write_to(dst), &[src.all()]);
         post(&mut p, A, 2, read_from(dst), &[back.all()]);
@@ -140,7 +143,7 @@ fn retries_migrate_once_and_rnr_retries_never() {
 
 // clause: APM-FORCED, APM-FOLLOW
 #[test]
-fn software_goes_over_and_the_peer_follows() {
+fn forced_migration_is_followed_by_the_peer() {
     for service in [Service::Rc, Service::Uc] {
         let mut p = armed(Setup { timeout: 15, ..Setup::of(service) });
         let (src, dst) = (filled(&mut p, A, 5000), blank(&mut p, B, 5000));
@@ -156,7 +159,7 @@ fn software_goes_over_and_the_peer_follows() {
 
 // clause: APM-FORCED
 #[test]
-fn packets_in_flight_at_a_migration_are_repeated_on_the_new_path() {
+fn in_flight_packets_are_repeated_on_the_new_path() {
     let mut p = armed(Setup::default());
     let (src, dst) = (filled(&mut p, A, 5000), blank(&mut p, B, 5000));
     post(&mut p, A, 1, write_to(dst), &[src.all()]);
@@ -170,7 +173,7 @@ fn packets_in_flight_at_a_migration_are_repeated_on_the_new_path() {
 
 // clause: APM-ASTRAY
 #[test]
-fn a_peer_that_goes_nowhere_is_reported_once() {
+fn impossible_migration_is_reported_once() {
     let mut p = armed(Setup::default());
     recv(&mut p, A, 1, &[]);
     let next = p.ends[0].qp.expected_psn().get();
@@ -188,7 +191,7 @@ fn a_peer_that_goes_nowhere_is_reported_once() {
 
 // clause: APM-ARM, APM-FOLLOW
 #[test]
-fn strangers_and_notices_of_congestion_move_nothing() {
+fn strangers_and_cnps_cause_no_migration() {
     let mut p = armed(Setup::default());
     let stranger = Av { dgid: detour(B).sgid, ..av(B) };
     let next = p.ends[0].qp.expected_psn().get();

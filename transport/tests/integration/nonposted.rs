@@ -1,5 +1,4 @@
-//! ATOMIC WRITE and FLUSH between two queue pairs: the order they keep, what a loss makes of them,
-//! XRC.
+//! ATOMIC WRITE and FLUSH between two queue pairs: order, loss, XRC.
 
 use super::*;
 use roxe_sim::XrcQueue;
@@ -65,7 +64,7 @@ fn a_log_entry_is_written_flushed_and_published() {
 
 // clause: DUP-NONPOSTED, RETRY-SAME-OPCODES
 #[test]
-fn whichever_packet_is_lost_each_is_done_once() {
+fn nonposted_requests_execute_once_under_loss() {
     let packets = {
         let mut p = Pair::new(setup());
         let to = target(&mut p);
@@ -113,7 +112,7 @@ fn atomic_write_and_flush_need_a_reliable_connection_with_depth() {
 
 // clause: SEND-FENCE
 #[test]
-fn a_fence_waits_for_their_answers_too() {
+fn fence_waits_for_nonposted_responses() {
     let mut p = Pair::new(setup());
     let to = target(&mut p);
     let from = filled(&mut p, A, 8);

@@ -1,10 +1,10 @@
-//! What the packets of each operation say.
+//! The packets of each operation.
 
 use roxe_sim::{Pair, Peer, Rng, Setup};
 use roxe_transport::wr::{Access, SendData, SendFlags, SendOp, SendRequest};
 use roxe_wire::{Feth, Kind, Operation, Placement, Selectivity};
 
-/// What a requester at MTU 256 sends for one request: opcode, payload bytes, AckReq, SE.
+/// The packets of a requester at MTU 256 for one request: opcode, payload bytes, AckReq, SE.
 fn packets(op: SendOp, len: u32) -> Vec<(Operation, usize, bool, bool)> {
     let mut pair = Pair::idle(Setup::default(), Rng::new(1));
     pair.bring_to(Peer::A, roxe_transport::qp::QpState::Rts);
@@ -21,7 +21,7 @@ fn packets(op: SendOp, len: u32) -> Vec<(Operation, usize, bool, bool)> {
 
 // clause: BTH-SOLICITED, SEND-ASK-LAST
 #[test]
-fn a_message_asks_for_an_acknowledgement_and_solicits_at_its_end() {
+fn last_packet_requests_ack_and_solicits() {
     let sent = packets(SendOp::Send, 17 * 256 + 3);
     assert_eq!(sent.len(), 18);
     for (index, packet) in sent.into_iter().enumerate() {
@@ -36,7 +36,7 @@ fn a_message_asks_for_an_acknowledgement_and_solicits_at_its_end() {
 
 // clause: BTH-SOLICITED, SEND-ASK-LAST
 #[test]
-fn a_write_solicits_only_with_immediate_and_questions_always_ask() {
+fn only_write_imm_solicits_and_nonposted_always_ask() {
     let (remote_addr, rkey) = (0, roxe_wire::RKey(1));
     let one = |op, len| packets(op, len)[0];
     let imm = roxe_wire::ImmDt([0; 4]);

@@ -19,8 +19,8 @@ fn mbps(mbps: u32) -> RateLimit {
     RateLimit { kbps: mbps * 1000, max_burst: 0 }
 }
 
-fn limit(p: &mut Pair, who: Peer, rate_limit: RateLimit) {
-    let end = p.end(who);
+fn limit(p: &mut Pair, side: Peer, rate_limit: RateLimit) {
+    let end = p.end(side);
     let attr = QpAttr { rate_limit, ..QpAttr::default() };
     assert_eq!(end.qp.modify(&mut end.host, &attr, AttrMask::RATE_LIMIT), Ok(()));
     assert_eq!(end.qp.attr().rate_limit, rate_limit);
@@ -37,14 +37,14 @@ fn load(p: &mut Pair, packets: u32) {
     }
 }
 
-/// How many packets of `from` left by now.
+/// Number of packets sent by `from` so far.
 fn count(p: &Pair, from: Peer) -> usize {
     p.log.iter().filter(|packet| packet.from == from && packet.len > 0).count()
 }
 
 // clause: RATE-LIMIT
 #[test]
-fn a_limit_holds_for_every_service_until_it_is_lifted() {
+fn rate_limit_holds_for_every_service() {
     for service in [Service::Rc, Service::Uc, Service::Ud] {
         let mut p = Pair::new(setup(service));
         limit(&mut p, A, mbps(100));
@@ -82,7 +82,7 @@ fn the_long_run_rate_is_the_requested_rate() {
 
 // clause: RATE-LIMIT
 #[test]
-fn a_burst_is_as_long_as_the_program_wants() {
+fn max_burst_sets_the_burst_length() {
     let mut p = Pair::new(setup(Service::Rc));
     limit(&mut p, A, RateLimit { kbps: 100_000, max_burst: 1 });
     load(&mut p, 60);
@@ -96,7 +96,7 @@ fn a_burst_is_as_long_as_the_program_wants() {
 
 // clause: RATE-LIMIT, STATIC-RATE
 #[test]
-fn the_slower_of_program_and_path_counts() {
+fn slower_limit_of_program_and_path_applies() {
     let burst_of = |static_rate, rate_limit| {
         let mut p = Pair::idle(setup(Service::Rc), Rng::new(1));
         p.bring_to(B, QpState::Rts);
@@ -116,7 +116,7 @@ fn the_slower_of_program_and_path_counts() {
 
 // clause: RATE-LIMIT
 #[test]
-fn answers_to_reads_keep_to_the_rate_and_acknowledgements_do_not() {
+fn read_responses_are_paced_and_acks_are_not() {
     let mut p = Pair::new(setup(Service::Rc));
     limit(&mut p, B, mbps(100));
     let (from, to) = (filled(&mut p, B, 60 * MTU), blank(&mut p, A, 60 * MTU));

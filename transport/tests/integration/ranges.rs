@@ -4,7 +4,7 @@ use super::*;
 
 // clause: CHECK-KEY
 #[test]
-fn a_write_that_would_leave_its_region_leaves_nothing_in_it() {
+fn write_beyond_its_region_writes_nothing() {
     // One byte too many, met in the last packet of one, two and three.
     for len in [256, 257, 512, 513] {
         let mut p = Pair::new(Setup::default());

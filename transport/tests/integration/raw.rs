@@ -51,7 +51,7 @@ fn send<'a>(wr_id: u64, data: SendData<'a>, flags: SendFlags) -> SendRequest<'a>
     SendRequest { wr_id, op: SendOp::Send, flags, data, ud: None }
 }
 
-/// What `qp` sends now, and how its requests ended.
+/// The frames that `qp` sends now, and the statuses of its requests.
 fn sent(qp: &mut Qp, host: &mut SimHost) -> (Vec<Vec<u8>>, Vec<(u64, WcStatus)>) {
     let mut frames = Frames::default();
     assert_eq!(qp.poll_transmit(host, &mut frames), TxState::Drained);
@@ -71,7 +71,7 @@ fn raw_queue_pairs_take_no_attribute_but_the_port() {
 
 // clause: RAW-FRAME
 #[test]
-fn frames_leave_as_they_are() {
+fn frames_are_sent_unchanged() {
     let mut host = SimHost::default();
     let mut qp = qp(QpState::Rts, &mut host);
     let mr = host.memory.register(64, Access::LOCAL_WRITE);
@@ -120,7 +120,7 @@ fn checksums_are_filled_in_on_request() {
 
 // clause: RAW-FRAME
 #[test]
-fn only_plain_sends_are_taken() {
+fn raw_accepts_plain_sends_only() {
     let mut host = SimHost::default();
     let mut qp = qp(QpState::Rts, &mut host);
     let request = send(1, SendData::Inline(&[0; 14]), SendFlags::empty());
@@ -136,7 +136,7 @@ fn only_plain_sends_are_taken() {
 
 // clause: RAW-FRAME
 #[test]
-fn a_frame_lands_whole_and_is_told_of() {
+fn frame_is_delivered_with_its_metadata() {
     let mut host = SimHost::default();
     let mut qp = qp(QpState::Rtr, &mut host);
     let mr = host.memory.register(64, Access::LOCAL_WRITE);
@@ -152,7 +152,7 @@ fn a_frame_lands_whole_and_is_told_of() {
 
 // clause: RAW-LOST
 #[test]
-fn a_frame_without_room_is_lost_and_the_receive_stays() {
+fn frame_without_room_is_dropped_and_receive_kept() {
     let mut host = SimHost::default();
     let mut qp = qp(QpState::Rtr, &mut host);
     let note = FrameNote::default();
@@ -166,7 +166,7 @@ fn a_frame_without_room_is_lost_and_the_receive_stays() {
 
 // clause: TAKE-REQUESTS
 #[test]
-fn before_rtr_no_frame_is_taken() {
+fn frame_before_rtr_is_dropped() {
     let mut host = SimHost::default();
     let mut qp = qp(QpState::Init, &mut host);
     qp.post_recv(&RecvRequest { wr_id: 5, sges: &[] }).expect("room");
@@ -175,7 +175,7 @@ fn before_rtr_no_frame_is_taken() {
 
 // clause: UNRELIABLE-OWN-FAULT
 #[test]
-fn memory_of_our_own_that_fails_ends_the_qp() {
+fn local_memory_fault_ends_the_qp() {
     let mut host = SimHost::default();
     let mut qp = qp(QpState::Rtr, &mut host);
     let readonly = host.memory.register(64, Access::empty());

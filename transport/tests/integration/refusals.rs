@@ -9,12 +9,12 @@ use roxe_transport::qp::QpEvents;
 use roxe_transport::wr::WcStatus::*;
 use roxe_wire::RKey;
 
-/// What a refused request must leave behind.
+/// Expected results of a refused request.
 #[derive(Debug, PartialEq)]
 struct Outcome {
-    /// Of the failing request at A.
+    /// Status of the failing request at A.
     send: WcStatus,
-    /// Of the receive posted at B, if it is used up by the failure itself.
+    /// Status of the receive at B, if the failure consumes it.
     recv: WcStatus,
     /// Events at B.
     events: QpEvents,
@@ -33,8 +33,8 @@ fn run(p: &mut Pair, op: SendOp, sges: &[Sge]) -> Outcome {
     // §10.8.5).
     let [(1, Success), (2, send), (3, WrFlushErr)] = sends(p, A)[..] else { panic!("{:?}", p.log) };
     let [(70, recv), (71, WrFlushErr)] = recvs(p, B)[..] else { panic!("receives not flushed") };
-    assert_eq!([A, B].map(|who| p.end(who).qp.state()), [QpState::Err; 2]);
-    assert_eq!([A, B].map(|who| p.end(who).host.flow.reserved), [0; 2]);
+    assert_eq!([A, B].map(|side| p.end(side).qp.state()), [QpState::Err; 2]);
+    assert_eq!([A, B].map(|side| p.end(side).host.flow.reserved), [0; 2]);
     Outcome { send, recv, events: p.ends[1].events - QpEvents::COMM_EST }
 }
 
@@ -100,7 +100,7 @@ fn an_address_that_overflows_is_a_remote_access_error() {
 }
 
 #[test]
-fn the_last_byte_of_a_region_is_reachable_and_the_next_is_not() {
+fn last_byte_of_a_region_is_accessible_and_the_next_is_not() {
     for (len, status) in [(512, Success), (513, RemAccessErr)] {
         let mut p = Pair::new(Setup::default());
         let (src, dst) = (filled(&mut p, A, 513), blank(&mut p, B, 512));
@@ -180,7 +180,7 @@ fn max_dest_rd_atomic_0_refuses_reads_and_atomics() {
 }
 
 #[test]
-fn memory_that_is_gone_is_a_remote_operation_error() {
+fn unmapped_memory_is_a_remote_operation_error() {
     for i in 0..4 {
         let mut p = Pair::new(Setup::default());
         let (src, dst) = (filled(&mut p, A, 8), blank(&mut p, B, 8));
@@ -212,7 +212,7 @@ fn a_send_longer_than_the_receive_fails_on_both_sides() {
 
 // clause: CHECK-ROOM
 #[test]
-fn a_send_that_outgrows_its_receive_in_a_later_packet_fails_on_both_sides() {
+fn send_exceeding_its_receive_later_fails_on_both_sides() {
     let mut p = Pair::new(Setup::default());
     let (src, dst) = (filled(&mut p, A, 1000), blank(&mut p, B, 2000));
     recv(&mut p, B, 1, &[dst.sge(0, 999)]);
@@ -244,13 +244,13 @@ fn a_receive_into_bad_memory_is_a_remote_operation_error() {
         p.run();
         assert_eq!(sends(&mut p, A), [(1, RemOpErr)]);
         assert_eq!(recvs(&mut p, B), [(1, LocProtErr), (2, WrFlushErr)]);
-        assert_eq!([A, B].map(|who| p.end(who).qp.state()), [QpState::Err; 2]);
+        assert_eq!([A, B].map(|side| p.end(side).qp.state()), [QpState::Err; 2]);
     }
 }
 
 // clause: SEND-LOCAL-FAULT, WC-ORDER, WC-ERROR-ALWAYS
 #[test]
-fn a_bad_source_buffer_fails_locally_and_sends_nothing_of_it() {
+fn bad_source_buffer_fails_locally_and_sends_nothing() {
     let spoil: [fn(&mut Pair, Mr) -> Sge; 3] = [
         |_, mr| Sge { lkey: roxe_wire::LKey(mr.key ^ 1), ..mr.all() },
         |_, mr| Sge { addr: mr.addr + 64, ..mr.all() },
@@ -356,7 +356,7 @@ fn invalidating_a_key_that_cannot_be_invalidated_fails() {
 }
 
 #[test]
-fn a_write_with_immediate_to_bad_memory_keeps_the_receive_whole() {
+fn write_imm_to_bad_memory_leaves_receive_memory_unchanged() {
     let mut p = Pair::new(Setup::default());
     let (src, dst) = (filled(&mut p, A, 600), blank(&mut p, B, 100));
     let op = SendOp::WriteImm { remote_addr: dst.addr, rkey: dst.rkey(), imm: imm(1) };

@@ -1,5 +1,4 @@
-//! What RC does when nothing goes wrong: every operation, size, MTU and list; signaling; numbers
-//! that wrap.
+//! RC without failures: every operation, size, MTU and list; signaling; PSN wrap.
 
 use super::*;
 use roxe_sim::host::LEAST_CHARGE;
@@ -79,7 +78,7 @@ fn reads_of_every_size_arrive_at_every_mtu() {
     }
 }
 
-/// What both ends told each other for `op` on `len` bytes.
+/// The packets of both ends for `op` on `len` bytes.
 fn told(joins: bool, mtu: PathMtu, op: fn(Mr) -> SendOp, len: u32) -> Vec<(Peer, Header, usize)> {
     let mut p = Pair::new(Setup { path_mtu: mtu, joins, flow_limit: Some(40_000), ..Setup::default() });
     let (here, there) = (filled(&mut p, A, 1 << 17), filled(&mut p, B, 1 << 17));
@@ -92,7 +91,7 @@ fn told(joins: bool, mtu: PathMtu, op: fn(Mr) -> SendOp, len: u32) -> Vec<(Peer,
 
 // clause: SEND-ASK-MIDDLE
 #[test]
-fn packets_that_share_a_header_are_those_that_would_have_left_alone() {
+fn joined_packets_equal_single_ones() {
     let ops: [fn(Mr) -> SendOp; 3] = [|_| SendOp::Send, write_to, read_from];
     for mtu in [PathMtu::Mtu256, PathMtu::Mtu1024] {
         for packets in [2, 3, 4, 5, 16, 64, 100] {
@@ -120,7 +119,7 @@ fn before_a_fault(joins: bool, readable: u32) -> Vec<Vec<u8>> {
 
 // clause: SEND-LOCAL-FAULT
 #[test]
-fn a_fault_in_the_middle_of_the_source_sends_the_packets_before_it() {
+fn source_fault_in_the_middle_sends_earlier_packets() {
     for packets in [2, 3, 30, 62] {
         let sent = before_a_fault(true, packets * 256 + 7);
         assert_eq!(sent.len(), packets as usize);
@@ -222,7 +221,7 @@ fn lists_may_be_cut_anywhere() {
 
 // clause: SEND-INLINE
 #[test]
-fn inline_data_is_taken_at_post_time() {
+fn inline_data_is_copied_at_post() {
     let mut p = Pair::new(Setup::default());
     let dst = blank(&mut p, B, 128);
     for len in [0, 1, 63, 64] {
@@ -277,7 +276,7 @@ fn only_signaled_requests_report_success() {
     }
     p.run();
     assert_eq!(sends(&mut p, A), [(3, WcStatus::Success), (6, WcStatus::Success), (9, WcStatus::Success)]);
-    // Silent requests gave their places back: the whole depth is free again.
+    // Unsignaled requests freed their places: the whole depth is available again.
     for id in 0..64 {
         post_with(&mut p, A, id, write_to(dst), SendFlags::empty(), &[]);
     }
@@ -323,7 +322,7 @@ fn psns_wrap_in_both_directions() {
 
 // clause: MSN-COUNT
 #[test]
-fn every_acknowledgement_carries_the_number_of_messages() {
+fn acks_carry_the_msn() {
     let mut p = Pair::new(Setup::default());
     let (a, b) = (filled(&mut p, A, 4096), filled(&mut p, B, 4096));
     // One message at a time, so that no acknowledgement is coalesced.
@@ -348,7 +347,7 @@ fn aeth(response: &Response) -> Option<Aeth> {
 
 // clause: ACK-NO-LIMIT
 #[test]
-fn acknowledgements_promise_no_credit_limit() {
+fn acks_carry_unlimited_credits() {
     let mut p = Pair::new(Setup::default());
     let dst = blank(&mut p, B, 64);
     post(&mut p, A, 1, write_to(dst), &[]);
@@ -359,7 +358,7 @@ fn acknowledgements_promise_no_credit_limit() {
 
 // clause: INVALIDATE-KEY
 #[test]
-fn send_with_invalidate_takes_the_key_away() {
+fn send_with_invalidate_invalidates_the_key() {
     let mut p = Pair::new(Setup::default());
     let (src, dst, window) = (filled(&mut p, A, 300), blank(&mut p, B, 300), blank(&mut p, B, 64));
     p.end(B).host.memory.make_window(window);
@@ -401,7 +400,7 @@ fn a_read_returns_the_bytes_of_an_earlier_write() {
 }
 
 #[test]
-fn a_narrow_window_slows_but_does_not_stop() {
+fn narrow_window_slows_but_does_not_stop() {
     for limit in [1, LEAST_CHARGE, 2000, 10_000] {
         let mut p = Pair::new(Setup { flow_limit: Some(limit), ..Setup::default() });
         let (src, dst) = (filled(&mut p, A, 1 << 16), blank(&mut p, B, 1 << 16));
@@ -448,7 +447,7 @@ fn fence_waits_for_reads() {
 
 // clause: SEND-RD-ATOMIC
 #[test]
-fn no_more_than_max_rd_atomic_reads_are_outstanding() {
+fn max_rd_atomic_limits_outstanding_reads() {
     for max_rd_atomic in [1, 2, 4] {
         let mut p = Pair::new(Setup { max_rd_atomic, max_dest_rd_atomic: max_rd_atomic, ..Setup::default() });
         let (a, b) = (filled(&mut p, A, 4096), filled(&mut p, B, 4096));
@@ -466,7 +465,7 @@ fn no_more_than_max_rd_atomic_reads_are_outstanding() {
 
 // clause: SEND-RD-ATOMIC-0
 #[test]
-fn with_max_rd_atomic_0_reads_and_atomics_do_not_succeed() {
+fn reads_and_atomics_fail_with_max_rd_atomic_0() {
     let mut p = Pair::new(Setup { max_rd_atomic: 0, ..Setup::default() });
     let (a, b) = (filled(&mut p, A, 64), filled(&mut p, B, 64));
     if try_post(&mut p, A, 1, read_from(b), SendFlags::SIGNALED, &[a.sge(0, 8)]).is_ok() {
@@ -478,7 +477,7 @@ fn with_max_rd_atomic_0_reads_and_atomics_do_not_succeed() {
 
 // clause: SRQ-ORDER, SRQ-LIMIT
 #[test]
-fn a_shared_receive_queue_serves_in_order_and_raises_its_limit_once() {
+fn srq_is_fifo_and_raises_its_limit_once() {
     let mut p = Pair::new(Setup { srq: true, ..Setup::default() });
     let (src, dst) = (filled(&mut p, A, 600), blank(&mut p, B, 4000));
     for id in 0..4 {
@@ -496,7 +495,7 @@ fn a_shared_receive_queue_serves_in_order_and_raises_its_limit_once() {
     }
 }
 
-/// What one visit of B sends that has been sent a request and has `posted` writes of one packet to
+/// The packets that B sends in one call after a request, with `posted` WRITEs of one packet to
 /// send.
 fn order_at_b(batch: usize, posted: u32, acks_last: bool) -> Vec<Kind> {
     let mut p = alone(B, Setup { batch, ..Setup::default() });
@@ -522,7 +521,7 @@ fn lone_ack_leaves_before_requests() {
     }
 }
 
-/// What a peer waits for must not wait for everything that there is to send.
+/// An acknowledgement must not wait behind everything that there is to send.
 // clause: ACK-BEFORE-REQUESTS
 #[test]
 fn lone_ack_set_last_lets_one_batch_go_first() {

@@ -1,4 +1,4 @@
-//! A lone RC requester against forged responses: what it completes, resends, ignores and reports.
+//! An RC requester against forged responses: completions, retransmissions, drops and errors.
 
 use super::*;
 use roxe_sim::host::LEAST_CHARGE;
@@ -80,7 +80,7 @@ fn an_acknowledgement_completes_everything_up_to_its_psn() {
 
 // clause: RESP-REGION
 #[test]
-fn acknowledgements_of_the_past_and_of_the_future_are_ghosts() {
+fn acks_outside_the_window_are_dropped() {
     let mut s = Script::new(Setup::default());
     s.post(1, write_to(FAR), 0);
     s.post(2, write_to(FAR), 0);
@@ -103,7 +103,7 @@ fn acknowledgements_of_the_past_and_of_the_future_are_ghosts() {
 
 // clause: NAK-ACKNOWLEDGES, NAK-STATUS, WC-ORDER
 #[test]
-fn each_fatal_nak_has_its_status_and_comes_behind_earlier_successes() {
+fn fatal_nak_status_follows_earlier_successes() {
     for (code, status) in [
         (NakCode::InvalidRequest, RemInvReqErr),
         (NakCode::RemoteAccess, RemAccessErr),
@@ -164,7 +164,7 @@ fn each_further_loss_is_repaired_at_once() {
 
 // clause: RNR-WAIT-WHOLE
 #[test]
-fn a_sequence_nak_during_an_rnr_wait_does_not_cut_it_short() {
+fn sequence_nak_does_not_shorten_an_rnr_wait() {
     let mut s = Script::new(Setup::default());
     for id in 1..=3 {
         s.post(id, write_to(FAR), 0);
@@ -181,7 +181,7 @@ fn a_sequence_nak_during_an_rnr_wait_does_not_cut_it_short() {
 
 // clause: ACK-OVER-RETRY
 #[test]
-fn an_acknowledgement_during_a_retry_skips_the_packets_it_covers() {
+fn ack_during_a_retry_skips_acked_packets() {
     let mut s = Script::new(Setup { batch: 1, ..Setup::default() });
     for id in 1..=3 {
         s.post(id, write_to(FAR), 0);
@@ -198,7 +198,7 @@ fn an_acknowledgement_during_a_retry_skips_the_packets_it_covers() {
 
 // clause: READ-LENGTH, READ-POSITIVE, RESP-KIND
 #[test]
-fn an_answer_of_the_wrong_kind_is_a_bad_response() {
+fn response_of_wrong_kind_is_bad_resp_err() {
     let read = read_from(FAR);
     let write = write_to(FAR);
     let value = AtomicAckEth(1);
@@ -229,7 +229,7 @@ fn an_answer_of_the_wrong_kind_is_a_bad_response() {
 }
 
 #[test]
-fn read_data_lands_as_it_comes_and_completes_with_the_last_packet() {
+fn read_data_is_placed_on_arrival_and_completes_at_the_last() {
     let mut s = Script::new(Setup::default());
     s.post(1, read_from(FAR), 600);
     s.post(2, write_to(FAR), 0);
@@ -245,7 +245,7 @@ fn read_data_lands_as_it_comes_and_completes_with_the_last_packet() {
 
 // clause: READ-STYLES
 #[test]
-fn after_a_retry_both_styles_of_answer_are_taken() {
+fn both_read_response_styles_are_accepted_after_a_retry() {
     // Hardware starts anew with FIRST or ONLY, the kernel's rxe goes on with MIDDLE and LAST.
     for fresh in [true, false] {
         let mut s = Script::new(Setup::default());
@@ -273,7 +273,7 @@ fn after_a_retry_both_styles_of_answer_are_taken() {
 
 // clause: NAK-ONCE, READ-IN-ORDER
 #[test]
-fn one_loss_makes_one_retry_however_many_packets_tell_of_it() {
+fn one_loss_causes_one_retry() {
     let mut s = Script::new(Setup { retry_cnt: 1, ..Setup::default() });
     s.post(1, read_from(FAR), 256 * 6);
     s.answer(100, Response::ReadFirst(ok()), &[1; 256]);
@@ -322,7 +322,7 @@ fn a_nak_may_end_a_read_in_the_middle() {
 
 // clause: NAK-IMPLIED, ATOMIC-NATIVE
 #[test]
-fn an_acknowledgement_past_an_unanswered_atomic_asks_for_it_again() {
+fn ack_past_an_unanswered_atomic_repeats_it() {
     let mut s = Script::new(Setup::default());
     s.post(1, add_to(FAR, 1), 8);
     s.post(2, write_to(FAR), 0);
@@ -368,7 +368,7 @@ fn responses_in_rtr_are_dropped() {
 
 // clause: SEND-ASK-MIDDLE
 #[test]
-fn long_messages_ask_for_acknowledgements_on_the_way() {
+fn long_messages_request_acks_in_the_middle() {
     let mut s = Script::new(Setup { path_mtu: roxe_wire::PathMtu::Mtu256, ..Setup::default() });
     s.post(1, write_to(FAR), 8192);
     let asked: Vec<_> = s.p.log.iter().map(|l| l.header.bth.ack_req).collect();
@@ -381,7 +381,7 @@ fn long_messages_ask_for_acknowledgements_on_the_way() {
 
 // clause: SEND-ASK-STALL
 #[test]
-fn a_packet_that_fills_the_window_asks_for_an_acknowledgement() {
+fn packet_that_fills_the_window_requests_an_ack() {
     for limit in [LEAST_CHARGE, 1700, 3000] {
         let mut s = Script::new(Setup { flow_limit: Some(limit), ..Setup::default() });
         s.post(1, write_to(FAR), 8192);
@@ -393,7 +393,7 @@ fn a_packet_that_fills_the_window_asks_for_an_acknowledgement() {
 
 // clause: SEND-ASK-STALL
 #[test]
-fn a_full_window_ends_a_run_with_its_last_packet_and_that_asks() {
+fn last_packet_before_a_full_window_requests_an_ack() {
     // Window in packets that count for the least, what is sent of 32 alone, and in runs of 4; the
     // first packet is longer.
     for (window, alone, in_runs) in [(1, 1, 1), (2, 2, 5), (5, 5, 5), (6, 6, 9), (8, 8, 9), (29, 29, 29), (30, 30, 32)]
@@ -408,7 +408,7 @@ fn a_full_window_ends_a_run_with_its_last_packet_and_that_asks() {
 }
 
 #[test]
-fn a_request_may_wait_for_company_only_behind_many_that_are_under_way() {
+fn request_may_wait_only_behind_many_in_flight() {
     let write = || write_to(FAR);
     let mut s = Script::new(Setup::default());
     let may_coalesce = |s: &Script| s.p.ends[0].qp.may_coalesce();
@@ -437,10 +437,11 @@ fn a_request_may_wait_for_company_only_behind_many_that_are_under_way() {
 }
 
 #[test]
-fn behind_its_first_request_all_may_wait_of_a_program_that_has_had_many_under_way() {
+fn deep_program_may_wait_behind_its_first_request() {
     let mut s = Script::new(Setup::default());
     let (mut id, mut psn) = (0, 100);
-    // Whether the second of `count` requests may wait behind the first; then all are acknowledged.
+    // Returns true if the second of `count` requests may wait behind the first; then acknowledges
+    // all.
     let mut burst = |s: &mut Script, count: u32| {
         let mut may_wait = None;
         for n in 1..=count {

@@ -25,7 +25,7 @@ impl Script {
         Self { p, mr, heard: 0 }
     }
 
-    /// Injects a request that asks for an answer, and returns what comes out.
+    /// Injects a request that requests an acknowledgement, and returns the responses.
     fn say(&mut self, psn: u32, req: Request, payload: &[u8]) -> Vec<String> {
         self.hear(&request(B, psn, req), payload)
     }
@@ -36,7 +36,7 @@ impl Script {
         self.answers()
     }
 
-    /// What came out since the last look.
+    /// Responses since the last call.
     fn answers(&mut self) -> Vec<String> {
         let new = self.p.log[self.heard..].iter().map(spell).collect();
         self.heard = self.p.log.len();
@@ -98,7 +98,7 @@ fn a_send_is_acknowledged_after_it_is_placed() {
 
 // clause: NAK-UNASKED
 #[test]
-fn only_requested_acknowledgements_and_errors_are_answered() {
+fn responses_are_requested_acks_and_errors() {
     let mut s = Script::new(Setup::default());
     let quiet = |psn, req| Header { bth: bth(B, psn, false), kind: Kind::RcRequest(req) };
     let reth = s.reth(0, 4);
@@ -112,7 +112,7 @@ fn only_requested_acknowledgements_and_errors_are_answered() {
 
 // clause: ACK-ASKED
 #[test]
-fn one_acknowledgement_covers_all_that_came_before_it() {
+fn one_ack_covers_all_earlier_requests() {
     let mut s = Script::new(Setup::default());
     for psn in 100..105 {
         let reth = s.reth(0, 0);
@@ -124,7 +124,7 @@ fn one_acknowledgement_covers_all_that_came_before_it() {
 
 // clause: MSN-COUNT
 #[test]
-fn a_message_counts_when_it_is_complete_but_a_read_when_it_is_accepted() {
+fn msn_counts_complete_messages_and_accepted_reads() {
     let mut s = Script::new(Setup { batch: 1, ..Setup::default() });
     assert_eq!(s.say(100, Request::WriteFirst(s.reth(0, 700)), &[1; 256]), ["ack 100 msn 0"]);
     assert_eq!(s.say(101, Request::WriteMiddle, &[1; 256]), ["ack 101 msn 0"]);
@@ -135,7 +135,7 @@ fn a_message_counts_when_it_is_complete_but_a_read_when_it_is_accepted() {
 
 // clause: SRQ-ORDER
 #[test]
-fn an_empty_shared_queue_is_not_ready() {
+fn empty_srq_causes_rnr_nak() {
     let mut s = Script::new(Setup { srq: true, ..Setup::default() });
     let mr = s.mr;
     assert_eq!(s.say(100, SEND_ONLY, b"x"), ["rnr 100"]);
@@ -147,7 +147,7 @@ fn an_empty_shared_queue_is_not_ready() {
 
 // clause: GAP-NAK
 #[test]
-fn a_gap_is_reported_once_until_the_missing_packet_comes() {
+fn gap_is_nakked_once_until_filled() {
     let mut s = Script::new(Setup::default());
     let write = Request::WriteOnly(s.reth(0, 0), None);
     assert_eq!(s.say(101, write, &[]), ["nak PsnSequence 100"]);
@@ -160,7 +160,7 @@ fn a_gap_is_reported_once_until_the_missing_packet_comes() {
 
 // clause: PSN-WINDOW
 #[test]
-fn the_window_is_half_the_number_space() {
+fn window_is_half_the_psn_space() {
     let mut s = Script::new(Setup::default());
     let write = Request::WriteOnly(s.reth(0, 0), None);
     // The newest PSN that counts as future, and the oldest that counts as past.
@@ -170,7 +170,7 @@ fn the_window_is_half_the_number_space() {
 
 // clause: GAP-AFTER-RNR
 #[test]
-fn a_gap_behind_an_rnr_nak_is_no_gap() {
+fn gap_behind_an_rnr_nak_is_not_nakked() {
     let mut s = Script::new(Setup::default());
     let write = Request::WriteOnly(s.reth(0, 0), None);
     assert_eq!(s.say(100, SEND_ONLY, &[]), ["rnr 100"]);
@@ -182,7 +182,7 @@ fn a_gap_behind_an_rnr_nak_is_no_gap() {
 
 // clause: DUP-SEND-WRITE
 #[test]
-fn a_duplicate_send_or_write_is_acknowledged_and_not_executed() {
+fn duplicate_send_or_write_is_acked_not_executed() {
     let mut s = Script::new(Setup::default());
     let (mr, reth) = (s.mr, s.reth(0, 4));
     for id in 1..=2 {
@@ -202,7 +202,7 @@ fn a_duplicate_send_or_write_is_acknowledged_and_not_executed() {
 
 // clause: DUP-READ, DUP-READ-RANGE
 #[test]
-fn a_duplicate_read_is_read_again_from_where_it_is_asked() {
+fn duplicate_read_is_answered_from_its_start() {
     let mut s = Script::new(Setup::default());
     let whole = Request::Read(s.reth(0, 1000));
     let answer = ["first 100 msn 1", "middle 101", "middle 102", "last 103 msn 1"];
@@ -212,14 +212,14 @@ fn a_duplicate_read_is_read_again_from_where_it_is_asked() {
     assert_eq!(s.say(102, tail, &[]), ["first 102 msn 1", "last 103 msn 1"]);
     let last = Request::Read(s.reth(768, 232));
     assert_eq!(s.say(103, last, &[]), ["only 103 msn 1"]);
-    // The original range is kept however often it was shortened.
+    // The original range is kept after any number of shorter duplicates.
     assert_eq!(s.say(100, whole, &[]), answer);
     assert_eq!(s.say(104, SEND_ONLY, &[]), ["rnr 104"]);
 }
 
 // clause: DUP-READ-SILENT
 #[test]
-fn a_duplicate_read_that_is_no_part_of_the_original_is_dropped() {
+fn duplicate_read_outside_the_original_is_dropped() {
     let mut s = Script::new(Setup::default());
     s.say(100, Request::Read(s.reth(1000, 1000)), &[]);
     let other_key = blank(&mut s.p, B, 4096).rkey();
@@ -238,7 +238,7 @@ fn a_duplicate_read_that_is_no_part_of_the_original_is_dropped() {
 
 // clause: DUP-ATOMIC
 #[test]
-fn a_duplicate_atomic_gets_the_old_answer_and_is_not_executed() {
+fn duplicate_atomic_gets_the_saved_response() {
     let mut s = Script::new(Setup { max_dest_rd_atomic: 2, ..Setup::default() });
     let word = |s: &Script| s.p.ends[1].host.memory.word(s.mr, 0);
     assert_eq!(s.say(100, s.add(5), &[]), ["atomic 100 msn 1 = 0"]);
@@ -258,7 +258,7 @@ fn a_duplicate_atomic_gets_the_old_answer_and_is_not_executed() {
 
 // clause: DUP-ACK-BOUND
 #[test]
-fn a_duplicate_send_is_not_acknowledged_past_a_later_read_or_atomic() {
+fn duplicate_send_ack_stops_before_read_or_atomic() {
     let mut s = Script::new(Setup::default());
     let write = Request::WriteOnly(s.reth(8, 0), None);
     s.say(100, write, &[]);
@@ -273,7 +273,7 @@ fn a_duplicate_send_is_not_acknowledged_past_a_later_read_or_atomic() {
 
 // clause: ACK-BEFORE-READ, ANSWER-ORDER
 #[test]
-fn answers_leave_in_the_order_of_psns() {
+fn responses_leave_in_psn_order() {
     let mut s = Script::new(Setup { batch: 1, ..Setup::default() });
     let (read, write) = (Request::Read(s.reth(0, 600)), Request::WriteOnly(s.reth(0, 0), None));
     for (psn, req) in [(100, write), (101, read), (104, s.add(1)), (105, write)] {
@@ -371,7 +371,7 @@ fn payloads_of_the_wrong_length_are_invalid_requests() {
 
 // clause: CHECK-KEY
 #[test]
-fn a_refused_first_packet_of_a_write_leaves_memory_alone() {
+fn refused_first_write_packet_leaves_memory_unchanged() {
     let mut s = Script::new(Setup::default());
     // The whole range is checked at the first packet, although its own bytes would fit.
     let answers = s.say(100, Request::WriteFirst(s.reth(3900, 300)), &[9; 256]);
@@ -381,7 +381,7 @@ fn a_refused_first_packet_of_a_write_leaves_memory_alone() {
 
 // clause: CHECK-RD-ATOMIC
 #[test]
-fn more_reads_than_max_dest_rd_atomic_are_refused_or_still_answered() {
+fn reads_beyond_max_dest_rd_atomic_are_refused() {
     let mut s = Script::new(Setup { max_dest_rd_atomic: 2, ..Setup::default() });
     let read = Request::Read(s.reth(0, 8));
     for psn in 100..103 {
@@ -395,7 +395,7 @@ fn more_reads_than_max_dest_rd_atomic_are_refused_or_still_answered() {
 
 // clause: NAK-FATAL
 #[test]
-fn a_fatal_refusal_is_told_after_the_answers_before_it_and_is_the_last_word() {
+fn fatal_nak_follows_earlier_responses_and_is_last() {
     let mut s = Script::new(Setup { batch: 1, ..Setup::default() });
     let read = Request::Read(s.reth(0, 600));
     s.p.inject(B, &request(B, 100, read), &[]);
@@ -447,7 +447,7 @@ fn strangers_change_nothing() {
 
 // clause: TAKE-REQUESTS
 #[test]
-fn requests_are_taken_from_rtr_on_and_not_in_reset_init_or_err() {
+fn requests_are_accepted_from_rtr_on() {
     for state in [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts] {
         let mut p = Pair::idle(Setup::default(), Rng::new(1));
         p.bring_to(B, state);
@@ -493,7 +493,7 @@ fn an_error_completion_is_always_solicited() {
 
 // clause: INVALIDATE-KEY
 #[test]
-fn a_key_that_was_invalidated_is_told_in_the_completion() {
+fn completion_reports_the_invalidated_key() {
     let mut s = Script::new(Setup::default());
     let mr = s.mr;
     s.p.end(B).host.memory.make_window(mr);

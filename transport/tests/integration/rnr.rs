@@ -1,11 +1,11 @@
-//! Receiver not ready: the wait is kept, the counter has two sides, everything else goes on.
+//! Receiver not ready: the wait, the retry counter, and traffic in the other direction.
 
 use super::*;
 use roxe_transport::time::rnr_wait;
 use roxe_wire::Syndrome;
 
-/// RNR NAKs that `who` sent, as (PSN, timer code).
-fn rnr_naks(pair: &Pair, who: Peer) -> Vec<(u32, u8)> {
+/// RNR NAKs that `side` sent, as (PSN, timer code).
+fn rnr_naks(pair: &Pair, side: Peer) -> Vec<(u32, u8)> {
     let rnr = |(r, psn)| match r {
         Response::Ack(aeth) => match aeth.syndrome {
             Syndrome::RnrNak { timer } => Some((psn, timer)),
@@ -13,12 +13,12 @@ fn rnr_naks(pair: &Pair, who: Peer) -> Vec<(u32, u8)> {
         },
         _ => None,
     };
-    responses(pair, who).into_iter().filter_map(rnr).collect()
+    responses(pair, side).into_iter().filter_map(rnr).collect()
 }
 
 // clause: RNR-COUNT
 #[test]
-fn rnr_retry_naks_succeed_and_one_more_fails() {
+fn one_rnr_nak_more_than_rnr_retry_fails() {
     for rnr_retry in 0..=6u8 {
         for extra in [0, 1] {
             let mut p = Pair::new(Setup { rnr_retry, ..Setup::default() });
@@ -55,7 +55,7 @@ fn rnr_retry_7_never_gives_up() {
 
 // clause: RNR-WAIT, CHECK-RECEIVE, STATE-VALUES
 #[test]
-fn the_wait_of_the_responder_is_kept() {
+fn rnr_wait_is_observed() {
     for set in (0..32).chain([0x20, 0x2c, 0xff]) {
         let code = set & 31;
         let mut p = Pair::new(Setup { min_rnr_timer: set, ..Setup::default() });
@@ -125,7 +125,7 @@ fn an_rnr_nak_acknowledges_all_earlier_packets() {
 
 // clause: CHECK-RECEIVE
 #[test]
-fn only_messages_that_take_a_receive_meet_rnr() {
+fn only_messages_that_need_a_receive_get_rnr_nak() {
     let mut p = Pair::new(Setup::default());
     let (src, dst) = (filled(&mut p, A, 600), blank(&mut p, B, 600));
     post(&mut p, A, 1, write_to(dst), &[src.all()]);
@@ -137,7 +137,7 @@ fn only_messages_that_take_a_receive_meet_rnr() {
 }
 
 #[test]
-fn a_write_with_immediate_meets_rnr_at_its_last_packet() {
+fn write_imm_gets_rnr_nak_at_its_last_packet() {
     let mut p = Pair::new(Setup { min_rnr_timer: 1, ..Setup::default() });
     let (src, dst) = (filled(&mut p, A, 600), blank(&mut p, B, 600));
     let op = SendOp::WriteImm { remote_addr: dst.addr, rkey: dst.rkey(), imm: imm(3) };
@@ -194,7 +194,7 @@ fn a_lost_rnr_nak_is_recovered_by_the_timer() {
 
 // clause: RNR-OTHERS-GO-ON
 #[test]
-fn responding_goes_on_during_the_wait() {
+fn responder_continues_during_the_rnr_wait() {
     let mut p = Pair::new(Setup { min_rnr_timer: 24, ..Setup::default() });
     let (dst, src) = (blank(&mut p, A, 64), filled(&mut p, B, 64));
     post(&mut p, A, 1, SendOp::Send, &[]);

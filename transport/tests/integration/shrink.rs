@@ -1,4 +1,4 @@
-//! The judges and the shrinker find a card that is broken on purpose, and say how to repeat it.
+//! The checks and the search find a deliberately broken card and give a text to repeat it.
 
 use roxe_sim::case::Case;
 use roxe_sim::case::shrink;
@@ -51,7 +51,7 @@ fn a_broken_card_is_found_and_shrunk_to_one_lost_packet() {
     assert!(found.rules.list().iter().all(|rule| rule.nth.is_some() && rule.rate.is_none()), "{smallest}");
     assert!(found.work.messages <= 6, "{smallest}");
 
-    // Whoever has the text has the run.
+    // The text reproduces the run.
     let again: Case = found.to_string().parse().expect("what is printed can be read");
     assert_eq!(&again, found);
     assert_eq!(again.play(&breaks).expect_err("it fails again").broken, smallest.broken);
@@ -59,7 +59,7 @@ fn a_broken_card_is_found_and_shrunk_to_one_lost_packet() {
 }
 
 #[test]
-fn a_failing_run_can_be_pasted_into_a_test() {
+fn failing_case_text_reproduces_the_failure() {
     let case: Case =
         "service=rc net=star nodes=8 latency=5us gbps=10 connections=24 only=3 messages=6 max_len=3000 seed=3
         drop tx qp=#6 nth=2
@@ -83,7 +83,7 @@ fn rewrites_acks(change: fn(&mut [u8])) -> Tamper {
 }
 
 #[test]
-fn every_promise_has_a_judge() {
+fn every_promise_is_checked() {
     let case: Case = "service=rc net=star nodes=2 gbps=10 messages=40 max_len=1000 seed=3".parse().expect("legal");
     let broken = |prepare: fn(&mut World<Rng>)| case.play(&prepare).expect_err("it breaks a promise").broken;
     // One more is acknowledged than arrived (bytes 9 to 11 are the PSN).
@@ -97,7 +97,7 @@ fn every_promise_has_a_judge() {
     assert_eq!(never.promise, Promise::Progress, "{never}");
     let credit = broken(|world| world.ends[1].host.flow.reserved = 1);
     assert!(matches!(credit.promise, Promise::Credit | Promise::NoPanic), "{credit}");
-    // A packet to nobody is answered by nobody, and a retry of it is the same packet again.
+    // A packet to an unknown QP gets no answer, and its retry is the same packet.
     let lost = broken(|world| world.wire.set_rule(roxe_sim::Peer::A, Box::new(|_, _| Some(roxe_sim::wire::LOST))));
     assert_eq!(lost.promise, Promise::Completions, "{lost}");
 }
@@ -161,7 +161,7 @@ fn every_kind_of_fault_can_be_made_explicit() {
     assert!(has(|action| matches!(action, Action::Drop)) && has(|action| matches!(action, Action::Duplicate { .. })));
     assert!(has(|action| matches!(action, Action::Delay(_))) && has(|action| matches!(action, Action::Corrupt(_))));
     assert!(has(|action| matches!(action, Action::Ecn)) && has(|action| matches!(action, Action::Rnr)));
-    // What the rules do is what was done.
+    // The rules cause the recorded faults.
     let again = Case { rules: explicit.clone(), ..case }.play(&fails_late).expect_err("it always fails");
     let done = |faults: &[roxe_sim::wire::Fault]| faults.iter().map(|f| (f.end, f.dir, f.nth.all)).collect::<Vec<_>>();
     let same = done(&again.faults).iter().zip(done(&failure.faults)).take_while(|(a, b)| **a == *b).count();

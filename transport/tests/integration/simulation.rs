@@ -65,7 +65,7 @@ fn overtaking_runs(service: &str, words: &str, rules: &str) -> Result<Report, St
 }
 
 #[test]
-fn packets_that_overtake_others_or_their_receives_are_neither_lost_nor_reordered_if_they_wait() {
+fn early_packets_that_wait_are_neither_lost_nor_reordered() {
     for service in ["uc", "ud", "rc"] {
         let delays = "delay tx 30% by=1us..5ms";
         let waiting = overtaking_runs(service, "early_wait", delays).unwrap_or_else(|broken| panic!("{broken}"));
@@ -80,7 +80,7 @@ fn packets_that_overtake_others_or_their_receives_are_neither_lost_nor_reordered
 }
 
 #[test]
-fn a_message_that_is_lost_among_early_packets_is_missed() {
+fn lost_message_among_early_packets_is_detected() {
     for service in ["uc", "ud"] {
         let broken = overtaking_runs(service, "early_wait", "drop tx 1%").expect_err("messages are lost");
         assert!(broken.contains("Bytes broken"), "{broken}");

@@ -87,7 +87,7 @@ fn operations_follow_the_service() {
 
 // clause: SEND-ATOMIC-LENGTH, WC-ORDER
 #[test]
-fn an_atomic_with_a_list_of_another_length_than_eight_fails_in_its_turn_and_is_not_executed() {
+fn atomic_with_wrong_list_length_fails_in_order() {
     let lists: &[&[u32]] = &[&[], &[0], &[4], &[7], &[4, 3], &[9], &[16], &[8, 8], &[4, 4, 4], &[8, 0, 1]];
     for lens in lists {
         for swaps in [false, true] {
@@ -113,7 +113,7 @@ fn an_atomic_with_a_list_of_another_length_than_eight_fails_in_its_turn_and_is_n
 
 // clause: SEND-ATOMIC-LENGTH
 #[test]
-fn an_atomic_lands_in_as_many_elements_as_make_eight_bytes() {
+fn atomic_result_is_scattered_over_the_list() {
     for lens in [&[8][..], &[4, 4], &[0, 8], &[1, 2, 5]] {
         let mut p = Pair::new(Setup::default());
         let (a, b) = (blank(&mut p, A, 64), blank(&mut p, B, 8));
@@ -183,15 +183,15 @@ fn reset_forgets_everything_and_the_qp_works_again() {
         }
         p.run_for(ms(1));
         sends(&mut p, A);
-        for who in [A, B] {
-            assert_eq!(go_to(&mut p, who, QpState::Reset), Ok(()));
-            assert_eq!(p.end(who).host.flow.reserved, 0);
+        for side in [A, B] {
+            assert_eq!(go_to(&mut p, side, QpState::Reset), Ok(()));
+            assert_eq!(p.end(side).host.flow.reserved, 0);
         }
         assert_eq!((sends(&mut p, A), recvs(&mut p, A)), (vec![], vec![]), "RESET reports nothing");
         p.run();
         p.wire.clear_rule(A);
-        for who in [A, B] {
-            p.bring_to(who, QpState::Rts);
+        for side in [A, B] {
+            p.bring_to(side, QpState::Rts);
         }
         p.log.clear();
         post(&mut p, A, 9, write_to(dst), &[src.all()]);
@@ -254,7 +254,7 @@ fn sqd_finishes_started_requests_only() {
 
 // clause: STATE-SQ-DRAINED
 #[test]
-fn sqd_with_an_empty_queue_is_drained_at_once_and_only_tells_who_asked() {
+fn sqd_with_empty_queue_raises_sq_drained_on_request() {
     for notify in [true, false] {
         let mut p = Pair::new(Setup::default());
         drain(&mut p, notify);
@@ -318,8 +318,8 @@ fn a_receive_that_overruns_its_cq_ends_in_err_with_an_event() {
     assert_eq!(recvs(&mut p, B), each(1..=1, Success));
     assert_eq!(p.ends[1].qp.state(), QpState::Err);
     assert!(p.ends[1].events.contains(QpEvents::FATAL));
-    // What could not be reported must not be acknowledged. The first may be: its acknowledgement
-    // can be lost with the QP.
+    // An unreported message must not be acknowledged. The first may be: its acknowledgement can be
+    // lost with the QP.
     let done = sends(&mut p, A);
     assert!(matches!(done[0], (1, Success | RetryExcErr)), "{done:?}");
     assert!(done[1..].iter().all(|(_, status)| *status != Success), "{done:?}");

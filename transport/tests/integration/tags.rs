@@ -44,14 +44,14 @@ fn done(pair: &mut Pair) -> Vec<(u64, WcStatus, WcOpcode, u32, TmInfo)> {
     taken.map(|cqe| (cqe.wr_id, cqe.status, cqe.opcode, cqe.byte_len, cqe.tm)).collect()
 }
 
-/// What a matched message with `tag` says.
+/// The completion data of a matched message with `tag`.
 fn info(tag: u64, flags: TmFlags) -> TmInfo {
     TmInfo { tag, app_ctx: 0xc0de, flags }
 }
 
 // clause: TM-HEADER-SKIPPED, TM-COMPLETION
 #[test]
-fn a_matched_message_lands_without_its_header_and_others_whole() {
+fn matched_message_is_placed_without_its_header() {
     for len in [0, 1, 239, 240, 241, 700] {
         let mut p = Pair::new(setup());
         let (wanted, other) = (message(&mut p, TmOp::Eager, 5, len), message(&mut p, TmOp::Eager, 6, len));
@@ -120,7 +120,7 @@ fn both(len: u32) -> [(u64, WcStatus, WcOpcode, u32, TmInfo); 2] {
 
 // clause: TM-RENDEZVOUS
 #[test]
-fn the_card_reads_the_data_of_a_rendezvous_and_says_when_it_is_done() {
+fn card_reads_rendezvous_data_and_sends_fin() {
     for len in [0, 1, 256, 257, 5000] {
         let (mut p, data, to) = rendezvous(setup(), len);
         p.run();
@@ -135,7 +135,7 @@ fn the_card_reads_the_data_of_a_rendezvous_and_says_when_it_is_done() {
 
 // clause: TM-RENDEZVOUS
 #[test]
-fn the_message_that_ends_a_rendezvous_carries_the_header_of_its_beginning() {
+fn fin_repeats_the_rendezvous_header() {
     let mut p = Pair::new(setup());
     let (data, to, fin) = (filled(&mut p, A, 8), blank(&mut p, B, 8), blank(&mut p, A, 16));
     let request = request_for(&mut p, 0x1234, data, 8, 0);
@@ -166,7 +166,7 @@ fn a_rendezvous_survives_the_loss_of_any_packet() {
 
 // clause: TM-RENDEZVOUS-SOFTWARE
 #[test]
-fn a_rendezvous_that_the_card_cannot_read_is_left_to_the_program() {
+fn unreadable_rendezvous_is_left_to_the_program() {
     let mut p = Pair::new(Setup { max_rd_atomic: 0, ..setup() });
     let (data, to) = (filled(&mut p, A, 40), blank(&mut p, B, 40));
     let request = request_for(&mut p, 9, data, 40, 3);
@@ -181,7 +181,7 @@ fn a_rendezvous_that_the_card_cannot_read_is_left_to_the_program() {
 
 // clause: TM-RENDEZVOUS-SOFTWARE
 #[test]
-fn sixteen_rendezvous_are_under_way_at_most_and_later_ones_go_again() {
+fn rendezvous_are_limited_to_16() {
     let mut p = Pair::new(setup());
     let (data, to, small) = (filled(&mut p, A, 64), blank(&mut p, B, 64), blank(&mut p, A, 16));
     let request = request_for(&mut p, 9, data, 64, 0);
@@ -213,7 +213,7 @@ fn sixteen_rendezvous_are_under_way_at_most_and_later_ones_go_again() {
 
 // clause: TM-RENDEZVOUS-BROKEN
 #[test]
-fn a_rendezvous_that_breaks_says_so() {
+fn broken_rendezvous_completes_with_an_error() {
     let mut p = Pair::new(setup());
     let (data, to) = (filled(&mut p, A, 64), blank(&mut p, B, 64));
     let request = request_for(&mut p, 9, data, 64, 0);
@@ -228,7 +228,7 @@ fn a_rendezvous_that_breaks_says_so() {
 
 // clause: TM-FIN-LOST
 #[test]
-fn an_end_that_cannot_be_told_is_an_event() {
+fn undeliverable_fin_raises_an_event() {
     let mut p = Pair::new(Setup { rnr_retry: 0, ..setup() });
     let (data, to) = (filled(&mut p, A, 8), blank(&mut p, B, 8));
     let request = request_for(&mut p, 9, data, 8, 0);
@@ -242,7 +242,7 @@ fn an_end_that_cannot_be_told_is_an_event() {
 
 // clause: TM-MATCH
 #[test]
-fn a_message_that_waited_for_a_receive_is_matched_anew() {
+fn rnr_nakked_message_is_matched_again() {
     let mut p = Pair::new(setup());
     let (from, to) = (message(&mut p, TmOp::Eager, 5, 30), blank(&mut p, B, 30));
     post(&mut p, A, 1, SendOp::Send, &[from.all()]);
@@ -255,7 +255,7 @@ fn a_message_that_waited_for_a_receive_is_matched_anew() {
 
 // clause: TM-BROKEN-OFF
 #[test]
-fn an_unexpected_message_that_breaks_off_does_not_count() {
+fn aborted_unexpected_message_does_not_count() {
     for state in [QpState::Err, QpState::Reset] {
         let mut p = alone(B, setup());
         let to = blank(&mut p, B, 600);
@@ -272,7 +272,7 @@ fn an_unexpected_message_that_breaks_off_does_not_count() {
 
 // clause: CHECK-ROOM
 #[test]
-fn a_message_longer_than_its_tag_ends_it() {
+fn message_longer_than_its_tag_fails() {
     let mut p = Pair::new(setup());
     let (from, to) = (message(&mut p, TmOp::Eager, 5, 300), blank(&mut p, B, 299));
     tag(&mut p, 50, 5, &[to.all()]);
@@ -284,8 +284,8 @@ fn a_message_longer_than_its_tag_ends_it() {
 }
 
 proptest! {
-    /// Whatever bytes a peer sends: a message takes the tag that wants it or else the next ordinary
-    /// receive, and says so once.
+    /// With any payload, a message takes the matching tag or else the next ordinary receive, and
+    /// completes once.
     #[test]
     fn any_message_takes_exactly_one_receive(
         messages in prop::collection::vec((0u8..6, 0u64..4, prop::collection::vec(any::<u8>(), 0..257)), 1..10),

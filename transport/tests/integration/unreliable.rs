@@ -1,4 +1,4 @@
-//! UC: what is lost stays lost, what arrives is whole; nobody is told anything.
+//! UC: lost messages stay lost, delivered ones are complete; no responses.
 
 use super::*;
 use roxe_transport::qp::DropReason;
@@ -81,7 +81,7 @@ fn writes_arrive_and_those_with_immediate_take_a_receive() {
 
 // clause: UC-RECEIVE-KEPT
 #[test]
-fn a_message_with_a_hole_is_lost_and_its_receive_serves_the_next() {
+fn message_with_a_gap_is_dropped_and_its_receive_reused() {
     for lost in 0..4 {
         let mut p = Pair::new(setup());
         let (src, dst) = (filled(&mut p, A, 2000), blank(&mut p, B, 2000));
@@ -114,7 +114,7 @@ fn pieces_of_different_messages_never_mix() {
 
 // clause: UC-RESYNC
 #[test]
-fn a_first_packet_is_taken_whatever_its_psn() {
+fn first_packet_is_accepted_with_any_psn() {
     for psn in [100, 101, 99, 100 + 0x80_0000, 0] {
         let mut s = Script::new(1);
         s.say(psn, Request::SendFirst, &[1; 256]);
@@ -125,7 +125,7 @@ fn a_first_packet_is_taken_whatever_its_psn() {
 
 // clause: UC-RESYNC
 #[test]
-fn after_a_hole_everything_up_to_the_next_first_packet_is_dropped() {
+fn packets_after_a_gap_are_dropped_until_the_next_first() {
     let mut s = Script::new(1);
     s.say(100, Request::SendFirst, &[1; 256]);
     s.say(102, Request::SendMiddle, &[1; 256]);
@@ -163,7 +163,7 @@ fn a_message_without_a_receive_is_dropped_whole() {
 
 // clause: UC-LOST
 #[test]
-fn a_message_longer_than_the_receive_is_dropped_and_the_receive_kept() {
+fn too_long_message_is_dropped_and_receive_kept() {
     let mut s = Script::new(1);
     s.say(100, Request::SendFirst, &[1; 256]);
     s.say(101, Request::SendMiddle, &[1; 256]);
@@ -238,7 +238,7 @@ fn a_write_with_immediate_and_no_receive_leaves_its_data() {
 
 // clause: STATE-SQE
 #[test]
-fn a_local_error_goes_to_sqe_which_can_be_left_again() {
+fn local_error_enters_sqe_which_can_be_left() {
     let mut p = Pair::new(setup());
     let (src, dst) = (filled(&mut p, A, 100), blank(&mut p, B, 100));
     post(&mut p, A, 1, write_to(dst), &[src.all()]);
@@ -274,7 +274,7 @@ fn psns_wrap() {
 }
 
 #[test]
-fn room_at_the_receiver_is_asked_for_and_waited_for() {
+fn unreliable_sends_wait_for_flow_control() {
     let mut p = Pair::new(Setup { flow_limit: Some(2000), ..setup() });
     let (src, dst) = (filled(&mut p, A, 8000), blank(&mut p, B, 8000));
     recv(&mut p, B, 1, &[dst.all()]);

@@ -58,7 +58,7 @@ fn syndromes(pair: &Pair) -> Vec<(Syndrome, u32)> {
 
 // clause: XRC-EVERY-REQUEST, XRC-ANSWERS, XRC-COMPLETION
 #[test]
-fn each_message_lands_in_the_queue_it_names_and_completes_there() {
+fn message_completes_in_the_named_queue() {
     let mut p = xrc();
     let (from, to) = (filled(&mut p, A, 600), [blank(&mut p, B, 600), blank(&mut p, B, 600)]);
     for at in [0, 1] {
@@ -104,7 +104,7 @@ fn writes_reads_and_atomics_go_through_a_queue_too() {
 
 // clause: XRC-DOMAIN
 #[test]
-fn a_read_is_answered_from_the_domain_of_its_own_queue() {
+fn read_uses_the_domain_of_its_queue() {
     let mut p = with_queues(alone(B, setup()));
     let to = filled(&mut p, B, 1024);
     let reth = Reth { va: to.addr, rkey: to.rkey(), dma_len: 512 };
@@ -121,7 +121,7 @@ fn a_read_is_answered_from_the_domain_of_its_own_queue() {
 
 // clause: XRC-QUEUE-KNOWN
 #[test]
-fn a_queue_that_the_domain_does_not_have_is_refused() {
+fn unknown_queue_is_refused() {
     for request in [SEND_ONLY, Request::WriteOnly(Reth { va: 0, rkey: RKey(0), dma_len: 0 }, None)] {
         let mut p = with_queues(alone(B, setup()));
         p.inject(B, &named(100, 0x99, request), &[]);
@@ -202,23 +202,23 @@ fn an_initiator_only_sends_and_a_target_only_receives() {
 
 // clause: XRC-ATTRIBUTES
 #[test]
-fn both_ends_may_be_set_up_like_one_of_a_reliable_connection() {
+fn both_ends_accept_rc_attributes() {
     let (mut p, rc) = (Pair::idle(setup(), Rng::new(1)), Setup { max_rd_atomic: 3, retry_cnt: 5, ..Setup::default() });
-    for who in [A, B] {
-        let attr = rc.attr(who);
+    for side in [A, B] {
+        let attr = rc.attr(side);
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
-            let end = p.end(who);
+            let end = p.end(side);
             assert_eq!(end.qp.modify(&mut end.host, &QpAttr { state, ..attr }, rc.mask(state)), Ok(()));
         }
     }
-    let set = |who: Peer| *p.ends[who.index()].qp.attr();
-    assert_eq!([A, B].map(|who| (set(who).retry_cnt, set(who).max_rd_atomic)), [(5, 3), (0, 0)]);
-    assert_eq!([A, B].map(|who| set(who).max_dest_rd_atomic), [0, 4]);
+    let set = |side: Peer| *p.ends[side.index()].qp.attr();
+    assert_eq!([A, B].map(|side| (set(side).retry_cnt, set(side).max_rd_atomic)), [(5, 3), (0, 0)]);
+    assert_eq!([A, B].map(|side| set(side).max_dest_rd_atomic), [0, 4]);
 }
 
 // clause: XRC-EVERY-REQUEST
 #[test]
-fn losses_are_repeated_for_the_same_queue() {
+fn retransmissions_name_the_same_queue() {
     for (lost_by, number) in [(A, 1), (A, 4), (B, 0)] {
         let mut p = xrc();
         let (from, to) = (filled(&mut p, A, 900), blank(&mut p, B, 900));

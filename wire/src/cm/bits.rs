@@ -1,7 +1,7 @@
-//! Where the fields of a message lie: one table per message, from which it is read, written and
-//! documented; and why bytes are no message.
+//! Layout of messages: one table per message defines parsing, writing and documentation; and parse
+//! errors of messages.
 //!
-//! Bits are counted as the specification draws them: bit 0 of a byte is its most significant one.
+//! Bits are counted as in the specification: bit 0 of a byte is its most significant one.
 
 use crate::num::{Gid, Pkey, Psn, Qkey, Qpn};
 use core::fmt;
@@ -59,7 +59,7 @@ impl Bits {
     }
 }
 
-/// What can stand in a message. `at` says where; most fields are of one piece.
+/// A field of a message at position `at`; most have one piece.
 pub(super) trait Field: Sized {
     fn read(area: &[u8], at: &[Bits]) -> Result<Self, MadError>;
 
@@ -184,7 +184,7 @@ numbers! {
     Pkey, u16: Pkey, |key: Pkey| key.0;
 }
 
-/// Why bytes are not a message of the connection manager. All of these are dropped.
+/// Why bytes are not a message of the connection manager. Such packets are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MadError {
     /// Not 256 bytes.
@@ -197,14 +197,14 @@ pub enum MadError {
     ClassVersion,
     /// Not the method "Send".
     Method,
-    /// An attribute id that names no message.
+    /// An unknown attribute id.
     Attribute,
-    /// More additional information than there is room for.
+    /// Too much additional information.
     InfoLength,
 }
 
 impl MadError {
-    /// Every reason, for counters.
+    /// All errors, for counters.
     pub const ALL: [Self; 7] = [
         Self::Length,
         Self::BaseVersion,
@@ -215,7 +215,7 @@ impl MadError {
         Self::InfoLength,
     ];
 
-    /// A short name for counters and logs.
+    /// Short name for counters and logs.
     pub const fn name(self) -> &'static str {
         self.texts().0
     }

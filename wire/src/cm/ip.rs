@@ -1,7 +1,6 @@
-//! What RDMA CM puts in front of the private data of a REQ and of a SIDR_REQ: the addresses behind
-//! the connection (IBA annex A11; Linux `struct cma_hdr`).
-//!
-//! The destination port is not in it: the service id has it. Touches `num`.
+//! The header of RDMA CM in the private data of a REQ and a SIDR_REQ: the addresses of the
+//! connection (IBA annex A11; Linux `struct cma_hdr`). The destination port is part of the service
+//! id.
 
 use super::num::PrivateData;
 use crate::bytes::{Reader, Sink};
@@ -26,7 +25,7 @@ impl IpPair {
         self.src
     }
 
-    /// The address it wants to reach.
+    /// The passive side's address.
     pub const fn dst(&self) -> IpAddr {
         self.dst
     }
@@ -49,7 +48,7 @@ pub struct IpCmHeader {
     pub addresses: IpPair,
 }
 
-/// Why private data does not begin with this header.
+/// Why private data has no such header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IpCmError {
     /// Shorter than the header.
@@ -77,10 +76,10 @@ impl IpCmHeader {
     pub const LEN: usize = 36;
     const VERSION: u8 = 0;
 
-    /// The header that private data begins with, and what the program added.
+    /// Parses the header of private data; also returns the program's data.
     ///
     /// # Errors
-    /// When there is none of version 0 with IPv4 or IPv6 addresses.
+    /// There is no header of version 0 with IPv4 or IPv6 addresses.
     // clause: CM-IP-HEADER
     pub fn parse(private_data: &[u8]) -> Result<(Self, &[u8]), IpCmError> {
         let mut from = Reader(private_data);
@@ -115,8 +114,8 @@ impl IpCmHeader {
         bytes
     }
 
-    /// Private data of this header and what the program gives; `None` if that is more than `N` less
-    /// 36 bytes.
+    /// Returns private data of this header and the program's data; `None` if that is longer than
+    /// `N` less 36 bytes.
     pub fn with_user<const N: usize>(&self, user: &[u8]) -> Option<PrivateData<N>> {
         let mut bytes = [0; N];
         let (head, room) = bytes.split_first_chunk_mut()?;

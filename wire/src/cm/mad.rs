@@ -25,8 +25,8 @@ const CLASS_VERSION: u8 = 2;
 const METHOD_SEND: u8 = 3;
 
 layout! {
-    /// What every MAD begins with (IBA §13.4.3); status and class-specific bits have no meaning
-    /// with the method Send.
+    /// The MAD header (IBA §13.4.3); status and class-specific bits are unused with the method
+    /// Send.
     #[derive(Clone, Copy, Debug)]
     struct MadHeader of 24 bytes {
         base_version: u8 = [0, 0, 8];
@@ -54,14 +54,14 @@ impl MadHeader {
     }
 }
 
-/// A message of the connection manager with what the MAD header says beside it.
+/// A message of the connection manager with its MAD header fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mad {
     /// Transaction: new with REQ, DREQ, LAP and SIDR_REQ; answers repeat it.
     ///
     /// On the wire: byte 8 of the MAD, 64 bits.
     pub tid: TransactionId,
-    /// Attribute modifier: which options of the vendor in the message (ECE); else 0.
+    /// Attribute modifier: vendor options (ECE); else 0.
     ///
     /// On the wire: byte 20 of the MAD, 32 bits.
     pub modifier: u32,
@@ -70,10 +70,10 @@ pub struct Mad {
 }
 
 impl Mad {
-    /// Reads the payload of a packet to queue pair 1.
+    /// Parses the payload of a packet to queue pair 1.
     ///
     /// # Errors
-    /// What is wrong, when it is no message of the connection manager.
+    /// It is no message of the connection manager.
     pub fn parse(payload: &[u8]) -> Result<Self, MadError> {
         if payload.len() != MAD_LEN {
             return Err(MadError::Length);
@@ -84,8 +84,7 @@ impl Mad {
         Ok(Self { tid: header.tid, modifier: header.modifier, message })
     }
 
-    /// The message in `packet`, if it is a datagram to queue pair 1; else `None`. Its Q_Key is not
-    /// looked at.
+    /// Parses `packet` if it is a datagram to queue pair 1; else `None`. The Q_Key is not checked.
     pub fn of_packet(packet: &Packet<'_>) -> Option<Result<Self, MadError>> {
         let is_datagram = matches!(packet.header.kind, Kind::Ud { imm: None, .. });
         (is_datagram && packet.header.bth.dest_qpn == Qpn::GSI).then(|| Self::parse(packet.payload))
@@ -122,7 +121,7 @@ macro_rules! messages {
         }
 
         impl Message {
-            /// Where the message lies in the MAD.
+            /// Position of the message in the MAD.
             const AT: &[Bits] = &[Bits::new(MAD_LEN, HEADER_LEN, 0, (MAD_LEN - HEADER_LEN) * 8)];
 
             /// The attribute id of the MAD.

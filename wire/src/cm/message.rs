@@ -1,9 +1,8 @@
 //! The messages of connection management, field by field (IBA §12.6 to §12.11; Linux
 //! include/rdma/ibta_vol1_c12.h).
 //!
-//! Offsets are those of the message, which begins at byte 24 of the MAD; bit 0 is the most
-//! significant bit of its byte. What no field covers is reserved: 0 when written, ignored when
-//! read.
+//! Offsets count from byte 24 of the MAD; bit 0 is the most significant bit of its byte. Other bits
+//! are reserved: 0 when written, ignored when read.
 // clause: CM-FIELDS
 
 use super::bits::layout;
@@ -38,8 +37,7 @@ layout! {
         sl: Small<4> = [42, 0, 4];
         /// Both ends are in one subnet.
         subnet_local: bool = [42, 4, 1];
-        /// How long the sender's queue pair waits for an acknowledgement; the receiver's takes it
-        /// over.
+        /// Local ACK timeout of the sender's queue pair, also used by the receiver's.
         local_ack_timeout: TimeCode = [43, 0, 5];
     }
 }
@@ -52,7 +50,7 @@ layout! {
         local_comm_id: CommId = [0, 0, 32];
         /// Vendor of the options that the sender offers.
         vendor_id: VendorId = [5, 0, 24];
-        /// What the sender wants to reach.
+        /// Requested service.
         service_id: ServiceId = [8, 0, 64];
         /// Node GUID of the sender.
         local_ca_guid: Guid = [16, 0, 64];
@@ -60,7 +58,7 @@ layout! {
         local_qkey: Qkey = [28, 0, 32];
         /// Queue pair of the sender.
         local_qpn: Qpn = [32, 0, 24];
-        /// READs and atomics that the sender can serve at once.
+        /// Maximum number of READs and atomics that the sender serves at a time.
         responder_resources: u8 = [35, 0, 8];
         /// End-to-end context of the sender; reliable datagram only.
         local_eecn: Qpn = [36, 0, 24];
@@ -68,7 +66,7 @@ layout! {
         initiator_depth: u8 = [39, 0, 8];
         /// End-to-end context of the receiver; reliable datagram only.
         remote_eecn: Qpn = [40, 0, 24];
-        /// How long the sender expects the receiver to take for an answer.
+        /// Expected response time of the receiver.
         remote_cm_response_timeout: TimeCode = [43, 0, 5];
         /// Transport service of the connection.
         transport: Transport = [43, 5, 2] [51, 5, 3];
@@ -76,7 +74,7 @@ layout! {
         flow_control: bool = [43, 7, 1];
         /// First PSN that the sender expects: the receiver begins with it.
         starting_psn: Psn = [44, 0, 24];
-        /// How long the sender may take for its own answers.
+        /// Response time of the sender.
         local_cm_response_timeout: TimeCode = [47, 0, 5];
         /// Retries of the connection before it is broken.
         retry_count: Small<3> = [47, 5, 3];
@@ -88,7 +86,7 @@ layout! {
         rdc_exists: bool = [50, 4, 1];
         /// Retries after receiver-not-ready; 7 for no limit.
         rnr_retry_count: Small<3> = [50, 5, 3];
-        /// How often either side repeats a message of connection management.
+        /// Retries of connection management messages on both sides.
         max_cm_retries: Small<4> = [51, 0, 4];
         /// The queue pair of the sender receives from a shared queue.
         srq: bool = [51, 4, 1];
@@ -104,7 +102,7 @@ layout! {
 }
 
 impl Req {
-    /// Whether it offers an alternate path: the sender names its end of it.
+    /// Returns true if the request offers an alternate path.
     pub fn has_alternate(&self) -> bool {
         self.alternate.local_lid != 0 || !self.alternate.local_gid.is_zero()
     }
@@ -118,9 +116,9 @@ layout! {
         local_comm_id: CommId = [0, 0, 32];
         /// The receiver's id of the connection.
         remote_comm_id: CommId = [4, 0, 32];
-        /// What is acknowledged.
+        /// Acknowledged message.
         answered: Answered = [8, 0, 2];
-        /// How long the answer may take from now on.
+        /// Requested wait for the answer.
         service_timeout: TimeCode = [9, 0, 5];
         /// Private data of the program.
         private_data: PrivateData<222> = [10, 0, 1776];
@@ -135,12 +133,12 @@ layout! {
         local_comm_id: CommId = [0, 0, 32];
         /// The receiver's id of the connection.
         remote_comm_id: CommId = [4, 0, 32];
-        /// What is rejected.
+        /// Rejected message.
         answered: Answered = [8, 0, 2];
         /// Additional information that goes with the reason: with a timeout the node GUID of the
         /// sender, with a GID the one to use.
         info: Info = [9, 0, 7] [12, 0, 576];
-        /// Why the message is rejected.
+        /// Reason.
         reason: RejReason = [10, 0, 16];
         /// Private data of the program.
         private_data: PrivateData<148> = [84, 0, 1184];
@@ -165,13 +163,13 @@ layout! {
         local_eecn: Qpn = [16, 0, 24];
         /// First PSN that the sender expects: the receiver begins with it.
         starting_psn: Psn = [20, 0, 24];
-        /// READs and atomics that the sender can serve at once.
+        /// Maximum number of READs and atomics that the sender serves at a time.
         responder_resources: u8 = [24, 0, 8];
         /// READs and atomics that the sender will have outstanding.
         initiator_depth: u8 = [25, 0, 8];
-        /// How long the adapter of the sender may take to acknowledge.
+        /// Maximum delay of the sender's acknowledgements.
         target_ack_delay: TimeCode = [26, 0, 5];
-        /// What became of the alternate path: 0 accepted, 1 not supported, 2 rejected.
+        /// Alternate path: 0 accepted, 1 not supported, 2 rejected.
         failover: Small<2> = [26, 5, 2];
         /// The sender implements end-to-end flow control.
         flow_control: bool = [26, 7, 1];
@@ -228,7 +226,7 @@ layout! {
 }
 
 layout! {
-    /// Load alternate path: the active side asks for another one.
+    /// Load alternate path: proposes another path.
     #[derive(Clone, Debug, Default, PartialEq, Eq)]
     pub struct Lap of 232 bytes {
         /// The sender's id of the connection.
@@ -237,7 +235,7 @@ layout! {
         remote_comm_id: CommId = [4, 0, 32];
         /// Queue pair of the receiver.
         remote_qpn: Qpn = [12, 0, 24];
-        /// How long the sender expects the receiver to take for an answer.
+        /// Expected response time of the receiver.
         remote_cm_response_timeout: TimeCode = [15, 0, 5];
         /// LID of the sender on the new path.
         local_lid: u16 = [20, 0, 16];
@@ -259,7 +257,7 @@ layout! {
         sl: Small<4> = [62, 0, 4];
         /// Both ends are in one subnet.
         subnet_local: bool = [62, 4, 1];
-        /// How long the sender's queue pair waits for an acknowledgement on this path.
+        /// Local ACK timeout on this path.
         local_ack_timeout: TimeCode = [63, 0, 5];
         /// Private data of the program.
         private_data: PrivateData<168> = [64, 0, 1344];
@@ -267,7 +265,7 @@ layout! {
 }
 
 impl Lap {
-    /// The path that it asks for.
+    /// Returns the proposed path.
     pub const fn path(&self) -> Path {
         Path {
             local_lid: self.local_lid,
@@ -295,7 +293,7 @@ layout! {
         remote_comm_id: CommId = [4, 0, 32];
         /// Additional information that goes with the status.
         info: Info = [8, 0, 8] [12, 0, 576];
-        /// Whether the path is taken.
+        /// Status of the path.
         status: AprStatus = [9, 0, 8];
         /// Private data of the program.
         private_data: PrivateData<148> = [84, 0, 1184];
@@ -303,14 +301,14 @@ layout! {
 }
 
 layout! {
-    /// Service id resolution request: which queue pair takes datagrams for a service.
+    /// Service id resolution request: looks up the queue pair of a datagram service.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct SidrReq of 232 bytes {
         /// Id that the sender gives to its request.
         request_id: CommId = [0, 0, 32];
         /// Partition key.
         pkey: Pkey = [4, 0, 16];
-        /// What the sender wants to reach.
+        /// Requested service.
         service_id: ServiceId = [8, 0, 64];
         /// Private data of the program, on RDMA CM behind an [`IpCmHeader`](super::ip::IpCmHeader).
         private_data: PrivateData<216> = [16, 0, 1728];
@@ -323,7 +321,7 @@ layout! {
     pub struct SidrRep of 232 bytes {
         /// The id in the request.
         request_id: CommId = [0, 0, 32];
-        /// Whether the service is offered.
+        /// Status of the request.
         status: SidrStatus = [4, 0, 8];
         /// Additional information that goes with the status.
         info: Info = [5, 0, 8] [24, 0, 576];

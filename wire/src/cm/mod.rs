@@ -7,8 +7,8 @@
 //! ([`message`]), their numbers and codes ([`num`]) and the header that RDMA CM puts in
 //! front of private data ([`ip`]). Touches the crate's `num` and `packet`; knows no connection.
 //!
-//! What is parsed is written back byte for byte, but for reserved bits, which are ignored and sent
-//! as 0.
+//! A parsed message is written back byte for byte, except for reserved bits, which are ignored and
+//! sent as 0.
 //!
 //! ```
 //! use roxe_wire::cm::{CommId, Mad, Message, PrivateData, Rtu, TransactionId};

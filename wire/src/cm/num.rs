@@ -1,5 +1,4 @@
-//! The numbers of connection management as types; and its codes: what a message is about, why it
-//! refuses, how it went. A code without meaning is kept as it came.
+//! Numbers and codes of connection management as types. Unknown codes are kept.
 
 use super::bits::{Bits, Field, MadError, Number, numbers, read_array, write_array};
 use crate::num::PathMtu;
@@ -12,10 +11,10 @@ use core::time::Duration;
 pub struct CommId(pub u32);
 
 impl CommId {
-    /// No connection: the local id of a REJ that refuses a REQ nobody listened to.
+    /// No connection: the local id in the rejection of a new REQ.
     pub const NONE: Self = Self(0);
     const SERIAL_BITS: u32 = 20;
-    /// How many ids have the same [prefix](Self::prefix).
+    /// Number of ids with the same [prefix](Self::prefix).
     pub const PER_PREFIX: usize = 1 << Self::SERIAL_BITS;
 
     /// The id of which the upper 12 bits are those of `prefix` and the others those of `serial`.
@@ -23,7 +22,7 @@ impl CommId {
         Self((prefix as u32) << Self::SERIAL_BITS | serial & (Self::PER_PREFIX as u32 - 1))
     }
 
-    /// The upper 12 bits. Of our own ids they say which process has the connection.
+    /// Returns the upper 12 bits, which identify the process in our own ids.
     // clause: CM-ID
     pub const fn prefix(self) -> u16 {
         (self.0 >> Self::SERIAL_BITS) as u16
@@ -45,7 +44,7 @@ pub struct TransactionId(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Guid(pub u64);
 
-/// What a listener listens on.
+/// Service of a listener.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServiceId(pub u64);
 
@@ -106,7 +105,7 @@ impl fmt::Display for ServiceId {
     }
 }
 
-/// A time as messages carry it: 5 bits, 4.096 us times a power of two.
+/// A time code of messages: 5 bits, 4.096 us times a power of two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TimeCode(u8);
 
@@ -173,8 +172,8 @@ impl FlowLabel {
     }
 }
 
-/// Who defines the options that the attribute modifier of a MAD selects (enhanced connection
-/// establishment): 24 bits, an OUI; 0 for none.
+/// Vendor of the options in the attribute modifier of a MAD (enhanced connection establishment): 24
+/// bits, an OUI; 0 for none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct VendorId(u32);
 
@@ -190,8 +189,7 @@ impl VendorId {
     }
 }
 
-/// The path MTU of a REQ: 4 bits, of which five values are defined. The others are refused with a
-/// reason, so they are kept.
+/// The path MTU of a REQ: 4 bits. Undefined values are kept, because a REJ must answer them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MtuCode(u8);
 
@@ -218,13 +216,13 @@ impl From<PathMtu> for MtuCode {
     }
 }
 
-/// What a program says to the other's with a message: always `N` bytes on the wire, which do not
-/// tell how many of them were given; the rest is zero.
+/// Private data of a program: always `N` bytes on the wire, padded with zeros; the length is not
+/// transmitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrivateData<const N: usize>([u8; N]);
 
 impl<const N: usize> PrivateData<N> {
-    /// Nothing said: all zero.
+    /// All zero.
     pub const EMPTY: Self = Self([0; N]);
 
     /// `bytes`, then zeros. `None` if there are more than `N`.
@@ -234,7 +232,7 @@ impl<const N: usize> PrivateData<N> {
         Some(Self(all))
     }
 
-    /// All bytes, those included that the program did not set.
+    /// Returns all bytes, including the padding.
     pub const fn as_bytes(&self) -> &[u8; N] {
         &self.0
     }
@@ -256,7 +254,7 @@ impl<const N: usize> Field for PrivateData<N> {
     }
 }
 
-/// Additional information about a refusal: at most 72 bytes, and how many of them count.
+/// Additional information about a refusal: at most 72 bytes with their length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Info {
     len: u8,
@@ -264,7 +262,7 @@ pub struct Info {
 }
 
 impl Info {
-    /// Bytes that it holds at most.
+    /// Maximum length in bytes.
     pub const MAX: usize = 72;
 
     /// No bytes.
@@ -277,7 +275,7 @@ impl Info {
         Some(Self { len: u8::try_from(info.len()).ok()?, bytes })
     }
 
-    /// The bytes that count.
+    /// Returns the bytes.
     pub fn as_bytes(&self) -> &[u8] {
         self.bytes.get(..usize::from(self.len)).unwrap_or_default()
     }
@@ -335,7 +333,7 @@ macro_rules! codes {
             /// All codes with a meaning.
             pub const ALL: &[Self] = &[$(Self::$variant),+];
 
-            /// The meaning of `code`; every number has one or is kept.
+            /// Returns the meaning of `code`.
             pub const fn from_code(code: $int) -> Self {
                 match code {
                     $($code => Self::$variant,)+
@@ -366,7 +364,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// Why a REJ refuses (IBA §12.6.7.2; Linux `enum ib_cm_rej_reason`).
+    /// Reason of a REJ (IBA §12.6.7.2; Linux `enum ib_cm_rej_reason`).
     // clause: CM-REASON
     RejReason: u16 {
         NoQp = 1, "no QP";
@@ -407,7 +405,7 @@ codes! {
 }
 
 codes! {
-    /// How a LAP went (IBA §12.8.2; Linux `enum ib_cm_apr_status`).
+    /// Status of a LAP (IBA §12.8.2; Linux `enum ib_cm_apr_status`).
     AprStatus: u8 {
         Success = 0, "success";
         InvalidCommId = 1, "invalid comm id";
@@ -427,7 +425,7 @@ codes! {
 }
 
 codes! {
-    /// How a SIDR_REQ went (IBA §12.11.2; Linux `enum ib_cm_sidr_status`).
+    /// Status of a SIDR_REQ (IBA §12.11.2; Linux `enum ib_cm_sidr_status`).
     SidrStatus: u8 {
         Success = 0, "success";
         Unsupported = 1, "service id not supported";
@@ -439,7 +437,7 @@ codes! {
 }
 
 codes! {
-    /// Which message an MRA or a REJ answers: 2 bits.
+    /// Message answered by an MRA or a REJ: 2 bits.
     Answered: u8 {
         Req = 0, "REQ";
         Rep = 1, "REP";

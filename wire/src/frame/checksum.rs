@@ -1,22 +1,18 @@
-//! The checksums of IPv4, TCP and UDP in a frame: what network cards check and fill in for their
-//! hosts.
-//!
-//! Touches `super::Layout` and the sums of [`crate::net`].
+//! The checksums of IPv4, TCP and UDP in a frame, as network cards check and fill them in.
 
 use super::{IPV4_LEN, Ip, L4, Layout, TCP, UDP};
 use crate::net::{fold, word_sum};
 use core::ops::Range;
 
-/// Where a checksum lies in the header of TCP and of UDP, and bytes of the shortest header.
+/// Positions of the checksum in TCP and UDP, and minimum header lengths.
 const TCP_CHECKSUM: usize = 16;
 const UDP_CHECKSUM: usize = 6;
 const TCP_LEN: usize = 20;
 const UDP_LEN: usize = 8;
-/// Where it lies in the header of IPv4.
 const IPV4_CHECKSUM: usize = 10;
 
-/// Whether the frame holds a whole TCP segment or UDP datagram in IPv4 whose two checksums are
-/// right: what `IBV_WC_IP_CSUM_OK` says. A datagram without a checksum does not count.
+/// Returns true for a complete TCP segment or UDP datagram in IPv4 with two correct checksums
+/// (`IBV_WC_IP_CSUM_OK`). A datagram without a checksum does not count.
 // clause: RAW-CHECKSUM-OK
 pub fn is_verified(frame: &[u8]) -> bool {
     let Some(ip) = ip_of(frame).filter(|ip| ip.is_v4 && header_sum(frame, ip) == Some(0)) else { return false };
@@ -26,8 +22,8 @@ pub fn is_verified(frame: &[u8]) -> bool {
     is_given && segment.sum(frame, &ip) == 0
 }
 
-/// Fills in the checksum of an IPv4 header and of the TCP segment or UDP datagram in IPv4 or IPv6,
-/// as far as the frame holds them whole: what `IBV_SEND_IP_CSUM` asks for.
+/// Fills in the checksums of an IPv4 header and of a complete TCP segment or UDP datagram in IPv4
+/// or IPv6 (`IBV_SEND_IP_CSUM`).
 // clause: RAW-CHECKSUM-SEND
 pub fn fill(frame: &mut [u8]) {
     let Some(ip) = ip_of(frame) else { return };
@@ -40,7 +36,7 @@ pub fn fill(frame: &mut [u8]) {
     let Some(segment) = Segment::of(frame, &ip) else { return };
     put(frame, segment.checksum.clone(), 0);
     let sum = segment.sum(frame, &ip);
-    // 0 would say that a datagram has none; all ones mean the same number.
+    // 0 means no checksum; all ones are the same number.
     put(frame, segment.checksum.clone(), if sum == 0 && segment.protocol == UDP { 0xffff } else { sum });
 }
 
@@ -105,7 +101,7 @@ mod tests {
 
     // clause: RAW-CHECKSUM-OK, RAW-CHECKSUM-SEND
     #[test]
-    fn filled_checksums_are_right_and_any_other_bit_is_wrong() {
+    fn filled_checksums_verify_and_any_bit_flip_fails() {
         for (protocol, payload) in [(UDP, udp(b"odd")), (TCP, tcp(b"even"))] {
             let mut frame = ethernet(0x0800, &ipv4(protocol, &payload));
             assert!(!is_verified(&frame));
@@ -122,7 +118,7 @@ mod tests {
     // clause: RAW-CHECKSUM-SEND
     #[test]
     fn a_known_header_gets_its_known_checksum() {
-        // From the description of the IPv4 header checksum that everybody copies.
+        // The commonly cited example of the IPv4 header checksum.
         let header = [0x45, 0, 0, 0x73, 0, 0, 0x40, 0, 0x40, 0x11, 0, 0, 0xc0, 0xa8, 0, 1, 0xc0, 0xa8, 0, 0xc7];
         let mut frame = ethernet(0x0800, &header);
         fill(&mut frame);
@@ -131,7 +127,7 @@ mod tests {
 
     // clause: RAW-CHECKSUM-SEND
     #[test]
-    fn over_ipv6_the_sum_agrees_with_the_one_of_the_packet_writer() {
+    fn ipv6_checksum_equals_the_packet_writers() {
         let net = crate::NetHeader {
             src: crate::Gid([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]),
             dst: crate::Gid([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2]),
@@ -149,7 +145,7 @@ mod tests {
 
     // clause: RAW-CHECKSUM-OK
     #[test]
-    fn fragments_cut_frames_and_datagrams_without_checksum_are_not_verified() {
+    fn incomplete_or_unsummed_datagrams_are_not_verified() {
         let mut frame = ethernet(0x0800, &ipv4(UDP, &udp(b"hello")));
         fill(&mut frame);
         assert!(!is_verified(&frame[..frame.len() - 1]));

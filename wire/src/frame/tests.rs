@@ -155,7 +155,7 @@ fn a_match_looks_at_the_bits_under_its_mask_only() {
 }
 
 #[test]
-fn asking_for_both_values_of_a_bit_is_a_contradiction() {
+fn contradictory_conditions_are_rejected() {
     let mut wanted = FrameMatch::default();
     wanted.require(Field::EtherType, &[8, 0], &[0xff, 0xff]).expect("the first");
     assert_eq!(wanted.require(Field::EtherType, &[8, 6], &[0xff, 0xf0]), Ok(()));

@@ -1,4 +1,4 @@
-//! Sums, sealing, and what a missing identification allows.
+//! Sums, sealing, and unknown identifications.
 
 use super::*;
 
@@ -35,7 +35,7 @@ fn a_few_bytes_sum_up_as_many_do() {
 }
 
 #[test]
-fn a_sealer_seals_every_packet_of_a_run_with_and_without_a_known_sum() {
+fn sealer_seals_with_and_without_a_known_sum() {
     let loopback = core::net::Ipv4Addr::LOCALHOST.into();
     let nets = [loopback, Gid([0xfd; 16])].map(|dst| NetHeader { src: loopback, dst, ..NetHeader::default() });
     let mut bytes: [u8; 4160] = core::array::from_fn(|i| (i * 7 + i / 256) as u8);
@@ -55,7 +55,7 @@ fn a_sealer_seals_every_packet_of_a_run_with_and_without_a_known_sum() {
                 assert_eq!(verify(&as_sent, datagram), len >= LEN, "{ident} {len} {start} {blocks}");
             }
         }
-        // What does not lie in the packet cannot be known.
+        // A part outside of the packet is ignored.
         sealer.seal::<Tables>(0, &mut bytes, Some(&Summed { start: 4100, blocks: 1, remainder: 1 }));
         sealer.seal::<Tables>(0, &mut bytes, Some(&Summed { start: 2, blocks: 1, remainder: 1 }));
         assert!(verify(&NetHeader { ident: 0, ..net }, &bytes));
@@ -63,7 +63,7 @@ fn a_sealer_seals_every_packet_of_a_run_with_and_without_a_known_sum() {
 }
 
 #[test]
-fn without_an_identification_the_icrc_is_right_or_wrong() {
+fn ipv6_icrc_needs_no_identification() {
     let net = NetHeader { dst: Gid([0xfd; 16]), ..NetHeader::default() };
     let mut datagram = [7; 40];
     seal(&net, &mut datagram);
@@ -72,9 +72,9 @@ fn without_an_identification_the_icrc_is_right_or_wrong() {
     assert_eq!(solve_ident(&net, &datagram, 5), None);
 }
 
-/// An identification that nobody sees weakens the ICRC against damage of many bits, but not of one.
+/// An unknown identification weakens the ICRC against multi-bit damage, but not against one bit.
 #[test]
-fn one_flipped_bit_is_never_taken_for_another_identification() {
+fn bit_flip_is_never_solved_by_an_identification() {
     let loopback = core::net::Ipv4Addr::LOCALHOST.into();
     let net = NetHeader { src: loopback, dst: loopback, ..NetHeader::default() };
     // Miri is too slow for 33,000 bits.
@@ -93,7 +93,7 @@ fn one_flipped_bit_is_never_taken_for_another_identification() {
 // clause: IP-IDENT
 #[test]
 #[cfg_attr(miri, ignore = "65,536 packets take Miri too long")]
-fn a_sealer_finds_every_identification_and_all_damage() {
+fn sealer_finds_identifications_and_damage() {
     let loopback = core::net::Ipv4Addr::LOCALHOST.into();
     let nets = [loopback, Gid([0xfd; 16])].map(|dst| NetHeader { src: loopback, dst, ..NetHeader::default() });
     for net in nets {

@@ -1,5 +1,5 @@
-//! Capture files of every format, written by hand: the reader finds the frames, and refuses what is
-//! broken. What our own writer writes comes back as it was.
+//! Capture files of every format, written by hand: the reader finds the frames and rejects
+//! malformed files. Written files are read back.
 
 use proptest::prelude::*;
 use roxe_wire::capture::{
@@ -92,7 +92,7 @@ fn classic_files_of_both_orders_and_both_units() {
 }
 
 #[test]
-fn pcapng_files_of_both_orders_with_their_interfaces_and_clocks() {
+fn pcapng_of_both_orders_with_interfaces_and_clocks() {
     for big in [false, true] {
         let file = File::default()
             .section(big)
@@ -131,7 +131,7 @@ fn sections_have_interfaces_of_their_own() {
 }
 
 #[test]
-fn interfaces_of_a_section_are_known_up_to_the_limit() {
+fn interfaces_are_limited_per_section() {
     let most = MAX_INTERFACES as u32;
     let link = |id: u32| if id.is_multiple_of(2) { 1 } else { 276 };
     let section = File::default().section(false);

@@ -69,7 +69,7 @@ fn a_known_request_is_read_and_written() {
 }
 
 #[test]
-fn an_alternate_path_is_there_if_the_sender_names_its_end() {
+fn alternate_path_exists_if_its_local_gid_is_set() {
     let offers = |alternate| Req { alternate, ..Req::default() }.has_alternate();
     assert!(!offers(Path::default()));
     assert!(!offers(Path { remote_lid: 1, hop_limit: 64, ..Path::default() }));
@@ -189,7 +189,7 @@ fn services_are_port_space_and_port() {
 
 // clause: CM-TRANSPORT
 #[test]
-fn the_extended_transport_counts_only_where_the_service_type_says_so() {
+fn extended_transport_needs_service_type_3() {
     let with = |service: u8, extended: u8| {
         let mut mad = bytes(REQ);
         mad[24 + 43] |= service << 1;
@@ -208,7 +208,7 @@ fn the_extended_transport_counts_only_where_the_service_type_says_so() {
 
 // clause: MTU-PATH
 #[test]
-fn a_path_mtu_without_meaning_is_kept_for_the_refusal() {
+fn undefined_path_mtu_is_kept() {
     let mtus = (0..16).filter_map(|code| MtuCode::new(code).mtu());
     assert_eq!(mtus.collect::<Vec<_>>(), PathMtu::ALL);
     assert_eq!(MtuCode::new(9).get(), 9);
@@ -326,7 +326,7 @@ impl Area<'_> {
         PrivateData::new(&self.0[byte..byte + N]).expect("as long")
     }
 
-    /// What no test can put together by itself: it keeps bytes that do not count.
+    /// Not constructible in tests: it keeps ignored bytes.
     fn has_info(&self, info: &Info, len: u64, byte: usize) -> bool {
         info.as_bytes() == &self.0[byte..byte + len as usize]
     }
@@ -535,7 +535,7 @@ proptest! {
 }
 
 #[test]
-fn numbers_of_too_many_bits_do_not_reach_their_neighbours() {
+fn oversized_numbers_do_not_change_other_fields() {
     let mut mad = req();
     let Message::Req(message) = &mut mad.message else { panic!("a REQ") };
     message.transport = Transport::Extended(0xff);

@@ -1,5 +1,5 @@
-//! What holds for every packet: parsing undoes emitting, nothing panics, and the ICRC guards what
-//! it should.
+//! Properties of every packet: parsing undoes emitting, nothing panics, and the ICRC covers the
+//! right bytes.
 
 use crc::{CRC_32_ISO_HDLC, Crc};
 use proptest::prelude::*;
@@ -306,7 +306,7 @@ proptest! {
 
     // clause: IP-IDENT
     #[test]
-    fn a_corrupt_packet_has_an_identification_only_if_brute_force_finds_it(
+    fn solve_ident_agrees_with_brute_force(
         (header, payload) in packet(),
         src_port: u16,
         noise: u16,

@@ -202,7 +202,7 @@ fn one_of_every_kind() {
 
 // clause: BTH-PAD-EMPTY
 #[test]
-fn a_pad_count_without_payload_is_ignored_and_not_repeated() {
+fn pad_count_without_payload_is_ignored() {
     let bytes = hex("1130ffff0000001200000100 1f000001 00000000");
     let packet = Packet::parse(&bytes).expect("an ACK");
     assert!(matches!(packet.header.kind, Kind::RcResponse(_)));

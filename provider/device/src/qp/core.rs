@@ -176,7 +176,7 @@ impl QpCore {
         let Inner { machine, state, early, .. } = inner;
         let mut host = QpHost::new(&self.resources, state, now);
         let mut credits = Credits::default();
-        early.hand_over(machine, &mut host, |machine, early, result| {
+        early.deliver(machine, &mut host, |machine, early, result| {
             let packet = early.packet();
             if let Err(reason) = result {
                 self.engine().counters().early_dropped.add(1);

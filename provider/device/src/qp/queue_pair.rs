@@ -60,7 +60,7 @@ impl QueuePair for QpCore {
                     continue;
                 }
                 let result = match tools.no_receives {
-                    true => machine.handle_packet_starved(host, &net, packet),
+                    true => machine.handle_packet_without_receive(host, &net, packet),
                     false => machine.handle_packet(host, &net, packet),
                 };
                 if let Err(reason) = result {

@@ -104,7 +104,7 @@ impl SendGuard<'_> {
     pub fn take_back(&mut self) {
         let pushed = std::mem::take(&mut self.pushed);
         if let Some(inner) = &mut self.inner {
-            inner.machine.take_back_sends(pushed);
+            inner.machine.retract_sends(pushed);
             inner.state.watch.take_back(pushed);
             inner.state.weak.iter_mut().for_each(|weak| weak.take_back(pushed));
             tell(|| Event::TakenBack { qp: self.core.resources.id, count: pushed as usize });

@@ -1,18 +1,18 @@
-//! The work of a scenario: what is posted, where it lands, and what is expected of it.
+//! The work of a scenario: posts random requests and records the expected results.
 
 use super::*;
 
 impl<C: Choices> Scenario<C> {
-    pub(super) fn post_recv(&mut self, who: usize) -> Result<bool, Broken> {
-        let service = self.world.ends[who].setup.service;
+    pub(super) fn post_recv(&mut self, id: usize) -> Result<bool, Broken> {
+        let service = self.world.ends[id].setup.service;
         if service == Service::XrcIni {
             return Ok(false);
         }
         let is_target = service == Service::XrcTgt;
-        let side = &mut self.sides[who];
+        let side = &mut self.sides[id];
         let queue = if is_target { side.when.below(QUEUES.len() as u32) as usize } else { 0 };
         let outstanding = side.recvs.iter().filter(|recv| recv.queue == queue).count();
-        if outstanding >= self.world.ends[who].setup.caps.max_recv_wr as usize {
+        if outstanding >= self.world.ends[id].setup.caps.max_recv_wr as usize {
             return Ok(false);
         }
         let Some(index) = side.free.pop() else { return Ok(false) };
@@ -21,185 +21,183 @@ impl<C: Choices> Scenario<C> {
         let slot = Slot { index, len: if short { side.when.below(room) } else { room } };
         let wr_id = side.fresh_id();
         side.recvs.push_back(PostedRecv { wr_id, slot, queue });
-        let start = self.clear_slot(who, slot);
-        let side = &mut self.sides[who];
+        let start = self.clear_slot(id, slot);
+        let side = &mut self.sides[id];
         let (sges, count) = split(&mut side.when, side.sink, start, slot.len);
-        let (request, end) = (RecvRequest { wr_id, sges: &sges[..count] }, self.world.end_mut(who));
+        let (request, end) = (RecvRequest { wr_id, sges: &sges[..count] }, self.world.end_mut(id));
         if is_target {
             end.host.xrc[queue].srq.post(&request);
             return Ok(true);
         }
         let posted = end.post_recv(&request);
         let at = self.world.now();
-        ensure!(posted == Ok(()), Completions, Some(who), at, "there was room for a receive: {posted:?}");
+        ensure!(posted == Ok(()), Completions, Some(id), at, "there was room for a receive: {posted:?}");
         Ok(true)
     }
 
-    /// Marks a slot untouched; returns where it starts.
-    fn clear_slot(&mut self, who: usize, slot: Slot) -> u32 {
+    /// Marks a slot as untouched and returns its start.
+    fn clear_slot(&mut self, id: usize, slot: Slot) -> u32 {
         let start = slot.index * slot_size(self.work.max_len);
-        let memory = &mut self.world.end_mut(who).host.memory;
-        let bytes = memory.bytes_mut(self.sides[who].sink);
+        let memory = &mut self.world.end_mut(id).host.memory;
+        let bytes = memory.bytes_mut(self.sides[id].sink);
         bytes[start as usize..(start + slot.len + GUARD) as usize].fill(UNTOUCHED);
         start
     }
 
-    pub(super) fn post_send(&mut self, who: usize) -> Result<bool, Broken> {
-        let side = &self.sides[who];
-        if side.sends.len() >= self.world.ends[who].setup.caps.max_send_wr as usize || side.free.is_empty() {
+    pub(super) fn post_send(&mut self, id: usize) -> Result<bool, Broken> {
+        let side = &self.sides[id];
+        if side.sends.len() >= self.world.ends[id].setup.caps.max_send_wr as usize || side.free.is_empty() {
             return Ok(false);
         }
-        match self.world.ends[who].setup.service {
-            Service::Rc => self.post_rc(who)?,
+        match self.world.ends[id].setup.service {
+            Service::Rc => self.post_rc(id)?,
             Service::XrcIni => {
-                self.sides[who].queue = self.sides[who].what.below(QUEUES.len() as u32) as usize;
-                self.post_rc(who)?;
+                self.sides[id].queue = self.sides[id].what.below(QUEUES.len() as u32) as usize;
+                self.post_rc(id)?;
             }
-            Service::Uc => self.post_uc(who)?,
-            Service::Ud | Service::XrcTgt | Service::Raw => self.post_message(who, false)?,
+            Service::Uc => self.post_uc(id)?,
+            Service::Ud | Service::XrcTgt | Service::Raw => self.post_message(id, false)?,
         }
-        self.sides[who].posted += 1;
+        self.sides[id].posted += 1;
         Ok(true)
     }
 
-    fn post_rc(&mut self, who: usize) -> Result<(), Broken> {
-        match self.sides[who].what.below(13) {
-            0..=3 => self.post_message(who, false),
-            4 => self.post_message(who, true),
-            5 | 6 => self.post_write(who),
-            7 | 8 => self.post_read(who),
-            9 => self.post_atomic(who),
-            10 => self.post_atomic_write(who),
-            11 => self.post_flush(who),
-            _ if self.sides[who].window => self.post_write(who),
-            _ => self.post_bind(who),
+    fn post_rc(&mut self, id: usize) -> Result<(), Broken> {
+        match self.sides[id].what.below(13) {
+            0..=3 => self.post_message(id, false),
+            4 => self.post_message(id, true),
+            5 | 6 => self.post_write(id),
+            7 | 8 => self.post_read(id),
+            9 => self.post_atomic(id),
+            10 => self.post_atomic_write(id),
+            11 => self.post_flush(id),
+            _ if self.sides[id].window => self.post_write(id),
+            _ => self.post_bind(id),
         }
     }
 
-    fn post_uc(&mut self, who: usize) -> Result<(), Broken> {
-        match self.sides[who].what.below(4) {
-            0 => self.post_uc_write(who, false),
-            1 => self.post_uc_write(who, true),
-            _ => self.post_message(who, false),
+    fn post_uc(&mut self, id: usize) -> Result<(), Broken> {
+        match self.sides[id].what.below(4) {
+            0 => self.post_uc_write(id, false),
+            1 => self.post_uc_write(id, true),
+            _ => self.post_message(id, false),
         }
     }
 
     /// A SEND, or a WRITE with immediate into the peer's shared region; both consume a receive.
-    fn post_message(&mut self, who: usize, write: bool) -> Result<(), Broken> {
-        let mut len = self.length(who);
-        if self.world.ends[who].setup.service == Service::Ud {
-            len = len.min(self.world.ends[who].setup.path_mtu.bytes());
+    fn post_message(&mut self, id: usize, write: bool) -> Result<(), Broken> {
+        let mut len = self.length(id);
+        if self.world.ends[id].setup.service == Service::Ud {
+            len = len.min(self.world.ends[id].setup.path_mtu.bytes());
         }
-        let source = self.sides[who].what.below(4 * room(self.work.max_len) - len);
-        let imm = (write || self.sides[who].what.chance(500))
-            .then(|| ImmDt(self.sides[who].what.below(u32::MAX).to_be_bytes()));
+        let source = self.sides[id].what.below(4 * room(self.work.max_len) - len);
+        let imm = (write || self.sides[id].what.chance(500))
+            .then(|| ImmDt(self.sides[id].what.below(u32::MAX).to_be_bytes()));
         let op = match (imm, write) {
             (Some(imm), true) => {
-                let (remote_addr, rkey) = self.change_shared(who, source, len);
+                let (remote_addr, rkey) = self.change_shared(id, source, len);
                 SendOp::WriteImm { remote_addr, rkey, imm }
             }
             (Some(imm), false) => SendOp::SendImm(imm),
             (None, _) => SendOp::Send,
         };
-        let queue = self.sides[who].queue;
-        self.sides[who].messages.push_back(Message { source, len, imm, write, queue });
-        self.post_from_source(who, op, source, len)
+        let queue = self.sides[id].queue;
+        self.sides[id].messages.push_back(Message { source, len, imm, write, queue });
+        self.post_from_source(id, op, source, len)
     }
 
-    fn post_write(&mut self, who: usize) -> Result<(), Broken> {
-        let len = self.length(who);
-        let source = self.sides[who].what.below(4 * room(self.work.max_len) - len);
-        let (remote_addr, rkey) = self.change_shared(who, source, len);
-        self.post_from_source(who, SendOp::Write { remote_addr, rkey }, source, len)
+    fn post_write(&mut self, id: usize) -> Result<(), Broken> {
+        let len = self.length(id);
+        let source = self.sides[id].what.below(4 * room(self.work.max_len) - len);
+        let (remote_addr, rkey) = self.change_shared(id, source, len);
+        self.post_from_source(id, SendOp::Write { remote_addr, rkey }, source, len)
     }
 
-    /// Chooses where in the peer's shared region a write of RC lands and keeps the model up to
-    /// date.
-    fn change_shared(&mut self, who: usize, source: u32, len: u32) -> (u64, RKey) {
-        if !self.world.ends[who].setup.service.is_reliable() {
-            return self.claim_uc_target(who, source, len);
+    /// Chooses a target in the peer's shared region for a WRITE of RC and updates the model.
+    fn change_shared(&mut self, id: usize, source: u32, len: u32) -> (u64, RKey) {
+        if !self.world.ends[id].setup.service.is_reliable() {
+            return self.claim_uc_target(id, source, len);
         }
-        let target = self.sides[who].what.below(2 * room(self.work.max_len) - len);
-        let data = range(self.world.ends[who].host.memory.bytes(self.sides[who].source), source, len).to_vec();
-        let rkey = self.shared_key(who);
-        let peer = &mut self.sides[who ^ 1];
+        let target = self.sides[id].what.below(2 * room(self.work.max_len) - len);
+        let data = range(self.world.ends[id].host.memory.bytes(self.sides[id].source), source, len).to_vec();
+        let rkey = self.shared_key(id);
+        let peer = &mut self.sides[id ^ 1];
         peer.model[target as usize..(target + len) as usize].copy_from_slice(&data);
         (peer.shared.addr + u64::from(target), rkey)
     }
 
-    /// The key under which the peer's shared region is reached: its own, or that of the window on
-    /// it.
-    fn shared_key(&mut self, who: usize) -> RKey {
-        let key = self.sides[who ^ 1].shared.rkey();
-        let through_window = self.sides[who].what.chance(500);
-        self.sides[who ^ 1].open.filter(|_| through_window).unwrap_or(key)
+    /// The key of the peer's shared region, or of the window on it.
+    fn shared_key(&mut self, id: usize) -> RKey {
+        let key = self.sides[id ^ 1].shared.rkey();
+        let through_window = self.sides[id].what.chance(500);
+        self.sides[id ^ 1].open.filter(|_| through_window).unwrap_or(key)
     }
 
-    /// A UC write gets a place of its own, because it may be lost.
-    fn claim_uc_target(&mut self, who: usize, source: u32, len: u32) -> (u64, RKey) {
-        let side = &mut self.sides[who];
+    /// A UC WRITE gets a place of its own, because it may be lost.
+    fn claim_uc_target(&mut self, id: usize, source: u32, len: u32) -> (u64, RKey) {
+        let side = &mut self.sides[id];
         let target = side.uc_write_next;
         side.uc_write_next += len;
         side.uc_writes.push(UcWrite { target, source, len });
-        let shared = self.sides[who ^ 1].shared;
+        let shared = self.sides[id ^ 1].shared;
         (shared.addr + u64::from(target), shared.rkey())
     }
 
-    fn post_uc_write(&mut self, who: usize, imm: bool) -> Result<(), Broken> {
-        if self.sides[who].uc_write_next + self.work.max_len > 2 * room(self.work.max_len) || imm {
-            let fits = self.sides[who].uc_write_next + self.work.max_len <= 2 * room(self.work.max_len);
-            return self.post_message(who, imm && fits);
+    fn post_uc_write(&mut self, id: usize, imm: bool) -> Result<(), Broken> {
+        if self.sides[id].uc_write_next + self.work.max_len > 2 * room(self.work.max_len) || imm {
+            let fits = self.sides[id].uc_write_next + self.work.max_len <= 2 * room(self.work.max_len);
+            return self.post_message(id, imm && fits);
         }
-        self.post_write(who)
+        self.post_write(id)
     }
 
     /// Posts an operation whose payload is `len` bytes at `source`, inline or as a random list.
-    fn post_from_source(&mut self, who: usize, op: SendOp, source: u32, len: u32) -> Result<(), Broken> {
-        let mr = self.sides[who].source;
-        let inline = len <= self.world.ends[who].setup.caps.max_inline_data && self.sides[who].what.chance(400);
+    fn post_from_source(&mut self, id: usize, op: SendOp, source: u32, len: u32) -> Result<(), Broken> {
+        let mr = self.sides[id].source;
+        let inline = len <= self.world.ends[id].setup.caps.max_inline_data && self.sides[id].what.chance(400);
         let changes = matches!(op, SendOp::Write { .. } | SendOp::WriteImm { .. } | SendOp::AtomicWrite { .. });
-        let fence = changes && self.take_read_pending(who);
+        let fence = changes && self.take_read_pending(id);
         if inline {
-            let bytes = range(self.world.ends[who].host.memory.bytes(mr), source, len);
+            let bytes = range(self.world.ends[id].host.memory.bytes(mr), source, len);
             let mut copy = [0; 64];
             copy[..bytes.len()].copy_from_slice(bytes);
-            self.post(who, op, SendData::Inline(&copy[..len as usize]), fence, Expect::Nothing)
+            self.post(id, op, SendData::Inline(&copy[..len as usize]), fence, Expect::Nothing)
         } else {
-            let (mut sges, count) = split(&mut self.sides[who].what, mr, source, len);
-            self.maybe_spoil(who, &mut sges);
-            self.post(who, op, SendData::Sges(&sges[..count]), fence, Expect::Nothing)
+            let (mut sges, count) = split(&mut self.sides[id].what, mr, source, len);
+            self.maybe_spoil(id, &mut sges);
+            self.post(id, op, SendData::Sges(&sges[..count]), fence, Expect::Nothing)
         }
     }
 
-    fn take_read_pending(&mut self, who: usize) -> bool {
-        core::mem::take(&mut self.sides[who].read_pending) || self.sides[who].what.chance(50)
+    fn take_read_pending(&mut self, id: usize) -> bool {
+        core::mem::take(&mut self.sides[id].read_pending) || self.sides[id].what.chance(50)
     }
 
-    fn post_read(&mut self, who: usize) -> Result<(), Broken> {
-        let len = self.length(who);
-        let peer = who ^ 1;
-        let modelled = self.sides[who].what.chance(400);
+    fn post_read(&mut self, id: usize) -> Result<(), Broken> {
+        let len = self.length(id);
+        let peer = id ^ 1;
+        let modelled = self.sides[id].what.chance(400);
         let (remote_addr, rkey, data) = if modelled {
-            self.sides[who].read_pending = true;
-            let at = self.sides[who].what.below(2 * room(self.work.max_len) - len);
-            let rkey = self.shared_key(who);
+            self.sides[id].read_pending = true;
+            let at = self.sides[id].what.below(2 * room(self.work.max_len) - len);
+            let rkey = self.shared_key(id);
             let peer = &self.sides[peer];
             (peer.shared.addr + u64::from(at), rkey, range(&peer.model, at, len).to_vec())
         } else {
-            let at = self.sides[who].what.below(4 * room(self.work.max_len) - len);
+            let at = self.sides[id].what.below(4 * room(self.work.max_len) - len);
             let mr = self.sides[peer].source;
             let bytes = self.world.ends[peer].host.memory.bytes(mr);
             (mr.addr + u64::from(at), mr.rkey(), range(bytes, at, len).to_vec())
         };
-        self.post_landing(who, SendOp::Read { remote_addr, rkey }, data, modelled, false)
+        self.post_landing(id, SendOp::Read { remote_addr, rkey }, data, modelled, false)
     }
 
-    fn post_atomic(&mut self, who: usize) -> Result<(), Broken> {
-        let at = self.sides[who].what.below(room(self.work.max_len) / 4) * 8;
-        let operand = u64::from(self.sides[who].what.below(u32::MAX)) << 13;
-        let kind = self.sides[who].what.below(3);
-        let rkey = self.shared_key(who);
-        let peer = &mut self.sides[who ^ 1];
+    fn post_atomic(&mut self, id: usize) -> Result<(), Broken> {
+        let at = self.sides[id].what.below(room(self.work.max_len) / 4) * 8;
+        let operand = u64::from(self.sides[id].what.below(u32::MAX)) << 13;
+        let kind = self.sides[id].what.below(3);
+        let rkey = self.shared_key(id);
+        let peer = &mut self.sides[id ^ 1];
         let word = &mut peer.model[at as usize..at as usize + 8];
         let old = u64::from_ne_bytes((&*word).try_into().expect("eight bytes"));
         let remote_addr = peer.shared.addr + u64::from(at);
@@ -209,103 +207,102 @@ impl<C: Choices> Scenario<C> {
             _ => (SendOp::CompareSwap { remote_addr, rkey, compare: !old, swap: operand }, old),
         };
         word.copy_from_slice(&new.to_ne_bytes());
-        let fence = self.take_read_pending(who);
-        self.post_landing(who, op, old.to_ne_bytes().to_vec(), true, fence)
+        let fence = self.take_read_pending(id);
+        self.post_landing(id, op, old.to_ne_bytes().to_vec(), true, fence)
     }
 
-    /// Eight bytes that change a word of the peer's shared region at once.
-    fn post_atomic_write(&mut self, who: usize) -> Result<(), Broken> {
-        let at = self.sides[who].what.below(room(self.work.max_len) / 4) * 8;
-        let source = self.sides[who].what.below(4 * room(self.work.max_len) - 8);
-        let data = range(self.world.ends[who].host.memory.bytes(self.sides[who].source), source, 8).to_vec();
-        let rkey = self.shared_key(who);
-        let peer = &mut self.sides[who ^ 1];
+    /// Posts an ATOMIC WRITE to a word of the peer's shared region.
+    fn post_atomic_write(&mut self, id: usize) -> Result<(), Broken> {
+        let at = self.sides[id].what.below(room(self.work.max_len) / 4) * 8;
+        let source = self.sides[id].what.below(4 * room(self.work.max_len) - 8);
+        let data = range(self.world.ends[id].host.memory.bytes(self.sides[id].source), source, 8).to_vec();
+        let rkey = self.shared_key(id);
+        let peer = &mut self.sides[id ^ 1];
         peer.model[at as usize..at as usize + 8].copy_from_slice(&data);
         let remote_addr = peer.shared.addr + u64::from(at);
-        self.post_from_source(who, SendOp::AtomicWrite { remote_addr, rkey }, source, 8)
+        self.post_from_source(id, SendOp::AtomicWrite { remote_addr, rkey }, source, 8)
     }
 
-    /// A FLUSH of a part of the peer's shared region, or of all of it.
-    fn post_flush(&mut self, who: usize) -> Result<(), Broken> {
-        let at = self.sides[who].what.below(2 * room(self.work.max_len));
-        let length = self.sides[who].what.below(2 * room(self.work.max_len) - at + 1);
-        let selectivity = self.sides[who].what.pick(&[Selectivity::Range, Selectivity::Region]);
-        let shared = self.sides[who ^ 1].shared;
+    /// Posts a FLUSH of a part of the peer's shared region, or of the whole.
+    fn post_flush(&mut self, id: usize) -> Result<(), Broken> {
+        let at = self.sides[id].what.below(2 * room(self.work.max_len));
+        let length = self.sides[id].what.below(2 * room(self.work.max_len) - at + 1);
+        let selectivity = self.sides[id].what.pick(&[Selectivity::Range, Selectivity::Region]);
+        let shared = self.sides[id ^ 1].shared;
         let feth = Feth { selectivity, placement: Placement::GLOBAL_VISIBILITY };
         let op = SendOp::Flush { remote_addr: shared.addr + u64::from(at), rkey: shared.rkey(), length, feth };
-        self.sides[who].flushes += 1;
-        let fence = self.sides[who].what.chance(50);
-        self.post(who, op, SendData::Sges(&[]), fence, Expect::Nothing)
+        self.sides[id].flushes += 1;
+        let fence = self.sides[id].what.chance(50);
+        self.post(id, op, SendData::Sges(&[]), fence, Expect::Nothing)
     }
 
-    /// A window on all of our own shared region, which the peer may use once it is open.
-    fn post_bind(&mut self, who: usize) -> Result<(), Broken> {
-        let shared = self.sides[who].shared;
+    /// Posts the bind of a window on our shared region, for the peer to use.
+    fn post_bind(&mut self, id: usize) -> Result<(), Broken> {
+        let shared = self.sides[id].shared;
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let (rkey, lkey) = (RKey(WINDOW), LKey(shared.key));
         let op = SendOp::BindWindow { rkey, lkey, access, addr: shared.addr, length: shared.len.into() };
-        self.sides[who].window = true;
-        self.post(who, op, SendData::Sges(&[]), false, Expect::Nothing)
+        self.sides[id].window = true;
+        self.post(id, op, SendData::Sges(&[]), false, Expect::Nothing)
     }
 
-    /// Posts an operation whose result `data` lands in a slot of ours.
+    /// Posts an operation whose result `data` is placed in a slot of ours.
     fn post_landing(
         &mut self,
-        who: usize,
+        id: usize,
         op: SendOp,
         data: Vec<u8>,
         modelled: bool,
         fence: bool,
     ) -> Result<(), Broken> {
-        let index = self.sides[who].free.pop().expect("checked by the caller");
+        let index = self.sides[id].free.pop().expect("checked by the caller");
         let slot = Slot { index, len: data.len() as u32 };
-        let start = self.clear_slot(who, slot);
-        let side = &mut self.sides[who];
+        let start = self.clear_slot(id, slot);
+        let side = &mut self.sides[id];
         let (mut sges, count) = split(&mut side.what, side.sink, start, slot.len);
-        self.maybe_spoil(who, &mut sges);
-        self.post(who, op, SendData::Sges(&sges[..count]), fence, Expect::Bytes { slot, data, modelled })
+        self.maybe_spoil(id, &mut sges);
+        self.post(id, op, SendData::Sges(&sges[..count]), fence, Expect::Bytes { slot, data, modelled })
     }
 
-    fn post(&mut self, who: usize, op: SendOp, data: SendData<'_>, fence: bool, expect: Expect) -> Result<(), Broken> {
+    fn post(&mut self, id: usize, op: SendOp, data: SendData<'_>, fence: bool, expect: Expect) -> Result<(), Broken> {
         let opcode = opcode_of(&op);
-        let side = &self.sides[who];
-        // A queue full of unsignaled requests could never be known to have drained.
+        let side = &self.sides[id];
+        // A queue full of unsignaled requests would never be known to have drained.
         let must = side.posted + 1 == side.quota
-            || side.sends.len() + 1 == self.world.ends[who].setup.caps.max_send_wr as usize;
-        // Asked for also when it does not matter, so that what follows does not depend on how full
-        // the queue is.
-        let signaled = self.sides[who].what.chance(700) || must;
-        let wr_id = self.sides[who].fresh_id();
+            || side.sends.len() + 1 == self.world.ends[id].setup.caps.max_send_wr as usize;
+        // Always drawn, so that later decisions do not depend on the fill level of the queue.
+        let signaled = self.sides[id].what.chance(700) || must;
+        let wr_id = self.sides[id].fresh_id();
         let mut flags = SendFlags::empty();
         flags.set(SendFlags::SIGNALED, signaled);
         flags.set(SendFlags::FENCE, fence);
-        flags.set(SendFlags::SOLICITED, self.sides[who].what.chance(100));
-        let endpoints = &self.world.ends[who].endpoints;
+        flags.set(SendFlags::SOLICITED, self.sides[id].what.chance(100));
+        let endpoints = &self.world.ends[id].endpoints;
         let ud = UdDest { av: endpoints.av(), qpn: endpoints.there.qpn, qkey: QKEY };
-        let ud = (self.world.ends[who].setup.service == Service::Ud).then_some(ud);
-        let op = self.maybe_mistarget(who, op);
-        let srqn = QUEUES[self.sides[who].queue];
+        let ud = (self.world.ends[id].setup.service == Service::Ud).then_some(ud);
+        let op = self.maybe_mistarget(id, op);
+        let srqn = QUEUES[self.sides[id].queue];
         let request = SendRequest { wr_id, op, flags, data, ud };
-        let posted = self.world.end_mut(who).qp.post_send_to_srq(srqn, &request);
-        ensure!(posted == Ok(()), Completions, Some(who), self.world.now(), "there was room for a send: {posted:?}");
-        let signaled = signaled || self.world.ends[who].setup.sq_sig_all;
-        self.sides[who].sends.push_back(PostedSend { wr_id, signaled, opcode, expect });
+        let posted = self.world.end_mut(id).qp.post_send_to_srq(srqn, &request);
+        ensure!(posted == Ok(()), Completions, Some(id), self.world.now(), "there was room for a send: {posted:?}");
+        let signaled = signaled || self.world.ends[id].setup.sq_sig_all;
+        self.sides[id].sends.push_back(PostedSend { wr_id, signaled, opcode, expect });
         Ok(())
     }
 
-    /// With mishaps: sometimes one element of the list has a key of nobody.
-    fn maybe_spoil(&mut self, who: usize, sges: &mut [Sge]) {
-        if self.work.mishaps && self.sides[who].what.chance(20) {
+    /// With mishaps: sometimes gives one element of the list an invalid key.
+    fn maybe_spoil(&mut self, id: usize, sges: &mut [Sge]) {
+        if self.work.mishaps && self.sides[id].what.chance(20) {
             sges[0].lkey.0 ^= 0x80;
         }
     }
 
-    /// With mishaps: sometimes the remote key or address is wrong.
-    fn maybe_mistarget(&mut self, who: usize, mut op: SendOp) -> SendOp {
-        if !(self.work.mishaps && self.sides[who].what.chance(20)) {
+    /// With mishaps: sometimes makes the remote key or address wrong.
+    fn maybe_mistarget(&mut self, id: usize, mut op: SendOp) -> SendOp {
+        if !(self.work.mishaps && self.sides[id].what.chance(20)) {
             return op;
         }
-        let far = self.sides[who].what.chance(500);
+        let far = self.sides[id].what.chance(500);
         match &mut op {
             SendOp::Write { remote_addr, rkey }
             | SendOp::WriteImm { remote_addr, rkey, .. }
@@ -326,25 +323,25 @@ impl<C: Choices> Scenario<C> {
         op
     }
 
-    /// A length near the interesting borders, or any.
-    fn length(&mut self, who: usize) -> u32 {
-        let mtu = self.world.ends[who].setup.path_mtu.bytes();
+    /// A length near the MTU boundaries, or a random one.
+    fn length(&mut self, id: usize) -> u32 {
+        let mtu = self.world.ends[id].setup.path_mtu.bytes();
         let max = self.work.max_len;
-        let len = match self.sides[who].what.below(8) {
+        let len = match self.sides[id].what.below(8) {
             0 => 0,
             1 => 1,
             2 => mtu - 1,
             3 => mtu,
             4 => mtu + 1,
-            5 => self.sides[who].what.below(64),
+            5 => self.sides[id].what.below(64),
             6 => 2 * mtu,
-            _ => self.sides[who].what.below(max + 1),
+            _ => self.sides[id].what.below(max + 1),
         };
         len.min(max)
     }
 }
 
-/// The opcode that the completion of `op` must have.
+/// The opcode expected in the completion of `op`.
 fn opcode_of(op: &SendOp) -> WcOpcode {
     match op {
         SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => WcOpcode::Send,

@@ -1,10 +1,10 @@
-//! The side that asks.
+//! The active side.
 
 use super::*;
 
 // clause: CM-FIELDS-REQ, CM-ID
 #[test]
-fn a_req_is_filled_in_as_rdma_cm_does() {
+fn req_fields_equal_rdma_cms() {
     let mut node = Node::new();
     let connect = Connect { private_data: PrivateData::new(b"hello").unwrap(), ..connect() };
     let id = node.call(|cm, cx| cm.connect(cx, &connect)).unwrap();
@@ -26,7 +26,7 @@ fn a_req_is_filled_in_as_rdma_cm_does() {
 
 // clause: CM-REQ-TIMEOUT, CM-RETRIES
 #[test]
-fn a_req_is_sent_sixteen_times_and_then_given_up() {
+fn unanswered_req_is_sent_sixteen_times() {
     let mut node = Node::new();
     let id = node.connects();
     for _ in 0..15 {
@@ -44,7 +44,7 @@ fn a_req_is_sent_sixteen_times_and_then_given_up() {
 
 // clause: CM-REP, CM-DEPTH
 #[test]
-fn a_rep_settles_the_terms() {
+fn rep_sets_the_qp_terms() {
     let mut node = Node::new();
     let id = node.connects();
     assert_eq!(node.cm.qp_terms(id), None);
@@ -67,7 +67,7 @@ fn a_rep_settles_the_terms() {
 
 // clause: CM-REP-DUPLICATE, CM-MRA
 #[test]
-fn a_repeated_rep_gets_patience_or_the_rtu() {
+fn repeated_rep_is_answered_by_mra_or_rtu() {
     let mut node = Node::new();
     let id = node.answered();
     for _ in 0..2 {
@@ -124,12 +124,12 @@ fn a_rej_ends_the_request() {
     assert_eq!(node.takes(nameless(id)), Err(Ignored::UnknownId), "the peer has a name by now");
 }
 
-/// Nobody listens at the peer.
+/// The REJ of a peer without a listener.
 fn nobody(id: CommId) -> Rej {
     Rej { local_comm_id: CommId::NONE, ..rej(id, Answered::Req, RejReason::InvalidServiceId) }
 }
 
-/// Asks a peer for half a second if need be.
+/// Sends a REQ that is retried for half a second.
 fn insists(node: &mut Node) -> CommId {
     let connect = Connect { retry_for: Duration::from_millis(500), ..connect() };
     let id = node.call(|cm, cx| cm.connect(cx, &connect)).unwrap();
@@ -139,7 +139,7 @@ fn insists(node: &mut Node) -> CommId {
 
 // clause: CM-REQ-AGAIN
 #[test]
-fn a_request_that_finds_nobody_is_repeated_for_a_while() {
+fn req_without_listener_is_retried() {
     let mut node = Node::new();
     let id = insists(&mut node);
     let last = node.cm.state(id);
@@ -156,7 +156,7 @@ fn a_request_that_finds_nobody_is_repeated_for_a_while() {
 
 // clause: CM-REQ-AGAIN, CM-RETRIES
 #[test]
-fn a_repeated_request_is_like_the_first() {
+fn retried_req_equals_the_first() {
     let mut node = Node::new();
     let id = insists(&mut node);
     assert_eq!(node.takes(nobody(id)), Ok(()));
@@ -171,7 +171,7 @@ fn a_repeated_request_is_like_the_first() {
 
 // clause: CM-REQ-AGAIN
 #[test]
-fn while_a_request_pauses_every_other_answer_counts() {
+fn other_answers_count_during_retry_pause() {
     let mut node = Node::new();
     let id = insists(&mut node);
     assert_eq!(node.takes(nobody(id)), Ok(()));
@@ -189,7 +189,7 @@ fn while_a_request_pauses_every_other_answer_counts() {
 
 // clause: CM-REJECT
 #[test]
-fn the_program_may_refuse_the_answer() {
+fn program_may_reject_rep() {
     let mut node = Node::new();
     let id = node.answered();
     node.cm.reject(id, &Refusal::new(PrivateData::new(b"no").unwrap())).unwrap();
@@ -201,7 +201,7 @@ fn the_program_may_refuse_the_answer() {
 
 // clause: CM-STALE
 #[test]
-fn a_rep_with_the_queue_pair_of_another_connection_is_refused_and_ends_both() {
+fn rep_with_qp_in_use_is_rejected_and_ends_both() {
     let mut node = Node::new();
     let old = node.connected();
     let new = node.connects();
@@ -218,7 +218,7 @@ fn a_rep_with_the_queue_pair_of_another_connection_is_refused_and_ends_both() {
 
 // clause: CM-XRC
 #[test]
-fn the_queue_pair_of_an_xrc_target_stands_elsewhere() {
+fn xrc_target_qpn_is_in_the_eecn_field() {
     let mut node = Node::new();
     let connect = Connect { transport: Transport::Xrc, ..connect() };
     let id = node.call(|cm, cx| cm.connect(cx, &connect)).unwrap();
@@ -235,7 +235,7 @@ fn the_queue_pair_of_an_xrc_target_stands_elsewhere() {
 
 // clause: CM-ID
 #[test]
-fn every_id_says_which_process_has_the_connection() {
+fn ids_carry_the_process_prefix() {
     let mut node = Node::with(Settings { prefix: 0xabc, ..Settings::new(OUR_GUID) });
     let ids = [node.connects(), node.connects()];
     assert_eq!(ids.map(CommId::prefix), [0xabc; 2]);
@@ -247,7 +247,7 @@ fn every_id_says_which_process_has_the_connection() {
 
 // clause: CM-ID, CM-BOUNDS
 #[test]
-fn an_id_is_found_also_when_chance_says_always_the_same() {
+fn id_is_found_with_constant_random_numbers() {
     let settings = Settings { prefix: 0xfff, max_connections: 3, ..Settings::new(OUR_GUID) };
     let mut cm = Cm::new(settings);
     let mut ids =

@@ -1,4 +1,4 @@
-//! Alternate paths by message.
+//! Alternate paths.
 
 use super::*;
 use roxe_wire::cm::{Apr, AprStatus, Lap};
@@ -7,7 +7,7 @@ fn other_route() -> Route {
     Route { local: address(11), remote: address(12) }
 }
 
-/// The peer proposes a path for what we call `ours`.
+/// A LAP of the peer for connection `ours`.
 fn lap(ours: CommId) -> Lap {
     Lap {
         local_comm_id: PEER_ID,
@@ -42,7 +42,7 @@ impl Node {
         self.cm.alternate_state(id).unwrap()
     }
 
-    /// A connection whose program wants to hear of paths.
+    /// A connection whose program accepts alternate paths.
     fn willing(reach: fn(&mut Self) -> CommId) -> (Self, CommId) {
         let mut node = Self::listening();
         let id = reach(&mut node);
@@ -53,7 +53,7 @@ impl Node {
 
 // clause: CM-LAP
 #[test]
-fn a_path_is_proposed_and_loaded() {
+fn alternate_path_is_proposed_and_loaded() {
     for reach in [Node::connected, Node::established] {
         let mut node = Node::listening();
         let id = reach(&mut node);
@@ -86,7 +86,7 @@ fn a_path_is_proposed_and_loaded() {
 
 // clause: CM-LAP, CM-LAP-DUPLICATE, CM-MRA
 #[test]
-fn a_proposal_is_answered_once_and_its_repetitions_likewise() {
+fn repeated_lap_gets_the_same_apr() {
     for reach in [Node::connected, Node::established] {
         let (mut node, id) = Node::willing(reach);
         assert_eq!(node.takes_with(TransactionId(1), lap(id)), Ok(()));
@@ -116,7 +116,7 @@ fn a_proposal_is_answered_once_and_its_repetitions_likewise() {
 
 // clause: CM-MRA
 #[test]
-fn a_program_may_ask_for_time_to_load_a_path() {
+fn program_may_delay_its_apr() {
     let (mut node, id) = Node::willing(Node::connected);
     assert_eq!(node.cm.delay(id, TimeCode::new(20)), Err(CmError::State), "nobody asks");
     assert_eq!(node.takes(lap(id)), Ok(()));
@@ -127,7 +127,7 @@ fn a_program_may_ask_for_time_to_load_a_path() {
 
 // clause: CM-LAP
 #[test]
-fn alternate_paths_that_no_program_could_load_are_refused() {
+fn invalid_alternate_paths_are_refused() {
     let refused = |lap: Lap, status| {
         let (mut node, _) = Node::willing(Node::connected);
         assert_eq!(node.takes(lap), Err(Ignored::Refused));
@@ -148,7 +148,7 @@ fn alternate_paths_that_no_program_could_load_are_refused() {
 
 // clause: CM-LAP
 #[test]
-fn paths_are_of_established_connections_only() {
+fn lap_requires_an_established_connection() {
     for reach in [Node::connects, Node::answered, Node::accepts] {
         let (mut node, id) = Node::willing(reach);
         let alternate = Alternate::new(other_route());
@@ -173,7 +173,7 @@ fn paths_are_of_established_connections_only() {
 
 // clause: CM-RETRIES, CM-MRA
 #[test]
-fn a_proposal_is_repeated_and_then_given_up() {
+fn unanswered_lap_is_repeated_and_abandoned() {
     let mut node = Node::new();
     let id = node.connected();
     node.proposes(id);
@@ -194,7 +194,7 @@ fn a_proposal_is_repeated_and_then_given_up() {
 
 // clause: CM-LAP-CROSSING
 #[test]
-fn of_two_proposals_at_once_that_of_the_active_side_stands() {
+fn crossing_laps_keep_the_active_sides() {
     let (mut active, id) = Node::willing(Node::connected);
     active.proposes(id);
     assert_eq!((active.takes(lap(id)), active.events()), (Err(Ignored::State), vec![]));
@@ -208,7 +208,7 @@ fn of_two_proposals_at_once_that_of_the_active_side_stands() {
 
 // clause: CM-MIGRATED, CM-MATCH
 #[test]
-fn messages_go_over_with_the_queue_pair() {
+fn messages_migrate_with_the_queue_pair() {
     let (mut node, id) = Node::willing(Node::established);
     assert_eq!(node.cm.migrated(id), Err(CmError::State), "there is no other path");
     assert_eq!(node.takes_from(other_route(), dreq(id)), Err(Ignored::Address));

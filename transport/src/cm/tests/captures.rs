@@ -1,5 +1,5 @@
-//! Packets of the Linux kernel's rdma_cm: given the recorded messages of one end, ours answers as
-//! the other end did.
+//! Replays captures of the Linux kernel's rdma_cm: given the recorded messages of one end, ours
+//! must answer as the other end did.
 
 use super::*;
 use core::fmt::Debug;
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// A recorded message, from the view of its receiver.
 type Recorded = (Route, Mad);
 
-/// All messages in a capture, in their order.
+/// All messages in a capture.
 fn recorded(name: &str) -> Vec<Recorded> {
     let path = format!("{}/../tests/captures/{name}.pcap", env!("CARGO_MANIFEST_DIR"));
     let file = std::fs::read(&path).expect("a capture");
@@ -27,11 +27,11 @@ fn recorded(name: &str) -> Vec<Recorded> {
     all
 }
 
-/// Our end in the place of one that was recorded. What we call our connections and what the
-/// recorded end called them differs, so the other end's messages are translated.
+/// Our end in place of a recorded one. Its ids differ from the recorded ones, so the peer's
+/// messages are translated.
 struct Replay {
     node: Node,
-    /// What we call what the recorded end called so.
+    /// Our ids by the recorded ones.
     ours: BTreeMap<CommId, CommId>,
     local: Gid,
 }
@@ -50,7 +50,7 @@ impl Replay {
         self.ours.get(&recorded).copied().unwrap_or(recorded)
     }
 
-    /// The peer's message with our names in it.
+    /// The peer's message with our ids.
     fn translate(&self, message: &Message) -> Message {
         let mut message = message.clone();
         match &mut message {
@@ -64,16 +64,16 @@ impl Replay {
         message
     }
 
-    /// Something arrives from the recorded peer.
+    /// Delivers a message of the recorded peer.
     fn take(&mut self, (route, mad): &Recorded) {
         let mad = Mad { message: self.translate(&mad.message), ..mad.clone() };
         let taken = self.node.call(|cm, cx| cm.handle_message(cx, *route, &mad));
-        // An answer to what both said at once finds us in TimeWait.
+        // The answer to crossing DREQs arrives in TimeWait.
         let crossed = matches!(mad.message, Message::Drep(_)) && taken == Err(Ignored::State);
         assert!(taken.is_ok() || crossed, "{mad}: {taken:?}");
     }
 
-    /// Our program does what the recorded one did, and ours must say the same.
+    /// Repeats the verb of the recorded program and compares our message.
     fn say(&mut self, recorded: &Recorded) {
         let (back, mad) = recorded;
         let route = Route { local: back.remote, remote: back.local };
@@ -85,7 +85,7 @@ impl Replay {
                 self.node.cm.confirm(id, &rtu.private_data).unwrap();
             }
             Message::Dreq(dreq) => self.disconnect(dreq.local_comm_id),
-            // Where both disconnected at once, it was said already.
+            // After crossing DREQs it was already sent.
             Message::Drep(drep) if self.node.state(self.name(drep.local_comm_id)) == State::TimeWait => {}
             Message::Drep(drep) => self.disconnect(drep.local_comm_id),
             Message::SidrReq(request) => self.resolve(route, request),
@@ -157,12 +157,12 @@ impl Replay {
         self.node.cm.answer(id, &resolution).unwrap();
     }
 
-    /// The id of the event that fits; events before it are let go.
+    /// Returns the id of the first matching event; earlier events are discarded.
     fn event(&mut self, fits: impl Fn(&Event) -> bool) -> CommId {
         std::iter::from_fn(|| self.node.cm.poll_event()).find(fits).expect("the event").id
     }
 
-    /// Ours must be the recorded message with our own names in it.
+    /// Our message must be the recorded one with our ids.
     fn compare(&self, ours: &Mad, recorded: &Mad) {
         let mut wanted = recorded.message.clone();
         match &mut wanted {
@@ -175,7 +175,7 @@ impl Replay {
             _ => {}
         }
         assert_same(&ours.message, &wanted, self.local);
-        // Answers carry the transaction of what they answer; requests have one of their own.
+        // Answers carry the transaction of their request; requests have their own.
         let is_answer = matches!(ours.message, Message::Rep(_) | Message::Drep(_) | Message::SidrRep(_));
         assert!(!is_answer || ours.tid == recorded.tid);
         assert_eq!(ours.modifier, recorded.modifier);
@@ -186,7 +186,7 @@ fn assert_same(ours: &impl Debug, wanted: &impl Debug, at: Gid) {
     assert_eq!(format!("{ours:#?}"), format!("{wanted:#?}"), "at {at}");
 }
 
-/// Who disconnects although the peer did so just before has not seen that yet: it was on its way.
+/// Both ends disconnected: the peer's DREQ was still in transit.
 fn as_seen(mut all: Vec<Recorded>, local: Gid) -> Vec<Recorded> {
     let is_dreq = |(_, mad): &Recorded| matches!(mad.message, Message::Dreq(_));
     for i in 1..all.len() {
@@ -197,7 +197,7 @@ fn as_seen(mut all: Vec<Recorded>, local: Gid) -> Vec<Recorded> {
     all
 }
 
-/// Puts ours in the place of the end with this address, and returns how many messages it said.
+/// Replaces the end with this address by ours and returns the number of messages that it sent.
 fn replay(name: &str, local: Gid) -> usize {
     let all = as_seen(recorded(name), local);
     let guid_of = |(route, mad): &Recorded| match &mad.message {
@@ -223,7 +223,7 @@ fn replay(name: &str, local: Gid) -> usize {
 
 // clause: CM-FIELDS-REQ, CM-FIELDS-REP, CM-SIDR, CM-DISCONNECT
 #[test]
-fn our_end_replays_recorded_connections_as_either_side() {
+fn recorded_connections_are_replayed_as_either_side() {
     let captures = [
         ("rping", 3, 2),
         ("lossy_rping", 3, 2),
@@ -241,7 +241,7 @@ fn our_end_replays_recorded_connections_as_either_side() {
 /// On RoCE a group is joined by IGMP alone: what mckey has sent besides is data for the group's
 /// queue pair and Q_Key.
 #[test]
-fn a_group_needs_no_connection_manager() {
+fn multicast_capture_has_no_cm_messages() {
     assert_eq!(recorded("mckey"), []);
     let path = format!("{}/../tests/captures/mckey.pcap", env!("CARGO_MANIFEST_DIR"));
     let file = std::fs::read(path).expect("a capture");

@@ -1,10 +1,10 @@
-//! How connections end.
+//! The end of connections.
 
 use super::*;
 
 // clause: CM-DISCONNECT, CM-TIMEWAIT
 #[test]
-fn a_disconnect_is_answered_and_then_waits_for_late_packets() {
+fn disconnect_ends_in_time_wait() {
     let mut node = Node::new();
     let id = node.connected();
     node.disconnect(id).unwrap();
@@ -20,7 +20,7 @@ fn a_disconnect_is_answered_and_then_waits_for_late_packets() {
 
 // clause: CM-PEER-GONE
 #[test]
-fn a_connection_ends_with_the_process_at_its_other_end() {
+fn connection_ends_with_the_peer_process() {
     let mut node = Node::listening();
     let id = node.asked();
     let lose = |node: &mut Node| node.call(|cm, cx| cm.lose_peer(cx, id));
@@ -43,7 +43,7 @@ fn a_connection_ends_with_the_process_at_its_other_end() {
 
 // clause: CM-RETRIES, CM-TIMEWAIT
 #[test]
-fn a_disconnect_that_nobody_answers_ends_all_the_same() {
+fn unanswered_disconnect_ends_the_connection() {
     let mut node = Node::new();
     let id = node.connected();
     node.disconnect(id).unwrap();
@@ -60,7 +60,7 @@ fn a_disconnect_that_nobody_answers_ends_all_the_same() {
 
 // clause: CM-DREQ, CM-DISCONNECT
 #[test]
-fn the_program_agrees_with_the_peers_disconnect() {
+fn program_agrees_to_the_peers_disconnect() {
     for reach in [Node::accepts, Node::established] {
         let mut node = Node::listening();
         let id = reach(&mut node);
@@ -82,7 +82,7 @@ fn the_program_agrees_with_the_peers_disconnect() {
 
 // clause: CM-DREQ-CROSSING
 #[test]
-fn both_may_disconnect_at_once() {
+fn crossing_disconnects_end_both_sides() {
     let mut node = Node::new();
     let id = node.connected();
     node.disconnect(id).unwrap();
@@ -93,12 +93,12 @@ fn both_may_disconnect_at_once() {
     assert_eq!((node.takes(dreq(id)), node.names()), (Ok(()), vec!["DREP"]));
 }
 
-/// How to come to a state, and what is said when the connection is destroyed there.
+/// A way into a state, and the messages sent when the connection is destroyed there.
 type Reached = (fn(&mut Node) -> CommId, &'static str);
 
 // clause: CM-DESTROY
 #[test]
-fn a_destroyed_connection_tells_its_peer_and_nobody_else() {
+fn destroyed_connection_informs_the_peer_without_events() {
     let active: [Reached; 3] = [(Node::connects, "REJ"), (Node::answered, "REJ"), (Node::connected, "DREQ")];
     let passive: [Reached; 3] = [(Node::asked, "REJ"), (Node::accepts, "REJ"), (Node::established, "DREQ")];
     for (reach, last_word) in active.into_iter().chain(passive) {
@@ -148,7 +148,7 @@ fn disconnecting(node: &mut Node) -> CommId {
     id
 }
 
-/// The peer has ended it, and our program agreed.
+/// A connection ended by the peer, with the consent of our program.
 fn told_to_end(node: &mut Node) -> CommId {
     let id = node.established();
     assert_eq!(node.takes(dreq(id)), Ok(()));
@@ -179,7 +179,7 @@ fn shut_down_sends_nothing_to_peers_that_know_the_end() {
 
 // clause: CM-PARTING
 #[test]
-fn a_drep_is_said_once_more_until_the_peer_would_have_asked_again() {
+fn drep_is_repeatable_while_the_peer_may_repeat_dreq() {
     let mut node = Node::listening();
     let id = told_to_end(&mut node);
     node.run_out();
@@ -202,12 +202,12 @@ fn a_drep_is_said_once_more_until_the_peer_would_have_asked_again() {
 
 // clause: CM-PARTING, CM-BOUNDS
 #[test]
-fn closed_connections_are_remembered_up_to_a_bound() {
+fn closed_connections_are_bounded() {
     let mut node = Node::listening();
     let ids: Vec<_> = (0..1030)
         .map(|_| {
             let id = told_to_end(&mut node);
-            // It was not the first that came to its end.
+            // Other connections ended before.
             node.cm.handle_timeout(node.cm.poll_timeout().expect("TimeWait"));
             assert!(node.cm.is_empty());
             node.events();
@@ -219,7 +219,7 @@ fn closed_connections_are_remembered_up_to_a_bound() {
 
 // clause: CM-MATCH
 #[test]
-fn both_ends_may_be_in_one_machine() {
+fn both_ends_may_share_one_cm() {
     let here = Route { local: address(1), remote: address(1) };
     let mut node = Node::listening();
     let connect = Connect { route: here, ..connect() };

@@ -1,5 +1,5 @@
-//! A peer that lies: messages of all kinds, with ids, GUIDs and queue pairs that it has no business
-//! to know, and with damaged bytes.
+//! Hostile peers: messages of all kinds with forged ids, GUIDs and queue pairs, and with damaged
+//! bytes.
 
 use super::*;
 use roxe_sim::Choices;
@@ -7,7 +7,7 @@ use roxe_wire::cm::{Apr, AprStatus, Lap, SidrRep, SidrReq, SidrStatus};
 
 const BACKLOG: usize = 4;
 
-/// One lie about a connection that we call `id`.
+/// A forged message about connection `id`.
 fn lie(rng: &mut Rng, id: CommId, from: Gid) -> Message {
     let ours = rng.pick(&[id, id, CommId::NONE, CommId(5)]);
     let theirs = rng.pick(&[PEER_ID, PEER_ID, CommId::NONE, CommId(6)]);
@@ -37,7 +37,7 @@ fn lie(rng: &mut Rng, id: CommId, from: Gid) -> Message {
     }
 }
 
-/// The lie as bytes, some of them damaged, if it can still be read.
+/// The forged message with some damaged bytes, if it still parses.
 fn damaged(rng: &mut Rng, message: Message) -> Option<Mad> {
     let mut bytes = Mad { tid: TransactionId(rng.next()), modifier: 0, message }.to_bytes();
     for _ in 0..rng.below(4) {
@@ -47,7 +47,7 @@ fn damaged(rng: &mut Rng, message: Message) -> Option<Mad> {
     Mad::parse(&bytes).ok()
 }
 
-/// Tells `count` lies from `from`, checks what none of them may do, and forgets what came of them.
+/// Delivers `count` forged messages from `from`, checks invariants, and discards the results.
 fn tell_lies(node: &mut Node, rng: &mut Rng, id: CommId, from: Gid, count: u32) {
     let route = Route { local: address(1), remote: from };
     for _ in 0..count {
@@ -75,7 +75,7 @@ fn route_of_peer() -> Gid {
 
 // clause: CM-MATCH, CM-BOUNDS, CM-BACKLOG
 #[test]
-fn a_liar_elsewhere_changes_nothing_between_us_and_the_peer() {
+fn forged_messages_of_third_parties_have_no_effect() {
     for seed in 0..200 {
         let mut rng = Rng::new(seed);
         let mut node = Node::new();
@@ -94,7 +94,7 @@ fn a_liar_elsewhere_changes_nothing_between_us_and_the_peer() {
 
 // clause: CM-BOUNDS
 #[test]
-fn a_lying_peer_harms_only_its_own_connection() {
+fn hostile_peer_affects_only_its_own_connection() {
     for seed in 0..200 {
         let mut rng = Rng::new(seed);
         for reach in [Node::connects, Node::answered, Node::connected, Node::accepts, Node::established] {
@@ -108,7 +108,7 @@ fn a_lying_peer_harms_only_its_own_connection() {
     }
 }
 
-/// Messages sent to peers that ask in the name of others, `count` of them, and never confirm.
+/// Number of messages sent during `count` requests with forged sources that are never confirmed.
 fn answers_to_a_flood(count: u32) -> usize {
     let mut node = Node::new();
     node.listen(count as usize);
@@ -130,10 +130,10 @@ fn answers_to_a_flood(count: u32) -> usize {
 
 // clause: CM-FLOOD
 #[test]
-fn a_flood_of_requests_is_not_made_greater() {
+fn request_flood_is_not_amplified() {
     let (few, count) = (10, 5000);
     assert_eq!(answers_to_a_flood(few), 17 * few as usize, "a REP, 15 more, and a REJ");
-    // The timers of all are due at once, and the last ones are few.
+    // All timers are due at once; the last are few.
     let most = count as usize + 17 * table::MANY_HALF_OPEN;
     assert!(answers_to_a_flood(count) <= most);
 }

@@ -22,7 +22,7 @@ fn reply(id: CommId) -> SidrRep {
 
 // clause: CM-SIDR
 #[test]
-fn a_client_asks_until_it_is_answered() {
+fn lookup_is_repeated_until_answered() {
     let mut node = Node::new();
     let id = node.call(|cm, cx| cm.resolve(cx, &Resolve::new(route(), SERVICE))).unwrap();
     let Message::SidrReq(asked) = node.one_sent() else { panic!("no SIDR_REQ") };
@@ -38,7 +38,7 @@ fn a_client_asks_until_it_is_answered() {
 
 // clause: CM-SIDR, CM-RETRIES
 #[test]
-fn a_client_gives_up() {
+fn unanswered_lookup_is_abandoned() {
     let mut node = Node::new();
     node.call(|cm, cx| cm.resolve(cx, &Resolve::new(route(), SERVICE))).unwrap();
     node.run_out();
@@ -51,7 +51,7 @@ fn a_client_gives_up() {
 
 // clause: CM-SIDR, CM-REQ-AGAIN
 #[test]
-fn a_client_that_finds_nobody_asks_again_for_a_while() {
+fn lookup_without_listener_is_retried() {
     let mut node = Node::new();
     let resolve = Resolve { retry_for: Duration::from_millis(500), ..Resolve::new(route(), SERVICE) };
     let id = node.call(|cm, cx| cm.resolve(cx, &resolve)).unwrap();
@@ -71,7 +71,7 @@ fn a_client_that_finds_nobody_asks_again_for_a_while() {
 
 // clause: CM-SIDR
 #[test]
-fn a_service_is_asked_once_and_answers_every_time() {
+fn repeated_lookup_is_one_event() {
     let mut node = Node::new();
     let listener = node.listen(1);
     for _ in 0..2 {
@@ -87,7 +87,7 @@ fn a_service_is_asked_once_and_answers_every_time() {
 
 // clause: CM-SIDR, CM-BACKLOG
 #[test]
-fn lookups_that_no_service_answers_are_refused() {
+fn lookup_of_unknown_service_is_refused() {
     let status = |node: &mut Node| match node.one_sent() {
         Message::SidrRep(rep) => rep.status,
         other => panic!("{other:?}"),

@@ -1,7 +1,6 @@
-//! Tests: scripts of one machine (`active`, `passive`, `alternate`, `ending`, `lookups`,
-//! `strangers`), every message in every state (`reactions`), the recorded packets of another
-//! machine (`captures`), one machine and a liar (`hostile`), and two machines over a bad network
-//! (`world`).
+//! Tests: scripts of one `Cm` (`active`, `passive`, `alternate`, `ending`, `lookups`, `strangers`),
+//! every message in every state (`reactions`), recorded packets (`captures`), a hostile peer
+//! (`hostile`), and two of them over a lossy network (`world`).
 
 mod active;
 mod alternate;
@@ -41,7 +40,7 @@ fn route() -> Route {
     Route { local: address(1), remote: address(2) }
 }
 
-/// One machine, its time and its chance.
+/// A `Cm` with its time and random numbers.
 struct Node {
     cm: Cm,
     now: Instant,
@@ -57,7 +56,7 @@ impl Node {
         Self { cm: Cm::new(settings), now: Instant(0), rng: Rng::new(1) }
     }
 
-    /// A machine that listens, for one request at a time.
+    /// A listening node with a backlog of one.
     fn listening() -> Self {
         let mut node = Self::new();
         node.listen(1);
@@ -68,13 +67,13 @@ impl Node {
         self.cm.listen(Listen::new(SERVICE, Takes::Both, backlog)).unwrap()
     }
 
-    /// Calls something that needs the time and chance.
+    /// Calls a method that needs time and random numbers.
     fn call<R>(&mut self, act: impl FnOnce(&mut Cm, &mut Cx<'_>) -> R) -> R {
         let Self { cm, now, rng } = self;
         act(cm, &mut Cx { now: *now, random: &mut || rng.next() })
     }
 
-    /// A message of the peer.
+    /// Delivers a message of the peer.
     fn takes(&mut self, message: impl Into<Message>) -> Result<(), Ignored> {
         self.takes_from(route(), message)
     }
@@ -84,7 +83,7 @@ impl Node {
         self.call(|cm, cx| cm.handle_message(cx, route, &mad))
     }
 
-    /// All that is to be sent now; everything goes to the peer.
+    /// Takes the messages to send, all to the peer.
     fn sent(&mut self) -> Vec<Message> {
         let mut sent = Vec::new();
         while let Some(Outgoing { route: way, mad }) = self.cm.poll_transmit() {
@@ -94,14 +93,14 @@ impl Node {
         sent
     }
 
-    /// The one message that is to be sent now.
+    /// Takes the only message to send.
     fn one_sent(&mut self) -> Message {
         let mut sent = self.sent();
         assert_eq!(sent.len(), 1, "{sent:?}");
         sent.remove(0)
     }
 
-    /// Names of what is to be sent now.
+    /// Takes the names of the messages to send.
     fn names(&mut self) -> Vec<&'static str> {
         self.sent().iter().map(Message::name).collect()
     }
@@ -119,7 +118,7 @@ impl Node {
         waited
     }
 
-    /// Time passes until nothing is left.
+    /// Lets time pass until nothing is left.
     fn run_out(&mut self) {
         while self.cm.poll_timeout().is_some() {
             self.wait();
@@ -131,7 +130,7 @@ impl Node {
         self.cm.state(id).unwrap_or(State::Idle)
     }
 
-    /// Asks the peer.
+    /// Sends a REQ.
     fn connects(&mut self) -> CommId {
         let connect = Connect { responder_resources: 4, initiator_depth: 8, ..connect() };
         let id = self.call(|cm, cx| cm.connect(cx, &connect)).unwrap();
@@ -139,7 +138,7 @@ impl Node {
         id
     }
 
-    /// Asks the peer, who has accepted.
+    /// Sends a REQ and receives the REP.
     fn answered(&mut self) -> CommId {
         let id = self.connects();
         assert_eq!(self.takes(rep(id)), Ok(()));
@@ -147,7 +146,7 @@ impl Node {
         id
     }
 
-    /// Asks the peer, who has accepted, and confirms.
+    /// Sends a REQ, receives the REP and sends the RTU.
     fn connected(&mut self) -> CommId {
         let id = self.answered();
         self.cm.confirm(id, &PrivateData::EMPTY).unwrap();
@@ -155,7 +154,7 @@ impl Node {
         id
     }
 
-    /// The peer asks; returns what we call it.
+    /// Receives a REQ; returns our id.
     fn asked(&mut self) -> CommId {
         assert_eq!(self.takes(req()), Ok(()));
         let event = self.cm.poll_event().expect("an event");
@@ -164,7 +163,7 @@ impl Node {
         event.id
     }
 
-    /// The peer asks and we accept.
+    /// Receives a REQ and sends the REP.
     fn accepts(&mut self) -> CommId {
         let id = self.asked();
         self.call(|cm, cx| cm.accept(cx, id, &accept())).unwrap();
@@ -172,7 +171,7 @@ impl Node {
         id
     }
 
-    /// The peer asks, we accept, it confirms.
+    /// Receives a REQ, sends the REP and receives the RTU.
     fn established(&mut self) -> CommId {
         let id = self.accepts();
         assert_eq!(self.takes(rtu(id)), Ok(()));
@@ -197,7 +196,7 @@ fn accept() -> Accept {
     Accept { responder_resources: 2, initiator_depth: 9, ..Accept::new(OUR_QPN, Psn::new(300)) }
 }
 
-/// The peer's REQ, as its own machine writes it.
+/// The peer's REQ, made by its own `Cm`.
 fn req() -> Req {
     let back = Route { local: address(2), remote: address(1) };
     let connect = Connect {
@@ -210,7 +209,7 @@ fn req() -> Req {
     messages::req(PEER_ID, &connect, &Settings::new(PEER_GUID))
 }
 
-/// The peer's REP to what we call `ours`.
+/// The peer's REP for connection `ours`.
 fn rep(ours: CommId) -> Rep {
     Rep {
         local_comm_id: PEER_ID,
@@ -244,5 +243,5 @@ fn mra(ours: CommId, answered: Answered) -> Mra {
 }
 
 fn rej(ours: CommId, answered: Answered, reason: RejReason) -> Rej {
-    messages::plain(PEER_ID, ours, answered, reason, Info::EMPTY)
+    messages::rej(PEER_ID, ours, answered, reason, Info::EMPTY)
 }

@@ -1,10 +1,10 @@
-//! The side that is asked.
+//! The passive side.
 
 use super::*;
 
 // clause: CM-FIELDS-REP, CM-DEPTH
 #[test]
-fn a_req_becomes_a_request_and_a_rep() {
+fn req_becomes_connect_request_and_rep() {
     let mut node = Node::new();
     let listener = node.listen(1);
     assert_eq!(node.takes(req()), Ok(()));
@@ -33,7 +33,7 @@ fn a_req_becomes_a_request_and_a_rep() {
 
 // clause: CM-REP-TIMEOUT, CM-RETRIES
 #[test]
-fn a_rep_is_repeated_as_the_req_says_and_then_given_up() {
+fn unanswered_rep_is_repeated_and_abandoned() {
     let mut node = Node::listening();
     let asks = Req { local_cm_response_timeout: TimeCode::new(18), max_cm_retries: Small::new(2), ..req() };
     assert_eq!(node.takes(asks), Ok(()));
@@ -52,7 +52,7 @@ fn a_rep_is_repeated_as_the_req_says_and_then_given_up() {
 
 // clause: CM-ESTABLISH
 #[test]
-fn an_rtu_or_data_establish_and_the_other_then_says_nothing_new() {
+fn rtu_or_data_establish_the_connection_once() {
     let mut node = Node::listening();
     let id = node.established();
     assert_eq!((node.takes(rtu(id)), node.cm.establish(id)), (Err(Ignored::State), Err(CmError::State)));
@@ -69,7 +69,7 @@ fn an_rtu_or_data_establish_and_the_other_then_says_nothing_new() {
 
 // clause: CM-REQ-DUPLICATE
 #[test]
-fn a_repeated_req_is_one_connection() {
+fn repeated_req_is_one_connection() {
     let mut node = Node::listening();
     let id = node.asked();
     for _ in 0..2 {
@@ -97,7 +97,7 @@ fn a_repeated_req_is_one_connection() {
 
 // clause: CM-TIMEWAIT
 #[test]
-fn a_name_is_free_when_its_time_has_passed_though_nobody_has_looked_at_the_timers() {
+fn peer_id_is_reusable_after_time_wait_before_the_timer() {
     let mut node = Node::listening();
     let old = node.established();
     assert_eq!(node.takes(dreq(old)), Ok(()));
@@ -114,7 +114,7 @@ fn a_name_is_free_when_its_time_has_passed_though_nobody_has_looked_at_the_timer
 
 // clause: CM-STALE
 #[test]
-fn the_queue_pair_of_a_connection_that_is_over_may_connect_again() {
+fn qp_of_a_closed_connection_may_connect_again() {
     let mut node = Node::listening();
     let old = node.established();
     assert_eq!(node.takes(dreq(old)), Ok(()));
@@ -131,7 +131,7 @@ fn the_queue_pair_of_a_connection_that_is_over_may_connect_again() {
 
 // clause: CM-MRA
 #[test]
-fn the_program_may_ask_for_patience_and_so_may_the_peer() {
+fn both_sides_may_send_mra() {
     let mut node = Node::listening();
     let id = node.asked();
     node.cm.delay(id, TimeCode::new(21)).unwrap();
@@ -150,7 +150,7 @@ fn the_program_may_ask_for_patience_and_so_may_the_peer() {
 
 // clause: CM-REJECT
 #[test]
-fn the_program_may_refuse_the_request() {
+fn program_may_reject_req() {
     for name_given in [false, true] {
         let mut node = Node::listening();
         let id = node.asked();
@@ -169,7 +169,7 @@ fn the_program_may_refuse_the_request() {
 
 // clause: CM-REJ-RECEIVED
 #[test]
-fn the_peer_may_give_up_at_any_time() {
+fn peer_may_give_up_in_any_state() {
     let by_name = |id| rej(id, Answered::Rep, RejReason::ConsumerDefined);
     let by_guid = |_| Rej {
         info: Info::new(&PEER_GUID.0.to_be_bytes()).unwrap(),
@@ -195,7 +195,7 @@ fn the_peer_may_give_up_at_any_time() {
 
 // clause: CM-REQ-CHECKS
 #[test]
-fn requests_that_nobody_can_serve_are_rejected_with_their_reason() {
+fn unservable_reqs_are_rejected_with_their_reason() {
     let elsewhere = |change: fn(&mut Req)| {
         let mut req = req();
         change(&mut req);
@@ -226,7 +226,7 @@ fn requests_that_nobody_can_serve_are_rejected_with_their_reason() {
 
 // clause: CM-STALE
 #[test]
-fn a_req_from_the_queue_pair_of_another_connection_ends_that_one() {
+fn req_from_a_connected_qp_ends_the_old_connection() {
     let mut node = Node::listening();
     let old = node.established();
     let again = Req { local_comm_id: CommId(0x8888), ..req() };
@@ -256,7 +256,7 @@ impl Node {
 
 // clause: CM-BACKLOG
 #[test]
-fn no_more_requests_wait_than_the_backlog_holds() {
+fn pending_requests_are_limited_by_the_backlog() {
     let other = |n: u32| Req { local_comm_id: CommId(n), local_qpn: Qpn::new(n), ..req() };
     let mut node = Node::new();
     node.listen(2);
@@ -274,7 +274,7 @@ fn no_more_requests_wait_than_the_backlog_holds() {
 
 // clause: CM-BOUNDS
 #[test]
-fn no_more_connections_are_held_than_allowed() {
+fn connections_are_limited_by_max_connections() {
     let mut node = Node::with(Settings { max_connections: 1, ..Settings::new(OUR_GUID) });
     node.listen(9);
     let id = node.established();
@@ -289,7 +289,7 @@ fn no_more_connections_are_held_than_allowed() {
 
 // clause: CM-LISTEN
 #[test]
-fn the_listener_at_the_address_is_asked_before_that_at_all() {
+fn listener_at_one_address_precedes_wildcard() {
     let mut node = Node::new();
     let at = |local, takes| Listen { local, ..Listen::new(SERVICE, takes, 0) };
     let all = node.cm.listen(at(None, Takes::Connections)).unwrap();
@@ -313,7 +313,7 @@ fn the_listener_at_the_address_is_asked_before_that_at_all() {
 
 // clause: CM-LISTEN-MASK
 #[test]
-fn a_listener_may_take_many_services() {
+fn listener_mask_matches_many_services() {
     let mut node = Node::new();
     let many = Listen { service_mask: !0xff, ..Listen::new(ServiceId(SERVICE.0 & !0xff), Takes::Both, 9) };
     let id = node.cm.listen(many).unwrap();

@@ -1,6 +1,5 @@
-//! Every message in every state: what comes of it stands in `reactions.txt`, to be reviewed; and
-//! what comes of it if it is repeated, comes from elsewhere, or bears ids that are not those of the
-//! connection.
+//! Every message in every state: the reactions are reviewed in `reactions.txt`; also repeated, from
+//! other addresses, and with wrong ids.
 
 use super::*;
 use roxe_wire::cm::{Apr, AprStatus, Lap, MadError, SidrReq, SidrStatus};
@@ -10,7 +9,7 @@ use std::fmt::Write;
 /// A way into a state.
 type Reach = fn(&mut Node) -> CommId;
 
-/// Every state that there is, the two sides of one apart where they differ.
+/// Every state, for both sides where they differ.
 const SITUATIONS: [(&str, Reach); 21] = [
     ("nothing", |_| CommId(0x4242)),
     ("ReqSent", Node::connects),
@@ -39,7 +38,7 @@ const SITUATIONS: [(&str, Reach); 21] = [
     ("lookup", looks_up),
 ];
 
-/// After `reach` the peer says something.
+/// Delivers a message after `reach`.
 fn told(node: &mut Node, reach: Reach, message: fn(CommId) -> Message) -> CommId {
     let id = reach(node);
     let _ = node.cm.take_alternates(id, true);
@@ -81,7 +80,7 @@ fn apr(ours: CommId) -> Apr {
     messages::apr(PEER_ID, ours, &AlternateAnswer::new(AprStatus::Success))
 }
 
-/// A peer gives up that knows no name of ours.
+/// A REJ for timeout from a peer that does not know our id.
 fn timed_out() -> Rej {
     let info = Info::new(&PEER_GUID.0.to_be_bytes()).unwrap();
     Rej { info, ..rej(CommId::NONE, Answered::Neither, RejReason::Timeout) }
@@ -91,7 +90,7 @@ fn sidr_req() -> SidrReq {
     messages::sidr_req(PEER_ID, &Resolve::new(route(), SERVICE))
 }
 
-/// Every message that a peer may send about what we call `id`.
+/// Every message that a peer may send about connection `id`.
 fn messages(id: CommId) -> Vec<(&'static str, Message)> {
     let reply = SidrReq { request_id: id, ..sidr_req() };
     vec![
@@ -115,7 +114,7 @@ fn messages(id: CommId) -> Vec<(&'static str, Message)> {
     ]
 }
 
-/// A machine in a situation, all that led to it fetched.
+/// A node in a situation, earlier events and messages discarded.
 fn reached(reach: Reach) -> (Node, CommId) {
     let mut node = Node::new();
     node.listen(2);
@@ -125,7 +124,7 @@ fn reached(reach: Reach) -> (Node, CommId) {
     (node, id)
 }
 
-/// Where a connection stands, in one word or two.
+/// The state of a connection as text.
 fn standing(node: &Node, id: CommId) -> String {
     match (node.cm.state(id), node.cm.alternate_state(id)) {
         (Some(state), None | Some(AlternateState::Idle)) => format!("{state:?}"),
@@ -143,7 +142,7 @@ fn kind_of(event: &EventKind) -> String {
     }
 }
 
-/// What came of a message, in a line; messages without any effect are told by the reason alone.
+/// The reaction to a message in one line; without an effect, only the reason.
 fn reaction(node: &mut Node, id: CommId, before: &str, outcome: Result<(), Ignored>) -> Result<String, Ignored> {
     let mut line = String::new();
     let after = standing(node, id);
@@ -189,12 +188,12 @@ fn render() -> String {
 
 // clause: CM-MATCH, CM-UNKNOWN, CM-DREQ-UNKNOWN, CM-LAP, CM-STALE, CM-REQ-DUPLICATE
 #[test]
-fn every_message_in_every_state_reacts_as_reviewed() {
+fn reactions_equal_the_reviewed_table() {
     let (now, reviewed) = (render(), include_str!("reactions.txt"));
     assert!(now == reviewed, "the reactions changed; review them and update reactions.txt:\n{now}");
 }
 
-/// Lets `attack` work on every message in every situation.
+/// Calls `attack` for every message in every situation.
 fn everywhere(mut attack: impl FnMut(&str, Node, CommId, Message)) {
     for (name, reach) in SITUATIONS {
         for index in 0..messages(CommId::NONE).len() {
@@ -205,7 +204,7 @@ fn everywhere(mut attack: impl FnMut(&str, Node, CommId, Message)) {
     }
 }
 
-/// Who repeats what our program thinks about is told to be patient, once.
+/// A repeated request is answered by one MRA while our program decides.
 fn patient(standing: String) -> String {
     match standing.as_str() {
         "ReqRcvd" | "RepRcvd" | "LapRcvd" => format!("Mra{}", standing.replace("Rcvd", "Sent")),
@@ -215,7 +214,7 @@ fn patient(standing: String) -> String {
 
 // clause: CM-LAP-DUPLICATE, CM-REQ-DUPLICATE, CM-REP-DUPLICATE, CM-MRA, CM-TIMEWAIT
 #[test]
-fn a_message_that_comes_again_changes_nothing() {
+fn duplicate_message_changes_no_state() {
     everywhere(|name, mut node, id, message| {
         let _ = node.takes(message.clone());
         let (after, held) = (patient(standing(&node, id)), node.cm.len());
@@ -231,7 +230,7 @@ fn a_message_that_comes_again_changes_nothing() {
 
 // clause: CM-MATCH
 #[test]
-fn a_message_from_or_to_another_address_changes_nothing() {
+fn message_with_wrong_address_changes_no_state() {
     let elsewhere = Route { local: address(1), remote: address(3) };
     let not_here = Route { local: address(4), remote: address(2) };
     for route in [elsewhere, not_here] {
@@ -248,7 +247,7 @@ fn a_message_from_or_to_another_address_changes_nothing() {
     }
 }
 
-/// The same message with another name of the connection at one end.
+/// The message with a wrong id of one end.
 fn misnamed(message: &Message, ours: CommId, theirs: CommId) -> Option<Message> {
     let mut message = message.clone();
     let (local, remote) = match &mut message {
@@ -272,10 +271,10 @@ fn misnamed(message: &Message, ours: CommId, theirs: CommId) -> Option<Message> 
 
 // clause: CM-MATCH, CM-UNKNOWN
 #[test]
-fn a_message_with_another_name_of_ours_changes_nothing() {
+fn message_with_wrong_local_id_changes_no_state() {
     for wrong in [|id: CommId| CommId(id.0 ^ 1), |_| CommId::NONE, |_| PEER_ID] {
         everywhere(|name, mut node, id, message| {
-            // Who gives up may know us by our GUID alone.
+            // A peer that gives up may know only our GUID.
             let Some(message) = misnamed(&message, wrong(id), PEER_ID).filter(|_| !name.contains("timeout")) else {
                 return;
             };
@@ -289,11 +288,11 @@ fn a_message_with_another_name_of_ours_changes_nothing() {
 
 // clause: CM-MATCH, CM-UNKNOWN
 #[test]
-fn a_message_with_another_name_of_the_peers_changes_nothing_once_that_is_known() {
+fn message_with_wrong_peer_id_changes_no_state() {
     for theirs in [CommId(PEER_ID.0 ^ 1), CommId::NONE] {
         everywhere(|name, mut node, id, message| {
             let Some(message) = misnamed(&message, id, theirs) else { return };
-            // Before the peer has answered any name may be its own.
+            // Before the peer has answered, any id may be its own.
             let is_unknown = matches!(node.cm.state(id), Some(State::ReqSent | State::MraReqRcvd));
             if is_unknown || matches!(message, Message::SidrRep(_)) {
                 return;
@@ -308,7 +307,7 @@ fn a_message_with_another_name_of_the_peers_changes_nothing_once_that_is_known()
 
 // clause: CM-MAD
 #[test]
-fn a_message_that_was_cut_or_made_longer_is_none() {
+fn message_of_wrong_length_does_not_parse() {
     for (name, message) in messages(CommId(0x4242)) {
         let bytes = Mad { tid: TransactionId(9), modifier: 0, message }.to_bytes();
         for len in 0..bytes.len() {
@@ -321,7 +320,7 @@ fn a_message_that_was_cut_or_made_longer_is_none() {
 
 // clause: CM-BOUNDS, CM-TIMEWAIT, CM-DESTROY
 #[test]
-fn every_reaction_script_leaves_no_state_behind() {
+fn reaction_scripts_leave_no_state() {
     everywhere(|name, mut node, id, message| {
         let _ = node.takes(message);
         let _ = node.destroy(id);

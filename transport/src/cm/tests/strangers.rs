@@ -1,4 +1,4 @@
-//! Messages that fit nothing.
+//! Messages that belong to no connection.
 
 use super::*;
 use roxe_wire::cm::{Apr, AprStatus, Lap, SidrReq, SidrStatus};
@@ -26,7 +26,7 @@ fn messages_for_unknown_connections_are_rejected() {
 
 // clause: CM-DREQ-UNKNOWN
 #[test]
-fn a_disconnect_of_nothing_is_agreed_with() {
+fn dreq_for_unknown_connection_gets_drep() {
     let mut node = Node::new();
     assert_eq!(node.takes(dreq(NOBODY)), Err(Ignored::UnknownId));
     assert_eq!(node.sent(), [Message::Drep(messages::drep(NOBODY, PEER_ID))]);
@@ -37,7 +37,7 @@ fn a_disconnect_of_nothing_is_agreed_with() {
 
 // clause: CM-MATCH
 #[test]
-fn messages_from_other_addresses_leave_a_connection_alone() {
+fn messages_from_strangers_change_no_connection() {
     let elsewhere = Route { local: address(1), remote: address(3) };
     let not_here = Route { local: address(4), remote: address(2) };
     for route in [elsewhere, not_here] {
@@ -77,7 +77,7 @@ fn with_header(version: u8, ip_version: u8, src: [u8; 4], dst: [u8; 4]) -> Priva
 
 // clause: CM-IP-CHECKS
 #[test]
-fn a_request_bears_the_addresses_it_travelled_between() {
+fn request_with_foreign_addresses_is_refused() {
     const US: [u8; 4] = [10, 0, 0, 1];
     const PEER: [u8; 4] = [10, 0, 0, 2];
     let bad = [
@@ -109,7 +109,7 @@ fn a_request_bears_the_addresses_it_travelled_between() {
 
 // clause: CM-IP-CHECKS
 #[test]
-fn requests_from_addresses_of_no_host_are_refused() {
+fn requests_from_non_unicast_addresses_are_refused() {
     for remote in [[224, 0, 0, 1], [255, 255, 255, 255], [0, 0, 0, 0]] {
         let route = Route { local: address(1), remote: Ipv4Addr::from(remote).into() };
         let mut node = Node::new();
@@ -122,7 +122,7 @@ fn requests_from_addresses_of_no_host_are_refused() {
 
 // clause: CM-LISTEN, CM-IP-CHECKS
 #[test]
-fn one_service_may_have_a_listener_for_each_version_of_ip() {
+fn ipv4_and_ipv6_listeners_share_a_service() {
     let mut node = Node::new();
     let of = |addresses| Listen { addresses, ..Listen::new(SERVICE, Takes::Both, 9) };
     let v6 = node.cm.listen(of(Addresses::Ipv6)).unwrap();
@@ -155,7 +155,7 @@ fn alternate_paths_are_refused() {
 
 // clause: CM-BOUNDS
 #[test]
-fn answers_that_nobody_fetches_do_not_pile_up() {
+fn unfetched_answers_are_bounded() {
     let mut node = Node::new();
     for _ in 0..10_000 {
         assert_eq!(node.takes(dreq(NOBODY)), Err(Ignored::UnknownId));
@@ -164,7 +164,7 @@ fn answers_that_nobody_fetches_do_not_pile_up() {
 }
 
 #[test]
-fn every_reason_has_a_name_of_its_own() {
+fn reason_names_are_unique() {
     let names: std::collections::BTreeSet<_> = Ignored::ALL.iter().map(|reason| reason.name()).collect();
     assert_eq!(names.len(), Ignored::ALL.len());
 }

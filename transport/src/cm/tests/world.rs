@@ -1,12 +1,12 @@
-//! Two machines with programs of some temper over a network that loses, repeats, delays and so
-//! reorders messages: in virtual time, from seeds.
+//! Two `Cm`s with random programs over a network that loses, repeats, delays and reorders messages:
+//! in virtual time, from seeds.
 
 use super::*;
 use roxe_sim::Choices;
 use roxe_wire::cm::{AprStatus, SidrStatus};
 use std::collections::BTreeMap;
 
-/// How bad the network is, and how hasty the programs.
+/// Parameters of the network and the programs.
 #[derive(Clone, Copy, Debug)]
 struct Climate {
     /// Per mille.
@@ -15,15 +15,15 @@ struct Climate {
     repeats: u32,
     /// Longest delay of a message, ms.
     delay: u32,
-    /// Longest that a program thinks, ms.
+    /// Longest delay of a program, ms.
     thought: u32,
-    /// How often a program does not want what it is offered, or forgets a connection; per mille.
+    /// Rate of rejections and released connections, per mille.
     whims: u32,
-    /// How often a program looks a datagram service up instead of connecting; per mille.
+    /// Rate of lookups instead of connections, per mille.
     lookups: u32,
 }
 
-/// What a program does next with a connection.
+/// Next action of a program on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Todo {
     Connect,
@@ -43,7 +43,7 @@ enum Happens {
     Program(usize, CommId, Todo),
 }
 
-/// How a connection ended for its program.
+/// End of a connection for its program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum End {
     /// A lookup.
@@ -53,20 +53,19 @@ enum End {
     Told(EventKind),
 }
 
-/// What a program knows of a connection.
+/// A program's view of a connection.
 #[derive(Debug, Default)]
 struct Story {
-    /// It asked.
     is_active: bool,
-    /// What the other end calls it, once known.
+    /// The peer's id, once known.
     partner: Option<CommId>,
     established: bool,
     terms: Option<QpTerms>,
     ends: Vec<End>,
-    /// Paths it proposed that wait for an answer, and how many the peer took.
+    /// Proposed paths that are pending, and those the peer accepted.
     proposed: u32,
     loaded: u32,
-    /// Paths of the peer that it took.
+    /// Accepted paths of the peer.
     taken: u32,
 }
 
@@ -115,13 +114,13 @@ impl World {
         self.plan(self.climate.thought, Happens::Program(end, id, todo));
     }
 
-    /// Calls something that needs the time and chance.
+    /// Calls a method that needs time and random numbers.
     fn call<R>(&mut self, end: usize, act: impl FnOnce(&mut Cm, &mut Cx<'_>) -> R) -> R {
         let Self { ends, now, rng, .. } = self;
         act(&mut ends[end], &mut Cx { now: *now, random: &mut || rng.next() })
     }
 
-    /// Lets everything happen until nothing is left to happen.
+    /// Runs until nothing is due.
     fn run(&mut self) {
         while let Some(next) = self.next_time() {
             assert!(next < Instant(3600 * 1_000_000_000), "an hour, and still not over");
@@ -162,7 +161,7 @@ impl World {
     fn carry(&mut self, Outgoing { route, mad }: Outgoing) {
         let to = usize::from(route.remote == home(1));
         assert_eq!((route.local, route.remote), (home(1 - to), home(to)));
-        // What travels is bytes.
+        // Messages travel as bytes.
         let mad = Box::new(Mad::parse(&mad.to_bytes()).unwrap());
         let back = Route { local: route.remote, remote: route.local };
         let copies = 1 + u32::from(self.rng.chance(self.climate.repeats));
@@ -173,7 +172,7 @@ impl World {
         }
     }
 
-    /// A program hears of something.
+    /// Delivers an event to a program.
     fn learn(&mut self, end: usize, Event { id, kind }: Event) {
         let story = self.stories[end].entry(id).or_default();
         match &kind {
@@ -213,13 +212,13 @@ impl World {
         if self.rng.chance(self.climate.whims) {
             self.think(end, id, Todo::Propose);
         }
-        // Most often one of the programs ends it long before the other would.
+        // Usually one program ends it long before the other.
         let todo = if self.rng.chance(self.climate.whims) { Todo::Destroy } else { Todo::Disconnect };
         let patience = self.rng.pick(&[1, 1, 20]);
         self.plan(self.climate.thought * patience, Happens::Program(end, id, todo));
     }
 
-    /// A program acts. What it wanted may be impossible by now; then it lets it be.
+    /// Executes an action of a program, unless it has become impossible.
     fn act(&mut self, end: usize, id: CommId, todo: Todo) {
         let unwilling = self.rng.chance(self.climate.whims);
         match todo {
@@ -306,7 +305,7 @@ impl World {
         }
     }
 
-    /// What must be true when all is over.
+    /// Checks the final state.
     fn judge(&self) {
         for end in [0, 1] {
             assert!(self.ends[end].is_empty(), "something is left");
@@ -321,8 +320,8 @@ impl World {
     }
 
     fn judge_pair(one: &Story, other: &Story) {
-        // The active end confirms first. That the other hears of it, only a network can prevent
-        // that loses all of it.
+        // The active end confirms first. Only a network that loses everything hides this from the
+        // other.
         let (active, passive) = if one.is_active { (one, other) } else { (other, one) };
         assert!(active.is_active && !passive.is_active);
         assert!(active.established || !passive.established, "{active:?} {passive:?}");
@@ -336,18 +335,18 @@ impl World {
         assert_eq!((one.retry_cnt, one.hop_limit), (other.retry_cnt, other.hop_limit));
     }
 
-    /// How many connections were established at both ends.
+    /// Number of connections established at both ends.
     fn successes(&self) -> usize {
         self.stories[0].values().filter(|story| story.established).count()
     }
 
-    /// How many alternate paths both ends loaded.
+    /// Number of alternate paths loaded by both ends.
     fn loaded(&self) -> u32 {
         self.stories.iter().flat_map(BTreeMap::values).map(|story| story.loaded).sum()
     }
 }
 
-/// Lives through `connections` of these, half of them from either end.
+/// Runs `connections` connections, half of them from either end.
 fn live(climate: Climate, seed: u64, connections: u32) -> World {
     let mut world = World::new(climate, seed);
     for n in 0..connections {
@@ -363,8 +362,8 @@ fn live(climate: Climate, seed: u64, connections: u32) -> World {
 
 // clause: CM-RETRIES, CM-TIMEWAIT
 #[test]
-fn on_a_good_network_all_goes_as_both_programs_want() {
-    // All messages take equally long, so that none overtakes another.
+fn good_network_connects_as_programs_want() {
+    // Equal delays prevent overtaking.
     let climate = Climate { loss: 0, repeats: 0, delay: 1, thought: 50, whims: 0, lookups: 0 };
     for seed in 0..200 {
         let world = live(climate, seed, 6);
@@ -381,7 +380,7 @@ fn on_a_good_network_all_goes_as_both_programs_want() {
 // clause: CM-RETRIES, CM-SIDR, CM-REQ-DUPLICATE, CM-REP-DUPLICATE
 // clause: CM-DREQ-UNKNOWN, CM-UNKNOWN, CM-LAP
 #[test]
-fn on_a_bad_network_every_connection_ends_once_at_both_ends() {
+fn lossy_network_ends_every_connection_once() {
     let (mut successes, mut loaded) = (0, 0);
     for seed in 0..3000 {
         let mut rng = Rng::new(seed);
@@ -403,7 +402,7 @@ fn on_a_bad_network_every_connection_ends_once_at_both_ends() {
 
 // clause: CM-RETRIES, CM-DESTROY
 #[test]
-fn on_a_dead_network_everything_is_over_in_bounded_time() {
+fn dead_network_ends_everything_in_bounded_time() {
     for (seed, loss) in (0..200).map(|seed| (seed, 900 + seed as u32 / 2)) {
         live(Climate { loss, repeats: 0, delay: 5, thought: 1000, whims: 100, lookups: 200 }, seed, 6);
     }

@@ -1,4 +1,4 @@
-//! Which packets a rule is for, and what it does to them.
+//! Matching and actions of rules.
 
 use super::*;
 use core::time::Duration;
@@ -7,7 +7,7 @@ use roxe_wire::NetHeader;
 const MS: Duration = Duration::from_millis(1);
 
 #[test]
-fn a_rule_without_words_is_for_every_packet() {
+fn rule_without_words_matches_every_packet() {
     let mut all = injector("drop");
     assert_eq!(all.dropped(tx(), 3), [0, 1, 2]);
     assert_eq!(all.dropped(rx(), 3), [0, 1, 2]);
@@ -17,7 +17,7 @@ fn a_rule_without_words_is_for_every_packet() {
 }
 
 #[test]
-fn directions_and_queue_pairs_are_told_apart() {
+fn direction_and_qp_words_filter_packets() {
     let other = Way { qpn: 18, ordinal: 1, ..tx() };
     for (text, expected) in [
         ("drop tx", [true, false, true]),
@@ -34,13 +34,13 @@ fn directions_and_queue_pairs_are_told_apart() {
 }
 
 #[test]
-fn rules_hold_in_their_time_only() {
+fn at_word_limits_the_time() {
     let at = |millis: u64| Way { at: MS * millis as u32, ..tx() };
     for (text, expected) in [
         ("drop at=2ms..4ms", [false, true, true, false]),
         ("drop at=3ms..", [false, false, true, true]),
         ("drop at=0s..3ms", [true, true, false, false]),
-        // Places are counted among the packets of that time.
+        // `nth` counts the packets in that time.
         ("drop at=2ms.. nth=2", [false, false, true, false]),
     ] {
         let mut injector = injector(text);
@@ -49,7 +49,7 @@ fn rules_hold_in_their_time_only() {
 }
 
 #[test]
-fn refusals_are_forged_of_answers_and_notifications_of_any_packet() {
+fn naks_are_forged_from_responses_cnps_from_any_packet() {
     let answer = |syndrome| Kind::RcResponse(Response::Ack(aeth(syndrome)));
     for (text, syndrome) in [
         ("nak psn_sequence", Syndrome::Nak(NakCode::PsnSequence)),
@@ -76,7 +76,7 @@ fn refusals_are_forged_of_answers_and_notifications_of_any_packet() {
 }
 
 #[test]
-fn peers_are_told_apart_by_address() {
+fn peer_word_filters_by_address() {
     let stranger = |way| Way { peer: peer(12), ..way };
     let v6 = Gid("fe80::1".parse::<std::net::Ipv6Addr>().expect("an address").octets());
     for (text, expected) in [
@@ -91,7 +91,7 @@ fn peers_are_told_apart_by_address() {
     }
 }
 
-/// One packet of each kind that people name.
+/// One packet of each named kind.
 fn zoo() -> Vec<(&'static str, Kind, &'static [u8])> {
     use {Request as Q, Response as P};
     let atomic = AtomicEth { va: 0, rkey: RKey(1), swap_or_add: 1, compare: 2 };
@@ -150,7 +150,7 @@ fn opcodes_and_classes_match_the_names_that_dump_prints() {
 }
 
 #[test]
-fn services_are_told_apart_and_congestion_notifications_belong_to_none() {
+fn service_word_filters_and_excludes_cnps() {
     let send = Request::SendOnly(SendTail::Plain);
     let uc = uc(Request::SendOnly(SendTail::Plain));
     let kinds =
@@ -177,7 +177,7 @@ fn psns_are_matched_with_wrap_around() {
 }
 
 #[test]
-fn nth_counts_packets_that_match_all_other_words_by_direction_and_queue_pair() {
+fn nth_counts_matching_packets_per_direction_and_qp() {
     let mut injector = injector("drop op=SEND nth=2,4..5");
     let other = Way { ordinal: 1, ..tx() };
     for way in [tx(), rx(), other] {
@@ -190,7 +190,7 @@ fn nth_counts_packets_that_match_all_other_words_by_direction_and_queue_pair() {
 }
 
 #[test]
-fn times_counts_faults() {
+fn times_limits_the_faults() {
     let mut injector = injector("drop times=2; drop op=SEND nth=3.. times=1");
     assert_eq!(injector.dropped(tx(), 9), [0, 1, 2]);
     assert_eq!(injector.dropped(rx(), 9), [0, 1, 2]);
@@ -198,7 +198,7 @@ fn times_counts_faults() {
 }
 
 #[test]
-fn a_forgotten_queue_pair_starts_anew_and_the_report_goes_on() {
+fn forget_resets_counters_but_not_the_report() {
     let mut injector = injector("drop nth=1");
     assert_eq!(injector.dropped(tx(), 5), [0]);
     injector.forget(0);
@@ -210,7 +210,7 @@ fn a_forgotten_queue_pair_starts_anew_and_the_report_goes_on() {
 }
 
 #[test]
-fn a_lost_packet_takes_no_other_fault_but_is_counted_by_every_rule() {
+fn dropped_packet_has_no_other_fault_but_is_counted() {
     let mut injector = injector("ecn; duplicate; drop nth=2; drop nth=2");
     let marked = Verdict { mark_ce: true, copies: 1, rule: Some(RuleId(0)), ..Verdict::PASS };
     assert_eq!(injector.see(tx(), 0, SEND, b""), marked);
@@ -229,7 +229,7 @@ fn copies_and_delays_add_up() {
 }
 
 #[test]
-fn times_to_wait_stay_in_their_range_and_use_it() {
+fn delays_cover_their_range() {
     for (text, least, most) in [("delay by=2ms..4ms", 2 * MS, 4 * MS), ("reorder by=3ms", Duration::ZERO, 3 * MS)] {
         let mut injector = injector(text);
         let times: Vec<_> = (0..1000).map(|psn| injector.see(tx(), psn, SEND, b"").delay).collect();
@@ -257,7 +257,7 @@ fn damaged(part: &str, n: u32) -> (Vec<u8>, Vec<u8>, NetHeader) {
 }
 
 #[test]
-fn corruption_flips_one_bit_of_its_part_and_the_icrc_finds_it() {
+fn corruption_flips_one_bit_that_the_icrc_detects() {
     // 12 BTH and 8 DETH, 5 payload, 3 pad, 4 ICRC. The ICRC does not cover byte 4.
     for (part, places) in [
         ("header", (0..20).filter(|at| *at != 4).collect::<Vec<usize>>()),
@@ -280,7 +280,7 @@ fn corruption_flips_one_bit_of_its_part_and_the_icrc_finds_it() {
 }
 
 #[test]
-fn there_must_be_something_to_corrupt() {
+fn corrupt_payload_needs_a_payload() {
     let mut injector = injector("corrupt payload nth=1");
     assert!(injector.see(tx(), 0, ack(), b"").is_pass());
     assert!(injector.see(tx(), 0, SEND, b"").is_pass());
@@ -297,14 +297,14 @@ fn the_first_corruption_wins() {
 }
 
 #[test]
-fn a_corruption_meant_for_a_longer_packet_does_nothing() {
+fn corruption_beyond_the_packet_has_no_effect() {
     let mut bytes = [7; 4];
     Corruption { at: 4, mask: 1 }.apply(&mut bytes);
     assert_eq!(bytes, [7; 4]);
 }
 
 #[test]
-fn only_requests_that_need_a_receive_can_miss_one() {
+fn rnr_applies_to_requests_that_need_a_receive() {
     let imm = ImmDt([1, 2, 3, 4]);
     let mut injector = injector("rnr");
     for (kind, expected) in [

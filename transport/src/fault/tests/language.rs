@@ -5,7 +5,7 @@ use core::time::Duration;
 use proptest::prelude::*;
 
 #[test]
-fn rules_are_printed_as_they_were_written() {
+fn rules_roundtrip_through_text() {
     for text in [
         "",
         "drop",
@@ -35,7 +35,7 @@ fn rules_are_printed_as_they_were_written() {
 }
 
 #[test]
-fn other_spellings_mean_the_same() {
+fn alternative_spellings_parse_to_equal_rules() {
     for (text, canonical) in [
         ("  drop\t3.10%  ;;\n ; ecn\n", "drop 3.1%; ecn"),
         ("drop nth=3 tx 03%", "drop 3% tx nth=3"),
@@ -122,7 +122,7 @@ fn errors_name_the_rule_the_word_and_the_allowed_words() {
 }
 
 #[test]
-fn quoted_words_are_short_and_harmless() {
+fn errors_quote_short_escaped_words() {
     let word = format!("\u{1b}[2J{}", "ä".repeat(1000));
     let error = word.parse::<Rules>().expect_err("no action").to_string();
     let quoted = format!("fault rule 1: \"\\u{{1b}}[2J{}\"... is no action;", "ä".repeat(36));
@@ -163,7 +163,7 @@ fn text_rules_and_lists_are_bounded() {
 }
 
 #[test]
-fn every_name_of_an_opcode_is_known_and_says_itself() {
+fn opcode_names_roundtrip() {
     for name in OpSet::names() {
         let set = OpSet::named(&name.to_lowercase()).expect(name);
         assert_eq!(set.to_string(), name);
@@ -309,7 +309,7 @@ proptest! {
     }
 
     #[test]
-    fn any_text_gives_rules_or_an_error_in_one_line(text in prop_oneof![near_rules(), ".{0,80}"]) {
+    fn any_text_parses_or_gives_a_one_line_error(text in prop_oneof![near_rules(), ".{0,80}"]) {
         match text.parse::<Rules>() {
             Ok(rules) => prop_assert_eq!(rules.to_string().parse::<Rules>(), Ok(rules)),
             Err(error) => {

@@ -1,4 +1,4 @@
-//! Message numbers: counted as messages first appear, kept when they come again.
+//! Message numbers: assigned on first appearance, kept by retransmissions.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn parts() -> [(Kind, usize); 3] {
     [(first, MTU), (middle, MTU), (last, 9)]
 }
 
-/// The message numbers, up to 40, that packets have, as rules see them.
+/// The message numbers, up to 40, of packets.
 struct Numbers(Injector);
 
 impl Numbers {
@@ -36,7 +36,7 @@ impl Numbers {
 }
 
 #[test]
-fn packets_belong_to_their_message_and_messages_count_from_1() {
+fn messages_are_numbered_from_1() {
     let mut numbers = Numbers::new();
     assert_eq!(numbers.of_send(tx(), 100), [Some(1); 3]);
     assert_eq!(numbers.of(tx(), 103, SEND, 4), Some(2));
@@ -47,7 +47,7 @@ fn packets_belong_to_their_message_and_messages_count_from_1() {
 }
 
 #[test]
-fn a_retransmission_keeps_its_number() {
+fn retransmission_keeps_its_message_number() {
     let mut numbers = Numbers::new();
     assert_eq!(numbers.of_send(tx(), 100), [Some(1); 3]);
     assert_eq!(numbers.of_send(tx(), 103), [Some(2); 3]);
@@ -60,7 +60,7 @@ fn a_retransmission_keeps_its_number() {
 }
 
 #[test]
-fn numbers_survive_the_wrap_of_the_psn() {
+fn message_numbers_survive_psn_wrap() {
     let mut numbers = Numbers::new();
     assert_eq!(numbers.of(tx(), 0xff_fffd, SEND, 4), Some(1));
     assert_eq!(numbers.of_send(tx(), 0xff_fffe), [Some(2); 3]);
@@ -80,7 +80,7 @@ fn a_packet_behind_a_gap_has_no_number_until_the_gap_is_filled() {
 }
 
 #[test]
-fn an_unreliable_connection_goes_on_behind_a_gap() {
+fn uc_message_numbers_continue_behind_a_gap() {
     let mut numbers = Numbers::new();
     let send = uc(Request::SendOnly(SendTail::Plain));
     assert_eq!(numbers.of(rx(), 10, send, 4), Some(1));
@@ -95,7 +95,7 @@ fn every_datagram_is_a_message() {
 }
 
 #[test]
-fn the_first_packet_seen_may_be_in_the_middle_of_a_message() {
+fn first_packet_may_be_a_middle() {
     let mut numbers = Numbers::new();
     let [_, (middle, len), (last, rest)] = parts();
     assert_eq!(numbers.of(rx(), 10, middle, len), Some(1));
@@ -116,7 +116,7 @@ fn responses_count_as_the_message_they_answer() {
 }
 
 #[test]
-fn a_read_takes_a_psn_for_each_packet_of_its_answer() {
+fn read_occupies_one_psn_per_response() {
     let mut numbers = Numbers::new();
     assert_eq!(numbers.of(tx(), 100, read(2500), 0), Some(1), "100, 101, 102 at an MTU of 1024");
     assert_eq!(numbers.of(tx(), 103, SEND, 4), Some(2), "the MTU is not known yet");
@@ -131,7 +131,7 @@ fn a_read_takes_a_psn_for_each_packet_of_its_answer() {
 }
 
 #[test]
-fn the_rest_of_a_read_asked_for_again_belongs_to_the_read() {
+fn repeated_read_tail_keeps_its_message_number() {
     let mut numbers = Numbers::new();
     assert_eq!(numbers.of(tx(), 100, read(2500), 0), Some(1));
     let first = Kind::RcResponse(Response::ReadFirst(good()));
@@ -153,7 +153,7 @@ fn only_the_newest_messages_are_remembered() {
 }
 
 #[test]
-fn messages_too_far_back_to_tell_psns_apart_are_forgotten() {
+fn messages_with_ambiguous_psns_are_forgotten() {
     let mut numbers = Numbers::new();
     // One READ of 2^22 packets: 1 GiB at an MTU of 256.
     assert_eq!(numbers.of(tx(), 0, Kind::RcRequest(Request::SendFirst), 256), Some(1));
@@ -165,7 +165,7 @@ fn messages_too_far_back_to_tell_psns_apart_are_forgotten() {
 }
 
 #[test]
-fn only_full_packets_of_a_legal_size_tell_the_path_mtu() {
+fn path_mtu_is_learned_from_full_packets_only() {
     let mut numbers = Numbers::new();
     let (first, middle) = (Kind::RcResponse(Response::ReadFirst(good())), Kind::RcResponse(Response::ReadMiddle));
     let last = Kind::RcResponse(Response::ReadLast(good()));

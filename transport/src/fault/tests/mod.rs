@@ -1,4 +1,4 @@
-//! What rules say, what they are for, what they do.
+//! Tests of the rule language and the injector.
 
 mod judging;
 mod language;
@@ -13,7 +13,7 @@ use roxe_wire::{
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-/// One QP of this process, its peer, and the way packets go.
+/// A local QP, its peer, and a direction.
 #[derive(Clone, Copy)]
 struct Way {
     dir: Direction,
@@ -56,12 +56,12 @@ impl Injector {
         self.judge(&Seen { dir, qpn: Qpn::new(qpn), ordinal, peer, at, packet: &Packet { header, payload } })
     }
 
-    /// Judges a whole SEND; whether it is lost.
+    /// Judges a complete SEND; returns true if it is dropped.
     fn drops(&mut self, way: Way, psn: u32) -> bool {
         self.see(way, psn, SEND, b"data").drop
     }
 
-    /// Of `count` whole SENDs on this way, those that are lost, by PSN.
+    /// The PSNs of the dropped ones of `count` complete SENDs.
     fn dropped(&mut self, way: Way, count: u32) -> Vec<u32> {
         (0..count).filter(|psn| self.drops(way, *psn)).collect()
     }

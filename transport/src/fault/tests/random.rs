@@ -1,4 +1,4 @@
-//! The same seed decides the same, whatever happens around.
+//! Decisions depend on the seed only.
 
 use super::*;
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ fn dropped_by(text: &str, seed: u64) -> Vec<u32> {
 }
 
 #[test]
-fn a_rate_hits_about_its_part() {
+fn rate_selects_about_its_share() {
     for (text, part) in [("drop 50%", 2000), ("drop 3%", 120), ("drop 0.1%", 4), ("drop 0%", 0), ("drop 100%", 4000)] {
         let total: usize = (0..20).map(|seed| dropped_by(text, seed).len()).sum();
         let (expected, slack) = (part * 20, if matches!(part, 0 | 4000) { 0 } else { 4 * (part * 20_usize).isqrt() });
@@ -19,7 +19,7 @@ fn a_rate_hits_about_its_part() {
 }
 
 #[test]
-fn the_seed_decides_and_the_one_in_the_rules_counts() {
+fn seed_of_the_rules_precedes_the_argument() {
     assert_eq!(dropped_by("drop 3%", 1), dropped_by("drop 3%", 1));
     assert_ne!(dropped_by("drop 3%", 1), dropped_by("drop 3%", 2));
     assert_eq!(dropped_by("seed=9; drop 3%", 1), dropped_by("drop 3%", 9));
@@ -36,13 +36,13 @@ fn other_rules_do_not_change_the_decisions_of_a_rule() {
 }
 
 #[test]
-fn equal_rules_decide_by_themselves() {
+fn equal_rules_decide_independently() {
     let both = dropped_by("drop 3%; drop 3%", 1);
     assert!(both.len() > dropped_by("drop 3%", 1).len() * 3 / 2, "{}", both.len());
 }
 
 #[test]
-fn queue_pairs_and_directions_decide_by_themselves() {
+fn qps_and_directions_decide_independently() {
     let mut injector = injector("drop 3%");
     let ways = [tx(), rx(), Way { ordinal: 1, ..tx() }];
     let [a, b, c] = ways.map(|way| injector.dropped(way, COUNT));
@@ -50,9 +50,9 @@ fn queue_pairs_and_directions_decide_by_themselves() {
 }
 
 proptest! {
-    /// Streams interleaved in any way get the verdicts that they get alone.
+    /// Interleaved streams get the same verdicts as alone.
     #[test]
-    fn interleaving_changes_nothing(order in prop::collection::vec(0..4u32, 0..400), seed in any::<u64>()) {
+    fn decisions_do_not_depend_on_interleaving(order in prop::collection::vec(0..4u32, 0..400), seed in any::<u64>()) {
         let rules = rules(
             "drop 10%; reorder 30%; duplicate 20% nth=5..; corrupt payload 40%; ecn 50% msg=3..9; drop op=SEND nth=7; ecn times=3",
         );

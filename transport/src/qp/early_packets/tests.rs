@@ -1,5 +1,4 @@
-//! Scripts of arrivals: which packets wait, in which order the queue pair gets them, and what ends
-//! the wait.
+//! Scripts of arrivals: which packets wait, their order of delivery, and the end of the wait.
 
 use super::*;
 use crate::qp::{AttrMask, QpAttr, QpCaps, QpConfig, QpState, transition};
@@ -15,14 +14,13 @@ const QKEY: Qkey = Qkey(0x1111_2222);
 /// PSN that the queue pair of a script expects first.
 const FIRST: u32 = 0xff_fffe;
 
-/// A queue pair that receives, the packets in front of it, and what was handed over: tag and reason
-/// for a drop.
+/// A receiving queue pair with its buffer, and the delivered packets: tag and drop reason.
 struct Script {
     qp: Qp,
     host: SimHost,
     early: EarlyPackets<u32>,
     mr: Mr,
-    handed_over: Vec<(u32, Option<DropReason>)>,
+    delivered: Vec<(u32, Option<DropReason>)>,
 }
 
 fn address(host: u8) -> Gid {
@@ -49,28 +47,28 @@ impl Script {
         let mut host = SimHost::default();
         let qp = connected(service, None, &mut host);
         let mr = host.memory.register(4096, crate::wr::Access::LOCAL_WRITE);
-        let mut script = Self { qp, host, early: EarlyPackets::default(), mr, handed_over: vec![] };
+        let mut script = Self { qp, host, early: EarlyPackets::default(), mr, delivered: vec![] };
         (0..receives).for_each(|wr_id| script.post_recv(wr_id));
         script
     }
 
     fn post_recv(&mut self, wr_id: u64) {
         self.qp.post_recv(&RecvRequest { wr_id, sges: &[self.mr.sge(0, 100)] }).expect("room for a receive");
-        self.hand_over();
+        self.deliver();
     }
 
-    fn hand_over(&mut self) {
-        let Self { qp, host, early, handed_over, .. } = self;
-        early.hand_over(qp, host, |_, early, result| handed_over.push((early.tag, result.err())));
+    fn deliver(&mut self) {
+        let Self { qp, host, early, delivered, .. } = self;
+        early.deliver(qp, host, |_, early, result| delivered.push((early.tag, result.err())));
     }
 
     fn wait(&mut self, time: Duration) {
         self.host.clock = self.host.clock.after(time);
-        self.hand_over();
+        self.deliver();
     }
 
-    /// A message of one packet comes, which is number `at` of those that the peer sent. Its first
-    /// byte and its tag are that number. Returns whether it waits.
+    /// Delivers a one-packet message, number `at` of those sent. Its first byte and its tag are
+    /// that number. Returns true if it waits.
     fn arrive(&mut self, at: u32, may_have_overtaken: bool) -> bool {
         let kind = match self.qp.service() {
             Service::Ud => Kind::Ud { deth: Deth { qkey: QKEY, src_qpn: QPN_A }, imm: None },
@@ -83,15 +81,15 @@ impl Script {
         let waits = self.early.keep(&mut self.qp, &mut self.host, (&net, &packet), at, || may_have_overtaken);
         if !waits {
             let result = self.qp.handle_packet(&mut self.host, &net, &packet);
-            self.handed_over.push((at, result.err()));
-            self.hand_over();
+            self.delivered.push((at, result.err()));
+            self.deliver();
         }
         waits
     }
 
-    /// The tags of the packets that were handed over and taken, in order.
+    /// The tags of the executed packets, in order.
     fn taken(&self) -> Vec<u32> {
-        self.handed_over.iter().filter(|(_, dropped)| dropped.is_none()).map(|(tag, _)| *tag).collect()
+        self.delivered.iter().filter(|(_, dropped)| dropped.is_none()).map(|(tag, _)| *tag).collect()
     }
 }
 
@@ -99,17 +97,17 @@ const ALL_DROPPED: [(u32, Option<DropReason>); 3] =
     [(0, Some(DropReason::NoReceive)), (1, Some(DropReason::NoReceive)), (2, Some(DropReason::NoReceive))];
 
 #[test]
-fn packets_that_overtook_others_are_delivered_in_the_order_of_sending() {
-    // Service, whether its packets take several ways, the order of arrival, and that of delivery.
+fn overtaking_packets_are_delivered_in_psn_order() {
+    // Service, true if its packets take several paths, order of arrival, order of delivery.
     let cases: [(Service, bool, &[u32], &[u32]); 8] = [
         (Service::Uc, true, &[0, 1, 2, 3], &[0, 1, 2, 3]),
         (Service::Uc, true, &[3, 2, 1, 0], &[0, 1, 2, 3]),
         (Service::Uc, true, &[1, 0, 3, 2], &[0, 1, 2, 3]),
-        // What comes from afar has lost what is missing.
+        // Over a single path, missing packets are lost.
         (Service::Uc, false, &[1, 0, 2, 3], &[1, 0, 2, 3]),
         (Service::Rc, true, &[2, 1, 0, 3], &[0, 1, 2, 3]),
         (Service::Rc, false, &[0, 2, 1, 2], &[0, 1, 2]),
-        // Datagrams have no order but that in which they come.
+        // Datagrams keep their order of arrival.
         (Service::Ud, true, &[2, 0, 3, 1], &[2, 0, 3, 1]),
         (Service::Ud, false, &[1, 0], &[1, 0]),
     ];
@@ -131,11 +129,10 @@ fn packets_wait_for_their_receives_in_order() {
         assert_eq!(waits, [false, true, true, true], "{service:?}");
         script.post_recv(7);
         assert_eq!(script.taken(), [0, 1]);
-        // One that comes later does not overtake those that wait, though there were a receive for
-        // it.
+        // A later one does not overtake waiting ones, even with a receive.
         script.qp.post_recv(&RecvRequest { wr_id: 8, sges: &[script.mr.sge(0, 100)] }).expect("room");
         assert!(script.arrive(4, true));
-        script.hand_over();
+        script.deliver();
         assert_eq!(script.taken(), [0, 1, 2]);
         (9..11).for_each(|wr_id| script.post_recv(wr_id));
         assert_eq!(script.taken(), [0, 1, 2, 3, 4]);
@@ -145,19 +142,19 @@ fn packets_wait_for_their_receives_in_order() {
 
 // clause: UC-LOST, UD-LOST
 #[test]
-fn a_packet_that_has_waited_long_enough_is_dropped_as_without_a_receive() {
+fn packet_is_dropped_after_its_maximum_wait() {
     for service in [Service::Uc, Service::Ud] {
         let mut script = Script::new(service, 0);
         (0..3).for_each(|at| assert!(script.arrive(at, true)));
         script.wait(MAX_WAIT - Duration::from_nanos(1));
-        assert_eq!((script.handed_over.as_slice(), script.early.len()), (&[][..], 3));
+        assert_eq!((script.delivered.as_slice(), script.early.len()), (&[][..], 3));
         script.wait(Duration::from_nanos(1));
-        assert_eq!((script.handed_over.as_slice(), script.early.len()), (&ALL_DROPPED[..], 0), "{service:?}");
+        assert_eq!((script.delivered.as_slice(), script.early.len()), (&ALL_DROPPED[..], 0), "{service:?}");
     }
 }
 
 #[test]
-fn a_gap_that_stays_costs_the_open_message_only() {
+fn permanent_gap_drops_only_the_open_message() {
     let mut script = Script::new(Service::Uc, 8);
     assert!(script.arrive(1, true) && script.arrive(2, true));
     script.wait(MAX_WAIT);
@@ -166,14 +163,14 @@ fn a_gap_that_stays_costs_the_open_message_only() {
 }
 
 #[test]
-fn a_reliable_connection_naks_a_gap_after_a_shorter_wait() {
+fn rc_gap_is_nakked_after_a_shorter_wait() {
     let mut script = Script::new(Service::Rc, 8);
     assert!(script.arrive(1, true) && script.arrive(2, true));
     script.wait(MAX_WAIT_RC - Duration::from_nanos(1));
     assert!(!script.qp.has_work());
     script.wait(Duration::from_nanos(1));
     assert!(script.early.is_empty() && script.qp.has_work(), "a NAK is to be sent");
-    assert_eq!(script.handed_over[0], (1, Some(DropReason::OutOfSequence)));
+    assert_eq!(script.delivered[0], (1, Some(DropReason::OutOfSequence)));
 }
 
 #[test]
@@ -183,19 +180,19 @@ fn repeated_packet_does_not_wait_longer_than_the_first() {
     script.wait(MAX_WAIT_RC / 2);
     assert!(script.arrive(1, true));
     script.wait(MAX_WAIT_RC / 2);
-    assert_eq!(script.handed_over, [(1, Some(DropReason::OutOfSequence))]);
+    assert_eq!(script.delivered, [(1, Some(DropReason::OutOfSequence))]);
     assert!(script.qp.has_work(), "a NAK is to be sent");
 }
 
 #[test]
-fn a_reliable_connection_does_not_wait_for_receives() {
+fn rc_packets_do_not_wait_for_receives() {
     let mut script = Script::new(Service::Rc, 0);
     assert!(!script.arrive(0, true));
     assert!(script.qp.has_work(), "an RNR NAK is to be sent");
 }
 
 #[test]
-fn packets_wait_only_as_far_ahead_as_others_can_be_under_way() {
+fn packets_too_far_ahead_do_not_wait() {
     let edge = MAX_AHEAD as u32;
     for (at, waits) in [(0, false), (1, true), (edge - 1, true), (edge, false), (0xff_ffff, false), (0x80_0000, false)]
     {
@@ -204,7 +201,7 @@ fn packets_wait_only_as_far_ahead_as_others_can_be_under_way() {
 }
 
 #[test]
-fn packets_of_another_host_queue_behind_those_that_wait() {
+fn datagrams_of_any_host_wait_in_arrival_order() {
     let mut script = Script::new(Service::Uc, 8);
     assert!(script.arrive(3, true) && script.arrive(2, false));
     assert!(!script.arrive(0, false));
@@ -221,11 +218,11 @@ fn a_reset_queue_pair_drops_waiting_packets_at_the_next_check() {
     script.qp.modify(&mut script.host, &reset, AttrMask::STATE).expect("allowed from every state");
     let due = script.early.deadline().expect("something waits");
     script.wait(due.since(script.host.clock));
-    assert_eq!(script.handed_over, [(0, Some(DropReason::BadState))]);
+    assert_eq!(script.delivered, [(0, Some(DropReason::BadState))]);
 }
 
 #[test]
-fn there_is_a_deadline_while_something_waits() {
+fn deadline_is_set_while_packets_wait() {
     let mut script = Script::new(Service::Ud, 0);
     assert_eq!(script.early.deadline(), None);
     let came = script.host.clock;
@@ -240,7 +237,7 @@ fn there_is_a_deadline_while_something_waits() {
 }
 
 #[test]
-fn a_shared_queue_is_looked_at_again_though_nobody_tells_of_its_receives() {
+fn shared_queue_is_checked_periodically() {
     let mut script = Script::new(Service::Ud, 0);
     script.host = SimHost::default();
     script.qp = connected(Service::Ud, Some(4), &mut script.host);
@@ -251,7 +248,7 @@ fn a_shared_queue_is_looked_at_again_though_nobody_tells_of_its_receives() {
     assert_eq!(script.taken(), [0]);
 }
 
-/// A datagram of `len` bytes with everything around it.
+/// A datagram of `len` bytes including headers and ICRC.
 fn datagram(payload: &[u8]) -> Packet<'_> {
     let kind = Kind::Ud { deth: Deth { qkey: QKEY, src_qpn: QPN_A }, imm: None };
     Packet { header: Header { bth: Bth::new(QPN_B, Psn::new(0)), kind }, payload }
@@ -275,9 +272,9 @@ fn room_is_bounded_in_bytes_of_whole_packets() {
 }
 
 #[test]
-fn packets_beyond_the_bound_are_handed_over_at_once() {
+fn packets_beyond_the_bound_are_delivered_at_once() {
     let mut script = Script::new(Service::Ud, 0);
     script.early.bytes = MAX_BYTES - 20;
     assert!(!script.arrive(0, true));
-    assert_eq!(script.handed_over, ALL_DROPPED[..1]);
+    assert_eq!(script.delivered, ALL_DROPPED[..1]);
 }

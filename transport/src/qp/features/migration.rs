@@ -1,8 +1,6 @@
-//! Path migration: a connection whose path is lost goes on over its alternate path (IBA §17.2.8).
-//!
-//! Lives here: what packets of the peer and exhausted retries do to the state of migration. What
-//! software may set is in `modify.rs`. Without an alternate path all of this costs one test of that
-//! state for each packet.
+//! Path migration: a connection whose path fails continues over its alternate path (IBA §17.2.8).
+//! This file reacts to packets and exhausted retries; `modify.rs` checks the attributes. Without an
+//! alternate path it costs one test per packet.
 
 use crate::cx::FlowControl;
 use crate::qp::requester::Requester;
@@ -11,7 +9,7 @@ use crate::wr::Av;
 use roxe_wire::{Header, Kind, NetHeader, Pkey};
 
 impl Shared {
-    /// The M bit of a packet that is sent now: the peer shall go over, or has nothing to do.
+    /// The M bit of a packet sent now: true requests migration, or reports that none is prepared.
     // clause: BTH-MIGRATED
     pub(crate) fn mig_req(&self) -> bool {
         self.attr.path_mig_state == MigState::Migrated
@@ -19,13 +17,13 @@ impl Shared {
 }
 
 impl Requester {
-    /// Goes over to the alternate path if it is armed, and repeats there what is not acknowledged.
-    /// Says whether it did.
+    /// Migrates to the alternate path if armed, and repeats unacknowledged packets there. Returns
+    /// true if it migrated.
     pub(crate) fn migrate<F: FlowControl>(&mut self, sh: &mut Shared, flow: &mut F) -> bool {
         if sh.attr.path_mig_state != MigState::Armed {
             return false;
         }
-        // Room is reserved at the old address, so it goes back before the address changes.
+        // Reservations belong to the old address: release them before it changes.
         if sh.config.service != Service::Uc {
             self.go_back(sh, flow);
         }
@@ -39,10 +37,10 @@ impl Requester {
         true
     }
 
-    /// Learns from a packet what the peer does with its path, while an alternate one is offered.
+    /// Follows the peer's migration state in a received packet, while an alternate path is offered.
     ///
     /// # Errors
-    /// It asks for what cannot be; it must not be taken.
+    /// The peer uses an impossible path; the packet must be dropped.
     #[cold]
     pub(crate) fn follow<F: FlowControl>(
         &mut self,
@@ -51,8 +49,7 @@ impl Requester {
         net: &NetHeader,
         header: &Header,
     ) -> Result<(), DropReason> {
-        // A notification of congestion says nothing about paths: hardware leaves its M bit as it
-        // comes.
+        // The M bit of a CNP is undefined on hardware.
         let is_told = !matches!(header.kind, Kind::Cnp) && Pkey::DEFAULT.matches(header.bth.pkey);
         if !is_told || !sh.state.accepts_requests() {
             return Ok(());
@@ -67,8 +64,7 @@ impl Requester {
             }
             // clause: APM-ASTRAY
             (MigState::Armed, true) if came_by(&sh.attr.av) => {
-                // The peer wants something of this path that cannot be. Told once for each time
-                // that software arms.
+                // The peer requests migration on the old path. One event for each arming.
                 if !core::mem::replace(&mut sh.migration_failed, true) {
                     sh.events.insert(QpEvents::PATH_MIG_ERR);
                 }

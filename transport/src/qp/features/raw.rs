@@ -1,8 +1,5 @@
-//! Raw packets: a work request is one whole Ethernet frame, sent as it is and received as it came
-//! (`man ibv_create_qp`, `IBV_QPT_RAW_PACKET`). Which frames come here is decided by flow steering,
-//! see [`crate::steering`].
-//!
-//! May touch the queues, [`Shared`] and the host.
+//! Raw packets: a work request is one whole Ethernet frame (`man ibv_create_qp`,
+//! `IBV_QPT_RAW_PACKET`). Flow steering selects the received frames, see [`crate::steering`].
 
 use crate::cx::{Host, TxBatch, TxRoom};
 use crate::qp::queue_pair::Qp;
@@ -12,20 +9,20 @@ use crate::qp::shared::{DropReason, Shared};
 use crate::wr::{Cqe, SendFlags, WcOpcode, WcStatus};
 use roxe_wire::frame::{self, checksum};
 
-/// What is known of a received frame besides its bytes.
+/// Metadata of a received frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FrameNote {
-    /// Tag of the flow that it matched; 0: none.
+    /// Tag of the matched flow; 0: none.
     pub flow_tag: u32,
-    /// The frame holds TCP or UDP in IPv4, and its checksums are right.
+    /// True for TCP or UDP in IPv4 with correct checksums.
     pub ip_csum_ok: bool,
 }
 
 impl Qp {
-    /// Takes in one frame that flow steering has chosen this QP for.
+    /// Handles a frame that flow steering selected for this QP.
     ///
     /// # Errors
-    /// Why it was ignored, for the counters.
+    /// The frame was dropped; the reason is for counters.
     pub fn handle_frame<H: Host>(&mut self, host: &mut H, frame: &[u8], note: FrameNote) -> Result<(), DropReason> {
         // clause: TAKE-REQUESTS
         let result = if self.shared.state.accepts_requests() {
@@ -39,7 +36,8 @@ impl Qp {
 }
 
 impl Responder {
-    /// A frame that finds no receive, or one that is too short, is lost, and the receive stays.
+    /// Receives a frame. One without a receive, or with one that is too short, is dropped, and the
+    /// receive stays.
     fn handle_frame<H: Host>(
         &mut self,
         sh: &mut Shared,
@@ -70,7 +68,7 @@ impl Responder {
 }
 
 impl Requester {
-    /// Puts the frame at the cursor into the batch; then its work request is done.
+    /// Writes the frame at the cursor into the batch and completes its work request.
     pub(crate) fn send_frame<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> Step {
         let Some(wqe) = self.sq.get(self.cursor.wqe) else { return Step::Stop };
         let (len, flags) = (wqe.length, wqe.flags);

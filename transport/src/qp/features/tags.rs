@@ -1,50 +1,47 @@
-//! Tag matching: the list of posted tags of a shared receive queue, which of them a message finds,
-//! what becomes of a message whose first packet has arrived, and how its receive ends.
+//! Tag matching: the posted tags of a shared receive queue, how a message matches, and how its
+//! receive completes.
 //!
-//! The list is the host's, as the shared queue serves many queue pairs; the owner has the lock.
-//! Receives are matched in the order they were posted. A message that finds none goes to an
-//! ordinary receive, and from then on the program may hold a message that a tag it is just posting
-//! should get. So tags that are posted meanwhile match nothing until the program says that it has
-//! handled as many unexpected messages as there were (rdma-core, `Documentation/tag_matching.md`).
-//! Touches `wr` and the headers.
+//! The host owns the list, because several queue pairs share it. Receives match in posting order. A
+//! message without a match goes to an ordinary receive; it may belong to a tag that the program is
+//! just posting. New tags therefore match nothing until the program has confirmed all unexpected
+//! messages (rdma-core, `Documentation/tag_matching.md`).
 
 use crate::cx::TagFit;
 use crate::wr::{Cqe, MAX_MESSAGE, Sge, TmFlags, TmInfo, WcOpcode, WcStatus};
 use roxe_wire::{RKey, Rvh, TmOp, Tmh};
 use std::collections::VecDeque;
 
-/// Unexpected messages that the program may leave unconfirmed before it is asked to synchronise:
-/// cards count in 16 bits.
+/// Unconfirmed unexpected messages before the program is asked to synchronise: cards count in 16
+/// bits.
 const MAX_UNCONFIRMED: u32 = 0x3fff;
 
-/// A posted tag: what it matches and what it is for.
+/// A tag to post.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TagRecv<'a> {
-    /// Handed back in the completion of the message.
+    /// Returned in the completion of the message.
     pub wr_id: u64,
-    /// A message with `tag & mask` equal to this matches.
+    /// A message matches if its `tag & mask` equals this.
     pub tag: u64,
-    /// The bits that count.
+    /// Significant bits.
     pub mask: u64,
-    /// Where the message lands.
+    /// Destination of the message.
     pub sges: &'a [Sge],
 }
 
-/// Names a posted tag until it is consumed or removed. Numbers go round 2^32, so that a stale one
-/// names nothing.
+/// Names a posted tag until it is consumed or removed. Handles are reused after 2^32 tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TagHandle(pub u32);
 
-/// Why a tag is not posted.
+/// Why a tag was not posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TagError {
-    /// As many are posted as the list takes.
+    /// The list is full.
     Full,
-    /// Its scatter list is longer than the list was made for.
+    /// The scatter list has too many elements.
     TooManySges,
 }
 
-/// One place of the list, in the order of posting; small, because matching walks over them.
+/// The matching part of a posted tag; small, because matching scans these.
 #[derive(Clone, Copy, Debug)]
 struct Posted {
     tag: u64,
@@ -52,7 +49,6 @@ struct Posted {
     slot: u32,
 }
 
-/// What does not matter for matching.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     wr_id: u64,
@@ -64,16 +60,14 @@ struct Slot {
 #[derive(Debug)]
 pub struct TagList {
     order: VecDeque<Posted>,
-    /// The first so many of `order` match messages; those behind them wait for [`TagList::sync`].
+    /// Number of entries of `order` that match messages; the others wait for [`TagList::sync`].
     enabled: usize,
     slots: Vec<Slot>,
-    /// `max_sge` elements per slot.
     sges: Vec<Sge>,
     free: Vec<u32>,
     max_sge: usize,
     next_handle: u32,
-    /// Unexpected messages there were, and of how many of them the program says that it has handled
-    /// them.
+    /// Number of unexpected messages, and of those confirmed by the program.
     unexpected: u32,
     confirmed: u32,
 }
@@ -97,18 +91,17 @@ impl TagList {
         }
     }
 
-    /// Tags posted.
+    /// Number of posted tags.
     pub fn len(&self) -> usize {
         self.order.len()
     }
 
-    /// Whether no tag is posted.
+    /// Returns true if no tag is posted.
     pub fn is_empty(&self) -> bool {
         self.order.is_empty()
     }
 
-    /// Whether the program has yet to handle unexpected messages before tags that it posts match
-    /// any.
+    /// Returns true if the program must confirm unexpected messages before new tags match.
     pub fn needs_sync(&self) -> bool {
         self.unexpected != self.confirmed
     }
@@ -123,7 +116,7 @@ impl TagList {
         let handle = TagHandle(self.next_handle);
         self.next_handle = self.next_handle.wrapping_add(1);
         let at = slot as usize;
-        // At most `max_sge`, which came from 32 bits.
+        // At most `max_sge`, a `u32`.
         self.slots[at] = Slot { wr_id: recv.wr_id, handle, sges: recv.sges.len() as u32 };
         self.sges[at * self.max_sge..][..recv.sges.len()].copy_from_slice(recv.sges);
         self.order.push_back(Posted { tag: recv.tag, mask: recv.mask, slot });
@@ -131,21 +124,20 @@ impl TagList {
         Ok(handle)
     }
 
-    /// Removes a tag; whether it was still there.
+    /// Removes a tag. Returns false if it was not posted any more.
     pub fn remove(&mut self, handle: TagHandle) -> bool {
         let at = self.order.iter().position(|posted| self.slots[posted.slot as usize].handle == handle);
         at.and_then(|at| self.take_out(at)).is_some()
     }
 
-    /// The program has handled `count` unexpected messages in all, with regard to every tag posted
-    /// so far.
+    /// Confirms `count` unexpected messages in total, with regard to every tag posted so far.
     // clause: TM-SYNC
     pub fn sync(&mut self, count: u32) {
         self.confirmed = count;
         self.enable_if_synchronous();
     }
 
-    /// Takes the first tag that wants a message with `tag`: its `wr_id`, and its list in `sges`.
+    /// Takes the first tag that matches `tag`: returns its `wr_id` and writes its list to `sges`.
     // clause: TM-MATCH
     pub fn take(&mut self, tag: u64, sges: &mut Vec<Sge>) -> Option<u64> {
         let at = self.order.iter().take(self.enabled).position(|posted| tag & posted.mask == posted.tag)?;
@@ -156,14 +148,14 @@ impl TagList {
         Some(wr_id)
     }
 
-    /// A message found no tag. Returns whether it is time that the program synchronises.
+    /// Counts an unexpected message. Returns true if the program should synchronise.
     // clause: TM-UNEXPECTED
     pub fn note_unexpected(&mut self) -> bool {
         self.unexpected = self.unexpected.wrapping_add(1);
         self.unexpected.wrapping_sub(self.confirmed) > MAX_UNCONFIRMED
     }
 
-    /// The program will never hear of one of the unexpected messages: it broke off.
+    /// Uncounts an unexpected message that broke off before its completion.
     // clause: TM-BROKEN-OFF
     pub fn forget_unexpected(&mut self) {
         self.unexpected = self.unexpected.wrapping_sub(1);
@@ -176,7 +168,7 @@ impl TagList {
         }
     }
 
-    /// Takes place `at` out of the order; its slot is free from now on.
+    /// Removes entry `at` of the order and frees its slot.
     fn take_out(&mut self, at: usize) -> Option<u32> {
         let posted = self.order.remove(at)?;
         self.enabled -= usize::from(at < self.enabled);
@@ -185,58 +177,51 @@ impl TagList {
     }
 }
 
-/// The longest rendezvous request that the card answers itself, bytes: what the first packet holds
+/// The longest rendezvous request that the card answers itself, in bytes: the payload of one packet
 /// at any path MTU.
 pub const MAX_RENDEZVOUS_REQUEST: u32 = 256;
 
-/// Rendezvous that one QP has under way at most; later ones are left to the program.
+/// Maximum number of rendezvous of one QP; the program handles further ones.
 pub(crate) const MAX_RENDEZVOUS: u32 = 16;
 
-/// Data that waits in the memory of the peer for us to read it.
+/// Data in the memory of the peer for the card to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rendezvous {
-    /// Work request of the matched receive.
     pub(crate) wr_id: u64,
-    /// Address of the data at the peer.
     pub(crate) va: u64,
-    /// Remote key of the data.
     pub(crate) rkey: RKey,
-    /// Length of the data, bytes.
     pub(crate) len: u32,
-    /// Whether the end of it is a solicited event.
+    /// True if the final completion is a solicited event.
     pub(crate) solicited: bool,
-    /// What the peer is told when it is over.
     pub(crate) fin: Tmh,
 }
 
-/// What the current receive of a tag-matching queue is for.
+/// Use of the current receive of a tag-matching queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum TagMatch {
-    /// No tagged message: a WRITE with immediate, or the queue matches no tags.
+    /// A WRITE with immediate, or the queue matches no tags.
     #[default]
     Plain,
-    /// A message that is not to be matched lands in an ordinary receive, header and all.
+    /// A message without a tag goes to an ordinary receive, with its header.
     Untagged,
-    /// A message that no tag wants lands in an ordinary receive too, and the program matches it.
+    /// A message without a match goes to an ordinary receive, and the program matches it.
     Unexpected {
-        /// The program should synchronise.
+        /// True if the program should synchronise.
         asks_sync: bool,
     },
-    /// The data behind the header lands in a posted tag.
+    /// The data behind the header goes to a posted tag.
     Matched(TmInfo),
-    /// A posted tag wants the data that the peer keeps, and the card reads it: the message itself
-    /// goes nowhere.
+    /// A rendezvous message matched, and the card reads the data; the message itself is dropped.
     Rendezvous(Rendezvous),
-    /// A posted tag wants data that the peer keeps, but the card cannot read it: the posted tag
-    /// gets what is behind the header, and the program reads the data.
+    /// A rendezvous message matched, but the card cannot read the data: the posted tag gets the
+    /// bytes behind the header, and the program reads the data.
     Incomplete(TmInfo),
 }
 
 impl TagMatch {
-    /// What becomes of a message that begins with `first`, which fits `fit` into a receive of
-    /// `room` bytes.
-    ///
-    /// `may_read`: `first` is the whole message, and the card can read data from the peer now.
+    /// The use of a receive of `room` bytes for a message that begins with `first`, according to
+    /// `fit`. `may_read` is true if `first` is the whole message and the card can READ from the
+    /// peer now.
     pub(crate) fn of(first: &[u8], fit: TagFit, room: u64, may_read: bool) -> Self {
         let header = Tmh::parse(first);
         match (fit, header) {
@@ -263,7 +248,7 @@ impl TagMatch {
         }
     }
 
-    /// Bytes at the beginning of the message that do not land in the receive.
+    /// Bytes at the start of the message that are not placed in the receive.
     // clause: TM-HEADER-SKIPPED
     pub(crate) fn skipped(&self) -> u32 {
         match self {
@@ -273,7 +258,7 @@ impl TagMatch {
         }
     }
 
-    /// The completion of the receive: `cqe` is what it would be without tags.
+    /// Adds the tag matching part to the completion `cqe`.
     // clause: TM-COMPLETION
     pub(crate) fn stamp(&self, cqe: Cqe) -> Cqe {
         let (opcode, tm) = match *self {
@@ -296,7 +281,7 @@ impl TagMatch {
     }
 }
 
-/// The tag that a message which begins with `first` is matched by, if it is.
+/// The tag of a message that begins with `first`, if it is matched by tag.
 pub(crate) fn wanted_tag(first: &[u8]) -> Option<u64> {
     // clause: TM-UNTAGGED
     let (tmh, _) = Tmh::parse(first)?;

@@ -1,36 +1,34 @@
 //! XRC: every request names a shared receive queue of the target's domain.
 
-use crate::cx::{Host, RxPayload};
+use crate::cx::Host;
 use crate::qp::refusal::Refusal;
-use crate::qp::responder::{Open, Responder};
+use crate::qp::responder::{Incoming, OpenMessage, Responder};
 use crate::qp::shared::{DropReason, Shared};
-use roxe_wire::{Bth, Request, XrcEth};
+use roxe_wire::XrcEth;
 
 impl Responder {
-    /// A request on an extended reliable connection: as [`Responder::handle_request`], but
-    /// receives, their completions and the domain of remote keys are those of the shared queue that
-    /// the packet names.
+    /// Handles an XRC request: as [`Responder::handle_request`], with the receives, completions and
+    /// key domain of the shared queue that the packet names.
     ///
     /// # Errors
-    /// Why it was not executed.
+    /// The request was not executed.
     pub(crate) fn handle_xrc<H: Host>(
         &mut self,
         sh: &mut Shared,
         host: &mut H,
-        (bth, XrcEth(srqn)): (&Bth, XrcEth),
-        req: &Request,
-        payload: RxPayload<'_>,
+        XrcEth(srqn): XrcEth,
+        incoming: Incoming<'_>,
     ) -> Result<(), DropReason> {
         // clause: XRC-QUEUE-KNOWN
         let is_known = host.select_srq(srqn);
-        if bth.psn == self.progress.e_psn {
+        if incoming.bth.psn == self.progress.e_psn {
             // clause: XRC-ONE-QUEUE
-            if !is_known || self.open != Open::None && srqn != self.rq.srqn {
+            if !is_known || self.open != OpenMessage::None && srqn != self.rq.srqn {
                 self.note_established(sh);
                 return Err(self.refuse(sh, host, Refusal::SharedQueue));
             }
             self.rq.srqn = srqn;
         }
-        self.handle_request(sh, host, bth, req, payload)
+        self.handle_request(sh, host, incoming)
     }
 }

@@ -39,14 +39,14 @@ fn render() -> String {
 
 // clause: STATE-EDGES
 #[test]
-fn the_table_is_the_one_reviewed() {
+fn table_equals_the_reviewed_one() {
     let (now, reviewed) = (render(), include_str!("../state_table.txt"));
     assert!(now == reviewed, "the state machine changed; review it and update state_table.txt:\n{now}");
 }
 
 // clause: STATE-EDGES
 #[test]
-fn each_edge_takes_exactly_its_attributes() {
+fn transitions_accept_exactly_their_attributes() {
     for service in Service::ALL {
         for (from, to) in QpState::ALL.into_iter().flat_map(|from| QpState::ALL.map(|to| (from, to))) {
             let Some((required, optional)) = transition(service, from, to) else { continue };
@@ -56,7 +56,7 @@ fn each_edge_takes_exactly_its_attributes() {
                 assert_eq!(check(&sh, &attr, mask - bit), Err(ModifyError::Missing(bit)));
             }
             for bit in (AttrMask::all() - mask - optional).iter() {
-                // A belief about the state is judged before the edge is looked up.
+                // `CUR_STATE` is checked before the transition is looked up.
                 if bit != AttrMask::CUR_STATE {
                     assert_eq!(check(&sh, &attr, mask | bit), Err(ModifyError::Forbidden(bit)));
                 }
@@ -66,14 +66,14 @@ fn each_edge_takes_exactly_its_attributes() {
 }
 
 #[test]
-fn without_a_state_the_qp_stays_where_it_is() {
+fn modify_without_state_keeps_the_state() {
     let sh = shared(Service::Rc, QpState::Rts);
     assert_eq!(check(&sh, &legal(QpState::Reset), AttrMask::ACCESS_FLAGS), Ok(QpState::Rts));
 }
 
 // clause: STATE-EDGES
 #[test]
-fn edges_that_do_not_exist_are_named() {
+fn missing_transitions_are_named() {
     for (from, to) in [(QpState::Reset, QpState::Err), (QpState::Rtr, QpState::Rtr), (QpState::Rtr, QpState::Sqd)] {
         let sh = shared(Service::Rc, from);
         assert_eq!(check(&sh, &legal(to), AttrMask::STATE), Err(ModifyError::BadTransition { from, to }));
@@ -82,7 +82,7 @@ fn edges_that_do_not_exist_are_named() {
 
 // clause: STATE-CURRENT
 #[test]
-fn the_believed_state_must_be_the_real_one() {
+fn cur_state_must_be_the_real_state() {
     let mask = AttrMask::STATE | AttrMask::CUR_STATE;
     let sh = shared(Service::Rc, QpState::Rts);
     let with = |cur| QpAttr { cur_state: cur, ..legal(QpState::Rts) };
@@ -94,7 +94,7 @@ fn the_believed_state_must_be_the_real_one() {
     assert_eq!(check(&shared(Service::Rc, QpState::Init), &init, mask), refused);
 }
 
-/// Both sides of every limit: `set` puts a value, the first is the last legal one, the second the
+/// Both sides of every limit: `set` sets a value; the first is the last legal one, the second the
 /// first illegal one.
 fn limit(mask: AttrMask, set: impl Fn(&mut QpAttr, u8), last_legal: u8) {
     let sh = shared(Service::Rc, QpState::Sqd);
@@ -108,7 +108,7 @@ fn limit(mask: AttrMask, set: impl Fn(&mut QpAttr, u8), last_legal: u8) {
 
 // clause: PKEY-TABLE, STATE-VALUES
 #[test]
-fn values_are_checked_on_both_sides_of_their_limits() {
+fn attribute_values_are_checked_at_their_limits() {
     limit(AttrMask::TIMEOUT, |attr, v| attr.timeout = v, 31);
     limit(AttrMask::RETRY_CNT, |attr, v| attr.retry_cnt = v, 7);
     limit(AttrMask::RNR_RETRY, |attr, v| attr.rnr_retry = v, 7);
@@ -123,7 +123,7 @@ fn values_are_checked_on_both_sides_of_their_limits() {
 
 // clause: RATE-LIMIT
 #[test]
-fn a_rate_is_none_or_one_that_can_be_kept() {
+fn rate_limit_is_zero_or_at_least_the_minimum() {
     let sh = shared(Service::Ud, QpState::Rts);
     let check = |kbps, max_burst| {
         let attr = QpAttr { rate_limit: RateLimit { kbps, max_burst }, ..legal(QpState::Rts) };
@@ -140,7 +140,7 @@ fn a_rate_is_none_or_one_that_can_be_kept() {
 
 // clause: AV-VALID, MTU-PATH
 #[test]
-fn the_path_must_fit_the_port_and_lead_to_one_host() {
+fn path_must_be_unicast_and_of_one_family() {
     let mask = transition(Service::Uc, QpState::Init, QpState::Rtr).expect("an edge").0 | AttrMask::STATE;
     let mut sh = shared(Service::Uc, QpState::Init);
     sh.config.port_mtu = 1024;
@@ -165,7 +165,7 @@ fn only_named_attributes_are_copied() {
 }
 
 #[test]
-fn codes_are_those_of_the_verbs_abi() {
+fn state_codes_equal_the_verbs_abi() {
     for (code, state) in (0..).zip(QpState::ALL) {
         assert_eq!(QpState::from_code(code), Some(state));
     }

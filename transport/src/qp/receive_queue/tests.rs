@@ -21,7 +21,7 @@ fn sge(addr: u64, length: u32) -> Sge {
 proptest! {
     /// Posts (true) and completions (false) in any order, against a deque.
     #[test]
-    fn receives_come_out_as_they_went_in(depth in 1u32..6, ops in prop::collection::vec(any::<bool>(), 0..64)) {
+    fn receives_are_fifo(depth in 1u32..6, ops in prop::collection::vec(any::<bool>(), 0..64)) {
         let (mut rq, mut model) = (RecvQueue::new(&config(depth, None)), VecDeque::new());
         let (mut sh, mut host) = (Shared::new(config(depth, None)), SimHost::default());
         for (id, op) in (0u64..).zip(ops) {
@@ -49,7 +49,7 @@ proptest! {
 
 // clause: SRQ-NO-OWN
 #[test]
-fn a_queue_of_no_depth_and_lists_that_are_too_long_are_refused() {
+fn posts_beyond_depth_or_max_sge_are_refused() {
     let req = RecvRequest { wr_id: 1, sges: &[Sge::default(); 3] };
     assert_eq!(RecvQueue::new(&config(4, None)).post(&req), Err(PostError::TooManySges));
     let req = RecvRequest { sges: &req.sges[..2], ..req };
@@ -60,7 +60,7 @@ fn a_queue_of_no_depth_and_lists_that_are_too_long_are_refused() {
 
 // clause: SRQ-TAKEN
 #[test]
-fn a_shared_receive_is_taken_once_and_kept_until_it_ends() {
+fn shared_receive_is_kept_until_completion() {
     let (mut rq, mut host) = (RecvQueue::new(&config(0, Some(4))), SimHost::default());
     let mut sh = Shared::new(config(0, Some(4)));
     assert!(!rq.acquire(&mut host));
@@ -90,7 +90,7 @@ fn completions_name_the_queue_pair_and_errors_are_solicited() {
 }
 
 #[test]
-fn a_full_completion_queue_fails_the_qp() {
+fn cq_overrun_fails_the_qp() {
     let mut rq = RecvQueue::new(&config(4, None));
     let (mut sh, mut host) = (Shared::new(config(4, None)), SimHost { cq_room: [None, Some(0)], ..SimHost::default() });
     rq.post(&RecvRequest { wr_id: 3, sges: &[] }).expect("room");
@@ -99,7 +99,7 @@ fn a_full_completion_queue_fails_the_qp() {
 }
 
 #[test]
-fn a_message_spreads_over_the_list() {
+fn message_is_scattered_over_the_list() {
     let (mut rq, mut host) = (RecvQueue::new(&config(4, None)), SimHost::default());
     let mr = host.memory.register(16, Access::LOCAL_WRITE);
     rq.post(&RecvRequest { wr_id: 1, sges: &[mr.sge(8, 3), mr.sge(0, 4)] }).expect("room");

@@ -2,5 +2,5 @@
 
 use super::*;
 
+mod ack_pacing;
 mod retry;
-mod unasked;

@@ -1,4 +1,4 @@
-//! The ring of requests that may have to be answered again.
+//! The replay ring.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn ring(limit: usize, entries: &[Entry]) -> ReplayRing {
     ring
 }
 
-/// Sends up to `n` packets: their PSNs.
+/// Sends up to `n` packets and returns their PSNs.
 fn send(ring: &mut ReplayRing, n: usize) -> Vec<u32> {
     let next = || {
         let due = ring.due()?;
@@ -51,10 +51,10 @@ fn again(ring: &mut ReplayRing, psn: u32) {
 
 // clause: ANSWER-ORDER
 #[test]
-fn answers_leave_in_order_and_walk_through_memory() {
+fn responses_leave_in_order_with_consecutive_addresses() {
     let mut ring = ring(4, &[read(5, 3), atomic(8)]);
     let Some(Due::Read(job)) = ring.due() else { panic!("a READ is due") };
-    assert_eq!((job.psn, job.va, job.left, job.first, job.again), (Psn::new(5), 5 << 16, 768, true, false));
+    assert_eq!((job.psn, job.va, job.left, job.first, job.is_replay), (Psn::new(5), 5 << 16, 768, true, false));
     assert_eq!(send(&mut ring, 1), [5]);
     let Some(Due::Read(job)) = ring.due() else { panic!("a READ is due") };
     assert_eq!((job.psn, job.va, job.left, job.first), (Psn::new(6), (5 << 16) + 256, 512, false));
@@ -64,7 +64,7 @@ fn answers_leave_in_order_and_walk_through_memory() {
 
 // clause: ACK-BEFORE-READ
 #[test]
-fn an_acknowledgement_leaves_before_the_answer_that_hides_it() {
+fn due_ack_leaves_before_a_read_response() {
     let mut ring = ring(4, &[Entry { ack_before: true, ..atomic(8) }]);
     assert_eq!(ring.due(), Some(Due::AckBefore(Psn::new(7))));
     assert_eq!(send(&mut ring, 9), [7, 8]);
@@ -89,7 +89,7 @@ fn only_unanswered_requests_count_against_the_limit() {
 
 // clause: DUP-READ-RANGE
 #[test]
-fn a_replay_sends_only_the_packets_asked_for() {
+fn replay_sends_only_the_requested_packets() {
     let mut ring = ring(4, &[read(1, 3), atomic(4), read(5, 2)]);
     send(&mut ring, 9);
     again(&mut ring, 2);
@@ -101,7 +101,7 @@ fn a_replay_sends_only_the_packets_asked_for() {
 
 // clause: DUP-ORDER
 #[test]
-fn a_replay_keeps_answers_in_order() {
+fn replay_keeps_psn_order() {
     let mut ring = ring(4, &[read(1, 2), read(3, 2), read(5, 2)]);
     send(&mut ring, 5);
     again(&mut ring, 3);
@@ -123,7 +123,7 @@ fn a_replay_of_a_pending_response_changes_nothing() {
 }
 
 #[test]
-fn a_replay_does_not_block_a_peer_that_went_on() {
+fn pending_replay_does_not_block_new_requests() {
     let mut ring = ring(2, &[read(1, 2), atomic(3)]);
     send(&mut ring, 9);
     again(&mut ring, 1);
@@ -136,7 +136,7 @@ fn a_replay_does_not_block_a_peer_that_went_on() {
 #[test]
 fn repeated_answers_are_marked() {
     let mut ring = ring(4, &[read(1, 1), read(2, 1)]);
-    let is_again = |ring: &ReplayRing| matches!(ring.due(), Some(Due::Read(job)) if job.again);
+    let is_again = |ring: &ReplayRing| matches!(ring.due(), Some(Due::Read(job)) if job.is_replay);
     assert!(!is_again(&ring));
     send(&mut ring, 9);
     again(&mut ring, 1);
@@ -148,7 +148,7 @@ fn repeated_answers_are_marked() {
 
 // clause: DUP-ACK-BOUND
 #[test]
-fn the_bound_of_an_old_packet_is_the_first_request_after_it() {
+fn ack_bound_is_the_first_request_after_a_duplicate() {
     let ring = ring(4, &[read(10, 2), atomic(15)]);
     let bound = |psn| ring.oldest_after(Psn::new(psn), Psn::new(20)).map(|(_, psn)| psn.get());
     assert_eq!((bound(9), bound(12), bound(14)), (Some(10), Some(15), Some(15)));
@@ -156,14 +156,14 @@ fn the_bound_of_an_old_packet_is_the_first_request_after_it() {
 }
 
 #[test]
-fn requests_of_an_earlier_lap_of_the_psn_do_not_bound() {
+fn requests_before_a_psn_wrap_do_not_bound_acks() {
     let ring = ring(4, &[atomic(0x90_0000)]);
     assert_eq!(ring.oldest_after(Psn::new(0x7f_fff0), Psn::new(0x80_0000)), None);
     assert!(ring.oldest_after(Psn::new(0x8f_ffff), Psn::new(0x90_0001)).is_some());
 }
 
 #[test]
-fn the_newest_of_two_requests_with_one_psn_is_found() {
+fn find_returns_the_newest_request_of_a_psn() {
     let mut ring = ring(4, &[atomic(7)]);
     send(&mut ring, 1);
     ring.push(Entry { op: Op::Once(OnceKind::CompareSwap, 1), ..atomic(7) }, 4);
@@ -171,7 +171,7 @@ fn the_newest_of_two_requests_with_one_psn_is_found() {
 }
 
 #[test]
-fn abandoned_answers_leave_room() {
+fn abandoned_answers_free_their_places() {
     let mut ring = ring(2, &[read(1, 3), atomic(4)]);
     send(&mut ring, 1);
     ring.abandon();

@@ -1,5 +1,4 @@
-//! Scripts of the receiving side alone: this state, this packet in, exactly these packets out and
-//! nothing else.
+//! Scripts of the responder: a state, a packet in, exactly these packets out.
 
 mod atomics;
 mod duplicates;
@@ -47,7 +46,7 @@ impl TxBatch for Outbox {
     }
 }
 
-/// What came out: PSN, response, payload.
+/// A response: PSN, response, payload.
 type Out = (u32, Response, Vec<u8>);
 
 struct Script {
@@ -62,7 +61,7 @@ impl Script {
         Self::with(service, None)
     }
 
-    /// A QP in RTS whose peer may do everything, with a region of 64 KiB of known bytes.
+    /// A QP in RTS whose peer has all rights, with a region of 64 KiB of known bytes.
     fn with(service: Service, srq_max_sge: Option<u32>) -> Self {
         let caps = QpCaps { max_recv_wr: 8, max_recv_sge: 2, ..QpCaps::default() };
         let config = QpConfig { srq_max_sge, port_mtu: MTU as u32, ..QpConfig::new(Qpn::new(2), service, caps) };
@@ -87,18 +86,19 @@ impl Script {
         self.responder.rq.post(&RecvRequest { wr_id, sges }).expect("room in the queue");
     }
 
-    /// A request that asks for an acknowledgement.
+    /// Delivers a request that requests an acknowledgement.
     fn put(&mut self, psn: u32, req: Request, payload: &[u8]) -> Result<(), DropReason> {
         self.put_with(Bth { ack_req: true, ..Bth::new(Qpn::new(2), Psn::new(psn)) }, req, payload)
     }
 
-    /// A request that does not.
+    /// Delivers a request that requests no acknowledgement.
     fn put_quietly(&mut self, psn: u32, req: Request, payload: &[u8]) -> Result<(), DropReason> {
         self.put_with(Bth::new(Qpn::new(2), Psn::new(psn)), req, payload)
     }
 
     fn put_with(&mut self, bth: Bth, req: Request, payload: &[u8]) -> Result<(), DropReason> {
-        let result = self.responder.handle_request(&mut self.sh, &mut self.host, &bth, &req, payload.into());
+        let incoming = Incoming { bth: &bth, req: &req, payload: payload.into() };
+        let result = self.responder.handle_request(&mut self.sh, &mut self.host, incoming);
         self.settle();
         result
     }
@@ -112,7 +112,7 @@ impl Script {
         result
     }
 
-    /// What the QP does when a role failed.
+    /// Enters the error state as `Qp` does.
     fn settle(&mut self) {
         if core::mem::take(&mut self.sh.failed) {
             self.sh.set_state(QpState::Err);
@@ -120,7 +120,7 @@ impl Script {
         }
     }
 
-    /// Up to `room` packets.
+    /// Takes up to `room` packets.
     fn poll(&mut self, room: usize) -> (Vec<Out>, TxState) {
         let mut tx = Outbox { room, packets: Vec::new() };
         let state =
@@ -135,7 +135,7 @@ impl Script {
         (tx.packets.iter().map(parse).collect(), state)
     }
 
-    /// Everything that is due.
+    /// Takes all packets that are due.
     fn out(&mut self) -> Vec<Out> {
         let (out, state) = self.poll(100);
         assert_eq!((state, self.responder.has_work()), (TxState::Drained, false));

@@ -38,9 +38,9 @@ fn the_send_queue_holds_max_send_wr_requests_and_wraps() {
 }
 
 #[test]
-fn the_send_queue_doubles_and_keeps_each_request_with_its_data() {
+fn send_queue_growth_keeps_requests_and_data() {
     let mut sq = queue(100);
-    // Three come and one goes: the ring has turned whenever it grows.
+    // Three posts per completion: the ring is rotated whenever it grows.
     for byte in 0..144 {
         let list = [sge(byte.into())];
         let data = if byte % 4 == 0 { SendData::Inline(&[byte]) } else { SendData::Sges(&list) };
@@ -61,7 +61,7 @@ fn the_send_queue_doubles_and_keeps_each_request_with_its_data() {
 }
 
 #[test]
-fn a_queue_that_was_empty_begins_anew_with_its_first_place() {
+fn empty_queue_restarts_at_its_first_slot() {
     let mut sq = queue(8);
     for lap in 0..5_u8 {
         for byte in [lap, lap + 100] {
@@ -77,15 +77,15 @@ fn a_queue_that_was_empty_begins_anew_with_its_first_place() {
 }
 
 #[test]
-fn the_newest_can_be_taken_back_unless_they_were_started() {
+fn unstarted_requests_can_be_retracted() {
     let mut sq = queue(4);
     for wr_id in 0..4 {
         assert_eq!(sq.push(&request(wr_id, SendData::Sges(&[])), 0), Ok(()));
     }
     assert_eq!(sq.room(), 0);
-    sq.take_back(1, 2);
+    sq.retract(1, 2);
     assert_eq!((sq.room(), sq.tail_index()), (1, 3));
-    sq.take_back(9, 2);
+    sq.retract(9, 2);
     assert_eq!((sq.room(), sq.tail_index()), (2, 2));
     assert_eq!(sq.push(&request(7, SendData::Sges(&[])), 0), Ok(()));
     assert_eq!(sq.get(2).map(|wqe| wqe.wr_id), Some(7));
@@ -107,7 +107,7 @@ fn lists_inline_bytes_and_lengths_have_limits() {
 
 // clause: ATOMIC-WRITE-LENGTH, ATOMIC-WRITE-INLINE, SEND-MAX-LENGTH
 #[test]
-fn an_atomic_write_has_eight_bytes_however_little_is_inline_and_a_flush_none() {
+fn atomic_write_has_8_bytes_and_flush_none() {
     fn push(op: SendOp, data: SendData<'_>) -> Result<(), PostError> {
         queue(2).push(&SendRequest { op, ..request(0, data) }, 0)
     }
@@ -134,7 +134,7 @@ fn an_atomic_write_has_eight_bytes_however_little_is_inline_and_a_flush_none() {
 
 // clause: BTH-SOLICITED
 #[test]
-fn only_sends_and_writes_with_immediate_ask_for_a_solicited_event() {
+fn only_send_and_write_imm_are_solicited() {
     let (remote_addr, rkey, flags) = (0, RKey(0), SendFlags::SOLICITED);
     let solicits = |op| {
         let mut sq = queue(1);

@@ -1,4 +1,4 @@
-//! Tests of `unreliable.rs`: datagrams that come in, and which Q_Key one carries.
+//! Tests of `unreliable.rs`: received datagrams, and the Q_Key of sent ones.
 
 use super::*;
 use crate::qp::shared::{QpCaps, QpConfig, QpEvents, Service};
@@ -46,7 +46,7 @@ impl Script {
 
 // clause: UD-COMPLETION
 #[test]
-fn a_datagram_lands_behind_its_grh() {
+fn datagram_is_placed_behind_its_grh() {
     let mut s = script(None);
     s.receive(5, &[s.mr.sge(0, 44), s.mr.sge(100, 100)]);
     let imm = ImmDt([1, 2, 3, 4]);
@@ -72,7 +72,7 @@ fn a_datagram_lands_behind_its_grh() {
 
 // clause: UD-COMPLETION
 #[test]
-fn over_ipv6_the_grh_is_the_ip_header() {
+fn ipv6_grh_is_the_ip_header() {
     let mut s = script(None);
     s.net.src = roxe_wire::Gid(Ipv6Addr::LOCALHOST.octets());
     s.net.dst = roxe_wire::Gid(Ipv6Addr::LOCALHOST.octets());
@@ -84,7 +84,7 @@ fn over_ipv6_the_grh_is_the_ip_header() {
 
 // clause: UD-QKEY
 #[test]
-fn a_foreign_key_is_dropped_before_a_receive_is_taken() {
+fn wrong_qkey_is_dropped_before_taking_a_receive() {
     let mut s = script(Some(2));
     s.host.srq.post(&RecvRequest { wr_id: 4, sges: &[s.mr.all()] });
     assert_eq!(s.put(Qkey(QKEY.0 + 1), None, b"x"), Err(DropReason::Qkey));
@@ -95,7 +95,7 @@ fn a_foreign_key_is_dropped_before_a_receive_is_taken() {
 
 // clause: UD-LOST
 #[test]
-fn a_receive_must_take_grh_and_payload_or_it_stays() {
+fn receive_without_room_for_grh_and_payload_is_kept() {
     let mut s = script(None);
     assert_eq!(s.put(QKEY, None, b""), Err(DropReason::NoReceive));
     s.receive(5, &[s.mr.sge(0, 50)]);
@@ -107,7 +107,7 @@ fn a_receive_must_take_grh_and_payload_or_it_stays() {
 
 // clause: UD-PORT-MTU
 #[test]
-fn a_payload_may_be_as_long_as_the_mtu_of_the_port() {
+fn payload_is_limited_by_the_port_mtu() {
     let mut s = script(None);
     s.receive(5, &[s.mr.all()]);
     assert_eq!(s.put(QKEY, None, &[1; PORT_MTU + 1]), Err(DropReason::InvalidRequest));
@@ -116,7 +116,7 @@ fn a_payload_may_be_as_long_as_the_mtu_of_the_port() {
 
 // clause: UNRELIABLE-OWN-FAULT
 #[test]
-fn memory_of_our_own_that_fails_ends_the_qp() {
+fn local_memory_fault_ends_the_qp() {
     let mut s = script(None);
     let readonly = s.host.memory.register(64, Access::empty());
     s.receive(5, &[readonly.all()]);
@@ -127,7 +127,7 @@ fn memory_of_our_own_that_fails_ends_the_qp() {
 
 // clause: UD-QKEY-CONTROLLED, UD-QKEY-GSI
 #[test]
-fn a_controlled_q_key_in_a_request_stands_for_that_of_the_queue_pair() {
+fn controlled_qkey_selects_the_qps_own() {
     let mut sh = Shared::new(QpConfig::new(Qpn::new(2), Service::Ud, QpCaps::default()));
     sh.attr.qkey = Qkey(7);
     assert_eq!(qkey_to_send(&sh, Qkey(0x7fff_ffff)), Qkey(0x7fff_ffff));

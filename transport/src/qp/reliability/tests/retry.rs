@@ -13,7 +13,7 @@ fn full_counters() -> Retry {
 
 // clause: RETRY-COUNT
 #[test]
-fn retry_cnt_retries_are_granted_and_not_one_more() {
+fn retry_cnt_limits_the_retries() {
     let mut retry = full_counters();
     assert_eq!(retry.on_ack_timeout(), Ok(()));
     assert_eq!(retry.on_loss(), Ok(true));
@@ -24,7 +24,7 @@ fn retry_cnt_retries_are_granted_and_not_one_more() {
 
 // clause: NAK-ONCE
 #[test]
-fn one_loss_costs_one_retry_however_often_it_is_told() {
+fn repeated_naks_of_one_loss_cost_one_retry() {
     let mut retry = full_counters();
     assert_eq!(retry.on_loss(), Ok(true));
     assert_eq!(retry.on_loss(), Ok(false));
@@ -34,7 +34,7 @@ fn one_loss_costs_one_retry_however_often_it_is_told() {
 
 // clause: RNR-COUNT
 #[test]
-fn rnr_retries_are_counted_apart_and_seven_is_endless() {
+fn rnr_retries_are_separate_and_7_is_infinite() {
     let mut retry = full_counters();
     assert_eq!(retry.on_rnr(&ATTR(), Instant(0), 1), Ok(()));
     assert_eq!(retry.on_rnr(&ATTR(), Instant(0), 1), Err(Exhausted));
@@ -73,7 +73,7 @@ fn losses_do_not_shorten_an_rnr_wait() {
 
 // clause: TIMER-RANGE
 #[test]
-fn code_zero_waits_for_ever_and_tiny_codes_are_rounded_up() {
+fn timeout_0_is_infinite_and_small_codes_are_rounded_up() {
     let mut retry = full_counters();
     retry.on_sent(&QpAttr { timeout: 0, ..ATTR() }, Instant(0));
     assert_eq!(retry.deadline(), None);
@@ -83,7 +83,7 @@ fn code_zero_waits_for_ever_and_tiny_codes_are_rounded_up() {
 
 // clause: TIMER-RANGE
 #[test]
-fn a_silent_peer_gets_up_to_four_times_the_time_but_for_long_ones() {
+fn repeated_timeouts_grow_up_to_fourfold() {
     let wait = |retry: &mut Retry, attr: &QpAttr| {
         retry.on_sent(attr, Instant(0));
         let at = retry.deadline().unwrap().0;

@@ -8,7 +8,7 @@ fn answer(psn: u32, original: u64, msn: u32) -> Out {
 
 // clause: DUP-ATOMIC
 #[test]
-fn a_repeated_atomic_executes_once() {
+fn duplicate_atomic_executes_once() {
     let mut s = rc();
     s.host.memory.bytes_mut(s.mr)[..8].copy_from_slice(&41u64.to_ne_bytes());
     let add = Request::FetchAdd(s.eth(0));

@@ -1,10 +1,10 @@
-//! Requests that come again.
+//! Duplicate requests.
 
 use super::*;
 
 // clause: DUP-SEND-WRITE
 #[test]
-fn a_repeated_send_is_acknowledged_but_takes_no_receive() {
+fn duplicate_send_is_acked_without_a_receive() {
     let mut s = rc();
     s.receive(1, &[s.mr.sge(0, 8)]);
     s.receive(2, &[s.mr.sge(8, 8)]);
@@ -21,7 +21,7 @@ fn a_repeated_send_is_acknowledged_but_takes_no_receive() {
 
 // clause: DUP-ACK-BOUND
 #[test]
-fn the_acknowledgement_of_a_duplicate_does_not_reach_past_a_read() {
+fn duplicate_ack_stops_before_a_read() {
     let mut s = rc();
     let write = Request::WriteOnly(s.reth(0, 0), None);
     let read = Request::Read(s.reth(0, 1));

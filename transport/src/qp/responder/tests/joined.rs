@@ -1,10 +1,10 @@
-//! Packets that share a header do what they would do one by one, or nothing.
+//! Joined packets act like single ones, or not at all.
 
 use super::*;
 
 const COUNT: usize = 5;
 
-/// A message has begun that has so many bytes.
+/// A message of `total` bytes whose first packet has arrived.
 fn begun(req: fn(&Script, u32) -> Request, total: u32) -> Script {
     let mut s = rc();
     let sge = s.mr.sge(32 << 10, total);
@@ -28,16 +28,16 @@ fn payload() -> Vec<u8> {
 
 fn join(s: &mut Script, psn: u32, req: &Request, payload: &[u8], ack_req: bool) -> bool {
     let bth = Bth { ack_req, ..Bth::new(Qpn::new(2), Psn::new(psn)) };
-    let taken = s.responder.handle_joined(&mut s.sh, &mut s.host, &bth, req, payload.into());
+    let taken = s.responder.handle_joined(&mut s.sh, &mut s.host, Incoming { bth: &bth, req, payload: payload.into() });
     s.settle();
     taken
 }
 
-/// What can be seen of it from outside.
+/// Visible state and output.
 fn facts(mut s: Script) -> (Psn, Vec<Out>, Vec<u8>, QpState) {
     let last = [9; MTU];
     let (write, send) = (Request::WriteLast(None), Request::SendLast(SendTail::Plain));
-    let last = if matches!(s.responder.open, Open::Write(_)) { (write, &last) } else { (send, &last) };
+    let last = if matches!(s.responder.open, OpenMessage::Write(_)) { (write, &last) } else { (send, &last) };
     let psn = s.responder.progress.e_psn;
     let mut out = s.out();
     let _ = s.put(psn.get(), last.0, last.1);
@@ -65,7 +65,7 @@ fn joined_packets_act_as_single_ones() {
 }
 
 #[test]
-fn joined_packets_that_are_not_plain_change_nothing() {
+fn joined_packets_that_need_checks_have_no_effect() {
     let total = ((COUNT + 2) * MTU) as u32;
     let before = || begun(write, total);
     let (write_middle, all) = (Request::WriteMiddle, payload());
@@ -99,7 +99,7 @@ fn joined_packets_that_are_not_plain_change_nothing() {
 }
 
 #[test]
-fn a_gap_that_is_closed_is_forgotten() {
+fn joined_packets_close_a_gap() {
     let mut s = begun(write, ((COUNT + 2) * MTU) as u32);
     assert_eq!(s.put(FIRST + 3, Request::WriteMiddle, &[0; MTU]), Err(DropReason::OutOfSequence));
     assert_eq!(s.out(), [nak(FIRST + 1, NakCode::PsnSequence, 0)]);

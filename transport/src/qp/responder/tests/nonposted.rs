@@ -1,10 +1,10 @@
-//! ATOMIC WRITE and FLUSH: done once, answered by an empty READ response.
+//! ATOMIC WRITE and FLUSH: executed once, answered by an empty READ response.
 
 use super::*;
 
 const GLOBAL: Feth = Feth { selectivity: Selectivity::Range, placement: Placement::GLOBAL_VISIBILITY };
 
-/// As [`rc`], but the peer may FLUSH too, and the region that it may FLUSH.
+/// As [`rc`], but the peer may also FLUSH; returns the region.
 fn flushable(rights: Access) -> (Script, Reth) {
     let mut s = rc();
     s.sh.attr.access |= Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
@@ -18,7 +18,7 @@ fn answer(psn: u32, msn: u32) -> Out {
 
 // clause: NONPOSTED-ANSWER, ATOMIC-WRITE-WHOLE, DUP-NONPOSTED
 #[test]
-fn an_atomic_write_is_stored_once_and_answered_asked_or_not() {
+fn atomic_write_is_stored_once_and_always_answered() {
     let mut s = rc();
     let write = Request::AtomicWrite(s.reth(16, 8));
     assert_eq!(s.put_quietly(FIRST, write, b"8 bytes."), Ok(()));
@@ -65,7 +65,7 @@ fn atomic_write_and_flush_count_against_max_dest_rd_atomic() {
 
 // clause: ACK-BEFORE-READ
 #[test]
-fn an_acknowledgement_that_is_due_leaves_before_their_answer() {
+fn due_ack_leaves_before_nonposted_response() {
     let mut s = rc();
     assert_eq!(s.put(FIRST, Request::WriteOnly(s.reth(0, 2), None), b"hi"), Ok(()));
     assert_eq!(s.put(FIRST + 1, Request::AtomicWrite(s.reth(8, 8)), b"8 bytes."), Ok(()));
@@ -74,7 +74,7 @@ fn an_acknowledgement_that_is_due_leaves_before_their_answer() {
 
 // clause: FLUSH-RANGE, FLUSH-RIGHTS
 #[test]
-fn a_flush_needs_a_key_that_allows_it_on_all_it_covers() {
+fn flush_needs_a_key_for_its_whole_range() {
     let (_, good) = flushable(Access::FLUSH_GLOBAL);
     let whole = Feth { selectivity: Selectivity::Region, ..GLOBAL };
     let persistent = Feth { placement: Placement::PERSISTENCE, ..GLOBAL };
@@ -99,7 +99,7 @@ fn a_flush_needs_a_key_that_allows_it_on_all_it_covers() {
 
 // clause: FLUSH-RESERVED
 #[test]
-fn a_flush_with_reserved_placement_or_selectivity_is_an_invalid_request() {
+fn flush_with_reserved_fields_is_invalid_request() {
     let feth = |selectivity, placement| Feth { selectivity, placement: Placement(placement) };
     let reserved = [
         feth(Selectivity::Range, 0),

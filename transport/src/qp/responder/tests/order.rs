@@ -1,10 +1,10 @@
-//! Which request is the expected one, and when it is acknowledged.
+//! Expected PSNs, gaps and acknowledgements.
 
 use super::*;
 
 // clause: ACK-ASKED
 #[test]
-fn one_acknowledgement_answers_all_that_arrived() {
+fn acks_coalesce() {
     let mut s = rc();
     let sge = s.mr.sge(0, 64);
     for psn in 0..3 {
@@ -17,7 +17,7 @@ fn one_acknowledgement_answers_all_that_arrived() {
 
 // clause: ACK-ASKED
 #[test]
-fn no_acknowledgement_is_sent_unless_asked_for() {
+fn ack_is_sent_only_on_request() {
     let mut s = rc();
     assert_eq!(s.put_quietly(FIRST, Request::WriteOnly(s.reth(0, 2), None), b"hi"), Ok(()));
     assert_eq!(s.out(), []);
@@ -25,7 +25,7 @@ fn no_acknowledgement_is_sent_unless_asked_for() {
 
 // clause: MSN-COUNT
 #[test]
-fn inside_a_message_the_count_of_messages_stays() {
+fn msn_is_constant_within_a_message() {
     let mut s = rc();
     s.receive(1, &[s.mr.all()]);
     assert_eq!(s.put(FIRST, Request::SendFirst, &[1; MTU]), Ok(()));
@@ -53,7 +53,7 @@ fn a_gap_is_reported_once_until_it_is_closed() {
 
 // clause: GAP-NAK-AGAIN
 #[test]
-fn an_answered_duplicate_lets_the_next_gap_be_reported() {
+fn answered_duplicate_allows_the_next_gap_nak() {
     let mut s = rc();
     let write = Request::WriteOnly(s.reth(0, 1), None);
     assert_eq!(s.put(FIRST, write, b"x"), Ok(()));
@@ -66,7 +66,7 @@ fn an_answered_duplicate_lets_the_next_gap_be_reported() {
 
 // clause: GAP-NAK
 #[test]
-fn unsent_nak_asks_for_what_was_dropped_behind_the_late_packet() {
+fn unsent_nak_moves_to_the_next_gap() {
     let mut s = rc();
     let write = Request::WriteOnly(s.reth(0, 1), None);
     assert_eq!(s.put(FIRST, write, b"x"), Ok(()));
@@ -76,7 +76,7 @@ fn unsent_nak_asks_for_what_was_dropped_behind_the_late_packet() {
 }
 
 #[test]
-fn unsent_nak_is_withdrawn_once_all_that_was_dropped_came_again() {
+fn unsent_nak_is_withdrawn_when_all_gaps_close() {
     let mut s = rc();
     let write = Request::WriteOnly(s.reth(0, 1), None);
     assert_eq!(s.put(FIRST, write, b"x"), Ok(()));
@@ -88,7 +88,7 @@ fn unsent_nak_is_withdrawn_once_all_that_was_dropped_came_again() {
 
 // clause: GAP-AFTER-RNR
 #[test]
-fn unsent_rnr_nak_becomes_one_for_what_was_dropped_behind_it() {
+fn unsent_rnr_nak_becomes_a_sequence_nak() {
     let mut s = rc();
     assert_eq!(s.put(FIRST, SEND, b"x"), Err(DropReason::NoReceive));
     assert_eq!(s.put(FIRST + 1, SEND, b"x"), Err(DropReason::OutOfSequence));
@@ -99,7 +99,7 @@ fn unsent_rnr_nak_becomes_one_for_what_was_dropped_behind_it() {
 
 // clause: PSN-WINDOW
 #[test]
-fn half_of_all_psns_are_old_and_half_are_new() {
+fn psn_space_is_half_past_half_future() {
     let mut s = rc();
     let write = Request::WriteOnly(s.reth(0, 1), None);
     assert_eq!(s.put(FIRST + 0x7f_ffff, write, b"x"), Err(DropReason::OutOfSequence));
@@ -108,7 +108,7 @@ fn half_of_all_psns_are_old_and_half_are_new() {
 
 // clause: EVENT-COMM-EST
 #[test]
-fn the_first_request_in_rtr_establishes_the_connection_once() {
+fn first_request_in_rtr_raises_comm_est_once() {
     let mut s = rc();
     s.sh.set_state(QpState::Rtr);
     let write = Request::WriteOnly(s.reth(0, 1), None);
@@ -122,7 +122,7 @@ fn the_first_request_in_rtr_establishes_the_connection_once() {
 }
 
 #[test]
-fn in_rts_nothing_needs_to_be_established() {
+fn request_in_rts_raises_no_comm_est() {
     let mut s = rc();
     assert_eq!(s.put(FIRST, Request::WriteOnly(s.reth(0, 1), None), b"x"), Ok(()));
     assert_eq!(s.sh.events, QpEvents::empty());

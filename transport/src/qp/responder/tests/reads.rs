@@ -55,7 +55,7 @@ fn answers_leave_in_the_order_of_requests() {
 }
 
 #[test]
-fn a_full_batch_is_continued_where_it_ended() {
+fn read_response_continues_after_a_full_batch() {
     let mut s = rc();
     assert_eq!(s.put(FIRST, Request::Read(s.reth(0, 700)), b""), Ok(()));
     let (mut got, state) = s.poll(2);
@@ -67,7 +67,7 @@ fn a_full_batch_is_continued_where_it_ended() {
 
 // clause: DUP-READ, MSN-COUNT, READ-RESPONSES
 #[test]
-fn any_tail_is_read_again_and_as_often_as_asked() {
+fn duplicate_read_of_any_tail_is_answered() {
     let mut s = rc();
     assert_eq!(s.put(FIRST, Request::Read(s.reth(0, 700)), b""), Ok(()));
     s.out();
@@ -80,7 +80,7 @@ fn any_tail_is_read_again_and_as_often_as_asked() {
 }
 
 #[test]
-fn a_repeated_read_that_is_not_the_one_remembered_is_ignored() {
+fn duplicate_read_of_another_range_is_ignored() {
     let mut s = rc();
     assert_eq!(s.put(FIRST, Request::Read(s.reth(0, 700)), b""), Ok(()));
     assert_eq!(s.put(FIRST + 3, Request::WriteOnly(s.reth(0, 0), None), b""), Ok(()));
@@ -106,7 +106,7 @@ fn a_repeated_read_that_is_not_the_one_remembered_is_ignored() {
 
 // clause: DUP-READ-SILENT
 #[test]
-fn a_repeated_read_whose_key_is_gone_is_ignored() {
+fn duplicate_read_with_stale_key_is_ignored() {
     let mut s = rc();
     let read = Request::Read(s.reth(0, 300));
     assert_eq!(s.put(FIRST, read, b""), Ok(()));
@@ -118,7 +118,7 @@ fn a_repeated_read_whose_key_is_gone_is_ignored() {
 
 // clause: NAK-OPCODE, READ-GONE
 #[test]
-fn memory_that_goes_away_stops_the_answer_at_the_packet_it_cannot_make() {
+fn unmapped_memory_naks_the_failing_read_response() {
     let mut s = rc();
     assert_eq!(s.put(FIRST, Request::Read(s.reth(0, 700)), b""), Ok(()));
     assert_eq!(s.put(FIRST + 3, Request::WriteOnly(s.reth(0, 0), None), b""), Ok(()));
@@ -131,7 +131,7 @@ fn memory_that_goes_away_stops_the_answer_at_the_packet_it_cannot_make() {
 
 // clause: DUP-READ-SILENT
 #[test]
-fn memory_that_goes_away_ends_a_repeated_answer_in_silence() {
+fn unmapped_memory_ends_a_replay_silently() {
     let mut s = rc();
     let read = Request::Read(s.reth(0, 700));
     assert_eq!(s.put(FIRST, read, b""), Ok(()));
@@ -144,7 +144,7 @@ fn memory_that_goes_away_ends_a_repeated_answer_in_silence() {
 
 // clause: CHECK-RD-ATOMIC
 #[test]
-fn max_dest_rd_atomic_may_be_outstanding_and_no_more() {
+fn max_dest_rd_atomic_limits_outstanding_requests() {
     let mut s = rc();
     assert_eq!(s.put(FIRST, Request::Read(s.reth(0, 1)), b""), Ok(()));
     assert_eq!(s.put(FIRST + 1, Request::FetchAdd(s.eth(0)), b""), Ok(()));

@@ -4,7 +4,7 @@ use super::*;
 
 // clause: CHECK-RECEIVE, GAP-AFTER-RNR
 #[test]
-fn without_a_receive_the_peer_waits_and_nothing_is_lost() {
+fn send_without_receive_is_rnr_nakked() {
     let mut s = rc();
     assert_eq!(s.put(FIRST, SEND, b"hi"), Err(DropReason::NoReceive));
     assert_eq!(s.put(FIRST + 1, SEND, b"ho"), Err(DropReason::OutOfSequence));
@@ -19,7 +19,7 @@ fn without_a_receive_the_peer_waits_and_nothing_is_lost() {
 
 // clause: CHECK-RECEIVE, WC-BYTE-LEN
 #[test]
-fn only_the_end_of_a_write_with_immediate_needs_a_receive() {
+fn write_with_immediate_needs_a_receive_at_its_end() {
     let mut s = rc();
     let imm = Some(ImmDt([1, 2, 3, 4]));
     assert_eq!(s.put_quietly(FIRST, Request::WriteFirst(s.reth(0, 260)), &[9; MTU]), Ok(()));
@@ -59,7 +59,7 @@ fn immediate_data_and_invalidated_keys_are_in_the_completion() {
 
 // clause: CHECK-ROOM
 #[test]
-fn a_message_may_fill_its_receive_but_not_exceed_it() {
+fn message_longer_than_its_receive_is_refused() {
     for (len, expected) in [(300, Ok(())), (301, Err(DropReason::InvalidRequest))] {
         let mut s = rc();
         s.receive(1, &[s.mr.sge(0, 200), s.mr.sge(512, 100)]);
@@ -77,7 +77,7 @@ fn a_message_may_fill_its_receive_but_not_exceed_it() {
 
 // clause: ACK-AFTER-DEED
 #[test]
-fn a_full_completion_queue_fails_the_qp_without_an_answer() {
+fn cq_overrun_fails_the_qp_without_response() {
     let mut s = rc();
     s.host.cq_room = [None, Some(0)];
     s.receive(1, &[]);
@@ -88,7 +88,7 @@ fn a_full_completion_queue_fails_the_qp_without_an_answer() {
 
 // clause: SRQ-TAKEN, SRQ-LAST-RECEIVE
 #[test]
-fn a_shared_receive_belongs_to_the_qp_until_it_ends() {
+fn shared_receive_belongs_to_the_qp_until_completion() {
     let mut s = Script::with(Service::Rc, Some(2));
     let sges = [s.mr.sge(0, 600)];
     s.host.srq.post(&RecvRequest { wr_id: 4, sges: &sges });

@@ -1,4 +1,4 @@
-//! Every reason to refuse, and what follows.
+//! Every refusal and its consequences.
 
 use super::*;
 
@@ -73,7 +73,7 @@ fn cases(s: &Script) -> Vec<Case> {
 // clause: CHECK-LENGTH, ATOMIC-WRITE-LENGTH, NAK-TABLE, NAK-OPCODE
 // clause: EVENT-AFFILIATED, STATUS-WRITE-IMM
 #[test]
-fn every_row_is_told_reported_and_final() {
+fn every_refusal_is_nakked_reported_and_fatal() {
     for i in 0..cases(&rc()).len() {
         let mut s = rc();
         let case = cases(&s).swap_remove(i);
@@ -90,7 +90,7 @@ fn every_row_is_told_reported_and_final() {
 
 // clause: CHECK-ORDER, CHECK-ACCESS-FLAGS, FLUSH-RIGHTS
 #[test]
-fn access_flags_of_the_qp_come_before_the_key() {
+fn qp_access_flags_are_checked_before_the_key() {
     let (w, r, a, f) = (Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC, Access::FLUSH_GLOBAL);
     let feth = Feth { selectivity: Selectivity::Range, placement: Placement::GLOBAL_VISIBILITY };
     for (missing, req) in [
@@ -121,7 +121,7 @@ fn access_flags_of_the_qp_come_before_the_key() {
 
 // clause: CHECK-SEQUENCE, EVENT-AFFILIATED
 #[test]
-fn a_message_is_not_interrupted() {
+fn interleaved_messages_are_refused() {
     for open in [Request::SendFirst, Request::WriteFirst(rc().reth(0, 512))] {
         for next in [SEND, Request::WriteOnly(rc().reth(0, 0), None), Request::Read(rc().reth(0, 0)), open] {
             let mut s = rc();
@@ -140,7 +140,7 @@ fn a_message_is_not_interrupted() {
 
 // clause: CHECK-DMA-LENGTH
 #[test]
-fn a_write_must_end_where_it_said() {
+fn write_must_have_its_announced_length() {
     let last = |len: usize| {
         let mut s = rc();
         assert_eq!(s.put_quietly(FIRST, Request::WriteFirst(s.reth(0, 300)), &[1; MTU]), Ok(()));
@@ -164,7 +164,7 @@ fn the_key_is_checked_again_for_every_packet_of_a_write() {
 
 // clause: NAK-OWN-FAULT
 #[test]
-fn memory_of_our_own_that_fails_is_our_fault() {
+fn local_memory_fault_is_remote_operation_error() {
     let mut s = rc();
     let readonly = s.host.memory.register(8, Access::empty());
     s.receive(1, &[readonly.all()]);
@@ -179,7 +179,7 @@ fn memory_of_our_own_that_fails_is_our_fault() {
 
 // clause: INVALIDATE-REFUSED
 #[test]
-fn a_key_that_cannot_be_invalidated_refuses_the_send() {
+fn send_with_bad_invalidate_key_is_refused() {
     let mut s = rc();
     s.receive(1, &[s.mr.sge(0, 8)]);
     let tail = SendTail::Invalidate(Ieth(RKey(0xbad)));
@@ -199,7 +199,7 @@ fn answers_before_a_refusal_are_still_sent() {
 }
 
 #[test]
-fn entering_the_error_state_otherwise_says_nothing() {
+fn local_error_state_sends_no_nak() {
     let mut s = rc();
     assert_eq!(s.put(FIRST, Request::Read(s.reth(0, 300)), b""), Ok(()));
     assert_eq!(s.put(FIRST + 3, SEND, b""), Err(DropReason::OutOfSequence));
@@ -209,7 +209,7 @@ fn entering_the_error_state_otherwise_says_nothing() {
 }
 
 #[test]
-fn the_vendor_code_names_the_refusal() {
+fn vendor_err_is_the_refusal_number() {
     let mut s = rc();
     s.receive(1, &[]);
     assert_eq!(s.put(FIRST, SEND, b"hi"), Err(DropReason::InvalidRequest));

@@ -1,4 +1,4 @@
-//! UC: what is not whole is lost, in silence.
+//! UC: incomplete messages are dropped silently.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn uc() -> Script {
 
 // clause: UC-SILENT
 #[test]
-fn whole_messages_arrive() {
+fn complete_messages_are_delivered() {
     let mut s = uc();
     assert_eq!(s.put_uc(FIRST, Request::SendFirst, &[1; MTU]), Ok(()));
     assert_eq!(s.put_uc(FIRST + 1, Request::SendMiddle, &[2; MTU]), Ok(()));
@@ -26,7 +26,7 @@ fn whole_messages_arrive() {
 
 // clause: UC-RECEIVE-KEPT
 #[test]
-fn a_gap_loses_the_open_message_and_its_receive_is_used_again() {
+fn gap_drops_the_open_message_and_reuses_its_receive() {
     let mut s = uc();
     assert_eq!(s.put_uc(FIRST, Request::SendFirst, &[1; MTU]), Ok(()));
     assert_eq!(s.put_uc(FIRST + 2, LAST, &[3; 8]), Err(DropReason::OutOfSequence));
@@ -38,7 +38,7 @@ fn a_gap_loses_the_open_message_and_its_receive_is_used_again() {
 
 // clause: UC-RESYNC
 #[test]
-fn after_a_gap_a_first_packet_starts_anew() {
+fn first_packet_after_a_gap_starts_a_message() {
     let mut s = uc();
     assert_eq!(s.put_uc(FIRST, Request::SendFirst, &[1; MTU]), Ok(()));
     assert_eq!(s.put_uc(FIRST + 9, Request::SendFirst, &[2; MTU]), Ok(()));
@@ -59,7 +59,7 @@ fn a_first_packet_in_sequence_abandons_the_open_message() {
 
 // clause: UC-LOST
 #[test]
-fn a_uc_message_with_a_bad_packet_is_dropped_whole() {
+fn uc_message_with_a_bad_packet_is_dropped_completely() {
     let bad = Reth { rkey: RKey(1), ..uc().reth(0, 512) };
     let firsts = [
         (Request::WriteFirst(bad), DropReason::RemoteAccess, MTU),
@@ -96,7 +96,7 @@ fn access_flags_count_on_uc_too() {
 
 // clause: UC-IMM-LAST
 #[test]
-fn an_immediate_without_a_receive_is_lost_but_its_earlier_data_stays() {
+fn immediate_without_receive_is_dropped_but_data_stays() {
     let mut s = Script::new(Service::Uc);
     assert_eq!(s.put_uc(FIRST, Request::WriteFirst(s.reth(0, 260)), &[1; MTU]), Ok(()));
     assert_eq!(s.put_uc(FIRST + 1, Request::WriteLast(Some(ImmDt([0; 4]))), &[2; 4]), Err(DropReason::NoReceive));
@@ -105,7 +105,7 @@ fn an_immediate_without_a_receive_is_lost_but_its_earlier_data_stays() {
 
 // clause: UNRELIABLE-OWN-FAULT
 #[test]
-fn memory_of_our_own_that_fails_ends_the_qp() {
+fn local_memory_fault_ends_the_qp() {
     let mut s = Script::new(Service::Uc);
     let readonly = s.host.memory.register(8, Access::empty());
     s.receive(1, &[readonly.all()]);
@@ -127,7 +127,7 @@ fn a_shared_receive_is_kept_for_the_next_message() {
 
 // clause: EVENT-COMM-EST
 #[test]
-fn the_first_packet_in_rtr_establishes_the_connection() {
+fn first_packet_in_rtr_raises_comm_est() {
     let mut s = uc();
     s.sh.set_state(QpState::Rtr);
     assert_eq!(s.put_uc(FIRST, ONLY, b"x"), Ok(()));

@@ -1,10 +1,10 @@
-//! What ranges of packets cost.
+//! Charges of packet ranges.
 
 use super::*;
 use crate::wr::Av;
 use roxe_wire::Qpn;
 
-/// Costs whose sums tell which packets they are of.
+/// Charges whose sums identify the packets.
 struct Costs;
 
 impl FlowControl for Costs {

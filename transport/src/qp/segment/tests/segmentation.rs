@@ -1,4 +1,4 @@
-//! How a message is divided.
+//! Segmentation of messages.
 
 use super::*;
 use proptest::prelude::*;
@@ -24,7 +24,7 @@ fn a_multiple_of_the_mtu_ends_with_a_full_packet() {
 }
 
 #[test]
-fn the_longest_message_fits_the_arithmetic() {
+fn longest_message_does_not_overflow() {
     let n = packets(MAX_MESSAGE, MTU);
     assert_eq!(n, 1 << 23);
     assert_eq!(offset(n - 1, MTU), MAX_MESSAGE - 256);
@@ -33,7 +33,7 @@ fn the_longest_message_fits_the_arithmetic() {
 
 // clause: SEND-TAIL
 #[test]
-fn only_the_last_packet_carries_the_tail_and_only_the_first_the_address() {
+fn first_packet_has_reth_and_last_has_tail() {
     let op = SendOp::WriteImm { remote_addr: 7, rkey: RKey(8), imm: ImmDt([1; 4]) };
     let reth = Reth { va: 7, rkey: RKey(8), dma_len: 700 };
     let sequence = [0, 1, 2].map(|i| request(&op, 700, position(i, 3)));
@@ -57,7 +57,7 @@ fn atomics_map_their_operands() {
 
 // clause: RETRY-READ-TAIL
 #[test]
-fn a_retried_read_asks_for_a_tail_of_the_original_request() {
+fn retried_read_requests_a_tail_of_the_original() {
     let reth = Reth { va: 0x1000, rkey: RKey(1), dma_len: 100 * 256 - 6 };
     let n = packets(reth.dma_len, MTU);
     assert_eq!(read_chunk_end(0, n, MTU), 64);

@@ -26,22 +26,20 @@ fn burst(pacer: &mut Pacer, now: Instant) -> (usize, Instant) {
     unreachable!("a burst has an end")
 }
 
-/// 32 packets are a burst, and the next one begins when all have had their time, 2621.44 us
-/// later.
+/// 32 packets are a burst; the next one begins when all have had their time, 2621.44 us later.
 #[test]
-fn a_burst_is_paid_for_before_the_next() {
+fn next_burst_waits_until_the_last_is_paid() {
     let mut pacer = pacer();
     let end = Instant(2_621_440);
     assert_eq!(burst(&mut pacer, Instant(0)), (32, end));
     assert_eq!(burst(&mut pacer, end), (32, end.after(Duration::from_nanos(2_621_440))));
 }
 
-/// What a pause took too long is made up for: 40.96 us are half a packet, and the times stay
-/// what they would have been. More than 100 us are not: after a long silence they are 1.2
-/// packets of 81.92 us, which makes 34 packets (33 · 81.92 - 100 = 2603.36 is less than a
-/// burst) and 34 · 81.92 - 100 = 2685.28 us.
+/// Late wake-ups are compensated: 40.96 us are half a packet, and the times stay unchanged. More
+/// than 100 us are not: after a long idle time they are 1.2 packets of 81.92 us, which makes 34
+/// packets (33 · 81.92 - 100 = 2603.36 is less than a burst) and 34 · 81.92 - 100 = 2685.28 us.
 #[test]
-fn a_late_end_of_a_pause_costs_nothing() {
+fn late_wakeup_costs_no_rate() {
     let mut pacer = pacer();
     burst(&mut pacer, Instant(0));
     assert_eq!(burst(&mut pacer, Instant(2_621_440 + 40_960)), (33, Instant(2_621_440 + 33 * 81_920)));
@@ -49,7 +47,7 @@ fn a_late_end_of_a_pause_costs_nothing() {
 }
 
 #[test]
-fn a_burst_of_a_byte_is_a_packet_and_the_longest_one_fits_the_arithmetic() {
+fn burst_limits_do_not_overflow() {
     let mut pacer = pacer();
     pacer.set(100_000_000, 1);
     assert_eq!(burst(&mut pacer, Instant(0)), (1, Instant(81_920)));

@@ -38,7 +38,7 @@ fn the_first_cut_halves_and_fast_recovery_halves_the_gap() {
 /// additive step.
 // clause: DCQCN-RAISE
 #[test]
-fn after_ten_raises_the_line_is_free_again() {
+fn rate_reaches_line_after_ten_raises() {
     let mut rate = rate();
     rate.advance(us(4 + 9 * 1500));
     assert!(!rate.is_at_line());
@@ -80,11 +80,11 @@ fn the_target_follows_only_after_a_raise() {
     assert!(rate.current < rate.target);
 }
 
-/// However many notifications come, there is one cut in 4 us, alpha stays 1, and the rate ends at
-/// its least: 10,000 Mbit/s halved seven times is 78, less than 100.
+/// With any number of CNPs, there is one cut in 4 us, alpha stays 1, and the rate ends at its
+/// minimum: 10,000 Mbit/s halved seven times is 78, less than 100.
 // clause: DCQCN-CUT, DCQCN-LEAST
 #[test]
-fn a_flood_cuts_once_per_period_and_stops_at_the_least_rate() {
+fn cnp_flood_cuts_once_per_period_down_to_minimum() {
     let mut rate = rate();
     for ns in (0..24_000).step_by(100) {
         rate.on_cnp(Instant(ns));
@@ -116,9 +116,9 @@ fn alpha_follows_the_notifications() {
     assert_eq!((rate.alpha, rate.alpha_at), (0, us(60_000_050)));
 }
 
-/// It makes no difference how often anybody looks.
+/// The rate does not depend on the times of the calls.
 #[test]
-fn looking_once_gives_the_same_as_looking_always() {
+fn rate_does_not_depend_on_poll_times() {
     let (mut often, mut once) = (rate(), rate());
     for round in 0..5 {
         let start = round * 4_000;
@@ -135,7 +135,7 @@ fn looking_once_gives_the_same_as_looking_always() {
 }
 
 #[test]
-fn a_line_slower_than_the_least_rate_is_never_cut() {
+fn line_below_minimum_rate_is_never_cut() {
     let mut rate = Rate::new(NonZeroU64::MIN, Instant(0));
     rate.advance(us(4));
     assert_eq!(rate.current, 1);

@@ -20,7 +20,7 @@ fn take(list: &mut TagList, tag: u64) -> Option<u64> {
 
 // clause: TM-MATCH, TM-ORDER
 #[test]
-fn the_first_posted_tag_that_wants_the_message_gets_it() {
+fn first_matching_tag_in_posting_order_wins() {
     let mut list = TagList::new(8, 1);
     for (wr_id, tag, mask) in [(1, 5, !0), (2, 0x10, 0xf0), (3, 0x15, !0), (4, 0, 0), (5, 5, !0)] {
         add(&mut list, wr_id, tag, mask);
@@ -33,14 +33,14 @@ fn the_first_posted_tag_that_wants_the_message_gets_it() {
 
 // clause: TM-MATCH
 #[test]
-fn bits_that_do_not_count_must_be_zero_in_the_posted_tag() {
+fn tag_bits_outside_the_mask_must_be_zero() {
     let mut list = TagList::new(8, 1);
     add(&mut list, 1, 0x1ff, 0xff);
     assert_eq!(take(&mut list, 0x1ff), None);
 }
 
 #[test]
-fn both_limits_hold_and_handles_are_not_used_again() {
+fn list_limits_hold_and_handles_are_unique() {
     let mut list = TagList::new(2, 1);
     let (a, b) = (add(&mut list, 1, 1, !0), add(&mut list, 2, 2, !0));
     assert_eq!(list.add(&TagRecv::default()), Err(TagError::Full));
@@ -55,7 +55,7 @@ fn both_limits_hold_and_handles_are_not_used_again() {
 
 // clause: TM-SYNC, TM-UNEXPECTED
 #[test]
-fn tags_posted_behind_an_unexpected_message_wait_until_it_is_handled() {
+fn new_tags_wait_for_confirmation_of_unexpected_messages() {
     let mut list = TagList::new(8, 1);
     add(&mut list, 1, 7, !0);
     assert!(!list.note_unexpected() && !list.note_unexpected());
@@ -72,7 +72,7 @@ fn tags_posted_behind_an_unexpected_message_wait_until_it_is_handled() {
 
 // clause: TM-BROKEN-OFF
 #[test]
-fn a_message_that_broke_off_is_not_waited_for() {
+fn aborted_unexpected_message_needs_no_confirmation() {
     let mut list = TagList::new(8, 1);
     list.note_unexpected();
     add(&mut list, 1, 7, !0);
@@ -83,7 +83,7 @@ fn a_message_that_broke_off_is_not_waited_for() {
 
 // clause: TM-UNEXPECTED
 #[test]
-fn the_program_is_asked_to_synchronise_before_a_card_would_lose_count() {
+fn sync_is_requested_before_16_bit_overflow() {
     let mut list = TagList::new(1, 1);
     let asks = (0..0x4000).map(|_| list.note_unexpected()).position(|asks| asks);
     assert_eq!(asks, Some(0x3fff));
@@ -94,7 +94,7 @@ fn the_program_is_asked_to_synchronise_before_a_card_would_lose_count() {
 proptest! {
     /// Any order of operations, against a plain list that is searched.
     #[test]
-    fn the_tag_list_agrees_with_a_plain_list(ops in prop::collection::vec((0u8..6, 0u64..4), 0..80)) {
+    fn tag_list_agrees_with_a_model(ops in prop::collection::vec((0u8..6, 0u64..4), 0..80)) {
         let mut list = TagList::new(6, 1);
         // (wr_id, tag, handle, enabled)
         let mut model: Vec<(u64, u64, TagHandle, bool)> = vec![];

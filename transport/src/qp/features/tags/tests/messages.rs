@@ -1,10 +1,10 @@
-//! What becomes of a tagged message.
+//! Tagged messages.
 
 use super::*;
 
 const TMH: Tmh = Tmh { op: TmOp::Rendezvous, app_ctx: 7, tag: 0x99 };
 
-/// A rendezvous request for `len` bytes, `extra` bytes longer than it need be.
+/// A rendezvous request for `len` bytes, with `extra` bytes behind.
 fn request(len: u32, extra: usize) -> Vec<u8> {
     let mut bytes = TMH.to_bytes().to_vec();
     bytes.extend(0x1000_u64.to_be_bytes());
@@ -20,7 +20,7 @@ fn is_ours(first: &[u8], room: u64, may_read: bool) -> bool {
 
 // clause: TM-RENDEZVOUS-SOFTWARE
 #[test]
-fn the_card_does_a_rendezvous_that_it_can_do_whole() {
+fn card_handles_only_complete_rendezvous() {
     assert!(is_ours(&request(100, 0), 100, true));
     assert!(is_ours(&request(100, 224), 100, true));
     assert!(!is_ours(&request(100, 225), 100, true), "longer than the card looks at");

@@ -1,15 +1,15 @@
-//! When an acknowledgement is asked for.
+//! Acknowledgement requests.
 
 use super::*;
 
 // clause: SEND-ASK-MIDDLE
 #[test]
-fn an_acknowledgement_is_asked_for_by_bytes_packets_and_window() {
+fn ack_is_requested_by_bytes_packets_and_window() {
     let asks = |limit, bytes, window| {
-        let mut unasked = Unasked { limit, ..Unasked::default() };
+        let mut ack_pacing = AckReqPacing { limit, ..AckReqPacing::default() };
         let mut until = |_: &i32| {
-            let asks = unasked.is_enough(bytes, window);
-            unasked.add(1, bytes, asks);
+            let asks = ack_pacing.is_due(bytes, window);
+            ack_pacing.add(1, bytes, asks);
             !asks
         };
         [(); 2].map(|()| 1 + (0..1000).take_while(&mut until).count())
