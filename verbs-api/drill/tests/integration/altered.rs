@@ -172,14 +172,20 @@ fn unexpected_packets_and_completions_fail() {
         if !passes(&verdicts(&name, &text, &mut VirtualCard::default())) {
             continue;
         }
-        for (what, mistake) in
-            [("packet", Mistake::Repeat as fn(usize) -> Mistake), ("CNP", Mistake::Cnp), ("completion", Mistake::Extra)]
-        {
+        // Steps pass over CNPs, and only `idle` forbids completions.
+        let forbids_cnps = name == "congestion/not_marked";
+        let forbids_completions = text.contains("peer idle");
+        let mistakes = [
+            ("packet", Mistake::Repeat as fn(usize) -> Mistake, true),
+            ("CNP", Mistake::Cnp, forbids_cnps),
+            ("completion", Mistake::Extra, forbids_completions),
+        ];
+        for (what, mistake, _) in mistakes.into_iter().filter(|(_, _, is_forbidden)| *is_forbidden) {
             let (passed, chances) = unnoticed(&name, &text, mistake);
             tried += chances;
             unseen.extend(passed.into_iter().map(|at| format!("{name}: {what} {at} of {chances}")));
         }
     }
-    assert!(tried > 300, "{tried}");
+    assert!(tried > 150, "{tried}");
     assert!(unseen.is_empty(), "{} of {tried} pass:\n{}", unseen.len(), unseen.join("\n"));
 }
