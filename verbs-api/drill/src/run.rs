@@ -63,7 +63,8 @@ impl Run<'_> {
         // What has come and nobody waited for is one packet too many.
         let now = self.target.now();
         let expected = "no packet behind the last step";
-        self.quiet(now, expected).map_err(|stop| (lines.last(), stop))
+        let forbids_cnps = matches!(lines.last().map(|line| &line.step), Some(Step::Silence(_, true)));
+        self.quiet(now, forbids_cnps, expected).map_err(|stop| (lines.last(), stop))
     }
 
     fn lines<'l>(&mut self, lines: &'l [Line]) -> Result<(), (&'l Line, Stop)> {
@@ -89,9 +90,9 @@ impl Run<'_> {
         match step {
             Step::Send(spec) => self.send(spec),
             Step::Expect(expectation) => self.expect(expectation),
-            Step::Silence(time) => {
+            Step::Silence(time, each) => {
                 let until = self.target.now() + self.time(time)?;
-                self.quiet(until, &format!("silence {time}"))
+                self.quiet(until, *each, &format!("silence {time}"))
             }
             Step::Wait(time) => self.pass(Some(time)),
             Step::Let(name, number) => {

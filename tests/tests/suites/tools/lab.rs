@@ -36,7 +36,7 @@ fn lab(prefix: &[&str], options: &[&str], script: &str) -> Command {
     words.push(roxe.display().to_string());
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]).arg("lab").args(options).args(["--", "sh", "-c", script]);
-    command.stdin(Stdio::null()).env("XDG_CACHE_HOME", "/nonexistent");
+    command.stdin(Stdio::null()).env("XDG_CACHE_HOME", "/dev/null/none");
     command
 }
 

@@ -62,7 +62,10 @@ pub(super) fn step(service: &str, word: &str, rest: &str) -> Result<Step, String
     let step = match word {
         "send" => Step::Send(spec(service, &mut words)?),
         "expect" => Step::Expect(expectation(service, &mut words)?),
-        "silence" => Step::Silence(Number::parse_time(words.next("how long")?)?),
+        "silence" => {
+            let each = words.flag("each");
+            Step::Silence(Number::parse_time(words.next("how long")?)?, each)
+        }
         "wait" => Step::Wait(Number::parse_time(words.next("how long")?)?),
         "repeat" => Step::Repeat(Number::parse(words.next("how often")?)?, Vec::new()),
         "let" => {

@@ -21,8 +21,8 @@ pub(crate) enum Step {
     Send(Spec),
     /// The next packet of the card is this one.
     Expect(Expectation),
-    /// The card sends nothing for so long.
-    Silence(Number),
+    /// The card sends nothing for this time; if true, no CNP either.
+    Silence(Number, bool),
     /// Time passes.
     Wait(Number),
     /// A name for a number.
