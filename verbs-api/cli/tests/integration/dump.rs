@@ -146,7 +146,7 @@ fn page_reports_omitted_packets() {
 
 #[test]
 fn unwritable_page_is_an_error_with_its_path() {
-    let output = dump(&["--html", "/nonexistent/page.html", &capture("rping.pcap")]);
+    let output = dump(&["--html", "/dev/null/page.html", &capture("rping.pcap")]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot write /nonexistent/page.html"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot write /dev/null/page.html"));
 }
