@@ -1,13 +1,9 @@
-//! `shared_object!("libroxe.so")`: the bytes of a shared object that Cargo has just built, while
-//! the program that carries it is compiled.
+//! `shared_object!("libroxe.so")`: embeds a shared object that Cargo has just built.
 //!
-//! Cargo cannot yet hand the artifact of one crate to another (its artifact dependencies are
-//! unstable), and a build script runs too early: beside the crates that its own crate depends on,
-//! not behind them. The compiler of the dependent crate runs behind them, and this macro runs in
-//! it. So nothing is built twice. `include_bytes!` would do the same, but fails where there is no
-//! object because nothing is linked (`cargo check`).
-//!
-//! Reads the arguments of the compiler and the folders that they name; writes nothing.
+//! Cargo's artifact dependencies are unstable, and a build script runs too early: in parallel with
+//! the dependencies of its crate. The compiler of the dependent crate runs after them, and this
+//! macro runs in it, so nothing is built twice. `include_bytes!` would fail under `cargo check`,
+//! which links no object.
 #![forbid(unsafe_code)]
 
 mod strip;
@@ -15,8 +11,8 @@ mod strip;
 use proc_macro::{Literal, TokenStream, TokenTree};
 use std::path::PathBuf;
 
-/// Expands to a byte string with the object of this file name, without what only debuggers read; to
-/// an empty one where the compiler links nothing.
+/// Expands to a byte string with the object of this file name, without debug information; to an
+/// empty one if the compiler does not link.
 #[proc_macro]
 pub fn shared_object(input: TokenStream) -> TokenStream {
     let name = input.to_string();
@@ -26,18 +22,18 @@ pub fn shared_object(input: TokenStream) -> TokenStream {
     }
 }
 
-/// The object `name` as the compiler that was started with `args` can find it.
+/// Reads the object `name` from the search path of the compiler with these arguments.
 fn bytes(name: &str, args: &[String]) -> Result<Vec<u8>, String> {
     if !links(args) {
         return Ok(Vec::new());
     }
     let folders: Vec<PathBuf> = search_path(args).collect();
     let found = folders.iter().find_map(|folder| std::fs::read(folder.join(name)).ok());
-    let found = found.ok_or_else(|| format!("Cargo has left no {name} in {folders:?}"))?;
+    let found = found.ok_or_else(|| format!("there is no {name} in {folders:?}"))?;
     Ok(strip::stripped(&found).unwrap_or(found))
 }
 
-/// The values of an option that stands before its value, or before `=` and the value.
+/// Returns the values of `OPTION VALUE` and `OPTION=VALUE`.
 fn values<'a>(args: &'a [String], option: &'a str) -> impl Iterator<Item = &'a str> {
     args.iter().enumerate().filter_map(move |(place, word)| {
         let rest = word.strip_prefix(option)?;
@@ -49,7 +45,7 @@ fn links(args: &[String]) -> bool {
     values(args, "--emit").any(|kinds| kinds.split(',').any(|kind| kind == "link"))
 }
 
-/// Where the compiler looks for the crates that this one depends on.
+/// Returns the folders in which the compiler searches for dependencies.
 fn search_path(args: &[String]) -> impl Iterator<Item = PathBuf> {
     values(args, "-L").filter_map(|value| value.strip_prefix("dependency=")).map(PathBuf::from)
 }
@@ -63,20 +59,20 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_is_linked_there_is_nothing() {
+    fn compiler_that_does_not_link_embeds_nothing() {
         for args in ["rustc --emit=dep-info,metadata -L dependency=/nowhere", "rustdoc -L dependency=/nowhere"] {
             assert_eq!(bytes("libx.so", &words(args)), Ok(Vec::new()), "{args}");
         }
     }
 
     #[test]
-    fn an_object_that_is_missing_is_an_error_that_says_where_it_was_looked_for() {
+    fn missing_object_is_an_error_with_the_search_path() {
         let error = bytes("libx.so", &words("rustc --emit=dep-info,link -L dependency=/nowhere")).unwrap_err();
         assert!(error.contains("libx.so") && error.contains("/nowhere"), "{error}");
     }
 
     #[test]
-    fn the_object_is_found_where_the_compiler_finds_crates() {
+    fn object_is_found_on_the_search_path() {
         let folder = std::env::temp_dir().join(format!("roxe-bundle-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("libx.so"), b"no object").unwrap();

@@ -1,9 +1,7 @@
-//! A shared object without the sections that only debuggers read, which are most of it (`man elf`).
-//! The loader needs the segments; valgrind and unwinders also look at the sections inside of them.
-//!
-//! Touches nothing.
+//! Removes debug sections, the largest part of a shared object (`man elf`). The loader needs the
+//! segments; valgrind and unwinders also need the sections inside of them.
 
-/// Where things are in the header of an ELF file of 64 bits, and how long its tables' entries are.
+/// Offsets in the header of a 64-bit ELF file, and sizes of table entries.
 const SECTION_OFFSET: usize = 0x28;
 const SECTION_COUNT: usize = 0x3c;
 const NAMES_INDEX: usize = 0x3e;
@@ -29,8 +27,8 @@ fn put(bytes: &mut [u8], at: usize, value: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// `object` up to the end of its last segment, with the sections there and their names; `None` if
-/// it is not an ELF file of 64 bits, little-endian, or not one that was understood.
+/// Returns `object` up to the end of its last segment, with the sections there and their names;
+/// `None` if it is no valid little-endian 64-bit ELF file.
 pub(crate) fn stripped(object: &[u8]) -> Option<Vec<u8>> {
     const CLASS_64_LITTLE_ENDIAN: &[u8] = b"\x7fELF\x02\x01";
     if !object.starts_with(CLASS_64_LITTLE_ENDIAN) {
@@ -38,9 +36,9 @@ pub(crate) fn stripped(object: &[u8]) -> Option<Vec<u8>> {
     }
     let mut out = object.get(..end_of_segments(object)?)?.to_vec();
     let (table, names) = (sections(object)?, u16_at(object, NAMES_INDEX)?);
-    // Those that stay keep their places, which others name.
-    let kept = table.iter().rposition(|section| u64_at(section, 8).is_some_and(|flags| flags & ALLOC != 0))? + 1;
     let is_loaded = |section: &[u8]| u64_at(section, 8).is_some_and(|flags| flags & ALLOC != 0);
+    // Sections refer to each other by index, so the remaining ones keep theirs.
+    let kept = table.iter().rposition(|section| is_loaded(section))? + 1;
     let mut names_section = table.get(names)?.to_vec();
     let (begin, len) = (usize_at(&names_section, 24)?, usize_at(&names_section, 32)?);
     put(&mut names_section, 24, &u64::try_from(out.len()).ok()?.to_le_bytes())?;
@@ -74,14 +72,13 @@ fn end_of_segments(object: &[u8]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// The shared object that the compiler loads for this crate when it is a macro; here, this very
-    /// test.
+    /// Returns the ELF file of this test.
     fn object() -> Vec<u8> {
         std::fs::read(std::env::current_exe().unwrap()).unwrap()
     }
 
     #[test]
-    fn what_is_loaded_stays_as_it_is_and_most_of_the_rest_goes() {
+    fn stripped_object_keeps_segments_and_is_smaller() {
         let (whole, less) = (object(), stripped(&object()).unwrap());
         assert!(less.len() < whole.len() * 2 / 3, "{} of {}", less.len(), whole.len());
         let end = end_of_segments(&whole).unwrap();
@@ -90,18 +87,18 @@ mod tests {
     }
 
     #[test]
-    fn the_stripped_program_still_runs() {
+    fn stripped_program_runs() {
         use std::os::unix::fs::PermissionsExt;
         let path = std::env::temp_dir().join(format!("roxe-bundle-strip-{}", std::process::id()));
         std::fs::write(&path, stripped(&object()).unwrap()).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
         let output = std::process::Command::new(&path).arg("--list").output().unwrap();
         std::fs::remove_file(&path).unwrap();
-        assert!(String::from_utf8_lossy(&output.stdout).contains("the_stripped_program_still_runs"), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stdout).contains("stripped_program_runs"), "{output:?}");
     }
 
     #[test]
-    fn what_is_no_object_or_cut_short_is_left_alone() {
+    fn invalid_or_truncated_object_is_not_stripped() {
         assert_eq!(stripped(b"#!/bin/sh"), None);
         let object = object();
         assert!([6, 63, 64, 100, object.len() / 2].iter().all(|len| stripped(&object[..*len]).is_none()));

@@ -1,11 +1,7 @@
-//! How the file of a program comes to libibverbs, if at all: by the libraries that it needs, and
-//! those that these need, or by naming it for `dlopen`. So that nothing is said of programs that
-//! have nothing to do with verbs.
-//!
-//! Reads files and touches nothing.
+//! Judges by the file of a program if and how it comes to libibverbs: by the libraries that it
+//! links, or by a name for `dlopen`. `roxe run` says nothing about programs without verbs.
 
-use crate::program;
-use crate::program::Elf;
+use crate::program::{self, Elf};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -13,46 +9,41 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// What the loader keeps of its folders (`man ldconfig`).
+/// The loader's cache of library paths (`man ldconfig`).
 pub(crate) const CACHE: &str = "/etc/ld.so.cache";
-/// Where it looks without.
+/// Folders that the loader searches for libraries missing from the cache.
 pub(crate) const FOLDERS: [&str; 5] = ["/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib"];
-/// The beginnings of the names of libraries that are, or need, libibverbs.
+/// Name prefixes of libraries that are, or need, libibverbs.
 const VERBS: [&str; 2] = ["libibverbs", "librdmacm"];
-/// What stands in a file that opens one of them, or that has libibverbs in it.
+/// A string in files that `dlopen` libibverbs, or contain it.
 const NAME: &[u8] = b"libibverbs";
-/// How the messages begin that only the code of rdma-core's libibverbs has.
+/// Prefix of messages that only the code of rdma-core's libibverbs contains.
 const MESSAGE: &[u8] = b"libibverbs: ";
-/// Longer files are not searched for it.
+/// Size of the largest file that is searched for [`MESSAGE`].
 const SEARCHED: u64 = 256 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Asks {
-    /// Its loader loads libibverbs before it runs.
+    /// The loader loads libibverbs with the program.
     Links,
-    /// It may open it later, or has it in itself.
+    /// The program may open libibverbs later, or contain it.
     Names,
 }
 
-/// How `program` comes to libibverbs; `None` if it does not.
+/// Returns how `program` comes to libibverbs, or `None` if it does not.
 pub(crate) fn of(program: &Path) -> Option<Asks> {
-    let elf = Elf::open(program)?;
-    if links(program, &elf, &VERBS) { Some(Asks::Links) } else { has(program, NAME).then_some(Asks::Names) }
+    Elf::open(program)?;
+    if needs(program, &VERBS) { Some(Asks::Links) } else { has(program, NAME).then_some(Asks::Names) }
 }
 
-/// True if one of the libraries with these beginnings of names is loaded with `program`.
-pub(crate) fn needs(program: &Path, names: &[&str]) -> bool {
-    Elf::open(program).is_some_and(|elf| links(program, &elf, names))
-}
-
-/// Whether one of `names` is among the libraries that are loaded with `program`.
-fn links(program: &Path, elf: &Elf, names: &[&str]) -> bool {
+/// Returns true if a library with one of these name prefixes is loaded with `program`.
+pub(crate) fn needs(program: &Path, prefixes: &[&str]) -> bool {
     let cache = std::fs::read(CACHE).unwrap_or_default();
     let mut folders = program::own_folders(program);
     let mut seen = BTreeSet::new();
-    let mut open: Vec<String> = elf.needed();
+    let mut open = Elf::open(program).map(|elf| elf.needed()).unwrap_or_default();
     while let Some(name) = open.pop() {
-        if names.iter().any(|begin| name.starts_with(begin)) {
+        if prefixes.iter().any(|prefix| name.starts_with(prefix)) {
             return true;
         }
         if let Some(path) = find(&name, &folders, &cache).filter(|_| seen.insert(name)) {
@@ -63,36 +54,36 @@ fn links(program: &Path, elf: &Elf, names: &[&str]) -> bool {
     false
 }
 
-/// The file of a library.
+/// Returns the file of a library.
 fn find(name: &str, folders: &[PathBuf], cache: &[u8]) -> Option<PathBuf> {
-    let system = FOLDERS.iter().map(Path::new);
     let inside = |folder: &Path| Some(folder.join(name)).filter(|path| path.is_file());
     let own = folders.iter().find_map(|folder| inside(folder));
-    own.or_else(|| cached(cache).find(|path| path.ends_with(name))).or_else(|| system.into_iter().find_map(inside))
+    let in_cache = || cached(cache).find(|path| path.ends_with(name));
+    own.or_else(in_cache).or_else(|| FOLDERS.iter().map(Path::new).find_map(inside))
 }
 
-/// The paths in the loader's cache, in which strings end with zeros.
+/// Returns the paths in the loader's cache, in which strings end with zeros.
 pub(crate) fn cached(cache: &[u8]) -> impl Iterator<Item = PathBuf> {
     let paths = cache.split(|byte| *byte == 0).filter(|text| text.starts_with(b"/"));
     paths.map(|text| PathBuf::from(OsStr::from_bytes(text)))
 }
 
-/// True if rdma-core's libibverbs is linked into this file.
+/// Returns true if rdma-core's libibverbs is linked into this file.
 pub(crate) fn has_verbs_inside(file: &Path) -> bool {
     file.metadata().is_ok_and(|meta| meta.len() <= SEARCHED) && has(file, MESSAGE)
 }
 
-/// True if this text stands anywhere in a file.
+/// Returns true if the file contains this text.
 fn has(file: &Path, text: &[u8]) -> bool {
     let Ok(mut file) = File::open(file) else { return false };
     let (mut bytes, mut kept) = (vec![0; 1 << 16], 0);
     while let Some(got) = file.read(&mut bytes[kept..]).ok().filter(|got| *got > 0) {
         let len = kept + got;
-        let first = bytes[..len].iter().enumerate().filter(|(_, byte)| **byte == text[0]);
-        if first.into_iter().any(|(at, _)| bytes[at..len].starts_with(text)) {
+        let mut starts = (0..len).filter(|at| bytes[*at] == text[0]);
+        if starts.any(|at| bytes[at..len].starts_with(text)) {
             return true;
         }
-        // A name may lie across the end of what was read.
+        // The text may lie across the end of this chunk.
         kept = len.min(text.len() - 1);
         bytes.copy_within(len - kept..len, 0);
     }
@@ -102,23 +93,21 @@ fn has(file: &Path, text: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::tests::Scratch;
 
     #[test]
-    fn a_name_is_found_wherever_it_lies_in_the_file() {
-        let path = std::env::temp_dir().join(format!("roxe-asks-{}", std::process::id()));
+    fn text_is_found_across_chunk_boundaries() {
+        let scratch = Scratch::new("asks");
         for at in [0, 100, 65_530, 65_536, 131_070] {
             let mut text = vec![b'l'; at];
-            std::fs::write(&path, &text).unwrap();
-            assert!(!has(&path, NAME), "{at}");
+            assert!(!has(&scratch.file("x", &text, 0o600), NAME), "{at}");
             text.extend(NAME);
-            std::fs::write(&path, &text).unwrap();
-            assert!(has(&path, NAME), "{at}");
+            assert!(has(&scratch.file("x", &text, 0o600), NAME), "{at}");
         }
-        std::fs::remove_file(path).unwrap();
     }
 
     #[test]
-    fn programs_without_verbs_ask_for_nothing() {
+    fn program_without_verbs_asks_for_nothing() {
         assert_eq!(of(Path::new("/bin/sh")), None);
         assert_eq!(of(Path::new("/etc/passwd")), None);
     }

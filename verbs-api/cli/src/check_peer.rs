@@ -1,43 +1,41 @@
-//! `roxe check-peer`: checks whether two cards understand each other. Options and table; the
-//! program is `roxe_peer::check`.
+//! `roxe check-peer`: options and table; `roxe_peer::check` runs the checks between the two cards.
 
 use crate::progress::Progress;
-use crate::token;
+use crate::{Result, token};
 use roxe_peer::check::{self, Cards, Check, Conditions, Course, Failed, Pair, PairError};
 use roxe_peer::client::{Client, Target};
 use roxe_peer::server::{Options, Server};
-use std::error::Error;
 use std::io::{self, Write as _, stdout};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::thread;
 
-/// The command line of `roxe check-peer`.
+/// Arguments of `roxe check-peer`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The agent beside the other card: HOST[:PORT], as `roxe peer` printed it there. Its token is
-    /// in ROXE_PEER_TOKEN.
+    /// The agent of the other card: HOST[:PORT], as `roxe peer` printed it there. Its token is in
+    /// ROXE_PEER_TOKEN.
     #[arg(value_name = "TARGET")]
     far: Target,
-    /// Only checks whose names have every one of these words, such as `RC SEND mtu=1024 ipv4`.
+    /// Run only checks whose names contain all of these words, such as `RC SEND mtu=1024 ipv4`.
     #[arg(value_name = "WORD")]
     words: Vec<String>,
     /// Read the token of the agent from this file instead of ROXE_PEER_TOKEN.
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// Another agent instead of this host's card.
+    /// Use the card of another agent instead of this host's.
     #[arg(long, value_name = "TARGET", conflicts_with = "device")]
     near: Option<Target>,
     /// Read the token of the agent of --near from this file instead of ROXE_PEER_TOKEN.
     #[arg(long, value_name = "FILE", requires = "near")]
     near_token_file: Option<PathBuf>,
-    /// This host's device [default: the first one].
+    /// Use this device of this host [default: the first one].
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
-    /// Seed of message bytes.
+    /// Seed of the message bytes.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Name every check, not only those that fail.
+    /// Print every check, not only those that fail.
     #[arg(long)]
     verbose: bool,
 }
@@ -50,7 +48,7 @@ struct Count {
 }
 
 /// Runs the checks and prints a table. Fails if a check failed, or none ran.
-pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(args: &Args) -> Result {
     let target = token::complete(&args.far, args.token_file.as_deref())?;
     let (mut near, mut far) = (open_near(args)?, Client::open(&target)?);
     writeln!(stdout(), "near: {}; far: {} at {}", near.name(), far.name(), args.far.address)?;
@@ -70,7 +68,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let Count { passed, failed, unsupported } = total;
     writeln!(stdout(), "{passed} passed, {failed} failed, {unsupported} not supported (seed {})", args.seed)?;
     match (failed, passed) {
-        (0, 0) => Err("no check was done".into()),
+        (0, 0) => Err("no check ran".into()),
         (0, _) => Ok(()),
         _ => Err(format!("{failed} checks failed").into()),
     }
@@ -84,7 +82,7 @@ fn one_kind(
     kind: check::Kind,
     checks: &[Check],
     line: &mut Progress,
-) -> Result<Count, Box<dyn Error>> {
+) -> Result<Count> {
     let mut out = stdout();
     let conditions = Conditions { seed: args.seed, ..Conditions::default() };
     let (mut count, mut why) = (Count::default(), None);
@@ -121,16 +119,15 @@ fn one_kind(
     Ok(count)
 }
 
-/// Opens the near card: the agent that `--near` names, or one in this process.
-fn open_near(args: &Args) -> Result<Client, Box<dyn Error>> {
+/// Opens the near card: that of the agent that `--near` names, or of one in this process.
+fn open_near(args: &Args) -> Result<Client> {
     if let Some(near) = &args.near {
         return Ok(Client::open(&token::complete(near, args.near_token_file.as_deref())?)?);
     }
     let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
     let options = Options { listen, device: args.device.clone(), port: 1, token: None };
-    let server = Server::bind(&options).map_err(|refusal| {
-        io::Error::other(format!("{refusal}\n  For roxe's card: roxe run -- roxe check-peer ..."))
-    })?;
+    let server = Server::bind(&options)
+        .map_err(|refusal| io::Error::other(format!("{refusal}; for roxe's card: roxe run -- roxe check-peer ...")))?;
     let (address, token) = (server.address()?, server.token().to_owned());
     // It ends with this process.
     thread::Builder::new().spawn(move || server.serve(false))?;

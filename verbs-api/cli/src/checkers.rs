@@ -1,12 +1,11 @@
-//! What valgrind and the sanitizers have to know about us, so that they report the mistakes of a
-//! program and nothing else.
+//! Variables that make valgrind and the sanitizers report the mistakes of a program, and none of
+//! roxe's library.
 //!
-//! `roxe run` hands it over in the variables in which these tools take options, in front of or
-//! behind what the user set there, which stays in force. Our side is not built for ThreadSanitizer:
-//! it sees our allocations and copies, but not our locks. The files in `verbs-api/cli/suppressions`
-//! say more. Touches files in the folder that it is given.
+//! Options that the user set in these variables stay in force. Roxe is not built for
+//! ThreadSanitizer, which sees its allocations and copies, but not its locks. The files in
+//! `verbs-api/cli/suppressions` say more.
 
-use crate::private_dir::{fnv1a, place};
+use crate::files::{fnv1a, place};
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,12 +14,11 @@ use std::{env, fs};
 const VALGRIND: &str = include_str!("../suppressions/valgrind.supp");
 const THREAD_SANITIZER: &str = include_str!("../suppressions/tsan.supp");
 
-/// AddressSanitizer refuses to run behind another preloaded library; ours works behind it and in
-/// front of it.
+/// AddressSanitizer refuses to run after another preloaded library; roxe's works in either order.
 const ANY_LINK_ORDER: &str = "verify_asan_link_order=0";
 
-/// The variables to set: names and values. Writes the files that they name to `folder`, which is
-/// private. `preloads` says whether LD_PRELOAD names libraries of ours.
+/// Returns names and values of the variables, and writes the files that they name to `folder`.
+/// `preloads` is true if LD_PRELOAD names roxe's libraries.
 pub(crate) fn variables(folder: &Path, preloads: bool) -> io::Result<Vec<(&'static str, OsString)>> {
     let valgrind = place(folder, "valgrind.supp", VALGRIND)?;
     let mut option = OsString::from("--suppressions=");
@@ -35,7 +33,7 @@ pub(crate) fn variables(folder: &Path, preloads: bool) -> io::Result<Vec<(&'stat
     Ok(variables)
 }
 
-/// `ours`, then what the user set, which these tools let win.
+/// Returns `ours`, then the user's options, which win.
 fn joined(mut ours: OsString, separator: &str, users: Option<OsString>) -> OsString {
     if let Some(users) = users.filter(|users| !users.is_empty()) {
         ours.push(separator);
@@ -44,8 +42,8 @@ fn joined(mut ours: OsString, separator: &str, users: Option<OsString>) -> OsStr
     ours
 }
 
-/// TSAN_OPTIONS with our suppressions. The last file that is named counts, so one of the user's
-/// goes into a file with ours.
+/// Returns TSAN_OPTIONS with our suppressions. Only the last file named there counts, so a file of
+/// the user is merged with ours.
 fn thread_sanitizer(folder: &Path, users: Option<OsString>) -> io::Result<OsString> {
     let users = users.unwrap_or_default();
     let Some(theirs) = named_suppressions(&users.to_string_lossy()) else {
@@ -53,7 +51,7 @@ fn thread_sanitizer(folder: &Path, users: Option<OsString>) -> io::Result<OsStri
         option.push(place(folder, "tsan.supp", THREAD_SANITIZER)?);
         return Ok(joined(option, ":", Some(users)));
     };
-    // Which file is meant and that it cannot be read is for the sanitizer to say.
+    // The sanitizer reports an unreadable file itself.
     let Ok(text) = fs::read_to_string(&theirs) else { return Ok(users) };
     let text = format!("{THREAD_SANITIZER}\n{text}");
     let both = place(folder, &format!("tsan-{:016x}.supp", fnv1a(text.as_bytes())), &text)?;
@@ -62,7 +60,7 @@ fn thread_sanitizer(folder: &Path, users: Option<OsString>) -> io::Result<OsStri
     Ok(joined(users, ":", Some(option)))
 }
 
-/// The file that the last `suppressions=` of a sanitizer's options names.
+/// Returns the file that the last `suppressions=` of a sanitizer's options names.
 fn named_suppressions(options: &str) -> Option<PathBuf> {
     let words = options.split([' ', ',', ':', '\n', '\t', '\r']);
     let name = words.filter_map(|word| word.strip_prefix("suppressions=")).next_back()?;
@@ -72,16 +70,10 @@ fn named_suppressions(options: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process;
-
-    fn scratch(name: &str) -> PathBuf {
-        let path = env::temp_dir().join(format!("roxe-cli-checkers-{}-{name}", process::id()));
-        fs::create_dir_all(&path).unwrap();
-        path
-    }
+    use crate::files::tests::Scratch;
 
     #[test]
-    fn what_the_user_set_stays_and_stands_behind_ours() {
+    fn options_of_the_user_follow_ours() {
         let ours = || OsString::from("--ours");
         assert_eq!(joined(ours(), " ", None), "--ours");
         assert_eq!(joined(ours(), " ", Some("".into())), "--ours");
@@ -89,8 +81,8 @@ mod tests {
     }
 
     #[test]
-    fn suppressions_of_the_user_are_joined_with_ours() {
-        let folder = scratch("joined");
+    fn suppressions_of_the_user_are_merged_with_ours() {
+        let folder = Scratch::new("checkers");
         let theirs = folder.join("theirs");
         fs::write(&theirs, "race:their_function\n").unwrap();
         let alone = thread_sanitizer(&folder, Some("halt_on_error=1".into())).unwrap();
@@ -101,11 +93,10 @@ mod tests {
         assert!(both.starts_with(&users), "{both}");
         let text = fs::read_to_string(named_suppressions(both).unwrap()).unwrap();
         assert!(text.contains("race:their_function") && text.contains(THREAD_SANITIZER), "{text}");
-        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
-    fn a_file_of_the_user_that_cannot_be_read_is_left_to_the_sanitizer() {
+    fn unreadable_suppressions_are_left_to_the_sanitizer() {
         let users = OsString::from("suppressions=/nowhere/at/all");
         assert_eq!(thread_sanitizer(Path::new("/nowhere"), Some(users.clone())).unwrap(), users);
     }

@@ -1,12 +1,12 @@
-//! `roxe config`: every `ROXE_*` variable, from the provider's own table and from this program's.
+//! `roxe config`: lists every `ROXE_*` variable of the library and of this program.
 
+use crate::Result;
 use crate::output::Table;
 use roxe_provider::config::{Knob, check, settings, variable};
 use serde_json::{Value, json};
-use std::error::Error;
 use std::io::{Write, stdout};
 
-/// What only this program reads.
+/// Variables that only this program reads.
 const OWN: [Knob; 2] = [
     Knob {
         name: "ROXE_LIB",
@@ -20,7 +20,7 @@ const OWN: [Knob; 2] = [
     },
 ];
 
-/// What `roxe config` was asked to do.
+/// Arguments of `roxe config`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Print a JSON array.
@@ -28,9 +28,8 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// Prints each variable with its value, and what it does below. Fails if one holds something that
-/// would keep programs from starting.
-pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+/// Prints the variables. Fails if one has a value that would keep programs from starting.
+pub(crate) fn run(args: &Args) -> Result {
     let own = OWN.iter().map(|knob| (knob, variable(knob.name).and_then(|value| value.into_string().ok())));
     let rows = settings().chain(own).map(|(knob, value)| {
         let from = if value.is_some() { "environment" } else { "default" };

@@ -1,18 +1,17 @@
-//! `roxe devices`: what programs will find; `roxe counters`: what devices count; and `--netdev`,
-//! for the subcommands that open devices.
+//! `roxe devices` and `roxe counters`, and `--netdev` of the subcommands that open devices.
 
+use crate::Result;
 use crate::library::own_program;
 use crate::output::Table;
 use roxe::{Context, Device};
 use roxe_provider::config::variable;
 use serde_json::{Value, json};
-use std::error::Error;
 use std::ffi::OsStr;
 use std::io::{Write, stdout};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// What `roxe devices` was asked to do.
+/// Arguments of `roxe devices`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -22,7 +21,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// Which interfaces this program itself opens.
+/// The interfaces that this process opens.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Netdev {
     /// Network interfaces to open, separated by commas; the first becomes roxe0 [default: lo].
@@ -31,23 +30,20 @@ pub(crate) struct Netdev {
 }
 
 impl Netdev {
-    /// Becomes this very program with `ROXE_NETDEV` as asked for, unless it is.
-    pub(crate) fn apply(&self) -> Result<(), Box<dyn Error>> {
+    /// Restarts this program with `ROXE_NETDEV` set to the interfaces, unless it is.
+    pub(crate) fn apply(&self) -> Result {
         let is_set = |names: &String| variable("ROXE_NETDEV").is_some_and(|value| value == OsStr::new(names));
         let Some(names) = self.netdev.as_ref().filter(|names| !is_set(names)) else { return Ok(()) };
-        let own = own_program().ok_or("without /proc it cannot be told where this program lies: set ROXE_NETDEV")?;
+        let own = own_program().ok_or("cannot restart with --netdev: there is no /proc; set ROXE_NETDEV")?;
         Err(Command::new(own).args(std::env::args_os().skip(1)).env("ROXE_NETDEV", names).exec().into())
     }
 }
 
-/// Prints one line per device and one more per further address.
-pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(args: &Args) -> Result {
     args.netdev.apply()?;
     let devices = roxe::devices()?;
     if devices.is_empty() {
-        return Err("there is no network interface to use. Bring the loopback interface up with \
-                    `ip link set lo up`, or name another one: ROXE_NETDEV=eth0"
-            .into());
+        return Err("no usable network interface; `ip link set lo up`, or name one: ROXE_NETDEV=eth0".into());
     }
     let found = devices.iter().map(Facts::of).collect::<Result<Vec<_>, _>>()?;
     if args.json {
@@ -60,7 +56,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What is shown of a device.
 struct Facts<'d> {
     device: &'d Device,
     state: &'static str,
@@ -102,8 +97,8 @@ impl<'d> Facts<'d> {
     }
 }
 
-/// `roxe counters`: prints what devices count.
-pub(crate) fn counters() -> Result<(), Box<dyn Error>> {
+/// `roxe counters`: prints the counters and what they count.
+pub(crate) fn counters() -> Result {
     let mut table = Table::new(["COUNTER", "COUNTS"]);
     roxe_provider::Counters::legend().into_iter().for_each(|(name, words)| table.row([name.to_owned(), words]));
     Ok(write!(stdout(), "{table}")?)

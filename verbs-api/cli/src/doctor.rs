@@ -1,23 +1,21 @@
-//! `roxe doctor`: what works on this host, what does not, and what to do about it.
+//! `roxe doctor`: checks what works on this host, and says what to do about the rest.
 //!
-//! Every line says what was found and whether it is enough. Reads files of the system, opens a
-//! device, binds port 4791 for a moment, and tries a user namespace in a child process.
+//! Opens a device, binds port 4791 for a moment, and tries a user namespace in a child process.
 
+use crate::Result;
 use crate::devices::Netdev;
 use crate::output::Table;
 use crate::view::ViewError;
-use crate::{library, private_dir, view};
+use crate::{files, library, view};
 use nix::unistd::geteuid;
 use roxe::Context;
 use serde_json::{Value, json};
-use std::error::Error;
-use std::fmt;
 use std::fs;
 use std::io::{ErrorKind, Write, stdout};
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::path::Path;
 
-/// What `roxe doctor` was asked to do.
+/// Arguments of `roxe doctor`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -27,33 +25,30 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// Whether it is enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Grade {
     Ok,
-    /// Works, but slower or without something.
+    /// Works, but slower or without a feature.
     Limited,
-    /// Programs cannot use roxe until it is put right.
+    /// Keeps programs from using roxe.
     Missing,
 }
 
-impl fmt::Display for Grade {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
+impl Grade {
+    const fn name(self) -> &'static str {
+        match self {
             Self::Ok => "ok",
             Self::Limited => "limited",
             Self::Missing => "MISSING",
-        })
+        }
     }
 }
 
-/// One line.
 #[derive(Debug)]
 struct Finding {
     what: &'static str,
     grade: Grade,
     found: String,
-    /// What to do.
     advice: &'static str,
 }
 
@@ -72,14 +67,14 @@ impl Finding {
 }
 
 /// Prints all findings; fails if one of them keeps programs from using roxe.
-pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(args: &Args) -> Result {
     args.netdev.apply()?;
     let findings = [
         library(),
         folder(),
         proc(),
         interfaces(),
-        // Before a device is opened, which binds it, too.
+        // Before a device is opened, which binds the port, too.
         own_port(),
         card(),
         buffers(&read("/proc/sys/net/core/rmem_max"), &read("/proc/sys/net/core/wmem_max")),
@@ -91,22 +86,21 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     ];
     print(&findings, args.json)?;
     let missing = findings.iter().filter(|finding| finding.grade == Grade::Missing).count();
-    if missing == 0 { Ok(()) } else { Err(format!("{missing} of these keep programs from using roxe").into()) }
+    if missing == 0 { Ok(()) } else { Err(format!("{missing} checks failed: programs cannot use roxe here").into()) }
 }
 
-fn print(findings: &[Finding], as_json: bool) -> Result<(), Box<dyn Error>> {
+fn print(findings: &[Finding], as_json: bool) -> Result {
     let mut out = stdout();
     if as_json {
         let list = findings.iter().map(|Finding { what, grade, found, advice }| {
-            json!({"what": what, "grade": grade.to_string().to_lowercase(), "found": found, "advice": advice})
+            json!({"what": what, "grade": grade.name().to_lowercase(), "found": found, "advice": advice})
         });
         return Ok(writeln!(out, "{:#}", list.collect::<Value>())?);
     }
     let mut table = Table::new(["", "", ""]);
     for finding in findings {
-        // The table has lines of one height: of a long text the first line, the rest below.
         let mut lines = finding.found.lines();
-        table.row([finding.grade.to_string(), finding.what.into(), lines.next().unwrap_or_default().into()]);
+        table.row([finding.grade.name().into(), finding.what.into(), lines.next().unwrap_or_default().into()]);
         for line in lines.chain(Some(finding.advice).filter(|advice| !advice.is_empty())) {
             table.row([String::new(), String::new(), format!("  {}", line.trim())]);
         }
@@ -130,8 +124,8 @@ fn library() -> Finding {
 }
 
 fn folder() -> Finding {
-    match private_dir::base_folder() {
-        Ok(path) => Finding::ok("XDG_RUNTIME_DIR", format!("processes of this user meet in {}", path.display())),
+    match files::base_folder() {
+        Ok(path) => Finding::ok("XDG_RUNTIME_DIR", format!("processes of this user connect in {}", path.display())),
         Err(error) => Finding::missing("XDG_RUNTIME_DIR", error.to_string(), ""),
     }
 }
@@ -156,7 +150,6 @@ fn interfaces() -> Finding {
     }
 }
 
-/// Whether a queue pair can be made, as a program makes it.
 fn card() -> Finding {
     let queue_pair = || {
         let pd = Context::open_first()?.alloc_pd()?;
@@ -164,7 +157,7 @@ fn card() -> Finding {
         pd.create_qp(&cq, &cq).build().map(drop)
     };
     match queue_pair() {
-        Ok(()) => Finding::ok("queue pairs", "one was made on the first device"),
+        Ok(()) => Finding::ok("queue pairs", "one was created on the first device"),
         Err::<_, roxe::Error>(error) => Finding::missing("queue pairs", error.to_string(), ""),
     }
 }
@@ -177,13 +170,13 @@ fn own_port() -> Finding {
     port(address, UdpSocket::bind((address, 4791)).map_err(|error| error.kind()), &read("/proc/net/udp"))
 }
 
-/// `bound` is what came of binding port 4791 for this process alone, `table` is /proc/net/udp.
+/// `bound` is the result of binding port 4791 for this process alone, `table` is /proc/net/udp.
 fn port<T>(address: IpAddr, bound: Result<T, ErrorKind>, table: &str) -> Finding {
     const WHAT: &str = "port 4791";
     match (bound, owner_of_port(table)) {
         (Ok(_), _) => Finding::ok(WHAT, format!("free on {address}")),
         (Err(ErrorKind::AddrInUse), Some(user)) if user == geteuid().as_raw() => {
-            Finding::ok(WHAT, "in use by a program of yours; if that runs on roxe they share it")
+            Finding::ok(WHAT, "in use by a program of yours; programs on roxe share it")
         }
         (Err(ErrorKind::AddrInUse), owner) => {
             let owner = owner.map_or_else(|| "another user".to_owned(), |user| format!("user {user}"));
@@ -194,8 +187,8 @@ fn port<T>(address: IpAddr, bound: Result<T, ErrorKind>, table: &str) -> Finding
     }
 }
 
-/// Whose the socket on UDP port 4791 is (`man proc_net`: the second word is the local address, the
-/// eighth the user).
+/// Returns the user of the socket on UDP port 4791 (`man proc_net`: the second word is the local
+/// address, the eighth the user).
 fn owner_of_port(table: &str) -> Option<u32> {
     const PORT: &str = ":12B7";
     let mut rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
@@ -203,7 +196,7 @@ fn owner_of_port(table: &str) -> Option<u32> {
 }
 
 fn buffers(receive: &str, send: &str) -> Finding {
-    /// What `ROXE_RCVBUF` asks for.
+    /// Default of `ROXE_RCVBUF`.
     const WANTED: u64 = 4_194_304;
     const WHAT: &str = "socket buffers";
     match (receive.trim().parse::<u64>(), send.trim().parse::<u64>()) {
@@ -215,14 +208,14 @@ fn buffers(receive: &str, send: &str) -> Finding {
             format!("net.core.rmem_max is {receive}, of {WANTED} that roxe asks for: big messages over udp are slower"),
             "sysctl -w net.core.rmem_max=4194304",
         ),
-        _ => Finding::ok(WHAT, "the system does not say how large they may be; roxe takes what it gets"),
+        _ => Finding::ok(WHAT, "the system does not tell their largest size"),
     }
 }
 
 fn view() -> Finding {
     match view::possible() {
         Ok(()) => Finding::ok("namespaces", "programs see a /sys/class/infiniband of their own"),
-        // It says itself what to do.
+        // The text says what to do.
         Err(error @ (ViewError::Root | ViewError::NoSys)) => Finding::limited("namespaces", error.to_string(), ""),
         Err(error) => Finding::limited(
             "namespaces",
@@ -233,7 +226,7 @@ fn view() -> Finding {
     }
 }
 
-/// Rings are memory files without a name, so /dev/shm is for others only.
+/// Roxe's rings are memory files without a name, so only other programs need /dev/shm.
 fn memory_files() -> Finding {
     if Path::new("/dev/shm").is_dir() {
         return Finding::ok("/dev/shm", "there (roxe itself does without; MPI and UCX need it)");
@@ -245,7 +238,7 @@ fn memory_files() -> Finding {
     )
 }
 
-/// A limit of this process, from /proc/self/limits; roxe needs `enough`.
+/// Checks a limit in /proc/self/limits; roxe needs `enough`.
 fn limit(what: &'static str, line: &str, limits: &str, enough: u64) -> Finding {
     let row = limits.lines().find_map(|row| row.strip_prefix(line));
     let soft = row.and_then(|row| row.split_whitespace().next()).unwrap_or("unknown");
@@ -253,7 +246,7 @@ fn limit(what: &'static str, line: &str, limits: &str, enough: u64) -> Finding {
         Ok(count) if count < enough => {
             Finding::limited(what, format!("{count} at most; every device and connection takes some"), "ulimit -n 4096")
         }
-        _ if enough == 0 => Finding::ok(what, format!("{soft} (roxe locks none, so any limit will do)")),
+        _ if enough == 0 => Finding::ok(what, format!("{soft} (roxe locks none, so any limit is enough)")),
         _ => Finding::ok(what, soft),
     }
 }
@@ -261,12 +254,10 @@ fn limit(what: &'static str, line: &str, limits: &str, enough: u64) -> Finding {
 /// `CAP_NET_RAW` in /proc/self/status (`man capabilities`).
 fn raw_packets(status: &str) -> Finding {
     const NET_RAW: u32 = 13;
-    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or_default();
-    if set >> NET_RAW & 1 == 1 {
+    if view::capabilities(status) >> NET_RAW & 1 == 1 {
         return Finding::ok("raw packets", "allowed (CAP_NET_RAW)");
     }
-    let advice = "run as root, or with CAP_NET_RAW, if a program makes raw packet queue pairs";
+    let advice = "run as root, or with CAP_NET_RAW, if a program creates raw packet queue pairs";
     Finding::limited("raw packets", "not allowed; all other queue pairs are", advice)
 }
 
@@ -278,7 +269,7 @@ mod tests {
                          77: 0100007F:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000 4711        0 1 2 0 0\n";
 
     #[test]
-    fn a_taken_port_is_told_with_its_owner() {
+    fn taken_port_is_reported_with_its_owner() {
         let port = |bound: Result<(), _>, table| port(Ipv4Addr::LOCALHOST.into(), bound, table);
         assert_eq!(port(Ok(()), "").grade, Grade::Ok);
         let taken = port(Err(ErrorKind::AddrInUse), TABLE);
@@ -290,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn small_buffers_are_told_with_the_command_that_raises_them() {
+    fn small_socket_buffers_are_reported_with_sysctl() {
         let small = buffers("212992\n", "212992\n");
         assert_eq!(small.grade, Grade::Limited);
         assert!(small.found.contains("212992") && small.advice.contains("rmem_max=4194304"), "{small:?}");
@@ -299,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_read_where_the_kernel_writes_them() {
+    fn limits_are_read_from_proc() {
         let limits = "Limit                     Soft Limit           Hard Limit           Units     \n\
                       Max open files            20                   1048576              files     \n\
                       Max locked memory         unlimited            unlimited            bytes     \n";
@@ -309,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_packets_take_their_capability() {
+    fn raw_packets_need_cap_net_raw() {
         assert_eq!(raw_packets("CapEff:\t0000000000002000\n").grade, Grade::Ok);
         assert_eq!(raw_packets("CapEff:\t0000000000000000\n").grade, Grade::Limited);
     }

@@ -1,44 +1,40 @@
-//! `roxe drill TARGET FILE...` and `roxe conform TARGET`: scripts of packets against a card.
-//!
-//! Here: options, targets by name, and what is printed and written. What runs the scripts is
-//! `roxe_drill`.
+//! `roxe drill TARGET FILE...` and `roxe conform TARGET`: options, targets by name, and output.
+//! `roxe_drill` runs the scripts.
 
-use crate::child::Ended;
-use crate::{output, progress, token};
-use roxe_base::private_file;
+use crate::Result;
+use crate::child::KillOnDrop;
+use crate::{files, output, progress, token};
 use roxe_drill::conform::{self, Progress, Report, Tried};
 use roxe_drill::{AgentCard, Deviations, Script, Target, Verdict, VirtualCard, report};
 use roxe_peer::client;
-use std::error::Error;
-use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _, stdout};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What both commands take.
+/// Arguments of every command that has a target.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Common {
-    /// The card: `virtual` (roxe's transport in this process, at virtual time), `self` (a program
-    /// of this host on roxe's first device, over UDP), or `peer://HOST[:PORT]` (an agent, `roxe
-    /// peer`, beside any card, whose token is in ROXE_PEER_TOKEN).
+    /// The card: `virtual` (roxe's transport in this process, at virtual time), `self` (roxe's
+    /// first device on this host, over UDP), or `peer://HOST[:PORT]` (the card of an agent, `roxe
+    /// peer`, whose token is in ROXE_PEER_TOKEN).
     pub(crate) target: String,
     /// Read the token of the agent from this file instead of ROXE_PEER_TOKEN.
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// An address of this host for the near side, and another one for packets of strangers
-    /// [default: by the way to the card].
+    /// Address of this host to send from, and a second one for packets of strangers [default: by
+    /// the route to the card].
     #[arg(long, value_name = "ADDR", value_delimiter = ',')]
     near: Vec<IpAddr>,
-    /// Write a capture (pcapng) of every case that did not pass into this folder.
+    /// Write a capture (pcapng) of every case that did not pass to this folder.
     #[arg(long, value_name = "DIR")]
     captures: Option<PathBuf>,
-    /// A file of deviations that are known, a line each: `SCRIPT: REASON`.
+    /// Accept the deviations in this file, one per line: `SCRIPT: REASON`.
     #[arg(long, value_name = "FILE")]
     tolerate: Option<PathBuf>,
 }
 
-/// What `roxe drill` was asked to do.
+/// Arguments of `roxe drill`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DrillArgs {
     #[command(flatten)]
@@ -48,45 +44,40 @@ pub(crate) struct DrillArgs {
     files: Vec<PathBuf>,
 }
 
-/// What `roxe conform` was asked to do.
+/// Arguments of `roxe conform`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ConformArgs {
     #[command(flatten)]
     common: Common,
-    /// Only scripts whose name contains one of these words.
+    /// Run only scripts whose name contains one of these words.
     only: Vec<String>,
-    /// No script whose name contains this word.
+    /// Skip scripts whose name contains this word.
     #[arg(long, value_name = "WORD")]
     skip: Vec<String>,
-    /// Name the scripts and run none.
+    /// List the scripts and run none.
     #[arg(long)]
     list: bool,
-    /// Name every case before it runs.
+    /// Print every case before it runs.
     #[arg(long, short)]
     verbose: bool,
-    /// Write every case as JSON.
+    /// Write the cases to this file as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write a JUnit file.
+    /// Write the cases to this file as JUnit XML.
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
-    /// Write a page with the table by clause and the packets of every case that did not pass.
+    /// Write a page of HTML: a table by clause, and the packets of every case that did not pass.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
 
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
-
-/// Runs the scripts of files.
 pub(crate) fn drill(args: &DrillArgs) -> Result<()> {
     let read = |path: &PathBuf| -> Result<Script> {
-        let name = path.display().to_string();
-        let text = fs::read_to_string(path).map_err(|error| format!("cannot read {name}: {error}"))?;
-        Ok(Script::parse(&name, &text)?)
+        Ok(Script::parse(&path.display().to_string(), &files::read_text(path)?)?)
     };
     let scripts = args.files.iter().map(read).collect::<Result<Vec<_>>>()?;
     let report = run(&args.common, &scripts, |progress, line| {
-        // What did not pass is told with the reason, by `run`.
+        // `run` prints the cases that did not pass.
         if let Progress::Ended(tried) = progress
             && tried.outcome.verdict.failure().is_none()
         {
@@ -97,7 +88,6 @@ pub(crate) fn drill(args: &DrillArgs) -> Result<()> {
     finish(&report)
 }
 
-/// Runs the catalogue.
 pub(crate) fn conform(args: &ConformArgs) -> Result<()> {
     let mut scripts = conform::catalogue(&args.only)?;
     scripts.retain(|script| !args.skip.iter().any(|word| script.name().contains(word.as_str())));
@@ -125,14 +115,14 @@ pub(crate) fn conform(args: &ConformArgs) -> Result<()> {
         [(&args.json, report::json as fn(&Report) -> String), (&args.junit, report::junit), (&args.html, report::html)]
     {
         if let Some(path) = path {
-            write(path, text(&report).as_bytes())?;
+            files::write(path, text(&report))?;
         }
     }
     write!(stdout().lock(), "{}", report::text(&report))?;
     finish(&report)
 }
 
-/// An error if something failed.
+/// Fails if a case failed.
 fn finish(report: &Report) -> Result<()> {
     if report.is_good() {
         return Ok(());
@@ -149,14 +139,10 @@ fn run(
 ) -> Result<Report> {
     let deviations = match &common.tolerate {
         None => Deviations::default(),
-        Some(path) => {
-            let text = fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-            Deviations::parse(&text).map_err(|error| format!("{}: {error}", path.display()))?
-        }
+        Some(path) => Deviations::parse(&files::read_text(path)?)
+            .map_err(|error| format!("wrong --tolerate: {}: {error}", path.display()))?,
     };
-    if let Some(folder) = &common.captures {
-        fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
-    }
+    common.captures.as_deref().map(files::create_folder).transpose()?;
     let mut target = open(common)?;
     let mut trouble = None;
     let mut line = progress::Progress::new(scripts.iter().map(|script| script.cases().len()).sum());
@@ -173,28 +159,23 @@ fn run(
             ));
         }
         if let (Some(folder), Some(_), None) = (&common.captures, tried.outcome.verdict.failure(), &trouble) {
-            trouble = capture(folder, tried).err();
+            trouble = write_capture(folder, tried).err();
         }
         line.step(&tried.name());
     });
     drop(line);
-    trouble.map_or(Ok(report), Err)
+    trouble.map_or(Ok(report), |error| Err(error.into()))
 }
 
-/// A capture of a case that did not pass.
-fn capture(folder: &Path, tried: &Tried) -> Result<()> {
+fn write_capture(folder: &Path, tried: &Tried) -> Result<(), String> {
     let name: String = tried.name().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-    write(&folder.join(format!("{}.pcapng", name.trim_matches('-'))), &tried.outcome.log.to_pcapng())
+    files::write(&folder.join(format!("{}.pcapng", name.trim_matches('-'))), tried.outcome.log.to_pcapng())
 }
 
-fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    Ok(private_file::write(path, bytes).map_err(|error| format!("cannot write {}: {error}", path.display()))?)
-}
-
-/// A target, and the process that it lives in if that is ours.
+/// A target, and the agent that this process started for it.
 pub(crate) struct Opened {
-    /// Ends before the connection to it does, which it would take for the end of a session.
-    _agent: Option<Ended>,
+    /// Declared first: the agent must end before the connection, whose end it would report.
+    _agent: Option<KillOnDrop>,
     pub(crate) card: Box<dyn Target>,
 }
 
@@ -206,7 +187,7 @@ pub(crate) fn open(common: &Common) -> Result<Opened> {
             Ok(Opened { card: Box::new(connect(&target, common)?), _agent: Some(agent) })
         }
         other if !["://", ".", ":", "@"].iter().any(|part| other.contains(part)) => {
-            Err(format!("there is no target {other}; write virtual, self, or peer://HOST[:PORT]").into())
+            Err(format!("no target is called {other}; write virtual, self, or peer://HOST[:PORT]").into())
         }
         other => {
             let target = token::complete(&other.parse()?, common.token_file.as_deref())?;
@@ -216,17 +197,17 @@ pub(crate) fn open(common: &Common) -> Result<Opened> {
 }
 
 fn connect(target: &client::Target, common: &Common) -> Result<AgentCard> {
-    let refused = |why| format!("{}: {why}", target.address);
+    let refused = |why| format!("cannot use the agent {}: {why}", target.address);
     Ok(AgentCard::connect(target, &common.near).map_err(refused)?)
 }
 
-/// Starts `roxe peer` on roxe's devices, whose packets shall go over the wire.
-fn start_agent() -> Result<(Ended, client::Target)> {
+/// Starts `roxe peer` on roxe's devices, without the shared memory link.
+fn start_agent() -> Result<(KillOnDrop, client::Target)> {
     let program = std::env::current_exe()?;
     let mut command = Command::new(&program);
     command.args(["run", "--"]).arg(&program).args(["peer", "--once", "--listen", "127.0.0.1:0"]);
     command.env("ROXE_LINK", "udp").env_remove(token::VARIABLE).stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut agent = Ended(command.spawn()?);
+    let mut agent = KillOnDrop(command.spawn()?);
     let mut line = String::new();
     if let Some(output) = agent.0.stdout.take() {
         BufReader::new(output).read_line(&mut line)?;

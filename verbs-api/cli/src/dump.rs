@@ -1,40 +1,36 @@
-//! `roxe dump FILE`: the RoCEv2 packets of a capture in the field's words, what the connection
-//! manager says in them, whether each is whole, and what it means where it stands.
-//!
-//! Reads the file and writes text, or a page of HTML; what packets mean is the business of
-//! `roxe_dissect`.
+//! `roxe dump FILE`: prints the RoCEv2 packets of a capture, or writes them as a page of HTML.
+//! `roxe_dissect` explains them.
 
+use crate::Result;
+use crate::files;
 use clap::ArgAction;
-use roxe_base::private_file;
 use roxe_dissect::{Analysis, Captured, Counts, Finding, Integrity, Item, Tone, items, ladder, page};
 use roxe_wire::cm::Mad;
 use roxe_wire::{Kind, Packet, Qpn};
-use std::error::Error;
 use std::fmt;
-use std::fs;
 use std::io::{self, BufWriter, IsTerminal, Read as _, Write, stdin, stdout};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-/// What `roxe dump` was asked to do.
+/// Arguments of `roxe dump`.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
-    /// Stop at the first bad packet, and fail.
+    /// Fail at the first bad packet.
     #[arg(long)]
     check: bool,
     /// Write a page of HTML instead: a ladder of the packets, with filters and all their fields.
     #[arg(long, value_name = "OUT.html", conflicts_with = "check")]
     html: Option<PathBuf>,
-    /// Packets that the page shows at most; the first ones.
+    /// Show at most this number of packets on the page.
     #[arg(long, value_name = "N", default_value_t = 20_000, requires = "html")]
     limit: usize,
     #[command(flatten)]
     filter: Filter,
-    /// The capture, for example of `tcpdump -i lo -w FILE udp port 4791`.
+    /// The capture, such as one of `tcpdump -i lo -w FILE udp port 4791`; - is standard input.
     file: PathBuf,
 }
 
-/// Which packets are shown. All are counted and judged.
+/// The packets to show; all are counted and analysed.
 #[derive(Debug, Default, clap::Args)]
 struct Filter {
     /// Only packets to or from this queue pair, as 17 or 0x11.
@@ -66,7 +62,7 @@ impl Filter {
     }
 }
 
-/// Whether a packet goes to this queue pair, or comes from it as far as is known by now.
+/// Returns true if a packet goes to this queue pair, or is known to come from it.
 fn is_of(qpn: Qpn, packet: &Packet<'_>, finding: &Finding, analysis: &Analysis) -> bool {
     let source = match packet.header.kind {
         Kind::Ud { deth, .. } => Some(deth.src_qpn),
@@ -88,25 +84,20 @@ fn range(text: &str) -> Result<RangeInclusive<u32>, String> {
     Ok(number(first)?..=number(last)?)
 }
 
-/// What a file that gzip has made begins with (RFC 1952).
+/// First bytes of a gzip file (RFC 1952).
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// All of a file; `-` is standard input.
-fn read(path: &Path) -> io::Result<Vec<u8>> {
-    if path != Path::new("-") {
-        return fs::read(path);
-    }
-    let mut bytes = Vec::new();
-    stdin().lock().read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// Prints the file.
-pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(args: &Args) -> Result {
     let name = args.file.display();
-    let file = read(&args.file).map_err(|error| format!("cannot read {name}: {error}"))?;
+    let file = if args.file == Path::new("-") {
+        let mut bytes = Vec::new();
+        stdin().lock().read_to_end(&mut bytes)?;
+        bytes
+    } else {
+        files::read(&args.file)?
+    };
     if file.starts_with(&GZIP) {
-        return Err(format!("{name} is compressed.\n  Read it with `gzip -dc {name} | roxe dump -`.").into());
+        return Err(format!("{name}: it is compressed; `gzip -dc {name} | roxe dump -`").into());
     }
     let done = match &args.html {
         Some(out) => write_page(&file, args, out),
@@ -122,19 +113,19 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     })
 }
 
-/// Why the output ends early.
+/// A reason why the output ends early.
 #[derive(Debug, thiserror::Error)]
 enum Stop {
-    #[error("{0}.\n  Record one with `tcpdump -i lo -w FILE udp port 4791`.")]
+    #[error("{0}; record one with `tcpdump -i lo -w FILE udp port 4791`")]
     NotACapture(roxe_wire::capture::CaptureError),
-    #[error("cannot go on behind frame {0}: {1}")]
+    #[error("cannot read on after frame {0}: {1}")]
     Broken(usize, roxe_wire::capture::CaptureError),
     #[error("frame {0} is bad: {1}")]
     Bad(usize, Integrity),
     #[error("{0}")]
     Output(#[from] io::Error),
-    #[error("cannot write {}: {error}", file.display())]
-    Page { file: PathBuf, error: io::Error },
+    #[error("{0}")]
+    Page(String),
 }
 
 fn dump(file: &[u8], args: &Args, has_colour: bool, mut out: impl Write) -> Result<(), Stop> {
@@ -168,14 +159,13 @@ fn dump(file: &[u8], args: &Args, has_colour: bool, mut out: impl Write) -> Resu
     Ok(())
 }
 
-/// Says in which frames packets may be that were not looked for.
+/// Returns a note about frames that may contain packets but are not decoded.
 fn unseen(counts: &Counts) -> Option<String> {
     let unseen = counts.others.unseen();
-    (unseen.count() > 0)
-        .then(|| format!("{} frames may have packets inside, which are not looked for: {unseen}", unseen.count()))
+    (unseen.count() > 0).then(|| format!("{} frames that may hold packets are not decoded: {unseen}", unseen.count()))
 }
 
-/// The colour of a line on a terminal; none if it deserves no attention (`man console_codes`).
+/// Returns the colour of a line on a terminal; none for usual packets (`man console_codes`).
 fn colour(captured: &Captured<'_>, finding: &Finding) -> &'static str {
     match finding.event.tone() {
         Tone::Good if captured.is_lost() => "\x1b[33m",
@@ -186,14 +176,14 @@ fn colour(captured: &Captured<'_>, finding: &Finding) -> &'static str {
     }
 }
 
-/// Writes the page to `out`. A file that cannot be read to its end is shown as far as it goes.
+/// Writes the page to `out`. A damaged file is shown up to the damage.
 fn write_page(file: &[u8], args: &Args, out: &Path) -> Result<(), Stop> {
     let (mut counts, mut analysis) = (Counts::default(), Analysis::default());
     let (mut told, mut notes, mut passed) = (Vec::new(), Vec::new(), 0);
     for item in items(file, roxe_provider::is_probe).map_err(Stop::NotACapture)? {
         match item {
             Item::Other(other) => counts.others.add(other),
-            Item::Broken(frame, error) => notes.push(format!("The file cannot be read behind frame {frame}: {error}.")),
+            Item::Broken(frame, error) => notes.push(format!("The file cannot be read after frame {frame}: {error}.")),
             Item::Packet(captured) => {
                 let finding = analysis.take(&captured);
                 counts.add(&captured, &finding);
@@ -220,18 +210,16 @@ fn write_page(file: &[u8], args: &Args, out: &Path) -> Result<(), Stop> {
     }
     notes.extend(unseen(&counts));
     if counts.cut > 0 {
-        notes
-            .push(format!("{} packets are cut: their headers are judged, their payload and ICRC are not.", counts.cut));
+        notes.push(format!("{} packets are cut: their headers are checked, not payload and ICRC.", counts.cut));
     }
     let title = args.file.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let page = page(title, &told, &analysis, &counts, notes);
-    private_file::write(out, ladder::render(&page).as_bytes())
-        .map_err(|error| Stop::Page { file: out.to_owned(), error })?;
+    files::write(out, ladder::render(&page)).map_err(Stop::Page)?;
     eprintln!("{counts}; written to {}", out.display());
     Ok(())
 }
 
-/// One packet, as it is printed.
+/// A packet as it is printed.
 struct Line<'a> {
     captured: Captured<'a>,
     finding: Finding,
@@ -260,7 +248,7 @@ impl fmt::Display for Line<'_> {
 }
 
 impl Line<'_> {
-    /// What the connection manager says in this packet, unless the comment says it.
+    /// Writes the packet's message of the connection manager, unless the comment contains it.
     fn fmt_mad(&self, packet: &Packet<'_>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.captured.is_cut() {
             return Ok(());
@@ -273,7 +261,7 @@ impl Line<'_> {
     }
 }
 
-/// A remark of a file from anywhere, without what a terminal would obey.
+/// Replaces control characters of an untrusted remark.
 fn printable(remark: &str) -> String {
     remark.chars().map(|char| if char.is_control() { '.' } else { char }).collect()
 }

@@ -1,24 +1,22 @@
-//! `roxe env`: the variables that `roxe run` would set, for those who start programs themselves: a
-//! shell, GitHub Actions, CMake's ctest, an IDE.
+//! `roxe env`: prints the variables of `roxe run` for shells, GitHub Actions, ctest and IDEs.
 //!
-//! Without the view, which is a namespace and no variable. Touches the file system as `roxe run`
-//! does.
+//! The view of `roxe run` is a namespace and no variable, so programs have none.
 
+use crate::Result;
+use crate::files::base_folder;
 use crate::library::link_folder;
-use crate::private_dir::base_folder;
 use crate::run::{Options, set_variables};
 use roxe_base::private_dir;
 use serde_json::{Map, Value};
-use std::error::Error;
 use std::io::{Write, stdout};
 use std::path::Path;
 use std::process::Command;
 
-/// What `roxe env` was asked to do.
+/// Arguments of `roxe env`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Who reads it: sh (for eval), github (for $GITHUB_ENV), cmake (for include() and
-    /// TEST_INCLUDE_FILES), json.
+    /// Format: sh (for eval), github (for $GITHUB_ENV), cmake (for include() and
+    /// TEST_INCLUDE_FILES) or json.
     #[arg(long, value_enum, default_value = "sh")]
     format: Format,
     #[command(flatten)]
@@ -33,9 +31,8 @@ enum Format {
     Json,
 }
 
-/// Prints the variables.
-pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
-    // Nothing is started: a command is what the variables are collected in.
+pub(crate) fn run(args: &Args) -> Result {
+    // The command only collects the variables; it is not started.
     let mut command = Command::new("");
     let library = set_variables(&args.options, &mut command)?;
     match check_lasts(&link_folder(&library)?) {
@@ -46,20 +43,20 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let set = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
     let pairs = set.map(|(name, value)| match (name.to_str(), value.to_str()) {
         (Some(name), Some(value)) => Ok((name.to_owned(), value.to_owned())),
-        _ => Err(format!("{} cannot be printed: it is not UTF-8", name.display())),
+        _ => Err(format!("cannot print {}: it is not UTF-8", name.display())),
     });
     let text = format(args.format, &pairs.collect::<Result<Vec<_>, _>>()?);
     Ok(stdout().write_all(text.as_bytes())?)
 }
 
-/// Refuses a `folder` whose name another user can take when the system has removed it. Texts for
-/// CMake and JSON are kept in files; a shell and a job of GitHub end before the system does.
+/// Refuses a folder whose name another user can take after the system removed it. CMake and JSON
+/// texts are kept in files and outlive a restart; shells and jobs of GitHub do not.
 fn check_lasts(folder: &Path) -> Result<(), String> {
     let of_run = base_folder().is_ok_and(|base| folder.starts_with(base));
     if of_run && private_dir::check(folder).is_ok_and(|folder| folder.is_in_shared) {
         return Err(format!(
-            "the libraries would lie in {}, which other users can make when it is gone (a restart removes it).\n  \
-             Set HOME or XDG_CACHE_HOME to a folder that only you can write.",
+            "the libraries are in {}, which other users can create after a restart has removed it; set HOME or \
+             XDG_CACHE_HOME to a folder that only you can write",
             folder.display()
         ));
     }
@@ -89,8 +86,7 @@ fn line(format: Format, name: &str, value: &str) -> String {
     }
 }
 
-/// Variables that hold lists, which a program's environment may have as well, and what stands
-/// between their entries.
+/// Variables that hold lists, and their separators.
 const LISTS: [(&str, &str); 5] = [
     ("LD_LIBRARY_PATH", ":"),
     ("LD_PRELOAD", ":"),
@@ -99,8 +95,8 @@ const LISTS: [(&str, &str); 5] = [
     ("ASAN_OPTIONS", ":"),
 ];
 
-/// What sets a variable when CMake or ctest reads it. `old` is the value of this process, which the
-/// new one may end with; the reader has one of its own, in front of which ours goes, once.
+/// Returns commands that set a variable when CMake or ctest reads them. Lists of this process
+/// (`old`) are cut off `value`, which is put once in front of the list that the reader has.
 fn cmake(name: &str, value: &str, old: Option<&str>) -> String {
     let old = old.unwrap_or_default();
     let list = LISTS.iter().find(|(list, _)| *list == name).and_then(|(_, separator)| {
@@ -120,7 +116,7 @@ fn cmake(name: &str, value: &str, old: Option<&str>) -> String {
     )
 }
 
-/// An argument of CMake that stands for itself.
+/// Returns a bracket argument, in which CMake evaluates nothing.
 fn bracketed(value: &str) -> String {
     let mut equals = "==".to_owned();
     while format!("{value}]").contains(&format!("]{equals}]")) {
@@ -138,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reader_gets_its_own_quotes() {
+    fn values_are_quoted_for_each_format() {
         assert_eq!(formatted(Format::Sh, "it's $x"), "export NAME='it'\\''s $x'\n");
         assert_eq!(formatted(Format::Github, "a b"), "NAME=a b\n");
         assert_eq!(formatted(Format::Cmake, "a;\"b\""), "set(ENV{NAME} [==[a;\"b\"]==])\n");
@@ -146,13 +142,13 @@ mod tests {
     }
 
     #[test]
-    fn value_of_several_lines_sets_one_variable_of_github() {
+    fn github_value_with_newlines_sets_one_variable() {
         assert_eq!(formatted(Format::Github, "a\nEVIL=b"), "NAME<<END\na\nEVIL=b\nEND\n");
         assert_eq!(formatted(Format::Github, "a\nEND\nEVIL=b"), "NAME<<END_\na\nEND\nEVIL=b\nEND_\n");
     }
 
     #[test]
-    fn cmake_argument_stands_for_any_value() {
+    fn cmake_bracket_argument_holds_any_value() {
         for (value, argument) in
             [("a", "[==[a]==]"), ("]==]", "[===[]==]]===]"), ("a]==", "[===[a]==]===]"), ("]", "[==[]]==]")]
         {
@@ -160,9 +156,8 @@ mod tests {
         }
     }
 
-    /// CMake itself reads the text, twice, in an environment that has lists of its own or none.
     #[test]
-    fn cmake_adds_to_lists_of_its_reader_once() {
+    fn cmake_prepends_to_lists_once() {
         if Command::new("cmake").arg("--version").output().is_err() {
             return eprintln!("skipped: cmake is not installed");
         }

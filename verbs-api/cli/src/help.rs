@@ -5,12 +5,12 @@
 //! manual is the folder `docs` of the project; `manual` in this crate is a link to it, as a
 //! published crate holds nothing outside of its own folder.
 
+use crate::Result;
 use clap::Command;
 use clap_complete::Shell;
 use clap_mangen::Man;
 use roxe_check::Rule;
 use roxe_provider::config::KNOBS;
-use std::error::Error;
 use std::fmt::Write as _;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _, stdout};
@@ -289,7 +289,7 @@ pub(crate) fn complete(mut command: Command) -> Command {
 }
 
 /// Prints the help of a command of the completed command line, or a page of the manual.
-pub(crate) fn run(args: &Args, mut command: Command) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(args: &Args, mut command: Command) -> Result {
     let Some(topic) = args.topic.as_deref() else { return Ok(command.print_help()?) };
     if topic == "topics" {
         let mut out = stdout().lock();
@@ -341,7 +341,7 @@ complete -F _roxe_or_program -o bashdefault -o default roxe
 
 /// Writes man pages, and completions under the names that shells look for, of the completed command
 /// line.
-pub(crate) fn generate(args: &GenerateArgs, command: &Command) -> Result<(), Box<dyn Error>> {
+pub(crate) fn generate(args: &GenerateArgs, command: &Command) -> Result {
     fs::create_dir_all(&args.folder)?;
     let rules = ["all", "warn", "stop", "wait", "suggest"].into_iter().chain(Rule::ALL.iter().map(|rule| rule.name()));
     let rules = rules.collect::<Vec<_>>().join(" ");

@@ -1,26 +1,22 @@
-//! `roxe install-lib DIR`: the libraries under all their names in a folder of the user's own, for
-//! images and for programs that are started without `roxe run`.
-//!
-//! Touches that folder.
+//! `roxe install-lib DIR`: copies the libraries, under all their names, to a folder, for images and
+//! for programs that are started without `roxe run`.
 
-use crate::library::{self, BARE_LINKS, LINKS};
-use crate::library::{LIBRARY, SHIM};
-use crate::private_dir::{place, place_link};
-use std::error::Error;
+use crate::Result;
+use crate::files::{place, place_link};
+use crate::library::{self, BARE_LINKS, LIBRARY, LINKS, SHIM};
 use std::fs;
 use std::io::{Write, stdout};
 use std::path::{Path, PathBuf};
 
-/// What `roxe install-lib` was asked to do.
+/// Arguments of `roxe install-lib`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Where to put them; made if need be.
+    /// Folder for the libraries; created if missing.
     #[arg(value_name = "DIR")]
     folder: PathBuf,
 }
 
-/// Copies the libraries and makes the links.
-pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(args: &Args) -> Result {
     let library = library::find()?;
     install(&library, &library::shim(&library)?, &args.folder)?;
     let folder = args.folder.canonicalize()?;
@@ -28,14 +24,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn install(library: &Path, shim: &Path, folder: &Path) -> Result<(), Box<dyn Error>> {
+fn install(library: &Path, shim: &Path, folder: &Path) -> Result {
     let failed = |cause| format!("cannot write to {}: {cause}", folder.display());
     let links = || LINKS.iter().chain(&BARE_LINKS);
-    // The rdma-core of the system would be gone.
+    // Do not overwrite the system's rdma-core.
     if let Some(name) = links().find(|name| is_foreign(&folder.join(name))) {
-        return Err(
-            format!("{} has a {name} that is not roxe's.\n  Name a folder of your own.", folder.display()).into()
-        );
+        return Err(format!("{} has a {name} that is not roxe's; name another folder", folder.display()).into());
     }
     fs::create_dir_all(folder).map_err(failed)?;
     for (name, from) in [(LIBRARY, library), (SHIM, shim)] {
@@ -45,7 +39,7 @@ fn install(library: &Path, shim: &Path, folder: &Path) -> Result<(), Box<dyn Err
     Ok(())
 }
 
-/// Whether something is there that this did not make.
+/// Returns true if `path` exists and is not a link to roxe's library.
 fn is_foreign(path: &Path) -> bool {
     path.symlink_metadata().is_ok() && !fs::read_link(path).is_ok_and(|target| target == Path::new(LIBRARY))
 }
@@ -53,14 +47,12 @@ fn is_foreign(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::tests::Scratch;
 
     #[test]
-    fn a_folder_with_the_systems_library_is_left_alone() {
-        let folder = std::env::temp_dir().join(format!("roxe-cli-install-lib-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let objects = [LIBRARY, SHIM].map(|name| folder.join(name));
-        objects.iter().for_each(|object| fs::write(object, "object").unwrap());
-        let [library, shim] = &objects;
+    fn folder_with_the_systems_library_is_not_changed() {
+        let folder = Scratch::new("install-lib");
+        let [library, shim] = &[LIBRARY, SHIM].map(|name| folder.file(name, "object", 0o644));
         let to = folder.join("new/lib");
         install(library, shim, &to).unwrap();
         install(library, shim, &to).unwrap();
@@ -70,6 +62,5 @@ mod tests {
         let error = install(library, shim, &folder).unwrap_err().to_string();
         assert!(error.contains("libibverbs.so.1 that is not roxe's"), "{error}");
         assert_eq!(fs::read_to_string(folder.join("libibverbs.so.1")).unwrap(), "the system's");
-        fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -12,13 +12,14 @@
 //! network namespaces; it ends with `roxe lab`, also if that is killed. Nothing is written to the
 //! host's file system. `ip` and `tc` of iproute2 configure the links.
 
+use crate::Result;
 use crate::run::Options;
+use crate::view::unshare_user;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 use nix::unistd::{Gid, Uid, sethostname};
-use std::error::Error;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -28,8 +29,6 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, ExitStatus
 use std::str::FromStr;
 use std::sync::mpsc;
 use std::thread;
-
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Arguments of `roxe lab`.
 #[derive(Debug, clap::Args)]
@@ -75,7 +74,7 @@ pub(crate) struct InnerArgs {
     run: Vec<OsString>,
 }
 
-/// How a link impairs packets.
+/// Impairments of a link.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Link {
     /// The words, as they were given.
@@ -89,7 +88,7 @@ struct Link {
 impl FromStr for Link {
     type Err = String;
 
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let mut link = Self { text: text.to_owned(), ..Self::default() };
         let mut words = text.split_whitespace();
         while let Some(word) = words.next() {
@@ -127,7 +126,7 @@ impl Link {
     }
 
     /// Returns fault rules that do the same to packets that a host receives.
-    fn fault_rules(&self) -> std::result::Result<String, &'static str> {
+    fn fault_rules(&self) -> Result<String, &'static str> {
         if self.rate.is_some() {
             return Err(
                 "this kernel has no netem (sch_netem), and fault rules cannot limit a rate; leave the rate out",
@@ -186,32 +185,17 @@ impl Net {
 
 /// Runs the lab; returns the exit status of the first host that failed.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    enter(CloneFlags::CLONE_NEWPID)?;
+    // Root may do without a user namespace.
+    if !(Uid::effective().is_root() && unshare(CloneFlags::CLONE_NEWPID).is_ok()) {
+        unshare_user(CloneFlags::CLONE_NEWPID, Uid::from_raw(0), Gid::from_raw(0)).map_err(|cause| {
+            format!("this system grants no user namespace: {cause}; run as root, or allow unprivileged user namespaces")
+        })?;
+    }
     let mut switch = Command::new(own()?);
     switch.arg("lab-switch").args(args.net.words()).arg("--");
     switch.args(args.options.words()).arg("--").args(&args.command);
     // The first child after `unshare` is process 1 of the namespace.
     Ok(exit_code(switch.status()?))
-}
-
-/// Makes this process, which must have one thread, root of a user namespace unless it may do
-/// without one, and gives it namespaces.
-fn enter(flags: CloneFlags) -> Result<()> {
-    let (user, group) = (Uid::effective(), Gid::effective());
-    if user.is_root() && unshare(flags).is_ok() {
-        return Ok(());
-    }
-    let refused = |cause: &dyn std::fmt::Display| {
-        format!("this system grants no user namespace ({cause}); run as root, or allow unprivileged user namespaces")
-    };
-    unshare(CloneFlags::CLONE_NEWUSER).map_err(|cause| refused(&cause))?;
-    let map = || {
-        fs::write("/proc/self/setgroups", "deny")?;
-        fs::write("/proc/self/uid_map", format!("0 {user} 1"))?;
-        fs::write("/proc/self/gid_map", format!("0 {group} 1"))
-    };
-    map().map_err(|cause: io::Error| refused(&cause))?;
-    Ok(unshare(flags).map_err(|cause| refused(&cause))?)
 }
 
 fn own() -> Result<std::path::PathBuf> {

@@ -1,17 +1,13 @@
-//! Where `libroxe.so` is, and the folder in which the program's loader finds it under the names of
-//! the libraries that it stands for.
+//! Finds `libroxe.so`, and makes the folder in which loaders find it under the names of libibverbs
+//! and librdmacm.
 //!
-//! Touches the file system and the environment.
-//!
-//! The program carries both shared objects, for where none lie beside it (`cargo install`). They
-//! are unpacked to a folder that only this user can write, one for each version and content. What
-//! is there is compared with what this program carries, byte by byte, before it is used, and
-//! replaced by renaming if it differs.
+//! The program contains both shared objects and unpacks them if none lie beside it (`cargo
+//! install`): to a folder that only this user can write, one for each version and content. Unpacked
+//! files are compared byte by byte before use, and replaced by renaming if they differ.
 
-use crate::private_dir::{FolderError, base_folder, fnv1a, place, place_link, private_folder};
+use crate::files::{FolderError, base_folder, fnv1a, place, place_link, private_folder};
 use nix::sys::statvfs::{FsFlags, statvfs};
-use roxe_base::private_dir;
-use roxe_base::private_dir::Unfit;
+use roxe_base::private_dir::{self, Unfit};
 use roxe_bundle::shared_object;
 use roxe_provider::config::variable;
 use std::env::var_os;
@@ -20,60 +16,55 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// The names that programs were linked with.
+/// Names that programs are linked with.
 pub(crate) const LINKS: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
 /// Names by which programs load the libraries at run time.
 pub(crate) const BARE_LINKS: [&str; 2] = ["libibverbs.so", "librdmacm.so"];
 
-/// Why there is no library. The text says what to do.
+/// A reason why there is no library.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LibraryError {
     #[error(
-        "{LIBRARY} cannot be unpacked:\n  {0}\n  Set XDG_CACHE_HOME to a folder that only you can write, or say where \
-         the library is with ROXE_LIB=/path/to/{LIBRARY}."
+        "cannot unpack {LIBRARY}: {0}; set XDG_CACHE_HOME to a folder that only you can write, or ROXE_LIB to the full \
+         path of {LIBRARY}"
     )]
     Packed(String),
-    #[error(
-        "ROXE_LIB names {}, which cannot be used: {cause}.\n  Set it to the full path of {LIBRARY}, or unset it.",
-        path.display()
-    )]
+    #[error("cannot use ROXE_LIB: {}: {cause}; set it to the full path of {LIBRARY}, or unset it", path.display())]
     Bad { path: PathBuf, cause: io::Error },
 }
 
-/// The library, with all links resolved: the one that ROXE_LIB names, else one beside this
-/// program, as it is built or installed, else the one in this program.
+/// Returns the path of the library without links: the one that ROXE_LIB names, else one beside this
+/// program as built or installed, else the one in this program, unpacked.
 pub(crate) fn find() -> Result<PathBuf, LibraryError> {
     if let Some(path) = variable("ROXE_LIB").filter(|path| !path.is_empty()) {
         let path = PathBuf::from(path);
         return path.canonicalize().map_err(|cause| LibraryError::Bad { path, cause });
     }
     let places = own_program().map(|exe| candidates(&exe)).unwrap_or_default();
-    // Nobody else may have put it there, as in /tmp. Without it there is still the one in this
-    // program.
+    // Another user may have put a library beside the program, for example in /tmp.
     let beside = places.iter().find_map(|path| private_dir::check(path).ok());
     beside.map_or_else(unpacked, |library| Ok(library.path))
 }
 
-/// The socket shim: the one beside `library`, else the one in this program.
+/// Returns the socket shim: the one beside `library`, else the one in this program.
 pub(crate) fn shim(library: &Path) -> Result<PathBuf, LibraryError> {
     let beside = private_dir::check(&library.with_file_name(SHIM));
     beside.map_or_else(|_| Ok(unpacked()?.with_file_name(SHIM)), |shim| Ok(shim.path))
 }
 
-/// The library that this program carries, ready to be loaded, with the shim beside it.
+/// Unpacks the library and the shim.
 fn unpacked() -> Result<PathBuf, LibraryError> {
     let found = folder(&folder_name(&OBJECTS), |folder| place_all(folder, &OBJECTS));
     Ok(found.map_err(LibraryError::Packed)?.join(LIBRARY))
 }
 
-/// This very program: as the kernel says it, or, where there is no /proc, as it was called.
+/// Returns the file of this program: from /proc, or without /proc as it was called.
 pub(crate) fn own_program() -> Option<PathBuf> {
     let called = || found_as(Path::new(&std::env::args_os().next()?), var_os("PATH"));
     std::env::current_exe().ok().or_else(called)
 }
 
-/// The file that is started by the name `called`: that name if it has a folder, else in the first
-/// folder of `path` that has it.
+/// Returns the file that a shell starts for the name `called`.
 fn found_as(called: &Path, path: Option<OsString>) -> Option<PathBuf> {
     if called.components().count() > 1 {
         return called.canonicalize().ok();
@@ -81,26 +72,22 @@ fn found_as(called: &Path, path: Option<OsString>) -> Option<PathBuf> {
     std::env::split_paths(&path?).find_map(|folder| folder.join(called).canonicalize().ok())
 }
 
-/// Where the library may be when the program is `exe`: in `deps`, where Cargo always leaves the
-/// newest; beside the program, where it puts another link when asked for the library itself; in
-/// `../lib/roxe` or `../lib`, when installed.
+/// Returns the places of the library for the program `exe`. In `deps`, Cargo always leaves the
+/// newest one; beside the program only if the library itself was built.
 fn candidates(exe: &Path) -> Vec<PathBuf> {
     let Some(folder) = exe.parent() else { return Vec::new() };
     ["deps", "", "../lib/roxe", "../lib"].iter().map(|place| folder.join(place).join(LIBRARY)).collect()
 }
 
-/// The folder with the links to `library`, made if need be: where the library was unpacked, else
-/// one per library file, so that two builds do not take each other's links away.
-///
-/// Any number of starts may do this at once: every step is either atomic or harmless when another
-/// process was faster.
+/// Returns the folder with the links to `library`, creating it if necessary: the one it was
+/// unpacked to, else one per library file, so that builds do not overwrite each other's links.
 pub(crate) fn link_folder(library: &Path) -> Result<PathBuf, FolderError> {
     let link = |folder: &Path| {
         let mut names = LINKS.into_iter().chain(BARE_LINKS);
         let failed = |cause| Refusal::File { path: folder.into(), cause };
         names.try_for_each(|name| place_link(folder, name, library)).map_err(failed)
     };
-    let unpacked = library.parent().filter(|folder| is_unpacked(folder));
+    let unpacked = library.parent().filter(|folder| folder.ends_with(folder_name(&OBJECTS)));
     if let Some(folder) = unpacked.and_then(|folder| private_folder(folder).ok())
         && link(&folder).is_ok()
     {
@@ -110,30 +97,29 @@ pub(crate) fn link_folder(library: &Path) -> Result<PathBuf, FolderError> {
     folder(&name, link).map_err(FolderError::Links)
 }
 
-/// The library, as Cargo names it.
 pub(crate) const LIBRARY: &str = "libroxe.so";
-/// The socket shim, which lies beside it, under the name that it has in rdma-core too.
+/// The socket shim beside the library, under its name in rdma-core.
 pub(crate) const SHIM: &str = "librspreload.so";
 
 const OBJECTS: [(&str, &[u8]); 2] =
     [(LIBRARY, shared_object!("libroxe.so")), (SHIM, shared_object!("librspreload.so"))];
 
-/// Why one folder does not do.
+/// A reason why a folder cannot hold libraries.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Refusal {
+enum Refusal {
     #[error(transparent)]
     Base(FolderError),
     #[error("{}: {why}", path.display())]
     Folder { path: PathBuf, why: Unfit },
     #[error("{}: {cause}", path.display())]
     File { path: PathBuf, cause: io::Error },
-    #[error("{}: nothing may be run from there (it is mounted noexec)", .0.display())]
+    #[error("{}: it is mounted noexec", .0.display())]
     NoExec(PathBuf),
 }
 
-/// The folder `name` for libraries, filled by `fill`: in the cache of this user, else in the folder
-/// where processes find each other. The error names each that was tried, and why it did not do.
-pub(crate) fn folder(name: &str, fill: impl Fn(&Path) -> Result<(), Refusal>) -> Result<PathBuf, String> {
+/// Creates the folder `name` for libraries and calls `fill` with it: in the cache of this user,
+/// else in the runtime folder. The error names each folder that was tried, with the reason.
+fn folder(name: &str, fill: impl Fn(&Path) -> Result<(), Refusal>) -> Result<PathBuf, String> {
     let within = |base: &Path| {
         let path = base.join(name);
         let made = private_dir::make_all(&path).map_err(|why| Refusal::Folder { path, why })?;
@@ -144,16 +130,11 @@ pub(crate) fn folder(name: &str, fill: impl Fn(&Path) -> Result<(), Refusal>) ->
     let in_cache = in_cache.and_then(|cache| within(&cache.join("roxe")).map_err(|refusal| refusal.to_string()));
     in_cache.or_else(|first| {
         let second = base_folder().map_err(Refusal::Base).and_then(|base| within(&base));
-        second.map_err(|second| format!("{first}\n  {second}"))
+        second.map_err(|second| format!("{first}, and {second}"))
     })
 }
 
-/// Returns true if the libraries in `folder` were unpacked by this program.
-fn is_unpacked(folder: &Path) -> bool {
-    folder.ends_with(folder_name(&OBJECTS))
-}
-
-/// The folder for what can be made anew (XDG Base Directory Specification).
+/// Returns the cache folder (XDG Base Directory Specification).
 fn cache_home(named: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
     let absolute = |path: OsString| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
     named.and_then(absolute).or_else(|| Some(home.and_then(absolute)?.join(".cache")))
@@ -172,8 +153,8 @@ fn place_all(folder: &Path, objects: &[(&str, &[u8])]) -> Result<(), Refusal> {
     })
 }
 
-/// A name for what `objects` hold. FNV-1a takes the bytes of a library one by one, which is longer
-/// than all else of a start; here they are taken by eights.
+/// Hashes the content of `objects`, eight bytes at a time: FNV-1a takes longer than the rest of a
+/// start.
 fn content_hash(objects: &[(&str, &[u8])]) -> u64 {
     let words = objects.iter().flat_map(|(_, bytes)| bytes.chunks(8));
     words.fold(0, |hash: u64, bytes| {
@@ -185,11 +166,12 @@ fn content_hash(objects: &[(&str, &[u8])]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::tests::Scratch;
     use std::fs;
     use std::os::unix::fs::MetadataExt;
 
     #[test]
-    fn library_is_looked_for_beside_the_program_then_in_lib() {
+    fn library_is_searched_beside_the_program_then_in_lib() {
         let places = candidates(Path::new("/opt/bin/roxe"));
         let expected = [
             "/opt/bin/deps/libroxe.so",
@@ -201,32 +183,27 @@ mod tests {
     }
 
     #[test]
-    fn without_proc_the_program_is_found_as_it_was_called() {
-        let folder = std::env::temp_dir().join(format!("roxe-cli-library-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let folder = folder.canonicalize().unwrap();
-        let program = folder.join("roxe");
-        fs::write(&program, "").unwrap();
+    fn own_program_is_found_by_its_called_name() {
+        let folder = Scratch::new("own-program");
+        let program = folder.file("roxe", "", 0o700);
         assert_eq!(found_as(&program, None), Some(program.clone()));
-        let path = std::env::join_paths([Path::new("/nowhere"), &folder]).unwrap();
+        let path = std::env::join_paths([Path::new("/nowhere"), &*folder]).unwrap();
         assert_eq!(found_as(Path::new("roxe"), Some(path)), Some(program));
         assert_eq!(found_as(Path::new("roxe"), None), None);
-        fs::remove_dir_all(folder).unwrap();
     }
 
     const SOME: [(&str, &[u8]); 2] = [("libroxe.so", b"library"), ("librspreload.so", b"shim")];
 
     #[test]
-    fn this_program_carries_both_libraries() {
+    fn program_contains_both_libraries() {
         for (name, bytes) in OBJECTS {
             assert!(bytes.starts_with(b"\x7fELF") && bytes.len() > 100_000, "{name}: {} bytes", bytes.len());
         }
     }
 
     #[test]
-    fn changed_libraries_are_replaced_and_right_ones_kept() {
-        let folder = std::env::temp_dir().join(format!("roxe-cli-bundled-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
+    fn changed_library_is_replaced_and_right_one_kept() {
+        let folder = Scratch::new("bundled");
         place_all(&folder, &SOME).unwrap();
         let library = folder.join(LIBRARY);
         let inode = fs::metadata(&library).unwrap().ino();
@@ -235,18 +212,17 @@ mod tests {
         fs::write(&library, b"planted").unwrap();
         place_all(&folder, &SOME).unwrap();
         assert_eq!(fs::read(&library).unwrap(), b"library");
-        assert_eq!(fs::read_dir(&folder).unwrap().count(), 2, "no temporary file is left");
-        fs::remove_dir_all(folder).unwrap();
+        assert_eq!(fs::read_dir(&*folder).unwrap().count(), 2, "a temporary file is left");
     }
 
     #[test]
-    fn other_contents_have_another_folder() {
+    fn other_content_has_another_folder() {
         let other: [(&str, &[u8]); 2] = [("libroxe.so", b"libraru"), ("librspreload.so", b"shim")];
         assert_ne!(folder_name(&SOME), folder_name(&other));
     }
 
     #[test]
-    fn the_cache_is_where_the_base_directories_say() {
+    fn cache_folder_follows_xdg() {
         let home = || Some(OsString::from("/home/a"));
         assert_eq!(cache_home(Some("/c".into()), home()), Some("/c".into()));
         assert_eq!(cache_home(Some("relative".into()), home()), Some("/home/a/.cache".into()));

@@ -1,34 +1,12 @@
-//! The program `roxe`: runs programs on the devices, shows the devices and the settings, proves
-//! that they work, reads captures.
+//! The program `roxe`. Each subcommand has the module of its name; this file is the command line.
 //!
-//! Here: the command line and nothing else. Every subcommand is a module that returns what went
-//! wrong as an error whose text says what happened, to what, and what to do.
-//!
-//! - `roxe run`: `run.rs`, the order of things; `library.rs`, what the loader of the program shall
-//!   find, and the libraries that this program carries; `program.rs`, what may be wrong with the
-//!   program, and its file; `private_dir.rs`, files that only this user can write;
-//!   `checkers.rs`, valgrind and the sanitizers; `stats.rs`, counters of processes that were
-//!   killed; `bypass.rs`, programs that do not load our library, and `asks.rs`, which should;
-//!   `unused.rs`, those that load it and open no device;
-//!   `view.rs` and `view/`, `/sys/class/infiniband`, and the libraries of others
-//! - `roxe lab`: `lab.rs`
-//! - `roxe demo`: `demo/`: `case.rs` what both processes agree on, `connection.rs` what both do,
-//!   `client.rs`, `server.rs`
-//! - `roxe env`, `roxe install-lib`: `env.rs`, `install_lib.rs`, for programs that are started
-//!   without `roxe run`
-//! - `roxe devices`, `roxe config`, `roxe rules`, `roxe counters`, `roxe doctor`: `devices.rs`,
-//!   `config.rs`, `rules.rs`, `doctor.rs`
-//! - `roxe help`, `roxe generate-docs`: `help.rs`
-//! - `roxe top`, `roxe metrics`: `top.rs`, `metrics.rs`; `status.rs`, what processes say
-//! - `roxe dump`: `dump.rs`
-//! - `roxe drill`, `roxe conform`: `drill.rs`; `roxe fuzz`: `fuzz.rs`;
-//!   `roxe replay`: `replay.rs`
-//! - `child.rs`: processes of `demo`, `drill` and the like that end with them
-//! - `output.rs`: tables; lines of `drill`, `conform`, `fuzz` and `replay`, whose reader may go
-//!   away
-//! - `progress.rs`: how far `conform`, `drill`, `fuzz` and `check-peer` are, on a terminal
-//! - `roxe peer`, `roxe check-peer`: `peer.rs`, `check_peer.rs`; `token.rs`, what a controller has
-//!   to show; what they do: the package `roxe-peer`
+//! - `run.rs` begins `roxe run`: `library.rs` finds the library, `program.rs` and `asks.rs` inspect
+//!   the program's file, `view.rs` shows `/sys/class/infiniband`, `checkers.rs` sets up valgrind and
+//!   sanitizers. Background processes report what the program cannot: `stats.rs` counters of killed
+//!   processes, `bypass.rs` other libraries, `unused.rs` devices that were never opened
+//! - `drill.rs` is also `roxe conform`; `roxe_drill`, `roxe_peer` and `roxe_dissect` do the work of
+//!   `drill`, `conform`, `fuzz`, `replay`, `peer`, `check-peer` and `dump`
+//! - shared: `files.rs`, `child.rs`, `output.rs`, `progress.rs`, `status.rs`, `token.rs`
 #![forbid(unsafe_code)]
 
 mod asks;
@@ -43,16 +21,15 @@ mod doctor;
 mod drill;
 mod dump;
 mod env;
+mod files;
 mod fuzz;
 mod help;
 mod install_lib;
 mod lab;
 mod library;
-
 mod metrics;
 mod output;
 mod peer;
-mod private_dir;
 mod program;
 mod progress;
 mod replay;
@@ -68,6 +45,9 @@ mod view;
 use clap::{CommandFactory, FromArgMatches as _, Parser, Subcommand};
 use std::error::Error;
 use std::process::ExitCode;
+
+/// Result of a subcommand; the text of the error says what failed, about what, and what to do.
+type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
 
 /// A RoCEv2 network card made of software, for unmodified verbs programs
 #[derive(Debug, Parser)]
@@ -127,11 +107,11 @@ enum Command {
     /// Uses this host's libibverbs with any card; under roxe run that is roxe. Prints where it
     /// listens and the token that a controller must present (roxe help agent).
     Peer(peer::Args),
-    /// Check whether this host's card and another one understand each other.
+    /// Check that this host's card and another one interoperate.
     ///
     /// Checks every service, operation, size and path MTU in both directions, byte by byte. roxe
-    /// peer runs on the other host. The card of this host is that of its libibverbs, or roxe with
-    /// roxe run -- roxe check-peer.
+    /// peer must run on the other host. The card of this host is that of its libibverbs; under roxe
+    /// run it is roxe.
     CheckPeer(check_peer::Args),
     /// Find where a card differs from roxe's transport.
     ///
@@ -156,13 +136,13 @@ enum Command {
     /// The second process of demo.
     #[command(hide = true)]
     DemoServer,
-    /// The process that prints the counters of processes that were killed under run --stats.
+    /// The process that prints the counters of killed processes for run --stats.
     #[command(hide = true)]
     TellStats(stats::Args),
     /// The process that reports programs that load another libibverbs.
     #[command(hide = true)]
     TellBypass(bypass::Args),
-    /// The child process in which run tries to make the view.
+    /// The child process in which run tries to enter a view.
     #[command(hide = true)]
     ProbeView,
 }
@@ -206,13 +186,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns the exit status of a subcommand that has one of its own.
-fn finish_with(name: &str, result: Result<ExitCode, Box<dyn Error>>) -> ExitCode {
+/// Returns the exit status of a subcommand that chooses it.
+fn finish_with(name: &str, result: Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| finish(name, Err(error)))
 }
 
 /// The exit status of a subcommand: 0, or 1 after the error has been printed.
-fn finish(name: &str, result: Result<(), Box<dyn Error>>) -> ExitCode {
+fn finish(name: &str, result: Result) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     if is_broken_pipe(&*error) {
         return ExitCode::SUCCESS;
@@ -236,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_behind_the_program_are_the_programs() {
+    fn arguments_after_the_program_belong_to_it() {
         let cli = Cli::try_parse_from(["roxe", "run", "--netdev", "eth0", "prog", "--netdev", "x", "-h"]).unwrap();
         let Command::Run(args) = cli.command else { panic!("not run") };
         assert_eq!(args.command(), ["prog", "--netdev", "x", "-h"]);
@@ -245,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_option_is_not_taken_for_a_program() {
+    fn unknown_option_is_refused() {
         let error = Cli::try_parse_from(["roxe", "run", "--netdv", "lo", "--", "ls"]).unwrap_err().to_string();
         assert!(error.contains("unexpected argument '--netdv'") && error.contains("'--netdev'"), "{error}");
         let cli = Cli::try_parse_from(["roxe", "run", "--", "--odd-name", "-x"]).unwrap();

@@ -1,43 +1,40 @@
-//! `roxe metrics`: the numbers of running programs in the text format of Prometheus, version 0.0.4.
-//!
-//! To standard output, into a file, or to who asks at an address of this host. Asks the processes
-//! for each of them ([`crate::status`]). The file takes its name when it is whole, so that a
-//! collector of text files never reads half of one.
+//! `roxe metrics`: counters of running programs in the text format of Prometheus, version 0.0.4, on
+//! standard output, in a file, or over HTTP on the loopback interface.
 //!
 //! Source: <https://prometheus.io/docs/instrumenting/exposition_formats/>
 
+use crate::Result;
 use crate::status::{Process, Qp, known, processes};
 use roxe_base::private_file;
 use roxe_peer::visitors::{self, Timed};
 use roxe_provider::Counters;
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Read, Write, stdout};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What `roxe metrics` was asked to do.
+/// Arguments of `roxe metrics`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Answer HTTP requests for /metrics at this address of the loopback interface, such as
-    /// 127.0.0.1:9417, until stopped; port 0 is any, and is printed.
+    /// Serve /metrics over HTTP at this address of the loopback interface, such as 127.0.0.1:9417,
+    /// until stopped. Port 0 takes a free one, which is printed.
     #[arg(long, value_name = "ADDR", conflicts_with = "output")]
     listen: Option<SocketAddr>,
-    /// With --listen: tell queue pairs apart, with their numbers and peers, which every user of
-    /// this host can then read. Without it, the numbers of a process are sums.
+    /// With --listen: show each queue pair with its number and peer, which every user of this host
+    /// can then read. By default, the values of a process are sums.
     #[arg(long, requires = "listen")]
     per_qp: bool,
-    /// Write to this file instead of standard output.
+    /// Write to this file instead of standard output. It is replaced at once, so that collectors
+    /// never read a part.
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Only this process.
+    /// Show only this process.
     pid: Option<u32>,
 }
 
-/// Writes the numbers, once or for everybody who asks.
-pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(args: &Args) -> Result {
     match (&args.listen, &args.output) {
         (Some(address), _) => serve(*address, args.pid, if args.per_qp { Detail::EachQp } else { Detail::Sums }),
         (None, Some(file)) => {
@@ -49,64 +46,60 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// What is said of queue pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Detail {
-    /// Each one, with its number and its peer: those who know them can forge packets.
+    /// Each queue pair with its number and peer, with which other users could forge packets.
     EachQp,
-    /// Sums for a process.
+    /// Sums for each process.
     Sums,
 }
 
-/// Answers requests. Every user of this host may ask, so other hosts are not let in.
-fn serve(address: SocketAddr, pid: Option<u32>, detail: Detail) -> Result<(), Box<dyn Error>> {
+/// Serves requests of every user of this host, and of no other host.
+fn serve(address: SocketAddr, pid: Option<u32>, detail: Detail) -> Result {
     if !address.ip().is_loopback() {
         return Err(
-            format!("{address} is no address of the loopback interface; give 127.0.0.1:PORT or [::1]:PORT").into()
+            format!("{address} is no address of the loopback interface; use 127.0.0.1:PORT or [::1]:PORT").into()
         );
     }
     let listener = TcpListener::bind(address).map_err(|error| format!("cannot listen at {address}: {error}"))?;
     writeln!(stdout(), "http://{}/metrics", listener.local_addr()?)?;
     let serve = move |stream, _visit| {
-        // A client that goes away, or says nothing, is no reason to end.
-        let _ = answer(stream, pid, detail);
+        // Clients may disconnect at any time.
+        _ = answer(stream, pid, detail);
     };
     Ok(visitors::accept(&listener, CLIENTS, serve)?)
 }
 
-/// Clients that are served at once; another one ends the oldest.
+/// Most concurrent clients; a further one disconnects the oldest.
 const CLIENTS: usize = 16;
 
 fn answer(stream: TcpStream, pid: Option<u32>, detail: Detail) -> io::Result<()> {
-    /// Bytes of a request that are read.
-    const REQUEST: u64 = 16 << 10;
-    /// How long all of a request may take, and all of an answer.
-    const PATIENCE: Duration = Duration::from_secs(2);
-    let mut stream = Timed::new(stream, PATIENCE);
-    let mut lines = BufReader::new((&mut stream).take(REQUEST)).lines();
+    /// Largest request, in bytes.
+    const MAX_REQUEST: u64 = 16 << 10;
+    /// Time limit of a request, and of a response.
+    const LIMIT: Duration = Duration::from_secs(2);
+    let mut stream = Timed::new(stream, LIMIT);
+    let mut lines = BufReader::new((&mut stream).take(MAX_REQUEST)).lines();
     let request = lines.next().unwrap_or_else(|| Ok(String::new()))?;
     while lines.next().transpose()?.is_some_and(|line| !line.is_empty()) {}
     let (status, kind, body) = match request.split(' ').collect::<Vec<_>>()[..] {
         ["GET", "/metrics" | "/", _] => {
             ("200 OK", "text/plain; version=0.0.4; charset=utf-8", text(&processes(pid)?, detail))
         }
-        ["GET", ..] => ("404 Not Found", "text/plain; charset=utf-8", "the numbers are at /metrics\n".to_owned()),
-        _ => ("405 Method Not Allowed", "text/plain; charset=utf-8", "only GET is known\n".to_owned()),
+        ["GET", ..] => ("404 Not Found", "text/plain; charset=utf-8", "the metrics are at /metrics\n".to_owned()),
+        _ => ("405 Method Not Allowed", "text/plain; charset=utf-8", "only GET is supported\n".to_owned()),
     };
     let length = body.len();
     let head =
         format!("HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
-    stream.restart(PATIENCE);
+    stream.restart(LIMIT);
     stream.write_all((head + &body).as_bytes())
 }
 
-/// A number of a queue pair: name of the metric, whether it only grows, what it says, and the name
-/// under which the process tells it.
+/// Name, kind and help of a metric, and the name of the value in [`Qp`].
 type QpMetric = (&'static str, &'static str, &'static str, &'static str);
 
-/// Grows, but for where it wraps or begins anew.
 const COUNTER: &str = "counter";
-/// Has any value.
 const GAUGE: &str = "gauge";
 
 const QP_METRICS: [QpMetric; 14] = [
@@ -116,17 +109,17 @@ const QP_METRICS: [QpMetric; 14] = [
     ("roxe_qp_received_bytes_total", COUNTER, "Bytes received, from the BTH to the ICRC", "received_bytes"),
     ("roxe_qp_outstanding_sends", GAUGE, "Send work requests that are not complete", "outstanding"),
     ("roxe_qp_unacknowledged_psns", GAUGE, "PSNs that are sent and not acknowledged", "unacknowledged"),
-    ("roxe_qp_window_psns", GAUGE, "How many PSNs may be unacknowledged", "window"),
+    ("roxe_qp_window_psns", GAUGE, "Most PSNs that may be unacknowledged", "window"),
     ("roxe_qp_outstanding_reads", GAUGE, "READs and atomics that await their response", "reads"),
-    ("roxe_qp_waits_for_receive", GAUGE, "1 while the peer has no receive", "waits_for_receive"),
-    ("roxe_qp_sequence_naks_total", COUNTER, "NAKs received that tell of a gap", "seq_naks"),
-    ("roxe_qp_implied_naks_total", COUNTER, "Answers that imply the loss of an earlier one", "implied_naks"),
-    ("roxe_qp_ack_timeouts_total", COUNTER, "Times no acknowledgement came in time", "timeouts"),
+    ("roxe_qp_waits_for_receive", GAUGE, "1 while the peer has no receive posted", "waits_for_receive"),
+    ("roxe_qp_sequence_naks_total", COUNTER, "PSN sequence error NAKs received", "seq_naks"),
+    ("roxe_qp_implied_naks_total", COUNTER, "Responses that imply the loss of an earlier one", "implied_naks"),
+    ("roxe_qp_ack_timeouts_total", COUNTER, "ACK timeouts", "timeouts"),
     ("roxe_qp_rnr_naks_received_total", COUNTER, "RNR NAKs received", "rnr_received"),
     ("roxe_qp_rnr_naks_sent_total", COUNTER, "RNR NAKs sent", "rnr_sent"),
 ];
 
-/// All numbers of these processes.
+/// Returns the metrics of these processes.
 fn text(processes: &[Process], detail: Detail) -> String {
     let mut out = Exposition(String::new());
     out.begin("roxe_up", GAUGE, "1 for a device of a process that answers");
@@ -143,7 +136,7 @@ fn text(processes: &[Process], detail: Detail) -> String {
     }
     let qps = || answering().flat_map(|process| process.qps.iter().map(move |qp| (process, qp)));
     let each = detail == Detail::EachQp;
-    out.begin("roxe_qp_info", GAUGE, "Queue pairs that are this");
+    out.begin("roxe_qp_info", GAUGE, "Queue pairs with these labels");
     let known = ["service", "state", "peer", "address", "path_mtu", "error"];
     let shown = known.into_iter().filter(|name| each || !["peer", "address"].contains(name));
     out.sums(
@@ -161,7 +154,7 @@ fn text(processes: &[Process], detail: Detail) -> String {
     out.0
 }
 
-/// The name of a label, and its value.
+/// Name and value.
 type Label<'a> = (&'static str, &'a str);
 
 fn of_process(process: &Process) -> Vec<Label<'_>> {
@@ -175,17 +168,16 @@ fn of_qp<'a>(process: &'a Process, qp: &'a Qp, detail: Detail) -> Vec<Label<'a>>
     labels
 }
 
-/// A text in the format.
+/// Text in the format of Prometheus.
 struct Exposition(String);
 
 impl Exposition {
-    /// Samples of this metric follow.
     fn begin(&mut self, name: &str, kind: &str, help: &str) {
         let help = help.replace('\\', "\\\\").replace('\n', "\\n");
         let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
     }
 
-    /// A sample for each set of labels, with the sum of its values.
+    /// Writes a sample for each set of labels, with the sum of its values.
     fn sums<'a>(&mut self, name: &str, values: impl Iterator<Item = (Vec<Label<'a>>, u64)>) {
         let mut sums = BTreeMap::<_, u64>::new();
         for (labels, value) in values {
@@ -220,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_are_escaped_and_values_are_those_of_the_process() {
+    fn samples_have_escaped_labels_and_the_values_of_the_process() {
         let text = exposition();
         let labels = "pid=\"4294967295\",program=\"a \\\"b\\\\\\n\",device=\"roxe0\",netdev=\"lo\"";
         for line in [
@@ -233,9 +225,8 @@ mod tests {
         }
     }
 
-    /// What the description of the format asks of every line.
     #[test]
-    fn every_line_is_of_the_format() {
+    fn exposition_lines_follow_the_format() {
         let text = exposition();
         let is_name = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') && !name.is_empty();
         let (mut begun, mut samples) = (HashSet::new(), HashSet::new());
@@ -258,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_name_no_queue_pair_and_no_peer() {
+    fn sums_hide_queue_pairs_and_peers() {
         let mut process = process(96, "qp qpn=0x11 service=RC state=RTS peer=0x12 address=10.0.0.1 sends=5 error=-");
         process.qps.push(Qp(process.qps[0].0.clone()));
         process.qps[1].0.insert("qpn".to_owned(), "0x13".to_owned());
@@ -271,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_does_not_answer_is_down_and_has_no_numbers() {
+    fn unresponsive_process_is_down_without_values() {
         let down = Process { pid: "7".to_owned(), answers: false, ..Process::default() };
         let text = text(&[down], Detail::EachQp);
         let samples: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();

@@ -1,12 +1,10 @@
-//! What subcommands print: lines while something goes on, and plain text tables, columns as wide as
-//! their widest cell.
+//! Lines and tables on standard output.
 
 use std::fmt::Display;
 use std::io::{Write as _, stdout};
 use std::{fmt, process};
 
-/// Prints a line. Where nobody reads any more, as behind `head`, there is no reason to go on: the
-/// program ends, as successfully as it does where it finds that out at its end.
+/// Prints a line. Ends this process with success if the reader has closed the pipe, as `head` does.
 pub(crate) fn line(text: impl Display) {
     if writeln!(stdout().lock(), "{text}").is_err() {
         process::exit(0);
@@ -22,12 +20,12 @@ impl Table {
         Self(vec![columns.map(str::to_owned).into()])
     }
 
-    /// Appends a line; cells that are missing stay empty.
+    /// Appends a line; missing cells stay empty.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.0.push(cells.into_iter().collect());
     }
 
-    /// The header, then one line per row.
+    /// Returns the header, then one line per row, with columns as wide as their widest cells.
     pub(crate) fn lines(&self) -> Vec<String> {
         let mut widths = vec![0; self.0[0].len()];
         for row in &self.0 {
@@ -50,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_line_up() {
+    fn table_columns_are_aligned() {
         let mut table = Table::new(["name", "µs", ""]);
         table.row(["a".into(), "10".into(), "x".into()]);
         table.row(["long name".into(), "9".into()]);

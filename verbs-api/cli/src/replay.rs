@@ -1,33 +1,30 @@
-//! `roxe replay FILE TARGET`: the requests of a capture for another card. Here: its options, and
-//! what is printed; what it does is `roxe_drill::replay`.
+//! `roxe replay FILE TARGET`: options and output; `roxe_drill::replay` sends the requests.
 
+use crate::Result;
 use crate::drill::{Common, open};
-use crate::output;
-use roxe_base::private_file;
+use crate::{files, output};
 use roxe_dissect::{Item, items};
 use roxe_drill::replay::Replay;
 use roxe_wire::Packet;
 use std::collections::BTreeMap;
-use std::error::Error;
-use std::fs;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What `roxe replay` was asked to do.
+/// Arguments of `roxe replay`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The capture (pcap or pcapng).
     file: PathBuf,
     #[command(flatten)]
     common: Common,
-    /// Whose requests [default: those of the first requester in the file].
+    /// Send the requests of this host [default: the first requester in the file].
     #[arg(long, value_name = "ADDR")]
     from: Option<IpAddr>,
-    /// How long an answer may take.
+    /// Wait this many milliseconds for a response.
     #[arg(long, value_name = "MS", default_value_t = 50)]
     patience: u64,
-    /// Write the script that does this into a file and run nothing (`roxe drill` runs it).
+    /// Write a script for `roxe drill` to this file instead of sending.
     #[arg(long, value_name = "FILE")]
     script: Option<PathBuf>,
     /// Print every packet, `>` to the card, `<` from it.
@@ -35,10 +32,10 @@ pub(crate) struct Args {
     verbose: bool,
 }
 
-/// Sends the requests, and tells what came back.
-pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+/// Sends the requests, and prints how many responses of each kind the file and the card have.
+pub(crate) fn run(args: &Args) -> Result {
     let name = args.file.display();
-    let file = fs::read(&args.file).map_err(|error| format!("cannot read {name}: {error}"))?;
+    let file = files::read(&args.file)?;
     let (mut recorded, mut cut) = (Vec::new(), 0);
     for item in items(&file, roxe_provider::is_probe).map_err(|error| format!("{name}: {error}"))? {
         match item {
@@ -48,15 +45,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
             }
             Item::Other(_) => {}
             Item::Broken(frame, error) => {
-                return Err(format!("{name}: cannot go on behind frame {frame}: {error}").into());
+                return Err(format!("{name}: cannot read on after frame {frame}: {error}").into());
             }
         }
     }
     if cut > 0 {
         let all = recorded.len();
         return Err(format!(
-            "{name}: {cut} of {all} packets are cut, and without their payload they cannot be sent again; capture whole \
-             packets (`tcpdump -s 0`)"
+            "{name}: {cut} of {all} packets are cut and cannot be sent again; capture whole packets (`tcpdump -s 0`)"
         )
         .into());
     }
@@ -67,12 +63,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         output::line(format_args!("{} more do not fit into a script and are left out", replay.left_out));
     }
     if let Some(path) = &args.script {
-        let failed = |error| format!("cannot write {}: {error}", path.display());
-        return Ok(private_file::write(path, replay.script.as_bytes()).map_err(failed)?);
+        return Ok(files::write(path, &replay.script)?);
     }
     let mut target = open(&args.common)?;
     let (log, states) = replay.run(&mut *target.card, Duration::from_millis(args.patience))?;
-    // How many answers of a kind the file has, and how many came.
+    // Responses of each kind, in the file and received.
     let mut kinds: BTreeMap<String, [usize; 2]> = BTreeMap::new();
     for (net, bytes) in &recorded {
         if (net.src, net.dst) == (to, from)
@@ -96,13 +91,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
             kinds.entry(kind(&text)).or_default()[1] += 1;
         }
     }
-    output::line(format_args!("answers: in the file, now"));
+    output::line(format_args!("responses: in the file, now"));
     kinds.iter().for_each(|(kind, [before, now])| output::line(format_args!("{before:8} {now:8} {kind}")));
     states.iter().for_each(|(qp, state)| output::line(format_args!("queue pair {qp} is in {state}")));
     Ok(())
 }
 
-/// What a packet is, without where it goes and which one of many it is.
+/// Returns the text of a packet without its fields, but with the syndrome.
 fn kind(text: &str) -> String {
     let words = text.split_whitespace().filter(|word| !word.contains('=') || word.starts_with("syndrome"));
     words.collect::<Vec<_>>().join(" ")

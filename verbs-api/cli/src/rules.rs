@@ -1,11 +1,11 @@
-//! `roxe rules`: what the checker of `roxe run --check` looks for.
+//! `roxe rules`: lists the rules of `roxe run --check`.
 
+use crate::Result;
 use roxe_check::Rule;
 use serde_json::{Value, json};
-use std::error::Error;
 use std::io::{Write, stdout};
 
-/// What `roxe rules` was asked to do.
+/// Arguments of `roxe rules`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Print a JSON array.
@@ -13,8 +13,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// Prints every rule: its name and severity, what it finds, where that is written.
-pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(args: &Args) -> Result {
     let mut out = stdout();
     if args.json {
         let rules = Rule::ALL.iter().map(|rule| {

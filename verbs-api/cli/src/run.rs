@@ -1,15 +1,14 @@
-//! `roxe run -- PROGRAM`: starts a program so that its loader finds our libraries instead of the
+//! `roxe run -- PROGRAM`: starts a program whose loader finds roxe's libraries instead of the
 //! system's.
 //!
-//! The loader looks for the names `libibverbs.so.1` and `librdmacm.so.1` in the folders of
-//! `LD_LIBRARY_PATH`. So there is a private folder with these two names, both links to `libroxe.so`
-//! (`library.rs`), which comes first there; then this process becomes the program: its process id,
-//! its signals and its exit status are its own. Touches the environment, and through other modules
-//! the file system; no device.
+//! `LD_LIBRARY_PATH` begins with a private folder where `libibverbs.so.1` and `librdmacm.so.1` are
+//! links to `libroxe.so` (`library.rs`). Then this process becomes the program, which keeps its
+//! process id, signals and exit status.
 
+use crate::Result;
+use crate::files::{FolderError, base_folder, place_link, private_folder};
 use crate::library::SHIM;
 use crate::library::{self, LINKS, LibraryError};
-use crate::private_dir::{FolderError, base_folder, place_link, private_folder};
 use crate::program::{self, ProgramError};
 use crate::view::{self, Shown};
 use crate::{asks, bypass, checkers, stats, unused};
@@ -159,10 +158,7 @@ pub(crate) enum RunError {
     Library(#[from] LibraryError),
     #[error(transparent)]
     Folder(#[from] FolderError),
-    #[error(
-        "wrong --faults: {0}.\n  A rule is an action and what it is for, such as `drop 3%` or `delay 5% by=1ms tx`; \
-         `;` separates rules. `roxe run --faults help` prints the language."
-    )]
+    #[error("wrong --faults: {0}; write rules such as `drop 3%; delay 5% by=1ms tx` (`roxe run --faults help`)")]
     Faults(ConfigError),
     #[error("wrong --profile: {0}")]
     Profile(ConfigError),
@@ -170,7 +166,7 @@ pub(crate) enum RunError {
     Check(String),
     #[error("wrong --weakest: {0}")]
     Weakest(String),
-    #[error("no --weakest without a seed: {0}")]
+    #[error("cannot draw a seed for --weakest: {0}; give one, such as --weakest=42")]
     Seed(std::io::Error),
     #[error("wrong {option}: {}: {why}", file.display())]
     File { option: &'static str, file: PathBuf, why: String },
@@ -181,7 +177,7 @@ pub(crate) enum RunError {
 }
 
 impl RunError {
-    /// The status a shell reports for a command that could not be started.
+    /// Returns the status that a shell reports for a command that could not be started.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Program(ProgramError::NotFound { .. }) => 127,
@@ -192,14 +188,17 @@ impl RunError {
 }
 
 /// `roxe run --faults help`: prints the rule language.
-pub(crate) fn tell_fault_rules() -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) fn tell_fault_rules() -> Result {
     Ok(std::io::Write::write_all(&mut std::io::stdout().lock(), roxe_transport::fault::LANGUAGE.as_bytes())?)
 }
 
-/// Becomes the program. Returns only when that failed.
+/// Becomes the program. Returns only if that failed.
 pub(crate) fn run(args: &Args) -> RunError {
     match prepare(args) {
-        Ok(mut command) => exec(&mut command),
+        Ok(mut command) => {
+            let cause = command.exec();
+            ProgramError::explain(command.get_program(), cause).into()
+        }
         Err(error) => error,
     }
 }
@@ -214,7 +213,11 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
         command.env("ROXE_EXPLAIN", "line");
     }
     if args.options.stats {
-        leave_stats(&mut command)?;
+        let base = private_folder(&base_folder()?.join("stats"))?;
+        match stats::watch(&base) {
+            Ok(folder) => _ = command.env("ROXE_STATS_FILES", folder),
+            Err(error) => eprintln!("roxe run: counters of killed processes will not be printed: {error}"),
+        }
     }
     let file = program::find(program);
     let mut shown = Shown::default();
@@ -229,20 +232,21 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
     Ok(command)
 }
 
-/// Has somebody look at what the program does, unless that is `told` or of no interest.
-fn watch(args: &Args, library: &Path, file: Option<&Path>, told: bool) -> Result<(), RunError> {
+/// Starts the process that reports a program which bypasses roxe or opens no device, unless a
+/// bypass was reported already.
+fn watch(args: &Args, library: &Path, file: Option<&Path>, was_reported: bool) -> Result<(), RunError> {
     let looks = args.options.explain || stderr().is_terminal();
-    let file = file.filter(|_| !told);
-    let unused = file.filter(|_| unused::may_be_told(&args.command));
-    if looks || unused.is_some_and(unused::comes_to_verbs) {
-        let looked_at = bypass::Args::new(library, &library::link_folder(library)?);
-        // Who cannot have that has the rest all the same.
-        let _ = bypass::watch(&looked_at.about(file.filter(|_| looks), unused, !looks, args.options.explain));
+    let file = file.filter(|_| !was_reported);
+    let unused = file.filter(|_| !unused::asks_for_help(&args.command));
+    if looks || unused.is_some_and(unused::may_use_verbs) {
+        let watched = bypass::Args::new(library, &library::link_folder(library)?);
+        // Without it, the program runs all the same.
+        _ = bypass::watch(&watched.about(file.filter(|_| looks), unused, !looks, args.options.explain));
     }
     Ok(())
 }
 
-/// Why a program does not come to roxe, as far as its file tells.
+/// Returns why a program will not load roxe, judged by its file.
 fn misses_roxe(program: &Path, shown: Shown, preload: bool) -> Option<String> {
     if program::is_static(program) {
         return asks::of(program).map(|_| bypass::STATIC.to_owned());
@@ -256,7 +260,7 @@ fn misses_roxe(program: &Path, shown: Shown, preload: bool) -> Option<String> {
     })
 }
 
-/// Gives `command` the variables that lead it to roxe, and those that hand it the options. The
+/// Sets the variables of `command` that lead it to roxe and that pass the options. Returns the
 /// library.
 pub(crate) fn set_variables(options: &Options, command: &mut Command) -> Result<PathBuf, RunError> {
     let library = library::find()?;
@@ -271,8 +275,8 @@ pub(crate) fn set_variables(options: &Options, command: &mut Command) -> Result<
     Ok(library)
 }
 
-/// Hands the options to the library in the program. What is wrong is said here: the program would
-/// only find no device.
+/// Passes the options to the library by variables. Checks them here, because the program would only
+/// find no device.
 fn set_options(options: &Options, command: &mut Command) -> Result<(), RunError> {
     if let Some(card) = &options.profile {
         check_value("ROXE_PROFILE", card).map_err(RunError::Profile)?;
@@ -305,8 +309,7 @@ fn set_options(options: &Options, command: &mut Command) -> Result<(), RunError>
     Ok(())
 }
 
-/// What ROXE_WEAKEST is to hold: with a seed, which all processes of the run have in common and
-/// which is told.
+/// Returns the value of ROXE_WEAKEST with a seed, which all processes share, and prints the seed.
 fn choose_seed(text: &str) -> Result<String, RunError> {
     let wanted = text.parse::<Wanted>().map_err(RunError::Weakest)?;
     if wanted.weaknesses.is_empty() {
@@ -320,8 +323,8 @@ fn choose_seed(text: &str) -> Result<String, RunError> {
     Ok(text)
 }
 
-/// The full path of a file that the program will write: it may go to another folder first. The
-/// folder of the file has to be there; one with a `%p` in its name cannot be known yet.
+/// Returns the absolute path of a file that the program will write: the program may change its
+/// folder. The folder of the file must exist, unless its name has a `%p`.
 fn written_file(option: &'static str, file: &Path) -> Result<PathBuf, RunError> {
     let path = std::path::absolute(file).and_then(|path| {
         let is_known = !path.parent().is_some_and(names_process);
@@ -331,17 +334,16 @@ fn written_file(option: &'static str, file: &Path) -> Result<PathBuf, RunError> 
     path.map_err(|cause| RunError::File { option, file: file.into(), why: cause.to_string() })
 }
 
-/// The full path of a file of suppressions that can be read and makes sense.
+/// Returns the absolute path of a valid file of suppressions.
 fn read_suppressions(file: &Path) -> Result<PathBuf, RunError> {
-    let text = std::fs::read_to_string(file).map_err(|cause| cause.to_string());
-    let path = text.and_then(|text| {
+    let path = std::fs::read_to_string(file).map_err(|cause| cause.to_string()).and_then(|text| {
         Suppressions::parse(&text)?;
         std::path::absolute(file).map_err(|cause| cause.to_string())
     });
     path.map_err(|why| RunError::File { option: "--suppressions", file: file.into(), why })
 }
 
-/// Rules of faults; a file of them by its full path.
+/// Returns the fault rules; `@FILE` with an absolute path.
 fn located_rules(rules: &str) -> Result<String, RunError> {
     check_value("ROXE_FAULTS", rules).map_err(RunError::Faults)?;
     let Some(file) = rules.trim().strip_prefix('@') else { return Ok(rules.to_owned()) };
@@ -352,7 +354,7 @@ fn located_rules(rules: &str) -> Result<String, RunError> {
     Ok(format!("@{}", path.map_err(wrong)?))
 }
 
-/// What LD_PRELOAD has to be, if it is for us to say.
+/// Returns the value of LD_PRELOAD, if the options change it.
 fn preloaded(options: &Options, library: &Path, folder: &Path) -> Result<Option<OsString>, RunError> {
     let mut list = std::env::var_os("LD_PRELOAD");
     if options.preload {
@@ -366,7 +368,6 @@ fn preloaded(options: &Options, library: &Path, folder: &Path) -> Result<Option<
     Ok(list.filter(|_| options.preload || options.rsocket))
 }
 
-/// What ROXE_VIEW says.
 fn wants_view(value: Option<OsString>) -> Result<bool, RunError> {
     match value.as_ref().map_or(Some("on"), |value| value.to_str()) {
         Some("on" | "1" | "yes") => Ok(true),
@@ -375,8 +376,7 @@ fn wants_view(value: Option<OsString>) -> Result<bool, RunError> {
     }
 }
 
-/// Shows the program our devices in the places where others look for hardware, and our library in
-/// those where others look for theirs.
+/// Enters the view, in which the program sees roxe's devices in `/sys` and `/dev`.
 fn show_view(
     options: &Options,
     library: &Path,
@@ -393,23 +393,7 @@ fn show_view(
     Ok(shown)
 }
 
-/// Sees to it that what processes have counted is printed however they end. Who cannot have that
-/// has the rest all the same.
-fn leave_stats(command: &mut Command) -> Result<(), RunError> {
-    let base = private_folder(&base_folder()?.join("stats"))?;
-    match stats::watch(&base) {
-        Ok(folder) => _ = command.env("ROXE_STATS_FILES", folder),
-        Err(e) => eprintln!("roxe run: what killed processes have counted will not be printed: {e}"),
-    }
-    Ok(())
-}
-
-fn exec(command: &mut Command) -> RunError {
-    let cause = command.exec();
-    ProgramError::explain(command.get_program(), cause).into()
-}
-
-/// `value` in front of what the variable held already; both lists are separated by colons.
+/// Puts `value` in front of a list separated by colons.
 fn prepend(value: &OsStr, old: Option<OsString>) -> OsString {
     let mut list = value.to_owned();
     if let Some(old) = old.filter(|old| !old.is_empty()) {
@@ -422,13 +406,8 @@ fn prepend(value: &OsStr, old: Option<OsString>) -> OsString {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::tests::Scratch;
     use std::fs;
-
-    fn scratch(name: &str) -> PathBuf {
-        let path = std::env::temp_dir().join(format!("roxe-cli-test-{}-{name}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        path
-    }
 
     #[test]
     fn paths_are_prepended() {
@@ -438,29 +417,28 @@ mod tests {
     }
 
     #[test]
-    fn the_socket_shim_is_preloaded_from_beside_the_library() {
-        let folder = scratch("shim");
+    fn socket_shim_is_preloaded_from_beside_the_library() {
+        let folder = Scratch::new("shim");
         let library = folder.join(library::LIBRARY);
         let args = |rsocket| Options { rsocket, ..Options::default() };
         assert_eq!(preloaded(&args(false), &library, &folder).unwrap(), None);
         let links = folder.join("links");
         fs::create_dir(&links).unwrap();
-        fs::write(folder.join(SHIM), "").unwrap();
+        folder.file(SHIM, "", 0o700);
         let list = preloaded(&args(true), &library, &links).unwrap().unwrap();
         assert_eq!(list.to_str().unwrap().split(':').next(), links.join(SHIM).to_str());
         assert_eq!(fs::read_link(links.join(SHIM)).unwrap(), folder.join(SHIM));
-        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
-    fn the_view_is_on_unless_switched_off() {
+    fn view_is_on_unless_switched_off() {
         assert!(wants_view(None).unwrap() && wants_view(Some("on".into())).unwrap());
         assert!(!wants_view(Some("off".into())).unwrap());
         assert!(wants_view(Some("maybe".into())).unwrap_err().to_string().contains("wrong ROXE_VIEW: maybe"));
     }
 
     #[test]
-    fn options_that_cannot_work_are_told_with_an_example_or_a_place() {
+    fn wrong_options_are_refused_with_an_example_or_the_file() {
         let mut command = Command::new("true");
         let mut wrong = |args: Options| set_options(&args, &mut command).unwrap_err().to_string();
         let text = wrong(Options { faults: Some("drop 3".into()), ..Options::default() });

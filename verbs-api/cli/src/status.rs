@@ -1,49 +1,47 @@
-//! What running processes say of their devices and queue pairs, as values: for `roxe top` and
-//! `roxe metrics`. Asks the processes of this user; reads their names from `/proc`.
+//! Reads devices and queue pairs of running processes, for `roxe top` and `roxe metrics`.
 
+use crate::Result;
 use roxe_provider::{Answer, ask};
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::fs;
 use std::io;
 use std::time::Duration;
 
-/// How long an answer may take: a process that is stopped gives none.
+/// Time limit for a process to answer; a stopped process does not.
 const LIMIT: Duration = Duration::from_millis(500);
 
 /// A device of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) pid: String,
-    /// Its command, as the system knows it.
+    /// Name of the command, from `/proc`.
     pub(crate) command: String,
     pub(crate) device: String,
     pub(crate) netdev: String,
-    /// By name, in the order of the legend.
+    /// Names and values, in the order of the legend.
     pub(crate) counters: Vec<(String, u64)>,
     pub(crate) qps: Vec<Qp>,
-    /// Whether it said all of this.
+    /// True if the process answered completely.
     pub(crate) answers: bool,
 }
 
-/// A queue pair: what is known of it, by name.
+/// Values of a queue pair, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Qp(pub(crate) BTreeMap<String, String>);
 
 impl Qp {
-    /// A value as text; empty if it is not known.
+    /// Returns a value as text; empty if it is unknown.
     pub(crate) fn text(&self, name: &str) -> &str {
         self.0.get(name).map_or("", String::as_str)
     }
 
-    /// A number; 0 if it is not known.
+    /// Returns a value as a number; 0 if it is unknown.
     pub(crate) fn number(&self, name: &str) -> u64 {
         self.text(name).parse().unwrap_or(0)
     }
 }
 
 impl Process {
-    /// A counter of the device.
     pub(crate) fn counter(&self, name: &str) -> u64 {
         self.counters.iter().find(|(known, _)| known == name).map_or(0, |(_, value)| *value)
     }
@@ -78,18 +76,18 @@ impl Process {
     }
 }
 
-/// A program names itself as it likes: characters that a terminal would obey become escapes.
+/// Escapes control characters: programs choose their own names.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
-/// The devices of all processes of this user, or of one.
+/// Returns the devices of all processes of this user, or of one.
 pub(crate) fn processes(process: Option<u32>) -> io::Result<Vec<Process>> {
     Ok(ask(process, LIMIT)?.iter().map(Process::of).collect())
 }
 
-/// As [`processes`]; a process that was named has to have a device.
-pub(crate) fn known(process: Option<u32>) -> Result<Vec<Process>, Box<dyn Error>> {
+/// As [`processes`], but fails if the named process has no device open.
+pub(crate) fn known(process: Option<u32>) -> Result<Vec<Process>> {
     let found = processes(process)?;
     match process {
         Some(pid) if found.is_empty() => {
@@ -103,7 +101,7 @@ pub(crate) fn known(process: Option<u32>) -> Result<Vec<Process>, Box<dyn Error>
 pub(crate) mod tests {
     use super::*;
 
-    /// A process that says this of its queue pair, and nothing else that is not fixed.
+    /// Returns a process with this counter and line of a queue pair.
     pub(crate) fn process(sent_bytes: u64, qp: &str) -> Process {
         let text =
             format!("device roxe0 lo\ncounter sent_packets 3\ncounter sent_bytes {sent_bytes}\n{qp}\nnews of later\n");
@@ -112,12 +110,12 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn control_characters_of_program_names_are_escaped() {
+    fn control_characters_in_program_names_are_escaped() {
         assert_eq!(printable("a\u{1b}[2J\u{9b}b\tü"), "a\\u{1b}[2J\\u{9b}b\\tü");
     }
 
     #[test]
-    fn an_answer_is_read_and_what_is_not_known_is_left_out() {
+    fn answer_is_parsed_and_unknown_lines_ignored() {
         let process = process(96, "qp qpn=0x11 service=RC sends=5 error=-");
         assert_eq!((process.device.as_str(), process.netdev.as_str(), process.command.as_str()), ("roxe0", "lo", ""));
         assert_eq!((process.counter("sent_bytes"), process.counter("unheard_of")), (96, 0));

@@ -1,5 +1,5 @@
-//! The token of an agent (`roxe peer`): read from a file or from the environment, because every
-//! user of a host sees the arguments of its processes (`ps`).
+//! The token of an agent (`roxe peer`), read from a file or the environment because every user of a
+//! host sees the arguments of its processes (`ps`).
 
 use roxe_base::config::variable;
 use roxe_peer::client::Target;
@@ -7,31 +7,26 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Holds the token where no file is named.
 pub(crate) const VARIABLE: &str = "ROXE_PEER_TOKEN";
 
-/// Gives `target` the token in `file`, else that of the environment, unless it has one already.
+/// Returns `target` with its own token, else that in `file`, else that of the environment.
 pub(crate) fn complete(target: &Target, file: Option<&Path>) -> Result<Target, String> {
     let from_file = file.map(read).transpose()?;
     if !target.token.is_empty() {
         eprintln!(
-            "roxe: warning: every user of this host can read the token in the arguments (ps); \
-             put it into {VARIABLE} or --token-file"
+            "roxe: warning: every user of this host can read a token in the arguments (ps); use {VARIABLE} or \
+             --token-file"
         );
         return Ok(target.clone());
     }
     let address = &target.address;
     let token = from_file.map_or_else(of_environment, |token| Ok(Some(token)))?;
-    let missing = || {
-        format!(
-            "no token for {address}: put the one that `roxe peer` printed there into {VARIABLE}, \
-             or into a file that --token-file names"
-        )
-    };
+    let missing =
+        || format!("no token for {address}; set {VARIABLE} or --token-file to the one that `roxe peer` printed there");
     Ok(Target { token: token.ok_or_else(missing)?, address: address.clone() })
 }
 
-/// The token in the environment; an empty variable holds none.
+/// Returns the token in the environment; an empty variable holds none.
 pub(crate) fn of_environment() -> Result<Option<String>, String> {
     variable(VARIABLE).map(|value| value.into_string().map_err(|_| format!("{VARIABLE} is not UTF-8"))).transpose()
 }
@@ -50,7 +45,7 @@ pub(crate) fn without_token(argument: String) -> String {
 fn read(file: &Path) -> Result<String, String> {
     let failed = |why: &dyn std::fmt::Display| format!("cannot use the token file {}: {why}", file.display());
     if fs::metadata(file).map_err(|cause| failed(&cause))?.mode() & 0o077 != 0 {
-        return Err(failed(&"other users can read it; chmod 600"));
+        return Err(failed(&"other users can read it; chmod 600 FILE"));
     }
     let text = fs::read_to_string(file).map_err(|cause| failed(&cause))?;
     match text.trim() {
@@ -62,8 +57,7 @@ fn read(file: &Path) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs::Permissions;
-    use std::os::unix::fs::PermissionsExt;
+    use crate::files::tests::Scratch;
 
     #[test]
     fn token_is_removed_from_arguments() {
@@ -78,14 +72,13 @@ mod tests {
     }
 
     #[test]
-    fn token_comes_from_a_file_that_only_its_owner_reads() {
-        let file = std::env::temp_dir().join(format!("roxe-cli-token-{}", std::process::id()));
-        fs::write(&file, "ab12\n").unwrap();
-        fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+    fn token_file_of_other_mode_or_missing_is_refused() {
+        let scratch = Scratch::new("token");
+        let file = scratch.file("token", "ab12\n", 0o600);
         let target = "host:7".parse().unwrap();
         let expected = Target { token: "ab12".to_owned(), address: "host:7".to_owned() };
         assert_eq!(complete(&target, Some(&file)).unwrap(), expected);
-        fs::set_permissions(&file, Permissions::from_mode(0o640)).unwrap();
+        scratch.file("token", "ab12\n", 0o640);
         assert!(complete(&target, Some(&file)).unwrap_err().contains("chmod 600"));
         fs::remove_file(&file).unwrap();
         assert!(complete(&target, Some(&file)).unwrap_err().contains("cannot use the token file"));

@@ -1,30 +1,29 @@
-//! `roxe top`: what the queue pairs of running programs do, as a table that is drawn anew every
-//! second. Asks the processes ([`crate::status`]); nothing of theirs is changed.
+//! `roxe top`: a table of the queue pairs of running programs, redrawn every second.
 
+use crate::Result;
 use crate::output::Table;
 use crate::status::{Process, Qp, known};
 use roxe_provider::legend_of;
 use serde_json::{Value, json};
-use std::error::Error;
 use std::io::{IsTerminal, Write, stdout};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// What `roxe top` was asked to do.
+/// Arguments of `roxe top`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only this process.
+    /// Show only this process.
     pid: Option<u32>,
-    /// Print one table and end. Two looks are taken, an interval apart, for the rates.
+    /// Print one table, with the rates of one interval, and end.
     #[arg(long)]
     once: bool,
-    /// Print the values as JSON, one object per look and line.
+    /// Print the values as JSON, one object per line and interval.
     #[arg(long)]
     json: bool,
-    /// Below the table, print what every device counted, and what each counter counts.
+    /// Below the table, print the counters of every device with their explanations.
     #[arg(long, conflicts_with = "json")]
     counters: bool,
-    /// Seconds between two looks.
+    /// Seconds between two tables.
     #[arg(long, value_name = "S", default_value = "1", value_parser = seconds)]
     interval: Duration,
 }
@@ -34,8 +33,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     parsed.filter(|interval| !interval.is_zero()).ok_or_else(|| "a number of seconds above 0 is needed".to_owned())
 }
 
-/// Looks until it is told to stop.
-pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(args: &Args) -> Result {
     let mut before = Look::take(args.pid)?;
     // A terminal gets the first table at once, without rates.
     if !args.once {
@@ -52,7 +50,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// What all processes said at one time.
+/// The state of all processes at one time.
 #[derive(Debug)]
 struct Look {
     at: Instant,
@@ -60,7 +58,7 @@ struct Look {
 }
 
 impl Look {
-    fn take(pid: Option<u32>) -> Result<Self, Box<dyn Error>> {
+    fn take(pid: Option<u32>) -> Result<Self> {
         let processes = known(pid)?;
         Ok(Self { at: Instant::now(), processes })
     }
@@ -70,7 +68,7 @@ impl Look {
     }
 }
 
-fn show(args: &Args, before: &Look, now: &Look) -> Result<(), Box<dyn Error>> {
+fn show(args: &Args, before: &Look, now: &Look) -> Result {
     let mut out = stdout().lock();
     if args.json {
         writeln!(out, "{}", json(now))?;
@@ -91,7 +89,7 @@ fn show(args: &Args, before: &Look, now: &Look) -> Result<(), Box<dyn Error>> {
     Ok(out.flush()?)
 }
 
-/// The counters of a device that are not zero, and what they count.
+/// Returns the counters of a device that are not zero, with their explanations.
 fn counters(process: &Process) -> String {
     let used = process.counters.iter().filter(|(_, value)| *value > 0);
     let values: String = used.map(|(name, value)| format!(" {name}={value}")).collect();
@@ -101,7 +99,7 @@ fn counters(process: &Process) -> String {
     line + &legend
 }
 
-/// A line for each device, and below it one for each of its queue pairs.
+/// Returns a line for each device, and below it one for each of its queue pairs.
 fn table(before: &Look, now: &Look, seconds: f64) -> Table {
     let mut table = Table::new([
         "PID", "PROGRAM", "QP", "PEER", "TYPE", "STATE", "TX msg/s", "RX msg/s", "TX pkt/s", "RX pkt/s", "TX MB/s",
@@ -128,8 +126,8 @@ fn table(before: &Look, now: &Look, seconds: f64) -> Table {
     table
 }
 
-/// Returns true if rates can be computed from two looks at a queue pair: connecting it in between
-/// sets new PSNs.
+/// Returns true if a queue pair was not connected between two looks, which sets new PSNs and makes
+/// rates meaningless.
 fn is_same_connection(old: &Qp, qp: &Qp) -> bool {
     let is_same = |name| old.text(name) == qp.text(name);
     let was_connected = !["RESET", "INIT", "RTR"].contains(&old.text("state"));
@@ -143,7 +141,7 @@ fn cells(old: &Qp, qp: &Qp, seconds: f64) -> [String; 15] {
         "-" => String::new(),
         address => format!("{} {address}", qp.text("peer")),
     };
-    // Datagrams are not acknowledged, nor counted by the queue pair that they come to.
+    // UD queue pairs neither acknowledge nor count received datagrams.
     let is_datagram = matches!(qp.text("service"), "UD" | "RAW");
     let received = |name| if is_datagram { "-".to_owned() } else { rate(grown(name, 24), seconds) };
     let unacknowledged = match qp.text("service") {
@@ -172,7 +170,7 @@ fn cells(old: &Qp, qp: &Qp, seconds: f64) -> [String; 15] {
     ]
 }
 
-/// What grew in this time, each second; nothing if no time has passed.
+/// Returns the growth per second; an empty text if no time has passed.
 fn rate(grown: f64, seconds: f64) -> String {
     match grown / seconds {
         _ if seconds <= 0.0 => String::new(),
@@ -182,7 +180,6 @@ fn rate(grown: f64, seconds: f64) -> String {
     }
 }
 
-/// All values of a look.
 fn json(look: &Look) -> Value {
     let value = |text: &String| text.parse::<u64>().map_or_else(|_| text.as_str().into(), Value::from);
     let processes = look.processes.iter().map(|process| {
@@ -211,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_what_grew_each_second_also_over_the_end_of_numbers() {
+    fn rates_are_growth_per_second_across_wraparound() {
         let qp = |sends: u32, received: u32, bytes: u64, error: &str| {
             format!(
                 "qp qpn=0x11 service=RC state=RTS peer=0x12 address=10.0.0.1 sends={sends} received={received} \
@@ -229,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn queue_pair_that_was_connected_between_looks_has_no_rates() {
+    fn queue_pair_connected_between_looks_has_no_rates() {
         let qp = |state: &str, peer: &str, psn: u32| {
             look(
                 0,
@@ -249,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_look_has_no_rates() {
+    fn first_look_has_no_rates() {
         let look = look(5, "qp qpn=0x11 service=UD state=RTS address=- sends=5 outstanding=0 window=0 error=-");
         let text = table(&look, &look, 0.0).to_string();
         assert_eq!(
@@ -259,13 +256,13 @@ mod tests {
     }
 
     #[test]
-    fn counters_that_are_zero_are_said_to_be() {
+    fn zero_counters_are_summarized() {
         let idle = Process { counters: Default::default(), ..process(0, "") };
         assert_eq!(counters(&idle), "roxe0 (process 4294967295): all counters are zero\n");
     }
 
     #[test]
-    fn json_has_numbers_as_numbers_and_names_as_names() {
+    fn json_has_numbers_and_texts() {
         let value = json(&look(5, "qp qpn=0x11 service=RC sends=5"));
         let process = &value["processes"][0];
         assert_eq!(process["counters"]["sent_bytes"], 5);
@@ -273,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_is_a_time() {
+    fn interval_is_a_positive_number_of_seconds() {
         assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
         assert!(["0", "-1", "soon", "1e99"].iter().all(|text| seconds(text).is_err()));
     }

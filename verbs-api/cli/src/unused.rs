@@ -1,10 +1,9 @@
-//! Programs that could have used roxe's card and did not: says so, and what usually brings it, once
-//! they have ended.
+//! Reports programs that could have used roxe's card and opened no device, with the usual remedy,
+//! once they have ended.
 //!
-//! Some libraries choose their transport themselves, and what they send then goes past roxe without
-//! a word: Open MPI as Debian configures it is the best known. A device that a process opens has a
-//! name in the runtime folder ([`roxe_provider::runtime_dir`]), so an inotify watch tells that one
-//! was opened. Reads files.
+//! Some libraries choose their transport themselves and silently bypass roxe, such as Open MPI as
+//! Debian configures it. A process that opens a device creates a file in the runtime folder
+//! ([`roxe_provider::runtime_dir`]), which an inotify watch reports.
 
 use crate::asks;
 use nix::sys::inotify::{AddWatchFlags, Inotify};
@@ -14,23 +13,22 @@ use std::path::{Path, PathBuf};
 
 /// Bytes of `inotify_event` before its name.
 const HEADER: usize = 16;
-/// What the name of an open device in the runtime folder has in it.
+/// A part of the name that an open device has in the runtime folder.
 const DEVICE: &[u8] = b"-status-";
-/// Libraries of Open MPI: of its launcher, and of programs that are built with it.
+/// Libraries of Open MPI's launcher and of programs built with it.
 const OPEN_MPI: [&str; 2] = ["libopen-rte.so", "libmpi.so.40"];
 
-/// What was opened while the program ran.
+/// Files that were opened while the program ran.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Opened {
-    /// Roxe's library.
+    /// True if roxe's library was opened.
     pub(crate) library: bool,
-    /// The runtime folder, as a process does that asks for the list of devices.
+    /// True if the runtime folder was opened: a process listed the devices.
     pub(crate) list: bool,
-    /// A device.
     pub(crate) device: bool,
 }
 
-/// Lets `opened` hear of devices that are opened from now on.
+/// Adds devices to the watch.
 pub(crate) fn watch_devices(opened: &Inotify) -> io::Result<()> {
     let folder = roxe_provider::runtime_dir()?;
     opened.add_watch(&folder, AddWatchFlags::IN_OPEN | AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO)?;
@@ -38,21 +36,21 @@ pub(crate) fn watch_devices(opened: &Inotify) -> io::Result<()> {
 }
 
 impl Opened {
-    /// Reads all events of a watch that does not block.
+    /// Reads all events of a non-blocking watch.
     pub(crate) fn read(events: &mut impl Read) -> Self {
         let (mut found, mut bytes) = (Self::default(), vec![0; 1 << 16]);
         while let Ok(len @ 1..) = events.read(&mut bytes) {
-            found.take(&bytes[..len]);
+            found.add(&bytes[..len]);
         }
         found
     }
 
-    fn take(&mut self, mut events: &[u8]) {
+    fn add(&mut self, mut events: &[u8]) {
         while let Some((header, rest)) = events.split_first_chunk::<HEADER>() {
             let word = |at: usize| header[at..].first_chunk().map_or(0, |word| u32::from_ne_bytes(*word));
             let (mask, len) = (word(4), word(12) as usize);
             let name = rest.get(..len).unwrap_or_default();
-            // Where events were lost there were many.
+            // After an overflow, a device may have been opened.
             self.device |= name.windows(DEVICE.len()).any(|part| part == DEVICE)
                 || mask & AddWatchFlags::IN_Q_OVERFLOW.bits() != 0;
             let is_folder = mask & AddWatchFlags::IN_ISDIR.bits() != 0;
@@ -63,16 +61,14 @@ impl Opened {
     }
 }
 
-/// True unless a program that is called with these words only says how to call it.
-pub(crate) fn may_be_told(words: &[OsString]) -> bool {
-    let (options, only) = (["--help", "--version"], ["-h", "-V"]);
-    let asks_for_help = words.iter().any(|word| options.iter().any(|option| word == option))
-        || matches!(words, [_, word] if only.iter().any(|option| word == option));
-    !asks_for_help
+/// Returns true if a program that is called with these words only prints its help or version.
+pub(crate) fn asks_for_help(words: &[OsString]) -> bool {
+    words.iter().any(|word| word == "--help" || word == "--version")
+        || matches!(words, [_, word] if word == "-h" || word == "-V")
 }
 
-/// True if the file of a program says that it uses verbs, or chooses between them and others.
-pub(crate) fn comes_to_verbs(file: &Path) -> bool {
+/// Returns true if the file of a program shows that it uses verbs, or may choose them.
+pub(crate) fn may_use_verbs(file: &Path) -> bool {
     asks::of(file).is_some() || is_open_mpi(file)
 }
 
@@ -80,8 +76,7 @@ fn is_open_mpi(file: &Path) -> bool {
     asks::needs(file, &OPEN_MPI)
 }
 
-/// Says that `program`, which has ended, has opened no device; `ran` are the files of processes
-/// that were seen.
+/// Reports that `program`, which has ended, opened no device; `ran` are the files of its processes.
 pub(crate) fn tell<'a>(program: &'a Path, ran: impl Iterator<Item = &'a PathBuf>, opened: Opened, explain: bool) {
     let mut files = std::iter::once(program).chain(ran.map(PathBuf::as_path));
     let (line, more) = match files.find(|file| is_open_mpi(file)) {
@@ -94,7 +89,7 @@ pub(crate) fn tell<'a>(program: &'a Path, ran: impl Iterator<Item = &'a PathBuf>
     more.iter().filter(|_| explain).for_each(|more| eprintln!("    {more}"));
 }
 
-/// What is said, and what with `--explain`.
+/// The report, and more lines for `--explain`.
 type Words = (&'static str, &'static [&'static str]);
 
 const MPI: Words = (
@@ -127,7 +122,7 @@ const WAYS: &[&str] = &[
 mod tests {
     use super::*;
 
-    /// An event as the kernel writes it.
+    /// Returns an event in the kernel's format (`man inotify`).
     fn event(mask: AddWatchFlags, name: &str) -> Vec<u8> {
         let len = if name.is_empty() { 0 } else { (name.len() + 1).next_multiple_of(16) };
         let mut bytes = [1, mask.bits(), 0, len as u32].map(u32::to_ne_bytes).concat();
@@ -137,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn events_tell_library_and_device_apart() {
+    fn inotify_events_distinguish_library_list_and_device() {
         let library = event(AddWatchFlags::IN_OPEN, "");
         let list = event(AddWatchFlags::IN_OPEN | AddWatchFlags::IN_ISDIR, "");
         let other = event(AddWatchFlags::IN_CREATE, "sweeper.lock");
@@ -151,9 +146,9 @@ mod tests {
     }
 
     #[test]
-    fn programs_that_only_say_how_to_call_them_are_left_alone() {
-        let told = |words: &[&str]| may_be_told(&words.iter().map(OsString::from).collect::<Vec<_>>());
-        assert!(told(&["ib_write_bw", "-h", "x"]) && told(&["fio", "job"]) && told(&["fio"]));
-        assert!(!told(&["ib_write_bw", "--help"]) && !told(&["fio", "-V"]));
+    fn help_and_version_options_are_recognized() {
+        let asks = |words: &[&str]| asks_for_help(&words.iter().map(OsString::from).collect::<Vec<_>>());
+        assert!(!asks(&["ib_write_bw", "-h", "x"]) && !asks(&["fio", "job"]) && !asks(&["fio"]));
+        assert!(asks(&["ib_write_bw", "--help"]) && asks(&["fio", "-V"]));
     }
 }

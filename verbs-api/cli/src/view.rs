@@ -1,35 +1,31 @@
-//! The `/sys/class/infiniband` and `/dev/infiniband` that a program sees under `roxe run`.
+//! The view: `/sys/class/infiniband` and `/dev/infiniband` of roxe's devices under `roxe run`,
+//! because some programs look for a card there.
 //!
-//! Some programs look for a card there before, or instead of, asking libibverbs. So the program
-//! starts in a mount namespace of its own in which these folders exist; nothing outside of it
-//! changes. Root needs no more than that. Other users need a user namespace as well, in which they
-//! keep their user and group and have no more rights than before; there, set-user-id programs have
-//! no effect and other users appear as `nobody`. Who has some of the rights of root would lose them
-//! there, and gets no view.
-//!
-//! In it roxe's library also stands for the system's libibverbs and librdmacm, and for copies that
-//! programs bring along, so that also those are served that do not follow LD_LIBRARY_PATH.
-//!
-//! All that `roxe run` starts shares one view, with counters that begin at 0. What cannot be made
-//! is said in one line, and the program starts without it.
+//! The program starts in a mount namespace, and unless its user is root in a user namespace, where
+//! it keeps its user and group but set-uid programs have no effect. Users with some capabilities
+//! would lose them there and get no view. Roxe's library is bound over other copies of libibverbs
+//! and librdmacm, for programs that do not follow LD_LIBRARY_PATH. Failures are reported, and the
+//! program starts without that part.
 
 mod libraries;
 mod namespace;
 mod overlay;
 mod sysfs;
 
+use crate::Result;
 use crate::program;
 use namespace::Space;
+pub(crate) use namespace::{capabilities, unshare_user};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The folder in which devices find the files of their counters.
+/// The folder that holds the counter files of devices.
 pub(crate) const CLASS: &str = "/sys/class/infiniband";
 
-/// Why the program does without, or with a part only.
+/// A reason why the program has no view, or a part of it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ViewError {
-    #[error("{0}\n  Until then the program finds no device, and no /sys/class/infiniband.")]
+    #[error("no device and no /sys/class/infiniband for the program: {0}")]
     Device(#[from] roxe_provider::Error),
     #[error("no /sys/class/infiniband for the program: {0}")]
     Namespace(String),
@@ -47,11 +43,11 @@ pub(crate) enum ViewError {
     )]
     OverflowUser,
     #[error(
-        "no /sys/class/infiniband for the program: the root folder is no mount point, as in a chroot\n  Let it be \
-         one: mount --bind ROOT ROOT, before chroot ROOT; most programs do without."
+        "no /sys/class/infiniband for the program: the root folder is no mount point, as in a chroot; before chroot \
+         ROOT, mount --bind ROOT ROOT (most programs do without)"
     )]
     Root,
-    #[error("no /sys/class/infiniband for the program: /sys is not mounted here\n  mount -t sysfs sys /sys")]
+    #[error("no /sys/class/infiniband for the program: /sys is not mounted; mount -t sysfs sys /sys")]
     NoSys,
     #[error("no {target} for the program: {cause}")]
     Mount { target: &'static str, cause: io::Error },
@@ -59,18 +55,16 @@ pub(crate) enum ViewError {
     Library { path: PathBuf, cause: io::Error },
 }
 
-/// What a program is shown.
+/// The parts of the view that a program has.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Shown {
-    /// There are counters.
     pub(crate) counters: bool,
-    /// The library stands for those of the system and of the program.
+    /// True if roxe's library replaces all others.
     pub(crate) library: bool,
 }
 
-/// Moves this process to where it sees roxe's devices, and `library` in place of all
-/// others of its names, for `program`, which it will become; `scratch` is a folder to mount on
-/// meanwhile. What cannot be done is handed to `report`.
+/// Moves this process, which will become `program`, to the view, with `library` in place of all
+/// others. `scratch` is a folder to mount on meanwhile. Calls `report` for each failure.
 pub(crate) fn enter(library: &Path, program: Option<&Path>, scratch: &Path, report: impl Fn(ViewError)) -> Shown {
     let others = libraries::find(library, program);
     match prepare(program) {
@@ -86,17 +80,17 @@ pub(crate) fn enter(library: &Path, program: Option<&Path>, scratch: &Path, repo
     }
 }
 
-/// The copy of libibverbs that a package of this Python brings along under a name of its own.
+/// Returns a copy of libibverbs in a package of this Python, which has a name of its own.
 pub(crate) fn copy_of_python(program: &Path) -> Option<PathBuf> {
     program::is_python(program).then(|| libraries::packaged(program)).flatten()
 }
 
-/// Whether programs of this user can have a view.
+/// Fails if programs of this user cannot have a view.
 pub(crate) fn possible() -> Result<(), ViewError> {
     space_for(None).map(drop)
 }
 
-/// What to enter for the program in this file.
+/// Returns the namespaces that the program needs.
 fn space_for(program: Option<&Path>) -> Result<Space, ViewError> {
     if !namespace::root_is_mounted() {
         return Err(ViewError::Root);
@@ -117,7 +111,7 @@ fn space_for(program: Option<&Path>) -> Result<Space, ViewError> {
     Ok(space)
 }
 
-/// The devices, once this process is in namespaces of its own.
+/// Enters the namespaces and returns the devices.
 fn prepare(program: Option<&Path>) -> Result<Vec<sysfs::DeviceFiles>, ViewError> {
     let devices = roxe_provider::preview()?;
     let space = space_for(program)?;
@@ -125,7 +119,7 @@ fn prepare(program: Option<&Path>) -> Result<Vec<sysfs::DeviceFiles>, ViewError>
     Ok(devices.iter().map(sysfs::DeviceFiles::new).collect())
 }
 
-/// Puts both folders in place. Whether the one of the counters is.
+/// Puts both folders in place. Returns true if that of the counters is.
 fn show(cards: &[sysfs::DeviceFiles], scratch: &Path, report: impl Fn(ViewError)) -> bool {
     let open = |names| overlay::Opened { names, without: sysfs::is_ours };
     let (sys, dev) = (Path::new("/sys/class"), Path::new("/dev"));
@@ -141,9 +135,8 @@ fn show(cards: &[sysfs::DeviceFiles], scratch: &Path, report: impl Fn(ViewError)
     shown
 }
 
-/// `roxe probe-view`: tries to enter the namespaces, in a process that has nothing to lose. The
-/// error is for the one who asked.
-pub(crate) fn try_out() -> Result<(), Box<dyn std::error::Error>> {
+/// `roxe probe-view`: tries to enter the namespaces. The parent reads the error.
+pub(crate) fn try_out() -> Result {
     namespace::enter(Space::OfUser)?;
     Ok(overlay::try_out()?)
 }

@@ -1,9 +1,9 @@
-//! What the packets of a capture mean, one after the other: flows, which two of them are the two
-//! ways between the same queue pairs, messages, and the verdict on each packet.
+//! Analyses the packets of a capture in their order: flows, the pairs of flows that form a
+//! connection, messages, and a verdict on each packet.
 //!
-//! A packet of a connected service names only the queue pair it is for. Which one sent it is told
-//! by the remark of the process that recorded it, by messages of the connection manager, or by
-//! responses: their PSNs are those of the requests that they answer. Touches nothing.
+//! A packet of a connected service names only its destination queue pair. The source is found by the
+//! remark of the recording process, by messages of the connection manager, or by responses, whose
+//! PSNs are those of their requests.
 
 use crate::event::{Cause, Event};
 use crate::reader::{Captured, Integrity};
@@ -15,54 +15,54 @@ use roxe_wire::opcode::{Operation, Position, Service};
 use roxe_wire::{Aeth, Gid, Kind, NakCode, Packet, Psn, Qpn, Request, Response, Syndrome};
 use std::collections::{HashMap, VecDeque};
 
-/// How a message ended.
+/// The end of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It has not, in this capture.
+    /// Not complete in this capture.
     Open,
-    /// It is acknowledged, or its response is complete.
+    /// Acknowledged, or the response is complete.
     Done,
-    /// The last packet was sent; nobody acknowledges.
+    /// Sent over a service without acknowledgements.
     Sent,
-    /// It was refused.
+    /// Refused by the responder.
     Refused(NakCode),
 }
 
 /// A message: a request, its packets and its responses.
 #[derive(Clone, Copy, Debug)]
 pub struct Message {
-    /// The flow of its requests.
+    /// Flow of its requests.
     pub flow: usize,
-    /// What it does.
+    /// Operation of its first packet.
     pub operation: Operation,
-    /// Its first PSN.
+    /// First PSN.
     pub psn: Psn,
-    /// Its packets, repeated ones and responses included.
+    /// Number of packets, with repeated ones and responses.
     pub packets: u32,
-    /// Payload bytes of requests that came once.
+    /// Payload bytes of requests, without retransmissions.
     pub bytes: u64,
-    /// Packets that came once more.
+    /// Number of retransmitted packets.
     pub repeats: u32,
-    /// When it began.
+    /// Time of the first packet, in nanoseconds.
     pub begin: u64,
-    /// When it ended.
+    /// Time of the end, in nanoseconds.
     pub end: Option<u64>,
-    /// How it ended.
+    /// Outcome so far.
     pub outcome: Outcome,
-    /// The sequence number of its newest packet, and whether that is its last one.
+    /// Sequence number of the newest packet, and true if that is the last one of the message.
     last: (Seq, bool),
 }
 
-/// What one packet means.
+/// The result for one packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Finding {
-    /// Its verdict.
+    /// Verdict.
     pub event: Event,
-    /// The flow that it is in.
+    /// Flow of the packet.
     pub flow: Option<usize>,
-    /// The message that it belongs to.
+    /// Message of the packet.
     pub message: Option<usize>,
-    /// Messages that it completes.
+    /// Number of messages that it completes.
     pub completes: u32,
 }
 
@@ -72,7 +72,7 @@ impl Finding {
     }
 }
 
-/// Takes the packets of a capture in their order.
+/// State of an analysis, which takes packets in their order.
 #[derive(Debug, Default)]
 pub struct Analysis {
     flows: Vec<Flow>,
@@ -82,17 +82,17 @@ pub struct Analysis {
 }
 
 impl Analysis {
-    /// All flows so far; findings name them by their place.
+    /// Returns all flows so far; findings have their indexes.
     pub fn flows(&self) -> &[Flow] {
         &self.flows
     }
 
-    /// All messages so far; findings name them by their place.
+    /// Returns all messages so far; findings have their indexes.
     pub fn messages(&self) -> &[Message] {
         &self.messages
     }
 
-    /// What the next packet means.
+    /// Analyses the next packet.
     pub fn take(&mut self, captured: &Captured<'_>) -> Finding {
         let Some(packet) = captured.packet() else {
             return Finding::of(match captured.integrity {
@@ -119,7 +119,7 @@ impl Analysis {
             }
             Kind::UcRequest(request) => self.request(flow, &packet, request.into(), captured.time),
             Kind::RcResponse(response) | Kind::XrcResponse(response) => {
-                // What was lost on its way acknowledges nothing.
+                // A lost response acknowledges nothing.
                 if captured.is_lost() {
                     Finding::of(self.unpaired(flow, response, packet.header.bth.psn))
                 } else {
@@ -152,7 +152,7 @@ impl Analysis {
         let step = requests.take(psn, operation, len);
         let position = operation.facts().position;
         let is_last = matches!(position, Position::Last | Position::Only);
-        // A packet behind a gap may continue a message whose begin is missing.
+        // A packet after a gap may continue a message whose first packet is missing.
         let continues = step.message.filter(|message| !(self.messages[*message].last.1 && step.event.is_new()));
         let index = continues.unwrap_or_else(|| {
             let message = Message {
@@ -223,7 +223,7 @@ impl Analysis {
         Finding { message, completes, ..Finding::of(event) }
     }
 
-    /// A response whose requests are not in the capture.
+    /// Returns the verdict on a response whose requests are not in the capture.
     fn unpaired(&mut self, flow: usize, response: Response, psn: Psn) -> Event {
         match aeth(response).map(|aeth| aeth.syndrome) {
             Some(Syndrome::RnrNak { timer }) => self.rnr(flow, psn, timer),
@@ -258,10 +258,10 @@ impl Analysis {
         event
     }
 
-    /// The messages that end with this response: how many.
+    /// Ends the messages that this response completes, and returns their number.
     fn complete(&mut self, asked: usize, seq: Seq, event: Event, response: Response, time: u64) -> u32 {
         let Flow { requests: Some(requests), open, .. } = &mut self.flows[asked] else { return 0 };
-        // A NAK and an RNR NAK say that everything before their PSN was executed.
+        // NAKs and RNR NAKs acknowledge all requests before their PSN.
         let is_refusal = matches!(event, Event::Nak(_) | Event::Rnr { .. });
         let last = if is_refusal { seq - 1 } else { seq };
         requests.acknowledge(last);
@@ -290,7 +290,6 @@ const fn asks_for_data(operation: Operation) -> bool {
     matches!(operation, Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd)
 }
 
-/// The AETH of a response that has one.
 pub(crate) const fn aeth(response: Response) -> Option<Aeth> {
     match response {
         Response::ReadMiddle => None,
@@ -302,7 +301,7 @@ pub(crate) const fn aeth(response: Response) -> Option<Aeth> {
     }
 }
 
-/// Where packets go: from a host to a queue pair of a host, as seen by one end.
+/// Identifies a flow: packets from a host to a queue pair, as recorded by one end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowKey {
     /// Address of the sender.
@@ -311,12 +310,12 @@ pub struct FlowKey {
     pub dst: Gid,
     /// The receiving queue pair.
     pub qpn: Qpn,
-    /// Which end recorded it, if the file says. A process that talks to itself records both.
+    /// Direction at the recording end, if known. A process connected to itself records both.
     pub direction: Option<Direction>,
 }
 
 impl FlowKey {
-    /// The key of the way back, to the queue pair `qpn`.
+    /// Returns the key of the opposite flow, to the queue pair `qpn`.
     fn back(self, qpn: Qpn) -> Self {
         let direction = self.direction.map(|direction| match direction {
             Direction::Inbound => Direction::Outbound,
@@ -329,13 +328,13 @@ impl FlowKey {
 /// The packets to one queue pair.
 #[derive(Debug)]
 pub struct Flow {
-    /// Where they go.
+    /// Source host and destination queue pair.
     pub key: FlowKey,
-    /// Where they come from, if that is known by now.
+    /// Source queue pair, if it is known by now.
     pub source: Option<Qpn>,
     pub(crate) requests: Option<Requests>,
     pub(crate) responses: Responses,
-    /// Messages that are not complete, the oldest first.
+    /// Incomplete messages, oldest first.
     open: VecDeque<usize>,
 }
 
@@ -350,34 +349,34 @@ impl Flow {
 #[derive(Debug, Default)]
 pub(crate) struct Responses {
     pub acknowledged: Option<Seq>,
-    /// The newest response with data.
+    /// Newest response with data.
     pub data: Option<Seq>,
-    /// The newest RNR NAK, and how often it was said.
+    /// PSN and number of repetitions of the newest RNR NAK.
     pub rnr: Option<(Psn, u32)>,
 }
 
-/// How often the requests of a flow of responses are looked for.
+/// Most searches for the requests of a flow of responses.
 const ATTEMPTS: u32 = 64;
-/// How many flows are looked at in all, some tenths of a second, before each search is for the
-/// newest flows only: the time for a capture grows with its length, whatever is in it.
+/// Total number of flows to visit before searches are limited to the newest flows, so that the time
+/// is linear in the length of any capture.
 const LOOKS: usize = 1 << 26;
 const NEWEST: usize = 1024;
 
-/// What is known of who talks to whom.
+/// Finds the two flows of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Pairing {
-    /// Requests for a connection, by host and id: the queue pair that wants one.
+    /// Queue pairs that request a connection, by host and communication id.
     wanted: HashMap<(Gid, CommId), Qpn>,
-    /// Connections: the peer of a queue pair.
+    /// Peers of queue pairs.
     connected: HashMap<(Gid, Qpn), Qpn>,
-    /// The requests that a flow of responses answers, and how often they were looked for in vain.
+    /// Flow of requests for a flow of responses, or the number of failed searches.
     answered: HashMap<usize, Result<usize, u32>>,
-    /// How many flows were looked at.
+    /// Number of visited flows.
     looks: usize,
 }
 
 impl Pairing {
-    /// What this packet tells of where it comes from.
+    /// Learns the source of this packet.
     fn learn(&mut self, flows: &mut [Flow], flow: usize, captured: &Captured<'_>, packet: &Packet<'_>) {
         match Mad::of_packet(packet) {
             Some(Ok(mad)) => self.learn_connection(captured, &mad.message),
@@ -392,7 +391,7 @@ impl Pairing {
         let of_remark = if captured.direction == Some(Direction::Outbound) { sender(captured.remark) } else { None };
         let of_connection = self.connected.get(&(key.dst, key.qpn)).copied();
         let is_datagram = of_datagram.is_some() && of_datagram != Some(Qpn::GSI);
-        // Several queue pairs may send datagrams to one.
+        // A queue pair may receive datagrams from several.
         if !is_datagram {
             flows[flow].source = of_datagram.or(of_remark).or(of_connection);
         }
@@ -412,7 +411,7 @@ impl Pairing {
         }
     }
 
-    /// The flow of the requests that the responses of `flow` answer, one of which has this PSN.
+    /// Returns the flow of requests that the responses of `flow` answer; one of them has this PSN.
     fn requests_of(
         &mut self,
         flows: &mut [Flow],
@@ -448,7 +447,7 @@ impl Pairing {
     }
 }
 
-/// The queue pair that sent a packet, as the process that sent it has noted.
+/// Returns the source queue pair in the remark of the sending process.
 fn sender(remark: &str) -> Option<Qpn> {
     let number = remark.strip_prefix("qp 0x")?.split(' ').next()?;
     u32::from_str_radix(number, 16).ok().map(Qpn::new)
@@ -459,7 +458,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn searches_are_short_once_many_flows_were_looked_at() {
+    fn searches_are_limited_after_many_visited_flows() {
         let key = |qpn| FlowKey { src: Gid::default(), dst: Gid::default(), qpn: Qpn::new(qpn), direction: None };
         let mut flows: Vec<_> = (0..5000).map(|qpn| Flow::new(key(qpn))).collect();
         let mut pairing = Pairing::default();

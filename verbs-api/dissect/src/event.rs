@@ -1,94 +1,94 @@
-//! What a packet means where it stands, and in words. Touches nothing.
+//! Verdicts on packets in their context, and their texts.
 
 use roxe_wire::{NakCode, ParseError, Psn};
 use std::fmt;
 use std::time::Duration;
 
-/// Why a request was sent again, as far as the capture tells.
+/// Cause of a retransmission, as far as the capture shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The responder missed a packet and said so.
+    /// A PSN sequence error NAK.
     SequenceNak,
-    /// The responder had no receive.
+    /// An RNR NAK.
     Rnr,
-    /// Nothing asked for it: no answer came in time, or none that the capture has.
+    /// No response in time, or none in the capture.
     Unanswered,
 }
 
-/// What a packet means where it stands.
+/// Verdict on a packet in its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// As expected, or nothing is expected of such a packet.
+    /// The packet is expected, or its service has no expectation.
     New,
     /// The bytes are no packet.
     Malformed(ParseError),
     /// The ICRC is wrong.
     WrongIcrc,
-    /// The capture has not all of its headers.
+    /// The capture lacks some of its headers.
     Cut,
     /// Packets before it are not in the capture.
     Gap {
-        /// The PSN that should have come.
+        /// Expected PSN.
         expected: Psn,
-        /// How many were jumped over.
+        /// Number of missing packets.
         missing: u32,
     },
-    /// It was jumped over before.
+    /// The packet was missing before.
     FillsGap {
-        /// Why it comes, if it was sent again.
+        /// Cause, if it was retransmitted.
         cause: Cause,
     },
-    /// It was sent before.
+    /// The packet was sent before.
     Retransmission {
-        /// How often by now, the first time included.
+        /// Number of times so far, with the first one.
         times: u32,
-        /// Why.
+        /// Cause.
         cause: Cause,
-        /// An acknowledgement for it was seen.
+        /// True if an acknowledgement for it was seen.
         is_acknowledged: bool,
     },
-    /// The PSN is far from the one expected: another connection.
+    /// The PSN is far from the expected one: a new connection.
     Restart {
-        /// The PSN that should have come.
+        /// Expected PSN.
         expected: Psn,
     },
-    /// An acknowledgement that says what was said before.
+    /// An acknowledgement that repeats an earlier one.
     RepeatedAck,
-    /// A response that was there before.
+    /// A response that was sent before.
     RepeatedResponse,
     /// Responses before it are not in the capture.
     ResponseGap {
-        /// The PSN that should have come.
+        /// Expected PSN.
         expected: Psn,
     },
     /// The responder has no receive for the request.
     Rnr {
-        /// How long to wait.
+        /// Time to wait.
         wait: Duration,
-        /// How often it has said so for this PSN.
+        /// Number of RNR NAKs for this PSN so far.
         times: u32,
     },
-    /// The responder refuses.
+    /// The responder refuses the request.
     Nak(NakCode),
-    /// Congestion was met.
+    /// A congestion notification.
     Congestion,
 }
 
-/// How much attention an event deserves.
+/// Severity of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tone {
-    /// None.
+    /// Usual.
     Good,
-    /// Repeated, and no harm done.
+    /// Repeated without harm.
     Note,
-    /// Something was lost or late.
+    /// Lost or late.
     Warning,
     /// Refused or damaged.
     Bad,
 }
 
 impl Tone {
-    /// In one word.
+    /// Returns the severity as one word.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Good => "good",
@@ -100,12 +100,12 @@ impl Tone {
 }
 
 impl Event {
-    /// Its verdict in a word or two, the same for all of its kind.
+    /// Returns the kind of verdict in a word or two.
     pub const fn name(self) -> &'static str {
         self.verdict().0
     }
 
-    /// How much attention it deserves.
+    /// Returns the severity.
     pub const fn tone(self) -> Tone {
         self.verdict().1
     }
@@ -129,26 +129,26 @@ impl Event {
         }
     }
 
-    /// Whether a request goes on from where the last one ended.
+    /// Returns true for a request that is sent for the first time.
     pub(crate) const fn is_new(self) -> bool {
         matches!(self, Self::New | Self::Gap { .. } | Self::Restart { .. })
     }
 
-    /// What it says of the packet with this PSN; `None` if there is nothing to say.
+    /// Explains the verdict on the packet with this PSN; `None` for a usual one.
     pub fn words(self, psn: Psn) -> Option<String> {
         Some(match self {
             Self::New => return None,
             Self::Malformed(error) => format!("no legal packet: {error}"),
-            Self::Cut => "cut: the capture has not all of its headers".to_owned(),
+            Self::Cut => "cut: the capture lacks some of its headers".to_owned(),
             Self::WrongIcrc => "ICRC wrong: damaged on its way, or sent wrong; a receiver drops it".to_owned(),
             Self::Gap { expected, missing: 1 } => format!("PSN gap: {expected} is missing before {psn}"),
             Self::Gap { expected, missing } => {
                 format!("PSN gap: {missing} packets are missing before {psn}, from {expected} on")
             }
             Self::FillsGap { cause: Cause::Unanswered } => {
-                format!("PSN {psn}, which was missing, comes now: overtaken, or sent again")
+                format!("PSN {psn}, which was missing, arrives: reordered or retransmitted")
             }
-            Self::FillsGap { cause } => format!("PSN {psn}, which was missing, comes now, {cause}"),
+            Self::FillsGap { cause } => format!("PSN {psn}, which was missing, arrives {cause}"),
             Self::Retransmission { times, cause, is_acknowledged } => {
                 let ghost = if is_acknowledged { "; it was acknowledged already" } else { "" };
                 format!("retransmission of PSN {psn}, {} time, {cause}{ghost}", ordinal(times))
@@ -156,8 +156,8 @@ impl Event {
             Self::Restart { expected } => {
                 format!("a new sequence begins at PSN {psn} ({expected} was next): another connection")
             }
-            Self::RepeatedAck => "says what an earlier acknowledgement said".to_owned(),
-            Self::RepeatedResponse => format!("the response with PSN {psn} once more: the request was repeated"),
+            Self::RepeatedAck => "repeats an earlier acknowledgement".to_owned(),
+            Self::RepeatedResponse => format!("repeats the response with PSN {psn}: the request was repeated"),
             Self::ResponseGap { expected } => format!("responses are missing: {expected} was next, this is {psn}"),
             Self::Rnr { wait, times } => {
                 let again = if times > 1 { format!(", {} time", ordinal(times)) } else { String::new() };
@@ -167,7 +167,7 @@ impl Event {
                 format!("NAK: PSN sequence error, expects {psn}: a packet before the one it got is missing")
             }
             Self::Nak(code) => format!("NAK: {} at PSN {psn}; the queue pair ends in error", nak_words(code)),
-            Self::Congestion => "a switch marked packets (ECN): the sender is asked to slow down".to_owned(),
+            Self::Congestion => "CNP: a switch marked packets (ECN), the sender shall slow down".to_owned(),
         })
     }
 }
@@ -182,7 +182,6 @@ impl fmt::Display for Cause {
     }
 }
 
-/// Why a request was refused, in words.
 const fn nak_words(code: NakCode) -> &'static str {
     match code {
         NakCode::PsnSequence => "PSN sequence error",
@@ -194,7 +193,6 @@ const fn nak_words(code: NakCode) -> &'static str {
     }
 }
 
-/// 1st, 2nd, 3rd.
 fn ordinal(number: u32) -> String {
     let ending = match (number % 100, number % 10) {
         (11..=13, _) => "th",
@@ -211,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ordinals_end_as_they_are_spoken() {
+    fn ordinals_have_english_endings() {
         let said = [1, 2, 3, 4, 11, 12, 13, 21, 22, 101, 111].map(ordinal);
         assert_eq!(said, ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "22nd", "101st", "111th"]);
     }

@@ -1,4 +1,4 @@
-//! All header fields of a packet, by header, with their values as text. Touches nothing.
+//! All header fields of a packet, by header, with their values as text.
 
 use crate::analysis::aeth;
 use crate::reader::Captured;
@@ -9,9 +9,9 @@ use roxe_wire::{Aeth, AtomicEth, ImmDt, Kind, Packet, Request, Response, Reth, S
 /// A header.
 #[derive(Clone, Debug)]
 pub struct Section {
-    /// Its name in the specification.
+    /// Name in the specification.
     pub name: &'static str,
-    /// Its fields in their order.
+    /// Names and values of its fields, in their order.
     pub fields: Vec<(&'static str, String)>,
 }
 
@@ -19,7 +19,7 @@ fn section<const N: usize>(name: &'static str, fields: [(&'static str, String); 
     Section { name, fields: fields.into() }
 }
 
-/// The headers of a packet from the outside in.
+/// Returns the headers of a packet from the outside in.
 pub fn sections(captured: &Captured<'_>) -> Vec<Section> {
     let net = &captured.net;
     let (name, class, hops, last) = if net.is_ipv4() {

@@ -1,9 +1,8 @@
-//! Captures told in words: [`items`] finds the packets of a file, an [`Analysis`] says of each what
-//! it means where it stands, [`words`](words()) and [`sections`] tell it, [`ladder`] draws it.
+//! Explains captures, for `roxe dump` and for reports.
 //!
-//! For `roxe dump` and for reports. A capture is hostile input: any bytes are read without panic,
-//! and nothing of them becomes markup. Works on bytes in memory; touches no file, no network and no
-//! clock.
+//! [`items`] finds the packets of a file, an [`Analysis`] returns the verdict on each in its
+//! context, [`words`](words()) and [`sections`] describe it, [`ladder`] draws it as a page of HTML.
+//! A capture is hostile input: no bytes cause a panic, and none of them become markup.
 #![forbid(unsafe_code)]
 
 mod analysis;

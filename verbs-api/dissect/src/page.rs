@@ -1,12 +1,10 @@
-//! A capture as a ladder: its ends, its packets, its messages, and the numbers at the top. Touches
-//! what the analysis found.
+//! Converts an analysed capture to a ladder page.
 
 use crate::analysis::{Analysis, Finding, Message, Outcome};
 use crate::event::{Event, Tone};
 use crate::fields::sections;
 use crate::ladder::{Page, Shapes};
-use crate::reader::Captured;
-use crate::reader::Others;
+use crate::reader::{Captured, Others};
 use crate::words::words;
 use roxe_wire::capture::Direction;
 use roxe_wire::{Gid, Header, Kind, Qpn};
@@ -14,33 +12,33 @@ use serde_json::{Value, json};
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
-/// What was seen.
+/// Counts of a capture.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
     /// RoCEv2 packets.
     pub packets: usize,
-    /// Those that are damaged.
+    /// Damaged packets.
     pub bad: usize,
-    /// Those of which the capture has the beginning only.
+    /// Packets that are not captured to their end.
     pub cut: usize,
-    /// Frames that are no such packets.
+    /// Other frames.
     pub others: Others,
-    /// Requests that were sent again.
+    /// Retransmitted requests.
     pub retransmissions: usize,
-    /// Refusals and PSN sequence errors.
+    /// NAKs, PSN sequence errors included.
     pub naks: usize,
-    /// Requests that found no receive.
+    /// RNR NAKs.
     pub rnrs: usize,
-    /// Places where packets are missing.
+    /// Gaps in PSNs of requests or responses.
     pub gaps: usize,
-    /// Packets that a fault rule lost.
+    /// Packets dropped by fault rules.
     pub lost: usize,
-    /// When the last one came, nanoseconds from the first frame.
+    /// Nanoseconds from the first frame to the last packet.
     pub span: u64,
 }
 
 impl Counts {
-    /// One more packet.
+    /// Counts a packet.
     pub fn add(&mut self, captured: &Captured<'_>, finding: &Finding) {
         self.packets += 1;
         self.bad += usize::from(captured.integrity.is_bad());
@@ -56,7 +54,6 @@ impl Counts {
         }
     }
 
-    /// What deserves a look, with its number.
     fn troubles(&self) -> [(&'static str, usize, Tone); 5] {
         [
             ("retransmissions", self.retransmissions, Tone::Warning),
@@ -84,9 +81,7 @@ impl fmt::Display for Counts {
     }
 }
 
-/// The page of a capture.
-///
-/// `told` are the packets to show, `counts` those of all; `notes` say what is left out.
+/// Returns the page of a capture with the packets of `told` and the counts of all packets.
 pub fn page(
     title: String,
     told: &[(Captured<'_>, Finding)],
@@ -95,7 +90,7 @@ pub fn page(
     notes: Vec<String>,
 ) -> Page {
     let (mut columns, mut shapes) = (Columns::default(), Shapes::default());
-    // Only messages of which a packet is shown.
+    // Messages without a shown packet are omitted.
     let shown: BTreeSet<usize> = told.iter().filter_map(|(_, finding)| finding.message).collect();
     let places: HashMap<usize, usize> = shown.iter().copied().zip(0..).collect();
     let rows = told.iter().map(|told| row(told, analysis, &places, &mut columns, &mut shapes)).collect();
@@ -118,10 +113,10 @@ pub fn page(
     Page { title, facts, notes, columns: columns.list, rows, messages, shapes }
 }
 
-/// The name of a queue pair that is not known.
+/// Name of an unknown queue pair.
 const UNKNOWN: &str = "?";
 
-/// The ends, in the order in which they are met.
+/// Columns in the order of their first packets.
 #[derive(Debug, Default)]
 struct Columns {
     list: Vec<(String, String)>,
@@ -143,8 +138,8 @@ impl Columns {
     }
 }
 
-/// An arrow: its number and time, its ends, what is said of it, its message, whether it answers and
-/// whether it is lost, which way it went, its headers.
+/// Returns a packet: number, time, columns, texts, message, flags (1 response, 2 lost), direction,
+/// headers.
 fn row(
     (captured, finding): &(Captured<'_>, Finding),
     analysis: &Analysis,
@@ -177,7 +172,7 @@ fn row(
     json!([frame, time, from, to, label, verdict, tone, words, remark, message, flags, way, sections])
 }
 
-/// What stands on an arrow: opcode, PSN, and what the operation makes interesting.
+/// Returns the label of an arrow: opcode, PSN, MSN, length.
 fn label(packet: &roxe_wire::Packet<'_>) -> String {
     let (opcode, psn) = (packet.header.opcode(), packet.header.bth.psn);
     let name = match packet.header.kind {
@@ -197,14 +192,14 @@ fn label(packet: &roxe_wire::Packet<'_>) -> String {
     text
 }
 
-/// A message, for the table of messages.
+/// Returns a row of the table of messages.
 fn message_row(message: &Message, analysis: &Analysis, columns: &mut Columns) -> Value {
     let Message { flow, operation, psn, packets, bytes, repeats, begin, end, outcome, .. } = *message;
     let (outcome, tone) = match outcome {
         Outcome::Open => ("not complete in this capture".to_owned(), Tone::Note),
         Outcome::Done if repeats > 0 => ("complete, after retransmissions".to_owned(), Tone::Warning),
         Outcome::Done => ("complete".to_owned(), Tone::Good),
-        Outcome::Sent => ("sent; nobody acknowledges".to_owned(), Tone::Good),
+        Outcome::Sent => ("sent; not acknowledged by this service".to_owned(), Tone::Good),
         Outcome::Refused(code) => (Event::Nak(code).words(psn).unwrap_or_default(), Tone::Bad),
     };
     let name = operation.facts().name;

@@ -1,22 +1,20 @@
-//! The packets in a capture file: those of RoCEv2, each with when and which way it went, and
-//! whether it is whole; and counts of the others. Touches the bytes of the file only.
+//! Finds the RoCEv2 packets in a capture file, and counts other frames.
 
 use roxe_wire::capture::{CaptureError, Direction, Frame, LinkType, frames, ip_packet};
 use roxe_wire::{MAX_PAYLOAD, NetHeader, Packet, ParseError, ROCE_PORT, icrc};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Whether a packet is whole.
+/// Integrity of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Integrity {
-    /// The ICRC fits.
+    /// The ICRC is right.
     Good,
-    /// The bytes make no packet.
+    /// The bytes are no packet.
     Malformed(ParseError),
-    /// The ICRC does not fit the bytes.
+    /// The ICRC is wrong.
     WrongIcrc,
-    /// The capture has only so many of so many bytes: the headers can be judged, if they are there,
-    /// and the rest cannot.
+    /// Captured and original length in bytes: only captured headers can be checked.
     Cut(usize, usize),
 }
 
@@ -41,25 +39,25 @@ impl fmt::Display for Integrity {
 /// A packet of a capture.
 #[derive(Clone, Copy, Debug)]
 pub struct Captured<'f> {
-    /// The frame of the file that it was in, from 1.
+    /// Number of its frame in the file, from 1.
     pub frame: usize,
     /// Nanoseconds since the first frame.
     pub time: u64,
-    /// Which way it went, if the file says.
+    /// Direction, if the file has it.
     pub direction: Option<Direction>,
-    /// What the IP and UDP headers say.
+    /// Fields of the IP and UDP headers.
     pub net: NetHeader,
-    /// From the BTH to the ICRC, as far as they are captured.
+    /// Bytes from the BTH to the ICRC, as far as captured.
     pub bytes: &'f [u8],
-    /// Whether it is whole.
+    /// Integrity.
     pub integrity: Integrity,
-    /// What the file says about it; empty if nothing.
+    /// Comment of the file on its frame, or an empty text.
     pub remark: &'f str,
 }
 
 impl<'f> Captured<'f> {
-    /// The packet, unless it is malformed or cut within its headers. The payload of a cut one is
-    /// all zeros.
+    /// Returns the packet, unless it is malformed or cut within its headers. The payload of a cut
+    /// packet is zeros.
     pub fn packet(&self) -> Option<Packet<'f>> {
         match self.integrity {
             Integrity::Cut(_, length) => Packet::parse_cut(self.bytes, length, ZEROS).ok(),
@@ -72,31 +70,31 @@ impl<'f> Captured<'f> {
         matches!(self.integrity, Integrity::Cut(..))
     }
 
-    /// Whether a fault rule of the process that recorded it lost it.
+    /// Returns true if a fault rule of the recording process dropped it.
     pub fn is_lost(&self) -> bool {
         let fate = self.remark.split_once(" | ").map_or("", |(_, fate)| fate);
         fate.rsplit(": ").next().is_some_and(|effects| effects.split(", ").any(|effect| effect == "dropped"))
     }
 }
 
-/// In place of a payload that was not captured.
+/// Replaces a payload that is not captured.
 static ZEROS: &[u8] = &[0; MAX_PAYLOAD + 4];
 
-/// What a file has.
+/// An item of a capture file.
 #[derive(Clone, Copy, Debug)]
 pub enum Item<'f> {
     /// A packet.
     Packet(Captured<'f>),
-    /// A frame without a RoCEv2 packet, or in which none is looked for: what it is.
+    /// A frame in which no RoCEv2 packet was found.
     Other(Other),
-    /// The file cannot be read behind this frame.
+    /// The file cannot be read after this frame.
     Broken(usize, CaptureError),
 }
 
-/// All that is in `file`. Datagrams of which `is_other` is true are no packets.
+/// Returns the items of `file`. Datagrams for which `is_other` is true are no packets.
 ///
 /// # Errors
-/// [`CaptureError`] if the bytes do not begin like a capture file.
+/// [`CaptureError`] if the bytes are no capture file.
 pub fn items<'f>(
     file: &'f [u8],
     is_other: impl Fn(&[u8]) -> bool,
@@ -126,22 +124,21 @@ fn judge(net: &NetHeader, bytes: &[u8]) -> Integrity {
     }
 }
 
-/// As [`judge`], of a packet that had `length` bytes on the wire.
+/// As [`judge`], for a packet that had `length` bytes on the wire.
 fn judge_cut(net: &NetHeader, bytes: &[u8], length: usize) -> Integrity {
     if bytes.len() == length {
         return judge(net, bytes);
     }
     match Packet::parse_cut(bytes, length, ZEROS) {
-        // Headers that are not there, or a batch whose segments cannot be told apart.
+        // The headers are cut, or the packet is a batch whose segments cannot be found.
         Ok(_) | Err(ParseError::Truncated) => Integrity::Cut(bytes.len(), length),
         Err(error) => Integrity::Malformed(error),
     }
 }
 
-/// The RoCEv2 packets of a frame, each with its length on the wire: none, one, or the segments of a
-/// batch that the sender left to the network device to split, which is captured before it is split.
+/// Returns the RoCEv2 packets of a frame with their lengths on the wire: none, one, or the segments
+/// of a batch (UDP_SEGMENT), which is captured before the device splits it.
 fn packets<'f>(frame: &Frame<'f>, is_other: &impl Fn(&[u8]) -> bool) -> Vec<(NetHeader, &'f [u8], usize)> {
-    // Otherwise another protocol: nothing to judge.
     let Some(Ok((net, payload, length))) = ip_packet(frame.link, frame.data).map(NetHeader::parse_cut_ip) else {
         return Vec::new();
     };
@@ -159,18 +156,17 @@ fn packets<'f>(frame: &Frame<'f>, is_other: &impl Fn(&[u8]) -> bool) -> Vec<(Net
     numbered.map(|(segment, index)| (segment_header(&net, index), segment, segment.len())).collect()
 }
 
-/// The kernel numbers the segments of a batch one by one in their IPv4 identification.
+/// Returns the header of a segment: the kernel increments the IPv4 identification.
 fn segment_header(net: &NetHeader, index: u16) -> NetHeader {
     let ident = if net.is_ipv4() { net.ident.wrapping_add(index) } else { net.ident };
     NetHeader { ident, ..*net }
 }
 
-/// Bytes of each segment of a batch, the last excepted: the length at which the first segment is a
-/// whole packet.
+/// Returns the segment size of a batch: the length at which the first segment is a valid packet.
 fn segment_size(net: &NetHeader, payload: &[u8]) -> Option<usize> {
     /// `UDP_MAX_SEGMENTS` of Linux.
     const MAX_SEGMENTS: usize = 128;
-    /// No packet has more bytes around its payload.
+    /// Upper limit for headers, pad and ICRC.
     const MAX_HEADERS: usize = 64;
     let shortest = payload.len().div_ceil(MAX_SEGMENTS).next_multiple_of(4);
     let longest = payload.len().saturating_sub(1).min(MAX_PAYLOAD + MAX_HEADERS);
@@ -178,27 +174,27 @@ fn segment_size(net: &NetHeader, payload: &[u8]) -> Option<usize> {
     sizes.find(|size| payload.get(..*size).is_some_and(|first| judge(net, first) == Integrity::Good))
 }
 
-/// What a frame without a RoCEv2 packet is.
+/// A frame without a RoCEv2 packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Other {
-    /// A frame of a link whose header is not known, by its number (`LINKTYPE_*`).
+    /// A link layer that is not decoded (`LINKTYPE_*`).
     Link(u16),
-    /// A protocol of Ethernet.
+    /// Another EtherType.
     EtherType(u16),
-    /// A protocol of IP.
+    /// Another IP protocol.
     Protocol(u8),
-    /// A datagram to another UDP port.
+    /// Another UDP port.
     Port(u16),
-    /// A fragment of an IP packet, or one with options.
+    /// An IP fragment, or an IP packet with options.
     Fragment,
-    /// A datagram of roxe itself, or one that contradicts its lengths.
+    /// A probe of roxe, or a datagram with inconsistent lengths.
     Roce,
-    /// Too short to tell.
+    /// Too short for its headers.
     Short,
 }
 
 impl Other {
-    /// What `frame`, in which no packet was found, is.
+    /// Classifies a frame in which no packet was found.
     pub(crate) fn of(frame: &Frame<'_>) -> Self {
         if let LinkType::Other(number) = frame.link {
             return Self::Link(number);
@@ -233,7 +229,7 @@ impl Other {
         })
     }
 
-    /// Returns true if RoCEv2 packets may be inside, which are not looked for.
+    /// Returns true if RoCEv2 packets may be inside, which are not decoded.
     pub fn may_hide_packets(self) -> bool {
         match self {
             Self::Link(_) | Self::Fragment => true,
@@ -245,7 +241,7 @@ impl Other {
     }
 }
 
-/// The EtherType behind VLAN tags.
+/// Returns the EtherType after VLAN tags.
 fn ether_type(frame: &[u8]) -> Option<u16> {
     frame.get(12..)?.as_chunks::<2>().0.iter().map(|two| u16::from_be_bytes(*two)).step_by(2).find(|number| {
         // A tag has two bytes more.
@@ -279,22 +275,22 @@ impl fmt::Display for Other {
     }
 }
 
-/// How many there are of each.
+/// Counts of other frames.
 #[derive(Clone, Debug, Default)]
 pub struct Others(BTreeMap<Other, usize>);
 
 impl Others {
-    /// One more.
+    /// Counts a frame.
     pub fn add(&mut self, other: Other) {
         *self.0.entry(other).or_default() += 1;
     }
 
-    /// How many there are.
+    /// Returns the total.
     pub fn count(&self) -> usize {
         self.0.values().sum()
     }
 
-    /// Those in which packets may be that are not looked for.
+    /// Returns the frames that may hold packets.
     pub fn unseen(&self) -> Self {
         Self(self.0.iter().filter(|(other, _)| other.may_hide_packets()).map(|(other, n)| (*other, *n)).collect())
     }
@@ -331,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_taken_apart() {
+    fn batch_is_split_into_segments() {
         let batch = [segment(1, 64, 7), segment(2, 64, 8), segment(3, 10, 9)];
         let size = segment_size(&net(7), &batch.concat()).unwrap();
         assert_eq!(size, batch[0].len());
@@ -341,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_not_mistaken_for_a_batch() {
+    fn damaged_packet_is_no_batch() {
         let mut datagram = segment(1, 64, 0);
         datagram[20] ^= 1;
         assert_eq!(judge(&net(0), &datagram), Integrity::WrongIcrc);
@@ -350,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_fault_rule_lost_is_told_by_the_remark() {
+    fn remark_shows_packets_dropped_by_fault_rules() {
         let is_lost = |remark| {
             let packet = segment(1, 4, 0);
             let (direction, integrity) = (None, Integrity::Good);
@@ -366,7 +362,7 @@ mod tests {
         Other::of(&Frame { data, ..Frame::new(link) }).to_string()
     }
 
-    /// An Ethernet header and an IPv4 packet of this protocol, to this port if it has one.
+    /// Returns an Ethernet frame with an IPv4 packet of this protocol, to this port.
     fn ipv4(protocol: u8, port: u16) -> Vec<u8> {
         let mut data = vec![0; 12];
         data.extend([8, 0, 0x45]);
@@ -391,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_hide_packets_is_unseen() {
+    fn unseen_frames_are_those_that_may_hold_packets() {
         let mut others = Others::default();
         for other in [Other::Port(53), Other::Port(4789), Other::Port(4789), Other::Link(9)] {
             others.add(other);

@@ -1,8 +1,6 @@
-//! The requests that travel one way between two queue pairs: their sequence numbers, and which
-//! packet belongs to which message. Touches nothing.
+//! Requests from one queue pair to another: their sequence numbers, and their messages.
 //!
-//! Sequence numbers are 24 bits and wrap; here they are counted on ([`Seq`]), so that they have an
-//! order.
+//! PSNs have 24 bits and wrap; a [`Seq`] does not, so that sequence numbers have an order.
 
 use crate::event::{Cause, Event};
 use roxe_wire::opcode::{Operation, Position};
@@ -12,40 +10,40 @@ use std::collections::{BTreeMap, HashMap};
 /// A sequence number that does not wrap.
 pub(crate) type Seq = i64;
 
-/// A step this long is taken for the begin of another connection.
+/// A distance of PSNs that means a new connection.
 const JUMP: i64 = 1 << 16;
-/// The shortest path MTU.
+/// Smallest path MTU.
 const MIN_PAYLOAD: u32 = 256;
 
-/// The requests towards one queue pair.
+/// The requests to one queue pair.
 #[derive(Debug)]
 pub(crate) struct Requests {
     first: Seq,
-    /// The sequence number of the next new request: one of these, because how many a READ takes is
-    /// not known while the path MTU is not.
+    /// Smallest and largest sequence number of the next new request, which differ after a READ while
+    /// the path MTU is unknown.
     next: (Seq, Seq),
-    /// Those that were jumped over: the first of a range, and what stands behind its end.
+    /// Ranges of missing requests: begin and end.
     missing: BTreeMap<Seq, Seq>,
-    /// How often a packet was sent again.
+    /// Number of transmissions of retransmitted packets.
     repeats: HashMap<Seq, u32>,
-    /// The newest one that was acknowledged.
+    /// Newest acknowledged request.
     acknowledged: Option<Seq>,
-    /// The responder asked for this one again.
+    /// Request that the responder demands again.
     asked: Option<(Seq, Cause)>,
-    /// The packet that was sent again most recently, and why.
+    /// Most recent retransmission and its cause.
     resent: Option<(Seq, Cause)>,
     /// Payload bytes of a full packet.
     mtu: Option<u32>,
-    /// Messages by where they begin.
+    /// Messages by their first sequence number.
     starts: BTreeMap<Seq, usize>,
 }
 
-/// What a request means here.
+/// The result for a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
     pub seq: Seq,
     pub event: Event,
-    /// The message that it belongs to; `None` if it begins one.
+    /// Its message; `None` if it begins one.
     pub message: Option<usize>,
 }
 
@@ -65,19 +63,19 @@ impl Requests {
         }
     }
 
-    /// The sequence number nearest to what is expected.
+    /// Returns the sequence number of `psn` nearest to the expected one.
     pub(crate) fn seq_of(&self, psn: Psn) -> Seq {
         let expected = Psn::new((self.next.0 & 0xff_ffff) as u32);
         self.next.0 + i64::from(psn.distance(expected))
     }
 
-    /// Whether `psn` is one of those that were sent and may still be answered.
+    /// Returns true if `psn` was sent and may still be answered.
     pub(crate) fn covers(&self, psn: Psn) -> bool {
         let seq = self.seq_of(psn);
         self.acknowledged.unwrap_or(self.first) <= seq && seq < self.next.1
     }
 
-    /// A request, with the bytes that a READ asks for.
+    /// Adds a request; `len` is its payload, or the length of a READ.
     pub(crate) fn take(&mut self, psn: Psn, operation: Operation, len: u32) -> Step {
         let event = self.place(psn);
         let seq = self.seq_of(psn);
@@ -121,7 +119,7 @@ impl Requests {
         Event::Retransmission { times: *times, cause, is_acknowledged: Some(seq) <= self.acknowledged }
     }
 
-    /// Whether this one was jumped over; now it was not.
+    /// Removes `seq` from the missing requests; returns true if it was missing.
     fn take_missing(&mut self, seq: Seq) -> bool {
         let found = self.missing.range(..=seq).next_back().map(|(first, end)| (*first, *end));
         let Some((first, end)) = found.filter(|(_, end)| seq < *end) else { return false };
@@ -134,7 +132,7 @@ impl Requests {
         true
     }
 
-    /// Why a packet is sent again: as the one before it, unless it was asked for.
+    /// Returns the cause of a retransmission: a NAK, or that of the previous packet.
     fn cause_of(&mut self, seq: Seq) -> Cause {
         if let Some((_, cause)) = self.asked.take_if(|(asked, _)| *asked <= seq) {
             return cause;
@@ -145,7 +143,7 @@ impl Requests {
         }
     }
 
-    /// Sequence numbers of a request: the fewest and the most.
+    /// Returns the smallest and largest number of sequence numbers that a request takes.
     fn span(&self, operation: Operation, len: u32) -> (i64, i64) {
         if operation != Operation::ReadRequest {
             return (1, 1);
@@ -174,23 +172,22 @@ impl Requests {
         }
     }
 
-    /// Everything up to this one is acknowledged.
+    /// Marks requests up to `seq` as acknowledged.
     pub(crate) fn acknowledge(&mut self, seq: Seq) {
         self.acknowledged = self.acknowledged.max(Some(seq));
     }
 
-    /// The responder wants `psn` again.
+    /// Records that the responder demands `psn` again.
     pub(crate) fn ask(&mut self, psn: Psn, cause: Cause) {
         self.asked = Some((self.seq_of(psn), cause));
     }
 
-    /// A response of this many bytes fills its packet.
+    /// Learns the path MTU from the payload of a full response.
     pub(crate) fn learn_mtu(&mut self, len: usize) {
         self.mtu = u32::try_from(len).ok().filter(|len| *len > 0).or(self.mtu);
     }
 }
 
-/// The PSN of a sequence number.
 pub(crate) const fn psn_of(seq: Seq) -> Psn {
     Psn::new((seq & 0xff_ffff) as u32)
 }

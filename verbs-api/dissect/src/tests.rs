@@ -1,4 +1,4 @@
-//! Small captures made by hand: the verdict and the words of each packet.
+//! Verdicts and texts of packets in small handmade captures.
 
 use super::*;
 use roxe_wire::capture::{Direction, Outgoing, write_interface, write_packet, write_section};
@@ -7,11 +7,11 @@ use roxe_wire::{
 };
 use std::net::Ipv4Addr;
 
-/// The queue pairs: the requester at 10.0.0.1, the responder at 10.0.0.2.
+/// Queue pairs of the requester at 10.0.0.1 and the responder at 10.0.0.2.
 const REQUESTER: u32 = 0x11;
 const RESPONDER: u32 = 0x22;
 
-/// A capture that grows.
+/// A capture in the making.
 struct Tape {
     bytes: Vec<u8>,
     time: u64,
@@ -64,7 +64,7 @@ impl Tape {
         self.response(psn, Response::Ack(Aeth { syndrome, msn: Msn::new(0) }), 0);
     }
 
-    /// Each packet with what is found of it, and what is known in the end.
+    /// Returns each packet with its finding, and the analysis.
     fn analyse(&self) -> (Vec<(Captured<'_>, Finding)>, Analysis) {
         let mut analysis = Analysis::default();
         let found = items(&self.bytes, |_| false).unwrap().map(|item| match item {
@@ -88,7 +88,7 @@ const fn reth(dma_len: u32) -> Reth {
 }
 
 #[test]
-fn a_lost_packet_is_told_from_the_nak_to_the_acknowledgement() {
+fn lost_packet_is_explained_from_nak_to_acknowledgement() {
     let mut tape = Tape::new();
     [10, 11, 12].into_iter().for_each(|psn| tape.send(psn));
     tape.ack(11, Syndrome::Nak(NakCode::PsnSequence));
@@ -107,7 +107,7 @@ fn a_lost_packet_is_told_from_the_nak_to_the_acknowledgement() {
 }
 
 #[test]
-fn gaps_are_told_and_what_fills_them() {
+fn gap_and_late_packet_are_explained() {
     let mut tape = Tape::new();
     [1, 4, 2, 3, 5].into_iter().for_each(|psn| tape.send(psn));
     assert_eq!(tape.verdicts(), ["ok", "PSN gap", "fills gap", "fills gap", "ok"]);
@@ -124,7 +124,7 @@ fn sequence_numbers_wrap() {
 }
 
 #[test]
-fn a_responder_that_is_not_ready_is_waited_for() {
+fn rnr_nak_and_its_retransmission_are_explained() {
     let mut tape = Tape::new();
     tape.send(7);
     tape.ack(7, Syndrome::RnrNak { timer: 12 });
@@ -141,7 +141,7 @@ fn a_responder_that_is_not_ready_is_waited_for() {
 }
 
 #[test]
-fn a_read_takes_as_many_numbers_as_its_responses() {
+fn read_takes_a_psn_for_each_response() {
     let mut tape = Tape::new();
     let aeth = Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn: Msn::new(1) };
     tape.request(20, Request::Read(reth(700)), 0);
@@ -158,7 +158,7 @@ fn a_read_takes_as_many_numbers_as_its_responses() {
 }
 
 #[test]
-fn a_refusal_ends_its_message() {
+fn nak_ends_its_message() {
     let mut tape = Tape::new();
     tape.request(5, Request::WriteOnly(reth(4), None), 4);
     tape.ack(5, Syndrome::Nak(NakCode::RemoteAccess));
@@ -169,7 +169,7 @@ fn a_refusal_ends_its_message() {
 }
 
 #[test]
-fn damage_counts_as_sent_and_never_as_arrived() {
+fn damaged_packet_counts_as_sent_but_not_received() {
     let mut tape = Tape::new();
     tape.send(1);
     let mut damaged = Tape::packet(RESPONDER, 2, Kind::RcRequest(Request::SendOnly(SendTail::Plain)), 8);
@@ -181,7 +181,7 @@ fn damage_counts_as_sent_and_never_as_arrived() {
 }
 
 #[test]
-fn an_acknowledgement_that_a_rule_lost_completes_nothing() {
+fn acknowledgement_dropped_by_a_rule_completes_nothing() {
     let mut tape = Tape::new();
     tape.send(1);
     let ack = Response::Ack(Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn: Msn::new(1) });
@@ -191,19 +191,19 @@ fn an_acknowledgement_that_a_rule_lost_completes_nothing() {
     tape.record(REQUESTER, &ack, "");
     let (found, _) = tape.analyse();
     assert_eq!((found[1].1.completes, found[3].1.completes), (0, 1));
-    assert!(tape.words()[1].ends_with("; a fault rule lost it"));
+    assert!(tape.words()[1].ends_with("; a fault rule dropped it"));
     assert!(!tape.words()[2].contains("acknowledged already"));
 }
 
 #[test]
-fn the_two_ways_of_a_connection_find_each_other() {
+fn flows_of_a_connection_are_paired() {
     let mut tape = Tape::new();
     tape.send(1);
     assert_eq!(tape.analyse().1.flows()[0].source, None);
     tape.ack(1, Syndrome::ACK_UNLIMITED);
     let sources = |tape: &Tape| tape.analyse().1.flows().iter().map(|flow| flow.source).collect::<Vec<_>>();
     assert_eq!(sources(&tape), [REQUESTER, RESPONDER].map(|qpn| Some(Qpn::new(qpn))));
-    // The process that sends says who sends.
+    // The remark of the sending process names the source.
     let mut tape = Tape::new();
     let send = Tape::packet(RESPONDER, 1, Kind::RcRequest(Request::SendOnly(SendTail::Plain)), 8);
     tape.record(RESPONDER, &send, "qp 0x11 wr_id 1 first");
@@ -211,14 +211,14 @@ fn the_two_ways_of_a_connection_find_each_other() {
 }
 
 #[test]
-fn another_connection_of_a_queue_pair_number_is_no_gap() {
+fn new_connection_of_a_queue_pair_number_is_no_gap() {
     let mut tape = Tape::new();
     [1, 2, 0x50_0000, 0x50_0001].into_iter().for_each(|psn| tape.send(psn));
     assert_eq!(tape.verdicts(), ["ok", "ok", "new sequence", "ok"]);
 }
 
 #[test]
-fn messages_of_unreliable_connections_are_over_when_they_are_sent() {
+fn uc_message_ends_when_it_is_sent() {
     let mut tape = Tape::new();
     let packets =
         [(1, Request::SendFirst), (2, Request::SendLast(SendTail::Plain)), (4, Request::SendOnly(SendTail::Plain))];
@@ -233,7 +233,7 @@ fn messages_of_unreliable_connections_are_over_when_they_are_sent() {
 }
 
 #[test]
-fn a_page_has_the_ends_the_arrows_and_the_numbers() {
+fn page_has_columns_rows_and_facts() {
     let mut tape = Tape::new();
     [1, 2, 2].into_iter().for_each(|psn| tape.send(psn));
     tape.ack(2, Syndrome::ACK_UNLIMITED);
@@ -243,7 +243,7 @@ fn a_page_has_the_ends_the_arrows_and_the_numbers() {
     let page = page("test".into(), &found, &analysis, &counts, Vec::new());
     let columns: Vec<_> = page.columns.iter().map(|(host, name)| (host.as_str(), name.as_str())).collect();
     assert_eq!(columns, [("10.0.0.1", "0x11"), ("10.0.0.2", "0x22")]);
-    // Its ends, what stands on it, what it means, its message.
+    // Columns, label, verdict, message.
     let arrow = |row: usize| serde_json::Value::from_iter([2, 3, 4, 7, 9].map(|at| page.rows[row][at].clone()));
     let again = "retransmission of PSN 2, 2nd time, no answer seen in time; a SEND of 8 bytes";
     assert_eq!(arrow(2), serde_json::json!([0, 1, "SEND_ONLY psn=2 len=8", again, 1]));
@@ -258,7 +258,7 @@ fn a_page_has_the_ends_the_arrows_and_the_numbers() {
 }
 
 #[test]
-fn no_bytes_make_it_panic() {
+fn arbitrary_bytes_cause_no_panic() {
     let mut tape = Tape::new();
     let aeth = Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn: Msn::new(1) };
     [1, 2, 2, 9, 3].into_iter().for_each(|psn| tape.send(psn));
@@ -295,8 +295,7 @@ fn no_bytes_make_it_panic() {
     assert!(packets > 5000, "{packets}");
 }
 
-/// The same capture, cut to `snap` bytes a frame as `tcpdump -s` does it: a classic file of raw IP
-/// packets.
+/// Returns the capture cut to `snap` bytes per frame, as by `tcpdump -s`, as a pcap file of raw IP.
 fn cut(tape: &Tape, snap: usize) -> Vec<u8> {
     let mut file = vec![0xa1, 0xb2, 0x3c, 0x4d, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 101];
     for frame in roxe_wire::capture::frames(&tape.bytes).unwrap() {
@@ -327,21 +326,21 @@ fn judged(file: &[u8]) -> (Counts, Vec<String>) {
 }
 
 #[test]
-fn cut_packets_are_judged_by_their_headers() {
+fn cut_packets_are_checked_by_their_headers() {
     let mut tape = Tape::new();
     tape.request(10, Request::WriteFirst(reth(2048)), 1024);
     tape.request(12, Request::WriteLast(None), 1024);
     tape.ack(12, Syndrome::Ack { credits: 31 });
-    // IP, UDP and the headers of the first packet, and 2 bytes of its payload.
+    // IP, UDP and the headers of the first packet, and 2 bytes of payload.
     let (counts, told) = judged(&cut(&tape, 20 + 8 + 12 + 16 + 2));
     assert_eq!((counts.packets, counts.cut, counts.bad, counts.gaps), (3, 2, 0, 1));
     assert!(counts.to_string().starts_with("3 RoCEv2 packets, 0 of them bad, 2 of them cut; 0 other"), "{counts}");
     assert!(told[0].contains("an RDMA WRITE of 2048 to 0x1000 begins: 1024 bytes") && told[0].contains("; cut"));
     assert!(told[1].contains("1024 bytes") && !told[2].contains("cut"), "{told:?}");
-    // Within the BTH nothing is left to judge, and the packet is still counted.
+    // A packet cut within the BTH is counted without a check.
     let (counts, told) = judged(&cut(&tape, 20 + 8 + 6));
     assert_eq!((counts.packets, counts.cut, counts.bad), (3, 3, 0));
-    assert!(told[0].contains("not all of its headers"), "{told:?}");
+    assert!(told[0].contains("lacks some of its headers"), "{told:?}");
 }
 
 #[test]

@@ -1,11 +1,11 @@
-//! A packet in a sentence: what it does, and what it means where it stands. Touches nothing.
+//! Describes a packet in a sentence: its operation, and the verdict on it.
 
 use crate::analysis::{Finding, aeth};
 use crate::reader::Captured;
 use roxe_wire::cm::Mad;
 use roxe_wire::{Kind, Packet, Request, Response, SendTail, Syndrome};
 
-/// What `captured` is and means, in words.
+/// Describes a packet and its verdict.
 pub fn words(captured: &Captured<'_>, finding: &Finding) -> String {
     let Some(packet) = captured.packet() else {
         return finding.event.words(roxe_wire::Psn::default()).unwrap_or_default();
@@ -22,8 +22,8 @@ pub fn words(captured: &Captured<'_>, finding: &Finding) -> String {
         (None, None) => String::new(),
     };
     let marks = [
-        (captured.is_cut(), "; cut: the capture has not all of it"),
-        (captured.is_lost(), "; a fault rule lost it"),
+        (captured.is_cut(), "; cut: not captured to its end"),
+        (captured.is_lost(), "; a fault rule dropped it"),
         (captured.net.is_marked(), "; a switch marked it (ECN)"),
         (packet.header.bth.solicited, "; solicited: wakes a waiting receiver"),
     ];
@@ -31,7 +31,7 @@ pub fn words(captured: &Captured<'_>, finding: &Finding) -> String {
     text
 }
 
-/// What the packet does by itself; `None` if the event says it all.
+/// Describes the operation of a packet; `None` if the verdict is enough.
 fn does(packet: &Packet<'_>, finding: &Finding) -> Option<String> {
     let len = packet.payload.len();
     Some(match packet.header.kind {
@@ -85,7 +85,7 @@ const fn with_imm(has: bool) -> &'static str {
     if has { ", with immediate data" } else { "" }
 }
 
-/// What a response says, unless it is a refusal, of which the event tells.
+/// Describes a response; `None` for NAKs, which the verdict explains.
 fn of_response(response: Response, packet: &Packet<'_>, finding: &Finding) -> Option<String> {
     let (psn, bytes) = (packet.header.bth.psn, bytes(packet.payload.len()));
     let text = match response {

@@ -1,11 +1,11 @@
-//! The target behind an agent: the far side obeys over TCP (`roxe_peer`), packets go through a UDP
-//! socket of this host.
+//! A target behind an agent: verbs of the far side are commands over TCP (`roxe_peer`), packets go
+//! through a UDP socket of this host.
 //!
-//! The near side has an address of its own, because both ends of RoCEv2 use the same port: on one
-//! host another loopback address. Touches the network and the clock.
+//! Both ends of RoCEv2 use the same port, so the near side needs an address of its own: on the
+//! card's host, another loopback address.
 //!
-//! In a hurry (`Target::hurry`), what needs no answer is told to the agent together with the next
-//! thing that does, or before the next packet, and objects are used again.
+//! When pipelined (`Target::pipeline`), commands without a result are sent together with the next
+//! one that has a result, or before the next packet, and objects are reused.
 
 mod sockets;
 
@@ -14,8 +14,7 @@ use crate::target::{
     Refused, Region, Target, Terms, Work,
 };
 use roxe_net::udp::max_payload;
-use roxe_peer::client;
-use roxe_peer::client::{Client, ClientError};
+use roxe_peer::client::{self, Client, ClientError};
 use roxe_peer::protocol::{Command, from_hex, from_runs, to_hex};
 use roxe_wire::{Gid, ROCE_PORT};
 use serde_json::{Value, json};
@@ -25,13 +24,13 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant, SystemTime};
 
-/// How long a packet may lie in the socket before the near side has a processor.
+/// Longest time that a packet waits in the socket before this process runs.
 const JITTER: Duration = Duration::from_millis(3);
-/// As many requests as may wait for being told together.
-const MAX_WAITING: usize = 128;
-/// `IBV_ACCESS_FLUSH_GLOBAL`: Linux knows it since 6.2, and few cards do.
+/// Most commands that are sent together.
+const MAX_PENDING: usize = 128;
+/// `IBV_ACCESS_FLUSH_GLOBAL`: in Linux since 6.2, and in few cards.
 const FLUSH_GLOBAL: u32 = 1 << 8;
-/// How often objects may be left behind before all are freed: the agent has bounds.
+/// Renewals that leave objects behind before all are freed: the agent has limits.
 const MAX_RENEWALS: u32 = 64;
 
 /// A card that an agent drives.
@@ -45,20 +44,20 @@ pub struct AgentCard {
     first_near: u32,
     /// Address handles by destination.
     handles: BTreeMap<[u8; 16], Handle>,
-    /// Whether cases shall follow each other fast, and what that leaves for the next one.
-    is_in_a_hurry: bool,
+    is_pipelined: bool,
+    /// Objects to reuse.
     stock: Stock,
     renewals: u32,
-    /// Of each request that has not been told yet, whether a refusal is an error.
-    waiting: Vec<bool>,
+    /// For each command that is sent but not answered, true if a refusal is an error.
+    pending: Vec<bool>,
 }
 
 impl AgentCard {
-    /// Connects to the agent. `near` are addresses of this host for the near side; without them one
-    /// is chosen by the way to the card.
+    /// Connects to the agent. `near` are addresses of this host for the near side, by default that
+    /// of the route to the card.
     ///
     /// # Errors
-    /// The agent is not there or refuses, or no address of this host can be used.
+    /// If the agent does not answer or refuses, or if no address of this host can be used.
     pub fn connect(target: &client::Target, near: &[IpAddr]) -> Answer<Self> {
         let client = Client::open(target).map_err(refused)?;
         let mut card = Self {
@@ -68,10 +67,10 @@ impl AgentCard {
             near: Gid::default(),
             first_near: FIRST,
             handles: BTreeMap::new(),
-            is_in_a_hurry: false,
+            is_pipelined: false,
             stock: Stock::default(),
             renewals: 0,
-            waiting: Vec::new(),
+            pending: Vec::new(),
             client,
         };
         card.open(near)?;
@@ -121,19 +120,19 @@ impl AgentCard {
         if self.cards.is_empty() { Err(Refused::broken(trouble)) } else { Ok(()) }
     }
 
-    /// Tells the agent this, behind what waits.
+    /// Sends a command after the pending ones, and waits for its answer.
     fn call(&mut self, command: Command, arguments: Value) -> Answer<Value> {
-        let nothing = || Refused::broken("the agent says nothing");
+        let nothing = || Refused::broken("the agent does not answer");
         self.call_all([(command, arguments)])?.pop().ok_or_else(nothing)
     }
 
-    /// Tells the agent these together, behind what waits.
+    /// Sends commands together, after the pending ones, and waits for their answers.
     fn call_all(&mut self, all: impl IntoIterator<Item = (Command, Value)>) -> Answer<Vec<Value>> {
         for (command, arguments) in all {
             self.client.ask(command, arguments).map_err(refused)?;
         }
         let mut answers = self.client.answers().map_err(refused)?.into_iter();
-        for (matters, answer) in std::mem::take(&mut self.waiting).into_iter().zip(&mut answers) {
+        for (matters, answer) in std::mem::take(&mut self.pending).into_iter().zip(&mut answers) {
             if let Err(refusal) = answer.map_err(ClientError::Refused).map_err(refused)
                 && matters
             {
@@ -143,26 +142,26 @@ impl AgentCard {
         answers.map(|answer| answer.map_err(ClientError::Refused).map_err(refused)).collect()
     }
 
-    /// Tells the agent this; in a hurry, together with other things. Unless it `matters`, a refusal
-    /// is overheard then.
-    fn tell(&mut self, command: Command, arguments: Value, matters: bool) -> Answer<()> {
-        if !self.is_in_a_hurry {
+    /// Sends a command whose result is not needed; when pipelined, without waiting for the answer.
+    /// Then a refusal is ignored unless it `matters`.
+    fn issue(&mut self, command: Command, arguments: Value, matters: bool) -> Answer<()> {
+        if !self.is_pipelined {
             return self.call(command, arguments).map(|_| ());
         }
-        if self.waiting.len() >= MAX_WAITING {
+        if self.pending.len() >= MAX_PENDING {
             self.call_all([])?;
         }
         self.client.ask(command, arguments).map_err(refused)?;
-        self.waiting.push(matters);
+        self.pending.push(matters);
         Ok(())
     }
 
-    /// Tells the agent what waits.
-    fn tell_all(&mut self) -> Answer<()> {
-        if self.waiting.is_empty() { Ok(()) } else { self.call_all([]).map(|_| ()) }
+    /// Waits for the answers of pending commands.
+    fn flush(&mut self) -> Answer<()> {
+        if self.pending.is_empty() { Ok(()) } else { self.call_all([]).map(|_| ()) }
     }
 
-    fn make(&mut self, command: Command, arguments: Value, handle: &str) -> Answer<Handle> {
+    fn create(&mut self, command: Command, arguments: Value, handle: &str) -> Answer<Handle> {
         let answer = self.call(command, arguments)?;
         number(&answer, handle)
     }
@@ -171,7 +170,7 @@ impl AgentCard {
         self.call(Command::Destroy, json!({"kind": kind, "handle": handle})).map(|_| ())
     }
 
-    /// Whether the card has alternate paths (`IBV_DEVICE_AUTO_PATH_MIG`).
+    /// Fails if the card has no alternate paths (`IBV_DEVICE_AUTO_PATH_MIG`).
     fn can_migrate(&self) -> Answer<()> {
         const AUTO_PATH_MIG: u64 = 1 << 4;
         let flags = self.client.card()["limits"]["device_cap_flags"].as_u64().unwrap_or_default();
@@ -181,7 +180,6 @@ impl AgentCard {
         Err(Refused::unsupported("the card has no AUTO_PATH_MIG"))
     }
 
-    /// Frees everything.
     fn free_all(&mut self) -> Answer<()> {
         self.call(Command::Reset, Value::Null)?;
         self.handles.clear();
@@ -189,22 +187,21 @@ impl AgentCard {
         Ok(())
     }
 
-    /// Makes the objects of the case before ready for the next one.
-    fn use_again(&mut self) -> Answer<()> {
+    /// Prepares the objects of the previous case for the next one.
+    fn reuse(&mut self) -> Answer<()> {
         self.stock.regions.put_back();
         let (qps, queues) = (self.stock.qps.put_back(), self.stock.queues.put_back());
         for (qp, _) in qps {
-            self.tell(Command::ModifyQp, json!({"qp": qp, "to": "RESET", "exact": true}), true)?;
+            self.issue(Command::ModifyQp, json!({"qp": qp, "to": "RESET", "exact": true}), true)?;
         }
         for cq in queues {
-            self.tell(Command::Poll, json!({"cq": cq, "max": 4096}), true)?;
+            self.issue(Command::Poll, json!({"cq": cq, "max": 4096}), true)?;
         }
-        self.tell(Command::Events, Value::Null, true)
+        self.issue(Command::Events, Value::Null, true)
     }
 }
 
-/// A GUID of the near side that cards have not heard before: they remember whom they were connected
-/// with.
+/// Returns a new GUID for the near side: cards remember GUIDs of earlier connections.
 fn guid() -> u64 {
     let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
     since.as_nanos() as u64 | 1
@@ -233,8 +230,8 @@ impl Target for AgentCard {
     }
 
     fn begin(&mut self, ipv6: bool) -> Answer<()> {
-        if self.is_in_a_hurry {
-            self.use_again()?;
+        if self.is_pipelined {
+            self.reuse()?;
         } else {
             self.free_all()?;
         }
@@ -249,11 +246,11 @@ impl Target for AgentCard {
     }
 
     fn send(&mut self, datagram: &Datagram) -> Answer<()> {
-        self.tell_all()?;
+        self.flush()?;
         self.sockets.send(&datagram.net, &datagram.bytes).map_err(|error| match error.raw_os_error() {
-            // Nor must it be sent in fragments: the ICRC covers the IP header.
+            // Fragments would not do either: the ICRC covers the IP header.
             Some(libc::EMSGSIZE) => Refused::unsupported(format!(
-                "{} bytes are more than the link of the near side takes",
+                "{} bytes are more than the MTU of the near side's link",
                 datagram.bytes.len()
             )),
             _ => io_error(&error),
@@ -261,7 +258,7 @@ impl Target for AgentCard {
     }
 
     fn receive(&mut self, until: Duration) -> Answer<Option<(Duration, Datagram)>> {
-        self.tell_all()?;
+        self.flush()?;
         let deadline = self.start + until;
         let received = self.sockets.receive(deadline, self.first_near).map_err(|error| io_error(&error))?;
         Ok(received.map(|(net, bytes, at)| (at.saturating_duration_since(self.start), Datagram { net, bytes })))
@@ -275,9 +272,9 @@ impl Target for AgentCard {
         std::thread::sleep(until.saturating_sub(self.now()));
     }
 
-    fn hurry(&mut self) -> Answer<()> {
+    fn pipeline(&mut self) -> Answer<()> {
         self.free_all()?;
-        self.is_in_a_hurry = true;
+        self.is_pipelined = true;
         Ok(())
     }
 
@@ -286,7 +283,7 @@ impl Target for AgentCard {
         if self.renewals.is_multiple_of(MAX_RENEWALS) {
             return self.free_all();
         }
-        self.use_again()?;
+        self.reuse()?;
         self.stock = Stock::default();
         Ok(())
     }
@@ -294,26 +291,26 @@ impl Target for AgentCard {
 
 impl FarSide for AgentCard {
     fn alloc_pd(&mut self) -> Answer<Handle> {
-        self.make(Command::AllocPd, Value::Null, "pd")
+        self.create(Command::AllocPd, Value::Null, "pd")
     }
 
     fn register(&mut self, length: u64, access: u32, fill: u8, pd: Option<Handle>) -> Answer<Region> {
         if let (None, Some(region)) = (pd, self.stock.regions.take(&(length, access))) {
-            self.tell(Command::Write, json!({"mr": region.mr, "fill": fill, "length": length}), true)?;
+            self.issue(Command::Write, json!({"mr": region.mr, "fill": fill, "length": length}), true)?;
             return Ok(region);
         }
         let arguments = json!({"length": length, "access": access, "fill": fill, "pd": pd});
         let answer = self.call(Command::Reg, arguments).map_err(|refused| {
-            // Without an errno it is the agent that has gone.
+            // Without an errno, the agent is lost.
             if access & FLUSH_GLOBAL == 0 || refused.errno == 0 {
                 return refused;
             }
-            Refused::unsupported(format!("the card gives nobody the right to FLUSH: {refused}"))
+            Refused::unsupported(format!("the card does not grant FLUSH access: {refused}"))
         })?;
         let word = |name| number(&answer, name);
         let key = |name| word(name).map(|key| key as u32);
         let region = Region { mr: word("mr")?, addr: word("addr")?, lkey: key("lkey")?, rkey: key("rkey")? };
-        if self.is_in_a_hurry && pd.is_none() {
+        if self.is_pipelined && pd.is_none() {
             self.stock.regions.keep((length, access), region);
         }
         Ok(region)
@@ -327,15 +324,15 @@ impl FarSide for AgentCard {
         if let Some(cq) = self.stock.queues.take(&cqe) {
             return Ok(cq);
         }
-        let cq = self.make(Command::CreateCq, json!({"cqe": cqe}), "cq")?;
-        if self.is_in_a_hurry {
+        let cq = self.create(Command::CreateCq, json!({"cqe": cqe}), "cq")?;
+        if self.is_pipelined {
             self.stock.queues.keep(cqe, cq);
         }
         Ok(cq)
     }
 
     fn create_srq(&mut self, pd: Option<Handle>) -> Answer<Handle> {
-        self.make(Command::CreateSrq, json!({"pd": pd, "max_wr": 64, "max_sge": 4}), "srq")
+        self.create(Command::CreateSrq, json!({"pd": pd, "max_wr": 64, "max_sge": 4}), "srq")
     }
 
     fn create_qp(&mut self, new: &NewQp) -> Answer<(Handle, u32)> {
@@ -349,7 +346,7 @@ impl FarSide for AgentCard {
         });
         let answer = self.call(Command::CreateQp, arguments)?;
         let made = (number(&answer, "qp")?, number(&answer, "qpn")? as u32);
-        if self.is_in_a_hurry && (new.pd, new.srq, new.xrcd) == (None, None, None) {
+        if self.is_pipelined && (new.pd, new.srq, new.xrcd) == (None, None, None) {
             self.stock.qps.keep(new.clone(), made);
         }
         Ok(made)
@@ -360,7 +357,7 @@ impl FarSide for AgentCard {
             self.can_migrate()?;
             self.sockets.listen_to_all();
         }
-        // The agent adds what a step up needs and nobody said; a return to RTS needs nothing.
+        // The agent adds attributes that a transition requires; a return to RTS requires none.
         let exact = change.to == "RTS" && change.sq_psn.is_none();
         let arguments = json!({
             "qp": qp, "to": change.to, "exact": exact, "access": change.access, "qkey": change.qkey,
@@ -373,7 +370,7 @@ impl FarSide for AgentCard {
             "alt_dgid": change.alternate.map(|(gid, _)| gid.to_string()),
             "alt_timeout": change.alternate.map(|(_, timeout)| timeout),
         });
-        self.tell(Command::ModifyQp, arguments, true)
+        self.issue(Command::ModifyQp, arguments, true)
     }
 
     fn query_qp(&mut self, qp: Handle) -> Answer<String> {
@@ -404,19 +401,19 @@ impl FarSide for AgentCard {
                 Some(handle) => *handle,
                 None => {
                     let arguments = json!({"dgid": dgid.to_string()});
-                    self.make(Command::CreateAh, arguments, "ah")?
+                    self.create(Command::CreateAh, arguments, "ah")?
                 }
             };
             self.handles.insert(dgid.0, handle);
             arguments["ah"] = handle.into();
             (arguments["remote_qpn"], arguments["remote_qkey"]) = (qpn.into(), qkey.into());
         }
-        self.tell(Command::PostSend, arguments, false)
+        self.issue(Command::PostSend, arguments, false)
     }
 
     fn post_recv(&mut self, qp: Handle, wr_id: u64, pieces: &[Piece]) -> Answer<()> {
         let arguments = json!({"qp": qp, "wr_id": wr_id, "sge": segments(pieces)});
-        self.tell(Command::PostRecv, arguments, false)
+        self.issue(Command::PostRecv, arguments, false)
     }
 
     fn post_srq_recv(&mut self, srq: Handle, wr_id: u64, pieces: &[Piece]) -> Answer<()> {
@@ -455,17 +452,17 @@ impl FarSide for AgentCard {
     }
 }
 
-/// A request about an identifier, with the terms of a connection.
+/// Adds the terms of a connection to the arguments of a command.
 fn with_terms(mut arguments: Value, terms: &Terms) -> Value {
-    let [serves, issues] = terms.depths;
+    let [responder, initiator] = terms.depths;
     arguments["hex"] = to_hex(&terms.private_data).into();
-    (arguments["responder_resources"], arguments["initiator_depth"]) = (serves.into(), issues.into());
+    (arguments["responder_resources"], arguments["initiator_depth"]) = (responder.into(), initiator.into());
     (arguments["retry_cnt"], arguments["rnr_retry"]) = (terms.retry_cnt.into(), terms.rnr_retry.into());
     arguments
 }
 
 impl AgentCard {
-    /// The address of the card in the family of the current case.
+    /// Returns the address of the card in the family of the current case.
     fn address(&self) -> Answer<Gid> {
         let card = self.cards.iter().find(|card| card.address.is_ipv4() == self.near.is_ipv4());
         card.map(|card| card.address).ok_or_else(|| Refused::broken("the card has no address"))
@@ -483,7 +480,7 @@ impl Extensions for AgentCard {
         let (from, to) = (self.address()?, self.near);
         let arguments =
             json!({"gid": to.to_string(), "from": from.to_string(), "port": port, "space": space, "qp": qp});
-        self.make(Command::CmConnect, with_terms(arguments, terms), "cm")
+        self.create(Command::CmConnect, with_terms(arguments, terms), "cm")
     }
 
     fn accept(&mut self, id: Handle, qp: Handle, state: &str, terms: &Terms) -> Answer<()> {
@@ -516,7 +513,7 @@ impl Extensions for AgentCard {
     }
 
     fn open_xrcd(&mut self) -> Answer<Handle> {
-        self.make(Command::OpenXrcd, Value::Null, "xrcd")
+        self.create(Command::OpenXrcd, Value::Null, "xrcd")
     }
 
     fn create_xrc_srq(&mut self, pd: Option<Handle>, xrcd: Handle, cq: Handle) -> Answer<(Handle, u32)> {
@@ -548,8 +545,8 @@ fn is_link_local(gid: Gid) -> bool {
     matches!(gid.to_ip(), IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
-/// The addresses of near side and stranger towards `card`: those that were given, neighbours on the
-/// loopback interface, or where a packet to the card would leave.
+/// Returns addresses for near side and stranger: `given` ones, neighbours of a loopback address, or
+/// that of the route to the card.
 fn near_addresses(card: Gid, given: &[IpAddr]) -> io::Result<[Gid; 2]> {
     let mut given = given.iter().filter(|ip| ip.is_ipv4() == card.is_ipv4()).map(|ip| Gid::from(*ip));
     if let Some(near) = given.next() {
@@ -568,32 +565,32 @@ fn near_addresses(card: Gid, given: &[IpAddr]) -> io::Result<[Gid; 2]> {
             socket.connect((ip, ROCE_PORT))?;
             let near = socket.local_addr()?.ip();
             if near == ip {
-                return Err(io::Error::other("it is an address of this host; name another one for the near side"));
+                return Err(io::Error::other("it is an address of this host; name another one with --near"));
             }
             Ok([near.into(), Gid::default()])
         }
     }
 }
 
-pub(super) fn number(answer: &Value, name: &str) -> Answer<u64> {
-    answer[name].as_u64().ok_or_else(|| Refused::broken(format!("the agent does not say {name}: {answer}")))
+fn number(answer: &Value, name: &str) -> Answer<u64> {
+    answer[name].as_u64().ok_or_else(|| Refused::broken(format!("the agent's answer has no {name}: {answer}")))
 }
 
 fn segments(pieces: &[Piece]) -> Value {
     pieces.iter().map(|piece| json!({"addr": piece.addr, "length": piece.len, "lkey": piece.lkey})).collect()
 }
 
-pub(super) fn state(answer: &Value) -> String {
+fn state(answer: &Value) -> String {
     answer["state"].as_str().unwrap_or_default().into()
 }
 
-pub(super) fn hex(answer: &Value) -> Answer<Vec<u8>> {
+fn hex(answer: &Value) -> Answer<Vec<u8>> {
     let bytes = answer["hex"].as_str().and_then(from_hex);
-    bytes.ok_or_else(|| Refused::broken("the agent does not say the bytes"))
+    bytes.ok_or_else(|| Refused::broken("the agent's answer has no bytes"))
 }
 
-pub(super) fn runs(answer: &Value, len: usize) -> Answer<Vec<u8>> {
-    from_runs(&answer["runs"], len).ok_or_else(|| Refused::broken("the agent does not say the bytes"))
+fn runs(answer: &Value, len: usize) -> Answer<Vec<u8>> {
+    from_runs(&answer["runs"], len).ok_or_else(|| Refused::broken("the agent's answer has no bytes"))
 }
 
 fn all_completed(answer: &Value) -> Vec<Completed> {
@@ -625,17 +622,16 @@ fn connection_event(value: &Value) -> ConnectionEvent {
     }
 }
 
-/// Objects, each with what it was made as, and whether the current case has it.
+/// Objects to reuse, each with its attributes, and true if the current case uses it.
 #[derive(Debug)]
-pub(super) struct Shelf<M, T>(Vec<(M, T, bool)>);
+struct Shelf<M, T>(Vec<(M, T, bool)>);
 
-/// What is there, by what it was made with.
 #[derive(Debug, Default)]
-pub(super) struct Stock {
-    /// By their bytes and rights.
-    pub(super) regions: Shelf<(u64, u32), Region>,
-    /// Completion queues by their entries.
-    pub(super) queues: Shelf<u32, Handle>,
+struct Stock {
+    /// Memory regions by length and access.
+    regions: Shelf<(u64, u32), Region>,
+    /// Completion queues by entries.
+    queues: Shelf<u32, Handle>,
     /// Queue pairs, with their numbers.
     qps: Shelf<NewQp, (Handle, u32)>,
 }
@@ -647,19 +643,19 @@ impl<M, T> Default for Shelf<M, T> {
 }
 
 impl<M: PartialEq, T: Copy> Shelf<M, T> {
-    /// One for the current case that was made as `wanted`, if one is left.
-    pub(super) fn take(&mut self, wanted: &M) -> Option<T> {
+    /// Takes an unused object with these attributes.
+    fn take(&mut self, wanted: &M) -> Option<T> {
         let (_, object, is_used) = self.0.iter_mut().find(|(made, _, is_used)| !*is_used && made == wanted)?;
         *is_used = true;
         Some(*object)
     }
 
-    /// Keeps what the current case has made.
-    pub(super) fn keep(&mut self, made: M, object: T) {
+    /// Adds an object of the current case.
+    fn keep(&mut self, made: M, object: T) {
         self.0.push((made, object, true));
     }
 
-    /// Makes everything available that the last case had; which objects that were.
+    /// Makes all objects of the last case available, and returns them.
     fn put_back(&mut self) -> Vec<T> {
         self.0.iter_mut().filter_map(|(_, object, is_used)| std::mem::take(is_used).then_some(*object)).collect()
     }

@@ -1,7 +1,7 @@
 //! The catalogue of conformance cases, run against a target.
 //!
-//! A file of known deviations says which cases may fail, and why. A line is `SCRIPT: REASON` or
-//! `SCRIPT [PARAMETERS]: REASON`; `SCRIPT` may end in `*`; `#` begins a comment.
+//! A file of known deviations lists cases that may fail: `SCRIPT: REASON` or `SCRIPT [PARAMETERS]:
+//! REASON`; `SCRIPT` may end in `*`, and `#` begins a comment.
 
 use crate::run::{self, Failure, Outcome, Verdict};
 use crate::script::{Script, ScriptError};
@@ -11,57 +11,57 @@ use std::time::{Duration, Instant};
 /// Name and text of each script of `tests/conform`, which the build script lists.
 const CASES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/cases.rs"));
 
-/// One case and what came of it.
+/// The result of a case.
 #[derive(Clone, Debug)]
 pub struct Tried {
-    /// The script, as `responder/gap_nak`.
+    /// Name of the script, such as `responder/gap_nak`.
     pub script: String,
-    /// What the script shows.
+    /// Title of the script.
     pub title: String,
-    /// The clauses that it is about.
+    /// Clauses that the script cites.
     pub clauses: Vec<String>,
-    /// The values of its loops.
+    /// Values of loops.
     pub parameters: String,
-    /// What came of it.
+    /// Outcome of the last run.
     pub outcome: Outcome,
-    /// How often it was run.
+    /// Number of runs.
     pub tries: u32,
-    /// How long that took.
+    /// Time of all runs.
     pub took: Duration,
 }
 
 impl Tried {
-    /// Script and values of loops.
+    /// Returns the script with the values of loops.
     pub fn name(&self) -> String {
         if self.parameters.is_empty() { self.script.clone() } else { format!("{} [{}]", self.script, self.parameters) }
     }
 }
 
-/// What came of several cases.
+/// The results of several cases.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The card.
+    /// Name of the card.
     pub target: String,
-    /// Facts about the run for its readers: names and values, such as the driver of the card.
+    /// Facts about the run, such as the driver of the card: names and values.
     pub facts: Vec<(String, String)>,
-    /// The cases, in the order they ran.
+    /// Cases, in the order they ran.
     pub tried: Vec<Tried>,
-    /// If the agent was gone before the end: how many cases could not be run.
+    /// Number of cases that did not run because the agent was lost.
     pub not_run: Option<usize>,
 }
 
 impl Report {
-    /// How many cases have the verdict with this word.
+    /// Returns the number of cases whose verdict has this word.
     pub fn count(&self, word: &str) -> usize {
         self.tried.iter().filter(|tried| tried.outcome.verdict.word() == word).count()
     }
 
-    /// Whether nothing failed and everything could be told.
+    /// Returns true if every case ran and none failed or was inconclusive.
     pub fn is_good(&self) -> bool {
         self.not_run.is_none() && self.tried.iter().all(|tried| tried.outcome.verdict.is_good())
     }
 
-    /// What to know if the agent was gone before the end.
+    /// Returns an explanation if the agent was lost.
     pub fn lost(&self) -> Option<String> {
         let (last, not_run) = (self.tried.last()?, self.not_run?);
         Some(format!(
@@ -73,33 +73,33 @@ impl Report {
     }
 }
 
-/// The scripts of the catalogue whose name contains one of `filters`; all if there are none.
+/// Returns the scripts of the catalogue whose name contains one of `filters`; without filters, all.
 ///
 /// # Errors
-/// A script of the catalogue is broken, which a test excludes.
+/// If a script of the catalogue is invalid, which a test excludes.
 pub fn catalogue(filters: &[String]) -> Result<Vec<Script>, ScriptError> {
     let wanted = |name: &str| filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()));
     let cases = CASES.iter().filter(|(name, _)| wanted(name));
     cases.map(|(name, text)| Script::parse(name, text)).collect()
 }
 
-/// What is told while cases run.
+/// Progress of [`run()`].
 #[derive(Debug)]
 pub enum Progress<'a> {
-    /// A case begins: its script, and the values of its loops.
+    /// A case begins: its script, and values of loops.
     Begins(&'a Script, &'a str),
-    /// It is over.
+    /// A case has ended.
     Ended(&'a Tried),
 }
 
-/// The judge may be so late without a word: less than any timer of a case.
+/// Tolerated delay of the judge, shorter than any timer of a case.
 const ON_TIME: Duration = Duration::from_millis(20);
 /// Most tries of a case.
 const TRIES: u32 = 6;
 
-/// Does `run` for a case, and again if it fails: a card fails that does so twice while the judge is
-/// on time, before it passes twice. If the judge is late too often, nothing can be said. Returns
-/// how often the case was run, too.
+/// Calls `run` for a case until the verdict is certain: a card fails if it fails twice while the
+/// judge is on time, before it passes twice. If the judge is late too often, the case is
+/// inconclusive. Returns the outcome and the number of runs.
 fn judge(mut run: impl FnMut() -> Outcome) -> (Outcome, u32) {
     let (mut failed, mut passed) = (None, false);
     let mut tries = 0;
@@ -120,14 +120,14 @@ fn judge(mut run: impl FnMut() -> Outcome) -> (Outcome, u32) {
             }
             Verdict::Fail(_) => {}
             Verdict::Pass if failed.is_some() && !std::mem::replace(&mut passed, true) && tries < TRIES => {}
-            // The target is gone, which the failure may have brought about.
+            // The target is lost, maybe because of the failure.
             Verdict::Inconclusive(_) => return (failed.unwrap_or(outcome), tries),
             _ => return (outcome, tries),
         }
     }
 }
 
-/// Runs all cases of `scripts` and tells `progress` of each.
+/// Runs all cases of `scripts`; calls `progress` at begin and end of each.
 pub fn run(
     scripts: &[Script],
     target: &mut dyn Target,
@@ -167,7 +167,7 @@ pub fn run(
     report
 }
 
-/// What a file of deviations says.
+/// Known deviations of a card.
 #[derive(Clone, Debug, Default)]
 pub struct Deviations(Vec<Deviation>);
 
@@ -179,10 +179,10 @@ struct Deviation {
 }
 
 impl Deviations {
-    /// Reads a file.
+    /// Parses a file.
     ///
     /// # Errors
-    /// The first line that is no deviation.
+    /// If a line is invalid.
     pub fn parse(text: &str) -> Result<Self, String> {
         let lines = (1..).zip(text.lines().map(str::trim)).filter(|(_, line)| !line.is_empty());
         let read = lines.filter(|(_, line)| !line.starts_with('#')).map(|(number, line)| {
@@ -197,7 +197,7 @@ impl Deviations {
         read.collect::<Result<_, String>>().map(Self)
     }
 
-    /// Why this case may fail, if it may.
+    /// Returns the reason why this case may fail.
     pub(crate) fn reason(&self, script: &str, parameters: &str) -> Option<&str> {
         let is_it = |deviation: &&Deviation| {
             let named = match deviation.script.strip_suffix('*') {
@@ -215,8 +215,8 @@ mod tests {
     use super::*;
     use crate::log::Log;
 
-    /// The verdict on a case that ends like this when it is run again and again: `F` fails, `P`
-    /// passes, `l` fails while the judge is late, `i` finds no target.
+    /// Returns word and number of runs of a case whose runs end like this: `F` fails, `P` passes,
+    /// `l` fails while the judge is late, `i` finds no target.
     fn judged(ends: &str) -> (&'static str, u32) {
         let mut ends = ends.chars();
         let run = || {
@@ -234,16 +234,16 @@ mod tests {
     }
 
     #[test]
-    fn case_fails_twice_on_time_or_not_at_all() {
+    fn case_fails_only_twice_on_time() {
         assert_eq!(judged("P"), ("pass", 1));
         assert_eq!(judged("FF"), ("FAIL", 2));
         assert_eq!(judged("FPF"), ("FAIL", 3));
         assert_eq!(judged("FPP"), ("pass", 3));
-        assert_eq!(judged("Fi"), ("FAIL", 2), "it has brought the card down");
+        assert_eq!(judged("Fi"), ("FAIL", 2), "the failure crashed the card");
     }
 
     #[test]
-    fn late_judge_tries_again_and_blames_no_card() {
+    fn late_judge_retries_and_is_inconclusive() {
         assert_eq!(judged("lP"), ("pass", 2));
         assert_eq!(judged("llFF"), ("FAIL", 4));
         assert_eq!(judged("llllll"), ("inconclusive", 6));
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deviation_names_a_script_some_scripts_or_one_case() {
+    fn deviation_matches_script_prefix_or_case() {
         let text = "# rxe\nud/*: no groups\n\nresponder/rnr [timer=0]: rounds up\nresponder/gap: never\n";
         let deviations = Deviations::parse(text).unwrap();
         assert_eq!(deviations.reason("ud/group", "a=1"), Some("no groups"));
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_a_reason_is_refused() {
+    fn deviation_without_reason_is_refused() {
         let error = Deviations::parse("\nresponder/rnr\n").unwrap_err();
         assert_eq!(error, "line 2 is not `SCRIPT: REASON`: responder/rnr");
     }

@@ -1,4 +1,4 @@
-//! Packets as scripts say them: bytes from a specification, and bytes held against one.
+//! Builds packets from the specification in a script, and compares packets with one.
 
 use crate::layout::{self, Field};
 use crate::mad;
@@ -7,13 +7,13 @@ use crate::script::steps::{Skips, Spec};
 use roxe_peer::protocol::to_hex;
 use roxe_wire::{NetHeader, Packet, Psn};
 
-/// Fields and their values.
 pub(crate) type Values = Vec<(&'static str, u64)>;
 
-/// The bytes of a packet to send, sealed. It says what is `usual` where the script says nothing.
+/// Returns the bytes of a packet with ICRC. Fields that the script does not name have their
+/// `usual` values.
 ///
 /// # Errors
-/// The script says what cannot be said.
+/// If the script names an unknown field or number.
 pub(crate) fn build(spec: &Spec, usual: &Values, net: &NetHeader, names: &Names) -> Result<Vec<u8>, String> {
     let payload = spec.payload.as_ref().map_or(Ok(Vec::new()), |data| data.bytes(names))?;
     let (fields, len) = spec.layout();
@@ -45,7 +45,7 @@ pub(crate) fn build(spec: &Spec, usual: &Values, net: &NetHeader, names: &Names)
     damage(spec, packet, net, names)
 }
 
-/// Adds the ICRC, and does to the packet what the script wants done.
+/// Adds the ICRC, and damages the packet as the script demands.
 fn damage(spec: &Spec, mut packet: Vec<u8>, net: &NetHeader, names: &Names) -> Result<Vec<u8>, String> {
     if let Some(extra) = &spec.damage.extra {
         let extra = extra.value(names)?.min(4096) as usize;
@@ -68,10 +68,10 @@ fn find<'f>(fields: &'f [Field], spec: &Spec, name: &str) -> Result<&'f Field, S
     fields.iter().find(|field| field.name == name).ok_or_else(|| format!("{} has no field `{name}`", spec.name))
 }
 
-/// What differs between a packet of the card and what is said of it; nothing: it is the one.
+/// Returns the differences between a packet of the card and the specification.
 ///
 /// # Errors
-/// The script says what cannot be said.
+/// If the script names an unknown field or number.
 pub(crate) fn differences(spec: &Spec, packet: &[u8], names: &Names) -> Result<Vec<String>, String> {
     let (fields, len) = spec.layout();
     if packet.first() != Some(&spec.opcode) {
@@ -97,7 +97,7 @@ pub(crate) fn differences(spec: &Spec, packet: &[u8], names: &Names) -> Result<V
     if let Some(data) = &spec.payload {
         let (mut wanted, is) = (data.bytes(names)?, layout::payload(packet, len).unwrap_or_default());
         if spec.message.is_some() {
-            // Private data has a fixed length: zeros follow.
+            // Private data has a fixed length, filled up with zeros.
             wanted.resize(wanted.len().max(is.len()), 0);
         }
         found.extend(bytes_differ("payload", &wanted, is));
@@ -105,7 +105,7 @@ pub(crate) fn differences(spec: &Spec, packet: &[u8], names: &Names) -> Result<V
     Ok(found)
 }
 
-/// How two pieces of memory differ, in words.
+/// Describes the first difference of two byte strings.
 pub(crate) fn bytes_differ(what: &str, wanted: &[u8], is: &[u8]) -> Option<String> {
     if wanted.len() != is.len() {
         return Some(format!("{what} has {} bytes, not {}", is.len(), wanted.len()));
@@ -115,7 +115,6 @@ pub(crate) fn bytes_differ(what: &str, wanted: &[u8], is: &[u8]) -> Option<Strin
     Some(format!("{what} differs from byte {at} on: {}, not {}", show(is), show(wanted)))
 }
 
-/// A field in the way people write it.
 fn shown(name: &str, value: u64) -> String {
     match name {
         "psn" | "msn" | "dmalen" | "pad" => value.to_string(),
@@ -153,8 +152,7 @@ pub(crate) fn is_skipped(
     }
 }
 
-/// What is wrong with a packet of the card whatever it says; `to` are the queue pairs of the near
-/// side.
+/// Returns what makes a packet of the card malformed; `to` are the queue pairs of the near side.
 pub(crate) fn flaw(net: &NetHeader, packet: &[u8], to: &[u32]) -> Option<String> {
     let (_, len) = layout::fields(*packet.first()?);
     let get = |name| layout::get(packet, name);
@@ -188,7 +186,7 @@ pub(crate) fn flaw(net: &NetHeader, packet: &[u8], to: &[u32]) -> Option<String>
     (!is_known).then(|| format!("it goes to queue pair {dqpn:#x}, which is none of the near side"))
 }
 
-/// A packet as people read it.
+/// Describes a packet.
 pub(crate) fn describe(packet: &[u8]) -> String {
     if let Some(text) = mad::describe(packet) {
         return text;

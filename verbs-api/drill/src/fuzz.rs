@@ -1,13 +1,10 @@
-//! `roxe fuzz`: cases out of a seed, given to a card and to roxe's transport as its model; where
-//! they differ, the case is made as short as it can be and becomes a script.
+//! `roxe fuzz`: runs generated cases on a card and on roxe's transport, the model, and shortens
+//! those that differ to scripts.
 //!
-//! `generate` makes cases, as lines of a script. Here they are compared, without what a card is
-//! free in, and cut down to the fewest lines that still show the difference; the script expects
-//! what the model does.
-//!
-//! Beside every case runs an honest connection, whose last packet has to be acknowledged. Cases
-//! follow each other fast (`Target::hurry`); what has shown a difference is done again with new
-//! objects, as its script will be.
+//! `generate` makes cases as lines of a script. [`compare`] ignores differences that the standard
+//! allows. The shortest lines that still differ become a script that expects the model's behaviour.
+//! Every case has an honest connection, whose last packet the card must acknowledge. Cases are
+//! pipelined (`Target::pipeline`); a difference must show again with new objects, as in its script.
 
 mod generate;
 
@@ -24,76 +21,75 @@ use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-/// How long to look, from where, and how patiently.
+/// Options of [`fuzz`].
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// What all cases are made from.
+    /// Seed of the cases.
     pub seed: u64,
-    /// No case begins after so long.
+    /// Time after which no case begins.
     pub time: Duration,
-    /// Nor after so many.
+    /// Largest number of cases.
     pub cases: u64,
-    /// For how long nothing must have come before a case is over.
+    /// Time without a packet that ends a case.
     pub settle: Duration,
-    /// Leave out what is known to end a kernel.
+    /// True to leave out packets that are known to crash a kernel.
     pub spares: bool,
 }
 
-/// A way in which the card differs from the model.
+/// A difference between the card and the model.
 #[derive(Clone, Debug)]
 pub struct Finding {
-    /// What all examples of it have in common.
+    /// Description without numbers, equal for all cases with this difference.
     pub cause: String,
-    /// The seed of the case that showed it first.
+    /// Seed of the first case.
     pub seed: u64,
-    /// How many cases have shown it.
+    /// Number of cases.
     pub count: u64,
-    /// The shortest script: it fails with the card and passes with the model.
+    /// The shortest script, which fails on the card and passes on the model.
     pub script: String,
 }
 
-/// What came of it.
+/// The result of [`fuzz`].
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
-    /// Cases, those made again to be shortened not counted.
+    /// Number of cases, without runs to shorten them.
     pub cases: u64,
-    /// Packets sent to the card, all of them.
+    /// Number of packets sent to the card.
     pub packets: u64,
-    /// How long it took, and how much of that to see findings again and to make them short.
+    /// Total time.
     pub took: Duration,
-    /// As said.
+    /// Time of reproducing and shortening, included in `took`.
     pub shortening: Duration,
-    /// Packets sent for that.
+    /// Packets of reproducing and shortening, included in `packets`.
     pub shortening_packets: u64,
-    /// Differences that did not show again: lost packets, or what new objects do not do.
+    /// Differences that could not be reproduced, such as lost packets.
     pub passing: u64,
-    /// Cases of which nothing is known: the card refused what they need.
+    /// Cases that the card refused.
     pub refused: u64,
-    /// The causes, the most frequent one first.
+    /// Findings, most frequent first.
     pub findings: Vec<Finding>,
 }
 
-/// For how long nothing must have come, at least, before a case that has shown something is over.
+/// Shortest time without a packet that ends a run to reproduce a difference.
 const PATIENCE: Duration = Duration::from_millis(150);
 
-/// The two that are compared.
 struct Lab<'a> {
     card: &'a mut dyn Target,
     packets: u64,
-    /// Cases that the card could not follow.
+    /// Cases that the card refused.
     refused: u64,
 }
 
 impl Lab<'_> {
-    /// The difference that these lines show, if they show one.
+    /// Runs these lines on card and model, and returns the difference.
     ///
     /// # Errors
-    /// The card is gone.
+    /// If the card is lost.
     fn difference(&mut self, lines: &[String], settle: Duration) -> Result<Option<Difference>, String> {
-        // A case that has lost a line on the way to be shortened may say nothing that can be done.
+        // A shortened case may be invalid.
         let Ok(script) = Script::parse("fuzz", &lines.join("\n")) else { return Ok(None) };
         let [case] = script.cases() else { return Ok(None) };
-        // A panic of roxe's transport is a finding as any other.
+        // A panic of roxe's transport is a finding, too.
         let model = catch_unwind(|| trace(case, &mut VirtualCard::default(), settle));
         let Ok(model) = model else { return Ok(Some(Difference::panic())) };
         let Some(model) = model? else { return Ok(None) };
@@ -107,17 +103,17 @@ impl Lab<'_> {
         Ok(compare(case, &model, &card))
     }
 
-    /// The same, by objects that are new.
+    /// As [`Self::difference`], with new objects.
     fn difference_of_new(&mut self, lines: &[String], settle: Duration) -> Result<Option<Difference>, String> {
         self.card.renew().map_err(|refused| refused.to_string())?;
         self.difference(lines, settle)
     }
 
-    /// The fewest of these lines that show the same as what was `found`, and how they do; nothing
-    /// if it does not show again: a packet was lost then, or came late.
+    /// Returns the fewest of these lines that differ as `found`, and their difference; `None` if it
+    /// is not reproduced because a packet was lost or late.
     ///
     /// # Errors
-    /// The card is gone.
+    /// If the card is lost.
     fn shortest(
         &mut self,
         lines: &[String],
@@ -137,16 +133,16 @@ impl Lab<'_> {
     }
 }
 
-/// Looks for differences between `card` and the model, and tells `progress` of each new cause.
+/// Searches for differences between `card` and the model, and calls `progress` for each new cause.
 ///
 /// # Errors
-/// The card, or its agent, is gone: the text says how, and which case was the last.
+/// If the card or its agent is lost; the text names the last case.
 pub fn fuzz(card: &mut dyn Target, options: &Options, mut progress: impl FnMut(&Finding)) -> Result<Summary, String> {
     let start = Instant::now();
     let mut lab = Lab { card, packets: 0, refused: 0 };
     let mut found: BTreeMap<String, Finding> = BTreeMap::new();
     let mut summary = Summary::default();
-    lab.card.hurry().map_err(|refused| refused.to_string())?;
+    lab.card.pipeline().map_err(|refused| refused.to_string())?;
     let card = lab.card.card(false).ok_or("the card has no IPv4 address")?;
     while summary.cases < options.cases && start.elapsed() < options.time {
         let seed = options.seed.wrapping_add(summary.cases);
@@ -189,24 +185,23 @@ pub fn fuzz(card: &mut dyn Target, options: &Options, mut progress: impl FnMut(&
     Ok(summary)
 }
 
-/// The service of the connections that misbehave.
+/// Returns the service of the misbehaving connections.
 fn service(lines: &[String]) -> &str {
     let services = lines.iter().filter_map(|line| line.strip_prefix("service "));
     services.clone().find(|service| *service != "RC").or_else(|| services.clone().next()).unwrap_or_default()
 }
 
-/// The most tries to leave something out, and the longest time for them.
+/// Most tries to shorten a case, and their time limit.
 const TRIES: usize = 150;
 const TIME: Duration = Duration::from_secs(10);
-/// Long enough for what the model does by itself, which takes no time.
+/// Settle time for the model, in virtual time.
 const SETTLE: Duration = Duration::from_millis(5);
 
-/// Leaves out lines as long as `shows` says that what is left shows the same: connections other
-/// than `qp` first, then what a connection has sent before some packet, then halves, quarters and
-/// so on of what may go (delta debugging).
+/// Removes lines while `shows` returns true for the rest: first connections other than `qp`, then
+/// the earlier packets of a connection, then halves, quarters and so on (delta debugging).
 ///
 /// # Errors
-/// That of `shows`.
+/// As `shows`.
 fn shorten(
     lines: &[String],
     qp: &str,
@@ -260,7 +255,7 @@ fn shorten(
     Ok(lines)
 }
 
-/// The case with a connection that expects one of its later packets first, the last one, the one
+/// Returns cases in which the connection `qp` begins with a later packet: the last one, the one
 /// before it, and so on.
 fn later_beginnings(lines: &[String], qp: &str) -> Vec<Vec<String>> {
     let of = format!("of={qp}");
@@ -287,7 +282,7 @@ fn is_about(line: &str, qp: &str) -> bool {
     line.split_whitespace().any(|word| word == qp || word.strip_prefix("of=") == Some(qp) || word == region)
 }
 
-/// What a case can do without. The honest connection stays, and what objects are made from.
+/// Returns true for a line that may be removed. The honest connection and creations of objects stay.
 fn may_go(line: &str) -> bool {
     (line.starts_with("send ") && !is_about(line, "h"))
         || line.starts_with("peer recv ")
@@ -295,9 +290,9 @@ fn may_go(line: &str) -> bool {
         || line.starts_with("peer reg ro ")
 }
 
-/// The script of a case: it expects what the model does, and nothing more, and says what all this
-/// is about. Of memory it looks at the byte that differs.
-pub(super) fn script(lines: &[String], difference: &Difference, cause: &str, seed: u64) -> String {
+/// Returns the script of a case, which expects exactly the model's behaviour. It checks only the
+/// byte of memory that differs.
+fn script(lines: &[String], difference: &Difference, cause: &str, seed: u64) -> String {
     let all = traced(lines).unwrap_or_default();
     let answers: Vec<_> = all.answers.iter().filter(|(qp, _)| qp != "h").collect();
     let mut text = format!("# {cause}\n# Found by `roxe fuzz --seed {seed} --cases 1`.\n");
@@ -305,7 +300,7 @@ pub(super) fn script(lines: &[String], difference: &Difference, cause: &str, see
     for (at, line) in lines.iter().enumerate() {
         let _ = writeln!(text, "{line}");
         if line.starts_with("send ") && !is_about(line, "h") {
-            // What the model answers to this line is what it does not answer without it.
+            // The model's answers to this line are those that it does not send without the line.
             let known = common(&answers, &with_honest(lines, at));
             tell(&mut text, &answers[told..known.max(told)]);
             told = known.max(told);
@@ -336,13 +331,12 @@ fn tell(text: &mut String, answers: &[&(String, Vec<u8>)]) {
     }
 }
 
-/// The model's trace.
 fn traced(lines: &[String]) -> Option<Trace> {
     let script = Script::parse("fuzz", &lines.join("\n")).ok()?;
     trace(script.cases().first()?, &mut VirtualCard::default(), SETTLE).ok().flatten()
 }
 
-/// The model's answers to all lines up to `at`, and to the honest connection.
+/// Returns the model's answers to the lines up to `at`.
 fn with_honest(lines: &[String], at: usize) -> Vec<(String, Vec<u8>)> {
     let honest = lines[at + 1..].iter().filter(|line| line.starts_with("service ") || is_about(line, "h"));
     let lines: Vec<_> = lines[..=at].iter().chain(honest).cloned().collect();
@@ -351,31 +345,30 @@ fn with_honest(lines: &[String], at: usize) -> Vec<(String, Vec<u8>)> {
     answers
 }
 
-/// How many of the first answers are the same.
+/// Returns the number of equal answers at the beginning.
 fn common(all: &[&(String, Vec<u8>)], some: &[(String, Vec<u8>)]) -> usize {
     all.iter().zip(some).take_while(|(all, some)| **all == *some).count()
 }
 
-/// A difference: what the model shows and what the card does, and where.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Difference {
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Difference {
     /// Answers, completions, the state, memory, or the honest connection.
-    pub(super) what: &'static str,
-    pub(super) qp: String,
-    pub(super) model: String,
-    pub(super) card: String,
-    /// Of memory: where the first byte that differs lies, and what the model has there.
-    pub(super) byte: Option<(usize, u8)>,
+    what: &'static str,
+    qp: String,
+    model: String,
+    card: String,
+    /// Offset of the first byte of memory that differs, and its value on the model.
+    byte: Option<(usize, u8)>,
 }
 
 impl Difference {
-    /// That of a case which roxe's transport does not survive.
-    pub(super) fn panic() -> Self {
+    /// Returns the difference of a case in which roxe's transport panics.
+    fn panic() -> Self {
         let nothing = String::new();
         Self { what: "panic", qp: nothing.clone(), model: nothing.clone(), card: nothing, byte: None }
     }
 
-    /// The difference without its numbers: findings with one cause have the same.
+    /// Describes the difference without numbers, which vary between cases of one cause.
     fn cause(&self, service: &str) -> String {
         let words = |text: &str| {
             let keep = |word: &&str| !word.contains('=') || word.starts_with("status=") || word.starts_with("opcode=");
@@ -385,8 +378,8 @@ impl Difference {
     }
 }
 
-/// The first difference, if there is one.
-pub(super) fn compare(case: &Case, model: &Trace, card: &Trace) -> Option<Difference> {
+/// Returns the first difference.
+fn compare(case: &Case, model: &Trace, card: &Trace) -> Option<Difference> {
     let difference = |what, qp: &str, model: &str, card: &str| {
         Some(Difference { what, qp: qp.to_owned(), model: model.to_owned(), card: card.to_owned(), byte: None })
     };
@@ -428,14 +421,14 @@ pub(super) fn compare(case: &Case, model: &Trace, card: &Trace) -> Option<Differ
     None
 }
 
-/// The first place in which two lists differ.
+/// Returns the first elements that differ.
 fn first(ours: &[String], theirs: &[String]) -> Option<(String, String)> {
     let at = (0..ours.len().max(theirs.len())).find(|at| ours.get(*at) != theirs.get(*at))?;
     let get = |list: &[String]| list.get(at).cloned().unwrap_or_else(|| "nothing".to_owned());
     Some((get(ours), get(theirs)))
 }
 
-/// The answers of each queue pair in words, without what a card is free in.
+/// Describes the answers by queue pair, without differences that the standard allows.
 fn answers(trace: &Trace) -> BTreeMap<String, Vec<String>> {
     let mut all: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (qp, packet) in &trace.answers {
@@ -452,8 +445,8 @@ fn answers(trace: &Trace) -> BTreeMap<String, Vec<String>> {
     all
 }
 
-/// A packet as scripts expect it; nothing for a congestion notification.
-pub(super) fn describe(packet: &[u8]) -> Option<String> {
+/// Returns a packet in the notation of scripts; `None` for a CNP.
+fn describe(packet: &[u8]) -> Option<String> {
     let opcode = *packet.first()?;
     if opcode == 0x81 {
         return None;
@@ -477,7 +470,7 @@ pub(super) fn describe(packet: &[u8]) -> Option<String> {
     })
 }
 
-/// The PSN of the last packet to `qp`, if that asks for an acknowledgement.
+/// Returns the PSN of the last packet to `qp`, if that requests an acknowledgement.
 fn last_asked(case: &Case, qp: &str) -> String {
     let sends = case.lines.iter().rev().filter_map(|line| match &line.step {
         Step::Send(spec) if spec.qp.as_deref() == Some(qp) => Some(spec),
@@ -498,7 +491,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_matter_is_left_out() {
+    fn shorten_removes_irrelevant_lines() {
         let lines: Vec<_> = ["peer qp q", "peer recv q id=1", "send A of=q", "send B of=q", "send C of=r", "peer qp r"]
             .map(str::to_owned)
             .into();
@@ -508,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_begins_with_the_packet_that_matters() {
+    fn shorten_starts_connection_with_relevant_packet() {
         let lines = ["peer qp q rq_psn=5", "send A psn=5 of=q", "send B psn=6 of=q", "send C psn=7 of=q"];
         let lines: Vec<_> = lines.map(str::to_owned).into();
         let shows =

@@ -1,34 +1,30 @@
-//! Where every field of every packet lies, as one table, and the ICRC: how this crate writes and
-//! reads packets.
+//! A table with the place of every field of every packet, and the ICRC.
 //!
-//! Not those of `roxe_wire`, on purpose: a judge that used the encoders of the card under test
-//! would share their mistakes, and could not write what is illegal. Only names of opcodes come from
-//! there. Touches `roxe_wire`.
+//! This crate does not use the encoders of `roxe_wire`: a judge that did would share the mistakes
+//! of roxe, and could not write illegal packets. Only the names of opcodes come from there.
 
 use roxe_wire::{NetHeader, Opcode};
 use std::sync::LazyLock;
 
-/// Length of the base transport header.
 pub(crate) const BTH_LEN: usize = 12;
-/// Length of the ICRC.
 pub(crate) const ICRC_LEN: usize = 4;
 
 /// A field: its name in scripts, and its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Field {
     pub(crate) name: &'static str,
-    /// First bit, counted from the first of the packet.
+    /// First bit, counted from the start of the packet.
     at: usize,
     bits: usize,
 }
 
 impl Field {
-    /// Whether it begins and ends with a byte.
+    /// Returns true if the field consists of whole bytes.
     const fn is_of_bytes(&self) -> bool {
         self.at.is_multiple_of(8) && self.bits.is_multiple_of(8)
     }
 
-    /// The value in `packet`; `None` if that is too short.
+    /// Returns the value in `packet`; `None` if that is too short.
     pub(crate) fn get(&self, packet: &[u8]) -> Option<u64> {
         if self.is_of_bytes() {
             let bytes = packet.get(self.at / 8..(self.at + self.bits) / 8)?;
@@ -38,7 +34,7 @@ impl Field {
         (self.at..self.at + self.bits).try_fold(0, |value, at| Some(value << 1 | bit(at)?))
     }
 
-    /// Writes the low bits of `value`; what is beyond the packet is lost.
+    /// Writes the low bits of `value`, as far as the packet reaches.
     pub(crate) fn set(&self, packet: &mut [u8], value: u64) {
         if self.is_of_bytes() {
             let (value, len) = (value.to_be_bytes(), self.bits / 8);
@@ -53,13 +49,13 @@ impl Field {
         }
     }
 
-    /// `value` as this field would hold it.
+    /// Returns the bits of `value` that fit into this field.
     pub(crate) const fn fit(&self, value: u64) -> u64 {
         if self.bits >= 64 { value } else { value & ((1 << self.bits) - 1) }
     }
 }
 
-/// The base transport header: name and bits.
+/// Fields of the BTH: name and bits.
 const BTH: &[(&str, usize)] = &[
     ("opcode", 8),
     ("solicited", 1),
@@ -86,8 +82,7 @@ const IETH: &[(&str, usize)] = &[("invalidate", 32)];
 const FETH: &[(&str, usize)] = &[("resv26", 26), ("selectivity", 2), ("placement", 4)];
 const RESERVED_16: &[(&str, usize)] = &[("reserved", 64), ("reserved2", 64)];
 
-/// The extended headers behind the BTH of a packet with this opcode byte, in their order. None for
-/// opcodes without meaning.
+/// Returns the extended headers of an opcode byte in their order; none for unknown opcodes.
 fn extended(opcode: u8) -> Vec<&'static [(&'static str, usize)]> {
     let mut headers = match opcode >> 5 {
         0b011 => vec![DETH],
@@ -111,14 +106,14 @@ fn extended(opcode: u8) -> Vec<&'static [(&'static str, usize)]> {
     headers
 }
 
-/// The fields of a packet with this opcode byte, and the length of its headers.
+/// Returns the fields of a packet with this opcode byte, and the length of its headers.
 pub(crate) fn fields(opcode: u8) -> (&'static [Field], usize) {
     static ALL: LazyLock<Vec<(Vec<Field>, usize)>> = LazyLock::new(|| (0..=255).map(all_fields).collect());
     let (fields, len) = &ALL[usize::from(opcode)];
     (fields, *len)
 }
 
-/// The field with this name of a packet, if its opcode has one.
+/// Returns the field with this name, if the opcode has one.
 pub(crate) fn get(packet: &[u8], name: &str) -> Option<u64> {
     let (fields, _) = fields(*packet.first()?);
     fields.iter().find(|field| field.name == name)?.get(packet)
@@ -131,7 +126,7 @@ fn all_fields(opcode: u8) -> (Vec<Field>, usize) {
     (fields, len / 8)
 }
 
-/// Adds fields that follow each other from bit `at` on, and tells where the last one ends.
+/// Adds consecutive fields from bit `at` on, and returns the end of the last one.
 pub(crate) fn place(
     table: impl Iterator<Item = (&'static str, usize)>,
     mut at: usize,
@@ -144,7 +139,7 @@ pub(crate) fn place(
     at
 }
 
-/// Whether any packet has a field with this name.
+/// Returns true if any packet has a field with this name.
 pub(crate) fn is_field(name: &str) -> bool {
     let all = [BTH, XRCETH, DETH, RETH, ATOMICETH, AETH, ATOMICACKETH, IMMDT, IETH, FETH, RESERVED_16];
     all.into_iter().flatten().any(|(field, _)| *field == name)
@@ -153,7 +148,7 @@ pub(crate) fn is_field(name: &str) -> bool {
 /// Services and the upper bits of their opcode bytes.
 const SERVICES: [(&str, u8); 4] = [("RC", 0b000), ("UC", 0b001), ("UD", 0b011), ("XRC", 0b101)];
 
-/// The service in the upper bits of an opcode byte.
+/// Returns the upper bits of opcode bytes of a service.
 pub(crate) fn service_bits(service: &str) -> Option<u8> {
     SERVICES.iter().find(|(name, _)| *name == service).map(|(_, bits)| *bits)
 }
@@ -230,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn the_icrc_is_that_of_the_card() {
+    fn icrc_matches_roxe_wire() {
         for net in nets() {
             for len in [12, 16, 63, 300] {
                 let packet: Vec<u8> = (0..len).map(|at| at as u8).collect();
@@ -240,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn every_legal_opcode_has_the_headers_of_the_card() {
+    fn headers_of_opcodes_match_roxe_wire() {
         for byte in 0..=255 {
             let Some(opcode) = Opcode::from_u8(byte) else { continue };
             let (_, len) = fields(byte);
@@ -255,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_where_the_card_reads_them() {
+    fn field_places_match_roxe_wire() {
         let (fields, len) = fields(0x0a);
         let mut packet = vec![0; len + ICRC_LEN];
         let values =

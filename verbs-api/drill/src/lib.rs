@@ -1,13 +1,13 @@
-//! Scripts of packets against an RDMA card, and the conformance cases written in them: what `roxe
-//! drill` and `roxe conform` do.
+//! Packet scripts against an RDMA card, and the conformance cases written in them, for `roxe drill`
+//! and `roxe conform`.
 //!
-//! A script ([`Script`]) reads like a trace: the *near side* sends packets, legal or not, and says
-//! what must come back; the *far side* is the card under test behind verbs. A [`Target`] has both:
-//! [`VirtualCard`] is roxe's transport in this process, at a time that jumps. [`run()`] runs one
-//! case of a script and answers with a [`Verdict`].
+//! In a [`Script`] the *near side* sends packets, legal or not, and expects others; the *far side*
+//! is the card under test, driven by verbs. A [`Target`] has both sides: [`AgentCard`] is any card
+//! beside an agent, [`VirtualCard`] roxe's transport in this process, at virtual time. [`run()`]
+//! runs one case of a script and returns an [`Outcome`] with a [`Verdict`].
 //!
-//! `docs/reference/scripts.md` is the manual of the language. Packets are written and read by
-//! tables of this crate (`layout`, `mad`), not by the encoders of the card.
+//! `docs/reference/scripts.md` is the manual of the language. Tables of this crate (`layout`,
+//! `mad`) encode and decode packets, not the encoders of the card.
 #![forbid(unsafe_code)]
 
 mod agent;

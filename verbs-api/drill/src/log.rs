@@ -1,4 +1,4 @@
-//! What went over the wire while a case ran: for messages, and as a capture. Touches `roxe_wire`.
+//! The packets of a case, for messages and captures.
 
 use crate::craft::describe;
 use crate::target::Datagram;
@@ -6,19 +6,19 @@ use roxe_wire::capture::{Direction, Outgoing, write_interface, write_packet, wri
 use std::fmt::Write;
 use std::time::Duration;
 
-/// Packets in front of a failure that its message shows.
+/// Number of packets in the message of a failure.
 const SHOWN: usize = 10;
 
 /// A packet on the wire.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// When.
+    /// Time on the target's clock.
     pub at: Duration,
-    /// Whether the card sent it.
+    /// True if the card sent it.
     pub from_card: bool,
     /// The packet.
     pub datagram: Datagram,
-    /// What was wrong with it, if it ended the case.
+    /// The difference from the expectation, if it ended the case.
     pub remark: String,
 }
 
@@ -31,7 +31,7 @@ impl Log {
         self.0.push(Seen { at, from_card, datagram, remark: String::new() });
     }
 
-    /// Says something of the newest packet.
+    /// Adds a remark to the newest packet.
     pub(crate) fn remark(&mut self, text: &str) {
         if let Some(last) = self.0.last_mut() {
             last.remark = text.into();
@@ -43,7 +43,7 @@ impl Log {
         &self.0
     }
 
-    /// The newest packets, a line each: `>` to the card, `<` from it.
+    /// Returns the newest packets, one per line: `>` to the card, `<` from it.
     pub fn newest(&self) -> String {
         let mut text = String::new();
         let start = self.0.first().map_or(Duration::ZERO, |seen| seen.at);
@@ -59,7 +59,7 @@ impl Log {
         text
     }
 
-    /// A pcapng file of all packets, as the near side saw them.
+    /// Returns a pcapng file of all packets, as seen by the near side.
     pub fn to_pcapng(&self) -> Vec<u8> {
         let mut file = Vec::new();
         write_section(&mut file, "roxe drill");

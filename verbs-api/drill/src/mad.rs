@@ -1,21 +1,18 @@
-//! Messages of the connection manager (IBA chapter 12): where their fields lie in the packet that
-//! carries them, and what is wrong with one whatever it says.
-//!
-//! A MAD of 256 bytes in a UD SEND ONLY from one queue pair 1 to another. Tables of this crate, as
-//! those of `layout`, not `roxe_wire`'s.
+//! Messages of the connection manager (IBA chapter 12): places of their fields, and checks that
+//! every message must pass. A MAD has 256 bytes, in a UD SEND ONLY between queue pairs 1.
 
 use crate::layout::{self, Field};
 use std::fmt::Write;
 use std::sync::LazyLock;
 
-/// The opcode of the packet, and the lengths of its headers and of a MAD.
+/// Opcode of the packet, and bytes of its headers and of a MAD.
 pub(crate) const OPCODE: u8 = 0x64;
 const HEADERS: usize = 20;
 const MAD: usize = 256;
-/// The queue pair of management, and the Q_Key of all its packets.
+/// Queue pair of the GSI, and the Q_Key of all its packets.
 pub(crate) const GSI: u32 = 1;
 pub(crate) const GSI_QKEY: u32 = 0x8001_0000;
-/// Attribute of the message that only asks for patience.
+/// Attribute of the MRA, which only extends a timeout.
 const MRA: u16 = 0x11;
 
 /// Names and bits of fields; `_` is reserved.
@@ -100,7 +97,7 @@ const ALTERNATE: Table = &[
     ("sap", 1),
     ("_", 2),
 ];
-/// What RDMA CM writes in front of the private data of requests (annex A11).
+/// RDMA CM's header in the private data of requests (annex A11).
 const RDMA_CM: Table = &[
     ("ip_cm_version", 8),
     ("ip_version", 4),
@@ -169,12 +166,12 @@ const LAP: Table = &[
     ("_", 3),
 ];
 const APR: Table = &[("info_len", 8), ("ap_status", 8), ("_", 16)];
-/// Additional information of 72 bytes, of which the first 16 have names in a REJ. What begins with
-/// `_` is not for scripts.
+/// Additional information of 72 bytes; in a REJ the first 16 have names. Scripts cannot name fields
+/// that begin with `_`.
 const REST_OF_INFO: Table = &[("_info", 56 * 8)];
 const INFO: Table = &[("_info", 72 * 8)];
 
-/// The messages: name, attribute, fields.
+/// Name, attribute and fields of all messages.
 const MESSAGES: &[(&str, u16, &[Table])] = &[
     ("REQ", 0x10, &[REQ, PRIMARY, ALTERNATE, RDMA_CM]),
     ("MRA", MRA, &[IDS, MRA_FIELDS]),
@@ -189,18 +186,17 @@ const MESSAGES: &[(&str, u16, &[Table])] = &[
     ("APR", 0x1a, &[IDS, APR, INFO]),
 ];
 
-/// A message: its name, and where everything lies in the packet.
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(crate) name: &'static str,
     pub(crate) attribute: u16,
     /// Fields of the packet and of the MAD.
     pub(crate) fields: Vec<Field>,
-    /// Where the private data begins.
+    /// Offset of the private data in the packet.
     pub(crate) len: usize,
 }
 
-/// Where the private data of all messages ends.
+/// End of the private data of all messages in the packet.
 pub(crate) const END: usize = HEADERS + MAD;
 
 static ALL: LazyLock<Vec<Message>> = LazyLock::new(|| {
@@ -214,39 +210,36 @@ static ALL: LazyLock<Vec<Message>> = LazyLock::new(|| {
     MESSAGES.iter().map(message).collect()
 });
 
-/// The message with this name.
 pub(crate) fn named(name: &str) -> Option<&'static Message> {
     ALL.iter().find(|message| message.name == name)
 }
 
-/// Whether a packet is for management.
+/// Returns true for a packet to the GSI.
 pub(crate) fn is_mad(packet: &[u8]) -> bool {
     packet.first() == Some(&OPCODE) && packet.get(5..8) == Some(&[0, 0, 1])
 }
 
-/// The message that a packet carries, if it is one.
+/// Returns the message in a packet.
 pub(crate) fn of(packet: &[u8]) -> Option<&'static Message> {
     let attribute = packet.get(HEADERS + 16..HEADERS + 18).filter(|_| is_mad(packet))?;
     ALL.iter().find(|message| message.attribute.to_be_bytes() == attribute)
 }
 
-/// Whether a packet only asks for patience.
 pub(crate) fn is_mra(packet: &[u8]) -> bool {
     of(packet).is_some_and(|message| message.attribute == MRA)
 }
 
-/// Whether a packet is a DREP that names no connection: it says nothing to anybody. roxe sends it
-/// to learn whether a host is there.
-pub(crate) fn is_for_nobody(packet: &[u8]) -> bool {
+/// Returns true for a DREP without a connection, with which roxe probes the reachability of a host.
+pub(crate) fn is_probe(packet: &[u8]) -> bool {
     of(packet).is_some_and(|message| message.name == "DREP") && get(packet, "remote_id") == Some(0)
 }
 
-/// The field of a message with this name.
+/// Returns the value of a field of a message.
 pub(crate) fn get(packet: &[u8], name: &str) -> Option<u64> {
     of(packet)?.fields.iter().find(|field| field.name == name)?.get(packet)
 }
 
-/// What is wrong with a packet for management whatever it says.
+/// Returns what makes a packet to the GSI malformed.
 pub(crate) fn flaw(packet: &[u8]) -> Option<String> {
     let len = packet.len().saturating_sub(HEADERS + layout::ICRC_LEN);
     if len != MAD {
@@ -271,7 +264,7 @@ pub(crate) fn flaw(packet: &[u8]) -> Option<String> {
     })
 }
 
-/// A message as people read it: what it answers to, and how.
+/// Describes a message by its main fields.
 pub(crate) fn describe(packet: &[u8]) -> Option<String> {
     const SHOWN: [&str; 12] = [
         "local_id",
@@ -300,7 +293,7 @@ mod tests {
     use super::*;
     use roxe_wire::cm::{Mad, Message as Wire};
 
-    /// A REQ that rdma_cm would send, computed by hand from the tables of the specification.
+    /// A REQ of rdma_cm, computed by hand from the tables of the specification.
     const EXAMPLE: &str = "010702030000000000000007123456780010000000000000123456780000000000000000\
         01061d2f505400fffe00112200000000000000000000110100000001000000a0abcdefa7ffff37f0ffffffff0000\
         00000000 00000000ffff0a00000100000000000000000000ffff0a0000027c3df00000400088";
@@ -315,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fields_of_a_req_are_where_the_specification_has_them() {
+    fn req_fields_have_the_places_of_the_specification() {
         let packet = example();
         for (name, value) in [
             ("local_id", 0x1234_5678),
@@ -345,13 +338,13 @@ mod tests {
     }
 
     #[test]
-    fn every_message_has_the_private_data_of_the_specification() {
+    fn private_data_lengths_follow_the_specification() {
         let rest: Vec<_> = ALL.iter().map(|message| END - message.len).collect();
         assert_eq!(rest, [92 - 36, 222, 148, 196, 224, 220, 224, 216 - 36, 136, 168, 148]);
     }
 
     #[test]
-    fn the_card_reads_what_is_written_here() {
+    fn messages_are_parsed_by_roxe_wire() {
         for message in ALL.iter() {
             let mut packet = vec![0; END];
             for field in message.fields.iter().filter(|field| !field.name.starts_with('_')) {
@@ -376,11 +369,11 @@ mod tests {
     }
 
     #[test]
-    fn a_message_of_any_length_is_judged() {
+    fn message_of_wrong_length_or_field_is_flawed() {
         let packet = example();
         for len in 0..packet.len() {
             let (short, _) = packet.split_at(len);
-            let _ = (describe(short), is_mra(short), is_for_nobody(short), get(short, "service"));
+            let _ = (describe(short), is_mra(short), is_probe(short), get(short, "service"));
             assert!(flaw(short).is_some(), "{len} bytes are too few");
         }
         let mut sound = packet;

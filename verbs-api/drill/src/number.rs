@@ -1,19 +1,18 @@
-//! Numbers in scripts: what is written, and what it comes to.
+//! Numbers in scripts: `4096`, `0x10`, `200ms`, `psn+1`, `mr.addr+8`, `(n-1)*mtu`.
 //!
-//! `4096`, `0x10`, `200ms`, `psn+1`, `mr.addr+8`, `(n-1)*mtu`. All numbers have 64 bits and wrap; a
-//! field of a packet takes the low bits, which makes the arithmetic of PSNs that of 24 bits.
-//! Durations are numbers of nanoseconds. Pure data.
+//! Numbers have 64 bits and wrap. A field of a packet takes the low bits, so PSNs have 24-bit
+//! arithmetic. Durations are nanoseconds.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The names a script has given to numbers.
+/// Named numbers of a script.
 pub(crate) type Names = BTreeMap<String, u64>;
 
-/// How deep brackets may be in each other.
+/// Deepest nesting of brackets, and longest chain of operations.
 const MAX_DEPTH: usize = 16;
 
-/// What comes to a number.
+/// An expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Number {
     root: Node,
@@ -27,22 +26,21 @@ enum Node {
     Operation(Box<Self>, char, Box<Self>),
 }
 
-/// What a number counts, as far as its text tells.
+/// The unit of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
-    /// Nothing.
     None,
     /// Nanoseconds.
     Time,
-    /// That of a name.
+    /// Unit of a name.
     Unknown,
 }
 
 impl Number {
-    /// Reads a duration. It has a unit: 500 nanoseconds would pass for half a second.
+    /// Parses a duration. It needs a unit: `500` could be meant as milliseconds.
     ///
     /// # Errors
-    /// What is wrong with the text.
+    /// If the text is no duration.
     pub(crate) fn parse_time(text: &str) -> Result<Self, String> {
         let number = Self::parse(text)?;
         let missing = || format!("`{text}` has no unit; write {text}ms, or s, us or ns");
@@ -52,10 +50,10 @@ impl Number {
         }
     }
 
-    /// Reads a number.
+    /// Parses a number.
     ///
     /// # Errors
-    /// What is wrong with the text.
+    /// If the text is no number.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let mut rest = text;
         let root = sum(&mut rest, 0)?;
@@ -65,10 +63,10 @@ impl Number {
         Ok(Self { root, text: text.to_owned() })
     }
 
-    /// The number itself.
+    /// Evaluates the number.
     ///
     /// # Errors
-    /// Which name nobody has given.
+    /// If a name is unknown.
     pub(crate) fn value(&self, names: &Names) -> Result<u64, String> {
         value(&self.root, names)
     }
@@ -80,7 +78,7 @@ impl fmt::Display for Number {
     }
 }
 
-/// What `node` counts; nothing if a time and a number without a unit are added up.
+/// Returns the unit of `node`; `None` if it adds a time and a number without a unit.
 fn unit(node: &Node) -> Option<Unit> {
     let (left, operation, right) = match node {
         Node::Value(_, unit) => return Some(*unit),
@@ -184,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_what_they_say() {
+    fn expressions_are_evaluated() {
         for (text, value) in [
             ("7", 7),
             ("0x10", 16),
@@ -212,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_named() {
+    fn invalid_number_is_reported() {
         for (text, error) in [
             ("", "a number is missing"),
             ("1+", "a number is missing"),

@@ -1,8 +1,7 @@
-//! `roxe replay`: the requests of a capture as a script, for another card.
+//! `roxe replay`: converts the requests of a capture to a script for another card.
 //!
-//! The script makes a queue pair for each one that the capture sends to, and memory for each remote
-//! key in it; queue pair numbers, keys and addresses are then those of the card that it runs on.
-//! Everything else of a packet stays as it was recorded. Pure, but for running it.
+//! The script creates a queue pair for each destination in the capture, and a region for each
+//! R_Key. Their numbers, keys and addresses replace the recorded ones; all other fields stay.
 
 use crate::layout;
 use crate::run::trace::record;
@@ -15,28 +14,28 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// Bytes of a script of a capture: what comes behind that is left out.
+/// Most bytes of a script; later packets are left out.
 const MAX_TEXT: usize = 900_000;
-/// Bytes of memory for one remote key.
+/// Most bytes of a region.
 const MAX_REGION: u64 = 64 << 20;
-/// Bytes of a page, at which memory for a key begins: addresses keep their alignment.
+/// Regions begin at a page, so that addresses keep their alignment.
 const PAGE: u64 = 4096;
-/// Largest messages that a receive of UD is made for hold a network header, too.
+/// Bytes of the GRH in UD receives.
 const GRH: u64 = 40;
 
 /// A packet of a capture.
 pub type Recorded = (NetHeader, Vec<u8>);
 
-/// Why a capture cannot be replayed.
+/// A reason why a capture cannot be replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
-    /// Nothing in it is a request of that direction.
+    /// The capture has no request of this direction.
     #[error("there is no request of RC, UC or UD {0}")]
     Nothing(String),
-    /// More memory than is reasonable.
-    #[error("key {0:#x} is used for {1} bytes of memory; at most {MAX_REGION} are made")]
+    /// A region would be too large.
+    #[error("key {0:#x} is used for {1} bytes of memory; a region has at most {MAX_REGION}")]
     TooLarge(u64, u64),
-    /// A packet that scripts cannot say.
+    /// A packet has no notation in scripts.
     #[error(transparent)]
     Script(#[from] ScriptError),
 }
@@ -46,15 +45,15 @@ pub enum ReplayError {
 pub struct Replay {
     /// The script, without expectations.
     pub script: String,
-    /// Who sent the requests, and to whom.
+    /// Source and destination of the requests.
     pub way: (Gid, Gid),
-    /// How many packets the script sends, and how many did not fit into it.
+    /// Number of packets that the script sends.
     pub packets: usize,
-    /// As said.
+    /// Number of packets that did not fit into the script.
     pub left_out: usize,
 }
 
-/// What one queue pair of the capture needs.
+/// Requirements of a queue pair in the capture.
 #[derive(Default)]
 struct Connection {
     service: u8,
@@ -64,16 +63,15 @@ struct Connection {
     /// Bytes of the longest message so far, and of the current one.
     longest: u64,
     current: u64,
-    /// Messages that take a receive.
+    /// Messages that consume a receive.
     receives: u64,
 }
 
 impl Replay {
-    /// Makes the script of the packets that `from` sent; of those of the first requester, if nobody
-    /// is named.
+    /// Converts the requests that `from` sent, by default those of the first requester.
     ///
     /// # Errors
-    /// If there is nothing to replay, or no script can say it.
+    /// If there are none, or no script can express them.
     pub fn of(packets: &[Recorded], from: Option<Gid>) -> Result<Self, ReplayError> {
         let is_wanted = |(net, bytes): &&Recorded| from.is_none_or(|from| from == net.src) && is_request(bytes);
         let said = || from.map_or_else(|| "in it".to_owned(), |from| format!("from {} in it", from.to_ip()));
@@ -103,11 +101,11 @@ impl Replay {
         Ok(Self { script: text, way, packets: sent, left_out: requests.len() - sent })
     }
 
-    /// Sends everything and writes down what goes over the wire; waits so long for an answer to a
-    /// packet that asks for one.
+    /// Sends the requests, waiting `patience` for each response. Returns all packets, and the final
+    /// states of the queue pairs.
     ///
     /// # Errors
-    /// What the card's program refused, or that the card is gone.
+    /// If a verb fails, or the card is lost.
     pub fn run(&self, target: &mut dyn Target, patience: Duration) -> Result<(Log, BTreeMap<String, String>), String> {
         let script = Script::parse("replay", &self.script).map_err(|error| error.to_string())?;
         let case = script.cases().first().ok_or("the script is empty")?;
@@ -115,7 +113,7 @@ impl Replay {
     }
 }
 
-/// Whether a packet is a request to an ordinary queue pair: RC, UC or UD, and none to queue pair 1.
+/// Returns true for a request of RC, UC or UD that does not go to the GSI.
 fn is_request(bytes: &[u8]) -> bool {
     let Some(opcode) = bytes.first().copied().and_then(roxe_wire::Opcode::from_u8) else { return false };
     let is_known = matches!(bytes[0] >> 5, 0b000 | 0b001 | 0b011) && !opcode.operation().is_response();
@@ -126,7 +124,7 @@ fn field(bytes: &[u8], name: &str) -> u64 {
     layout::get(bytes, name).unwrap_or_default()
 }
 
-/// Notes what a packet needs on the other side.
+/// Records the requirements of a packet on the other side.
 fn note(bytes: &[u8], connections: &mut BTreeMap<u64, Connection>, regions: &mut BTreeMap<u64, (u64, u64)>) {
     let (_, len) = layout::fields(bytes[0]);
     let payload = layout::payload(bytes, len).unwrap_or_default().len() as u64;
@@ -146,14 +144,14 @@ fn note(bytes: &[u8], connections: &mut BTreeMap<u64, Connection>, regions: &mut
     let is_end = name.contains("_LAST") || name.contains("_ONLY");
     connection.receives += u64::from(is_end && (name.starts_with("SEND") || name.ends_with("_IMM")));
     if let Some(rkey) = layout::get(bytes, "rkey") {
-        // An atomic has no length in it: it touches eight bytes.
+        // Atomics have no length field and access eight bytes.
         let (va, span) = (field(bytes, "va"), layout::get(bytes, "dmalen").unwrap_or(8));
         let (begin, end) = regions.entry(rkey).or_insert((va, va));
         (*begin, *end) = ((*begin).min(va), (*end).max(va.saturating_add(span)));
     }
 }
 
-/// The lines that make the queue pairs, their receives and the memory.
+/// Returns lines that create queue pairs, receives and regions.
 fn setup(connections: &BTreeMap<u64, Connection>, regions: &BTreeMap<u64, (u64, u64)>) -> Result<String, ReplayError> {
     let mut text = "title The requests of a capture\n".to_owned();
     for (key, (begin, end)) in regions {
@@ -241,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_rxe_once_accepted_is_accepted_again() {
+    fn captures_of_rxe_are_accepted_on_replay() {
         let files: [&[u8]; 4] = [
             include_bytes!("../../../tests/captures/rc_send_pingpong.pcap"),
             include_bytes!("../../../tests/captures/pt_write_bw.pcap"),
@@ -256,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_capture_without_requests_is_told() {
+    fn capture_without_requests_is_an_error() {
         assert!(matches!(Replay::of(&[], None), Err(ReplayError::Nothing(_))));
     }
 }

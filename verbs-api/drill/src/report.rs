@@ -1,8 +1,4 @@
-//! What came of a catalogue, for people and for machines: text, JSON, JUnit, one HTML page.
-//!
-//! Each takes a [`Report`] and makes a text of it.
-//!
-//! What the protocol asks, the words behind the names that scripts cite, is read from
+//! Formats of a [`Report`]: text, JSON, JUnit and a page of HTML. The texts of clauses come from
 //! `tests/clauses.txt`.
 
 use crate::conform::{Report, Tried};
@@ -13,17 +9,17 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::SystemTime;
 
-/// The words of all verdicts, in the order of columns.
+/// Words of all verdicts, in the order of columns.
 const WORDS: [&str; 5] = ["pass", "FAIL", "tolerated", "unsupported", "inconclusive"];
 
-/// A clause, and how many of its cases have which verdict.
+/// A clause with the number of its cases by verdict.
 struct Row {
     name: String,
     clause: Clause,
     counts: [usize; 5],
 }
 
-/// One row for each clause that was tried, by sections of the protocol.
+/// Returns a row for each clause in the report, sorted by section.
 fn rows(report: &Report) -> Vec<Row> {
     let known = known_clauses();
     let mut counts = BTreeMap::<&str, [usize; 5]>::new();
@@ -44,13 +40,13 @@ fn rows(report: &Report) -> Vec<Row> {
     rows
 }
 
-/// `12 pass, 1 FAIL`.
+/// Returns counts such as `12 pass, 1 FAIL`.
 fn sum(counts: [usize; 5]) -> String {
     let some = WORDS.iter().zip(counts).filter(|(_, count)| *count > 0);
     some.map(|(word, count)| format!("{count} {word}")).collect::<Vec<_>>().join(", ")
 }
 
-/// The table by clause, and the sums.
+/// Returns a table by clause, and sums.
 pub fn text(report: &Report) -> String {
     let mut text = String::new();
     let mut section = String::new();
@@ -66,13 +62,13 @@ pub fn text(report: &Report) -> String {
     let counts = WORDS.map(|word| report.count(word));
     let again = report.tried.iter().filter(|tried| tried.tries > 1).count();
     if again > 0 {
-        let _ = writeln!(text, "\n{again} cases were run more than once: they failed, or the judge was late");
+        let _ = writeln!(text, "\n{again} cases ran more than once: they failed, or the judge was late");
     }
     let _ = writeln!(text, "\n{}: {scripts} scripts, {} cases: {}", report.target, report.tried.len(), sum(counts));
     text
 }
 
-/// One object: the target, the sums, every case.
+/// Returns a JSON object: the target, sums, and every case.
 pub fn json(report: &Report) -> String {
     let case = |tried: &Tried| {
         let verdict = &tried.outcome.verdict;
@@ -96,7 +92,6 @@ pub fn json(report: &Report) -> String {
     )
 }
 
-/// Why a case is tolerated, or unsupported.
 const fn reason(verdict: &Verdict) -> Option<&String> {
     match verdict {
         Verdict::Tolerated(reason, _) | Verdict::Unsupported(reason) => Some(reason),
@@ -104,7 +99,7 @@ const fn reason(verdict: &Verdict) -> Option<&String> {
     }
 }
 
-/// A JUnit file, a suite for each folder of scripts.
+/// Returns a JUnit file with a suite for each folder of scripts.
 pub fn junit(report: &Report) -> String {
     let mut text = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"roxe conform\">\n");
     let folder = |tried: &Tried| tried.script.split('/').next().unwrap_or_default().to_owned();
@@ -138,7 +133,7 @@ pub fn junit(report: &Report) -> String {
     text
 }
 
-/// Text for XML and HTML, in elements and in attributes.
+/// Escapes text for elements and attributes of XML and HTML.
 fn escape(text: &str) -> String {
     text.chars().fold(String::new(), |mut escaped, c| {
         match c {
@@ -146,7 +141,7 @@ fn escape(text: &str) -> String {
             '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
-            // No other control character may stand in XML.
+            // XML allows no other control character.
             c if c.is_control() && c != '\n' && c != '\t' => escaped.push('?'),
             c => escaped.push(c),
         }
@@ -156,19 +151,18 @@ fn escape(text: &str) -> String {
 
 const LIST: &str = include_str!("../clauses.txt");
 
-/// A clause.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Clause {
-    /// The part of the protocol.
+struct Clause {
+    /// Part of the protocol.
     section: String,
-    /// Where it comes from: sections of the specification, drivers, captures.
-    pub(crate) sources: String,
-    /// What it asks.
-    pub(crate) text: String,
+    /// Sections of the specification, drivers, captures.
+    sources: String,
+    /// The requirement.
+    text: String,
 }
 
-/// All clauses by name.
-pub(crate) fn known_clauses() -> BTreeMap<String, Clause> {
+/// Parses the list of clauses, by name.
+fn known_clauses() -> BTreeMap<String, Clause> {
     let mut clauses = BTreeMap::<String, Clause>::new();
     let (mut section, mut open) = ("", String::new());
     for line in LIST.lines() {
@@ -208,15 +202,15 @@ h3{margin:1.5em 0 .2em}pre{background:var(--soft);padding:.6em;overflow-x:auto}\
 .card{color:var(--card)}.near{color:var(--near)}.remark{color:var(--remark)}summary{cursor:pointer;margin:.4em 0}\
 :target{scroll-margin-top:1em;outline:2px solid var(--link)}small{color:var(--faint)}";
 
-/// Failures that are open when the page is; more would hide the list.
+/// Number of failures that are expanded initially; more would hide the list.
 const OPEN: usize = 20;
 
-/// What the sources of clauses are worth.
+/// Note on the sources of clauses.
 const SOURCES: &str = "Clauses are in our own words, with their sources in parentheses. IBA is the InfiniBand \
                        Architecture Specification, whose text was not at hand: section numbers are pointers, not \
                        quotations.";
 
-/// The page.
+/// Returns a page of HTML.
 pub fn html(report: &Report) -> String {
     let target = escape(&report.target);
     let mut page = format!(
@@ -247,7 +241,7 @@ pub fn html(report: &Report) -> String {
     page
 }
 
-/// Cases that the card or its host cannot do, by reason.
+/// Writes the unsupported cases by reason.
 fn unsupported(report: &Report, page: &mut String) {
     let mut reasons = BTreeMap::<&str, Vec<String>>::new();
     for tried in &report.tried {
@@ -267,10 +261,10 @@ fn unsupported(report: &Report, page: &mut String) {
     page.push_str("</table>\n");
 }
 
-/// The day of a time, in UTC: days since 1970 in the Gregorian calendar.
+/// Returns the date in UTC.
 fn date(time: SystemTime) -> String {
     let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-    // Counted from the first of March of the year 0, after which leap days come at the end.
+    // Days since 1 March of year 0: years from March on end with their leap day.
     let days = seconds / 86_400 + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
@@ -318,7 +312,6 @@ fn table(report: &Report, unpassed: &[&Tried], page: &mut String) {
     page.push_str(if section.is_empty() { "" } else { "</table></div>\n" });
 }
 
-/// A name as the target of a link.
 fn anchor(name: &str) -> String {
     name.chars().map(|char| if char.is_ascii_alphanumeric() { char } else { '-' }).collect()
 }
@@ -367,7 +360,7 @@ mod tests {
     use crate::{Target, conform};
     use std::time::Duration;
 
-    /// One case of each verdict but `inconclusive`.
+    /// Returns a report with each verdict but `inconclusive`.
     fn report() -> Report {
         let script = |name: &str, body: &str| {
             let text = format!("title T <{name}>\nclause GAP-NAK, DUP-READ\npeer qp q\n{body}");
@@ -384,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_has_a_row_for_each_clause_and_the_sums() {
+    fn text_report_has_rows_for_clauses_and_sums() {
         let text = text(&report());
         let card = VirtualCard::default().card(false).expect("a card");
         let sums = "1 pass, 1 FAIL, 1 tolerated, 1 unsupported";
@@ -399,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn the_json_has_every_case() {
+    fn json_report_has_every_case() {
         let value: Value = serde_json::from_str(&json(&report())).expect("JSON");
         let verdicts: Vec<_> = value["cases"].as_array().expect("cases").iter().map(|case| &case["verdict"]).collect();
         assert_eq!(verdicts, ["pass", "fail", "tolerated", "unsupported"]);
@@ -409,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn the_junit_file_counts_by_folder_and_escapes() {
+    fn junit_report_counts_by_folder_and_escapes() {
         let text = junit(&report());
         assert!(
             text.contains("<testsuite name=\"a\" tests=\"2\" failures=\"1\" errors=\"0\" skipped=\"0\">"),
@@ -425,10 +418,10 @@ mod tests {
     }
 
     #[test]
-    fn the_page_shows_each_clause_and_the_packets_of_what_did_not_pass() {
+    fn html_report_shows_clauses_and_packets_of_failures() {
         let page = html(&report());
         assert!(page.starts_with("<!DOCTYPE html>") && page.trim_end().ends_with("</html>"));
-        assert!(page.contains("not quotations"), "what section numbers rest on");
+        assert!(page.contains("not quotations"), "the note on section numbers");
         assert_eq!(page.matches("<details").count(), 2, "two cases did not pass and went on");
         assert!(page.contains("RC ACK dqpn=0x2a psn=100 migreq ack msn=1 len=0"), "{page}");
         assert!(page.contains("A gap is answered with one sequence NAK"), "the clause itself: {page}");
@@ -442,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn clauses_have_their_words() {
+    fn clauses_are_parsed_with_their_texts() {
         let clauses = known_clauses();
         assert!(clauses.len() > 150);
         let clause = &clauses["CHECK-ATOMIC-ALIGNED"];
@@ -452,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn date_is_that_of_the_gregorian_calendar() {
+    fn date_follows_the_gregorian_calendar() {
         let on = |days: u64| date(SystemTime::UNIX_EPOCH + Duration::from_secs(days * 86_400 + 86_399));
         let known = [
             (0, "1970-01-01"),

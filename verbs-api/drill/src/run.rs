@@ -1,7 +1,5 @@
-//! Runs one case of a script against a target, step by step.
-//!
-//! `state` is what is known meanwhile, `near` has the steps of the near side, `peer` those of the
-//! far side.
+//! Runs one case of a script against a target: `near` has the steps of the near side, `peer` those
+//! of the far side, `state` the state between steps. `trace` runs a case without a verdict.
 
 mod near;
 mod peer;
@@ -17,21 +15,21 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-/// The most steps of a case, those of blocks counted each time.
+/// Most steps of a case, counted again for each repetition.
 const MAX_STEPS: usize = 100_000;
 
-/// What came of a case.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The verdict.
     pub verdict: Verdict,
-    /// What went over the wire.
+    /// All packets.
     pub log: Log,
-    /// How late the judge was at most. A card may have done something else because of that.
+    /// Longest delay of the judge, which may have changed the card's behaviour.
     pub late: Duration,
 }
 
-/// Runs `case`, of the script that is called `name`. The target is reset before.
+/// Resets the target and runs `case` of the script `name`.
 pub fn run(name: &str, case: &Case, target: &mut dyn Target) -> Outcome {
     let early = |verdict| Outcome { verdict, log: Log::default(), late: Duration::ZERO };
     let Some(ipv6) = case.is_ipv6.iter().copied().find(|ipv6| target.card(*ipv6).is_some()) else {
@@ -45,7 +43,7 @@ pub fn run(name: &str, case: &Case, target: &mut dyn Target) -> Outcome {
         return early(Verdict::Unsupported("the card has lost its address".into()));
     };
     let mut run = Run::new(target, card, &case.names);
-    // A card in this process may panic; the next case begins with a new one.
+    // A virtual card may panic; the next case begins with a new one.
     let verdict = match catch_unwind(AssertUnwindSafe(|| run.all(&case.lines))) {
         Ok(Ok(())) => Verdict::Pass,
         Ok(Err((line, stop))) => run.verdict(name, line, stop),
@@ -60,7 +58,7 @@ pub fn run(name: &str, case: &Case, target: &mut dyn Target) -> Outcome {
 impl Run<'_> {
     fn all<'l>(&mut self, lines: &'l [Line]) -> Result<(), (Option<&'l Line>, Stop)> {
         self.lines(lines).map_err(|(line, stop)| (Some(line), stop))?;
-        // What has come and nobody waited for is one packet too many.
+        // A packet that no step expected fails the case.
         let now = self.target.now();
         let expected = "no packet behind the last step";
         let forbids_cnps = matches!(lines.last().map(|line| &line.step), Some(Step::Silence(_, true)));
@@ -129,20 +127,20 @@ impl Run<'_> {
 /// The verdict on a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// As written.
+    /// The card did what the script expects.
     Pass,
-    /// Otherwise than written.
+    /// The card did something else.
     Fail(Failure),
-    /// Otherwise than written, for a reason that is known.
+    /// The card did something else, as a known deviation with this reason.
     Tolerated(String, Failure),
-    /// The card does not have what the case is about.
+    /// The card lacks a feature that the case needs.
     Unsupported(String),
-    /// Nothing can be said: the script or the way to the card is at fault.
+    /// The script or the path to the card failed.
     Inconclusive(Failure),
 }
 
 impl Verdict {
-    /// One word.
+    /// Returns the verdict as one word.
     pub const fn word(&self) -> &'static str {
         match self {
             Self::Pass => "pass",
@@ -153,12 +151,12 @@ impl Verdict {
         }
     }
 
-    /// Whether the card did what is written, or what is known of it, or cannot do it at all.
+    /// Returns true for `Pass`, `Tolerated` and `Unsupported`.
     pub const fn is_good(&self) -> bool {
         matches!(self, Self::Pass | Self::Tolerated(..) | Self::Unsupported(_))
     }
 
-    /// What went otherwise.
+    /// Returns the failure, if there is one.
     pub const fn failure(&self) -> Option<&Failure> {
         match self {
             Self::Fail(failure) | Self::Tolerated(_, failure) | Self::Inconclusive(failure) => Some(failure),
@@ -167,18 +165,18 @@ impl Verdict {
     }
 }
 
-/// Where a card does something else, and what.
+/// A difference between a card and a script.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Failure {
     /// File and line.
     pub at: String,
-    /// The line.
+    /// Text of the line.
     pub step: String,
-    /// What should have come.
+    /// Expectation of the script.
     pub expected: String,
-    /// What came.
+    /// Behaviour of the card.
     pub received: String,
-    /// The newest packets, a line each.
+    /// The newest packets, one per line.
     pub packets: String,
 }
 

@@ -1,7 +1,5 @@
-//! Scripts: a text, its loops unrolled, each line a step.
-//!
-//! `docs/reference/scripts.md` is the manual of the language. `steps` has what a step says, `read`
-//! takes lines apart and makes steps of words. Nothing here runs anything.
+//! Parses scripts and unrolls their loops. `docs/reference/scripts.md` is the manual of the
+//! language; `steps` has the types of steps, `read` parses a line.
 
 mod read;
 pub(crate) mod steps;
@@ -10,18 +8,18 @@ use crate::number::{Names, Number};
 use std::fmt;
 use steps::{Line, Step};
 
-/// The most cases that the loops of one script make.
+/// Most cases of a script.
 const MAX_CASES: usize = 4096;
-/// The most bytes of a script.
+/// Most bytes of a script.
 const MAX_LEN: usize = 1 << 20;
-/// The most bytes of a line, with the values of loops in it, and of such a value.
+/// Most bytes of a line with values of loops, and of such a value.
 const MAX_LINE: usize = 64 << 10;
 const MAX_VALUE: usize = 1 << 10;
-/// The most bytes of all cases together, and what a line counts besides its text.
+/// Most bytes of all cases together, and the cost of a line besides its text.
 const MAX_UNROLLED: usize = 16 << 20;
 const LINE_COST: usize = 64;
 
-/// A script that can be run.
+/// A parsed script.
 #[derive(Debug)]
 pub struct Script {
     name: String,
@@ -30,17 +28,17 @@ pub struct Script {
     cases: Vec<Case>,
 }
 
-/// One way through the loops of a script.
+/// A combination of the values of a script's loops.
 #[derive(Debug)]
 pub struct Case {
     pub(crate) parameters: Vec<(String, String)>,
     pub(crate) names: Names,
-    /// Whether addresses are IPv6; of several choices, the first one that the card has.
+    /// Address families, true for IPv6; the first one that the card has is used.
     pub(crate) is_ipv6: &'static [bool],
     pub(crate) lines: Vec<Line>,
 }
 
-/// What is wrong with a script, and where.
+/// An invalid line of a script.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name}:{line}: {what}\n    {text}")]
 pub struct ScriptError {
@@ -50,14 +48,14 @@ pub struct ScriptError {
     text: String,
 }
 
-/// A line of the text: its number, and what it says without its comment.
+/// A line of the text: its number, and its words without the comment.
 type Source<'a> = (usize, &'a str);
 
 impl Script {
-    /// Reads the text of a script. `name` is what errors call it.
+    /// Parses a script; errors call it `name`.
     ///
     /// # Errors
-    /// The first line that says nothing that can be done.
+    /// If a line is invalid, or the script is too long.
     pub fn parse(name: &str, text: &str) -> Result<Self, ScriptError> {
         let error = |line, text: &str, what| ScriptError { name: name.into(), line, what, text: text.into() };
         if text.len() > MAX_LEN {
@@ -90,29 +88,29 @@ impl Script {
         Ok(script)
     }
 
-    /// What errors call it.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it shows.
+    /// Returns the title.
     pub fn title(&self) -> &str {
         &self.title
     }
 
-    /// The clauses of the protocol that it is about.
+    /// Returns the clauses of the protocol that it cites.
     pub fn clauses(&self) -> &[String] {
         &self.clauses
     }
 
-    /// The ways through its loops; one if it has none.
+    /// Returns the cases of its loops; one without loops.
     pub fn cases(&self) -> &[Case] {
         &self.cases
     }
 }
 
 impl fmt::Display for Case {
-    /// The values of its loops, as they tell it from others of its script.
+    /// Writes the values of loops, which identify a case of its script.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (name, value)) in self.parameters.iter().enumerate() {
             write!(f, "{}{name}={value}", if index == 0 { "" } else { " " })?;
@@ -124,12 +122,12 @@ impl fmt::Display for Case {
 /// Names of loops and their values.
 type Parameters = Vec<(String, String)>;
 
-/// Each of `combinations` with each turn of the loop `names in values`: `mtu in 256 1024`, or with
-/// several names `opcode, length in SEND_ONLY 0; SEND_LAST 1`.
+/// Combines `combinations` with each turn of a loop: `mtu in 256 1024`, or with several names
+/// `opcode, length in SEND_ONLY 0; SEND_LAST 1`.
 fn combine(combinations: Vec<Parameters>, text: &str) -> Result<Vec<Parameters>, String> {
     let (names, values) = text.split_once(" in ").ok_or("a loop is `for NAME in VALUE...`")?;
     let names: Vec<_> = names.split(',').map(str::trim).collect();
-    // A value of several words stands in quotes.
+    // Values of several words are quoted.
     let bare = |value: &'_ str| value.trim_matches('"').to_owned();
     let turns: Vec<Vec<_>> = if names.len() == 1 {
         read::split(values).map(|value| vec![bare(value)]).collect()
@@ -155,10 +153,10 @@ fn combine(combinations: Vec<Parameters>, text: &str) -> Result<Vec<Parameters>,
     Ok(all)
 }
 
-/// A line that says nothing: its number, its text with the values of loops in it, and why.
+/// An invalid line: its number, its text with values of loops, and the reason.
 type Complaint = (usize, String, String);
 
-/// `line` with the values of loops in it.
+/// Returns `line` with values of loops.
 fn filled(line: &str, parameters: &Parameters) -> Result<String, String> {
     let fits = |text: String| {
         let why = || format!("a line has at most {MAX_LINE} bytes, with the values of loops in it");
@@ -169,13 +167,13 @@ fn filled(line: &str, parameters: &Parameters) -> Result<String, String> {
         .try_fold(fits(line.to_owned())?, |text, (name, value)| fits(text.replace(&format!("{{{name}}}"), value)))
 }
 
-/// One case of a script; what it takes of memory is taken from `room`.
+/// Builds one case of a script, and subtracts its size from `room`.
 fn unroll(sources: &[Source<'_>], parameters: Parameters, room: &mut usize) -> Result<Case, Complaint> {
     let number = |value: &String| Number::parse(value).ok()?.value(&Names::new()).ok();
     let names = parameters.iter().filter_map(|(name, value)| Some((name.clone(), number(value)?))).collect();
     let mut case = Case { names, parameters, is_ipv6: &[false, true], lines: Vec::new() };
     let mut service = String::from("RC");
-    // The blocks around the current line, with the count of each.
+    // The blocks around the current line, with their lines so far.
     let mut open: Vec<(Line, Vec<Line>)> = Vec::new();
     for (at, line) in sources {
         let (head, _) = line.split_once(char::is_whitespace).unwrap_or((line, ""));

@@ -1,32 +1,30 @@
-//! What a script needs of a target: a card that obeys verbs (the far side), and a way for packets
-//! to and from it (the near side). Traits and plain data; `virtual_card` and `agent` implement
-//! them. [`Extensions`] has what only some cards offer.
+//! The interface of targets: verbs on the card under test (the far side), and packets to and from
+//! it (the near side). `virtual_card` and `agent` implement the traits; [`Extensions`] are optional.
 
 use roxe_wire::Gid;
 use std::fmt;
 use std::time::Duration;
 
-/// Why the far side did not do what it was told.
+/// An error of the far side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// What it says.
+    /// Explanation of the card or its agent.
     pub text: String,
-    /// The error number of the verb; 0: none, the target itself cannot be used.
+    /// Error number of the verb; 0 if the target itself failed.
     pub errno: i32,
 }
 
 impl Refused {
-    /// What no verb is to blame for.
+    /// Returns an error of the target itself.
     pub fn broken(text: impl Into<String>) -> Self {
         Self { text: text.into(), errno: 0 }
     }
 
-    /// What the card, or the way to it, does not do at all.
     pub(crate) fn unsupported(text: impl Into<String>) -> Self {
         Self { text: text.into(), errno: libc::EOPNOTSUPP }
     }
 
-    /// Whether the card says that it does not do such things.
+    /// Returns true if the card does not support the verb or its arguments.
     pub(crate) const fn is_unsupported(&self) -> bool {
         matches!(self.errno, libc::EOPNOTSUPP | libc::ENOSYS)
     }
@@ -39,18 +37,19 @@ impl fmt::Display for Refused {
     }
 }
 
-/// What the far side answers.
+/// Result of a verb.
 pub type Answer<T> = Result<T, Refused>;
 
-/// An object of the far side.
+/// Identifies an object of the far side.
 pub type Handle = u64;
 
-/// What a connection is asked for or accepted with.
+/// Parameters of a connection request or reply.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
-    /// For the peer's program.
+    /// Private data for the peer's program.
     pub private_data: Vec<u8>,
-    /// READs and atomics that the far side serves, and that it wants to issue.
+    /// Responder resources and initiator depth: READs and atomics that the far side serves and
+    /// issues.
     pub depths: [u8; 2],
     /// Retries after loss.
     pub retry_cnt: u8,
@@ -65,11 +64,11 @@ pub struct ConnectionEvent {
     pub name: String,
     /// 0, a reason, or a negative errno.
     pub status: i64,
-    /// The identifier that it is about; of a request, the new one.
+    /// The identifier; for a request, the new one.
     pub id: Handle,
-    /// Of a request, who listened.
+    /// The listening identifier of a request.
     pub listener: Option<Handle>,
-    /// What the peer's program says.
+    /// Private data of the peer's program.
     pub private_data: Vec<u8>,
 }
 
@@ -77,18 +76,18 @@ fn not_offered<T>(what: &str) -> Answer<T> {
     Err(Refused::unsupported(format!("{what}: not offered here")))
 }
 
-/// The verbs and functions of librdmacm, named as they are.
+/// Optional verbs, and functions of librdmacm.
 #[allow(missing_docs, unused_variables, reason = "named as the verbs are; nothing is offered by default")]
 pub trait Extensions {
-    /// Listens at the address of the card; `space` is TCP or UDP. Handle and port.
+    /// Listens at the address of the card in port space TCP or UDP. Returns handle and port.
     fn listen(&mut self, space: &str) -> Answer<(Handle, u16)> {
         not_offered("connection manager")
     }
-    /// Asks the near side for a connection to the service at this port.
+    /// Requests a connection from the near side to the service at this port.
     fn connect(&mut self, space: &str, port: u16, qp: Handle, terms: &Terms) -> Answer<Handle> {
         not_offered("connection manager")
     }
-    /// `state` is how far the queue pair is brought.
+    /// Accepts a request and brings the queue pair to `state`.
     fn accept(&mut self, id: Handle, qp: Handle, state: &str, terms: &Terms) -> Answer<()> {
         not_offered("connection manager")
     }
@@ -101,29 +100,29 @@ pub trait Extensions {
     fn disconnect(&mut self, id: Handle) -> Answer<()> {
         not_offered("connection manager")
     }
-    /// COMM_EST was raised.
+    /// Reports `IBV_EVENT_COMM_EST` (`rdma_notify`).
     fn notify(&mut self, id: Handle) -> Answer<()> {
         not_offered("connection manager")
     }
     fn destroy_id(&mut self, id: Handle) -> Answer<()> {
         not_offered("connection manager")
     }
-    /// What has come since the last call.
+    /// Returns the events since the last call.
     fn connection_events(&mut self) -> Answer<Vec<ConnectionEvent>> {
         not_offered("connection manager")
     }
     fn open_xrcd(&mut self) -> Answer<Handle> {
         not_offered("XRC")
     }
-    /// Handle and number.
+    /// Returns handle and number.
     fn create_xrc_srq(&mut self, pd: Option<Handle>, xrcd: Handle, cq: Handle) -> Answer<(Handle, u32)> {
         not_offered("XRC")
     }
-    /// Handle and key.
+    /// Returns handle and R_Key.
     fn alloc_window(&mut self, kind: u32, pd: Option<Handle>) -> Answer<(Handle, u32)> {
         not_offered("memory windows")
     }
-    /// Binds `length` bytes at `at` of a region; the new key.
+    /// Binds a window and returns the new R_Key.
     fn bind_window(&mut self, qp: Handle, window: Handle, mr: Handle, bound: Bound) -> Answer<u32> {
         not_offered("memory windows")
     }
@@ -132,50 +131,50 @@ pub trait Extensions {
     }
 }
 
-/// What a window shall show.
+/// A binding of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bound {
-    /// First byte of the region.
+    /// Offset in the region, in bytes.
     pub at: u64,
-    /// Bytes.
+    /// Length, in bytes.
     pub length: u64,
     /// `enum ibv_access_flags`.
     pub access: u32,
-    /// Comes back in the completion.
+    /// Id of the work request.
     pub wr_id: u64,
 }
 
 /// Registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// Its handle.
+    /// Handle.
     pub mr: Handle,
     /// First address.
     pub addr: u64,
-    /// Key for its owner.
+    /// L_Key.
     pub lkey: u32,
-    /// Key for peers.
+    /// R_Key.
     pub rkey: u32,
 }
 
-/// What a queue pair is made with.
+/// Attributes to create a queue pair with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NewQp {
     /// RC, UC, UD, XRC_SEND or XRC_RECV.
     pub service: String,
-    /// Its protection domain; `None`: the one that is there from the start.
+    /// Protection domain; `None` for the default one.
     pub pd: Option<Handle>,
-    /// Its completion queue, for both sides.
+    /// Completion queue for sends and receives.
     pub cq: Handle,
-    /// Its shared receive queue.
+    /// Shared receive queue.
     pub srq: Option<Handle>,
-    /// The domain of a target of XRC.
+    /// XRC domain of an XRC_RECV queue pair.
     pub xrcd: Option<Handle>,
-    /// Depths: sends, receives, elements of a list, inline bytes.
+    /// Limits: sends, receives, list elements, inline bytes.
     pub caps: [u32; 4],
 }
 
-/// Attributes of a modify; those of `None` stay.
+/// Attributes of a modify; `None` leaves one unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
     /// RESET, INIT, RTR, RTS, SQD or ERR.
@@ -184,9 +183,9 @@ pub struct Change {
     pub access: Option<u32>,
     /// Q_Key.
     pub qkey: Option<u32>,
-    /// Bytes of a full packet.
+    /// Path MTU, in bytes.
     pub path_mtu: Option<u32>,
-    /// The near side's queue pair and address.
+    /// Queue pair number and address of the near side.
     pub dest: Option<(u32, Gid)>,
     /// First PSN expected.
     pub rq_psn: Option<u32>,
@@ -198,64 +197,64 @@ pub struct Change {
     pub retry_cnt: Option<u8>,
     /// Retries after RNR NAK.
     pub rnr_retry: Option<u8>,
-    /// Code of the wait in RNR NAKs.
+    /// Code of the RNR NAK timer.
     pub min_rnr_timer: Option<u8>,
-    /// READs and atomics outstanding as requester.
+    /// Outstanding READs and atomics as requester.
     pub max_rd_atomic: Option<u8>,
-    /// READs and atomics outstanding as responder.
+    /// Outstanding READs and atomics as responder.
     pub max_dest_rd_atomic: Option<u8>,
-    /// Raise SQ_DRAINED (with SQD).
+    /// True to raise SQ_DRAINED in SQD.
     pub notify: bool,
-    /// The address at the end of the alternate path, and the code of its ACK timeout.
+    /// Remote address of the alternate path, and the code of its ACK timeout.
     pub alternate: Option<(Gid, u8)>,
     /// MIGRATED, REARM or ARMED.
     pub migration: Option<String>,
 }
 
-/// A piece of memory, by numbers: what the card says to wrong ones is its business.
+/// A scatter/gather element; its values may be wrong on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// First address.
     pub addr: u64,
-    /// Bytes.
+    /// Length, in bytes.
     pub len: u32,
-    /// Key.
+    /// L_Key.
     pub lkey: u32,
 }
 
 /// A send work request.
 #[derive(Clone, Debug, Default)]
 pub struct Work {
-    /// Comes back in the completion.
+    /// Id of the work request.
     pub wr_id: u64,
     /// As in `enum ibv_wr_opcode`, without `IBV_WR_`.
     pub opcode: String,
     /// SIGNALED, FENCE, SOLICITED.
     pub flags: Vec<&'static str>,
-    /// Its list.
+    /// Scatter/gather list.
     pub pieces: Vec<Piece>,
-    /// Or its bytes.
+    /// Inline data instead of the list.
     pub inline: Option<Vec<u8>>,
-    /// Address in the memory of the near side.
+    /// Remote address.
     pub remote_addr: u64,
-    /// Key there, or the key to invalidate.
+    /// R_Key of the remote memory, or the key to invalidate.
     pub rkey: u32,
-    /// Immediate data, as on the wire.
+    /// Immediate data, in host order.
     pub imm: u32,
-    /// Operands of atomics.
+    /// Operand of an atomic: to compare with, or to add.
     pub compare_add: u64,
-    /// The new value.
+    /// New value of a compare and swap.
     pub swap: u64,
     /// Destination of a datagram: address, queue pair, Q_Key.
     pub datagram: Option<(Gid, u32, u32)>,
-    /// The shared queue that a request of XRC names.
+    /// Number of the shared receive queue of an XRC request.
     pub srqn: u32,
 }
 
 /// A completion.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Completed {
-    /// Of which work request.
+    /// Id of the work request.
     pub wr_id: u64,
     /// As in `enum ibv_wc_status`, without `IBV_WC_`.
     pub status: String,
@@ -265,11 +264,11 @@ pub struct Completed {
     pub byte_len: u32,
     /// Immediate data.
     pub imm: Option<u32>,
-    /// Key that the sender has invalidated.
+    /// R_Key that the sender invalidated.
     pub invalidated: Option<u32>,
-    /// The sender of a datagram.
+    /// Source queue pair of a datagram.
     pub src_qp: u32,
-    /// The queue pair.
+    /// Queue pair number.
     pub qpn: u32,
 }
 
@@ -287,16 +286,16 @@ impl fmt::Display for Completed {
     }
 }
 
-/// What the far side shows at one time.
+/// State of the far side.
 #[derive(Clone, Debug, Default)]
 pub struct Look {
-    /// Of each queue pair, its state and what has completed.
+    /// State and completions of each queue pair.
     pub queues: Vec<(String, Vec<Completed>)>,
-    /// The first bytes of regions.
+    /// First bytes of regions.
     pub memory: Vec<Vec<u8>>,
 }
 
-/// The card under test and its program. Methods are those of verbs, in the order of a program.
+/// Verbs of the card under test.
 #[allow(missing_docs, reason = "named as the verbs are")]
 pub trait FarSide {
     fn alloc_pd(&mut self) -> Answer<Handle>;
@@ -304,107 +303,106 @@ pub trait FarSide {
     fn deregister(&mut self, mr: Handle) -> Answer<()>;
     fn create_cq(&mut self, cqe: u32) -> Answer<Handle>;
     fn create_srq(&mut self, pd: Option<Handle>) -> Answer<Handle>;
-    /// Handle and number.
+    /// Returns handle and number.
     fn create_qp(&mut self, new: &NewQp) -> Answer<(Handle, u32)>;
     fn modify_qp(&mut self, qp: Handle, change: &Change) -> Answer<()>;
-    /// Its state, as in [`Change::to`].
+    /// Returns the state, as in [`Change::to`].
     fn query_qp(&mut self, qp: Handle) -> Answer<String>;
     fn destroy_qp(&mut self, qp: Handle) -> Answer<()>;
     fn post_send(&mut self, qp: Handle, work: &Work) -> Answer<()>;
     fn post_recv(&mut self, qp: Handle, wr_id: u64, pieces: &[Piece]) -> Answer<()>;
     fn post_srq_recv(&mut self, srq: Handle, wr_id: u64, pieces: &[Piece]) -> Answer<()>;
-    /// What is in the queue now.
     fn poll(&mut self, cq: Handle) -> Answer<Vec<Completed>>;
     fn read(&mut self, mr: Handle, at: u64, len: u64) -> Answer<Vec<u8>>;
     fn write(&mut self, mr: Handle, at: u64, bytes: &[u8]) -> Answer<()>;
-    /// Queue pairs, each with its completion queue, and so many of the first bytes of regions.
+    /// Reads queue pairs, each with its completion queue, and first bytes of regions.
     fn look(&mut self, queues: &[(Handle, Handle)], regions: &[(Handle, u64)]) -> Answer<Look> {
         let queues = queues.iter().map(|(qp, cq)| Ok((self.query_qp(*qp)?, self.poll(*cq)?)));
         let queues = queues.collect::<Answer<_>>()?;
         let memory = regions.iter().map(|(mr, len)| self.read(*mr, 0, *len)).collect::<Answer<_>>()?;
         Ok(Look { queues, memory })
     }
-    /// Asynchronous events since the last call, as in `enum ibv_event_type` without `IBV_EVENT_`.
+    /// Returns asynchronous events since the last call, as in `enum ibv_event_type` without
+    /// `IBV_EVENT_`.
     fn events(&mut self) -> Answer<Vec<String>>;
 }
 
 /// A packet on the near side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Datagram {
-    /// From whom to whom, and what the IP header says.
+    /// Addresses and IP header.
     pub net: roxe_wire::NetHeader,
-    /// From the BTH to the ICRC.
+    /// Bytes from the BTH to the ICRC.
     pub bytes: Vec<u8>,
 }
 
-/// What is known of a target before anything is tried.
+/// Facts about a target.
 #[derive(Clone, Debug)]
 pub struct Card {
-    /// What reports call it.
+    /// Name for reports.
     pub name: String,
-    /// Its address.
+    /// Address of the card.
     pub address: Gid,
-    /// The address of the near side, and another one that no connection is with; zero if there is
-    /// none.
+    /// Addresses of the near side and of the stranger, which has no connections; zero if missing.
     pub near: [Gid; 2],
-    /// The first queue pair number of the near side.
+    /// First queue pair number of the near side.
     pub first_near: u32,
-    /// The GUID of the near side, as its connection manager tells it.
+    /// GUID of the near side in messages of the connection manager.
     pub guid: u64,
-    /// The UDP port that the near side sends from.
+    /// UDP source port of the near side.
     pub near_port: u16,
-    /// How much too late the near side may see a packet; time between two is known no better.
+    /// Longest delay before the near side sees a packet, and precision of its times.
     pub jitter: Duration,
-    /// The largest path MTU of its port, bytes.
+    /// Largest path MTU of the port, in bytes.
     pub max_mtu: u32,
-    /// The longest datagram that the near side can send, bytes of UDP payload.
+    /// Longest datagram that the near side can send, in bytes of UDP payload.
     pub max_datagram: usize,
 }
 
 /// A target of scripts.
 pub trait Target: FarSide + Extensions {
-    /// What is known of it, when addresses are IPv6, or IPv4. `None`: it has no such address.
+    /// Returns facts for this address family; `None` if the card has no such address.
     fn card(&self, ipv6: bool) -> Option<Card>;
-    /// Returns what names the card in a report, such as its driver: names and values.
+    /// Returns names and values that identify the card in a report, such as its driver.
     fn identity(&self) -> Vec<(String, String)> {
         Vec::new()
     }
-    /// Begins a case over these addresses: everything of the case before is freed.
+    /// Begins a case over addresses of this family, and frees all objects of the previous one.
     ///
     /// # Errors
-    /// The target cannot be used.
+    /// If the target cannot be used.
     fn begin(&mut self, ipv6: bool) -> Answer<()>;
-    /// The time since some start.
+    /// Returns the time on the clock of the target.
     fn now(&self) -> Duration;
     /// Sends a packet from the near side.
     ///
     /// # Errors
-    /// The near side itself cannot.
+    /// If the near side fails.
     fn send(&mut self, datagram: &Datagram) -> Answer<()>;
-    /// The next packet for the near side, if one comes until then, and when it came.
+    /// Returns the next packet for the near side, and the time of its arrival; `None` after `until`.
     ///
     /// # Errors
-    /// The near side itself cannot.
+    /// If the near side fails.
     fn receive(&mut self, until: Duration) -> Answer<Option<(Duration, Datagram)>>;
-    /// Whether it has gone for good, so that no further case can be run.
+    /// Returns true if no further case can run.
     fn is_lost(&self) -> bool {
         false
     }
-    /// Waits before the far side is asked again, at most until then.
+    /// Waits between two queries of the far side, at most until then.
     fn pause(&mut self, until: Duration);
-    /// From now on cases shall follow each other fast: objects are used again, and a refusal may be
-    /// told late; one of a work request is not told. Frees everything.
+    /// From now on, runs cases as fast as possible: objects are reused, and refusals may be reported
+    /// late, those of work requests never. Frees all objects.
     ///
     /// # Errors
-    /// The target cannot be used.
-    fn hurry(&mut self) -> Answer<()> {
+    /// If the target cannot be used.
+    fn pipeline(&mut self) -> Answer<()> {
         Ok(())
     }
-    /// In a hurry: the next case has new objects. Those of earlier ones stay, as some cards take a
-    /// minute to destroy what they have lost count of.
+    /// When pipelined: gives the next case new objects. Earlier ones stay, because some cards take a
+    /// minute to destroy broken objects.
     ///
     /// # Errors
-    /// The target cannot be used.
+    /// If the target cannot be used.
     fn renew(&mut self) -> Answer<()> {
         Ok(())
     }

@@ -1,14 +1,13 @@
-//! The target `virtual`: queue pairs of `roxe_transport` in this process, at a time that jumps.
+//! The target `virtual`: queue pairs of `roxe_transport` in this process, at virtual time.
 //!
-//! A card without sockets, threads and waiting: a script runs in microseconds, the same way every
-//! time. Memory, completions and shared queues are those of the simulation
-//! (`roxe_sim`); here is what a driver does around a queue pair.
+//! It has no sockets, threads or waits, so a script runs in microseconds and always in the same way.
+//! Memory, completions and shared queues are those of the simulation (`roxe_sim`); this file is the
+//! driver around the queue pairs.
 
 use crate::target::{Answer, Card, Change, Completed, Datagram, FarSide, Handle, NewQp, Piece, Refused, Region};
 use crate::target::{Extensions, Target, Work};
 use roxe_peer::protocol::names;
-use roxe_sim::host::OWN_PD;
-use roxe_sim::host::{SRQ_MAX_SGE, Srq};
+use roxe_sim::host::{OWN_PD, SRQ_MAX_SGE, Srq};
 use roxe_sim::wire::{Batch, Pool};
 use roxe_sim::{Mr, SimHost, VecMemory};
 use roxe_transport::Qp;
@@ -27,12 +26,12 @@ use std::time::Duration;
 const FIRST_QPN: u32 = 0x11;
 /// Number of the first queue pair of the near side.
 const FIRST_NEAR: u32 = 0x2a;
-/// Bytes of a region.
+/// Most bytes of a region.
 const MAX_REGION: u32 = 64 << 20;
-/// A card that goes on for so long without time passing hangs.
+/// Most timer or transmit rounds in one step; more mean that the transport hangs.
 const MAX_ROUNDS: usize = 100_000;
 
-/// A queue pair and what it reaches.
+/// A queue pair and its host.
 struct Member {
     qp: Qp,
     host: SimHost,
@@ -61,8 +60,8 @@ fn invalid(text: impl Into<String>) -> Refused {
 }
 
 impl VirtualCard {
-    /// Calls `verb` with a queue pair that sees the time, the memory and the shared queue of the
-    /// card, and then lets it send.
+    /// Calls `verb` with a queue pair, with time, memory and shared queue of the card, and then
+    /// transmits its packets.
     fn with<T>(&mut self, at: usize, verb: impl FnOnce(&mut Qp, &mut SimHost) -> T) -> Answer<T> {
         let member = self.members.get_mut(at).filter(|member| member.alive).ok_or_else(|| invalid("no queue pair"))?;
         member.host.clock = self.now;
@@ -81,7 +80,7 @@ impl VirtualCard {
         Ok(answer)
     }
 
-    /// Lets time pass until then, or until a packet has come for the near side.
+    /// Advances time to `until`, or to the next packet for the near side.
     fn advance(&mut self, until: Instant) {
         for _ in 0..MAX_ROUNDS {
             if !self.arrived.is_empty() {
@@ -94,8 +93,8 @@ impl VirtualCard {
                 return;
             };
             self.now = self.now.max(due);
-            // It is there: its timer has just been looked at.
-            let _ = self.with(at, |qp, host| qp.handle_timeout(host));
+            // Cannot fail: the queue pair is alive.
+            _ = self.with(at, |qp, host| qp.handle_timeout(host));
         }
         self.events.push("HANGS".into());
         self.now = self.now.max(until);
@@ -110,13 +109,13 @@ fn sges(pieces: &[Piece]) -> Vec<Sge> {
     pieces.iter().map(|piece| Sge { addr: piece.addr, length: piece.len, lkey: LKey(piece.lkey) }).collect()
 }
 
-/// What a driver does after anything happened to a queue pair.
+/// Transmits the packets of a queue pair.
 fn drive(member: &mut Member, now: Instant, pool: &mut Pool, arrived: &mut VecDeque<(Duration, Datagram)>) {
     let mut batch = Batch::default();
     for _ in 0..MAX_ROUNDS {
         let state = member.qp.poll_transmit(&mut member.host, &mut batch.open(pool, 64, false, 0));
         for (mut net, _, mut bytes) in batch.drain() {
-            // The near side judges the ICRC by itself; an identification is any card's to choose.
+            // Cards choose the IP identification freely.
             net.ident = 0;
             roxe_wire::icrc::seal(&net, &mut bytes);
             arrived.push_back((Duration::from_nanos(now.0), Datagram { net, bytes }));
@@ -127,7 +126,7 @@ fn drive(member: &mut Member, now: Instant, pool: &mut Pool, arrived: &mut VecDe
     }
 }
 
-/// As in `enum ibv_event_type`.
+/// Returns the name of an event in `enum ibv_event_type`.
 fn event_name(name: &str) -> String {
     match name {
         "FATAL" | "REQ_ERR" | "ACCESS_ERR" | "LAST_WQE_REACHED" => format!("QP_{name}"),
@@ -169,7 +168,7 @@ impl Target for VirtualCard {
 
     fn send(&mut self, datagram: &Datagram) -> Answer<()> {
         let Datagram { net, bytes } = datagram;
-        // As the engine does: what is damaged, is no packet or is for nobody, is dropped.
+        // As in the engine, damaged packets and those for unknown queue pairs are dropped.
         let Ok(packet) = Packet::parse(bytes) else { return Ok(()) };
         if !roxe_wire::icrc::verify(net, bytes) {
             return Ok(());
@@ -329,7 +328,7 @@ impl FarSide for VirtualCard {
 
 impl Extensions for VirtualCard {}
 
-/// What a modify sets, and which of it.
+/// Converts a change to attributes and their mask.
 fn attributes(change: &Change, old: QpAttr, service: Service, sgid: Gid) -> Answer<(QpAttr, AttrMask)> {
     type M = AttrMask;
     if change.migration.is_some() || change.alternate.is_some() {

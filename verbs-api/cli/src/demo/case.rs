@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_fit_and_do_not_touch() {
+    fn slots_fit_and_do_not_overlap() {
         for case in Case::all(4096) {
             for index in 0..CHECKED.max(case.window()) {
                 let (slot, data) = (case.slot(index), case.data(index, case.size));
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_travel_as_text() {
+    fn task_text_roundtrips() {
         for case in Case::all(1024) {
             for step in [Step::Check { index: 3 }, Step::Echo { rounds: 10 }, Step::Stream { count: 99 }] {
                 let task = Task { case, step, seed: u64::MAX };

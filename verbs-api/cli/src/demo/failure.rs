@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_travel_as_lines() {
+    fn failure_line_roundtrips() {
         let lost = Failure::from_line(&Failure::lost("a\nb").to_line());
         assert_eq!(lost, Failure::lost("server: a b"));
         assert!(!Failure::from_line(&Failure::new("x").to_line()).lost);

@@ -12,14 +12,13 @@ mod connection;
 mod failure;
 mod server;
 
-use crate::child::Ended;
+use crate::child::KillOnDrop;
 use crate::devices::Netdev;
 use case::Case;
 use client::{Control, Outcome};
 use connection::Resources;
 use failure::Failure;
 use roxe_peer::plan::Service;
-use std::error::Error;
 use std::io::{Write, stdin, stdout};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -44,12 +43,12 @@ pub(crate) struct Args {
 }
 
 /// Runs the server process.
-pub(crate) fn serve() -> Result<(), Box<dyn Error>> {
+pub(crate) fn serve() -> crate::Result {
     Ok(server::serve(stdin().lock(), stdout().lock())?)
 }
 
 /// Runs the client process and prints the report.
-pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(args: &Args) -> crate::Result {
     let start = Instant::now();
     // Reports a wrong word before anything is opened.
     chosen(args.only.as_deref(), 0)?;
@@ -121,28 +120,27 @@ fn chosen(word: Option<&str>, mtu: usize) -> Result<Vec<Case>, Failure> {
     let chosen: Vec<_> = cases.into_iter().filter(wanted).collect();
     if chosen.is_empty() {
         return Err(Failure::new(format!(
-            "there is no service or operation {word:?}.\n  Name one of {}, or none to see all.",
+            "no service or operation is called {word:?}; name one of {}, or none for all",
             known.join(", ")
         )));
     }
     Ok(chosen)
 }
 
-/// Starts the server process.
-fn start_server() -> Result<Ended, Failure> {
+fn start_server() -> Result<KillOnDrop, Failure> {
     let own = std::env::current_exe()?;
     let mut command = Command::new(own);
     command.arg("demo-server").stdin(Stdio::piped()).stdout(Stdio::piped());
-    command.spawn().map(Ended).map_err(|error| Failure::new(format!("cannot start the server process: {error}")))
+    command.spawn().map(KillOnDrop).map_err(|error| Failure::new(format!("cannot start the server process: {error}")))
 }
 
 /// Waits for the server, which ends when the pipe is closed.
-fn finish(mut server: Ended) -> Result<(), Failure> {
+fn finish(mut server: KillOnDrop) -> Result<(), Failure> {
     let status = server.0.wait()?;
     if status.success() { Ok(()) } else { Err(Failure::new(format!("the server process ended with {status}"))) }
 }
 
-fn print_head(resources: &Resources, control: &Control) -> Result<(), Box<dyn Error>> {
+fn print_head(resources: &Resources, control: &Control) -> crate::Result {
     let (device, port) = (resources.context.device(), resources.context.port_attr()?);
     let (own, server) = (std::process::id(), control.pid);
     let mut out = stdout();
@@ -166,7 +164,7 @@ fn name(case: &Case) -> String {
     format!("{:<3} {:<13}{:>9}", case.service.name(), case.op, size(case.size))
 }
 
-fn print_case(case: &Case, outcome: &Outcome, losses: u32) -> Result<(), Box<dyn Error>> {
+fn print_case(case: &Case, outcome: &Outcome, losses: u32) -> crate::Result {
     let bandwidth = outcome.rate * case.size as f64;
     let note = if losses == 0 { String::new() } else { format!("  (run {}: a message was lost)", losses + 1) };
     writeln!(
@@ -190,7 +188,7 @@ fn size(bytes: usize) -> String {
     }
 }
 
-fn conclude(checks: usize, failures: &[Case], time: Duration) -> Result<(), Box<dyn Error>> {
+fn conclude(checks: usize, failures: &[Case], time: Duration) -> crate::Result {
     let mut out = stdout();
     writeln!(
         out,
@@ -204,8 +202,9 @@ fn conclude(checks: usize, failures: &[Case], time: Duration) -> Result<(), Box<
     }
     let names: Vec<String> = failures.iter().map(|case| format!("{} {}", case.service.name(), case.op)).collect();
     Err(format!(
-        "{checks} checks passed, but these failed: {}. Their lines above say what happened. Run it again with \
-         `roxe demo WORD` for one service or operation; `roxe config` shows the settings in force.",
+        "{} cases failed: {} ({checks} checks passed); run one alone with `roxe demo WORD`, and see the settings in \
+         force with `roxe config`",
+        names.len(),
         names.join(", ")
     )
     .into())
@@ -216,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_read_well() {
+    fn sizes_are_printed_in_binary_units() {
         assert_eq!(
             [8, 64, 4096, 65536, 1 << 20, 1500].map(size),
             ["8 B", "64 B", "4 KiB", "64 KiB", "1 MiB", "1500 B"]
@@ -224,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn word_selects_service_or_operation_and_unknown_lists_all() {
+    fn word_selects_cases_and_unknown_word_lists_them() {
         let all = chosen(None, 1024).unwrap().len();
         let (service, operation) = (chosen(Some("UD"), 1024).unwrap(), chosen(Some("fetch-add"), 1024).unwrap());
         assert!(service.len() < all && service.iter().all(|case| case.service == Service::Ud));

@@ -1,8 +1,7 @@
-//! Namespaces: which are needed, whether they may be had, and how to get into them.
+//! The namespaces of a view.
 //!
-//! Entering a user namespace cannot be undone, and some systems let a process in and then give it
-//! no rights there. So it is tried in a child process first, and this one follows only if that went
-//! well. Touches the kernel's view of this process.
+//! Entering a user namespace cannot be undone, and some systems grant no rights there, so a child
+//! process tries it first.
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -11,10 +10,9 @@ use std::fs;
 use std::io;
 use std::process::{Command, Stdio};
 
-/// What it takes to mount something that nobody else sees.
+/// The namespaces that a process needs to mount privately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Space {
-    /// A mount namespace.
     OfMounts,
     /// A mount namespace in a user namespace.
     OfUser,
@@ -22,12 +20,10 @@ pub(super) enum Space {
 
 /// Bit of `CAP_SYS_ADMIN` in a set of capabilities (`man capabilities`).
 const SYS_ADMIN: u32 = 21;
-/// The name of the subcommand that tries it.
-pub(crate) const PROBE: &str = "probe-view";
 
 impl Space {
-    /// What this process needs; `None` if that would cost it other rights, which do not reach out
-    /// of a user namespace.
+    /// Returns the namespaces that this process needs; `None` if it has capabilities that it would
+    /// lose in a user namespace.
     pub(super) fn needed() -> Option<Self> {
         Self::for_rights(capabilities(&fs::read_to_string("/proc/self/status").unwrap_or_default()))
     }
@@ -40,29 +36,29 @@ impl Space {
     }
 }
 
-/// The capabilities in force, as `/proc/PID/status` shows them.
-fn capabilities(status: &str) -> u64 {
+/// Returns the effective capabilities in `/proc/PID/status`.
+pub(crate) fn capabilities(status: &str) -> u64 {
     let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// Whether the root folder is a mount point, which mounts of our own take. In a chroot it need not
-/// be.
+/// Returns true if the root folder is a mount point, as private mounts require. In a chroot it may
+/// be none.
 pub(super) fn root_is_mounted() -> bool {
     fs::read_to_string("/proc/self/mountinfo").map_or(true, |table| lists_root(&table))
 }
 
-/// Whether `/proc/PID/mountinfo` has the root folder (`man proc_pid_mountinfo`: its fifth word is
-/// the mount point, as seen from the root of the process).
+/// Returns true if `/proc/PID/mountinfo` has the root folder (`man proc_pid_mountinfo`: the fifth
+/// word is the mount point, as seen from the root of the process).
 fn lists_root(table: &str) -> bool {
     table.lines().any(|line| line.split(' ').nth(4) == Some("/"))
 }
 
-/// Tries `enter` in a child process; the error says why it failed there.
+/// Tries [`enter`] in a child process; the error says why it failed there.
 pub(super) fn probe() -> Result<(), String> {
     let run = || {
         let program = std::env::current_exe()?;
-        Command::new(program).arg(PROBE).stdin(Stdio::null()).output()
+        Command::new(program).arg("probe-view").stdin(Stdio::null()).output()
     };
     let output = run().map_err(|error| error.to_string())?;
     if output.status.success() {
@@ -70,28 +66,31 @@ pub(super) fn probe() -> Result<(), String> {
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let why = said.trim().trim_start_matches("roxe probe-view: ");
-    Err(format!("this system does not let you have a user namespace ({why})"))
+    Err(format!("this system grants no user namespace ({why})"))
 }
 
-/// Moves this process, which must have one thread, into fresh namespaces. Its user and group stay
-/// what they are.
+/// Moves this process, which must have one thread, into new namespaces. It keeps its user and
+/// group.
 pub(super) fn enter(space: Space) -> io::Result<()> {
-    let (user, group) = (Uid::effective(), Gid::effective());
     match space {
         Space::OfMounts => unshare(CloneFlags::CLONE_NEWNS)?,
-        Space::OfUser => {
-            unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)?;
-            // Who may drop groups could get at files that are closed to one of them; so nobody may
-            // who maps them himself.
-            fs::write("/proc/self/setgroups", "deny")?;
-            fs::write("/proc/self/uid_map", format!("{user} {user} 1"))?;
-            fs::write("/proc/self/gid_map", format!("{group} {group} 1"))?;
-        }
+        Space::OfUser => unshare_user(CloneFlags::CLONE_NEWNS, Uid::effective(), Gid::effective())?,
     }
-    // What the system mounts later is seen, what we mount stays here.
+    // Mounts of the system stay visible here; mounts of this process stay private.
     let nothing = None::<&str>;
     mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_SLAVE, nothing)?;
     Ok(())
+}
+
+/// Moves this process, which must have one thread, into a user namespace and the namespaces of
+/// `flags`. There it is `user` and `group`.
+pub(crate) fn unshare_user(flags: CloneFlags, user: Uid, group: Gid) -> io::Result<()> {
+    let (own_user, own_group) = (Uid::effective(), Gid::effective());
+    unshare(CloneFlags::CLONE_NEWUSER | flags)?;
+    // The kernel requires this: dropping a group could open files that are closed to the group.
+    fs::write("/proc/self/setgroups", "deny")?;
+    fs::write("/proc/self/uid_map", format!("{user} {own_user} 1"))?;
+    fs::write("/proc/self/gid_map", format!("{group} {own_group} 1"))
 }
 
 #[cfg(test)]
@@ -99,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_root_of_a_chroot_is_no_mount_point() {
+    fn root_of_a_chroot_is_no_mount_point() {
         let proc = "40 28 0:22 / /proc rw,relatime shared:5 - proc proc rw\n";
         assert!(!lists_root(proc));
         assert!(lists_root(&format!("28 1 254:0 / / rw,noatime - ext4 /dev/root rw\n{proc}")));
@@ -107,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_decide_what_is_needed() {
+    fn capabilities_determine_the_namespaces() {
         let needed = |status| Space::for_rights(capabilities(status));
         assert_eq!(needed("Name:\tx\nCapEff:\t000001ffffffffff\n"), Some(Space::OfMounts));
         assert_eq!(needed("CapEff:\t0000000000200000\n"), Some(Space::OfMounts));

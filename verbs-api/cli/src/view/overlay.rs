@@ -1,10 +1,9 @@
-//! Adds entries to a folder in which nothing can be made, in this mount namespace.
+//! Adds entries to a read-only folder, in this mount namespace.
 //!
-//! A file system in memory takes the place of the folder. It shows what the folder has: links are
-//! copied, files, devices and folders are bound, with all that is mounted below them. It is put
-//! together elsewhere and moved into place when it is complete, so that a failure leaves the folder
-//! as it was. What the system adds to the folder itself later (a device file of a new disk) is not
-//! seen; what changes inside its folders is.
+//! A tmpfs replaces the folder. Links are copied; files, devices and folders are bound, with all
+//! mounts below them. It is built elsewhere and moved into place when complete, so that a failure
+//! leaves the folder as it was. Entries that the system adds to the folder later, such as the device
+//! file of a new disk, are not visible; changes inside its folders are.
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use std::ffi::OsStr;
@@ -13,15 +12,14 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-/// The folders in a target that are taken apart like itself, so that more can be put in them, and
-/// which of their entries are left out.
+/// Folders in a target that get entries, too, and a filter for those of their entries to leave out.
 pub(super) struct Opened {
     pub(super) names: &'static [&'static str],
     pub(super) without: fn(&OsStr) -> bool,
 }
 
-/// Adds to `target` what `write` writes there and in the folders that are `open`; `scratch` is a
-/// folder to mount on meanwhile.
+/// Adds the files of `write` to `target` and its folders in `open`; `scratch` is a folder to mount
+/// on meanwhile.
 pub(super) fn add(
     scratch: &Path,
     target: &Path,
@@ -33,8 +31,8 @@ pub(super) fn add(
     let built = build(scratch, target, &entries, open).and_then(|()| write(scratch));
     let moved = built.and_then(|()| Ok(mount(Some(scratch), target, None::<&str>, MsFlags::MS_MOVE, None::<&str>)?));
     if moved.is_err() {
-        // It vanishes with this process at the latest.
-        let _ = umount2(scratch, MntFlags::MNT_DETACH);
+        // At the latest, it is gone with this process.
+        _ = umount2(scratch, MntFlags::MNT_DETACH);
     }
     moved
 }
@@ -57,7 +55,7 @@ fn build(to: &Path, target: &Path, entries: &[DirEntry], open: &Opened) -> io::R
     Ok(())
 }
 
-/// Makes `copy` show `entry`. One that has gone meanwhile is left out.
+/// Makes `copy` show `entry`, unless the entry is gone.
 fn keep(entry: &DirEntry, copy: &Path) -> io::Result<()> {
     let kind = entry.file_type()?;
     let kept = if kind.is_symlink() {
@@ -80,7 +78,7 @@ fn bind(from: &Path, to: &Path) -> io::Result<()> {
     Ok(mount(Some(from), to, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>)?)
 }
 
-/// Mounts something harmless, to see whether that is allowed.
+/// Fails if this process may not mount.
 pub(super) fn try_out() -> io::Result<()> {
     Ok(mount(Some("roxe"), "/sys/class", Some("tmpfs"), MsFlags::empty(), None::<&str>)?)
 }

@@ -1,8 +1,5 @@
-//! The files of the view: what the kernel's drivers would show of a card like ours, in their
-//! format.
-//!
-//! All but the counters is as the interface is when the program starts. Writes files and links, and
-//! touches nothing else.
+//! The files of the view, in the format of the kernel's drivers. All but the counters show the
+//! state at the start of the program.
 
 use roxe_provider::{Device, DeviceAttr, GID_TABLE_LEN, PortAttr, config, counter_files};
 use std::ffi::OsStr;
@@ -11,20 +8,19 @@ use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
-/// What an empty slot of the GID table holds.
+/// An empty slot of the GID table.
 const NO_GID: [u8; 16] = [0; 16];
-/// A file that every kernel has and answers EINVAL to who reads it: the loopback interface has no
-/// speed. No file of the view's own file system can do that.
+/// A file of every kernel whose `read` fails with EINVAL, because the loopback interface has no
+/// speed. No file of a tmpfs can do that.
 const REFUSES: &str = "/sys/class/net/lo/speed";
 
-/// What is shown of one device.
 #[derive(Debug)]
 pub(super) struct DeviceFiles {
     name: String,
     netdev: String,
     attr: DeviceAttr,
     port: PortAttr,
-    /// The GID table, holes included, and what the type of each entry is called.
+    /// The GID table with its empty slots, and the name of each entry's type.
     gids: [([u8; 16], &'static str); GID_TABLE_LEN],
 }
 
@@ -45,7 +41,7 @@ impl DeviceFiles {
         }
     }
 
-    /// The attributes of the card with their values.
+    /// Returns names and values of the card's attributes.
     fn files(&self) -> Vec<(String, String)> {
         let guid = |guid: u64| words(&guid.to_be_bytes());
         [
@@ -62,7 +58,6 @@ impl DeviceFiles {
         .into()
     }
 
-    /// Those of its port.
     fn port_files(&self) -> Vec<(String, String)> {
         let PortAttr { state, phys_state, port_cap_flags, .. } = self.port;
         let fixed = [
@@ -82,7 +77,6 @@ impl DeviceFiles {
         fixed.map(|(name, value)| (name.to_owned(), value)).into_iter().chain(self.gid_files()).collect()
     }
 
-    /// The GID table.
     fn gid_files(&self) -> Vec<(String, String)> {
         let mut files = Vec::new();
         for (index, (gid, kind)) in self.gids.iter().enumerate() {
@@ -95,7 +89,7 @@ impl DeviceFiles {
         files
     }
 
-    /// The files of empty GID slots that the kernel has and refuses to read.
+    /// Returns the files of empty GID slots, which exist but refuse to be read.
     fn refusing_files(&self) -> impl Iterator<Item = String> {
         let empty = self.gids.iter().enumerate().filter(|(_, (gid, _))| *gid == NO_GID);
         empty.flat_map(|(index, _)| ["types", "ndevs"].map(|attribute| format!("gid_attrs/{attribute}/{index}")))
@@ -110,14 +104,14 @@ impl DeviceFiles {
             fs::create_dir_all(port.join(folder))?;
         }
         self.refusing_files().try_for_each(|name| symlink(REFUSES, port.join(name)))?;
-        // Whoever the program becomes, it may count.
+        // Writable even if the program changes its user.
         counter_files().try_for_each(|name| write(&port.join(name), "0", 0o666))?;
         fs::create_dir_all(to.join("device/net"))?;
         symlink(Path::new("/sys/class/net").join(&self.netdev), to.join("device/net").join(&self.netdev))
     }
 }
 
-/// `infiniband/` and `infiniband_verbs/` in `to`, a copy of /sys/class.
+/// Writes `infiniband/` and `infiniband_verbs/` to `to`, a copy of /sys/class.
 pub(super) fn write_class(cards: &[DeviceFiles], to: &Path) -> io::Result<()> {
     let (devices, verbs) = (to.join("infiniband"), to.join("infiniband_verbs"));
     fs::create_dir_all(&devices)?;
@@ -134,16 +128,16 @@ pub(super) fn write_class(cards: &[DeviceFiles], to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// `infiniband/` in `to`, a copy of /dev. Programs ask whether the node is a character device that
-/// they may open; they talk to the card through the library.
+/// Writes `infiniband/` to `to`, a copy of /dev. Programs check that the node is a character device
+/// that they may open; they reach the card by the library.
 pub(super) fn write_dev(cards: &[DeviceFiles], to: &Path) -> io::Result<()> {
     let folder = to.join("infiniband");
     fs::create_dir_all(&folder)?;
     cards.iter().try_for_each(|card| symlink("../null", folder.join(&card.name)))
 }
 
-/// Whether an entry of these folders is of a view, or has a name that ROXE_DEVICE_NAME gives to
-/// ours: that of the `roxe run` around this one must not show through.
+/// Returns true if an entry of these folders has a default name or one of ROXE_DEVICE_NAME: it
+/// belongs to the view of an outer `roxe run`.
 pub(super) fn is_ours(name: &OsStr) -> bool {
     let index = name.to_str().and_then(|name| name.strip_prefix("roxe"));
     let is_default = index.is_some_and(|index| !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit()));
@@ -151,20 +145,20 @@ pub(super) fn is_ours(name: &OsStr) -> bool {
     is_default || named.is_some_and(|ours| name.to_str().is_some_and(|name| ours.matches(name)))
 }
 
-/// Writes a file of one line, with the folders it needs. The mode does not depend on the umask.
+/// Writes a file of one line and its folders. The mode does not depend on the umask.
 fn write(path: &Path, line: &str, mode: u32) -> io::Result<()> {
     path.parent().map_or(Ok(()), fs::create_dir_all)?;
     fs::write(path, format!("{line}\n"))?;
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
-/// Hexadecimal digits in groups of four, as GUIDs and GIDs are written.
+/// Returns hexadecimal digits in groups of four, the notation of GUIDs and GIDs.
 fn words(bytes: &[u8]) -> String {
     let word = |pair: &[u8]| pair.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     bytes.chunks(2).map(word).collect::<Vec<_>>().join(":")
 }
 
-/// Width times speed of a lane, from their codes.
+/// Returns the rate from the codes of width and speed (IBA PortInfo).
 fn rate(width: u8, speed: u8) -> String {
     let lanes = if width == 2 { 4 } else { 1 };
     // Tenths of Gbit/s.
@@ -181,15 +175,14 @@ fn rate(width: u8, speed: u8) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::PathBuf;
+    use crate::files::tests::Scratch;
 
-    /// A folder with both parts of the view of this machine; removed in the end.
-    struct Written(PathBuf);
+    /// A folder with both parts of the view of this machine.
+    struct Written(Scratch);
 
     impl Written {
         fn new(name: &str) -> Self {
-            let to = std::env::temp_dir().join(format!("roxe-tree-{}-{name}", std::process::id()));
-            fs::create_dir_all(&to).unwrap();
+            let to = Scratch::new(name);
             let cards: Vec<DeviceFiles> = roxe_provider::preview().unwrap().iter().map(DeviceFiles::new).collect();
             write_class(&cards, &to).unwrap();
             write_dev(&cards, &to.join("dev")).unwrap();
@@ -201,14 +194,8 @@ mod tests {
         }
     }
 
-    impl Drop for Written {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
     #[test]
-    fn the_loopback_device_looks_like_a_card() {
+    fn loopback_device_has_the_files_of_a_card() {
         let view = Written::new("card");
         assert_eq!(view.read("node_type"), "1: CA\n");
         assert_eq!(view.read("node_guid"), "0272:6f78:6500:0001\n");
@@ -224,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_of_an_empty_gid_slot_are_there_and_refuse_to_be_read() {
+    fn attributes_of_empty_gid_slot_exist_and_are_unreadable() {
         let view = Written::new("holes");
         for attribute in ["types", "ndevs"] {
             let folder = view.0.join("infiniband/roxe0/ports/1/gid_attrs").join(attribute);
@@ -235,13 +222,13 @@ mod tests {
     }
 
     #[test]
-    fn entries_of_another_view_are_known_by_their_name() {
+    fn entries_of_another_view_are_recognized_by_name() {
         assert!(is_ours(OsStr::new("roxe0")) && is_ours(OsStr::new("roxe12")));
         assert!(["roxe", "roxe0a", "mlx5_0", "rxe0"].iter().all(|name| !is_ours(OsStr::new(name))));
     }
 
     #[test]
-    fn rates_are_written_as_the_kernel_does() {
+    fn rates_have_the_format_of_the_kernel() {
         assert_eq!(rate(1, 1), "2.5 Gb/sec (1X SDR)");
         assert_eq!(rate(1, 4), "10 Gb/sec (1X QDR)");
         assert_eq!(rate(2, 32), "100 Gb/sec (4X EDR)");

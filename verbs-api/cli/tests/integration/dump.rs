@@ -1,4 +1,4 @@
-//! `roxe dump` with filters and as a page of HTML, which a browser shows if one is installed.
+//! `roxe dump` with filters and as a page of HTML; runs in a browser if one is installed.
 
 use roxe_wire::capture::{Direction, Outgoing, write_interface, write_packet, write_section};
 use roxe_wire::{Bth, Header, Kind, NetHeader, Psn, Qpn, Request, SendTail, icrc};
@@ -7,7 +7,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A remark that would take a page over if it became markup.
+/// A remark that would change the page if it became markup.
 const HOSTILE: &str = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">";
 
 fn dump(arguments: &[&str]) -> Output {
@@ -66,7 +66,7 @@ fn hostile_capture(psns: &[u32]) -> Vec<u8> {
     file
 }
 
-/// The document that a browser makes of the page; `None` if there is no browser.
+/// Returns the document of the page in a browser; `None` without a browser.
 fn document(page: &str, scratch: &Scratch) -> Option<String> {
     let profile = format!("--user-data-dir={}", scratch.path("profile"));
     let arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", &profile];
@@ -76,7 +76,7 @@ fn document(page: &str, scratch: &Scratch) -> Option<String> {
 }
 
 #[test]
-fn retransmissions_and_naks_are_told_and_counted() {
+fn retransmissions_and_naks_are_printed_and_counted() {
     let text = stdout(&dump(&["--odd", &capture("lossy_atomic.pcap")]));
     let (last, lines) = text.lines().rev().collect::<Vec<_>>().split_first().map(|(l, r)| (*l, r.to_vec())).unwrap();
     assert!(last.starts_with("1591 RoCEv2 packets, 0 of them bad") && last.contains("; NAKs: 6"), "{last}");
@@ -102,12 +102,12 @@ fn lines_are_filtered_by_queue_pair_psn_and_opcode() {
 }
 
 #[test]
-fn nothing_is_coloured_that_is_no_terminal() {
+fn output_without_terminal_has_no_colours() {
     assert!(!stdout(&dump(&[&capture("lossy_atomic.pcap")])).contains('\x1b'));
 }
 
 #[test]
-fn a_page_shows_its_packets_in_a_browser() {
+fn page_shows_packets_in_a_browser() {
     let scratch = Scratch::new("page");
     let page = scratch.path("page.html");
     stdout(&dump(&["--html", &page, &capture("lossy_atomic.pcap")]));
@@ -121,7 +121,7 @@ fn a_page_shows_its_packets_in_a_browser() {
 }
 
 #[test]
-fn what_a_capture_says_stays_text_in_a_browser() {
+fn markup_in_a_capture_stays_text_in_a_browser() {
     let scratch = Scratch::new("hostile");
     let (file, page) = (scratch.path("<script>x.pcapng"), scratch.path("page.html"));
     fs::write(&file, hostile_capture(&[1, 2, 2])).unwrap();
@@ -133,7 +133,7 @@ fn what_a_capture_says_stays_text_in_a_browser() {
 }
 
 #[test]
-fn what_a_page_leaves_out_it_says() {
+fn page_reports_omitted_packets() {
     let scratch = Scratch::new("limit");
     let page = scratch.path("page.html");
     let output = dump(&["--html", &page, "--limit", "10", "--opcode", "fetch_add", &capture("lossy_atomic.pcap")]);
@@ -145,8 +145,8 @@ fn what_a_page_leaves_out_it_says() {
 }
 
 #[test]
-fn a_page_that_cannot_be_written_is_an_error_with_its_name() {
-    let output = dump(&["--html", "/nonexistent/page.html", &capture("rping.pcap")]);
+fn unwritable_page_is_an_error_with_its_path() {
+    let output = dump(&["--html", "/dev/null/page.html", &capture("rping.pcap")]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot write /nonexistent/page.html"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot write /dev/null/page.html"));
 }

@@ -1,4 +1,4 @@
-//! `roxe peer` and its controllers: who learns the token, and who is served.
+//! `roxe peer` and its controllers: the token, and limits on connections.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 const CHECK: [&str; 1] = ["RC SEND size=1 mtu=256 ipv4"];
 
-/// An agent beside roxe's card, with a folder for its files; ended and removed when dropped.
+/// An agent for roxe's card, with a folder for its files.
 struct Agent {
     child: Child,
     out: BufReader<ChildStdout>,
@@ -55,7 +55,7 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
-fn token_travels_by_a_file_and_not_by_arguments() {
+fn token_file_replaces_token_in_arguments() {
     let mut agent = Agent::start("file", &["--token-file", "token"], None);
     let words = agent.words();
     let [_, address, how, file] = &words[..] else { panic!("{words:?}") };
@@ -73,7 +73,7 @@ fn token_travels_by_a_file_and_not_by_arguments() {
 }
 
 #[test]
-fn token_from_environment_is_used_by_both_ends_unprinted() {
+fn token_from_environment_is_used_and_not_printed() {
     let token = "a secret of this test".replace(' ', "-");
     let mut agent = Agent::start("variable", &[], Some(&token));
     let words = agent.words();
@@ -87,7 +87,7 @@ fn token_from_environment_is_used_by_both_ends_unprinted() {
 }
 
 #[test]
-fn silent_connections_keep_no_controller_from_an_agent() {
+fn silent_connections_do_not_block_controllers() {
     let mut agent = Agent::start("silent", &["--once", "--token-file", "token"], None);
     let address = agent.words().swap_remove(1);
     let mut silent: Vec<_> = (0..20).map(|_| TcpStream::connect(&address).unwrap()).collect();

@@ -1,4 +1,4 @@
-//! The program as its users start it: what it prints, and its exit status.
+//! Output and exit status of the program.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -32,7 +32,7 @@ fn captures() -> Vec<PathBuf> {
     files.filter(|path| path.extension().is_some_and(|extension| extension == "pcap")).collect()
 }
 
-/// A file of this test process, removed at the end of the test.
+/// A file for one test, removed at its end.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -64,7 +64,7 @@ fn devices_are_listed_with_their_addresses() {
 }
 
 #[test]
-fn an_unknown_interface_is_an_error_that_names_those_that_exist() {
+fn unknown_interface_is_an_error_that_lists_existing_ones() {
     let output = roxe(&["devices"]).env("ROXE_NETDEV", "nonexistent0").output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let text = stderr(&output);
@@ -72,7 +72,7 @@ fn an_unknown_interface_is_an_error_that_names_those_that_exist() {
 }
 
 #[test]
-fn every_setting_is_shown_with_where_it_comes_from() {
+fn config_shows_settings_with_their_origin() {
     let output = roxe(&["config"]).env("ROXE_SPIN_US", "7").output().unwrap();
     let text = stdout(&output);
     assert!(output.status.success());
@@ -85,14 +85,14 @@ fn every_setting_is_shown_with_where_it_comes_from() {
 }
 
 #[test]
-fn a_setting_that_is_not_understood_is_refused() {
+fn invalid_setting_is_refused() {
     let output = roxe(&["config"]).env("ROXE_SPIN_US", "soon").output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("ROXE_SPIN_US"));
 }
 
 #[test]
-fn captures_of_a_kernel_peer_check_out() {
+fn captures_of_a_kernel_peer_pass_the_check() {
     let files = captures();
     assert!(!files.is_empty());
     for file in files {
@@ -107,7 +107,7 @@ fn captures_of_a_kernel_peer_check_out() {
 }
 
 #[test]
-fn connections_are_told_in_the_words_of_the_connection_manager() {
+fn connection_messages_are_printed_by_name() {
     let told = |name: &str| {
         let file = captures().into_iter().find(|path| path.ends_with(name)).unwrap();
         let text = stdout(&output(&["dump", file.to_str().unwrap()]));
@@ -121,7 +121,7 @@ fn connections_are_told_in_the_words_of_the_connection_manager() {
 }
 
 #[test]
-fn check_stops_at_the_damaged_packet() {
+fn dump_check_stops_at_damaged_packet() {
     let file = captures().into_iter().find(|path| path.ends_with("rc_send_pingpong.pcap")).unwrap();
     let mut bytes = fs::read(file).unwrap();
     let last = bytes.len() - 1;
@@ -140,7 +140,7 @@ fn check_stops_at_the_damaged_packet() {
 }
 
 #[test]
-fn other_files_are_refused_with_advice() {
+fn file_without_capture_is_refused_with_advice() {
     let text = Scratch::new("text", b"not a capture at all");
     let output_of_text = output(&["dump", text.path()]);
     assert_eq!(output_of_text.status.code(), Some(1));
@@ -150,7 +150,7 @@ fn other_files_are_refused_with_advice() {
 }
 
 #[test]
-fn the_demo_checks_and_counts() {
+fn demo_prints_cases_and_checks() {
     let output = output(&["demo", "ud"]);
     let text = stdout(&output);
     assert!(output.status.success(), "{text}{}", stderr(&output));
@@ -160,14 +160,14 @@ fn the_demo_checks_and_counts() {
 }
 
 #[test]
-fn the_demo_knows_its_words() {
+fn demo_refuses_unknown_word() {
     let output = output(&["demo", "teleport"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("roxe demo"));
 }
 
 #[test]
-fn a_program_that_was_run_keeps_its_exit_status_and_finds_the_library_first() {
+fn run_keeps_exit_status_and_puts_library_first() {
     let library = Scratch::new("libroxe.so", b"");
     let home = std::env::temp_dir().join(format!("roxe-test-{}-runtime", std::process::id()));
     fs::create_dir_all(&home).unwrap();
@@ -188,7 +188,7 @@ fn a_program_that_was_run_keeps_its_exit_status_and_finds_the_library_first() {
 }
 
 #[test]
-fn files_of_options_are_named_by_full_paths() {
+fn option_files_become_absolute_paths() {
     let folder = std::env::temp_dir().join(format!("roxe-test-{}-files", std::process::id()));
     fs::create_dir(&folder).unwrap();
     let folder = folder.canonicalize().unwrap();
@@ -230,7 +230,7 @@ fn files_of_options_are_named_by_full_paths() {
 }
 
 #[test]
-fn a_program_that_cannot_be_run_is_reported_as_a_shell_does() {
+fn unstartable_program_has_exit_status_of_a_shell() {
     let library = Scratch::new("libroxe2.so", b"");
     let home = std::env::temp_dir();
     let run = |program: &str| {
@@ -245,7 +245,7 @@ fn a_program_that_cannot_be_run_is_reported_as_a_shell_does() {
 }
 
 #[test]
-fn a_closed_pipe_is_no_error() {
+fn closed_pipe_is_no_error() {
     let file = captures().into_iter().find(|path| path.ends_with("pt_write_bw.pcap")).unwrap();
     let script = format!("'{}' dump '{}' | head -n 1 >/dev/null", env!("CARGO_BIN_EXE_roxe"), file.display());
     let output = Command::new("sh").args(["-c", &script]).output().unwrap();

@@ -7,8 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-/// Where processes of one test find each other, and no others: those of other tests may count how
-/// often they wake. Removed at the end of the test.
+/// A runtime folder for one test, because processes of other tests may count their wake-ups.
 struct Place(PathBuf);
 
 impl Place {
@@ -35,7 +34,7 @@ impl Drop for Place {
     }
 }
 
-/// Looks at the program `arguments` until it `sees` what it wants to; what that was.
+/// Runs the program `arguments` until `sees` returns a value.
 fn watch<T>(place: &Place, arguments: &[&str], mut sees: impl FnMut(&str) -> Option<T>) -> T {
     let mut program = place.command(arguments).stdout(Stdio::null()).spawn().unwrap();
     let pid = program.id().to_string();
@@ -53,7 +52,7 @@ fn watch<T>(place: &Place, arguments: &[&str], mut sees: impl FnMut(&str) -> Opt
 }
 
 #[test]
-fn the_queue_pairs_of_a_program_are_told_while_it_runs() {
+fn top_shows_queue_pairs_of_a_running_program() {
     let place = Place::new("queue-pairs");
     let qp = watch(&place, &["demo", "rc"], |pid| {
         let output = place.roxe(&["top", pid, "--once", "--json", "--interval", "0.01"]);
@@ -65,13 +64,13 @@ fn the_queue_pairs_of_a_program_are_told_while_it_runs() {
     });
     assert_eq!((&qp["service"], &qp["address"], &qp["error"]), (&"RC".into(), &"127.0.0.1".into(), &"-".into()));
     assert!(qp["qpn"].as_str().unwrap().starts_with("0x") && qp["qpn"] != qp["peer"]);
-    // A request has a BTH and an ICRC at least, and so has an acknowledgement.
+    // Every request and acknowledgement has at least a BTH and an ICRC.
     assert!(qp["sent_bytes"].as_u64() >= qp["sends"].as_u64().map(|sends| 16 * sends), "{qp}");
     assert!(qp["received_bytes"].as_u64() >= Some(16), "{qp}");
 }
 
 #[test]
-fn a_table_has_a_line_for_each_device_and_each_queue_pair() {
+fn top_table_has_lines_for_devices_and_queue_pairs() {
     let place = Place::new("table");
     let text = watch(&place, &["demo", "ud"], |pid| {
         let output = place.roxe(&["top", pid, "--once", "--counters", "--interval", "0.01"]);
@@ -84,7 +83,7 @@ fn a_table_has_a_line_for_each_device_and_each_queue_pair() {
 }
 
 #[test]
-fn a_process_without_a_device_is_an_error() {
+fn process_without_device_is_an_error() {
     let place = Place::new("nobody");
     let pid = std::process::id().to_string();
     for words in [&["top", &pid, "--once"][..], &["metrics", &pid]] {
@@ -95,7 +94,7 @@ fn a_process_without_a_device_is_an_error() {
     }
 }
 
-/// The answer to a request for `path`, head and body.
+/// Returns head and body of the response for `path`.
 fn get(address: &str, path: &str) -> (String, String) {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
@@ -106,7 +105,7 @@ fn get(address: &str, path: &str) -> (String, String) {
 }
 
 #[test]
-fn metrics_of_a_program_are_served_on_the_loopback_interface_only() {
+fn metrics_are_served_on_the_loopback_interface_only() {
     let place = Place::new("served");
     let mut server = place.command(&["metrics", "--listen", "127.0.0.1:0"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
@@ -121,7 +120,7 @@ fn metrics_of_a_program_are_served_on_the_loopback_interface_only() {
     });
     assert!(body.contains("# TYPE roxe_sent_bytes_total counter\n"));
     assert!(!body.contains("qpn=") && !body.contains("peer="), "every user of the host reads it\n{body}");
-    // Requests that never end keep no other one from being answered.
+    // Unfinished requests do not block others.
     let mut silent: Vec<_> = (0..40).map(|_| TcpStream::connect(address).unwrap()).collect();
     silent.iter_mut().for_each(|stream| stream.write_all(b"GET /metrics").unwrap());
     assert!(get(address, "/metrics").0.starts_with("HTTP/1.1 200 OK\r\n"));
@@ -133,7 +132,7 @@ fn metrics_of_a_program_are_served_on_the_loopback_interface_only() {
 }
 
 #[test]
-fn metrics_are_written_into_a_file_at_once() {
+fn metrics_file_is_replaced_at_once() {
     let place = Place::new("file");
     let folder = place.0.join("metrics");
     std::fs::create_dir_all(&folder).unwrap();

@@ -1,12 +1,12 @@
-//! Where the program puts what the loader will run: never where another user could exchange it.
+//! Libraries are only loaded from folders where other users cannot replace them.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A folder of this test with a copy of the program in it, without libraries beside it. Its path is
-/// short enough for names of sockets.
+/// A folder with a copy of the program and no libraries. Its path is short enough for names of
+/// sockets.
 struct Root(PathBuf);
 
 impl Root {
@@ -15,8 +15,8 @@ impl Root {
         fs::create_dir(&path).unwrap();
         let root = Self(path.canonicalize().unwrap());
         fs::set_permissions(&root.0, Permissions::from_mode(0o755)).unwrap();
-        // By a process of its own: a child that another test forks meanwhile would hold the file
-        // open for writing, and such a file cannot be run.
+        // Copied by another process: a child that another test forks meanwhile would hold the file
+        // open for writing, and exec would fail.
         let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_roxe")).arg(root.at("roxe")).status();
         assert!(copied.unwrap().success());
         root.folder("run", 0o700);
@@ -33,7 +33,7 @@ impl Root {
         self.at(path)
     }
 
-    /// Runs `roxe SCRIPT` with nothing in the environment but a runtime folder and `variables`.
+    /// Runs a shell script with only a runtime folder and `variables` in the environment.
     fn roxe(&self, script: &str, variables: &[(&str, &Path)]) -> Output {
         let mut shell = Command::new("sh");
         shell.args(["-c", script]).current_dir("/").env_clear().env("PATH", "/usr/bin:/bin");
@@ -41,7 +41,7 @@ impl Root {
         shell.envs(variables.iter().copied()).output().unwrap()
     }
 
-    /// Every folder that the loader of a program is led to.
+    /// Returns the folders that the loader of a program searches for roxe.
     fn folders(&self, umask: &str, variables: &[(&str, &Path)]) -> Vec<PathBuf> {
         let program = "echo ${LD_LIBRARY_PATH%%:*}; readlink -f ${LD_LIBRARY_PATH%%:*}/libibverbs.so.1";
         let output = self.roxe(&format!("umask {umask}; exec \"$ROXE\" run -- sh -c '{program}'"), variables);
@@ -76,7 +76,7 @@ fn cache_made_under_any_umask_is_private() {
 }
 
 #[test]
-fn folders_that_others_can_exchange_hold_no_libraries() {
+fn folders_writable_by_others_hold_no_libraries() {
     let root = Root::new("open");
     let open = root.folder("open", 0o777);
     let home = root.folder("open/home", 0o755);
@@ -99,7 +99,7 @@ fn folders_that_others_can_exchange_hold_no_libraries() {
 }
 
 #[test]
-fn library_of_another_user_beside_the_program_is_not_used() {
+fn library_of_another_user_beside_the_program_is_ignored() {
     let root = Root::new("beside");
     if !nix::unistd::geteuid().is_root() {
         return eprintln!("skipped: only root can make files of another user");
@@ -115,7 +115,7 @@ fn library_of_another_user_beside_the_program_is_not_used() {
 }
 
 #[test]
-fn env_names_no_folder_that_others_can_make_anew() {
+fn env_names_no_folder_that_others_can_recreate() {
     let root = Root::new("env");
     let home = root.folder("home", 0o755);
     let shared = root.folder("shared", 0o1777);

@@ -6,7 +6,7 @@
   const ROW = 34;
   const SVG = "http:" + "//www.w3.org/2000/svg";
   const at = (id) => document.getElementById(id);
-  // A row: what stands where in its array.
+  // Indexes of a row's fields.
   const [NUMBER, TIME, FROM, TO, LABEL, VERDICT, TONE, WORDS, REMARK, MESSAGE, FLAGS, WAY, SECTIONS] = Array(13).keys();
   const [M_OPERATION, M_FROM, M_TO, M_PSN, M_BYTES, M_PACKETS, M_REPEATS, M_BEGIN, M_END, M_OUTCOME, M_TONE] =
     Array(11).keys();
@@ -40,7 +40,7 @@
 
   // The top of the page.
   at("title").textContent = page.title;
-  // What a number shows when it is clicked: a verdict of the filter, or text to look for.
+  // The filter that a click on a fact sets: a verdict, or text to search for.
   const FACTS = { packets: "", retransmissions: "retransmission", "RNR NAKs": "RNR NAK", NAKs: "NAK",
     "PSN gaps": "PSN gap", "lost by rules": "*", damaged: "*", cut: "text:cut:" };
   for (const [name, value, tone] of page.facts) {
@@ -56,7 +56,7 @@
   }
   for (const note of page.notes) at("notes").append(make("div", "", note));
 
-  // The filters and what they offer.
+  // The filters and their options.
   const option = (value, text) => {
     const element = make("option", "", text);
     element.value = value;
@@ -142,7 +142,7 @@
     line.append(make("div", "words", "what it means"));
   };
 
-  // The lanes of one row with its arrow.
+  // The lanes and the arrow of a row.
   const arrow = (row) => {
     const width = laneWidth();
     const tone = row[TONE] === "good" ? (row[FLAGS] & 1 ? "answer" : "good") : row[TONE];
@@ -195,7 +195,7 @@
     return line;
   };
 
-  // Only the rows that can be seen are in the document.
+  // Only visible rows are in the document.
   const paint = () => {
     const list = at("list");
     const first = Math.max(0, Math.floor(list.scrollTop / ROW) - 8);
@@ -266,7 +266,7 @@
   };
   const tabs = () => ["packets", "messages"].forEach((name) => at("tab-" + name).classList.toggle("on", name === tab));
 
-  // What the reader does.
+  // Event handlers.
   for (const name of ["packets", "messages"]) at("tab-" + name).addEventListener("click", () => {
     tab = name;
     tabs();

@@ -1,8 +1,8 @@
-//! A ladder of packets as one page of HTML that needs nothing else: columns are the ends, rows are
-//! arrows between them in the order of time, with a verdict and a sentence each.
+//! A ladder diagram as one self-contained page of HTML: columns are queue pairs, rows are packets in
+//! the order of time, each with a verdict and an explanation.
 //!
-//! Knows no capture: whoever has packets to show fills a [`Page`]. All text of it is data for the
-//! script of the page, which makes text of it again, never markup. Touches nothing.
+//! All text of a [`Page`] is JSON data for the script of the page, which shows it as text, never as
+//! markup.
 
 use crate::fields::Section;
 use serde_json::{Value, json};
@@ -13,30 +13,30 @@ const STYLE: &str = include_str!("ladder.css");
 const SCRIPT: &str = include_str!("ladder.js");
 const BODY: &str = include_str!("body.html");
 
-/// All that a page shows.
+/// Content of a page.
 #[derive(Clone, Debug, Default)]
 pub struct Page {
-    /// What it is about.
+    /// Title.
     pub title: String,
-    /// Numbers for the top: name, value, and the tone of the value.
+    /// Facts at the top: name, value, and tone of the value.
     pub facts: Vec<(&'static str, String, &'static str)>,
-    /// Sentences below them: what is left out, and why.
+    /// Notes below the facts, such as on omitted packets.
     pub notes: Vec<String>,
-    /// The ends, from left to right: host and queue pair.
+    /// Columns from left to right: host and queue pair.
     pub columns: Vec<(String, String)>,
-    /// The arrows, from top to bottom, as the script of the page reads them.
+    /// Packets from top to bottom, in the format of the page's script.
     pub rows: Vec<Value>,
-    /// What rows belong to; rows name them by their place.
+    /// Messages; rows have their indexes.
     pub messages: Vec<Value>,
-    /// The headers that rows have.
+    /// Headers of the rows.
     pub shapes: Shapes,
 }
 
-/// The page as HTML.
+/// Renders the page as HTML.
 pub fn render(page: &Page) -> String {
     let mut out = String::new();
     out.push_str("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
-    // Nothing is loaded from anywhere, whatever the packets say.
+    // The page loads nothing, whatever the packets contain.
     out.push_str(
         "<meta http-equiv=\"Content-Security-Policy\" \
          content=\"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n",
@@ -49,7 +49,6 @@ pub fn render(page: &Page) -> String {
     out
 }
 
-/// Text as HTML shows it.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for char in text.chars() {
@@ -66,9 +65,9 @@ fn escape(text: &str) -> String {
     out
 }
 
-/// A value as JSON that ends no script and begins no comment.
+/// Writes JSON that neither ends a script nor begins a comment.
 fn put(value: &Value, out: &mut String) {
-    // In JSON `<` can only stand within a string.
+    // In JSON, `<` occurs only in strings.
     out.push_str(&value.to_string().replace('<', "\\u003c"));
 }
 
@@ -86,7 +85,7 @@ fn data(page: &Page, out: &mut String) {
     out.push('}');
 }
 
-/// The names of headers and their fields, each once.
+/// Names of headers and their fields, stored once.
 #[derive(Clone, Debug, Default)]
 pub struct Shapes {
     list: Vec<Value>,
@@ -94,7 +93,7 @@ pub struct Shapes {
 }
 
 impl Shapes {
-    /// A header: its shape, then its values.
+    /// Returns a header as the index of its shape, followed by its values.
     pub(crate) fn value(&mut self, section: &Section) -> Value {
         let names: Vec<&'static str> = section.fields.iter().map(|(name, _)| *name).collect();
         let next = self.list.len();
@@ -111,7 +110,7 @@ impl Shapes {
 mod tests {
     use super::*;
 
-    /// What a capture may say to break out of its page.
+    /// Text that would break out of its page if it became markup.
     const HOSTILE: &str = "</script><script>alert(1)</script><!-- \"&'\u{2028}\0";
 
     fn hostile_page() -> Page {
@@ -124,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_a_page_becomes_markup() {
+    fn text_of_a_page_never_becomes_markup() {
         let html = render(&hostile_page());
         assert_eq!(html.matches("<script").count(), 2);
         assert_eq!(html.matches("</script>").count(), 2);
@@ -133,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_data_of_a_page_says_what_was_put_in() {
+    fn page_data_roundtrips() {
         let html = render(&hostile_page());
         let (_, data) = html.split_once("id=\"data\">").unwrap();
         let data: Value = serde_json::from_str(data.split_once("</script>").unwrap().0).unwrap();
@@ -144,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_loads_nothing() {
+    fn page_loads_nothing() {
         let html = render(&Page::default());
         assert!(!html.contains("http://") && !html.contains("https://") && !html.contains("src="));
     }

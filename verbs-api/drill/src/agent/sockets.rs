@@ -1,5 +1,4 @@
-//! The sockets of the near side: one of its own, and one of a stranger. Touches the network and the
-//! clock.
+//! The UDP sockets of the near side and of the stranger, a second address without connections.
 
 use crate::mad;
 use roxe_net::udp::BareLink;
@@ -9,49 +8,48 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-/// Queue pair numbers of the near side that one case may use; the next case has others, so that
-/// what is late from the case before is known.
+/// Queue pair numbers of one case on the near side. The next case uses others, which identifies
+/// late packets of the previous case.
 pub(super) const NUMBERS: u32 = 32;
-/// The first of them, and how many there are before they begin anew.
+/// First queue pair number, and the range after which numbers repeat.
 pub(super) const FIRST: u32 = 0x10_0000;
 pub(super) const SPAN: u32 = 0x80_0000;
-/// No packet is longer.
 const MAX_DATAGRAM: usize = 9000;
-/// How long one of several sockets is waited for at a time.
+/// Time limit for one of two sockets before the other is read.
 const TURN: Duration = Duration::from_micros(500);
 
-/// The sockets of an address, and the TOS that it sends with.
+/// The sockets of an address.
 struct Near {
     receiver: UdpSocket,
     link: BareLink,
+    /// TOS that is set now.
     tos: u8,
 }
 
 impl Near {
-    /// At `address`, towards `card`.
     fn open(address: Gid, card: Gid) -> io::Result<Self> {
         let link = BareLink::open(address, card)?;
         Ok(Self { receiver: link.receiver.try_clone()?.into(), link, tos: 0 })
     }
 }
 
-/// All sockets by address, and which of them the current case listens to.
+/// All sockets by address.
 #[derive(Default)]
 pub(super) struct Sockets {
     all: BTreeMap<[u8; 16], Near>,
-    /// Near side and stranger.
+    /// Addresses of near side and stranger in the current case.
     pair: [Gid; 2],
     listens_to_all: bool,
-    /// What came to the stranger while there was something older for the near side.
+    /// A packet to the stranger, held back behind an older one to the near side.
     later: Option<Received>,
 }
 
-/// A packet, what its IP header says, and when the kernel took it in.
+/// IP header, packet, and time of arrival in the kernel.
 type Received = (NetHeader, Vec<u8>, Instant);
 
 impl Sockets {
-    /// Opens sockets for the near side, and for the stranger if there is an address for it, to send
-    /// to `card`. Returns the addresses that could be opened, and the port that they send from.
+    /// Opens sockets for the near side, and for the stranger if it has an address. Returns the
+    /// addresses that could be opened, and their source port.
     pub(super) fn bind(&mut self, [near, stranger]: [Gid; 2], card: Gid) -> io::Result<([Gid; 2], u16)> {
         let opened = Near::open(near, card)?;
         let port = opened.link.source_port();
@@ -66,21 +64,21 @@ impl Sockets {
         Ok(([near, stranger], port))
     }
 
-    /// A case begins, between these addresses and the card: what has come before is nobody's.
+    /// Begins a case between these addresses and the card, and drops packets of earlier cases.
     pub(super) fn begin(&mut self, pair: [Gid; 2]) -> io::Result<()> {
         (self.pair, self.listens_to_all, self.later) = (pair, false, None);
         for gid in pair.into_iter().filter(|gid| !gid.is_zero()) {
             let socket = self.socket(gid)?;
             let mut buffer = [0; MAX_DATAGRAM];
-            // The shortest time limit is a tick of the kernel, up to 10 ms.
+            // The shortest timeout would be a tick of the kernel, up to 10 ms.
             socket.set_nonblocking(true)?;
-            while !is_over(&socket.recv_from(&mut buffer).map(|_| ()))? {}
+            while !timed_out(&socket.recv_from(&mut buffer))? {}
             socket.set_nonblocking(false)?;
         }
         Ok(())
     }
 
-    /// From now on, until the case is over, packets to the stranger count, too.
+    /// Receives packets to the stranger, too, until the case ends.
     pub(super) const fn listen_to_all(&mut self) {
         self.listens_to_all = true;
     }
@@ -110,7 +108,7 @@ impl Sockets {
         Ok(())
     }
 
-    /// The next packet of this case, whose first queue pair number this is.
+    /// Returns the next packet of the case whose queue pair numbers begin with `first`.
     pub(super) fn receive(&mut self, deadline: Instant, first: u32) -> io::Result<Option<Received>> {
         let [near, stranger] = self.pair;
         if !self.listens_to_all || stranger.is_zero() {
@@ -125,8 +123,8 @@ impl Sockets {
                 self.later = self.receive_at(stranger, Instant::now(), first)?;
             }
             if self.later.is_some() {
-                // A card leaves the near side for the stranger, never the other way: what is there
-                // for the near side now was sent before.
+                // A card migrates from the near side to the stranger only, so packets to the near
+                // side were sent before.
                 let older = self.receive_at(near, Instant::now(), first)?;
                 return Ok(older.or_else(|| self.later.take()));
             }
@@ -136,34 +134,31 @@ impl Sockets {
         }
     }
 
-    /// The next packet of this case to this address; what has come already is taken even if the
-    /// time is over.
+    /// Returns the next packet of this case to this address. A packet that has arrived is returned
+    /// even after the deadline.
     fn receive_at(&self, gid: Gid, deadline: Instant, first: u32) -> io::Result<Option<Received>> {
         let near = self.all.get(&gid.0).ok_or_else(no_socket)?;
         loop {
-            // 0 would mean without end.
+            // 0 would mean no timeout.
             let wait = deadline.saturating_duration_since(Instant::now()).max(Duration::from_micros(1));
             match take(near, gid, wait) {
                 Ok(received) if is_of_this_case(&received.1, first) => return Ok(Some(received)),
-                other => {
-                    if is_over(&other.map(|_| ()))? {
-                        return Ok(None);
-                    }
-                }
+                other if timed_out(&other)? => return Ok(None),
+                _ => {}
             }
         }
     }
 }
 
 fn no_socket() -> io::Error {
-    io::Error::other("none of this address")
+    io::Error::other("no socket has this address")
 }
 
-/// Whether nothing came in the time; other errors are errors. A process that was stopped and goes
-/// on was interrupted, with a time limit even without a handler: signal(7).
-fn is_over(result: &io::Result<()>) -> io::Result<bool> {
+/// Returns true if a read timed out. EINTR counts as a wake-up: a stopped process gets it when it
+/// continues, even without a handler (signal(7)).
+fn timed_out<T>(result: &io::Result<T>) -> io::Result<bool> {
     match result {
-        Ok(()) => Ok(false),
+        Ok(_) => Ok(false),
         Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => Ok(true),
         Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
@@ -175,23 +170,22 @@ fn take(near: &Near, address: Gid, wait: Duration) -> io::Result<Received> {
     near.receiver.set_read_timeout(Some(wait))?;
     near.receiver.peek(&mut buffer[..1])?;
     let (len, src, src_port, stamp) = near.link.receive(&mut buffer)?.ok_or(io::ErrorKind::WouldBlock)?;
-    // A clock that was set meanwhile says nothing.
+    // Fails if the clock was set meanwhile.
     let arrived = Instant::now() - stamp.elapsed().unwrap_or_default();
     let bytes = buffer.get(..len).unwrap_or_default().to_vec();
     let net = NetHeader { src, dst: address, src_port, hop_limit: 64, ..NetHeader::default() };
-    // A socket does not show the identification; the one that explains the ICRC is taken.
+    // Sockets do not show the IP identification; the ICRC determines it.
     let ident = roxe_wire::icrc::solve_ident(&net, &bytes, 0).unwrap_or_default();
     Ok((NetHeader { ident, ..net }, bytes, arrived))
 }
 
-/// Whether a packet is of this case, and none with which roxe looks how packets arrive, or whether
-/// somebody is there. Messages of the connection manager name the near side by an id that is the
-/// number of a queue pair.
+/// Returns true if a packet belongs to this case and is no probe of roxe's. Messages of the
+/// connection manager name the near side by an id that is a queue pair number.
 fn is_of_this_case(packet: &[u8], first: u32) -> bool {
     let Some([0, a, b, c]) = packet.get(4..8).map(|word| [0, word[1], word[2], word[3]]) else { return true };
     let dqpn = u32::from_be_bytes([0, a, b, c]);
     let is_earlier = |number: u64| number >= FIRST.into() && number < first.into();
     let named = ["remote_id", "request_id"].iter().find_map(|name| mad::get(packet, name));
-    let is_a_question = roxe_net::steer::is_probe(packet) || mad::is_for_nobody(packet);
-    !is_earlier(dqpn.into()) && !named.is_some_and(is_earlier) && !is_a_question
+    let is_probe = roxe_net::steer::is_probe(packet) || mad::is_probe(packet);
+    !is_earlier(dqpn.into()) && !named.is_some_and(is_earlier) && !is_probe
 }

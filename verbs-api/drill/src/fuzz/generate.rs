@@ -1,27 +1,25 @@
-//! Cases out of a seed: connections that mostly behave, and mutations of what they send, as lines
-//! of a script. Pure: the same seed makes the same case.
+//! Generates cases from a seed, as lines of a script. Equal seeds make equal cases.
 //!
-//! The generator knows the grammar of messages (which opcode may follow which, what a header may
-//! say) and follows the state of each connection as an honest peer would, so that most packets go
-//! deep; every few packets one of them is wrong in one way.
+//! The generator tracks the state of each connection as an honest peer would, so that most packets
+//! are valid and reach deep into the card; every few packets it mutates one.
 
 use crate::layout;
 use std::fmt::Write as _;
 
-/// Bytes of the region that requests go to, and where its receives begin.
+/// Bytes of the region for requests, and offset of its receives.
 const REGION: u64 = 8192;
 const RECEIVES: u64 = 4096;
 
 /// The connections that misbehave.
 pub(super) const NAMES: [&str; 16] = ["q", "r", "s", "t", "u", "v", "w", "x", "y", "z", "a", "b", "c", "d", "e", "f"];
 
-/// A small generator of numbers (xorshift64*).
+/// A random number generator (xorshift64*).
 #[derive(Clone, Debug)]
 pub(super) struct Random(u64);
 
 impl Random {
     pub(super) const fn new(seed: u64) -> Self {
-        // Zero would stay zero; neighbouring seeds shall not look alike.
+        // Not zero, which would stay zero. The factor separates neighbouring seeds.
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
@@ -32,7 +30,7 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// A number below `limit`, which is not 0.
+    /// Returns a number below `limit`, which must not be 0.
     fn below(&mut self, limit: u64) -> u64 {
         (self.next() >> 16) % limit
     }
@@ -46,7 +44,7 @@ impl Random {
     }
 }
 
-/// A packet that is about to be a line.
+/// A `send` line.
 #[derive(Clone, Debug)]
 struct Line {
     opcode: &'static str,
@@ -74,7 +72,7 @@ impl Line {
         self.fields.iter().find(|(known, _)| *known == name)?.1.parse().ok()
     }
 
-    /// Leaves out fields that no packet of its opcode has.
+    /// Removes fields that its opcode does not have.
     fn fit(&mut self, service: &str) {
         let bits = layout::service_bits(service).unwrap_or_default();
         let hex = self.opcode.strip_prefix("0x").and_then(|hex| u8::from_str_radix(hex, 16).ok());
@@ -97,15 +95,15 @@ impl Line {
     }
 }
 
-/// What a peer knows of a message that it has begun.
+/// A message of several packets that has begun.
 #[derive(Clone, Copy, Debug)]
 struct Begun {
     is_write: bool,
-    /// Bytes that are still to come.
+    /// Bytes that remain to be sent.
     left: u64,
 }
 
-/// One connection to the card, seen by its peer.
+/// The peer's state of a connection to the card.
 struct Stream {
     name: &'static str,
     service: &'static str,
@@ -114,16 +112,15 @@ struct Stream {
     begun: Option<Begun>,
     /// PSN of the next answer, if the card is the requester.
     answer: u64,
-    /// How many of a hundred packets are wrong.
+    /// Percentage of mutated packets.
     wrong: u64,
     sent: Vec<String>,
 }
 
-/// How many of a hundred packets are wrong: often, or seldom, in which case a connection lives
-/// longer, and the case is longer.
+/// Percentages of mutated packets. With fewer of them, connections live longer and cases are longer.
 const WRONG: [u64; 3] = [25, 8, 8];
 
-/// The lines of a case.
+/// Returns the lines of a case.
 pub(super) fn case(random: &mut Random) -> Vec<String> {
     let service = random.pick(&["RC", "RC", "RC", "RC", "UC", "UD"]);
     let is_requester = service == "RC" && random.percent(25);
@@ -155,13 +152,13 @@ pub(super) fn case(random: &mut Random) -> Vec<String> {
         }
     }
     lines.push("service RC".to_owned());
-    // Sent behind every packet, `beat` by `beat`.
+    // Repeated after every packet, with `beat` increasing.
     lines.push("send WRITE_ONLY psn=100+beat of=h ackreq va=hm.addr rkey=hm.rkey len=8".to_owned());
     lines
 }
 
-/// Leaves out the packet that ends the kernel of Linux 6.1 in its rxe: a WRITE that announces no
-/// bytes and has some.
+/// Changes the packet that crashes rxe of Linux 6.1: a WRITE with a DMA length of zero that has
+/// payload.
 pub(super) fn spare(lines: &mut [String]) {
     for line in lines.iter_mut().filter(|line| line.starts_with("send WRITE_")) {
         let has = |word: &str| line.split_whitespace().any(|other| other.starts_with(word));
@@ -171,15 +168,15 @@ pub(super) fn spare(lines: &mut [String]) {
     }
 }
 
-/// Lets nothing come from the second address of a near side that has one.
+/// Removes packets from the stranger's address.
 pub(super) fn without_stranger(lines: &mut [String]) {
     for line in lines.iter_mut().filter(|line| line.ends_with(" stranger")) {
         line.truncate(line.len() - " stranger".len());
     }
 }
 
-/// Lets no datagram be longer than so many bytes, more than the longest path MTU of a case; what is
-/// longer than a packet may be stays so.
+/// Shortens datagrams to `max` bytes, which is more than the longest path MTU of a case: packets
+/// that are too long for their connection stay too long.
 pub(super) fn shorten_datagrams(lines: &mut [String], max: usize) {
     // BTH, the longest other headers, padding and ICRC.
     const AROUND: usize = 12 + 28 + 4 + 3 + 4;
@@ -196,7 +193,7 @@ pub(super) fn shorten_datagrams(lines: &mut [String], max: usize) {
     }
 }
 
-/// What a line says behind `name`, 0 if nothing.
+/// Returns the number after `name`; 0 without one.
 fn number(line: &str, name: &str) -> usize {
     let rest = line.split_once(name).map_or("", |(_, rest)| rest);
     rest.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or_default()
@@ -219,7 +216,7 @@ impl Stream {
         if service != "UD" && random.percent(10) {
             line += random.pick(&[" access=none", " access=write", " access=read,atomic"]);
         }
-        // Of its own: which connection writes first is no card's business.
+        // Each connection has its own region: cards may execute connections in any order.
         lines.push(format!("peer reg m{name} length={REGION} fill=7"));
         lines.push(line);
         for id in 0..random.below(200 / wrong) {
@@ -231,7 +228,7 @@ impl Stream {
         Self { name, service, mtu, psn, begun: None, answer: 500, wrong, sent: Vec::new() }
     }
 
-    /// A few work requests of the card, which its peer will answer.
+    /// Posts a few work requests on the card, which the peer will answer.
     fn post(&self, random: &mut Random, lines: &mut Vec<String>) {
         let qp = self.name;
         for id in 100..102 + random.below(4) {
@@ -247,11 +244,11 @@ impl Stream {
         }
     }
 
-    /// The next request of the peer, or something like it.
+    /// Returns the next request of the peer, which may be mutated.
     fn request(&mut self, random: &mut Random) -> String {
-        // What UC does with what comes late is its own business: it may be put in order, or lost.
+        // A UC responder may reorder or drop late packets.
         if self.service != "UC" && random.percent(8) && !self.sent.is_empty() {
-            // Again what was sent before: the newest, or any.
+            // Retransmits the newest packet, or any.
             let back = if random.percent(50) { 1 } else { 1 + random.below(self.sent.len() as u64) as usize };
             return self.sent[self.sent.len() - back].clone();
         }
@@ -263,7 +260,7 @@ impl Stream {
             let span = line.number("dmalen").filter(|_| line.opcode == "READ_REQUEST");
             self.mutate(&mut line, random);
             line.fit(self.service);
-            // A peer that makes mistakes does not notice them, but half of the time.
+            // Half of the time, the peer repeats the PSN of its mistake.
             if self.service != "UC" && random.percent(50) {
                 self.psn = self.psn.wrapping_sub(span.map_or(1, |len| len.div_ceil(self.mtu).max(1)));
             }
@@ -273,7 +270,7 @@ impl Stream {
         text
     }
 
-    /// A request that an honest peer could send now; the stream goes on behind it.
+    /// Returns a valid request and advances the connection.
     fn next(&mut self, random: &mut Random) -> Line {
         let psn = self.psn;
         self.psn = self.psn.wrapping_add(1);
@@ -324,7 +321,7 @@ impl Stream {
         }
     }
 
-    /// Makes one thing wrong with a packet.
+    /// Mutates one property of a packet.
     fn mutate(&mut self, line: &mut Line, random: &mut Random) {
         let has = |name: &str| line.fields.iter().any(|(known, _)| *known == name);
         match random.below(16) {
@@ -358,14 +355,14 @@ impl Stream {
         }
     }
 
-    /// The last request, which asks for an answer.
+    /// Returns the last request, which demands an acknowledgement.
     fn last(&mut self, random: &mut Random) -> String {
         let mut line = self.next(random);
         line.flags.push("ackreq");
         line.text(self.name)
     }
 
-    /// An answer to a request of the card, or something like it.
+    /// Returns an answer to a request of the card, which may be mutated.
     fn answer(&mut self, random: &mut Random) -> String {
         let psn = self.answer;
         if random.percent(50) {
@@ -397,12 +394,12 @@ impl Stream {
     }
 }
 
-/// Immediate data, if the packet has any.
+/// Adds immediate data, if the opcode has it.
 fn with_imm(line: Line, random: &mut Random) -> Line {
     if line.opcode.ends_with("_IMM") { line.with("imm", random.below(1 << 32)) } else { line }
 }
 
-/// Requests, and some that are none for this service.
+/// Returns opcodes of requests, and some that are invalid for this service.
 const fn opcodes(service: &str) -> &'static [&'static str] {
     match service.as_bytes() {
         b"UD" => &["SEND_ONLY", "SEND_ONLY_IMM", "0x00", "0x60", "0x04"],
@@ -442,7 +439,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn every_case_is_a_script_that_can_be_followed_and_a_seed_makes_one() {
+    fn seed_generates_one_valid_case() {
         for seed in 0..500 {
             let lines = case(&mut Random::new(seed));
             let script = Script::parse("made", &lines.join("\n"));

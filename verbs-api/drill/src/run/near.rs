@@ -27,7 +27,7 @@ impl Run<'_> {
         };
         let bytes = craft::build(spec, &usual, &net, &self.names)?;
         let datagram = Datagram { net, bytes };
-        // A script that waits for nothing in between means at once.
+        // Without a wait in between, the script means at once.
         self.note_late(self.last + self.let_pass);
         (self.last, self.let_pass) = (self.target.now(), Duration::ZERO);
         self.log.add(self.last, false, datagram.clone());
@@ -35,7 +35,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What a packet says when the script says nothing.
+    /// Returns values of fields that the script does not name.
     fn usual(&self, spec: &Spec) -> Result<Values, Stop> {
         if let Some(message) = spec.message {
             let tie = self.world.tie(spec.qp.as_deref()).ok();
@@ -46,7 +46,7 @@ impl Run<'_> {
         Ok(vec![("dqpn", dqpn.into()), ("sqpn", tie.near.into()), ("qkey", tie.qkey.into())])
     }
 
-    /// What a message says: that of an end that wants a connection of RC with a queue pair.
+    /// Returns values of a message that requests an RC connection with a queue pair.
     fn usual_message(&self, message: &mad::Message, tie: Option<&Tie>) -> Values {
         let halves = |gid: Gid| {
             let bits = u128::from_be_bytes(gid.0);
@@ -55,7 +55,7 @@ impl Run<'_> {
         let id = u64::from(self.card.first_near);
         let ([near_high, near_low], [card_high, card_low]) = (halves(self.card.near[0]), halves(self.card.address));
         let is_ipv4 = self.card.address.is_ipv4();
-        // An IPv4 address stands alone there, without the prefix of its GID.
+        // RDMA CM's header has IPv4 addresses without the prefix of their GID.
         let address = |[high, low]: [u64; 2]| if is_ipv4 { [0, low & 0xffff_ffff] } else { [high, low] };
         let [src_high, src_low] = address([near_high, near_low]);
         let [dst_high, dst_low] = address([card_high, card_low]);
@@ -140,7 +140,7 @@ impl Run<'_> {
         }
     }
 
-    /// Gives the fields of a packet the names that the script wants.
+    /// Names the fields of a packet as the script demands.
     fn give_names(&mut self, wanted: &Expectation, packet: &[u8]) {
         let Some(name) = &wanted.named else { return };
         for field in wanted.spec.layout().0.iter().filter(|field| !field.name.starts_with('_')) {
@@ -148,7 +148,7 @@ impl Run<'_> {
         }
     }
 
-    /// The next packet of the card; it is well formed.
+    /// Returns the next packet of the card. Fails if it is malformed.
     fn next(&mut self, deadline: Duration) -> Result<Option<Vec<u8>>, Stop> {
         let begun = self.target.now();
         let Some((at, datagram)) = self.target.receive(deadline)? else {
@@ -162,10 +162,10 @@ impl Run<'_> {
         let flaw = craft::flaw(&datagram.net, &bytes, &self.world.near());
         self.came_to_stranger = datagram.net.dst == self.card.near[1];
         let is_for_us = datagram.net.dst == self.card.near[0] || (self.world.has_alternate && self.came_to_stranger);
-        let from_whom = datagram.net.src != self.card.address || !is_for_us;
+        let is_misaddressed = datagram.net.src != self.card.address || !is_for_us;
         self.log.add(at, true, datagram);
         let flaw = flaw
-            .or_else(|| from_whom.then(|| "its addresses are not those of the connection".into()))
+            .or_else(|| is_misaddressed.then(|| "its addresses are not those of the connection".into()))
             .or_else(|| (bytes.len() < BTH_LEN).then(|| "it is shorter than a header".into()));
         let Some(flaw) = flaw else { return Ok(Some(bytes)) };
         self.log.remark(&flaw);
@@ -173,7 +173,7 @@ impl Run<'_> {
         Err(Stop::Differs { expected: "packets that are well formed".into(), received })
     }
 
-    /// No packet comes until then.
+    /// Fails if a packet arrives until then, other than a CNP unless `forbids_cnps`.
     pub(super) fn quiet(&mut self, until: Duration, forbids_cnps: bool, expected: &str) -> Result<(), Stop> {
         while let Some(packet) = self.next(until)? {
             if forbids_cnps || packet.first() != Some(&0x81) {
@@ -184,7 +184,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The numbers of the script in the place of its names.
+    /// Returns a failure with the values of the script's names.
     fn differs(&self, spec: &Spec, received: String) -> Stop {
         let mut expected = spec.name.clone();
         for (name, number) in spec.fields.iter().filter(|(name, _)| name != "syndrome" || spec.name == "ACK") {

@@ -1,5 +1,5 @@
-//! The steps of the far side: what the card's program does, and what it is asked; connections by
-//! librdmacm, and what not every card has: XRC, memory windows, multicast groups.
+//! The steps of the far side: verbs, checks of its state, connections by librdmacm, and optional
+//! features (XRC, memory windows, multicast groups).
 
 use super::state::{Run, SharedQueue, Stop, Tie, differs, known};
 use crate::craft::bytes_differ;
@@ -8,7 +8,7 @@ use crate::script::steps::{Act, Bind, Completion, Data, Modify, Numbers, Peer, P
 use crate::target::{Answer, Bound, Change, Completed, ConnectionEvent, NewQp, Piece, Terms, Work};
 use std::time::Duration;
 
-/// How often the far side is asked while something is waited for.
+/// Interval between two queries of the far side.
 const INTERVAL: Duration = Duration::from_millis(5);
 
 impl Run<'_> {
@@ -29,8 +29,8 @@ impl Run<'_> {
                 self.world.regions.insert(name.clone(), region);
             }
             Peer::Deregister(name) => self.target.deregister(self.world.region(name)?.mr)?,
-            Peer::Srq { name, pd, xrcd } => self.make_srq(name, pd.as_ref(), xrcd.as_ref())?,
-            Peer::Qp(spec) => self.make_qp(spec)?,
+            Peer::Srq { name, pd, xrcd } => self.create_srq(name, pd.as_ref(), xrcd.as_ref())?,
+            Peer::Qp(spec) => self.create_qp(spec)?,
             Peer::Modify(modify) => self.modify(modify)?,
             Peer::Destroy(name) => self.target.destroy_qp(self.world.tie(Some(name))?.qp)?,
             Peer::Post(post) => self.post(post)?,
@@ -48,7 +48,7 @@ impl Run<'_> {
             }
             Peer::Xrcd(..) | Peer::Window { .. } | Peer::Bind(_) | Peer::Member { .. } => self.extend(peer)?,
             Peer::Connection(name, act) => self.connection(name, act)?,
-            asked => self.ask(asked)?,
+            query => self.query(query)?,
         }
         Ok(())
     }
@@ -69,8 +69,8 @@ impl Run<'_> {
         Ok(self.target.modify_qp(self.world.tie(Some(&modify.qp))?.qp, &change)?)
     }
 
-    /// The steps that look at the far side.
-    fn ask(&mut self, peer: &Peer) -> Result<(), Stop> {
+    /// Checks the state of the far side.
+    fn query(&mut self, peer: &Peer) -> Result<(), Stop> {
         match peer {
             Peer::Complete { qp, wanted, within } => self.complete(qp, wanted, within.as_ref()),
             Peer::Idle { qp, time } => {
@@ -112,7 +112,7 @@ impl Run<'_> {
         }
     }
 
-    /// Asks until there is an answer, or the time is over.
+    /// Calls `ask` until it returns a value, or the time is over.
     pub(super) fn wait<T>(
         &mut self,
         within: Option<&Number>,
@@ -131,7 +131,7 @@ impl Run<'_> {
         }
     }
 
-    /// Gives `OBJECT.PART` a value.
+    /// Sets the name `OBJECT.PART`.
     pub(super) fn name(&mut self, object: &str, part: &str, value: u64) {
         self.names.insert(format!("{object}.{part}"), value);
     }
@@ -145,12 +145,12 @@ impl Run<'_> {
         sges.iter().map(piece).collect()
     }
 
-    /// The attribute with this name, or what is usual.
+    /// Returns an attribute, or its usual value.
     pub(super) fn attribute(&self, numbers: &Numbers, name: &str, usual: u64) -> Result<u64, Stop> {
         Ok(numbers.get(name).map_or(Ok(usual), |number| number.value(&self.names))?)
     }
 
-    /// A change of the attributes that are named.
+    /// Returns a change of the named attributes.
     fn change(&self, numbers: &Numbers) -> Result<Change, Stop> {
         let get = |name| numbers.get(name).map(|number| number.value(&self.names)).transpose();
         let byte = |name| Ok::<_, Stop>(get(name)?.map(|value| value as u8));
@@ -171,7 +171,7 @@ impl Run<'_> {
         })
     }
 
-    fn make_qp(&mut self, spec: &QpSpec) -> Result<(), Stop> {
+    fn create_qp(&mut self, spec: &QpSpec) -> Result<(), Stop> {
         let number = |name, usual| self.attribute(&spec.numbers, name, usual);
         let mtu = number("mtu", u64::from(self.card.max_mtu.min(1024)))?;
         if mtu > u64::from(self.card.max_mtu) {
@@ -206,7 +206,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The changes that bring a queue pair to the state that the script wants.
+    /// Returns the transitions to the state that the script wants.
     fn ladder(&self, spec: &QpSpec, tie: &Tie, [mtu, rq_psn, sq_psn]: [u64; 3]) -> Result<Vec<Change>, Stop> {
         let byte = |name, usual| self.attribute(&spec.numbers, name, usual).map(|value| Some(value as u8));
         let (is_rc, is_ud) = (!matches!(&*spec.service, "UC" | "UD"), spec.service == "UD");
@@ -265,7 +265,7 @@ impl Run<'_> {
         }
     }
 
-    /// The next completion of a queue pair, if there is one.
+    /// Returns the next completion of a queue pair.
     fn completion(&mut self, tie: &Tie) -> Answer<Option<Completed>> {
         let new = self.target.poll(tie.cq)?;
         self.world.completed.extend(new);
@@ -273,8 +273,8 @@ impl Run<'_> {
         Ok(at.map(|at| self.world.completed.remove(at)))
     }
 
-    /// The queue pair of this name, or what stands for it where the completions of a shared queue
-    /// of XRC, which are those of all its queue pairs, are asked for.
+    /// Returns the queue pair of this name; for an XRC shared queue, the first queue pair with that
+    /// queue's completions.
     fn completes(&self, name: &str) -> Result<Tie, Stop> {
         match self.world.srqs.get(name).and_then(|queue| queue.cq) {
             Some(cq) => self.world.ties.first().map(|tie| Tie { cq, ..tie.clone() }).ok_or_else(|| nothing(name)),
@@ -311,7 +311,7 @@ fn nothing(name: &str) -> Stop {
     Stop::Script(format!("nothing can complete in `{name}`"))
 }
 
-/// The port space of connections and of datagram services, in a service id (annex A11).
+/// Port spaces in a service id (annex A11).
 const TCP: u64 = 0x0106;
 const UDP: u64 = 0x0111;
 
@@ -329,7 +329,7 @@ impl Run<'_> {
                 let listener = self.world.id(of)?;
                 let is_it = |event: &ConnectionEvent| event.listener == Some(listener);
                 let event = self.next_event(&format!("a request for {of}"), within.as_ref(), is_it)?;
-                self.has_said(&event, private.as_ref())?;
+                self.check_private_data(&event, private.as_ref())?;
                 self.world.ids.insert(name.to_owned(), event.id);
             }
             Act::Connect { qp, space, private, numbers } => {
@@ -337,8 +337,8 @@ impl Run<'_> {
                 let port = self.attribute(numbers, "port", 18_515)? as u16;
                 let near = self.card.near[0];
                 if near.to_ip().is_loopback() {
-                    // roxe takes it for another name of its own host.
-                    let why = "the near side is on the loopback interface, where librdmacm meets this host only";
+                    // roxe takes a loopback address for its own host.
+                    let why = "the near side is on the loopback interface, where librdmacm reaches this host only";
                     return Err(Stop::Unsupported(why.into()));
                 }
                 let id = self.target.connect(space, port, self.world.tie(Some(qp))?.qp, &terms)?;
@@ -360,9 +360,9 @@ impl Run<'_> {
                 self.world.ids.remove(name);
             }
             Act::Event { event, status, private, within } => {
-                self.told(name, event, status.as_ref(), private.as_ref(), within.as_ref())?;
+                self.expect_event(name, event, status.as_ref(), private.as_ref(), within.as_ref())?;
             }
-            Act::Quiet { time } => self.nothing_told(name, time.as_ref())?,
+            Act::Quiet { time } => self.expect_no_event(name, time.as_ref())?,
         }
         Ok(())
     }
@@ -377,7 +377,7 @@ impl Run<'_> {
         })
     }
 
-    /// The next event of which `is_it` says so.
+    /// Returns the next event for which `is_it` is true.
     fn next_event(
         &mut self,
         expected: &str,
@@ -395,7 +395,7 @@ impl Run<'_> {
         found.ok_or_else(|| differs(expected.into(), others))
     }
 
-    fn told(
+    fn expect_event(
         &mut self,
         name: &str,
         event: &str,
@@ -416,12 +416,11 @@ impl Run<'_> {
                 return Err(differs(format!("{expected} with status {wanted}"), format!("status {}", came.status)));
             }
         }
-        self.has_said(&came, private)
+        self.check_private_data(&came, private)
     }
 
-    /// Whether an event has this private data; librdmacm gives all of it that messages have, with
-    /// zeros behind.
-    fn has_said(&self, event: &ConnectionEvent, private: Option<&Data>) -> Result<(), Stop> {
+    /// Fails if an event has other private data. librdmacm fills it up with zeros.
+    fn check_private_data(&self, event: &ConnectionEvent, private: Option<&Data>) -> Result<(), Stop> {
         let Some(data) = private else { return Ok(()) };
         let mut wanted = data.bytes(&self.names)?;
         wanted.resize(wanted.len().max(event.private_data.len()), 0);
@@ -429,8 +428,8 @@ impl Run<'_> {
         differ.map_or(Ok(()), |differ| Err(differs(format!("{} with private data", event.name), differ)))
     }
 
-    /// No event of an identifier comes for so long.
-    fn nothing_told(&mut self, name: &str, time: Option<&Number>) -> Result<(), Stop> {
+    /// Fails if an event of this identifier arrives within the time.
+    fn expect_no_event(&mut self, name: &str, time: Option<&Number>) -> Result<(), Stop> {
         let id = self.world.id(name)?;
         self.pass(time)?;
         let new = self.target.connection_events()?;
@@ -447,7 +446,7 @@ impl Run<'_> {
 const CQE: u32 = 256;
 
 impl Run<'_> {
-    fn make_srq(&mut self, name: &str, pd: Option<&String>, xrcd: Option<&String>) -> Result<(), Stop> {
+    fn create_srq(&mut self, name: &str, pd: Option<&String>, xrcd: Option<&String>) -> Result<(), Stop> {
         let pd = self.world.domain(pd)?;
         let queue = match self.world.xrc_domain(xrcd)? {
             None => SharedQueue { srq: self.target.create_srq(pd)?, cq: None },

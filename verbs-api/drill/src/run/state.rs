@@ -1,5 +1,4 @@
-//! What a run knows: the script's names, what it has made on the far side, the packets so far; and
-//! why a run ends. `near` and `peer` do the steps.
+//! State of a run: the script's names, objects of the far side, packets; and reasons to stop.
 
 use crate::log::Log;
 use crate::mad;
@@ -8,22 +7,24 @@ use crate::target::{Card, Completed, ConnectionEvent, Handle, Refused, Region, T
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How long a packet or a completion may take when the script says nothing.
+/// Default time limit for a packet or a completion.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// How long nothing must happen when the script does not say it.
+/// Default time in which nothing must happen.
 const IDLE: Duration = Duration::from_millis(20);
 
-/// Why a case ends before its last step.
+/// A reason to end a case before its last step.
 #[derive(Clone, Debug)]
 pub(super) enum Stop {
-    /// The card did something else.
-    Differs { expected: String, received: String },
-    /// The far side did not obey.
+    Differs {
+        expected: String,
+        received: String,
+    },
+    /// A verb failed.
     Refused(Refused),
-    /// The script cannot be followed.
+    /// The script is invalid.
     Script(String),
-    /// The card does not have what the script wants.
+    /// The target lacks a feature.
     Unsupported(String),
 }
 
@@ -39,26 +40,25 @@ impl From<String> for Stop {
     }
 }
 
-/// A case that is being run.
+/// A running case.
 pub(super) struct Run<'a> {
     pub(super) target: &'a mut dyn Target,
     pub(super) card: Card,
     pub(super) names: Names,
     pub(super) world: World,
     pub(super) log: Log,
-    /// When the newest packet was sent or received.
+    /// Time of the newest packet.
     pub(super) last: Duration,
-    /// How long the script has let pass since then.
+    /// Time that the script has waited since then.
     pub(super) let_pass: Duration,
-    /// How late the judge has been at most: in seeing a packet, in ending a wait, or in sending.
+    /// Longest delay of the judge: in receiving, in ending a wait, or in sending.
     pub(super) late: Duration,
-    /// The newest packet of the card came to the second address of the near side.
+    /// True if the newest packet of the card went to the stranger's address.
     pub(super) came_to_stranger: bool,
     pub(super) steps: usize,
 }
 
 impl<'a> Run<'a> {
-    /// A case begins: nothing has been made, no packet has come.
     pub(super) fn new(target: &'a mut dyn Target, card: Card, names: &Names) -> Self {
         let mut names = names.clone();
         names.insert("near.id".into(), card.first_near.into());
@@ -68,12 +68,12 @@ impl<'a> Run<'a> {
         Self { target, card, names, world, log, last, let_pass, late, came_to_stranger: false, steps: 0 }
     }
 
-    /// A duration that the script says.
+    /// Evaluates a duration.
     pub(super) fn time(&self, number: &Number) -> Result<Duration, Stop> {
         Ok(Duration::from_nanos(number.value(&self.names)?).min(Duration::from_secs(600)))
     }
 
-    /// Lets so much time pass.
+    /// Waits.
     pub(super) fn pass(&mut self, time: Option<&Number>) -> Result<(), Stop> {
         let time = time.map_or(Ok(IDLE), |time| self.time(time))?;
         let until = self.target.now() + time;
@@ -85,9 +85,9 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// The judge has come to do something that was due at `due`.
+    /// Notes the delay of an action that was due at `due`.
     pub(super) fn note_late(&mut self, due: Duration) {
-        // A card in this process has a clock that the judge moves.
+        // The judge itself moves the clock of a virtual card.
         if !self.card.jitter.is_zero() {
             self.late = self.late.max(self.target.now().saturating_sub(due));
         }
@@ -98,7 +98,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// A queue pair of the card and the one of the near side that it is connected to.
+/// A queue pair of the card, and the number of its peer on the near side.
 #[derive(Clone, Debug)]
 pub(super) struct Tie {
     pub(super) name: String,
@@ -117,7 +117,7 @@ pub(super) struct SharedQueue {
     pub(super) cq: Option<Handle>,
 }
 
-/// What the script has made on the far side.
+/// Objects of the far side by their names in the script.
 #[derive(Debug, Default)]
 pub(super) struct World {
     pub(super) ties: Vec<Tie>,
@@ -126,18 +126,19 @@ pub(super) struct World {
     pub(super) srqs: BTreeMap<String, SharedQueue>,
     pub(super) xrc_domains: BTreeMap<String, Handle>,
     pub(super) windows: BTreeMap<String, Handle>,
-    /// Identifiers of librdmacm, and their events that nobody has asked for yet.
+    /// Identifiers of librdmacm.
     pub(super) ids: BTreeMap<String, Handle>,
+    /// Events that no step has consumed.
     pub(super) connection_events: Vec<ConnectionEvent>,
-    /// The near side may be reached by its second address, too.
+    /// True if the card may send to the stranger's address, too.
     pub(super) has_alternate: bool,
-    /// Completions that nobody has asked for yet.
+    /// Completions that no step has consumed.
     pub(super) completed: Vec<Completed>,
     pub(super) events: Vec<String>,
 }
 
 impl World {
-    /// The queue pair with this name, or the first.
+    /// Returns the queue pair with this name; without a name, the first.
     pub(super) fn tie(&self, name: Option<&str>) -> Result<&Tie, Stop> {
         let found = match name {
             None => self.ties.first(),
@@ -146,7 +147,7 @@ impl World {
         found.ok_or_else(|| Stop::Script(format!("there is no queue pair `{}`", name.unwrap_or_default())))
     }
 
-    /// The numbers of the near side.
+    /// Returns the queue pair numbers of the near side.
     pub(super) fn near(&self) -> Vec<u32> {
         let management = (!self.ids.is_empty()).then_some(mad::GSI);
         self.ties.iter().map(|tie| tie.near).chain(management).collect()
@@ -169,7 +170,7 @@ impl World {
     }
 }
 
-/// The object that the script has given this name.
+/// Returns the object with this name.
 pub(super) fn known<T: Copy>(all: &BTreeMap<String, T>, what: &str, name: &str) -> Result<T, Stop> {
     all.get(name).copied().ok_or_else(|| Stop::Script(format!("there is no {what} `{name}`")))
 }

@@ -1,4 +1,4 @@
-//! A case without judgement: its steps are done, and all that the card shows of it is written down.
+//! Runs a case without a verdict, and records the behaviour of the card.
 
 use super::state::{Run, Stop};
 use crate::layout;
@@ -9,41 +9,41 @@ use crate::target::Target;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// How long the answer to the last packet may take.
+/// Time limit for the acknowledgement of the honest connection.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Bytes of a network header in front of a datagram.
+/// Bytes of the GRH in front of a received datagram.
 const GRH: usize = 40;
-/// The most answers that are looked at.
+/// Most packets of the card that are recorded.
 const MAX_ANSWERS: usize = 1024;
 
-/// What a card shows of a case.
+/// Behaviour of a card in a case.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Trace {
-    /// Its packets: to which queue pair, and their bytes.
+    /// Destination queue pairs and bytes of the card's packets.
     pub(crate) answers: Vec<(String, Vec<u8>)>,
     /// Completions by queue pair, as text.
     pub(crate) completions: BTreeMap<String, Vec<String>>,
-    /// States of the queue pairs.
+    /// States by queue pair.
     pub(crate) states: BTreeMap<String, String>,
-    /// What is in the regions.
+    /// Content by region.
     pub(crate) memory: BTreeMap<String, Vec<u8>>,
-    /// Whether the last packet, on the queue pair `h`, was acknowledged.
+    /// True if the card acknowledged the last packet on the honest connection.
     pub(crate) is_alive: bool,
-    /// How many packets were sent.
+    /// Number of packets sent.
     pub(crate) sent: usize,
-    /// Where the network headers of datagrams go, which have addresses in them.
+    /// Regions and offsets of GRHs, whose addresses differ between targets.
     headers: Vec<(String, usize)>,
 }
 
-/// Does the steps of `case`, which sends and tells the far side what to do, until nothing has come
-/// for `settle`.
+/// Runs the steps of `case`, which only sends packets and drives the far side, until no packet has
+/// arrived for `settle`. Returns `None` if the case is invalid.
 ///
-/// Its last packet is that of an honest connection, `h`. It is sent before a queue pair gets its
-/// next packet, each time with the next number `beat`, and the card acknowledges it before the case
-/// goes on: what a queue pair does does not depend on how much came at once.
+/// The last packet of the case belongs to an honest connection, `h`. It is sent, each time with the
+/// next number `beat`, before a queue pair gets its next packet, and the case continues when the
+/// card has acknowledged it: so the behaviour of a queue pair does not depend on batching.
 ///
 /// # Errors
-/// The target is gone. `None`: the case cannot be followed.
+/// If the target is lost.
 pub(crate) fn trace(case: &Case, target: &mut dyn Target, settle: Duration) -> Result<Option<Trace>, String> {
     target.begin(false).map_err(|refused| refused.to_string())?;
     let card = target.card(false).ok_or("the card has no IPv4 address")?;
@@ -65,11 +65,12 @@ pub(crate) fn trace(case: &Case, target: &mut dyn Target, settle: Duration) -> R
     Ok(Some(trace))
 }
 
-/// Does the steps of `case` and writes down what goes over the wire; waits so long for an answer to
-/// each packet that asks for one, and at the end. Also tells the states of the queue pairs then.
+/// Runs the steps of `case` and records all packets; waits `patience` for the response to each
+/// request that demands one, and at the end. Returns the packets and the final states of the queue
+/// pairs.
 ///
 /// # Errors
-/// What the far side refused, or that it is gone.
+/// If a verb fails, or the target is lost.
 pub(crate) fn record(
     case: &Case,
     target: &mut dyn Target,
@@ -111,7 +112,7 @@ impl Run<'_> {
         self.log_answers(patience, false)
     }
 
-    /// Writes down what has come until then, or until the first answer.
+    /// Records packets for `patience`, or until the first one.
     fn log_answers(&mut self, patience: Duration, is_one_enough: bool) -> Result<(), Stop> {
         let mut until = self.target.now() + patience;
         while let Some((at, datagram)) = self.target.receive(until)? {
@@ -161,8 +162,8 @@ impl Run<'_> {
         if trace.is_alive { self.beat(honest, beat, trace) } else { Ok(()) }
     }
 
-    /// Sends the honest packet number `beat` and takes all answers until its own; once again if
-    /// none comes, because the path may lose a packet.
+    /// Sends the honest packet number `beat` and records packets until its acknowledgement. Tries
+    /// twice, because the path may lose a packet.
     fn beat(&mut self, honest: &Spec, beat: u64, trace: &mut Trace) -> Result<(), Stop> {
         self.names.insert("beat".into(), beat);
         let tie = self.world.tie(Some("h"))?;
@@ -181,8 +182,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// All answers until none has come for so long; of a card that never stops, those of ten times
-    /// as long.
+    /// Records packets until none has arrived for `settle`, at most for ten times as long.
     fn settle(&mut self, trace: &mut Trace, settle: Duration) -> Result<(), Stop> {
         let (mut until, limit) = (self.target.now() + settle, self.target.now() + settle * 10);
         while self.answer(trace, until)?.is_some() && trace.answers.len() < MAX_ANSWERS {
@@ -191,7 +191,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The next answer, which is also written down, but for those to the honest connection.
+    /// Returns the next packet, and records it unless it belongs to the honest connection.
     fn answer(&mut self, trace: &mut Trace, until: Duration) -> Result<Option<(String, Vec<u8>)>, Stop> {
         let Some((_, datagram)) = self.target.receive(until)? else { return Ok(None) };
         let to = datagram.bytes.get(5..8).map(|qpn| u32::from_be_bytes([0, qpn[0], qpn[1], qpn[2]]));
@@ -210,11 +210,11 @@ impl Run<'_> {
         let look = self.target.look(&queues, &regions)?;
         for (tie, (state, done)) in self.world.ties.iter().zip(look.queues) {
             trace.states.insert(tie.name.clone(), state);
-            // The number of the near side is another one in each run.
+            // The near side has other queue pair numbers in each run.
             let done = done.into_iter().map(|mut done| {
                 done.src_qp = 0;
                 if matches!(done.opcode.as_str(), "SEND" | "RDMA_WRITE") {
-                    // Nobody defines it.
+                    // Undefined for these.
                     done.byte_len = 0;
                 }
                 done.to_string()
@@ -232,7 +232,6 @@ impl Run<'_> {
     }
 }
 
-/// Whether a packet acknowledges the request with this PSN.
 fn is_acknowledgement(packet: &[u8], psn: u64) -> bool {
     layout::get(packet, "psn") == Some(psn) && layout::get(packet, "syndrome").is_some_and(|syndrome| syndrome < 0x20)
 }

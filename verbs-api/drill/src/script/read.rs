@@ -1,15 +1,14 @@
-//! Words to steps: a line taken apart, and the step that its words mean.
+//! Parses a line into a step.
 
 use super::steps::{
-    Act, Bind, Completion, Damage, Expectation, Modify, Numbers, Peer, Post, QpSpec, Sge, Skips, Spec, Step,
+    Act, Bind, Completion, Damage, Data, Expectation, Modify, Numbers, Peer, Post, QpSpec, Sge, Skips, Spec, Step,
 };
 use crate::number::Number;
-use crate::script::steps::Data;
 use crate::{layout, mad};
 use roxe_peer::protocol::from_hex;
 use std::net::IpAddr;
 
-/// Attributes of queue pairs that scripts set, when they make one and when they modify it.
+/// Attributes of queue pairs, at creation and in a modify.
 const ATTRIBUTES: [&str; 17] = [
     "mtu",
     "rq_psn",
@@ -40,7 +39,6 @@ const COMPLETED: [&str; 4] = ["bytes", "imm", "src_qp", "invalidated"];
 const FLAGS: [&str; 3] = ["FENCE", "SOLICITED", "UNSIGNALED"];
 /// States of queue pairs.
 const STATES: [&str; 7] = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
-/// What a send work request may do.
 const OPERATIONS: [&str; 9] = [
     "SEND",
     "SEND_WITH_IMM",
@@ -52,11 +50,11 @@ const OPERATIONS: [&str; 9] = [
     "ATOMIC_FETCH_AND_ADD",
     "LOCAL_INV",
 ];
-/// Words that stand by themselves in `send` and `expect`.
+/// Words without a value in `send` and `expect`.
 const ALONE: [&str; 11] =
     ["within", "after", "each", "eventually", "stranger", "ackreq", "solicited", "migreq", "becn", "fecn", "noackreq"];
 
-/// The step that a line says: its first word, and the others.
+/// Parses a step from its first word and the others.
 pub(super) fn step(service: &str, word: &str, rest: &str) -> Result<Step, String> {
     let mut words = Words::of(rest);
     let step = match word {
@@ -82,7 +80,7 @@ pub(super) fn step(service: &str, word: &str, rest: &str) -> Result<Step, String
     Ok(step)
 }
 
-/// A packet to send, or all that is said of an expected one but when.
+/// Parses a packet to send or to expect.
 fn spec(service: &str, words: &mut Words<'_>) -> Result<Spec, String> {
     let operation = words.next("the opcode")?;
     let bits = layout::service_bits(service).ok_or_else(|| format!("there is no service `{service}`"))?;
@@ -125,7 +123,7 @@ fn spec(service: &str, words: &mut Words<'_>) -> Result<Spec, String> {
         let (field, value) = match (field, value) {
             ("noackreq", None) => ("ackreq", Number::parse("0")?),
             ("ackreq" | "solicited" | "migreq" | "becn" | "fecn", None) => (field, Number::parse("1")?),
-            // An addend stands where the new value of a swap does.
+            // The addend has the place of the swap value.
             ("add", Some(value)) => ("swap", Number::parse(value)?),
             (field, Some(value)) if is_field(message, field) => (field, Number::parse(value)?),
             _ => return Err(format!("`{field}` means nothing here")),
@@ -135,7 +133,7 @@ fn spec(service: &str, words: &mut Words<'_>) -> Result<Spec, String> {
     Ok(Spec { opcode, name, message, fields, payload, qp, damage })
 }
 
-/// Whether a script may name this field: of a message, or of any packet.
+/// Returns true if a script may name this field.
 fn is_field(message: Option<&mad::Message>, name: &str) -> bool {
     let of_message = |message: &mad::Message| message.fields.iter().any(|field| field.name == name);
     !name.starts_with('_') && message.map_or_else(|| layout::is_field(name), of_message)
@@ -206,7 +204,7 @@ fn peer(service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
             let group = address(words.next("the group")?)?;
             Peer::Member { qp: name, group, joins: verb == "join" }
         }
-        verb => match read(verb, words)? {
+        verb => match act(verb, words)? {
             Some(act) => Peer::Connection(name, Box::new(act)),
             None => return Err(format!("the peer cannot `{verb}`")),
         },
@@ -273,7 +271,7 @@ fn id(words: &mut Words<'_>) -> Result<Number, String> {
     words.number("id")?.ok_or_else(|| "id= is missing".into())
 }
 
-/// All of `sge=MR:AT:LEN`.
+/// Parses all `sge=MR:AT:LEN`.
 fn sges(words: &mut Words<'_>) -> Result<Vec<Sge>, String> {
     let one = |text: &str| {
         let mut parts = text.split(':');
@@ -285,7 +283,7 @@ fn sges(words: &mut Words<'_>) -> Result<Vec<Sge>, String> {
     words.all("sge").into_iter().map(one).collect()
 }
 
-/// The bits of `enum ibv_access_flags`.
+/// Returns the bits of `enum ibv_access_flags`.
 fn access(text: &str) -> Result<u32, String> {
     text.split(',').try_fold(0, |bits, right| {
         Ok(bits
@@ -303,13 +301,13 @@ fn access(text: &str) -> Result<u32, String> {
     })
 }
 
-/// Numbers of a connection that is asked for or accepted.
+/// Numbers of a connection request or reply.
 const TERMS: [&str; 4] = ["responder_resources", "initiator_depth", "retry_cnt", "rnr_retry"];
-/// How far a queue pair is brought when a request is accepted.
+/// States of a queue pair after `accept`.
 const ACCEPT_STATES: [&str; 3] = ["INIT", "RTR", "RTS"];
 /// Port spaces.
 const SPACES: [&str; 2] = ["TCP", "UDP"];
-/// `enum rdma_cm_event_type`: those that follow on a request.
+/// Events of `enum rdma_cm_event_type` after a request.
 const EVENTS: [&str; 8] = [
     "CONNECT_REQUEST",
     "CONNECT_RESPONSE",
@@ -321,8 +319,8 @@ const EVENTS: [&str; 8] = [
     "TIMEWAIT_EXIT",
 ];
 
-/// The step that this verb begins, if it is one of librdmacm.
-pub(super) fn read(verb: &str, words: &mut Words<'_>) -> Result<Option<Act>, String> {
+/// Parses a function of librdmacm; `None` for other verbs.
+fn act(verb: &str, words: &mut Words<'_>) -> Result<Option<Act>, String> {
     Ok(Some(match verb {
         "listen" => Act::Listen { space: space(words)? },
         "request" => {
@@ -370,13 +368,13 @@ fn terms(words: &mut Words<'_>, more: &[&'static str]) -> Result<Numbers, String
     Ok(found)
 }
 
-/// The part of a line in front of its comment, which begins with `#` at the start of a word.
+/// Removes the comment, which begins with `#` at the start of a word.
 pub(super) fn without_comment(line: &str) -> &str {
     let starts = line.match_indices('#').find(|(at, _)| *at == 0 || line[..*at].ends_with(char::is_whitespace));
     starts.map_or(line, |(at, _)| &line[..at]).trim()
 }
 
-/// The words of a text; what is in quotes is one word.
+/// Splits a text into words; a quoted text is one word.
 pub(super) fn split(text: &str) -> impl Iterator<Item = &str> {
     let mut quoted = false;
     let split = text.split(move |c: char| {
@@ -386,12 +384,12 @@ pub(super) fn split(text: &str) -> impl Iterator<Item = &str> {
     split.filter(|word| !word.is_empty())
 }
 
-/// The words of a step that nobody has taken yet.
+/// The words of a step that are not parsed yet.
 #[derive(Debug)]
-pub(super) struct Words<'a>(Vec<&'a str>);
+struct Words<'a>(Vec<&'a str>);
 
 impl<'a> Words<'a> {
-    pub(super) fn of(text: &'a str) -> Self {
+    fn of(text: &'a str) -> Self {
         Self(split(text).collect())
     }
 
@@ -400,14 +398,13 @@ impl<'a> Words<'a> {
         if self.0.is_empty() { Err(format!("{what} is missing")) } else { Ok(self.0.remove(0)) }
     }
 
-    /// Takes the first word if it is a name alone, no `name=value`, and none of those that mean
-    /// something by themselves.
+    /// Takes the first word if it is neither `name=value` nor a keyword.
     fn next_name(&mut self, keywords: &[&str]) -> Option<&'a str> {
         let first = self.0.first()?;
         if first.contains('=') || keywords.contains(first) { None } else { Some(self.0.remove(0)) }
     }
 
-    /// Takes the word `name`, if it is there.
+    /// Takes the word `name`, and returns true if it was there.
     pub(super) fn flag(&mut self, name: &str) -> bool {
         let found = self.0.iter().position(|word| *word == name);
         found.is_some_and(|at| !self.0.remove(at).is_empty())
@@ -430,12 +427,12 @@ impl<'a> Words<'a> {
         self.0.remove(at).get(name.len() + 1..)
     }
 
-    /// Takes `name=...`, a number.
+    /// Takes `name=NUMBER`.
     pub(super) fn number(&mut self, name: &str) -> Result<Option<Number>, String> {
         self.text(name).map(Number::parse).transpose()
     }
 
-    /// Takes what says which bytes: `len=` with `from=` or `fill=`, `data=`, `hex=`.
+    /// Takes bytes: `len=` with `from=` or `fill=`, `data=`, or `hex=`.
     pub(super) fn data(&mut self) -> Result<Option<Data>, String> {
         if let Some(text) = self.text("data") {
             let inside = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
@@ -454,25 +451,25 @@ impl<'a> Words<'a> {
         }))
     }
 
-    /// Takes all that are left and begin with `name=`.
+    /// Takes every `name=...`.
     pub(super) fn all(&mut self, name: &str) -> Vec<&'a str> {
         std::iter::from_fn(|| self.text(name)).collect()
     }
 
-    /// All that are left, as names and values; a name alone has none.
+    /// Takes all words, as names with values if they have some.
     pub(super) fn rest(&mut self) -> Vec<(&'a str, Option<&'a str>)> {
         let split = |word: &'a str| word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
         self.0.drain(..).map(split).collect()
     }
 
-    /// Nothing may be left.
+    /// Fails if a word is left.
     fn finish(&self) -> Result<(), String> {
         self.0.first().map_or(Ok(()), |word| Err(format!("`{word}` means nothing here")))
     }
 }
 
-/// All of `NAME=NUMBER` with one of these names.
-pub(super) fn numbers(words: &mut Words<'_>, names: &[&'static str]) -> Result<Numbers, String> {
+/// Takes every `NAME=NUMBER` with one of these names.
+fn numbers(words: &mut Words<'_>, names: &[&'static str]) -> Result<Numbers, String> {
     let mut found = Numbers::new();
     for name in names {
         if let Some(number) = words.number(name)? {
@@ -482,7 +479,7 @@ pub(super) fn numbers(words: &mut Words<'_>, names: &[&'static str]) -> Result<N
     Ok(found)
 }
 
-/// The word, if it is one of these.
+/// Returns the word if it is known.
 fn one_of(known: &[&str], word: &str) -> Result<String, String> {
     if known.contains(&word) {
         return Ok(word.into());

@@ -1,4 +1,4 @@
-//! What steps say. Pure data; the numbers in them are not worked out yet.
+//! The types of steps. Numbers are evaluated when a step runs.
 
 use crate::layout::{self, Field};
 use crate::mad::Message;
@@ -6,7 +6,6 @@ use crate::number::{Names, Number};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// A step and where it stands.
 #[derive(Debug)]
 pub(crate) struct Line {
     pub(crate) number: usize,
@@ -14,112 +13,108 @@ pub(crate) struct Line {
     pub(crate) step: Step,
 }
 
-/// One step of a script.
 #[derive(Debug)]
 pub(crate) enum Step {
     /// The near side sends a packet.
     Send(Spec),
-    /// The next packet of the card is this one.
+    /// The next packet of the card matches.
     Expect(Expectation),
     /// The card sends nothing for this time; if true, no CNP either.
     Silence(Number, bool),
-    /// Time passes.
     Wait(Number),
-    /// A name for a number.
     Let(String, Number),
-    /// So many times; the name `i` counts from 0.
+    /// Repeats lines; the name `i` counts from 0.
     Repeat(Number, Vec<Line>),
-    /// The far side does something, or is asked.
+    /// The far side calls a verb, or its state is checked.
     Peer(Peer),
 }
 
-/// A packet: what the script says of it.
+/// Specification of a packet.
 #[derive(Debug)]
 pub(crate) struct Spec {
     pub(crate) opcode: u8,
-    /// What the script calls it, for messages.
+    /// Name for error messages.
     pub(crate) name: String,
-    /// The message of the connection manager that it carries.
+    /// Message of the connection manager in the packet.
     pub(crate) message: Option<&'static Message>,
-    /// Named fields; all others have their usual values, or are not looked at.
+    /// Named fields; all others have usual values when sent, and any when expected.
     pub(crate) fields: Vec<(String, Number)>,
     pub(crate) payload: Option<Data>,
-    /// The queue pair of the card that it goes to or comes from; the first one if none is named.
+    /// Queue pair of the card; the first one by default.
     pub(crate) qp: Option<String>,
     pub(crate) damage: Damage,
 }
 
 impl Spec {
-    /// The fields that it has, and where its payload begins.
+    /// Returns its fields, and the offset of its payload.
     pub(crate) fn layout(&self) -> (&'static [Field], usize) {
         self.message.map_or_else(|| layout::fields(self.opcode), |message| (&message.fields, message.len))
     }
 }
 
-/// What is wrong with a packet on purpose, or about it in the IP header.
+/// Deliberate damage of a packet, and unusual fields of its IP header.
 #[derive(Debug, Default)]
 pub(crate) struct Damage {
-    /// Cut to so many bytes, ICRC included; the ICRC is right again behind the cut.
+    /// Length to cut to, in bytes with a correct ICRC.
     pub(crate) cut: Option<Number>,
-    /// So many bytes too many in front of the ICRC.
+    /// Additional bytes in front of the ICRC.
     pub(crate) extra: Option<Number>,
-    /// This is added to the ICRC.
+    /// Number to add to the ICRC.
     pub(crate) icrc: Option<Number>,
     /// IPv4 TOS or IPv6 traffic class.
     pub(crate) tos: Option<Number>,
-    /// Sent from another address of the near side, or received there.
+    /// True to send from, or receive at, the stranger's address.
     pub(crate) stranger: bool,
-    /// Sent to this group, instead of to the card.
+    /// Multicast group to send to instead of the card.
     pub(crate) group: Option<IpAddr>,
 }
 
-/// What must come.
 #[derive(Debug)]
 pub(crate) struct Expectation {
     pub(crate) spec: Spec,
-    /// Not before so long since the packet before it, either way.
+    /// Shortest time since the previous packet in either direction.
     pub(crate) after: Option<Number>,
-    /// At the latest so long after the step begins.
+    /// Time limit from the begin of the step.
     pub(crate) within: Option<Number>,
-    /// Which earlier packets are passed over.
     pub(crate) skips: Skips,
-    /// Its fields get names that begin with this.
+    /// Prefix for the names of its fields.
     pub(crate) named: Option<String>,
 }
 
-/// Packets that may come before an expected one.
+/// Packets to ignore before an expected one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Skips {
-    /// None.
     Nothing,
-    /// Acknowledgements of earlier packets: a card may send one for each packet, or one for all.
+    /// ACKs of earlier packets: a card may acknowledge each packet, or several at once.
     EarlierAcks,
-    /// Messages of the connection manager that ask for patience.
+    /// MRA messages of the connection manager.
     Patience,
-    /// Any.
     Everything,
 }
 
-/// Which bytes.
 #[derive(Clone, Debug)]
 pub(crate) enum Data {
-    /// Those of the pattern, from its byte number `from` on: no two places of a message have the
-    /// same surroundings.
-    Pattern { len: Number, from: Option<Number> },
-    /// All the same.
-    Fill { len: Number, byte: Number },
-    /// These.
+    /// A pattern from its byte `from` on, in which misplaced bytes are noticed.
+    Pattern {
+        len: Number,
+        from: Option<Number>,
+    },
+    /// Equal bytes.
+    Fill {
+        len: Number,
+        byte: Number,
+    },
     Bytes(Vec<u8>),
 }
 
-/// The most bytes that a script speaks of at once.
+/// Most bytes of a step.
 const MAX_DATA: u64 = 1 << 24;
 
 impl Data {
-    /// The bytes.
+    /// Returns the bytes.
     ///
     /// # Errors
-    /// As [`Number::value`], or that they are too many.
+    /// As [`Number::value`], or if there are too many.
     pub(crate) fn bytes(&self, names: &Names) -> Result<Vec<u8>, String> {
         let many = |len: &Number| match len.value(names)? {
             len if len > MAX_DATA => Err(format!("{len} bytes are too many")),
@@ -136,17 +131,17 @@ impl Data {
     }
 }
 
-/// Byte number `at` of the pattern.
+/// Returns byte `at` of the pattern.
 pub(crate) const fn pattern(at: u64) -> u8 {
     (at.wrapping_mul(7) ^ (at >> 8).wrapping_mul(29)) as u8
 }
 
-/// What the far side is told or asked.
+/// A step of the far side.
 #[derive(Debug)]
 pub(crate) enum Peer {
     /// `pd NAME`
     Pd(String),
-    /// `reg NAME`: registers memory.
+    /// `reg NAME`
     Register { name: String, length: Number, access: u32, fill: Option<Number>, pd: Option<String> },
     /// `dereg NAME`
     Deregister(String),
@@ -154,7 +149,7 @@ pub(crate) enum Peer {
     Srq { name: String, pd: Option<String>, xrcd: Option<String> },
     /// `xrcd NAME`
     Xrcd(String),
-    /// `qp NAME`: makes a queue pair and connects it to the near side.
+    /// `qp NAME`: creates a queue pair and connects it to the near side.
     Qp(Box<QpSpec>),
     /// `modify NAME to=STATE`
     Modify(Box<Modify>),
@@ -166,7 +161,7 @@ pub(crate) enum Peer {
     Recv { queue: String, id: Number, sges: Vec<Sge> },
     /// `complete NAME`
     Complete { qp: String, wanted: Completion, within: Option<Number> },
-    /// `idle NAME`: no completion for so long.
+    /// `idle NAME`: no completion for this time.
     Idle { qp: String, time: Option<Number> },
     /// `state NAME STATE`
     State { qp: String, state: String, within: Option<Number> },
@@ -182,23 +177,21 @@ pub(crate) enum Peer {
     Bind(Box<Bind>),
     /// `join QP GROUP` and `leave QP GROUP`
     Member { qp: String, group: IpAddr, joins: bool },
-    /// What librdmacm does about the identifier of this name.
+    /// A function of librdmacm for the identifier of this name.
     Connection(String, Box<Act>),
 }
 
-/// A change of a queue pair.
 #[derive(Debug)]
 pub(crate) struct Modify {
     pub(crate) qp: String,
     pub(crate) to: String,
     pub(crate) numbers: Numbers,
-    /// The path to the second address of the near side is the alternate one.
+    /// True to set the path to the stranger's address as the alternate one.
     pub(crate) alternate: bool,
     /// State of path migration.
     pub(crate) migration: Option<String>,
 }
 
-/// The binding of a window.
 #[derive(Debug)]
 pub(crate) struct Bind {
     pub(crate) qp: String,
@@ -210,12 +203,12 @@ pub(crate) struct Bind {
     pub(crate) id: Number,
 }
 
-/// What the far side does by librdmacm.
+/// A function of librdmacm.
 #[derive(Debug)]
 pub(crate) enum Act {
     /// `listen NAME`
     Listen { space: String },
-    /// `request NAME of=LISTENER`: a request has come, which gets this name.
+    /// `request NAME of=LISTENER`: names the next request.
     Request { of: String, private: Option<Data>, within: Option<Number> },
     /// `connect NAME qp=QP`
     Connect { qp: String, space: String, private: Option<Data>, numbers: Numbers },
@@ -227,25 +220,24 @@ pub(crate) enum Act {
     Reject { private: Option<Data> },
     /// `disconnect NAME`
     Disconnect,
-    /// `notify NAME`: COMM_EST was raised.
+    /// `notify NAME`
     Notify,
     /// `forget NAME`
     Forget,
-    /// `cm NAME EVENT`: the next event is this one.
+    /// `cm NAME EVENT`: expects the next event.
     Event { event: String, status: Option<Number>, private: Option<Data>, within: Option<Number> },
-    /// `quiet NAME`: no event for so long.
+    /// `quiet NAME`: no event for this time.
     Quiet { time: Option<Number> },
 }
 
 /// Attributes by name.
 pub(crate) type Numbers = BTreeMap<&'static str, Number>;
 
-/// A queue pair to make.
 #[derive(Debug)]
 pub(crate) struct QpSpec {
     pub(crate) name: String,
     pub(crate) service: String,
-    /// How far it is brought: INIT, RTR or RTS.
+    /// Final state.
     pub(crate) state: String,
     pub(crate) access: u32,
     pub(crate) pd: Option<String>,
@@ -254,7 +246,6 @@ pub(crate) struct QpSpec {
     pub(crate) numbers: Numbers,
 }
 
-/// A piece of registered memory.
 #[derive(Debug)]
 pub(crate) struct Sge {
     pub(crate) mr: String,
@@ -262,7 +253,6 @@ pub(crate) struct Sge {
     pub(crate) len: Number,
 }
 
-/// A send work request.
 #[derive(Debug)]
 pub(crate) struct Post {
     pub(crate) qp: String,
@@ -272,11 +262,11 @@ pub(crate) struct Post {
     pub(crate) sges: Vec<Sge>,
     pub(crate) inline: Option<Data>,
     pub(crate) numbers: Numbers,
-    /// What the verb must answer; success if nothing is said.
+    /// True if the verb must fail.
     pub(crate) refused: bool,
 }
 
-/// What a completion must say.
+/// Expected fields of a completion.
 #[derive(Debug)]
 pub(crate) struct Completion {
     pub(crate) id: Number,

@@ -1,4 +1,4 @@
-//! What scripts are, and what is said of those that are none.
+//! Valid and invalid scripts.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn error(text: &str) -> String {
 }
 
 #[test]
-fn a_script_has_a_title_clauses_and_a_case_for_each_turn_of_its_loops() {
+fn script_has_title_clauses_and_a_case_for_each_loop_turn() {
     let text = "title Zero bytes # a comment\nclause A-B, C-D\nfor mtu in 256 512\nfor op, n in SEND_ONLY 0; SEND_LAST 1\n\
                 send {op} psn=n len=mtu\n";
     let script = Script::parse("a.drill", text).unwrap();
@@ -20,14 +20,14 @@ fn a_script_has_a_title_clauses_and_a_case_for_each_turn_of_its_loops() {
 }
 
 #[test]
-fn a_value_of_several_words_stands_in_quotes() {
+fn quoted_loop_value_has_several_words() {
     let script = Script::parse("a", "title t\nfor a in \"SEND_ONLY len=4\" READ_REQUEST\nsend {a} psn=1").unwrap();
     let cases: Vec<_> = script.cases().iter().map(|case| case.lines[0].text.as_str()).collect();
     assert_eq!(cases, ["send SEND_ONLY len=4 psn=1", "send READ_REQUEST psn=1"]);
 }
 
 #[test]
-fn a_message_is_a_packet_with_the_fields_of_both() {
+fn message_has_the_fields_of_packet_and_mad() {
     let script = Script::parse("a", "title t\nsend REP local_id=1 start_psn=2 qkey=3 psn=4 len=196\nexpect DREQ as=d");
     let script = script.unwrap();
     let [Step::Send(spec), Step::Expect(expectation)] = [0, 1].map(|at| &script.cases()[0].lines[at].step) else {
@@ -39,7 +39,7 @@ fn a_message_is_a_packet_with_the_fields_of_both() {
 }
 
 #[test]
-fn blocks_hold_the_lines_up_to_their_end() {
+fn repeat_block_holds_lines_up_to_its_end() {
     let script =
         Script::parse("a.drill", "title t\nrepeat 3\nwait 1ms\nrepeat 2\nwait 2ms\nend\nend\nwait 3ms").unwrap();
     let lines = &script.cases()[0].lines;
@@ -62,7 +62,7 @@ fn loops_that_unroll_to_too_much_are_refused() {
 }
 
 #[test]
-fn what_a_script_does_wrong_is_said_with_its_line() {
+fn invalid_script_is_reported_with_its_line() {
     for (text, what) in [
         ("sned SEND_ONLY", "a.drill:2: there is no step `sned`\n    sned SEND_ONLY"),
         ("\n\nsend SEND_MOST", "a.drill:4: RC has no opcode `SEND_MOST`\n    send SEND_MOST"),

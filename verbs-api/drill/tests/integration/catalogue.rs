@@ -1,5 +1,4 @@
-//! The catalogue of conformance cases: the list is that of the folder, every script can be read,
-//! and roxe's own transport does what they say.
+//! The catalogue of conformance cases is complete and valid, and roxe's transport passes it.
 
 use roxe_drill::conform::{self, Progress};
 use roxe_drill::{Deviations, VirtualCard};
@@ -15,7 +14,7 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn the_list_is_the_folder() {
+fn catalogue_lists_every_script_of_the_folder() {
     let mut found = Vec::new();
     files(Path::new(FOLDER), &mut found);
     let name = |path: &PathBuf| Some(path.strip_prefix(FOLDER).ok()?.to_str()?.strip_suffix(".drill")?.to_owned());
@@ -26,10 +25,9 @@ fn the_list_is_the_folder() {
     assert_eq!(listed, names, "build.rs lists other scripts than tests/conform has");
 }
 
-/// The pages that say how many cases there are. Runs of the past, as in
-/// docs/tutorials/transcripts.md, keep the number of their day.
+/// Transcripts of earlier runs keep the number of their day.
 #[test]
-fn pages_say_how_many_cases_the_catalogue_has() {
+fn manual_has_the_number_of_cases() {
     let scripts = conform::catalogue(&[]).expect("scripts that can be read");
     let count = scripts.iter().map(|script| script.cases().len()).sum::<usize>();
     let readme = include_str!("../../../../README.md");
@@ -45,7 +43,7 @@ fn pages_say_how_many_cases_the_catalogue_has() {
 }
 
 #[test]
-fn every_script_cites_clauses_that_exist() {
+fn scripts_cite_existing_clauses() {
     let clauses = include_str!("../../../../tests/clauses.txt");
     for script in conform::catalogue(&[]).expect("scripts that can be read") {
         assert!(!script.clauses().is_empty(), "{} cites no clause", script.name());
@@ -57,7 +55,7 @@ fn every_script_cites_clauses_that_exist() {
 }
 
 #[test]
-fn roxe_does_what_every_case_says() {
+fn virtual_card_passes_every_case() {
     let scripts = conform::catalogue(&[]).expect("scripts that can be read");
     let mut failures = Vec::new();
     let report = conform::run(&scripts, &mut VirtualCard::default(), &Deviations::default(), |progress| {

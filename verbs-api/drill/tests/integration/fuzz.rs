@@ -1,5 +1,5 @@
-//! `roxe fuzz` without a card: the model agrees with itself, and a card that differs from it in one
-//! answer, completion or byte is found, with a script that tells them apart.
+//! `roxe fuzz` on virtual cards: it finds no difference in the model, and finds a card with one wrong
+//! answer, completion or byte, with a script that shows the difference.
 
 use roxe_drill::fuzz::{Options, fuzz};
 use roxe_drill::target::{
@@ -15,14 +15,13 @@ const OPTIONS: Options =
 /// The longest datagram on an Ethernet with IPv4, bytes.
 const MAX_DATAGRAM: usize = 1472;
 
-/// What a card does wrong.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mistake {
     /// It answers an invalid request as if it had failed to carry it out.
     Answer,
-    /// It completes each receive twice.
+    /// Completes each receive twice.
     Completion,
-    /// It changes this byte of each region.
+    /// Changes this byte of each region.
     Byte(u64),
     /// It sends its last packet again at the n-th chance, which is a wait in which none comes.
     Repeat(usize),
@@ -182,7 +181,7 @@ impl Target for Wrong {
 }
 
 #[test]
-fn the_model_agrees_with_itself() {
+fn fuzz_finds_nothing_in_the_model() {
     let summary = fuzz(&mut VirtualCard::default(), &OPTIONS, |finding| panic!("{}", finding.script)).unwrap();
     assert_eq!(summary.cases, OPTIONS.cases);
     assert!(summary.packets > 20 * summary.cases, "{summary:?}");
@@ -190,12 +189,12 @@ fn the_model_agrees_with_itself() {
 }
 
 #[test]
-fn every_case_can_be_followed_by_a_near_side_of_one_address_on_an_ethernet() {
+fn near_side_with_one_address_runs_every_case() {
     let summary = fuzz(&mut Wrong::new(Mistake::None), &OPTIONS, |finding| panic!("{}", finding.script)).unwrap();
     assert_eq!(summary.refused, 0);
 }
 
-/// Finds this mistake, with this cause, by a script that only fails where it is made.
+/// Checks that this mistake is found with this cause, by a script that fails only on its card.
 fn is_found(mistake: Mistake, cause: &str) {
     let summary = fuzz(&mut Wrong::new(mistake), &Options { cases: 200, ..OPTIONS }, |_| {}).unwrap();
     let found = summary.findings.iter().find(|finding| finding.cause == cause);
@@ -211,16 +210,16 @@ fn is_found(mistake: Mistake, cause: &str) {
 }
 
 #[test]
-fn a_wrong_answer_is_found_and_its_script_fails_there_and_passes_with_the_model() {
+fn wrong_answer_is_found() {
     is_found(Mistake::Answer, "RC answers: model: NAK invalid_request; card: NAK remote_operation");
 }
 
 #[test]
-fn a_completion_too_many_is_found_and_its_script_fails_there() {
+fn duplicate_completion_is_found() {
     is_found(Mistake::Completion, "UD completions: model: nothing; card: status=SUCCESS opcode=RECV");
 }
 
 #[test]
-fn a_wrong_byte_is_found_and_its_script_fails_there() {
+fn wrong_byte_is_found() {
     is_found(Mistake::Byte(4000), "UD memory: model: byte; card: byte");
 }

@@ -1,4 +1,4 @@
-//! Conformance cases and the fuzzer, judged without a card.
+//! Conformance cases and the fuzzer, on virtual cards.
 
 mod altered;
 mod catalogue;

@@ -1,5 +1,4 @@
-//! A card that does otherwise than a script says: the case fails, and the message says where, what
-//! should have come, what came, and what was on the wire.
+//! Messages of failed cases: place, expectation, behaviour of the card, and packets.
 
 use roxe_drill::{Outcome, Script, Verdict, VirtualCard, run};
 
@@ -8,7 +7,7 @@ fn outcome(text: &str) -> Outcome {
     run("a.drill", &script.cases()[0], &mut VirtualCard::default())
 }
 
-/// Place, expected and received of the failure of a script.
+/// Returns place, expectation and behaviour of the failure of a script.
 fn failure(text: &str) -> (String, String, String) {
     match outcome(text).verdict {
         Verdict::Fail(failure) => (failure.at, failure.expected, failure.received),
@@ -17,7 +16,7 @@ fn failure(text: &str) -> (String, String, String) {
 }
 
 #[test]
-fn another_packet_is_named_beside_the_expected_one() {
+fn unexpected_packet_is_reported_with_the_expected_one() {
     for (text, expected, received) in [
         (
             "send WRITE_ONLY psn=100 ackreq\nexpect ACK psn=101 msn=1 each",
@@ -70,7 +69,7 @@ fn another_packet_is_named_beside_the_expected_one() {
 }
 
 #[test]
-fn what_the_far_side_shows_is_named_beside_what_it_should() {
+fn far_side_mismatch_is_reported_with_the_expectation() {
     for (text, expected, received) in [
         ("peer state q ERR within 1ms", "q is in ERR", "it is in RTS"),
         ("peer memory mr at=8 len=4 fill=1", "4 bytes of mr", "mr at 8 differs from byte 0 on: 00000000, not 01010101"),
@@ -95,14 +94,14 @@ fn what_the_far_side_shows_is_named_beside_what_it_should() {
 }
 
 #[test]
-fn a_packet_that_nobody_expects_fails_the_case() {
+fn packet_after_the_last_step_fails_the_case() {
     let (_, expected, received) = failure("send WRITE_ONLY psn=100 ackreq");
     assert_eq!(expected, "no packet behind the last step");
     assert_eq!(received, "RC ACK dqpn=0x2a psn=100 migreq ack msn=1 len=0");
 }
 
 #[test]
-fn a_script_that_cannot_be_followed_says_nothing_of_the_card() {
+fn invalid_step_is_inconclusive() {
     for (text, why) in [
         ("send SEND_ONLY psn=x", "nothing here has the name `x`"),
         ("send SEND_ONLY psn=1 va=3", "SEND_ONLY has no field `va`"),
@@ -118,7 +117,7 @@ fn a_script_that_cannot_be_followed_says_nothing_of_the_card() {
 }
 
 #[test]
-fn the_message_ends_with_the_packets_and_the_capture_has_them() {
+fn failure_message_and_capture_have_the_packets() {
     let outcome = outcome("send WRITE_ONLY psn=100 ackreq\nexpect ACK psn=100 msn=7");
     let text = outcome.verdict.failure().expect("it fails").to_string();
     assert_eq!(
