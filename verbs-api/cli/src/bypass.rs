@@ -13,8 +13,9 @@
 //! the standard input of this process).
 
 use crate::asks::{self, Asks};
+use crate::output::Result;
 use crate::unused::{self, Opened};
-use crate::{Result, child, library, program};
+use crate::{child, library, program};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use roxe_base::exit::process_end;

@@ -1,7 +1,8 @@
 //! `roxe check-peer`: options and table; `roxe_peer::check` runs the checks between the two cards.
 
+use crate::output::Result;
 use crate::progress::Progress;
-use crate::{Result, token};
+use crate::token;
 use roxe_peer::check::{self, Cards, Check, Conditions, Course, Failed, Pair, PairError};
 use roxe_peer::client::{Client, Target};
 use roxe_peer::server::{Options, Server};

@@ -1,7 +1,7 @@
 //! `roxe devices` and `roxe counters`, and `--netdev` of the subcommands that open devices.
 
-use crate::Result;
 use crate::library::own_program;
+use crate::output::Result;
 use crate::output::Table;
 use roxe::{Context, Device};
 use roxe_provider::config::variable;

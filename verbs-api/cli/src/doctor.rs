@@ -2,8 +2,8 @@
 //!
 //! Opens a device, binds port 4791 for a moment, and tries a user namespace in a child process.
 
-use crate::Result;
 use crate::devices::Netdev;
+use crate::output::Result;
 use crate::output::Table;
 use crate::view::ViewError;
 use crate::{files, library, view};

@@ -1,8 +1,8 @@
 //! `roxe drill TARGET FILE...` and `roxe conform TARGET`: options, targets by name, and output.
 //! `roxe_drill` runs the scripts.
 
-use crate::Result;
 use crate::child::KillOnDrop;
+use crate::output::Result;
 use crate::{files, output, progress, token};
 use roxe_drill::conform::{self, Progress, Report, Tried};
 use roxe_drill::{AgentCard, Deviations, Script, Target, Verdict, VirtualCard, report};

@@ -1,8 +1,8 @@
 //! `roxe dump FILE`: prints the RoCEv2 packets of a capture, or writes them as a page of HTML.
 //! `roxe_dissect` explains them.
 
-use crate::Result;
 use crate::files;
+use crate::output::Result;
 use clap::ArgAction;
 use roxe_dissect::{Analysis, Captured, Counts, Finding, Integrity, Item, Tone, items, ladder, page};
 use roxe_wire::cm::Mad;

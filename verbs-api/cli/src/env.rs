@@ -2,9 +2,9 @@
 //!
 //! The view of `roxe run` is a namespace and no variable, so programs have none.
 
-use crate::Result;
 use crate::files::base_folder;
 use crate::library::link_folder;
+use crate::output::Result;
 use crate::run::{Options, set_variables};
 use roxe_base::private_dir;
 use serde_json::{Map, Value};

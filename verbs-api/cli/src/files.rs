@@ -4,7 +4,7 @@
 //! Several processes may fill such a folder at once, so every step is atomic or harmless when
 //! another process was faster.
 
-use crate::Result;
+use crate::output::Result;
 use roxe_base::{private_dir, private_file};
 use roxe_provider::runtime_dir;
 use std::fs::{self, OpenOptions};

@@ -1,8 +1,8 @@
 //! `roxe fuzz TARGET`: options and output; `roxe_drill::fuzz` compares the card with roxe's
 //! transport.
 
-use crate::Result;
 use crate::drill::{Common, open};
+use crate::output::Result;
 use crate::{files, output, progress};
 use roxe_drill::fuzz::{Finding, Options, fuzz};
 use std::path::{Path, PathBuf};

@@ -5,7 +5,7 @@
 //! manual is the folder `docs` of the project; `manual` in this crate is a link to it, as a
 //! published crate holds nothing outside of its own folder.
 
-use crate::Result;
+use crate::output::Result;
 use clap::Command;
 use clap_complete::Shell;
 use clap_mangen::Man;

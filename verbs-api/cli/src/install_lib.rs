@@ -1,9 +1,9 @@
 //! `roxe install-lib DIR`: copies the libraries, under all their names, to a folder, for images and
 //! for programs that are started without `roxe run`.
 
-use crate::Result;
 use crate::files::{place, place_link};
 use crate::library::{self, BARE_LINKS, LIBRARY, LINKS, SHIM};
+use crate::output::Result;
 use std::fs;
 use std::io::{Write, stdout};
 use std::path::{Path, PathBuf};

@@ -12,7 +12,7 @@
 //! network namespaces; it ends with `roxe lab`, also if that is killed. Nothing is written to the
 //! host's file system. `ip` and `tc` of iproute2 configure the links.
 
-use crate::Result;
+use crate::output::Result;
 use crate::run::Options;
 use crate::view::unshare_user;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};

@@ -43,11 +43,9 @@ mod unused;
 mod view;
 
 use clap::{CommandFactory, FromArgMatches as _, Parser, Subcommand};
+use output::Result;
 use std::error::Error;
 use std::process::ExitCode;
-
-/// Result of a subcommand; the text of the error says what failed, about what, and what to do.
-type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
 
 /// A RoCEv2 network card made of software, for unmodified verbs programs
 #[derive(Debug, Parser)]

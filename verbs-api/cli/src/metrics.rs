@@ -3,7 +3,7 @@
 //!
 //! Source: <https://prometheus.io/docs/instrumenting/exposition_formats/>
 
-use crate::Result;
+use crate::output::Result;
 use crate::status::{Process, Qp, known, processes};
 use roxe_base::private_file;
 use roxe_peer::visitors::{self, Timed};

@@ -1,8 +1,12 @@
 //! Lines and tables on standard output.
 
+use std::error::Error;
 use std::fmt::Display;
 use std::io::{Write as _, stdout};
 use std::{fmt, process};
+
+/// Result of a subcommand; the text of the error says what failed, about what, and what to do.
+pub(crate) type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
 
 /// Prints a line. Ends this process with success if the reader has closed the pipe, as `head` does.
 pub(crate) fn line(text: impl Display) {

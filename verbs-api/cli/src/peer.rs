@@ -1,6 +1,7 @@
 //! `roxe peer`: options and output; `roxe_peer::server` is the agent.
 
-use crate::{Result, files, token};
+use crate::output::Result;
+use crate::{files, token};
 use roxe_peer::protocol::DEFAULT_PORT;
 use roxe_peer::server::{Options, Server};
 use std::io::{Write as _, stdout};
@@ -12,8 +13,8 @@ use std::path::PathBuf;
 pub(crate) struct Args {
     /// Listen at this address; port 0 takes a free one.
     ///
-    /// Every controller with the token can make this host's card send and receive. The connection is
-    /// not encrypted: listen at other addresses than loopback only in networks that you trust.
+    /// Every controller with the token can make this host's card send and receive. The connection
+    /// is not encrypted: listen at other addresses than loopback only in networks that you trust.
     #[arg(long, value_name = "ADDR:PORT", default_value_t = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_PORT))]
     listen: SocketAddr,
     /// Use this device [default: the first one].

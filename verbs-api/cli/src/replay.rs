@@ -1,7 +1,7 @@
 //! `roxe replay FILE TARGET`: options and output; `roxe_drill::replay` sends the requests.
 
-use crate::Result;
 use crate::drill::{Common, open};
+use crate::output::Result;
 use crate::{files, output};
 use roxe_dissect::{Item, items};
 use roxe_drill::replay::Replay;

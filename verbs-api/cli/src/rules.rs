@@ -1,6 +1,6 @@
 //! `roxe rules`: lists the rules of `roxe run --check`.
 
-use crate::Result;
+use crate::output::Result;
 use roxe_check::Rule;
 use serde_json::{Value, json};
 use std::io::{Write, stdout};

@@ -5,10 +5,10 @@
 //! links to `libroxe.so` (`library.rs`). Then this process becomes the program, which keeps its
 //! process id, signals and exit status.
 
-use crate::Result;
 use crate::files::{FolderError, base_folder, place_link, private_folder};
 use crate::library::SHIM;
 use crate::library::{self, LINKS, LibraryError};
+use crate::output::Result;
 use crate::program::{self, ProgramError};
 use crate::view::{self, Shown};
 use crate::{asks, bypass, checkers, stats, unused};

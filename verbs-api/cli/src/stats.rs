@@ -12,7 +12,8 @@
 //! The program keeps its process id, and nothing depends on how it ends. A process that closes all
 //! its descriptors is awaited by the lock of its own file.
 
-use crate::{Result, child};
+use crate::child;
+use crate::output::Result;
 use nix::fcntl::{FcntlArg, fcntl};
 use roxe_provider::legend_of;
 use std::fs::{self, File};

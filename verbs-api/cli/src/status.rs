@@ -1,6 +1,6 @@
 //! Reads devices and queue pairs of running processes, for `roxe top` and `roxe metrics`.
 
-use crate::Result;
+use crate::output::Result;
 use roxe_provider::{Answer, ask};
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,6 +1,6 @@
 //! `roxe top`: a table of the queue pairs of running programs, redrawn every second.
 
-use crate::Result;
+use crate::output::Result;
 use crate::output::Table;
 use crate::status::{Process, Qp, known};
 use roxe_provider::legend_of;

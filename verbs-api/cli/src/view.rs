@@ -12,7 +12,7 @@ mod namespace;
 mod overlay;
 mod sysfs;
 
-use crate::Result;
+use crate::output::Result;
 use crate::program;
 use namespace::Space;
 pub(crate) use namespace::{capabilities, unshare_user};

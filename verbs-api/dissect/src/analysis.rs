@@ -1,9 +1,9 @@
 //! Analyses the packets of a capture in their order: flows, the pairs of flows that form a
 //! connection, messages, and a verdict on each packet.
 //!
-//! A packet of a connected service names only its destination queue pair. The source is found by the
-//! remark of the recording process, by messages of the connection manager, or by responses, whose
-//! PSNs are those of their requests.
+//! A packet of a connected service names only its destination queue pair. The source is found by
+//! the remark of the recording process, by messages of the connection manager, or by responses,
+//! whose PSNs are those of their requests.
 
 use crate::event::{Cause, Event};
 use crate::reader::{Captured, Integrity};

@@ -19,8 +19,8 @@ const MIN_PAYLOAD: u32 = 256;
 #[derive(Debug)]
 pub(crate) struct Requests {
     first: Seq,
-    /// Smallest and largest sequence number of the next new request, which differ after a READ while
-    /// the path MTU is unknown.
+    /// Smallest and largest sequence number of the next new request, which differ after a READ
+    /// while the path MTU is unknown.
     next: (Seq, Seq),
     /// Ranges of missing requests: begin and end.
     missing: BTreeMap<Seq, Seq>,

@@ -282,7 +282,8 @@ fn is_about(line: &str, qp: &str) -> bool {
     line.split_whitespace().any(|word| word == qp || word.strip_prefix("of=") == Some(qp) || word == region)
 }
 
-/// Returns true for a line that may be removed. The honest connection and creations of objects stay.
+/// Returns true for a line that may be removed. The honest connection and creations of objects
+/// stay.
 fn may_go(line: &str) -> bool {
     (line.starts_with("send ") && !is_about(line, "h"))
         || line.starts_with("peer recv ")

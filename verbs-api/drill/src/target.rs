@@ -1,5 +1,6 @@
 //! The interface of targets: verbs on the card under test (the far side), and packets to and from
-//! it (the near side). `virtual_card` and `agent` implement the traits; [`Extensions`] are optional.
+//! it (the near side). `virtual_card` and `agent` implement the traits; [`Extensions`] are
+//! optional.
 
 use roxe_wire::Gid;
 use std::fmt;
@@ -379,7 +380,8 @@ pub trait Target: FarSide + Extensions {
     /// # Errors
     /// If the near side fails.
     fn send(&mut self, datagram: &Datagram) -> Answer<()>;
-    /// Returns the next packet for the near side, and the time of its arrival; `None` after `until`.
+    /// Returns the next packet for the near side, and the time of its arrival; `None` after
+    /// `until`.
     ///
     /// # Errors
     /// If the near side fails.
@@ -390,16 +392,16 @@ pub trait Target: FarSide + Extensions {
     }
     /// Waits between two queries of the far side, at most until then.
     fn pause(&mut self, until: Duration);
-    /// From now on, runs cases as fast as possible: objects are reused, and refusals may be reported
-    /// late, those of work requests never. Frees all objects.
+    /// From now on, runs cases as fast as possible: objects are reused, and refusals may be
+    /// reported late, those of work requests never. Frees all objects.
     ///
     /// # Errors
     /// If the target cannot be used.
     fn pipeline(&mut self) -> Answer<()> {
         Ok(())
     }
-    /// When pipelined: gives the next case new objects. Earlier ones stay, because some cards take a
-    /// minute to destroy broken objects.
+    /// When pipelined: gives the next case new objects. Earlier ones stay, because some cards take
+    /// a minute to destroy broken objects.
     ///
     /// # Errors
     /// If the target cannot be used.

@@ -1,8 +1,8 @@
 //! The target `virtual`: queue pairs of `roxe_transport` in this process, at virtual time.
 //!
-//! It has no sockets, threads or waits, so a script runs in microseconds and always in the same way.
-//! Memory, completions and shared queues are those of the simulation (`roxe_sim`); this file is the
-//! driver around the queue pairs.
+//! It has no sockets, threads or waits, so a script runs in microseconds and always in the same
+//! way. Memory, completions and shared queues are those of the simulation (`roxe_sim`); this file
+//! is the driver around the queue pairs.
 
 use crate::target::{Answer, Card, Change, Completed, Datagram, FarSide, Handle, NewQp, Piece, Refused, Region};
 use crate::target::{Extensions, Target, Work};

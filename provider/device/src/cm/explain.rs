@@ -86,7 +86,7 @@ fn unanswered(status: i32, inner: &Inner) -> String {
     let host = inner.peer.map_or_else(String::new, |peer| peer.gid().to_ip().to_string());
     match -status {
         libc::ECONNREFUSED => {
-            format!("the host {host} answers that nobody listens on UDP port 4791: no RoCE card is open there")
+            format!("{host} reports that UDP port 4791 is closed: no RoCE device is open there")
         }
         libc::EHOSTUNREACH | libc::ENETUNREACH => format!("the network answers that the host {host} cannot be reached"),
         _ => format!("{host} did not answer any request"),

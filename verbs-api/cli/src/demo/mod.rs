@@ -43,12 +43,12 @@ pub(crate) struct Args {
 }
 
 /// Runs the server process.
-pub(crate) fn serve() -> crate::Result {
+pub(crate) fn serve() -> crate::output::Result {
     Ok(server::serve(stdin().lock(), stdout().lock())?)
 }
 
 /// Runs the client process and prints the report.
-pub(crate) fn run(args: &Args) -> crate::Result {
+pub(crate) fn run(args: &Args) -> crate::output::Result {
     let start = Instant::now();
     // Reports a wrong word before anything is opened.
     chosen(args.only.as_deref(), 0)?;
@@ -140,7 +140,7 @@ fn finish(mut server: KillOnDrop) -> Result<(), Failure> {
     if status.success() { Ok(()) } else { Err(Failure::new(format!("the server process ended with {status}"))) }
 }
 
-fn print_head(resources: &Resources, control: &Control) -> crate::Result {
+fn print_head(resources: &Resources, control: &Control) -> crate::output::Result {
     let (device, port) = (resources.context.device(), resources.context.port_attr()?);
     let (own, server) = (std::process::id(), control.pid);
     let mut out = stdout();
@@ -164,7 +164,7 @@ fn name(case: &Case) -> String {
     format!("{:<3} {:<13}{:>9}", case.service.name(), case.op, size(case.size))
 }
 
-fn print_case(case: &Case, outcome: &Outcome, losses: u32) -> crate::Result {
+fn print_case(case: &Case, outcome: &Outcome, losses: u32) -> crate::output::Result {
     let bandwidth = outcome.rate * case.size as f64;
     let note = if losses == 0 { String::new() } else { format!("  (run {}: a message was lost)", losses + 1) };
     writeln!(
@@ -188,7 +188,7 @@ fn size(bytes: usize) -> String {
     }
 }
 
-fn conclude(checks: usize, failures: &[Case], time: Duration) -> crate::Result {
+fn conclude(checks: usize, failures: &[Case], time: Duration) -> crate::output::Result {
     let mut out = stdout();
     writeln!(
         out,

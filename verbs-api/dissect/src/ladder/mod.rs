@@ -1,5 +1,5 @@
-//! A ladder diagram as one self-contained page of HTML: columns are queue pairs, rows are packets in
-//! the order of time, each with a verdict and an explanation.
+//! A ladder diagram as one self-contained page of HTML: columns are queue pairs, rows are packets
+//! in the order of time, each with a verdict and an explanation.
 //!
 //! All text of a [`Page`] is JSON data for the script of the page, which shows it as text, never as
 //! markup.

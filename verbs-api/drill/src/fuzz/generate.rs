@@ -117,7 +117,8 @@ struct Stream {
     sent: Vec<String>,
 }
 
-/// Percentages of mutated packets. With fewer of them, connections live longer and cases are longer.
+/// Percentages of mutated packets. With fewer of them, connections live longer and cases are
+/// longer.
 const WRONG: [u64; 3] = [25, 8, 8];
 
 /// Returns the lines of a case.

@@ -1,5 +1,5 @@
-//! Every expectation of the catalogue can fail: each one, altered, makes its script fail with roxe's
-//! own transport, and so does a card that sends or completes what a script forbids.
+//! Every expectation of the catalogue can fail: each one, altered, makes its script fail with
+//! roxe's own transport, and so does a card that sends or completes what a script forbids.
 
 use crate::fuzz::{Mistake, Wrong};
 use roxe_drill::conform::{self, Deviations};

@@ -1,5 +1,5 @@
-//! `roxe fuzz` on virtual cards: it finds no difference in the model, and finds a card with one wrong
-//! answer, completion or byte, with a script that shows the difference.
+//! `roxe fuzz` on virtual cards: it finds no difference in the model, and finds a card with one
+//! wrong answer, completion or byte, with a script that shows the difference.
 
 use roxe_drill::fuzz::{Options, fuzz};
 use roxe_drill::target::{
