@@ -1,11 +1,11 @@
-# For scripts that try something with the code.
+# Functions shared by scripts that build modified copies of the tree.
 
-# copy_tree ROOT TREE: a copy of the tree that has nothing of git.
+# copy_tree ROOT TREE: copies the tree without its git folder.
 copy_tree() {
     local root=$1 tree=$2
     rm -rf "$tree"
     mkdir -p "$tree"
-    # New times, so that nothing built from an earlier copy is taken for this one.
+    # New times, so that Cargo does not take objects of an earlier copy for up to date.
     (cd "$root" && git ls-files -z --cached --others --exclude-standard |
         tar --null --ignore-failed-read --files-from=- --create 2>/dev/null) | tar --extract --touch --directory="$tree"
 }
@@ -31,7 +31,7 @@ unoptimised=(--config profile.dev.package.roxe-transport.opt-level=0
 add_switch() {
     cat >>"$1/wire/src/lib.rs" <<'END'
 
-/// Whether this mutant is the one that ROXE_MUTANT names.
+/// Returns true if ROXE_MUTANT names this mutant.
 pub fn mutant(number: u32) -> bool {
     extern crate std;
     static NAMED: std::sync::OnceLock<Option<u32>> = std::sync::OnceLock::new();

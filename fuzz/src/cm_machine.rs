@@ -44,10 +44,10 @@ pub fn cm_machine(data: &[u8]) {
     host.end();
 }
 
-/// What the program knows of a connection or lookup.
+/// Events that the program has received for a connection or lookup.
 #[derive(Debug, Default)]
 struct Known {
-    /// The id is free: it must not be heard of again.
+    /// True once the id is free and must not appear again.
     is_over: bool,
     /// Between which addresses, of a connection.
     route: Option<Route>,
@@ -299,8 +299,8 @@ impl<'a> Host<'a> {
         assert!(self.cm.len() <= MOST, "held after {mad}");
     }
 
-    /// How the connections stand that nobody at `route` has a say in. A peer that begins something
-    /// new with a queue pair ends what it had with it, at whichever of our addresses.
+    /// States of the connections that a peer at `route` must not change. A peer that opens a new
+    /// connection on a queue pair ends its previous one, at whichever local address.
     fn others(&self, route: Route, message: &Message) -> Vec<(CommId, Option<State>)> {
         let is_new = matches!(message, Message::Req(_) | Message::Rep(_));
         let is_strange = |own: Route| own != route && !(is_new && own.remote == route.remote);
@@ -312,7 +312,7 @@ impl<'a> Host<'a> {
         all.map(|(id, _)| (*id, self.cm.state(*id))).collect()
     }
 
-    /// Fetches what comes out: at most so many messages.
+    /// Takes at most `most` outgoing messages.
     fn fetch(&mut self, most: usize) {
         let mut sent = 0;
         while let Some(out) = self.cm.poll_transmit() {

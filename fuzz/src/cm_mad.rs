@@ -1,4 +1,4 @@
-//! A management datagram that anybody may have sent to queue pair 1.
+//! Management datagrams to queue pair 1, from any sender.
 
 use roxe_wire::cm::{IpCmHeader, MAD_LEN, Mad, Message, PrivateData};
 

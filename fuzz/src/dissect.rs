@@ -1,4 +1,4 @@
-//! A capture file from anywhere, told in words and as a page.
+//! Dissects any capture file, as text and as a page.
 
 use roxe_dissect::ladder::render;
 use roxe_dissect::{Analysis, Counts, Item, items, page, sections, words};

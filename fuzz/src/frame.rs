@@ -1,4 +1,4 @@
-//! An Ethernet frame that anybody may have sent, and a rule that anybody may have made.
+//! Ethernet frames and flow rules with any content.
 
 use roxe_transport::steering::{Rule, RuleKind, Rules};
 use roxe_wire::frame::{Field, FrameKey, FrameMatch, checksum};
@@ -22,13 +22,13 @@ const FIELDS: [Field; 16] = [
     Field::SrcPort,
 ];
 
-/// The first 16 bytes choose fields and masks, the others are the frame. Properties: reading never
-/// panics; a frame matches what was read from it, under any mask, and no longer when a bit under
-/// the mask differs; filling in checksums changes nothing but them, and doing it again nothing at
-/// all; what they say of a frame that was filled in is that it is right.
+/// The first 16 bytes choose fields and masks, the others are the frame. Properties: parsing never
+/// panics; a frame matches the fields parsed from it under any mask, and does not once a bit under
+/// the mask differs; filling in checksums changes nothing else and is idempotent; filled-in
+/// checksums verify.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a property does not hold.
 pub fn frame(data: &[u8]) {
     let Some((choice, frame)) = data.split_first_chunk::<16>() else { return };
     check_checksums(frame);
@@ -82,8 +82,7 @@ fn check_checksums(frame: &[u8]) {
     checksum::fill(&mut again);
     assert_eq!(again, filled);
     if checksum::is_verified(frame) {
-        // A checksum of all ones and one of zero mean the same number; whichever came, the frame
-        // stays right.
+        // Checksums of all ones and of zero are equivalent; the frame is valid with either.
         assert!(checksum::is_verified(&filled));
     }
 }

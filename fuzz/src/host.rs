@@ -1,4 +1,4 @@
-//! What another process of this host may hand us: a frame in a mailbox, the bytes of a ring.
+//! Input that another process of this host controls: a frame in a mailbox, the bytes of a ring.
 
 /// Properties: reading never panics; what is read is written back as what reads the same.
 ///

@@ -8,13 +8,13 @@ const ORACLE: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISO_HDLC)
 /// Bytes of the input that become the network header.
 const NET_LEN: usize = 48;
 
-/// The input is a network header and the bytes behind it.
+/// The input is a network header and the bytes after it.
 ///
-/// Properties: ours is the ICRC that the oracle computes over the packet as it travels; it
-/// verifies, names the identification it was made with, and no other is right.
+/// Properties: the ICRC equals the one that the oracle computes over the packet; it verifies and
+/// yields the identification it was made with; no other value verifies.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a property does not hold.
 pub fn icrc(data: &[u8]) {
     let Some((first, covered)) = data.split_first_chunk::<NET_LEN>() else { return };
     let net = net(first);

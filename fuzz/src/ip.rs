@@ -1,4 +1,4 @@
-//! An IP packet that anybody may have sent.
+//! IP packets with any content.
 
 use roxe_wire::NetHeader;
 

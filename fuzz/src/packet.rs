@@ -1,4 +1,4 @@
-//! The payload of a UDP datagram that anybody may have sent.
+//! Payloads of UDP datagrams with any content.
 
 use roxe_wire::{NetHeader, Packet, icrc};
 use std::net::Ipv4Addr;

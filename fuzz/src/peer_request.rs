@@ -4,12 +4,11 @@ use roxe_peer::protocol::{self, Request, names};
 
 /// The input is a line.
 ///
-/// Properties: reading never panics and its errors say something; a request is read again as it is
-/// written; whatever an argument holds, every way to read it ends, and numbers that fit are the
-/// same however wide they are read.
+/// Properties: parsing never panics and its errors have a text; a request round-trips; every
+/// accessor of an argument returns, and numbers that fit are equal in every width.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a property does not hold.
 pub fn peer_request(data: &[u8]) {
     let _ = protocol::parse_answer(data);
     let request = match Request::parse(data) {

@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-/// Runs `target` on every file of `corpus/name`, then on `mutations` mangled ones. The same ones in
+/// Runs `target` on every file of `corpus/name`, then on `mutations` mutated ones, the same in
 /// every run.
 ///
 /// # Panics
-/// When the corpus is missing or empty, or the target panics; the input is printed then.
+/// If the corpus is missing or empty, or the target panics; the input is printed then.
 pub fn replay(name: &str, target: impl Fn(&[u8]), mutations: u32) {
     let corpus = corpus(name);
     assert!(!corpus.is_empty(), "no corpus for {name}");

@@ -1,4 +1,4 @@
-//! The text of fault rules, and packets for them to judge.
+//! Texts of fault rules, applied to packets.
 
 use roxe_transport::fault::{Direction, Injector, Rules, Seen};
 use roxe_wire::{Gid, NetHeader, Packet, Qpn, icrc};
@@ -7,13 +7,13 @@ use std::time::Duration;
 /// Bytes of the input behind the text that become one packet each.
 const PACKET_LEN: usize = 40;
 
-/// The input is a text, and behind a zero byte packets.
+/// The input is a text and, after a zero byte, packets.
 ///
-/// Properties: parsing never panics and its errors say something; rules are written as a text that
-/// means the same; equal rules judge alike; what is corrupted is one bit, and the ICRC finds it.
+/// Properties: parsing never panics and its errors have a text; rules round-trip through their
+/// text; equal rules make equal decisions; corruption flips one bit, and the ICRC detects it.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a property does not hold.
 pub fn rules(data: &[u8]) {
     let end = data.iter().position(|byte| *byte == 0).unwrap_or(data.len());
     let Ok(text) = std::str::from_utf8(&data[..end]) else { return };

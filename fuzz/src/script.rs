@@ -2,16 +2,15 @@
 
 use roxe_drill::{Script, VirtualCard, run};
 
-/// A script that runs longer shows nothing that a shorter one does not.
+/// Longer scripts only run longer.
 const MAX_LEN: usize = 4096;
 
 /// The input is a script.
 ///
-/// Properties: reading and running never panic, whatever the script says; an error says something;
-/// every case has a name of its own.
+/// Properties: parsing and running never panic; errors have a text; the names of cases are unique.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a property does not hold.
 pub fn script(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let script = match Script::parse("fuzz", text) {
@@ -20,7 +19,7 @@ pub fn script(data: &[u8]) {
     };
     let cases = script.cases();
     assert!(!cases.is_empty() && !script.title().is_empty());
-    // A block may say a hundred thousand times: that would be slow and show nothing.
+    // Large repeat counts would only be slow.
     if text.len() <= MAX_LEN && !text.contains("repeat") {
         let outcome = run("fuzz", &cases[0], &mut VirtualCard::default());
         assert!(outcome.verdict.failure().is_none_or(|failure| !failure.to_string().is_empty()));

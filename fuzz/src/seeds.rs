@@ -18,12 +18,12 @@ const KEPT: usize = 12;
 /// A file of a corpus: target, name, content.
 pub type Seed = (&'static str, String, Vec<u8>);
 
-/// The first packet of each opcode in the captures, cut short, as input of the targets that take
-/// packets, and the first message of each type of the connection manager. The types that nobody has
-/// recorded are made.
+/// The first packet of each opcode in the captures, truncated, as input of the packet targets, and
+/// the first message of each type of the connection manager. Types that no capture contains are
+/// constructed.
 ///
 /// # Panics
-/// When the captures are missing or damaged.
+/// If the captures are missing or damaged.
 pub fn seeds() -> Vec<Seed> {
     let mut seeds = Vec::new();
     for (name, (net, header, payload)) in first_of_each_opcode() {

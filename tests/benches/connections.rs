@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// How many connections are under way at a time.
+/// Numbers of connections established at a time.
 const WIDTHS: [usize; 3] = [1, 8, 64];
-/// How long the system may look for an address.
+/// Timeout of address resolution.
 const LOOKUP: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
@@ -49,7 +49,7 @@ fn compare(seconds: u64) -> Result<()> {
     Ok(())
 }
 
-/// This very program as a server, and where it listens.
+/// Starts this program as a server; returns its address.
 fn start_server() -> Result<(Child, SocketAddr)> {
     let mut server = Command::new(std::env::current_exe()?).arg("serve").stdout(Stdio::piped()).spawn()?;
     let mut line = String::new();
@@ -57,10 +57,10 @@ fn start_server() -> Result<(Child, SocketAddr)> {
     Ok((server, line.trim().parse()?))
 }
 
-/// What both sides have.
+/// Objects of one side.
 struct End {
     channel: EventChannel,
-    /// Where queue pairs are made, once a device is known.
+    /// Protection domain and completion queue, once a device is known.
     home: Option<(ProtectionDomain, CompletionQueue)>,
     connections: HashMap<ObjectId, (CmId, QueuePair)>,
 }
@@ -114,7 +114,7 @@ struct Client {
 }
 
 impl Client {
-    /// Opens and closes connections, `width` at a time, until then. Returns how many.
+    /// Opens and closes connections, `width` at a time, until then. Returns their number.
     fn run(&mut self, width: usize, until: Instant) -> Result<u32> {
         let mut resolving = HashMap::new();
         let (mut under_way, mut done) = (0, 0);
@@ -133,7 +133,7 @@ impl Client {
         Ok(done)
     }
 
-    /// Takes the next step after an event. Whether the connection is over.
+    /// Advances a connection after an event. Returns true if the connection is over.
     fn act(&mut self, resolving: &mut HashMap<ObjectId, CmId>, event: CmEvent) -> Result<bool> {
         let name = event.id();
         match event.kind() {

@@ -1,5 +1,5 @@
-//! The Linux kernel's rxe to play with: boots the guest of the interop tests and obeys lines from
-//! standard input.
+//! The Linux kernel's rxe for experiments: boots the guest of the interop tests and runs commands
+//! from standard input.
 //!
 //! ```text
 //! cargo run --release -p roxe-tests --example rxe_peer
@@ -21,11 +21,11 @@ use std::time::{Duration, Instant};
 
 /// Longest time for one command.
 const LIMIT: Duration = Duration::from_secs(600);
-/// How long a command in the background gets to listen, or to end, before the next line is read.
+/// Time for a background command to start listening, or to end, before the next line is read.
 const MOMENT: Duration = Duration::from_millis(500);
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // Before the namespace, in which there is no network: the kernel, and the product.
+    // Before the namespace, which has no network: fetch the kernel and build the product.
     let kernel = Kernel::prepare().map_err(|why| why.0)?;
     build::roxe();
     link::enter()?;
@@ -50,7 +50,7 @@ fn prompt() -> io::Result<()> {
     io::stdout().flush()
 }
 
-/// The guest, and what runs beside the lines.
+/// The guest and the background commands.
 struct Peer {
     guest: Guest,
     background: Vec<Process>,
@@ -89,7 +89,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Shows what ended in the background.
+    /// Prints the background commands that have ended.
     fn tell_ended(&mut self) -> Result<(), Box<dyn Error>> {
         for mut process in std::mem::take(&mut self.background) {
             if process.ended(&self.guest, MOMENT)? {
@@ -108,7 +108,6 @@ impl Peer {
         Ok(())
     }
 
-    /// Waits for all of it.
     fn end(mut self) -> Result<(), Box<dyn Error>> {
         for process in std::mem::take(&mut self.background) {
             self.finish(process)?;

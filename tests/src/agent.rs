@@ -40,7 +40,7 @@ impl Agent {
     /// Connects to the agent.
     ///
     /// # Errors
-    /// If the agent is gone, or serves another controller.
+    /// If the agent has ended, or serves another controller.
     pub fn client(&self) -> Result<Client, ClientError> {
         Client::connect(&self.address, &self.token)
     }

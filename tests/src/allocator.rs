@@ -10,10 +10,10 @@ use std::backtrace::Backtrace;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The system's allocator, which can tell where memory was taken.
+/// The system's allocator, which can report the first allocation of a section.
 #[derive(Debug, Default)]
 pub struct WatchedAllocator {
-    /// Whether the next call that takes memory is to be kept in `first`.
+    /// True if the next allocation is to be recorded in `first`.
     is_armed: AtomicBool,
     first: Mutex<Option<Backtrace>>,
 }
@@ -24,10 +24,10 @@ impl WatchedAllocator {
         Self { is_armed: AtomicBool::new(false), first: Mutex::new(None) }
     }
 
-    /// Does `work`, in which no thread shall allocate or reallocate.
+    /// Runs `work`, during which no thread may allocate or reallocate.
     ///
     /// # Errors
-    /// Some did: from where the first call came.
+    /// The backtrace of the first allocation.
     pub fn none_during<R>(&self, work: impl FnOnce() -> R) -> Result<R, String> {
         self.is_armed.store(true, Ordering::SeqCst);
         let result = work();
@@ -39,7 +39,7 @@ impl WatchedAllocator {
     }
 
     fn note(&self) {
-        // What keeping it takes is not looked at any more.
+        // Disarm first: recording allocates, too.
         if self.is_armed.load(Ordering::Relaxed) && self.is_armed.swap(false, Ordering::SeqCst) {
             let here = Backtrace::force_capture();
             if let Ok(mut first) = self.first.lock() {

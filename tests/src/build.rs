@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// What people install.
+/// Packages of the product.
 const PRODUCT: [&str; 6] = ["-p", "roxe-cli", "-p", "roxe-capi", "-p", "roxe-preload"];
 
-/// What of it is run, the libraries beside the program.
+/// Files that tests run: the program, with the libraries beside it.
 const FILES: [&str; 3] = ["libroxe.so", "librspreload.so", "roxe"];
 
 /// Path of the program `roxe`, with `libroxe.so` beside it, in [`shared_dir`]; builds both on first
@@ -32,8 +32,8 @@ pub fn is_there() -> bool {
     std::env::var_os("ROXE_BIN").is_some() || built("roxe").exists()
 }
 
-/// The folder Cargo builds into; what tests keep between runs and leave for people to read goes
-/// there too.
+/// Cargo's target folder, which also holds files that tests keep between runs and results for
+/// people.
 pub fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
 }
@@ -108,8 +108,7 @@ fn built(file: &str) -> PathBuf {
 pub fn hot_paths() -> PathBuf {
     static BIN: OnceLock<PathBuf> = OnceLock::new();
     BIN.get_or_init(|| {
-        // Asked for alone it would get other features of the crates below, and all of them would be
-        // built anew.
+        // A build of its own would use other features of the crates below and rebuild them.
         cargo_build(&[&PRODUCT[..], &["-p", "roxe", "--example", "hot_paths"]].concat());
         built("examples/hot_paths")
     })

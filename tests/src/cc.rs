@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A verbs program in a folder of its own, which goes away with it.
+/// A compiled verbs program in a temporary folder, which is removed with it.
 #[derive(Debug)]
 pub struct Compiled {
     folder: PathBuf,
@@ -18,15 +18,15 @@ impl Compiled {
     /// folder's name unique in this process.
     ///
     /// # Errors
-    /// What the compiler says.
+    /// The compiler's messages.
     pub fn new(compiler: &str, source: &str, libraries: &[&str], tag: &str) -> Result<Self, String> {
         Self::with_flags(compiler, &[], source, libraries, tag)
     }
 
-    /// The same with more options of the compiler.
+    /// Compiles like [`new`](Self::new), with more options of the compiler.
     ///
     /// # Errors
-    /// What the compiler says.
+    /// The compiler's messages.
     pub fn with_flags(
         compiler: &str,
         flags: &[&str],
@@ -51,7 +51,7 @@ impl Compiled {
 
 impl Drop for Compiled {
     fn drop(&mut self) {
-        // A folder that stays behind harms nobody.
+        // A leftover folder is harmless.
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
@@ -59,7 +59,7 @@ impl Drop for Compiled {
 /// Compiles `sources` with these options and libraries to `program`; a warning is an error.
 ///
 /// # Errors
-/// What the compiler says.
+/// The compiler's messages.
 pub fn compile(
     compiler: &str,
     flags: &[&str],
@@ -78,7 +78,7 @@ pub fn compile(
 /// library that stays: in `clients` in [`build::shared_dir`].
 ///
 /// # Errors
-/// What the compiler says, or why the program cannot be put there.
+/// The compiler's messages, or why the program cannot be put there.
 pub fn kept(compiler: &str, flags: &[&str], source: &str, libraries: &[&str]) -> Result<PathBuf, String> {
     let compiled = Compiled::with_flags(compiler, flags, source, libraries, "kept")?;
     let folder = build::shared_dir().join("clients");

@@ -1,4 +1,4 @@
-//! A peer that nobody here wrote: the Linux kernel's rxe, in a QEMU guest on this machine.
+//! An independent peer: the Linux kernel's rxe, in a QEMU guest on this machine.
 //!
 //! The guest is emulated, needs no KVM and no disk image: its root is this machine's file system,
 //! read-only under an overlay, so every program installed here runs there. Orders go over a virtio
@@ -54,12 +54,12 @@ pub struct Job {
 }
 
 impl Job {
-    /// The file its standard output goes to, readable while it runs.
+    /// File of its standard output, readable while it runs.
     pub fn output(&self) -> &Path {
         &self.output
     }
 
-    /// What was run.
+    /// Command line of the program.
     pub fn command(&self) -> &str {
         &self.command
     }
@@ -81,7 +81,7 @@ impl Guest {
         Self::boot_with(kernel, 1)
     }
 
-    /// The same with so many processors.
+    /// Boots with so many processors.
     pub fn boot_with(kernel: &Kernel, processors: u32) -> io::Result<Self> {
         link::build()?;
         let folder = fresh_folder()?;
@@ -171,15 +171,15 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // Nothing in the guest outlives it and its disk is memory, so there is nothing to shut down
-        // in order.
+        // Nothing in the guest outlives it and its disk is memory, so an orderly shutdown is not
+        // needed.
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
         let _ = kernel::remove_tree(&self.folder);
     }
 }
 
-/// The folder of this process, and an end to those whose process is gone.
+/// Creates the folder of this process, and removes those of dead processes.
 fn fresh_folder() -> io::Result<PathBuf> {
     let all = build::shared_dir().join("guest");
     fs::create_dir_all(&all)?;

@@ -5,11 +5,11 @@ use std::fmt::Write;
 
 /// A test and how it ended.
 pub struct Case<'a> {
-    /// What it is called.
+    /// Name of the check.
     pub name: String,
-    /// How long it took.
+    /// Duration in seconds.
     pub seconds: f32,
-    /// How it ended.
+    /// Result.
     pub verdict: &'a Verdict,
 }
 

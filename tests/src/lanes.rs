@@ -31,7 +31,7 @@ mod tests {
 
     #[test]
     fn lanes_run_beside_each_other_and_results_keep_their_order() {
-        // Nobody passes the barrier before three are there.
+        // No item passes the barrier before three have reached it.
         let (items, meeting): (Vec<usize>, _) = ((0..9).collect(), Barrier::new(3));
         let results = run(&items, 3, |item| {
             meeting.wait();

@@ -1,4 +1,4 @@
-//! What the cross-process tests and benchmarks share: building the product, running stock programs
+//! Shared code of the cross-process tests and benchmarks: builds the product, runs stock programs
 //! in pairs.
 //!
 //! Touches processes, temporary files and `/proc`; never the product's internals.

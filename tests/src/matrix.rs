@@ -55,7 +55,7 @@ pub struct Group {
     pub condition: Condition,
 }
 
-/// How a cell ended.
+/// Result of a cell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// Bytes and completions were right.
@@ -71,11 +71,11 @@ pub enum Ending {
 /// A cell with its ending.
 #[derive(Clone, Debug)]
 pub struct Tried {
-    /// What was tried.
+    /// Cell that was run.
     pub cell: Cell,
-    /// How it ended.
+    /// Result.
     pub ending: Ending,
-    /// How long it took.
+    /// Duration in milliseconds.
     pub milliseconds: u64,
 }
 
@@ -86,9 +86,9 @@ pub struct Judged {
     pub group: Group,
     /// Each of its cells.
     pub tried: Vec<Tried>,
-    /// How long the pair took.
+    /// Duration in seconds.
     pub seconds: f32,
-    /// What tshark said of its packets, if there was a capture.
+    /// Result of tshark on its packets, if there was a capture.
     pub capture: Option<capture::Verdict>,
 }
 

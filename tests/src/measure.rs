@@ -1,5 +1,4 @@
-//! What benchmarks share: series of figures, how much others disturbed them, and processors for
-//! each process.
+//! Shared code of benchmarks: series of figures, detection of disturbances, pinning of processes.
 //!
 //! Touches `/proc` and the processors that this process may use.
 
@@ -21,17 +20,17 @@ impl Series {
         self.0.push(figure);
     }
 
-    /// How many there are.
+    /// Number of figures.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Returns true if there are no figures.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The figures as they came.
+    /// The figures in the order of measurement.
     pub fn figures(&self) -> &[f64] {
         &self.0
     }
@@ -43,7 +42,7 @@ impl Series {
         Some(f64::midpoint(*low, *high))
     }
 
-    /// What this part of the figures, up to 1, is not above; `None` without figures.
+    /// Quantile `part` (0 to 1); `None` without figures.
     pub fn quantile(&self, part: f64) -> Option<f64> {
         #[expect(clippy::cast_precision_loss, reason = "a count of figures")]
         let at = part * self.0.len() as f64;
@@ -76,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_is_in_the_middle() {
+    fn median_is_in_the_middle() {
         let series = |figures: &[f64]| Series(figures.to_vec());
         assert_eq!(series(&[]).median(), None);
         assert_eq!(series(&[3.0, 1.0, 9.0]).median(), Some(3.0));
@@ -86,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quantile_is_the_least_figure_that_so_many_are_not_above() {
+    fn quantile_is_least_figure_that_covers_its_share() {
         let hundred = Series((1..=100).rev().map(f64::from).collect());
         let parts = [0.0, 0.5, 0.99, 0.999, 1.0];
         assert_eq!(parts.map(|part| hundred.quantile(part)), [1.0, 50.0, 99.0, 100.0, 100.0].map(Some));

@@ -5,10 +5,10 @@ use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// Where the program is, compiled with the lines that reports name.
+/// Returns the path of the program, compiled with the lines that reports name.
 ///
 /// # Errors
-/// What the compiler says, or why the program cannot be put there.
+/// The compiler's messages, or why the program cannot be put there.
 pub fn program() -> Result<String, String> {
     static PROGRAM: OnceLock<Result<String, String>> = OnceLock::new();
     PROGRAM.get_or_init(compile).clone()

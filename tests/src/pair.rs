@@ -10,30 +10,29 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Ends the output of a program that was still running when its time was over.
+/// Suffix of the output of a program that reached its time limit.
 pub const KILLED: &str = "[still running at the time limit; killed]";
 
-/// How often a condition is looked at while waiting for it.
+/// Interval between two looks at a condition that is waited for.
 pub const LOOK: Duration = Duration::from_millis(2);
 
-/// What one process left behind.
+/// Result of one process.
 #[derive(Debug)]
 pub struct Outcome {
     /// The command line, for messages.
     pub command: String,
-    /// Whether it exited with status 0 in time.
+    /// True if it exited with status 0 in time.
     pub ok: bool,
     /// Standard output and standard error together.
     pub output: String,
 }
 
-/// A running program; killed when dropped. Its standard output goes to a file and its standard
-/// error to another: in one, the second would land in the middle of a line of the first, which
-/// programs write in blocks.
+/// A running program; killed when dropped. Standard output and standard error go to two files: in
+/// one, errors would land in the middle of lines, because programs write output in blocks.
 pub(crate) struct Running {
     command: String,
     child: Child,
-    /// Whether it was noted how long it waited for a processor.
+    /// True once its waiting time for a processor is recorded.
     noted: bool,
     log: PathBuf,
 }
@@ -70,7 +69,7 @@ impl Running {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Ends a program that never ends by itself; the outcome says whether it lived until now.
+    /// Stops a program that never ends by itself; the outcome is `ok` if it was still running.
     fn stop(mut self) -> Outcome {
         let ok = !self.exited();
         let note = if ok { "[stopped]" } else { "[ended too early]" };
@@ -90,7 +89,7 @@ impl Running {
         Outcome { command: self.command.clone(), ok, output: self.so_far() + &note }
     }
 
-    /// What it has printed.
+    /// Output so far.
     pub(crate) fn so_far(&self) -> String {
         both(&self.log)
     }
@@ -99,9 +98,9 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.exited() {
-            // What a shell has started would go on without it, and hold ports and processors.
+            // Processes that a shell has started would survive it, and hold ports and processors.
             let started = descendants(self.child.id());
-            // It may end between the look and the kill; then there is nothing left to do.
+            // Fails if the program has ended meanwhile, which is fine.
             let _ = self.child.kill();
             started.into_iter().for_each(kill);
         }
@@ -111,7 +110,7 @@ impl Drop for Running {
     }
 }
 
-/// The processes that `process` has started, that those have started, and so on.
+/// All descendants of `process`.
 fn descendants(process: u32) -> Vec<u32> {
     let mut found = vec![process];
     let mut next = 0;
@@ -134,14 +133,14 @@ fn kill(process: u32) {
     unsafe { libc::kill(process.cast_signed(), libc::SIGKILL) };
 }
 
-/// The file for standard error beside the one for standard output.
+/// Path of the file for standard error, beside that for standard output.
 pub(crate) fn errors(output: &Path) -> PathBuf {
     let mut name = output.as_os_str().to_owned();
     name.push(".err");
     name.into()
 }
 
-/// What is in both files, standard output first.
+/// Both files, standard output first.
 pub(crate) fn both(output: &Path) -> String {
     let read = |file: &Path| fs::read(file).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
     let (mut text, errors) = (read(output), read(&errors(output)));
@@ -161,7 +160,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// From a command line whose words stand between spaces.
+    /// Splits a command line at spaces.
     pub fn parse(line: &str) -> Self {
         let mut words = line.split_whitespace().map(str::to_owned);
         Self { name: words.next().unwrap_or_default(), args: words.collect() }
@@ -171,17 +170,17 @@ impl Program {
 /// Where a program runs.
 #[derive(Clone, Debug, Default)]
 pub struct Place {
-    /// A command that leads there; empty: here.
+    /// Command prefix, such as `ip netns exec`.
     pub prefix: Vec<String>,
-    /// What the environment has besides.
+    /// Additional environment variables.
     pub envs: Vec<(String, String)>,
     /// Options of `roxe run`.
     pub options: Vec<String>,
-    /// The program `roxe` that runs it, of another build than this tree's.
+    /// The program `roxe`, if not that of this tree's build.
     pub roxe: Option<PathBuf>,
-    /// Not under `roxe run`, but as the system starts it.
+    /// True to start it without `roxe run`.
     pub bare: bool,
-    /// The times that perftest prints are of interest. Otherwise they are wrong, and it is quicker.
+    /// True if perftest must measure correct times, which takes longer.
     pub measures: bool,
 }
 
@@ -215,8 +214,7 @@ pub fn run_pair(
     run_pair_at([(server, &here), (client, &here)], &port.to_string(), || listens(port), limit)
 }
 
-/// Starts `server`, which serves for ever, waits until what it has printed is `ready`, runs
-/// `client`, and ends the server.
+/// Starts `server`, waits until its output is `ready`, runs `client`, and stops the server.
 pub fn run_client(
     server: &Program,
     client: &Program,
@@ -243,13 +241,12 @@ pub fn run_pair_at(
 ) -> io::Result<[Outcome; 2]> {
     let deadline = deadline(limit);
     let (server, client) = meet(programs, tag, ready, deadline)?;
-    // A client that failed leaves its server waiting for ever: give it a moment to say why, no
-    // more.
+    // The server of a failed client may wait for ever: give it a moment to print the reason.
     let patience = if client.ok { deadline } else { Instant::now() + Duration::from_secs(1) };
     Ok([server.wait(patience), client])
 }
 
-/// The same with a server that never ends: it is killed when the client has ended.
+/// Like [`run_pair_at`], but kills the server, which never ends, after the client.
 pub fn run_against(
     programs: [(&Program, &Place); 2],
     tag: &str,
@@ -260,9 +257,9 @@ pub fn run_against(
     Ok([server.wait(Instant::now()), client])
 }
 
-/// Starts `server`, waits until it listens on TCP `port`, starts `client`, and kills both in the
-/// middle of their work: as soon as `enough`, or when `limit` is over. An output that does not end
-/// with [`KILLED`] is that of one that ended before.
+/// Starts `server`, waits until it listens on TCP `port`, starts `client`, and kills both while
+/// they work: as soon as `enough` is true, or after `limit`. The output of a killed program ends
+/// with [`KILLED`].
 pub fn kill_pair(
     server: &Program,
     client: &Program,
@@ -306,8 +303,8 @@ fn start_both(
     Ok([first, second])
 }
 
-/// When `limit` from now is over. Whoever comes first builds the program, which may take longer
-/// than any limit.
+/// Deadline `limit` from now. The first caller builds the program, which may take longer than any
+/// limit.
 pub(crate) fn deadline(limit: Duration) -> Instant {
     build::roxe();
     Instant::now() + limit
@@ -317,14 +314,13 @@ pub(crate) fn log_path(tag: &str) -> PathBuf {
     std::env::temp_dir().join(format!("roxe-test-{}-{tag}.log", std::process::id()))
 }
 
-/// What a counter had reached in the end, as `ROXE_STATS` lets processes tell it: the sum over all
-/// that are in `output`.
+/// Final value of a counter in `output` (`ROXE_STATS`), summed over its processes.
 pub fn counter(output: &str, name: &str) -> u64 {
     let words = output.split_whitespace().filter_map(|word| word.strip_prefix(name)?.strip_prefix('='));
     words.filter_map(|value| value.parse::<u64>().ok()).sum()
 }
 
-/// Whether some process of this network namespace listens on TCP `port` (column 2 is the local
+/// Returns true if a process of this network namespace listens on TCP `port` (column 2 is the local
 /// address, column 4 the state, 0A is LISTEN).
 pub fn listens(port: u16) -> bool {
     let suffix = format!(":{port:04X}");
@@ -338,24 +334,23 @@ pub fn listens(port: u16) -> bool {
     })
 }
 
-/// Why nothing over IPv6 can be tried here on the loopback device, if that has no such address.
+/// Reason to skip checks over IPv6.
 pub const NO_IPV6: &str = "the loopback interface has no IPv6 address";
 
-/// Whether the loopback interface has an IPv6 address.
+/// Returns true if the loopback interface has an IPv6 address.
 pub fn has_ipv6() -> bool {
     std::net::UdpSocket::bind((std::net::Ipv6Addr::LOCALHOST, 0)).is_ok()
 }
 
-/// Whether `program` can be found in `PATH`.
+/// Returns true if `program` is in `PATH`.
 pub fn installed(program: &str) -> bool {
     Path::new(program).is_file()
         || std::env::var_os("PATH")
             .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
 }
 
-/// The variable that asks for the weakest card (docs/explanation/weakest.md), if the command line
-/// does with `--weakest=SEED`: for programs that rely on more than verbs promise, without the
-/// weaknesses in `left_out` (each `,-NAME`).
+/// Returns the variable for the weakest card (docs/explanation/weakest.md) if the command line has
+/// `--weakest=SEED`. `left_out` (each `,-NAME`) excludes weaknesses that the program cannot bear.
 pub fn weakest(left_out: &str) -> Option<(&'static str, String)> {
     let seed = std::env::args().find_map(|arg| arg.strip_prefix("--weakest=").map(str::to_owned))?;
     Some(("ROXE_WEAKEST", seed + left_out))
@@ -369,7 +364,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn what_a_shell_has_started_ends_with_it() {
+    fn children_of_a_shell_are_killed_with_it() {
         let shell =
             Program { name: "sh".to_owned(), args: ["-c", "sleep 600 & sleep 600; :"].map(str::to_owned).into() };
         let place = Place { bare: true, ..Place::default() };
@@ -377,12 +372,12 @@ mod tests {
         let until = Instant::now() + Duration::from_secs(60);
         let mut started = Vec::new();
         while started.len() < 2 {
-            assert!(Instant::now() < until, "the shell has started nothing");
+            assert!(Instant::now() < until, "the shell has started no process");
             thread::sleep(super::LOOK);
             started = descendants(running.child.id());
         }
         drop(running);
-        // One that has ended has no command line any more; it is listed until its parent reaps it.
+        // A zombie has no command line.
         let lives = |process: &u32| fs::read(format!("/proc/{process}/cmdline")).is_ok_and(|line| !line.is_empty());
         while started.iter().any(lives) {
             assert!(Instant::now() < until, "{started:?} still run");

@@ -28,12 +28,12 @@ fn row(line: &str) -> Option<Row> {
     Some(Row { size, figures: figures.to_vec() })
 }
 
-/// What perftest says when it has not learned the rate of the clock.
+/// perftest prints this when it could not measure the clock rate.
 const NO_CLOCK: &str = "Correlation coefficient";
-/// How often a run without figures is repeated for that.
+/// Tries of a run that prints no figures for that reason.
 const TRIES: usize = 4;
 
-/// What the first of a few runs prints that has learned the rate of the clock; without that its
+/// Repeats a run until perftest has measured the clock rate; returns its output. Without the rate,
 /// figures are zeros.
 pub fn with_clock(mut run: impl FnMut() -> Result<String, String>) -> Result<String, String> {
     let mut output = run()?;
@@ -45,10 +45,10 @@ pub fn with_clock(mut run: impl FnMut() -> Result<String, String>) -> Result<Str
     Ok(output)
 }
 
-/// Whether `row` of `output` has rates or times, not only zeros. perftest prints zeros, too, where
-/// it has not learned the rate of the clock, and says "Correlation coefficient r^2: 0.51 < 0.9"
-/// then: one sample that another process interrupts between the two clocks is enough. Such zeros
-/// say nothing about the messages.
+/// Returns true if `row` of `output` has rates or times, not only zeros. perftest also prints
+/// zeros, with "Correlation coefficient r^2: 0.51 < 0.9", if it could not measure the clock rate:
+/// one sample that is interrupted between reading the two clocks is enough. Such zeros say nothing
+/// about the messages.
 pub fn is_measured(row: &Row, output: &str) -> bool {
     output.contains(NO_CLOCK) || row.figures.iter().skip(1).any(|figure| *figure > 0.0)
 }
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_the_numbers_and_nothing_else() {
+    fn perftest_rows_are_parsed() {
         let text = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n \
                     65536      1000             2500.50            2400.25\t\t   0.038404\n local address: LID 0000\n";
         assert_eq!(rows(text), vec![Row { size: 65536, figures: vec![1000.0, 2500.50, 2400.25, 0.038404] }]);

@@ -1,8 +1,8 @@
-//! Stock programs that connect through librdmacm: what each is told, when its server is ready, and
-//! what both must say.
+//! Stock programs that connect through librdmacm: their command lines, when a server is ready, and
+//! the output required of both.
 //!
-//! [`list`] has the programs, [`judge`] reads what they print, [`local`] runs them on this machine;
-//! between roxe and the kernel's rxe [`crate::matrix::rdmacm`] runs them.
+//! [`list`] has the programs, [`judge`] reads their output, [`local`] runs them on this machine,
+//! and [`crate::matrix::rdmacm`] between roxe and the kernel's rxe.
 
 pub mod judge;
 pub mod list;
@@ -15,7 +15,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-/// How one sees that a server may be asked.
+/// Sign that a server is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ready {
     /// It listens on its port.
@@ -24,7 +24,7 @@ pub enum Ready {
     Joined,
 }
 
-/// What of its packets may be lost for good.
+/// Packets that may be lost for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carrier {
     /// Nothing: what is lost is repeated.
@@ -38,45 +38,45 @@ pub enum Carrier {
 
 /// Programs that meet: servers first, then clients.
 ///
-/// In the command lines `OWN` stands for the address of who is told, `SERVER` for that of the
-/// servers, `GROUP` for a multicast group, `PORT` for a number that nobody else uses, `COPY` for a
-/// file of the servers that is not there yet.
+/// Placeholders in the command lines: `OWN`, the address of the program itself; `SERVER`, that of
+/// the servers; `GROUP`, a multicast group; `PORT`, an unused port; `COPY`, a new file of the
+/// servers.
 #[derive(Clone, Debug)]
 pub struct Exchange {
-    /// What a server is told.
+    /// Command line of a server.
     pub server: String,
-    /// What a client is told.
+    /// Command line of a client.
     pub client: String,
-    /// How many servers.
+    /// Number of servers.
     pub servers: usize,
-    /// How many clients.
+    /// Number of clients.
     pub clients: usize,
-    /// Whether a client starts when the one before has ended. A persistent rping has one place for
-    /// the client that asks, and serves some twice and others never if two ask at once.
+    /// True if each client starts after the previous one has ended. A persistent rping has one slot
+    /// for a connecting client, and confuses two that connect at once.
     pub one_by_one: bool,
-    /// The port, of programs that can be told no other.
+    /// Port of programs with a fixed one.
     pub port: Option<u16>,
     /// When the clients may start.
     pub ready: Ready,
-    /// Whether the servers go on when the clients have ended.
+    /// True if the servers do not end with the clients.
     pub stays: bool,
-    /// What may be lost.
+    /// Packets that may be lost for good.
     pub carrier: Carrier,
-    /// What they must say.
+    /// Required output.
     pub says: Says,
-    /// Packets that each process must have received at least, so that nothing else than roxe
+    /// Least number of packets that each process must have received, so that only roxe can have
     /// carried the data.
     pub packets: u64,
     /// The IP versions that the programs know.
     pub ips: &'static [Ip],
-    /// What the name says besides the client's command line.
+    /// Suffix of the name, after the client's command line.
     pub note: &'static str,
 }
 
-/// What the words of a command line stand for.
+/// Values of the placeholders of a command line.
 #[derive(Clone, Copy, Debug)]
 pub struct Words<'a> {
-    /// Address of who is told.
+    /// Address of the program itself.
     pub own: &'a str,
     /// Address of the servers.
     pub server: &'a str,
@@ -104,7 +104,7 @@ impl Words<'_> {
 }
 
 impl Exchange {
-    /// Whether it leaves a file behind.
+    /// Returns true if it leaves a file behind.
     pub fn copies(&self) -> bool {
         self.client.contains("COPY")
     }
@@ -118,7 +118,7 @@ impl Exchange {
 /// The file that is copied: there on this machine and in the guest, which has its root.
 pub const ORIGINAL: &str = "/bin/busybox";
 
-/// Whether `copy`, as this machine sees it, has the bytes of [`ORIGINAL`]; it is removed.
+/// Checks that `copy`, as this machine sees it, has the bytes of [`ORIGINAL`], and removes it.
 pub fn take_copy(copy: &Path) -> judge::Judged {
     let same = || Ok::<_, io::Error>(fs::read(ORIGINAL)? == fs::read(copy)?);
     let judged = match same() {
@@ -146,7 +146,7 @@ pub fn group_table(ip: Ip) -> &'static str {
     }
 }
 
-/// How many members the group has in such a file: the column behind it.
+/// Number of the group's members in such a file: the column after it.
 pub fn members_in(table: &str, ip: Ip) -> usize {
     // An IPv4 address is written as a number of this machine.
     let word = match ip {
@@ -160,7 +160,7 @@ pub fn members_in(table: &str, ip: Ip) -> usize {
     table.lines().filter_map(users).sum()
 }
 
-/// What the client is told.
+/// Prints the client's command line.
 impl fmt::Display for Exchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.client.replace(" -p PORT", ""), self.note)

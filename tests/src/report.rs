@@ -1,5 +1,5 @@
-//! Runs named checks one after the other, those that mostly wait beside each other, and prints a
-//! line for each and a closing count.
+//! Runs named checks in sequence, those that mostly wait in parallel, and prints a line for each
+//! and a summary.
 
 use crate::junit::{self, Case};
 use crate::{build, lanes};
@@ -11,28 +11,28 @@ use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How many checks that mostly wait run at once: their programs need some processor time each.
+/// Number of waiting checks that run at once; each still needs some processor time.
 const LANES: usize = 8;
 
-/// How long a check may take. The longest takes three minutes on a machine that does nothing else.
+/// Time limit of a check, several times that of the longest one on an idle machine.
 const LIMIT: Duration = Duration::from_secs(1200);
 
-/// The option that ends a suite at its first failure.
+/// Option that stops a suite at its first failure.
 pub const FAIL_FAST: &str = "--fail-fast";
 
-/// How a check ended.
+/// Result of a check.
 #[derive(Clone, Debug)]
 pub enum Verdict {
-    /// It holds.
+    /// The check passed.
     Passed,
-    /// It does not; the text says what was seen.
+    /// The check failed with this observation.
     Failed(String),
-    /// It could not be tried here; the text says why.
+    /// The check cannot run here, for this reason.
     Skipped(String),
 }
 
 impl From<Result<(), String>> for Verdict {
-    /// An error says what was seen.
+    /// The error is the observation.
     fn from(judged: Result<(), String>) -> Self {
         judged.map_or_else(Self::Failed, |()| Self::Passed)
     }
@@ -40,11 +40,11 @@ impl From<Result<(), String>> for Verdict {
 
 /// A named check.
 pub struct Check {
-    /// What a filter on the command line matches.
+    /// Name, which filters on the command line match.
     pub name: String,
     /// Does the work.
     pub run: Box<dyn Fn() -> Verdict + Send + Sync>,
-    /// Whether it mostly waits, and shares nothing with others that do.
+    /// True if it mostly waits and shares nothing with other checks that do.
     waits: bool,
 }
 
@@ -54,14 +54,14 @@ impl Check {
         Self { name: name.into(), run: Box::new(run), waits: false }
     }
 
-    /// One that mostly waits, if it `waits`, and shares nothing with others of that kind: it runs
-    /// beside them, after all that do not.
+    /// Marks a check that mostly waits and shares nothing with other such checks. They run in
+    /// parallel, after all others.
     pub fn that_waits(self, waits: bool) -> Self {
         Self { waits, ..self }
     }
 }
 
-/// The options and words of a suite: the arguments behind its name.
+/// Arguments after the suite's name.
 pub fn words() -> impl Iterator<Item = String> {
     std::env::args().skip(2)
 }
@@ -73,8 +73,8 @@ pub fn main(checks: Vec<Check>) -> ExitCode {
 
 /// Runs the checks whose name contains one of `words` (all, without words).
 ///
-/// `--list` prints the names; with [`FAIL_FAST`] no check begins after one has failed; other
-/// options, which are for the suite, are ignored.
+/// `--list` prints the names; with [`FAIL_FAST`] no check starts after a failure. Other options are
+/// for the suite and ignored here.
 pub fn run(checks: Vec<Check>, words: &[String]) -> ExitCode {
     if words.iter().any(|w| w == "--list") {
         checks.iter().for_each(|c| println!("{}: test", c.name));
@@ -123,15 +123,15 @@ fn write_junit(cases: &[Case<'_>]) -> io::Result<()> {
     fs::write(folder.join(format!("{suite}.xml")), junit::document(&[junit::suite(&suite, cases, None)]))
 }
 
-/// The checks that run, and since when.
+/// Running checks with their start times.
 static RUNNING: Mutex<Vec<(String, Instant)>> = Mutex::new(Vec::new());
 
 fn running() -> MutexGuard<'static, Vec<(String, Instant)>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends the process when a check has taken longer than [`LIMIT`]. A thread of its own that
-/// allocates nothing while it looks, as some checks count that.
+/// Starts a thread that ends the process when a check exceeds [`LIMIT`]. It does not allocate while
+/// it waits, because some checks count allocations.
 fn limit_checks() {
     let started = Arc::new(Barrier::new(2));
     let starts = Arc::clone(&started);
@@ -148,7 +148,7 @@ fn limit_checks() {
     started.wait();
 }
 
-/// Runs a check and says how it ended, in one piece, and after how many seconds.
+/// Runs a check, prints its result, and returns it with its duration in seconds.
 fn tell(check: &Check) -> (Verdict, f32) {
     let start = Instant::now();
     running().push((check.name.clone(), start));
@@ -165,7 +165,7 @@ fn tell(check: &Check) -> (Verdict, f32) {
     (verdict, seconds)
 }
 
-/// The name of the suite that runs.
+/// Name of the running suite.
 fn suite() -> String {
     std::env::args().nth(1).unwrap_or_default()
 }

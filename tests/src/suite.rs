@@ -21,7 +21,7 @@ const PYTHON: &str = "/usr/bin/python3";
 /// Files that test one vendor's hardware.
 const LEFT_OUT: [&str; 3] = ["test_mlx5_", "test_efa", "test_cuda"];
 
-/// Whether the suite and the modules it needs are installed.
+/// Returns true if the suite and its modules are installed.
 pub fn is_installed() -> bool {
     Path::new(SUITE).is_dir() && Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir()
 }
@@ -69,7 +69,7 @@ pub fn modules() -> BTreeSet<String> {
     stems.filter(|stem| stem.starts_with("test_")).collect()
 }
 
-/// Whether `test` is one of the file `module`.
+/// Returns true if `test` is in the file `module`.
 pub fn in_module(test: &str, module: &str) -> bool {
     test.split('.').next() == Some(module)
 }
@@ -105,15 +105,15 @@ impl Run {
         Self { outcome, endings }
     }
 
-    /// How every test ended, by its name without the package `tests`.
+    /// Result of each test, by its name without the package `tests`.
     pub fn endings(&self) -> &BTreeMap<String, Ending> {
         &self.endings
     }
 
-    /// Whether unittest saw the same number of tests, and ended well.
+    /// Checks that unittest ran the same number of tests, and ended well.
     ///
     /// # Errors
-    /// What it counted instead, and its last lines.
+    /// Its count, and its last lines.
     pub fn check_count(&self) -> Result<(), String> {
         match unittest::counted(&self.outcome.output) {
             Some(count) if count == self.endings.len() && self.outcome.ok => Ok(()),
@@ -127,7 +127,7 @@ impl Run {
         lines[lines.len().saturating_sub(40)..].join("\n")
     }
 
-    /// What unittest printed about a test that failed.
+    /// Traceback that unittest printed for a failed test.
     pub fn traceback(&self, test: &str) -> String {
         let blocks = self.outcome.output.split("\n======").skip(1);
         let about = format!("(tests.{test})");

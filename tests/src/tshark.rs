@@ -1,8 +1,7 @@
-//! Asks Debian's tshark what it thinks of a capture: an implementation of these headers that none
-//! of us wrote.
+//! Runs Debian's tshark, an independent implementation of these headers, on captures.
 //!
-//! Touches processes; checksums of IP and UDP, which tshark leaves alone of its own accord, are
-//! judged too.
+//! Touches processes. IP and UDP checksums, which tshark does not check by default, are checked,
+//! too.
 
 mod fields;
 
@@ -15,28 +14,28 @@ use std::process::Command;
 /// Severity "warning" of an expert information; "error" is above it, comments are below.
 const WARNING: &str = "0x600000";
 
-/// Protocols that tshark looks for in the payload of any message.
+/// Protocols that tshark detects by heuristics in the payload of any message.
 const PAYLOADS: [&str; 9] =
     ["smc", "smb_direct", "rpcordma", "nvme-rdma", "lnet", "iser", "infiniband.eoib", "infiniband_sdp", "fcoib"];
 
-/// Whether it is there.
+/// Returns true if tshark is installed.
 pub fn installed() -> bool {
     pair::installed("tshark")
 }
 
-/// What tshark has against frames of `file`, a line for each frame; empty if it has nothing.
+/// Complaints of tshark about frames of `file`, a line for each frame.
 ///
 /// # Errors
-/// What tshark says if it cannot be run or cannot read the file.
+/// The error of tshark if it cannot be run or cannot read the file.
 pub fn complaints(file: &Path) -> Result<Vec<String>, String> {
     let names = ["frame.number", "_ws.expert.message", "_ws.col.Info"];
     Ok(run(file, &["-Y", &objectionable()], &names)?.into_iter().map(|line| line.join("  ")).collect())
 }
 
-/// How many frames `file` has, and how many of them tshark has something against.
+/// Number of frames in `file`, and of those that tshark complains about.
 ///
 /// # Errors
-/// What tshark says if it cannot be run or cannot read the file.
+/// The error of tshark if it cannot be run or cannot read the file.
 pub fn count(file: &Path) -> Result<(u64, u64), String> {
     let table = say(file, &["-q", "-z", &format!("io,stat,0,frame,{}", objectionable())])?;
     frames(&table).ok_or_else(|| format!("tshark {}: no counts in\n{table}", file.display()))
@@ -58,7 +57,7 @@ fn frames(table: &str) -> Option<(u64, u64)> {
 /// The values of the fields `names` in every frame, empty where a frame has no such field.
 ///
 /// # Errors
-/// What tshark says if it cannot be run, cannot read the file or does not know a name.
+/// The error of tshark if it cannot be run, cannot read the file or does not know a name.
 pub fn fields(file: &Path, names: &[&str]) -> Result<Vec<Vec<String>>, String> {
     run(file, &["-E", "occurrence=f"], names)
 }

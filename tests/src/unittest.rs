@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// How one test ended.
+/// Result of one test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// `ok`.
@@ -90,7 +90,7 @@ Ran 4 tests in 0.5s
     }
 
     #[test]
-    fn a_run_that_dies_leaves_its_test_open() {
+    fn aborted_run_leaves_its_test_open() {
         let endings =
             parse("test_a (tests.test_x.T.test_a) ... ok\ntest_b (tests.test_x.T.test_b) ... Segmentation fault");
         assert_eq!(endings["test_x.T.test_b"], Ending::Unknown);

@@ -26,7 +26,7 @@ struct Keeper(Child);
 
 impl Keeper {
     fn start() -> io::Result<Self> {
-        // It reads until our end of the pipe is gone.
+        // The keeper reads until our end of the pipe is closed.
         let keeper = Self(Command::new("unshare").args(["--net", "--", "cat"]).stdin(Stdio::piped()).spawn()?);
         while namespace(keeper.0.id())? == namespace(std::process::id())? {
             thread::sleep(LOOK);
@@ -42,7 +42,7 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        // It may have ended; then there is nothing left to do.
+        // Fails if it has ended already, which is fine.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -144,7 +144,7 @@ fn raise(prefix: &[String], end: &End) -> io::Result<()> {
     ip(prefix, &format!("link set {} up", end.name)).map(drop)
 }
 
-/// An end is up some time after it was told to be.
+/// An end comes up some time after the command.
 fn is_up(prefix: &[String], end: &End) -> io::Result<bool> {
     Ok(ip(prefix, &format!("-o link show dev {}", end.name))?.contains("state UP"))
 }

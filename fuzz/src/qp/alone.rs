@@ -19,7 +19,7 @@ pub(super) const WHO: Peer = Peer::B;
 pub(super) const QUEUES: [u32; 2] = [0x21, 0x4_0022];
 /// Deadlines that may run out before a queue pair without peer must be at rest.
 const PATIENCE: u32 = 2000;
-/// Payloads are pieces of this, so that every byte tells where it belongs.
+/// Source of all payloads, so that every byte shows its position.
 pub(super) static PATTERN: [u8; 1024] = pattern();
 
 const fn pattern() -> [u8; 1024] {
@@ -115,8 +115,7 @@ impl<'a> Alone<'a> {
         legal.then(|| self.qp.handle_packet(&mut self.host, net, &Packet { header: *header, payload }))
     }
 
-    /// Sends what the queue pair wants to send, `room` packets at a time at most, and has each
-    /// judged.
+    /// Sends the queue pair's packets, at most `room` at a time, and checks each.
     pub(super) fn transmit(&mut self, room: usize, mut judge: impl FnMut(&PacketNote, &Packet<'_>)) {
         loop {
             let idle = !self.qp.has_work();
@@ -171,7 +170,7 @@ impl<'a> Alone<'a> {
         Some(cqe)
     }
 
-    /// Lets every deadline run out: nothing may go on for ever.
+    /// Lets every deadline expire; the queue pair must come to rest.
     pub(super) fn rest(&mut self, mut judge: impl FnMut(&PacketNote, &Packet<'_>)) {
         self.choices = Script::new(&[]);
         for _ in 0..PATIENCE {

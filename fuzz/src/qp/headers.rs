@@ -36,7 +36,7 @@ pub(super) fn request(choices: &mut Script<'_>, mrs: &[Mr]) -> Request {
     }
 }
 
-/// What a FLUSH of a whole region to global visibility says.
+/// FLUSH of a whole region to global visibility.
 pub(super) const FLUSH_REGION: Feth =
     Feth { selectivity: Selectivity::Region, placement: Placement::GLOBAL_VISIBILITY };
 
@@ -52,8 +52,8 @@ fn nonposted(choices: &mut Script<'_>, reth: Reth) -> Request {
     Request::Flush(Feth { selectivity, placement }, reth)
 }
 
-/// Mostly inside a region or at its end to the byte, sometimes far from it or under a key of
-/// nobody.
+/// Mostly inside a region or ending at its last byte, sometimes far outside or under an unknown
+/// key.
 fn reth(choices: &mut Script<'_>, mrs: &[Mr]) -> Reth {
     let mr = choices.pick(mrs);
     let dma_len = choices.pick(&[256, 0, 1, 4, 8, 300, 512, 600, 1 << 16, 1 << 31, u32::MAX]);

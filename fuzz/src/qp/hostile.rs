@@ -52,7 +52,7 @@ struct Victim<'a> {
     mr: Mr,
 }
 
-/// What a stranger must not change.
+/// State that a packet from a stranger must not change.
 #[derive(Debug, PartialEq)]
 struct Snapshot {
     state: QpState,
@@ -138,7 +138,7 @@ impl<'a> Victim<'a> {
         let _ = self.alone.receive(&net_header(&av(WHO.other())), &packet.header, packet.payload);
     }
 
-    /// A packet that everybody but the peer could send.
+    /// Sends a packet that any host but the peer could send.
     fn stranger(&mut self) {
         let mut header = self.header();
         let mut net = net_header(&av(WHO.other()));

@@ -1,8 +1,8 @@
-//! Queue pairs whose work, peer and network the input plays.
+//! Queue pairs whose work, peer and network come from the input.
 //!
-//! One target per role, each with the strongest judge that role allows: [`responder()`] has a model
-//! of the memory it guards, [`requester()`] one of what may complete, [`hostile()`] sends both
-//! kinds and strangers, [`qp_pair()`] lets two meet.
+//! One target per role, each with the strictest model for it: [`responder()`] models the memory,
+//! [`requester()`] the completions, [`hostile()`] sends packets of peers and strangers in any
+//! state, [`qp_pair()`] connects two queue pairs.
 
 mod alone;
 mod headers;

@@ -83,11 +83,11 @@ struct Posted {
     first: Option<Psn>,
 }
 
-/// What went over the wire.
+/// Progress of the PSNs on the wire.
 struct Line {
     /// The PSN that the next new request packet must have.
     next: Psn,
-    /// The newest PSN of which some response said that it was executed.
+    /// Newest PSN that a response has acknowledged.
     acked: Psn,
 }
 
@@ -223,8 +223,7 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// The response that the READ or atomic that `psn` belongs to wants there, and the length of
-    /// its payload.
+    /// Response that the READ or atomic with `psn` expects, and its payload length.
     fn wanted(&self, psn: Psn) -> Option<(Response, usize)> {
         use roxe_wire::{Aeth, AtomicAckEth, Msn};
         let aeth = Aeth { syndrome: Syndrome::ACK_UNLIMITED, msn: Msn::new(1) };
@@ -321,7 +320,7 @@ impl Line {
     }
 }
 
-/// What a READ response with this PSN carries.
+/// Payload of the READ response with this PSN.
 fn payload_of(psn: Psn, len: usize) -> &'static [u8] {
     &PATTERN[psn.get() as usize % 512..][..len]
 }

@@ -59,7 +59,7 @@ fn access(script: &mut Script<'_>) -> Access {
 
 struct Served<'a> {
     alone: Alone<'a>,
-    /// What the peer may do everything to, may only read, and may not touch.
+    /// Regions: all rights, read only, and no remote rights.
     open: Mr,
     readable: Mr,
     closed: Mr,
@@ -68,23 +68,23 @@ struct Served<'a> {
     model: Model,
 }
 
-/// What the accepted requests make of everything.
+/// Expected effects of the accepted requests.
 struct Model {
     /// The open region.
     memory: [u8; OPEN_LEN as usize],
-    /// The open WRITE: offset of its next byte, and bytes to come.
+    /// The open WRITE: offset of its next byte, and remaining bytes.
     write: (u64, u32),
     /// Index of the shared queue that the open message names (XRC).
     queue: usize,
     /// The message that a SEND is made of so far.
     message: Vec<u8>,
-    /// Whether a SEND is open.
+    /// True while a SEND is open.
     sending: bool,
     /// READs that were accepted: first PSN and what they ask for.
     reads: Vec<(Psn, Reth)>,
     /// PSNs of ATOMIC WRITEs and FLUSHes that were accepted: they get an empty answer.
     empty: Vec<Psn>,
-    /// How many of them were FLUSHes.
+    /// Number of FLUSHes in `empty`.
     flushes: u32,
     /// The peer asked for other bytes under a PSN it had used: what such an answer holds is its own
     /// business.
@@ -230,7 +230,7 @@ impl<'a> Served<'a> {
 }
 
 impl Model {
-    /// What an accepted request does.
+    /// Applies an accepted request to the model.
     fn execute(&mut self, open: Mr, psn: Psn, request: &Request, payload: &[u8]) {
         match request {
             Request::SendFirst | Request::SendOnly(_) => self.message = payload.to_vec(),
@@ -280,8 +280,8 @@ impl Model {
         word.copy_from_slice(&change(old).to_ne_bytes());
     }
 
-    /// What continues the open message, if one is open; else `request`, with a payload that it may
-    /// have.
+    /// Returns the continuation of the open message, or `request` if none is open, with a legal
+    /// payload.
     fn continuation(&self, request: Request, len: usize) -> (Request, usize) {
         use roxe_wire::SendTail::Plain;
         match (self.write.1, request) {
@@ -342,12 +342,12 @@ impl Model {
     }
 }
 
-/// Whether `reth` names no bytes at the end of `mr`.
+/// Returns true if `reth` names no bytes, at the end of `mr`.
 fn is_end(mr: Mr, reth: &Reth) -> bool {
     reth.rkey == mr.rkey() && reth.dma_len == 0 && reth.va == mr.addr + u64::from(mr.len)
 }
 
-/// Whether all that `reth` names is in `mr`. Nothing is everywhere.
+/// Returns true if all bytes that `reth` names are in `mr`. An empty range is inside everywhere.
 fn is_within(mr: Mr, reth: &Reth) -> bool {
     let end = mr.addr + u64::from(mr.len);
     let inside = reth.va >= mr.addr && reth.va.checked_add(reth.dma_len.into()).is_some_and(|last| last <= end);

@@ -1,8 +1,8 @@
-//! What is measured: a line is one figure, taken again in every round.
+//! A line of the benchmark: one figure, measured again in every round.
 
 use std::fmt;
 
-/// What a figure counts.
+/// Unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     /// 10^9 bytes of messages per second; more is better.
@@ -23,7 +23,7 @@ impl fmt::Display for Unit {
     }
 }
 
-/// How roxe's packets travel.
+/// Link that carries roxe's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Link {
     /// UDP with a receive buffer of 4 MiB.
@@ -35,7 +35,7 @@ pub(crate) enum Link {
 }
 
 impl Link {
-    /// The environment that chooses it, and lets the program say at its end which it was.
+    /// Environment that selects the link, and makes the program print the link that it used.
     pub(crate) fn envs(self) -> Vec<(String, String)> {
         let words: &[(&str, &str)] = match self {
             Self::Udp => &[("ROXE_LINK", "udp"), ("ROXE_RCVBUF", "4194304")],
@@ -60,25 +60,22 @@ impl fmt::Display for Link {
 /// The program in `tests/clients/rates` that has many connections, a few of them busy, and sleeps
 /// on the server's side.
 pub(crate) const BUSY: &str = "busy_connections";
-/// The one there whose threads stream WRITEs, over a queue pair each.
+/// The program in `tests/clients/rates` whose threads stream WRITEs over a queue pair each.
 pub(crate) const THREADS: &str = "write_threads";
 
 /// A program of perftest, [`BUSY`] or [`THREADS`], and how it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Verbs {
-    /// Its name; those that end with "_lat" take times.
+    /// Name; those that end with "_lat" measure latency.
     pub(crate) tool: &'static str,
-    /// Path MTU.
     pub(crate) mtu: u32,
-    /// Queue pairs.
     pub(crate) qps: u32,
-    /// Whether it sleeps until an event tells of a completion.
+    /// True if it sleeps until a completion event.
     pub(crate) events: bool,
-    /// Processes on each side, each with so many queue pairs; their rates are added up.
+    /// Processes on each side, each with `qps` queue pairs; their rates are added.
     pub(crate) processes: u32,
-    /// The link.
     pub(crate) link: Link,
-    /// Whether the build before this one runs it, that of `--against`.
+    /// True if the other build runs it (`--against`).
     pub(crate) before: bool,
 }
 
@@ -88,37 +85,32 @@ impl Verbs {
         Self { tool, mtu: 4096, qps: 1, events: false, processes: 1, link, before: false }
     }
 
-    /// With another path MTU.
     pub(crate) const fn mtu(self, mtu: u32) -> Self {
         Self { mtu, ..self }
     }
 
-    /// With more queue pairs.
     pub(crate) const fn qps(self, qps: u32) -> Self {
         Self { qps, ..self }
     }
 
-    /// Waiting for events.
     pub(crate) const fn events(self) -> Self {
         Self { events: true, ..self }
     }
 
-    /// With more processes on each side.
     pub(crate) const fn processes(self, processes: u32) -> Self {
         Self { processes, ..self }
     }
 
-    /// By the build before this one.
     pub(crate) const fn before(self) -> Self {
         Self { before: true, ..self }
     }
 
-    /// Whether it is no program of perftest.
+    /// Returns true if the program is ours, not perftest's.
     pub(crate) fn is_own(&self) -> bool {
         [BUSY, THREADS].contains(&self.tool)
     }
 
-    /// Whether it takes times.
+    /// Returns true if it measures latency.
     pub(crate) fn is_latency(&self) -> bool {
         self.tool.ends_with("_lat")
     }
@@ -145,12 +137,12 @@ impl fmt::Display for Verbs {
     }
 }
 
-/// Who does the work of a line.
+/// Program or loop that does the work of a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     /// perftest over roxe.
     Verbs(Verbs),
-    /// The same over the kernel's rxe, in a guest; its link says nothing.
+    /// perftest over the kernel's rxe in a guest, which ignores the link.
     Rxe(Verbs),
     /// `ucx_perftest -t TEST` over these transports.
     Ucx(&'static str, &'static str),
@@ -162,11 +154,11 @@ pub(crate) enum Work {
     Iperf,
     /// `fi_pingpong` with this provider and type of endpoint.
     Fabric(&'static str, &'static str),
-    /// Our own RoCE-shaped WRITE over UDP with this path MTU.
+    /// Our own RoCE-like WRITE over UDP with this path MTU.
     Yardstick(usize),
     /// Datagrams one way, with or without segmentation offload.
     UdpStream(bool),
-    /// So many datagrams there and as many back: two are a WRITE and an acknowledgement.
+    /// So many datagrams in each direction per round trip: two are a WRITE and an acknowledgement.
     UdpLatency(usize),
     /// A TCP connection one way.
     TcpStream,
@@ -179,8 +171,8 @@ pub(crate) enum Work {
 }
 
 impl Work {
-    /// How many pairs of programs each do as many messages as they are told to; `None`: these go on
-    /// for a time.
+    /// Number of program pairs that send a fixed number of messages; `None` if they run for a fixed
+    /// time.
     pub(crate) const fn counting_pairs(&self) -> Option<u64> {
         match self {
             Self::Verbs(verbs) => Some(verbs.processes as u64),
@@ -215,38 +207,35 @@ impl fmt::Display for Work {
 /// One figure of the benchmark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Line {
-    /// The table it belongs to; the name of the program, where perftest does the work.
+    /// Table of the line; the name of the program, if perftest does the work.
     pub(crate) group: &'static str,
     /// Bytes of a message.
     pub(crate) size: usize,
-    /// What the figure counts.
     pub(crate) unit: Unit,
-    /// Who does it.
     pub(crate) work: Work,
-    /// Between whom.
     pub(crate) network: Network,
 }
 
 impl Line {
-    /// Who does it, and between whom.
-    pub(crate) fn who(&self) -> String {
+    /// Name of the work and of its network.
+    pub(crate) fn label(&self) -> String {
         format!("{}{}", self.work, self.network)
     }
 }
 
-/// Between whom a message travels.
+/// Network between the two programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Network {
     /// Two processes, over the loopback interface.
     Loopback,
-    /// Two network namespaces that a veth pair joins: containers, for all that the system does.
+    /// Two network namespaces joined by a veth pair, like containers.
     Veth {
         /// Bytes of an IP packet.
         mtu: u32,
         /// Over IPv6.
         v6: bool,
     },
-    /// The same, but each has its veth pair to a bridge in a third one.
+    /// Two network namespaces with a veth pair each to a bridge in a third one.
     Bridge {
         /// Bytes of an IP packet.
         mtu: u32,
@@ -265,7 +254,7 @@ impl fmt::Display for Network {
 
 impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} {}", self.group, human(self.size), self.who())
+        write!(f, "{} {} {}", self.group, human(self.size), self.label())
     }
 }
 

@@ -1,4 +1,4 @@
-//! The same work over roxe's links beside what else this machine offers, interleaved in one run.
+//! Compares roxe's links with the alternatives on this machine, interleaved in one run.
 //!
 //! ```text
 //! cargo bench -p roxe-tests --bench compare [-- OPTION... WORD...]
@@ -19,7 +19,7 @@
 //! meanwhile is measured too: a disturbed run is repeated, and a figure that only has disturbed
 //! runs says so. A program that fails makes the benchmark fail; it never counts as a slow one. As
 //! root all of it happens in a network namespace of its own. Servers run on one processor, clients
-//! on another, whoever they are, with all their threads. The result is printed and lies in
+//! on another, each with all its threads. The result is printed and lies in
 //! `target/bench/`.
 
 mod line;
@@ -54,7 +54,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 use work::World;
 
-/// What the command line asks for.
+/// Options of the command line.
 #[derive(Default)]
 struct Options {
     quick: bool,
@@ -99,7 +99,7 @@ fn options(words: &[String]) -> io::Result<Options> {
             "--rxe" => options.rxe = true,
             "--veth" => options.veth = true,
             "--against" => {
-                // Cargo runs this in another folder than that of whoever called it.
+                // Cargo changes the working folder, so a relative path would be ambiguous.
                 let file = words.next().map(PathBuf::from).filter(|file| file.is_absolute() && file.is_file());
                 let wanted = "--against wants the absolute path of a program `roxe`";
                 options.against = Some(file.ok_or_else(|| io::Error::other(wanted))?);
@@ -113,7 +113,7 @@ fn options(words: &[String]) -> io::Result<Options> {
                 let value = words.next().and_then(|word| word.parse().ok());
                 options.time = Duration::from_secs(value.ok_or_else(|| io::Error::other("--seconds wants a number"))?);
             }
-            // What `cargo bench` adds.
+            // `cargo bench` adds this option.
             "--bench" => {}
             flag if flag.starts_with('-') => return Err(io::Error::other(format!("{flag} is no option"))),
             word => options.words.push(word.to_owned()),
@@ -125,7 +125,7 @@ fn options(words: &[String]) -> io::Result<Options> {
     Ok(options)
 }
 
-/// Measures and tells. Whether nothing failed.
+/// Measures and prints the figures. Returns true if nothing failed.
 fn compare(options: &Options) -> io::Result<bool> {
     build::roxe();
     if options.rxe {
@@ -149,7 +149,7 @@ fn compare(options: &Options) -> io::Result<bool> {
     }
 }
 
-/// Tells what came out and writes it down under `name`. Whether nothing failed.
+/// Prints the results and writes them to the file `name`. Returns true if nothing failed.
 fn conclude(name: &str, all: &[Measured], shows: &[Show], skipped: &[String]) -> io::Result<bool> {
     let text = report::text(all) + &report::verdicts(shows);
     print!("{text}");
@@ -164,7 +164,7 @@ fn conclude(name: &str, all: &[Measured], shows: &[Show], skipped: &[String]) ->
     Ok(failed == 0)
 }
 
-/// The lines to measure, and the names of what this machine cannot.
+/// Lines to measure, and names of those that this machine does not support.
 fn choose(options: &Options) -> io::Result<(Vec<Line>, Vec<String>)> {
     let mut lines = match (options.veth, options.quick) {
         (true, _) => plan::veth(),
@@ -198,7 +198,7 @@ fn choose(options: &Options) -> io::Result<(Vec<Line>, Vec<String>)> {
     Ok((lines, skipped))
 }
 
-/// Whether this build of roxe has more links than UDP.
+/// Returns true if this build of roxe has links other than UDP.
 pub(crate) fn has_links() -> io::Result<bool> {
     let said = Command::new(build::roxe()).arg("config").output()?;
     Ok(String::from_utf8_lossy(&said.stdout).contains("ROXE_LINK"))

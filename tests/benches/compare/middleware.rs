@@ -1,4 +1,4 @@
-//! Middleware over roxe, and what it would take on one host instead.
+//! Middleware over roxe, and over its own transports of one host.
 
 use crate::line::{Link, Unit};
 use crate::work::{LIMIT, Sample, figure, port, said, went_by};
@@ -9,14 +9,14 @@ use roxe_tests::rdmacm::local;
 use std::process;
 use std::sync::OnceLock;
 
-/// OpenMPI, which refuses root and looks for cards itself unless it is told; UCX may then choose
-/// among the transports that it is given.
+/// OpenMPI, which by default refuses root and searches for cards itself; UCX then chooses among the
+/// given transports.
 pub(crate) const MPIRUN: &str = "mpirun.openmpi";
 pub(crate) const MPICC: &str = "mpicc.openmpi";
 const LAUNCHER: &str = "--allow-run-as-root --bind-to none --mca btl ^openib,ofi --mca pml ucx \
                         --mca pml_ucx_tls any --mca pml_ucx_devices any";
 
-/// Messages of one MPI rank to another, by roxe, or with shared memory of UCX's own.
+/// Messages between two MPI ranks, over roxe or over UCX's shared memory.
 pub(crate) fn mpi(link: Option<Link>, [size, messages]: [u64; 2]) -> Result<Sample, String> {
     static BUILT: OnceLock<Result<String, String>> = OnceLock::new();
     let build = || cc::kept(MPICC, &[], "mpi/bandwidth.c", &[]).map(|path| path.to_string_lossy().into());
@@ -37,10 +37,10 @@ pub(crate) fn mpi(link: Option<Link>, [size, messages]: [u64; 2]) -> Result<Samp
     Ok(Sample::from(rate * size as f64 / 1e3))
 }
 
-/// WRITEs of [`fio`], which counts the half second that it waits before the first one.
+/// WRITEs of [`fio`]; fio includes the half second before the first one in its time.
 const FIO_MESSAGES: u64 = 1 << 17;
 
-/// RDMA WRITEs of fio, 16 under way.
+/// RDMA WRITEs of fio, 16 in flight.
 pub(crate) fn fio(link: Link, size: u64) -> Result<Sample, String> {
     let port = port();
     let common = format!("fio --name=rdma --thread --ioengine=rdma --port={port} --iodepth=16 --bs={size}");

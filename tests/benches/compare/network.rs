@@ -1,5 +1,5 @@
-//! Where the two programs of a line are: beside each other, or in two network namespaces with a
-//! veth pair or a bridge between them, as two containers have it.
+//! Networks of the two programs of a line: loopback, or two network namespaces with a veth pair or
+//! a bridge between them, like containers.
 
 use crate::line::Network;
 use roxe_tests::measure::pin;
@@ -11,12 +11,12 @@ const NETDEV: &str = "veth0";
 const HERE: [&str; 2] = ["10.78.0.1", "fd78::1"];
 const LOOPBACK: &str = "127.0.0.1";
 const THERE: [&str; 2] = ["10.78.0.2", "fd78::2"];
-/// The same of the way over the bridge.
+/// The interface to the bridge, which has the same name in both namespaces.
 const BRIDGED: &str = "bridged0";
 const BRIDGED_HERE: &str = "10.78.1.1";
 const BRIDGED_THERE: &str = "10.78.1.2";
 
-/// Both namespaces, and the bridge's. This process and all servers are in the first.
+/// The other namespaces, and that of the bridge. This process and all servers are in the first one.
 pub(crate) struct Namespaces {
     ends: [veth::End; 2],
     veth: Veth,
@@ -25,7 +25,7 @@ pub(crate) struct Namespaces {
 }
 
 impl Namespaces {
-    /// Makes the others; the caller is alone in the first.
+    /// Creates the other namespaces; the caller is alone in the first.
     pub(crate) fn build() -> io::Result<Self> {
         let end = |mac, [v4, v6]: [&str; 2]| veth::End {
             name: NETDEV,
@@ -41,7 +41,7 @@ impl Namespaces {
     }
 }
 
-/// Where the programs of one line run.
+/// Addresses and command prefixes for one line.
 pub(crate) struct Site {
     /// The server's address.
     pub(crate) host: &'static str,
@@ -53,12 +53,12 @@ pub(crate) struct Site {
     pub(crate) far: &'static str,
     /// The network device, if it is not the default.
     pub(crate) netdev: Option<&'static str>,
-    /// The command before the client's that leads there.
+    /// Command prefix of the client.
     client: Vec<String>,
 }
 
 impl Site {
-    /// Readies the network for a line.
+    /// Sets up the network for a line.
     pub(crate) fn ready(namespaces: Option<&Namespaces>, network: Network) -> io::Result<Self> {
         match (network, namespaces) {
             (Network::Loopback, _) => {
@@ -91,20 +91,19 @@ impl Site {
         if self.host.contains(':') { "inet6" } else { "inet" }
     }
 
-    /// The command before a program that looks for its interfaces in `/sys`, which shows those of
-    /// the namespace that mounted it.
+    /// Prefix for a program that searches for its interfaces in `/sys`, which shows those of the
+    /// namespace that mounted it.
     pub(crate) fn sysfs(&self) -> Vec<String> {
         let mount = ["unshare", "--mount", "--", "sh", "-c", "mount -t sysfs sysfs /sys && exec \"$@\"", "sh"];
         if self.netdev.is_some() { mount.map(str::to_owned).into() } else { Vec::new() }
     }
 
-    /// The command before a peer of this process that runs where clients do, on the processor of
-    /// servers.
+    /// Prefix of a peer of this process that runs where clients do, on the processor of servers.
     pub(crate) fn peer_prefix(&self) -> Vec<String> {
         [self.client.clone(), pin::prefix(pin::End::Server)].concat()
     }
 
-    /// The command before the command of this end's program.
+    /// Prefix of this end's program.
     pub(crate) fn prefix(&self, end: pin::End) -> Vec<String> {
         let lead = if matches!(end, pin::End::Client) { self.client.clone() } else { Vec::new() };
         [lead, pin::prefix(end)].concat()

@@ -1,5 +1,4 @@
-//! The second process of what we measure without other people's programs: this very program in
-//! another role.
+//! The second process of our own measurements: this program in another role.
 
 use crate::network::Site;
 use roxe_tests::measure::load;
@@ -8,18 +7,17 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-/// A copy of this program in a role; it says on its first line where it listens, and is killed when
-/// dropped.
+/// A copy of this program in a role. It prints its port on the first line; killed when dropped.
 pub(crate) struct Peer {
     child: Child,
     lines: BufReader<ChildStdout>,
-    /// The port, or whatever number the role says.
+    /// Port, or another number that the role prints.
     pub(crate) port: u16,
 }
 
 /// A peer on the other side of a network.
 pub(crate) struct FarPeer {
-    /// Where it listens.
+    /// Address that it listens on.
     pub(crate) address: SocketAddr,
     /// Killed when dropped.
     _peer: Peer,
@@ -33,7 +31,7 @@ impl FarPeer {
         Ok(Self { address, _peer: peer })
     }
 
-    /// A socket that reaches it.
+    /// Returns a socket connected to it.
     pub(crate) fn socket(&self) -> io::Result<UdpSocket> {
         let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
         let socket = UdpSocket::bind((any[usize::from(self.address.is_ipv6())], 0))?;
@@ -60,7 +58,6 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Its next line.
     pub(crate) fn line(&mut self) -> io::Result<String> {
         let mut line = String::new();
         if self.lines.read_line(&mut line)? == 0 {
@@ -73,13 +70,13 @@ impl Peer {
 impl Drop for Peer {
     fn drop(&mut self) {
         load::note(self.child.id());
-        // It may have ended by itself; then there is nothing to kill.
+        // Fails if it has ended already, which is fine.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// In a role: says a line to the process that started it.
+/// In a role: prints a line for the parent process.
 pub(crate) fn say(word: impl std::fmt::Display) -> io::Result<()> {
     println!("{word}");
     io::stdout().flush()

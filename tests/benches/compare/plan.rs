@@ -1,8 +1,8 @@
-//! Which lines a run has: those that the Shows quote, or all.
+//! Lines of a run: those that the Shows quote, or all.
 
 use crate::line::{BUSY, Line, Link, Network, THREADS, Unit, Verbs, Work};
 
-/// The group of what moves bytes one way without perftest.
+/// Group of the lines that move bytes one way without perftest.
 const WRITE_BW: &str = "ib_write_bw";
 const WRITE_LAT: &str = "ib_write_lat";
 /// Message sizes of bandwidths and of latencies.
@@ -20,22 +20,22 @@ pub(crate) fn verbs(size: usize, verbs: Verbs) -> Line {
     Line { group: verbs.tool, size, unit, work: Work::Verbs(verbs), network: Network::Loopback }
 }
 
-/// Another way to move bytes, beside `ib_write_bw`.
+/// Another transport for the table of `ib_write_bw`.
 fn stream(size: usize, work: Work) -> Line {
     Line { group: WRITE_BW, size, unit: Unit::GigabytesPerSecond, work, network: Network::Loopback }
 }
 
-/// Another way to move small messages, beside `ib_write_bw`.
+/// Another transport for small messages in the table of `ib_write_bw`.
 fn rate(size: usize, work: Work) -> Line {
     Line { unit: Unit::MillionsPerSecond, ..stream(size, work) }
 }
 
-/// Another way to get a message across, beside `ib_write_lat`.
+/// Another transport for the table of `ib_write_lat`.
 fn latency(size: usize, work: Work) -> Line {
     Line { group: WRITE_LAT, size, unit: Unit::Microseconds, work, network: Network::Loopback }
 }
 
-/// What the Shows of the README quote, and what they are compared with.
+/// Lines for the promises that the README quotes, and for what these compare with.
 pub(crate) fn quick() -> Vec<Line> {
     let mut lines = vec![
         stream(MB, Work::Yardstick(4096)),
@@ -99,7 +99,7 @@ pub(crate) fn whole() -> Vec<Line> {
     all
 }
 
-/// Networks of two namespaces, with the path MTU that fits.
+/// Networks of two namespaces, with the largest path MTU that fits.
 pub(crate) const NETWORKS: [(Network, u32); 5] = [
     (Network::Veth { mtu: 1500, v6: false }, 1024),
     (Network::Veth { mtu: 9000, v6: false }, 4096),
@@ -108,7 +108,7 @@ pub(crate) const NETWORKS: [(Network, u32); 5] = [
     (Network::Bridge { mtu: 9000 }, 4096),
 ];
 
-/// What two containers have.
+/// Lines for two containers.
 pub(crate) fn veth() -> Vec<Line> {
     let lines = NETWORKS.into_iter().flat_map(|(network, mtu)| {
         let new = |tool| Verbs::new(tool, Link::Udp).mtu(mtu);
@@ -135,7 +135,7 @@ pub(crate) fn veth() -> Vec<Line> {
     lines.collect()
 }
 
-/// Of these lines those that roxe does, each beside the same one by the build before this one.
+/// The lines of roxe among these, each with a twin for the other build.
 pub(crate) fn against(lines: Vec<Line>) -> Vec<Line> {
     let both = lines.into_iter().filter_map(|line| match &line.work {
         Work::Verbs(verbs) => {
@@ -165,7 +165,7 @@ fn variations(link: Link) -> Vec<Line> {
     lines
 }
 
-/// What a user would take instead.
+/// Alternatives to roxe.
 fn others() -> Vec<Line> {
     let mut lines = vec![
         stream(MB, Work::Yardstick(1024)),

@@ -1,11 +1,11 @@
-//! What came out as a picture (SVG): for every program a panel, figures over message sizes, one
-//! line for each way to do it.
+//! Draws the figures as a picture (SVG): a panel for each program, message sizes on the x axis, one
+//! curve for each implementation.
 
 use crate::line::{Unit, human};
 use crate::rounds::Measured;
 use std::fmt::Write as _;
 
-/// The part of a panel that the curves are drawn in, and the least height of all of it.
+/// Width and height of a panel's plot area.
 const AREA: (f64, f64) = (460.0, 300.0);
 const HEIGHT: f64 = 380.0;
 const LEFT: f64 = 64.0;
@@ -14,13 +14,13 @@ const TOP: f64 = 34.0;
 const LEGEND: f64 = 56.0;
 const NAME: f64 = 17.0;
 const LETTER: f64 = 7.0;
-/// Colours that can be told apart, also by people who see few.
+/// Distinguishable colours, also for colour-blind readers.
 const COLOURS: [&str; 9] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999", "#8c510a"];
-/// What runs out of colours gets the next kind of line.
+/// Line styles, for more curves than there are colours.
 const DASHES: [&str; 4] = ["none", "6 3", "2 3", "9 3 2 3"];
 
-/// The points of one way to do it.
+/// Points of one implementation.
 struct Curve {
     name: String,
     points: Vec<(f64, f64)>,
@@ -63,7 +63,7 @@ fn curves(all: &[Measured], group: &str) -> Vec<Curve> {
         #[expect(clippy::cast_precision_loss, reason = "sizes are small")]
         let size = measured.line.size as f64;
         let value = if measured.line.unit == Unit::MillionsPerSecond { median * size / 1e3 } else { median };
-        let name = measured.line.who();
+        let name = measured.line.label();
         match curves.iter_mut().find(|curve| curve.name == name) {
             Some(curve) => curve.points.push((size, value)),
             None => curves.push(Curve { name, points: vec![(size, value)] }),
@@ -87,7 +87,7 @@ impl Axis {
     fn new(base: f64, values: impl Iterator<Item = f64> + Clone, length: f64) -> Self {
         let least = values.clone().fold(f64::INFINITY, f64::min).log(base);
         let most = values.fold(f64::NEG_INFINITY, f64::max).log(base);
-        // A hair of tolerance: the logarithm of a power is seldom whole.
+        // Tolerance: the logarithm of a power is seldom whole.
         let (first, last) = ((least + 1e-9).floor(), (most - 1e-9).ceil());
         Self { base, first, last: last.max(first + 1.0), length }
     }
@@ -137,7 +137,7 @@ fn grid(text: &mut String, x: &Axis, y: &Axis) {
             "<line x1=\"0\" x2=\"{}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#ddd\"/><text x=\"-6\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
             AREA.0,
             at + 4.0,
-            // Powers of ten below one come out of the logarithm with a long tail of digits.
+            // Powers of ten below one have rounding errors.
             if mark < 1.0 { format!("{mark:.4}").trim_end_matches('0').to_owned() } else { format!("{mark:.0}") }
         );
     }

@@ -1,5 +1,5 @@
-//! What the system itself does between two processes over the loopback interface: datagrams and
-//! TCP, there and back and one way.
+//! Baseline: datagrams and TCP between two processes over the loopback interface, there and back
+//! and one way.
 
 use crate::network::Site;
 use crate::peer::{FarPeer, Peer, say};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const DATAGRAM: usize = 4096;
 /// Datagrams in one segmented send: as many as fit below the 64 KiB limit of UDP.
 const SEGMENTS: usize = 15;
-/// What one write to a TCP stream holds.
+/// Bytes of one write to a TCP stream.
 const CHUNK: usize = 1 << 20;
 /// Receive buffer of a sink of datagrams.
 const BUFFER: usize = 4 << 20;
@@ -66,7 +66,7 @@ pub(crate) fn tcp_latency(time: Duration) -> io::Result<Sample> {
     })
 }
 
-/// Sends back what comes, until the peer is gone.
+/// Sends received bytes back until the peer disconnects.
 pub(crate) fn tcp_echo() -> io::Result<()> {
     let mut stream = accept()?;
     stream.set_nodelay(true)?;
@@ -95,7 +95,7 @@ fn accept() -> io::Result<TcpStream> {
     Ok(listener.accept()?.0)
 }
 
-/// Half of what `once` takes, microseconds, from one look at the clock to the next as in perftest.
+/// Half the time of `once`, microseconds, from one clock reading to the next as in perftest.
 pub(crate) fn half_round_trip(time: Duration, mut once: impl FnMut() -> io::Result<()>) -> io::Result<Sample> {
     let (mut series, begun) = (Series::default(), Instant::now());
     let mut last = begun;
@@ -110,8 +110,7 @@ pub(crate) fn half_round_trip(time: Duration, mut once: impl FnMut() -> io::Resu
     Ok(Sample { figure, average: series.mean(), tails })
 }
 
-/// Gigabytes per second that arrive of a stream of 4 KiB datagrams with one call each, or 15 with
-/// one.
+/// Received gigabytes per second of a stream of 4 KiB datagrams, with one or 15 per call.
 pub(crate) fn udp_stream(segmented: bool, time: Duration) -> io::Result<f64> {
     let mut peer = Peer::start(&["udp-sink"])?;
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -124,8 +123,8 @@ pub(crate) fn udp_stream(segmented: bool, time: Duration) -> io::Result<f64> {
     peer.line()?.parse().map_err(io::Error::other)
 }
 
-/// Counts what arrives and says the rate between the first and the last datagram once the stream
-/// pauses.
+/// Counts received bytes, and prints the rate between the first and the last datagram once the
+/// stream pauses.
 pub(crate) fn udp_sink() -> io::Result<()> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     sys::set_rcvbuf(&socket, BUFFER)?;
@@ -157,7 +156,7 @@ pub(crate) fn tcp_stream(time: Duration) -> io::Result<f64> {
     peer.line()?.parse().map_err(io::Error::other)
 }
 
-/// Reads a connection to its end and says the rate.
+/// Reads a connection to its end and prints the rate.
 pub(crate) fn tcp_sink() -> io::Result<()> {
     let mut stream = accept()?;
     let (mut buf, mut bytes, start) = (vec![0; CHUNK], 0, Instant::now());
@@ -175,7 +174,7 @@ pub(crate) fn gigabytes_per_second(bytes: usize, time: Duration) -> f64 {
     bytes as f64 / time.as_secs_f64() / 1e9
 }
 
-/// What a call on a socket that does not wait brought: `None` if it would have waited.
+/// Returns the result of a call on a non-blocking socket; `None` if it would have blocked.
 pub(crate) fn would_block<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),

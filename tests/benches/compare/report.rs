@@ -1,4 +1,4 @@
-//! What came out, as text and as JSON.
+//! Prints the figures as text and as JSON.
 
 use crate::line::human;
 use crate::rounds::Measured;
@@ -28,7 +28,7 @@ pub(crate) fn text(all: &[Measured]) -> String {
 
 fn row(measured: &Measured) -> String {
     let Measured { line, foreign, failures, .. } = measured;
-    let head = format!("{:>14} {:<44}", human(line.size), line.who());
+    let head = format!("{:>14} {:<44}", human(line.size), line.label());
     let series = measured.counting();
     let of = |series: &Series| series.median().map_or_else(|| "-".to_owned(), |figure| format!("{figure:.3}"));
     let [average, p99, p999, cost] =
@@ -46,7 +46,7 @@ fn row(measured: &Measured) -> String {
     }
 }
 
-/// The verdicts. One with a figure that others disturbed is none.
+/// Verdicts of the promises; there is none for a promise with a disturbed figure.
 pub(crate) fn verdicts(shows: &[Show]) -> String {
     let mut text = format!("\n{:<62} {:>10} {:>10} {:>7}\n", "show", "target", "reached", "ratio");
     for show in shows {
@@ -76,7 +76,7 @@ pub(crate) fn json(all: &[Measured], shows: &[Show], skipped: &[String]) -> Stri
                  \"others\":{:.3},\"failures\":{}}}",
                 m.line.group,
                 m.line.size,
-                m.line.who(),
+                m.line.label(),
                 m.line.unit,
                 number(m.counting().median()),
                 number(m.averages.median()),
@@ -111,7 +111,7 @@ pub(crate) fn json(all: &[Measured], shows: &[Show], skipped: &[String]) -> Stri
     )
 }
 
-/// A number as JSON has it, which knows no infinities.
+/// A JSON number; null for infinities.
 fn number(value: Option<f64>) -> String {
     value.filter(|value| value.is_finite()).map_or_else(|| "null".to_owned(), |value| value.to_string())
 }

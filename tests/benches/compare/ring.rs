@@ -1,5 +1,4 @@
-//! What shared memory itself can do between two processes: a ring that one copies into and the
-//! other out of; both spin.
+//! Baseline: a ring in shared memory between two spinning processes; one copies in, the other out.
 
 use crate::peer::{Peer, say};
 use crate::raw::{gigabytes_per_second, half_round_trip};
@@ -10,14 +9,14 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// What long messages are copied by, and how many of these a ring holds: together half of a
-/// second-level cache.
+/// Bytes of a chunk of a long message. The chunks of a ring together fill half of a second-level
+/// cache.
 const CHUNK: usize = 32 << 10;
 const CHUNKS: usize = 16;
-/// The same of small messages.
+/// Bytes of a chunk of small messages.
 const SMALL: usize = 64;
 const SMALLS: usize = 4096;
-/// Bytes that programs send over and over.
+/// Bytes that the producer sends repeatedly.
 const MESSAGE: usize = 1 << 20;
 
 type LongRings = Rings<CHUNK, CHUNKS>;

@@ -16,7 +16,7 @@ const OVERTIME: u32 = 3;
 /// Does a line's work once, with about so many messages: the figure, or what went wrong.
 pub(crate) type Once<'a> = dyn FnMut(&Line, u64) -> Result<Sample, String> + 'a;
 
-/// How long a run shall take.
+/// Time and number of rounds of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rounds {
     /// All of it.
@@ -30,23 +30,22 @@ pub(crate) struct Rounds {
     pub(crate) beside: Option<u32>,
 }
 
-/// What became of a line.
+/// Figures of one line.
 pub(crate) struct Measured {
     pub(crate) line: Line,
-    /// Figures that nobody disturbed.
+    /// Undisturbed figures.
     pub(crate) clean: Series,
     /// Figures during which others took too much of the machine.
     pub(crate) disturbed: Series,
     /// Averages of times, disturbed or not.
     pub(crate) averages: Series,
-    /// What 99 and 99.9 of a hundred times were not above, likewise.
+    /// 99th and 99.9th percentiles of times, disturbed or not.
     pub(crate) tails: [Series; 2],
-    /// What a message cost the processors, microseconds: both sides, in the programs and in the
-    /// system.
+    /// Processor time of a message in microseconds: both sides, user and system.
     pub(crate) costs: Series,
     /// The most that others took during a figure that counts.
     pub(crate) foreign: f64,
-    /// What went wrong, each time.
+    /// One text for each failed run.
     pub(crate) failures: Vec<String>,
     messages: u64,
     /// Messages of the first run, and the seconds of the processors that it used.
@@ -61,12 +60,12 @@ impl Measured {
         Self { line, clean, disturbed, averages, tails, costs, foreign: 0.0, failures, messages, first: None }
     }
 
-    /// The figures that count: those that nobody disturbed, or all if there are none.
+    /// Returns the undisturbed figures, or all if there are none.
     pub(crate) fn counting(&self) -> &Series {
         if self.clean.is_empty() { &self.disturbed } else { &self.clean }
     }
 
-    /// Whether all figures were disturbed.
+    /// Returns true if all figures were disturbed.
     pub(crate) fn is_disturbed(&self) -> bool {
         self.clean.is_empty() && !self.disturbed.is_empty()
     }
@@ -149,7 +148,7 @@ pub(crate) fn run(lines: Vec<Line>, rounds: &Rounds, once: &mut Once<'_>) -> Vec
                 again.push(index);
             }
         }
-        // What others disturbed gets one more chance in each round.
+        // Each round repeats disturbed runs once.
         for index in again {
             all[index].take(rounds, once);
         }

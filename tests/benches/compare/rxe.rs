@@ -23,7 +23,7 @@ const INSIDE: &str = "ip netns exec roxe ";
 const PROCESSORS: u32 = 2;
 /// Longest time for a pair of programs; emulated ones start slowly.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long one figure takes. An emulated processor needs a while to translate what it runs.
+/// Time of one figure. An emulated processor first has to translate the code that it runs.
 const EACH: Duration = Duration::from_secs(2);
 
 /// Measures in one guest all lines that have every word in their name.

@@ -9,19 +9,19 @@ const WRITE_LAT: &str = "ib_write_lat";
 const MB: usize = 1 << 20;
 /// The part of what 4 MiB of buffer reach that the stock limit must reach, too.
 const STOCK: f64 = 0.8;
-/// What a build may be slower than the one before it.
+/// Share by which a build may be slower than the one before it.
 const SLOWER: f64 = 0.03;
 
 /// One promise.
 pub(crate) struct Show {
     pub(crate) name: String,
-    /// What has to be reached; not a number if what it is made of could not be measured.
+    /// Figure to reach; NaN if it depends on figures that could not be measured.
     pub(crate) target: f64,
-    /// What was, if it could be measured.
+    /// Measured figure, if there is one.
     pub(crate) reached: Option<f64>,
-    /// Whether less is better.
+    /// True if less is better.
     less: bool,
-    /// Whether a figure in it has only disturbed runs.
+    /// True if one of its figures has only disturbed runs.
     pub(crate) disturbed: bool,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Show {
 type Found = Option<(f64, bool)>;
 
 impl Show {
-    /// Whether the promise is kept.
+    /// Returns true if the promise is kept.
     pub(crate) fn holds(&self) -> bool {
         self.reached.is_some_and(|reached| if self.less { reached <= self.target } else { reached >= self.target })
     }

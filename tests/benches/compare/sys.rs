@@ -47,7 +47,7 @@ impl Shared {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new and has no other owner.
         let file = unsafe { File::from_raw_fd(fd) };
         file.set_len(len as u64)?;
         Self::map(file, len)
@@ -84,7 +84,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, of this length, and nobody has a pointer into it any more.
+        // SAFETY: the mapping is ours, of this length, and no pointer into it is left.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

@@ -1,4 +1,4 @@
-//! Doing the work of a line once: starts both programs, waits for them, reads the figure.
+//! Runs the work of a line once: starts both programs, waits for them, and parses the figure.
 
 use crate::line::{BUSY, Line, Link, THREADS, Unit, Verbs, Work};
 use crate::network::{Namespaces, Site};
@@ -15,36 +15,36 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// How long the work itself takes where that is ours to say.
+/// Time of one measurement, where the program takes a time.
 pub(crate) const TIME: Duration = Duration::from_millis(250);
 /// Longest time for a pair of programs.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
-/// By how much the number of messages may grow from run to run.
+/// Factor by which the number of messages may grow from run to run.
 const STEP: f64 = 20.0;
-/// A run that takes so many times what it should, with starting and ending, had too many messages.
+/// Factor by which a run may exceed its time, with start and end, before it counts as having had
+/// too many messages.
 const TOO_LONG: f64 = 8.0;
 /// Busy connections of [`BUSY`].
 const BUSY_ONES: u32 = 10;
 /// perftest and UCX count in MiB.
 const MIB: f64 = 1_048_576.0 / 1e9;
 
-/// What lines may need beside this tree's build of roxe.
+/// Programs that lines may need beside this tree's build of roxe.
 #[derive(Default)]
 pub(crate) struct World {
-    /// The program `roxe` of the build before this one.
+    /// The program `roxe` of the other build.
     pub(crate) before: Option<PathBuf>,
-    /// Another namespace.
     pub(crate) namespaces: Option<Namespaces>,
 }
 
-/// What one run of a line brought.
+/// Figures of one run of a line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
-    /// The figure; of times the typical one.
+    /// The figure; the median of times.
     pub(crate) figure: f64,
-    /// Of times also the average, if it is known: it shows what the typical one hides.
+    /// Average of times, if known: it shows outliers, which the median hides.
     pub(crate) average: Option<f64>,
-    /// What 99 and 99.9 of a hundred times were not above, if the program says so.
+    /// 99th and 99.9th percentiles, if the program prints them.
     pub(crate) tails: Option<[f64; 2]>,
 }
 
@@ -54,7 +54,7 @@ impl From<f64> for Sample {
     }
 }
 
-/// Does a line's work with so many messages, or for [`TIME`] where that is ours to say.
+/// Runs a line's work with so many messages, or for [`TIME`] if the program takes a time.
 pub(crate) fn once(world: &World, line: &Line, messages: u64) -> Result<Sample, String> {
     let Line { size, unit, .. } = *line;
     let site = Site::ready(world.namespaces.as_ref(), line.network).map_err(|e| e.to_string())?;
@@ -81,7 +81,7 @@ pub(crate) fn once(world: &World, line: &Line, messages: u64) -> Result<Sample, 
     }
 }
 
-/// Messages for the first run of a line, of which nothing is known yet.
+/// Number of messages for the first run of a line.
 pub(crate) fn first_guess(line: &Line) -> u64 {
     match line.unit {
         Unit::Microseconds => 2000,
@@ -89,11 +89,11 @@ pub(crate) fn first_guess(line: &Line) -> u64 {
     }
 }
 
-/// Messages for the next run, which shall take `each`, after one of `messages` that took `wall`
-/// with starting and ending.
+/// Number of messages for the next run, which is to take `each`, after one of `messages` that took
+/// `wall` with start and end.
 ///
-/// The sample says how many that are. But others may have been in the way of one run and not of the
-/// next, so it is believed in steps, and not at all after a run that took far too long.
+/// Other processes may have disturbed the sample, so the number changes in steps only, and ignores
+/// a sample of a run that took far too long.
 pub(crate) fn messages(line: &Line, sample: Sample, (messages, wall): (u64, Duration), each: Duration) -> u64 {
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     let (size, messages) = (line.size as f64, messages as f64);
@@ -110,7 +110,7 @@ pub(crate) fn messages(line: &Line, sample: Sample, (messages, wall): (u64, Dura
     next
 }
 
-/// A port of its own for every pair: one that ended badly shall not meet the next.
+/// Each pair gets a new port, so that leftovers of a failed pair cannot disturb the next.
 pub(crate) fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -128,7 +128,7 @@ fn verbs(world: &World, site: &Site, verbs: &Verbs, [size, messages]: [u64; 2], 
     let programs = || {
         let port = port();
         let args = format!("-p {port} {args}");
-        // They meet over IPv4; the GID decides over what they talk.
+        // They connect over IPv4; the GID selects the network of the data.
         run(site, [&args, &format!("{args} {}", site.meet)], &program, &place, port)
     };
     let once = || {
@@ -139,7 +139,7 @@ fn verbs(world: &World, site: &Site, verbs: &Verbs, [size, messages]: [u64; 2], 
     if verbs.processes == 1 { once() } else { beside(verbs.processes, once) }
 }
 
-/// The sum of the rates of so many pairs of programs that run beside each other.
+/// Sum of the rates of so many pairs of programs that run in parallel.
 fn beside(pairs: u32, once: impl Fn() -> Result<Sample, String> + Sync) -> Result<Sample, String> {
     thread::scope(|scope| {
         let runs: Vec<_> = (0..pairs).map(|_| scope.spawn(&once)).collect();
@@ -160,28 +160,28 @@ fn own(tool: &'static str) -> Result<String, String> {
     built.entry(tool).or_insert_with(build).clone()
 }
 
-/// Whether the packets went by the link that they should: roxe falls back to UDP without a word.
+/// Checks that the packets used the requested link: roxe falls back to UDP silently.
 pub(crate) fn went_by(link: Link, output: &str) -> Result<(), String> {
     let counter = |name: &str| {
         let mut words = output.split_whitespace();
         words.find_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse().ok()).unwrap_or(0_u64)
     };
     let (sent, by_ring) = (counter("sent_packets"), counter("sent_by_ring"));
-    // Those before the ring is there may be many where messages are few.
+    // With few messages, those sent before the ring exists may be many of all.
     let fits = if link == Link::Shm { by_ring > sent / 2 } else { sent > 0 && by_ring == 0 };
     if fits { Ok(()) } else { Err(format!("{by_ring} of {sent} packets by shared memory over {link}\n{output}")) }
 }
 
-/// The arguments that server and client of a program of perftest have in common, but for the port
-/// and the GID.
+/// Common arguments of server and client of a perftest program, except port and GID.
 pub(crate) fn arguments(verbs: &Verbs, size: u64, messages: u64) -> String {
-    // With several queue pairs perftest 4.5 counts a completion as 100 messages, also the last one
-    // of a queue pair that stands for fewer. If the sum is there while a queue pair still waits for
-    // room, it polls no more and never ends (seen with 16 queue pairs and 16384 messages each).
+    // With several queue pairs perftest 4.5 counts every completion as 100 messages, even the last
+    // one of a queue pair that stands for fewer. If the sum is reached while a queue pair still
+    // waits for room, perftest stops polling and never ends (seen with 16 queue pairs and 16384
+    // messages each).
     let messages = if verbs.qps > 1 { messages.next_multiple_of(100) } else { messages };
     let mut args = format!("-F -s {size} -n {messages} -m {}", verbs.mtu);
     if !verbs.is_latency() {
-        // Without the peak, which takes the time of every message.
+        // Without the peak, because that takes the time of every message.
         args += " -N";
     }
     if verbs.qps > 1 {
@@ -193,7 +193,7 @@ pub(crate) fn arguments(verbs: &Verbs, size: u64, messages: u64) -> String {
     args
 }
 
-/// What a client of perftest found.
+/// Extracts the figure from the output of a perftest client.
 pub(crate) fn figure(output: &str, size: u64, unit: Unit) -> Result<Sample, String> {
     // Bandwidth: iterations, peak, average, million messages. Latency: iterations, least, largest,
     // typical, average, deviation, 99 %, 99.9 %.
@@ -236,7 +236,7 @@ fn ucx(site: &Site, [test, tls]: [&str; 2], [size, messages]: [u64; 2], unit: Un
     sample.ok_or_else(|| format!("ucx_perftest gave no result:\n{output}"))
 }
 
-/// One TCP connection that sends so many bytes; what arrives counts.
+/// One TCP connection that sends so many bytes; received bytes count.
 fn iperf(site: &Site, bytes: u64) -> Result<Sample, String> {
     let (port, place) = (port(), Place { bare: true, ..Place::default() });
     let words = [format!("-s -1 -p {port}"), format!("-c {} -p {port} -n {bytes} -f m", site.host)];
@@ -283,7 +283,7 @@ fn fabric(
         .ok_or_else(|| format!("fi_pingpong gave no result:\n{output}"))
 }
 
-/// Runs a server and a client; what the client printed. Both must end well.
+/// Runs a server and a client, which must both end well; returns the client's output.
 fn run(site: &Site, [server, client]: [&str; 2], name: &str, place: &Place, port: u16) -> Result<String, String> {
     let program =
         |args: &str| Program { name: name.to_owned(), args: args.split_whitespace().map(str::to_owned).collect() };
@@ -298,7 +298,7 @@ fn run(site: &Site, [server, client]: [&str; 2], name: &str, place: &Place, port
     Err(format!("{}\n{}", said(&server), said(&client)))
 }
 
-/// What a program was asked, and what it said.
+/// Command and output of a program, for messages.
 pub(crate) fn said(end: &Outcome) -> String {
     format!("$ {}\n{}", end.command, end.output)
 }

@@ -1,4 +1,4 @@
-//! What RDMA WRITE over UDP can reach on this machine: right headers, right ICRCs, real
+//! Upper bound of RDMA WRITE over UDP on this machine: right headers, right ICRCs, real
 //! acknowledgements, and nothing else.
 //!
 //! One process writes messages of one size into the memory of another, a window ahead of the
@@ -19,10 +19,9 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-/// Bytes that may be on their way.
+/// Bytes in flight.
 const WINDOW: usize = 1 << 20;
-/// Small messages that one call sends, and how many may be on their way: as roxe and perftest have
-/// it.
+/// Small messages per call, and in flight, as in roxe and perftest.
 const BATCH: usize = 32;
 const MESSAGES: usize = 128;
 /// Runs between two acknowledgements within a message.
@@ -31,11 +30,11 @@ const RUNS_PER_ACK: usize = 4;
 const LONGEST: usize = 65_507;
 /// Longest packet: headers, payload and ICRC.
 const LARGEST: usize = Bth::LEN + Reth::LEN + 4096 + icrc::LEN;
-/// How long an acknowledgement may take before the measurement has failed.
+/// Time within which an acknowledgement must arrive.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Both queue pairs.
 const QPN: Qpn = Qpn::new(17);
-/// The port that the ICRC is made for; the sockets have others, which it does not matter to.
+/// Port that the ICRC is computed for; the sockets have others, which does not matter.
 const PORT: u16 = roxe_wire::ROCE_PORT;
 
 /// Gigabytes per second of messages of `size` bytes.
@@ -83,7 +82,7 @@ struct Writer {
     stage: Vec<u8>,
     mtu: usize,
     psn: Psn,
-    /// The first packet that is not acknowledged.
+    /// First unacknowledged packet.
     open: Psn,
 }
 
@@ -142,7 +141,7 @@ impl Writer {
         self.socket.send(&self.stage[..end]).map(drop)
     }
 
-    /// Takes acknowledgements until at most so many packets are on their way.
+    /// Receives acknowledgements until at most so many packets are in flight.
     fn await_acks(&mut self, packets: usize) -> io::Result<()> {
         let mut begun = None;
         let packets = i32::try_from(packets).unwrap_or(i32::MAX);
@@ -160,7 +159,7 @@ impl Writer {
     }
 }
 
-/// The packet that an acknowledgement names.
+/// PSN of an acknowledgement.
 fn acknowledged(datagram: &[u8]) -> io::Result<Psn> {
     let packet = Packet::parse(datagram).map_err(io::Error::other)?;
     match packet.header.kind {
@@ -169,7 +168,7 @@ fn acknowledged(datagram: &[u8]) -> io::Result<Psn> {
     }
 }
 
-/// Writes a packet into the front of `out`; its length.
+/// Writes a packet into the front of `out`; returns its length.
 fn seal(header: Header, payload: &[u8], index: usize, out: &mut [u8]) -> io::Result<usize> {
     let covered = header.padded_len(payload.len());
     let (packet, _) = out.split_at_mut(covered + icrc::LEN);
@@ -179,14 +178,14 @@ fn seal(header: Header, payload: &[u8], index: usize, out: &mut [u8]) -> io::Res
     Ok(packet.len())
 }
 
-/// What the network header of packet `index` of a send says.
+/// Network header of packet `index` of a send.
 fn net(index: usize) -> NetHeader {
     let here = Gid::from(IpAddr::from(Ipv4Addr::LOCALHOST));
     #[expect(clippy::cast_possible_truncation, reason = "at most 64 packets")]
     NetHeader { src: here, dst: here, src_port: PORT, hop_limit: 64, ident: index as u16, ..NetHeader::default() }
 }
 
-/// The responder at this address: takes messages of `size` bytes until killed.
+/// The responder at this address: receives messages of `size` bytes until killed.
 pub(crate) fn sink(size: &str, at: &str) -> io::Result<()> {
     let (socket, size) = (UdpSocket::bind((at, 0))?, size.parse().map_err(io::Error::other)?);
     sys::set_rcvbuf(&socket, 4 * WINDOW)?;
@@ -217,19 +216,20 @@ fn acknowledge(socket: &UdpSocket, to: SocketAddr, psn: Psn) -> io::Result<()> {
     socket.send_to(&packet[..len], to).map(drop)
 }
 
-/// Where messages land.
+/// Destination of messages.
 struct Memory {
     bytes: Vec<u8>,
-    /// How much of the message in progress is there.
+    /// Bytes received of the message in progress.
     filled: usize,
     expected: Psn,
 }
 
 impl Memory {
-    /// Takes the packets of one receive. Whether one of them asks for an acknowledgement.
+    /// Processes the packets of one receive. Returns true if one of them requests an
+    /// acknowledgement.
     fn take_run(&mut self, run: &[u8]) -> io::Result<bool> {
-        // Runs have no other lengths: a packet with a RETH is alone, and those without are cut from
-        // the front.
+        // All packets of a run have the same length: a packet with a RETH is alone, and those
+        // without are cut from the front.
         let mut asked = false;
         let only = only_len(self.bytes.len());
         let segment = if run.len().is_multiple_of(only) { only } else { segment_of(run) };

@@ -11,13 +11,13 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Instant;
 
-/// A process of the passive side, each of whose threads has as many queue pairs.
+/// A process of the passive side; each of its threads has the same number of queue pairs.
 pub(crate) struct Server {
     child: Child,
-    /// The endpoints of our queue pairs, then numbers of threads that are to poll or to stop it.
+    /// Endpoints of our queue pairs, then numbers of threads that start or stop polling.
     input: ChildStdin,
     output: Lines<BufReader<ChildStdout>>,
-    /// Its threads whose queue pairs are connected.
+    /// Number of its threads whose queue pairs are connected.
     met: usize,
 }
 
@@ -40,8 +40,8 @@ impl Server {
         Ok(self.output.next().ok_or("the server ended early")??)
     }
 
-    /// Connects all queue pairs with those of the server's next thread, which tells them on a line
-    /// each, and its memory on the first.
+    /// Connects all queue pairs with those of the server's next thread, which prints an endpoint
+    /// per line, and its memory on the first.
     fn meet(&mut self, qps: &[QueuePair]) -> Result<RemoteAddr> {
         let target = self.line()?.parse()?;
         let peers = qps.iter().map(|_| Ok(self.line()?.parse()?)).collect::<Result<Vec<Endpoint>>>()?;
@@ -50,13 +50,12 @@ impl Server {
             qp.connect(peer)?;
         }
         self.input.flush()?;
-        // "connected".
         self.line()?;
         self.met += 1;
         Ok(target)
     }
 
-    /// The fleet's thread begins to poll, or ends it.
+    /// Starts or stops polling by the fleet's thread.
     pub(crate) fn toggle(&mut self, fleet: &Fleet) -> Result<()> {
         Ok(writeln!(self.input, "{}", fleet.thread)?)
     }
@@ -64,7 +63,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended by itself; then there is nothing to kill.
+        // Fails if it has ended already, which is fine.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -76,9 +75,9 @@ pub(crate) struct Fleet {
     cq: CompletionQueue,
     region: MemoryRegion,
     target: RemoteAddr,
-    /// The number of the thread at the other end.
+    /// Number of the thread at the other end.
     thread: usize,
-    /// Which queue pair is next.
+    /// Index of the next queue pair.
     pub(crate) turn: usize,
 }
 
@@ -92,8 +91,8 @@ impl Fleet {
         Ok(Self { qps, cq, region, target, thread, turn: 0 })
     }
 
-    /// Million messages per second that go round all queue pairs. Only what completes in the time
-    /// counts, as with many under way the end of the last takes long.
+    /// Million messages per second round all queue pairs. Only completions within the time count,
+    /// because with many in flight the last ones take long.
     pub(crate) fn rate(&mut self, size: usize, under_way: usize) -> Result<f64> {
         let source = [self.region.slice(..size)?];
         let (begun, mut posted, mut done, mut rate) = (Instant::now(), 0_u32, 0_u32, None);
@@ -103,7 +102,7 @@ impl Fleet {
             if taken >= TIME && rate.is_none() {
                 rate = Some(f64::from(done) / taken.as_secs_f64() / 1e6);
             }
-            // No more than a few between two looks at what is done.
+            // Post only a few between two polls.
             let room = if rate.is_none() { under_way - (posted - done) as usize } else { 0 };
             for _ in 0..room.min(UNDER_WAY) {
                 let qp = &self.qps[self.turn % self.qps.len()];
@@ -131,7 +130,6 @@ pub(crate) fn serve(count: usize, threads: usize) -> Result<()> {
             let poller = scope.spawn(move || {
                 let connected = accept(count).inspect_err(|e| eprintln!("scale: {e}"));
                 let Ok((_qps, _region, cq)) = connected else { std::process::exit(1) };
-                // Whoever waits for it waits until then.
                 let _ = ready.send(());
                 poll_while(&theirs, &cq)
             });
@@ -144,7 +142,7 @@ pub(crate) fn serve(count: usize, threads: usize) -> Result<()> {
             flag.fetch_xor(true, Ordering::Relaxed);
             poller.thread().unpark();
         }
-        // The client is gone.
+        // The client has ended.
         std::process::exit(0);
     })
 }
@@ -167,7 +165,7 @@ fn accept(count: usize) -> Result<(Vec<QueuePair>, MemoryRegion, CompletionQueue
     Ok((qps, region, cq))
 }
 
-/// Polls whenever it is to; what comes out is of no interest, but an error ends the process.
+/// Polls while the flag is set and ignores successful completions; an error ends the process.
 fn poll_while(polls: &AtomicBool, cq: &CompletionQueue) {
     let mut completions = [WorkCompletion::default(); 4];
     loop {

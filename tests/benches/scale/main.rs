@@ -1,4 +1,4 @@
-//! What many of everything cost: connected queue pairs, registered regions, threads.
+//! Costs of many objects: connected queue pairs, registered regions, threads.
 //!
 //! ```text
 //! cargo bench -p roxe-tests --bench scale [-- [OPTION=N...] [WORD...]]
@@ -16,8 +16,8 @@
 //!   two processors.
 //! - `processes`: N (1,000) start together, and each writes to another one; how long it takes.
 //!
-//! What is compared is interleaved in rounds, medians and ratios count, and it is told how many
-//! figures others disturbed. `ROXE_*` variables reach all of it.
+//! Compared runs are interleaved in rounds, and medians and ratios count. The report says how many
+//! figures other processes disturbed. `ROXE_*` variables apply to all processes.
 
 mod fleet;
 mod processes;
@@ -40,13 +40,13 @@ use std::time::{Duration, Instant};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// How long one figure is taken.
+/// Time of one figure.
 const TIME: Duration = Duration::from_millis(100);
-/// Messages under way in all.
+/// Messages in flight in all.
 const UNDER_WAY: usize = 64;
-/// On every queue pair, where all are busy.
+/// Messages in flight on every queue pair, where all are busy.
 const EACH: usize = 4;
-/// Queue pairs that the many are compared with.
+/// Number of queue pairs to compare with.
 const FEW: usize = 16;
 /// Message sizes, the last is the longest.
 const SIZES: [usize; 3] = [64, 4 << 10, 64 << 10];
@@ -108,7 +108,7 @@ impl Options {
         if wants("mrs") {
             regions(self.mrs, self.rounds)?;
         }
-        // The last: from then on this process has one processor, and its servers have another.
+        // Last, because from then on this process has one processor, and its servers have another.
         if wants("qps") || wants("busy") {
             pin::begin(true)?;
             let mut both = [Served::launch(FEW)?, Served::launch(self.qps)?];
@@ -125,9 +125,9 @@ impl Options {
     }
 }
 
-/// Alternatives of one comparison, measured in turns.
+/// Compares alternatives, measured in turns.
 ///
-/// Each has a name, and may have a process beside this one that works for it.
+/// Each has a name, and may have a server process.
 fn compare(
     names: &[(String, Option<u32>)],
     rounds: usize,
@@ -155,7 +155,7 @@ fn compare(
 struct Served {
     server: Server,
     fleet: Fleet,
-    /// Bytes that this process occupied before.
+    /// Resident bytes of this process before.
     resident: usize,
 }
 
@@ -173,12 +173,12 @@ impl Served {
         Ok(served)
     }
 
-    /// Bytes that each queue pair has added to what this process occupies.
+    /// Resident bytes that each queue pair has added.
     fn each(&self) -> Result<usize> {
         Ok(resident()?.saturating_sub(self.resident) / self.fleet.qps.len())
     }
 
-    /// Million messages per second, while the server is awake.
+    /// Million messages per second; the server polls meanwhile.
     fn rate(&mut self, size: usize, under_way: usize) -> Result<f64> {
         self.server.toggle(&self.fleet)?;
         let rate = self.fleet.rate(size, under_way);
@@ -187,14 +187,14 @@ impl Served {
     }
 }
 
-/// Bytes of memory that this process occupies.
+/// Resident bytes of this process.
 fn resident() -> Result<usize> {
     let statm = std::fs::read_to_string("/proc/self/statm")?;
     let pages: usize = statm.split(' ').nth(1).ok_or("statm is short")?.parse()?;
     Ok(pages * 4096)
 }
 
-/// A completion queue has room for `completions`, and for those of [`UNDER_WAY`].
+/// The completion queue has room for `completions` and those of [`UNDER_WAY`].
 fn open(completions: usize) -> Result<(Context, ProtectionDomain, CompletionQueue)> {
     let context = Context::open_first()?;
     let pd = context.alloc_pd()?;
@@ -207,7 +207,7 @@ fn queue_pair(pd: &ProtectionDomain, cq: &CompletionQueue) -> Result<QueuePair> 
 }
 
 fn queue_pairs(both: &mut [Served; 2], under_way: impl Fn(&Fleet) -> usize, rounds: usize) -> Result<()> {
-    // The first messages of a queue pair reserve its memory.
+    // The first messages of a queue pair allocate its memory.
     for served in both.iter_mut() {
         let all = served.fleet.qps.len();
         while served.fleet.turn < EACH * all {
@@ -232,10 +232,10 @@ fn queue_pairs(both: &mut [Served; 2], under_way: impl Fn(&Fleet) -> usize, roun
     Ok(())
 }
 
-/// Two queue pairs of this process that know each other, and what they need.
+/// Two connected queue pairs of this process.
 struct Pair {
     from: QueuePair,
-    /// Kept for `from`.
+    /// Keeps the peer of `from` alive.
     _to: QueuePair,
     cq: CompletionQueue,
 }
@@ -279,15 +279,15 @@ fn regions(most: usize, rounds: usize) -> Result<()> {
     let mut page = Box::new(Page([0; 4096]));
     let start = NonNull::from(&mut page.0).cast::<u8>();
     let begun = Instant::now();
-    // SAFETY: the page lives until the regions are gone, and nobody else looks at it.
+    // SAFETY: the page outlives the regions, and nothing else accesses it.
     let region = || unsafe { pd.register_raw(start, 64, REMOTE) };
     let all = (0..most).map(|_| region()).collect::<std::result::Result<Vec<_>, _>>()?;
     println!("  {most} regions registered in {:.1} s", begun.elapsed().as_secs_f32());
     let mut counts: Vec<usize> = [1, 1000, 100_000, most].into_iter().filter(|count| *count <= most).collect();
     counts.dedup();
     let names: Vec<_> = counts.iter().map(|count| (format!("keys of {count} regions"), None)).collect();
-    // In the order of the messages: what is measured is how the keys are found, not where the
-    // program keeps them. The step visits all of them, far apart.
+    // In the order of the messages, because the lookup of keys is measured, not where the program
+    // keeps them. The step visits all of them, far apart.
     let ends = |count: usize| {
         let at = (0..count).map(|at| at * 7_919 % count);
         at.map(|at| Ok(([all[at].slice(..64)?], all[count - 1 - at].remote()))).collect::<Result<Vec<_>>>()
@@ -301,7 +301,7 @@ fn regions(most: usize, rounds: usize) -> Result<()> {
     Ok(())
 }
 
-/// Every thread makes its own queues.
+/// Every thread has its own queues.
 fn threads(most: usize, rounds: usize) -> Result<()> {
     println!("WRITEs of 64 bytes within a process, every thread with queues of its own; the sum of all threads");
     let context = Context::open_first()?;
@@ -336,8 +336,8 @@ fn pairs(most: usize, rounds: usize) -> Result<()> {
     side_by_side(&counts, rounds, &SIZES, worker)
 }
 
-/// Measures this many threads beside each other, each of which calls `worker` once, with messages
-/// of each of the sizes.
+/// Runs this many threads in parallel, each of which calls `worker` once, with messages of each of
+/// the sizes.
 fn side_by_side<R: FnMut(usize) -> Result<f64>>(
     counts: &[usize],
     rounds: usize,
@@ -346,7 +346,7 @@ fn side_by_side<R: FnMut(usize) -> Result<f64>>(
 ) -> Result<()> {
     let work = |sizes: &Receiver<usize>, told: &Sender<std::result::Result<f64, String>>| -> Result<()> {
         let mut rate = worker()?;
-        // It is ready.
+        // Signals that it is ready.
         told.send(Ok(0.0))?;
         while let Ok(size) = sizes.recv() {
             told.send(rate(size).map_err(|e| e.to_string()))?;
@@ -366,7 +366,7 @@ fn side_by_side<R: FnMut(usize) -> Result<f64>>(
             (start, told)
         };
         let workers: Vec<_> = (0..counts.iter().copied().max().unwrap_or(0)).map(spawn).collect();
-        // All of them are ready before any of them begins.
+        // All of them are ready before any of them starts.
         sum(&workers)?;
         for size in sizes {
             println!(" {size} bytes");

@@ -6,7 +6,6 @@ use std::io::{self, BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
-/// One of the processes.
 struct Member {
     child: Child,
     input: ChildStdin,
@@ -25,7 +24,7 @@ impl Member {
         Ok(self.output.next().ok_or("a process ended early")??)
     }
 
-    /// Bytes of memory that are this process's, or its share of those that it has with others.
+    /// Bytes of memory of this process, with its share of shared ones.
     fn memory(&self) -> Result<usize> {
         let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.child.id()))?;
         let kib = text.lines().find_map(|line| line.strip_prefix("Pss:")?.split_whitespace().next()?.parse().ok());
@@ -35,7 +34,7 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // It may have ended by itself; then there is nothing to kill.
+        // Fails if it has ended already, which is fine.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -65,8 +64,8 @@ pub(crate) fn processes(count: usize) -> Result<()> {
     Ok(())
 }
 
-/// One of the processes. Says where it is, hears where its peer is, writes once all have connected,
-/// and goes once all have written.
+/// Runs one of the processes: prints its address, reads that of its peer, writes once all have
+/// connected, and ends once all have written.
 pub(crate) fn member() -> Result<()> {
     let (_context, pd, cq) = open(0)?;
     let (region, qp) = (pd.alloc_mr(64, REMOTE)?, queue_pair(&pd, &cq)?);

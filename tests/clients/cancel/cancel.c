@@ -23,7 +23,7 @@
 
 enum { PORT = 1, DEPTH = 64, SIZE = 64, LIMIT_S = 20, PATIENCE = 64, FARTHEST = 200 };
 
-// What one end tells the other.
+// Addresses that one end sends to the other.
 struct end {
     union ibv_gid gid;
     uint64_t address;
@@ -38,7 +38,7 @@ static struct ibv_qp *qp;
 static struct ibv_mr *mr;
 static char memory[SIZE];
 static struct end peer;
-// How far the thread of this round has come.
+// Progress of the thread of this round.
 static atomic_int steps;
 
 static void die(const char *what)
@@ -78,7 +78,7 @@ static int find_gid(union ibv_gid *gid)
     return -1;
 }
 
-// Opens the device and connects a queue pair with that at the other end of the socket.
+// Opens the device and connects a queue pair with that of the other end of the socket.
 static void connect_over(int socket)
 {
     struct ibv_device **list = ibv_get_device_list(NULL);
@@ -116,12 +116,12 @@ static void connect_over(int socket)
     attr.qp_state = IBV_QPS_RTS;
     int rts = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
     check(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | rts), "RTS");
-    // Both ends can receive.
+    // Both ends are ready to receive.
     char go = 'g';
     check(write(socket, &go, 1) == 1 && read(socket, &go, 1) == 1, "the peer");
 }
 
-// Writes to the peer, unless there is no room.
+// Posts a WRITE to the peer, unless the queue is full.
 static int post(uint64_t id)
 {
     struct ibv_sge sge = { .addr = (uintptr_t)memory, .length = SIZE, .lkey = mr->lkey };
@@ -133,7 +133,7 @@ static int post(uint64_t id)
     return !error;
 }
 
-// Takes a completion, and says whose; 0 if there is none.
+// Polls a completion and returns its id; 0 if there is none.
 static uint64_t poll_one(void)
 {
     struct ibv_wc wc;
@@ -142,8 +142,8 @@ static uint64_t poll_one(void)
     return count ? wc.wr_id : 0;
 }
 
-// Posts and polls; heeds that it is cancelled now and then, so that it is so already in many a
-// call.
+// Posts and polls. Checks for cancellation only now and then, so that many calls start with a
+// pending cancellation.
 static void *spin(void *unused)
 {
     for (;;) {
@@ -175,7 +175,7 @@ static void *wait_for_events(void *unused)
     return unused;
 }
 
-// Makes and unmakes one of each kind.
+// Creates and destroys one object of each kind.
 static void make_all(void)
 {
     struct ibv_comp_channel *its_channel = ibv_create_comp_channel(context);
@@ -198,7 +198,7 @@ static void *make(void *unused)
     return unused;
 }
 
-// What a round does itself, after its thread is gone.
+// Prints the result of a round after its thread is gone.
 static void show(void *(*work)(void *), uint64_t id)
 {
     if (work == make) {

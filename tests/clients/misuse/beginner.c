@@ -1,5 +1,4 @@
-// Mistakes that are made with the first program: what docs/beginners.md shows, as far as no other
-// file has them.
+// Mistakes of first programs (docs/tutorials/first-mistakes.md) that no other file has.
 #include "misuse.h"
 #include <errno.h>
 #include <unistd.h>
@@ -15,7 +14,7 @@ static void rtr_forgotten(bool wrong) {
     check(ibv_modify_qp(side.qp, &attr, mask) == EINVAL, "there is no such transition");
 }
 
-// The address of the peer, and an index of the GID table at which there is nothing.
+// The peer's address, and an index of an empty entry of the GID table.
 static void empty_gid(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
     if (state == IBV_QPS_RTR)
         attr->ah_attr.grh.sgid_index = 9;
@@ -29,7 +28,7 @@ static void wrong_gid_index(bool wrong) {
     connect_side(&sides[0], &sides[1], (struct options){0}, empty_gid);
 }
 
-// Completions are looked for in a queue in which none come.
+// Polls a queue that gets no completions.
 static void wrong_cq(bool wrong) {
     (void)wrong;
     struct side sides[2];

@@ -1,4 +1,4 @@
-// What the twins have in common.
+// Common code of the twins.
 #include "misuse.h"
 #include <unistd.h>
 #include <fcntl.h>
@@ -209,7 +209,7 @@ void done(struct side *side) {
     }
 }
 
-// Standard error closed, and a file of the program's own at its number.
+// Closes standard error and opens a file, which gets its number.
 static void replace_standard_error(const char *file) {
     close(2);
     check(open(file, O_CREAT | O_WRONLY, 0600) == 2, "the number of standard error");

@@ -1,5 +1,5 @@
-// Connections of librdmacm that do not come to be, each for a reason of its own: what
-// `roxe run --explain` has to tell apart. Both ends are in one process, on 127.0.0.1.
+// Connections of librdmacm that fail, each for another reason that `roxe run --explain` must name.
+// Both ends are in one process, on 127.0.0.1.
 #include "misuse.h"
 #include <arpa/inet.h>
 #include <rdma/rdma_cma.h>
@@ -17,7 +17,7 @@ static struct rdma_cm_id *new_id(void) {
     return id;
 }
 
-// Takes the next event, which has to be this one, and copies its text.
+// Gets the next event, which must be of this kind, and copies its text.
 static struct rdma_cm_id *expect(enum rdma_cm_event_type expected) {
     struct rdma_cm_event *event;
     check(!rdma_get_cm_event(events, &event), "rdma_get_cm_event");
@@ -58,7 +58,7 @@ static void resolve(struct rdma_cm_id *id, unsigned port) {
     expect(RDMA_CM_EVENT_ROUTE_RESOLVED);
 }
 
-// A client that has asked for a connection to this port; without a queue pair of the id for
+// A client that has requested a connection to this port; without a queue pair of the id for
 // `qp_num`.
 static struct rdma_cm_id *ask(unsigned port, unsigned qp_num) {
     struct rdma_cm_id *id = new_id();
@@ -72,7 +72,7 @@ static struct rdma_cm_id *ask(unsigned port, unsigned qp_num) {
 
 static unsigned port_of(struct rdma_cm_id *id) { return ntohs(rdma_get_src_port(id)); }
 
-// The address is that of another interface, or of none that a route leads to: tests choose it.
+// Tests choose the address: that of another interface, or one without a route.
 static void cm_address(bool wrong) {
     (void)wrong;
     struct rdma_cm_id *id = new_id();
@@ -97,7 +97,7 @@ static void cm_refused(bool wrong) {
 
 static void cm_backlog(bool wrong) {
     (void)wrong;
-    // Events of the listener are not taken, so that its requests wait.
+    // The listener does not get its events, so its requests wait.
     struct rdma_cm_id *waiting = listener(1);
     struct rdma_event_channel *unread = rdma_create_event_channel();
     check(!rdma_migrate_id(waiting, unread), "rdma_migrate_id");
@@ -121,7 +121,7 @@ static void cm_stale(bool wrong) {
     } while (event->event != RDMA_CM_EVENT_REJECTED && !rdma_ack_cm_event(event));
 }
 
-// The queue pair is no longer in a state in which it can be connected.
+// The queue pair is in a state in which it cannot be connected.
 static void cm_own_queue_pair(bool wrong) {
     (void)wrong;
     struct rdma_cm_id *id = ask(port_of(listener(1)), 0);
@@ -140,7 +140,7 @@ static void cm_create_qp(bool wrong) {
     check(rdma_create_qp(id, NULL, &init), "so long a list is refused");
 }
 
-// A host without a card, which answers so.
+// A host without a card, which rejects the request.
 static void cm_no_card(bool wrong) {
     (void)wrong;
     struct rdma_cm_id *id = new_id();

@@ -9,13 +9,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-// What is wrong shall fail soon; what is right shall not, however busy the machine is.
+// The wrong twin fails soon; the right one does not fail, however busy the machine is.
 static struct options patience(bool wrong) {
     return wrong ? (struct options){.timeout = 13, .retry_cnt = 7} : (struct options){.timeout = 18, .retry_cnt = 7};
 }
 
 
-// Two sides; the attributes of the first are changed by `first`, those of the other by `second`.
+// Connects two sides; `first` and `second` change their attributes.
 static void make_changed(struct side sides[2], struct options options,
                          void (*first)(struct ibv_qp_attr *, enum ibv_qp_state),
                          void (*second)(struct ibv_qp_attr *, enum ibv_qp_state)) {
@@ -25,15 +25,14 @@ static void make_changed(struct side sides[2], struct options options,
     connect_side(&sides[1], &sides[0], options, second);
 }
 
-// A request of the first side, whose completion has to be good unless the twin is the wrong one.
+// Posts a request of the first side, whose completion must succeed except in the wrong twin.
 static void request(struct side sides[2], enum ibv_wr_opcode opcode, unsigned length, bool wrong) {
     check(!post_send(&sides[0], 1, opcode, IBV_SEND_SIGNALED, 0, length, &sides[1]), "ibv_post_send");
     enum ibv_wc_status status = completion(&sides[0], NULL);
     check((status != IBV_WC_SUCCESS) == wrong, ibv_wc_status_str(status));
 }
 
-// An example that was often copied: each side starts with a random PSN and tells the other one of
-// something else.
+// A common copied example: each side starts with a random PSN but sends another number to its peer.
 static void from_other_psn(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
     (void)state;
     attr->sq_psn = 1000;
@@ -124,7 +123,8 @@ static void depth_mismatch(bool wrong) {
     close_sides(sides);
 }
 
-// A datagram of 64 bytes from the first side to the second, which has a receive of this length.
+// Sends a datagram of 64 bytes from the first side to the second, which has a receive of this
+// length.
 static void send_datagram(uint32_t qkey, unsigned receive, bool arrives) {
     struct side sides[2];
     make_pair(sides, (struct options){.type = IBV_QPT_UD});
@@ -162,7 +162,7 @@ static void ud_receive_too_small(bool wrong) {
     send_datagram(QKEY, wrong ? 64 : 104, !wrong);
 }
 
-// Whether the interface has an IPv4 address and cannot carry packets of 4096 bytes.
+// True if the interface has an IPv4 address and cannot carry packets of 4096 bytes.
 static bool is_narrow(const char *name) {
     struct ifreq ask = {0};
     strncpy(ask.ifr_name, name, IFNAMSIZ - 1);
@@ -174,8 +174,8 @@ static bool is_narrow(const char *name) {
     return is;
 }
 
-// Chooses an interface whose packets are shorter than the longest there are. Where there is none,
-// in a network of its own it makes the packets of lo shorter, which needs the rights to do so.
+// Chooses an interface with an MTU below that of the port. If there is none, shortens the MTU of lo
+// in a network of its own, which needs privileges.
 static void choose_narrow_interface(void) {
     struct if_nameindex *all = if_nameindex();
     check(all, "if_nameindex");
@@ -219,7 +219,7 @@ static void mtu_over_port(bool wrong) {
     close_sides(sides);
 }
 
-// The peer is not ready to receive yet when the first request comes.
+// The peer is not ready to receive when the first request arrives.
 static void timeout_zero(bool wrong) {
     struct options options = {.timeout = wrong ? 12 : 18, .retry_cnt = wrong ? -1 : 7};
     struct side sides[2];
@@ -235,8 +235,8 @@ static void timeout_zero(bool wrong) {
     close_sides(sides);
 }
 
-// A structure that was never set as a whole.
-// Seen in NVIDIA/nvshmem#21, llm-d/llm-d#406.
+// An attribute structure that was never initialised as a whole. Seen in NVIDIA/nvshmem#21,
+// llm-d/llm-d#406.
 static void attr_garbage(bool wrong) {
     struct side sides[2];
     make_side(&sides[0], (struct options){0});
@@ -286,12 +286,12 @@ static void psn_mismatch_near(bool wrong) {
     meet_peer(sides, (struct options){.timeout = 10}, wrong && child ? few_ahead : NULL);
     check(post_recv(&sides[0], 1, 0, 64) == 0, "ibv_post_recv");
     wait_for_peer();
-    // The parent receives: what it finds decides about the exit status.
+    // The parent receives and determines the exit status.
     if (!child) {
         check(!post_send(&sides[0], 1, IBV_WR_SEND, IBV_SEND_SIGNALED, 0, 64, &sides[1]), "ibv_post_send");
         check((completion(&sides[0], NULL) == IBV_WC_SUCCESS) != wrong, "the send");
     }
-    // Each side goes when the other is done.
+    // Each side ends after the other is done.
     wait_for_peer();
     sides[1].qp = NULL;
     if (!wrong && child)

@@ -6,8 +6,8 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-// A queue that is smaller than what completes there, on its way to an overrun.
-// Seen in spdk/spdk#1747, ofiwg/libfabric#4250.
+// A completion queue smaller than the requests in flight, about to overrun. Seen in spdk/spdk#1747,
+// ofiwg/libfabric#4250.
 static void cq_too_small(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){.cqe = wrong ? 10 : 32});
@@ -39,7 +39,7 @@ static void arm(struct side *side) {
     check(!ibv_req_notify_cq(side->cq, 0), "ibv_req_notify_cq");
 }
 
-// Waits for an event, and says that `acknowledged` were taken.
+// Waits for an event, and acknowledges `acknowledged` of them.
 static void take_event(struct side *side, unsigned acknowledged) {
     struct ibv_cq *cq;
     void *user;
@@ -52,8 +52,8 @@ static void write_one(struct side sides[2]) {
     check(!post_send(&sides[0], 1, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED, 0, 64, &sides[1]), "ibv_post_send");
 }
 
-// Takes the event, arms, and waits again without a look at the queue.
-// Seen in apache/brpc#3415, ofiwg/libfabric#796, ThinkParQ/beegfs#133.
+// Gets the event, arms, and waits again without polling the queue. Seen in apache/brpc#3415,
+// ofiwg/libfabric#796, ThinkParQ/beegfs#133.
 static void *sleeper(void *of) {
     struct side *sides = of;
     arm(&sides[0]);
@@ -84,7 +84,7 @@ static void sleep_with_completions(bool wrong) {
     close_sides(sides);
 }
 
-// Takes one of two completions and sleeps until the next event, which is not asked for.
+// Polls one of two completions and sleeps until the next event without arming.
 static void sleep_in(bool wrong, void (*wait)(int fd, int ms)) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -119,8 +119,7 @@ static void in_poll(int fd, int ms) {
 static void sleep_in_epoll(bool wrong) { sleep_in(wrong, in_epoll); }
 static void sleep_in_poll(bool wrong) { sleep_in(wrong, in_poll); }
 
-// Polls until nothing is left, arms, and waits: what came between the two has no event on every
-// card.
+// Polls until the queue is empty, arms, and waits: a completion between the two may raise no event.
 static void sleep_armed_late(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -139,8 +138,8 @@ static void sleep_armed_late(bool wrong) {
     close_sides(sides);
 }
 
-// The events of a queue that is destroyed were taken and not acknowledged.
-// Seen in openucx/ucx#1039, linux-rdma/perftest#60, spdk/spdk#3347.
+// Destroys a queue whose events were received but not acknowledged. Seen in openucx/ucx#1039,
+// linux-rdma/perftest#60, spdk/spdk#3347.
 static void *destroyer(void *of) {
     destroy_side(of);
     return NULL;
@@ -172,8 +171,8 @@ static void acked_too_many(bool wrong) {
     close_sides(sides);
 }
 
-// Two events come before the program looks; it takes one and sleeps until the next edge.
-// Seen in kvcache-ai/Mooncake#3236.
+// Two events arrive before the program looks; it gets one and sleeps until the next edge. Seen in
+// kvcache-ai/Mooncake#3236.
 static void event_unread(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -201,8 +200,8 @@ static void event_unread(bool wrong) {
     close_sides(sides);
 }
 
-// The same with the events of the device context. Queue pairs of a shared receive queue say when
-// they hold none of its receives any more, as soon as they are in the state ERR.
+// Leaves events of the device context unread. Queue pairs of a shared receive queue raise an event
+// when they hold none of its receives any more, as soon as they are in the state ERR.
 static void event_unread_async(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -248,8 +247,8 @@ static void event_unread_async(bool wrong) {
     close_sides(sides);
 }
 
-// A peer names a key that does not exist, which ends the queue pair here without a completion.
-// Seen in ROCm/mori#670.
+// A peer uses an unknown key, which moves the queue pair to ERR without a completion. Seen in
+// ROCm/mori#670.
 static void async_unread(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -268,8 +267,8 @@ static void async_unread(bool wrong) {
     close_sides(sides);
 }
 
-// A connection is made anew on the queue of the old one, in which a completion still lies.
-// Seen in spdk/spdk#3807.
+// Reconnects with a completion queue that still holds a completion of the old connection. Seen in
+// spdk/spdk#3807.
 static void completion_of_the_dead(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});

@@ -1,4 +1,4 @@
-// Requests that fail, each for a reason of its own: what `roxe run --explain` has to tell apart.
+// Requests that fail, each for another reason that `roxe run --explain` must name.
 #include "misuse.h"
 #include <arpa/inet.h>
 #include <errno.h>
@@ -38,7 +38,7 @@ static void other_psn(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
         attr->rq_psn = 0x500000;
 }
 
-// One side connected, the other as `peer` says.
+// Connects one side; `peer` configures the other.
 static void silent(void (*change)(struct ibv_qp_attr *, enum ibv_qp_state), enum ibv_qp_state peer,
                    void (*peer_change)(struct ibv_qp_attr *, enum ibv_qp_state)) {
     struct side sides[2];
@@ -55,7 +55,7 @@ static void silent(void (*change)(struct ibv_qp_attr *, enum ibv_qp_state), enum
 static void retry_no_process(bool wrong) { (void)wrong; silent(no_process, IBV_QPS_INIT, NULL); }
 static void retry_no_queue_pair(bool wrong) { (void)wrong; silent(no_queue_pair, IBV_QPS_INIT, NULL); }
 static void retry_not_connected(bool wrong) { (void)wrong; silent(NULL, IBV_QPS_INIT, NULL); }
-// The peer has another queue pair as its own peer: it executes and answers elsewhere.
+// The peer is connected to another queue pair: it executes requests, but acknowledges to that one.
 static void other_peer(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
     if (state == IBV_QPS_RTR)
         attr->dest_qp_num ^= 0x400;
@@ -74,7 +74,7 @@ static void retry_dest(bool wrong) {
 static void retry_in_error(bool wrong) { (void)wrong; silent(NULL, IBV_QPS_ERR, NULL); }
 static void retry_psn(bool wrong) { (void)wrong; silent(NULL, IBV_QPS_RTS, other_psn); }
 
-// The peer expects another address: packets come from 127.0.0.1, it wants them from 127.0.0.2.
+// The peer expects packets from 127.0.0.2, but they come from 127.0.0.1.
 static void other_gid(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
     if (state == IBV_QPS_RTR)
         attr->ah_attr.grh.dgid.raw[15] = 2;
@@ -82,8 +82,8 @@ static void other_gid(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
 
 static void retry_gid(bool wrong) { (void)wrong; silent(NULL, IBV_QPS_RTS, other_gid); }
 
-// The peer is on another host, where nobody has a card; the environment says which, and whether the
-// own interface goes down meanwhile.
+// The peer is on another host without a card; the environment names it, and says if the local
+// interface goes down meanwhile.
 static void far(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
     if (state != IBV_QPS_RTR)
         return;
@@ -103,10 +103,10 @@ static void never_answered(struct options options) {
 }
 
 static void retry_far(bool wrong) { (void)wrong; never_answered(quick); }
-// A host answers a few packets in a second only.
+// The peer's host answers only a few packets per second.
 static void retry_often(bool wrong) { (void)wrong; never_answered((struct options){.timeout = 10, .retry_cnt = 7}); }
 
-// The way takes a short request and no long one: ROXE_FAULTS is the way.
+// The network passes short requests and drops long ones (ROXE_FAULTS).
 static void retry_long(bool wrong) {
     (void)wrong;
     struct side sides[2];
@@ -119,8 +119,8 @@ static void retry_long(bool wrong) {
     fails(sides, IBV_WR_RDMA_WRITE, 0, 1024, IBV_WC_RETRY_EXC_ERR);
 }
 
-// The peer is a process of its own, which gets `signal` once both are connected; none: it says
-// nothing about why it does not take what comes.
+// The peer is another process, which gets `signal` once both are connected; without one it does not
+// say why it drops packets.
 static void lost_peer(int signal) {
     pid_t child = fork_peer();
     check(child || !prctl(PR_SET_PDEATHSIG, SIGKILL), "prctl");
@@ -131,8 +131,7 @@ static void lost_peer(int signal) {
     if (!child)
         for (;;)
             pause();
-    // The failure may be explained behind its completion, so the peer stays as it is until this
-    // process is over.
+    // The failure may be explained after its completion, so the peer stays until this process ends.
     int status;
     if (signal) {
         kill(child, signal);
@@ -194,7 +193,7 @@ static void access_unmapped(bool wrong) {
     fails(sides, IBV_WR_RDMA_WRITE, 0, 64, IBV_WC_REM_OP_ERR);
 }
 
-// The page is there, and the card must not write to it any more.
+// The page exists, but is no longer writable for the card.
 static void access_readonly(bool wrong) {
     (void)wrong;
     struct side sides[2];
@@ -259,7 +258,7 @@ static void window_old_key(bool wrong) {
     fails(sides, IBV_WR_RDMA_WRITE, 0, 64, IBV_WC_REM_ACCESS_ERR);
 }
 
-// The queue pair that bound the window is not the one whose peer uses it.
+// The window is used over another queue pair than the one that bound it.
 static void window_other_qp(bool wrong) {
     (void)wrong;
     struct side sides[2];
@@ -281,7 +280,7 @@ static void window_right(bool wrong) {
     fails(sides, IBV_WR_RDMA_WRITE, 0, 64, IBV_WC_REM_ACCESS_ERR);
 }
 
-// Binds that fail: to a region without the right, and of a window that is bound.
+// Binds that fail: to a region without the right, and of a bound window.
 static void bad_bind(struct side sides[2], int access, bool twice) {
     make_pair(sides, quick);
     struct ibv_mr *mr = ibv_reg_mr(sides[0].pd, sides[0].memory, MEMORY, access);
@@ -411,8 +410,8 @@ static void send_datagram(struct side sides[2], unsigned length, enum ibv_wc_sta
     check(completion(&sides[0], NULL) == expected, "the datagram");
 }
 
-// A datagram that is longer than the port's MTU, and one into a receive without room for the GRH:
-// the next one, which fits, shows that it has been dropped.
+// A datagram longer than the port's MTU, and one into a receive without room for the GRH. The next
+// one, which fits, shows that it was dropped.
 static void datagram(unsigned length, unsigned room, enum ibv_wc_status expected) {
     struct side sides[2];
     make_pair(sides, (struct options){.type = IBV_QPT_UD});
@@ -443,7 +442,7 @@ static void local_atomic(bool wrong) {
     fails(sides, IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 16, IBV_WC_LOC_LEN_ERR);
 }
 
-// Requests are under way when the program moves the queue pair to ERR.
+// Requests are in flight when the program moves the queue pair to ERR.
 static void flushed(bool wrong) {
     (void)wrong;
     struct side sides[2];
@@ -453,7 +452,7 @@ static void flushed(bool wrong) {
     check(completion(&sides[0], NULL) == IBV_WC_WR_FLUSH_ERR, "IBV_WC_WR_FLUSH_ERR");
 }
 
-// The responder's receives are flushed because its peer did what it must not.
+// The responder's receives are flushed because its peer broke a rule.
 static void flushed_by_peer(bool wrong) {
     (void)wrong;
     struct side sides[2];
@@ -514,7 +513,7 @@ static void local_right(bool wrong) {
     fails(sides, IBV_WR_RDMA_READ, 0, 64, IBV_WC_LOC_PROT_ERR);
 }
 
-// Verbs that are refused.
+// Refused verbs.
 static void queue_full(bool wrong) {
     (void)wrong;
     struct side sides[2];

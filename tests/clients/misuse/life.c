@@ -5,8 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-// The domain goes before the region in it.
-// Seen in uccl-project/uccl#690.
+// Destroys the domain before its region. Seen in uccl-project/uccl#690.
 static void destroy_order(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -23,8 +22,7 @@ static void destroy_order(bool wrong) {
     close_sides(sides);
 }
 
-// A send has no receive yet when its queue pair is destroyed.
-// Seen in spdk/spdk#3859.
+// Destroys a queue pair whose send has no receive yet. Seen in spdk/spdk#3859.
 static void destroy_with_outstanding(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){.min_rnr_timer = 20});
@@ -53,7 +51,7 @@ static void use_after_destroy(bool wrong) {
     close_sides(sides);
 }
 
-// The device is closed once more.
+// Closes the device twice.
 static void closed_twice(bool wrong) {
     open_context();
     check(!ibv_close_device(context), "ibv_close_device");
@@ -62,7 +60,7 @@ static void closed_twice(bool wrong) {
     context = NULL;
 }
 
-// What was made is still there at the end. What librdmacm made for itself is not the program's to
+// Objects still exist at the end. Those that librdmacm creates itself are not the program's to
 // destroy. Seen in linux-rdma/perftest#77.
 static void leak(bool wrong) {
     struct rdma_cm_id *id = NULL;
@@ -82,8 +80,7 @@ static void leak(bool wrong) {
     check(!rdma_destroy_id(id), "rdma_destroy_id");
 }
 
-// A fork while the card uses memory.
-// Seen in ofiwg/libfabric#6241.
+// Forks while the card uses memory. Seen in ofiwg/libfabric#6241.
 static void fork_in_flight(bool wrong) {
     if (!wrong)
         check(!ibv_fork_init(), "ibv_fork_init");

@@ -15,8 +15,7 @@ static void write_with(struct side *side, uint64_t from, uint32_t lkey, uint64_t
     completion(side, NULL);
 }
 
-// The peer is sent the lkey.
-// Seen in animeshtrivedi/rdma-example#4, ydb-platform/nbs#5707.
+// Sends the lkey to the peer. Seen in animeshtrivedi/rdma-example#4, ydb-platform/nbs#5707.
 static void key_confused(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -26,8 +25,7 @@ static void key_confused(bool wrong) {
     close_sides(sides);
 }
 
-// One cache of regions for connections of several domains.
-// Seen in chimera-nas/libevpl#89.
+// Shares a cache of regions between connections of several domains. Seen in chimera-nas/libevpl#89.
 static void key_of_other_pd(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -36,7 +34,7 @@ static void key_of_other_pd(bool wrong) {
     close_sides(sides);
 }
 
-// The region that the peer knows is registered anew in between.
+// Registers the region that the peer knows again.
 static void key_stale(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -68,8 +66,7 @@ static void access_missing(bool wrong) {
     close_sides(sides);
 }
 
-// The region is open for more than what peers do.
-// Seen in kvcache-ai/Mooncake#3151.
+// The region has more rights than its peers use. Seen in kvcache-ai/Mooncake#3151.
 static void access_unused(bool wrong) {
     struct side sides[2];
     struct options source = {.access = IBV_ACCESS_LOCAL_WRITE}, target = source;
@@ -86,9 +83,8 @@ static void access_unused(bool wrong) {
     close_sides(sides);
 }
 
-// The buffer is given up while the message waits for its receiver.
-// Seen in ydb-platform/nbs#5729, ydb-platform/nbs#6290, novitalabs/pegaflow#403,
-// meta-pytorch/monarch#3825.
+// Releases the buffer while the message waits for its receiver. Seen in ydb-platform/nbs#5729,
+// ydb-platform/nbs#6290, novitalabs/pegaflow#403, meta-pytorch/monarch#3825.
 static void memory_gone_in_flight(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -121,8 +117,8 @@ static void buffer_overlap_in_flight(bool wrong) {
     close_sides(sides);
 }
 
-// The buffer is filled for the next message while this one waits for its receiver.
-// Seen in ydb-platform/nbs#5729.
+// Fills the buffer for the next message while this one waits for its receiver. Seen in
+// ydb-platform/nbs#5729.
 static void buffer_changed_in_flight(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -141,7 +137,7 @@ static void buffer_changed_in_flight(bool wrong) {
     close_sides(sides);
 }
 
-// The buffer is cleared after it was posted.
+// Clears the buffer after posting it.
 static void receive_changed_early(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -158,14 +154,14 @@ static void receive_changed_early(bool wrong) {
     close_sides(sides);
 }
 
-// A SEND on the first queue pair, and with `late` its receive only when it is given.
+// Posts a SEND on the first queue pair; with `late`, its receive follows later.
 static void send_first(struct side sides[2], bool late) {
     if (!late)
         check(!post_recv(&sides[1], 1, 4096, 64), "ibv_post_recv");
     check(!post_send(&sides[0], 1, IBV_WR_SEND, IBV_SEND_SIGNALED, 8192, 64, &sides[1]), "ibv_post_send");
 }
 
-// Data is written by two queue pairs, as if the order of posting were that of execution.
+// Two queue pairs write data, as if requests were executed in posting order.
 static void remote_overlap(bool wrong) {
     struct side sides[2], others[2];
     make_pair(sides, (struct options){0});
@@ -189,14 +185,14 @@ static void remote_overlap(bool wrong) {
     close_sides(sides);
 }
 
-// A SEND and a fetch and add behind it, which wait for the receive of the SEND.
+// Posts a SEND and a fetch and add, which both wait for the receive of the SEND.
 static void count(struct side sides[2], unsigned result) {
     check(!post_send(&sides[0], 1, IBV_WR_SEND, IBV_SEND_SIGNALED, 8192, 64, &sides[1]), "ibv_post_send");
     check(!post_send(&sides[0], 2, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_SEND_SIGNALED, result, 8, &sides[1]),
           "ibv_post_send");
 }
 
-// The owner of a counter sets it back while a peer counts.
+// The owner resets a counter while a peer counts.
 static void atomic_mixed(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -230,7 +226,7 @@ static struct ibv_srq *make_srq(struct side *side, struct ibv_xrcd *domain) {
     return srq;
 }
 
-// A counter is set back while a peer counts: by its owner, or by a message of that peer.
+// A counter is reset while a peer counts: by its owner, or by a message of that peer.
 static void atomic_mixed_xrc(bool wrong) {
     struct side sides[2];
     open_context();
@@ -264,7 +260,7 @@ static void atomic_mixed_xrc(bool wrong) {
     close_sides(sides);
 }
 
-// A source that goes before the completion of its SEND was polled, whatever is mapped there then.
+// Unmaps or replaces the source of a SEND before its completion was polled.
 static void gone(bool wrong, bool replaced) {
     struct side sides[2];
     make_pair(sides, (struct options){0});

@@ -1,6 +1,5 @@
-// What the twins have in common: two queue pairs of one process that are connected to each other,
-// and a table of cases. `misuse RULE wrong` does what the rule forbids, `misuse RULE right` the
-// same work as it has to be done.
+// Common code of the twins: two connected queue pairs of one process, and a table of cases. `misuse
+// RULE wrong` breaks the rule, `misuse RULE right` does the same work correctly.
 #ifndef MISUSE_H
 #define MISUSE_H
 
@@ -12,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// What a side is created with. Zero fields have the values of `plain`.
+// Parameters of a side. Zero fields have the values of `plain`.
 struct options {
     enum ibv_qp_type type;
     unsigned max_send_wr, max_recv_wr, max_inline_data;

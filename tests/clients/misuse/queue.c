@@ -3,8 +3,7 @@
 #include <errno.h>
 #include <unistd.h>
 
-// Every request is posted without a completion.
-// Seen in pytorch/tensorpipe#414.
+// Posts only unsignaled requests. Seen in pytorch/tensorpipe#414.
 static void never_signaled(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){0});
@@ -21,8 +20,7 @@ static void never_signaled(bool wrong) {
     close_sides(sides);
 }
 
-// Counts requests by what the peer answers, not by completions.
-// Seen in apache/brpc#3132.
+// Counts free slots by the peer's answers, not by completions. Seen in apache/brpc#3132.
 static void slots_without_completion(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){.cqe = 256});
@@ -57,9 +55,8 @@ static void post_in_error(bool wrong) {
     close_sides(sides);
 }
 
-// A message, and its receive before it or not at all: the sender's failure says that the message
-// has come.
-// Seen in meta-pytorch/torchcomms#3345.
+// A message with or without a receive posted before it: the sender's failure shows that the message
+// has arrived. Seen in meta-pytorch/torchcomms#3345.
 static void receive(struct options options, bool late) {
     struct side sides[2];
     if (late)
@@ -81,14 +78,13 @@ static void receive_late(bool wrong) {
     receive((struct options){0}, wrong);
 }
 
-// 0 is not the shortest wait, but the longest.
-// Seen in ydb-platform/nbs#5790.
+// Timer code 0 is the longest wait, not the shortest. Seen in ydb-platform/nbs#5790.
 static void rnr_timer_zero(bool wrong) {
     receive((struct options){.min_rnr_timer = -1}, wrong);
 }
 
-// The card of the author gives more room for inline data than was asked for.
-// Seen in ROCm/mori#424, linux-rdma/perftest#139.
+// The author's card grants more inline data than requested. Seen in ROCm/mori#424,
+// linux-rdma/perftest#139.
 static void inline_over_grant(bool wrong) {
     struct side sides[2];
     make_pair(sides, (struct options){.max_inline_data = wrong ? 16 : 64});

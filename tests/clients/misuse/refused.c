@@ -1,4 +1,4 @@
-// Verbs that are refused for one argument each: what `roxe run --explain` has to name. Each table
+// Verbs that are refused for one argument each, which `roxe run --explain` must name. Each table
 // runs in one process, and a line in front of each row says which row it is.
 #include "misuse.h"
 #include <errno.h>

@@ -55,7 +55,7 @@ static unsigned char *room(size_t count)
     return bytes;
 }
 
-// Everyone sends to the next rank and receives from the one before.
+// Every rank sends to the next rank and receives from the previous one.
 static void ring(size_t size, unsigned serial)
 {
     int next = (rank + 1) % ranks, previous = (rank + ranks - 1) % ranks;
@@ -68,8 +68,8 @@ static void ring(size_t size, unsigned serial)
     free(in);
 }
 
-// Everyone has several messages under way to and from everyone else; receives are posted after half
-// of the sends, so that some messages come unexpected.
+// Every rank has several messages in flight to and from every other one; receives are posted after
+// half of the sends, so that some messages arrive unexpected.
 static void pairs(size_t size, unsigned serial)
 {
     int count = ranks * AT_ONCE;
@@ -151,7 +151,7 @@ int main(int argc, char **argv)
     unsigned serial = 0;
     for (size_t at = 0; at < sizeof SIZES / sizeof *SIZES; at++) {
         size_t size = (size_t)SIZES[at];
-        // Few rounds of what takes long.
+        // Fewer rounds of long messages.
         int rounds = size > 65536 ? 1 : size > 8192 ? 4 : ROUNDS;
         for (int round = 0; round < rounds; round++) {
             ring(size, serial++);

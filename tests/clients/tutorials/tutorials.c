@@ -42,7 +42,7 @@ struct connection {
     int sent, received, complete;
     struct message *out, *in;
     struct ibv_mr *out_mr, *in_mr;
-    // What this side gives and what the peer may reach; a file's pieces come and go in `local`.
+    // Memory that this side sends and that the peer writes; pieces of a file are in `local`.
     char *local, *remote;
     struct ibv_mr *local_mr, *remote_mr;
     struct message peer;
@@ -59,7 +59,7 @@ static struct ibv_context *verbs;
 static struct ibv_pd *pd;
 static struct ibv_comp_channel *channel;
 static struct ibv_cq *cq;
-// Held from the moment that an event of the channel is taken until all completions are handled.
+// Held from getting an event of the channel until all completions are handled.
 static pthread_mutex_t handling = PTHREAD_MUTEX_INITIALIZER;
 
 static void die(const char *format, ...)
@@ -100,7 +100,7 @@ static void receive(struct connection *c)
     struct ibv_recv_wr wr = {.wr_id = (uintptr_t)c, .sg_list = &sge, .num_sge = 1}, *bad;
     if (program == BASIC)
         sge = (struct ibv_sge){(uintptr_t)c->remote, TEXT, c->remote_mr->lkey};
-    // What comes with the pieces of a file is their number of bytes, as immediate data.
+    // Pieces of a file carry their number of bytes as immediate data.
     if (program == FILE_TRANSFER && is_server)
         wr = (struct ibv_recv_wr){.wr_id = (uintptr_t)c};
     OK(ibv_post_recv(c->id->qp, &wr, &bad));
@@ -122,7 +122,7 @@ static void send_message(struct connection *c, enum message_kind kind)
     struct ibv_send_wr wr = {.opcode = IBV_WR_SEND};
     struct ibv_mr *tell = program == FILE_TRANSFER ? c->local_mr : c->remote_mr;
     *c->out = (struct message){kind, (uintptr_t)tell->addr, tell->rkey};
-    // A request's answer may come before the event that says that the connection is there.
+    // A request's answer may arrive before the ESTABLISHED event.
     while (!c->established)
         ;
     post(c, &wr, c->out, sizeof *c->out, c->out_mr);
@@ -166,7 +166,7 @@ static void memory_completed(struct connection *c, const struct ibv_wc *wc)
         post(c, &wr, c->local, TEXT, c->local_mr);
         send_message(c, DONE);
     } else if (c->sent == 3 && c->received == 2) {
-        // The last line: what the peer has written here, or what was read from it.
+        // Prints what the peer has written here, or what was read from it.
         printf("remote buffer: %s\n", program == WRITE ? c->remote : c->local);
         c->complete = 1;
         rdma_disconnect(c->id);
@@ -249,7 +249,7 @@ static void handle_completions(void)
     }
 }
 
-// Whether the channel has an event, now or in so many milliseconds.
+// Returns true if the channel has an event within so many milliseconds.
 static int has_completions(int milliseconds)
 {
     struct pollfd readable = {.fd = channel->fd, .events = POLLIN};
@@ -264,7 +264,7 @@ static void *wait_for_completions(void *unused)
         void *context;
         has_completions(-1);
         pthread_mutex_lock(&handling);
-        // The other thread has looked as well, but takes no event.
+        // The other thread polls as well, but gets no event.
         OK(ibv_get_cq_event(channel, &which, &context));
         ibv_ack_cq_events(which, 1);
         OK(ibv_req_notify_cq(which, 0));

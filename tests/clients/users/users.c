@@ -20,8 +20,7 @@
 
 enum { SIZE = 8192, PSN = 0x1234 };
 
-// What a request was for. The thread that posts makes it, the one that sees the completion frees
-// it.
+// Context of a request, allocated by the posting thread and freed by the polling thread.
 struct request { int is_receive; };
 
 struct place { uint32_t qpn, rkey; uint64_t addr; union ibv_gid gid; };
@@ -34,12 +33,12 @@ struct side {
     struct ibv_qp *qp;
     struct ibv_mr *in_mr, *out_mr;
     uint8_t *in, *out;
-    // Completions that the thread which polls has seen, for the one that posts.
+    // Completions that the polling thread has seen, for the posting one.
     pthread_mutex_t lock;
     pthread_cond_t changed;
     int received, sent, failed;
     enum ibv_wc_status first_failure;
-    // Written by both threads without a lock when the mistake is asked for.
+    // Written by both threads without a lock if that mistake is selected.
     int unlocked;
 };
 
@@ -53,8 +52,8 @@ static void fail(const char *what)
 
 static int is(const char *name) { return !strcmp(mistake, name); }
 
-// Reads completions until the last send, if that has to fail, and the receive that is flushed
-// behind it have failed.
+// Polls completions until the last send, if it has to fail, and the receive that is flushed behind
+// it have failed.
 static void *poll_completions(void *argument)
 {
     struct side *side = argument;
@@ -122,7 +121,7 @@ static void post(struct side *side, enum ibv_wr_opcode opcode, void *from, uint3
     wr.wr.rdma.rkey = to->rkey;
     if (ibv_post_send(side->qp, &wr, &bad))
         fail("ibv_post_send");
-    // Before the post it would be in order: the completion comes later.
+    // After the post: before it, the write would be ordered before the completion.
     if (is("race"))
         side->unlocked++;
 }
@@ -198,8 +197,8 @@ static void ping_pong(struct side *side, const struct place *there, int rounds, 
     }
 }
 
-// Memory that is unmapped while it is registered ends in a completion, not in a signal, whatever
-// handles signals besides.
+// Memory that is unmapped while registered causes an error completion, not a signal, whatever
+// signal handlers exist.
 static void send_from_unmapped(struct side *side, const struct place *there)
 {
     void *lost = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -242,7 +241,7 @@ static void run(int fd, int rounds, int first)
     exchange(fd, &here, &there);
     connect_side(&side, &there);
     post_receive(&side);
-    // Both can receive.
+    // Both ends are ready to receive.
     exchange(fd, &here, &there);
     if (pthread_create(&poller, NULL, poll_completions, &side))
         fail("pthread_create");

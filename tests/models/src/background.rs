@@ -8,7 +8,7 @@ use loom::thread;
 use muting::{FULL, Muting};
 
 #[test]
-fn a_program_that_goes_to_sleep_wakes_the_muted_thread_or_keeps_it_from_being_muted() {
+fn sleeping_program_leaves_background_thread_unmuted() {
     loom::model(|| {
         let muting = Arc::new(Muting::default());
         let program = Arc::clone(&muting);
@@ -21,7 +21,7 @@ fn a_program_that_goes_to_sleep_wakes_the_muted_thread_or_keeps_it_from_being_mu
 }
 
 #[test]
-fn of_two_that_hand_over_one_wakes_the_thread() {
+fn concurrent_hand_over_wakes_thread_once() {
     loom::model(|| {
         let muting = Arc::new(Muting::default());
         let programs = [(); 2].map(|()| {

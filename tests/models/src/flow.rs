@@ -1,4 +1,4 @@
-//! Credits of a window: who is refused room and waits gets it when it is given back.
+//! Credits of a window: a sender that was refused room gets it once it is given back.
 
 #[path = "../../../provider/engine/src/flow_control/used.rs"]
 mod used;
@@ -40,7 +40,7 @@ impl Flow {
         }
     }
 
-    /// Gives room back. Who may have it now.
+    /// Gives room back; returns the waiter that may use it now.
     fn release(&self, bytes: u32) -> Option<Qpn> {
         self.used.give(bytes);
         let room = |bytes| (self.used.get() + bytes <= WINDOW).then_some(bytes);
@@ -49,7 +49,7 @@ impl Flow {
 }
 
 #[test]
-fn who_waits_for_room_is_served_or_has_found_it() {
+fn waiter_for_room_is_served_or_finds_it() {
     loom::model(|| {
         let flow = Arc::new(Flow::default());
         assert!(flow.reserve(WINDOW));
@@ -63,7 +63,7 @@ fn who_waits_for_room_is_served_or_has_found_it() {
 }
 
 #[test]
-fn credits_that_two_give_back_at_once_are_all_free_again() {
+fn concurrent_releases_return_all_credits() {
     loom::model(|| {
         let flow = Arc::new(Flow::default());
         assert!(flow.reserve(WINDOW));

@@ -7,7 +7,7 @@
 
 #![cfg(test)]
 
-/// What [`provider/base/src/sync.rs`] is to the provider.
+/// Replaces [`provider/base/src/sync.rs`].
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 

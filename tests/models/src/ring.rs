@@ -18,7 +18,7 @@ struct Words {
 }
 
 #[test]
-fn a_reader_that_sleeps_is_woken_or_has_found_the_record() {
+fn sleeping_reader_is_woken_or_finds_record() {
     loom::model(|| {
         let words = Arc::new(Words::default());
         let writer = Arc::clone(&words);
@@ -34,7 +34,7 @@ fn a_reader_that_sleeps_is_woken_or_has_found_the_record() {
 }
 
 #[test]
-fn a_writer_that_waits_is_told_or_has_found_room() {
+fn waiting_writer_is_woken_or_finds_room() {
     loom::model(|| {
         let words = Arc::new(Words::default());
         let reader = Arc::clone(&words);

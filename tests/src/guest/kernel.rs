@@ -158,7 +158,7 @@ fn fetch(folder: &Path, root: &Path) -> io::Result<()> {
     said(&mut download)?;
     said(Command::new("dpkg").arg("-x").arg(incoming.join(only_name(&incoming)?)).arg(&unpacked))?;
     remove_tree(&incoming)?;
-    // Only a complete kernel gets the name that later runs look for.
+    // Later runs use a kernel by this name, so only a complete one gets it.
     fs::rename(unpacked, root)
 }
 
@@ -189,8 +189,7 @@ pub(super) fn remove_tree(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Runs a command to its end; what it said on standard output, or an error with what it said on
-/// standard error.
+/// Runs a command; returns its standard output, or its standard error as the error.
 pub(super) fn said(command: &mut Command) -> io::Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output().map_err(|e| io::Error::other(format!("{name}: {e}")))?;

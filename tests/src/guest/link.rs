@@ -1,8 +1,8 @@
 //! The network between this process and its guest, in a namespace of its own.
 //!
-//! The whole test process moves into a fresh network namespace by starting itself again. Nothing in
-//! it has a name that two runs could fight for, and all of it is gone with the last process,
-//! however that one ended.
+//! The whole test process moves into a fresh network namespace by restarting itself. No name in it
+//! can clash with another run, and the kernel removes it with the last process, however that one
+//! ended.
 
 use super::kernel::said;
 use std::ffi::OsString;
@@ -45,8 +45,8 @@ pub fn enter() -> io::Result<()> {
     Err(Command::new("unshare").args(["--net", "--"]).arg(program).args(args).env(INSIDE, "1").exec())
 }
 
-/// Whether this process may make network namespaces and send raw packets in them: root, unless a
-/// container forbids it.
+/// Returns true if this process may create network namespaces and send raw packets in them: root,
+/// unless a container forbids it.
 pub fn is_root() -> bool {
     static MAY: OnceLock<bool> = OnceLock::new();
     let may_unshare = || {
@@ -59,8 +59,8 @@ pub fn is_root() -> bool {
     *MAY.get_or_init(|| unsafe { libc::geteuid() } == 0 && may_unshare())
 }
 
-/// As root, moves into a network namespace in which nothing but this process and its children sends
-/// packets, over loopback. Others stay where they are. Call it before anything else is started.
+/// As root, moves into a network namespace in which only this process and its children send
+/// packets, over loopback; other users stay. Call it before anything else starts.
 pub fn isolate() -> io::Result<()> {
     if !is_root() {
         return Ok(());

@@ -1,5 +1,5 @@
-//! What the guest tells over its port: that it obeys, and which commands have ended. Touches the
-//! port and a thread.
+//! Messages of the guest over its port: that it is ready, and which commands have ended. Touches
+//! the port and a thread.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader};
@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-/// What has been told so far; any thread may wait for more.
+/// Messages received so far; any thread may wait for more.
 pub(super) struct News(Arc<Shared>);
 
 #[derive(Default)]
@@ -41,12 +41,12 @@ impl From<ChildStdout> for News {
 }
 
 impl News {
-    /// Whether the guest obeys before the deadline.
+    /// Returns true if the guest is ready before the deadline.
     pub(super) fn is_ready(&self, deadline: Instant) -> io::Result<bool> {
         Ok(self.0.find(deadline, |told| told.ready.then_some(()))?.is_some())
     }
 
-    /// How command `id` ended; `None` if it still runs at the deadline.
+    /// Exit status of command `id`; `None` if it still runs at the deadline.
     pub(super) fn status(&self, id: u32, deadline: Instant) -> io::Result<Option<i32>> {
         self.0.find(deadline, |told| told.ended.get(&id).copied())
     }
@@ -62,8 +62,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Waits until `wanted` is among what was told; not beyond the deadline, and not for what
-    /// nobody will tell.
+    /// Waits for a `wanted` message until the deadline; fails at once if the port has closed.
     fn find<T>(&self, deadline: Instant, wanted: impl Fn(&Told) -> Option<T>) -> io::Result<Option<T>> {
         let mut told = self.lock();
         loop {
@@ -102,7 +101,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn an_ending_that_was_told_is_found_and_one_after_the_last_is_an_error() {
+    fn known_ending_is_found_and_missing_one_is_an_error() {
         let (shared, now) = (Shared::default(), Instant::now());
         let status = |id: u32| shared.find(now, |told| told.ended.get(&id).copied());
         shared.tell(|told| told.note("ready"));

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Who runs a program.
+/// Side that runs a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
     /// This machine, with roxe as its libibverbs.
@@ -20,10 +20,10 @@ pub enum Side {
     Rxe,
 }
 
-/// How long a server may take from its start until it listens.
+/// Time within which a server must listen.
 const LISTEN_LIMIT: Duration = Duration::from_secs(20);
 
-/// How long a server may take to end after its client has.
+/// Time within which a server must end after its client.
 const PARTING: Duration = Duration::from_secs(10);
 
 /// A program under way on one side.
@@ -59,7 +59,7 @@ impl Process {
         }
     }
 
-    /// What it has printed.
+    /// Output so far.
     pub fn so_far(&self) -> String {
         pair::both(self.output())
     }
@@ -72,12 +72,12 @@ impl Process {
         }
     }
 
-    /// Whether it ended within `patience`.
+    /// Returns true if it ended within `patience`.
     pub fn ended(&mut self, guest: &Guest, patience: Duration) -> io::Result<bool> {
         Ok(self.status(guest, Instant::now() + patience)?.is_some())
     }
 
-    /// Waits until `deadline`, ends it if it still runs then, and tells what it left.
+    /// Waits until `deadline`, then kills it; returns its outcome.
     pub fn wait(mut self, guest: &Guest, deadline: Instant) -> io::Result<Outcome> {
         let status = self.status(guest, deadline)?;
         if let (None, Self::Rxe(job)) = (&status, &self) {

@@ -1,5 +1,5 @@
-//! Commands of `roxe` against rxe behind an agent: `check-peer`, with roxe's card on the other
-//! side, `conform` and `fuzz`. Their output is judged.
+//! Checks the output of `roxe` commands against rxe behind an agent: `check-peer`, with roxe's card
+//! on the other side, `conform` and `fuzz`.
 
 use super::run::Runner;
 use super::stock::Shown;
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_long_rc_message_that_rxe_neither_completes_nor_repeats_is_its_fault() {
+    fn only_stuck_long_rc_message_is_blamed_on_rxe() {
         let line =
             |what: &str| format!("near: roxe0\n  FAILED {what}: requester: no completion of message 1 within 30 s\n");
         let counted = "roxe0 (process 1): received_packets=9000 duplicate_request=3\n";

@@ -1,11 +1,11 @@
-//! Lets tshark judge the packets that roxe wrote down.
+//! Lets tshark check the packets that roxe captured.
 
 use crate::tshark;
 use std::fs;
 use std::io;
 use std::path::Path;
 
-/// What tshark said of one capture file.
+/// Result of tshark on one capture file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// Packets in the file.
@@ -16,7 +16,7 @@ pub struct Verdict {
     pub examples: String,
 }
 
-/// Why captures cannot be judged here.
+/// Returns why captures cannot be checked here.
 pub fn available() -> Result<(), String> {
     if tshark::installed() { Ok(()) } else { Err("tshark is not installed (tests/run installs it)".to_owned()) }
 }

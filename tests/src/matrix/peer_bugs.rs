@@ -42,13 +42,12 @@ fn long_uc_write_to_rxe_under_loss(group: &Group, cell: &Cell) -> bool {
 }
 
 /// Seen once with Linux 6.1: the last of four SENDs of 256 packets had no completion after two
-/// minutes. A UC requester completes a message when it has sent it, whatever the other side does,
-/// which answers nothing. That of rxe stops while over 64 of its packets are with the network
-/// device: it counts them and then notes that it wants to be woken, and who gives the packets back
-/// (`rxe_skb_tx_dtor`) looks for that note without a lock. Where all come back in between, nobody
-/// wakes it. An RC requester goes on when its timer expires; UC has none. A group of messages has
-/// over 64 packets only where one message has (`PACKETS_AT_ONCE` in
-/// `roxe_peer::check`).
+/// minutes. A UC requester completes a message once it is sent, without an answer of the peer. That
+/// of rxe pauses while over 64 of its packets are in the network device: it counts them and then
+/// sets a flag that it wants to be woken. The function that returns packets (`rxe_skb_tx_dtor`)
+/// reads this flag without a lock. If all packets return in between, the requester is never woken.
+/// An RC requester continues when its timer expires; UC has no timer. A group of messages has over
+/// 64 packets only where one message has (`PACKETS_AT_ONCE` in `roxe_peer::check`).
 fn over_64_uc_packets_from_rxe(group: &Group, cell: &Cell) -> bool {
     group.direction == Direction::RxeToRoxe && cell.service == Service::Uc && cell.size > 64 * cell.mtu
 }
@@ -64,7 +63,7 @@ mod tests {
     use crate::matrix::{Condition, Ip};
 
     #[test]
-    fn a_stalled_requester_excuses_nothing_else() {
+    fn stalled_requester_excuses_nothing_else() {
         let group = Group { direction: Direction::RxeToRoxe, ip: Ip::V6, condition: Condition::Clean };
         let cell = Cell { service: Service::Uc, op: Op::Send, size: 65536, mtu: 256 };
         let seen = "requester: no completion of message 3 within 120 s";
@@ -76,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_responder_excuses_nothing_else() {
+    fn dead_responder_excuses_nothing_else() {
         let group = Group { direction: Direction::RoxeToRxe, ip: Ip::V4, condition: Condition::Netem };
         let cell = Cell { service: Service::Uc, op: Op::Write, size: 257, mtu: 256 };
         let seen = "responder: 0 of 4 messages arrived, 12 were sent";

@@ -68,7 +68,7 @@ mod tests {
     /// Issue 3, item 2, counted by hand: per group RC 5 x 7 x 3 + 2 x 3, UC 4 x 7 x 3, UD 2 x 7 x
     /// 3; twelve groups.
     #[test]
-    fn every_cell_is_there_once() {
+    fn every_cell_is_listed_once() {
         let plan = all();
         assert_eq!(plan.len(), 12);
         let mut names: Vec<String> =
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slice_has_every_group_operation_and_mtu() {
+    fn slice_has_every_group_operation_and_mtu() {
         let slice = slice();
         assert_eq!(slice.len(), 12);
         for (group, cells) in &slice {

@@ -19,22 +19,22 @@ use std::time::{Duration, Instant};
 /// lost packet costs up to the acknowledgement timeout of the kernel's connection manager, about a
 /// second, and a lost connection message 4 s.
 const LIMIT: Duration = Duration::from_secs(120);
-/// How many exchanges run at once where packets are lost and they mostly wait: more would make the
-/// emulated processor late.
+/// Exchanges that run at once on a lossy network, where they mostly wait. More would delay the
+/// emulated processor.
 const LANES: usize = 6;
-/// How long servers may take until they are ready, on a processor that others keep busy.
+/// Time within which servers must be ready, on a busy processor.
 const READY_LIMIT: Duration = Duration::from_secs(60);
-/// How long servers may take to end after their clients have.
+/// Time within which servers must end after their clients.
 const PARTING: Duration = Duration::from_secs(15);
 
 /// An exchange between the two sides.
 #[derive(Clone, Debug)]
 pub struct Meeting {
-    /// Who is the client.
+    /// Side of the client.
     pub direction: Direction,
     /// IP version.
     pub ip: Ip,
-    /// Whether netem interferes.
+    /// Condition of the network.
     pub condition: Condition,
     /// The programs.
     pub exchange: Exchange,
@@ -44,18 +44,18 @@ pub struct Meeting {
 struct Limit {
     name: &'static str,
     touches: fn(&Meeting) -> bool,
-    /// What rxe's side then says.
+    /// Output of rxe's side in that case.
     seen: &'static str,
 }
 
-/// What `-R` of perftest comes to when a lost message makes its server late.
+/// Reason of the failure of perftest's `-R` when a lost message delays its server.
 const TOO_EARLY: &str = "perftest's client connects before its server listens, and tries again with what it has freed";
 
 /// With `-R`, server and client of perftest agree over a first connection that the one listens
 /// again and the other connects again, and do both at once.
 fn is_too_early(client: &Outcome) -> bool {
     const REFUSED: [&str; 2] = ["RDMA_CM_EVENT_REJECTED; error: 8.", "RDMA_CM_EVENT_UNREACHABLE; error: 1."];
-    // What it says after that, if it does not crash, is of its second try.
+    // Output after this line, if the client does not crash, belongs to its second try.
     client.output.contains("Failed to connect RDMA CM events")
         && REFUSED.iter().any(|words| client.output.contains(words))
 }
@@ -85,7 +85,7 @@ const LIMITS: [Limit; 5] = [
     },
 ];
 
-/// Everything. What repeats nothing would wait for ever on a link with losses.
+/// All meetings. Exchanges without retransmission would wait for ever on a lossy link.
 pub fn all() -> Vec<Meeting> {
     let mut meetings = Vec::new();
     for condition in [Condition::Clean, Condition::Netem] {
@@ -125,7 +125,7 @@ pub fn slice() -> Vec<Meeting> {
     list
 }
 
-/// Runs `meetings`, those of each condition together, and tells of each when it has ended.
+/// Runs `meetings`, those of each condition together, and prints each result.
 pub fn run(meetings: &[Meeting], runner: &mut Runner, tell: impl Fn(&Shown) + Sync) -> io::Result<Vec<Shown>> {
     let mut all = Vec::new();
     for part in meetings.chunk_by(|a, b| a.condition == b.condition) {
@@ -133,7 +133,7 @@ pub fn run(meetings: &[Meeting], runner: &mut Runner, tell: impl Fn(&Shown) + Sy
         runner.set(condition)?;
         let lanes = if condition.lossy() { LANES } else { 1 };
         let runner = &*runner;
-        // The longest first, so that nobody waits for one that came last.
+        // Start the longest first, so that the last one to start is short.
         let mut part: Vec<&Meeting> = part.iter().collect();
         part.sort_by_key(|meeting| Reverse(meeting.exchange.clients));
         all.extend(lanes::run(&part, lanes, |meeting| {
@@ -146,7 +146,7 @@ pub fn run(meetings: &[Meeting], runner: &mut Runner, tell: impl Fn(&Shown) + Sy
 }
 
 impl Meeting {
-    /// Direction, condition and what the client is told.
+    /// Direction, condition and the client's command line.
     pub fn name(&self) -> String {
         format!("rdmacm {} {} {} {}", self.direction, self.ip, self.condition, self.exchange)
     }
@@ -177,7 +177,7 @@ impl Meeting {
             match self.judge(&servers, &clients, copied) {
                 Ending::Passed => return Ok((Ending::Passed, file.as_deref().map(capture::judge).transpose()?)),
                 Ending::Failed(_) | Ending::Skipped(_) if *tries < TRIES && self.bad_luck(&servers, &clients) => {}
-                // It may have sent nothing; what it says matters more.
+                // A failed one may have sent nothing; its output matters more.
                 other => return Ok((other, None)),
             }
         }
@@ -191,7 +191,7 @@ impl Meeting {
         }
     }
 
-    /// What servers and clients left behind.
+    /// Runs servers and clients; returns their outcomes.
     fn hold(&self, runner: &Runner, port: u16, capture: Option<&Path>) -> io::Result<[Vec<Outcome>; 2]> {
         let envs = runner.environment(self.condition, capture);
         let ([server_side, client_side], exchange) = (self.sides(), &self.exchange);
@@ -206,7 +206,7 @@ impl Meeting {
         let mut servers = start(guest, server_side, &exchange.server, exchange.servers)?;
         self.await_ready(guest, &mut servers, port)?;
         let mut clients = Vec::new();
-        // After one that failed nobody needs to see more, each until its limit.
+        // After one failure the other clients would each wait until their limit.
         while clients.len() < exchange.clients && clients.iter().all(|client: &Outcome| client.ok) {
             let next = if exchange.one_by_one { 1 } else { exchange.clients };
             let deadline = Instant::now() + LIMIT;
@@ -216,13 +216,12 @@ impl Meeting {
         }
         let good = clients.iter().all(|client| client.ok);
         self.await_farewells(guest, &mut servers, good)?;
-        // What still runs now has nobody to wait for, or does not end by itself.
+        // A server that still runs has lost its client, or never ends by itself.
         let servers = servers.into_iter().map(|s| s.wait(guest, Instant::now())).collect::<io::Result<Vec<_>>>()?;
         Ok([servers, clients])
     }
 
-    /// Waits for a client: until its deadline, or a while after the servers have ended, from whom
-    /// it will hear no more.
+    /// Waits for a client: until its deadline, or until a while after the servers have ended.
     fn client(
         &self,
         guest: &Guest,
@@ -269,8 +268,8 @@ impl Meeting {
         }
     }
 
-    /// Until the servers have ended, or those that stay have told of the end of their clients; not
-    /// for long if the clients are not `good`.
+    /// Waits until the servers have ended, or those that stay have reported the end of their
+    /// clients; only briefly if the clients are not `good`.
     fn await_farewells(&self, guest: &Guest, servers: &mut [Process], good: bool) -> io::Result<()> {
         let exchange = &self.exchange;
         let deadline = Instant::now() + if good { PARTING } else { Duration::from_secs(1) };
@@ -282,7 +281,7 @@ impl Meeting {
         Ok(())
     }
 
-    /// Whether the servers' file is what the client was told to copy.
+    /// Checks that the servers' file equals the one that the client copied.
     fn copied(&self, guest: &Guest, port: u16) -> Judged {
         let [server_side, _] = self.sides();
         let (seen, shared) = (copy_of(guest, server_side, port), copy_of(guest, Side::Roxe, port));
@@ -310,8 +309,8 @@ impl Meeting {
         }
     }
 
-    /// What the programs must say. Of 20 clients in the guest that each send their DREQ once and
-    /// end, 3 % loss lets one leave unheard every other time, and more than three in 0.3 % of all.
+    /// Required output. 20 clients in the guest each send their DREQ once and end. With 3 % loss,
+    /// one DREQ is lost every other time, and more than three in 0.3 % of all runs.
     fn says(&self) -> Says {
         match self.exchange.says {
             Says::PingsOfMany { pings, .. } if self.condition.lossy() && self.direction == Direction::RxeToRoxe => {
@@ -321,8 +320,8 @@ impl Meeting {
         }
     }
 
-    /// Whether it came to nothing by a loss that no program, card or kernel makes good, or because
-    /// the emulated processor was kept waiting for longer than a request is repeated.
+    /// Returns true if the exchange failed by a loss that no program, card or kernel recovers from,
+    /// or because the emulated processor stalled for longer than requests are retried.
     fn bad_luck(&self, servers: &[Outcome], clients: &[Outcome]) -> bool {
         clients.iter().any(is_too_early) || self.condition.lossy() && lost_goodbye(servers, clients)
     }
@@ -335,10 +334,10 @@ impl Meeting {
     }
 }
 
-/// Whether one side has ended well, and the other only never heard of it. Who ends a connection
-/// lets go of its queue pair, and then nobody repeats an acknowledgement that was lost. A peer in
-/// the guest waits for it for ever: rxe takes the retry count of 7 that these programs ask for as
-/// endless. Who destroys its id in the guest does not repeat a DREQ either.
+/// Returns true if one side ended well, and the other only missed the goodbye. A side that ends a
+/// connection destroys its queue pair, so that a lost acknowledgement is never repeated. A peer in
+/// the guest then waits for ever: rxe takes the retry count of 7 that these programs use as
+/// infinite. A guest that destroys its id does not repeat a DREQ either.
 fn lost_goodbye(servers: &[Outcome], clients: &[Outcome]) -> bool {
     let finished = |ends: &[Outcome]| ends.iter().all(|end| end.ok);
     (finished(servers) || finished(clients)) && servers.iter().chain(clients).all(judge::merely_waited)
@@ -371,13 +370,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slice_goes_both_ways() {
+    fn slice_has_both_directions() {
         let names: Vec<String> = slice().iter().map(Meeting::name).collect();
         assert_eq!(names.len(), 8, "{names:#?}");
     }
 
     #[test]
-    fn limits_excuse_nothing_else() {
+    fn limits_of_the_peer_excuse_no_other_failure() {
         let end = |ok, output: &str| Outcome { command: String::new(), ok, output: output.to_owned() };
         let of = |ip, tool: &str| {
             let fits =
@@ -388,7 +387,7 @@ mod tests {
         let other = [end(false, "return status -1")];
         let key = of(Ip::V6, "mckey");
         assert!(matches!(key.judge(&refused, &other, Ok(())), Ending::PeerBug(_)));
-        // The same words of ours are no limit of the peer.
+        // The same output of roxe's side is no limit of the peer.
         assert!(matches!(key.judge(&other, &refused, Ok(())), Ending::Failed(_)));
         assert!(matches!(of(Ip::V4, "mckey").judge(&refused, &other, Ok(())), Ending::Failed(_)));
         assert!(matches!(of(Ip::V6, "rping").judge(&refused, &other, Ok(())), Ending::Failed(_)));

@@ -22,7 +22,7 @@ pub struct Results {
     pub stock: Vec<Shown>,
 }
 
-/// How many ended how.
+/// Numbers of results by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     /// Passed.
@@ -50,7 +50,7 @@ impl Count {
         count
     }
 
-    /// All of them.
+    /// Total number.
     pub fn total(&self) -> usize {
         self.passed + self.failed + self.skipped + self.peer_bugs
     }
@@ -73,7 +73,7 @@ impl Results {
         verdicts.flatten().fold((0, 0), |(packets, bad), v| (packets + v.packets, bad + v.bad))
     }
 
-    /// Whether nothing failed.
+    /// Returns true if nothing failed.
     pub fn good(&self) -> bool {
         self.cells().failed == 0 && self.pairs().failed == 0 && self.packets().1 == 0
     }
@@ -92,7 +92,7 @@ impl Results {
         self.named().map(|(name, ending)| exception(&name, ending)).collect()
     }
 
-    /// The closing lines; the last one is for programs that look for it.
+    /// Summary lines; the last one is for scripts.
     pub fn summary(&self) -> String {
         let (cells, pairs, (packets, bad)) = (self.cells(), self.pairs(), self.packets());
         let mut text = String::new();
@@ -104,7 +104,7 @@ impl Results {
         }
         _ = writeln!(text, "seed {}, rxe of Linux {}", self.seed, self.kernel);
         _ = writeln!(text, "{} cells, {}", cells.total(), ended(&cells));
-        // What a bug of the peer kept from working did not pass; it is listed by name above.
+        // A test that failed because of a bug of the peer did not pass; its name is listed above.
         let failed = cells.failed + pairs.failed + usize::from(bad > 0);
         let skipped = [&cells, &pairs].map(|count| count.skipped + count.peer_bugs).iter().sum::<usize>();
         _ = writeln!(text, "{} passed, {failed} failed, {skipped} skipped", cells.passed + pairs.passed);
@@ -278,14 +278,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_but_passed_is_good() {
+    fn only_passed_results_are_good() {
         let text = results(vec![Ending::Passed, Ending::Passed]).summary();
         assert!(text.ends_with("2 cells, 2 passed, 0 failed, skipped: 0\n2 passed, 0 failed, 0 skipped\n"), "{text}");
         assert!(!results(vec![Ending::Passed, Ending::Failed("x".into())]).good());
     }
 
     #[test]
-    fn a_failure_is_named_everywhere() {
+    fn failure_is_named_in_every_report() {
         let results = results(vec![Ending::Failed("wrong \"byte\" <5>\n".into()), Ending::PeerBug("known".into())]);
         let name = "rxe->roxe ipv6 netem UC write size=1 mtu=256";
         let (table, exceptions) = (results.table(), results.exceptions());

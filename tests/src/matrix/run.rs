@@ -22,7 +22,7 @@ const NETEM: &str = "loss 3% delay 1ms reorder 5% 50%";
 /// tshark must find no malformed packet in a capture.
 const FAULTS: &str = "drop 1%; duplicate 1%; reorder 2% by=1ms; corrupt payload 0.5%; corrupt icrc 0.5%";
 
-/// Time in which an agent ends after its controller has gone.
+/// Time within which an agent must end after its controller.
 const PARTING: Duration = Duration::from_secs(10);
 
 /// The guest, and settings of all groups.
@@ -31,7 +31,7 @@ pub struct Runner {
     pub guest: Guest,
     /// Seed of message bytes and fault rules.
     pub seed: u64,
-    /// Folder for captures, if packets are judged too.
+    /// Folder for captures, if packets are to be checked, too.
     pub captures: Option<PathBuf>,
     condition: Condition,
     port: AtomicU16,
@@ -45,7 +45,7 @@ impl Runner {
         Self { guest, seed, captures, condition, port, gids }
     }
 
-    /// A TCP port that nothing else of this run uses.
+    /// A TCP port that nothing else in this run uses.
     pub fn fresh_port(&self) -> u16 {
         self.port.fetch_add(1, Ordering::Relaxed)
     }

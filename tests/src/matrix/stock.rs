@@ -1,4 +1,4 @@
-//! Debian's own programs between roxe and rxe, both ways: what they say is all that is judged.
+//! Debian's own programs between roxe and rxe, in both directions. Only their output is checked.
 
 use super::run::{self, Runner};
 use super::{Condition, Direction, Ending, Ip, capture};
@@ -12,19 +12,18 @@ use std::time::{Duration, Instant};
 /// Longest time for one pair; the guest's processor is emulated.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// How often a pair is tried that ends as [`lost_goodbye`] says: 12 of 40 runs of
-/// `ibv_srq_pingpong` did, which ends while one of its queue pairs may wait for a retry that the
-/// others did not need, and 2 of 32 of `ibv_rc_pingpong`.
+/// Tries of a pair that ends as [`lost_goodbye`] says. `ibv_srq_pingpong` does so in a third of its
+/// runs: it ends while one of its queue pairs may wait for a retry that the others did not need.
 pub(super) const TRIES: usize = 8;
 
 /// A stock program with its options.
 #[derive(Clone, Debug)]
 pub struct Stock {
-    /// Who is the client.
+    /// Side of the client.
     pub direction: Direction,
     /// IP version.
     pub ip: Ip,
-    /// Whether netem interferes.
+    /// Condition of the network.
     pub condition: Condition,
     tool: &'static str,
     args: &'static str,
@@ -37,13 +36,13 @@ pub struct Stock {
 pub struct Shown {
     /// Direction, condition and command line.
     pub name: String,
-    /// How it ended.
+    /// Result.
     pub ending: Ending,
-    /// How long the pair took.
+    /// Duration in seconds.
     pub seconds: f32,
-    /// How often it was tried, the last time included.
+    /// Number of tries, the last one included.
     pub tries: usize,
-    /// What tshark said of its packets, if there was a capture.
+    /// Result of tshark on its packets, if there was a capture.
     pub capture: Option<capture::Verdict>,
 }
 
@@ -79,7 +78,7 @@ impl Stock {
             outcomes = self.pair(runner, file.as_deref())?;
         }
         match self.judge(&outcomes) {
-            // A program that failed may have sent nothing; what it says matters more.
+            // A failed program may have sent nothing; its output matters more.
             failed @ Ending::Failed(_) => Ok((failed, None)),
             ending => Ok((ending, file.as_deref().map(capture::judge).transpose()?)),
         }
@@ -114,7 +113,7 @@ impl Stock {
     }
 }
 
-/// All of them. UC and UD lose messages for good, and these programs then wait for ever: RC only
+/// All pairs. UC and UD lose messages for good, and these programs then wait for ever: only RC runs
 /// under loss.
 pub fn all() -> Vec<Stock> {
     let mut list = Vec::new();
@@ -178,9 +177,9 @@ const PERFTESTS: [(&str, &str); 12] = [
     ("ib_send_lat", "-F -c UD -s 64 -n 100"),
 ];
 
-/// Whether one side finished well and the other only missed the acknowledgement of its last
-/// message. The pingpongs end without a word to each other: when that acknowledgement is lost,
-/// nobody is there to repeat it. Ours then gives up; rxe takes the retry count of 7 as endless.
+/// Returns true if one side finished well and the other only missed the acknowledgement of its last
+/// message. The pingpongs end without telling each other: if that acknowledgement is lost, its
+/// sender is gone. roxe then gives up; rxe takes the retry count of 7 as infinite.
 fn lost_goodbye([server, client]: &[Outcome; 2]) -> bool {
     let finished = |o: &Outcome| o.ok && iterations(&o.output).is_ok();
     let gave_up = |o: &Outcome| o.output.contains("transport retry counter exceeded") || o.output.ends_with(KILLED);
@@ -201,9 +200,9 @@ fn figures(output: &str) -> Result<(), String> {
     one_line(output, |row| perftest::is_measured(row, output))
 }
 
-/// In the guest it prints the line too when all its messages have gone, their number first; but
-/// 0.00 as speed where it could not tell how fast its clock goes, as when the guest was kept from
-/// running meanwhile.
+/// A program in the guest prints the line, beginning with the number of messages, also when all
+/// have been sent, but with a speed of 0.00 if it could not measure its clock rate, such as after
+/// the guest was stalled.
 fn messages(output: &str) -> Result<(), String> {
     one_line(output, |row| row.figures.first().is_some_and(|count| *count > 0.0))
 }

@@ -1,4 +1,4 @@
-//! How much others disturbed what was measured.
+//! Detects other processes that disturbed a measurement.
 //!
 //! Two things together make a disturbance: what the processors did (`/proc/stat`) less what this
 //! process and its children did is what others did; and our processes waited for a processor
@@ -17,27 +17,27 @@ pub const OTHERS: f64 = 0.08;
 /// Up to this share of the time our processes may wait for a processor, all together.
 pub const WAITING: f64 = 0.05;
 
-/// What others took during an interval, and what was ours.
+/// Load of the machine during an interval.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Foreign {
     /// Other processes: share of the time of all processors.
     pub used: f64,
     /// The hypervisor, for other machines: the same.
     pub stolen: f64,
-    /// How long our processes waited for a processor: share of the interval.
+    /// Time that our processes waited for a processor: share of the interval.
     pub waited: f64,
-    /// What our own processes used of the processors, seconds.
+    /// Processor time of our own processes in seconds.
     pub own: f64,
 }
 
 impl Foreign {
-    /// Whether a figure taken meanwhile says little.
+    /// Returns true if a figure taken meanwhile is unreliable.
     pub fn disturbs(&self) -> bool {
         self.stolen > OTHERS || (self.used > OTHERS && self.waited > WAITING)
     }
 }
 
-/// How long children waited for a processor, nanoseconds since this process began.
+/// Time in nanoseconds that children waited for a processor since this process began.
 static WAITED: AtomicU64 = AtomicU64::new(0);
 
 /// Counts what a child waited for a processor, or its first thread did. Call it once for each,
@@ -47,7 +47,7 @@ pub fn note(child: u32) {
     WAITED.fetch_add(waited, Ordering::Relaxed);
 }
 
-/// Whether a child has ended and nobody has reaped it.
+/// Returns true if a child has ended and has not been reaped.
 pub fn has_ended(child: u32) -> bool {
     let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
     let how = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
@@ -55,12 +55,13 @@ pub fn has_ended(child: u32) -> bool {
     unsafe { libc::waitid(libc::P_PID, child, info.as_mut_ptr(), how) == 0 && info.assume_init().si_pid() != 0 }
 }
 
-/// How long a thread has waited for a processor, nanoseconds: the second number of its `schedstat`.
+/// Time in nanoseconds that a thread has waited for a processor: the second number of its
+/// `schedstat`.
 fn waited(file: &str) -> Option<u64> {
     fs::read_to_string(file).ok()?.split(' ').nth(1)?.parse().ok()
 }
 
-/// The same of all threads of a process.
+/// Waiting time of all threads of a process, like [`waited`].
 fn waited_of_all(pid: u32) -> u64 {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     threads.filter_map(|thread| waited(thread.path().join("schedstat").to_str()?)).sum()
@@ -77,7 +78,7 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// Begins now. `beside` is a process that is ours as well, and goes on.
+    /// Starts an interval. `beside` is another process of ours, which continues.
     pub fn begin(beside: Option<u32>) -> io::Result<Self> {
         let (ours, waited) = (ours(beside)?, Self::waited(beside));
         Ok(Self { begun: Instant::now(), machine: Machine::now()?, beside, ours, waited })
@@ -96,8 +97,8 @@ impl Interval {
         Ok(Foreign { used: (others / capacity).max(0.0), stolen: stolen / capacity, waited: waited / seconds, own })
     }
 
-    /// What the children, this process's first thread and the process `beside` have waited,
-    /// nanoseconds.
+    /// Time in nanoseconds that the children, this process's first thread and the process `beside`
+    /// waited.
     fn waited(beside: Option<u32>) -> u64 {
         let beside = beside.map_or(0, waited_of_all);
         WAITED.load(Ordering::Relaxed) + waited("/proc/self/schedstat").unwrap_or(0) + beside
@@ -131,7 +132,7 @@ impl Machine {
     }
 }
 
-/// What `/proc` counts in.
+/// Unit of times in `/proc`.
 fn ticks_per_second() -> f64 {
     // SAFETY: takes no pointers.
     let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
@@ -175,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_line_of_stat_is_read() {
+    fn first_line_of_proc_stat_is_parsed() {
         let text = "cpu  100 200 300 9000 50 1 2 40 0 0\ncpu0 1 2 3 4 5 6 7 8 0 0\ncpu1 1 2 3 4 5 6 7 8 0 0\nintr 5\n";
         assert_eq!(Machine::parse(text, 100.0), Some(Machine { busy: 6.03, stolen: 0.4, processors: 2.0 }));
         assert_eq!(Machine::parse("intr 5\n", 100.0), None);
@@ -191,14 +192,14 @@ mod tests {
     }
 
     #[test]
-    fn others_disturb_only_who_waits() {
+    fn other_processes_disturb_only_if_ours_wait() {
         let foreign = |used, stolen, waited| Foreign { used, stolen, waited, own: 0.0 };
         assert!(foreign(0.3, 0.0, 0.2).disturbs() && foreign(0.0, 0.2, 0.0).disturbs());
         assert!(!foreign(0.3, 0.0, 0.01).disturbs() && !foreign(0.0, 0.0, 0.4).disturbs());
     }
 
     #[test]
-    fn a_child_is_asked_between_its_end_and_its_burial() {
+    fn waiting_time_is_read_before_child_is_reaped() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         while !has_ended(child.id()) {}
         assert!(waited(&format!("/proc/{}/schedstat", child.id())).is_some());
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_a_process_is_that_of_getrusage() {
+    fn process_time_equals_getrusage() {
         let before = of_process(std::process::id()).unwrap();
         assert!(before <= usage(libc::RUSAGE_SELF).unwrap() + 0.02, "{before}");
         assert!(of_process(u32::MAX).is_err());

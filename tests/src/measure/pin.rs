@@ -1,15 +1,14 @@
-//! Which processor a process runs on: servers on one, clients on another, and all threads of a
-//! process on the same.
+//! Pins processes to processors: servers to one, clients to another, each with all its threads.
 //!
-//! Left to themselves, two processes that spin may share a processor for a whole measurement while
-//! the other is idle or does somebody else's work; which figure comes out is then a matter of luck.
+//! Unpinned, two processes that spin may share a processor for a whole measurement while the other
+//! one is idle or busy with other processes, which makes figures a matter of luck.
 
 use crate::pair;
 use std::io;
 use std::sync::OnceLock;
 use std::thread;
 
-/// Whether processes are pinned in this run.
+/// True if processes are pinned in this run.
 static PINNED: OnceLock<bool> = OnceLock::new();
 
 /// The two ends of a pair.
@@ -46,7 +45,7 @@ pub fn prefix(end: End) -> Vec<String> {
     if *PINNED.get().unwrap_or(&false) { always(end) } else { Vec::new() }
 }
 
-/// The same in a guest, which has two processors of its own.
+/// Pins a program in a guest, which has two processors of its own.
 pub fn always(end: End) -> Vec<String> {
     ["taskset", "-c", &end.processor().to_string()].map(str::to_owned).into()
 }

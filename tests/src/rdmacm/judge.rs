@@ -3,16 +3,17 @@
 use crate::pair::{KILLED, Outcome, counter};
 use crate::perftest;
 
-/// What the programs must say.
+/// Required output of the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Says {
     /// rping: both show each ping once, in order, and the client found no wrong byte.
     Pings(usize),
-    /// rping with a server for all: each client shows its pings; the server tells of each end.
+    /// rping with one server for all: each client prints its pings; the server prints the end of
+    /// each client.
     PingsOfMany {
         /// Of each client.
         pings: usize,
-        /// How many clients may leave without the server hearing of it.
+        /// Clients whose end the server may miss.
         unheard: usize,
     },
     /// Both print all of these.
@@ -24,7 +25,7 @@ pub enum Says {
     Row(&'static str),
     /// perftest: each end prints one line, for this number of iterations.
     Figures(u32),
-    /// The same where only the client measures: latency of what the server does not notice.
+    /// Only the client measures: latencies that the server does not notice.
     ClientFigures(u32),
 }
 
@@ -32,7 +33,7 @@ pub enum Says {
 const STEPS: [&str; 7] =
     ["create id", "resolve addr", "resolve route", "create qp", "connect", "disconnect", "destroy"];
 
-/// What a persistent rping server prints when a client leaves.
+/// Printed by a persistent rping server when a client leaves.
 const LEFT: &str = "server DISCONNECT EVENT";
 
 /// Words that no good run prints.
@@ -42,11 +43,11 @@ const BAD: [&str; 6] = ["mismatch", "bogus", "error:", "Error", "failed", "failu
 const REFUSALS: [&str; 3] =
     ["UC is not supported in librdmacm", "XRC does not support RDMA_CM", "Address family for hostname not supported"];
 
-/// What was seen was not right; the text says how.
+/// Errors say what was wrong.
 pub type Judged = Result<(), String>;
 
-/// Whether a program ended well, or was at least still there and complained of nothing but that its
-/// last message was not acknowledged.
+/// Returns true if a program ended well, or was still running and only reported its last message as
+/// not acknowledged.
 pub fn merely_waited(end: &Outcome) -> bool {
     let unacknowledged = |line: &str| line.contains("status 12");
     (end.ok || end.output.ends_with(KILLED)) && complaints(end).all(unacknowledged)
@@ -58,8 +59,8 @@ pub fn refusal(end: &Outcome) -> Option<&'static str> {
 }
 
 impl Says {
-    /// Whether servers and clients have ended well and said what they must. A server that `stays`
-    /// must have been there to the end.
+    /// Checks that servers and clients ended well with the required output. A server that `stays`
+    /// must have run to the end.
     pub fn judge(self, servers: &[Outcome], clients: &[Outcome], stays: bool) -> Judged {
         let ended_well = |end: &Outcome| if stays { end.output.ends_with(KILLED) } else { end.ok };
         let judge = || {
@@ -79,8 +80,7 @@ impl Says {
         judge().map_err(|why| servers.iter().chain(clients).fold(why, |text, end| text + "\n" + &shown(end)))
     }
 
-    /// Whether a server that stays has told all it will tell of its clients; those that tell
-    /// nothing have.
+    /// Returns true if a server that stays has printed everything about its clients that it prints.
     pub fn has_seen_all(self, output: &str, clients: usize) -> bool {
         match self {
             Self::PingsOfMany { .. } => output.matches(LEFT).count() >= clients,
@@ -107,10 +107,10 @@ impl Says {
     }
 }
 
-/// Whether it is the server of `ib_write_lat` on a bad network whose client was content and has
-/// left: a client that sees the last WRITE in its memory ends, and when its acknowledgement of that
-/// one was lost, nobody is there to repeat it. Any card reports status 12 then; the client tells
-/// how many packets its queue pair has dropped as it was in no state for them.
+/// Returns true for the server of `ib_write_lat` on a lossy network whose client succeeded and has
+/// left. A client ends when it sees the last WRITE in its memory. If its acknowledgement of that
+/// WRITE is lost, it is gone and cannot repeat it, and any card reports status 12. The client
+/// reports how many packets its queue pair dropped because of its state.
 fn lost_last_ack(server: &Outcome, client: &Outcome) -> bool {
     let all_but_one = |line: &str| {
         let counts = line.strip_prefix("scnt=").and_then(|counts| counts.split_once(", ccnt="));
@@ -126,10 +126,10 @@ fn lost_last_ack(server: &Outcome, client: &Outcome) -> bool {
         && counter(&client.output, "bad_state") > 0
 }
 
-/// Whether it is an rping that has done all and then lost a race with itself (mended in rdma-core
-/// 59): its thread for events asks for the next one when the main thread has ended their channel
-/// already, and ends the process with an error. As both threads end it, what roxe prints at the end
-/// may be missing.
+/// Returns true for an rping that has done all its work and then lost a race with itself (fixed in
+/// rdma-core 59): its event thread asks for another event after the main thread has destroyed the
+/// channel, and ends the process with an error. As both threads exit, roxe's final output may be
+/// missing.
 pub fn lost_its_race(end: &Outcome) -> bool {
     let mut lines = end.output.lines().rev();
     end.command.contains("rping -c")
@@ -137,8 +137,8 @@ pub fn lost_its_race(end: &Outcome) -> bool {
         && lines.next().is_some_and(|line| line.starts_with("rdma_get_cm_event: "))
 }
 
-/// The command and the last of what it printed. rping's lines can have 60,000 letters; how a
-/// program ended stands at the end of one.
+/// The command and the end of its output. rping's lines can have 60,000 letters, and the exit
+/// status stands at the end of one.
 fn shown(end: &Outcome) -> String {
     const ENOUGH: usize = 25;
     let lines: Vec<String> = end.output.lines().map(shortened).collect();
@@ -189,8 +189,8 @@ fn pings(end: &Outcome, count: usize) -> Judged {
     }
 }
 
-/// Whether `line` is what rping sends the `n`-th time: letters from `A` (65) to `z` (122), over and
-/// over, from one place further on each time.
+/// Returns true if `line` is the `n`-th message of rping: letters from `A` (65) to `z` (122),
+/// repeated, starting one letter later each time.
 fn is_ping(n: usize, line: &str) -> bool {
     let Some(letters) = line.strip_prefix(&format!("{n}: ")) else { return false };
     let first = 65 + n % 58;
@@ -198,8 +198,8 @@ fn is_ping(n: usize, line: &str) -> bool {
     !letters.is_empty() && letters.bytes().enumerate().all(|(place, letter)| usize::from(letter) == expected(place))
 }
 
-/// A persistent rping server tells of every client that left. What it shows of their pings is lost
-/// with its buffer.
+/// A persistent rping server prints the end of every client. The pings in its buffer are lost when
+/// it is killed.
 fn ends_of(end: &Outcome, clients: usize, unheard: usize) -> Judged {
     match end.output.matches(LEFT).count() {
         seen if seen <= clients && seen + unheard >= clients => Ok(()),
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ping_begins_one_letter_later_each_time() {
+    fn rping_message_starts_one_letter_later_each_time() {
         assert!(is_ping(57, "57: zABC"));
         assert!(is_ping(58, "58: ABC"));
         assert!(!is_ping(58, "58: BCD"));
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_write_may_lack_its_acknowledgement() {
+    fn only_the_last_write_may_stay_unacknowledged() {
         let counts = "Completion with error at client\nFailed status 12: wr_id 0 syndrom 0x0\nscnt=1000, ccnt=999\nTest exited with Error\n";
         let server = |output: &str| Outcome { command: "ib_write_lat -R".into(), ok: false, output: output.into() };
         let client = end("#bytes #iterations\n1024 1000 6.5\nroxe0 (process 1): bad_state=6\n");
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_stays_has_to_be_there_at_the_end() {
+    fn staying_server_must_run_to_the_end() {
         let client = end(PINGS);
         let left = "server DISCONNECT EVENT...\n";
         let there = Outcome { ok: false, ..end(&format!("{left}{KILLED}")) };
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_complains_has_failed() {
+    fn program_with_complaint_has_failed() {
         let says = Says::Words(&["return status 0"]);
         let good = [end("return status 0")];
         assert_eq!(says.judge(&good, &good, false), Ok(()));
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn who_complains_did_not_merely_wait() {
+    fn program_with_complaint_did_not_merely_wait() {
         let killed = |output: &str| Outcome { ok: false, ..end(&format!("{output}{KILLED}")) };
         assert!(merely_waited(&end("")) && merely_waited(&killed("ping 3\n")));
         assert!(merely_waited(&killed("cq completion failed status 12\n")));
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_prints_one_line() {
+    fn stream_prints_one_line() {
         const LINE: &str = "custom    4k      20      5       800k        0.37s      0.02    1839.96\n";
         let head = "name      bytes   xfers   iters   total       time     Gb/sec    usec/xfer\n";
         assert_eq!(row(&end(&format!("{head}{LINE}")), "custom"), Ok(()));

@@ -4,7 +4,7 @@ use super::judge::Says;
 use super::{Carrier, Exchange, ORIGINAL, Ready};
 use crate::matrix::Ip;
 
-/// How large a run is: the peer in the guest has a slow processor.
+/// Size of a run: the processor of the guest is slow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
     /// As the issue asks for.
@@ -53,7 +53,7 @@ fn pair(server: String, client: String, says: Says, packets: usize) -> Exchange 
     }
 }
 
-/// Server and client are told the same but for the address.
+/// Server and client with the same options but for the address.
 fn twins(tool: &str, args: &str, says: Says, packets: usize) -> Exchange {
     pair(format!("{tool} -b OWN {args}"), format!("{tool} -s SERVER {args}"), says, packets)
 }
@@ -82,7 +82,7 @@ fn rpings(scale: Scale) -> Vec<Exchange> {
     vec![rping("", long), rping(" -q", short), rping(" -S 60000", short), persistent]
 }
 
-/// ucmatose looks at no byte; what it counts are completions.
+/// ucmatose checks no data; it counts completions.
 fn matoses(scale: Scale) -> Vec<Exchange> {
     const DONE: Says = Says::Words(&["data transfers complete", "test complete", "return status 0"]);
     const MIGRATED: Says = Says::Words(&["migrating to new event channel", "test complete", "return status 0"]);
@@ -105,7 +105,7 @@ fn matoses(scale: Scale) -> Vec<Exchange> {
     list
 }
 
-/// udaddy looks at no byte either.
+/// udaddy checks no data either.
 fn daddies(scale: Scale) -> Vec<Exchange> {
     const DONE: Says = Says::Words(&["data transfers complete", "test complete", "return status 0"]);
     let (many, count) = (scale.of(16, 4), scale.of(10, 4));
@@ -153,8 +153,7 @@ fn endpoints() -> Vec<Exchange> {
     };
     vec![
         pair("rdma_server -s OWN -p PORT".to_owned(), client("rdma_client", ""), ENDED, 3),
-        // It listens on the address that stands for all of IPv4, like the next two, which cannot be
-        // told another.
+        // Its server listens on 0.0.0.0, like the next two, and cannot be given another address.
         Exchange {
             ips: &[Ip::V4],
             note: ", any address",
@@ -165,8 +164,8 @@ fn endpoints() -> Vec<Exchange> {
     ]
 }
 
-/// The programs of rsockets, whose protocol has to be that of librdmacm between roxe and rxe. `-T
-/// v` verifies each byte.
+/// The programs of rsockets; between roxe and rxe they check that roxe's protocol is that of
+/// librdmacm. `-T v` verifies each byte.
 pub fn sockets(scale: Scale) -> Vec<Exchange> {
     let many = scale.of(100, 10);
     let stream = |tool: &str, size: usize, options: &str| {
@@ -252,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_issues_programs_are_all_there() {
+    fn exchanges_include_every_program() {
         let list: Vec<String> = all(Scale::Full).iter().map(|e| format!("{} | {}", e.server, e.client)).collect();
         for wanted in [
             "rping -c -a SERVER -p PORT -V -v -C 1000",

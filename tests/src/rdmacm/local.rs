@@ -19,13 +19,13 @@ use std::time::{Duration, Instant};
 /// Longest time for one exchange without losses; a lost connection message costs seconds.
 const LIMIT: Duration = Duration::from_secs(60);
 const LOSSY_LIMIT: Duration = Duration::from_secs(600);
-/// How long servers may take to end after their clients have.
+/// Time within which servers must end after their clients.
 const PARTING: Duration = Duration::from_secs(15);
 
 /// Where one side runs.
 #[derive(Clone, Debug)]
 pub struct End {
-    /// How programs get there, and their environment.
+    /// Command prefix and environment of the programs.
     pub place: Place,
     /// Its address.
     pub address: String,
@@ -46,7 +46,7 @@ pub struct Site {
     pub client: End,
 }
 
-/// What is done to packets, on both sides.
+/// Faults, on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weather {
     /// Nothing.
@@ -64,7 +64,7 @@ impl Weather {
         }
     }
 
-    /// Whether there is something in it for this exchange.
+    /// Returns true if this applies to the exchange.
     pub fn concerns(self, exchange: &Exchange) -> bool {
         self == Self::Clean || exchange.carrier != Carrier::Groups
     }
@@ -81,19 +81,19 @@ impl Weather {
     }
 }
 
-/// Who a program is.
+/// Role of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Server,
     Client,
 }
 
-/// The name of a cell: the site, the IP version, the weather, what the client is told.
+/// Name of a cell: the site, the IP version, the faults, the client's command line.
 pub fn name(site: &str, ip: Ip, weather: Weather, exchange: &Exchange) -> String {
     format!("{site} {ip} {} {exchange}", weather.word())
 }
 
-/// Runs an exchange and judges it.
+/// Runs an exchange and checks it.
 pub fn run(site: &Site, weather: Weather, exchange: &Exchange) -> Verdict {
     if let Some(tool) = exchange.tools().into_iter().find(|tool| !pair::installed(tool)) {
         return Verdict::Skipped(format!("{tool} is not installed (tests/run installs it)"));
@@ -105,7 +105,7 @@ pub fn run(site: &Site, weather: Weather, exchange: &Exchange) -> Verdict {
     }
 }
 
-/// A port that nothing else of this run uses.
+/// A port that nothing else in this run uses.
 fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(17_000);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -120,7 +120,7 @@ struct Meeting<'a> {
 }
 
 impl Meeting<'_> {
-    /// What servers and clients left behind.
+    /// Runs servers and clients; returns their outcomes.
     fn hold(&self) -> io::Result<[Vec<Outcome>; 2]> {
         let limit = if self.weather == Weather::Clean { LIMIT } else { LOSSY_LIMIT };
         let deadline = pair::deadline(limit);
@@ -149,7 +149,7 @@ impl Meeting<'_> {
         Ok([servers.into_iter().map(|server| server.wait(parting)).collect(), clients])
     }
 
-    /// A server that stays hears of the end of its clients a moment later than they do.
+    /// A server that stays notices the end of its clients a moment later.
     fn await_farewells(&self, servers: &mut [Running], deadline: Instant) {
         let (says, clients) = (self.exchange.says, self.exchange.clients);
         let done = |server: &mut Running| says.has_seen_all(&server.so_far(), clients) || server.exited();
@@ -205,8 +205,8 @@ impl Meeting<'_> {
         judged.into()
     }
 
-    /// Those that ended by themselves tell how many packets they have received, and that faults
-    /// were made.
+    /// Processes that ended by themselves must have printed how many packets they received, and
+    /// that faults were applied.
     fn traffic(&self, servers: &[Outcome], clients: &[Outcome]) -> Judged {
         let servers = if self.exchange.stays { &[] } else { servers };
         let mut all =
@@ -227,8 +227,8 @@ impl Meeting<'_> {
     }
 }
 
-/// Whether some process listens on `port` in the network namespace of the process `witness`: the
-/// Unix socket where others leave requests for it has both in its name.
+/// Returns true if a process listens on `port` in the network namespace of the process `witness`:
+/// the name of its Unix socket for requests contains both.
 pub fn listens(witness: u32, port: u16) -> bool {
     let Ok(cookie) = namespace_cookie(witness) else { return false };
     let (namespace, probe) = (format!("-{cookie:x}-svc-"), UnixDatagram::unbound());
@@ -265,7 +265,7 @@ fn namespace_cookie(of: u32) -> io::Result<u64> {
     thread::spawn(look).join().unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
 }
 
-/// How many sockets are members of the group.
+/// Number of sockets that are members of the group.
 pub(crate) fn members(witness: u32, ip: Ip) -> usize {
     members_in(&fs::read_to_string(format!("/proc/{witness}/net/{}", group_table(ip))).unwrap_or_default(), ip)
 }

@@ -1,4 +1,4 @@
-//! Whether tshark reads the same in the headers of a capture as we do.
+//! Compares the headers of a capture as tshark reads them and as roxe does.
 //!
 //! Touches processes through [`super::fields()`], and the capture.
 
@@ -9,7 +9,7 @@ use roxe_wire::{
 use std::fs;
 use std::path::Path;
 
-/// What we read in a field; `None` where the packet has no such field.
+/// Reads a field; `None` if the packet has no such field.
 type Reading = fn(&Packet<'_>) -> Option<u64>;
 
 /// The fields that are compared, as tshark calls them.
@@ -45,10 +45,10 @@ const FIELDS: [(&str, Reading); 19] = [
 
 /// Printed as the digits of its bytes.
 const IMMEDIATE: &str = "infiniband.immdt";
-/// The last 4 bytes; a CNP has one too, but tshark does not look for it there.
+/// The last 4 bytes; a CNP has an ICRC, too, but tshark does not dissect it.
 const ICRC: &str = "infiniband.invariant.crc";
 
-/// How many packets of `file` were compared: all RoCEv2 packets whose ICRC is right.
+/// Compares all RoCEv2 packets of `file` with a correct ICRC; returns their number.
 ///
 /// # Errors
 /// The first field that tshark reads differently, or why the capture cannot be read.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// All of them, by the account of whoever recorded them (see captures/README.md).
+/// Packets in all captures, as recorded in captures/README.md.
 const ROCE_PACKETS: usize = 2279;
 
 fn captures() -> Vec<PathBuf> {
@@ -50,7 +50,7 @@ fn emit(header: &Header, payload: &[u8]) -> Vec<u8> {
 
 // clause: HEADER-ORDER, ICRC-SUM
 #[test]
-fn every_captured_packet_parses_verifies_and_is_written_back_byte_for_byte() {
+fn captured_packets_roundtrip_byte_for_byte() {
     let seen = for_each_roce_packet(|at, _, net, datagram| {
         let packet = Packet::parse(datagram).unwrap_or_else(|error| panic!("{at}: {error}"));
         assert!(icrc::verify(net, datagram), "{at}: ICRC");
@@ -64,7 +64,7 @@ fn every_captured_packet_parses_verifies_and_is_written_back_byte_for_byte() {
 
 // clause: IP-IDENT
 #[test]
-fn every_captured_identification_is_found_from_the_icrc() {
+fn captured_ip_identification_is_recovered_from_icrc() {
     let seen = for_each_roce_packet(|at, _, net, datagram| {
         let unknown = NetHeader { ident: 0, ..*net };
         for likely in [0, net.ident, net.ident.wrapping_sub(1)] {
@@ -76,7 +76,7 @@ fn every_captured_identification_is_found_from_the_icrc() {
 
 // clause: UD-GRH
 #[test]
-fn the_grh_of_a_datagram_is_its_ip_header() {
+fn captured_datagram_grh_equals_its_ip_header() {
     let mut datagrams = 0;
     for_each_roce_packet(|at, ip, net, datagram| {
         let packet = Packet::parse(datagram).unwrap_or_else(|error| panic!("{at}: {error}"));
@@ -88,8 +88,7 @@ fn the_grh_of_a_datagram_is_its_ip_header() {
     assert!(datagrams > 0);
 }
 
-/// Calls `check` with every message of the connection manager, the packet it came in and where it
-/// came from and went.
+/// Calls `check` with every message of the connection manager, its packet and its addresses.
 fn for_each_mad(mut check: impl FnMut(&str, &NetHeader, &Packet<'_>, &Mad)) {
     for_each_roce_packet(|at, _, net, datagram| {
         let packet = Packet::parse(datagram).unwrap_or_else(|error| panic!("{at}: {error}"));
@@ -101,7 +100,7 @@ fn for_each_mad(mut check: impl FnMut(&str, &NetHeader, &Packet<'_>, &Mad)) {
 
 // clause: CM-MAD, CM-ATTRIBUTES, CM-RESERVED
 #[test]
-fn every_captured_connection_message_is_written_back_byte_for_byte() {
+fn captured_connection_messages_roundtrip_byte_for_byte() {
     let mut seen = BTreeMap::new();
     for_each_mad(|at, _, packet, mad| {
         *seen.entry(mad.message.name()).or_insert(0) += 1;
@@ -114,7 +113,7 @@ fn every_captured_connection_message_is_written_back_byte_for_byte() {
 /// The first connection of `rping`, its numbers as Wireshark shows them.
 // clause: CM-FIELDS
 #[test]
-fn a_captured_connection_has_the_numbers_that_wireshark_shows() {
+fn captured_connection_matches_wireshark() {
     let mut messages = Vec::new();
     for_each_mad(|at, _, _, mad| {
         if at.starts_with("rping.pcap ") {
@@ -144,7 +143,7 @@ fn a_captured_connection_has_the_numbers_that_wireshark_shows() {
 
 // clause: CM-GSI
 #[test]
-fn captured_connection_messages_travel_as_ours_do() {
+fn captured_connection_messages_use_our_gsi_fields() {
     for_each_mad(|at, _, packet, _| {
         let ours = gsi_header(packet.header.bth.psn);
         assert_eq!(packet.header.kind, ours.kind, "{at}");
@@ -154,7 +153,7 @@ fn captured_connection_messages_travel_as_ours_do() {
 
 // clause: CM-IP-HEADER, CM-SERVICE-ID
 #[test]
-fn captured_requests_tell_the_addresses_of_their_packets() {
+fn captured_requests_contain_the_addresses_of_their_packets() {
     let mut requests = 0;
     for_each_mad(|at, net, _, mad| {
         let mut flow_label = None;

@@ -9,14 +9,14 @@ use std::fmt::{self, Write};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// How a citation begins.
+/// Prefix of a citation.
 const FORM: &str = "// clause: ";
 /// Crates whose sources are read.
 const CRATES: [&str; 6] = ["wire", "transport", "provider", "verbs-api", "tests", "fuzz"];
 /// This file quotes citations.
 const THIS_FILE: &str = "tests/tests/integration/clauses.rs";
 
-/// A clause of the list and who names it.
+/// A clause of the list with the files that cite it.
 #[derive(Debug, Default)]
 struct Clause {
     section: String,
@@ -30,7 +30,7 @@ struct Clause {
 }
 
 impl Clause {
-    /// What is wrong with it.
+    /// Returns the error in its citations, if there is one.
     fn complaint(&self) -> Option<String> {
         let Self { uncited, untested, code, tests, .. } = self;
         let reason = |exception: &Option<String>| exception.as_ref().is_some_and(|reason| reason.is_empty());
@@ -98,7 +98,7 @@ impl Report {
         report
     }
 
-    /// `ID (sources)` opens a clause, indented lines tell of it, `## ` opens a section.
+    /// `ID (sources)` opens a clause, indented lines describe it, `## ` opens a section.
     fn read_list(&mut self, list: &str) {
         let (mut section, mut open) = ("", None);
         for line in list.lines() {
@@ -178,7 +178,7 @@ impl Report {
     }
 }
 
-/// Adds a line of the list to the sentence or the exception that is being told.
+/// Adds a line of the list to the current sentence or exception.
 fn tell(clause: &mut Clause, told: &str) {
     if let Some(reason) = told.strip_prefix("uncited:") {
         clause.uncited = Some(reason.trim().into());
@@ -199,19 +199,19 @@ fn is_id(text: &str) -> bool {
     text.contains('-') && text.split('-').all(is_word)
 }
 
-/// Whether a line cites in some other form than the one that is looked for.
+/// Returns true if a line cites in another form.
 fn looks_like_citation(line: &str) -> bool {
     let Some((_, comment)) = line.split_once("//") else { return false };
     let comment = comment.trim_start_matches(['/', '!', ' ']).to_ascii_lowercase();
     ["clause:", "clauses:", "clause ("].iter().any(|start| comment.starts_with(start)) || comment.contains("(clause")
 }
 
-/// Whether the citation that begins here belongs to the test behind it.
+/// Returns true if the citation that begins here stands above a test.
 fn stands_above_test(lines: &[&str]) -> bool {
     lines.iter().find(|line| !line.starts_with(FORM)) == Some(&"#[test]")
 }
 
-/// Index of the first line that is test code: 0 in files that are nothing else.
+/// Index of the first line of test code: 0 in files that have only tests.
 fn first_test_line(path: &str, lines: &[&str]) -> usize {
     let is_test_file = path.contains("/tests/") || path.ends_with("/tests.rs") || path.starts_with("tests/");
     if is_test_file || path.starts_with("fuzz/") || path.starts_with("transport/sim/") {
@@ -253,7 +253,7 @@ fn every_clause_is_cited_and_tested() {
     assert!(report.count().clauses > 150, "a list that lost most of its clauses proves nothing");
 }
 
-/// What is said about `list` when product code is `code` and test code is `test`.
+/// Errors in `list` for product code `code` and test code `test`.
 fn complaints(list: &str, code: &str, test: &str) -> Vec<String> {
     let file = |path: &str, text: &str| (path.to_string(), text.to_string());
     Report::of(list, &[file("wire/src/a.rs", code), file("wire/tests/b.rs", test)]).complaints
@@ -264,14 +264,14 @@ const CODE: &str = "    // clause: A-B, C-D\n    let x = 1;\n";
 const TEST: &str = "/// Doc.\n// clause: A-B\n// clause: C-D\n#[test]\nfn t() {}\n";
 
 #[test]
-fn nothing_is_wrong_when_all_is_cited_and_tested() {
+fn cited_and_tested_clauses_are_accepted() {
     assert_eq!(complaints(LIST, CODE, TEST), [""; 0]);
     let in_module = format!("{CODE}#[cfg(test)]\nmod tests {{\n{TEST}}}\n");
     assert_eq!(complaints(LIST, &in_module, ""), [""; 0]);
 }
 
 #[test]
-fn a_clause_that_is_unlisted_uncited_or_untested_is_named() {
+fn unlisted_uncited_and_untested_clauses_are_reported() {
     let unlisted = "wire/src/a.rs:3 cites E-F, which clauses.txt does not list";
     assert_eq!(complaints(LIST, &format!("{CODE}// clause: E-F\n"), TEST), [unlisted]);
     let uncited = "C-D is cited by no product code and does not say why (`uncited: ...`)";
@@ -281,7 +281,7 @@ fn a_clause_that_is_unlisted_uncited_or_untested_is_named() {
 }
 
 #[test]
-fn exceptions_need_a_reason_and_go_stale() {
+fn exceptions_without_reason_and_stale_ones_are_reported() {
     let (uncited, untested) =
         (format!("{LIST}    uncited: not\n        offered\n"), format!("{LIST}    untested: hard\n"));
     assert_eq!(complaints(&uncited, "// clause: A-B\n", "// clause: A-B\n#[test]\n"), [""; 0]);
@@ -295,7 +295,7 @@ fn exceptions_need_a_reason_and_go_stale() {
 }
 
 #[test]
-fn sloppy_lists_and_citations_are_found() {
+fn malformed_lists_and_citations_are_reported() {
     let no_source = "clauses.txt: not a clause with its sources in parentheses: G-H";
     assert_eq!(complaints(&format!("{LIST}G-H\n    Text.\n"), CODE, TEST), [no_source]);
     assert_eq!(complaints(&format!("{LIST}A-B (IBA)\n    Again.\n"), CODE, TEST), ["clauses.txt lists A-B twice"]);

@@ -1,8 +1,7 @@
-//! What the project depends on is what tests/deny.toml allows: licences, sources, and no C in the
-//! product.
+//! The dependencies satisfy tests/deny.toml: licences, sources, and no C in the product.
 //!
-//! `cargo deny` says the same and also knows which crates have been reported as vulnerable, for
-//! which it needs a network. Touches `cargo tree` and Cargo.lock.
+//! `cargo deny` checks more, such as known vulnerabilities, but needs a network for that. Touches
+//! `cargo tree` and Cargo.lock.
 
 use std::process::Command;
 
@@ -19,7 +18,7 @@ fn list(begin: &str) -> Vec<&'static str> {
     list.split('"').skip(1).step_by(2).collect()
 }
 
-/// What `cargo tree` prints for these arguments, one package a line.
+/// Output of `cargo tree` with these arguments, one package a line.
 fn tree(arguments: &[&str]) -> Vec<String> {
     let mut command = Command::new(env!("CARGO"));
     command.args(["tree", "--locked", "--prefix", "none", "--target", "all"]).args(arguments);
@@ -29,17 +28,16 @@ fn tree(arguments: &[&str]) -> Vec<String> {
     text.lines().map(|line| line.trim_end_matches(" (*)").to_owned()).filter(|line| !line.is_empty()).collect()
 }
 
-/// Whether an SPDX expression offers at least one choice that is allowed as a whole. Old crates
-/// write `/` for `OR`.
+/// Returns true if an SPDX expression offers at least one choice that is allowed as a whole. Old
+/// crates write `/` for `OR`.
 fn is_allowed(expression: &str, allowed: &[&str]) -> bool {
     let flat = expression.replace(['(', ')'], "").replace('/', " OR ");
-    // In every expression that the lock file holds, AND stands between a choice in brackets and one
-    // licence.
+    // In all expressions of the lock file, AND joins a choice in brackets and one licence.
     flat.split(" AND ").all(|part| part.split(" OR ").any(|licence| allowed.contains(&licence.trim())))
 }
 
 #[test]
-fn an_expression_is_allowed_if_each_of_its_parts_offers_an_allowed_licence() {
+fn licence_expression_is_allowed_if_each_part_is() {
     let allowed = ["MIT", "Unicode-3.0"];
     for (expression, expected) in [
         ("MIT", true),
@@ -75,7 +73,7 @@ fn every_dependency_comes_from_the_registry() {
 }
 
 #[test]
-fn nothing_in_the_product_compiles_or_links_c() {
+fn product_compiles_and_links_no_c() {
     let banned = list("\ndeny = [");
     assert!(banned.contains(&"cc"), "the policy was read: {banned:?}");
     for product in PRODUCT {

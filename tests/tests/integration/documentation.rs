@@ -1,7 +1,8 @@
-//! The manual says what the code does.
+//! Checks that the manual matches the code.
 //!
-//! Parts of pages between `<!-- generated: NAME -->` and `<!-- end -->` are written from the code:
-//! `ROXE_WRITE_DOCS=1 cargo test -p roxe-tests --test integration documentation` writes them anew.
+//! Parts of pages between `<!-- generated: NAME -->` and `<!-- end -->` are generated from the
+//! code: `ROXE_WRITE_DOCS=1 cargo test -p roxe-tests --test integration documentation` rewrites
+//! them.
 
 use roxe_check::Rule;
 use roxe_provider::Counters;

@@ -7,7 +7,7 @@ use std::process::Command;
 
 /// Fewer would prove too little.
 const AT_LEAST: usize = 12;
-/// What `tests/checked/run` knows.
+/// Checkers of `tests/checked/run`.
 const CHECKERS: [&str; 3] = ["thread", "address", "miri"];
 
 fn root() -> PathBuf {
@@ -49,7 +49,8 @@ fn every_mutant_applies() {
     check_that_they_apply(&patches("tests/mutants"));
 }
 
-/// Who asks for the number of another is switched on with it, and who asks for none always is.
+/// Code that asks for another number would be switched on with that mutant, and code that asks for
+/// none would always be on.
 #[test]
 fn every_mutant_asks_for_its_own_number() {
     for file in patches("tests/mutants") {
@@ -63,7 +64,7 @@ fn every_mutant_asks_for_its_own_number() {
 }
 
 #[test]
-fn every_mutant_says_what_it_breaks_and_names_tests_that_exist() {
+fn every_mutant_has_a_description_and_names_existing_tests() {
     for file in mutants() {
         let mutant = fs::read_to_string(&file).expect("a mutant");
         let name = file.display();
@@ -92,7 +93,7 @@ fn every_checker_has_a_broken_build_that_it_must_report() {
     }
 }
 
-/// Whether some source of the package's target has a test function of that name.
+/// Returns true if a source of the package's target has a test of that name.
 fn exists(package: &str, target: &str, test: &str) -> bool {
     let name = package.strip_prefix("roxe-").unwrap_or(package);
     // The package of the device is called after all of the provider.

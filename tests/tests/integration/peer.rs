@@ -1,6 +1,6 @@
-//! The agent beside a card, on loopback beside roxe itself: who is let in, that a session leaves
-//! nothing behind, that no controller reaches memory that is not the agent's, and that two agents
-//! carry every operation between their cards.
+//! The agent (`roxe peer`) over loopback: it authenticates controllers, a session leaves nothing
+//! behind, no controller reaches memory outside the agent's buffers, and two agents run every
+//! operation between their cards.
 
 use roxe_peer::client::{Client, ClientError};
 use roxe_peer::protocol::{Command as Do, limits};
@@ -19,7 +19,7 @@ fn refusal(result: Result<Value, ClientError>) -> (String, i32) {
 }
 
 #[test]
-fn a_controller_without_the_token_and_a_second_one_are_turned_away() {
+fn controller_without_token_and_second_one_are_refused() {
     let agent = Agent::start(&[]).unwrap();
     let error = Client::connect(&agent.address, "0000").unwrap_err();
     assert_eq!(error.errno(), Some(libc::EACCES), "{error}");
@@ -27,7 +27,7 @@ fn a_controller_without_the_token_and_a_second_one_are_turned_away() {
     let error = Client::connect(&agent.address, &agent.token).unwrap_err();
     assert_eq!(error.errno(), Some(libc::EBUSY), "{error}");
     drop(first);
-    // The agent sees that the first one is gone when it reads, which it does all the time.
+    // The agent notices that the first controller has disconnected at its next read.
     let again = (0..1000).find_map(|_| match Client::connect(&agent.address, &agent.token) {
         Ok(client) => Some(client),
         Err(error) if error.errno() == Some(libc::EBUSY) => {
@@ -40,7 +40,7 @@ fn a_controller_without_the_token_and_a_second_one_are_turned_away() {
 }
 
 #[test]
-fn a_line_without_end_ends_the_connection_and_not_the_agent() {
+fn endless_line_closes_connection_but_not_agent() {
     let agent = Agent::start(&[]).unwrap();
     let mut stream = TcpStream::connect(&agent.address).unwrap();
     stream.write_all(&vec![b' '; limits::FIRST_LINE]).unwrap();
@@ -51,7 +51,7 @@ fn a_line_without_end_ends_the_connection_and_not_the_agent() {
 }
 
 #[test]
-fn memory_is_reached_by_regions_only_and_within_bounds() {
+fn memory_access_is_limited_to_regions() {
     let agent = Agent::start(&[]).unwrap();
     let mut client = agent.client().unwrap();
     let mr = client.call(Do::Reg, json!({"length": 64, "access": "LOCAL_WRITE", "fill": "0102"})).unwrap();
@@ -76,14 +76,14 @@ fn memory_is_reached_by_regions_only_and_within_bounds() {
         let (text, errno) = refusal(client.call(command, arguments));
         assert!(matches!(errno, libc::EINVAL | libc::ENOMEM), "{text}");
     }
-    // As numbers it goes to the card, which has its own opinion of them.
+    // Raw addresses are passed to the card, which checks the key.
     let sge = json!([{"addr": 4096, "length": 8, "lkey": 1}]);
     client.call(Do::ModifyQp, json!({"qp": qp, "to": "INIT"})).unwrap();
     client.call(Do::PostRecv, json!({"qp": qp, "sge": sge})).unwrap();
 }
 
 #[test]
-fn requests_that_come_together_are_answered_in_their_order() {
+fn pipelined_requests_are_answered_in_order() {
     let agent = Agent::start(&[]).unwrap();
     let mut client = agent.client().unwrap();
     let mr = client.call(Do::Reg, json!({"length": 64, "access": "LOCAL_WRITE"})).unwrap()["mr"].clone();
@@ -98,14 +98,14 @@ fn requests_that_come_together_are_answered_in_their_order() {
     for (fill, pair) in answers.chunks(2).enumerate() {
         assert_eq!(pair[1].as_ref().unwrap()["hex"], format!("00{fill:02x}{fill:02x}00"));
     }
-    // What goes with the last words is answered, too.
+    // Requests that arrive together with the last one are answered, too.
     client.ask(Do::Counters, Value::Null).unwrap();
     client.ask(Do::Bye, Value::Null).unwrap();
     assert_eq!(client.answers().unwrap().len(), 2);
 }
 
 #[test]
-fn a_session_leaves_nothing_behind() {
+fn session_leaves_nothing_behind() {
     let agent = Agent::start(&[]).unwrap();
     let mut client = agent.client().unwrap();
     let all = json!({"length": limits::MEMORY, "access": 0});
@@ -124,7 +124,7 @@ fn a_session_leaves_nothing_behind() {
 /// One MTU and family of the checks: the others take the same way through the agents, and rxe's
 /// test does them.
 #[test]
-fn two_cards_behind_agents_understand_each_other() {
+fn two_agents_run_every_operation_between_their_cards() {
     let agent = Agent::start(&[]).unwrap();
     let roxe = build::roxe();
     let mut command = Command::new(&roxe);

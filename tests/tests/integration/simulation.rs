@@ -2,9 +2,9 @@
 //! duplication, reordering and corruption of up to 10 % each at the same time, and some of hundreds
 //! of queue pairs around switches that are too small.
 //!
-//! What is judged is written at [`roxe_sim::scenario`]. Every run has a seed of its own;
-//! one that fails is shrunk and printed as a text that repeats it, to be pasted into a test as in
-//! [`run`]. `ROXE_SIM_RUNS` sets the number of runs per test, `ROXE_SIM_SEED` the first seed.
+//! [`roxe_sim::scenario`] describes the invariants. Every run has a seed of its own; a failing run
+//! is shrunk and printed as a text that repeats it, to be pasted into a test as in [`run`].
+//! `ROXE_SIM_RUNS` sets the number of runs per test, `ROXE_SIM_SEED` the first seed.
 
 use roxe_sim::case::Net;
 use roxe_sim::case::shrink;
@@ -31,7 +31,7 @@ fn reliable_connections_deliver_every_byte_once_and_in_order() {
 }
 
 #[test]
-fn messages_of_xrc_reach_the_shared_queue_they_name_once_and_in_order() {
+fn xrc_messages_reach_their_srq_once_and_in_order() {
     let total = simulate("xrc", Service::XrcIni, false);
     assert!(total.tally.dropped > 0 && total.tally.duplicated > 0 && total.timeouts > 0, "{total:?}");
     assert!(total.sends > total.recvs && total.recvs > 0, "{total:?}");
@@ -50,7 +50,7 @@ fn datagrams_arrive_whole_or_not_at_all() {
 }
 
 #[test]
-fn unreliable_services_lose_nothing_in_a_network_that_only_reorders() {
+fn unreliable_services_survive_reordering_without_loss() {
     for service in ["uc", "ud"] {
         let total = run(&format!(
             "service={service} net=star nodes=10 latency=2us gbps=10 connections=50 messages=40 max_len=3000 early_wait \
@@ -62,21 +62,21 @@ fn unreliable_services_lose_nothing_in_a_network_that_only_reorders() {
 }
 
 #[test]
-fn wrong_requests_and_sudden_states_break_no_promise() {
+fn wrong_requests_and_sudden_states_keep_invariants() {
     for (name, service) in [("rc", Service::Rc), ("uc", Service::Uc), ("ud", Service::Ud), ("xrc", Service::XrcIni)] {
         simulate(name, service, true);
     }
 }
 
 #[test]
-fn any_world_keeps_its_promises() {
+fn random_worlds_keep_invariants() {
     let total = many("worlds", RUNS / 10, random_world);
     assert!(total.tally.dropped > 0 && total.tally.overflowed > 0 && total.failed > 0, "{total:?}");
     assert!(total.tally.marked > 0 && total.notices > 0, "{total:?}");
 }
 
 #[test]
-fn a_thousand_queue_pairs_share_a_switch_that_loses_packets() {
+fn thousand_qps_share_a_lossy_switch() {
     let total =
         run("service=rc net=star nodes=50 latency=2us gbps=25 connections=500 messages=12 max_len=3000 window=60000
                      drop tx 1%; duplicate tx 0.2% by=1us..50us; delay tx 1% by=1us..50us; corrupt header tx 0.2%");
@@ -96,7 +96,7 @@ fn links_may_differ_and_share_a_trunk() {
 }
 
 #[test]
-fn two_hundred_senders_fill_the_queue_in_front_of_one_receiver() {
+fn incast_overflows_switch_queue_without_failures() {
     let incast = "service=rc net=incast nodes=201 latency=1us gbps=40 queue=1000000 mark=50000 connections=200 messages=50 \
                   max_len=12000";
     let (without, with) = (run(incast), run(&format!("{incast} dcqcn")));
@@ -107,11 +107,11 @@ fn two_hundred_senders_fill_the_queue_in_front_of_one_receiver() {
 }
 
 #[test]
-fn senders_that_heed_marks_lose_less() {
+fn senders_that_reduce_rate_on_marks_lose_less() {
     let link = LinkSpec::gigabits(Duration::from_micros(1), 40);
     let link = LinkSpec { queue: Some(1_000_000), mark_above: Some(50_000), ..link };
-    // Acknowledgements come four times in a window, which keeps it full: more than this makes
-    // senders give up that heed nothing.
+    // Four acknowledgements per window keep it full. With a larger window, senders without
+    // congestion control give up.
     let (without, with) = (Incast::of(32, link, 40 << 10, false), Incast::of(32, link, 40 << 10, true));
     let lost = |incast: &Incast| incast.world.wire.tally.overflowed;
     assert_eq!((without.failed, with.failed), (0, 0));
@@ -120,7 +120,7 @@ fn senders_that_heed_marks_lose_less() {
 }
 
 #[test]
-fn among_two_hundred_senders_that_heed_marks_few_give_up() {
+fn incast_of_200_dcqcn_senders_has_few_failures() {
     let link = LinkSpec::gigabits(Duration::from_micros(1), 40);
     let link = LinkSpec { queue: Some(4_000_000), mark_above: Some(200_000), ..link };
     let (without, with) = (Incast::of(200, link, 32 << 10, false), Incast::of(200, link, 32 << 10, true));
@@ -129,7 +129,7 @@ fn among_two_hundred_senders_that_heed_marks_few_give_up() {
 }
 
 #[test]
-fn receivers_that_are_never_ready_are_asked_until_they_are() {
+fn rnr_is_retried_until_receiver_is_ready() {
     let total =
         run("service=rc net=star nodes=10 latency=2us gbps=10 connections=100 messages=30 max_len=1500 receives=1
                      rnr 5%; drop tx 0.5%");
@@ -138,7 +138,7 @@ fn receivers_that_are_never_ready_are_asked_until_they_are() {
 }
 
 #[test]
-fn the_dead_take_nobody_with_them() {
+fn dead_nodes_do_not_fail_other_connections() {
     let total =
         run("service=rc net=star nodes=20 latency=2us gbps=10 connections=190 messages=20 max_len=3000 window=30000 \
                      error=3@30us error=4@60us error=17@100us error=99@80us gone=7@90us gone=12@50us
@@ -160,7 +160,7 @@ struct Incast {
 impl Incast {
     const MESSAGE: u32 = 64 << 10;
 
-    /// What happens in 50 ms when each of `senders` may have `window` bytes under way.
+    /// Runs `senders` for 50 ms with at most `window` bytes in flight each.
     fn of(senders: usize, link: LinkSpec, window: u32, dcqcn: bool) -> Self {
         let mut incast = Self::new(senders, link, window, dcqcn);
         incast.run_for(Duration::from_millis(50));
@@ -256,10 +256,10 @@ fn random_case(service: Service, mishaps: bool, seed: u64) -> Case {
     Case { rules: random_faults(WORST, case.link.latency, &mut rng), ..case }
 }
 
-/// What seven retries wait at the least: eight times the shortest timeout.
+/// Minimum time of seven retries: eight times the shortest timeout.
 const RETRIES: Duration = Duration::from_micros(8 * 4096);
 
-/// How long a packet waits behind everything that both ends of all connections send, on the slowest
+/// Longest time that a packet waits behind all other packets of all connections, on the slowest
 /// link.
 fn longest_queue(case: &Case) -> Duration {
     let bytes = 2 * case.connections as u64 * u64::from(case.work.messages) * u64::from(case.work.max_len);

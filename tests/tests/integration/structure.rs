@@ -1,8 +1,7 @@
-//! What the compiler does not check of the source: the order of the crates, circles between the
-//! files of a crate, where unsafe code is, and that comments fit. Reads the files of the workspace.
+//! Rules for the source that the compiler does not check: the order of the crates, import cycles
+//! between the files of a crate, the places of unsafe code, and the width of comments.
 //!
-//! There is no list of exceptions. A test prints everything that it finds, so that one run shows
-//! all that is to be done.
+//! There is no list of exceptions. A test prints all violations, not only the first.
 
 mod circles;
 mod made_up;
@@ -27,7 +26,7 @@ fn packages_depend_only_on_those_before_them() {
 }
 
 #[test]
-fn the_files_of_a_package_do_not_import_each_other_in_circles() {
+fn files_of_a_package_have_no_import_cycles() {
     let files = workspace();
     let findings = order(&files).iter().flat_map(|folder| circles::findings(&files, folder)).collect::<Vec<_>>();
     assert_none(&findings);
@@ -40,7 +39,7 @@ fn unsafe_code_is_only_where_the_architecture_allows_it() {
 }
 
 #[test]
-fn comments_fit_and_every_module_begins_with_its_description() {
+fn comments_fit_and_every_module_has_a_description() {
     assert_none(&wide_comments(&workspace(), COMMENT_COLUMNS));
 }
 
@@ -82,8 +81,8 @@ fn workspace() -> Files {
     files
 }
 
-/// Packages of the product that `order` does not list, and dependencies on those that do not stand
-/// before their user in it.
+/// Packages of the product that `order` does not list, and dependencies on packages that do not
+/// precede their user in it.
 fn upward_dependencies(metadata: &Value, order: &[&str]) -> Vec<String> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let packages = list(&metadata["packages"]);

@@ -70,7 +70,7 @@ fn every_symbol_has_its_version() {
 }
 
 #[test]
-fn a_program_that_names_every_public_symbol_links_and_loads() {
+fn program_with_every_public_symbol_links_and_loads() {
     if let Some(why) = cc::missing() {
         eprintln!("skipped: {why}");
         return;
@@ -79,7 +79,7 @@ fn a_program_that_names_every_public_symbol_links_and_loads() {
     let names: Vec<String> = names.collect();
     let declared: String = names.iter().map(|name| format!("extern char {name}[];\n")).collect();
     let listed: String = names.iter().map(|name| format!("{name}, ")).collect();
-    // The addresses are written down, so that the loader has to find each of them.
+    // Storing the addresses makes the loader resolve each of them.
     let source = format!(
         "#include <stdio.h>\n{declared}static char *volatile all[] = {{ {listed} }};\n\
          int main(void) {{ unsigned found = 0; for (unsigned i = 0; i < sizeof all / sizeof *all; i++) \
@@ -89,7 +89,7 @@ fn a_program_that_names_every_public_symbol_links_and_loads() {
     std::fs::create_dir_all(&folder).unwrap();
     let (file, program) = (folder.join("all.c"), folder.join("all"));
     std::fs::write(&file, source).unwrap();
-    // By the name that the program's loader is to look for.
+    // The soname that the program's loader searches.
     symlink(build::roxe().with_file_name("libroxe.so"), folder.join("libibverbs.so.1")).unwrap();
     let search = format!("-L{}", folder.display());
     cc::compile("gcc", &[&search], &[file], &[":libibverbs.so.1"], &program).unwrap();

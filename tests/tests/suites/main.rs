@@ -1,12 +1,12 @@
-//! Suites of checks that start programs, by what they judge.
+//! Suites of checks that run programs, grouped by subject.
 //!
 //! ```text
 //! cargo test -p roxe-tests --test suites -- [SUITE|SUITE,SUITE...|GROUP] [OPTION...] [WORD...]
 //! ```
 //!
-//! Without arguments every suite runs, with the name of a group those of the group, several each in
-//! a process of its own. A suite's own options are in its module; `--fail-fast` ends all at the
-//! first check that fails. A WORD picks the checks whose name contains it.
+//! Without arguments every suite runs, with the name of a group all suites of the group; several
+//! suites run in a process each. Modules document their options; `--fail-fast` stops at the first
+//! failed check. A WORD picks the checks whose name contains it.
 
 use roxe_tests::allocator::WatchedAllocator;
 use roxe_tests::build;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// Prefix of answers. [`super::arms`] needs it, because the test harness writes to the same pipe.
 pub(crate) const MARK: &str = "agent: ";
-/// A completion or an event that has not come by then does not come.
+/// Time limit for a completion or an event.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Bytes of the region that is open to peers, and of the one behind it that only windows open.
 const OPEN: usize = 1 << 20;
@@ -256,7 +256,7 @@ impl End {
         values.iter().fold(done.wr_id().to_string(), |line, value| format!("{line} {value}"))
     }
 
-    /// How many completions nobody has asked for.
+    /// Number of completions that no line has polled.
     fn left(&self) -> Result<usize, roxe::Error> {
         let mut room = [WorkCompletion::default(); 16];
         Ok(self.sends.poll(&mut room)?.len() + self.receives.poll(&mut room)?.len())

@@ -10,7 +10,7 @@ use std::thread;
 
 /// Tells the test `agent` of this program that it is one.
 pub(crate) const ROLE: &str = "ROXE_CASES_AGENT";
-/// What a reliable service makes up for.
+/// Faults that a reliable service recovers from.
 const BAD_NETWORK: &str = "drop 3%; duplicate 3%; reorder 3%";
 
 /// One way to run a script.
@@ -82,9 +82,9 @@ impl Ask for CAgent {
     }
 }
 
-/// Does `work` where no other script sends packets: a process that ends takes along what its
-/// sockets had received for others, and what is sent only once does not come again. That is in a
-/// network namespace of its own, or when the others are over.
+/// Runs `work` while no other script sends packets, in a network namespace of its own or after the
+/// others. A process that ends discards packets that its sockets have received for other processes,
+/// and unreliable ones are not repeated.
 pub(crate) fn alone<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     static ONE_SCRIPT: Mutex<()> = Mutex::new(());
     let isolated = || {
@@ -110,12 +110,12 @@ impl<'a> World<'a> {
         Ok(Self { arm, agents })
     }
 
-    /// Whether packets get lost.
+    /// Returns true if packets get lost.
     pub(crate) fn loses(&self) -> bool {
         self.arm.knobs.iter().any(|(name, _)| *name == "ROXE_FAULTS")
     }
 
-    /// What the agent of the line's end answers.
+    /// Sends a line to the agent of its end; returns the answer.
     pub(crate) fn ask(&mut self, line: &str) -> Result<String, String> {
         let place = if line.starts_with("b ") { self.arm.processes - 1 } else { 0 };
         let answer = self.agents[place].ask(line)?;

@@ -4,12 +4,12 @@
 //! Not here: BAD_RESP_ERR, which takes a peer that does not keep to the protocol
 //! (`transport/src/qp/completer.rs`), GENERAL_ERR, which would be a defect of ours, FATAL_ERR and
 //! RESP_TIMEOUT_ERR, which no card reports here, and those of reliable datagrams and EE contexts,
-//! which nobody has.
+//! which no card has.
 
 use super::script::on_every_arm;
 
-/// What the queue pairs are made with, the receive of b if there is one, the request of a, and how
-/// the two end.
+/// Parameters of the queue pairs, the receive of b if there is one, the request of a, and the
+/// resulting completions of both.
 const CASES: &[(&str, &str, &str, &str, &str, &str)] = &[
     ("a SEND that fits", "", "0+8", "send 0+8", "ok recv vendor=0", "ok send"),
     ("a SEND longer than its receive", "", "0+8", "send 0+16", "loc_len vendor=6", "rem_inv_req"),
@@ -45,7 +45,7 @@ const CASES: &[(&str, &str, &str, &str, &str, &str)] = &[
 ];
 
 #[test]
-fn every_cause_of_a_failure_has_its_status_at_both_ends() {
+fn every_failure_has_its_status_at_both_ends() {
     for (what, attributes, receive, request, at_receiver, at_sender) in CASES {
         let receive = if receive.is_empty() { String::new() } else { format!("b recv q 1 {receive}\n") };
         let got = if at_receiver.is_empty() { String::new() } else { format!("b got 1 {at_receiver}\n") };
@@ -57,7 +57,7 @@ fn every_cause_of_a_failure_has_its_status_at_both_ends() {
 }
 
 #[test]
-fn an_atomic_whose_list_is_not_eight_bytes_has_a_wrong_length_and_changes_nothing() {
+fn atomic_with_wrong_sge_length_fails_and_changes_nothing() {
     for operation in ["add", "swap"] {
         for list in ["", "0+0", "0+4", "0+16", "0+8 8+8", "0+4 4+3"] {
             on_every_arm(&format!(
@@ -73,7 +73,7 @@ fn an_atomic_whose_list_is_not_eight_bytes_has_a_wrong_length_and_changes_nothin
 }
 
 #[test]
-fn a_request_to_nobody_is_repeated_as_often_as_the_queue_pair_says_and_fails() {
+fn request_without_peer_fails_after_retry_count() {
     on_every_arm(
         "a qp q rc timeout=10 retry=1
          a connect q 2 0
@@ -84,7 +84,7 @@ fn a_request_to_nobody_is_repeated_as_often_as_the_queue_pair_says_and_fails() {
 }
 
 #[test]
-fn requests_behind_a_failed_one_are_flushed_and_so_are_later_ones() {
+fn requests_behind_a_failed_one_and_later_ones_are_flushed() {
     on_every_arm(
         "pair q rc
          a recv q 9 0+8
@@ -101,7 +101,7 @@ fn requests_behind_a_failed_one_are_flushed_and_so_are_later_ones() {
 }
 
 #[test]
-fn a_failed_send_stops_an_unreliable_queue_pair_until_it_is_started_again() {
+fn failed_send_moves_unreliable_qp_to_sqe_until_restarted() {
     for (service, to, receive) in [("uc", "", "0+8"), ("ud", "to=b.q", "0+48")] {
         on_every_arm(&format!(
             "pair q {service}
@@ -122,7 +122,7 @@ fn a_failed_send_stops_an_unreliable_queue_pair_until_it_is_started_again() {
 }
 
 #[test]
-fn a_datagram_longer_than_a_packet_has_a_wrong_length() {
+fn datagram_over_mtu_fails_with_length_error() {
     on_every_arm(
         "pair q ud
          a send q 2 send 0+8000 to=b.q

@@ -13,7 +13,7 @@ pub(crate) struct Line<'a> {
     values: Vec<(&'a str, &'a str)>,
 }
 
-/// Bytes of an end's memory, with another key than theirs if the line has a `!` behind them.
+/// Bytes of an end's memory, with a wrong key if the line has `!` after them.
 pub(crate) struct Part {
     pub(crate) offset: usize,
     pub(crate) len: usize,

@@ -4,7 +4,7 @@
 use super::script::{on_every_arm, on_every_network};
 
 #[test]
-fn a_message_fills_the_list_of_its_receive_and_brings_its_immediate_data() {
+fn message_fills_receive_sges_and_carries_immediate_data() {
     for service in ["rc", "uc"] {
         on_every_arm(&format!(
             "pair q {service}
@@ -62,7 +62,7 @@ fn every_length(mtu: u32, lens: &[usize]) -> String {
 }
 
 #[test]
-fn a_write_with_immediate_data_takes_a_receive_and_writes_where_it_says() {
+fn write_with_immediate_consumes_a_receive() {
     on_every_network(
         "pair q rc
          a fill 0+3000 9
@@ -76,7 +76,7 @@ fn a_write_with_immediate_data_takes_a_receive_and_writes_where_it_says() {
 }
 
 #[test]
-fn atomics_return_the_old_value_and_change_a_word_if_they_should() {
+fn atomics_return_old_value_and_change_word_on_match() {
     on_every_network(
         "pair q rc
          a fill 0+8 0
@@ -112,7 +112,7 @@ fn inline_data_needs_no_key_and_is_copied_at_once() {
 }
 
 #[test]
-fn only_signaled_requests_report_success_and_all_do_if_the_queue_pair_says_so() {
+fn sq_sig_all_and_signaled_requests_report_success() {
     for (which, extra) in [("", ""), ("all_signaled", "a sent 2 ok write\na sent 3 ok read\n")] {
         on_every_network(&format!(
             "pair q rc {which}
@@ -127,7 +127,7 @@ fn only_signaled_requests_report_success_and_all_do_if_the_queue_pair_says_so() 
 }
 
 #[test]
-fn requests_complete_in_the_order_in_which_they_were_posted() {
+fn requests_complete_in_posting_order() {
     let (mut posts, mut ends) = (String::new(), String::new());
     for id in 0..40 {
         let operation = ["write 0+3000 @0", "read 5000+3000 @0", "add 9000+8 @8000 add=1"][id % 3];
@@ -138,7 +138,7 @@ fn requests_complete_in_the_order_in_which_they_were_posted() {
 }
 
 #[test]
-fn a_fenced_request_sends_the_bytes_of_the_reads_before_it() {
+fn fenced_request_sends_the_bytes_of_earlier_reads() {
     on_every_network(
         "pair q rc
          b fill 0+8000 5
@@ -150,7 +150,7 @@ fn a_fenced_request_sends_the_bytes_of_the_reads_before_it() {
 }
 
 #[test]
-fn a_datagram_brings_a_header_of_forty_bytes_and_its_sender() {
+fn datagram_carries_grh_and_source_qp() {
     on_every_arm(
         "pair q ud
          a fill 0+1000 4
@@ -168,7 +168,7 @@ fn a_datagram_brings_a_header_of_forty_bytes_and_its_sender() {
 }
 
 #[test]
-fn every_member_of_a_group_gets_a_copy_until_it_leaves() {
+fn every_group_member_gets_a_copy_until_it_leaves() {
     on_every_arm(
         "pair q ud
          pair p ud

@@ -73,8 +73,7 @@ pub(crate) fn on_every_arm(script: &str) {
     run(script, Arm::on_good_networks());
 }
 
-/// The same, and on a network that loses, repeats and reorders packets: a reliable service does not
-/// show it.
+/// Also on a network that loses, repeats and reorders packets, which a reliable service hides.
 pub(crate) fn on_every_network(script: &str) {
     run(script, Arm::on_all_networks());
 }
@@ -88,7 +87,7 @@ fn run(script: &str, arms: impl Iterator<Item = &'static Arm> + Send) {
 /// A script under way.
 pub(crate) struct Script<'a> {
     world: World<'a>,
-    /// What queue pairs and shared queues are called by their peers, by `END.NAME`.
+    /// QPN or SRQ number by `END.NAME`.
     numbers: HashMap<String, u32>,
     /// Address and key of the memory of each end, and of each window.
     places: HashMap<String, (u64, u32)>,
@@ -148,7 +147,7 @@ impl<'a> Script<'a> {
         if answer == expected { Ok(()) } else { Err(format!("{answer} instead of {expected}")) }
     }
 
-    /// Has a line obeyed, and notes what it brings about.
+    /// Executes a line and records its results.
     fn command(&mut self, text: &str) -> Result<(), String> {
         let translated = self.translated(text)?;
         let answer = self.world.ask(&translated)?;
@@ -179,7 +178,7 @@ impl<'a> Script<'a> {
                 Some((of, key)) => (of == end).then(|| format!(" {key}={value}")),
                 None => Some(format!(" {key}={value}")),
             };
-            // What is lost is sent again after 67 ms, not 268, where that happens often.
+            // On a lossy network retransmit after 67 ms instead of 268.
             let usual = if self.world.loses() { " timeout=14" } else { "" };
             let values = line.values().iter().filter_map(own).chain([usual.to_owned()]).collect::<String>();
             let words = if line.has("all_signaled") { " all_signaled" } else { "" };

@@ -3,7 +3,7 @@
 use super::arms::{Arm, alone};
 use super::script::Script;
 
-/// What every arm says of a script.
+/// Checks that every arm rejects the script with this message.
 fn all_say(script: &str, why: &str) {
     for arm in Arm::on_good_networks() {
         let said = alone(|| Script::run(script, arm));
@@ -12,7 +12,7 @@ fn all_say(script: &str, why: &str) {
 }
 
 #[test]
-fn a_script_fails_whose_promises_are_not_kept() {
+fn script_with_unmet_expectation_fails() {
     let pair = "pair q rc\nb recv q 1 0+8\na fill 0+8 5\na send q 2 send 0+8 imm=3\n";
     let good = format!("{pair}a sent 2 ok send\nb got 1 ok recv len=8 imm=3\nb holds 0+8 5");
     for arm in Arm::on_good_networks() {

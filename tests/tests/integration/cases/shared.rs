@@ -4,7 +4,7 @@
 use super::script::{on_every_arm, on_every_network};
 
 #[test]
-fn queue_pairs_take_receives_from_a_shared_queue_in_its_order_and_its_limit_is_told() {
+fn srq_receives_are_taken_in_order_and_limit_raises_event() {
     on_every_network(
         "b srq s
          pair q rc b.srq=s
@@ -26,7 +26,7 @@ fn queue_pairs_take_receives_from_a_shared_queue_in_its_order_and_its_limit_is_t
 }
 
 #[test]
-fn a_message_waits_for_a_receive_as_long_as_the_retries_of_its_sender_say() {
+fn message_waits_for_a_receive_for_rnr_retry_times() {
     on_every_network(
         "pair q rc rnr=7
          a send q 1 send 0+8
@@ -38,7 +38,7 @@ fn a_message_waits_for_a_receive_as_long_as_the_retries_of_its_sender_say() {
 
 // clause: XRC-COMPLETION, XRC-EVERY-REQUEST
 #[test]
-fn messages_reach_the_shared_queue_that_they_name() {
+fn xrc_messages_reach_the_srq_that_they_name() {
     on_every_network(
         "b xsrq s
          b xsrq t
@@ -59,7 +59,7 @@ fn messages_reach_the_shared_queue_that_they_name() {
 
 // clause: XRC-DOMAIN
 #[test]
-fn memory_is_reached_through_the_domain_of_the_shared_queue_that_a_request_names() {
+fn xrc_request_accesses_memory_by_domain_of_its_srq() {
     on_every_network(
         "b xsrq s
          pair q xrc
@@ -77,7 +77,7 @@ fn memory_is_reached_through_the_domain_of_the_shared_queue_that_a_request_names
 
 // clause: XRC-QUEUE-KNOWN
 #[test]
-fn a_message_to_a_shared_queue_that_is_gone_or_never_was_is_an_invalid_request() {
+fn message_to_unknown_srq_is_invalid_request() {
     for (destroy, number) in [("b destroy s", "b.s"), ("", "0")] {
         on_every_arm(&format!(
             "b xsrq s
@@ -91,7 +91,7 @@ fn a_message_to_a_shared_queue_that_is_gone_or_never_was_is_an_invalid_request()
 
 // clause: XRC-DIRECTIONS
 #[test]
-fn an_initiator_receives_nothing_and_a_target_has_no_queues() {
+fn xrc_initiator_has_no_receives_and_target_no_queues() {
     on_every_arm(
         "pair q xrc
          ! a recv q 1 0+8
@@ -101,7 +101,7 @@ fn an_initiator_receives_nothing_and_a_target_has_no_queues() {
 }
 
 #[test]
-fn an_armed_completion_queue_wakes_a_program_that_sleeps() {
+fn armed_cq_wakes_sleeping_program() {
     on_every_arm(
         "pair q rc
          b recv q 1 0+8
@@ -126,7 +126,7 @@ fn an_armed_completion_queue_wakes_a_program_that_sleeps() {
 }
 
 #[test]
-fn who_waits_for_solicited_messages_is_woken_by_them_and_by_failures() {
+fn solicited_arm_wakes_on_solicited_messages_and_failures() {
     on_every_arm(
         "pair q rc
          b recv q 1 0+8
@@ -149,7 +149,7 @@ fn who_waits_for_solicited_messages_is_woken_by_them_and_by_failures() {
 
 // clause: STATE-SQD, STATE-SQ-DRAINED
 #[test]
-fn a_send_queue_in_sqd_ends_what_has_begun_raises_sq_drained_and_goes_on_in_rts() {
+fn sqd_finishes_started_requests_and_raises_sq_drained() {
     // The first request waits until the ring is agreed, so only one behind it begins at once.
     on_every_network(
         "pair q rc
@@ -172,7 +172,7 @@ fn a_send_queue_in_sqd_ends_what_has_begun_raises_sq_drained_and_goes_on_in_rts(
 }
 
 #[test]
-fn a_queue_pair_in_the_error_state_lets_go_of_its_shared_queue_and_says_so() {
+fn qp_in_error_state_raises_last_wqe_reached_on_srq() {
     on_every_arm(
         "b srq s
          pair q rc b.srq=s
@@ -187,7 +187,7 @@ fn a_queue_pair_in_the_error_state_lets_go_of_its_shared_queue_and_says_so() {
 }
 
 #[test]
-fn a_refused_access_is_told_where_no_receive_can_tell_it() {
+fn refused_access_without_receive_raises_event() {
     for (access, place, event, status) in
         [(0, "@0", "qp_req_err", "rem_inv_req"), (14, "@0!", "qp_access_err", "rem_access")]
     {

@@ -17,7 +17,7 @@ fn with_windows(script: &str) -> String {
 
 // clause: WINDOW-ACCESS, INVALIDATE-LOCAL
 #[test]
-fn a_peer_reads_and_writes_through_a_window_until_its_owner_closes_it() {
+fn window_is_readable_and_writable_until_invalidated() {
     for window in ["one", "two"] {
         let closed = if window == "one" { "bind" } else { "invalidate" };
         on_every_network(&with_windows(&format!(
@@ -49,7 +49,7 @@ fn a_peer_reads_and_writes_through_a_window_until_its_owner_closes_it() {
 
 // clause: WINDOW-ACCESS
 #[test]
-fn only_the_range_and_the_rights_of_the_window_are_open() {
+fn window_restricts_range_and_rights() {
     for (request, access) in
         [("read 0+5000 @two+1", 14), ("write 0+8 @two+4993", 14), ("write 0+8 @two+0", 4), ("read 0+8 @two+0", 2)]
     {
@@ -64,7 +64,7 @@ fn only_the_range_and_the_rights_of_the_window_are_open() {
 }
 
 #[test]
-fn a_peer_counts_from_the_first_byte_of_a_zero_based_window() {
+fn zero_based_window_is_addressed_from_its_first_byte() {
     on_every_arm(&with_windows(
         "b send q 1 bind BIND window=two access=46
          b sent 1 ok bind
@@ -79,7 +79,7 @@ fn a_peer_counts_from_the_first_byte_of_a_zero_based_window() {
 
 // clause: WINDOW-TYPE-1, WINDOW-TYPE-2
 #[test]
-fn a_window_of_type_2_serves_only_the_connection_that_bound_it_and_one_of_type_1_all() {
+fn type_2_window_serves_its_qp_and_type_1_window_all_qps() {
     on_every_arm(&with_windows(
         "b send q 1 bind BIND window=one
          b send q 2 bind 1060000+8 window=two
@@ -98,7 +98,7 @@ fn a_window_of_type_2_serves_only_the_connection_that_bound_it_and_one_of_type_1
 
 // clause: WINDOW-TYPE-1
 #[test]
-fn a_window_of_type_1_that_is_bound_again_forgets_its_old_key() {
+fn rebound_type_1_window_rejects_old_key() {
     on_every_arm(&with_windows(
         "b send q 1 bind BIND window=one
          b sent 1 ok bind
@@ -113,7 +113,7 @@ fn a_window_of_type_1_that_is_bound_again_forgets_its_old_key() {
 
 // clause: INVALIDATE-KEY
 #[test]
-fn a_peer_closes_a_window_of_type_2_with_its_last_message() {
+fn send_with_invalidate_closes_type_2_window() {
     on_every_network(&with_windows(
         "b send q 1 bind BIND window=two
          b sent 1 ok bind
@@ -138,7 +138,7 @@ fn a_peer_closes_a_window_of_type_2_with_its_last_message() {
 /// As storage protocols do, under a key that was never used before.
 // clause: WINDOW-TYPE-2
 #[test]
-fn a_window_is_opened_and_closed_for_every_message() {
+fn window_per_message_is_bound_and_invalidated() {
     let messages = (1..=30).map(|turn| {
         let close = match turn % 2 {
             0 => "b recv q 2\na send q 3 send closes=two\na sent 3 ok send\nb got 2 ok recv closed=two",
@@ -154,13 +154,13 @@ fn a_window_is_opened_and_closed_for_every_message() {
 
 // clause: WINDOW-BIND
 #[test]
-fn a_binding_of_memory_that_is_not_registered_for_windows_fails_when_its_turn_comes() {
+fn bind_without_mw_bind_access_fails_in_queue_order() {
     on_every_arm(&with_windows("b send q 1 bind 0+8 window=two\nb sent 1 mw_bind\nb state q err"));
 }
 
 // clause: INVALIDATE-LOCAL, WINDOW-TYPE-2
 #[test]
-fn a_window_of_type_2_is_closed_by_the_queue_pair_that_bound_it_only() {
+fn type_2_window_is_invalidated_only_by_its_qp() {
     on_every_arm(&with_windows(
         "b send q 1 bind BIND window=two
          b sent 1 ok bind

@@ -1,4 +1,4 @@
-//! Which file of a package uses which, and where that goes round in a circle.
+//! Finds import cycles between the files of a package.
 //!
 //! A file uses another if it imports something that is defined there, or names it by a path. A
 //! re-export is no use: an import of its name uses the file where the name is defined.
@@ -29,7 +29,7 @@ struct Target {
     /// The places of their files.
     modules: BTreeMap<String, usize>,
     items: BTreeSet<String>,
-    /// What `use` brings: the path behind a name; the modules behind the stars of a module.
+    /// Imports of `use`: the path of each name, and the modules of glob imports.
     imports: BTreeMap<String, String>,
     stars: Vec<(String, String)>,
     /// Modules with the paths that they import or name, and the lines.
@@ -134,7 +134,7 @@ impl Target {
                         path = format!("{path}::{part}");
                         next += 3;
                     }
-                    // What follows a type or `$name` is no name of this module.
+                    // A path after a type or `$name` is no name of this module.
                     let is_other = before(1) == ':' && before(2) == ':' || before(1) == '$' && name != "crate";
                     if path != name && !is_other {
                         self.mentions.push((module.to_owned(), path, line));
@@ -144,9 +144,9 @@ impl Target {
         }
     }
 
-    /// The file that defines what `path` means in `module`; none for a module alone, and outside of
-    /// the target. If `is_sure`, what nothing here defines comes from a macro of the module that
-    /// the path ends in. Re-exports lead no further than `depth`.
+    /// Returns the file that defines `path` in `module`; none for a module alone and outside of the
+    /// target. If `is_sure`, a name without a definition here comes from a macro of the path's last
+    /// module. Re-exports are followed at most `depth` levels.
     fn find(&self, module: &str, path: &str, is_sure: bool, depth: usize) -> Option<usize> {
         let (mut inside, mut rest) = (module.to_owned(), path);
         while !rest.is_empty() && depth > 0 {
@@ -208,7 +208,7 @@ impl Target {
     }
 }
 
-/// The names that the `tokens` of a `use` bring, and the paths that they stand for behind `before`.
+/// Names that the `tokens` of a `use` import, with their paths, which begin with `before`.
 fn imported(tokens: &[TokenTree], before: &str) -> Vec<(String, String)> {
     let trees = tokens.split(|token| matches!(token, TokenTree::Punct(mark) if mark.as_char() == ','));
     let names = |tree: &[TokenTree]| {

@@ -1,5 +1,5 @@
-//! The checks themselves, on small sources made up for them: each finds what it is for, and lets
-//! pass what is right.
+//! Tests of the structure checks on small sources: each check reports violations and accepts
+//! correct code.
 
 use super::{Files, circles, unsafe_elsewhere, upward_dependencies, wide_comments};
 use serde_json::json;
@@ -9,7 +9,7 @@ fn files(sources: &[(&str, &str)]) -> Files {
 }
 
 #[test]
-fn upward_dependencies_and_packages_without_a_place_are_found() {
+fn upward_dependencies_and_unlisted_packages_are_reported() {
     let package = |folder: &str, uses: &str| json!({"name": folder, "manifest_path": format!("/{folder}/Cargo.toml"), "dependencies": [{"name": uses}, {"name": "libc"}]});
     let tree = json!({"workspace_root": "/", "packages": [package("low", "high"), package("high", "none")]});
     assert_eq!(upward_dependencies(&tree, &["low", "high"]), ["\"low\" depends on \"high\", which is not below it"]);
@@ -24,7 +24,7 @@ fn circles_of(sources: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn a_circle_is_found_with_its_arrows_and_without_what_only_leads_into_it() {
+fn circle_is_reported_without_files_that_lead_into_it() {
     let lib = "mod one;\nmod two;\nuse one::A;\nfn f(_: A) {}";
     let found = circles_of(&[lib, "use crate::two::B;\npub struct A(B);", "use super::one::A;\npub struct B(A);"]);
     let arrows = "\n    src/one.rs:1 -> src/two.rs: crate::two::B\n    src/two.rs:1 -> src/one.rs: super::one::A";
@@ -38,7 +38,7 @@ fn a_circle_is_found_with_its_arrows_and_without_what_only_leads_into_it() {
 }
 
 #[test]
-fn every_way_to_name_something_of_another_file_is_an_arrow() {
+fn every_kind_of_path_is_a_dependency() {
     for naming in [
         "use crate::two::{self, B};\npub struct A(B);",
         "use crate::{two::{B as C}};\npub struct A(C);",
@@ -53,13 +53,13 @@ fn every_way_to_name_something_of_another_file_is_an_arrow() {
     ] {
         let two = "use crate::one;\npub fn b() { one::A; }\npub struct B;\npub trait T {}\npub const LIMIT: u8 = 1;";
         let found = circles_of(&["mod one;\nmod two;\npub(crate) use two::B;", naming, two]);
-        // The root lends its names, and uses nothing itself.
+        // The root re-exports names, but uses nothing itself.
         assert!(found.len() == 1 && found[0].starts_with("a: 2 files") && !found[0].contains("lib.rs"), "{naming}");
     }
 }
 
 #[test]
-fn imports_of_tests_and_equal_names_of_other_things_are_no_arrows() {
+fn test_imports_and_equal_names_are_no_dependencies() {
     for two in [
         "pub struct B;\n#[cfg(test)]\nmod tests { use crate::one::A; fn f(_: A) {} }",
         "pub struct B;\n#[cfg(test)]\nuse crate::one::A;",
@@ -77,7 +77,7 @@ fn imports_of_tests_and_equal_names_of_other_things_are_no_arrows() {
 }
 
 #[test]
-fn unsafe_code_that_the_page_does_not_name_and_idle_names_are_found() {
+fn unlisted_unsafe_code_and_stale_entries_are_reported() {
     let page = "`unsafe` is allowed in `a/src/{one,two}`, `b`, each block with its reason";
     let code = "fn f() { unsafe { g() } }";
     let tree =
@@ -87,7 +87,7 @@ fn unsafe_code_that_the_page_does_not_name_and_idle_names_are_found() {
 }
 
 #[test]
-fn wide_comments_and_modules_without_a_description_are_found_in_every_language() {
+fn wide_comments_and_undocumented_modules_are_reported() {
     for (path, source) in [
         ("a.rs", "//! Here.\n    // 1234567890123456\nfn f() {}\n"),
         ("a.c", " * 1234567890123456789\n"),

@@ -71,7 +71,7 @@ pub(crate) fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    // A list makes nothing.
+    // `--list` needs no namespaces.
     let veth = match (!options.list && link::is_root()).then(world).transpose() {
         Ok(veth) => veth,
         Err(e) => {
@@ -136,7 +136,7 @@ fn check(cell: Cell) -> Check {
     check.that_waits(waits)
 }
 
-/// What a site is called, and the site, or why there is none.
+/// Name, IP version, and the site, or why it cannot be set up.
 type Named = (&'static str, Ip, Result<Site, &'static str>);
 
 fn lo(ip: Ip) -> Named {

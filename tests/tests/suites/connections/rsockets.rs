@@ -1,6 +1,5 @@
-//! Sockets over RDMA as programs meet them: the stock programs of `rsocket(7)`, and programs that
-//! know nothing of RDMA, whose sockets `roxe run --rsocket` (or rdma-core's own shim) carries over
-//! it.
+//! Sockets over RDMA: the stock programs of `rsocket(7)`, and programs with ordinary sockets, which
+//! `roxe run --rsocket` (or rdma-core's own shim) carries over RDMA.
 
 use roxe_tests::build;
 use roxe_tests::pair::{self, KILLED, Outcome, Place, Program};
@@ -15,12 +14,12 @@ use std::{fs, io};
 const LIMIT: Duration = Duration::from_secs(60);
 const LOSSY_LIMIT: Duration = Duration::from_secs(180);
 
-/// Debian's Python; others may bring a libc of their own.
+/// Debian's Python; others may have a libc of their own.
 const PYTHON: &str = "/usr/bin/python3";
 /// rdma-core's own shim.
 const STOCK_SHIM: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
 const ADDRESS: &str = "127.0.0.1";
-/// What is done to packets in the lossy half.
+/// Faults of the lossy half.
 const LOSS: &str = "seed=5; drop tx 3%";
 
 pub(crate) fn main() -> ExitCode {
@@ -33,7 +32,7 @@ pub(crate) fn main() -> ExitCode {
 
 type Judged = Result<(), String>;
 
-/// How two programs meet.
+/// A server and its client.
 #[derive(Clone)]
 struct Meeting {
     server: Program,
@@ -43,13 +42,13 @@ struct Meeting {
     ready: Ready,
     /// Packets that each must have received.
     packets: u64,
-    /// Whether the server never ends.
+    /// True if the server never ends.
     stays: bool,
-    /// Whether the server tells at its end what it has received.
+    /// True if the server prints what it has received when it ends.
     tells: bool,
 }
 
-/// How one sees that the server may be asked.
+/// Sign that the server is ready.
 #[derive(Clone, Copy)]
 enum Ready {
     /// It listens for RDMA.
@@ -60,7 +59,7 @@ enum Ready {
     Udp,
 }
 
-/// A port that nothing else of this run uses.
+/// A port that nothing else in this run uses.
 fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(16_000);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -112,8 +111,8 @@ impl Meeting {
         }
     }
 
-    /// Both must end well (a server that stays must not end at all); `judge` reads what the client
-    /// says; and the bytes have gone by RDMA.
+    /// Both must end well (a server that stays must not end at all), `judge` accepts the client's
+    /// output, and the bytes were carried by RDMA.
     fn hold(&self, judge: impl FnOnce(&str) -> Judged) -> Judged {
         let [server, client] = self.run(&self.place).map_err(|e| e.to_string())?;
         let judged = || {
@@ -145,7 +144,7 @@ impl Meeting {
     }
 }
 
-/// Whether some process has bound UDP `port`.
+/// Returns true if a process has bound UDP `port`.
 fn bound(port: u16) -> bool {
     let suffix = format!(":{port:04X}");
     let has = |text: String| {
@@ -164,7 +163,7 @@ fn streams() -> Vec<Check> {
     for lossy in [false, true] {
         for (tool, options) in lines(lossy) {
             let name = format!("{tool} {options}{}", if lossy { ", loss" } else { "" });
-            // What is lost is waited for, but not by who looks again and again.
+            // With losses the programs mostly wait, except with `-T n`, which polls.
             let waits = lossy && !options.contains("-T n ");
             checks.push(Check::new(name, move || stock(tool, &options, lossy)).that_waits(waits));
         }
@@ -172,7 +171,7 @@ fn streams() -> Vec<Check> {
     checks
 }
 
-/// How the programs wait: by `poll`, in the call, or not at all.
+/// Ways in which the programs wait: by `poll`, in the call, or not at all.
 const WAYS: [&str; 3] = ["a", "b", "n"];
 
 fn lines(lossy: bool) -> Vec<(&'static str, String)> {
@@ -187,7 +186,7 @@ fn lines(lossy: bool) -> Vec<(&'static str, String)> {
     if lossy {
         return lines;
     }
-    // Small buffers, nothing inline, keep-alive, names by RDMA CM, a server that forks under the
+    // Small buffers, no inline data, keep-alive, names by RDMA CM, a server that forks under the
     // shim.
     for options in
         ["-T v -B 4096 -S 100000", "-T v -i 0 -S 1000", "-T v -k 1 -S 1000", "-T r -S 65536", "-T f -T v -S 1000"]
@@ -245,7 +244,7 @@ fn copies() -> Vec<Check> {
     sizes.into_iter().map(each).collect()
 }
 
-/// A folder that goes away with its owner.
+/// A temporary folder.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -294,7 +293,7 @@ fn script() -> PathBuf {
     build::sources().join("tests/clients/sockets/sockets.py")
 }
 
-/// Programs that know nothing of RDMA, in all the ways in which programs wait for sockets.
+/// Programs without knowledge of RDMA, with every way of waiting for sockets.
 fn unaware() -> Vec<Check> {
     let mut checks = Vec::new();
     for kind in ["blocking", "select", "poll", "epoll", "edge", "asyncio", "spawn", "addressed", "fork", "datagram"] {
@@ -336,8 +335,8 @@ fn python(kind: &str, lossy: bool) -> Verdict {
     }))
 }
 
-/// A web server and a browser of the command line: with our shim, with rdma-core's on the client's
-/// side, and where the server has no shim, so that the client has to connect by TCP.
+/// A web server and curl: with roxe's shim, with rdma-core's on the client's side, and with a
+/// server without a shim, to which the client must connect by TCP.
 fn web() -> Vec<Check> {
     vec![
         Check::new("http.server and curl", || fetch(&["--rsocket"], "", true)),

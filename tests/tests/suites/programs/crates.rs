@@ -1,10 +1,9 @@
 //! The Rust crates `ibverbs`, `sideway` and `rrddmma` from crates.io, unmodified: their published
-//! examples run on roxe. Those of rrddmma name a device; that name alone is changed.
+//! examples run on roxe. Only the device name in those of rrddmma is changed.
 //!
-//! `tests/crates` says which versions, and its own lock file what they need. The package is put
-//! together and built in `target/crates`, with the system's libibverbs at build time and ours at
-//! run time. Building it needs cmake and libclang; without them, or without a way to the registry,
-//! the checks are skipped by name.
+//! `tests/crates` fixes their versions and dependencies. The package is assembled and built in
+//! `target/crates`, with the system's libibverbs at build time and roxe's at run time. Without
+//! cmake, libclang or access to the registry the checks are skipped.
 
 use roxe_tests::build;
 use roxe_tests::pair::{self, Outcome, Program};
@@ -24,7 +23,7 @@ const FIRST_PORT: u16 = 18_580;
 const CRATES: [(&str, &str, &[&str]); 3] = [
     ("ibverbs", "0.9.2", &["loopback"]),
     ("sideway", "0.4.3", &["ibv_devinfo", "show_gids", "rc_pingpong", "rc_pingpong_split"]),
-    // The others do nothing where the library is rdma-core's and not one of Mellanox.
+    // The other examples do nothing with a library other than that of Mellanox.
     ("rrddmma", "0.7.3", &["loopback", "local_rc_sendrecv", "local_ud_sendrecv", "wr"]),
 ];
 
@@ -56,8 +55,8 @@ fn prepare() -> Result<(), Verdict> {
     }
 }
 
-/// What cannot be done without: cmake for two of the crates, pkg-config for the third, libclang for
-/// the bindings they generate.
+/// Returns the missing one of the required tools: cmake for two of the crates, pkg-config for the
+/// third, libclang for the bindings that they generate.
 fn missing_tool() -> Option<&'static str> {
     if let Some(tool) = ["cmake", "pkg-config"].into_iter().find(|tool| !pair::installed(tool)) {
         return Some(tool);
@@ -88,9 +87,9 @@ fn lay_out() -> io::Result<()> {
     fs::set_permissions(cmake(), fs::Permissions::from_mode(0o755))
 }
 
-/// Stands before cmake while the crates are built. The crate `ibverbs-sys` wants the headers of its
-/// rdma-core, which cmake lays out while it configures; all that it would compile after that, most
-/// of a minute, nobody links.
+/// Replaces cmake while the crates are built. The crate `ibverbs-sys` needs only the headers of its
+/// rdma-core, which cmake lays out while it configures. The rest, most of a minute to compile, is
+/// never linked.
 const CMAKE: &str = "#!/bin/sh\ncase \"$1 $2\" in \"--build \"*/ibverbs-sys-*) ;; *) exec cmake \"$@\" ;; esac\n";
 
 fn cmake() -> PathBuf {
@@ -100,7 +99,7 @@ fn cmake() -> PathBuf {
 fn cargo(args: &[&str]) -> io::Result<Output> {
     let mut command = Command::new(env!("CARGO"));
     command.args(args).current_dir(folder()).env("CARGO_TARGET_DIR", folder().join("target")).env("CMAKE", cmake());
-    // What is meant for the build of roxe itself.
+    // These variables are for the build of roxe itself.
     for variable in ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "RUSTDOCFLAGS"] {
         command.env_remove(variable);
     }
@@ -110,7 +109,7 @@ fn cargo(args: &[&str]) -> io::Result<Output> {
     command.output()
 }
 
-/// The folder with `stddef.h` of the C compiler: the library of clang comes without headers.
+/// Folder with `stddef.h` of the C compiler: libclang comes without headers.
 fn compiler_headers() -> Option<String> {
     let output = Command::new("cc").arg("-print-file-name=include").output().ok()?;
     Some(String::from_utf8(output.stdout).ok()?.trim().to_owned()).filter(|folder| Path::new(folder).is_absolute())
@@ -138,8 +137,8 @@ fn write_if_new(new: &str, to: &Path) -> io::Result<()> {
     if fs::read(to).is_ok_and(|old| old == new.as_bytes()) { Ok(()) } else { fs::write(to, new) }
 }
 
-/// What `cargo fetch` says when it fails: without a network there is nothing to try, a lock file
-/// that does not fit is a bug.
+/// Verdict if `cargo fetch` failed: skipped without a network, failed if the lock file does not
+/// fit.
 fn not_fetched(said: &str) -> Verdict {
     if said.contains("--locked") {
         return Verdict::Failed(said.to_owned());

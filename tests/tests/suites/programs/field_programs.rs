@@ -28,7 +28,7 @@ const QPERF: [&str; 12] = [
     "ver_rc_fetch_add",
 ];
 
-/// What a client of dapltest does: transactions, whose bytes it validates (`-V`), and measurements.
+/// Tests of dapltest: transactions, whose bytes it validates (`-V`), and measurements.
 const DAPLTEST: [&str; 5] = [
     "-T T -i 100 -t 1 -w 2 -V client SR 256 server SR 256",
     "-T T -i 100 -t 4 -w 4 -V client SR 256 server RW 4096 2 server SR 256 client SR 256 server RR 4096 server SR 256 \
@@ -57,7 +57,7 @@ pub(crate) fn main() -> ExitCode {
         checks.push(Check::new(format!("fio verb=send, verified, link {link}"), move || {
             fio_messages(link, "crc32c", |ends| ends.iter().all(|end| end.ok))
         }));
-        checks.push(Check::new(format!("fio verb=send finds other bytes, link {link}"), move || {
+        checks.push(Check::new(format!("fio verb=send detects changed bytes, link {link}"), move || {
             fio_messages(link, "md5", |[server, _]| !server.ok && server.output.contains("verify failed"))
         }));
         for args in DAPLTEST {
@@ -86,8 +86,8 @@ fn said(ends: &[Outcome]) -> String {
     ends.iter().map(|end| format!("$ {}\n{}\n", end.command, end.output)).collect()
 }
 
-/// What of the client's packets went where `link` wants them. The server of some programs is
-/// killed, and tells nothing.
+/// Returns true if the client's packets used `link`. The server's counters do not count: some
+/// servers are killed and print none.
 fn carried(link: &str, client: &Outcome, packets: u64) -> bool {
     let count = |name| pair::counter(&client.output, name);
     let by_ring = count("sent_by_ring") + count("received_by_ring");
@@ -99,7 +99,7 @@ fn verdict(ends: &[Outcome], good: bool) -> Verdict {
     if good { Verdict::Passed } else { Verdict::Failed(said(ends)) }
 }
 
-/// A client of qperf that lets librdmacm connect (`-cm1`), and its server, which serves for ever.
+/// Runs a client of qperf over librdmacm (`-cm1`), and its server, which never ends.
 fn qperf(link: &str, test: &str) -> Verdict {
     if let Some(verdict) = missing("qperf") {
         return verdict;
@@ -136,8 +136,8 @@ fn fio(link: &str, server: &str, client: &str) -> Result<[Outcome; 2], Verdict> 
         .map_err(|e| Verdict::Failed(e.to_string()))
 }
 
-/// RDMA WRITE and READ. fio verifies neither: its server takes no part in them, and what its client
-/// has read it does not look at. So the bytes are counted.
+/// RDMA WRITE and READ. fio verifies neither: its server is passive, and its client does not check
+/// the bytes that it has read. So the check counts bytes.
 fn fio_memory(link: &str, verb: &str) -> Verdict {
     match fio(link, "--iodepth=16", &format!("--iodepth=16 --verb={verb}")) {
         Err(verdict) => verdict,
@@ -165,7 +165,7 @@ fn fio_messages(link: &str, verify: &str, is_good: impl Fn(&[Outcome; 2]) -> boo
     }
 }
 
-/// The file that tells dapl of [`ADAPTER`], in a folder that goes away with it.
+/// File that describes [`ADAPTER`] to dapl, in a temporary folder.
 struct Registry(std::path::PathBuf);
 
 impl Registry {
@@ -179,7 +179,7 @@ impl Registry {
 
 impl Drop for Registry {
     fn drop(&mut self) {
-        // A file that stays behind harms nobody.
+        // A leftover file is harmless.
         let _ = fs::remove_file(&self.0);
     }
 }

@@ -1,9 +1,9 @@
-//! Middleware that looks for cards itself and picks its transport: Debian's UCX and libfabric,
-//! unmodified, must find and use ours.
+//! Debian's UCX and libfabric, unmodified, which select their card and transport themselves, find
+//! and use roxe.
 //!
-//! UCX falls back to TCP or shared memory without a word. So every check allows one transport only,
-//! reads in its log that it was chosen, and counts the packets of both sides. As root all of it
-//! happens in a network namespace of its own.
+//! UCX silently falls back to TCP or shared memory. So every check allows one transport only,
+//! checks in the log that it was chosen, and counts the packets of both sides. As root the suite
+//! runs in a network namespace of its own.
 //!
 //! `cargo test -p roxe-tests --test suites -- middleware [--weakest=SEED] [WORD...]`: on the
 //! weakest card of that seed, but for what docs/explanation/weakest.md says that they rely on.
@@ -37,9 +37,9 @@ const UCP: [(&str, u32, u32); 14] = [
     ("ucp_am_bw", 200, 65_536),
 ];
 
-/// Tests of the layer below, which name their transport. Atomics are not among them: UCX leaves
-/// them to cards whose atomics hold among requests only (`IBV_ATOMIC_HCA`), and ours hold towards
-/// the program as well.
+/// Tests of UCT, which name their transport. Atomics are left out: UCX leaves them to cards whose
+/// atomics hold among requests only (`IBV_ATOMIC_HCA`), and those of roxe also hold towards the
+/// program.
 const UCT: [(&str, &str); 7] = [
     ("rc_verbs", "-t am_lat -n 500"),
     ("rc_verbs", "-t am_bw -n 500 -s 4096 -D bcopy"),
@@ -50,9 +50,8 @@ const UCT: [(&str, &str); 7] = [
     ("ud_verbs", "-t am_bw -n 500 -s 1024 -D bcopy"),
 ];
 
-/// Options of io_demo, the same for both sides. Of Debian's UCX it is the program that connects by
-/// address and port, which UCX leaves to librdmacm; ucx_perftest tells its peer over TCP where it
-/// is. `-q` checks every byte.
+/// Options of io_demo, for both sides. It is Debian's only UCX program that connects through
+/// librdmacm; ucx_perftest exchanges addresses over TCP. `-q` checks every byte.
 const IO_DEMO: [&str; 3] =
     ["-q -i 100 -d 64:8000", "-q -i 100 -d 64:100000 -o read,write -w 4", "-q -i 100 -d 64:100000 -o read,write -A"];
 
@@ -122,7 +121,7 @@ fn unbearable(args: &str, envs: &[(&str, &str)]) -> &'static str {
     }
 }
 
-/// Runs a pair with its card as the command line wants it.
+/// Runs a pair with the card that the command line selects.
 fn run_pair(server: &str, client: &str, port: u16, envs: &[(&str, &str)]) -> io::Result<[Outcome; 2]> {
     let weakest = pair::weakest(unbearable(server, envs));
     let weakest = weakest.as_ref().map(|(name, value)| (*name, value.as_str()));
@@ -152,7 +151,7 @@ fn lists_transports() -> Verdict {
     }
 }
 
-/// Whether `ucx_info -d` shows `name` on our port: its line, and the next one.
+/// Returns true if `ucx_info -d` shows `name` on our port: its line and the next one.
 fn has_transport(output: &str, name: &str) -> bool {
     let lines: Vec<&str> = output.lines().map(|line| line.trim_start_matches(['#', ' '])).collect();
     lines
@@ -160,7 +159,7 @@ fn has_transport(output: &str, name: &str) -> bool {
         .any(|pair| pair[0].ends_with(&format!("Transport: {name}")) && pair[1].ends_with("Device: roxe0:1"))
 }
 
-/// UCX wants a device node, which `roxe run` could not make.
+/// UCX needs a device node, which `roxe run` could not create.
 fn is_without_view(outcome: &Outcome) -> bool {
     outcome.output.contains("roxe run: no /")
 }
@@ -176,7 +175,7 @@ fn ucp(transport: &str, tls: &str, args: &str) -> Verdict {
     ucx_perftest(args, &envs, |end| end.output.contains(&chosen) && passed(&end.output) > 100)
 }
 
-/// The same below UCP.
+/// Runs a test of UCT, the layer below UCP.
 fn uct(transport: &str, args: &str) -> Verdict {
     ucx_perftest(&format!("-d roxe0:1 -x {transport} {args}"), &[], |end| passed(&end.output) > 10)
 }
@@ -275,7 +274,7 @@ fn fabric(args: &str) -> Verdict {
     })
 }
 
-/// Packets that passed through the process. Who only acknowledges sends few.
+/// Packets that passed through the process. A side that only acknowledges sends few.
 fn passed(output: &str) -> u64 {
     ["sent_packets", "received_packets"].map(|name| pair::counter(output, name)).into_iter().sum()
 }

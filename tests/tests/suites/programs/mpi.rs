@@ -1,9 +1,8 @@
 //! MPI programs over Debian's OpenMPI and MPICH, unmodified: `tests/clients/mpi/exchange.c`
 //! compares every byte that its ranks exchange, on both links, as root and as an ordinary user.
 //!
-//! Both libraries fall back to TCP or shared memory of their own without a word. So every check
-//! allows one way only, and adds up the bytes that roxe has sent: at least what the ranks have
-//! received from each other.
+//! Both libraries silently fall back to TCP or their own shared memory. So every check allows one
+//! transport only, and requires that roxe has sent at least the bytes that the ranks exchanged.
 //!
 //! `cargo test -p roxe-tests --test suites -- mpi [--weakest=SEED] [WORD...]` runs the checks whose
 //! name contains a word: on the weakest card of that seed, but for what docs/explanation/weakest.md
@@ -23,7 +22,7 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(120);
 /// Three, so that the rank before and the one behind are not the same.
 const RANKS: &str = "3";
-/// The ordinary user: a number that Debian gives to nobody.
+/// UID of the ordinary user, which Debian never assigns.
 const USER: &str = "54321";
 /// An interface for libfabric, which takes no loopback, and its address.
 const NETDEV: &str = "fabric0";
@@ -68,8 +67,8 @@ const WAYS: [Way; 6] = [
 ];
 
 impl Way {
-    /// OpenMPI refuses root and more ranks than processors unless it is told. Its one-sided parts
-    /// look for cards by themselves and print what they miss.
+    /// OpenMPI refuses root and more ranks than processors by default. Its one-sided components
+    /// search for cards themselves and print warnings.
     fn launcher(&self) -> &'static str {
         match self.mpi {
             "openmpi" => "--allow-run-as-root --oversubscribe --mca btl ^openib,ofi",
@@ -156,8 +155,8 @@ fn program(way: &Way, exchange: &Path) -> Program {
     Program { name: format!("mpirun.{}", way.mpi), args }
 }
 
-/// Where the ranks run: here, or as an ordinary user who can read what lies beside the program, and
-/// nothing of root.
+/// Environment of the ranks: as this user, or as an ordinary user that can read the files beside
+/// the program but has no rights of root.
 fn place(way: &Way, link: &str, as_root: bool, exchange: &Compiled) -> Result<Place, String> {
     let home = exchange.folder().display().to_string();
     let common = [
@@ -181,8 +180,8 @@ fn place(way: &Way, link: &str, as_root: bool, exchange: &Compiled) -> Result<Pl
     Ok(Place { prefix, envs, bare: true, ..Place::default() })
 }
 
-/// The program `roxe` and what it loads, in a folder that everybody may read: that of the build may
-/// be in a home.
+/// Copies `roxe` and its libraries into a folder that every user may read: the build may be in a
+/// home folder.
 fn copy_product(to: &Path) -> std::io::Result<PathBuf> {
     let roxe = build::roxe();
     let from = roxe.parent().unwrap_or_else(|| Path::new("."));

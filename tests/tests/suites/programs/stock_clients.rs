@@ -99,8 +99,8 @@ fn start_only() -> Vec<Check> {
     checks
 }
 
-/// A program that starts prints its own text; one whose symbols are missing prints the loader's.
-/// The exit status says nothing here: several of these end with 1 after their usage.
+/// A program that starts prints its own text; one with missing symbols prints the loader's message.
+/// The exit status means nothing: several of these exit with 1 after their usage text.
 fn starts(name: &str, args: &str, word: &str) -> Verdict {
     if !pair::installed(name) {
         return missing(name);
@@ -112,12 +112,12 @@ fn starts(name: &str, args: &str, word: &str) -> Verdict {
     }
 }
 
-/// Server and client of one stock program; `judge` reads the client's output.
+/// Runs server and client of one stock program; `judge` checks the client's output.
 fn two(tool: &str, args: &str, judge: impl Fn(&str) -> Result<(), String>) -> Verdict {
     two_with(tool, args, &[], judge)
 }
 
-/// The same with variables of the environment.
+/// Runs a pair with additional environment variables.
 fn two_with(tool: &str, args: &str, envs: &[(&str, &str)], judge: impl Fn(&str) -> Result<(), String>) -> Verdict {
     if !pair::installed(tool) {
         return missing(tool);
@@ -236,7 +236,7 @@ fn perftests() -> Vec<Check> {
     checks
 }
 
-/// What a run needs at least.
+/// Options of every run.
 const PLAIN: &str = "-F -x 0 -n 500";
 
 /// Receives from a shared queue, memory that is registered on demand, and both with XRC.
@@ -256,7 +256,7 @@ fn variants() -> Vec<(&'static str, String)> {
     sets
 }
 
-/// What perftest can do by `ibv_wr_*` calls: every tool on RC, and SEND and WRITE on the other
+/// Runs of perftest with `ibv_wr_*` calls: every tool on RC, and SEND and WRITE on the other
 /// services.
 fn for_wr_calls() -> Vec<(&'static str, String)> {
     let tools = BANDWIDTH.iter().chain(&LATENCY);
@@ -279,8 +279,8 @@ fn options(tool: &Tool, service: &str, bandwidth: bool) -> Vec<String> {
         // Latencies one way at a time up to 8 MB: the time is that of copying these.
         sets.push(format!("-x 0 -a -n {}", if bandwidth { 200 } else { 20 }));
     }
-    // Latencies at one path MTU: the suite `cells` sends every operation of every service at each,
-    // and judges the bytes.
+    // Latencies at one path MTU only: the suite `cells` checks every operation of every service at
+    // each.
     let mtus: &[u32] = if bandwidth { &[256, 512, 1024, 2048, 4096] } else { &[1024] };
     for mtu in mtus {
         let size = if service == "UD" { 200 } else { 20_000 };
@@ -301,7 +301,7 @@ fn options(tool: &Tool, service: &str, bandwidth: bool) -> Vec<String> {
     sets
 }
 
-/// How many result lines a run must print.
+/// Number of result lines that a run must print.
 fn sizes(options: &str, service: &str) -> usize {
     match (options.contains("-a "), service) {
         (true, "UD") => 12,

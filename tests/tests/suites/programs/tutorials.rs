@@ -63,7 +63,7 @@ fn exchange(link: &str, program: &str, clients: usize, compiled: &Compiled) -> i
     let (folder, path) = (compiled.folder().display(), compiled.program.display());
     let bytes: Vec<u8> = (0..FILE_BYTES).map(|at| ((at * 31) >> 5).to_le_bytes()[0]).collect();
     fs::write(compiled.folder().join("original"), bytes)?;
-    // What is copied comes to where the server is, and must be taken away before the next client.
+    // The copy lands in the server's folder; remove it before the next client.
     let taken = if program == "file" { "cmp original original.copy && rm original.copy" } else { "true" };
     let shell = |script: String| Program { name: "sh".to_owned(), args: vec!["-c".to_owned(), script] };
     let server = shell(format!("cd {folder} && exec {path} {program} server {port} {clients}"));

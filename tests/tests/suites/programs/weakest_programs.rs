@@ -1,11 +1,11 @@
-//! Stock programs on the weakest card that the standard allows (`roxe run --weakest`): those that
-//! rely on no more than verbs promise pass under every seed; those that rely on more are named here
-//! with what that is, and pass once that weakness is left out.
+//! Stock programs on the weakest card that the standard allows (`roxe run --weakest`). Programs
+//! that rely only on guarantees of verbs pass under every seed. The others are listed with their
+//! assumption, and pass once that weakness is left out.
 //!
 //! ```text
 //! cargo test -p roxe-tests --test suites -- weakest_programs [--all] [--seed N] [WORD...]
 //!   --all      every program under ten seeds, and rdma-core's own suite under three
-//!   --seed N   the first seed, 1 if not said
+//!   --seed N   the first seed, default 1
 //!   WORD...    only what has one of the WORDs in its name
 //! ```
 
@@ -25,7 +25,7 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(120);
 const SUITE_LIMIT: Duration = Duration::from_secs(240);
 
-/// What programs take for granted.
+/// Assumptions of programs about a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReliesOn {
     /// Nothing that the standard does not promise.
@@ -60,7 +60,7 @@ const PROGRAMS: [(&str, &str, ReliesOn); 22] = [
     ("ib_read_bw", "-x 0 -n 1000", ReliesOn::Nothing),
     ("ib_atomic_bw", "-x 0 -n 1000", ReliesOn::Nothing),
     ("ib_send_lat", "-x 0 -n 200", ReliesOn::Nothing),
-    // It waits for a byte of memory, and looks at nothing else of it.
+    // It waits for a byte of memory and checks no other.
     ("ib_write_lat", "-x 0 -n 200", ReliesOn::Nothing),
     ("ib_read_lat", "-x 0 -n 200", ReliesOn::Nothing),
     ("ib_atomic_lat", "-x 0 -n 200", ReliesOn::Nothing),
@@ -75,7 +75,7 @@ const PROGRAMS: [(&str, &str, ReliesOn); 22] = [
     ("ib_write_lat", "-x 0 -n 200 -c UC", ReliesOn::EveryMessage),
 ];
 
-/// Those of them that every run looks at.
+/// The programs of every run.
 const SLICE: [&str; 7] = [
     "ibv_rc_pingpong -g 0 -c -e",
     "ibv_srq_pingpong -g 0 -c",
@@ -123,7 +123,7 @@ pub(crate) fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let mut checks = vec![Check::new("the seed is told, and another one without a seed", seeds_are_told)];
+    let mut checks = vec![Check::new("seed is printed, and random if none is given", seeds_are_told)];
     checks.push(Check::new("wrong seeds and names are explained", wrong_words_are_explained));
     for seed in options.seeds(10) {
         checks.extend(programs(&options, seed));
@@ -221,7 +221,7 @@ fn pyverbs(seed: u64) -> Check {
     })
 }
 
-/// What `ibv_devinfo` says under `--weakest` with this value.
+/// Output of `ibv_devinfo` under `--weakest` with this value.
 fn devinfo(option: &str) -> Result<String, Verdict> {
     if !pair::installed("ibv_devinfo") {
         return Err(Verdict::Skipped("ibv_devinfo is not installed (tests/run installs it)".into()));

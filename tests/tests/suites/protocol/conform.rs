@@ -1,7 +1,6 @@
-//! The catalogue of conformance cases on real sockets: a program of this host behind its agent,
-//! over UDP. What the loopback interface has not, IPv6 addresses for both sides and connections to
-//! the near side, is judged over a veth pair. What `roxe drill` says and leaves behind when a card
-//! does otherwise.
+//! Runs the catalogue of conformance cases on real sockets, against an agent on this host over UDP.
+//! Cases that loopback cannot have (IPv6 on both sides, connections to the near side) run over a
+//! veth pair. Also checks the report and capture of `roxe drill` for a deviating card.
 //!
 //! `cargo test -p roxe-tests --test suites -- conform [--all] [WORD...]`: without `--all` only the
 //! folders of scripts that take little time, and over the veth pair only what needs it.
@@ -36,14 +35,14 @@ pub(crate) fn main() -> ExitCode {
     let catalogue = QUICK.into_iter().chain(slow).map(|folder| {
         Check::new(format!("conform self {folder}"), move || conforms(&["conform", "self", folder]).map(drop).into())
     });
-    let drill = Check::new("drill says where a card does otherwise, and leaves a capture", drill);
-    let manager = Check::new("drill says where a connection manager does otherwise", manager);
-    let gone = Check::new("conform ends with the agent, and says in which case that was", gone);
-    let unread = Check::new("conform ends quietly when nobody reads it any more", unread);
-    let long = Check::new("a packet that the link does not take is no failure of the card", long);
-    let stopped = Check::new("drill goes on where it was stopped while it waits for packets", stopped);
+    let drill = Check::new("drill reports a deviating card and leaves a capture", drill);
+    let manager = Check::new("drill reports a deviating connection manager", manager);
+    let gone = Check::new("conform names the case in which the agent is lost", gone);
+    let unread = Check::new("conform exits quietly when its reader closes the pipe", unread);
+    let long = Check::new("packet that exceeds the link MTU is no failure of the card", long);
+    let stopped = Check::new("drill continues after SIGSTOP while it waits for packets", stopped);
     let words: &[&str] = if all { &[] } else { &BETWEEN_HOSTS };
-    let between = Check::new("conform over a veth pair, where nothing is unsupported", move || match &veth {
+    let between = Check::new("conform over a veth pair supports every case", move || match &veth {
         Some(veth) => conforms_between(veth, words),
         None => Verdict::Skipped("needs root: two network namespaces with a link".into()),
     });
@@ -109,7 +108,7 @@ fn gone() -> Verdict {
     Verdict::Failed(format!("{} after {begun} and {rest} lines\n{text}", ended.status))
 }
 
-/// What `head` does to it.
+/// `conform | head`: the reader closes the pipe.
 fn unread() -> Verdict {
     let mut conform = start(&["conform", "virtual", "-v"]);
     let first = lines(&mut conform).next();
@@ -126,7 +125,7 @@ fn start(words: &[&str]) -> Child {
     command.args(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("roxe can be started")
 }
 
-/// What to call the card of an agent, by its first line, or that line if it says something else.
+/// Name of the card of an agent, from its first line; the line itself if it has another form.
 fn target(agent: &mut Child) -> Result<String, String> {
     let greeting = lines(agent).next().unwrap_or_default();
     match greeting.split(' ').collect::<Vec<_>>()[..] {
@@ -176,7 +175,7 @@ fn drill() -> Verdict {
     Verdict::Failed(format!("{}\n{text}\n{dump}", output.status))
 }
 
-/// What Ctrl-Z and `fg` do to it: the system calls that wait are interrupted.
+/// Stops and continues the process, as Ctrl-Z and `fg` do: waiting system calls are interrupted.
 fn stopped() -> Verdict {
     let file = build::target_dir().join("stopped.drill");
     fs::write(&file, "title A second without a packet\npeer qp q\nsilence 1s\n").expect("a file");

@@ -1,5 +1,5 @@
-//! The Linux kernel's rxe as the judge: the interop matrix and Debian's stock programs, roxe here,
-//! rxe in a QEMU guest.
+//! Interoperability with the Linux kernel's rxe: the matrix of cells and Debian's stock programs,
+//! with roxe here and rxe in a QEMU guest.
 //!
 //! Without arguments, as `tests/run` runs it, a few cells of every operation and condition, and two
 //! stock programs.
@@ -9,7 +9,7 @@
 //!   --slice            cells of every size and path MTU, and stock programs of every kind
 //!   --all              every cell and every stock program
 //!   --seed N           message bytes and fault rules of an earlier run (a run prints its seed)
-//!   --capture FOLDER   write down every packet of roxe's side and let tshark judge them
+//!   --capture FOLDER   capture every packet of roxe's side and let tshark check them
 //!   WORD...            only what has every WORD in its name: 'roxe->rxe' netem 'RC read' 'mtu=256'
 //! ```
 //!
@@ -61,7 +61,7 @@ impl Options {
     }
 }
 
-/// What this run shall try.
+/// Scope of this run.
 struct Plan {
     groups: Vec<plan::Planned>,
     stock: Vec<Stock>,

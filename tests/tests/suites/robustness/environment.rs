@@ -25,7 +25,7 @@ const NOBODYS_UID: &str = "47911";
 /// what watches a program of `roxe run` ends a moment after it.
 const IDLE_UID: &str = "47912";
 
-/// What the pair does.
+/// Programs of the pair.
 #[derive(Clone, Copy)]
 enum Expects {
     Works,
@@ -55,7 +55,7 @@ pub(crate) fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let mut checks: Vec<Check> = environments().into_iter().map(check).collect();
-    checks.push(Check::new("port 4791 is taken by a program that does not share it: says so", foreign_port));
+    checks.push(Check::new("port 4791 taken by another program is reported", foreign_port));
     checks.extend(chroot::checks());
     report::main(checks)
 }
@@ -75,8 +75,8 @@ fn read_only(folders: &str) -> Vec<String> {
     mounted(&format!("for i in {folders}; do mount --bind $i $i; mount -o remount,ro,bind $i; done"))
 }
 
-/// Root of a user namespace that an ordinary user makes, where root of the host has taken the names
-/// of its own folders in the places for everybody.
+/// Root of a user namespace of an ordinary user, where the host's root has taken the names of its
+/// folders in shared places.
 fn root_of_another() -> Vec<String> {
     let folder = "/run/roxe-test-environment";
     let mut prefix = mounted(&format!(
@@ -88,7 +88,7 @@ fn root_of_another() -> Vec<String> {
     prefix
 }
 
-/// What a container of Docker has of the rights of root.
+/// Capabilities of root in a Docker container.
 const RIGHTS: &str = "-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+setpcap,+net_bind_service,+net_raw,\
                       +sys_chroot,+mknod,+audit_write,+setfcap";
 
@@ -151,7 +151,7 @@ fn check(environment: Environment) -> Check {
     })
 }
 
-/// Whether any program can be run so.
+/// Returns true if any program can be run with this prefix.
 fn leads_there(prefix: &[String]) -> bool {
     let [program, args @ ..] = prefix else { return true };
     Command::new(program).args(args).arg("true").status().is_ok_and(|status| status.success())
@@ -185,7 +185,7 @@ fn judge(outcomes: &[Outcome; 2], expects: Expects) -> Verdict {
     if good { Verdict::Passed } else { Verdict::Failed(all()) }
 }
 
-/// Whether one line of ours has all the words.
+/// Returns true if one line of roxe contains all the words.
 fn tells(outcome: &Outcome, words: &[&str]) -> bool {
     let mut lines = outcome.output.lines().filter(|line| line.starts_with("roxe"));
     lines.any(|line| words.iter().all(|word| line.contains(word)))

@@ -1,7 +1,6 @@
-//! Peers that are killed or stopped at random moments under load, on both links. The survivor's
-//! requests fail within the time that its attributes promise, half as much again at most; who was
-//! stopped for less goes on as if nothing had been; nothing is left behind; and the survivor works
-//! with the next peer.
+//! Kills or stops peers at random moments under load, on both links. The survivor's requests fail
+//! within 1.5 times the time that its attributes promise; a peer that is stopped for less continues
+//! without errors; nothing is left behind; and the survivor works with the next peer.
 //!
 //! ```text
 //! cargo test -p roxe-tests --test suites -- kills [--all] [--seed N] [WORD...]
@@ -10,9 +9,9 @@
 //!   WORD...    only what has one of them in its name, such as udp or killed
 //! ```
 //!
-//! A process that is ready to run and has no processor cannot tell of an error. So what the kernel
-//! says that the survivor's threads have waited for one (`/proc/PID/schedstat`) is added to the
-//! time that it may take; how often that was needed is printed.
+//! A process that waits for a processor cannot report an error. So the time that the survivor's
+//! threads waited (`/proc/PID/schedstat`) is added to the limit; the suite prints how often that
+//! was needed.
 
 mod load;
 mod peer;
@@ -30,11 +29,11 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Pairs at once: most of the time one of the two is gone and the other waits.
+/// Pairs at once: most of the time one side is dead and the other waits.
 const LANES: usize = 4;
-/// How long to wait for what must come, in milliseconds.
+/// Limit of every wait, in milliseconds.
 const LIMIT_MS: u64 = 20_000;
-/// The status that a requester ends with when nobody answers.
+/// Status of a request whose peer does not answer.
 const RETRY_EXC: u32 = 12;
 
 pub(crate) fn main() -> ExitCode {
@@ -73,7 +72,7 @@ pub(crate) fn main() -> ExitCode {
     report::run(checks, &words)
 }
 
-/// What becomes of a peer.
+/// Fate of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
     /// SIGKILL.
@@ -94,10 +93,9 @@ impl How {
     }
 }
 
-/// How long a requester tries in vain, by its attributes: the first two times it waits for an
-/// acknowledgement as long as they ask for, then twice as long, then four times, but then for 250
-/// ms at most (`transport/src/qp/reliability.rs`; IBA §9.7.6.1.3 allows up to four times each
-/// time).
+/// Time that a requester retries, by its attributes: it waits for an acknowledgement twice for its
+/// timeout, then for twice that, then for four times that, but then for 250 ms at most
+/// (`transport/src/qp/reliability.rs`; IBA §9.7.6.1.3 allows up to four times each time).
 fn promise() -> Duration {
     let one = Duration::from_nanos(4096 << TIMEOUT);
     let longest = one.max(Duration::from_millis(250));
@@ -112,7 +110,7 @@ struct Run {
     seed: u64,
 }
 
-/// How long a queue pair took to fail, and what of it its process waited for a processor.
+/// Time that a queue pair took to fail, and the part of it that its process waited for a processor.
 struct Failure {
     took: Duration,
     waited: Duration,
@@ -127,7 +125,7 @@ impl Run {
             self.leave_nothing(&runtime)?;
             Ok(failures)
         });
-        // A folder that stays behind harms nobody.
+        // A leftover folder is harmless.
         let _ = fs::remove_dir_all(&runtime);
         match result {
             Ok(failures) => {
@@ -147,8 +145,8 @@ impl Run {
         Ok(results.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
     }
 
-    /// After a last pair that ends in peace, nothing of all those processes is left: no name in the
-    /// folder for them, no name of a socket, no socket.
+    /// After a last pair that ends regularly, no names in the runtime folder and no sockets are
+    /// left.
     fn leave_nothing(&self, runtime: &Path) -> Result<(), String> {
         let mut lane = Lane::new(self, runtime, u64::MAX)?;
         lane.in_peace()?;
@@ -192,7 +190,7 @@ impl Run {
     }
 }
 
-/// How long a failure may take where threads waited that long for a processor.
+/// Time in which a failure is accepted if threads waited that long for a processor.
 fn allowed(waited: Duration) -> Duration {
     promise().mul_f64(1.5) + waited
 }
@@ -223,8 +221,8 @@ impl<'a> Lane<'a> {
     }
 
     fn run(mut self, rounds: usize) -> Result<Vec<Failure>, String> {
-        // What a process holds beside its first pair is there from then on, and so is the socket
-        // for packets that go by no ring, which the first peer that agrees to none brings about.
+        // Before the baseline is taken, objects that exist once per process are created: also the
+        // socket for packets outside rings, which the first peer without a ring brings about.
         self.without_ring().map_err(|why| format!("a peer that is stopped from the start: {why}"))?;
         self.round().map_err(|why| format!("first round: {why}"))?;
         self.in_peace()?;
@@ -262,8 +260,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Both hear that the other does not answer: the one that went on while the other stood, and
-    /// that one when it goes on.
+    /// Both sides fail: the running one while the other is stopped, and that one when it continues.
     fn stop(&mut self, mut peer: Peer) -> Result<Vec<Failure>, String> {
         let waited = self.survivor.waited();
         peer.stop();
@@ -277,7 +274,7 @@ impl<'a> Lane<'a> {
         Ok(failures)
     }
 
-    /// A pair whose peer stands still before it can agree to a ring, so packets go by the socket.
+    /// A pair whose peer is stopped before it can agree to a ring, so packets use the socket.
     fn without_ring(&mut self) -> Result<(), String> {
         let mut peer = Peer::start(self.run.link, self.runtime)?;
         let ends = [self.survivor.ask("open")?, peer.ask("open")?];
@@ -299,13 +296,13 @@ impl<'a> Lane<'a> {
     fn busy_pair(&mut self) -> Result<Peer, String> {
         let mut peer = Peer::start(self.run.link, self.runtime)?;
         let ends = [self.survivor.ask("open")?, peer.ask("open")?];
-        // Who is connected first sends to one that is not yet; that is repeated.
+        // The side connected first sends to one that is not ready yet, and retransmits.
         peer.ask(&format!("start {}", ends[0]))?;
         self.survivor.ask(&format!("start {}", ends[1]))?;
         Ok(peer)
     }
 
-    /// Both work, nothing has failed, all that was sent has arrived, and both let go.
+    /// Both work, nothing has failed, everything sent has arrived, and both disconnect.
     fn part_in_peace(&mut self, mut peer: Peer) -> Result<(), String> {
         self.survivor.ask(&format!("working {LIMIT_MS}"))?;
         peer.ask(&format!("working {LIMIT_MS}"))?;
@@ -323,8 +320,8 @@ impl<'a> Lane<'a> {
         peer.end()
     }
 
-    /// The survivor's descriptors, rings and threads are as many as `before`: what belonged to a
-    /// dead peer goes when that is noticed, which the engine does from time to time.
+    /// The survivor has as many descriptors, rings and threads as `before`. The engine releases
+    /// those of a dead peer from time to time.
     fn holds_no_more_than(&mut self, before: &str) -> Result<(), String> {
         let numbers = |text: &str| text.split(' ').filter_map(|word| word.parse::<u64>().ok()).collect::<Vec<_>>();
         let (limit, begun) = (numbers(before), Instant::now());
@@ -341,7 +338,7 @@ impl<'a> Lane<'a> {
     }
 }
 
-/// Every queue pair of `survivor` must have failed because nobody answered, in time after `since`.
+/// Checks that every queue pair of `survivor` failed for lack of answers, in time after `since`.
 fn survived(survivor: &mut Peer, since: u64, waited: Duration) -> Result<Vec<Failure>, String> {
     let heard = Heard::parse(&survivor.ask(&format!("failed {LIMIT_MS}"))?)?;
     let waited = survivor.waited().saturating_sub(waited);
@@ -360,7 +357,7 @@ fn survived(survivor: &mut Peer, since: u64, waited: Duration) -> Result<Vec<Fai
     heard.failed.iter().map(judge).collect()
 }
 
-/// What a peer has told of its progress.
+/// Progress that a peer reports.
 #[derive(Debug)]
 struct Heard {
     completed: u64,

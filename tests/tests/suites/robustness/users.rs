@@ -1,6 +1,5 @@
-//! Programs as their authors check them: under valgrind, and built with the sanitizers of gcc. With
-//! the link of one host and with sockets, they hear of no mistake that is not theirs, and still of
-//! their own.
+//! Programs under their authors' checkers, valgrind and gcc's sanitizers, on both links: the tools
+//! report the mistakes of the programs, and none of roxe.
 
 use roxe_tests::cc::{self, Compiled};
 use roxe_tests::pair::{self, Outcome, Place, Program};
@@ -16,22 +15,22 @@ use std::{env, fs, process};
 const LIMIT: Duration = Duration::from_secs(240);
 /// Values of `ROXE_LINK`.
 const LINKS: [&str; 2] = ["auto", "udp"];
-/// How valgrind says that it has seen something. The other tools say it so by themselves.
+/// Valgrind reports errors by this exit status; the other tools do so by default.
 const VALGRIND: [&str; 3] = ["valgrind", "-q", "--error-exitcode=9"];
 /// Messages of `tests/clients/users` in each direction.
 const ROUNDS: &str = "100";
-/// The same under valgrind.
+/// Rounds under valgrind.
 const ROUNDS_VALGRIND: &str = "5";
 
-/// What a pair of programs is told, and how the server shows that it waits for its client.
+/// Options of a pair of programs, and the sign that the server is ready.
 struct Pair {
     server: &'static str,
     client: &'static str,
     waits: fn(u16) -> bool,
 }
 
-/// The pairs that run under valgrind. Perftest sends bytes that it has not written over its own TCP
-/// connection, which is not ours to judge: [`THEIRS`].
+/// Pairs that run under valgrind. Perftest sends uninitialised bytes over its own TCP connection:
+/// see [`THEIRS`].
 const PAIRS: [Pair; 4] = [
     Pair {
         server: "ibv_rc_pingpong -g 0 -n 50 -p PORT",
@@ -51,9 +50,9 @@ const PAIRS: [Pair; 4] = [
     Pair { server: "rdma_server -p PORT", client: "rdma_client -s 127.0.0.1 -p PORT", waits: is_bound },
 ];
 
-/// Suppressions of our own test, behind those that `roxe run` passes: they show that the user's
-/// stay in force. The second is rping's race with itself ([`lost_its_race`]): its thread for events
-/// looks for their channel in what the main thread has freed.
+/// The test's own suppressions, beside those of `roxe run`: they show that those of the user stay
+/// in force. The second one is for rping's race with itself ([`lost_its_race`]): its event thread
+/// uses the channel that the main thread has freed.
 const THEIRS: &str = "\
 {
    bytes of perftest that it has not written
@@ -89,8 +88,7 @@ pub(crate) fn main() -> ExitCode {
     checks.extend([
         own("auto", &Built { tool: Tool::Address, mistake: "", options: &["--preload"] }, Hears::Nothing),
         own("auto", &Built { tool: Tool::Address, mistake: "", options: &["--rsocket"] }, Hears::Nothing),
-        // What goes out is not known to be the card's program's mistake: padding is sent by
-        // everybody.
+        // Reports do not include outgoing uninitialised bytes: programs commonly send padding.
         own("udp", &Built { tool: Tool::Valgrind, mistake: "uninitialised", options: &[] }, Hears::Nothing),
         own("udp", &Built { tool: Tool::Valgrind, mistake: "unmapped", options: &[] }, Hears::Of("Invalid read")),
         own(
@@ -129,7 +127,7 @@ fn under_valgrind(pair: &'static Pair, link: &'static str) -> Check {
         }
         let folder = scratch(&format!("valgrind-{tool}-{link}"));
         let verdict = judge_pair(pair, link, &folder).unwrap_or_else(|e| Verdict::Failed(e.to_string()));
-        // A folder that stays behind harms nobody.
+        // A leftover folder is harmless.
         let _ = fs::remove_dir_all(&folder);
         verdict
     })
@@ -179,13 +177,13 @@ impl Tool {
 /// Our own program, and how it is run.
 struct Built {
     tool: Tool,
-    /// What the program is told to do wrong; empty: nothing.
+    /// Mistake that the program is to make; empty for none.
     mistake: &'static str,
     /// Of `roxe run`.
     options: &'static [&'static str],
 }
 
-/// What a tool has to say.
+/// Required reports of a tool.
 enum Hears {
     Nothing,
     Of(&'static str),

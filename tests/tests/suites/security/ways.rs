@@ -1,7 +1,7 @@
-//! The ways in which programs are started and come to a libibverbs: each either gets roxe's, or one
-//! line on standard error says why it may not.
+//! Ways to start programs that use libibverbs: each program gets roxe's library, or one line on
+//! standard error says why not.
 //!
-//! Each way is tried as root and as a user without rights. Takes root, gcc and libibverbs-dev.
+//! Each way is tried as root and as a user without privileges. Needs root, gcc and libibverbs-dev.
 
 use roxe_tests::build;
 use roxe_tests::cc;
@@ -13,14 +13,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output, Stdio};
 use std::sync::Arc;
 
-/// What a way leads to.
+/// Result of a way.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Leads {
     /// The program finds roxe0.
     There,
     /// It does not, and a line of `roxe run` has this word.
     Nowhere(&'static str),
-    /// Neither, and nothing is said: it has nothing to do with verbs.
+    /// Neither, without a message: the program does not use verbs.
     Elsewhere,
 }
 use Leads::{Elsewhere, Nowhere, There};
@@ -38,8 +38,8 @@ const fn way(name: &'static str, script: &'static str, root: Leads, user: Leads)
     Way { name, script, root, user }
 }
 
-/// Runs `$P` until the process that looks at programs has slept twice, or has ended: one that ends
-/// between two looks is missed.
+/// Runs `$P` until the process that inspects programs has slept twice, or has ended: it misses a
+/// program that ends between two looks.
 const WATCHED: &str = r#"folder=$(mktemp -d); mkfifo $folder/in $folder/out
     $P wait <$folder/in >$folder/out & exec 3>$folder/in 4<$folder/out
     while read line <&4 && [ "$line" != waits ]; do echo $line; done
@@ -48,7 +48,7 @@ const WATCHED: &str = r#"folder=$(mktemp -d); mkfifo $folder/in $folder/out
     until=$(($(slept) + 2)); while [ "$(slept)" -lt $until ]; do :; done
     exec 3>&-; wait; rm -r $folder"#;
 
-/// In a namespace in which nobody may have further ones.
+/// In a namespace that forbids further ones.
 const FORBIDDEN: &str = "unshare --user --map-root-user sh -c 'echo 0 >/proc/sys/user/max_user_namespaces && \
                          exec setpriv --bounding-set -all --inh-caps -all \"$@\"' sh ";
 
@@ -129,7 +129,7 @@ const WAYS: &[Way] = &[
     ),
 ];
 
-/// Programs that come to a libibverbs in different ways, in a folder that everybody may read.
+/// Programs that load a libibverbs in different ways, in a folder that every user may read.
 struct Programs(PathBuf);
 
 impl Drop for Programs {
@@ -177,7 +177,7 @@ impl Programs {
             }
             fs::set_permissions(self.at(name), fs::Permissions::from_mode(0o755)).map_err(io)?;
         }
-        // A number that belongs to nobody else.
+        // A UID that no other user has.
         std::os::unix::fs::chown(self.at("setuid"), Some(54_322), None).map_err(io)?;
         fs::set_permissions(self.at("setuid"), fs::Permissions::from_mode(0o4755)).map_err(io)?;
         let status = Command::new("setcap").arg("cap_net_raw+ep").arg(self.at("setcap")).status().map_err(io)?;
@@ -242,8 +242,7 @@ pub(crate) fn main() -> ExitCode {
     report::main(checks)
 }
 
-/// As root, or as a user whose number Debian gives to nobody. That user cannot mount, nor become
-/// another one.
+/// Runs as root, or as a user with an unassigned UID, which cannot mount or change its user.
 fn check(way: &'static Way, programs: &Arc<Programs>, as_root: bool) -> Option<Check> {
     const USER: [&str; 5] = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", "--"];
     if !as_root && (way.script.starts_with("unshare --mount") || way.script.contains("--reuid")) {

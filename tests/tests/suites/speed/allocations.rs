@@ -22,7 +22,7 @@ pub(crate) fn main() -> ExitCode {
     let check =
         |service| Check::new(format!("10,000 messages allocate nothing: {service:?}"), move || exchange(service));
     let mut checks: Vec<_> = [Service::Rc, Service::Uc, Service::Ud].map(check).into();
-    checks.push(Check::new("10,000 judged packets allocate nothing".to_owned(), judge));
+    checks.push(Check::new("10,000 packets under fault rules allocate nothing".to_owned(), judge));
     report::main(checks)
 }
 

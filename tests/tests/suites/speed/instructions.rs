@@ -1,13 +1,12 @@
-//! How many instructions a message costs on the hot paths, counted by valgrind and compared with
-//! `tests/instructions.quick.txt`, or, for what is released (`ROXE_TEST_PROFILE=release`), with
+//! Instructions per message on the hot paths, counted by valgrind and compared with
+//! `tests/instructions.quick.txt`, or, for the release build (`ROXE_TEST_PROFILE=release`), with
 //! `tests/instructions.txt`.
 //!
-//! Clocks drift from run to run, instructions hardly do: a change that makes a path longer shows
-//! up here. Counted is what the thread of the program executes, not the kernel, nor the background
-//! thread, which only lends a hand: the walk of `verbs-api/roxe/examples/hot_paths.rs` between its
-//! two marks. `--write` writes the file anew, for a change that makes a path longer on purpose, or
-//! shorter. On some paths a message must cost the same with few and with many queue pairs or
-//! regions; these need no file.
+//! Times vary from run to run, instruction counts hardly do, so a longer path shows up here.
+//! Counted are the instructions of the program's thread between the two marks of
+//! `verbs-api/roxe/examples/hot_paths.rs`, without the kernel and the background thread. `--write`
+//! rewrites the file after an intended change. On some paths a message must cost the same with few
+//! and with many queue pairs or regions; these need no file.
 
 use roxe_tests::build;
 use roxe_tests::pair::installed;
@@ -23,11 +22,10 @@ const ROUNDS: usize = 3;
 /// The one in the middle of this many counts is written down, so that a path on which that happens
 /// often is not written as it seldom is.
 const ROUNDS_WRITTEN: usize = 9;
-/// How much longer a path may be than the file says, percent. Counts repeat to 3 %, also beside
-/// eight builds.
+/// Percent by which a path may exceed the file. Counts repeat to 3 %, also on a busy machine.
 const TOLERANCE: u64 = 10;
-/// The same for paths of [`COPYING`]. The background thread takes over some of the copies, which
-/// are not counted then: 85,000 to 225,000 instructions were seen for one build.
+/// Tolerance for paths of [`COPYING`]. The background thread does some of the copies, which are not
+/// counted then, so counts vary by more than a factor of two.
 const TOLERANCE_COPYING: u64 = 100;
 /// Paths that mostly copy.
 const COPYING: [&str; 2] = ["rc_write_64k", "rc_read_64k"];
@@ -40,7 +38,7 @@ const LINKS: [&str; 2] = ["auto", "udp"];
 /// A path on which a message must cost the same, however many of something there are.
 struct Flat {
     path: &'static str,
-    /// What there are few or many of.
+    /// Objects whose number varies.
     what: &'static str,
     few: u64,
     many: u64,
@@ -54,8 +52,8 @@ const FLAT: [Flat; 3] = [
 ];
 /// Messages that warm up there, and that are counted: laps of the most queue pairs.
 const LAPS: [u64; 2] = [1024, 4 * 1024];
-/// How much more a message may cost with many, percent. With that much under way the background
-/// thread is never idle, so what it does counts as well; the sum repeats to 15 %.
+/// Percent by which a message may cost more with many objects. Under that load the background
+/// thread is never idle, so its work counts, too, and repeats to 15 %.
 const TOLERANCE_FLAT: u64 = 25;
 /// Threads that are counted: the program's alone, or that of the background too.
 #[derive(Clone, Copy)]
@@ -134,7 +132,7 @@ fn judge(link: &str, path: &str) -> Verdict {
     })
 }
 
-/// Compares many with few of this very build, so that nothing has to be written down.
+/// Compares many with few objects of this build, so no file is needed.
 fn judge_flat(&Flat { path, what, few, many }: &Flat) -> Verdict {
     if !installed("valgrind") {
         return Verdict::Skipped("valgrind is not installed".to_owned());
@@ -172,7 +170,7 @@ fn count(link: &str, path: &[&str], [warm_up, counted]: [u64; 2], threads: Threa
     let (name, number) = path.split_at(1);
     let out = std::env::temp_dir().join(format!("roxe-instructions.{}", std::process::id()));
     let mut command = Command::new("valgrind");
-    // A file is written whenever the program comes to a mark, with the count since the last one.
+    // callgrind writes a file at each mark, with the count since the last one.
     command.args(["--tool=callgrind", "--dump-before=*hot_paths*mark*"]);
     // A mark writes the counts of its own thread only, where they are kept apart.
     let second_mark = match threads {
@@ -197,7 +195,7 @@ fn count(link: &str, path: &[&str], [warm_up, counted]: [u64; 2], threads: Threa
     }
 }
 
-/// What a file of callgrind counts.
+/// Instruction count in a file of callgrind.
 fn total(file: &str) -> Option<u64> {
     let text = fs::read_to_string(file).ok()?;
     text.lines().find_map(|line| line.strip_prefix("totals: ")?.trim().parse().ok())

@@ -1,8 +1,7 @@
-//! What a running device costs: no allocation per message, and next to nothing for queue pairs that
-//! wait.
+//! Costs of a running device: no allocation per message, and next to nothing for idle queue pairs.
 //!
-//! A program of its own without a test harness, because the allocator is that of the whole process
-//! and the harness allocates on a thread beside.
+//! A program of its own without a test harness: the allocator is that of the whole process, and the
+//! harness allocates on another thread.
 
 use crate::ALLOCATOR;
 use parking_lot::Mutex;
@@ -43,9 +42,8 @@ fn allocations() -> Result<Result<(), String>, Error> {
     }
 }
 
-/// Lets several threads wait for one lock: the first who wait make parking_lot build its table of
-/// waiting threads, once in the life of a process. In the ping-pong that happens early or late, as
-/// the two threads happen to meet.
+/// Lets several threads wait for one lock: the first that wait make parking_lot build its table of
+/// waiting threads, once per process. In the ping-pong this would happen at a random moment.
 fn contend() {
     let lock = Mutex::new(());
     let held = lock.lock();
@@ -96,8 +94,8 @@ struct Side {
 impl Side {
     fn new(pd: &roxe::ProtectionDomain, context: &Context) -> Result<Self, Error> {
         let cq = context.create_cq(64)?;
-        // 2 seconds: where this process stands still for longer than the ACK timeout, the
-        // background thread looks for others who may have its packets, which takes memory.
+        // 2 seconds: if this process stalls for longer than the ACK timeout, the background thread
+        // searches for another process that may have received its packets, which allocates.
         let qp = pd.create_qp(&cq, &cq).timeout(19).build()?;
         Ok(Self { qp, cq, region: pd.alloc_mr(2 * MESSAGE, Access::LOCAL_WRITE)? })
     }
@@ -135,7 +133,7 @@ fn resident_bytes() -> usize {
     pages * 4096
 }
 
-/// How often the device's own threads were given a processor.
+/// Number of times that the device's own threads were scheduled.
 fn background_wakeups() -> u64 {
     let tasks = fs::read_dir("/proc/self/task").expect("Linux lists threads");
     tasks

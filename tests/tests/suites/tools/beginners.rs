@@ -1,9 +1,8 @@
-//! docs/tutorials/first-mistakes.md shows what roxe says to the mistakes of a first program: each
-//! command of the page is run, and has to print what stands behind it, but for numbers and the
-//! breaks of lines.
+//! Runs each command of docs/tutorials/first-mistakes.md, and compares the output with the page,
+//! except for numbers and line breaks.
 //!
-//! `cargo test -p roxe-tests --test suites -- beginners [--write] [WORD...]`: `--write` puts what
-//! is printed now into the page.
+//! `cargo test -p roxe-tests --test suites -- beginners [--write] [WORD...]`: `--write` updates the
+//! page.
 
 use roxe_tests::guest::link;
 use roxe_tests::pair::{self, Place, Program};
@@ -16,7 +15,7 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/tutorials/first-mistakes.md");
-/// What a block of the page begins with, and what ends it.
+/// Start and end of a block of the page.
 const FENCES: [&str; 2] = ["```console\n$ roxe run ", "\n```\n"];
 /// Columns of the page.
 const COLUMNS: usize = 96;
@@ -29,7 +28,7 @@ pub(crate) fn main() -> ExitCode {
     if report::words().any(|arg| arg == "--write") {
         return write(page, &blocks);
     }
-    let enough = Check::new("the page has ten mistakes", {
+    let enough = Check::new("page shows ten mistakes", {
         let count = blocks.len();
         move || if count == 10 { Verdict::Passed } else { Verdict::Failed(format!("it has {count}")) }
     });
@@ -59,7 +58,7 @@ fn judge(line: &str, said: &str) -> Verdict {
     }
 }
 
-/// What roxe says.
+/// Output of roxe.
 fn run(line: &str) -> Result<String, String> {
     let (options, program) = line.split_once(" -- ./misuse ").ok_or("no command of the page")?;
     let program = Program { name: misuse::program()?, args: program.split(' ').map(str::to_owned).collect() };

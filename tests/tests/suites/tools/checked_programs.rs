@@ -44,7 +44,7 @@ const KNOWN: [(&str, &str, &str); 11] = [
     ("memory-gone-in-flight", "python", "base.py: of two local players the region is collected first"),
 ];
 
-/// Tests of rdma-core's suite that break a rule on purpose, and expect what comes of it.
+/// Tests of rdma-core's suite that break a rule on purpose and expect the result.
 const PROVOKED: [(&str, &str); 10] = [
     ("access-missing", "test_atomic.AtomicTest.test_atomic_invalid_mr_access"),
     ("access-missing", "test_atomic.AtomicTest.test_atomic_invalid_qp_access"),
@@ -58,8 +58,8 @@ const PROVOKED: [(&str, &str); 10] = [
     ("key-stale", "test_mr.MWTest.test_mw_type2_invalidate_remote"),
 ];
 
-/// Of the programs that connect through librdmacm those that every run looks at: a server that
-/// goes on when clients have gone, datagrams, groups, small messages.
+/// librdmacm programs of every run: a server that outlives its clients, datagrams, groups, small
+/// messages.
 const SLICE: [&str; 4] = [", 20 clients", "ucmatose -s SERVER -c 4 -C 4", "udaddy -s SERVER -c 4 -C 4", "rdma_client"];
 
 /// UCX, which posts receives that reach into the next element of its pool.
@@ -87,7 +87,7 @@ pub(crate) fn main() -> ExitCode {
     report::run(checks, &words)
 }
 
-/// A file of reports that programs of every user may write to; it goes with this.
+/// A report file that programs of every user may write to; removed with this.
 struct Reports(PathBuf);
 
 impl Reports {
@@ -100,7 +100,7 @@ impl Reports {
         Ok(Self(file))
     }
 
-    /// What turns the checker on, with this file.
+    /// Variables that turn the checker on with this file.
     fn envs(&self, link: &str) -> Vec<(String, String)> {
         let file = self.0.display().to_string();
         let envs = [("ROXE_CHECK", "warn"), ("ROXE_CHECK_REPORT", &file), ("ROXE_LINK", link)];
@@ -123,12 +123,12 @@ impl Reports {
 
 impl Drop for Reports {
     fn drop(&mut self) {
-        // A file that stays behind harms nobody.
+        // A leftover file is harmless.
         let _ = fs::remove_file(&self.0);
     }
 }
 
-/// Runs `work` with reports, and judges what it ended with and what was reported.
+/// Runs `work` with reports; checks its result and its reports.
 fn judged(provoked: &[&str], work: impl FnOnce(&Reports) -> Verdict) -> Verdict {
     let reports = match Reports::new() {
         Ok(reports) => reports,

@@ -1,7 +1,7 @@
-//! `roxe run --explain`: each failure is explained by its own cause, so that causes which end in
-//! the same status or errno can be told apart. `tests/clients/misuse/failure.c` has the programs.
-//! With the link of one host and with sockets, and, as root, towards another host. A program that
-//! loads another libibverbs is told so.
+//! `roxe run --explain`: each failure is explained by its own cause, so that causes with the same
+//! status or errno can be distinguished. `tests/clients/misuse/failure.c` has the programs. Runs on
+//! both links and, as root, towards another host. A program that loads another libibverbs is
+//! reported.
 
 use roxe_tests::guest::link;
 use roxe_tests::pair::{self, Place, Program};
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A program, and what its explanation has to say.
+/// A program, and words of its explanation.
 const CASES: [(&str, &[&str]); 52] = [
     ("retry-no-process", &["(12)", "no process of this user on this host has the queue pair"]),
     ("retry-no-queue-pair", &["(12)", "has no queue pair"]),
@@ -84,8 +84,8 @@ const CASES: [(&str, &[&str]); 52] = [
     ("cm-create-qp", &["rdma_create_qp failed: max_send_sge is 1000; the device takes at most 32"]),
 ];
 
-/// Tables of verbs that are refused, each of which runs in one process: a row, and what its one
-/// line has to say of the argument, its value and what is accepted.
+/// Tables of refused verbs, each run in one process: a row, and words of its line about the
+/// argument, its value and the accepted values.
 const REFUSED: [(&str, &[(&str, &str)]); 3] = [
     (
         "refused-creations",
@@ -254,7 +254,7 @@ const REFUSED: [(&str, &[(&str, &str)]); 3] = [
     ),
 ];
 
-/// A program, where it runs, and what its explanation has to say.
+/// A program, its place, and words of its explanation.
 struct Far {
     name: &'static str,
     case: &'static str,
@@ -262,8 +262,8 @@ struct Far {
     words: &'static [&'static str],
 }
 
-/// What becomes of packets to another host, 192.0.2.2 behind the interface `near`. The last one
-/// takes the interface down.
+/// Packets to another host, 192.0.2.2 behind the interface `near`. The last case takes the
+/// interface down.
 const FAR: [Far; 14] = [
     Far {
         name: "network: a host without a card, a connection",
@@ -359,7 +359,7 @@ pub(crate) fn main() -> ExitCode {
     });
     let refused =
         REFUSED.map(|(table, rows)| Check::new(format!("verbs: {table}"), move || judge_refused(table, rows)));
-    let bypass = Check::new("a program that loads another libibverbs", judge_bypass);
+    let bypass = Check::new("program that loads another libibverbs is reported", judge_bypass);
     let far = FAR.iter().map(|far| Check::new(far.name.to_owned(), move || judge_far(far)));
     report::main(checks.chain(refused).chain([bypass]).chain(far).collect())
 }
@@ -400,7 +400,7 @@ fn judge_refused(table: &str, rows: &[(&str, &str)]) -> Verdict {
     if wrong.is_empty() { Verdict::Passed } else { Verdict::Failed(format!("{wrong:#?}")) }
 }
 
-/// What a program prints that ends well, although its requests fail.
+/// Output of a program that ends well, although its requests fail.
 fn run(program: String, case: &str, envs: &[(&str, &str)]) -> Result<String, String> {
     let program = Program { name: program, args: vec![case.to_owned(), "wrong".to_owned()] };
     let envs = envs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
@@ -409,8 +409,8 @@ fn run(program: String, case: &str, envs: &[(&str, &str)]) -> Result<String, Str
     if outcome.ok { Ok(outcome.output) } else { Err(outcome.output) }
 }
 
-/// A program whose environment has lost what leads it to roxe, and that no view serves. It runs
-/// until somebody says so.
+/// A program whose environment has lost the variables of roxe, and that has no view. It runs until
+/// it is told to end.
 fn judge_bypass() -> Verdict {
     let script = "until grep -qs roxe /proc/$$/fd/2; do sleep 0.01; done";
     let args = ["-i", "LD_PRELOAD=libibverbs.so.1", "sh", "-c", script].map(str::to_owned).to_vec();

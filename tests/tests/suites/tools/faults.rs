@@ -1,5 +1,4 @@
-//! Faults and captures as a person uses them: stock programs under `ROXE_FAULTS` and
-//! `ROXE_CAPTURE`, and tshark as the judge of what was recorded.
+//! Stock programs under `ROXE_FAULTS` and `ROXE_CAPTURE`, with tshark to check the captures.
 
 use roxe_tests::pair::{self, Outcome, Program};
 use roxe_tests::report::{self, Check, Verdict};
@@ -20,12 +19,12 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) fn main() -> ExitCode {
     let mut checks = spoiled();
-    checks.push(Check::new("the same seed makes the same decisions, another seed others", same_seed));
-    checks.push(Check::new("two processes that are given one name write two files", one_name));
-    checks.push(Check::new("killed processes leave whole captures", killed));
+    checks.push(Check::new("equal seeds make equal decisions, different seeds do not", same_seed));
+    checks.push(Check::new("two processes with one capture name write two files", one_name));
+    checks.push(Check::new("killed processes leave complete captures", killed));
     checks.push(Check::new("bad rules and bad files are explained", explained));
-    checks.push(Check::new("tshark finds fault with what is wrong", tshark_complains));
-    checks.push(Check::new("tshark reads every kind of packet as we do", tshark_agrees));
+    checks.push(Check::new("tshark complains about wrong packets", tshark_complains));
+    checks.push(Check::new("tshark reads every kind of packet as roxe does", tshark_agrees));
     report::main(checks)
 }
 
@@ -106,7 +105,8 @@ fn read(file: &Path) -> Result<Vec<Seen>, String> {
     Ok(packets)
 }
 
-/// tshark has nothing against a capture and reads the same in it; without tshark nobody asks.
+/// Checks that tshark has no complaint about a capture and reads the same fields, if tshark is
+/// installed.
 fn please_tshark(file: &Path) -> Judged {
     if !tshark::installed() {
         return Ok(());
@@ -144,8 +144,8 @@ fn said(outcome: &Outcome) -> String {
     format!("$ {}\n{}", outcome.command, outcome.output)
 }
 
-/// Programs that must succeed whatever the rules do to them, and the words of a comment that say
-/// what was done.
+/// Programs that must succeed under all these rules, and words of the comments that captures must
+/// have.
 fn spoiled() -> Vec<Check> {
     let rc = "-g 0 -c -n 200";
     let mut checks = Vec::new();
@@ -223,7 +223,7 @@ fn survive(tool: &str, args: &str, rules: &str, effects: &[&str], judge: fn(&str
     if !server.ok || !client.ok {
         return Err(format!("{}\n{}", said(&server), said(&client)));
     }
-    // What is told at the end may follow a line that the program has not ended.
+    // The final report may follow a line that the program has not ended.
     let output = client.output.replace("roxe: ", "\nroxe: ");
     judge(&output).map_err(|why| format!("{why}\n{}", said(&client)))?;
     for outcome in [&server, &client] {
@@ -274,7 +274,8 @@ fn decisions(seed: u64) -> Result<Vec<Vec<bool>>, String> {
     scratch.files().iter().map(|file| read(file).map(marked)).collect()
 }
 
-/// How many packets a run takes depends on time, because acknowledgements do; nothing else differs.
+/// The number of packets of a run depends on time, because that of acknowledgements does; nothing
+/// else differs.
 fn same_seed() -> Verdict {
     if !pair::installed("ibv_rc_pingpong") {
         return Verdict::Skipped("ibv_rc_pingpong is not installed (see the README's test command)".into());
@@ -428,7 +429,8 @@ fn capture_of(packets: &[Vec<u8>]) -> Vec<u8> {
     file
 }
 
-/// A packet of every opcode that a device of ours can send, every header field different.
+/// A packet of every opcode that a device of roxe can send, with a different value in every header
+/// field.
 fn every_kind() -> Vec<Vec<u8>> {
     let filler: Vec<u8> = (0..120u32).map(|n| (n * 37 + 11) as u8).collect();
     let packet = |opcode: u8| {
@@ -459,7 +461,7 @@ fn emit(header: &Header, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The judge is awake: it sees a header checksum and a UDP checksum that are wrong.
+/// tshark must detect a wrong header checksum and a wrong UDP checksum.
 fn tshark_complains() -> Verdict {
     if !tshark::installed() {
         return no_tshark();

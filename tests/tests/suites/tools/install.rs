@@ -22,13 +22,13 @@ const PAIR: &str = "roxe run -- ibv_rc_pingpong -g 0 -p 18950 >server & for i in
 pub(crate) fn main() -> ExitCode {
     let args: Vec<String> = report::words().collect();
     let mut checks = vec![
-        Check::new("install: the program alone does the demo and runs a pair", || alone("pair", works)),
-        Check::new("install: a library that somebody changed is not used", || alone("changed", replaces_changed)),
-        Check::new("install: without HOME, and where its cache may not be run from", || alone("noexec", avoids_noexec)),
-        Check::new("install: env and install-lib lead programs to roxe without roxe run", || alone("env", leads)),
-        Check::new("install: doctor fails where programs would, and says what to do", || alone("doctor", diagnoses)),
-        Check::new("install: the action for GitHub leads the programs of a job to roxe", recipes::github),
-        Check::new("install: the template for GitLab leads the programs of a job to roxe", recipes::gitlab),
+        Check::new("install: single binary runs the demo and a pair", || alone("pair", works)),
+        Check::new("install: modified unpacked library is not used", || alone("changed", replaces_changed)),
+        Check::new("install: works without HOME and with a noexec cache", || alone("noexec", avoids_noexec)),
+        Check::new("install: env and install-lib work without roxe run", || alone("env", leads)),
+        Check::new("install: doctor fails where programs would, with advice", || alone("doctor", diagnoses)),
+        Check::new("install: GitHub action makes jobs use roxe", recipes::github),
+        Check::new("install: GitLab template makes jobs use roxe", recipes::gitlab),
     ];
     if args.iter().any(|arg| arg == "--all") {
         checks.push(Check::new("install: by cargo install", by_cargo));
@@ -48,7 +48,7 @@ impl Root {
         Self(root)
     }
 
-    /// Runs a script in an empty folder with nothing in its environment but PATH and HOME.
+    /// Runs a script in an empty folder with only PATH and HOME in its environment.
     fn run(&self, script: &str) -> Output {
         let path = format!("{}:/usr/bin:/bin:/usr/sbin:/sbin", self.0.join("bin").display());
         let mut command = Command::new("timeout");
@@ -106,7 +106,7 @@ fn replaces_changed(root: &Root) -> Verdict {
     let second = root.run(devices);
     let good = fs::read(&library).is_ok_and(|now| now == right && now.len() > 100_000);
     fs::set_permissions(root.libraries(), fs::Permissions::from_mode(0o777)).expect("the folder is ours");
-    // Somebody else could write there now: the folder of last resort takes its place.
+    // Other users could write there now, so the fallback folder is used.
     let third = root.run(&format!("{devices}; roxe run -- sh -c 'readlink -f $LD_LIBRARY_PATH/libibverbs.so.1'"));
     let elsewhere = !String::from_utf8_lossy(&third.stdout).contains(&*root.libraries().to_string_lossy());
     all_good(&[
@@ -129,7 +129,8 @@ fn avoids_noexec(root: &Root) -> Verdict {
 fn leads(root: &Root) -> Verdict {
     let shell = "eval \"$(roxe env)\"; ibv_devices | grep roxe0";
     let folder = "roxe install-lib lib; LD_LIBRARY_PATH=lib ibv_devices | grep roxe0";
-    // What a configured CMake project leaves for ctest; TEST_INCLUDE_FILES adds the first line.
+    // A configured CMake project leaves these files for ctest; TEST_INCLUDE_FILES adds the first
+    // line.
     let ctest = "roxe env --format cmake >roxe.cmake; printf 'include(roxe.cmake)\nadd_test(devices ibv_devices)\n' \
                  >CTestTestfile.cmake; ctest --verbose | grep roxe0";
     let json = "roxe env --check=cq-overrun --format json | grep '\"ROXE_CHECK\": \"cq-overrun\"'";

@@ -1,5 +1,5 @@
-//! `roxe lab`: stock programs between hosts of one machine, as root and as an ordinary user, and
-//! nothing left behind.
+//! `roxe lab`: stock programs between hosts of one machine, as root and as an ordinary user,
+//! without leftovers.
 
 use roxe_tests::build;
 use roxe_tests::pair::installed;
@@ -24,8 +24,8 @@ pub(crate) fn main() -> ExitCode {
         Check::new("lab: rping over IPv6", || rping(&[], &["--ipv6"], "fd89::1")),
         Check::new("lab: rping with losses", || rping(&[], &["--link", "50us loss 2%"], "host1")),
         Check::new("lab: each host has its name, address, interface and card", hosts_differ),
-        Check::new("lab: a host that fails ends the others, and its status is the lab's", failure_ends_all),
-        Check::new("lab: nothing is left after kill -9", nothing_is_left),
+        Check::new("lab: failing host ends the others and sets the exit status", failure_ends_all),
+        Check::new("lab: kill -9 leaves nothing behind", nothing_is_left),
     ])
 }
 

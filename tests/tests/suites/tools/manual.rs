@@ -1,14 +1,14 @@
-//! Runs the commands of the manual as its reader types them.
+//! Runs the commands of the manual and compares their output.
 //!
 //! Each page is one shell session in an empty folder, with nothing but `roxe` and the system's
 //! programs on the path. A block ```` ```LANGUAGE,file=NAME ```` becomes a file there; in a block
-//! ```` ```console ```` the lines behind `$ ` are typed, and the lines below a command are compared
-//! with what it prints, apart from numbers and spaces; a line `...` stands for any lines. A block
-//! behind `<!-- not run: REASON -->` is left out. `<!-- uses: PAGE -->` brings the files of another
-//! page. Commands in tables of the README run one by one.
+//! ```` ```console ```` the lines after `$ ` are commands, and the lines below are compared with
+//! their output, except for numbers and spaces; a line `...` matches any lines. A block after
+//! `<!-- not run: REASON -->` is skipped. `<!-- uses: PAGE -->` adds the files of another page.
+//! Commands in tables of the README run one by one.
 //!
-//! `cargo test -p roxe-tests --test suites -- manual [--write] [WORD...]`: `--write` puts what the
-//! commands print into the pages, where it differs.
+//! `cargo test -p roxe-tests --test suites -- manual [--write] [WORD...]`: `--write` updates the
+//! outputs in the pages.
 
 use roxe_tests::build;
 use roxe_tests::pair::installed;
@@ -26,8 +26,8 @@ const ELSEWHERE: &[(&str, &str)] = &[("first-mistakes.md", "the suite `beginners
 const TOOLS: &[&str] = &["ibv_rc_pingpong", "rping", "gcc", "cmake", "pytest-3"];
 /// Precedes the output of each command.
 const MARK: char = '\u{1}';
-/// Stands around the exit status, which follows the output. What a process of the command prints
-/// later, as `roxe run --explain` may, stands behind it.
+/// Delimits the exit status after the output. Later output of the command's processes, as of `roxe
+/// run --explain`, follows it.
 const STATUS: char = '\u{2}';
 
 /// Placeholders in the README's table of commands, and what a test fills in.
@@ -189,8 +189,8 @@ fn plain(line: &str) -> Vec<String> {
     line.split_whitespace().map(split).collect()
 }
 
-/// Runs the steps in one shell, in an empty folder. Returns what each command printed. A command
-/// whose output the page does not show has to succeed.
+/// Runs the steps in one shell, in an empty folder; returns the output of each. A command without
+/// output in the page must succeed.
 fn session(steps: &[Step]) -> Result<Vec<String>, String> {
     let scratch = Scratch::new();
     let (mut script, mut serves) = (String::new(), false);

@@ -1,8 +1,7 @@
-//! The checker of `roxe run --check` on twins: for every rule a program that does what the rule
-//! forbids, and one that does the same work as it has to be done (`tests/clients/misuse`); for some
-//! rules several. Each wrong twin is reported, with the place in its source; no right twin is. With
-//! the link of one host and with sockets. Programs of the field that are right stay without a
-//! report of an error. Two programs at once write one file of reports, which is a valid document.
+//! The checker of `roxe run --check` on twins (`tests/clients/misuse`): for every rule one or more
+//! programs that break it, and the same programs without the mistake. On both links each wrong twin
+//! is reported with the line of its source, and no right twin is. Stock programs are not reported.
+//! Two processes may write one valid report file.
 
 use roxe_check::{EXIT_STATUS, Rule, Severity};
 use roxe_tests::pair::{self, Place, Program};
@@ -16,7 +15,7 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Twins beside those that are called as their rule.
+/// Twins whose name is not that of their rule.
 const OTHER_TWINS: [(Rule, &str); 11] = [
     (Rule::MemoryGoneInFlight, "memory-unmapped"),
     (Rule::MemoryGoneInFlight, "memory-replaced"),
@@ -62,8 +61,8 @@ pub(crate) fn main() -> ExitCode {
     report::main(twins.chain(clean).chain([stops]).chain(documents).chain(closed).collect())
 }
 
-/// A program without a standard error opens a file, which gets that number. No report may end in
-/// the file; where there was a standard error at the start it comes there.
+/// A program without standard error opens a file, which gets that number. Reports must not land in
+/// the file, but on the standard error of the start, if there was one.
 fn judge_closed(by_program: bool) -> Verdict {
     if let Some(why) = cc::missing() {
         return Verdict::Skipped(why);
@@ -146,7 +145,7 @@ fn run(program: String, (rule, twins): (Rule, &str), wrong: bool, link: &str) ->
     let twin = if wrong { "wrong" } else { "right" };
     let reports = std::env::temp_dir().join(format!("roxe-misuse-{}-{twins}-{twin}-{link}", std::process::id()));
     let program = Program { name: program, args: vec![twins.to_owned(), twin.to_owned()] };
-    // Advice is given to who asks for it.
+    // Advice is off unless a rule of it is named.
     let check = if rule.severity() == Severity::Advice { format!("--check={rule},on") } else { "--check".to_owned() };
     let options = [check, "--report".to_owned(), reports.display().to_string()].into();
     let envs = vec![("ROXE_LINK".to_owned(), link.to_owned())];
@@ -163,7 +162,7 @@ fn run(program: String, (rule, twins): (Rule, &str), wrong: bool, link: &str) ->
     if ended && as_expected { Ok(()) } else { Err(outcome.output) }
 }
 
-/// Whether a report leads to a line of the twin.
+/// Returns true if a report names a line of the twin.
 fn names_the_source(report: &Value) -> bool {
     report["stacks"].as_array().is_some_and(|stacks| {
         stacks.iter().filter_map(|stack| stack["calls"].as_array()).flatten().any(|call| {
@@ -209,7 +208,7 @@ fn run_both(program: &str, end: &str) -> Result<String, String> {
     text
 }
 
-/// What the standard requires of a SARIF log (3.13, 3.14, 3.19, 3.27, 3.28, 3.49).
+/// Requirements of the standard for a SARIF log (3.13, 3.14, 3.19, 3.27, 3.28, 3.49).
 fn judge_sarif(text: &str) -> Result<(), String> {
     let document: Value = serde_json::from_str(text).map_err(|e| format!("{e}\n{text}"))?;
     let lists = |value: &Value, name: &str| value[name].as_array().cloned().unwrap_or_default();

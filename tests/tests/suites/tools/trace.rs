@@ -1,4 +1,4 @@
-//! `roxe run --trace`: the time lines of stock programs hold what docs/how-to/trace.md says, in the
+//! `roxe run --trace`: traces of stock programs contain what docs/how-to/trace.md describes, in the
 //! format that viewers read.
 
 use roxe_tests::pair::{self, Program};
@@ -15,7 +15,7 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(60);
 
 type Judged = Result<(), String>;
-/// A name, and what judges the trace with a link.
+/// Name of a check, and its function of the link.
 type Claim = (&'static str, fn(&str) -> Judged);
 
 pub(crate) fn main() -> ExitCode {
@@ -231,7 +231,7 @@ fn ping_pong(link: &str) -> Judged {
     if done != 40 {
         return Err(format!("{done} SENDs instead of 40 succeeded"));
     }
-    // What one end sends the other receives, later.
+    // The other end receives each packet later.
     for sent in trace.named("i", "→ RC SEND_FIRST") {
         let psn = |event: &Value| event["args"]["psn"].as_u64();
         let is_it = |event: &&Value| track(event).0 != track(sent).0 && psn(event) == psn(sent);
@@ -258,7 +258,7 @@ fn connection(link: &str) -> Judged {
     let server = Program::parse(&format!("rping -s -a 127.0.0.1 -p {port} -C 3"));
     let client = Program::parse(&format!("rping -c -a 127.0.0.1 -p {port} -C 3"));
     let envs = [("ROXE_LINK", link), ("ROXE_TRACE", &*file)];
-    // Nobody can see from outside that it listens; its client asks again.
+    // The server gives no sign that it listens, so its client retries.
     let [server, client] =
         pair::run_client(&server, &client, &envs, |_| Path::new(&file).exists(), LIMIT).map_err(|e| e.to_string())?;
     if !client.ok {
@@ -273,7 +273,7 @@ fn connection(link: &str) -> Judged {
     for event in ["AddrResolved", "RouteResolved", "ConnectRequest"] {
         trace.wants(1, "i", event)?;
     }
-    // rping may end before it has heard of the disconnection, at both ends.
+    // rping may end at both ends before it receives the disconnect.
     trace.wants(1, "i", "→ CM DREQ")
 }
 

@@ -13,7 +13,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Output, Stdio};
 
-/// What a program must see of the loopback device.
+/// Prints the loopback device as a program sees it.
 const LOOK: &str = r#"
 cd /sys/class/infiniband/roxe0 || exit 1
 cat node_type node_guid fw_ver ports/1/state ports/1/phys_state ports/1/link_layer ports/1/rate ports/1/pkeys/0
@@ -24,7 +24,7 @@ test -c /dev/infiniband/roxe0 -a -r /dev/infiniband/roxe0 -a -w /dev/infiniband/
 cat /sys/class/net/lo/ifindex; echo gone >/dev/null && echo null; : </dev/zero && echo zero; test -d /dev/pts && echo pts
 "#;
 
-/// What [`LOOK`] prints.
+/// Output of [`LOOK`].
 const SEEN: &str = "1: CA
 0272:6f78:6500:0001
 0.1.0
@@ -47,30 +47,32 @@ zero
 pts
 ";
 
-/// Without any right, even to the user's own groups: a number that Debian gives to nobody.
+/// No capabilities and no groups, under a UID that Debian never assigns.
 const UNPRIVILEGED: [&str; 5] = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", "--"];
-/// The user that stands for all who are not mapped in a user namespace.
+/// The user that all unmapped ones appear as in a user namespace.
 const OVERFLOW: [&str; 5] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"];
 
 pub(crate) fn main() -> ExitCode {
     report::main(vec![
         Check::new("view: root sees a card", || as_root(&|prefix| sees(prefix, &[]))),
         Check::new("view: other users see a card", || without_rights(&|prefix| sees(prefix, &[]))),
-        Check::new("view: inside another one, as root", || as_root(&|prefix| sees(prefix, &[roxe(), "run", "--"]))),
-        Check::new("view: inside another one", || without_rights(&|prefix| sees(prefix, &[roxe(), "run", "--"]))),
-        Check::new("view: user and group stay", || without_rights(&keeps_user)),
-        Check::new("view: the system's own folders stay as they are", leaves_the_system_alone),
-        Check::new("view: a device with the name, the GIDs and the limits of a card", looks_like_a_card),
-        Check::new("view: switched off", switched_off),
-        Check::new("view: where namespaces are forbidden the program starts without", forbidden),
-        Check::new("view: the overflow user has a card and no view", || as_root(&overflow_user)),
-        Check::new("view: who has some of the rights of root keeps them", || as_root(&keeps_rights)),
-        Check::new("view: programs that change their user start without", || without_rights(&set_user)),
-        Check::new("counters: the files of a run are the sum of its processes", sum_of_processes),
-        Check::new("counters: files move while programs run", moves_while_running),
-        Check::new("counters: what killed processes have counted is printed", killed_are_printed),
+        Check::new("view: nested view shows a card, as root", || {
+            as_root(&|prefix| sees(prefix, &[roxe(), "run", "--"]))
+        }),
+        Check::new("view: nested view shows a card", || without_rights(&|prefix| sees(prefix, &[roxe(), "run", "--"]))),
+        Check::new("view: user and group are kept", || without_rights(&keeps_user)),
+        Check::new("view: system folders are unchanged", leaves_the_system_alone),
+        Check::new("view: device has the name, GIDs and limits of a card", looks_like_a_card),
+        Check::new("view: can be switched off", switched_off),
+        Check::new("view: program starts without a view where namespaces are forbidden", forbidden),
+        Check::new("view: overflow user has a card but no view", || as_root(&overflow_user)),
+        Check::new("view: partial privileges are kept", || as_root(&keeps_rights)),
+        Check::new("view: set-uid programs start without a view", || without_rights(&set_user)),
+        Check::new("counters: files of a run are the sum over its processes", sum_of_processes),
+        Check::new("counters: files change while programs run", moves_while_running),
+        Check::new("counters: counts of killed processes are printed", killed_are_printed),
         Check::new("counters: perftest --report-counters", perftest_reports),
-        Check::new("counters: losses have theirs", losses_are_counted),
+        Check::new("counters: losses are counted", losses_are_counted),
     ])
 }
 
@@ -85,7 +87,7 @@ fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// Runs a command to its end, at most half a minute; `words` come before `rest`.
+/// Runs a command, half a minute at most; `words` precede `rest`.
 fn run(words: &[&str], rest: &[&str]) -> Output {
     let mut command = Command::new("timeout");
     command.args(["30"]).args(words).args(rest).stdin(Stdio::null());
@@ -108,7 +110,7 @@ fn said(output: &Output) -> String {
     format!("{}\n{}{}", output.status, text(&output.stdout), text(&output.stderr))
 }
 
-/// Passed if standard output is `expected` and nothing else was said.
+/// Passes if standard output is `expected` and standard error is empty.
 fn exactly(output: &Output, expected: &str) -> Verdict {
     if output.status.success() && text(&output.stdout) == expected && output.stderr.is_empty() {
         return Verdict::Passed;
@@ -163,8 +165,8 @@ fn leaves_the_system_alone() -> Verdict {
     }
 }
 
-/// As tutorials want it: `-d mlx5_0 -g 3`, also inside another view of that name, and with the
-/// limits of a card. Those of Mellanox have that order of GIDs by themselves.
+/// As in tutorials: `-d mlx5_0 -g 3`, also in a nested view of that name, and with the limits of a
+/// card. Devices named like those of Mellanox have that order of GIDs.
 fn looks_like_a_card() -> Verdict {
     if !installed("ibv_rc_pingpong") {
         return missing("ibv_rc_pingpong");
@@ -261,8 +263,8 @@ fn pingpong(options: &str, after: &str) -> String {
     )
 }
 
-/// In a user namespace nobody could be told from this user, so its programs start without one, and
-/// their card works.
+/// In a user namespace other users could not be told from this one, so its programs start without
+/// one, and their card works.
 fn overflow_user(_: &[&str]) -> Verdict {
     if !installed("ibv_rc_pingpong") {
         return Verdict::Skipped("ibv_rc_pingpong is not installed".into());
@@ -392,8 +394,8 @@ fn losses_are_counted() -> Verdict {
         return missing("ibv_rc_pingpong");
     }
     let files = "cd /sys/class/infiniband/roxe0/ports/1/hw_counters; cat out_of_sequence packet_seq_err rnr_nak_retry_err send_rnr_err";
-    // Nothing is lost in the end: who has all that it waits for ends at once, and nobody would
-    // repeat its last acknowledgement.
+    // The faults end before the last message: a side that has all its messages exits at once and
+    // could not repeat its last acknowledgement.
     let rules = "seed=7; drop 3% times=60; rnr rx msg=3 times=2";
     let script = pingpong("-g 0 -n 100 -s 20000", files);
     let output = run(&[roxe(), "run", "--faults", rules, "--"], &["sh", "-c", &script]);

@@ -1,7 +1,6 @@
-//! Debian's `ibv_asyncwatch` tells what becomes of the port while its interface changes.
+//! Debian's `ibv_asyncwatch` prints the port's events while its interface changes.
 //!
-//! The interface is one of a network namespace: this program starts itself again inside. Where no
-//! namespace can be made, or the stock program is missing, the check is skipped.
+//! The interface is in a network namespace, inside which this program restarts itself.
 
 use roxe_tests::report::{self, Check, Verdict};
 use roxe_tests::{build, pair};
@@ -15,11 +14,11 @@ use std::time::Duration;
 const INSIDE: &str = "ROXE_TEST_INSIDE";
 /// Longer than any event takes.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// What the namespace needs. The link is there some time after both ends were told to be up.
+/// Sets up the namespace. The link comes up some time after both ends were set up.
 const MAKE: &str = "ip link set lo up && ip link add x0 type veth peer name x1 && ip addr add 10.77.0.1/24 dev x0 && \
                     ip link set x1 up && ip link set x0 up && \
                     until [ $(ip -o link | grep -c ' state UP') = 2 ]; do :; done";
-/// What is done to the interface, and what is printed for it.
+/// Changes of the interface, and the event printed for each.
 const STEPS: [(&str, &str); 7] = [
     ("ip link set x0 down", "IBV_EVENT_PORT_ERR (10), port 1"),
     ("ip link set x0 up", "IBV_EVENT_PORT_ACTIVE (9), port 1"),
@@ -88,7 +87,7 @@ impl Watcher {
         Ok(Self { child, lines })
     }
 
-    /// Waits for a line with `text`; others that come before are passed over.
+    /// Waits for a line with `text`; skips other lines.
     fn expect(&self, text: &str) -> Result<(), String> {
         loop {
             match self.lines.recv_timeout(PATIENCE) {
@@ -102,7 +101,7 @@ impl Watcher {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        // It may have ended by itself; then there is nothing left to do.
+        // Fails if it has ended already, which is fine.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

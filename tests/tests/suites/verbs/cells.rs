@@ -31,9 +31,11 @@ pub(crate) fn main() -> ExitCode {
         Check::new("cells under faults", || {
             over(Family::V4, FAULTS, |check| check.cell.mtu == 1024 && check.cell.size < 1 << 20)
         }),
-        Check::new("random cells on four connections under faults", || soak(Duration::from_secs(3))),
+        Check::new("random cells on four connections under faults", soak),
     ];
-    checks.extend(SABOTAGES.iter().map(|s| Check::new(format!("found out: {}", s.what), || found_out(s))));
+    checks.extend(
+        SABOTAGES.iter().map(|s| Check::new(format!("sabotaged requester: {} is detected", s.what), || is_detected(s))),
+    );
     report::main(checks)
 }
 
@@ -75,8 +77,11 @@ fn over(family: Family, faults: &str, wanted: fn(&Cell) -> bool) -> Verdict {
     })
 }
 
-/// Random cells of both directions on four pairs of queue pairs at once.
-fn soak(time: Duration) -> Verdict {
+/// Runs random cells of both directions on four pairs of queue pairs at once, for
+/// `ROXE_TEST_SOAK_SECONDS` (3).
+fn soak() -> Verdict {
+    let seconds = std::env::var("ROXE_TEST_SOAK_SECONDS").ok().and_then(|text| text.parse().ok());
+    let time = Duration::from_secs(seconds.unwrap_or(3));
     between(FAULTS, None, |cards| {
         let seed = RandomState::new().hash_one(0);
         let mut random = Random(seed);
@@ -151,7 +156,7 @@ struct Sabotage {
 
 const SABOTAGES: &[Sabotage] = &[
     Sabotage {
-        what: "another byte",
+        what: "changed byte",
         tamper: |request| {
             let place = &request["sge"][0];
             let write =
@@ -163,7 +168,7 @@ const SABOTAGES: &[Sabotage] = &[
         sizes: &[1, 1025],
     },
     Sabotage {
-        what: "a byte too many",
+        what: "extra byte",
         tamper: |request| {
             changed(request, |request| {
                 let last =
@@ -176,42 +181,42 @@ const SABOTAGES: &[Sabotage] = &[
         sizes: &[1, 1025],
     },
     Sabotage {
-        what: "other immediate data",
+        what: "changed immediate data",
         tamper: |request| changed(request, |request| request["imm"] = (number(request, "imm") ^ 0x100).into()),
         services: &Service::ALL,
         ops: &[Op::SendImm, Op::WriteImm],
         sizes: &[0, 1025],
     },
     Sabotage {
-        what: "a message left out",
+        what: "omitted message",
         tamper: |request| if is_second(&request) { Vec::new() } else { vec![request] },
         services: &[Service::Rc],
         ops: &[Op::Send, Op::Write, Op::FetchAdd],
         sizes: &[plan::ATOMIC, 1025],
     },
     Sabotage {
-        what: "a message sent twice",
+        what: "duplicate message",
         tamper: |request| if is_second(&request) { vec![request; 2] } else { vec![request] },
         services: &[Service::Uc, Service::Ud],
         ops: &[Op::Send, Op::SendImm],
         sizes: &[1, 255],
     },
     Sabotage {
-        what: "memory beside the one agreed on",
+        what: "shifted remote address",
         tamper: |request| changed(request, |request| add(request.get_mut("remote_addr"), 1)),
         services: &[Service::Rc, Service::Uc],
         ops: &[Op::Write, Op::WriteImm, Op::Read],
         sizes: &[1, 1025],
     },
     Sabotage {
-        what: "another operand",
+        what: "changed atomic operand",
         tamper: |request| changed(request, |request| add(request.get_mut("compare_add"), 1)),
         services: &[Service::Rc],
         ops: &[Op::FetchAdd, Op::CmpSwap],
         sizes: &[plan::ATOMIC],
     },
     Sabotage {
-        what: "a completion more than expected",
+        what: "unexpected completion",
         tamper: |request| changed(request, |request| request["flags"] = json!(["SIGNALED"])),
         services: &Service::ALL,
         ops: &[Op::Send],
@@ -240,7 +245,7 @@ fn is_second(request: &Value) -> bool {
 }
 
 /// Each cell must fail when its requester makes the mistake.
-fn found_out(sabotage: &Sabotage) -> Verdict {
+fn is_detected(sabotage: &Sabotage) -> Verdict {
     between("", Some(sabotage.tamper), |cards| {
         let conditions = Conditions { grace_ms: 50, patience_ms: 1000, ..Conditions::default() };
         let mut pair = Pair::register(cards).map_err(|error| error.to_string())?;

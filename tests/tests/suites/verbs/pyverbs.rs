@@ -1,15 +1,15 @@
-//! rdma-core's own tests (Debian's python3-pyverbs), unmodified, judge the whole verbs API.
+//! rdma-core's own tests of the verbs API (Debian's python3-pyverbs), unmodified.
 //!
-//! Two runs of the suite under `roxe run`: a plain one, and one on a bad network ([`ANSWERED`] on
-//! one of its own). Then one check per run and file: no test of it fails, and every test that
-//! `tests/pyverbs.txt` lists passes. At last, all runs must agree about every test. As root all of
-//! it happens in a network namespace of its own.
+//! The tests run twice under `roxe run`: without faults, and on a bad network ([`ANSWERED`] on one
+//! of its own). One check per run and file: no test fails, and every test in `tests/pyverbs.txt`
+//! passes. All runs must agree about every test. As root they run in a network namespace of their
+//! own.
 //!
 //! ```text
 //! pyverbs [--repeat N] [--faults RULES] [--seed N] [WORD...]
 //!   --repeat N        each of the two runs N times, the bad network with another seed each time
-//!   --faults RULES    what is bad about the network, instead of [`BAD`]; '' leaves that run out
-//!   --seed N          the first seed of the random rules, 1 if not said
+//!   --faults RULES    faults of the bad network, instead of [`BAD`]; '' skips that run
+//!   --seed N          the first seed of the random rules, default 1
 //!   WORD              only the checks whose name contains a word
 //! ```
 
@@ -26,23 +26,23 @@ use std::time::Duration;
 /// A run takes two seconds, on a bad network most of a minute: every loss costs a timeout of 67 ms.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// The bad network: 1 % of what reliable services must recover from, requests, responses and
-/// acknowledgements alike; for the others, which have no recovery and whose tests wait for every
-/// message, what does not lose any. Both ends are one process, so `rx` means every packet once.
+/// The bad network: 1 % of faults that reliable services recover from, and none that unreliable
+/// services lose messages by, because their tests wait for every message. Both ends are one
+/// process, so `rx` means every packet once.
 ///
-/// A refusal is delivered (but late, or twice): it is said once, by a queue pair that is silent
-/// from then on, and if it is lost the peer learns of it as exhausted retries, on every card. The
-/// tests of refusals expect their reasons.
+/// Refusals are not lost, only late or duplicate: the queue pair that refuses sends one NAK and
+/// then nothing, so that with any card the peer of a lost NAK would exhaust its retries. The tests
+/// of refusals expect their reasons.
 const BAD: &str = "drop rx 1% service=RC,XRC op=REQUEST,READ_RESPONSE,ATOMIC_ACK,ACK,RNR_NAK; \
                    duplicate rx 1% service=RC,XRC; reorder rx 1% service=RC,XRC; delay rx 5% service=UC,UD by=1ms";
 
-/// Tests that take it for granted that a SEND completes before the receive of what the peer answers
-/// to it. That is so unless the acknowledgement of the SEND is lost or late, on every card. They
-/// run by themselves on the network `ACKS_KEPT`.
+/// Tests that assume that a SEND completes before the receive of the peer's answer. With any card
+/// that is not so if the acknowledgement of the SEND is lost or late. They run separately on the
+/// network `ACKS_KEPT`.
 const ANSWERED: [&str; 1] = ["test_tag_matching.TMTest.test_tm_rndv"];
 
-/// A bad network that delivers every acknowledgement. It carries a hundred packets, so it does not
-/// leave to chance which of them it loses.
+/// A bad network that delivers every acknowledgement. It carries a hundred packets, so its losses
+/// are fixed rather than random.
 const ACKS_KEPT: &str = "drop rx service=RC op=REQUEST nth=2,5,9,14; drop rx service=RC op=READ_RESPONSE nth=2,6; \
                          duplicate rx service=RC nth=3,8,20";
 
@@ -70,7 +70,7 @@ struct Options {
     repeat: u64,
     faults: String,
     seed: u64,
-    /// What is for [`report`].
+    /// Arguments of [`report`].
     words: Vec<String>,
 }
 
@@ -135,12 +135,12 @@ impl Which {
         }
     }
 
-    /// Whether there may be tests of this file.
+    /// Returns true if tests of this file may run.
     fn has_module(self, module: &str) -> bool {
         !matches!(self, Self::Answered) || ANSWERED.iter().any(|test| suite::in_module(test, module))
     }
 
-    /// The names to tell the suite: none for all.
+    /// Arguments of the suite: none for all tests.
     fn names(self) -> Vec<String> {
         match self {
             Self::All => Vec::new(),
@@ -151,7 +151,7 @@ impl Which {
 
 /// One run, made when the first check asks for it.
 struct Pass {
-    /// What the names of its checks begin with.
+    /// Prefix of its checks' names.
     name: String,
     /// The fault rules, if the network is bad.
     faults: Option<String>,

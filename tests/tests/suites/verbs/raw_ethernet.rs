@@ -16,8 +16,8 @@ const LIMIT: Duration = Duration::from_secs(40);
 /// Both ends of the link: interface, MAC, address.
 const HERE: [&str; 3] = ["x0", "02:00:00:00:00:0a", "10.79.0.1"];
 const THERE: [&str; 3] = ["x1", "02:00:00:00:00:0b", "10.79.0.2"];
-/// Frames that the receiver of a bandwidth test waits for, and that the sender sends: nothing but
-/// the receiver's buffer holds them, so some may be lost.
+/// Frames that the receiver of a bandwidth test waits for, and that the sender sends. Only the
+/// receiver's buffer holds them, so some may be lost.
 const WANTED: u32 = 1000;
 const SENT: u32 = 20_000;
 
@@ -55,15 +55,15 @@ impl World {
         Place { prefix, envs: vec![("ROXE_NETDEV".into(), end[0].into())], ..Place::default() }
     }
 
-    /// Whether some process at `end` receives frames of all protocols (column 4 of the table of
-    /// packet sockets).
+    /// Returns true if a process at `end` receives frames of all protocols (column 4 of the table
+    /// of packet sockets).
     fn listens(&self, end: [&str; 3]) -> bool {
         let pid = if end == THERE { self.0.keeper() } else { std::process::id() };
         let table = fs::read_to_string(format!("/proc/{pid}/net/packet")).unwrap_or_default();
         table.lines().any(|line| line.split_whitespace().nth(3) == Some("0003"))
     }
 
-    /// Runs `tool` as server and as client at the two ends; `judge` reads both outputs.
+    /// Runs `tool` as server and client at the two ends; `judge` checks both outputs.
     fn run(&self, tool: &str, outwards: bool, args: [&str; 2], judge: fn(&Outcome) -> Result<(), String>) -> Verdict {
         if !pair::installed(tool) {
             return Verdict::Skipped(format!("{tool} is not installed (see the README's test command)"));
@@ -107,8 +107,8 @@ fn arrow(outwards: bool) -> &'static str {
     if outwards { "here to there" } else { "there to here" }
 }
 
-/// What both ends are told, what the server alone, what the client alone. Left out is
-/// `--raw_mcast`, whose server receives everything and then destroys a flow that it has never made.
+/// Options of both ends, of the server, of the client. `--raw_mcast` is left out: its server
+/// destroys a flow that it has never created.
 fn bandwidth(world: &Arc<World>, outwards: bool) -> Vec<Check> {
     const UDP: &str = "-J TO -j FROM -K 5678 -k 1234";
     let cases = [
@@ -148,7 +148,7 @@ fn latency(world: &Arc<World>, outwards: bool) -> Vec<Check> {
     ["-s 64 -n 500", "-s 1500 -n 500", "-s 512 -n 500 -J TO -j FROM"].map(check).into()
 }
 
-/// How fast flows are made.
+/// Rate at which flows are created.
 fn flow_rate() -> Check {
     Check::new("raw_ethernet_fs_rate -n 200", || {
         let tool = "raw_ethernet_fs_rate";

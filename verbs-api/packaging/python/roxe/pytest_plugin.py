@@ -26,12 +26,12 @@ import pytest
 
 import roxe
 
-# Every process of a card has it in its environment, with the name of the card.
+# Environment variable with the name of the card, by which its processes are found.
 MARK = "ROXE_PYTEST_CARD"
 
 
 class Card:
-    """What one test has of roxe: its options, its reports, and the processes that it started."""
+    """The card of one test: its options, its reports, and the processes that it started."""
 
     def __init__(self, folder, options):
         options = {"check": "all", **options}
@@ -44,7 +44,7 @@ class Card:
         self._name = uuid.uuid4().hex
         if options["check"]:
             rules = "on" if options["check"] is True else options["check"]
-            # The reports fail the test; the exit status is the program's own.
+            # Reports fail the test; they do not change the program's exit status.
             options.update(check=f"{rules},warn", report=self._report)
 
     def env(self, base=None):

@@ -1,6 +1,6 @@
-//! A root folder that is no mount point, as `chroot` leaves behind: a view takes a mount over the
-//! root folder, so there is none, and `roxe doctor` and `roxe run` say that this is why. The same
-//! folder as a mount point has a view: nothing else is in its way.
+//! A root folder that is no mount point, such as `chroot` leaves behind: a view mounts over the
+//! root folder, so there is none, and `roxe doctor` and `roxe run` report this reason. With the
+//! same folder as a mount point there is a view.
 
 use roxe_tests::build;
 use roxe_tests::guest::link;
@@ -10,8 +10,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-/// Fills the folder `$1` with the programs of this system, `roxe` from `$2` and nothing of this
-/// user; then runs the script `$3` in it. `$4` is what happens to the folder before.
+/// Fills the folder `$1` with the programs of this system, `roxe` from `$2` and no files of this
+/// user; then runs the script `$3` in it. `$4` prepares the folder.
 const INTO: &str = r#"
 root=$1 program=$2 script=$3
 eval "$4"
@@ -30,8 +30,8 @@ touch "$root/opt/roxe"; mount --bind "$program" "$root/opt/roxe"
 exec chroot "$root" /usr/bin/env -i PATH=/opt:/usr/sbin:/usr/bin:/sbin:/bin HOME=/home sh -c "$script"
 "#;
 
-/// What `roxe doctor` says of views; what `roxe run` says, on standard error; whether the program
-/// has one; and that a pair works.
+/// Prints what `roxe doctor` says of views, the standard error of `roxe run`, and whether the
+/// program has a view, and runs a pair.
 const LOOK: &str =
     "cd /tmp; roxe doctor >doctor || exit 1; awk '/^[a-zA-Z]/ { ours = $2 == \"namespaces\" } ours' doctor
 roxe run -- sh -c 'ls /sys/class/infiniband/roxe0/node_type 2>/dev/null || echo no view'
@@ -44,8 +44,8 @@ const WHY: &str = "the root folder is no mount point, as in a chroot; before chr
 
 pub(crate) fn checks() -> Vec<Check> {
     vec![
-        Check::new("a root folder that is no mount point: doctor and run say why there is no view", says_why),
-        Check::new("a root folder that is a mount point, in a chroot: there is a view", has_a_view),
+        Check::new("root folder is no mount point: doctor and run say why there is no view", says_why),
+        Check::new("chroot into a mount point: there is a view", has_a_view),
     ]
 }
 
@@ -74,7 +74,7 @@ fn look(name: &str, before: &str) -> Result<Output, Verdict> {
     output.map_err(|e| Verdict::Failed(format!("cannot start timeout: {e}")))
 }
 
-/// Passed if it ended well, said these lines on standard output and none but these on the other.
+/// Passes if it ended well and both outputs have exactly these lines.
 fn judge(seen: Result<Output, Verdict>, stdout: &[&str], stderr: &[&str]) -> Verdict {
     let output = match seen {
         Ok(output) => output,

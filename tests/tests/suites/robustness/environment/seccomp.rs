@@ -81,7 +81,7 @@ fn filter() -> Vec<sock_filter> {
     }
     // Its flags lie in memory, out of the filter's reach: the C library falls back to `clone`.
     program.extend([unless(BPF_JEQ, libc::SYS_clone3 as u32), answer(libc::ENOSYS)]);
-    // `clone`, over whose end the jump goes.
+    // The jump skips the rules for `clone`.
     let clone = sock_filter { jf: 3, ..statement(BPF_JMP | BPF_JEQ | BPF_K, libc::SYS_clone as u32) };
     program.extend([clone, load(FIRST_ARGUMENT), unless(BPF_JSET, namespaces.cast_unsigned()), answer(libc::EPERM)]);
     program.push(statement(BPF_RET | BPF_K, libc::SECCOMP_RET_ALLOW));

@@ -1,6 +1,5 @@
-//! One end of a pair under load: four reliable queue pairs that do WRITEs, SENDs, READs, and WRITEs
-//! that are read back, as many at once as fit, and look at every byte that comes back. Touches the
-//! device.
+//! One end of a pair under load: four reliable queue pairs with WRITEs, SENDs, READs, and WRITEs
+//! that are read back, with full queues. Checks every byte that returns. Touches the device.
 
 use roxe::{
     Access, CompletionQueue, Context, Endpoint, Error, MemoryRegion, Qpn, QueuePair, RemoteAddr, WcOpcode, WcStatus,
@@ -13,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// What each queue pair does.
+/// Operations of the queue pairs.
 pub(crate) const WORKS: [Work; 4] = [Work::Write, Work::Send, Work::Read, Work::WriteAndRead];
 /// The attributes of every queue pair: the usual ones.
 pub(crate) const TIMEOUT: u8 = 14;
@@ -32,7 +31,7 @@ const TARGET: usize = LARGE;
 const SINK: usize = 2 * LARGE;
 const INBOX: usize = 3 * LARGE;
 const PER_PAIR: usize = INBOX + RECEIVES * SMALL;
-/// How long a thread that found nothing leaves the processor to others.
+/// Time that an idle thread leaves the processor to others.
 const PAUSE: Duration = Duration::from_micros(200);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +42,7 @@ pub(crate) enum Work {
     WriteAndRead,
 }
 
-/// What the load is to do now.
+/// Command to the load.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -55,19 +54,18 @@ pub(crate) enum Phase {
     Over,
 }
 
-/// What a load has done, and how its queue pairs failed.
+/// Progress of a load, and how its queue pairs failed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Progress {
     pub(crate) completed: u64,
     pub(crate) sent: u64,
     pub(crate) received: u64,
     pub(crate) outstanding: usize,
-    /// Whether nothing is posted any more.
+    /// True once nothing is posted any more.
     pub(crate) quiet: bool,
-    /// For each queue pair how its first failed request ended, and when, as [`monotonic`] tells the
-    /// time.
+    /// First failed status of each queue pair, and its time by [`monotonic`].
     pub(crate) failed: [Option<(WcStatus, u64)>; 4],
-    /// What must never be seen.
+    /// Error of the load: wrong data or a wrong completion.
     pub(crate) wrong: Option<String>,
 }
 
@@ -81,7 +79,7 @@ impl Progress {
     }
 }
 
-/// The text that a peer hears: counts, then for each queue pair `-` or status and time.
+/// Text for the peer: counts, then for each queue pair `-` or status and time.
 impl fmt::Display for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {} {}", self.completed, self.sent, self.received, self.outstanding)?;
@@ -126,7 +124,7 @@ impl End {
         Ok(end)
     }
 
-    /// What the peer must know.
+    /// Addresses, keys and numbers that the peer must know.
     pub(crate) fn describe(&self) -> String {
         let endpoints: Vec<String> = self.qps.iter().map(|qp| qp.endpoint().to_string()).collect();
         format!("{} {}", self.region.remote(), endpoints.join(" "))
@@ -161,7 +159,7 @@ impl End {
     }
 }
 
-/// What queue pair `index` has in its source at first, and READs therefore bring.
+/// Initial source of queue pair `index`, which READs return.
 fn pattern(index: usize, range: Range<usize>) -> Vec<u8> {
     #[expect(clippy::cast_possible_truncation, reason = "any byte will do")]
     range.map(|at| (at.wrapping_mul(31) >> 3) as u8 ^ (index as u8).wrapping_mul(91)).collect()
@@ -220,7 +218,8 @@ impl Worker {
             });
             self.progress.outstanding = self.posted.iter().sum::<usize>() - self.done.iter().sum::<usize>();
             self.shared.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&self.progress);
-            // What the peer knows to have arrived is in the queue, and is counted before the end.
+            // Messages that the peer counts as delivered are in the queue; poll them before the
+            // end.
             if idle && over {
                 return;
             }
@@ -230,7 +229,7 @@ impl Worker {
         }
     }
 
-    /// Posts and polls; `true` when there was nothing to poll.
+    /// Posts and polls; returns true if no completion was there.
     fn step(&mut self, completions: &mut [WorkCompletion]) -> Result<bool, String> {
         self.progress.quiet = self.phase.load(Ordering::Relaxed) != Phase::Busy as u8;
         if !self.progress.quiet {
@@ -252,7 +251,7 @@ impl Worker {
         Ok(())
     }
 
-    /// The number of a request decides what it does, so that its completion can be judged.
+    /// The number of a request determines its operation, so that its completion can be checked.
     fn post_one(&self, index: usize) -> Result<(), Error> {
         let (region, serial, base) = (&self.end.region, self.posted[index], index * PER_PAIR);
         let work = WORKS[index];
@@ -304,7 +303,7 @@ impl Worker {
         self.look_at(index, wr_id)
     }
 
-    /// Whether a READ has brought what is there.
+    /// Checks that a READ returned the peer's bytes.
     fn look_at(&self, index: usize, serial: usize) -> Result<(), String> {
         let base = index * PER_PAIR + SINK;
         let (at, right) = match WORKS[index] {
@@ -319,7 +318,7 @@ impl Worker {
         if got == right { Ok(()) } else { Err(format!("request {serial} of {:?} read other bytes", WORKS[index])) }
     }
 
-    /// Messages come in their order, none is missing, and each is whole.
+    /// Messages must arrive in order, complete, and without gaps.
     fn take_message(&mut self, index: usize, slot: usize) -> Result<(), String> {
         let at = index * PER_PAIR + INBOX + slot * SMALL;
         let got = self.end.region.to_vec(at..at + SMALL).map_err(|e| e.to_string())?;
@@ -329,7 +328,7 @@ impl Worker {
             return Err(format!("message {serial} is another one or not whole"));
         }
         self.progress.received += 1;
-        // A queue pair that has failed takes no receives; its failure is told by its requests.
+        // A failed queue pair takes no receives; its requests report the failure.
         let posted = self.end.post_receive(slot);
         if self.progress.failed[index].is_some() { Ok(()) } else { posted.map_err(|e| e.to_string()) }
     }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 pub(crate) const ROLE: &str = "--peer";
 /// Longer than any answer takes.
 const ANSWER: Duration = Duration::from_secs(60);
-/// How often a peer looks at its load.
+/// Interval between two looks at the load.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// The program of a peer.
@@ -74,7 +74,7 @@ fn wait_until(load: &Load, words: &[&str], wanted: impl Fn(&Progress) -> bool) -
     }
 }
 
-/// What this process holds: descriptors, rings, threads.
+/// Descriptors, rings and threads of this process.
 fn census() -> std::io::Result<String> {
     let count = |folder: &str| Ok::<_, std::io::Error>(fs::read_dir(folder)?.count());
     let rings = fs::read_to_string("/proc/self/maps")?.lines().filter(|line| line.contains("memfd:roxe")).count();
@@ -110,7 +110,7 @@ impl Peer {
         Ok(Self { child, input, answers })
     }
 
-    /// What it answers to `line`.
+    /// Sends `line`; returns the answer.
     pub(crate) fn ask(&mut self, line: &str) -> Result<String, String> {
         let input = self.input.as_mut().ok_or("its input is closed")?;
         writeln!(input, "{line}").map_err(|e| format!("{line}: {e}"))?;
@@ -128,7 +128,7 @@ impl Peer {
         unsafe { libc::kill(self.child.id().cast_signed(), signal) };
     }
 
-    /// Stops it, and returns when all its threads stand still.
+    /// Stops it; returns when all its threads are stopped.
     pub(crate) fn stop(&self) {
         self.signal(libc::SIGSTOP);
         let mut status = 0;
@@ -136,7 +136,7 @@ impl Peer {
         unsafe { libc::waitpid(self.child.id().cast_signed(), &raw mut status, libc::WUNTRACED) };
     }
 
-    /// Kills it, and returns when nothing of it is left.
+    /// Kills it; returns when it is gone from the process table.
     pub(crate) fn kill(mut self) -> Result<(), String> {
         self.signal(libc::SIGKILL);
         self.child.wait().map(drop).map_err(|e| e.to_string())
@@ -151,7 +151,7 @@ impl Peer {
         }
     }
 
-    /// How long its threads have been ready to run, all together, without a processor to run on.
+    /// Time that all threads together were ready to run without a processor.
     pub(crate) fn waited(&self) -> Duration {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).into_iter().flatten().flatten();
         let waited = |file: String| fs::read_to_string(file).ok()?.split(' ').nth(1)?.parse::<u64>().ok();

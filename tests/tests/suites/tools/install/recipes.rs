@@ -1,8 +1,8 @@
-//! The recipes for services that build and test (`verbs-api/packaging`): their shell steps, as they
-//! are written, done in the order and the environment in which the service does them.
+//! The recipes for CI services (`verbs-api/packaging`): runs their shell steps in the order and
+//! environment of the service.
 //!
-//! Only `cargo` is a stand-in: it refuses words that it does not know, and installs the program
-//! that is there. `cargo install` itself is tried with `--all`.
+//! A stand-in for `cargo` rejects unknown arguments and installs the built program. `--all` tries
+//! the real `cargo install`.
 
 use super::{Root, all_good};
 use roxe_tests::build;
@@ -15,9 +15,9 @@ use std::path::PathBuf;
 /// Options with quotes and blanks, as a workflow has them.
 const OPTIONS: &str = "--check --faults 'seed=1; drop 1%'";
 const URL: &str = "https://gitlab.example/group/roxe.git";
-/// What a stranger may add to them, as by a pull request: a shell would run it.
+/// Input that an attacker may add, as by a pull request: a shell would run it.
 const COMMAND: &str = "$(touch planted)";
-/// What the job sees of them: the card, the options, and which program is found.
+/// Prints the card, the options, and the program that the job finds.
 const SEEN: &str = "ibv_devices | grep -o roxe0; echo \"$ROXE_CHECK, $ROXE_FAULTS\"; command -v roxe";
 
 /// Where the recipes are.
@@ -31,7 +31,7 @@ fn recipe(name: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// An empty folder in which `cargo` is the stand-in, or why there is none.
+/// Creates an empty folder in which `cargo` is the stand-in.
 fn root(name: &str) -> Result<Root, Verdict> {
     if let Some(missing) = ["bash", "ibv_devices"].into_iter().find(|tool| !installed(tool)) {
         return Err(Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)")));
