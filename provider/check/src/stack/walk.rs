@@ -72,6 +72,7 @@ fn unwind(mark: usize) -> Arc<[usize]> {
     });
     let addresses: Arc<[usize]> = addresses.into();
     // On other architectures the word below a frame holds something else.
+    // SAFETY: these are words of frames of this thread, whose calls have not returned.
     let stands_there = |&(place, address): &(usize, usize)| unsafe { read_word(place) } == address;
     if cfg!(target_arch = "x86_64") && !words.is_empty() && words.iter().all(stands_there) {
         let known = Known { mark, words, addresses: Arc::clone(&addresses) };
