@@ -465,7 +465,6 @@ pub(super) const ENHANCED_PACKET: u32 = 6;
 pub(super) mod option {
     pub(crate) const END: u16 = 0;
     pub(crate) const COMMENT: u16 = 1;
-    /// Interface name.
     pub(crate) const NAME: u16 = 2;
     /// Packet flags, including the direction.
     pub(crate) const FLAGS: u16 = 2;

@@ -206,7 +206,6 @@ pub const ETH_LEN: usize = 14;
 pub const TAG_LEN: usize = 4;
 /// Maximum number of VLAN tags; hardware reads two.
 const MAX_TAGS: usize = 2;
-/// Maximum number of IPv6 extension headers.
 const MAX_EXTENSIONS: usize = 8;
 
 pub(super) const ETHERTYPE_IPV4: u16 = 0x0800;
@@ -222,7 +221,6 @@ pub(super) const IPV6_LEN: usize = 40;
 const MORE_FRAGMENTS: u16 = 0x2000;
 const FRAGMENT_OFFSET: u16 = 0x1fff;
 
-/// Positions of the headers of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     /// The outermost VLAN tag.
@@ -232,7 +230,6 @@ pub(super) struct Layout {
     pub(super) ip: Option<Ip>,
 }
 
-/// An IP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ip {
     pub(super) is_v4: bool,

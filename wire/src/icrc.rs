@@ -317,7 +317,6 @@ const ONE: u32 = 1 << 31;
 /// x^(-8·i) for i below 256, and x^(-8·256·i) for i below 256.
 const LOW: [u32; 256] = powers(divide_by_x(ONE, 8));
 const HIGH: [u32; 256] = powers(divide_by_x(ONE, 8 * 256));
-/// x^(8·256).
 const BLOCK_POWER: u32 = power_of_x(8 * 256);
 /// The value of each four bits of a register, lowest first, after up to 16 times 256 zero bytes.
 static LATER: [[[u32; 16]; 8]; 17] = later();

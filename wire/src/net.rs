@@ -293,7 +293,7 @@ mod tests {
 
     // clause: UD-GRH
     #[test]
-    fn the_checksum_in_the_grh_is_valid() {
+    fn grh_checksum_is_valid() {
         let (net, _) = NetHeader::parse_ip(&PACKET).expect("a RoCE packet");
         let grh = net.to_grh(0);
         let words = grh[20..].chunks(2).map(|word| u64::from(word[0]) << 8 | u64::from(word[1]));
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn the_udp_checksum_of_ipv6_is_valid_and_never_0() {
+    fn ipv6_udp_checksum_is_valid_and_nonzero() {
         let net = NetHeader { src: Gid([0xfd; 16]), dst: Gid([0xfe; 16]), src_port: 0xc132, ..NetHeader::default() };
         let valid = |payload: &[u8]| {
             let header = net.udp_header_with_checksum(payload);

@@ -189,7 +189,6 @@ impl Operation {
         )
     }
 
-    /// Returns true if UC has the operation.
     #[inline]
     pub(crate) const fn is_of_uc(self) -> bool {
         self as u8 <= Self::WriteOnlyImm as u8
@@ -401,7 +400,6 @@ impl Kind {
         Ok(Self::Ud { deth, imm })
     }
 
-    /// Writes the extended headers.
     #[inline]
     pub(crate) fn write(&self, to: &mut impl Sink) -> Option<()> {
         match self {

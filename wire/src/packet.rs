@@ -74,7 +74,6 @@ impl<'a> Packet<'a> {
         Ok(packet)
     }
 
-    /// A placeholder to parse into.
     const fn none() -> Self {
         let bth = Bth::new(crate::num::Qpn::new(0), crate::num::Psn::new(0));
         Self { header: Header { bth, kind: Kind::Cnp }, payload: &[] }
@@ -96,7 +95,6 @@ impl<'a> Packet<'a> {
 /// AckReq, only these are parsed.
 #[derive(Clone, Copy, Debug)]
 pub struct PacketReader<'a> {
-    /// The newest packet.
     packet: Packet<'a>,
     /// Start of a packet without extended headers and pad, up to the PSN, and its length; else 0.
     start: [u8; 8],

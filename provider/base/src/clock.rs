@@ -25,7 +25,7 @@ pub fn timespec(duration: Duration) -> libc::timespec {
     }
 }
 
-/// How long the calling thread has had a processor. Always a system call.
+/// CPU time of the calling thread. Always a system call.
 pub fn spent() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: as in `now`.

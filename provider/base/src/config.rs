@@ -18,9 +18,9 @@ use std::sync::OnceLock;
 pub struct Knob {
     /// Name of the variable.
     pub name: &'static str,
-    /// What an unset variable means.
+    /// Value of an unset variable.
     pub default: &'static str,
-    /// What it does, in one sentence.
+    /// The effect, in one sentence.
     pub help: &'static str,
 }
 
@@ -154,7 +154,7 @@ pub struct ConfigError {
     expected: Cow<'static, str>,
 }
 
-/// How much to say of what failed.
+/// Amount of explanation of failures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Explain {
     /// Nothing.
@@ -185,7 +185,7 @@ impl GidLayout {
     }
 }
 
-/// How a file of reports is written.
+/// Format of a report file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportFormat {
     /// A line of JSON for each report.
@@ -207,7 +207,7 @@ impl ReportFormat {
     }
 }
 
-/// How much to print of what was counted.
+/// Amount of counters to print.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stats {
     /// Nothing.
@@ -224,12 +224,12 @@ pub enum Stats {
 pub struct Config {
     /// Names of network devices, in order; never empty.
     pub netdevs: Vec<String>,
-    /// What the device reports as its part number, if it is not that of the profile; some programs
-    /// choose a code path by it.
+    /// Part number that the device reports instead of the profile's; some programs choose a code
+    /// path by it.
     pub vendor_part_id: Option<u32>,
     /// The card whose limits are in force.
     pub profile: Option<&'static Profile>,
-    /// What the devices are called.
+    /// Names of the devices.
     pub device_name: DeviceName,
     /// In which order addresses stand in GID tables.
     pub gid_layout: GidLayout,
@@ -239,35 +239,35 @@ pub struct Config {
     pub rcvbuf: usize,
     /// Microseconds of looking before sleeping.
     pub spin_us: u32,
-    /// Whether to attach the steering program.
+    /// True to attach the steering program.
     pub steering: bool,
-    /// Whether to send with `UDP_SEGMENT`.
+    /// True to send with `UDP_SEGMENT`.
     pub gso: bool,
-    /// Whether to receive with `UDP_GRO`.
+    /// True to receive with `UDP_GRO`.
     pub gro: bool,
-    /// Whether packets to processes of this host go through shared memory.
+    /// True to use shared memory for packets to processes of this host.
     pub rings: bool,
-    /// Whether queue pairs limit their rate when the network is congested.
+    /// True if queue pairs limit their rate under congestion.
     pub dcqcn: bool,
-    /// Whether to print the counters when the process ends.
+    /// Counters to print at the end of the process.
     pub stats: Stats,
     /// Where every process leaves what it would print, in case it cannot.
     pub stats_files: Option<PathBuf>,
     /// Where every device has files that show its counters.
     pub counters: Option<PathBuf>,
-    /// How much to say of what failed.
+    /// Amount of explanation of failures.
     pub explain: Explain,
     /// Which misuse to report; `None`: none is looked for.
     pub check: Option<String>,
     /// Where reports go besides standard error.
     pub check_report: Option<PathBuf>,
-    /// How they are written there; `None`: as its name says.
+    /// Format of the report file; `None`: by its name.
     pub check_report_format: Option<ReportFormat>,
     /// Which reports are not wanted.
     pub check_suppressions: Option<PathBuf>,
     /// In which ways the card is weak; `None`: in none.
     pub weakest: Option<Wanted>,
-    /// What to do to packets; `None`: nothing.
+    /// Fault rules for packets.
     pub faults: Option<Rules>,
     /// Where to record packets, with `%p` for the process id.
     pub capture: Option<PathBuf>,
@@ -299,7 +299,7 @@ pub fn preset(variables: Vec<(&'static str, OsString)>) {
 }
 
 /// The environment variable `name`. It counts as not set if it is empty, or if the program has
-/// rights that the user who started it lacks (set-uid).
+/// more rights than its user (set-uid).
 pub fn variable(name: &str) -> Option<OsString> {
     if is_privileged_start() {
         return None;
@@ -318,12 +318,12 @@ pub fn config() -> Result<&'static Config, ConfigError> {
     CONFIG.get_or_init(|| parse(text_of)).as_ref().map_err(Clone::clone)
 }
 
-/// Whether the environment can be used as it is; the error names the variable and what it may hold.
+/// Checks the environment; an error names the variable and its valid values.
 pub fn check() -> Result<(), ConfigError> {
     config().map(drop)
 }
 
-/// Whether the variable `name` could hold `value`.
+/// Checks a value for the variable `name`.
 pub fn check_value(name: &str, value: &str) -> Result<(), ConfigError> {
     parse(|asked| (asked == name).then(|| value.to_owned())).map(drop)
 }
@@ -396,7 +396,7 @@ fn parse_stats(text: &str) -> Option<Stats> {
     }
 }
 
-/// What `ROXE_WEAKEST` asks for; what is wrong with it is the parser's to say.
+/// Parses `ROXE_WEAKEST`; the parser explains errors.
 fn read_weakest(get: impl Fn(&str) -> Option<String>) -> Result<Option<Wanted>, ConfigError> {
     let name = "ROXE_WEAKEST";
     let Some(value) = set_value(get, name) else { return Ok(None) };
@@ -435,7 +435,7 @@ fn parse_with<T>(
     read(value.trim()).ok_or_else(|| ConfigError { name, value: value.clone(), expected: expected.into() })
 }
 
-/// What `text` stands for, which is one of these words.
+/// The value of `text`, which must be one of these words.
 fn word<T: Copy>(words: &[(&str, T)], text: &str) -> Option<T> {
     words.iter().find(|(word, _)| *word == text).map(|(_, value)| *value)
 }
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_set_gives_the_defaults() {
+    fn unset_variables_give_defaults() {
         let config = parse(|_| None).unwrap();
         assert_eq!(config.netdevs, ["lo"]);
         assert_eq!((config.window, config.rcvbuf, config.spin_us), (None, 4 << 20, 50));
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_variables_are_unset_ones() {
+    fn empty_variable_counts_as_unset() {
         let unset = format!("{:?}", parse(|_| None).unwrap());
         assert_eq!(format!("{:?}", parse(|_| Some(String::new())).unwrap()), unset);
         assert_eq!(format!("{:?}", parse(|_| Some(" ".to_owned())).unwrap()), unset);
@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_reports_is_written_as_asked_or_as_its_name_says() {
+    fn report_format_is_explicit_or_by_file_name() {
         assert_eq!(with("ROXE_CHECK_REPORT_FORMAT", "junit").unwrap().check_report_format, Some(ReportFormat::Junit));
         let named = ["a.sarif", "b.xml", "c.json", "d"].map(|name| ReportFormat::of(Path::new(name)));
         let lines = ReportFormat::Lines;
@@ -571,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_with_the_name_and_the_rule() {
+    fn invalid_value_error_names_variable_and_rule() {
         for (name, value) in [
             ("ROXE_NETDEV", "eth0,,lo"),
             ("ROXE_VENDOR_PART_ID", "connectx"),

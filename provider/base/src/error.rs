@@ -68,8 +68,8 @@ impl Error {
         self.errno
     }
 
-    /// Whether something on this host is in the way, which its user has to hear of: an errno would
-    /// not say what.
+    /// Returns true if a problem of this host is the cause. Its user has to see the text, because
+    /// an errno does not name the problem.
     pub fn is_about_host(&self) -> bool {
         self.is_about_host
     }
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_about_the_host_says_what_to_do_and_says_it_once() {
+    fn host_error_advises_once() {
         let error = Error::os("cannot open x", &io::Error::from_raw_os_error(libc::EMFILE)).about_host();
         assert!(error.is_about_host() && error.to_string().contains("ulimit -n"), "{error}");
         assert_eq!(error.clone().about_host(), error);

@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 #[cfg(target_env = "gnu")]
 unsafe extern "C" {
-    /// `man on_exit`: as `atexit`, and the function is told the exit status.
+    /// `man on_exit`: like `atexit`, with the exit status as an argument.
     fn on_exit(function: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
 }
 
-/// The order of tasks: those that may still move packets come before those that report them.
+/// The order of tasks: tasks that move packets run before tasks that report them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     /// Peers hear that this process ends.
@@ -28,7 +28,7 @@ pub enum Stage {
     Clean,
 }
 
-/// How the calling thread is halted for a debugger.
+/// The way to halt the calling thread for a debugger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     /// As by a breakpoint: a process without a debugger ends.
@@ -55,11 +55,11 @@ type Task = (Stage, fn());
 /// All tasks, in the order in which they are done.
 static TASKS: Mutex<rank::ExitTasks, Vec<Task>> = Mutex::new(Vec::new());
 
-/// The status to end with if the program itself ends with 0; 0: that.
+/// Exit status that replaces 0; 0 for no replacement.
 static STATUS: AtomicI32 = AtomicI32::new(0);
 
-/// Sees to it that the tasks are done at the end. The sooner this is called, the more of the
-/// program's own functions for the end of the process are called before.
+/// Installs the tasks. The earlier this is called, the more exit handlers of the program run before
+/// them.
 pub fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -77,14 +77,13 @@ pub fn install() {
     });
 }
 
-/// Ends the process with `status` instead of 0. With a C library that has no `on_exit` (musl)
-/// nobody knows what it would have ended with: then instead of any other.
+/// Ends the process with `status` instead of 0. On a C library without `on_exit` (musl) the
+/// program's status is unknown, so `status` replaces any.
 pub fn fail_with(status: i32) {
     STATUS.store(status, Ordering::Relaxed);
 }
 
-/// Does `task` when the process ends, once however often it is asked for; those of one stage in the
-/// order of the calls.
+/// Runs `task` once at the end of the process. Tasks of one stage run in the order of the calls.
 pub fn at_exit(stage: Stage, task: fn()) {
     install();
     note(&mut TASKS.lock(), stage, task);
@@ -103,9 +102,9 @@ extern "C" fn run_without_status() {
 }
 
 extern "C" fn run(status: c_int, _: *mut c_void) {
-    // A fork in another thread may hold the lock for ever; then nothing is told.
+    // Skips the tasks if a fork in another thread holds the lock for ever.
     let tasks = TASKS.try_lock().map(|tasks| tasks.clone()).unwrap_or_default();
-    // There is nobody left to tell of a failure.
+    // A failure can no longer be reported.
     tasks.into_iter().for_each(|(_, task)| _ = catch_unwind(task));
     let wanted = STATUS.load(Ordering::Relaxed);
     if status == 0 && wanted != 0 {
@@ -135,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tasks_run_by_stage_whatever_the_order_of_the_calls_and_once() {
+    fn tasks_run_once_and_by_stage() {
         fn count() {
             print!("counted");
         }

@@ -1,13 +1,11 @@
-//! Whether anything looks at, or changes, what the card does for a program: the checker, the trace,
-//! or the weakest legal card.
-//!
-//! One flag for all of them, so that the path of a packet asks once. Touches nothing.
+//! A flag for instruments that watch or change the card: the checker, the trace, the weakest legal
+//! card.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static ON: AtomicBool = AtomicBool::new(false);
 
-/// Whether one of them is on.
+/// Returns true if an instrument is on.
 #[inline]
 pub fn any() -> bool {
     ON.load(Ordering::Relaxed)

@@ -1,38 +1,32 @@
-//! What every part of the provider stands on. Nothing here knows packets, memory of the program, or
-//! queue pairs.
+//! The foundation of the provider: it knows no packets, no memory of the program and no queue
+//! pairs.
 //!
-//! Start with [`lock`] and [`lock::rank`], which every thread of the provider goes through, then
-//! [`error`] and [`config`], which every verb does.
+//! Start with [`lock`] and [`lock::rank`], which every thread of the provider uses, then [`error`]
+//! and [`config`], which every verb uses.
 //!
-//! - [`error`]: the one error: what happened, to what, what to do, and the errno for a C caller
-//! - [`config`]: the environment variables, parsed once, and what an unset one means; what devices
-//!   are called
-//! - [`limits`]: what `ibv_query_device` reports, and what there therefore can be; [`profile`]: the
-//!   limits of cards
-//! - [`lock`]: locks with a rank in their type; [`lock::rank`] has the table of all ranks: the lock
-//!   order
-//! - [`sync`]: the atomics of handshakes between threads, which the models (`tests/models`) replace
-//!   by loom's
+//! - [`error`]: the error type: what failed, about what, what to do, and the errno for a C caller
+//! - [`config`]: the environment variables and their defaults; names of devices
+//! - [`limits`]: the limits that `ibv_query_device` reports; [`profile`]: the limits of cards
+//! - [`lock`]: locks with a rank in their type; [`lock::rank`]: the lock order
+//! - [`sync`]: the atomics of handshakes between threads, which the models replace by loom's
 //! - [`clock`]: CLOCK_MONOTONIC, the only clock of the device
-//! - [`timers`], [`queue`], [`ready`], [`table`], [`random`]: deadlines, a queue that is mostly
-//!   empty, flags of waiting work, values under unguessable keys, numbers nobody can guess
-//! - [`uses`]: use counts, quotas of objects, and identities
-//! - [`instruments`], [`weakest`]: whether anything watches or changes what the card does; the
-//!   weakest legal card and the choices of its seed
+//! - [`timers`], [`queue`], [`ready`], [`table`], [`random`]: deadlines, a mostly empty queue, flags
+//!   of pending work, values under unguessable keys, random numbers
+//! - [`uses`]: use counts, quotas of objects, object ids
+//! - [`instruments`], [`weakest`]: observers of the card; the weakest legal card and its seed
 //! - [`exit`]: tasks for the end of the process
-//! - [`cancel`]: keeping `pthread_cancel` away from system calls of the provider
+//! - [`cancel`]: shields system calls of the provider from `pthread_cancel`
 //! - [`privilege`]: the user and the privileges of the process
-//! - [`private_dir`]: folders that other users cannot exchange
-//! - [`private_file`]: files that the user names for captures and traces
+//! - [`private_dir`], [`private_file`]: folders and files that other users cannot replace
 //! - [`standard_error`]: the standard error that the process began with
 //!
 //! # The life of a lock
 //!
-//! A `Mutex<rank::Qp, _>` is declared with a row of the table. `lock()` first checks, in builds
-//! with debug assertions, that this thread holds no lock of the same or a later row, then waits,
-//! then notes the lock with the line that took it; dropping the guard removes the note. A conflict
-//! ends the process with both lines. Other builds neither check nor note. Before a fork all locks
-//! are taken by their ranks ([`lock::Lockable`]) and released on both sides.
+//! A `Mutex<rank::Qp, _>` names a row of the table. `lock()` first checks, in builds with debug
+//! assertions, that this thread holds no lock of the same or a later row, then waits, then records
+//! the lock with its source line; dropping the guard removes the record. A violation ends the
+//! process with both lines. Before a fork all locks are taken by rank ([`lock::Lockable`]) and
+//! released on both sides.
 //!
 //! # Unsafe code
 //!

@@ -1,6 +1,5 @@
-//! What the device promises to take. Requests beyond these numbers fail; requests up to them work.
-//! Of some the weakest legal card takes less: [`in_force`] and [`max_inline_data`] say what is in
-//! force.
+//! The limits of the device. Requests beyond them fail; requests up to them work. The weakest legal
+//! card lowers some of them: [`in_force`] and [`max_inline_data`] return the limits in force.
 
 use crate::config::config;
 use crate::profile::Profile;
@@ -88,7 +87,7 @@ pub const MAX_WQ_SGE: u32 = MAX_SGE;
 pub const MAX_RWQ_TABLE: u32 = 1024;
 /// Tags posted to a tag-matching shared receive queue. A message may look at all of them.
 pub const MAX_TM_TAGS: u32 = 1024;
-/// Operations on such a queue whose completions nobody has polled.
+/// Most operations on such a queue with unpolled completions.
 pub const MAX_TM_OPS: u32 = 1024;
 /// Bytes of a rendezvous request that the card answers itself.
 pub const MAX_TM_RNDV_HDR: u32 = roxe_transport::qp::MAX_RENDEZVOUS_REQUEST;
@@ -144,7 +143,7 @@ pub fn min_inline_data() -> u32 {
     if has(Weakness::SLOTS) { 0 } else { MIN_INLINE_DATA }
 }
 
-/// What small cards of the field report, if the card is one.
+/// The limits of small real cards, if the weakest card is on.
 fn least(usual: u32, small: u32) -> u32 {
     if has(Weakness::LIMITS) { small } else { usual }
 }
@@ -155,7 +154,7 @@ mod tests {
     use crate::profile::{PROFILES, named};
 
     #[test]
-    fn a_profile_lowers_limits_and_raises_none() {
+    fn profile_lowers_limits_only() {
         let ours = InForce::of(None);
         assert_eq!((ours.max_sge, ours.max_cqe, ours.max_srq), (MAX_SGE, MAX_CQE, MAX_SRQ));
         let qedr = InForce::of(named("qedr"));

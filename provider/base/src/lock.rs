@@ -1,23 +1,15 @@
 //! Locks, and the order in which a thread may take them. **Unsafe room**: the traits of `lock_api`
 //! and forced unlocks.
 //!
-//! Every lock has a rank, which is part of its type, and the table in [`rank`] lists the ranks from
-//! the outermost to the innermost: a thread that holds a lock may wait for another one only if that
-//! one comes later in the table. Two locks of one rank are never held together, but for the fork
-//! handlers, which take all locks of a rank at once; that is sound because nobody else does. A lock
-//! that is tried (`try_lock`) may be of any rank, as nobody waits for it, but counts as held from
-//! then on.
+//! The type of a lock includes its rank; [`rank`] lists the ranks from outermost to innermost. A
+//! thread that holds a lock may wait only for locks that come later in the table. Only the fork
+//! handlers take several locks of one rank. `try_lock` works at any rank, because it does not wait,
+//! but the lock then counts as held.
 //!
-//! In builds with debug assertions, and so in all tests, each thread notes what it holds, and a
-//! lock that is waited for out of order ends the process with a message that names both locks and
-//! where they were taken. It does not panic: a panic would be caught where the background thread
-//! and the C functions catch those of bugs, and the test would pass. In other builds nothing is
-//! noted or checked, and the types are those of `parking_lot` and `crossbeam_utils`.
-//!
-//! Crates above have tables of their own, made with the same macro. Their locks are outside of all
-//! of these.
-//!
-//! Touches nothing but the locks.
+//! With debug assertions each thread records what it holds, and waiting out of order aborts with
+//! both lock sites. It does not panic, because the background thread and the C functions catch
+//! panics, and a test would pass. Other builds check nothing. Crates above declare their own
+//! tables, whose locks are outside of these.
 
 mod held;
 pub mod rank;
@@ -37,8 +29,8 @@ use std::time::{Duration, Instant};
 pub type Mutex<R, T> = lock_api::Mutex<RankedMutex<R>, T>;
 /// The guard of a [`Mutex`].
 pub type MutexGuard<'a, R, T> = lock_api::MutexGuard<'a, RankedMutex<R>, T>;
-/// A lock of rank `R` for one writer or several readers. A thread must not read twice at a time: a
-/// writer that waits between the two would stop it for ever.
+/// A lock of rank `R` for one writer or several readers. A thread must not read-lock it twice: a
+/// writer waiting in between would deadlock.
 pub type RwLock<R, T> = lock_api::RwLock<RankedRwLock<R>, T>;
 
 /// The lock in a [`Mutex`].
@@ -162,8 +154,7 @@ unsafe impl<R: Rank> lock_api::RawRwLock for RankedRwLock<R> {
     }
 }
 
-/// A [`RwLock`] of which every thread has a part of its own to read by: reading is cheap, and
-/// writing is not.
+/// A [`RwLock`] with a shard per thread: reading is cheap, writing is expensive.
 pub struct Sharded<R, T>(ShardedLock<T>, PhantomData<R>);
 
 /// Holds a [`Sharded`].
@@ -184,7 +175,7 @@ impl<R: Rank, T> Sharded<R, T> {
         Self(ShardedLock::new(value), PhantomData)
     }
 
-    /// Waits until nobody writes.
+    /// Waits for the writer, then locks for reading.
     #[inline]
     #[track_caller]
     pub fn read(&self) -> ShardedReadGuard<'_, T> {
@@ -193,7 +184,7 @@ impl<R: Rank, T> Sharded<R, T> {
         ShardedGuard { guard, _noted: held::Noted::new::<R>(self) }
     }
 
-    /// Waits until nobody reads or writes.
+    /// Waits for readers and writers, then locks for writing.
     #[track_caller]
     pub fn write(&self) -> ShardedWriteGuard<'_, T> {
         held::check::<R>(self);
@@ -223,8 +214,8 @@ impl<G: DerefMut> DerefMut for ShardedGuard<G> {
     }
 }
 
-/// The guard of a mutex that was handed to it and is given back: it counts no reference, as the
-/// guard of `lock_api` for an `Arc` does.
+/// An owned guard: it holds the mutex itself, where the `Arc` guard of `lock_api` counts a
+/// reference.
 pub struct OwnedMutexGuard<R: Rank, T> {
     mutex: ManuallyDrop<Arc<Mutex<R, T>>>,
 }
@@ -300,16 +291,15 @@ pub trait Lockable: Sync {
     /// release it since.
     unsafe fn unlock_raw(&self);
 
-    /// Takes it back from a thread that waited for it at the moment of the fork: a lock that is
-    /// released may be handed over to who has waited long, and in the child there is nobody to take
-    /// it.
+    /// Takes the lock back from a thread that waited for it at the moment of the fork. A fair
+    /// unlock hands the lock to such a waiter, which does not exist in the child.
     ///
     /// # Safety
     /// As for [`Lockable::unlock_raw`], which was just called, in the child of a fork.
     unsafe fn take_back(&self);
 }
 
-/// Takes `lock` as [`Lockable::lock_raw`] does, and answers what `look` found under it.
+/// Takes `lock` as [`Lockable::lock_raw`] does, and returns the result of `look` under it.
 pub fn lock_raw_and_look<R: Rank, T, V>(lock: &RwLock<R, T>, look: impl FnOnce(&T) -> V) -> V {
     let guard = held::beside_others(|| lock.write());
     let found = look(&guard);
@@ -333,7 +323,7 @@ impl<R: Rank, T: Send> Lockable for Mutex<R, T> {
 
     unsafe fn take_back(&self) {
         while self.is_locked() {
-            // SAFETY: this thread is alone, so whoever has the lock does not exist.
+            // SAFETY: this is the only thread, so the owner of the lock does not exist.
             unsafe { self.force_unlock() }
         }
     }
@@ -355,8 +345,8 @@ impl<R: Rank, T: Send + Sync> Lockable for RwLock<R, T> {
 
     unsafe fn take_back(&self) {
         while self.is_locked() {
-            // SAFETY: this thread is alone, so whoever has the lock, for reading or writing, does
-            // not exist.
+            // SAFETY: this is the only thread, so the readers or the writer of the lock do not
+            // exist.
             unsafe {
                 if self.is_locked_exclusive() {
                     self.force_unlock_write();

@@ -1,12 +1,12 @@
-//! Threads of this library, which must not keep a process alive.
+//! Threads of this library, which must not keep a process alive. **Unsafe room**: a key of
+//! thread-specific data, because the C library runs no thread-local destructors when the first
+//! thread calls `pthread_exit`.
 //!
-//! A process lives as long as it has a thread. When `main` ends with `pthread_exit` and the last
-//! thread of the program returns, only threads of this library are left: they end, too, and then
-//! the C library ends the process. Nothing tells of the end of a thread that never called this
-//! library, so a thread of ours looks at the list of threads now and then, but only once a thread
-//! that has started one of them has ended. Touches `/proc`; without it such a process does not end.
-//! **Unsafe room**: a key of thread-specific data, as the C library runs no destructors of
-//! thread-local variables when the first thread ends by `pthread_exit`.
+//! A process lives as long as it has a thread. When `main` ends by `pthread_exit` and the last
+//! thread of the program returns, the threads of this library have to end too. The end of a thread
+//! that never called this library is not reported, so a thread of the library checks the thread
+//! list now and then, once a thread that started one of them has ended. Without `/proc` such a
+//! process does not end.
 
 use std::ffi::c_void;
 use std::fs;
@@ -18,7 +18,6 @@ use std::time::Duration;
 /// Between two looks whether the program has ended.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// How many threads of this library there are.
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 /// A thread of the program that has started one of them has ended.
 static STARTER_ENDED: AtomicBool = AtomicBool::new(false);
@@ -34,7 +33,8 @@ impl OwnThread {
         Self(())
     }
 
-    /// How long the thread may sleep before it asks [`OwnThread::is_left_over`]; `None`: for ever.
+    /// Time that the thread may sleep before it calls [`OwnThread::is_left_over`]; `None` for no
+    /// limit.
     pub fn look_again_after(&self) -> Option<Duration> {
         STARTER_ENDED.load(Ordering::Relaxed).then_some(LOOK)
     }
@@ -52,7 +52,7 @@ impl Drop for OwnThread {
     }
 }
 
-/// How many threads this process has; one that has ended as the first of several still counts.
+/// Number of threads of this process, including a first thread that has ended before others.
 fn threads() -> Option<usize> {
     // The folder has two links besides those of its folders.
     let links = fs::metadata("/proc/self/task").ok()?.nlink();

@@ -28,7 +28,7 @@ pub struct Trusted {
     pub is_in_shared: bool,
 }
 
-/// Why a folder is not used.
+/// The reason to reject a folder.
 #[derive(Debug)]
 pub struct Unfit(String);
 
@@ -105,8 +105,8 @@ pub fn make_all(path: &Path) -> Result<Trusted, Unfit> {
 }
 
 /// Returns true for root and the user of this process. In a user namespace that does not map root,
-/// what belongs to root shows as the overflow uid; so does what belongs to other unmapped users,
-/// who cannot be told from root there.
+/// files of root and of other unmapped users all show the overflow uid, so they cannot be told
+/// apart.
 fn is_trusted(owner: u32) -> bool {
     [effective_uid(), 0].contains(&owner) || owner == overflow_uid() && !is_everybody_mapped()
 }
@@ -116,7 +116,7 @@ pub fn is_everybody_mapped() -> bool {
     fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| maps_everybody(&map))
 }
 
-/// Returns true if the lines of a `uid_map` leave nobody out (`man 7 user_namespaces`).
+/// Returns true if the lines of a `uid_map` map every user (`man 7 user_namespaces`).
 fn maps_everybody(map: &str) -> bool {
     let counts = map.lines().filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());
     counts.sum::<u64>() >= u64::from(u32::MAX)
@@ -158,13 +158,13 @@ mod tests {
     }
 
     #[test]
-    fn folders_made_under_any_umask_are_for_their_owner_only() {
+    fn new_folder_is_private_under_any_umask() {
         let scratch = Scratch::new();
         // The umask is one for all threads of a process, so another process has it.
         if std::env::var_os("ROXE_TEST_PRIVATE_DIR").is_none() {
             for umask in ["000", "077", "777"] {
                 let own = std::env::current_exe().unwrap();
-                let name = "folders_made_under_any_umask_are_for_their_owner_only";
+                let name = "new_folder_is_private_under_any_umask";
                 let script = format!("umask {umask}; exec \"$0\" {name}");
                 let mut shell = std::process::Command::new("sh");
                 let status = shell.arg("-c").arg(script).arg(own).env("ROXE_TEST_PRIVATE_DIR", "1").status();
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn any_folder_above_that_others_can_write_is_refused() {
+    fn parent_writable_by_others_is_rejected() {
         let scratch = Scratch::new();
         make_all(&scratch.at("a/b/c")).unwrap();
         for (open, mode) in [("", 0o777), ("a", 0o770), ("a/b", 0o707)] {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn any_folder_above_of_another_user_is_refused() {
+    fn parent_of_another_user_is_rejected() {
         let scratch = Scratch::new();
         if effective_uid() != 0 {
             return eprintln!("skipped: only root can make a folder of another user");
@@ -215,7 +215,7 @@ mod tests {
             assert!(make(&scratch.at("a/b/c")).unwrap_err().to_string().ends_with(" belongs to user 12345"));
             chown(scratch.at(foreign), Some(0), None).unwrap();
         }
-        // The user that stands for those who are not mapped is a user like others where all are.
+        // Where all users are mapped, the overflow uid is an ordinary user.
         chown(scratch.at("a"), Some(overflow_uid()), None).unwrap();
         assert_eq!(check(&scratch.at("a/b")).is_err(), is_everybody_mapped());
     }
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_others_can_write_are_refused() {
+    fn file_writable_by_others_is_rejected() {
         let scratch = Scratch::new();
         fs::write(scratch.at("library"), "").unwrap();
         scratch.set_mode("library", 0o644);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_uid_map_maps_everybody_only_if_it_covers_all_ids() {
+    fn uid_map_is_complete_only_if_it_covers_all_ids() {
         assert!(maps_everybody("         0          0 4294967295\n"));
         assert!(maps_everybody("0 0 1000\n1000 1000 4294966295\n"));
         assert!(!maps_everybody("65534 1000 1\n") && !maps_everybody(""));

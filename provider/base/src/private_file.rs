@@ -1,7 +1,7 @@
 //! Files that the user names for what a process writes down: captures, traces, reports, pages.
 //!
 //! They hold what programs send each other and the keys of their memory, so a new one is for its
-//! owner only, and none is written where somebody else could have put a file or a link. Touches
+//! owner only, and none is written where another user could have put a file or a link. Touches
 //! the file system.
 
 use crate::privilege::effective_uid;
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// EPERM: it is a link, has another name as well, or belongs to another user; devices may belong to
 /// anybody.
 pub fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    // Before it is opened: to open a pipe that nobody reads would wait.
+    // Checked before the open, which would block on a pipe without a reader.
     match fs::symlink_metadata(path) {
         Ok(meta) => check_is_ours(&meta)?,
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}
@@ -90,7 +90,7 @@ fn check_is_ours(meta: &Metadata) -> io::Result<()> {
     }
 }
 
-/// Whether each process writes a file of its own.
+/// Returns true if each process writes a file of its own.
 pub fn names_process(path: &Path) -> bool {
     path.to_string_lossy().contains("%p")
 }

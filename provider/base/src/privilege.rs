@@ -11,15 +11,14 @@ pub fn effective_uid() -> libc::uid_t {
     unsafe { libc::geteuid() }
 }
 
-/// Returns true if this program runs with rights that the user who started it lacks (set-uid,
-/// set-gid, capabilities of the file): the environment must not be trusted then (`man 3 getauxval`,
-/// `AT_SECURE`).
+/// Returns true if the program runs with more rights than its user (set-uid, set-gid, file
+/// capabilities), so that the environment must not be trusted (`man 3 getauxval`, AT_SECURE).
 pub(crate) fn is_privileged_start() -> bool {
     // SAFETY: takes no pointers and cannot fail.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// Whether a program has capabilities that whoever starts it gets (`man 7 capabilities`, "File
+/// Returns true if the file of a program grants capabilities (`man 7 capabilities`, "File
 /// capabilities").
 pub fn has_capabilities(program: &Path) -> bool {
     let Ok(path) = CString::new(program.as_os_str().as_bytes()) else { return false };

@@ -1,12 +1,12 @@
 //! Cards whose limits the device can take on (`ROXE_PROFILE`), so that a program which asks for too
 //! much fails here as it would there.
 //!
-//! Every number is one that a card printed: `source` says where that was published. What nobody
-//! has published (room for inline data, for instance) is not in the table, and roxe's own limit is
+//! Every number is one that a card printed: `source` says where that was published. Limits never
+//! published (room for inline data, for instance) are not in the table, and roxe's own limit is
 //! in force. Nothing but a table.
 
-/// What is known of a card. Of each limit the smaller one is in force, the card's or roxe's;
-/// `None`: not known.
+/// The known limits of a card; `None` if unknown. The smaller of the card's and roxe's limit is in
+/// force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Profile {
     /// The value of `ROXE_PROFILE`.

@@ -1,4 +1,4 @@
-//! A queue that is mostly empty, which is seen without its lock. Touches nothing.
+//! A mostly empty queue whose emptiness is tested without its lock.
 
 use crate::lock::{Lockable, Mutex, Rank};
 use crate::ready::ReadyFlag;
@@ -24,7 +24,7 @@ impl<R: Rank, T: Send> Queue<R, T> {
         Self { entries: Mutex::default(), has_entries: flag }
     }
 
-    /// Whether there are no entries.
+    /// Returns true if there are no entries.
     #[inline]
     pub fn is_empty(&self) -> bool {
         !self.has_entries.is_set()
@@ -56,7 +56,7 @@ mod tests {
     use crate::lock::rank;
 
     #[test]
-    fn entries_go_in_their_order_and_an_empty_queue_is_seen() {
+    fn queue_is_fifo_and_reports_empty() {
         let queue = Queue::<rank::FlowReady, _>::default();
         assert!(queue.is_empty() && queue.pop().is_none());
         queue.change(|entries| entries.extend([1, 2]));

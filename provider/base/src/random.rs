@@ -1,8 +1,6 @@
-//! Numbers of the system's random source, fetched a block at a time because each fetch is a system
-//! call: a connection needs a dozen, which took 6 % of what it costs.
-//!
-//! Each thread has its own block, so nobody waits; [`abandon`] empties it in the child of a fork,
-//! which shall not draw what its parent draws.
+//! Random numbers of the system, fetched in blocks, because each fetch is a system call and a
+//! connection needs a dozen. Each thread has its own block; [`abandon`] empties it in the child of
+//! a fork, which must not draw the numbers of its parent.
 
 use std::cell::Cell;
 use std::io;
@@ -12,11 +10,14 @@ use std::io;
 const BLOCK: usize = 32;
 
 thread_local! {
-    /// Numbers that nobody has got yet, and how many.
+    /// Unused numbers, and their count.
     static BLOCK_OF_THREAD: Cell<([u64; BLOCK], usize)> = const { Cell::new(([0; BLOCK], 0)) };
 }
 
-/// A number that nobody can predict. EIO, or what the system says: it refuses.
+/// An unpredictable number.
+///
+/// # Errors
+/// The error of the system, or EIO.
 pub fn number() -> io::Result<u64> {
     let (mut block, mut left) = BLOCK_OF_THREAD.get();
     if left == 0 {
@@ -43,7 +44,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn no_number_comes_twice_in_one_thread_or_in_two() {
+    fn random_numbers_are_distinct_across_threads() {
         let draw = || (0..10 * BLOCK).map(|_| number().unwrap()).collect::<Vec<_>>();
         let other = std::thread::spawn(draw).join().unwrap();
         let all: HashSet<u64> = draw().into_iter().chain(other).collect();
@@ -51,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_fetched_before_a_fork_is_not_drawn_after_it() {
+    fn fork_child_discards_fetched_numbers() {
         number().unwrap();
         let (block, left) = BLOCK_OF_THREAD.get();
         assert!(left > 0);

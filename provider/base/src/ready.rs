@@ -1,7 +1,4 @@
-//! Flags that say that something waits to be done, in one word: whoever comes by asks for all of
-//! them at once.
-//!
-//! Touches nothing.
+//! Flags of pending work in one word, so that a poller tests all of them at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -31,25 +28,25 @@ impl ReadyMask {
 }
 
 impl Default for ReadyFlag {
-    /// A flag that nobody else asks for.
+    /// A flag in a mask of its own.
     fn default() -> Self {
         ReadyMask::default().flag(0)
     }
 }
 
 impl ReadyFlag {
-    /// Something waits. Whoever finds the flag set sees what was written before.
+    /// Sets the flag. A thread that finds it set sees all earlier writes.
     pub fn set(&self) {
         self.mask.fetch_or(self.bit, Ordering::SeqCst);
     }
 
-    /// Nothing waits any more. Whether something did.
+    /// Clears the flag; returns true if it was set.
     pub fn clear(&self) -> bool {
         self.mask.fetch_and(!self.bit, Ordering::SeqCst) & self.bit != 0
     }
 
-    /// Sets it if something `waits`, or else clears it. Nothing is written if it is right already:
-    /// call it under the lock of what waits.
+    /// Sets or clears the flag as `waits` says, without a store if it is right already. Call it
+    /// under the lock of the pending work.
     pub fn set_to(&self, waits: bool) {
         match (self.is_set(), waits) {
             (false, true) => self.set(),
@@ -58,7 +55,7 @@ impl ReadyFlag {
         }
     }
 
-    /// Whether something waits.
+    /// Returns true if the flag is set.
     #[inline]
     pub fn is_set(&self) -> bool {
         self.mask.load(Ordering::SeqCst) & self.bit != 0
@@ -70,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_of_one_mask_do_not_touch_each_other() {
+    fn flags_of_one_mask_are_independent() {
         let mask = ReadyMask::default();
         let [a, b] = [0, 31].map(|number| mask.flag(number));
         assert_eq!(mask.get(), 0);

@@ -1,6 +1,5 @@
-//! What the handshakes between threads and processes are made of. The models of these
-//! (`tests/models`) take the same files, but find loom's types here, which try every order in which
-//! the threads could run and see each other's stores.
+//! Atomics and cells for handshakes between threads and processes. The models (`tests/models`)
+//! compile the same files with loom's types, which try every interleaving.
 
 pub use crate::lock::{Mutex, rank};
 pub use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering, fence};

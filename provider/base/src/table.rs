@@ -12,7 +12,6 @@ use crate::random;
 use crate::weakest::{Choices, Subject, Weakness, has, seed};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Slots of the smallest table.
 const FIRST_SIZE: usize = 1024;
 /// New slots are made while fewer than this are free, so that the next one stays a matter of
 /// chance.
@@ -50,12 +49,12 @@ impl<T> Slots<T> {
         Self { slots: Vec::new(), free: Vec::new(), max: max.min((1 << 24) - 1), random: Random::default() }
     }
 
-    /// How many values there are.
+    /// Number of values.
     pub fn len(&self) -> usize {
         self.slots.len().saturating_sub(FIRST_INDEX + self.free.len())
     }
 
-    /// Whether there are no values.
+    /// Returns true if the table is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -217,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_can_get_another_tag() {
+    fn slot_gets_another_tag() {
         let mut slots = Slots::new(2);
         let old = slots.insert('a').unwrap();
         let [.., tag] = old.wrapping_add(1).to_be_bytes();
@@ -231,7 +230,7 @@ mod tests {
 
     // clause: KEY-32BITS
     #[test]
-    fn a_stale_key_never_finds_the_next_owner() {
+    fn stale_key_does_not_find_the_next_owner() {
         let mut slots = Slots::new(1);
         for _ in 0..1000 {
             let old = slots.insert(1).unwrap();
@@ -244,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_says_so_and_recovers() {
+    fn full_table_refuses_and_recovers() {
         let mut slots = Slots::new(3);
         let keys: Vec<_> = (0..3).map(|i| slots.insert(i).unwrap()).collect();
         assert_eq!(slots.insert(3).unwrap_err().errno(), libc::ENOMEM);
@@ -254,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn indices_come_in_no_order() {
+    fn key_indices_are_unordered() {
         let mut slots = Slots::new(1 << 20);
         let indices: Vec<_> = (0..64).map(|i| slots.insert(i).unwrap() >> 8).collect();
         let ascending = indices.windows(2).filter(|pair| pair[1] == pair[0] + 1).count();
@@ -263,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bit_of_a_key_is_a_matter_of_chance_in_a_small_table() {
+    fn key_bits_are_random_in_a_small_table() {
         const KEYS: u32 = 4096;
         let mut slots = Slots::new(1 << 20);
         let mut ones = [0u32; 32];

@@ -11,10 +11,10 @@ use std::cmp::Ordering as Order;
 use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What [`Timers::next`] holds while the heap is empty.
+/// The value of [`Timers::next`] while the heap is empty.
 const NEVER: u64 = u64::MAX;
 
-/// Deadlines, and what each is for. Those of one time come in the order in which they were added.
+/// Deadlines and their owners. Entries of one deadline are returned in insertion order.
 #[derive(Debug)]
 pub struct Timers<R: Rank, T> {
     heap: Mutex<R, Heap<T>>,
@@ -36,7 +36,6 @@ struct Entry<T> {
     what: T,
 }
 
-/// Earliest first in a max-heap.
 impl<T> Ord for Entry<T> {
     fn cmp(&self, other: &Self) -> Order {
         (other.deadline, other.number).cmp(&(self.deadline, self.number))
@@ -101,12 +100,12 @@ impl<R: Rank, T: Send> Timers<R, T> {
         Some((deadline, what))
     }
 
-    /// How many entries were ever added.
+    /// Number of entries ever added.
     pub fn added(&self) -> u64 {
         self.heap.lock().number
     }
 
-    /// Whether an entry is due.
+    /// Returns true if an entry is due.
     #[inline]
     pub fn is_due(&self, now: Instant) -> bool {
         self.next.load(Ordering::Relaxed) <= now.0
@@ -114,9 +113,9 @@ impl<R: Rank, T: Send> Timers<R, T> {
 
     /// The earliest deadline.
     pub fn next(&self) -> Option<Instant> {
-        // SeqCst: the background thread announces until when it sleeps and then looks here; whoever
-        // adds a deadline stores here and then looks at the announcement. One of the two sees the
-        // other.
+        // SeqCst: the background thread announces its wake-up time and then reads the deadline; a
+        // thread that adds a deadline stores it and then reads the announcement. One of the two
+        // sees the other.
         Some(self.next.load(Ordering::SeqCst)).filter(|&next| next != NEVER).map(Instant)
     }
 
@@ -148,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_come_out_when_due_in_order_those_of_one_time_as_they_came() {
+    fn due_entries_are_returned_in_order() {
         let timers = Timers::<rank::Timers, _>::default();
         assert_eq!(timers.next(), None);
         for (at, what) in [(30, "c"), (10, "a"), (30, "d"), (20, "b")] {
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_were_added_after_a_given_one_can_be_left_in_the_heap() {
+    fn entries_added_later_can_stay_in_the_heap() {
         let timers = Timers::<rank::Timers, _>::default();
         timers.add(Instant(20), "before");
         let added = timers.added();
@@ -176,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_entries_can_be_bounded_and_all_can_be_dropped() {
+    fn entries_are_bounded_and_cleared() {
         let timers = Timers::<rank::Timers, _>::default();
         assert_eq!((0..).take_while(|at| timers.add_up_to(1 << 14, Instant(*at), "")).count(), 1 << 14);
         timers.clear();

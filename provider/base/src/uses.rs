@@ -1,32 +1,31 @@
-//! Use counts behind the EBUSY of the destroy verbs, quotas of objects, and identities that are
-//! never reused.
+//! Use counts behind the EBUSY of destroy verbs, quotas of objects, and ids that are never reused.
 //!
-//! Handles are `Arc`s, so nothing dangles whatever a program destroys first; these counters exist
-//! to tell it that it did so, as a driver would. Touches nothing.
+//! Handles are `Arc`s, so nothing dangles in any order of destruction; the counts exist to report
+//! the mistake as a driver would.
 
 use crate::error::Error;
 use crate::limits;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Names an object for as long as the process lives.
+/// Identifies an object for the life of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectId(u64);
 
 impl ObjectId {
-    /// An identity that no other object has or will have.
+    /// Returns an id that no other object has or will have.
     pub fn next() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// For those who read it.
+    /// The id as a number, for texts.
     pub const fn number(self) -> u64 {
         self.0
     }
 }
 
-/// How many objects use this one.
+/// A count of the users of an object.
 #[derive(Debug, Default)]
 pub struct UseCount(Arc<AtomicU32>);
 
@@ -62,7 +61,7 @@ impl Drop for Use {
     }
 }
 
-/// Counts one more of something for as long as it lives.
+/// Counts one in a counter while it lives.
 #[derive(Debug)]
 pub struct Counted<'a>(&'a AtomicU32);
 
@@ -80,7 +79,7 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// How many objects of one kind a process may have on a device, and how many it has.
+/// A quota for objects of one kind on a device, and its use.
 #[derive(Debug)]
 pub struct Quota {
     count: UseCount,
@@ -93,8 +92,10 @@ impl Quota {
         Self { count: UseCount::default(), most, what }
     }
 
-    /// A place for one more object, until the returned value is dropped; ENOMEM: there are as many
-    /// as the device reports.
+    /// Reserves a slot until the returned value is dropped.
+    ///
+    /// # Errors
+    /// ENOMEM if the quota is used up.
     pub fn take(&self) -> Result<Use, Error> {
         let Self { count, most, what } = self;
         let full = || Error::new(libc::ENOMEM, format!("the device has {most} {what}; destroy one first"));
@@ -102,7 +103,7 @@ impl Quota {
     }
 }
 
-/// The quotas of a device: what `ibv_query_device` reports is what there can be.
+/// The quotas of a device: the limits that `ibv_query_device` reports.
 #[derive(Debug)]
 pub struct Quotas {
     /// Address handles.
@@ -144,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quota_gives_as_many_places_as_it_has_and_a_dropped_one_is_free_again() {
+    fn quota_is_limited_and_dropped_slots_are_reused() {
         let quota = Quota::new(2, "things");
         let (a, b) = (quota.take().unwrap(), quota.take().unwrap());
         let full = quota.take().unwrap_err();
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_busy_until_its_last_user_goes() {
+    fn object_is_busy_until_its_last_user_is_dropped() {
         let count = UseCount::default();
         let (a, b) = (count.hold(), count.hold());
         assert_eq!(count.check_unused("x", "y").unwrap_err().errno(), libc::EBUSY);

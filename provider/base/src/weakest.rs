@@ -1,9 +1,8 @@
-//! The weakest legal card (`ROXE_WEAKEST`): which of its weaknesses are in force, and the choices
-//! that its seed makes.
+//! The weakest legal card (`ROXE_WEAKEST`): the weaknesses in force, and the choices that its seed
+//! makes.
 //!
-//! Nothing is weak here: whoever is asks [`has`], and takes [`Choices`] for one subject. Choices
-//! come from the seed, from what they are about, and from how many were made for it before, never
-//! from the time. Touches two numbers of the process, and the system's random source for a seed.
+//! The code at each weakness tests [`has`] and draws [`Choices`] for one subject. A choice depends
+//! on the seed, the subject and the number of earlier choices about it, never on time.
 
 use crate::instruments;
 use crate::random;
@@ -14,44 +13,44 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 bitflags! {
-    /// What a card may do, and the usual ones do not. `ROXE_WEAKEST` and
-    /// docs/explanation/weakest.md have the names in small letters.
+    /// Liberties of the standard that common cards do not take. `ROXE_WEAKEST` and
+    /// docs/explanation/weakest.md use the names in lower case.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Weakness: u16 {
         /// The device takes no more than a small card does.
         const LIMITS = 1 << 0;
-        /// A place of a send queue is free once a completion behind it was polled, not before; no
-        /// inline room that was not asked for.
+        /// A slot of a send queue is free only after a completion at or behind it was polled;
+        /// inline data is limited to the requested size.
         const SLOTS = 1 << 1;
-        /// Payload reaches memory in pieces, in any order, until something ordered behind it.
+        /// Payload reaches memory in pieces and any order, until an operation ordered behind it.
         const PLACEMENT = 1 << 2;
-        /// Completions come late, one queue before the other, and fewer at a time.
+        /// Completions are late, in any order between queues, and fewer per poll.
         const COMPLETIONS = 1 << 3;
-        /// Arming looks ahead only: what came before raises no event.
+        /// Arming covers later completions only; queued ones raise no event.
         const EVENTS = 1 << 4;
-        /// Atomics are atomic among those of the card.
+        /// Atomics are atomic with respect to the card's atomics only.
         const ATOMICS = 1 << 5;
         /// A message of UC or UD that finds no receive is lost at once.
         const RECEIVES = 1 << 6;
-        /// Packets are lost and repeated.
+        /// Packets are lost and duplicated.
         const LOSS = 1 << 7;
-        /// Acknowledgements wait, and leave behind requests that were posted later.
+        /// Acknowledgements are delayed, and do not cover requests that were posted later.
         const ACKS = 1 << 8;
         /// Numbers and keys are drawn by the seed, and used again as soon as they are free.
         const NUMBERS = 1 << 9;
-        /// Completion events come for nothing, where a completion was polled before its event.
+        /// Completion events are spurious if the completion was polled before its event.
         const SPURIOUS = 1 << 10;
         /// Numbers of queue pairs without a connection are used again at once.
         const REUSE = 1 << 11;
     }
 }
 
-/// What `ROXE_WEAKEST` asks for.
+/// A parsed value of `ROXE_WEAKEST`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// The seed; `None`: any.
     pub seed: Option<u64>,
-    /// What is in force; nothing: the mode is off.
+    /// The weaknesses in force; empty if the mode is off.
     pub weaknesses: Weakness,
 }
 
@@ -93,13 +92,13 @@ fn named(name: &str) -> Result<Weakness, String> {
 static SEED: AtomicU64 = AtomicU64::new(0);
 static WEAKNESSES: AtomicU16 = AtomicU16::new(0);
 
-/// A seed out of nothing.
+/// A random seed.
 pub fn draw_seed() -> io::Result<u64> {
-    // Short enough to be typed.
+    // Short enough to type.
     getrandom::u32().map(u64::from).map_err(io::Error::other)
 }
 
-/// The card of this process is weak from now on.
+/// Turns the mode on for this process.
 pub fn turn_on(seed: u64, weaknesses: Weakness) {
     SEED.store(seed, Ordering::Relaxed);
     WEAKNESSES.store(weaknesses.bits(), Ordering::Relaxed);
@@ -108,7 +107,7 @@ pub fn turn_on(seed: u64, weaknesses: Weakness) {
     }
 }
 
-/// Whether the card is weak in this way.
+/// Returns true if the weakness is in force.
 #[inline]
 pub fn has(weakness: Weakness) -> bool {
     WEAKNESSES.load(Ordering::Relaxed) & weakness.bits() != 0
@@ -119,13 +118,12 @@ pub fn seed() -> u64 {
     SEED.load(Ordering::Relaxed)
 }
 
-/// What choices are about: choices about one thing do not depend on how many were made about
-/// another.
+/// The subject of choices. Choices about one subject do not depend on those about another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
     /// The payload that a queue pair takes in.
     Payload,
-    /// How what is not placed yet goes on.
+    /// The progress of payload that is not placed yet.
     Rounds,
     /// Acknowledgements of a queue pair.
     Acks,
@@ -164,7 +162,7 @@ impl Choices {
         ((u128::from(self.number()) * end as u128) >> 64) as usize
     }
 
-    /// The next one: whether this is one time in `times`.
+    /// The next choice: true once in `times`.
     pub fn one_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
@@ -191,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_and_names_say_what_is_wanted() {
+    fn value_is_a_seed_and_names() {
         let all = Weakness::all();
         for (text, seed, weaknesses) in [
             ("on", None, all),
@@ -210,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn choices_depend_on_what_they_are_about_and_on_nothing_else() {
+    fn choices_depend_on_seed_and_subject_only() {
         let first = |subject, number| (0..4).map(|_| Choices::new(9, subject, number).number()).collect::<Vec<_>>();
         assert_eq!(first(Subject::Payload, 1), first(Subject::Payload, 1));
         assert_ne!(first(Subject::Payload, 1), first(Subject::Payload, 2));

@@ -1,8 +1,7 @@
-//! The facts that rules look at: verbs that a program calls, and their results; objects as they
-//! were made; packets that were dropped.
+//! The events that rules and the trace subscribe to: calls of verbs and their results, objects as
+//! they were created, dropped packets.
 //!
-//! Each fact is reported where it happens, without a judgement, and those of one object in their
-//! order. Pure data.
+//! Each event is emitted where it happens, without a judgement; events of one object are in order.
 
 use roxe_base::error::Error;
 use roxe_base::uses::ObjectId;
@@ -12,105 +11,105 @@ use roxe_transport::wr::{Access, Bind, Cqe, RecvRequest, SendData, SendRequest, 
 use roxe_wire::{Gid, Header, Psn, Qpn, RKey, Request};
 use std::fmt::Debug;
 
-/// Something that happened.
+/// One event.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
-    /// An object came to be.
+    /// An object was created.
     Created(ObjectId, Made),
-    /// A region is about to go: until `Destroyed` or `DestroyRefused`, other threads may find that
-    /// its keys are dead.
+    /// A region is being destroyed. Until `Destroyed` or `DestroyRefused` follows, other threads
+    /// may already find its keys invalid.
     DestroyBegun(ObjectId),
-    /// It is gone.
+    /// An object was destroyed.
     Destroyed(ObjectId),
-    /// It stays, because others use it.
+    /// An object was not destroyed, because others use it.
     DestroyRefused(ObjectId, &'a Error),
-    /// A region is registered anew, under the same keys.
+    /// A region was registered again under the same keys.
     Reregistered(ObjectId, Memory),
     /// Attributes of a queue pair changed.
     Modified {
         /// The queue pair.
         qp: ObjectId,
-        /// What the program passed.
+        /// Attributes passed by the program.
         attr: &'a QpAttr,
-        /// Which of it counts.
+        /// The valid attributes.
         mask: AttrMask,
     },
-    /// They did not.
+    /// A change of attributes was refused.
     ModifyRefused {
         /// The queue pair.
         qp: ObjectId,
-        /// What the program passed.
+        /// Attributes passed by the program.
         attr: &'a QpAttr,
-        /// Which of it counts.
+        /// The valid attributes.
         mask: AttrMask,
-        /// Why.
+        /// Reason.
         error: &'a Error,
     },
-    /// A send request is in the queue.
+    /// A send request was posted.
     PostedSend {
         /// The queue pair.
         qp: ObjectId,
         /// The request.
         request: &'a SendRequest<'a>,
     },
-    /// The last send requests that were posted are not in the queue any more: the program has
-    /// withdrawn them, or one of their list was refused (`man ibv_wr_abort`).
+    /// The last posted send requests were withdrawn, or one of their list was refused (`man
+    /// ibv_wr_abort`).
     TakenBack {
         /// The queue pair.
         qp: ObjectId,
-        /// How many.
+        /// Count.
         count: usize,
     },
-    /// A receive request is in the queue.
+    /// A receive request was posted.
     PostedRecv {
         /// The queue pair, or the shared receive queue.
         queue: ObjectId,
         /// The request.
         request: &'a RecvRequest<'a>,
     },
-    /// A request was not taken.
+    /// A post was refused.
     PostRefused {
         /// The queue pair, or the shared receive queue.
         queue: ObjectId,
-        /// Which queue of it.
+        /// Send or receive side.
         side: Side,
         /// The identifier of the request.
         wr_id: u64,
         /// Its bytes of inline data.
         inline: usize,
-        /// Why.
+        /// Reason.
         error: PostError,
     },
     /// The card wrote a completion.
     Completed {
         /// The queue pair.
         qp: ObjectId,
-        /// Of which queue.
+        /// Queue of the completion.
         side: Side,
-        /// What the program will find.
+        /// The completion.
         cqe: &'a Cqe,
     },
-    /// The program took a completion.
+    /// The program polled a completion.
     Polled {
         /// The completion queue.
         cq: ObjectId,
-        /// What the program found.
+        /// The polled completion.
         cqe: &'a Cqe,
     },
-    /// A local list could not be read or written.
+    /// A scatter/gather list could not be read or written.
     LocalFault {
         /// The queue pair.
         qp: ObjectId,
-        /// Of which queue the request is.
+        /// Queue of the request.
         side: Side,
         /// The whole list.
         sges: &'a [Sge],
-        /// What the card was about to do: `LOCAL_WRITE`, or nothing for reading.
+        /// The access: `LOCAL_WRITE`, or empty for reading.
         access: Access,
-        /// Why it could not.
+        /// Reason of the failure.
         error: MemError,
     },
-    /// A peer's request did not get at the memory behind a remote key.
+    /// A peer's request could not access the memory behind a remote key.
     RemoteFault {
         /// The queue pair that executes the request.
         qp: ObjectId,
@@ -122,20 +121,20 @@ pub enum Event<'a> {
         len: u64,
         /// The right that the request needs.
         access: Access,
-        /// Why it did not.
+        /// Reason of the refusal.
         error: MemError,
     },
-    /// The bytes of a request are no longer those that were posted: of a source when the card is
-    /// done with it, which is told before its completion, of a sink when the card begins to write.
+    /// The bytes of a request differ from those posted. A source is compared when the card is done
+    /// with it, before its completion; a destination when the card begins to write.
     BytesChanged {
         /// The queue pair.
         qp: ObjectId,
-        /// Of which queue the request is.
+        /// Queue of the request.
         side: Side,
         /// The identifier of the request.
         wr_id: u64,
     },
-    /// The card wrote memory of the program, for a request of its own or of a peer.
+    /// The card wrote memory of the program, for a local request or for a peer's.
     Written {
         /// Where the memory is.
         addr: u64,
@@ -146,15 +145,15 @@ pub enum Event<'a> {
     Atomic {
         /// The queue pair that executed it.
         qp: ObjectId,
-        /// The key that the peer names.
+        /// The remote key in the request.
         rkey: RKey,
-        /// The address that it names.
+        /// The remote address in the request.
         va: u64,
-        /// Where the word is.
+        /// Local address of the word.
         addr: u64,
-        /// What it held.
+        /// Value before the atomic.
         found: u64,
-        /// What it holds since.
+        /// Value after the atomic.
         left: u64,
     },
     /// A peer uses a right of a region for the first time.
@@ -171,53 +170,53 @@ pub enum Event<'a> {
         /// The right.
         right: Access,
     },
-    /// A memory window opens a part of a region.
+    /// A memory window was bound.
     Bound {
-        /// The queue pair whose request did it.
+        /// The queue pair that executed the request.
         qp: ObjectId,
-        /// What it opens.
+        /// The range and rights of the binding.
         bind: &'a Bind,
     },
-    /// The key of a memory window is dead by a request.
+    /// A request invalidated the key of a memory window.
     Invalidated {
-        /// The queue pair whose request did it, or that of its peer.
+        /// The queue pair whose request, or whose peer's request, invalidated the key.
         qp: ObjectId,
         /// The key.
         rkey: RKey,
     },
-    /// A packet was not taken.
+    /// A packet was dropped.
     Dropped {
-        /// The queue pair it came for.
+        /// Destination queue pair.
         qp: ObjectId,
-        /// Why.
+        /// Reason.
         reason: DropReason,
-        /// The packet, unless it is a frame or came in another process.
+        /// The packet; `None` for a raw frame or a packet that arrived in another process.
         packet: Option<Arrived>,
     },
     /// A packet of a connection is refused because of the length of its payload.
     WrongLength {
-        /// The queue pair it came for.
+        /// Destination queue pair.
         qp: ObjectId,
-        /// What it asks for.
+        /// The request in the packet.
         request: &'a Request,
         /// Bytes of its payload.
         len: usize,
     },
     /// A READ or an atomic is refused because too many are outstanding.
     TooManyReads {
-        /// The queue pair it came for.
+        /// Destination queue pair.
         qp: ObjectId,
     },
-    /// A message of UC or UD found no receive. It waits a moment for one, which no card does.
+    /// A UC or UD message found no receive posted. roxe lets it wait a moment; a card drops it.
     MessageWaits {
-        /// The queue pair it came for.
+        /// Destination queue pair.
         qp: ObjectId,
     },
     /// Packets were lost, or a peer was not ready.
     Retried {
         /// The queue pair.
         qp: ObjectId,
-        /// How often, and how that was seen.
+        /// Retries by cause.
         counts: RetryCounts,
     },
     /// The card has moved a queue pair to another state, because something failed.
@@ -227,20 +226,20 @@ pub enum Event<'a> {
         /// Its state now.
         state: QpState,
     },
-    /// An asynchronous event waits for the program.
+    /// An asynchronous event was queued for the program.
     Raised {
-        /// What it happened to.
+        /// Source of the event.
         source: ObjectId,
-        /// What happened.
+        /// Kind of the event.
         kind: &'a dyn Debug,
     },
-    /// An event of the connection manager waits for the program.
+    /// An event of the connection manager was queued for the program.
     Connection {
         /// The identifier.
         id: ObjectId,
-        /// What happened.
+        /// Kind of the event.
         kind: &'a dyn Debug,
-        /// How it ended.
+        /// Status of the event.
         status: i32,
     },
     /// An argument was refused that no card accepts.
@@ -249,12 +248,12 @@ pub enum Event<'a> {
         call: &'static str,
         /// The argument, or the field of a structure.
         argument: &'static str,
-        /// What it holds.
+        /// The value.
         value: u64,
-        /// What it may hold.
+        /// The accepted values.
         accepted: &'static str,
     },
-    /// An address was refused because its two ends are of different families.
+    /// An address was refused because source and destination are of different families.
     FamiliesDiffer {
         /// The source.
         sgid: Gid,
@@ -267,114 +266,115 @@ pub enum Event<'a> {
     Armed {
         /// The completion queue.
         cq: ObjectId,
-        /// Whichever comes raises it, and at once.
+        /// True if any next completion raises the event; false for solicited or moderated ones.
         any: bool,
-        /// Completions that lay there and that no event stands for.
+        /// Completions in the queue for which no event is due.
         missed: usize,
     },
-    /// It gets that event.
+    /// The completion event was queued for the program.
     Announced {
         /// The completion queue.
         cq: ObjectId,
     },
-    /// A completion queue has another number of completions that nobody polled.
+    /// The number of unpolled completions in a completion queue changed.
     Held {
         /// The completion queue.
         cq: ObjectId,
-        /// How many.
+        /// Count.
         held: usize,
-        /// How many it takes.
+        /// Capacity of the completion queue.
         capacity: usize,
     },
-    /// A completion found no room.
+    /// A completion queue overflowed.
     Overrun {
         /// The completion queue.
         cq: ObjectId,
     },
-    /// A thread of the program is about to wait for the events of a channel, and there are none.
+    /// A thread begins to wait for events of a channel that has none.
     Waits {
         /// The channel.
         channel: ObjectId,
     },
-    /// It waits for a second now.
+    /// A thread has waited for a second.
     StillWaits {
         /// The channel.
         channel: ObjectId,
     },
-    /// The memory of a region that is about to be deregistered was unmapped before; what is there
-    /// now, if anything, is another mapping.
+    /// The memory of a region was unmapped before its deregistration; the address may hold another
+    /// mapping now.
     Unmapped {
         /// The region.
         mr: ObjectId,
     },
-    /// A thread sleeps until a channel has an event, and none is there, while a queue of it was not
-    /// polled for a second and has completions.
+    /// A thread sleeps on a channel without events, while a completion queue of the channel holds
+    /// completions and was not polled for a second.
     Sleeps {
         /// The completion queue.
         cq: ObjectId,
         /// The kernel's number of the thread.
         thread: i32,
-        /// The call that it sleeps in.
+        /// The blocking call.
         call: &'static str,
     },
-    /// Events lie in a channel for a second, and a thread sleeps that should have taken them.
+    /// Events have been queued in a channel for a second, while the thread that should read them
+    /// sleeps.
     Unread {
-        /// The channel; the context, if they are asynchronous.
+        /// The channel; the context for asynchronous events.
         channel: ObjectId,
-        /// What the oldest happened to.
+        /// Source of the oldest event.
         source: ObjectId,
-        /// How many lie there.
+        /// Number of queued events.
         count: usize,
     },
-    /// An asynchronous event that an object or the device does not survive lies there for a second.
+    /// A fatal asynchronous event was not read for a second.
     AsyncUnread {
-        /// What it happened to.
+        /// Source of the event.
         source: ObjectId,
-        /// What happened.
+        /// Kind of the event.
         kind: &'a dyn Debug,
     },
-    /// A call that destroys an object waits for events to be acknowledged, for seconds now.
+    /// A destroy call has waited for acknowledgements of events for seconds.
     WaitsForAcks {
         /// The object, if it is one that the checker knows.
         object: Option<ObjectId>,
-        /// What the events are.
+        /// Kind of events, in words.
         what: &'static str,
-        /// Events that the program took and did not acknowledge.
+        /// Events that the program read and did not acknowledge.
         left: u64,
     },
     /// The program forks.
     Fork,
-    /// Events were acknowledged that the program had not taken.
+    /// More events were acknowledged than the program had read.
     AckedTooMany {
         /// The object, if it is one that the checker knows.
         object: Option<ObjectId>,
-        /// What the events are.
+        /// Kind of events, in words.
         what: &'static str,
-        /// Events that were to be acknowledged.
+        /// Events that the program had read.
         taken: u64,
-        /// Events that were.
+        /// Events acknowledged.
         acked: u64,
     },
-    /// The program may not use a handle any more.
+    /// A handle became invalid.
     HandleGone {
         /// The address that the program holds.
         handle: usize,
         /// The structure there.
         kind: &'static str,
     },
-    /// It used such a handle.
+    /// The program used an invalid handle.
     HandleUsed {
         /// The address that the program passed.
         handle: usize,
     },
-    /// The object that was just made is not the program's, which therefore cannot destroy it.
+    /// The object just created belongs to a library, so the program cannot destroy it.
     MadeByLibrary(ObjectId),
     /// The program ends by `exit`, or returns from `main`.
     Exit,
 }
 
 impl<'a> Event<'a> {
-    /// That a send was posted, or that it was not.
+    /// The event of a posted or refused send.
     pub fn of_posted_send(qp: ObjectId, request: &'a SendRequest<'a>, posted: &Result<(), PostError>) -> Self {
         match *posted {
             Ok(()) => Self::PostedSend { qp, request },
@@ -385,13 +385,13 @@ impl<'a> Event<'a> {
         }
     }
 
-    /// That a receive was not posted.
+    /// The event of a refused receive.
     pub fn of_refused_recv(queue: ObjectId, request: &RecvRequest<'a>, error: PostError) -> Self {
         Self::PostRefused { queue, side: Side::Recv, wr_id: request.wr_id, inline: 0, error }
     }
 
-    /// Whether it is a call of the program that reports want to show. Polling is not, as that is
-    /// what programs do most, and where they do it is no riddle.
+    /// Returns true for calls whose stack reports show. Polling is excluded: it is the most
+    /// frequent call, and its place is obvious.
     pub(crate) const fn is_call(&self) -> bool {
         matches!(
             self,
@@ -420,7 +420,7 @@ impl<'a> Event<'a> {
     }
 }
 
-/// A packet that was not taken.
+/// A dropped packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrived {
     /// Source address.
@@ -431,11 +431,11 @@ pub struct Arrived {
     pub header: Header,
     /// Bytes of its payload.
     pub len: usize,
-    /// The PSN of the next request in order; on RC a packet that is not taken does not change it.
+    /// PSN of the next expected request. Dropping an RC packet does not change it.
     pub expected: Psn,
 }
 
-/// An object that a verb has made, as it was made.
+/// An object as a verb created it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Made {
     /// A context: a device was opened.
@@ -454,16 +454,16 @@ pub enum Made {
     Cq {
         /// The context that it belongs to.
         context: ObjectId,
-        /// Where its events go.
+        /// Channel of its events.
         channel: Option<ObjectId>,
-        /// Completions that it holds.
+        /// Capacity in completions.
         capacity: u32,
     },
     /// A shared receive queue.
     Srq {
         /// The domain.
         pd: ObjectId,
-        /// Requests that it holds.
+        /// Capacity in requests.
         max_wr: u32,
     },
     /// A queue pair.
@@ -474,7 +474,7 @@ pub enum Made {
     Mw {
         /// The domain.
         pd: ObjectId,
-        /// The key it was allocated with. Each binding replaces the lower 8 bits.
+        /// Key at allocation. Each binding replaces the lower 8 bits.
         key: u32,
     },
     /// An address handle.
@@ -495,15 +495,15 @@ pub struct Pair {
     pub qpn: Qpn,
     /// Its transport service.
     pub service: Service,
-    /// Depths and limits as the program asked for them, not as they were granted.
+    /// Depths and limits as requested, not as granted.
     pub caps: QpCaps,
-    /// Every send reports its completion.
+    /// True if every send is signaled.
     pub sq_sig_all: bool,
-    /// Where sends complete.
+    /// Completion queue of sends.
     pub send_cq: ObjectId,
-    /// Where receives complete.
+    /// Completion queue of receives.
     pub recv_cq: ObjectId,
-    /// Where receives come from instead of an own queue.
+    /// Shared receive queue, if it has no receive queue of its own.
     pub srq: Option<ObjectId>,
     /// Payload bytes of the largest packet of its port.
     pub port_mtu: u32,
@@ -522,7 +522,7 @@ pub struct Memory {
     pub rkey: u32,
     /// Where the memory is.
     pub addr: u64,
-    /// The address by which lists and peers name its first byte.
+    /// Address by which requests name the first byte.
     pub base: u64,
     /// Bytes.
     pub length: u64,

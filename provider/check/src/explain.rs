@@ -1,9 +1,8 @@
-//! Explanations: why a verb was refused, a work request failed or a connection did not come to be,
-//! in words.
+//! Explanations of refused verbs, failed work requests and failed connections, in words
+//! (`ROXE_EXPLAIN`).
 //!
-//! A completion says one of twenty numbers, a verb an errno; what is known beyond that goes to
-//! standard error if the user wants it (`ROXE_EXPLAIN`), never into the program's own output. What
-//! is said repeatedly is said once. Touches standard error.
+//! A completion carries one of twenty statuses and a verb an errno. Further facts go to standard
+//! error, never into the program's output; a repeated text is written once.
 
 use roxe_base::clock;
 use roxe_base::config::{Explain, config};
@@ -20,17 +19,16 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Explanations that a process gives; what comes then is more of the same.
+/// Most explanations of one process; later ones rarely add anything.
 const LIMIT: usize = 50;
 
-/// How long the end of the process waits for explanations at most.
+/// Longest wait for pending explanations at the end of the process.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Explanations that are still to be given.
 static OWED: AtomicU32 = AtomicU32::new(0);
 static TOLD: Mutex<rank::Explained, Option<HashSet<String>>> = Mutex::new(None);
 
-/// How much the user wants to hear.
+/// The amount of explanation that the user asked for.
 pub fn explains() -> Explain {
     config().map_or(Explain::Off, |config| config.explain)
 }
@@ -39,19 +37,18 @@ thread_local! {
     static VERB: RefCell<Verb> = const { RefCell::new(Verb { depth: 0, is_explained: false, because: None }) };
 }
 
-/// The verb that a thread is in.
 #[derive(Debug)]
 struct Verb {
-    /// Verbs that are inside of each other, as `ibv_create_qp` is in `rdma_create_qp`.
+    /// Nesting depth, as `ibv_create_qp` inside `rdma_create_qp`.
     depth: u32,
-    /// True if it was said why the verb is refused.
+    /// True once the refusal was explained.
     is_explained: bool,
-    /// Why the verb is about to be refused.
+    /// Reason noted for a refusal.
     because: Option<String>,
 }
 
-/// Notes why the verb that this thread is in is about to be refused. `why` is only asked if the
-/// user wants to hear it: programs post until a queue is full.
+/// Notes why the current verb of this thread is about to be refused. `why` runs only if
+/// explanations are on: programs post until a queue is full.
 #[cold]
 pub fn because(why: impl FnOnce() -> String) {
     if explains() > Explain::Off {
@@ -60,7 +57,7 @@ pub fn because(why: impl FnOnce() -> String) {
     }
 }
 
-/// As [`because`], for what knows less than a function that may have noted something before.
+/// Like [`because`], but keeps a reason that an inner function noted.
 #[cold]
 pub fn because_at_least(why: impl FnOnce() -> String) {
     if explains() > Explain::Off && VERB.with_borrow(|verb| verb.because.is_none()) {
@@ -68,12 +65,12 @@ pub fn because_at_least(why: impl FnOnce() -> String) {
     }
 }
 
-/// This thread is in a verb until this is dropped.
+/// Marks this thread as inside a verb until dropped.
 #[derive(Debug)]
 pub struct InVerb(());
 
-/// Begins a verb, if explanations are wanted. What is noted inside of it is forgotten with it:
-/// something may fail there without refusing it.
+/// Enters a verb if explanations are on. Dropping the guard discards the noted reason, because an
+/// inner failure need not refuse the verb.
 pub fn enter_verb() -> Option<InVerb> {
     (explains() > Explain::Off).then(|| {
         VERB.with_borrow_mut(|verb| verb.depth += 1);
@@ -92,17 +89,17 @@ impl Drop for InVerb {
     }
 }
 
-/// The verb `call` was refused with `errno`, for the reason noted last.
+/// Explains that the verb `call` failed with `errno`, for the reason noted last.
 #[cold]
 pub fn refused(call: impl FnOnce() -> String, errno: i32) {
     let wanted = explains();
-    // These mean that there is nothing yet, which programs ask for all the time.
+    // Programs poll for these all the time.
     if wanted == Explain::Off || matches!(errno, libc::EAGAIN | libc::EINTR) {
         return;
     }
     let is_usage = matches!(errno, libc::EINVAL | libc::EOPNOTSUPP);
     let why = VERB.with_borrow_mut(|verb| {
-        // The outermost one says it, by the name that the program knows.
+        // Only the outermost verb explains, because the program knows its name.
         if verb.depth > 1 || verb.is_explained {
             return None;
         }
@@ -116,26 +113,25 @@ pub fn refused(call: impl FnOnce() -> String, errno: i32) {
     }
 }
 
-/// Says that an explanation is to come, before the program can see the failure: it may end at once.
-/// The process does not end before the answer is dropped, unless that takes long.
+/// Announces an explanation before the program can see the failure, since it may exit at once. The
+/// process waits a limited time for the returned guard to be dropped before it ends.
 pub fn owe() -> Owed {
     at_exit(Stage::Report, || _ = is_paid_within(PATIENCE));
     OWED.fetch_add(1, Ordering::Relaxed);
     Owed(())
 }
 
-/// An explanation that is to come.
+/// A pending explanation.
 #[derive(Debug)]
 pub struct Owed(());
 
 impl Drop for Owed {
     fn drop(&mut self) {
-        // The child of a fork owes nothing.
+        // In the child of a fork the counter is 0.
         let _ = OWED.fetch_update(Ordering::Release, Ordering::Relaxed, |owed| owed.checked_sub(1));
     }
 }
 
-/// Waits until nothing is owed.
 fn is_paid_within(limit: Duration) -> bool {
     let start = clock::now();
     while OWED.load(Ordering::Acquire) > 0 {
@@ -147,21 +143,21 @@ fn is_paid_within(limit: Duration) -> bool {
     true
 }
 
-/// In the child of a fork: the parent explains what it has begun.
+/// In the child of a fork: pending explanations belong to the parent.
 pub(crate) fn abandon() {
     OWED.store(0, Ordering::Relaxed);
 }
 
-/// Why something failed, if it is known.
+/// The cause of a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cause {
     /// The cause in words.
     pub text: String,
-    /// What to change.
+    /// Advice to the user.
     pub advice: String,
 }
 
-/// A request that a queue pair ended in error by, and what its end of the connection knows.
+/// A request that completed in error, and everything known about it.
 #[derive(Clone, Debug)]
 pub struct Failure<'a> {
     /// The queue pair.
@@ -170,23 +166,23 @@ pub struct Failure<'a> {
     pub service: Service,
     /// Its attributes.
     pub attr: &'a QpAttr,
-    /// Of which queue the request was.
+    /// The queue of the request.
     pub side: Side,
     /// Its completion.
     pub cqe: &'a Cqe,
-    /// The cause, as this end, its peer or the network knows it.
+    /// The cause, as known by this end, its peer or the network.
     pub cause: Option<Cause>,
     /// Earlier reasons of the peer.
     pub others: Vec<Cause>,
-    /// True if the peer's process is on this host and writes down no reasons.
+    /// True if the peer's process is on this host and records no reasons.
     pub is_mute: bool,
     /// Bytes of the longest datagram.
     pub port_mtu: u32,
-    /// What happened to the queue pair before, oldest first.
+    /// Earlier events of the queue pair, oldest first.
     pub history: Vec<String>,
 }
 
-/// Says why a request failed.
+/// Explains why a request failed.
 pub fn failed(failure: &Failure<'_>) {
     let wanted = explains();
     if wanted == Explain::Off {
@@ -204,7 +200,7 @@ pub fn failed(failure: &Failure<'_>) {
     }
 }
 
-/// Something of which no request and no verb tells has gone wrong.
+/// Explains a problem that no request and no verb reports.
 pub fn happened(cause: impl FnOnce() -> Cause) {
     let wanted = explains();
     if wanted == Explain::Off {
@@ -221,7 +217,7 @@ pub fn happened(cause: impl FnOnce() -> Cause) {
 /// An attempt to connect that failed.
 #[derive(Clone, Debug)]
 pub struct Connection {
-    /// Between which ends.
+    /// Both ends, in words.
     pub what: String,
     /// The event that the program gets.
     pub event: &'static str,
@@ -231,11 +227,11 @@ pub struct Connection {
     pub cause: String,
     /// The private data of the other end.
     pub said: Option<String>,
-    /// What to change.
+    /// Advice to the user.
     pub advice: &'static str,
 }
 
-/// Says why an attempt to connect failed.
+/// Explains why a connection attempt failed.
 pub fn not_connected(connection: &Connection) {
     let wanted = explains();
     if wanted == Explain::Off {
@@ -250,7 +246,7 @@ pub fn not_connected(connection: &Connection) {
     say(&text, "");
 }
 
-/// The line that users of middleware ask for: who, to whom, what, how it ended, and why.
+/// One line that names the request, both ends, the status and the cause.
 fn line(failure: &Failure<'_>, cause: &Cause) -> String {
     let Failure { qpn, service, attr, side, cqe, .. } = failure;
     let what = if *side == Side::Recv { "receive" } else { operation(cqe) };
@@ -288,7 +284,7 @@ fn details(failure: &Failure<'_>, cause: &Cause, text: &mut String) {
     line("what to do", &cause.advice);
 }
 
-/// What can be said where nothing is known but the status, and how to find out more.
+/// The cause and advice that follow from the status alone.
 fn general(failure: &Failure<'_>) -> Cause {
     Cause { text: general_text(failure), advice: general_advice(failure) }
 }
@@ -378,7 +374,7 @@ fn retries(count: u8) -> String {
     if count == 1 { "1 retry".to_owned() } else { format!("{count} retries") }
 }
 
-/// What to look at when a request ends with `status`.
+/// Advice for requests that end with `status`.
 pub const fn advice(status: WcStatus) -> &'static str {
     match status {
         WcStatus::RetryExcErr => {
@@ -417,24 +413,23 @@ const fn operation(cqe: &Cqe) -> &'static str {
     }
 }
 
-/// As `ibv_wc_status_str` calls it.
+/// The text of `ibv_wc_status_str`.
 pub(crate) fn name(status: WcStatus) -> &'static str {
     WC_STATUS_TEXTS.get(status as usize).and_then(|text| text.to_str().ok()).unwrap_or("unknown")
 }
 
-/// The lock of what was said, for a fork.
 pub(crate) fn lock() -> &'static dyn Lockable {
     &TOLD
 }
 
-/// Writes a text that was not written before, while there are not too many, and what belongs to it.
+/// Writes a text unless it was written before or [`LIMIT`] is reached, and `more` with it.
 fn say(text: &str, more: &str) {
     let mut told = TOLD.lock();
     let told = told.get_or_insert_default();
     if told.len() < LIMIT && told.insert(text.to_owned()) {
         // Several processes write to one terminal.
         let text = text.replacen("roxe: ", &format!("roxe: process {}: ", std::process::id()), 1);
-        // Under the lock, so that no text is torn by another one. Nobody else can be told.
+        // Written under the lock, so that texts of several threads do not interleave.
         standard_error::write(&format!("{text}{more}"));
     }
 }
@@ -484,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_process_waits_for_what_is_owed() {
+    fn process_exit_waits_for_pending_explanations() {
         let owed = owe();
         assert!(!is_paid_within(Duration::ZERO));
         let teller = std::thread::spawn(move || drop(owed));

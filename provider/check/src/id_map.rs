@@ -1,16 +1,12 @@
-//! Maps and sets whose keys are identities and numbers of this process. Nobody outside chooses
-//! those, so one multiplication hashes them: each event looks into a dozen of these maps. Touches
-//! nothing.
+//! Maps and sets keyed by object ids and numbers of this process. No attacker chooses these keys,
+//! and each event looks up a dozen of them, so one multiplication is hash enough.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A map by identity.
 pub(crate) type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<IdHasher>>;
-/// A set of identities.
 pub(crate) type IdSet<K> = HashSet<K, BuildHasherDefault<IdHasher>>;
 
-/// The hasher of both.
 #[derive(Debug, Default)]
 pub(crate) struct IdHasher(u64);
 
@@ -24,7 +20,7 @@ impl Hasher for IdHasher {
     }
 
     fn write_u64(&mut self, number: u64) {
-        // 2^64 over the golden ratio: neighbours come to lie far apart.
+        // 2^64 over the golden ratio spreads consecutive keys.
         self.0 = (self.0.rotate_left(23) ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 
@@ -33,7 +29,7 @@ impl Hasher for IdHasher {
     }
 
     fn finish(&self) -> u64 {
-        // A map takes its place from the low bits, which a multiplication hardly mixes.
+        // Hash maps index by the low bits, which a multiplication hardly mixes.
         self.0 ^ (self.0 >> 32)
     }
 }
@@ -44,11 +40,11 @@ mod tests {
     use std::hash::BuildHasher;
 
     #[test]
-    fn numbers_that_follow_each_other_lie_apart_in_the_low_bits_and_in_the_high_ones() {
+    fn consecutive_keys_spread_over_low_and_high_bits() {
         let hash = |key: (u64, u32)| BuildHasherDefault::<IdHasher>::default().hash_one(key);
         for shift in [0, 57] {
             let places: HashSet<_> = (0..128).map(|at| (hash((at / 8, at as u32 % 8)) >> shift) & 0x7f).collect();
-            // As many as 128 balls thrown at 128 places hit, about.
+            // 128 random keys would hit about this many buckets.
             assert!(places.len() > 60, "{} places, shifted by {shift}", places.len());
         }
     }

@@ -1,4 +1,4 @@
-//! The checker: what programs do wrong with verbs, found from what they do and what comes of it.
+//! The checker: finds misuse of verbs from the calls of a program and from their results.
 //!
 //! ```text
 //! device, capi  tell(|| Event)  ->  World: objects, outstanding requests   (world)
@@ -6,16 +6,10 @@
 //!                                   Report -> text, JSON, exit status      (report, sink)
 //! ```
 //!
-//! Whoever does something tells it as an [`Event`]; nothing else of this crate is known outside, so
-//! a rule is a pure function of the events, and its tests are lists of events. A rule looks at the
-//! objects and requests of the program ([`world`](self)) and writes reports.
-//!
-//! Beside it: [`trace`], which listens to the same events and writes them down as a time line, and
-//! [`explain`], why a verb or a work request failed.
-//!
-//! Off, which is the default, an event costs one load and a branch that is never taken, and is not
-//! even put together. On, one lock is held while the rules look at it. Touches the environment's
-//! settings, call stacks, standard error, the report file and that of the trace; knows no sockets.
+//! A rule is a pure function of the [`Event`]s, so its tests are lists of events. [`trace`] writes
+//! the same events as a time line; [`explain`] says why a verb or a work request failed. While the
+//! checker is off, an event costs one load and one branch. Begin reading at `observe`, then
+//! `world`, then one of `rules/`.
 #![deny(unsafe_code)]
 
 mod event;
@@ -60,14 +54,13 @@ pub const EXIT_STATUS: i32 = 66;
 static CHECKER: Mutex<rank::Checker, Option<Checker>> = Mutex::new(None);
 static SINK: Mutex<rank::CheckReports, Option<Sink>> = Mutex::new(None);
 
-/// What there is and what was found so far.
 #[derive(Debug, Default)]
 struct Checker {
     world: World,
     rules: Rules,
 }
 
-/// Tells whoever listens what happened.
+/// Reports an event to the checker and the trace, if one of them is on.
 #[inline]
 pub fn tell<'a>(event: impl FnOnce() -> Event<'a>) {
     if is_on() {
@@ -75,7 +68,7 @@ pub fn tell<'a>(event: impl FnOnce() -> Event<'a>) {
     }
 }
 
-/// Out of line, so that who tells has no room for an event on its stack and no copy of this.
+/// Out of line, so that callers neither reserve stack for an event nor inline this code.
 #[cold]
 #[inline(never)]
 fn put_together<'a>(event: impl FnOnce() -> Event<'a>) {
@@ -88,11 +81,12 @@ fn put_together<'a>(event: impl FnOnce() -> Event<'a>) {
     }
 }
 
-/// What is set where lines may have to be written while the program runs.
+/// Settings that make roxe write to standard error while the program runs.
 const WRITERS: [&str; 4] = ["ROXE_CHECK", "ROXE_TRACE", "ROXE_EXPLAIN", "ROXE_STATS"];
 
-/// To be called before `main`, where that can be done: then whatever the program itself does at its
-/// end comes before the last look at its objects, and before the exit status is decided.
+/// Prepares for the end of the process. Call it before `main` where possible: exit handlers of the
+/// program then run before the checker looks at the remaining objects and decides on the exit
+/// status.
 pub fn on_load() {
     if variable("ROXE_CHECK").is_some() || variable("ROXE_TRACE").is_some() {
         exit::install();
@@ -102,8 +96,10 @@ pub fn on_load() {
     }
 }
 
-/// Turns on what the settings ask for, once. EINVAL: they cannot be understood, or name a file that
-/// cannot be used.
+/// Turns on the checker and the trace as the settings ask, once.
+///
+/// # Errors
+/// EINVAL if a setting cannot be parsed or names an unusable file.
 pub fn start() -> Result<(), Error> {
     let config = config()?;
     let checks = start_checker(config)?;
@@ -111,9 +107,9 @@ pub fn start() -> Result<(), Error> {
     if checks || traces {
         at_exit(Stage::Report, end);
     }
-    for (listens, who) in [(checks, listeners::CHECK), (traces, listeners::TRACE)] {
+    for (listens, listener) in [(checks, listeners::CHECK), (traces, listeners::TRACE)] {
         if listens {
-            listeners::add(who);
+            listeners::add(listener);
         }
     }
     Ok(())
@@ -169,9 +165,9 @@ fn observe(event: &Event<'_>) {
     }
 }
 
-/// Prints reports, and returns what is to happen to the program.
+/// Prints reports, and returns how to halt the program.
 fn take(reports: Vec<Report>) -> Halt {
-    // Held while it writes, so that no report is torn by another one.
+    // Held during the write, so that reports of several threads do not interleave.
     let mut sink = SINK.lock();
     let Some(sink) = &mut *sink else { return Halt::No };
     reports.into_iter().for_each(|report| sink.take(report));
@@ -181,7 +177,7 @@ fn take(reports: Vec<Report>) -> Halt {
     sink.take_halt()
 }
 
-/// Halts the thread that did what is wrong, without a lock of the checker.
+/// Halts the calling thread, which must hold no lock of the checker.
 fn stop_at_error(halt: Halt) {
     let process = std::process::id();
     let (signal, text) = match halt {
@@ -198,7 +194,6 @@ fn stop_at_error(halt: Halt) {
     exit::halt(signal);
 }
 
-/// The program ends.
 fn end() {
     tell(|| Event::Exit);
     if let Some(text) = SINK.try_lock().and_then(|sink| sink.as_ref().and_then(Sink::summary)) {
@@ -207,12 +202,12 @@ fn end() {
     trace::end();
 }
 
-/// The locks of the checker and of the trace, for a fork.
+/// The locks that a fork has to take.
 pub fn locks() -> impl Iterator<Item = &'static dyn Lockable> {
     [&CHECKER as &dyn Lockable, &SINK, explain::lock()].into_iter().chain(trace::locks())
 }
 
-/// In the child of a fork: what there is belongs to the parent.
+/// Clears the state in the child of a fork: all objects belong to the parent.
 pub fn abandon() {
     if let Some(checker) = CHECKER.try_lock().as_deref_mut().and_then(Option::as_mut) {
         *checker = Checker::default();

@@ -1,4 +1,4 @@
-//! Who listens to events. Touches nothing.
+//! The subscribers of events: the checker and the trace.
 
 use roxe_base::instruments;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -6,22 +6,22 @@ use std::sync::atomic::{AtomicU8, Ordering};
 pub(crate) const CHECK: u8 = 1;
 pub(crate) const TRACE: u8 = 2;
 
-/// None, or some of them.
+/// Bit set of the subscribers that are on.
 static LISTENERS: AtomicU8 = AtomicU8::new(0);
 
-/// Whether anybody listens: the checker or the trace.
+/// Returns true if the checker or the trace is on.
 #[inline]
 pub fn is_on() -> bool {
     LISTENERS.load(Ordering::Relaxed) != 0
 }
 
-/// Whether the checker is on: then the card is also stricter than it has to be.
+/// Returns true if the checker is on. The card is then stricter than the standard requires.
 #[inline]
 pub fn is_checking() -> bool {
     LISTENERS.load(Ordering::Relaxed) & CHECK != 0
 }
 
-/// Whether there is a trace.
+/// Returns true if the trace is on.
 #[inline]
 pub fn is_tracing() -> bool {
     LISTENERS.load(Ordering::Relaxed) & TRACE != 0

@@ -1,8 +1,6 @@
-//! One report: what is wrong, with which objects, where, what to do; as text and as JSON, and by
-//! its submodules as part of a document.
-//!
-//! Stands alone: who reads it needs nothing else. Pure but for the names of functions, which are
-//! looked up when it is written.
+//! One report: the mistake, the objects, the calls and the advice, as text and as JSON; the
+//! submodules embed it in documents. A report stands alone. Names of functions are looked up only
+//! when it is written.
 
 pub(crate) mod file;
 mod junit;
@@ -13,10 +11,10 @@ use crate::stack::{Frame, Stack};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// Calls of a stack that the text shows.
+/// Most calls of a stack in the text.
 const CALLS: usize = 8;
 
-/// What a rule found.
+/// A finding of a rule.
 #[derive(Clone, Debug)]
 pub(crate) struct Report {
     pub(crate) rule: Rule,
@@ -27,7 +25,7 @@ pub(crate) struct Report {
     advice: String,
 }
 
-/// A report whose stacks have names.
+/// A report with symbolized stacks.
 #[derive(Clone, Debug)]
 pub(crate) struct Named {
     pub(crate) report: Report,
@@ -35,7 +33,7 @@ pub(crate) struct Named {
 }
 
 impl Report {
-    /// What happened, in one sentence that names the objects.
+    /// Begins a report with one sentence that names the objects.
     pub(crate) fn new(rule: Rule, sentence: impl Into<String>) -> Self {
         Self {
             rule,
@@ -47,35 +45,35 @@ impl Report {
         }
     }
 
-    /// Less wrong than what the rule finds else: wrong on some cards only.
+    /// Lowers the severity to a warning: wrong on some cards only.
     pub(crate) fn warned(self) -> Self {
         Self { severity: Severity::Warning, ..self }
     }
 
-    /// Something that belongs to it: a label and its value.
+    /// Adds a label and its value.
     pub(crate) fn fact(mut self, label: &'static str, value: impl Into<String>) -> Self {
         self.facts.push((label, value.into()));
         self
     }
 
-    /// A call of the program that belongs to it, if there is one.
+    /// Adds a call of the program, if it is known.
     pub(crate) fn at<'s>(mut self, label: &'static str, stack: impl Into<Option<&'s Stack>>) -> Self {
         self.stacks.extend(stack.into().map(|stack| (label, stack.clone())));
         self
     }
 
-    /// What the program has to change.
+    /// Sets the advice.
     pub(crate) fn advice(mut self, advice: impl Into<String>) -> Self {
         self.advice = advice.into();
         self
     }
 
-    /// By what reports of one rule are told apart: the place in the program.
+    /// The place in the program; one rule reports each place once.
     pub(crate) fn place(&self) -> Option<&Stack> {
         self.stacks.first().map(|(_, stack)| stack)
     }
 
-    /// Looks up the names of its functions.
+    /// Symbolizes the stacks.
     pub(crate) fn named(self) -> Named {
         let stacks = self.stacks.iter().map(|(label, stack)| (*label, stack.frames())).collect();
         Named { report: self, stacks }
@@ -83,17 +81,12 @@ impl Report {
 }
 
 impl Named {
-    /// What suppressions are compared with.
+    /// The words that suppressions match: functions, files and values of facts.
     pub(crate) fn words(&self) -> impl Iterator<Item = String> {
-        let frames = self.stacks.iter().flat_map(|(_, frames)| frames);
-        let places = frames.flat_map(|frame| {
-            let file = frame.file.as_ref().map(|file| file.display().to_string());
-            [Some(frame.function.clone()), file].into_iter().flatten()
-        });
-        places.chain(self.report.facts.iter().map(|(_, value)| value.clone()))
+        self.top_words(usize::MAX).chain(self.report.facts.iter().map(|(_, value)| value.clone()))
     }
 
-    /// As [`words`](Self::words), of the `count` innermost calls of each stack only.
+    /// Functions and files of the `count` innermost calls of each stack.
     pub(crate) fn top_words(&self, count: usize) -> impl Iterator<Item = String> {
         let frames = self.stacks.iter().flat_map(move |(_, frames)| frames.iter().take(count));
         frames.flat_map(|frame| {
@@ -102,7 +95,6 @@ impl Named {
         })
     }
 
-    /// For people.
     pub(crate) fn text(&self) -> String {
         let Report { rule, severity, sentence, facts, advice, .. } = &self.report;
         let mut text = format!("roxe: {severity} [{rule}]: {sentence}\n");
@@ -122,7 +114,6 @@ impl Named {
         text
     }
 
-    /// For programs: one object.
     pub(crate) fn json(&self) -> Value {
         let Report { rule, severity, sentence, facts, advice, .. } = &self.report;
         let facts: serde_json::Map<_, _> =
@@ -157,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_says_what_where_and_what_to_do() {
+    fn text_names_rule_place_and_advice() {
         let text = report().text();
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "roxe: error [key-stale]: The key 0x7 is dead.");
@@ -168,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_json_holds_the_same() {
+    fn json_names_rule_place_and_facts() {
         let json = report().json();
         assert_eq!((&json["rule"], &json["severity"]), (&json!("key-stale"), &json!("error")));
         assert_eq!(json["stacks"][0]["calls"][0]["line"], json!(12));
@@ -176,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_files_and_objects_are_what_suppressions_see() {
+    fn suppression_words_are_functions_files_and_facts() {
         let words: Vec<_> = report().words().collect();
         assert_eq!(words, ["send_all", "a.c", "queue pair 0x00011 (RC)"]);
     }

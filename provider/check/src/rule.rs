@@ -1,13 +1,12 @@
-//! The rules: names, severities, what each says, and where that is written.
-//!
-//! Names are interface: programs' suppressions, reports and tests use them. Pure data.
+//! The rules: names, severities, summaries and sources. Names are interface: suppressions, reports
+//! and tests use them.
 
 use std::fmt;
 
-/// How wrong it is what a rule finds.
+/// Severity of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// Works, and costs time or safety.
+    /// It works, but costs time or safety.
     Advice,
     /// Wrong on some card, or under some timing.
     Warning,
@@ -37,22 +36,22 @@ macro_rules! rules {
             /// All rules, in the order of the manual.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
 
-            /// By which reports, selections and suppressions know it.
+            /// The name in reports, selections and suppressions.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)+ }
             }
 
-            /// How wrong it is what it finds.
+            /// The severity of the rule.
             pub const fn severity(self) -> Severity {
                 match self { $(Self::$variant => Severity::$severity,)+ }
             }
 
-            /// What it finds, in one sentence.
+            /// The mistake that the rule finds, in one sentence.
             pub const fn summary(self) -> &'static str {
                 match self { $(Self::$variant => $summary,)+ }
             }
 
-            /// Where it is written that this is wrong.
+            /// The document that forbids the mistake.
             pub const fn source(self) -> &'static str {
                 match self { $(Self::$variant => $source,)+ }
             }
@@ -192,35 +191,34 @@ impl fmt::Display for Rule {
     }
 }
 
-/// Which rules are checked, and whether errors change the exit status of the program.
+/// The rules that are checked, and the consequences of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selection {
     rules: Vec<Rule>,
-    /// The exit status is 66 if a rule of severity error fired and the program itself ended well.
+    /// True if an error changes the exit status of a successful program to 66.
     pub fails: bool,
-    /// What happens to the program at its first error.
+    /// Halts the program at its first error.
     pub halt: Halt,
-    /// Reports end with the line of a suppression file that would leave them out.
+    /// True if reports end with a suppression that would hide them.
     pub suggests: bool,
 }
 
-/// What happens to a program at its first error.
+/// The act on a program at its first error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Halt {
-    /// It goes on.
+    /// The program goes on.
     #[default]
     No,
-    /// It is stopped for a debugger that runs it, and ends if there is none (`SIGTRAP`).
+    /// Stops in the debugger that runs the program, or ends it (`SIGTRAP`).
     Trap,
-    /// It waits until a debugger is attached (`SIGSTOP`).
+    /// Waits until a debugger attaches (`SIGSTOP`).
     Wait,
 }
 
 impl Selection {
-    /// From words between commas: rules, `on` for errors and warnings, `all` for advice too,
-    /// `-RULE` for all but this one, and `warn`, which leaves the exit status alone; `stop` and
-    /// `wait`, which halt the program at its first error; `suggest`, by which reports end with the
-    /// suppression that would leave them out. Without a rule `on` is meant.
+    /// Parses words separated by commas: rule names, `on` for errors and warnings (the default),
+    /// `all` for advice too, `-RULE` to leave a rule out, `warn` to keep the exit status, `stop`
+    /// and `wait` to halt at the first error, `suggest` to print suppressions.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (mut with, mut without, mut fails) = (Vec::new(), Vec::new(), true);
         let (mut halt, mut suggests) = (Halt::No, false);
@@ -246,13 +244,13 @@ impl Selection {
         Rule::ALL.iter().copied().find(|rule| rule.name() == name).ok_or_else(unknown)
     }
 
-    /// Whether `rule` is checked.
+    /// Returns true if `rule` is checked.
     pub fn contains(&self, rule: Rule) -> bool {
         self.rules.contains(&rule)
     }
 }
 
-/// What is right all the same is told only to who asks for it.
+/// Advice is about correct programs, so it is opt-in.
 fn usual() -> impl Iterator<Item = Rule> {
     Rule::ALL.iter().copied().filter(|rule| rule.severity() > Severity::Advice)
 }
@@ -262,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_kebab_case_and_different_and_every_rule_says_where_it_is_written() {
+    fn rule_names_are_unique_kebab_case_and_sources_exist() {
         for (at, rule) in Rule::ALL.iter().enumerate() {
             let name = rule.name();
             assert!(name.chars().all(|c| c.is_ascii_lowercase() || c == '-'), "{name}");
@@ -272,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selection_names_rules_or_leaves_some_out() {
+    fn selection_includes_and_excludes_rules() {
         let only = Selection::parse("key-stale, leak").unwrap();
         assert!(only.contains(Rule::KeyStale) && only.contains(Rule::Leak) && !only.contains(Rule::KeyConfused));
         let without = Selection::parse("-leak,warn").unwrap();

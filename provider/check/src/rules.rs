@@ -1,5 +1,5 @@
-//! The rules, by what they are about. Each is a state machine over events; it may read what the
-//! program has, and writes reports.
+//! The rules, one module per subject. Each is a state machine over events that may read the world
+//! and writes reports.
 
 mod attributes;
 mod completions;
@@ -17,7 +17,6 @@ use crate::world::{Observer, World};
 
 pub use life::note_fork_support;
 
-/// All rules.
 #[derive(Debug)]
 pub(crate) struct Rules(Vec<Box<dyn Observer>>);
 
@@ -43,7 +42,6 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// Shows an event to all of them.
     pub(crate) fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
         self.0.iter_mut().for_each(|rule| rule.look(event, stack, world, reports));
     }

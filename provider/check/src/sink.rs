@@ -1,6 +1,5 @@
-//! Where reports go: standard error, a file, and the exit status.
-//!
-//! Repeated reports are counted instead of printed. Touches standard error and the file.
+//! Writes reports to standard error and the report file, and sums them up for the exit status.
+//! Repeated reports are counted, not printed.
 
 use crate::report::Report;
 use crate::report::file::ReportFile;
@@ -10,22 +9,21 @@ use crate::suppressions::{Suppressions, suggestion};
 use roxe_base::standard_error;
 use std::collections::HashMap;
 
-/// Reports of one rule that are printed, from different places of the program.
+/// Most printed reports of one rule, from different places of the program.
 const LIMIT: u32 = 10;
 
-/// What was reported so far, and where to.
 #[derive(Debug)]
 pub(crate) struct Sink {
     selection: Selection,
     suppressions: Suppressions,
     file: Option<ReportFile>,
-    /// How often each came.
+    /// Reports so far, by rule and place.
     seen: HashMap<(Rule, Option<Stack>), u64>,
-    /// Printed, by rule.
+    /// Reports that passed the filters, by rule.
     printed: HashMap<Rule, u32>,
     suppressed: u64,
     errors: u64,
-    /// True from the first error on until the program was halted for it.
+    /// True from the first error until the program is halted for it.
     is_halt_due: bool,
 }
 
@@ -35,7 +33,7 @@ impl Sink {
         Self { selection, suppressions, file, seen, printed, suppressed: 0, errors: 0, is_halt_due: false }
     }
 
-    /// Prints a report, unless it is not wanted or is known.
+    /// Prints a report unless it is deselected, suppressed or repeated.
     pub(crate) fn take(&mut self, report: Report) {
         let rule = report.rule;
         if !self.selection.contains(rule) {
@@ -59,7 +57,7 @@ impl Sink {
         if *printed > LIMIT {
             return;
         }
-        // Who cannot be told by one of them is told by the other.
+        // Errors are ignored: if one of the two outputs fails, the other may work.
         let mut text = named.text();
         if self.selection.suggests {
             text.push_str(&suggestion(&named));
@@ -70,7 +68,7 @@ impl Sink {
         }
     }
 
-    /// What the whole run found; nothing if it found nothing.
+    /// The summary of the run; `None` if nothing was reported.
     pub(crate) fn summary(&self) -> Option<String> {
         let reports: u32 = self.printed.values().sum();
         if reports == 0 {
@@ -91,12 +89,12 @@ impl Sink {
         Some(text)
     }
 
-    /// What is to happen to the program because of its first error; asked once.
+    /// Returns how to halt the program for its first error, once.
     pub(crate) fn take_halt(&mut self) -> Halt {
         if std::mem::take(&mut self.is_halt_due) { self.selection.halt } else { Halt::No }
     }
 
-    /// Whether the exit status has to say so.
+    /// Returns true if the exit status has to report errors.
     pub(crate) fn fails(&self) -> bool {
         self.selection.fails && self.errors > 0
     }
@@ -111,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_that_comes_again_is_counted() {
+    fn repeated_report_is_counted() {
         let mut sink = sink("all", "");
         (0..3).for_each(|_| sink.take(Report::new(Rule::KeyStale, "x")));
         let text = sink.summary().unwrap();
@@ -120,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn warnings_leave_the_exit_status_alone_and_so_do_errors_if_asked() {
+    fn exit_status_ignores_warnings_and_errors_under_warn() {
         let mut warned = sink("all", "");
         warned.take(Report::new(Rule::Leak, "x"));
         assert!(!warned.fails() && warned.summary().is_some());
@@ -130,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_selected_or_suppressed_is_not_printed() {
+    fn deselected_and_suppressed_reports_are_not_printed() {
         let mut sink = sink("-leak", "key-* *domain* # known");
         sink.take(Report::new(Rule::Leak, "x"));
         sink.take(Report::new(Rule::KeyStale, "x").fact("domain", "protection domain"));

@@ -1,6 +1,4 @@
-//! Call stacks: captured as addresses ([`walk`]), and named when a report is printed.
-//!
-//! Touches the stack of the calling thread, and for names the debug information of the program.
+//! Call stacks: captured as addresses ([`walk`]), symbolized when a report is printed.
 
 #[allow(unsafe_code)]
 mod walk;
@@ -13,47 +11,46 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-/// How the names of the product's own functions begin, behind which the program's begin.
+/// Prefixes of roxe's own functions; the program's frames begin after the last of them.
 const OWN: [&str; 2] = ["roxe", "<roxe"];
-/// Headers whose functions are part of the program, and say nothing about it.
+/// Headers with inline functions, whose frames are no calls of the program itself.
 const HEADERS: [&str; 2] = ["infiniband/verbs.h", "rdma/rdma_verbs.h"];
-/// Behind these nothing is the program's.
+/// Outermost frames, which belong to the C library.
 const OUTERMOST: [&str; 3] = ["__libc_start", "_start", "start_thread"];
 
-/// Where a call came from: return addresses.
+/// Return addresses, innermost first.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Stack(Arc<[usize]>);
 
-/// One call of a stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
-    /// The function; its address where nobody knows the name.
+    /// The function, or its address if the name is unknown.
     pub(crate) function: String,
-    /// The file, where the program has debug information.
+    /// The source file, if there is debug information.
     pub(crate) file: Option<PathBuf>,
-    /// The line in it.
     pub(crate) line: Option<u32>,
 }
 
 impl Stack {
-    /// That of the calling thread.
+    /// The stack of the calling thread.
     pub(crate) fn here() -> Self {
         Self(walk::addresses())
     }
 
-    /// That of a call which nobody asked for.
+    /// An empty stack, for events without a call.
     pub(crate) fn unknown() -> Self {
         Self([].into())
     }
 
-    /// The calls of the program, innermost first; empty if nothing is known.
+    /// The calls of the program, innermost first; empty if unknown.
     pub(crate) fn frames(&self) -> Vec<Frame> {
         let mut frames = Vec::new();
         for &address in &*self.0 {
-            // What is called returns behind the call; the line of the call is what people look for.
+            // A return address points behind the call; the address before it has the line of the
+            // call.
             let address = address.wrapping_sub(1);
-            // To read the debug information of these takes up to half a second, for which the card
-            // would stand still.
+            // Skipped, because reading the debug information of these files can stall the card for
+            // long.
             let is_in = |ranges: &[Range<usize>]| ranges.iter().any(|range| range.contains(&address));
             if is_in(&nameless().own) {
                 frames.push((Frame { function: String::new(), file: None, line: None }, true));
@@ -76,15 +73,15 @@ impl Stack {
     }
 }
 
-/// A call without a name: the file that it is in, and where there, for those who look that up with
-/// other tools; the address if it is in no file.
+/// Names a call without a symbol: file and offset for other tools, or the address if no file is
+/// mapped there.
 fn place(address: usize) -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let lines: Vec<_> = maps.lines().filter_map(mapping).collect();
     let found = lines.iter().position(|(range, _)| range.contains(&address)).and_then(|at| {
         let path = lines[at].1;
-        // The parts of a library lie side by side; a copy that a program has mapped to read it does
-        // not count. Programs that are no shared objects are linked for their addresses.
+        // The mappings of a library are adjacent, and a copy mapped for reading does not count.
+        // Non-PIE programs are linked at fixed addresses, so their offsets are absolute.
         let part = lines[..at].iter().rev().take_while(|(_, other)| *other == path).last().unwrap_or(&lines[at]);
         let begin = if is_linked_for_its_place(path) { 0 } else { part.0.start };
         Some(format!("{}+{:#x}", Path::new(path).file_name()?.display(), address - begin))
@@ -92,7 +89,7 @@ fn place(address: usize) -> String {
     found.unwrap_or_else(|| format!("{address:#x}"))
 }
 
-/// Returns true for an ELF file of the type `ET_EXEC`, whose addresses tools take as they are.
+/// Returns true for an ELF file of type `ET_EXEC`, which is linked at fixed addresses.
 fn is_linked_for_its_place(path: &str) -> bool {
     const ET_EXEC: u16 = 2;
     let mut head = [0; 18];
@@ -100,13 +97,12 @@ fn is_linked_for_its_place(path: &str) -> bool {
     read.is_ok() && u16::from_ne_bytes([head[16], head[17]]) == ET_EXEC
 }
 
-/// Where code lies whose names nobody sees.
+/// Code ranges that are not symbolized.
 #[derive(Debug)]
 struct Nameless {
-    /// This library; empty if it is part of the program itself, whose functions are told apart by
-    /// their names.
+    /// This library; empty if it is linked into the program, where names tell its functions apart.
     own: Vec<Range<usize>>,
-    /// The C library: it calls `main`, threads, and what compares for `qsort`.
+    /// The C library, which calls `main`, threads and callbacks such as that of `qsort`.
     libc: Vec<Range<usize>>,
 }
 
@@ -131,7 +127,7 @@ fn nameless() -> &'static Nameless {
     })
 }
 
-/// The addresses and the file of a line of `/proc/PID/maps` (`man proc_pid_maps`).
+/// Parses the range and the file of a line of `/proc/PID/maps` (`man proc_pid_maps`).
 fn mapping(line: &str) -> Option<(Range<usize>, &str)> {
     let (range, rest) = line.split_once(' ')?;
     let (begin, end) = range.split_once('-')?;
@@ -139,7 +135,7 @@ fn mapping(line: &str) -> Option<(Range<usize>, &str)> {
     Some((number(begin)?..number(end)?, rest.get(rest.find('/')?..)?))
 }
 
-/// Leaves the program's part of frames, of which some are known to be ours.
+/// Keeps the frames of the program. The bool marks frames known to be roxe's.
 fn cut(frames: Vec<(Frame, bool)>) -> Vec<Frame> {
     let is_header = |file: &PathBuf| HEADERS.iter().any(|header| file.ends_with(header));
     let is_own = |(frame, is_ours): &(Frame, bool)| {
@@ -177,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_begins_where_the_program_called_the_library_and_ends_with_main() {
+    fn frames_span_from_the_verbs_call_to_main() {
         let names =
             ["backtrace::trace", "roxe_check::observe", "ibv_post_send", "send_all", "main", "__libc_start_main"];
         let mut frames = names.map(frame);
@@ -188,13 +184,13 @@ mod tests {
     }
 
     #[test]
-    fn a_captured_stack_names_its_functions() {
+    fn captured_stack_has_several_frames() {
         let addresses = Stack::here();
         assert!(addresses.0.len() > 1 && addresses == addresses.clone());
     }
 
     #[test]
-    fn a_call_without_a_name_is_told_by_its_file() {
+    fn unnamed_call_is_file_plus_offset() {
         let here = place as fn(usize) -> String as usize;
         let program = std::env::current_exe().unwrap();
         let name = program.file_name().unwrap().to_str().unwrap();
@@ -203,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_is_printed_with_what_is_known_of_it() {
+    fn frame_display_omits_unknown_parts() {
         assert_eq!(frame("f").to_string(), "f");
         assert_eq!(Frame { file: Some("a.c".into()), line: Some(3), ..frame("f") }.to_string(), "f (a.c:3)");
     }

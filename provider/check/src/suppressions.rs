@@ -1,9 +1,8 @@
-//! Suppressions: reports that are known, and why they are not wanted.
+//! Suppressions: known reports that the user does not want to see.
 //!
-//! A line is `RULE PATTERN # REASON`. The pattern has `*` and `?`; it is compared with the
-//! functions, the files and the objects of a report; with `topN:` in front of it only with the N
-//! innermost calls of each stack (`top:` is one). A rule may be a pattern too. The reason is not
-//! optional. Pure.
+//! A line is `RULE PATTERN # REASON`; the reason is mandatory. Patterns have `*` and `?` and match
+//! functions, files and objects of a report; `topN:PATTERN` matches the N innermost calls of each
+//! stack only (`top:` is one). The rule may be a pattern too.
 
 use crate::report::Named;
 use crate::rule::Rule;
@@ -12,16 +11,16 @@ use crate::rule::Rule;
 struct Suppression {
     rule: String,
     pattern: String,
-    /// Calls of each stack that it is compared with; `None`: all, and the objects.
+    /// Number of innermost calls to match; `None` for all, and the objects.
     top: Option<usize>,
 }
 
-/// The lines of a file.
+/// Parsed lines of a suppression file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Suppressions(Vec<Suppression>);
 
 impl Suppressions {
-    /// Reads the text of a file; the error names the line.
+    /// Parses the text of a file; an error names the line.
     pub fn parse(text: &str) -> Result<Self, String> {
         let lines = (1..).zip(text.lines().map(str::trim));
         let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
@@ -31,7 +30,7 @@ impl Suppressions {
             .map(Self)
     }
 
-    /// Whether nobody wants to see this report.
+    /// Returns true if a line matches the report.
     pub(crate) fn cover(&self, report: &Named) -> bool {
         let rule = report.report.rule.name();
         let for_rule = self.0.iter().filter(|line| matches(&line.rule, rule));
@@ -60,14 +59,14 @@ fn parse(line: &str) -> Result<Suppression, String> {
     }
 }
 
-/// The number and the rest of a pattern that begins with `topN:`.
+/// Splits a pattern that begins with `topN:`.
 fn top_of(pattern: &str) -> Option<(usize, &str)> {
     let (number, rest) = pattern.strip_prefix("top")?.split_once(':')?;
     let number = if number.is_empty() { 1 } else { number.parse().ok()? };
     Some((number, rest))
 }
 
-/// The line of a file that would leave out `report` and what the same function does elsewhere.
+/// The line that suppresses `report` and other reports of the same rule in the same function.
 pub(crate) fn suggestion(report: &Named) -> String {
     let rule = report.report.rule;
     let first = report.top_words(1).next().filter(|word| !word.contains(char::is_whitespace));
@@ -75,7 +74,7 @@ pub(crate) fn suggestion(report: &Named) -> String {
     format!("    {:<14} {rule} {pattern} # why it is wanted\n", "suppression")
 }
 
-/// Whether `text` is what `pattern` describes; `*` stands for any characters, `?` for one.
+/// Returns true if `text` matches `pattern`: `*` stands for any characters, `?` for one.
 fn matches(pattern: &str, text: &str) -> bool {
     let mut chars = pattern.chars();
     match chars.next() {
@@ -98,7 +97,7 @@ mod tests {
     use crate::stack::Frame;
 
     #[test]
-    fn patterns_have_stars_and_question_marks() {
+    fn pattern_matches_star_and_question_mark() {
         for (pattern, text, expected) in [
             ("*", "", true),
             ("send_*", "send_all", true),
@@ -112,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn pattern_of_the_top_calls_covers_those_only() {
+    fn top_pattern_matches_innermost_calls_only() {
         let frame = |function: &str| Frame { function: function.into(), file: None, line: None };
         let stacks = vec![("posted at", ["send_one", "send_all", "main"].map(frame).to_vec())];
         let report = Named { report: Report::new(Rule::KeyStale, "x").fact("queue", "send_one"), stacks };
@@ -132,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_needs_a_rule_a_pattern_and_a_reason() {
+    fn line_without_rule_pattern_or_reason_is_an_error() {
         let good = Suppressions::parse("# known\n\nleak *ucp_init* # freed by the system\n").unwrap();
         assert_eq!(good.0, [Suppression { rule: "leak".into(), pattern: "*ucp_init*".into(), top: None }]);
         for (text, part) in [

@@ -1,4 +1,4 @@
-//! A program and its card as events, for the tests of rules.
+//! A program and its card as events, for tests of rules.
 
 use crate::event::{Arrived, Event, Made, Memory, Pair};
 use crate::rule::Rule;
@@ -11,7 +11,7 @@ use roxe_transport::qp::{PostError, QpCaps, Service};
 use roxe_transport::wr::{Access, Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, WcOpcode};
 use roxe_wire::{Bth, Deth, Gid, Header, Kind, LKey, Psn, Qkey, Qpn, RKey};
 
-/// One device with a domain and a completion queue, and all rules.
+/// A device with a domain, a completion queue and all rules.
 pub(crate) struct Card {
     world: World,
     rules: Rules,
@@ -31,7 +31,7 @@ impl Card {
         card
     }
 
-    /// Which rules an event makes report.
+    /// The rules that report an event.
     pub(crate) fn tell(&mut self, event: Event<'_>) -> Vec<Rule> {
         let (stack, mut reports) = (Stack::unknown(), Vec::new());
         self.world.begin(&event, &stack);
@@ -40,12 +40,10 @@ impl Card {
         reports.into_iter().map(|report| report.rule).collect()
     }
 
-    /// A new RC queue pair.
     pub(crate) fn qp(&mut self) -> ObjectId {
         self.qp_of(Service::Rc)
     }
 
-    /// A new queue pair of this service.
     pub(crate) fn qp_of(&mut self, service: Service) -> ObjectId {
         self.made += 1;
         let Self { context, pd, cq, .. } = *self;
@@ -77,7 +75,7 @@ impl Card {
         Cqe { wr_id, qpn, opcode: WcOpcode::RdmaWrite, ..Cqe::default() }
     }
 
-    /// A receive of this length is posted.
+    /// Posts a receive of this length.
     pub(crate) fn receive(&mut self, queue: ObjectId, length: u32) -> Vec<Rule> {
         let request = RecvRequest { wr_id: 1, sges: &[Sge { addr: 0x1000, length, lkey: LKey(0) }] };
         self.tell(Event::PostedRecv { queue, request: &request })
@@ -96,7 +94,7 @@ impl Card {
     }
 }
 
-/// A queue pair of objects that nobody else has.
+/// A queue pair whose context, domain and completion queue are its own.
 pub(crate) fn pair(qpn: u32, service: Service) -> Pair {
     let [context, pd, cq] = [ObjectId::next(), ObjectId::next(), ObjectId::next()];
     let caps = QpCaps { max_send_wr: 2, max_recv_wr: 2, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
@@ -115,7 +113,7 @@ pub(crate) fn datagram(qkey: u32, len: usize) -> Arrived {
     packet(Kind::Ud { deth: Deth { qkey: Qkey(qkey), src_qpn: Qpn::new(9) }, imm: None }, 0, 0, len)
 }
 
-/// A WRITE of nothing.
+/// A WRITE of 0 bytes.
 pub(crate) fn write(wr_id: u64, flags: SendFlags) -> SendRequest<'static> {
     let op = SendOp::Write { remote_addr: 0, rkey: RKey(0) };
     SendRequest { wr_id, op, flags, data: SendData::Sges(&[]), ud: None }

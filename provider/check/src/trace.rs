@@ -1,20 +1,11 @@
-//! The trace: what queue pairs do over time, for a viewer of Chrome's Trace Event format
+//! The trace: the activity of queue pairs over time, in Chrome's Trace Event format
 //! (docs/how-to/trace.md).
 //!
-//! ```text
-//! device, capi  tell(|| Event)       -> Tracks: a track for each queue pair -> Lines -> file
-//! engine        packets(&[packet])   ->
-//! ```
-//!
-//! A further listener to the events of the checker; packets come as captures see them. What is told
-//! becomes lines in memory; the background thread of an engine writes them out every
-//! [`INTERVAL`], so that a process that is killed loses no more than that, and whoever finds
-//! a megabyte waiting writes it itself.
-//!
-//! The file is an array of events in JSON, to which processes append whole lines. Viewers take an
-//! array without its closing bracket, so nobody has to be the last. The first one writes the
-//! opening bracket: every process holds a shared lock on the file while it lives, and who gets it
-//! alone is the first. Touches the file and standard error.
+//! Subscribes to the events of the checker, and to packets as captures see them. Lines collect in
+//! memory; the background thread of an engine writes them every [`INTERVAL`], and a thread that
+//! finds a megabyte writes it itself. The file is a JSON array without its closing bracket, which
+//! viewers accept, so processes can append whole lines. Each process holds a shared lock on the
+//! file; the one that gets the exclusive lock is first and writes the opening bracket.
 
 mod tracks;
 
@@ -36,34 +27,32 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tracks::{Lines, Tracks};
 
-/// How long lines wait in memory at most while the process runs.
+/// Longest time that lines stay in memory while the process runs.
 pub const INTERVAL: Duration = Duration::from_millis(20);
-/// Bytes of lines that wait in memory.
+/// Bytes in memory from which on they are written at once.
 const LIMIT: usize = 1 << 20;
-/// What the array begins with.
+/// Start of the array.
 const START: &[u8] = b"[\n";
 
 static FILE: Mutex<rank::TraceFile, Option<Output>> = Mutex::new(None);
 static TRACE: Mutex<rank::Trace, Option<Trace>> = Mutex::new(None);
 
-/// Where lines go.
 #[derive(Debug)]
 struct Output {
     wanted: PathBuf,
-    /// `None`: the child of a fork has not written yet, and its file is another one.
+    /// `None` in the child of a fork until it writes to its own file.
     file: Option<File>,
-    /// What is written now; kept for its room.
+    /// Lines being written; kept for its capacity.
     writing: String,
 }
 
-/// What waits to be written.
 #[derive(Debug)]
 struct Trace {
     lines: Lines,
     tracks: Tracks,
 }
 
-/// Opens the file, once; whether there is to be a trace. EINVAL and others: it cannot be used.
+/// Opens the file once; returns false if no trace is wanted.
 pub(crate) fn start(config: &Config) -> Result<bool, Error> {
     let Some(wanted) = &config.trace else { return Ok(false) };
     begin(wanted).map_err(|e| Error::os(format!("cannot write the trace {} (ROXE_TRACE)", wanted.display()), &e))?;
@@ -89,12 +78,12 @@ fn open(wanted: &Path) -> io::Result<File> {
                 file.set_len(0)?;
             }
             file.write_all(START)?;
-            // Nothing of this process is there yet: if another one gets the lock alone before this
-            // one shares it, the file begins anew.
+            // Nothing of this process is written yet, so another process may get the exclusive lock
+            // in between and truncate the file.
             file.lock_shared()?;
         }
         Err(TryLockError::WouldBlock) => file.lock_shared()?,
-        // A file system without locks: then the first is who finds it empty.
+        // On a file system without locks, the process that finds the file empty is the first.
         Err(TryLockError::Error(_)) if file.metadata()?.len() == 0 => file.write_all(START)?,
         Err(TryLockError::Error(_)) => {}
     }
@@ -130,7 +119,7 @@ fn add(what: impl FnOnce(&mut Lines, &mut Tracks)) {
     }
 }
 
-/// Writes what waits, if there is a trace.
+/// Writes the collected lines, if the trace is on.
 pub fn write_out() {
     if !is_on() {
         return;
@@ -159,19 +148,18 @@ pub fn write_out() {
     }
 }
 
-/// The program ends: what is open ends with it.
+/// Closes all open slices at the end of the program.
 pub(crate) fn end() {
     add(|lines, tracks| tracks.end(lines, clock::now()));
     write_out();
 }
 
-/// The locks, for a fork.
 pub(crate) fn locks() -> [&'static dyn Lockable; 2] {
     [&FILE, &TRACE]
 }
 
-/// In the child of a fork: what waits belongs to the parent, and so do its objects. The file is
-/// shared, unless each process has its own.
+/// In the child of a fork: collected lines and objects belong to the parent. The file is shared,
+/// unless each process has its own.
 pub(crate) fn abandon() {
     if let Some(output) = FILE.try_lock().as_deref_mut().and_then(Option::as_mut) {
         output.writing.clear();
@@ -188,9 +176,9 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::{MetadataExt, symlink};
 
-    /// Alone with the trace of this process.
+    /// The only test that uses the trace of this process.
     #[test]
-    fn what_waits_at_a_fork_is_left_to_the_parent_and_the_child_names_itself() {
+    fn fork_child_drops_lines_of_parent_and_names_itself() {
         let path = std::env::temp_dir().join(format!("roxe-trace-{}-fork", std::process::id()));
         begin(&path).unwrap();
         listeners::add(listeners::TRACE);
@@ -209,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_share_a_file_that_begins_once_and_the_next_run_begins_anew() {
+    fn processes_share_a_file_and_the_next_run_truncates_it() {
         let path = scratch("shared");
         fs::write(&path, "an old trace").unwrap();
         let (mut first, mut second) = (open(&path).unwrap(), open(&path).unwrap());
@@ -225,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_trace_is_for_its_owner_only_and_never_opened_through_a_link() {
+    fn trace_file_is_private_and_rejects_symlinks() {
         let (path, link) = (scratch("private"), scratch("link"));
         drop(open(&path).unwrap());
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);

@@ -1,4 +1,4 @@
-//! An object that the checker knows of for as long as it lives. Tells events.
+//! Reports the creation and the destruction of an object to the checker.
 
 use crate::event::{Event, Made};
 use crate::{is_on, tell};
@@ -7,14 +7,14 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 thread_local! {
-    /// How deep this thread is inside of [`for_library`].
+    /// Nesting depth of [`for_library`] on this thread.
     static FOR_LIBRARY: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Makes objects that a library keeps for itself: a program that does not destroy them has not
-/// forgotten them.
+/// Runs `make`; objects created inside belong to a library, so the `leak` rule does not report
+/// them.
 pub fn for_library<T>(make: impl FnOnce() -> T) -> T {
-    /// Ends also when `make` unwinds.
+    /// A guard, because `make` may unwind.
     struct Inside;
     impl Drop for Inside {
         fn drop(&mut self) {
@@ -26,7 +26,7 @@ pub fn for_library<T>(make: impl FnOnce() -> T) -> T {
     make()
 }
 
-/// Part of an object of the program: tells that it came to be, and when it goes.
+/// Part of an object of the program: reports its creation, and its destruction when dropped.
 #[derive(Debug)]
 pub struct Tracked {
     id: ObjectId,
@@ -34,7 +34,7 @@ pub struct Tracked {
 }
 
 impl Tracked {
-    /// Tells that the object `id` was made.
+    /// Reports that the object `id` was created.
     pub fn new(id: ObjectId, made: impl FnOnce() -> Made) -> Self {
         tell(|| Event::Created(id, made()));
         if is_on() && FOR_LIBRARY.get() > 0 {
@@ -43,17 +43,17 @@ impl Tracked {
         Self { id, is_alive: AtomicBool::new(is_on()) }
     }
 
-    /// By what it is known.
+    /// The id of the object.
     pub fn id(&self) -> ObjectId {
         self.id
     }
 
-    /// Whether the checker knows it, and not yet that it is gone.
+    /// Returns true if the checker knows the object and has not seen its end.
     pub fn is_alive(&self) -> bool {
         self.is_alive.load(Ordering::Relaxed)
     }
 
-    /// Tells that the object is gone, once; dropping it does so too.
+    /// Reports the destruction of the object, at most once; dropping it does so too.
     pub fn end(&self) {
         if self.is_alive.swap(false, Ordering::Relaxed) {
             tell(|| Event::Destroyed(self.id));

@@ -1,7 +1,6 @@
-//! What the program has: its objects, where each was made, what it set on its queue pairs, and the
-//! requests that are outstanding.
-//!
-//! Kept up to date from the events; rules, which are [`Observer`]s, read it. Touches nothing.
+//! The state of the program as the rules see it: its objects and where each was created, the
+//! attributes of its queue pairs, and the outstanding requests. Updated from events; rules
+//! ([`Observer`]s) read it.
 
 use crate::event::{Event, Made, Memory, Pair};
 use crate::id_map::IdMap;
@@ -18,16 +17,15 @@ use std::fmt;
 /// Destroyed objects that are remembered.
 const REMEMBERED: usize = 4096;
 
-/// An object, and where it came from.
+/// A live object.
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     pub(crate) made: Made,
     pub(crate) created: Stack,
-    /// A library keeps it for itself.
+    /// True if a library owns it.
     pub(crate) of_library: bool,
 }
 
-/// An object that is gone.
 #[derive(Clone, Debug)]
 pub(crate) struct Gone {
     pub(crate) id: ObjectId,
@@ -36,46 +34,44 @@ pub(crate) struct Gone {
     pub(crate) destroyed: Stack,
 }
 
-/// A request whose completion the program has not polled, nor one behind it.
+/// A request for which the program has polled neither its completion nor a later one.
 #[derive(Clone, Debug)]
 pub(crate) struct Work {
     pub(crate) wr_id: u64,
-    /// What it asks for; `None`: it is a receive.
+    /// `None` for a receive.
     pub(crate) op: Option<SendOp>,
     pub(crate) signaled: bool,
-    /// Its list; empty if its data was inline.
+    /// Empty for inline data.
     pub(crate) sges: Vec<Sge>,
-    /// Bytes of its list or of its inline data.
+    /// Bytes of the list or of the inline data.
     pub(crate) len: u64,
     pub(crate) posted: Stack,
-    /// How many were posted before it.
+    /// Sequence number of the post in this process.
     pub(crate) serial: u64,
-    /// The card has written its completion.
+    /// True once the card has written its completion.
     pub(crate) completed: bool,
 }
 
-/// A rule, or some that share what they remember: looks at events for one subject.
+/// One or several rules that share state.
 pub(crate) trait Observer: fmt::Debug + Send {
-    /// Looks at `event`, which the program caused at `stack`. What the event adds is in `world`
-    /// already, what it ends still is.
+    /// Judges `event`, which the program caused at `stack`. `world` already holds what the event
+    /// adds, and still holds what it ends.
     fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>);
 }
 
-/// The objects of the program and its outstanding requests.
 #[derive(Debug, Default)]
 pub(crate) struct World {
     objects: IdMap<ObjectId, Known>,
     gone: VecDeque<Gone>,
     numbers: IdMap<(ObjectId, Qpn), ObjectId>,
     attributes: IdMap<ObjectId, Attributes>,
-    /// Sends and receives by queue pair, and by shared receive queue.
+    /// Sends by queue pair, and receives by queue pair or shared receive queue.
     works: [IdMap<ObjectId, VecDeque<Work>>; 2],
-    /// Requests that were posted so far.
     posted: u64,
 }
 
 impl World {
-    /// Notes what an event adds, before the rules see it.
+    /// Applies what an event adds, before the rules see it.
     pub(crate) fn begin(&mut self, event: &Event<'_>, stack: &Stack) {
         match *event {
             Event::Modified { qp, attr, mask } => self.attributes.entry(qp).or_default().modify(attr, mask, stack),
@@ -108,7 +104,7 @@ impl World {
             Event::Completed { qp, side, cqe } => {
                 let queue = self.queue_of(qp, side);
                 let mut works = self.works[side as usize].get_mut(&queue).into_iter().flatten();
-                // The oldest request that a new completion can be of.
+                // A completion belongs to the oldest uncompleted request of its wr_id.
                 if let Some(work) = works.find(|work| !work.completed && work.wr_id == cqe.wr_id) {
                     work.completed = true;
                 }
@@ -117,7 +113,7 @@ impl World {
         }
     }
 
-    /// Forgets what an event ends, once the rules have seen it.
+    /// Removes what an event ends, after the rules have seen it.
     pub(crate) fn end(&mut self, event: &Event<'_>, stack: &Stack) {
         match *event {
             Event::Destroyed(id) => {
@@ -145,8 +141,8 @@ impl World {
         }
     }
 
-    /// The requests that a polled completion ends: a send and those before it, which are done too,
-    /// or one receive.
+    /// Removes the requests that a polled completion ends: a send with all before it, or one
+    /// receive.
     fn poll(&mut self, cq: ObjectId, cqe: &Cqe) {
         let Some(qp) = self.qp_of(cq, cqe.qpn) else { return };
         let side = side_of(cqe);
@@ -167,53 +163,47 @@ impl World {
         self.works[side as usize].entry(queue).or_default().push_back(work);
     }
 
-    /// How many requests were posted so far.
     pub(crate) fn posted(&self) -> u64 {
         self.posted
     }
 
-    /// Requests of the queue whose completions nobody has polled, oldest first.
+    /// Outstanding requests of a queue, oldest first.
     pub(crate) fn outstanding(&self, side: Side, queue: ObjectId) -> impl DoubleEndedIterator<Item = &Work> {
         self.works[side as usize].get(&queue).into_iter().flatten()
     }
 
-    /// How many requests [`World::outstanding`] has.
     pub(crate) fn depth(&self, side: Side, queue: ObjectId) -> usize {
         self.works[side as usize].get(&queue).map_or(0, VecDeque::len)
     }
 
-    /// All outstanding requests, with the queue pair or shared receive queue of each.
+    /// All outstanding requests, each with its queue pair or shared receive queue.
     pub(crate) fn all_outstanding(&self) -> impl Iterator<Item = (ObjectId, &Work)> {
         self.works.iter().flatten().flat_map(|(queue, works)| works.iter().map(|work| (*queue, work)))
     }
 
-    /// The outstanding sends of each queue pair that has some.
     pub(crate) fn sends(&self) -> impl Iterator<Item = (ObjectId, &VecDeque<Work>)> {
         self.works[Side::Send as usize].iter().filter(|(_, works)| !works.is_empty()).map(|(qp, works)| (*qp, works))
     }
 
-    /// Where the requests of one side of a queue pair wait: in itself, or in its shared queue.
+    /// The queue that holds the requests of one side: the queue pair, or its shared receive queue.
     pub(crate) fn queue_of(&self, qp: ObjectId, side: Side) -> ObjectId {
         let srq = self.qp(qp).and_then(|pair| pair.srq);
         srq.filter(|_| side == Side::Recv).unwrap_or(qp)
     }
 
-    /// An object that is alive.
     pub(crate) fn object(&self, id: ObjectId) -> Option<&Known> {
         self.objects.get(&id)
     }
 
-    /// All objects that are alive.
     pub(crate) fn objects(&self) -> impl Iterator<Item = (ObjectId, &Known)> {
         self.objects.iter().map(|(id, known)| (*id, known))
     }
 
-    /// Objects that are gone, the latest first.
+    /// Destroyed objects, latest first.
     pub(crate) fn gone(&self) -> impl Iterator<Item = &Gone> {
         self.gone.iter().rev()
     }
 
-    /// A queue pair that is alive.
     pub(crate) fn qp(&self, id: ObjectId) -> Option<&Pair> {
         match &self.objects.get(&id)?.made {
             Made::Qp(pair) => Some(pair),
@@ -221,28 +211,24 @@ impl World {
         }
     }
 
-    /// What was set on a queue pair that is alive.
     pub(crate) fn attributes(&self, qp: ObjectId) -> Option<&Attributes> {
         self.attributes.get(&qp)
     }
 
-    /// Whether the program has moved the queue pair to the error state.
+    /// Returns true if the program moved the queue pair to ERR.
     pub(crate) fn is_in_error(&self, qp: ObjectId) -> bool {
         self.attributes(qp).is_some_and(|attributes| attributes.state == QpState::Err)
     }
 
-    /// What was set on all queue pairs.
     pub(crate) fn all_attributes(&self) -> impl Iterator<Item = (ObjectId, &Attributes)> {
         self.attributes.iter().map(|(qp, attributes)| (*qp, attributes))
     }
 
-    /// The queue pair that a completion names.
     pub(crate) fn qp_of(&self, cq: ObjectId, qpn: Qpn) -> Option<ObjectId> {
         let Made::Cq { context, .. } = self.objects.get(&cq)?.made else { return None };
         self.numbers.get(&(context, qpn)).copied()
     }
 
-    /// The regions that are alive.
     pub(crate) fn regions(&self) -> impl Iterator<Item = (ObjectId, &Memory, &Stack)> {
         self.objects.iter().filter_map(|(id, known)| match &known.made {
             Made::Mr(memory) => Some((*id, memory, &known.created)),
@@ -250,37 +236,34 @@ impl World {
         })
     }
 
-    /// What people call an object: its kind, and what the program knows it by.
+    /// The kind of an object and the numbers by which the program knows it.
     pub(crate) fn name(&self, id: ObjectId) -> String {
         self.objects.get(&id).map_or_else(|| "an object that is gone".to_owned(), |known| describe(&known.made))
     }
 }
 
-/// The attributes of one queue pair.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Attributes {
-    /// Those that are not in `set` have no meaning.
+    /// Only the fields in `set` are valid.
     pub(crate) values: QpAttr,
     pub(crate) set: AttrMask,
-    /// The state that the program moved it to; a failure of the card does not show here.
+    /// The state set by the program; failures of the card do not change it.
     pub(crate) state: QpState,
-    /// The calls that set what there is, oldest first.
+    /// The calls that set the current values, oldest first.
     calls: Vec<(AttrMask, Stack)>,
 }
 
 impl Attributes {
-    /// Whether all of these are set.
     pub(crate) fn has(&self, mask: AttrMask) -> bool {
         self.set.contains(mask)
     }
 
-    /// The call that set `attribute`.
     pub(crate) fn call(&self, attribute: AttrMask) -> Stack {
         let call = self.calls.iter().find(|(mask, _)| mask.contains(attribute));
         call.map_or_else(Stack::unknown, |(_, stack)| stack.clone())
     }
 
-    /// The program set these; back in RESET it begins anew.
+    /// Applies a modify call; RESET clears everything first.
     pub(crate) fn modify(&mut self, attr: &QpAttr, mask: AttrMask, stack: &Stack) {
         if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset {
             *self = Self::default();
@@ -328,19 +311,17 @@ impl Work {
         Self { wr_id, op, signaled, sges, len, posted, serial: 0, completed: false }
     }
 
-    /// What it is called.
     pub(crate) fn operation(&self) -> &'static str {
         self.op.as_ref().map_or("receive", operation)
     }
 
-    /// Whether the card writes its list: a receive, a READ, an atomic.
+    /// Returns true if the card writes to the list: a receive, a READ, an atomic.
     pub(crate) fn is_written(&self) -> bool {
         use SendOp::{CompareSwap, FetchAdd, Read};
         matches!(self.op, None | Some(Read { .. } | CompareSwap { .. } | FetchAdd { .. }))
     }
 }
 
-/// What an operation is called.
 pub(crate) const fn operation(op: &SendOp) -> &'static str {
     match op {
         SendOp::Send | SendOp::SendImm(_) => "SEND",
@@ -357,7 +338,6 @@ pub(crate) const fn operation(op: &SendOp) -> &'static str {
     }
 }
 
-/// What people call an object.
 pub(crate) fn describe(made: &Made) -> String {
     match made {
         Made::Context => "device context".to_owned(),
@@ -379,7 +359,6 @@ pub(crate) fn length(sges: &[Sge]) -> u64 {
     sges.iter().map(|sge| u64::from(sge.length)).sum()
 }
 
-/// Of which queue a completion is.
 pub(crate) const fn side_of(cqe: &Cqe) -> Side {
     if cqe.opcode as u32 >= 128 { Side::Recv } else { Side::Send }
 }

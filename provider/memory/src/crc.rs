@@ -71,8 +71,8 @@ mod x86 {
     /// Bytes of 128 bits.
     const LANE: usize = 16;
 
-    /// What is multiplied with: pairs that move the halves of 128 bits ahead by 2048, 1024, 512,
-    /// 384, 256 and 128 bits, what reduces 64 bits, the polynomial with its reciprocal, and a mask.
+    /// The multipliers: pairs that move the halves of 128 bits ahead by 2048, 1024, 512, 384, 256
+    /// and 128 bits, the reduction of 64 bits, the polynomial with its reciprocal, and a mask.
     pub(crate) static FOLD: [[u64; 2]; 9] = [
         ahead(2048),
         ahead(1024),
@@ -94,13 +94,13 @@ mod x86 {
         (power_of_x(n) as u64) << 1
     }
 
-    /// Whether the processor has the instructions.
+    /// Returns true if the processor has the instructions.
     #[inline]
     pub(crate) fn can_fold() -> bool {
         std::is_x86_feature_detected!("avx512f") && std::is_x86_feature_detected!("vpclmulqdq")
     }
 
-    /// What moves ahead by so many blocks.
+    /// The multiplier that moves ahead by so many blocks.
     static BLOCKS: [[u64; 2]; 17] = blocks();
 
     const fn blocks() -> [[u64; 2]; 17] {
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn registers_are_those_of_the_ordinary_way() {
+    fn folded_register_matches_the_table() {
         let bytes = bytes();
         for len in (0..300).chain([512, 1000, 1024, 1040, 4096, 4112, 5000]) {
             for skew in [0, 3] {
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_bytes_are_those_of_the_ordinary_way() {
+    fn folded_zero_bytes_match_the_table() {
         let bytes = bytes();
         for len in 0..40 {
             for blocks in 0..=16 {

@@ -10,7 +10,7 @@
 //! program that blocks SIGSEGV in a thread, or replaces the handler after its first registration
 //! without calling the earlier one, dies of such a fault as it would have without us.
 //!
-//! What is peculiar to a processor is in `x86` and `aarch64`. Others go through system calls
+//! Code for one processor is in `x86` and `aarch64`. Others go through system calls
 //! (`portable`) until they have instructions here, and Miri byte by byte (`interpreted`).
 
 #[cfg(all(target_arch = "aarch64", not(miri)))]

@@ -1,8 +1,6 @@
-//! Whether memory is mapped with the rights that a registration needs; pages of the card's own, and
-//! of a descriptor.
-//!
-//! The kernel answers by making the pages present, as pinning them for hardware would. Touches no
-//! contents.
+//! Checks that memory is mapped with the rights of a registration; mappings of the card's own
+//! memory and of descriptors. The kernel makes the pages present, as pinning them for hardware
+//! would.
 
 use roxe_base::error::Error;
 use std::ffi::c_void;
@@ -49,7 +47,6 @@ fn populate(addr: u64, length: u64, advice: i32) -> Result<(), i32> {
 /// dma-buf, or the card's own.
 #[derive(Debug)]
 pub struct Mapping {
-    /// Where the part begins.
     addr: u64,
     /// The pages that hold it.
     first: u64,
@@ -94,7 +91,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the whole of a mapping of ours; its key is dead, so nobody uses it any more.
+        // SAFETY: the whole of a mapping of ours; its key is dead, so no access to it is left.
         unsafe { libc::munmap(self.first as *mut c_void, self.length) };
     }
 }
@@ -106,7 +103,7 @@ fn map(length: usize, rights: i32, flags: i32, fd: RawFd, start: libc::off_t) ->
     if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(at.expose_provenance() as u64) }
 }
 
-/// How many bytes the descriptor stands for; `None` if it does not say, as devices do.
+/// Size of the file behind the descriptor; `None` if it reports none, as devices do.
 fn size_of_fd(fd: RawFd) -> Result<Option<u64>, Error> {
     let mut found = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: any number may be asked about, and the structure has the size that the call fills.
@@ -135,7 +132,7 @@ pub fn mark(addr: u64, length: u64) -> bool {
     unsafe { libc::madvise(first as *mut c_void, (end - first) as usize, libc::MADV_RANDOM) == 0 }
 }
 
-/// Returns true if the mappings from `addr` on are those that were marked, or nobody can tell.
+/// Returns true if the mappings from `addr` on are the marked ones, or this is unknown.
 pub fn is_still_there(addr: u64, length: u64) -> bool {
     let Ok(maps) = std::fs::read_to_string("/proc/self/smaps") else { return true };
     let (mut reached, end) = (addr & !(page_size() - 1), addr.saturating_add(length));
@@ -172,8 +169,8 @@ fn maps() -> Result<String, Error> {
     std::fs::read_to_string("/proc/self/maps").map_err(|e| Error::os("cannot read /proc/self/maps", &e))
 }
 
-/// Whether the mappings in `maps` (`man 5 proc_pid_maps`) cover `first..end` without a hole and
-/// with `rights`, as `rw`.
+/// Returns true if the mappings in `maps` (`man 5 proc_pid_maps`) cover `first..end` without a gap
+/// and with `rights`, as `rw`.
 fn is_listed(maps: &str, first: u64, end: u64, rights: &str) -> bool {
     let mut reached = first;
     for line in maps.lines() {
@@ -202,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn rights_and_holes_are_found() {
+    fn check_reports_permissions_and_gaps() {
         let pages = Pages::new(4);
         pages.protect(1, libc::PROT_READ);
         pages.protect(2, libc::PROT_NONE);
@@ -219,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_truncated_file_is_not_there() {
+    fn truncated_file_is_not_mapped() {
         let pages = Pages::of_file(2);
         assert_eq!(errno(pages.addr(), 2 * PAGE, true), None);
         pages.truncate_file();
@@ -227,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_memory_is_told_from_protected_memory() {
+    fn unmapped_and_protected_memory_are_distinguished() {
         let pages = Pages::new(2);
         assert!(why_unusable(pages.addr(), PAGE, true).contains("shorter"), "nothing is wrong with it");
         pages.protect(1, libc::PROT_READ);
@@ -249,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_of_mappings_says_the_same() {
+    fn mappings_list_covers_ranges_without_gaps() {
         let maps = "1000-3000 rw-p 0 0:0 0\n3000-4000 r--p 0 0:0 0 /lib\n5000-6000 rw-p 0 0:0 0\n";
         assert!(is_listed(maps, 0x1000, 0x4000, "r"));
         assert!(is_listed(maps, 0x2000, 0x3000, "rw"));

@@ -4,7 +4,6 @@
 //! that lie in no cache, one after the other, as each is needed. Asked for at once they come
 //! together.
 
-/// Bytes that processors move at a time.
 const LINE: usize = 64;
 
 /// Asks for all of `value`. It costs one instruction for each line, and nothing is waited for.

@@ -1,7 +1,4 @@
-//! One entry of the table of keys: a region of memory or a window, who may use it, and what an
-//! access under it has to meet.
-//!
-//! Touches memory through the copies that callers hand in only.
+//! An entry of the table of keys, a region or a window: its users, and the checks of an access.
 
 use crate::guard::Fault;
 use roxe_base::error::Error;
@@ -25,7 +22,7 @@ impl PdId {
     }
 }
 
-/// What a key stands for. With its tag it fills one cache line ([`roxe_base::table`]).
+/// The target of a key. With its tag it fills one cache line ([`roxe_base::table`]).
 #[derive(Clone, Copy, Debug)]
 pub struct Region {
     /// Where the memory is.
@@ -36,25 +33,25 @@ pub struct Region {
     pub length: u64,
     /// Rights that the key grants.
     pub access: Access,
-    /// Who may use the key.
+    /// The permitted users of the key.
     pub users: Users,
-    /// Whether this is memory or a window.
+    /// Memory or a window.
     pub role: Role,
 }
 
-/// Whether a key is that of memory or of a window.
+/// The kind of an entry.
 #[derive(Clone, Copy, Debug)]
 pub enum Role {
     /// Memory, with this many windows bound to it.
     Memory {
-        /// Number of windows that are bound to it.
+        /// Number of bound windows.
         windows: u32,
     },
     /// A window.
     Window(Window),
 }
 
-/// Who may use a key.
+/// The permitted users of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Users {
     /// Lists and peers of this domain.
@@ -63,14 +60,13 @@ pub enum Users {
     Peers(PdId),
     /// The peer of this queue pair.
     Qp(ObjectId),
-    /// Lists of this domain, and there is no memory: reading gives zeros, what is written is
-    /// forgotten.
+    /// Lists of this domain, without memory: reads give zeros, writes are discarded.
     Null(PdId),
-    /// Nobody: a window that is not bound.
+    /// No user: an unbound window.
     Nobody,
 }
 
-/// What the table of keys knows of one of them, for an explanation.
+/// The state of a key, for explanations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyFacts {
     /// No region or window has it, and none had it last.
@@ -110,7 +106,7 @@ pub struct Reach {
 }
 
 impl From<PdId> for Reach {
-    /// What every queue pair of the domain may do.
+    /// The scope of every queue pair of the domain.
     fn from(pd: PdId) -> Self {
         Self { pd, qp: None }
     }
@@ -192,7 +188,6 @@ impl Region {
         Ok(self.addr.wrapping_add(offset))
     }
 
-    /// EBUSY while windows are bound to it.
     pub(crate) fn check_free(&self) -> Result<(), Error> {
         // clause: WINDOW-HOLDS
         match self.role {
@@ -233,7 +228,6 @@ impl Region {
     }
 }
 
-/// What a window may grant.
 const REMOTE_RIGHTS: Access =
     Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC).union(FLUSH_RIGHTS);
 /// Those of them that a region has to have itself.
@@ -248,7 +242,7 @@ pub enum MwKind {
     Two = 2,
 }
 
-/// What makes an entry of the table a window.
+/// The part of an entry that describes a window.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
     kind: MwKind,
@@ -270,14 +264,13 @@ impl Window {
         Region { addr, base, length, access, users: Users::Nobody, role }
     }
 
-    /// The region that it is bound to.
     pub(crate) fn region(self, regions: &mut Slots<Region>) -> Option<&mut Region> {
         regions.get_mut(self.bound_to?.get())
     }
 }
 
 impl Window {
-    /// Whether it may be bound like this at all.
+    /// Checks that the window can be bound like this.
     pub(crate) fn check(self, reach: Reach, bind: &Bind) -> Result<(), MemError> {
         if self.pd != reach.pd {
             return Err(MemError::WrongDomain);
@@ -314,12 +307,11 @@ impl Window {
 }
 
 impl Region {
-    /// The window, if this is one.
     pub(crate) fn window(&self) -> Option<Window> {
         if let Role::Window(window) = self.role { Some(window) } else { None }
     }
 
-    /// Whether it is a window bound to the region under `key`.
+    /// Returns true for a window bound to the region under `key`.
     pub(crate) fn is_window_of(&self, key: u32) -> bool {
         self.window().is_some_and(|window| window.bound_to.is_some_and(|bound_to| bound_to.get() == key))
     }
@@ -345,12 +337,12 @@ mod tests {
     use roxe_wire::{LKey, RKey};
 
     #[test]
-    fn a_region_leaves_room_for_its_tag_in_a_cache_line() {
+    fn region_and_tag_fit_a_cache_line() {
         assert_eq!(size_of::<Option<Region>>(), 56);
     }
 
     #[test]
-    fn a_right_that_is_withheld_is_refused_until_it_is_given_and_no_other_one_with_it() {
+    fn withheld_right_is_refused_until_given() {
         let (users, role) = (Users::Nobody, Role::Memory { windows: 0 });
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         let region = Region { addr: 0, base: 0, length: 8, access, users, role };
@@ -368,7 +360,7 @@ mod tests {
 
     // clause: WINDOW-ACCESS
     #[test]
-    fn a_window_of_type_2_is_open_to_the_queue_pair_that_bound_it_only() {
+    fn type_2_window_is_open_to_its_qp_only() {
         let (table, pd) = (MemoryTable::default(), PdId::next());
         let (access, role) = (Access::MW_BIND, Role::Memory { windows: 0 });
         let region = Region { addr: 0, base: 0, length: 8, access, users: Users::Domain(pd), role };
@@ -386,7 +378,7 @@ mod tests {
     /// Against arithmetic that has room for every sum.
     // clause: CHECK-KEY, CHECK-KEY-OVERFLOW
     #[test]
-    fn a_place_is_found_exactly_where_all_of_it_lies_in_the_region() {
+    fn range_is_found_only_inside_the_region() {
         const EDGES: [u64; 13] = [
             0,
             1,

@@ -23,7 +23,7 @@ impl<'t> Regions<'t> {
         Self(guard)
     }
 
-    /// How many there are, windows included.
+    /// Number of entries, windows included.
     #[cfg(any(test, feature = "testing"))]
     pub fn count(&self) -> usize {
         self.0.len()
@@ -41,7 +41,7 @@ impl Regions<'_> {
         self.0.key_of_slot(key)
     }
 
-    /// What the table knows of a key, for an explanation.
+    /// The state of a key, for explanations.
     pub fn facts(&self, key: u32) -> KeyFacts {
         let Some(region) = self.0.get(key) else {
             return match self.key_of(key) {
@@ -126,7 +126,7 @@ impl Regions<'_> {
         Ok(sum)
     }
 
-    /// Copies each part by `copy`, which hears whether it is the first one.
+    /// Copies each part by `copy`, whose bool is true for the first one.
     #[inline]
     fn gather_by(
         &self,
@@ -161,7 +161,7 @@ impl Regions<'_> {
         })
     }
 
-    /// Whether a peer may do `access` on `len` bytes at `va`. Nothing is checked for no bytes (IBA
+    /// Checks `access` of a peer to `len` bytes at `va`. Zero bytes are always allowed (IBA
     /// §9.7.4.1.6).
     #[inline]
     pub fn check_remote(
@@ -262,8 +262,8 @@ impl Regions<'_> {
         Ok(guard::atomic(addr, op)?)
     }
 
-    /// As [`Self::atomic_remote`] in three steps, the word read and each half of it written, with
-    /// `pause` between them: whoever calls this keeps other atomics away, and nobody else is.
+    /// Like [`Self::atomic_remote`] in three steps, the read and each half of the write, with
+    /// `pause` in between. The caller excludes other atomics of the card, and nothing else.
     pub fn atomic_in_steps(
         &self,
         reach: impl Into<Reach>,

@@ -1,12 +1,10 @@
-//! The table of keys of one context: regions and windows come, change and go here.
+//! The table of keys of one context.
 //!
-//! A window has a slot of the table for as long as it lives; binding fills the slot with the part
-//! of the region that it opens, so that a peer's access finds windows and regions alike. The region
-//! counts the windows that are bound to it.
+//! A window owns a slot of the table for its lifetime. Binding fills the slot with part of the
+//! region, so that a peer's access finds windows and regions alike; the region counts its windows.
 //!
-//! An access reads under a lock that is held at least until the last byte is copied, so that
-//! whoever removes or replaces an entry returns only when no access under it is under way. Touches
-//! no memory of the program.
+//! An access holds a read lock until the last byte is copied, so removal or replacement of an entry
+//! returns only when no access under it is in progress.
 
 use crate::region::{Reach, Region, Users, Window};
 use crate::regions::Regions;
@@ -22,13 +20,11 @@ use roxe_wire::RKey;
 /// The regions of a context by key.
 #[derive(Debug)]
 pub struct MemoryTable {
-    /// Every thread reads it all the time: each has a part of the lock of its own, whose cache line
-    /// does not travel.
+    /// Read by every thread: sharded, so that no cache line moves between them.
     regions: Sharded<rank::Memory, Slots<Region>>,
 }
 
 impl Default for MemoryTable {
-    /// An empty table.
     fn default() -> Self {
         // A region may have a key of its own for peers.
         Self { regions: Sharded::new(Slots::new((2 * MAX_MR + MAX_MW) as usize)) }
@@ -36,9 +32,8 @@ impl Default for MemoryTable {
 }
 
 impl MemoryTable {
-    /// The regions, for as long as the value lives: any number of accesses. Locking for each packet
-    /// made the processor wait for the stores of its payload, a quarter of the time that sending 1
-    /// MB through a ring took. Whoever holds them may not ask this table for anything else.
+    /// Locks the regions for any number of accesses; locking for each packet would wait for the
+    /// stores of its payload. The holder must not call other methods of this table.
     #[inline]
     pub fn hold(&self) -> Regions<'_> {
         Regions::new(self.regions.read())
@@ -49,8 +44,7 @@ impl MemoryTable {
         self.regions.write().insert(region)
     }
 
-    /// Lets `key` stand for something else. Returns when no access to what it stood for is under
-    /// way any more.
+    /// Replaces the entry of `key`. Returns when no access to the old entry is in progress.
     pub fn replace(&self, key: u32, region: Region) -> Result<(), Error> {
         let mut regions = self.regions.write();
         let old = regions.get_mut(key).ok_or_else(|| Error::invalid("no such region"))?;
@@ -59,8 +53,10 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Kills the key of a region. Returns when no access under it is under way any more. EBUSY
-    /// while windows are bound.
+    /// Removes the key of a region. Returns when no access under it is in progress.
+    ///
+    /// # Errors
+    /// EBUSY while windows are bound.
     pub fn remove(&self, key: u32) -> Result<(), Error> {
         let mut regions = self.regions.write();
         regions.get(key).map_or(Ok(()), Region::check_free)?;
@@ -69,8 +65,8 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Kills the key of a region and closes the windows bound to it. Returns when no access under
-    /// any of them is under way.
+    /// Removes the key of a region and closes its windows. Returns when no access under any of them
+    /// is in progress.
     pub fn revoke(&self, key: u32) {
         let mut regions = self.regions.write();
         if regions.get(key).is_some_and(|region| region.check_free().is_err()) {

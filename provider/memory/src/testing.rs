@@ -1,4 +1,4 @@
-//! What tests of memory share: pages to unmap, protect and look at.
+//! Helpers of memory tests: pages to unmap, protect and inspect.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -13,7 +13,7 @@ pub fn load(addr: u64) -> u64 {
     unsafe { (*(addr as *const std::sync::atomic::AtomicU64)).load(std::sync::atomic::Ordering::Acquire) }
 }
 
-/// Whether the mapped page at `addr` was ever touched.
+/// Returns true if the mapped page at `addr` was ever touched.
 pub fn is_resident(addr: u64) -> bool {
     let mut resident = 0u8;
     // SAFETY: changes nothing but one byte of answer; the kernel checks the address.
@@ -67,7 +67,7 @@ impl Pages {
         (self.addr + index * PAGE) as *mut c_void
     }
 
-    /// Replaces pages by forbidden ones: as good as unmapped, but nobody else gets the address.
+    /// Makes pages inaccessible: like unmapping, but the address stays reserved.
     pub fn unmap(&self, first: u64, count: u64) {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
         assert!(first + count <= self.count);
@@ -87,7 +87,7 @@ impl Pages {
         unsafe { std::ptr::write_bytes(self.page(index).cast::<u8>(), 0, PAGE as usize) };
     }
 
-    /// Whether a page was ever touched.
+    /// Returns true if a page was ever touched.
     pub fn is_resident(&self, index: u64) -> bool {
         is_resident(self.page(index) as u64)
     }
@@ -100,7 +100,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the whole mapping, which nobody uses any more.
+        // SAFETY: the whole mapping, which is unused from now on.
         unsafe { libc::munmap(self.addr as *mut c_void, (self.count * PAGE) as usize) };
     }
 }

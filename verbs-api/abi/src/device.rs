@@ -1,4 +1,4 @@
-//! What a device, its ports and its events look like.
+//! Structures of devices, ports and events.
 
 use super::*;
 
@@ -67,7 +67,7 @@ c_structs! {
     ibv_values_ex(24, 8) { 0 comp_mask: u32, 8 raw_clock: libc::timespec }
 }
 
-/// What an asynchronous event is about; which member is valid follows from the event type.
+/// The subject of an asynchronous event; the event type determines the valid member.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union async_element {

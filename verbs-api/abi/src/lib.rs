@@ -110,7 +110,7 @@ pub use request::*;
 pub type Mutex = [u64; 5];
 /// Space of a `pthread_cond_t`, which only the library itself would use.
 pub type Cond = [u64; 6];
-/// A slot nobody calls.
+/// An unused slot.
 pub type Unused = Option<unsafe extern "C" fn()>;
 
 /// Marks an `ibv_context` as the tail of a [`verbs_context`] (`abi_compat`).

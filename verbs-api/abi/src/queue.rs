@@ -52,8 +52,8 @@ c_structs! {
 }
 
 impl ibv_qp_init_attr_ex {
-    /// What a classic one says, with the members that `comp_mask` names, of which `pd` is one; the
-    /// others are empty.
+    /// The attributes of a classic structure, with the members in `comp_mask`, of which `pd` is
+    /// one; the others are empty.
     pub fn of(init: &ibv_qp_init_attr, comp_mask: u32, pd: *mut ibv_pd) -> Self {
         copy_fields!(Self from init { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all } with {
             comp_mask, pd, ..Self::ZERO

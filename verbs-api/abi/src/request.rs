@@ -41,7 +41,7 @@ c_structs! {
     wr_ud(16, 8) { 0 ah: *mut ibv_ah, 8 remote_qpn: u32, 12 remote_qkey: u32 }
 
     /// `imm_data` holds immediate data in network byte order or the key to invalidate in host order
-    /// (`invalidate_rkey`). `bind_mw` is a member of a union with `tso`, which nobody here reads.
+    /// (`invalidate_rkey`). `bind_mw` is a member of a union with `tso`, which roxe does not read.
     ibv_send_wr(128, 8) {
         0 wr_id: u64, 8 next: *mut Self, 16 sg_list: *const ibv_sge, 24 num_sge: c_int,
         28 opcode: c_uint, 32 send_flags: c_uint, 36 imm_data: u32, 40 wr: wr_union,

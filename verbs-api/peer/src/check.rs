@@ -41,7 +41,7 @@ pub type Kind = (Service, u32, Family);
 /// A cell between two cards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// What is sent.
+    /// The message.
     pub cell: Cell,
     /// The addresses.
     pub family: Family,

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 /// Time without a TCP acknowledgement after which the agent's host counts as crashed.
 const SILENCE: Duration = Duration::from_secs(30);
-/// Interval of TCP keepalive probes.
 const PROBE: Duration = Duration::from_secs(5);
 
 /// The reason why a request failed.

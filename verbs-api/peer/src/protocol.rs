@@ -107,7 +107,7 @@ pub fn arguments(value: Value) -> Result<Map<String, Value>> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text} (errno {errno})")]
 pub struct Refusal {
-    /// What failed, and about what.
+    /// The failure and its subject.
     pub text: String,
     /// The errno of the verb; `EINVAL` if the agent refused the request itself.
     pub errno: i32,
@@ -119,7 +119,6 @@ impl Refusal {
         Self { text: text.into(), errno: libc::EINVAL }
     }
 
-    /// The refusal of a system call.
     pub(crate) fn os(what: impl fmt::Display, error: &io::Error) -> Self {
         let (mut text, errno) = (format!("{what}: {error}"), error.raw_os_error().unwrap_or(libc::EIO));
         // `Display` appends the number itself.

@@ -234,7 +234,6 @@ impl Table {
         self.last
     }
 
-    /// Destroys an object that no other object uses.
     pub(super) fn destroy(&mut self, kind: &str, handle: u64) -> Result<()> {
         let object = self.objects.get(&handle).filter(|object| object.kind() == kind);
         let object = object.ok_or_else(|| not_there(kind, handle, self.objects.get(&handle)))?;
@@ -264,7 +263,6 @@ impl Table {
     }
 }
 
-/// `IBV_GID_TYPE_ROCE_V2`.
 pub(super) const ROCE_V2: u32 = 2;
 /// Limits of counter files read: their number, and bytes of each.
 const COUNTERS: (usize, u64) = (256, 64);
@@ -292,7 +290,7 @@ impl Session {
         }))
     }
 
-    /// What names the card in a report, as texts; what the host does not tell is left out.
+    /// The identity of the card for a report, as texts; unknown parts are omitted.
     fn identity(&self, attr: &ibv_device_attr) -> Value {
         let firmware = attr.fw_ver.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte as u8)).collect();
         let driver = fs::read_link(self.context.folder.join("device/driver")).ok();
@@ -309,7 +307,6 @@ impl Session {
         known.map(|(name, text)| (name.to_owned(), Value::String(text))).collect::<Map<_, _>>().into()
     }
 
-    /// The GIDs of the port of this session.
     pub(super) fn gids(&self) -> Result<Vec<ibv_gid_entry>> {
         let mut gids = self.context.gids()?;
         gids.retain(|entry| entry.port_num == u32::from(self.port));

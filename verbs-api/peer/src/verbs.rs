@@ -59,7 +59,6 @@ fn wait_readable(fd: c_int, until: Instant) -> bool {
     }
 }
 
-/// Makes reads from `fd` return at once.
 fn make_nonblocking(fd: c_int) -> Result<(), Refusal> {
     // SAFETY: no pointers.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
@@ -108,7 +107,6 @@ macro_rules! library {
         }
 
         impl $library {
-            /// Opens the library of this host.
             pub(crate) fn open() -> Result<Self, Refusal> {
                 // SAFETY: a terminated text; the library may be loaded by any program.
                 let handle = unsafe { libc::dlopen($file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };

@@ -63,7 +63,7 @@ fn walk(name: &str, many: usize) -> Outcome<Walk> {
     })
 }
 
-/// What an instruction counter is told to begin anew at.
+/// Marks the start of a count for an instruction counter.
 #[inline(never)]
 fn mark() {
     // A function without a body might be made one with another.
@@ -122,7 +122,7 @@ struct Pair {
     to: QueuePair,
     cq: CompletionQueue,
     region: MemoryRegion,
-    /// How datagrams find `to`.
+    /// Address of datagrams to `to`.
     ah: Option<AddressHandle>,
 }
 

@@ -1,14 +1,12 @@
 //! Connection management: from an address to a connected queue pair, as `librdmacm` does it.
 //!
-//! Queue pairs know each other by numbers; programs know each other by addresses and ports. The
-//! connection manager of the card brings the two together: it speaks the InfiniBand connection
-//! management protocol with the one at the other address, whether that is this card, the Linux
-//! kernel's or a hardware card, and sets both queue pairs up.
+//! Queue pairs are addressed by numbers, programs by IP address and port. The connection manager of
+//! the card speaks the InfiniBand connection management protocol with the peer, be it roxe, the
+//! Linux kernel or a hardware card, and configures both queue pairs.
 //!
 //! # One thread for each connection
 //!
-//! [`Listener`] and [`Connection`] are for programs that can wait; they are used like the TCP types
-//! of the standard library:
+//! [`Listener`] and [`Connection`] block; they are used like the TCP types of the standard library:
 //!
 //! ```
 //! use roxe::cm::{Connection, Listener};
@@ -35,18 +33,17 @@
 //! # Ok::<(), roxe::Error>(())
 //! ```
 //!
-//! [`Outgoing`] and [`Incoming`] are the same in two steps: in between, the program makes its
-//! queues and memory, looks at the private data of the peer, and sends its own.
+//! [`Outgoing`] and [`Incoming`] split the setup in two steps: in between, the program creates its
+//! queues and memory, reads the private data of the peer, and sends its own.
 //!
 //! # Many connections and one event loop
 //!
-//! [`CmId`] and [`EventChannel`] never wait: each verb returns at once, and what becomes of it is a
-//! [`CmEvent`] on the channel. Channels of connections and of completions work alike: their
-//! descriptor ([`AsFd`](std::os::fd::AsFd)) is readable while something is pending, and `try_next`
-//! and `try_get_event` take it without waiting, whatever the mode of the descriptor. So waiting is
-//! the same loop with any runtime: wait until the descriptor is readable; try; if there was
-//! nothing, once more. The crate `roxe-tokio` does so for tokio, and its `examples/tokio_echo.rs`
-//! is a whole server of this kind.
+//! [`CmId`] and [`EventChannel`] do not block: each verb returns at once, and its result is a
+//! [`CmEvent`] on the channel. The descriptor of a channel ([`AsFd`](std::os::fd::AsFd)) is
+//! readable while events are pending; `try_next` and `try_get_event` return them without waiting.
+//! With any runtime, loop: wait until the descriptor is readable, try, and repeat while nothing is
+//! returned. The crate `roxe-tokio` does so for tokio; its `examples/tokio_echo.rs` is a complete
+//! server.
 
 mod connection;
 mod event;

@@ -1,6 +1,4 @@
-//! Completion queues and channels: how a program learns that its requests are done.
-//!
-//! Touches the provider's CQ and completion channel.
+//! Completion queues and channels: a program learns here that its requests are done.
 
 use crate::{Context, Error, FailedCompletion, ObjectId, PeerError, WcOpcode, WcStatus};
 use roxe_provider as provider;
@@ -95,9 +93,9 @@ impl CompletionQueue {
         Err(PeerError::Timeout(timeout).into())
     }
 
-    /// Asks for one event on the channel when the next completion comes; with `solicited_only`,
-    /// when the next one comes that the sender marked as solicited, or that failed. Poll once more
-    /// after this, before you wait: what was there already raises no event.
+    /// Requests one event on the channel for the next completion; with `solicited_only`, for the
+    /// next one that is solicited or failed. Poll once more after this call before waiting:
+    /// completions that are already queued raise no event.
     pub fn req_notify(&self, solicited_only: bool) {
         self.cq.req_notify(solicited_only);
     }
@@ -109,16 +107,15 @@ impl CompletionQueue {
         self.cq.moderate(provider::Moderation { count, period });
     }
 
-    /// Changes how many completions it takes; those that wait stay.
+    /// Changes the capacity; queued completions stay.
     ///
     /// # Errors
-    /// [`Error::Argument`] if more of them wait than would fit, or `cqe` is zero or above the
-    /// limit.
+    /// [`Error::Argument`] if more are queued than would fit, or `cqe` is zero or above the limit.
     pub fn resize(&self, cqe: u32) -> Result<(), Error> {
         Ok(self.cq.resize(cqe)?)
     }
 
-    /// Who this is, for [`CompletionChannel::get_event`].
+    /// Its identity, for [`CompletionChannel::get_event`].
     pub const fn id(&self) -> ObjectId {
         self.id
     }
@@ -157,14 +154,14 @@ impl AsFd for CompletionChannel {
     }
 }
 
-/// For event loops that want a number; it is open as long as a clone of the channel lives.
+/// For event loops that need a raw descriptor. It stays open while a clone of the channel lives.
 impl AsRawFd for CompletionChannel {
     fn as_raw_fd(&self) -> RawFd {
         self.0.fd()
     }
 }
 
-/// How a work request ended.
+/// The result of a work request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkCompletion(Cqe);
 
@@ -174,7 +171,7 @@ impl WorkCompletion {
         self.0.wr_id
     }
 
-    /// Success, or why it failed.
+    /// Success, or the reason of the failure.
     pub const fn status(&self) -> WcStatus {
         self.0.status
     }
@@ -191,7 +188,7 @@ impl WorkCompletion {
         }
     }
 
-    /// What the request was.
+    /// The operation of the request.
     pub const fn opcode(&self) -> WcOpcode {
         self.0.opcode
     }
@@ -210,7 +207,7 @@ impl WorkCompletion {
         }
     }
 
-    /// The own key that the sender invalidated.
+    /// The local key that the sender invalidated.
     pub const fn invalidated_rkey(&self) -> Option<RKey> {
         match self.0.extra {
             WcExtra::Invalidated(rkey) => Some(rkey),
@@ -218,7 +215,7 @@ impl WorkCompletion {
         }
     }
 
-    /// The own queue pair.
+    /// The local queue pair.
     pub const fn qp_num(&self) -> Qpn {
         self.0.qpn
     }
@@ -228,8 +225,7 @@ impl WorkCompletion {
         self.0.src_qpn
     }
 
-    /// Whether the first 40 bytes of the buffer hold the network header of the message; true for
-    /// every UD message.
+    /// Returns true if the first 40 bytes of the buffer hold the GRH, as for every UD message.
     pub const fn has_grh(&self) -> bool {
         self.0.grh
     }

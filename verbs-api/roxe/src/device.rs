@@ -18,7 +18,8 @@ pub use provider::{AhAttr, AsyncEventKind, DeviceAttr, GidEntry, PortAttr};
 /// The only port a device has.
 const PORT: u8 = 1;
 
-/// The devices of this machine: the loopback interface as `roxe0`, or what `ROXE_NETDEV` names.
+/// The devices of this machine: the loopback interface as `roxe0`, or the interfaces in
+/// `ROXE_NETDEV`.
 ///
 /// # Errors
 /// [`Error::Environment`] if an interface that `ROXE_NETDEV` names is not there or cannot be used.
@@ -172,12 +173,12 @@ impl Context {
     }
 }
 
-/// Something happened that belongs to no work request.
+/// An event that belongs to no work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsyncEvent {
-    /// What.
+    /// Kind of the event.
     pub kind: AsyncEventKind,
-    /// To which queue; none if to the port or the device.
+    /// The affected queue; `None` for the port or the device.
     pub object: Option<ObjectId>,
 }
 

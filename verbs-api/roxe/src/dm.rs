@@ -89,7 +89,7 @@ impl DeviceMemoryRegion {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns true if it has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }

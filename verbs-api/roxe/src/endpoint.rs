@@ -1,8 +1,6 @@
-//! What two programs tell each other before they can talk: endpoints and remote addresses, as
-//! values and as text.
-//!
-//! Both print to one line without spaces and parse back from it, so that they travel over whatever
-//! channel the programs have: a TCP connection, a file, two terminals. Touches no device.
+//! Endpoints and remote addresses, which two programs exchange before they communicate. Both print
+//! as one line without spaces and parse back, so they travel over any channel: a TCP connection, a
+//! file, two terminals.
 
 use crate::{ArgumentError, Error};
 use roxe_wire::{Gid, Psn, Qpn, RKey};
@@ -52,15 +50,8 @@ impl FromStr for Endpoint {
     }
 }
 
-/// Memory of a peer: an address and the key that opens it. It travels as text, in a line or as the
-/// private data of a connection, whose zeros at the end are passed over.
-///
-/// ```
-/// # use roxe::RemoteAddr;
-/// let remote: RemoteAddr = "0x7f0000001000@0xa1b2c3d4".parse()?;
-/// assert_eq!(remote.offset(16).addr, 0x7f00_0000_1010);
-/// # Ok::<(), roxe::Error>(())
-/// ```
+/// Memory of a peer: an address and its remote key. It travels as a line of text, or as private
+/// data of a connection, whose trailing zeros are ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RemoteAddr {
     /// Virtual address in the peer's process.
@@ -70,8 +61,7 @@ pub struct RemoteAddr {
 }
 
 impl RemoteAddr {
-    /// The address `bytes` further on. Whether it is still inside the region is for the peer to
-    /// judge.
+    /// The address `bytes` further on. The peer checks that it is inside the region.
     #[must_use]
     pub const fn offset(self, bytes: u64) -> Self {
         Self { addr: self.addr.wrapping_add(bytes), rkey: self.rkey }
@@ -96,8 +86,7 @@ impl FromStr for RemoteAddr {
     }
 }
 
-/// What was written of a text that came as a line, or as private data, which the connection manager
-/// fills up with zeros.
+/// Strips the end of a line, and the zeros with which the connection manager pads private data.
 pub(crate) fn line(text: &str) -> &str {
     text.trim_matches(|c: char| c.is_whitespace() || c == '\0')
 }
@@ -119,21 +108,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn endpoints_travel_as_text() {
+    fn endpoint_roundtrips_as_text() {
         let endpoint = Endpoint { gid: Gid([7; 16]), qpn: Qpn::new(0xff_ffff), psn: Psn::new(1) };
         assert_eq!(endpoint.to_string().parse::<Endpoint>().unwrap(), endpoint);
         assert!("::1/17/255\n".parse::<Endpoint>().is_ok(), "decimal, and the end of a line");
     }
 
     #[test]
-    fn bad_endpoints_are_refused() {
+    fn malformed_endpoint_is_rejected() {
         for text in ["", "::1", "::1/1", "::1/0x1000000/0", "::1/1/-1", "localhost/1/1", "::1/1/1/1"] {
             assert!(text.parse::<Endpoint>().is_err(), "{text}");
         }
     }
 
     #[test]
-    fn remote_addresses_travel_as_text() {
+    fn remote_address_roundtrips_as_text() {
         let remote = RemoteAddr { addr: u64::MAX, rkey: RKey(u32::MAX) };
         assert_eq!(remote.to_string().parse::<RemoteAddr>().unwrap(), remote);
         for text in ["", "1", "1@", "@1", "1@0x100000000", "0x10000000000000000@1"] {

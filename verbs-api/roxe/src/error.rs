@@ -1,7 +1,5 @@
-//! The errors of this crate, by whose fault they are. The text of each says what happened, to what,
-//! and what to do about it.
-//!
-//! Touches no device.
+//! The errors of this crate, by the party that can fix them. Each text says what failed, about
+//! what, and what to do.
 
 use crate::cm::CmEventKind;
 use crate::{QpState, Service, WcOpcode, WcStatus};
@@ -12,7 +10,7 @@ use std::time::Duration;
 
 use roxe_provider as provider;
 
-/// Why something did not work, by who can put it right.
+/// An error, by the party that can fix it.
 ///
 /// ```
 /// use roxe::{Access, Context, Error};
@@ -27,62 +25,62 @@ use roxe_provider as provider;
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The program: an argument, or the order of its calls.
+    /// The program: a wrong argument or order of calls.
     #[error(transparent)]
     Argument(#[from] ArgumentError),
-    /// This host: its interfaces, rights and configuration.
+    /// This host: its interfaces, permissions and configuration.
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
-    /// Something has run out: memory, descriptors, room in a queue. Later, or with less, it works.
+    /// A resource is exhausted: memory, descriptors, slots of a queue. Retry later or with less.
     #[error(transparent)]
     Resources(#[from] ResourceError),
-    /// The peer, or the network on the way to it.
+    /// The peer or the network.
     #[error(transparent)]
     Peer(#[from] PeerError),
-    /// Nobody: a wait found nothing, or a signal interrupted it. Wait again.
+    /// No error yet: a non-blocking wait found nothing, or a signal interrupted it. Retry.
     #[error(transparent)]
     NotYet(Refusal),
 }
 
-/// The text of the error: what a `main` that returns it prints.
+/// Prints the text, so that a `main` that returns the error is readable.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// What the program has to change.
+/// A mistake of the program.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArgumentError {
     /// The card refused a verb.
     #[error(transparent)]
     Refused(Refusal),
-    /// This call is for queue pairs of another service.
+    /// The call is for queue pairs of another service.
     #[error("queue pair {qpn} ({service:?}) {advice}")]
     WrongService {
         /// The queue pair.
         qpn: Qpn,
         /// Its service.
         service: Service,
-        /// What to call instead.
+        /// The call to use instead.
         advice: &'static str,
     },
-    /// A work request that the queue does not take.
+    /// The queue refused a work request.
     #[error(transparent)]
     Request(RefusedRequest),
     /// A work request failed here, before or without the peer.
     #[error(transparent)]
     Completion(FailedCompletion),
-    /// An event was asked for what it does not tell.
+    /// The event does not carry the requested value.
     #[error("the event {kind:?} has no {lacks}")]
     NotThisEvent {
-        /// What it tells.
+        /// Kind of the event.
         kind: CmEventKind,
-        /// What it does not tell.
+        /// The missing value.
         lacks: &'static str,
     },
-    /// A part of a memory region was named that it does not have.
+    /// The range is outside the memory region.
     #[error(
         "bytes {offset}..{} are not inside the region of {region} bytes, or not aligned for an atomic word",
         offset.saturating_add(*len)
@@ -90,34 +88,34 @@ pub enum ArgumentError {
     OutOfRange {
         /// First byte.
         offset: usize,
-        /// How many.
+        /// Length in bytes.
         len: usize,
         /// Size of the region.
         region: usize,
     },
-    /// The GID table has nothing at this index.
+    /// The GID table has no entry at this index.
     #[error("the GID table has no entry {index}; there are: {present}")]
     NoGid {
-        /// What was asked for.
+        /// The requested one.
         index: u8,
-        /// The indexes that have one.
+        /// The indexes with an entry.
         present: String,
     },
-    /// Text is not what it should be.
+    /// The text cannot be parsed.
     #[error("{text:?} is not of the form {expected}; copy the whole line that the peer printed")]
     Parse {
         /// The text.
         text: String,
-        /// How it should look.
+        /// The expected form.
         expected: &'static str,
     },
 }
 
-/// What somebody has to change on this host.
+/// A problem of this host.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnvironmentError {
-    /// The card refused a verb, because of something here.
+    /// The card refused a verb because of this host.
     #[error(transparent)]
     Refused(Refusal),
     /// There is no device of this name.
@@ -125,9 +123,9 @@ pub enum EnvironmentError {
         "there is no device {name}; there are: {present}. Choose one of them, or open more interfaces with ROXE_NETDEV=eth0,..."
     )]
     NoDevice {
-        /// What was asked for.
+        /// The requested one.
         name: String,
-        /// What there is.
+        /// The existing devices.
         present: String,
     },
     /// The interface of a device has no address: its GID table is empty.
@@ -141,7 +139,7 @@ pub enum EnvironmentError {
     /// A name has no address.
     #[error("cannot look the address up: {0}")]
     Lookup(std::io::Error),
-    /// The program's event loop cannot watch a descriptor, or ends.
+    /// The event loop of the program cannot watch a descriptor, or ends.
     #[error("the event loop does not watch the descriptor: {0}")]
     EventLoop(std::io::Error),
     /// No device or path leads to the address, or the device is gone.
@@ -149,11 +147,11 @@ pub enum EnvironmentError {
     Connection(FailedConnection),
 }
 
-/// What there is not enough of.
+/// An exhausted resource.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResourceError {
-    /// The card, this process or the system has no more of it.
+    /// The card, the process or the system has no more of it.
     #[error(transparent)]
     Refused(Refusal),
     /// The queue is full.
@@ -167,30 +165,30 @@ pub enum ResourceError {
     },
 }
 
-/// What the peer did, or did not do.
+/// A failure of the peer or the network.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PeerError {
-    /// The card says so of a connection.
+    /// The card reports a failed connection.
     #[error(transparent)]
     Refused(Refusal),
-    /// A work request failed there, or got no answer.
+    /// A work request failed at the peer, or was not answered.
     #[error(transparent)]
     Completion(FailedCompletion),
-    /// It refused the connection, ended it, or did not answer.
+    /// The peer refused the connection, ended it, or did not answer.
     #[error(transparent)]
     Connection(FailedConnection),
     /// Nothing completed in the time given.
     #[error("no completion within {0:?}; is the peer running, and did it post receive requests?")]
     Timeout(Duration),
-    /// No connection came about, or ended, in the time given.
+    /// No connection was established, or ended, in the time given.
     #[error("no connection within {0:?}; is a program listening there, and does it accept?")]
     ConnectTimeout(Duration),
 }
 
 impl Error {
-    /// The errno of `<errno.h>`, positive: that of the verb, or the one that comes nearest. It is
-    /// EIO for a request that failed after it was posted; see [`completion`](Self::completion).
+    /// The positive errno of the verb, or the closest one. It is EIO for a request that failed
+    /// after it was posted; see [`completion`](Self::completion).
     pub fn errno(&self) -> i32 {
         match self {
             Self::Argument(ArgumentError::Refused(refusal))
@@ -212,7 +210,7 @@ impl Error {
         }
     }
 
-    /// What the card refused, if it was that.
+    /// The refusal, if the card refused a verb.
     pub const fn refusal(&self) -> Option<&Refusal> {
         match self {
             Self::Argument(ArgumentError::Refused(refusal))
@@ -224,7 +222,7 @@ impl Error {
         }
     }
 
-    /// The work request that was not posted, if it was that.
+    /// The work request, if it was not posted.
     pub const fn request(&self) -> Option<&RefusedRequest> {
         match self {
             Self::Argument(ArgumentError::Request(request)) | Self::Resources(ResourceError::QueueFull(request)) => {
@@ -234,7 +232,7 @@ impl Error {
         }
     }
 
-    /// The work request that failed after it was posted, if it was that.
+    /// The work request, if it failed after it was posted.
     pub const fn completion(&self) -> Option<&FailedCompletion> {
         match self {
             Self::Argument(ArgumentError::Completion(failed)) | Self::Peer(PeerError::Completion(failed)) => {
@@ -244,7 +242,7 @@ impl Error {
         }
     }
 
-    /// The connection that did not come about, if it was that.
+    /// The connection, if it failed.
     pub const fn connection(&self) -> Option<&FailedConnection> {
         match self {
             Self::Environment(EnvironmentError::Connection(failed)) | Self::Peer(PeerError::Connection(failed)) => {
@@ -254,13 +252,13 @@ impl Error {
         }
     }
 
-    /// Whether a non-blocking wait found nothing: try again when the descriptor is readable.
+    /// Returns true if a non-blocking wait found nothing: retry when the descriptor is readable.
     pub fn is_would_block(&self) -> bool {
         matches!(self, Self::NotYet(refusal) if refusal.errno() == libc::EAGAIN)
     }
 }
 
-/// By the errno, where that says whose fault it is; what is about this host never is the program's.
+/// Classifies by the errno. An error about this host is never the program's.
 impl From<provider::Error> for Error {
     fn from(error: provider::Error) -> Self {
         let (errno, about_host) = (error.errno(), error.is_about_host());
@@ -347,7 +345,7 @@ impl From<Refusal> for provider::Error {
 /// A work request was refused at the queue; nothing was sent for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefusedRequest {
-    /// The queue pair and its state now; none if it is a shared receive queue.
+    /// The queue pair and its current state; `None` for a shared receive queue.
     pub qp: Option<(Qpn, QpState)>,
     /// The request, in words.
     pub what: &'static str,
@@ -378,29 +376,28 @@ pub struct FailedCompletion {
     pub wr_id: u64,
     /// The queue pair.
     pub qpn: Qpn,
-    /// What it was.
+    /// The operation.
     pub opcode: WcOpcode,
-    /// How it ended.
+    /// Status or kind of the failure.
     pub status: WcStatus,
     /// Detail: a number from the list in docs/reference/use.md, 0 if there is none.
     pub vendor_err: u32,
 }
 
-/// A connection did not come about, or something else that [`cm`](crate::cm) was asked to do did
-/// not work.
+/// A connection, or another operation of [`cm`](crate::cm), failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", failure_text(*kind, *status))]
 pub struct FailedConnection {
-    /// How it ended.
+    /// Status or kind of the failure.
     pub kind: CmEventKind,
-    /// A negative errno, or the number that the peer gave as the reason.
+    /// A negative errno, or the reason code of the peer.
     pub status: i32,
-    /// What the peer said when it refused, filled up with zeros.
+    /// Private data of the rejection, padded with zeros.
     pub private_data: Vec<u8>,
 }
 
 impl FailedConnection {
-    /// The errno that comes nearest, positive.
+    /// The closest errno, positive.
     pub(super) fn errno(&self) -> i32 {
         match self.kind {
             _ if self.status < 0 => self.status.saturating_neg(),
@@ -413,7 +410,7 @@ impl FailedConnection {
     }
 }
 
-/// What to do about a refused request.
+/// Advice for a refused request.
 const fn advice(refused: PostError) -> &'static str {
     match refused {
         PostError::State => "; receives can be posted from INIT on, sends from RTS on: connect it first",
@@ -429,7 +426,7 @@ const fn advice(refused: PostError) -> &'static str {
     }
 }
 
-/// What a status means and what to do about it.
+/// Meaning of a status, and advice.
 const fn explain(status: WcStatus) -> &'static str {
     match status {
         WcStatus::Success => "it did not fail",
@@ -469,7 +466,7 @@ const fn explain(status: WcStatus) -> &'static str {
     }
 }
 
-/// What the end of an attempt means and what to do about it.
+/// Meaning of a failed attempt, and advice.
 fn failure_text(kind: CmEventKind, status: i32) -> String {
     let because = match (kind, status) {
         (_, errno) if errno < 0 => std::io::Error::from_raw_os_error(errno.saturating_neg()).to_string(),
@@ -513,7 +510,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_errno_tells_whose_fault_a_refusal_is() {
+    fn errno_determines_the_variant_of_a_refusal() {
         let of = |errno| Error::from(provider::Error::new(errno, "text"));
         assert!(matches!(of(libc::EINVAL), Error::Argument(_)));
         assert!(matches!(of(libc::EBUSY), Error::Argument(_)));
@@ -527,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_about_the_host_is_not_the_program_s_fault() {
+    fn host_problem_is_an_environment_error() {
         let of = |errno| Error::from(provider::Error::host(errno, "text"));
         assert!(matches!(of(libc::EINVAL), Error::Environment(_)));
         assert!(matches!(of(libc::EMFILE), Error::Resources(_)));
@@ -536,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_tells_on_which_side_a_request_failed() {
+    fn status_determines_the_failing_side() {
         let of = |status| {
             Error::from(FailedCompletion {
                 status,

@@ -1,12 +1,11 @@
 //! Verbs for Rust programs: open an RDMA device, register memory, connect queue pairs, and move
-//! data without copies on the way.
+//! data without copies.
 //!
-//! The nouns are those of `libibverbs` and of the crates that wrap it. The difference is
-//! underneath: here the card itself is software, runs in this process, and speaks RoCEv2 over an
-//! ordinary UDP socket. So nothing has to be installed, the default device is the loopback
-//! interface, and most of the API is safe.
+//! The names are those of `libibverbs`. The card is software: it runs in this process and speaks
+//! RoCEv2 over an ordinary UDP socket. Nothing has to be installed, the default device is the
+//! loopback interface, and most of the API is safe.
 //!
-//! Two queue pairs of one process, a SEND, and a look at what arrived:
+//! Two queue pairs of one process exchange a message:
 //!
 //! ```
 //! use roxe::{Access, Context, WorkRequest};
@@ -18,7 +17,8 @@
 //! let alice = pd.create_qp(&cq, &cq).build()?;
 //! let bob = pd.create_qp(&cq, &cq).build()?;
 //!
-//! // Each side learns the endpoint of the other; between processes it travels as a line of text.
+//! // Each side needs the endpoint of the other. It prints as one line of text, so that two
+//! // processes can exchange it over any channel.
 //! alice.connect(&bob.endpoint())?;
 //! bob.connect(&alice.endpoint())?;
 //!
@@ -36,48 +36,45 @@
 //! # Ok::<(), roxe::Error>(())
 //! ```
 //!
-//! # Where to go from here
+//! # Tour
 //!
-//! - [`devices`] and [`Context`]: what there is, and what everything is made from.
-//! - [`ProtectionDomain`]: makes [`MemoryRegion`]s, [`QueuePair`]s and [`SharedReceiveQueue`]s.
-//! - [`DeviceMemory`]: memory of the card instead of the program.
-//! - [`DmaBufRegion`] and [`NullRegion`]: bytes behind a descriptor, and bytes that do not matter.
-//! - [`MemoryWindow`]: opens a part of a region to a peer, and closes it again.
-//! - [`WorkRequest`]: SEND, WRITE, READ, atomics. [`WorkCompletion`]: how they ended.
-//! - [`XrcDomain`]: many queues behind one connection. [`QueuePair::attach_mcast`]: multicast.
-//!   [`QueuePair::offer_path`]: a second way for a connection.
-//! - [`CompletionQueue::wait`] polls; [`CompletionChannel`] sleeps, and works with `poll` and
-//!   `epoll`.
-//! - [`cm`]: from an address to a connected queue pair, for programs that wait and for event loops.
-//! - `examples/ping_pong.rs`: the whole way for two processes; `examples/shared_counter.rs`:
-//!   atomics on the memory of a server that sleeps, in 60 lines. The crate `roxe-tokio` makes
-//!   futures of what waits.
+//! - [`devices`] and [`Context`]: find and open a device; every other object is created from it.
+//! - [`ProtectionDomain`]: creates [`MemoryRegion`]s, [`QueuePair`]s and [`SharedReceiveQueue`]s.
+//! - [`WorkRequest`]: SEND, WRITE, READ and atomics. [`WorkCompletion`]: their results.
+//! - [`CompletionQueue::wait`] polls; [`CompletionChannel`] sleeps, also in `poll` and `epoll`.
+//! - [`cm`]: connects by IP address and port, blocking or in an event loop.
+//! - [`DeviceMemory`], [`DmaBufRegion`], [`NullRegion`]: memory of the card, behind a descriptor,
+//!   or discarded.
+//! - [`MemoryWindow`]: opens part of a region to a peer, and closes it again.
+//! - [`XrcDomain`]: many receive queues behind one connection.
+//! - [`QueuePair::attach_mcast`]: multicast. [`QueuePair::offer_path`]: a failover path.
+//! - `examples/ping_pong.rs`: two processes, complete. `examples/shared_counter.rs`: atomics on the
+//!   memory of a sleeping server, in 60 lines. The crate `roxe-tokio` provides futures.
 //!
 //! # Errors
 //!
-//! [`Error`] says whose fault it is: the program's ([`ArgumentError`]), this host's
-//! ([`EnvironmentError`]), nobody's but something has run out ([`ResourceError`]), the peer's or
-//! the network's ([`PeerError`]). [`Error::errno`] is what the same call says in C. Three more
-//! things are worth a look: [`Error::request`] (not posted), [`Error::completion`] (posted and
-//! failed) and [`Error::connection`] (not connected).
+//! The variants of [`Error`] name the party that can fix it: the program ([`ArgumentError`]), this
+//! host ([`EnvironmentError`]), a resource limit ([`ResourceError`]), or the peer and the network
+//! ([`PeerError`]). [`Error::errno`] is the errno of the same call in C. [`Error::request`]
+//! describes a request that was not posted, [`Error::completion`] one that failed later, and
+//! [`Error::connection`] a failed connection.
 //!
-//! A request that fails after it was posted is a completion with a status, not an error, until the
-//! program asks by [`WorkCompletion::check`]. An event of the connection manager likewise:
-//! [`CmEvent::check`](cm::CmEvent::check) and [`expect`](cm::CmEvent::expect).
+//! A request that fails after it was posted yields a completion with a status;
+//! [`WorkCompletion::check`] turns that into an error. [`CmEvent::check`](cm::CmEvent::check) and
+//! [`expect`](cm::CmEvent::expect) do so for events of the connection manager.
 //!
-//! # What is missing
+//! # Not covered
 //!
-//! Flow steering (`ibv_create_flow`) and raw packet queue pairs, work queues and RSS (`ibv_wq`,
-//! `ibv_rwq_ind_table`), tag matching (`ibv_post_srq_ops`), extended completions (`ibv_cq_ex`: time
-//! stamps) and counters have no Rust type yet: they are in the C library only (`libroxe.so`, as
-//! `libibverbs.so.1`).
+//! Flow steering (`ibv_create_flow`), raw packet queue pairs, work queues and RSS (`ibv_wq`,
+//! `ibv_rwq_ind_table`), tag matching (`ibv_post_srq_ops`), extended completions (`ibv_cq_ex`) and
+//! counters have no Rust API yet. The C library (`libroxe.so`, as `libibverbs.so.1`) has them.
 //!
 //! # Threads and order
 //!
 //! Every type is `Send` and `Sync`, and every method takes `&self`. Requests of one queue pair
-//! start in the order in which they were posted. Packets are received by whoever polls an empty
-//! completion queue, and by one background thread when nobody does; so the memory of a passive
-//! process can be read and written while it sleeps.
+//! start in the order of their posts. A thread that polls an empty completion queue receives
+//! packets; while no thread polls, a background thread does. So peers can read and write the memory
+//! of a process that sleeps.
 #![deny(unsafe_code)]
 #![deny(missing_docs)]
 
@@ -119,14 +116,13 @@ pub use xrc::XrcDomain;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Identity of a queue or queue pair in this process: events carry it, and the object's `id`
+/// Identity of a queue or queue pair in this process. Events carry it, and `id` of the object
 /// returns it.
 // The provider calls it `user`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ObjectId(u64);
 
 impl ObjectId {
-    /// One that no other object has.
     fn next() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))

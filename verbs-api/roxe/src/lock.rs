@@ -4,6 +4,6 @@
 roxe_provider::ranks! { pub(crate), 8_000.. ;
     /// `device`: the contexts that the ids of connections share; held while one is opened.
     SharedContexts,
-    /// `cm::id`: who gives an id its name.
+    /// `cm::id`: naming an id.
     IdNames,
 }

@@ -6,7 +6,7 @@
 //! meanwhile. Rust does not define atomic accesses of different sizes that overlap, so each byte
 //! has one size for all accesses: every aligned word inside the region is accessed as a word, also
 //! for a single byte of it, and what is left at the ends of a region that is not aligned by bytes.
-//! What the card does is machine code that the compiler does not see.
+//! The card accesses memory by machine code that the compiler does not see.
 //!
 //! The one module of this crate with unsafe code; it may touch the provider's registration and the
 //! bytes it owns.
@@ -42,7 +42,7 @@ impl ProtectionDomain {
     /// library.
     ///
     /// # Safety
-    /// `len` bytes behind `ptr` must be valid memory until the region is dropped, and everybody who
+    /// `len` bytes behind `ptr` must be valid memory until the region is dropped, and all code that
     /// looks at them meanwhile must expect that they change at any time: no `&[u8]` or `&mut [u8]`
     /// to them may be used while a queue pair of this domain or, with remote rights, a peer can
     /// reach them. Of several regions over the same bytes only one may be used to read and write
@@ -173,11 +173,11 @@ impl MemoryRegion {
     }
 }
 
-/// What all kinds of regions say of themselves to own work requests and to peers.
+/// Keys and addresses of all kinds of regions, for local requests and for peers.
 macro_rules! region_keys {
     ($region:ident) => {
         impl $region {
-            /// The key for own work requests.
+            /// The key for local work requests.
             pub fn lkey(&self) -> roxe_wire::LKey {
                 self.mr.lkey()
             }
@@ -187,7 +187,7 @@ macro_rules! region_keys {
                 self.mr.rkey()
             }
 
-            /// What a peer must know to reach the first byte.
+            /// The remote address of the first byte, for peers.
             pub fn remote(&self) -> crate::RemoteAddr {
                 crate::RemoteAddr { addr: self.mr.base(), rkey: self.mr.rkey() }
             }
@@ -244,7 +244,7 @@ impl fmt::Debug for MemoryRegion {
 struct Bytes {
     ptr: NonNull<u8>,
     len: usize,
-    /// How it was allocated, if it is ours to free.
+    /// Layout of the allocation, if owned.
     owned: Option<Layout>,
 }
 
@@ -325,8 +325,7 @@ impl Bytes {
         self.merge(at, 0, tail);
     }
 
-    /// Puts some bytes into the word at `at`, and leaves the others as whoever changes them
-    /// meanwhile wants them.
+    /// Replaces some bytes of the word at `at`, and keeps concurrent changes of the others.
     fn merge(&self, at: usize, within: usize, data: &[u8]) {
         if data.is_empty() {
             return;

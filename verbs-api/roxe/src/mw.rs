@@ -1,6 +1,4 @@
-//! Memory windows: a right for peers on a part of a region, given and taken away by work requests.
-//!
-//! Touches the provider's windows.
+//! Memory windows: rights of peers on part of a region, granted and revoked by work requests.
 
 use crate::mr::bounds;
 use crate::{Access, Error, MemoryRegion, ProtectionDomain, WindowBinding, WorkRequest};
@@ -13,7 +11,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use roxe_provider as provider;
 
-/// Who may use a [`MemoryWindow`].
+/// The permitted users of a [`MemoryWindow`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WindowKind {
     /// The peer of the queue pair that opened it. That peer can close it too, with
@@ -41,10 +39,10 @@ impl ProtectionDomain {
 /// A key that opens a part of a region to peers, for as long as they need it.
 ///
 /// A region that is registered without remote rights, but with [`Access::MW_BIND`], is closed to
-/// every peer. A window opens a part of it: [`bind`](Self::bind) says which, [`WorkRequest::bind`]
-/// does it, [`close`](Self::close) takes the right away again. Unlike registration that costs no
-/// look at the pages, and each opening has another key, so that a peer who kept an old one finds it
-/// closed. Dropping the window closes it; dropping the region closes its windows.
+/// every peer. A window opens part of it: [`bind`](Self::bind) describes the binding,
+/// posting [`WorkRequest::bind`] executes it, and [`close`](Self::close) revokes it. Unlike
+/// registration, binding does not touch the pages. Each binding has a new key, so a key that a peer
+/// kept is dead. Dropping the window closes it; dropping the region closes its windows.
 ///
 /// ```
 /// use roxe::{Access, Context, WindowKind, WorkRequest};
@@ -88,19 +86,19 @@ pub struct MemoryWindow {
 }
 
 impl MemoryWindow {
-    /// Who may use it.
+    /// The permitted users.
     pub const fn kind(&self) -> WindowKind {
         self.kind
     }
 
-    /// How `range` of `region` would be opened for `access`, under a key of its own. Nothing
-    /// happens before [`WorkRequest::bind`] is posted.
+    /// Describes a binding of `range` of `region` for `access`, under a new key. It takes effect
+    /// when [`WorkRequest::bind`] is posted.
     ///
     /// `access` takes remote rights, and on a window for one queue pair [`Access::ZERO_BASED`],
     /// with which the peer counts addresses from the first byte of the window. The region needs
-    /// [`Access::MW_BIND`], and `LOCAL_WRITE` if peers shall write or do atomics. A window for the
-    /// domain can be bound again while it is open: that closes what was open. One for a queue pair
-    /// has to be closed before.
+    /// [`Access::MW_BIND`], and `LOCAL_WRITE` if peers write or do atomics. A window for the domain
+    /// can be bound again while open, which revokes the old binding. One for a queue pair has to be
+    /// closed first.
     ///
     /// # Errors
     /// [`Error::Argument`] if the range is not inside the region.

@@ -1,6 +1,4 @@
 //! Queue pairs: building, connecting and posting.
-//!
-//! Touches the provider's QP.
 
 use crate::cm::CmId;
 use crate::{
@@ -14,23 +12,23 @@ use std::sync::Arc;
 
 use roxe_provider as provider;
 
-/// A second way to the peer, for [`QueuePair::offer_path`].
+/// A second path to the peer, for [`QueuePair::offer_path`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AlternatePath {
     /// Another address of the peer.
     pub peer: Gid,
-    /// The own address that goes with it: index in the GID table.
+    /// Local address of the path: index in the GID table.
     pub gid_index: u8,
-    /// Local ACK timeout on this way: 4.096 µs · 2^code.
+    /// Local ACK timeout of the path: 4.096 µs · 2^code.
     pub timeout: u8,
 }
 
 /// A queue pair: one end of a connection, or a datagram socket.
 ///
-/// [`QueuePairBuilder::build`](crate::QueuePairBuilder::build) makes it; [`connect`](Self::connect)
-/// (RC, UC, XRC) or [`activate`](Self::activate) (UD) makes it ready. All methods take `&self`:
-/// several threads may post to one queue pair. Posting is safe: the card looks every buffer up by
-/// its key when it uses it, so a region that was dropped meanwhile ends in a failed completion.
+/// [`QueuePairBuilder::build`](crate::QueuePairBuilder::build) creates it;
+/// [`connect`](Self::connect) (RC, UC, XRC) or [`activate`](Self::activate) (UD) makes it ready.
+/// Several threads may post to one queue pair. Posting is safe: the card looks up every buffer by
+/// its key, so a request on a region dropped meanwhile fails.
 #[derive(Debug)]
 pub struct QueuePair {
     pub(crate) qp: Arc<provider::Qp>,
@@ -39,9 +37,9 @@ pub struct QueuePair {
     pub(crate) service: Service,
     pub(crate) gid: Gid,
     gid_index: u8,
-    /// What the builder was told, for the state changes to come.
+    /// Settings of the builder, for later state changes.
     pub(crate) attr: QpAttr,
-    /// The end of a connection that it was built on.
+    /// The connection id that it was built on.
     pub(crate) cm: Option<CmId>,
 }
 
@@ -54,48 +52,47 @@ impl Drop for QueuePair {
 }
 
 impl QueuePair {
-    /// Its number.
+    /// The queue pair number.
     pub fn qp_num(&self) -> Qpn {
         self.qp.qpn()
     }
 
-    /// Its service.
+    /// The transport service.
     pub const fn service(&self) -> Service {
         self.service
     }
 
-    /// Its state.
+    /// The current state.
     pub fn state(&self) -> QpState {
         self.qp.state()
     }
 
-    /// Its attributes as they are now.
+    /// The current attributes.
     pub fn query(&self) -> QpAttr {
         self.qp.query().0
     }
 
-    /// Who this is, for asynchronous events.
+    /// Its identity in asynchronous events.
     pub const fn id(&self) -> ObjectId {
         self.id
     }
 
-    /// Its protection domain.
+    /// The protection domain.
     pub fn pd(&self) -> ProtectionDomain {
         ProtectionDomain::wrap(self.qp.pd())
     }
 
-    /// Where its send requests complete.
+    /// The completion queue of send requests.
     pub fn send_cq(&self) -> CompletionQueue {
         CompletionQueue::wrap(self.qp.send_cq())
     }
 
-    /// Where its receive requests complete.
+    /// The completion queue of receive requests.
     pub fn recv_cq(&self) -> CompletionQueue {
         CompletionQueue::wrap(self.qp.recv_cq())
     }
 
-    /// What the peer needs to reach it. A queue pair that was built on a [`CmId`] needs none of
-    /// this.
+    /// The address that the peer connects to. A queue pair built on a [`CmId`] does not need it.
     pub fn endpoint(&self) -> Endpoint {
         Endpoint { gid: self.gid, qpn: self.qp_num(), psn: self.attr.sq_psn }
     }
@@ -157,12 +154,11 @@ impl QueuePair {
         self.modify(&QpAttr { state: QpState::Rts, ..self.attr }, mask)
     }
 
-    /// Changes the attributes that `mask` names, as `ibv_modify_qp` does. `connect` and `activate`
-    /// are made of this.
+    /// Changes the attributes in `mask`, as `ibv_modify_qp` does. `connect` and `activate` use it.
     ///
     /// # Errors
-    /// [`Error::Argument`], which names the attributes that are missing, not allowed here, or out
-    /// of range.
+    /// [`Error::Argument`], which names the attributes that are missing, not allowed, or out of
+    /// range.
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
         Ok(self.qp.modify(attr, mask)?)
     }
@@ -216,7 +212,7 @@ impl QueuePair {
         self.modify(&attr, AttrMask::ALT_PATH | AttrMask::PATH_MIG_STATE)
     }
 
-    /// Goes over to the path that was offered, now; the peer follows. Both get
+    /// Migrates to the offered path now; the peer follows. Both ends get
     /// [`AsyncEventKind::PathMig`](crate::AsyncEventKind::PathMig).
     ///
     /// # Errors
@@ -225,7 +221,7 @@ impl QueuePair {
         self.modify(&QpAttr { path_mig_state: MigState::Migrated, ..self.attr }, AttrMask::PATH_MIG_STATE)
     }
 
-    /// How far the offer of a second way has come.
+    /// The migration state of the offered path.
     pub fn path_state(&self) -> MigState {
         self.query().path_mig_state
     }
@@ -343,8 +339,8 @@ impl XrcDomain {
     }
 }
 
-/// What a queue pair will be. Made by [`ProtectionDomain::create_qp`] or
-/// [`XrcDomain::create_target`]; every setting has a default that works.
+/// Settings of a queue pair to be built, from [`ProtectionDomain::create_qp`] or
+/// [`XrcDomain::create_target`]; every setting has a working default.
 #[derive(Debug)]
 #[must_use = "a builder does nothing before `build`"]
 pub struct QueuePairBuilder<'a> {
@@ -358,7 +354,7 @@ pub struct QueuePairBuilder<'a> {
     attr: QpAttr,
 }
 
-/// What a queue pair belongs to.
+/// The domain of a queue pair.
 #[derive(Clone, Copy, Debug)]
 enum Parent<'a> {
     /// A protection domain, with queues of its own.
@@ -367,8 +363,7 @@ enum Parent<'a> {
     Xrc(&'a XrcDomain),
 }
 
-/// Rights that a queue pair gives its peer unless the builder is told otherwise. The rights of each
-/// memory region still decide.
+/// Default rights of the peer. The rights of each memory region apply too.
 const ALL_REMOTE: Access =
     Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC).union(Access::FLUSH_GLOBAL);
 
@@ -412,13 +407,13 @@ settings! {
     /// Takes receive requests from `srq` instead of a queue of its own.
     srq(srq: &'a SharedReceiveQueue) sets srq = Some(srq);
 
-    /// What the peer may do; everything that the memory regions allow, if not set.
+    /// Rights of the peer; all that the memory regions allow, if not set.
     access(access: Access) sets attr.access = access;
 
-    /// Own address: index in the GID table; 0 if not set.
+    /// Local address: index in the GID table; 0 if not set.
     gid_index(index: u8) sets gid_index = index;
 
-    /// Payload of a packet; what the port can do, if not set. Both ends must agree.
+    /// Path MTU; the maximum of the port if not set. Both ends must agree.
     path_mtu(mtu: PathMtu) sets path_mtu = Some(mtu);
 
     /// Local ACK timeout: 4.096 µs · 2^code, 1..=31, 0 for none; 14 (67 ms) if not set.
@@ -430,11 +425,11 @@ settings! {
     /// Retries while the peer has no receive request, 0..=6, or 7 for ever; 7 if not set.
     rnr_retry(n: u8) sets attr.rnr_retry = n;
 
-    /// How long the peer waits when this side has no receive request: code 0..=31; 12 (0.64 ms) if
+    /// Time that the peer waits when this side has no receive request: code 0..=31; 12 (0.64 ms) if
     /// not set.
     min_rnr_timer(code: u8) sets attr.min_rnr_timer = code;
 
-    /// The key a datagram must carry to be received (UD); 0x11111111 if not set.
+    /// The Q_Key that a datagram must carry to be received (UD); 0x11111111 if not set.
     qkey(qkey: Qkey) sets attr.qkey = qkey;
 }
 
@@ -456,7 +451,7 @@ impl<'a> QueuePairBuilder<'a> {
         Self { parent, srq: None, service, caps, sq_sig_all: false, gid_index: 0, path_mtu: None, attr }
     }
 
-    /// READs and atomics under way: own ones, and those of the peer; 16 and 16 if not set.
+    /// Outstanding READs and atomics, local and of the peer; 16 and 16 if not set.
     pub const fn max_rd_atomic(mut self, own: u8, peers: u8) -> Self {
         self.attr.max_rd_atomic = own;
         self.attr.max_dest_rd_atomic = peers;
@@ -532,16 +527,14 @@ impl<'a> QueuePairBuilder<'a> {
     }
 }
 
-/// The own address of `cm`, and its place in the GID table: the first one for an id that is bound
-/// to all.
+/// The local address of `cm` and its GID index: the first entry for a wildcard address.
 fn own_address(context: &Context, cm: &CmId) -> (Gid, u8) {
     let (own, entries) = (cm.local_gid(), context.gid_entries());
     let entry = entries.iter().find(|entry| Some(entry.gid) == own).or_else(|| entries.first());
     entry.map_or_else(Default::default, |entry| (entry.gid, entry.index))
 }
 
-/// Where a connection starts counting: any number, but not the same every time, so that packets of
-/// an old connection are not taken for new ones.
+/// A random first PSN, so that packets of an old connection are not accepted by a new one.
 fn random_psn() -> Psn {
     use std::hash::{BuildHasher, RandomState};
     Psn::new((RandomState::new().hash_one(0) & 0xff_ffff) as u32)

@@ -45,7 +45,7 @@ impl SharedReceiveQueue {
         Ok(self.srq.post_recv(&RecvRequest { wr_id, sges }).map_err(refused)?)
     }
 
-    /// Who this is, for asynchronous events.
+    /// Its identity in asynchronous events.
     pub const fn id(&self) -> ObjectId {
         self.id
     }

@@ -49,7 +49,8 @@ impl<'a> WorkRequest<'a> {
         Self::new(SendOp::Send, SendData::Inline(bytes))
     }
 
-    /// RDMA WRITE: the bytes of `sges` to the memory of the peer, who does not notice. Not on UD.
+    /// RDMA WRITE: the bytes of `sges` to memory of the peer, without involving its program. Not on
+    /// UD.
     pub const fn write(sges: &'a [Sge], remote: RemoteAddr) -> Self {
         Self::new(SendOp::Write { remote_addr: remote.addr, rkey: remote.rkey }, SendData::Sges(sges))
     }
@@ -59,7 +60,7 @@ impl<'a> WorkRequest<'a> {
         Self::new(SendOp::Write { remote_addr: remote.addr, rkey: remote.rkey }, SendData::Inline(bytes))
     }
 
-    /// RDMA READ: fills `sges` from the memory of the peer, who does not notice. RC only.
+    /// RDMA READ: fills `sges` from memory of the peer, without involving its program. RC only.
     pub const fn read(sges: &'a [Sge], remote: RemoteAddr) -> Self {
         Self::new(SendOp::Read { remote_addr: remote.addr, rkey: remote.rkey }, SendData::Sges(sges))
     }
@@ -91,9 +92,9 @@ impl<'a> WorkRequest<'a> {
         Self::new(SendOp::LocalInvalidate(rkey), SendData::Sges(&[]))
     }
 
-    /// ATOMIC WRITE: the 8 bytes of `word`, which are copied while posting, go to `remote`
-    /// (aligned) behind everything written before; whoever looks there sees all of them or none.
-    /// Completes when they are there. RC only.
+    /// ATOMIC WRITE: writes the 8 bytes of `word`, copied at the post, to `remote` (aligned), after
+    /// all earlier writes. A reader sees all of them or none. Completes when they are in memory. RC
+    /// only.
     pub const fn atomic_write(word: &'a [u8; 8], remote: RemoteAddr) -> Self {
         Self::new(SendOp::AtomicWrite { remote_addr: remote.addr, rkey: remote.rkey }, SendData::Inline(word))
     }
@@ -169,7 +170,7 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    /// Wakes a peer who waits for solicited events only.
+    /// Wakes a peer that waits for solicited events only.
     #[must_use]
     pub const fn solicited(mut self) -> Self {
         self.request.flags = self.request.flags.union(SendFlags::SOLICITED);
@@ -192,7 +193,7 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    /// What the request does, in words for an error message.
+    /// The operation in words, for error messages.
     pub(crate) const fn name(&self) -> &'static str {
         match self.request.op {
             SendOp::Send => "a SEND",
@@ -216,8 +217,8 @@ impl<'a> WorkRequest<'a> {
 pub struct WindowBinding(pub(crate) Bind);
 
 impl WindowBinding {
-    /// What a peer must know to reach the first byte. Tell it when the binding is complete, or with
-    /// a SEND on the same queue pair, which starts later anyway.
+    /// The remote address of the first byte, for the peer. Send it when the binding is complete, or
+    /// with a SEND on the same queue pair, which starts later anyway.
     pub const fn remote(&self) -> RemoteAddr {
         let addr = if self.0.access.contains(Access::ZERO_BASED) { 0 } else { self.0.addr };
         RemoteAddr { addr, rkey: self.0.rkey }
@@ -234,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn imm_changes_the_operation_it_can_change() {
+    fn imm_converts_send_and_write() {
         let remote = RemoteAddr { addr: 8, rkey: RKey(9) };
         let send = WorkRequest::send(&[]).imm(0x0102_0304).request;
         assert_eq!(send.op, SendOp::SendImm(ImmDt([1, 2, 3, 4])));
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_operation_cannot_carry_makes_it_impossible() {
+    fn unsupported_option_makes_a_request_invalid() {
         let remote = RemoteAddr { addr: 8, rkey: RKey(9) };
         assert!(WorkRequest::read(&[], remote).imm(1).is_impossible);
         assert!(WorkRequest::fetch_add(&[], remote, 1).imm(1).is_impossible);
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_add_up() {
+    fn flags_accumulate() {
         let request = WorkRequest::send_inline(b"x").wr_id(5).signaled().fence().solicited().request;
         assert_eq!(request.flags, SendFlags::SIGNALED | SendFlags::FENCE | SendFlags::SOLICITED);
         assert_eq!(request.wr_id, 5);

@@ -20,7 +20,7 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 const MESSAGE: usize = 64;
 const CLIENTS: u8 = 8;
 const ROUNDS: u8 = 100;
-/// How long the system may look for an address.
+/// Time limit of an address resolution.
 const LOOKUP: Duration = Duration::from_secs(2);
 
 fn main() -> Result<()> {

@@ -8,7 +8,6 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Connection requests that may wait to be accepted.
 const BACKLOG: u32 = 128;
 /// Completions of a queue pair with the builder's default of 128 sends and 128 receives.
 const COMPLETIONS: u32 = 256;
@@ -51,7 +50,7 @@ impl Connection {
         &self.qp
     }
 
-    /// What its send and receive requests complete to.
+    /// Completions of its send and receive requests.
     pub const fn completions(&self) -> &Completions {
         &self.completions
     }

@@ -116,7 +116,7 @@ impl Completions {
             if let Some(completion) = self.try_next()? {
                 return Ok(completion);
             }
-            // What is there before the queue was told to raise an event raises none.
+            // Completions queued before arming raise no event.
             self.cq.req_notify(false);
             if let Some(completion) = self.try_next()? {
                 return Ok(completion);
@@ -143,7 +143,7 @@ impl Stream for Completions {
             if let Some(found) = self.try_next().transpose() {
                 return Poll::Ready(Some(found));
             }
-            // What is there before the queue was told to raise an event raises none.
+            // Completions queued before arming raise no event.
             self.cq.req_notify(false);
             if let Some(found) = self.try_next().transpose() {
                 return Poll::Ready(Some(found));
@@ -157,11 +157,10 @@ impl Stream for Completions {
     }
 }
 
-/// What happens to the queues and the port of a context.
+/// Asynchronous events of the queues and the port of a context.
 #[derive(Debug)]
 pub struct AsyncEvents(AsyncFd<Watch>);
 
-/// A context as a descriptor.
 #[derive(Debug)]
 struct Watch(Context);
 
@@ -195,7 +194,6 @@ impl AsyncEvents {
     }
 }
 
-/// Lets tokio watch the descriptor of `channel`.
 fn watched<T: AsFd + AsRawFd>(channel: T) -> Result<AsyncFd<T>, Error> {
     // SAFETY: `AsFd` promises that the descriptor is open as long as the channel lives, and both
     // traits name the same one, always, for the three types that come here.

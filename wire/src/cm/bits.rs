@@ -7,7 +7,6 @@ use crate::num::{Gid, Pkey, Psn, Qkey, Qpn};
 use core::fmt;
 use core::ops::Range;
 
-/// A run of bits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bits {
     byte: usize,

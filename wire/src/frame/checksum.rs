@@ -117,7 +117,7 @@ mod tests {
 
     // clause: RAW-CHECKSUM-SEND
     #[test]
-    fn a_known_header_gets_its_known_checksum() {
+    fn known_header_has_known_checksum() {
         // The commonly cited example of the IPv4 header checksum.
         let header = [0x45, 0, 0, 0x73, 0, 0, 0x40, 0, 0x40, 0x11, 0, 0, 0xc0, 0xa8, 0, 1, 0xc0, 0xa8, 0, 0xc7];
         let mut frame = ethernet(0x0800, &header);

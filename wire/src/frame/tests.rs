@@ -142,7 +142,7 @@ fn every_field_of_tagged_ipv6_is_read() {
 }
 
 #[test]
-fn a_match_looks_at_the_bits_under_its_mask_only() {
+fn match_ignores_bits_outside_its_mask() {
     let key = key(&ethernet(0x0800, &ipv4(17, &udp(b""))));
     let mut wanted = FrameMatch::default();
     assert!(wanted.mask == [0; LEN] && wanted.matches(&key));

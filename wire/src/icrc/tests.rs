@@ -24,7 +24,7 @@ fn unshift_undoes_shift() {
 }
 
 #[test]
-fn a_few_bytes_sum_up_as_many_do() {
+fn update_bytes_matches_crc32_at_any_length() {
     let data: [u8; 70] = core::array::from_fn(|i| (i * 37) as u8);
     for len in 0..=70 {
         let mut hasher = Hasher::new_with_initial(7);
@@ -115,7 +115,7 @@ fn sealer_finds_identifications_and_damage() {
 }
 
 #[test]
-fn a_datagram_too_short_for_an_icrc_never_verifies() {
+fn datagram_without_icrc_does_not_verify() {
     let net = NetHeader::default();
     let mut datagram = [0; 3];
     seal(&net, &mut datagram);

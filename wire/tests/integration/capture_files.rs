@@ -177,7 +177,7 @@ fn broken_files_are_refused_where_they_break() {
 }
 
 #[test]
-fn the_ip_packet_is_found_behind_every_link_header() {
+fn ip_packet_is_found_behind_any_link_header() {
     let with = |header: &[u8]| [header, b"IP"].concat();
     let ethernet = |rest: &[u8]| with(&[&[0; 12], rest].concat());
     let ip = Some(&b"IP"[..]);
@@ -255,7 +255,7 @@ proptest! {
 }
 
 #[test]
-fn an_endless_comment_is_cut_between_characters() {
+fn long_comment_is_cut_between_characters() {
     let long = "é".repeat(40_000);
     let mut file = Vec::new();
     write_section(&mut file, &long);

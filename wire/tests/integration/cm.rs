@@ -59,7 +59,7 @@ fn req() -> Mad {
 
 // clause: CM-MAD, CM-SERVICE-ID
 #[test]
-fn a_known_request_is_read_and_written() {
+fn known_cm_request_roundtrips() {
     assert_eq!(Mad::parse(&bytes(REQ)), Ok(req()));
     assert_eq!(req().to_bytes()[..], bytes(REQ));
     assert_eq!(
@@ -104,7 +104,7 @@ fn mads_that_are_no_cm_message_are_refused() {
 
 // clause: CM-GSI, BTH-MIGRATED
 #[test]
-fn a_mad_travels_between_the_queue_pairs_1() {
+fn mad_travels_between_queue_pairs_1() {
     let header = gsi_header(Psn::new(5));
     let mut datagram = vec![0; header.padded_len(MAD_LEN) + icrc::LEN];
     let end = datagram.len() - icrc::LEN;

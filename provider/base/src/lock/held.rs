@@ -1,5 +1,5 @@
-//! What each thread holds, and the check of the order. In builds without debug assertions nothing
-//! is noted and nothing is checked.
+//! The locks that each thread holds, and the check of the lock order. Without debug assertions
+//! nothing is recorded or checked.
 
 use super::rank::Rank;
 use std::cell::{Cell, RefCell};
@@ -32,7 +32,7 @@ thread_local! {
     // Long enough from the first lock on, so that no later one takes memory for being noted: what a
     // message allocates is tested in builds that have this check.
     static HELD: RefCell<Vec<Held>> = RefCell::new(Vec::with_capacity(32));
-    /// Whether locks of one rank are taken together.
+    /// True while locks of one rank are taken together.
     static BESIDE_OTHERS: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -4,7 +4,7 @@
 pub trait Rank: Send + Sync + 'static {
     /// Lower ones are further out. No two ranks have the same one.
     const LEVEL: u16;
-    /// What the table calls it.
+    /// The name in the table.
     const NAME: &'static str;
 }
 
@@ -34,8 +34,8 @@ crate::ranks! { pub, 10_000.. ;
     /// `engine::thread`: held by the background thread while it has its engine, that is, while it
     /// does anything.
     ThreadTurn,
-    /// `cm::agent`: the connection manager of an engine; who receives only tries it, and leaves
-    /// messages in its inbox.
+    /// `cm::agent`: the connection manager of an engine. Receivers only try it, and leave messages
+    /// in its inbox.
     CmAgent,
     /// `cm::id`: one identifier.
     CmId,
@@ -43,7 +43,7 @@ crate::ranks! { pub, 10_000.. ;
     CmIdChannel,
     /// `cm::multicast` and `steering`: the memberships of a raw packet queue pair.
     FlowGroups,
-    /// `wq`: who changes the state of a work queue.
+    /// `wq`: changes of the state of a work queue.
     WqModify,
     /// `device`: the devices that were given out.
     Devices,
@@ -51,7 +51,7 @@ crate::ranks! { pub, 10_000.. ;
     Engines,
     /// `engine::further`: held while one more engine of a device is made.
     MakingEngines,
-    /// `engine`: the start of an engine, and whoever follows the interface.
+    /// `engine`: the start of an engine and the follower of its interface.
     Starting,
     /// `engine::interceptor`: the start of captures and fault rules.
     InterceptorStarting,
@@ -103,7 +103,7 @@ crate::ranks! { pub, 10_000.. ;
     RingsOut,
     /// `engine::rings`: the rings from other processes.
     RingsIn,
-    /// `engine::rings`: the rings that somebody waits for.
+    /// `engine::rings`: the rings with waiters.
     RingsFull,
     /// `flow`: the queue pairs that have room again.
     FlowReady,
@@ -123,7 +123,7 @@ crate::ranks! { pub, 10_000.. ;
     Port,
     /// `cm::agent`: what waits for the connection manager.
     CmInbox,
-    /// `cm::ports`: who holds a port alone.
+    /// `cm::ports`: exclusive owners of ports.
     PortAlone,
     /// `cm::ports`: the sockets that stand for ports.
     PortNames,
@@ -159,7 +159,7 @@ crate::ranks! { pub, 10_000.. ;
     Timers,
     /// `engine::thread`: the handle to join the thread by.
     ThreadHandle,
-    /// `engine`: the background thread, so that whoever holds any lock may wake it.
+    /// `engine`: the background thread; innermost, so that it can be woken under any lock.
     Thread,
     /// `check::trace`: the file of the trace, held while it is written.
     TraceFile,

@@ -5,7 +5,7 @@ use super::*;
 use std::io::Read;
 use std::os::fd::FromRawFd;
 
-/// What a child of a fork that does `wrong` says before it dies, and the signal that ends it.
+/// The output of a forked child that runs `wrong`, and the signal that ends it.
 fn in_child(wrong: impl FnOnce()) -> (String, i32) {
     let (mut pipe, mut status) = ([0; 2], 0);
     // SAFETY: two descriptors of room; the child writes to its own and ends with `_exit` at the
@@ -29,7 +29,7 @@ fn in_child(wrong: impl FnOnce()) -> (String, i32) {
 }
 
 #[test]
-fn who_waits_for_an_outer_lock_under_an_inner_one_dies_and_says_where_both_were_taken() {
+fn lock_order_violation_aborts_with_both_sites() {
     let (outer, inner) = (Mutex::<Qp, _>::new(()), RwLock::<RingsOut, _>::new(()));
     let (said, signal) = in_child(|| {
         let _inner = inner.read();
@@ -41,7 +41,7 @@ fn who_waits_for_an_outer_lock_under_an_inner_one_dies_and_says_where_both_were_
 }
 
 #[test]
-fn locks_may_be_taken_inwards_tried_in_any_order_and_let_go_of_in_any_order() {
+fn locks_in_order_or_tried_release_in_any_order() {
     let (outer, middle, inner) =
         (Mutex::<Qp, _>::new(()), Mutex::<RingSender, _>::new(()), Sharded::<RingsOut, _>::new(()));
     let (first, second, third) = (outer.lock(), middle.lock(), inner.read());
@@ -55,7 +55,7 @@ fn locks_may_be_taken_inwards_tried_in_any_order_and_let_go_of_in_any_order() {
 }
 
 #[test]
-fn two_locks_of_one_rank_exclude_each_other_but_for_who_takes_them_all() {
+fn same_rank_locks_abort_except_in_lock_raw() {
     let [a, b] = [(); 2].map(|()| Mutex::<Qp, _>::new(()));
     let (said, signal) = in_child(|| drop((a.lock(), b.lock())));
     assert_eq!(signal, libc::SIGABRT, "{said}");

@@ -1,9 +1,8 @@
-//! The file of reports: JSON lines, SARIF or JUnit XML.
+//! The report file: JSON lines, SARIF or JUnit XML.
 //!
-//! Each report is in it as soon as it is printed, so that a process may end in any way; and the
-//! processes of a run, or of several, write to one. Lines are appended. A document is read, added
-//! to and replaced as a whole, by its name, so that there is a valid one at any time; a lock
-//! (`man flock`) lets one process do so at a time. Touches the file, its folder, and nothing else.
+//! Each report is written at once, because the process may be killed; several processes write to
+//! one file. Lines are appended. A document is read, extended and replaced by rename, so that a
+//! valid one exists at any time; `man flock` serializes the writers.
 
 use super::Named;
 use super::{junit, sarif};
@@ -14,28 +13,25 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Adds a report to the text of a document, which is empty if there is none; `None` for the report:
-/// only makes it a document. `None`: the text is no document of this kind.
+/// Adds a report, if there is one, to the text of a document, which is empty at first. Returns
+/// `None` if the text is no document of this kind.
 type Add = fn(&str, Option<&Named>) -> Option<String>;
 
-/// Where the reports of this process go besides standard error.
 #[derive(Debug)]
 pub(crate) enum ReportFile {
-    /// Lines.
     Lines(File),
-    /// A document.
     Document(PathBuf, Add),
 }
 
 impl ReportFile {
-    /// The file at `path`, made if need be. What is in it stays.
+    /// Opens or creates the file at `path`, keeping its content.
     pub(crate) fn open(path: &Path, format: ReportFormat) -> io::Result<Self> {
         let add = match format {
             ReportFormat::Lines => return Ok(Self::Lines(open(path)?)),
             ReportFormat::Sarif => sarif::add,
             ReportFormat::Junit => junit::add,
         };
-        // The program may go to another folder.
+        // The program may change its working directory.
         let path = std::path::absolute(path)?;
         update(&path, add, None)?;
         Ok(Self::Document(path, add))
@@ -64,14 +60,14 @@ fn update(path: &Path, add: Add, report: Option<&Named>) -> io::Result<()> {
     let text = add(&text, report).ok_or_else(other)?;
     let mut new = path.as_os_str().to_owned();
     new.push(format!(".{}.tmp", std::process::id()));
-    // Left behind by a process that had our id and was killed.
+    // A killed process with the same id may have left it.
     let _ = fs::remove_file(&new);
     let mut next = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
     let replaced = next.write_all(text.as_bytes()).and_then(|()| fs::rename(&new, path));
     replaced.inspect_err(|_| _ = fs::remove_file(&new))
 }
 
-/// The file that is there now, locked: who waited for the lock may have got one that was replaced.
+/// Opens and locks the file. It may have been replaced while this process waited for the lock.
 fn lock(path: &Path) -> io::Result<File> {
     loop {
         let file = open(path)?;
@@ -97,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_file_is_for_its_owner_only_and_never_opened_through_a_link() {
+    fn report_file_is_private_and_rejects_symlinks() {
         let folder = scratch("links");
         for (format, name) in
             [(ReportFormat::Lines, "lines"), (ReportFormat::Sarif, "x.sarif"), (ReportFormat::Junit, "x.xml")]
@@ -112,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_document_stays_as_it_is() {
+    fn foreign_file_is_left_unchanged() {
         let file = scratch("other").join("notes.xml");
         fs::write(&file, "<notes/>").unwrap();
         let text = ReportFile::open(&file, ReportFormat::Junit).unwrap_err().to_string();
@@ -122,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn several_writers_lose_no_report_of_each_other() {
+    fn concurrent_writers_lose_no_report() {
         let file = scratch("several").join("x.sarif");
         std::thread::scope(|scope| {
             for _ in 0..4 {

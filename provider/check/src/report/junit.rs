@@ -1,18 +1,16 @@
-//! Reports as the XML of JUnit, which servers of continuous integration show: a test case for each
-//! rule, which passes if it found nothing, and one for each report, of the class that is the
-//! program's name, and named after its rule and the function where it is. An error fails; a warning
-//! and an advice are the output of a test that passes. Reads the name of this process.
+//! Reports as JUnit XML, for CI servers. Each rule is a test case that passes if the rule found
+//! nothing. Each report is a test case whose class is the program and whose name is the rule and
+//! the function. Errors fail; warnings and advice are the output of a passing test.
 
 use super::Named;
 use crate::rule::{Rule, Severity};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// In front of the number of tests.
+/// The text before the number of tests.
 const HEAD: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n<testsuite name=\"roxe\"";
-/// Behind it.
 const TAIL: &str = "</testsuite>\n</testsuites>\n";
-/// What each test begins with, and that of a rule.
+/// The start of each test case, and of the test case of a rule.
 const CASE: &str = "<testcase classname=\"";
 const OF_RULE: &str = "<testcase classname=\"roxe\" name=\"";
 
@@ -50,14 +48,13 @@ fn found(named: &Named) -> String {
     format!("{CASE}{}\" name=\"{rule}{function}\">\n{outcome}\n</testcase>\n", escaped(&program()))
 }
 
-/// The name of the program of this process.
 fn program() -> String {
     let program = std::env::args_os().next().map(PathBuf::from);
     let name = program.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
     name.unwrap_or_else(|| "program".to_owned())
 }
 
-/// As XML 1.0 wants it; what no document may hold is left out.
+/// Escapes XML 1.0, and drops characters that no document may contain.
 fn escaped(text: &str) -> String {
     let allowed =
         text.chars().filter(|c| *c >= ' ' && !matches!(c, '\u{fffe}' | '\u{ffff}') || matches!(c, '\t' | '\n'));
@@ -80,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn every_rule_is_a_test_that_fails_once_an_error_of_it_is_found() {
+    fn rule_is_a_test_that_fails_after_its_first_error() {
         let all = Rule::ALL.len();
         let mut text = add("", None).unwrap();
         assert!(text.contains(&format!("tests=\"{all}\" failures=\"0\"")), "{text}");
@@ -95,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn another_tools_document_is_not_touched() {
+    fn foreign_document_is_rejected() {
         assert_eq!(add("<testsuites></testsuites>\n", None), None);
     }
 }

@@ -1,5 +1,4 @@
-//! Reports as SARIF 2.1.0 (OASIS, `sarif-schema-2.1.0`), which pages of code scanning and editors
-//! show. Pure but for the current folder, below which files are named relative to it.
+//! Reports as SARIF 2.1.0 (OASIS, `sarif-schema-2.1.0`), for code scanning pages and editors.
 
 use super::Named;
 use crate::rule::{Rule, Severity};
@@ -9,7 +8,7 @@ use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-/// Adds a report to a document, which is empty if there is none yet.
+/// Adds a report to a document, which is empty at first.
 pub(super) fn add(text: &str, report: Option<&Named>) -> Option<String> {
     let mut document = if text.is_empty() { empty() } else { serde_json::from_str(text).ok()? };
     let run = document.get_mut("runs")?.get_mut(0)?;
@@ -20,7 +19,7 @@ pub(super) fn add(text: &str, report: Option<&Named>) -> Option<String> {
     Some(format!("{document:#}\n"))
 }
 
-/// A run that found nothing.
+/// A run without results.
 fn empty() -> Value {
     let rules: Vec<_> = Rule::ALL.iter().copied().map(rule).collect();
     let driver = json!({
@@ -78,8 +77,8 @@ fn result(named: &Named) -> Value {
     })
 }
 
-/// The innermost call in a source of the user: below the current folder, else in no file that
-/// belongs to the system or a package; else the innermost whose line is known, else the innermost.
+/// The call to show: the innermost in a source below the current folder; else in a file that
+/// belongs to no system or package; else the innermost with a known file; else the innermost.
 fn shown(frames: &[Frame]) -> Option<&Frame> {
     let here = std::env::current_dir().unwrap_or_default();
     let in_file = |is_it: &dyn Fn(&Path) -> bool| frames.iter().find(|frame| frame.file.as_deref().is_some_and(is_it));
@@ -104,7 +103,7 @@ fn location(label: &str, frame: &Frame) -> Value {
     }
     if let Some(file) = &frame.file {
         location["physicalLocation"] = json!({"artifactLocation": artifact(file)});
-        // A line of 0 is one that the compiler has made.
+        // The compiler gives line 0 to generated code.
         if let Some(line) = frame.line.filter(|line| *line > 0) {
             location["physicalLocation"]["region"] = json!({"startLine": line});
         }
@@ -112,8 +111,8 @@ fn location(label: &str, frame: &Frame) -> Value {
     location
 }
 
-/// Sources below the root of the program's sources are named relative to it, as those who show them
-/// want it, all others by their whole path. A build outside of that root names files as `../a.c`.
+/// Names sources below the root of the repository relative to it, as viewers expect, others by
+/// absolute path. A build outside the root names files as `../a.c`.
 fn artifact(file: &Path) -> Value {
     let root = root();
     let here = std::env::current_dir().unwrap_or_default();
@@ -124,7 +123,7 @@ fn artifact(file: &Path) -> Value {
     }
 }
 
-/// The folder of the repository that the current folder is in; else the current folder.
+/// The repository of the current folder, else the current folder.
 fn root() -> PathBuf {
     let here = std::env::current_dir().unwrap_or_default();
     here.ancestors().find(|folder| folder.join(".git").exists()).map_or_else(|| here.clone(), Path::to_owned)
@@ -154,8 +153,8 @@ fn uri(path: &Path) -> String {
     })
 }
 
-/// What stays the same while lines move and numbers change: the rule, and the functions of the
-/// first stack.
+/// A hash of the rule and the functions of the first stack: stable while lines move and numbers
+/// change.
 fn fingerprint(named: &Named) -> String {
     let functions = named.stacks.first().into_iter().flat_map(|(_, frames)| frames);
     let words = [named.report.rule.name()].into_iter().chain(functions.map(|frame| frame.function.as_str()));
@@ -181,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_has_what_the_standard_requires_and_every_rule() {
+    fn document_has_required_fields_and_every_rule() {
         let empty: Value = serde_json::from_str(&add("", None).unwrap()).unwrap();
         assert_eq!(empty["version"], "2.1.0");
         let driver = &empty["runs"][0]["tool"]["driver"];
@@ -194,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn the_place_is_the_innermost_line_that_is_known_and_the_other_calls_are_related() {
+    fn location_is_innermost_known_line_of_first_stack() {
         let result = result(&named(12));
         let place = &result["locations"][0]["physicalLocation"];
         assert_eq!(place["artifactLocation"], json!({"uri": "src/a%20b.c", "uriBaseId": "%SRCROOT%"}));
@@ -206,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn files_outside_of_the_root_have_a_whole_path() {
+    fn file_outside_the_root_has_an_absolute_path() {
         let outside = root().join("../other/x.c");
         let expected = format!("file://{}", uri(&plain(&outside)));
         assert_eq!(artifact(&outside), json!({"uri": expected}));
@@ -215,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn a_fingerprint_does_not_depend_on_lines() {
+    fn fingerprint_is_independent_of_lines() {
         assert_eq!(fingerprint(&named(1)), fingerprint(&named(2)));
         let other = Named { stacks: vec![], ..named(1) };
         assert_ne!(fingerprint(&named(1)), fingerprint(&other));
     }
 
     #[test]
-    fn another_tools_document_is_not_touched() {
+    fn foreign_document_is_rejected() {
         let text = r#"{"version": "2.1.0", "runs": [{"tool": {"driver": {"name": "x"}}, "results": []}]}"#;
         assert_eq!(add(text, None), None);
         assert_eq!(add("not JSON", None), None);

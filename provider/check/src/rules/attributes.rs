@@ -1,5 +1,5 @@
-//! Attributes of queue pairs that are wrong by themselves: above what the port can do, values that
-//! mean something else than programs believe, values that mean nothing.
+//! Attributes of queue pairs that are wrong by themselves: above the limits of the port,
+//! misunderstood or meaningless.
 
 use crate::event::Event;
 use crate::id_map::{IdMap, IdSet};
@@ -14,21 +14,21 @@ use roxe_transport::qp::{AttrMask, QpAttr, QpState, RetryCounts};
 use roxe_transport::time::Instant;
 use std::time::Duration;
 
-/// How long a request of a live connection goes unanswered before it counts as lost.
+/// Time after which an unanswered request of a live connection counts as lost.
 const LOST: Duration = Duration::from_secs(1);
 
 /// `mtu-over-port`, `timeout-zero`, `attr-garbage`.
 #[derive(Debug, Default)]
 pub(super) struct Attributes {
-    /// Where `timeout-zero` was reported.
+    /// Queue pairs with a `timeout-zero` report.
     reported: IdSet<ObjectId>,
-    /// Of queue pairs without a timeout: since when there is a request that no completion followed.
+    /// For queue pairs with timeout 0: time of the first request since the last completion.
     waits: IdMap<ObjectId, Instant>,
 }
 
 impl Observer for Attributes {
     fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
-        // Some values beyond their field are taken all the same.
+        // Cards accept some out-of-range values, so accepted calls are checked too.
         if let Event::Modified { qp, attr, mask } | Event::ModifyRefused { qp, attr, mask, .. } = *event {
             reports.extend(out_of_range(qp, (attr, mask), stack, world));
         }
@@ -68,7 +68,6 @@ impl Observer for Attributes {
 }
 
 impl Attributes {
-    /// Something was lost.
     fn retried(&mut self, qp: ObjectId, counts: RetryCounts, world: &World) -> Option<Report> {
         let attributes = world.attributes(qp)?;
         let gaps = counts.packet_seq_err > 0 || counts.implied_nak_seq_err > 0;
@@ -92,7 +91,7 @@ impl Attributes {
         })
     }
 
-    /// A queue pair without a timeout ends, and the peer has not answered for long.
+    /// A queue pair with timeout 0 ends while a request has been unanswered for [`LOST`].
     fn unanswered(&mut self, qp: ObjectId, world: &World) -> Option<Report> {
         let waited = clock::now().since(*self.waits.get(&qp)?);
         let first = world.outstanding(Side::Send, qp).find(|work| work.signaled && !work.completed)?;
@@ -112,7 +111,7 @@ impl Attributes {
 
 const TIMEOUT_ADVICE: &str = "Set timeout to 14, which is 67 ms, or to what the path needs.";
 
-/// Whether the queue pair waits for ever for an answer.
+/// Returns true if the queue pair never retransmits.
 fn never_repeats(qp: ObjectId, world: &World) -> bool {
     world
         .attributes(qp)
@@ -129,7 +128,7 @@ fn mtu_over_port(qp: ObjectId, (attr, mask): (&QpAttr, AttrMask), stack: &Stack,
     })
 }
 
-/// Numbers beyond what their field in packets and on cards can hold.
+/// Numbers that exceed their field in packets or on cards.
 fn out_of_range(qp: ObjectId, (attr, mask): (&QpAttr, AttrMask), stack: &Stack, world: &World) -> Option<Report> {
     let values = [
         (AttrMask::TIMEOUT, "timeout", attr.timeout, 0..=31),
@@ -163,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_mtu_above_that_of_the_port_is_told_from_other_refusals() {
+    fn path_mtu_above_port_mtu_is_reported() {
         let mut card = Card::new();
         let qp = card.qp();
         let attr = QpAttr { path_mtu: PathMtu::Mtu2048, ..QpAttr::default() };
@@ -174,13 +173,13 @@ mod tests {
     }
 
     #[test]
-    fn values_that_no_card_takes_are_garbage_if_the_mask_names_them() {
+    fn invalid_value_is_garbage_if_the_mask_names_it() {
         let mut card = Card::new();
         let qp = card.qp();
         let attr = QpAttr { timeout: 32, retry_cnt: 7, ..QpAttr::default() };
         assert_eq!(refuse(&mut card, qp, &attr, AttrMask::TIMEOUT), [Rule::AttrGarbage]);
         assert_eq!(refuse(&mut card, qp, &attr, AttrMask::RETRY_CNT), []);
-        // Cards take it, and look at the lower five bits only.
+        // Cards accept it and use the lower five bits only.
         let attr = QpAttr { min_rnr_timer: 0x20, ..QpAttr::default() };
         let taken = Event::Modified { qp, attr: &attr, mask: AttrMask::MIN_RNR_TIMER };
         assert_eq!(card.tell(taken), [Rule::AttrGarbage]);
@@ -189,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn no_retries_are_a_mistake_once_something_is_lost() {
+    fn zero_retry_cnt_is_reported_after_a_loss() {
         let mut card = Card::new();
         for (retry_cnt, expected) in [(0, &[Rule::TimeoutZero][..]), (7, &[])] {
             let qp = card.qp();

@@ -1,5 +1,5 @@
-//! Completion queues: whether they are as large as what completes there, whether threads sleep in
-//! front of completions, and completions that outlive their queue pair.
+//! Completion queues: too small ones, threads that sleep while completions are queued, and
+//! completions that outlive their queue pair.
 
 use crate::event::{Event, Made};
 use crate::id_map::{IdMap, IdSet};
@@ -13,20 +13,20 @@ use roxe_transport::qp::{AttrMask, QpState};
 use std::collections::BTreeSet;
 use std::thread::{self, ThreadId};
 
-/// Queues of one completion queue that a report names.
+/// Most queues that a report names.
 const NAMED: usize = 8;
 
 /// `cq-too-small`, `cq-overrun`, `sleep-with-completions`.
 #[derive(Debug, Default)]
 pub(super) struct Completions {
     queues: IdMap<ObjectId, Queue>,
-    /// Threads that wait, by channel.
+    /// Waiting threads by channel.
     waits: IdMap<ObjectId, (User, Stack)>,
-    /// Queues that requests are posted to: one that is never used brings no completions.
+    /// Queues with posted requests; unused queues produce no completions.
     used: IdSet<(ObjectId, Side)>,
 }
 
-/// What the requests of a queue are called; a shared receive queue receives.
+/// The requests of a side, in words.
 const fn requests(side: Side) -> &'static str {
     match side {
         Side::Send => "sends",
@@ -34,32 +34,29 @@ const fn requests(side: Side) -> &'static str {
     }
 }
 
-/// A completion queue, as far as the events of its channel are concerned.
+/// A completion queue, its events and its user.
 #[derive(Debug, Default)]
 struct Queue {
     held: usize,
     is_reported: bool,
     armed: Armed,
-    /// Who armed it or polled it last. A thread that does neither waits for another one's queue,
-    /// and that one takes what lies there.
+    /// The thread that armed or polled it last. A thread that does neither does not own the
+    /// completions.
     user: Option<User>,
     armed_at: Option<Stack>,
-    /// Completions that lay there when it was armed and that no event stood for, until the queue is
-    /// polled.
+    /// Completions present when it was armed, without an event due; 0 once polled.
     missed: usize,
     is_late_reported: bool,
 }
 
-/// A thread of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct User {
     thread: ThreadId,
-    /// The kernel's number of it.
+    /// Thread id of the kernel.
     number: i32,
 }
 
 impl User {
-    /// The thread that this is called by.
     fn current() -> Self {
         thread_local! {
             static NUMBER: i32 = std::fs::read_link("/proc/thread-self")
@@ -73,14 +70,14 @@ impl User {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Armed {
-    /// It never was; the program polls it when it likes to.
+    /// Never armed; the program polls at its own times.
     #[default]
     Never,
-    /// Its event was raised.
+    /// The event was raised.
     Spent,
     /// For the next completion.
     Any,
-    /// For those that are solicited, or for several at a time: others may lie there for long.
+    /// For solicited or moderated events, so completions may stay queued for long.
     Some,
 }
 
@@ -113,7 +110,7 @@ impl Observer for Completions {
             }
             Event::Announced { cq } => {
                 self.queues.entry(cq).or_default().armed = Armed::Spent;
-                // Whoever waits there has its event, when it comes to run.
+                // The waiting thread has its event, even if it has not run yet.
                 if let Some(Made::Cq { channel: Some(channel), .. }) = world.object(cq).map(|known| known.made) {
                     self.waits.remove(&channel);
                 }
@@ -146,8 +143,8 @@ impl Observer for Completions {
 }
 
 impl Completions {
-    /// A thread waits for the next event without a look at what lay in a queue when it was armed.
-    /// The card has raised an event for that, as many do; the standard does not ask for it.
+    /// A thread waits without polling the completions that were queued when it armed. roxe raises
+    /// an event for those, as many cards do; the standard does not require it.
     fn armed_late(&mut self, channel: ObjectId, waits: &Stack, world: &World) -> Option<Report> {
         let user = User::current();
         let is_it = |id: &ObjectId, queue: &Queue| {
@@ -165,7 +162,7 @@ impl Completions {
         Some(report.at("armed at", &queue.armed_at).advice(ADVICE))
     }
 
-    /// A thread waits although one of its queues, `wanted` if that is given, has what it waits for.
+    /// A thread waits although one of its queues (`wanted`, if given) holds completions.
     fn sleeps(
         &self,
         channel: ObjectId,
@@ -183,7 +180,7 @@ impl Completions {
         let is_it = |id: &ObjectId| wanted.is_none_or(|wanted| wanted == *id);
         let at = queues.iter().position(|(id, queue)| is_it(id) && is_slept_on(queue))?;
         let (cq, queue) = queues.remove(at);
-        // The wait may be for another queue.
+        // The thread may wait for another queue.
         if queues.iter().any(|(_, other)| matches!(other.armed, Armed::Any | Armed::Some)) {
             return None;
         }
@@ -207,16 +204,15 @@ fn lie(count: usize) -> String {
 const ADVICE: &str =
     "After each event call ibv_req_notify_cq, then ibv_poll_cq until it returns 0, and only then wait again.";
 
-/// Returns true if the events of a completion queue come to `channel`.
+/// Returns true if `cq` reports its events to `channel`.
 fn is_of(cq: ObjectId, channel: ObjectId, world: &World) -> bool {
     let made = world.object(cq).map(|known| known.made);
     matches!(made, Some(Made::Cq { channel: Some(of), .. }) if of == channel)
 }
 
-/// A queue that completes in a completion queue, and the most requests that it holds.
+/// A queue, its side and the most requests that it holds.
 type Producer = (ObjectId, Side, u32);
 
-/// Queues that complete in `cq`.
 fn producers(cq: ObjectId, used: &IdSet<(ObjectId, Side)>, world: &World) -> Vec<Producer> {
     let (mut found, mut shared) = (Vec::new(), BTreeSet::new());
     for (id, known) in world.objects() {
@@ -280,17 +276,17 @@ fn overrun(cq: ObjectId, producers: &[Producer], world: &World) -> Option<Report
     ))
 }
 
-/// `completion-of-the-dead`. This card takes completions away with their queue pair; others leave
-/// them in the queue, and the program polls the number of a queue pair that is gone.
+/// `completion-of-the-dead`. roxe removes completions with their queue pair; other cards leave them
+/// queued, with the number of a queue pair that is gone.
 #[derive(Debug, Default)]
 pub(super) struct Dead {
-    /// Completions that nobody polled, by queue pair: of sends, and of receives.
+    /// Unpolled completions of sends and of receives, by queue pair.
     unpolled: IdMap<ObjectId, [u64; 2]>,
-    /// What destroyed queue pairs had in a completion queue.
+    /// Unpolled completions of destroyed queue pairs, by completion queue.
     left: IdMap<ObjectId, Left>,
 }
 
-/// Completions in a queue whose queue pair is gone.
+/// Unpolled completions of a destroyed queue pair.
 #[derive(Debug)]
 struct Left {
     count: u64,
@@ -305,7 +301,7 @@ impl Observer for Dead {
         match *event {
             Event::Completed { qp, side, .. } => self.unpolled.entry(qp).or_default()[side as usize] += 1,
             Event::Polled { cq, cqe } => {
-                // On a card that leaves them there they come first.
+                // Cards that keep them return them first.
                 reports.extend(self.left.remove(&cq).map(|left| left.report(cq, world)));
                 let unpolled = world.qp_of(cq, cqe.qpn).and_then(|qp| self.unpolled.get_mut(&qp));
                 if let Some(unpolled) = unpolled {
@@ -313,7 +309,7 @@ impl Observer for Dead {
                     *count = count.saturating_sub(1);
                 }
             }
-            // It takes its completions away on every card.
+            // RESET removes the completions on every card.
             Event::Modified { qp, attr, mask } if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset => {
                 self.unpolled.remove(&qp);
             }
@@ -367,7 +363,6 @@ mod tests {
     use roxe_transport::qp::QpAttr;
     use roxe_transport::wr::SendFlags;
 
-    /// A card with a completion queue on a channel.
     fn card_with_events() -> (Card, ObjectId) {
         let mut card = Card::new();
         let (context, channel, cq) = (card.context, ObjectId::next(), ObjectId::next());
@@ -378,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_is_nearly_full_is_too_small_only_if_more_can_come() {
+    fn nearly_full_cq_is_reported_if_producers_exceed_it() {
         let mut card = Card::new();
         let cq = card.cq;
         for _ in 0..8 {
@@ -398,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overrun_is_reported() {
+    fn overrun_is_reported() {
         let mut card = Card::new();
         let (qp, cq) = (card.qp(), card.cq);
         card.post(qp, &write(1, SendFlags::SIGNALED));
@@ -407,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sleeps_in_front_of_completions_is_reported() {
+    fn sleep_with_completions_is_reported() {
         let (mut card, channel) = card_with_events();
         let cq = card.cq;
         card.tell(Event::Armed { cq, any: true, missed: 0 });
@@ -418,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_whose_event_was_raised_does_not_sleep_however_late_it_runs() {
+    fn wait_after_raised_event_is_clean() {
         let (mut card, channel) = card_with_events();
         let cq = card.cq;
         card.tell(Event::Armed { cq, any: true, missed: 0 });
@@ -429,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn who_polled_until_nothing_was_left_may_sleep() {
+    fn wait_after_draining_the_cq_is_clean() {
         let (mut card, channel) = card_with_events();
         let (qp, cq) = (card.qp(), card.cq);
         card.tell(Event::Armed { cq, any: true, missed: 0 });
@@ -440,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn completions_of_a_queue_without_events_and_unsolicited_ones_may_wait() {
+    fn wait_with_unarmed_or_solicited_cq_is_clean() {
         let (mut card, channel) = card_with_events();
         let cq = card.cq;
         card.tell(Event::Held { cq, held: 1, capacity: 16 });
@@ -495,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn who_polls_first_resets_first_or_polls_no_more_is_not() {
+    fn destroyed_qp_is_clean_if_polled_reset_or_never_polled_again() {
         let (mut polled, [dead, alive]) = card_with_two_pairs();
         assert_eq!(polled.poll(dead, 1), []);
         polled.tell(Event::Destroyed(dead));

@@ -1,8 +1,8 @@
-//! What the two ends of a connection have to agree on.
+//! Attributes that both ends of a connection have to agree on.
 //!
-//! Programs may set attributes in any order and connect anew, so nothing counts before traffic has
-//! shown it. Of ends in two processes only the packets tell; where both are in this one, the report
-//! names them both, and sooner.
+//! Programs set attributes in any order and reconnect, so a rule reports only after traffic has
+//! shown a mismatch. Between two processes only packets show it; two ends in this process are
+//! compared directly.
 
 use crate::event::{Arrived, Event};
 use crate::id_map::{IdMap, IdSet};
@@ -16,21 +16,21 @@ use roxe_transport::qp::{AttrMask, DropReason, QpState};
 use roxe_transport::wr::WcStatus;
 use roxe_wire::{Gid, Kind, Psn, Request};
 
-/// Packets in front of one that came can have been lost on their way, that many of them not.
+/// A gap of fewer packets than this can be loss; a larger one cannot.
 const FAR: i32 = 1 << 10;
 
 /// `psn-mismatch`, `mtu-mismatch`, `dest-mismatch`, `qkey-mismatch`, `depth-mismatch`,
 /// `gid-mismatch`.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
-    /// The lowest PSN that came while the first one was expected, and how often.
+    /// The lowest PSN received while the first was expected, and its count.
     first: IdMap<ObjectId, (Psn, u32)>,
-    /// Those that may be on their second connection, and still get packets of the one before.
+    /// Queue pairs that were reset; packets of the previous connection may still arrive.
     reused: IdSet<ObjectId>,
     reported: IdSet<(ObjectId, Rule)>,
 }
 
-/// An end of a connection that has something to say.
+/// A local end of a connection.
 #[derive(Clone, Copy)]
 struct End<'a> {
     qp: ObjectId,
@@ -99,7 +99,7 @@ impl Connections {
         report.map(|report| (end.qp, report))
     }
 
-    /// The peer numbers its requests from another PSN on. What was lost comes again; this does not.
+    /// The peer starts with another PSN. A lost packet is retransmitted; a missing start is not.
     fn psn(&mut self, end: End<'_>, packet: &Arrived) -> Option<Report> {
         let End { qp, own, world } = end;
         let (psn, expected) = (packet.header.bth.psn, packet.expected);
@@ -123,8 +123,7 @@ impl Connections {
         *times += u32::from(psn == *lowest);
         let enough = match psn.distance(expected) {
             1..FAR => 4,
-            // What comes before the first PSN was lost by nobody, and neither was the beginning of
-            // a message that this is not.
+            // Neither a PSN before the first one nor the middle of a message can follow from loss.
             ..=0 if !self.reused.contains(&qp) => 1,
             _ => 3,
         };
@@ -142,20 +141,20 @@ impl Connections {
 const PSN_ADVICE: &str = "Set rq_psn of each end to what the other end sets as sq_psn.";
 
 impl End<'_> {
-    /// Whether no request of the peer was ever taken, and the packet is a request.
+    /// Returns true if the packet is a request and none of the peer was accepted yet.
     fn is_new(&self, packet: &Arrived) -> bool {
         let is_request = matches!(packet.header.kind, Kind::RcRequest(_) | Kind::XrcRequest(..) | Kind::UcRequest(_));
         self.own.has(AttrMask::RQ_PSN) && self.own.values.rq_psn == packet.expected && is_request
     }
 }
 
-/// Whether a packet goes on with a message that began before.
+/// Returns true for the middle or the last packet of a message.
 const fn goes_on(kind: &Kind) -> bool {
     use Request::{SendLast, SendMiddle, WriteLast, WriteMiddle};
     matches!(kind, Kind::RcRequest(SendMiddle | SendLast(_) | WriteMiddle | WriteLast(_)))
 }
 
-/// The other end, if it is in this process and the two name each other.
+/// The peer, if it is in this process and both ends name each other.
 fn peer_of<'w>(end: End<'w>) -> Option<(ObjectId, &'w Attributes)> {
     let End { qp, own, world } = end;
     let number = world.qp(qp)?.qpn;
@@ -164,7 +163,7 @@ fn peer_of<'w>(end: End<'w>) -> Option<(ObjectId, &'w Attributes)> {
     })
 }
 
-/// The queue pair of this process that an end names as its peer, if that one is connected.
+/// The connected queue pair of this process that `end` names as its peer.
 fn destination<'w>(end: End<'w>) -> Option<(ObjectId, &'w Attributes)> {
     let End { own, world, .. } = end;
     let is_it = |(id, peer): &(ObjectId, &Attributes)| {
@@ -179,7 +178,7 @@ fn is_connected(attributes: &Attributes) -> bool {
     attributes.has(AttrMask::DEST_QPN) && matches!(attributes.state, QpState::Rtr | QpState::Rts)
 }
 
-/// A packet as long as the path MTU of the peer, which is not ours.
+/// A packet of the length of another path MTU.
 fn mtu(end: End<'_>, request: &Request, len: usize) -> Option<Report> {
     use Request::{SendFirst, SendLast, SendMiddle, SendOnly, WriteFirst, WriteLast, WriteMiddle, WriteOnly};
     let End { qp, own, world } = end;
@@ -199,7 +198,7 @@ fn mtu(end: End<'_>, request: &Request, len: usize) -> Option<Report> {
 
 const MTU_ADVICE: &str = "Set the same path_mtu at both ends: the smaller active_mtu of their ports.";
 
-/// Who the peer is, as well as that is known.
+/// Adds the peer, as far as it is known.
 fn with_peer(report: Report, end: End<'_>) -> Report {
     match peer_of(end) {
         Some((id, _)) => report.fact("peer", end.world.name(id)),
@@ -210,7 +209,7 @@ fn with_peer(report: Report, end: End<'_>) -> Report {
     }
 }
 
-/// The data of a READ came in packets of another length.
+/// The response of a READ used another path MTU.
 fn mtu_of_read(qp: ObjectId, world: &World) -> Found {
     let own = world.attributes(qp)?;
     let (id, peer) = peer_of(End { qp, own, world })?;
@@ -224,7 +223,7 @@ fn mtu_of_read(qp: ObjectId, world: &World) -> Found {
     })
 }
 
-/// More READs and atomics than the responder keeps room for.
+/// More READs and atomics than max_dest_rd_atomic.
 fn depth(end: End<'_>) -> Report {
     let End { qp, own, world } = end;
     let most = own.values.max_dest_rd_atomic;
@@ -239,7 +238,7 @@ fn depth(end: End<'_>) -> Report {
     report.at("peer set at", &peers).advice("Set max_rd_atomic of each end to at most max_dest_rd_atomic of the other.")
 }
 
-/// What would be the first request of this connection comes by other addresses.
+/// The first request of the connection has other addresses.
 fn gid(end: End<'_>, packet: &Arrived) -> Option<Report> {
     let End { qp, own, world } = end;
     if !end.is_new(packet) || packet.header.bth.psn != packet.expected {
@@ -256,7 +255,6 @@ fn gid(end: End<'_>, packet: &Arrived) -> Option<Report> {
     Some(report.at("set at", &own.call(AttrMask::AV)).advice(GID_ADVICE))
 }
 
-/// A datagram with another key.
 fn qkey(end: End<'_>, packet: &Arrived) -> Option<Report> {
     let End { qp, own, world } = end;
     let Kind::Ud { deth, .. } = packet.header.kind else { return None };
@@ -268,7 +266,7 @@ fn qkey(end: End<'_>, packet: &Arrived) -> Option<Report> {
     Some(report.fact("sender", sender).at("set at", &own.call(AttrMask::QKEY)).advice(advice))
 }
 
-/// A request got no answer: the two queue pairs, both of this process, do not name each other.
+/// A request timed out, and the two queue pairs, both of this process, do not name each other.
 fn dest(qp: ObjectId, world: &World) -> Found {
     let own = world.attributes(qp)?;
     let number = world.qp(qp)?.qpn;

@@ -1,5 +1,5 @@
-//! Events that a program takes and has to acknowledge, and events that it does not take: while it
-//! sleeps in front of them, and those that say that an object has failed.
+//! Events that a program reads without acknowledging them, and events that it does not read: while
+//! its thread sleeps, or although they report a failure.
 
 use crate::event::{Event, Made};
 use crate::id_map::{IdMap, IdSet};
@@ -43,7 +43,7 @@ impl Observer for Events {
     }
 }
 
-/// What people call the object whose events they are. While it is destroyed it is gone already.
+/// The source of the events. It may be destroyed already.
 fn whose(object: Option<ObjectId>, world: &World) -> String {
     let Some(id) = object else { return String::new() };
     let alive = world.object(id).map(|known| &known.made);
@@ -54,9 +54,9 @@ fn whose(object: Option<ObjectId>, world: &World) -> String {
 /// `event-unread`, `async-unread`.
 #[derive(Debug, Default)]
 pub(super) struct UnreadEvents {
-    /// Where completion queues were armed last.
+    /// The last arming call, by completion queue.
     armed: IdMap<ObjectId, Stack>,
-    /// Queue pairs of which the program knows that they have failed.
+    /// Queue pairs whose failure the program knows.
     failed: IdSet<ObjectId>,
 }
 
@@ -130,7 +130,7 @@ mod tests {
     use roxe_transport::wr::Cqe;
 
     #[test]
-    fn waiting_for_acknowledgements_and_too_many_of_them_are_reported() {
+    fn missing_and_excess_acknowledgements_are_reported() {
         let mut card = Card::new();
         let (object, what) = (Some(card.cq), "completion events");
         assert_eq!(card.tell(Event::AckedTooMany { object, what, taken: 1, acked: 2 }), [Rule::AckedTooMany]);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_in_front_of_a_sleeper_is_reported() {
+    fn unread_event_of_a_sleeping_thread_is_reported() {
         let mut card = Card::new();
         let (context, channel, cq) = (card.context, ObjectId::next(), card.cq);
         card.tell(Event::Created(channel, Made::Channel { context }));
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_says_is_about_no_object() {
+    fn unread_device_event_is_reported_without_an_object() {
         let mut card = Card::new();
         let event = Event::AsyncUnread { source: ObjectId::next(), kind: &"DeviceFatal" };
         assert_eq!(card.tell(event), [Rule::AsyncUnread]);

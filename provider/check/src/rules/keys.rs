@@ -1,8 +1,8 @@
-//! Keys: which one is named, by whom, and whether it says yes; memory that goes away while requests
-//! use it; rights that regions grant to peers, and whether one of them ever used them.
+//! Keys that a request may not use, memory that disappears during requests, and rights that no peer
+//! used.
 //!
-//! What is wrong with a key that was refused is a function of the attempt and of what the program
-//! has: confused, of another domain, dead, too short, or without the right.
+//! The mistake behind a refused key follows from the attempt and the world: a confused key, another
+//! domain, a dead key, a bad range or a missing right.
 
 use crate::event::{Event, Made, Memory};
 use crate::id_map::IdMap;
@@ -21,13 +21,12 @@ use std::collections::VecDeque;
 #[derive(Debug, Default)]
 pub(super) struct Keys {
     windows: Windows,
-    /// What a peer's request met. It counts once the request is refused for it: one that comes
-    /// again may find that the region is gone, as the program may have seen its completion.
+    /// Findings about peers' requests, reported once the request is refused. A retransmitted
+    /// request may legally find its region gone, because the program may have seen its completion.
     met: IdMap<ObjectId, Report>,
-    /// Requests whose region goes, by queue and `wr_id`, and which that is: they are reported with
-    /// it.
+    /// Requests whose region is being destroyed, by queue and `wr_id`; reported with the region.
     cut: IdMap<(ObjectId, u64), ObjectId>,
-    /// What is to be said of regions that are about to go, once they are gone.
+    /// Reports about regions being destroyed, held back until they are.
     going: IdMap<ObjectId, Report>,
 }
 
@@ -110,9 +109,8 @@ impl Keys {
         explain(&attempt, &self.windows, world)
     }
 
-    /// A region is about to go: what is to be said once it is gone, when the requests that use it
-    /// may have completed without it. Sends without a completion do not count: the program may know
-    /// by other means that they are done.
+    /// Builds the report for a region that is destroyed while requests use it. Unsignaled sends do
+    /// not count: the program may know by other means that they are done.
     fn deregister(&mut self, mr: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
         let Made::Mr(memory) = world.object(mr)?.made else { return None };
         let names = |work: &Work| work.sges.iter().any(|sge| sge.length > 0 && sge.lkey.0 == memory.lkey);
@@ -134,8 +132,8 @@ impl Keys {
     }
 }
 
-/// A region has outlived its memory. A card that has pinned the pages goes on with those, and what
-/// peers write there is seen by nobody.
+/// The memory of a region was unmapped first. A card keeps the pinned pages, and the program never
+/// sees data that peers write there.
 fn unmapped(mr: ObjectId, stack: &Stack, world: &World) -> Report {
     let sentence = format!(
         "The memory of the {} was unmapped while it was registered: a card keeps the old pages, whatever is mapped \
@@ -147,7 +145,6 @@ fn unmapped(mr: ObjectId, stack: &Stack, world: &World) -> Report {
     report.advice("Deregister the region before its memory is unmapped or freed.")
 }
 
-/// A queue pair does not grant a right.
 fn denied(qp: ObjectId, right: Access, world: &World) -> Report {
     let flags = rights(right);
     let sentence = format!("A peer's request needs {flags} in qp_access_flags of the queue pair, which lacks it.");
@@ -156,18 +153,17 @@ fn denied(qp: ObjectId, right: Access, world: &World) -> Report {
     report.at("flags set at", &set).advice(format!("Call ibv_modify_qp with {flags} in qp_access_flags."))
 }
 
-/// Whether messages can come to the requests of a queue: a shared one serves its queue pairs.
+/// Returns true if messages can reach the requests of a queue; a shared one needs a queue pair.
 fn is_served(queue: ObjectId, world: &World) -> bool {
     let serves = |made: &Made| matches!(made, Made::Qp(pair) if pair.srq == Some(queue));
     world.qp(queue).is_some() || world.objects().any(|(_, known)| serves(&known.made))
 }
 
-/// Who names a key.
+/// The party that names a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
-    /// A list of the program.
+    /// A scatter/gather list of the program.
     List,
-    /// A peer.
     Peer,
 }
 
@@ -177,18 +173,17 @@ struct Attempt<'a> {
     by: By,
     /// The queue pair that executes the request.
     qp: ObjectId,
-    /// The domain that the key has to be of.
+    /// The domain that the key must belong to.
     pd: ObjectId,
     key: u32,
     va: u64,
     len: u64,
     right: Access,
     error: MemError,
-    /// The request, if it is one of this process.
     work: Option<&'a Work>,
 }
 
-/// What a good key opens.
+/// The memory behind a valid key.
 struct Target<'a> {
     name: String,
     pd: Option<ObjectId>,
@@ -198,7 +193,7 @@ struct Target<'a> {
     made: (&'static str, &'a Stack),
 }
 
-/// What is wrong, if it can be told for sure.
+/// Finds the mistake, if it is certain.
 fn explain(attempt: &Attempt<'_>, windows: &Windows, world: &World) -> Option<Report> {
     let context = world.qp(attempt.qp)?.context;
     let key_of = |memory: &Memory| if attempt.by == By::List { memory.lkey } else { memory.rkey };
@@ -238,14 +233,14 @@ fn explain(attempt: &Attempt<'_>, windows: &Windows, world: &World) -> Option<Re
         let (made, ended) = (("registered at", &gone.created), ("deregistered", &gone.destroyed));
         return Some(attempt.stale(&name, made, ended, world));
     }
-    // A list with the key that a request of this process names as that of a peer's memory.
+    // The list uses a key that other requests name as a peer's.
     let names = |work: &Work| work.op.as_ref().and_then(remote).is_some_and(|(_, key)| key == attempt.key);
     let is_peers = attempt.by == By::List && world.all_outstanding().any(|(_, work)| names(work));
     is_peers.then(|| attempt.confused("one that requests name as that of a peer's region", None, world))
 }
 
 impl Attempt<'_> {
-    /// The key is good; what it opens does not suffice.
+    /// The key is valid, but its target does not suffice.
     fn fault(&self, target: &Target<'_>, world: &World) -> Option<Report> {
         match self.error {
             MemError::BadKey => None,
@@ -334,7 +329,7 @@ impl Attempt<'_> {
         report.fact("request", format!("{}, wr_id {}", work.operation(), work.wr_id)).at("posted at", &work.posted)
     }
 
-    /// Who does it, at the beginning of a sentence.
+    /// The user of the key, for the beginning of a sentence.
     fn user(&self) -> String {
         match (self.by, self.work) {
             (By::List, Some(work)) => format!("The list of the {}", work.operation()),
@@ -368,25 +363,24 @@ fn rights(access: Access) -> String {
     access.names(" | ")
 }
 
-/// Keys of one window that are remembered once they are dead.
+/// Most dead keys kept for a window.
 const REMEMBERED: usize = 16;
 
-/// A part of a region that was opened.
+/// A binding of a memory window.
 #[derive(Clone, Debug)]
 struct Binding {
     bind: Bind,
-    /// Where the request was posted.
     posted: Stack,
-    /// What closed it again, and where.
+    /// The act that ended it, and its call.
     ended: Option<(&'static str, Stack)>,
 }
 
-/// All windows, by context and by the upper bits of their keys, which stay.
+/// All windows, by context and by the constant upper bits of their keys.
 #[derive(Debug, Default)]
 struct Windows(IdMap<(ObjectId, u32), VecDeque<Binding>>);
 
 impl Windows {
-    /// Notes what opens and closes windows.
+    /// Records bindings and their ends.
     fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World) {
         match *event {
             Event::Bound { qp, bind } => {
@@ -420,33 +414,32 @@ impl Windows {
         }
     }
 
-    /// What the key opens, or opened last.
+    /// The latest binding of the key.
     fn find(&self, context: ObjectId, key: u32) -> Option<&Binding> {
         self.0.get(&(context, key >> 8))?.iter().rev().find(|binding| binding.bind.rkey.0 == key)
     }
 }
 
-/// The window is no longer what it was.
 fn close(bindings: &mut VecDeque<Binding>, how: &'static str, stack: &Stack) {
     if let Some(last) = bindings.back_mut() {
         last.ended.get_or_insert_with(|| (how, stack.clone()));
     }
 }
 
-/// Where the request was posted that does what `is_it` says.
+/// The call that posted the request selected by `is_it`.
 fn posted(world: &World, is_it: impl Fn(&SendOp) -> bool) -> Stack {
     let is_it = |work: &&Work| work.op.as_ref().is_some_and(&is_it);
     let work = world.all_outstanding().map(|(_, work)| work).find(is_it);
     work.map_or_else(Stack::unknown, |work| work.posted.clone())
 }
 
-/// What peers may do with a region, as far as their uses are seen.
+/// Rights of peers whose use the checker sees.
 const OF_PEERS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
 
 /// `access-unused`.
 #[derive(Debug, Default)]
 pub(super) struct Rights {
-    /// By the key of a region for peers.
+    /// Used rights by rkey.
     used: IdMap<u32, Access>,
 }
 

@@ -1,5 +1,5 @@
-//! The life of objects: in which order they go, with what they had to do, what uses them
-//! afterwards, and which never go.
+//! The life of objects: destruction in the wrong order or with outstanding requests, use after
+//! destruction, forks, and leaks.
 
 use crate::event::{Event, Made};
 use crate::id_map::IdMap;
@@ -15,19 +15,19 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
 
-/// Users of an object that a report names.
+/// Most users of an object in a report.
 const NAMED: usize = 8;
-/// Ended handles that are remembered.
+/// Most remembered invalid handles.
 const HANDLES: usize = 4096;
 
 /// `destroy-order`, `destroy-with-outstanding`, `fork-in-flight`, `use-after-destroy`, `leak`.
 #[derive(Debug, Default)]
 pub(super) struct Life {
-    /// Handles that may not be used any more: what they were, and where that was ended.
+    /// Invalid handles: the object, and the call that destroyed it.
     handles: IdMap<usize, (String, Stack)>,
-    /// What was destroyed last, and by which thread: its handle is next.
+    /// The last destroyed object and the thread; its handle follows.
     last: Option<(ThreadId, Made)>,
-    /// The order of the handles.
+    /// Invalid handles, oldest first.
     ended: VecDeque<usize>,
 }
 
@@ -36,7 +36,7 @@ impl Observer for Life {
         match *event {
             Event::Destroyed(id) => {
                 self.last = world.object(id).map(|known| (thread::current().id(), known.made));
-                // In the error state a queue pair ends all of its requests.
+                // In ERR the card has completed all requests.
                 if !world.is_in_error(id) {
                     reports.extend(with_outstanding(id, stack, world));
                 }
@@ -80,7 +80,7 @@ impl Life {
     }
 }
 
-/// One report of all that is left.
+/// One report of all objects left.
 fn leak(world: &World) -> Option<Report> {
     let mut kinds: BTreeMap<&'static str, Vec<(ObjectId, &Known)>> = BTreeMap::new();
     for (id, known) in world.objects().filter(|(_, known)| !known.of_library) {
@@ -109,18 +109,20 @@ fn leak(world: &World) -> Option<Report> {
 
 static FORK_SUPPORT: AtomicBool = AtomicBool::new(false);
 
-/// The program has prepared for forks with outstanding requests, or has asked whether it has to.
+/// Records that the program has prepared for forks with outstanding requests, or asked whether it
+/// must.
 pub fn note_fork_support() {
     FORK_SUPPORT.store(true, Ordering::Relaxed);
 }
 
-/// Whether the program has prepared, in a call or in its environment (`man ibv_fork_init`).
+/// Returns true if the program called for fork support or set it in the environment (`man
+/// ibv_fork_init`).
 fn has_fork_support() -> bool {
     let asked = ["RDMAV_FORK_SAFE", "IBV_FORK_SAFE"].iter().any(|name| variable(name).is_some());
     FORK_SUPPORT.load(Ordering::Relaxed) || asked
 }
 
-/// The child gets pages that the card is using.
+/// A fork shares pages that the card is using.
 fn in_flight(stack: &Stack, world: &World) -> Option<Report> {
     let uses_memory = |work: &&Work| !work.completed && work.sges.iter().any(|sge| sge.length > 0);
     let open: Vec<_> = world.all_outstanding().map(|(_, work)| work).filter(uses_memory).collect();
@@ -142,7 +144,7 @@ fn in_flight(stack: &Stack, world: &World) -> Option<Report> {
     )
 }
 
-/// What the kind of an object is called in a table, and as which structure programs hold it.
+/// The label of a kind of objects, and the structure behind its handle.
 const fn kind(made: &Made) -> (&'static str, &'static str) {
     match made {
         Made::Context => ("context", "ibv_context"),
@@ -157,7 +159,7 @@ const fn kind(made: &Made) -> (&'static str, &'static str) {
     }
 }
 
-/// Whether `made` needs the object `of` directly.
+/// Returns true if `made` uses the object `of` directly.
 fn uses(made: &Made, of: ObjectId) -> bool {
     match made {
         Made::Context => false,
@@ -169,7 +171,7 @@ fn uses(made: &Made, of: ObjectId) -> bool {
     }
 }
 
-/// Others still need what was to be destroyed.
+/// A destroy call was refused because of users.
 fn refused(id: ObjectId, error: &Error, stack: &Stack, world: &World) -> Option<Report> {
     let known = world.object(id)?;
     let mut users: Vec<_> = world.objects().filter(|(_, user)| uses(&user.made, id)).collect();
@@ -185,8 +187,8 @@ fn refused(id: ObjectId, error: &Error, stack: &Stack, world: &World) -> Option<
     Some(report.advice("Destroy its users first: queue pairs before their queues, everything before its domain."))
 }
 
-/// A queue pair went with sends of which nobody will ever know what became of them. Receives that
-/// were never used are no loss.
+/// A queue pair was destroyed with unfinished sends, whose outcome stays unknown. Unused receives
+/// do no harm.
 fn with_outstanding(id: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
     world.qp(id)?;
     let open: Vec<_> = world.outstanding(Side::Send, id).filter(|work| work.signaled && !work.completed).collect();
@@ -216,7 +218,7 @@ mod tests {
     use roxe_transport::wr::SendFlags;
 
     #[test]
-    fn what_is_alive_at_the_end_leaks_unless_it_is_a_librarys() {
+    fn live_objects_at_exit_leak_unless_of_a_library() {
         let mut card = Card::new();
         let left = [card.context, card.pd, card.cq];
         assert_eq!(card.tell(Event::Exit), [Rule::Leak]);
@@ -231,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_in_use_was_to_be_destroyed() {
+    fn destroying_an_object_in_use_is_reported() {
         let mut card = Card::new();
         card.qp();
         let error = Error::busy("protection domain", "queue pairs", 1);
@@ -239,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn sends_under_way_are_lost_with_their_queue_pair() {
+    fn qp_destroyed_with_outstanding_sends_is_reported() {
         let mut card = Card::new();
         let [lost, done, failed] = [card.qp(), card.qp(), card.qp()];
         for qp in [lost, done, failed] {
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fork_with_memory_under_way_is_reported_and_one_without_is_not() {
+    fn fork_with_outstanding_memory_is_reported() {
         let mut card = Card::new();
         let qp = card.qp();
         assert_eq!(card.tell(Event::Fork), []);
@@ -265,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_is_used_after_its_end() {
+    fn handle_used_after_destroy_is_reported() {
         let mut card = Card::new();
         assert_eq!(card.tell(Event::HandleUsed { handle: 0x10 }), []);
         card.tell(Event::HandleGone { handle: 0x10, kind: "abi::ibv_qp" });

@@ -1,6 +1,5 @@
-//! Memory of requests under way: bytes that two of them use or that the program changes meanwhile;
-//! bytes of peers that nothing orders the use of; words that peers change by atomics, and that the
-//! processor changes beside them.
+//! Memory of outstanding requests: bytes that two requests share or the program changes; unordered
+//! accesses to a peer's memory; words that both atomics and the processor change.
 
 use super::keys::remote;
 use crate::event::{Event, Made, Memory};
@@ -15,17 +14,16 @@ use roxe_transport::qp::{AttrMask, QpState};
 use roxe_transport::wr::{Cqe, SendFlags, SendOp, Sge, WcOpcode, WcStatus};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Places that the card wrote last and that are remembered.
+/// Most remembered writes of the card.
 const WRITTEN: usize = 1024;
-/// Requests that a new one is compared with.
+/// Most requests compared with a new one.
 const COMPARED: usize = 512;
 
-/// Memory that the card wrote.
 #[derive(Clone, Copy, Debug)]
 struct Written {
     begin: u64,
     end: u64,
-    /// How many requests had been posted.
+    /// Requests posted before the write.
     posted: u64,
 }
 
@@ -33,9 +31,9 @@ struct Written {
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     written: VecDeque<Written>,
-    /// Of what was posted before, it is no longer known whether the card wrote it.
+    /// For requests up to this one, writes of the card may have been forgotten.
     forgotten: u64,
-    /// Queues with a report on overlapping buffers; one is enough, and looking costs time.
+    /// Queues with an overlap report; one is enough, and the search is expensive.
     overlapping: IdSet<ObjectId>,
 }
 
@@ -51,7 +49,7 @@ impl Observer for Buffers {
                     reports.extend(self.overlap(qp, work, u64::MAX, world));
                 }
             }
-            // A receive counts once it is written: that of a WRITE with immediate data never is.
+            // A receive counts once it is written; a WRITE with immediate data never writes it.
             Event::Completed { qp, side: Side::Recv, cqe } if is_written(cqe) => {
                 let queue = world.queue_of(qp, Side::Recv);
                 let is_it = |work: &&Work| work.completed && work.wr_id == cqe.wr_id;
@@ -70,7 +68,7 @@ impl Buffers {
     fn written(&mut self, addr: u64, len: u64, posted: u64) {
         let (begin, end) = (addr, addr.saturating_add(len));
         if let Some(last) = self.written.back_mut() {
-            // The packets of one message say the same again, or go on.
+            // Packets of one message repeat or extend the range.
             if (last.begin, last.end) == (begin, end) {
                 last.posted = posted;
                 return;
@@ -86,7 +84,7 @@ impl Buffers {
         self.written.push_back(Written { begin, end, posted });
     }
 
-    /// Whether the card itself may have changed the bytes of a request since it was posted.
+    /// Returns true if the card may have changed the bytes of a request since its post.
     fn is_ours(&self, work: &Work, world: &World) -> bool {
         let wrote = |(begin, end): (u64, u64)| {
             let since = self.written.iter().filter(|written| written.posted >= work.serial);
@@ -95,7 +93,6 @@ impl Buffers {
         work.serial <= self.forgotten || work.sges.iter().any(|sge| place(sge, world).is_none_or(wrote))
     }
 
-    /// The bytes of a request are no longer those that were posted.
     fn changed(&self, qp: ObjectId, side: Side, wr_id: u64, world: &World) -> Option<Report> {
         let queue = world.queue_of(qp, side);
         let is_it = |work: &&Work| !work.completed && work.wr_id == wr_id && !work.sges.is_empty();
@@ -119,9 +116,9 @@ impl Buffers {
         Some(describe(Report::new(rule, sentence), qp, work, world).at("posted at", &work.posted).advice(advice))
     }
 
-    /// Another request that uses the first `len` bytes of one that the card writes.
+    /// Finds another request that uses the first `len` bytes of one that the card writes.
     fn overlap(&mut self, queue: ObjectId, work: &Work, len: u64, world: &World) -> Option<Report> {
-        // Whether a send without a completion is done, nobody can tell.
+        // It is unknown whether an unsignaled send is done.
         let is_open = |other: &Work| !other.completed && other.signaled && other.serial != work.serial;
         let all = world.all_outstanding().filter(|(_, other)| is_open(other)).take(COMPARED);
         let (other_queue, other, at) = all.into_iter().find_map(|(queue, other)| {
@@ -153,12 +150,12 @@ fn describe(report: Report, queue: ObjectId, work: &Work, world: &World) -> Repo
         .fact("bytes", bytes.collect::<Vec<_>>().join(", "))
 }
 
-/// Whether a receive that ended like this was written.
+/// Returns true if the card wrote a receive with this completion.
 fn is_written(cqe: &Cqe) -> bool {
     cqe.status == WcStatus::Success && cqe.byte_len > 0 && cqe.opcode == WcOpcode::Recv
 }
 
-/// The first byte that is in both lists, of the first only `len` bytes counted.
+/// The first byte common to the first `len` bytes of `written` and to `other`.
 fn common(written: &[Sge], len: u64, other: &[Sge], world: &World) -> Option<u64> {
     let mut left = len;
     written.iter().find_map(|sge| {
@@ -173,20 +170,20 @@ fn common(written: &[Sge], len: u64, other: &[Sge], world: &World) -> Option<u64
     })
 }
 
-/// Where the memory of a list's element begins and ends.
+/// The memory of a list element: begin and end.
 fn place(sge: &Sge, world: &World) -> Option<(u64, u64)> {
     let (_, region, _) = world.regions().find(|(_, memory, _)| memory.lkey == sge.lkey.0)?;
     let begin = region.addr.wrapping_add(sge.addr.wrapping_sub(region.base));
     Some((begin, begin.saturating_add(sge.length.into())))
 }
 
-/// `remote-overlap`: operations on the same bytes of a peer that nothing orders.
+/// `remote-overlap`: unordered operations on the same bytes of a peer.
 ///
-/// Both have to be posted by this process. One is under way while its completion was not written,
-/// so that only requests that report one count.
+/// Only requests of this process are seen. A request is outstanding until its completion is
+/// written, so only signaled requests count.
 #[derive(Debug, Default)]
 pub(super) struct Remote {
-    /// Queue pairs with a report; one is enough, and looking costs time.
+    /// Queue pairs with a report; one is enough, and the search is expensive.
     reported: IdSet<ObjectId>,
     /// Queue pairs that have posted a READ or an atomic.
     reads: IdSet<ObjectId>,
@@ -218,21 +215,21 @@ impl Observer for Remote {
     }
 }
 
-/// Whether it is under way for sure.
+/// Returns true if the request is certainly outstanding.
 const fn is_open(work: &Work) -> bool {
     !work.completed && work.signaled
 }
 
-/// A READ or an atomic in front of the last request of a queue pair that may be executed after it.
+/// An earlier READ or atomic of the queue pair that may be executed after its last request.
 fn before<'w>(qp: ObjectId, place: &Place, world: &'w World) -> Option<&'w Work> {
-    // READs and atomics are executed in their order.
+    // READs and atomics are executed in order among themselves.
     let overtakes = |earlier: &Place| earlier.answers() && !place.answers();
     let earlier = world.outstanding(Side::Send, qp).rev().skip(1).take(COMPARED).filter(|work| is_open(work));
     let mut earlier = earlier.filter_map(|work| Some((work, Place::of(work)?)));
     earlier.find(|(_, at)| overtakes(at) && place.conflicts(at)).map(|(work, _)| work)
 }
 
-/// A request of another queue pair.
+/// A conflicting request of another queue pair.
 fn beside<'w>(qp: ObjectId, place: &Place, world: &'w World) -> Option<(ObjectId, &'w Work)> {
     let others = world.sends().filter(|(queue, _)| *queue != qp);
     let open = others.flat_map(|(queue, works)| works.iter().map(move |work| (queue, work)));
@@ -270,7 +267,7 @@ fn unordered((qp, work): (ObjectId, &Work), (queue, other): (ObjectId, &Work), p
 /// Bytes of a peer that a request reads or changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
-    /// Keys are drawn at random: the same one is that of the same region.
+    /// Keys are random, so equal keys are of the same region.
     key: u32,
     begin: u64,
     end: u64,
@@ -281,12 +278,12 @@ struct Place {
 enum What {
     Reads,
     Writes,
-    /// At once with other atomics.
+    /// Atomic with respect to other atomics.
     Atomic,
 }
 
 impl Place {
-    /// That of a request; `None`: it names no memory of a peer, or no byte of it.
+    /// The range of a request; `None` if it accesses no byte of a peer.
     fn of(work: &Work) -> Option<Self> {
         let op = work.op.as_ref()?;
         let (begin, key) = remote(op)?;
@@ -298,13 +295,13 @@ impl Place {
         (work.len > 0).then(|| Self { key, begin, end: begin.saturating_add(work.len), what })
     }
 
-    /// Whether a response brings its result: it may be executed after what follows.
+    /// Returns true if a response carries its result: later requests may be executed first.
     const fn answers(&self) -> bool {
         matches!(self.what, What::Reads | What::Atomic)
     }
 
-    /// Whether it matters which is executed first. A READ of just the word of an atomic finds it
-    /// before or after, on every card.
+    /// Returns true if the order matters. A READ of exactly the word of an atomic sees one of two
+    /// valid values on every card.
     const fn conflicts(&self, other: &Self) -> bool {
         let meets = self.key == other.key && self.begin < other.end && other.begin < self.end;
         let is_same = self.begin == other.begin && self.end == other.end;
@@ -317,30 +314,28 @@ impl Place {
     }
 }
 
-/// Words that are remembered.
+/// Most remembered words.
 const WORDS: usize = 4096;
 
-/// `atomic-mixed`: words that peers change by atomics, and that the processor changes beside them.
+/// `atomic-mixed`: words that peers change by atomics and the processor changes too.
 ///
-/// What an atomic finds is compared with what the one before left there. That it differs is no
-/// mistake by itself: the program may set a counter back between two rounds. It is one if the
-/// second was posted before the first was executed, as it was under way all the time. That is known
-/// of requests that this process has posted.
+/// The value that an atomic finds is compared with the value that the previous one left. A
+/// difference alone is legal: the program may reset a counter between rounds. It is a mistake if
+/// the second atomic was posted before the first was executed, which is known for requests of this
+/// process only.
 #[derive(Debug, Default)]
 pub(super) struct Atomics {
     words: BTreeMap<u64, Word>,
-    /// Atomics that were posted and not executed, by queue pair.
+    /// Atomics not yet executed, by queue pair.
     posted: IdMap<ObjectId, VecDeque<Work>>,
-    /// Words with a report.
     reported: IdSet<u64>,
 }
 
-/// What is known of a word.
 #[derive(Clone, Copy, Debug)]
 struct Word {
-    /// What the last atomic left there.
+    /// Value after the last atomic.
     left: u64,
-    /// Requests that had been posted by then.
+    /// Requests posted before it.
     posted: u64,
 }
 
@@ -370,7 +365,7 @@ impl Observer for Atomics {
                 }
             }
             Event::Written { addr, len } if !self.words.is_empty() => self.forget(addr, len),
-            // Whichever were taken back, it is no longer known which is executed next.
+            // The next atomic to be executed is now unknown.
             Event::TakenBack { qp, .. } => drop(self.posted.remove(&qp)),
             Event::Modified { qp, attr, mask } if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset => {
                 self.posted.remove(&qp);
@@ -387,7 +382,7 @@ impl Observer for Atomics {
 }
 
 impl Atomics {
-    /// The oldest atomic of this queue pair, which is the one that is executed.
+    /// Removes the oldest atomic of this queue pair, which is the one being executed.
     fn take(&mut self, requester: ObjectId, place: (u64, u32)) -> Option<Work> {
         let posted = self.posted.get_mut(&requester)?;
         let oldest = posted.pop_front()?;
@@ -398,7 +393,7 @@ impl Atomics {
         Some(oldest)
     }
 
-    /// Somebody else may have changed these bytes.
+    /// Forgets words that others may have changed.
     fn forget(&mut self, addr: u64, len: u64) {
         let range = addr.saturating_sub(7)..addr.saturating_add(len);
         let gone: Vec<u64> = self.words.range(range).map(|(at, _)| *at).collect();

@@ -1,6 +1,5 @@
-//! Send queues: who fills them and who never makes room; more inline data than they take; posting
-//! where nothing is executed any more. Receives: those that come after their message, and those of
-//! UD without room for the GRH.
+//! Send queues: full ones that no poll empties, inline data over the limit, posts in ERR. Receives:
+//! posted too late, or too short for a datagram with its GRH.
 
 use crate::event::{Arrived, Event};
 use crate::id_map::{IdMap, IdSet};
@@ -18,7 +17,7 @@ use roxe_transport::wr::RecvRequest;
 /// `never-signaled`, `slots-without-completion`, `inline-over-grant`, `post-in-error`.
 #[derive(Debug, Default)]
 pub(super) struct Queues {
-    /// Where a send queue was full while signaled requests were in it; nothing was polled since.
+    /// The refused post, by send queue that was full of signaled requests and not polled since.
     full: IdMap<ObjectId, Stack>,
 }
 
@@ -42,7 +41,7 @@ impl Observer for Queues {
                 reports.extend(inline_over_grant(queue, inline, wr_id, stack, world));
             }
             Event::PostedSend { qp, .. } => reports.extend(posted(qp, stack, world)),
-            // A program that polls when the queue is full does what it has to.
+            // Polling on a full queue is correct.
             Event::Polled { cq, .. } => self.full.retain(|qp, _| world.qp(*qp).is_some_and(|pair| pair.send_cq != cq)),
             _ => {}
         }
@@ -55,7 +54,7 @@ fn posted(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
         let report = report.fact("queue pair", world.name(qp)).at("posted at", stack);
         return Some(report.advice("Move the queue pair to RESET and connect it anew, or destroy it."));
     }
-    // The card here frees a place as soon as it can; others wait for the completion.
+    // roxe frees a slot early; other cards wait for the completion.
     let count = world.depth(Side::Send, qp);
     if count <= world.qp(qp)?.caps.max_send_wr as usize {
         return None;
@@ -71,14 +70,14 @@ fn posted(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
 const SIGNAL: &str = "Post at least one request in max_send_wr with IBV_SEND_SIGNALED, and poll its completion.";
 const POLL: &str = "Poll the completion queue before more than max_send_wr requests are posted.";
 
-/// No completion can ever free a place.
+/// No completion can ever free a slot.
 fn never_signaled(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
     let count = world.depth(Side::Send, qp);
     let sentence = format!("All {count} places of the send queue hold requests without a completion.");
     full(Rule::NeverSignaled, sentence, SIGNAL, world.outstanding(Side::Send, qp).next(), (qp, stack, world))
 }
 
-/// The completions that would free places are there, and nobody takes them.
+/// Completions that would free slots are not polled.
 fn unpolled(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
     let completed = || world.outstanding(Side::Send, qp).filter(|work| work.completed);
     let count = completed().count();
@@ -86,7 +85,7 @@ fn unpolled(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
     full(Rule::SlotsWithoutCompletion, sentence, POLL, completed().next(), (qp, stack, world))
 }
 
-/// A send queue is full, of which `oldest` is the first to be told; no report without one.
+/// A report about a full send queue; none without an oldest request.
 fn full(
     rule: Rule,
     sentence: String,
@@ -98,7 +97,7 @@ fn full(
     Some(report.at("oldest request", &oldest?.posted).advice(advice))
 }
 
-/// The room for inline data is what was asked for, though this device has more.
+/// The limit is the requested size, although this device accepts more.
 fn inline_over_grant(qp: ObjectId, inline: usize, wr_id: u64, stack: &Stack, world: &World) -> Option<Report> {
     let granted = world.qp(qp)?.caps.max_inline_data;
     let sentence =
@@ -116,13 +115,13 @@ fn inline_over_grant(qp: ObjectId, inline: usize, wr_id: u64, stack: &Stack, wor
     )
 }
 
-/// Bytes in front of a datagram in its receive.
+/// Bytes of the GRH in front of a datagram.
 const GRH: u64 = 40;
 
 /// `receive-late`, `rnr-timer-zero`, `ud-receive-too-small`.
 #[derive(Debug, Default)]
 pub(super) struct Receives {
-    /// Since when a message lacks a receive.
+    /// Start of the wait for a receive, by queue pair.
     late: IdMap<ObjectId, Instant>,
     reported: IdSet<(ObjectId, Rule)>,
 }
@@ -162,14 +161,14 @@ impl Observer for Receives {
 
 impl Receives {
     fn note_late(&mut self, qp: ObjectId, world: &World) {
-        // What an XRC target takes comes from a queue that only the packet names.
+        // The packet, not the XRC target, names the queue of the receive.
         let is_known = world.qp(qp).is_some_and(|pair| pair.service != Service::XrcTgt);
         if is_known && !self.reported.contains(&(qp, Rule::ReceiveLate)) {
             self.late.entry(qp).or_insert_with(clock::now);
         }
     }
 
-    /// A receive was posted; messages may have waited for it.
+    /// A receive was posted, for which messages may have waited.
     fn posted(&mut self, queue: ObjectId, stack: &Stack, world: &World) -> Vec<Report> {
         if self.late.is_empty() {
             return vec![];
@@ -185,7 +184,7 @@ impl Receives {
         waited.into_iter().filter_map(report).collect()
     }
 
-    /// The queue pair ends, or what it received with.
+    /// The queue pair or the program ends without a receive.
     fn never(&mut self, qp: ObjectId, world: &World) -> Option<Report> {
         let time = clock::now().since(self.late.remove(&qp)?).as_micros();
         let end = format!("none was posted in the {time} µs until the queue pair or the program ended");
@@ -209,7 +208,7 @@ impl Receives {
         })
     }
 
-    /// A sender has to wait for as long as `min_rnr_timer` says.
+    /// The sender waits for min_rnr_timer.
     fn wait(&mut self, qp: ObjectId, world: &World) -> Option<Report> {
         let (attributes, pair) = (world.attributes(qp)?, world.qp(qp)?);
         let is_zero = attributes.has(AttrMask::MIN_RNR_TIMER) && attributes.values.min_rnr_timer & 31 == 0;
@@ -222,7 +221,7 @@ impl Receives {
         })
     }
 
-    /// A receive that no datagram fits.
+    /// A receive too short for any datagram.
     fn no_room(&mut self, queue: ObjectId, request: &RecvRequest<'_>, stack: &Stack, world: &World) -> Option<Report> {
         let (wr_id, room) = (request.wr_id, length(request.sges));
         if world.qp(queue)?.service != Service::Ud || room >= GRH {
@@ -235,7 +234,7 @@ impl Receives {
         self.too_small_report(queue, sentence, stack, world)
     }
 
-    /// A datagram was lost that its receive has no room for.
+    /// A datagram was dropped because its receive is too short.
     fn too_small(&mut self, qp: ObjectId, packet: &Arrived, world: &World) -> Option<Report> {
         if world.qp(qp)?.service != Service::Ud {
             return None;
@@ -271,7 +270,7 @@ mod tests {
     use roxe_transport::wr::SendFlags;
 
     #[test]
-    fn a_queue_full_of_silent_requests_is_stuck_for_ever() {
+    fn queue_full_of_unsignaled_requests_is_reported() {
         let mut card = Card::new();
         let qp = card.qp();
         for wr_id in 0..2 {
@@ -281,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_is_no_mistake_if_its_completions_are_polled_next() {
+    fn full_queue_is_reported_unless_polled_next() {
         let mut card = Card::new();
         let qp = card.qp();
         card.post(qp, &write(1, SendFlags::SIGNALED));
@@ -295,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn inline_data_that_was_refused_is_reported_and_a_long_list_is_not() {
+    fn refused_inline_data_is_reported() {
         let mut card = Card::new();
         let qp = card.qp();
         assert_eq!(card.refuse(qp, PostError::InlineTooLong), [Rule::InlineOverGrant]);
@@ -307,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_receive_is_reported_once_and_when_it_comes() {
+    fn late_receive_is_reported_once() {
         let mut card = Card::new();
         let qp = card.qp();
         assert_eq!(card.receive(qp, 100), []);
@@ -319,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receive_that_never_comes_is_reported_at_the_end() {
+    fn missing_receive_is_reported_at_qp_destroy() {
         let mut card = Card::new();
         let (qp, other) = (card.qp_of(Service::Uc), card.qp());
         assert_eq!(card.tell(Event::MessageWaits { qp }), []);
@@ -329,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timer_of_zero_is_a_mistake_once_it_is_met() {
+    fn zero_rnr_timer_is_reported_after_a_missing_receive() {
         let mut card = Card::new();
         for (min_rnr_timer, expected) in [(0, &[Rule::RnrTimerZero][..]), (1, &[])] {
             let qp = card.qp();
@@ -340,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_datagram_needs_room_for_its_grh() {
+    fn receive_without_room_for_grh_is_reported() {
         let mut card = Card::new();
         let [short, long, none] = [(); 3].map(|()| card.qp_of(Service::Ud));
         let lose = |card: &mut Card, qp, len| {

@@ -1,38 +1,37 @@
-//! The return addresses on the stack of the calling thread. **Unsafe room**: reads of the words
-//! that hold them.
+//! The return addresses on the stack of the calling thread. **Unsafe**: reads the words that hold
+//! them.
 //!
-//! To unwind a stack takes microseconds, and a program that posts and polls does so from few
-//! places. So each thread remembers the stacks that it had last, with the word in which each return
-//! address stood. A stack whose words all hold the same again, from the innermost call on, is the
-//! same stack: where a call's frame lies and which function it returns to say where the next one
-//! lies. A function whose frame has no fixed size (`alloca`) could deceive this; then a report
-//! names another caller of it.
+//! Unwinding takes microseconds, and programs post and poll from few places. So each thread caches
+//! its last stacks with the location of each return address. If all locations still hold the same
+//! values, from the innermost call on, the stack is the same: the frame of a call and its return
+//! address determine the next frame. A frame of variable size (`alloca`) can defeat this; then a
+//! report names another caller.
 
 use std::cell::RefCell;
 use std::ptr;
 use std::sync::Arc;
 
-/// Return addresses, innermost first, of which at most so many are kept.
+/// Most return addresses of a stack.
 const MOST: usize = 24;
-/// Stacks that a thread remembers.
+/// Cached stacks of a thread.
 const REMEMBERED: usize = 16;
 
 thread_local! {
-    /// Those of this thread, the last one first.
+    /// The cache of this thread, most recent first.
     static KNOWN: RefCell<Vec<Known>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A stack that a thread had.
+/// A cached stack.
 struct Known {
-    /// Where the frame of [`addresses`] was.
+    /// Address in the frame of [`addresses`].
     mark: usize,
-    /// Where each return address stood, and which it was.
+    /// Location and value of each return address.
     words: Vec<(usize, usize)>,
     addresses: Arc<[usize]>,
 }
 
 impl Known {
-    /// Whether it is the stack of this thread now, whose frame is at `mark`.
+    /// Returns true if it is the current stack of this thread, whose frame is at `mark`.
     fn is_now(&self, mark: usize) -> bool {
         // SAFETY: the innermost word lies in the frame of the caller, at the same distance from
         // `mark` as in an earlier call of the same function. Each other one is only read when that
@@ -47,7 +46,7 @@ impl Known {
 pub(super) fn addresses() -> Arc<[usize]> {
     let here = 0u8;
     let mark = ptr::from_ref(&here).addr();
-    // A thread that ends has forgotten them.
+    // The cache is gone while a thread ends.
     let known = KNOWN.try_with(|known| {
         let mut known = known.try_borrow_mut().ok()?;
         let at = known.iter().position(|known| known.is_now(mark))?;
@@ -63,8 +62,8 @@ fn unwind(mark: usize) -> Arc<[usize]> {
     let (mut addresses, mut words) = (Vec::with_capacity(MOST), Vec::with_capacity(MOST));
     backtrace::trace(|frame| {
         let (address, place) = (frame.ip().addr(), frame.sp().addr().wrapping_sub(size_of::<usize>()));
-        // The calls inside of this one are over when somebody compares; where the outermost one
-        // returns to is 0.
+        // Frames below `mark` will have returned when the cache is compared; the outermost return
+        // address is 0.
         if place > mark && address != 0 {
             addresses.push(address);
             words.push((place, address));
@@ -72,7 +71,7 @@ fn unwind(mark: usize) -> Arc<[usize]> {
         addresses.len() < MOST
     });
     let addresses: Arc<[usize]> = addresses.into();
-    // Elsewhere the word below a frame holds something else.
+    // On other architectures the word below a frame holds something else.
     // SAFETY: these are words of frames of this thread, whose calls have not returned.
     let stands_there = |&(place, address): &(usize, usize)| unsafe { read_word(place) } == address;
     if cfg!(target_arch = "x86_64") && !words.is_empty() && words.iter().all(stands_there) {
@@ -86,13 +85,13 @@ fn unwind(mark: usize) -> Arc<[usize]> {
     addresses
 }
 
-/// The word at `place`.
+/// Reads the word at `place`.
 ///
 /// # Safety
 /// `place` is a word of the calling thread's stack.
 unsafe fn read_word(place: usize) -> usize {
-    // SAFETY: as the caller promises; nobody else writes there, and what the compiler knows of it
-    // does not matter to a volatile read.
+    // SAFETY: the caller guarantees a stack word of this thread, so no other thread writes it. The
+    // read is volatile, so the compiler assumes nothing about the value.
     unsafe { ptr::with_exposed_provenance::<usize>(place).read_volatile() }
 }
 
@@ -112,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_stack_is_walked_once_and_another_one_is_told_apart() {
+    fn same_stack_is_walked_once() {
         let stacks: Vec<_> = (0..6).map(|at| if at % 2 == 0 { one() } else { other() }).collect();
         let is_same = |a: usize, b: usize| Arc::ptr_eq(&stacks[a], &stacks[b]);
         assert_ne!(stacks[0], stacks[1], "they called from different places");
@@ -122,13 +121,13 @@ mod tests {
             known.push(frame.ip().addr());
             true
         });
-        // Behind the call in this test, wherever that is in this build, both go the same way.
+        // Outside the call in this test, both stacks have the same frames.
         let mut behind = stacks[0].iter().skip_while(|address| !known.contains(address)).peekable();
         assert!(behind.peek().is_some() && behind.all(|address| known.contains(address)));
     }
 
     #[test]
-    fn a_stack_with_the_same_innermost_calls_and_another_outer_one_is_another_one() {
+    fn stacks_with_different_outer_calls_differ() {
         #[inline(never)]
         fn left(number: u32) -> (Arc<[usize]>, u32) {
             (one(), std::hint::black_box(number) + 1)
@@ -145,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn stacks_that_a_thread_has_forgotten_are_walked_again() {
+    fn evicted_stack_is_walked_again() {
         fn deep(more: usize) -> Arc<[usize]> {
             if more == 0 { one() } else { std::hint::black_box(deep(more - 1)) }
         }

@@ -1,10 +1,9 @@
-//! What happens, put on tracks, as lines of a trace: a track for each queue pair, with its states,
-//! what it waits for, and its send requests, and one for what belongs to none.
+//! Puts events on tracks: one for each queue pair, with its states, waits and send requests, and
+//! one for the rest.
 //!
-//! The states of a queue pair are slices of its track itself, with the waits for a peer that is not
-//! ready inside of them. Send requests overlap, so they are slices of their own. A line is one
-//! event in Chrome's Trace Event format; times are microseconds of CLOCK_MONOTONIC, which all
-//! processes of a host share. Touches nothing but lines.
+//! States of a queue pair are slices of its track, with RNR waits nested inside. Send requests
+//! overlap, so they are asynchronous slices. A line is one event of Chrome's Trace Event format;
+//! times are microseconds of CLOCK_MONOTONIC, which all processes of a host share.
 
 use crate::event::{Event, Made, Pair};
 use crate::explain;
@@ -23,35 +22,33 @@ use std::fmt::{self, Display, Write};
 /// A packet that an engine sent or received.
 #[derive(Clone, Debug)]
 pub struct TracedPacket {
-    /// When.
+    /// Time of the packet.
     pub at: Instant,
     /// The queue pair of this process.
     pub qpn: Qpn,
-    /// Why it leaves; `None`: it arrived.
+    /// Reason of the transmission; `None` for an arrival.
     pub sent: Option<PacketNote>,
     /// The address of the other end.
     pub peer: Gid,
-    /// Its headers and the bytes of its payload; `None`: it is no packet.
+    /// Headers and payload length; `None` if it cannot be parsed.
     pub header: Option<(Header, usize)>,
-    /// What the connection manager says in it.
+    /// The message of the connection manager in it.
     pub message: Option<String>,
-    /// What a fault rule did to it, or what is wrong with it.
+    /// The act of a fault rule on it, or the error in it.
     pub remark: Option<String>,
 }
 
-/// A receive request that is posted.
+/// A posted receive: wr_id and time.
 type Posted = (u64, Instant);
 
-/// What the tracks show now.
 #[derive(Debug, Default)]
 pub(super) struct Tracks {
-    /// The process and the track of what belongs to no queue pair have their names.
+    /// True once the process and its own track have names.
     is_named: bool,
     pairs: IdMap<ObjectId, PairTrack>,
     numbers: IdMap<Qpn, ObjectId>,
     /// By queue pair, and by shared receive queue; oldest first.
     receives: IdMap<ObjectId, VecDeque<Posted>>,
-    /// Send requests so far.
     serial: u64,
 }
 
@@ -143,7 +140,7 @@ impl Tracks {
             Some(_) => ("sent", ""),
         };
         let what = match (message, header) {
-            // "CM REQ", and behind that what the request says.
+            // The first two words, as in "CM REQ".
             (Some(message), _) => message.splitn(3, ' ').take(2).collect::<Vec<_>>().join(" "),
             (None, Some((header, _))) => packet_name(header),
             (None, None) => "no packet".to_owned(),
@@ -159,7 +156,7 @@ impl Tracks {
         if let Some(wr_id) = sent.and_then(|note| note.wr_id) {
             args = args.hex("wr_id", wr_id);
         }
-        // Packets of queue pair 1, and of those that are gone, have no track of their own.
+        // Packets of queue pair 1 and of destroyed queue pairs have no track of their own.
         let pair = self.numbers.get(qpn).copied();
         let track = if pair.is_some() { qpn.get() } else { lines.pid() };
         if pair.is_none() && *qpn != Qpn::GSI {
@@ -172,7 +169,7 @@ impl Tracks {
         }
     }
 
-    /// The program ends: what is open ends with it.
+    /// Closes all open slices at the end of the program.
     pub(super) fn end(&mut self, lines: &mut Lines, at: Instant) {
         self.pairs.drain().for_each(|(_, pair)| pair.end(lines, at, "the program ended"));
         *self = Self { is_named: self.is_named, serial: self.serial, ..Self::default() };
@@ -196,7 +193,7 @@ impl Tracks {
         }
     }
 
-    /// The track of a queue pair, or that of all else.
+    /// The track of a queue pair, else that of the process.
     fn track_of(&self, lines: &Lines, object: ObjectId) -> u32 {
         self.pairs.get(&object).map_or_else(|| lines.pid(), PairTrack::track)
     }
@@ -245,7 +242,7 @@ impl Tracks {
     }
 }
 
-/// What is read first.
+/// The title of a packet.
 fn packet_name(header: &Header) -> String {
     match header.kind {
         Kind::RcResponse(Response::Ack(aeth)) | Kind::XrcResponse(Response::Ack(aeth)) => match aeth.syndrome {
@@ -261,23 +258,23 @@ fn packet_name(header: &Header) -> String {
 /// A send request between its post and its completion.
 #[derive(Debug)]
 struct Open {
-    /// Its number among all requests of the process.
+    /// Sequence number among all requests of the process.
     serial: u64,
     wr_id: u64,
     name: &'static str,
     signaled: bool,
-    /// The PSNs of its packets so far.
+    /// First and last PSN sent so far.
     psns: Option<(Psn, Psn)>,
-    /// Packets of it that were sent again.
+    /// Retransmitted packets.
     retransmitted: u32,
 }
 
-/// What the track of a queue pair shows.
+/// The track of a queue pair.
 #[derive(Debug)]
 struct PairTrack {
     pair: Pair,
     state: QpState,
-    /// It waits until its peer is ready.
+    /// True during an RNR wait.
     waits: bool,
     /// Oldest first.
     sends: VecDeque<Open>,
@@ -311,7 +308,7 @@ impl PairTrack {
         lines.put(Phase::End, self.track(), at, ("", &""), &Args::default());
     }
 
-    /// Something that takes no time.
+    /// Adds an instant event.
     fn note(&self, lines: &mut Lines, at: Instant, what: (&str, &dyn Display), args: &Args) {
         lines.put(Phase::Instant, self.track(), at, what, args);
     }
@@ -325,7 +322,6 @@ impl PairTrack {
         }
     }
 
-    /// It is in another state.
     fn enter(&mut self, lines: &mut Lines, at: Instant, state: QpState, args: Args) {
         if state == self.state {
             return;
@@ -339,7 +335,6 @@ impl PairTrack {
         }
     }
 
-    /// A send request is in the queue.
     fn posted(&mut self, lines: &mut Lines, at: Instant, request: &SendRequest<'_>, serial: u64) {
         let length = match request.data {
             SendData::Inline(bytes) => bytes.len() as u64,
@@ -347,14 +342,14 @@ impl PairTrack {
         };
         let (wr_id, name) = (request.wr_id, operation(&request.op));
         let signaled = self.pair.sq_sig_all || request.flags.contains(SendFlags::SIGNALED);
-        // Viewers put slices of one name on one track; each queue pair shall have its own.
+        // Viewers merge slices of one name into one track; the number keeps queue pairs apart.
         let title = format_args!("{name} {:#08x}", self.pair.qpn.get());
         let args = Args::default().hex("wr_id", wr_id).number("length", length).number("signaled", u8::from(signaled));
         lines.put(Phase::AsyncBegin(serial), self.track(), at, ("wr", &title), &args);
         self.sends.push_back(Open { serial, wr_id, name, signaled, psns: None, retransmitted: 0 });
     }
 
-    /// The card is done with a send request, and with all before it.
+    /// Ends a send request and all before it.
     fn completed(&mut self, lines: &mut Lines, at: Instant, cqe: &Cqe) {
         let failed = cqe.status != WcStatus::Success;
         let is_it = |open: &Open| open.wr_id == cqe.wr_id && (open.signaled || failed);
@@ -364,13 +359,12 @@ impl PairTrack {
             open.end(lines, self.pair.qpn, at, status);
         }
         if failed && cqe.status != WcStatus::WrFlushErr {
-            // A program may end as soon as it has this completion, before anybody tells the state.
+            // Enters the state at once: the program may exit before the state change is reported.
             let state = if self.pair.service.is_reliable() { QpState::Err } else { QpState::Sqe };
             self.enter(lines, at, state, Args::default().text("why", &explain::name(cqe.status)));
         }
     }
 
-    /// Ends the requests that were posted last.
     fn end_sends(&mut self, lines: &mut Lines, at: Instant, count: usize, status: &str) {
         let first = self.sends.len().saturating_sub(count);
         for open in self.sends.drain(first..) {
@@ -389,7 +383,7 @@ impl PairTrack {
                 }
             }
             _ => {
-                // Programs use the same number for many; packets leave in the order of posts.
+                // wr_ids need not be unique; packets leave in the order of posts.
                 let position = header.opcode().facts().position;
                 let goes_on = matches!(position, Position::Middle | Position::Last);
                 let mut of_it = self.sends.iter_mut().filter(|open| open.wr_id == wr_id);
@@ -404,7 +398,6 @@ impl PairTrack {
         }
     }
 
-    /// Packets were lost, or the peer was not ready.
     fn retried(&mut self, lines: &mut Lines, at: Instant, counts: RetryCounts) {
         let all = [
             (counts.local_ack_timeout_err, "timeout: no acknowledgement came"),
@@ -428,7 +421,6 @@ impl PairTrack {
         }
     }
 
-    /// It is gone, or the program ends.
     fn end(mut self, lines: &mut Lines, at: Instant, why: &str) {
         self.end_wait(lines, at);
         self.end_slice(lines, at);
@@ -459,7 +451,7 @@ impl Open {
     }
 }
 
-/// What the program set together with a state.
+/// The attributes set together with a state.
 fn attributes(attr: &QpAttr, mask: AttrMask) -> Args {
     let all = [
         (AttrMask::PATH_MTU, "path_mtu", attr.path_mtu.bytes()),
@@ -476,26 +468,23 @@ fn attributes(attr: &QpAttr, mask: AttrMask) -> Args {
         .fold(args, |args, (_, name, psn)| args.number(name, psn.get()))
 }
 
-/// What kind of event a line is (`ph`).
+/// The phase of an event (`ph`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Something begins on the track; the last that began there ends first.
+    /// A nested slice begins.
     Begin,
-    /// It ends; whatever it is called.
+    /// The innermost slice of the track ends.
     End,
-    /// Something begins that ends independently of others, by this number.
+    /// An overlapping slice with this id begins.
     AsyncBegin(u64),
-    /// It ends.
     AsyncEnd(u64),
-    /// It takes no time.
     Instant,
-    /// A number has the value in the arguments from now on.
+    /// The counter takes the value in the arguments.
     Counter,
     /// The arguments name the process or the track.
     Name,
 }
 
-/// Lines that wait to be written.
 #[derive(Debug)]
 pub(super) struct Lines {
     pid: u32,
@@ -507,18 +496,16 @@ impl Lines {
         Self { pid, text: String::new() }
     }
 
-    /// The process whose they are. Its number is also that of the track for what belongs to no
-    /// queue pair.
+    /// The process id, also the track of events that belong to no queue pair.
     const fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Bytes.
     pub(super) const fn len(&self) -> usize {
         self.text.len()
     }
 
-    /// Exchanges the lines with others, which should be empty.
+    /// Exchanges the lines with `text`, which should be empty.
     pub(super) const fn swap(&mut self, text: &mut String) {
         std::mem::swap(&mut self.text, text);
     }
@@ -543,12 +530,12 @@ impl Lines {
                 to.push('"');
             }
             if let Some(id) = id {
-                // Local to the process: with an `id` for all of them, viewers show these slices
-                // apart from every process.
+                // Local to the process: viewers show slices with a global `id` apart from every
+                // process.
                 write!(to, ",\"id2\":{{\"local\":\"{id:#x}\"}}")?;
             }
             if phase == Phase::Instant {
-                // It belongs to its track alone.
+                // Scope of the instant: its thread.
                 to.push_str(",\"s\":\"t\"");
             }
             writeln!(to, ",\"args\":{{{}}}}},", args.0)
@@ -558,7 +545,7 @@ impl Lines {
     }
 }
 
-/// What is said about an event.
+/// The arguments of an event.
 #[derive(Debug, Default)]
 struct Args(String);
 
@@ -592,8 +579,8 @@ impl Args {
     }
 }
 
-/// Writes the inside of a string. Control characters become spaces: not every viewer reads the
-/// escapes of the others.
+/// Escapes the inside of a JSON string. Control characters become spaces, because some viewers fail
+/// on other escapes.
 struct Escaped<'a>(&'a mut String);
 
 impl Write for Escaped<'_> {

@@ -21,7 +21,7 @@ pub struct Fault;
 /// [`roxe_wire::icrc::Summed`] wants it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sum {
-    /// How many blocks were summed.
+    /// Number of summed blocks.
     pub blocks: u8,
     /// The CRC remainder of them.
     pub remainder: u32,
@@ -40,7 +40,7 @@ pub fn cells(room: TxRoom<'_>) -> &[AtomicU8] {
 #[inline]
 pub fn own_cells(bytes: &mut [u8]) -> &[AtomicU8] {
     // SAFETY: an atomic byte is laid out as a byte, and while the result lives, `bytes` is borrowed
-    // by nobody else.
+    // exclusively.
     unsafe { &*(ptr::from_mut(bytes) as *const [AtomicU8]) }
 }
 
@@ -69,7 +69,7 @@ impl<'a> SharedBytes<'a> {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// Returns true if there are no bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -95,7 +95,7 @@ impl<'a> SharedBytes<'a> {
     }
 }
 
-/// For tests, of bytes that nobody changes.
+/// For tests: bytes that do not change.
 #[cfg(any(test, feature = "testing"))]
 impl<'a> From<&'a [u8]> for SharedBytes<'a> {
     fn from(bytes: &'a [u8]) -> Self {
@@ -104,7 +104,7 @@ impl<'a> From<&'a [u8]> for SharedBytes<'a> {
     }
 }
 
-/// For tests, of bytes that somebody changes.
+/// For tests: bytes that change.
 #[cfg(any(test, feature = "testing"))]
 impl<'a> From<&'a [AtomicU8]> for SharedBytes<'a> {
     fn from(bytes: &'a [AtomicU8]) -> Self {

@@ -30,7 +30,7 @@ mod tests {
     use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
     #[test]
-    fn only_bytes_that_are_there_can_be_copied() {
+    fn copy_beyond_shared_bytes_is_refused() {
         let bytes: Vec<_> = (0..100).map(AtomicU8::new).collect();
         let shared = SharedBytes::from(&bytes[..]);
         let part = shared.get(90..100).unwrap();
@@ -41,10 +41,9 @@ mod tests {
         assert!(shared.get(90..101).is_none() && part.get(0..11).is_none() && part.get(backwards).is_none());
     }
 
-    /// What a header in a ring is while its writer, who has handed it over, changes it all the
-    /// same.
+    /// A header in a ring whose writer still changes it after handing it over.
     #[test]
-    fn bytes_that_somebody_changes_are_copied_as_they_were_at_some_moment() {
+    fn changing_bytes_are_copied_as_of_some_moment() {
         const LAST: u8 = 100;
         let bytes = [const { AtomicU8::new(0) }; 16];
         let shared = SharedBytes::from(&bytes[..]);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 /// The signals that a bad address raises.
 const SIGNALS: [i32; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
-/// What handled the two signals before us; null until we are in front.
+/// The previous handlers of the two signals; null until ours is installed.
 static PREVIOUS: [AtomicPtr<libc::sigaction>; 2] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 2];
 
 pub(super) fn install() {
@@ -50,7 +50,7 @@ fn current_action(signal: i32) -> libc::sigaction {
 /// The handler: sends our own faults to the exit, everything else to the previous handler.
 extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes a valid siginfo and, for SA_SIGINFO handlers, a valid ucontext of
-    // its own layout that the handler may change; nobody else looks at them meanwhile. Only plain
+    // its own layout that the handler may change; nothing else reads them meanwhile. Only plain
     // loads and stores happen here.
     unsafe {
         let machine = &raw mut (*context.cast::<libc::ucontext_t>()).uc_mcontext;
@@ -101,7 +101,7 @@ fn chain(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
 }
 
 /// Lets the default action happen: the faulting instruction runs again after the return; a signal
-/// that somebody sent has to be sent again.
+/// sent by a process has to be sent again.
 fn give_up(signal: i32, info: *mut libc::siginfo_t) {
     reset(signal);
     // SAFETY: the kernel's siginfo is valid; `raise` is async-signal-safe.

@@ -48,8 +48,8 @@ fn arches() -> Vec<Arch> {
     arches
 }
 
-/// Whether the kernel has the system call of `portable`; qemu-user, which runs these tests for
-/// other processors, has not.
+/// Returns true if the kernel has the system call of `portable`; qemu-user, which runs these tests
+/// for other processors, has not.
 fn has_portable() -> bool {
     // SAFETY: without vectors nothing is read.
     let rc = unsafe { libc::process_vm_readv(libc::getpid(), std::ptr::null(), 0, std::ptr::null(), 0, 0) };
@@ -81,7 +81,7 @@ fn every_length_at_every_alignment_is_copied_exactly() {
 }
 
 #[test]
-fn a_summed_copy_is_exact_and_so_is_its_sum() {
+fn summed_copy_and_its_sum_are_exact() {
     super::install();
     let pages = Pages::new(4);
     let data: Vec<u8> = (0..9000u32).map(|i| (i * 7 + i / 256) as u8).collect();
@@ -108,7 +108,7 @@ fn a_summed_copy_is_exact_and_so_is_its_sum() {
 /// Processors with the wider instructions use those, and have the others.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[test]
-fn sums_of_256_bits_at_once_are_exact_and_so_are_the_copies() {
+fn summed_copy_by_256_bits_is_exact() {
     use super::x86::Fold;
     super::install();
     if !Fold::has_half() {
@@ -133,7 +133,7 @@ fn sums_of_256_bits_at_once_are_exact_and_so_are_the_copies() {
 }
 
 #[test]
-fn a_hole_is_a_fault_wherever_it_begins() {
+fn unmapped_gap_is_a_fault_at_any_offset() {
     let pages = Pages::new(3);
     pages.unmap(1, 1);
     for Arch { name, read, write, .. } in arches() {
@@ -179,7 +179,7 @@ fn addresses_that_cannot_exist_are_faults() {
 }
 
 #[test]
-fn a_truncated_file_is_a_fault_too() {
+fn access_beyond_a_truncated_file_is_a_fault() {
     let pages = Pages::of_file(2);
     pages.truncate_file();
     for Arch { name, read, write, atomic, .. } in arches() {
@@ -212,7 +212,7 @@ fn atomics_return_the_old_value_and_store_the_new() {
 
 // clause: ATOMIC-WRITE-WHOLE
 #[test]
-fn a_stored_word_is_never_seen_in_part() {
+fn stored_word_is_not_torn() {
     const ROUNDS: u64 = 2_000;
     let pages = Pages::new(1);
     let at = pages.addr() + 8;
@@ -250,7 +250,7 @@ fn atomics_of_several_threads_add_up() {
 }
 
 #[test]
-fn a_flag_behind_the_data_is_seen_after_the_data() {
+fn flag_is_visible_after_its_data() {
     super::install();
     const ROUNDS: u64 = 2_000;
     let pages = Pages::new(1);
@@ -275,7 +275,7 @@ fn a_flag_behind_the_data_is_seen_after_the_data() {
 }
 
 #[test]
-fn memory_may_go_away_during_the_access() {
+fn page_protected_during_an_access_raises_no_signal() {
     super::install();
     let pages = Pages::new(1);
     let stop = std::sync::atomic::AtomicBool::new(false);
@@ -354,7 +354,7 @@ fn foreign_faults_reach_the_previous_handler() {
 }
 
 #[test]
-fn foreign_faults_without_a_handler_kill_as_ever() {
+fn foreign_fault_without_handler_kills() {
     for disposition in [libc::SIG_DFL, libc::SIG_IGN] {
         let status = in_child(|| {
             set_handler(disposition, 0);
@@ -367,7 +367,7 @@ fn foreign_faults_without_a_handler_kill_as_ever() {
 }
 
 #[test]
-fn a_signal_that_somebody_sends_has_its_default_effect() {
+fn sent_signal_has_its_default_effect() {
     let status = in_child(|| {
         set_handler(libc::SIG_DFL, 0);
         signals::put_in_front();

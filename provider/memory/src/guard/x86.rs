@@ -40,7 +40,7 @@ pub(super) fn read(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
 /// From this length on summing while copying is faster than before sealing.
 const WORTH_SUMMING: usize = 4 * BLOCK;
 
-/// How much the processor multiplies at once.
+/// Width of the processor's carry-less multiplication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fold {
     /// 512 bits.
@@ -98,7 +98,7 @@ pub(super) fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<Sum>, Fa
 /// From this length on [`Moves::Wide`] pays.
 const WIDE: usize = 1024;
 
-/// How bytes are moved that another processor has in its cache.
+/// The copy method for bytes in the cache of another processor.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Moves {
     /// 16 at a time.
@@ -119,7 +119,7 @@ impl Moves {
     /// The one of the two addresses that is ours is valid for `len` bytes.
     #[inline]
     unsafe fn run(self, to: *mut c_void, from: *const c_void, len: usize) -> Result<(), Fault> {
-        // SAFETY: the caller's promise; who says `Wide` has found the instructions.
+        // SAFETY: the caller guarantees it; `Wide` is chosen only if the instructions exist.
         let rc = unsafe {
             match self {
                 Self::Narrow => roxe_guard_move(to, from, len),

@@ -223,7 +223,6 @@ impl Course {
         self.slot(if self.cell.op.is_atomic() { 0 } else { serial }, 0, false)
     }
 
-    /// Memory of a receive.
     fn receive_slot(&self, index: u32) -> Slot {
         self.slot(index, self.split(index, 1), self.cell.service == Service::Ud)
     }
@@ -242,7 +241,6 @@ impl Course {
         serials.flat_map(|serial| slot(self, serial).image(&self.message(serial), SOURCE_GUARD)).collect()
     }
 
-    /// Posts the next group.
     fn post(&mut self, pair: &Pair, cards: &mut Cards<'_>) -> Result<(), Failed> {
         let (from, to) = (&pair.ends[self.from], &pair.ends[1 - self.from]);
         let (op, first, count) = (self.cell.op, self.sent, self.next_group());
@@ -331,7 +329,6 @@ impl Course {
         request
     }
 
-    /// Waits for the completions of the group's requests.
     fn collect(&self, pair: &Pair, cards: &mut Cards<'_>) -> Result<(), Failed> {
         let end = &pair.ends[self.from];
         let patience = self.conditions.patience_ms;
@@ -559,7 +556,6 @@ impl Course {
         }
     }
 
-    /// No queue may have another completion.
     fn expect_no_completion(&mut self, pair: &Pair, cards: &mut Cards<'_>) -> Result<(), Failed> {
         let (from, to) = (&pair.ends[self.from], &pair.ends[1 - self.from]);
         for (side, cq) in [(self.from, from.send_cq), (self.from, from.recv_cq), (1 - self.from, to.send_cq)] {

@@ -8,7 +8,6 @@ use crate::protocol::{Command, from_runs, limits, to_hex};
 use serde_json::{Value, json};
 use std::ops::Range;
 
-/// Bytes of the registered area of each side.
 pub(super) const AREA: usize = 7 << 20;
 /// Bytes around each piece of a message that nothing may write to.
 pub(super) const GUARD: usize = 64;

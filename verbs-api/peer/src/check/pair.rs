@@ -8,14 +8,12 @@ use crate::protocol::Command;
 use serde_json::{Value, json};
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Bytes that are sent inline, at most.
 pub(super) const MAX_INLINE: u32 = 64;
 pub(super) const QKEY: u32 = 0x1234_5678;
 const RIGHTS: &str = "LOCAL_WRITE|REMOTE_WRITE|REMOTE_READ|REMOTE_ATOMIC";
 /// First PSN of every queue pair: the 24-bit PSNs wrap soon.
 const FIRST_PSN: u32 = 0xff_fff0;
 
-/// Reads a number of an answer.
 fn number(value: &Value, name: &str) -> Result<u64, ClientError> {
     value[name].as_u64().ok_or_else(|| ClientError::Protocol(format!("no number {name} in {value}")))
 }

@@ -10,15 +10,12 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Default backlog of a listener.
 const BACKLOG: u32 = 16;
 /// Time limit for the resolution of an address or a route.
 const RESOLVE: Duration = Duration::from_secs(5);
-/// Queue pair states.
 const INIT: i32 = 1;
 const RTR: i32 = 2;
 const RTS: i32 = 3;
-/// Queue pair type of datagrams.
 const UD: u32 = 4;
 
 impl Session {

@@ -333,7 +333,6 @@ fn migration(
     Ok(set)
 }
 
-/// The `enum ibv_mtu` of a number of bytes.
 fn mtu(bytes: u32) -> Result<c_int> {
     let mtu = [256, 512, 1024, 2048, 4096].iter().zip(1..).find(|(known, _)| **known == bytes);
     mtu.map(|(_, mtu)| mtu).ok_or_else(|| Refusal::invalid("path_mtu is 256, 512, 1024, 2048 or 4096"))

@@ -14,11 +14,8 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// `RDMA_CM_EVENT_CONNECT_REQUEST`.
 const CONNECT_REQUEST: u32 = 4;
-/// `IBV_EVENT_COMM_EST`.
 const COMM_EST: c_int = 4;
-/// `RDMA_PS_UDP`.
 const PS_UDP: c_int = 0x111;
 /// Time limit for the resolution of an address or a route, in milliseconds.
 const RESOLVE_MS: c_int = 2000;
@@ -46,7 +43,6 @@ pub(crate) struct CmEvent {
 }
 
 impl CmChannel {
-    /// Opens the library and a channel.
     pub(crate) fn open() -> Result<Rc<Self>, Refusal> {
         let library = CmLibrary::open()?;
         // SAFETY: no arguments.
@@ -133,7 +129,6 @@ pub(crate) struct CmId {
 }
 
 impl CmId {
-    /// Creates an identifier of this port space.
     pub(crate) fn create(channel: &Rc<CmChannel>, space: u32) -> Result<Self, Refusal> {
         let (mut raw, space) = (ptr::null_mut(), c_int::try_from(space).unwrap_or_default());
         // SAFETY: the channel is alive, and there is a place for the identifier.
@@ -142,7 +137,6 @@ impl CmId {
         Ok(Self { raw, channel: Rc::clone(channel) })
     }
 
-    /// Listens, and returns the port.
     pub(crate) fn listen(&self, address: SocketAddr, backlog: u32) -> Result<u16, Refusal> {
         let (library, address) = (&self.channel.library, SockAddr::from(address));
         // SAFETY: the identifier is alive, and so is the address during the call.

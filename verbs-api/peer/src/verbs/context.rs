@@ -11,7 +11,6 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// GIDs read, at most.
 const GIDS: usize = 256;
 
 /// An open device; closed after its last object is destroyed.
@@ -107,7 +106,6 @@ impl Context {
         Ok(attr)
     }
 
-    /// The GIDs of all ports.
     pub(crate) fn gids(&self) -> Result<Vec<ibv_gid_entry>, Refusal> {
         let mut entries = vec![ibv_gid_entry::ZERO; GIDS];
         // SAFETY: the number of entries and their size are those of the array.

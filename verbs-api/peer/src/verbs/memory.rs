@@ -103,7 +103,6 @@ impl Mr {
         Ok(())
     }
 
-    /// Deregisters the region.
     pub(crate) fn end(&mut self) -> Result<(), Refusal> {
         let raw = mem::replace(&mut self.raw, ptr::null_mut());
         if raw.is_null() {
@@ -126,7 +125,6 @@ impl Drop for Mr {
     }
 }
 
-/// A memory window.
 pub(crate) struct Mw {
     pub(crate) raw: *mut ibv_mw,
     pub(super) pd: Rc<Pd>,
@@ -135,7 +133,6 @@ pub(crate) struct Mw {
 }
 
 impl Mw {
-    /// Allocates a window of type 1 or 2.
     pub(crate) fn alloc(pd: &Rc<Pd>, kind: u32) -> Result<Self, Refusal> {
         let alloc = pd.context.ops().alloc_mw.ok_or_else(|| missing("ibv_alloc_mw"))?;
         // SAFETY: the domain is alive.
@@ -153,7 +150,6 @@ impl Mw {
         unsafe { (*self.raw).rkey = rkey };
     }
 
-    /// Its type, 1 or 2.
     pub(crate) fn kind(&self) -> u32 {
         // SAFETY: the window is allocated.
         unsafe { (*self.raw).mw_type }

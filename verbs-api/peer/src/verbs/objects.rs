@@ -5,7 +5,6 @@ use crate::protocol::Refusal;
 use roxe_abi::*;
 use std::rc::Rc;
 
-/// A protection domain.
 pub(crate) struct Pd {
     pub(crate) raw: *mut ibv_pd,
     pub(super) context: Rc<Context>,
@@ -19,7 +18,6 @@ impl Pd {
     }
 }
 
-/// An XRC domain.
 pub(crate) struct Xrcd {
     pub(crate) raw: *mut ibv_xrcd,
     context: Rc<Context>,
@@ -37,7 +35,6 @@ impl Xrcd {
     }
 }
 
-/// An address handle.
 pub(crate) struct Ah {
     pub(crate) raw: *mut ibv_ah,
     pd: Rc<Pd>,

@@ -103,10 +103,8 @@ const SRQ_PD: u32 = 2;
 const SRQ_XRCD: u32 = 4;
 const SRQ_CQ: u32 = 8;
 const SRQT_XRC: c_int = 1;
-/// `IBV_SRQ_LIMIT`.
 const SRQ_LIMIT: c_int = 1 << 1;
 
-/// The completion channel of one queue.
 struct Channel {
     raw: *mut ibv_comp_channel,
     context: Rc<Context>,
@@ -132,13 +130,11 @@ impl Cq {
         Ok(Self { raw: check_pointer("ibv_create_cq", raw)?, channel })
     }
 
-    /// Its capacity in completions.
     pub(crate) fn cqe(&self) -> c_int {
         // SAFETY: the queue is alive.
         unsafe { (*self.raw).cqe }
     }
 
-    /// Polls for at most `max` completions.
     pub(crate) fn poll(&self, max: usize) -> Result<Vec<ibv_wc>, Refusal> {
         let poll = self.channel.context.ops().poll_cq.ok_or_else(|| missing("ibv_poll_cq"))?;
         let mut entries = vec![ibv_wc::ZERO; max];
@@ -150,7 +146,6 @@ impl Cq {
         Ok(entries)
     }
 
-    /// Requests an event for the next completion.
     pub(crate) fn notify(&self, solicited: bool) -> Result<(), Refusal> {
         let notify = self.channel.context.ops().req_notify_cq.ok_or_else(|| missing("ibv_req_notify_cq"))?;
         // SAFETY: the queue is alive.
@@ -242,7 +237,6 @@ pub(crate) struct QpInit {
     pub(crate) sig_all: bool,
 }
 
-/// A queue pair.
 pub(crate) struct Qp {
     pub(crate) raw: *mut ibv_qp,
     pub(super) pd: Rc<Pd>,
@@ -316,7 +310,6 @@ impl Qp {
         Ok(attr)
     }
 
-    /// Joins or leaves a multicast group.
     pub(crate) fn set_member(&self, group: [u8; 16], joins: bool) -> Result<(), Refusal> {
         let (gid, library) = (ibv_gid { raw: group }, &self.pd.context.library);
         let (verb, function) = match joins {

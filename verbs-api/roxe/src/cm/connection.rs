@@ -1,23 +1,21 @@
-//! Connections for programs that can wait: like the TCP types of the standard library, with queue
-//! pairs.
-//!
-//! Made of [`CmId`] and [`EventChannel`]; each value has a channel of its own. Touches no device.
+//! Blocking connections, like the TCP types of the standard library, with queue pairs. Each value
+//! has an event channel of its own.
 
 use crate::cm::{CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
 use crate::{EnvironmentError, Error, QueuePair};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
-/// How long the system may look for an address.
+/// Time limit of an address resolution.
 const LOOKUP: Duration = Duration::from_secs(2);
 
-/// Requests that may wait to be taken from a listener.
+/// Requests that may wait in a listener.
 const BACKLOG: u32 = 128;
 
 /// Completions of a queue pair with the builder's default of 128 sends and 128 receives.
 const COMPLETIONS: u32 = 256;
 
-/// A connected queue pair, and what tells when the peer goes. Dropping it ends the connection.
+/// A connected queue pair and its events. Dropping it ends the connection.
 #[derive(Debug)]
 pub struct Connection {
     qp: QueuePair,
@@ -51,20 +49,19 @@ impl Connection {
         &self.id
     }
 
-    /// Where its events come from now on; the peer's hanging up is [`CmEventKind::Disconnected`].
+    /// The channel of its events; a disconnect of the peer is [`CmEventKind::Disconnected`].
     pub const fn events(&self) -> &EventChannel {
         &self.channel
     }
 
-    /// What the peer said when it accepted; empty at the side that accepted itself: see
+    /// Private data of the peer's acceptance; empty at the accepting side: see
     /// [`Incoming::private_data`].
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// Ends the connection, and waits until the peer agrees. It does so when its program ends the
-    /// connection too, or has nothing left of it; if it does not answer, the wait ends after a
-    /// minute or so.
+    /// Ends the connection and waits for the peer's answer. The peer answers when its program
+    /// disconnects or drops the connection; the wait is limited to about a minute.
     ///
     /// # Errors
     /// [`Error::Environment`] when the wait fails or the device is removed.
@@ -88,7 +85,7 @@ impl Connection {
     }
 }
 
-/// A connection that this program is about to ask for: it is known which device leads there.
+/// A connection to be requested, whose address is resolved to a device.
 #[derive(Debug)]
 pub struct Outgoing {
     id: CmId,
@@ -188,7 +185,7 @@ impl Listener {
     }
 }
 
-/// A request of a peer. Dropping it is a refusal.
+/// A request of a peer. Dropping it rejects the request.
 #[derive(Debug)]
 pub struct Incoming {
     id: CmId,
@@ -208,7 +205,7 @@ impl Incoming {
         &self.id
     }
 
-    /// What the peer said with its request, filled up with zeros to 56 bytes.
+    /// Private data of the request, padded with zeros to 56 bytes.
     pub fn private_data(&self) -> &[u8] {
         &self.param.private_data
     }
@@ -252,7 +249,7 @@ fn simple_qp(id: &CmId) -> Result<QueuePair, Error> {
     pd.create_qp(&cq, &cq).build_on(id)
 }
 
-/// What `make` makes of the first address that it can make something of.
+/// The first success of `make` over the addresses.
 fn first<T>(addr: impl ToSocketAddrs, make: impl Fn(SocketAddr) -> Result<T, Error>) -> Result<T, Error> {
     let nothing = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
     let mut failed = EnvironmentError::Lookup(nothing).into();

@@ -1,6 +1,4 @@
-//! Events of connection management: what happened, to which id, and what came along.
-//!
-//! Touches the provider's events.
+//! Events of connection management.
 
 use crate::cm::{CmEventKind, CmId, ConnParam, EventChannel, UdParam};
 use crate::{AddressHandle, ArgumentError, Error, FailedConnection, ObjectId, ProtectionDomain, Qkey, Qpn};
@@ -39,13 +37,12 @@ impl CmEvent {
         Self { kind, status, id: about, request: listener.is_some().then(|| CmId::own(id)), data }
     }
 
-    /// What happened.
+    /// The kind of the event.
     pub const fn kind(&self) -> CmEventKind {
         self.kind
     }
 
-    /// To whom: [`CmId::id`] of the one whose verb ends with this, whose peer did something, or
-    /// that listens.
+    /// The [`CmId::id`] of the id whose verb completed, whose peer acted, or that listens.
     pub const fn id(&self) -> ObjectId {
         self.id
     }
@@ -63,8 +60,8 @@ impl CmEvent {
         self.request.take()
     }
 
-    /// What the peer sent along: filled up with zeros to what fits into a message of this kind, as
-    /// the wire has no length.
+    /// Private data of the peer, padded with zeros to the size of the message, as the wire has no
+    /// length.
     pub fn private_data(&self) -> &[u8] {
         match &self.data {
             cm::EventData::Conn(param) => &param.private_data,

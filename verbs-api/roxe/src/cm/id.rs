@@ -1,7 +1,5 @@
-//! Ids: one end of a connection, or a listener, or a datagram service or its client; the channels
-//! on which they report.
-//!
-//! Touches the provider's ids.
+//! Ids: an end of a connection, a listener, a datagram service or its client; the event channels of
+//! ids.
 
 use crate::cm::{Address, ConnParam, Ece, IdOption, JoinFlags, Path, PortSpace};
 use crate::lock::IdNames;
@@ -15,13 +13,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where the [`CmId`]s that were made on it announce their events, in order.
-/// Clones are the same channel.
+/// A channel on which [`CmId`]s report their events, in order. Clones are the same channel.
 #[derive(Clone, Debug)]
 pub struct EventChannel(pub(crate) Arc<cm::Channel>);
 
 impl EventChannel {
-    /// Makes one.
+    /// Creates a channel.
     ///
     /// # Errors
     /// [`Error::Resources`] if the process has no descriptor left.
@@ -37,7 +34,7 @@ impl AsFd for EventChannel {
     }
 }
 
-/// For event loops that want a number; it is open as long as a clone of the channel lives.
+/// For event loops that need a raw descriptor. It stays open while a clone of the channel lives.
 impl AsRawFd for EventChannel {
     fn as_raw_fd(&self) -> RawFd {
         self.0.fd()
@@ -46,9 +43,9 @@ impl AsRawFd for EventChannel {
 
 use roxe_provider as provider;
 
-/// One end of a connection to be: what `rdma_cm_id` is in C. Clones are the same id.
+/// An id of the connection manager: `rdma_cm_id` in C. Clones are the same id.
 ///
-/// No method waits. What becomes of it is an event on the channel of the id:
+/// No method blocks. The result of each is an event on the channel of the id:
 ///
 /// - [`resolve_addr`](Self::resolve_addr): `AddrResolved`, or `AddrError`
 /// - [`resolve_route`](Self::resolve_route): `RouteResolved`, or `RouteError`
@@ -62,12 +59,12 @@ use roxe_provider as provider;
 /// - [`load_alternate`](Self::load_alternate): `RouteResolved`, or `RouteError`
 /// - [`join_multicast`](Self::join_multicast): `MulticastJoin`, or `MulticastError`
 ///
-/// The connection ends, and the peer is told, when the last clone is dropped, and the
-/// [`QueuePair`](crate::QueuePair) that was built on it.
+/// The connection ends, and the peer is notified, when the last clone and the
+/// [`QueuePair`](crate::QueuePair) built on it are dropped.
 #[derive(Clone, Debug)]
 pub struct CmId(Arc<Held>);
 
-/// The id of the provider, until nobody has it any more.
+/// The id of the provider, destroyed with its last owner.
 #[derive(Debug)]
 struct Held {
     id: Arc<cm::Id>,
@@ -108,9 +105,9 @@ impl CmId {
         Self(Arc::new(Held { id, name }))
     }
 
-    /// Who `id` is. An id that a peer's request made has no name until somebody asks.
+    /// The name of `id`. An id from a peer's request gets its name at the first use.
     pub(crate) fn identity(id: &cm::Id) -> ObjectId {
-        /// So that two threads that take events of a new id give it one name.
+        /// Serializes naming, so that two threads give a new id one name.
         static NAMING: Mutex<IdNames, ()> = Mutex::new(());
         if id.user() == 0 {
             let _naming = NAMING.lock();
@@ -121,7 +118,7 @@ impl CmId {
         ObjectId(id.user())
     }
 
-    /// Who this is: events carry it.
+    /// Its identity in events.
     pub fn id(&self) -> ObjectId {
         self.0.name
     }
@@ -156,8 +153,7 @@ impl CmId {
         Ok(self.0.id.resolve_route(millis(timeout))?)
     }
 
-    /// Lets requests come in; of those that nobody has answered yet, `backlog` at most, 0 for the
-    /// system's choice.
+    /// Listens for requests; at most `backlog` may be unanswered, 0 for the system's default.
     ///
     /// # Errors
     /// [`Error::Environment`] if another listens there, or the id is in use.
@@ -212,11 +208,11 @@ impl CmId {
         Ok(self.0.id.disconnect()?)
     }
 
-    /// What a queue pair that is not built on the id has to be given to go to `state`, for
+    /// Attributes to move a queue pair that is not built on the id to `state`, for
     /// [`QueuePair::modify`](crate::QueuePair::modify).
     ///
     /// # Errors
-    /// [`Error::Argument`] if that is not known yet.
+    /// [`Error::Argument`] if they are not known yet.
     pub fn init_qp_attr(&self, state: QpState) -> Result<(QpAttr, AttrMask), Error> {
         Ok(self.0.id.init_qp_attr(state)?)
     }
@@ -233,8 +229,8 @@ impl CmId {
         Ok(self.0.id.notify(event)?)
     }
 
-    /// Whether the queue pair on this id loads alternate paths that the peer proposes from now on;
-    /// by itself it does not. It lets the peer choose where packets may go.
+    /// Sets whether the queue pair on this id loads alternate paths that the peer proposes; off by
+    /// default, because it lets the peer choose where packets go.
     ///
     /// # Errors
     /// [`Error::Argument`] if it is not connected, or has no queue pair.

@@ -33,7 +33,7 @@ impl Xrc {
 }
 
 #[test]
-fn a_message_without_a_queue_is_refused_when_it_is_posted() {
+fn xrc_message_without_srq_is_refused() {
     let xrc = Xrc::new();
     let error = xrc.sender.post_send(&WorkRequest::send_inline(b"to whom?")).unwrap_err();
     assert!(error.request().is_some_and(|request| request.source == PostError::MissingDestination), "{error:?}");
@@ -41,7 +41,7 @@ fn a_message_without_a_queue_is_refused_when_it_is_posted() {
 }
 
 #[test]
-fn a_target_has_no_queues_of_its_own() {
+fn xrc_target_has_no_queues() {
     let xrc = Xrc::new();
     assert_eq!(xrc.target.service(), Service::XrcTgt);
     let posts = [xrc.target.post_send(&WorkRequest::send_inline(b"x")), xrc.target.post_recv(1, &[])];
@@ -54,7 +54,7 @@ fn a_target_has_no_queues_of_its_own() {
 }
 
 #[test]
-fn who_opens_the_same_file_meets_in_one_domain() {
+fn same_file_opens_the_same_domain() {
     let xrc = Xrc::new();
     let context = xrc.pd.context();
     let file = File::open("/proc/self/exe").unwrap();
@@ -101,7 +101,7 @@ fn ping(cq: &CompletionQueue, from: &QueuePair, to: &QueuePair) {
 }
 
 #[test]
-fn a_connection_goes_over_to_the_way_that_both_ends_offered() {
+fn connection_migrates_to_the_offered_path() {
     for service in [Service::Rc, Service::Uc] {
         let Some((context, cq, [alice, bob], path)) = two_ways(service) else { return };
         alice.offer_path(&path).unwrap();
@@ -124,7 +124,7 @@ fn a_connection_goes_over_to_the_way_that_both_ends_offered() {
 }
 
 #[test]
-fn a_way_that_is_not_armed_cannot_be_taken() {
+fn migrate_without_armed_path_is_rejected() {
     let Some((_context, _cq, [alice, _bob], path)) = two_ways(Service::Rc) else { return };
     let wrong = AlternatePath { gid_index: 0, ..path };
     assert!(matches!(alice.offer_path(&wrong), Err(Error::Argument(_))), "addresses of two families");

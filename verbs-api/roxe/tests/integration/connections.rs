@@ -21,14 +21,14 @@ fn saying(param: ConnParam, text: &[u8]) -> ConnParam {
     ConnParam { private_data: text.to_vec(), ..param }
 }
 
-/// What the peer said: `text`, and zeros up to `len`.
+/// Private data as received: `text`, padded with zeros to `len`.
 fn said(text: &[u8], len: usize) -> Vec<u8> {
     let mut all = text.to_vec();
     all.resize(len, 0);
     all
 }
 
-/// What the card refused it with.
+/// The errno of the refusal.
 fn errno<T>(result: Result<T, Error>) -> i32 {
     match result {
         Err(error) => error.refusal().expect("it is a refusal").errno(),
@@ -63,7 +63,7 @@ fn connected() -> (Connection, Connection) {
 }
 
 #[test]
-fn everything_can_be_shared_between_threads() {
+fn all_types_are_send_and_sync() {
     fn shared<T: Send + Sync>() {}
     shared::<(EventChannel, CmId, CmEvent, Connection, Listener, Incoming, Outgoing)>();
 }
@@ -79,7 +79,7 @@ fn messages_pass_both_ways() {
 }
 
 #[test]
-fn a_client_may_read_and_write_at_once() {
+fn client_reads_and_writes_concurrently() {
     let (client, server) = connected();
     let region =
         server.qp().pd().alloc_mr(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap();
@@ -95,7 +95,7 @@ fn a_client_may_read_and_write_at_once() {
 }
 
 #[test]
-fn both_sides_bring_private_data() {
+fn private_data_travels_both_ways() {
     let listener = Listener::bind(HERE).unwrap();
     let address = listener.local_addr();
     let server = std::thread::spawn(move || {
@@ -117,7 +117,7 @@ fn both_sides_bring_private_data() {
 }
 
 #[test]
-fn a_refusal_says_why() {
+fn rejection_carries_private_data() {
     let listener = Listener::bind(HERE).unwrap();
     let address = listener.local_addr();
     let server = std::thread::spawn(move || {
@@ -152,7 +152,7 @@ fn private_data_has_its_limits() {
 }
 
 #[test]
-fn hanging_up_is_heard_at_the_other_end() {
+fn disconnect_is_reported_to_the_peer() {
     let (client, server) = connected();
     let hearing = std::thread::spawn(move || server.wait_disconnected().unwrap());
     client.disconnect().unwrap();
@@ -168,7 +168,7 @@ fn hanging_up_is_heard_at_the_other_end() {
 }
 
 #[test]
-fn a_queue_pair_keeps_its_connection() {
+fn queue_pair_keeps_its_connection() {
     let listener = Listener::bind(HERE).unwrap();
     let (id, events) = parts(listener.local_addr());
     let qp = queue_pair(&id);
@@ -247,7 +247,7 @@ fn events_name_their_ids() {
 }
 
 #[test]
-fn pending_events_move_with_their_id() {
+fn pending_events_migrate_with_their_id() {
     let (old, new) = (EventChannel::create().unwrap(), EventChannel::create().unwrap());
     let (_listener, address) = listening(&old, PortSpace::Tcp);
     let (moves, stays) = (CmId::create(&old, PortSpace::Tcp).unwrap(), CmId::create(&old, PortSpace::Tcp).unwrap());
@@ -264,7 +264,7 @@ fn pending_events_move_with_their_id() {
 }
 
 #[test]
-fn a_program_may_move_its_queue_pair_itself() {
+fn program_modifies_its_own_queue_pair() {
     let (servers, clients) = (EventChannel::create().unwrap(), EventChannel::create().unwrap());
     let (_listener, address) = listening(&servers, PortSpace::Tcp);
     let id = CmId::create(&clients, PortSpace::Tcp).unwrap();
@@ -331,7 +331,7 @@ fn both_ends_load_an_alternate_path() {
 }
 
 #[test]
-fn a_group_is_joined_by_its_address() {
+fn multicast_group_is_joined_by_address() {
     let channel = EventChannel::create().unwrap();
     let id = CmId::create(&channel, PortSpace::Udp).unwrap();
     id.bind(HERE).unwrap();
@@ -352,7 +352,7 @@ fn a_group_is_joined_by_its_address() {
 }
 
 #[test]
-fn unreliable_connections_are_made_for_their_service() {
+fn uc_connection_has_its_service() {
     let (servers, clients) = (EventChannel::create().unwrap(), EventChannel::create().unwrap());
     let listener = CmId::create_for(&servers, PortSpace::Tcp, Service::Uc).unwrap();
     listener.bind(HERE).unwrap();
@@ -403,7 +403,7 @@ impl Datagrams {
 }
 
 #[test]
-fn a_datagram_service_is_found_by_its_port() {
+fn datagram_service_is_found_by_port() {
     let (servers, clients) = (EventChannel::create().unwrap(), EventChannel::create().unwrap());
     let (_listener, address) = listening(&servers, PortSpace::Udp);
     let id = CmId::create(&clients, PortSpace::Udp).unwrap();
@@ -426,7 +426,7 @@ fn a_datagram_service_is_found_by_its_port() {
 }
 
 #[test]
-fn a_datagram_service_may_refuse() {
+fn datagram_service_rejects_a_request() {
     let (servers, clients) = (EventChannel::create().unwrap(), EventChannel::create().unwrap());
     let (_listener, address) = listening(&servers, PortSpace::Udp);
     let id = CmId::create(&clients, PortSpace::Udp).unwrap();
@@ -441,7 +441,7 @@ fn a_datagram_service_may_refuse() {
 }
 
 #[test]
-fn asking_an_event_of_another_kind_is_an_error() {
+fn event_of_another_kind_is_an_error() {
     let channel = EventChannel::create().unwrap();
     let (_listener, address) = listening(&channel, PortSpace::Tcp);
     let id = CmId::create(&channel, PortSpace::Tcp).unwrap();
@@ -457,15 +457,15 @@ fn asking_an_event_of_another_kind_is_an_error() {
 }
 
 #[test]
-fn a_port_belongs_to_one_listener() {
+fn port_in_use_is_refused_to_a_second_listener() {
     let listener = Listener::bind(HERE).unwrap();
     let taken = listener.local_addr();
     assert_eq!(errno(Listener::bind(taken)), libc::EADDRINUSE);
-    // What the kernel says where the same port of all addresses cannot be had.
+    // The kernel's error if the port is taken on some address.
     assert_eq!(errno(Listener::bind((Ipv4Addr::UNSPECIFIED, taken.port()))), libc::EADDRNOTAVAIL);
     drop(listener);
     Listener::bind(taken).unwrap();
-    // Nobody may use these addresses; they are for documentation.
+    // Reserved for documentation, so no host has them.
     let foreign: SocketAddr = (Ipv4Addr::new(192, 0, 2, 1), 0).into();
     assert_eq!(errno(Listener::bind(foreign)), libc::EADDRNOTAVAIL);
 }
@@ -473,7 +473,7 @@ fn a_port_belongs_to_one_listener() {
 /// `localhost`, for a program whose devices are elsewhere.
 // clause: CM-LOOPBACK
 #[test]
-fn a_loopback_address_without_device_stands_for_this_host() {
+fn loopback_address_without_device_is_this_host() {
     let nowhere = |port| SocketAddr::from((Ipv4Addr::new(127, 77, 0, 1), port));
     let listener = Listener::bind(nowhere(0)).unwrap();
     let port = listener.local_addr().port();
@@ -485,7 +485,7 @@ fn a_loopback_address_without_device_stands_for_this_host() {
 }
 
 #[test]
-fn a_listener_of_all_addresses_hears_both_families() {
+fn wildcard_listener_accepts_both_families() {
     let listener = Listener::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap();
     let port = listener.local_addr().port();
     let context = Context::open_first().unwrap();
@@ -508,7 +508,7 @@ fn a_listener_of_all_addresses_hears_both_families() {
 }
 
 #[test]
-fn options_have_their_time() {
+fn late_option_is_rejected() {
     let channel = EventChannel::create().unwrap();
     let (listener, address) = listening(&channel, PortSpace::Tcp);
     let id = CmId::create(&channel, PortSpace::Tcp).unwrap();
@@ -531,7 +531,7 @@ fn options_have_their_time() {
 }
 
 #[test]
-fn an_id_without_an_address_has_no_device() {
+fn unbound_id_has_no_device() {
     let channel = EventChannel::create().unwrap();
     let id = CmId::create(&channel, PortSpace::Tcp).unwrap();
     assert!(id.device().is_none() && id.local_addr().is_none() && id.peer_addr().is_none());

@@ -57,7 +57,7 @@ fn pair(service: Service) -> Pair {
 }
 
 #[test]
-fn memory_of_the_card_serves_lists_and_peers() {
+fn device_memory_serves_lists_and_peers() {
     let Pair { pd, alice, bob } = pair(Service::Rc);
     let card = pd.context().alloc_dm(10_000).unwrap();
     let region = pd.register_dm(&card, 1000.., REMOTE).unwrap();
@@ -95,7 +95,7 @@ fn memory_of_the_card_serves_lists_and_peers() {
 }
 
 #[test]
-fn memory_of_the_card_has_an_end() {
+fn device_memory_access_beyond_end_is_refused() {
     let pd = Context::open_first().unwrap().alloc_pd().unwrap();
     let max = usize::try_from(pd.context().attr().max_dm_size).unwrap();
     for len in [0, max + 1] {
@@ -112,7 +112,7 @@ fn memory_of_the_card_has_an_end() {
 }
 
 #[test]
-fn a_channel_wakes_its_waiter() {
+fn completion_event_wakes_the_waiter() {
     let Pair { pd, alice, .. } = pair(Service::Rc);
     let channel = pd.context().create_comp_channel().unwrap();
     let cq = pd.context().create_cq_with_channel(16, &channel).unwrap();
@@ -153,7 +153,7 @@ fn every_address_of_the_port_connects() {
 }
 
 #[test]
-fn everything_can_be_shared_between_threads() {
+fn all_types_are_send_and_sync() {
     fn shared<T: Send + Sync>() {}
     shared::<(Context, ProtectionDomain, MemoryRegion, CompletionQueue, CompletionChannel)>();
     shared::<(QueuePair, SharedReceiveQueue, AddressHandle, WorkRequest<'_>, WorkCompletion, MemoryWindow, Error)>();
@@ -183,7 +183,7 @@ fn threads_post_to_one_queue_pair() {
 /// Peers remember a queue pair for some time after its end, and take the next one of its number for
 /// stale.
 #[test]
-fn numbers_of_queue_pairs_are_not_soon_used_again() {
+fn qpn_is_not_reused_soon() {
     let pd = Context::open_first().unwrap().alloc_pd().unwrap();
     let cq = pd.context().create_cq(8).unwrap();
     let number = || pd.create_qp(&cq, &cq).max_send_wr(1).max_recv_wr(1).build().unwrap().qp_num();
@@ -192,7 +192,7 @@ fn numbers_of_queue_pairs_are_not_soon_used_again() {
 }
 
 #[test]
-fn a_list_of_requests_completes_in_order() {
+fn request_list_completes_in_order() {
     let Pair { alice, bob, .. } = pair(Service::Rc);
     let part = [alice.region.slice(..100).unwrap()];
     let remote = bob.region.remote();
@@ -202,7 +202,7 @@ fn a_list_of_requests_completes_in_order() {
 }
 
 #[test]
-fn a_window_for_the_domain_moves_and_closes_with_its_region() {
+fn type_1_window_rebinds_and_closes_with_its_region() {
     let Pair { pd, alice, bob } = pair(Service::Rc);
     let region = pd.alloc_mr(4096, Access::LOCAL_WRITE | Access::MW_BIND).unwrap();
     let window = pd.alloc_mw(WindowKind::Domain).unwrap();
@@ -227,7 +227,7 @@ fn a_window_for_the_domain_moves_and_closes_with_its_region() {
 }
 
 #[test]
-fn bindings_that_cannot_be_say_why() {
+fn invalid_binding_error_names_the_reason() {
     let Pair { pd, alice, bob } = pair(Service::Rc);
     let window = pd.alloc_mw(WindowKind::QueuePair).unwrap();
     let outside = window.bind(&bob.region, 0..(1 << 16) + 1, Access::REMOTE_READ).unwrap_err();
@@ -246,7 +246,7 @@ fn bindings_that_cannot_be_say_why() {
 }
 
 #[test]
-fn a_file_is_reached_without_being_mapped_by_the_program() {
+fn registered_file_is_accessed_without_a_mapping() {
     let Pair { pd, alice, bob } = pair(Service::Rc);
     let path = std::env::temp_dir().join(format!("roxe-dmabuf-{}", std::process::id()));
     let file = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
@@ -268,7 +268,7 @@ fn a_file_is_reached_without_being_mapped_by_the_program() {
 }
 
 #[test]
-fn bytes_of_the_null_region_are_zeros() {
+fn null_region_reads_zeros() {
     let Pair { pd, alice, bob } = pair(Service::Rc);
     let null = pd.alloc_null_mr().unwrap();
     bob.region.write(0, &[9; 5000]).unwrap();
@@ -280,7 +280,7 @@ fn bytes_of_the_null_region_are_zeros() {
 }
 
 #[test]
-fn a_zero_based_region_is_named_from_zero() {
+fn zero_based_region_starts_at_zero() {
     let Pair { pd, alice, bob: _peer } = pair(Service::Rc);
     let region = pd.alloc_mr(64, REMOTE | Access::ZERO_BASED).unwrap();
     region.write(8, b"own").unwrap();
@@ -292,7 +292,7 @@ fn a_zero_based_region_is_named_from_zero() {
 }
 
 #[test]
-fn a_wrong_key_is_refused_by_the_peer_and_explained() {
+fn wrong_rkey_is_refused_with_an_explanation() {
     let Pair { alice, bob, .. } = pair(Service::Rc);
     let mut remote = bob.region.remote();
     remote.rkey.0 ^= 0xff;
@@ -305,7 +305,7 @@ fn a_wrong_key_is_refused_by_the_peer_and_explained() {
 }
 
 #[test]
-fn a_region_that_was_dropped_fails_the_request_and_nothing_else() {
+fn dropped_region_fails_its_request_only() {
     let Pair { pd, alice, bob } = pair(Service::Rc);
     let gone = pd.alloc_mr(4096, Access::LOCAL_WRITE).unwrap();
     let part = [gone.slice(..).unwrap()];
@@ -315,7 +315,7 @@ fn a_region_that_was_dropped_fails_the_request_and_nothing_else() {
 }
 
 #[test]
-fn a_silent_peer_ends_in_retry_exceeded() {
+fn silent_peer_causes_retry_exceeded() {
     let Pair { alice, bob, .. } = pair(Service::Rc);
     drop(bob.qp);
     alice.qp.post_send(&WorkRequest::send_inline(b"anyone?").signaled()).unwrap();
@@ -358,7 +358,7 @@ fn connecting_twice_is_refused() {
 }
 
 #[test]
-fn regions_guard_their_ends() {
+fn access_outside_a_region_is_rejected() {
     let pd = Context::open_first().unwrap().alloc_pd().unwrap();
     let region = pd.alloc_mr(100, Access::LOCAL_WRITE).unwrap();
     assert_eq!(region.slice(..).unwrap().length, 100);
@@ -400,7 +400,7 @@ fn settle(alice: &End, bob: &End) {
 /// none. No retransmission asks for it: the timeout of the queue pairs is off.
 // clause: ACK-BEFORE-REQUESTS
 #[test]
-fn a_message_that_gets_no_answer_any_more_is_acknowledged() {
+fn message_is_acknowledged_before_the_qp_ends() {
     let pd = Context::open_first().unwrap().alloc_pd().unwrap();
     let end = || {
         let cq = pd.context().create_cq(128).unwrap();
@@ -423,7 +423,7 @@ fn a_message_that_gets_no_answer_any_more_is_acknowledged() {
 }
 
 #[test]
-fn an_index_without_an_address_is_the_caller_s_mistake() {
+fn empty_gid_index_is_an_argument_error() {
     let context = Context::open_first().unwrap();
     for entry in context.gid_entries() {
         assert_eq!(context.gid(entry.index).unwrap(), entry.gid);

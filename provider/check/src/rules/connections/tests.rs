@@ -1,4 +1,4 @@
-//! Each rule fires for what no good pair of ends brings, and not for its neighbour.
+//! Each rule fires for its mistake, and not for correct connections.
 
 use super::*;
 use crate::testing::{Card, datagram, packet};
@@ -8,7 +8,7 @@ use roxe_wire::{PathMtu, Qkey, Qpn, SendTail};
 
 const SEND: Kind = Kind::RcRequest(Request::SendOnly(SendTail::Plain));
 
-/// The packets of `crate::testing` go from the one to the other.
+/// The addresses of packets from `crate::testing`.
 const PEER: Gid = Gid([1; 16]);
 const OWN: Gid = Gid([2; 16]);
 
@@ -46,7 +46,7 @@ fn lose(card: &mut Card, qp: ObjectId, reason: DropReason, packet: Arrived) -> V
 }
 
 #[test]
-fn a_peer_that_always_begins_elsewhere_has_another_psn() {
+fn peer_that_repeats_another_first_psn_is_reported() {
     let mut card = Card::new();
     for (psn, times, reason) in [(8, 4, DropReason::OutOfSequence), (3, 1, DropReason::DuplicateRequest)] {
         let qp = end(&mut card);
@@ -59,7 +59,7 @@ fn a_peer_that_always_begins_elsewhere_has_another_psn() {
 }
 
 #[test]
-fn the_first_packet_of_a_connection_begins_a_message() {
+fn connection_that_starts_mid_message_is_reported() {
     let mut card = Card::new();
     let [a, b] = [end(&mut card), end(&mut card)];
     let middle = Kind::RcRequest(Request::SendMiddle);
@@ -69,7 +69,7 @@ fn the_first_packet_of_a_connection_begins_a_message() {
 }
 
 #[test]
-fn packets_of_the_connection_before_are_no_other_psn() {
+fn packets_of_previous_connection_are_clean() {
     let mut card = Card::new();
     let qp = end(&mut card);
     card.tell(Event::Modified { qp, attr: &QpAttr::default(), mask: AttrMask::STATE });
@@ -80,7 +80,7 @@ fn packets_of_the_connection_before_are_no_other_psn() {
 }
 
 #[test]
-fn a_lost_packet_is_no_other_psn() {
+fn lost_packet_is_clean() {
     let mut card = Card::new();
     let qp = end(&mut card);
     for psn in 8..40 {
@@ -92,7 +92,7 @@ fn a_lost_packet_is_no_other_psn() {
 }
 
 #[test]
-fn of_two_ends_here_the_psns_are_compared() {
+fn local_ends_with_different_psns_are_reported() {
     let mut card = Card::new();
     let [a, _] = pair(&mut card, |peer| peer.sq_psn = Psn::new(8));
     assert_eq!(lose(&mut card, a, DropReason::OutOfSequence, packet(SEND, 8, 7, 64)), [Rule::PsnMismatch]);
@@ -104,7 +104,7 @@ fn of_two_ends_here_the_psns_are_compared() {
 }
 
 #[test]
-fn a_whole_packet_is_as_long_as_the_path_mtu() {
+fn packet_of_another_path_mtu_is_reported() {
     let mut card = Card::new();
     let [a, b] = [end(&mut card), end(&mut card)];
     let mut refuse = |qp, request, len| card.tell(Event::WrongLength { qp, request: &request, len });
@@ -115,7 +115,7 @@ fn a_whole_packet_is_as_long_as_the_path_mtu() {
 }
 
 #[test]
-fn too_many_reads_are_more_than_the_responder_has_room_for() {
+fn reads_above_max_dest_rd_atomic_are_reported() {
     let mut card = Card::new();
     let qp = end(&mut card);
     assert_eq!(lose(&mut card, qp, DropReason::InvalidRequest, packet(SEND, 9, 9, 0)), []);
@@ -123,7 +123,7 @@ fn too_many_reads_are_more_than_the_responder_has_room_for() {
 }
 
 #[test]
-fn what_begins_a_connection_comes_by_its_addresses() {
+fn first_packet_with_other_gid_is_reported() {
     let mut card = Card::new();
     let qp = end(&mut card);
     let stranger = Arrived { src: Gid([3; 16]), ..packet(SEND, 7, 7, 64) };
@@ -137,7 +137,7 @@ fn what_begins_a_connection_comes_by_its_addresses() {
 }
 
 #[test]
-fn a_datagram_with_another_key_is_reported_once() {
+fn datagram_with_wrong_qkey_is_reported_once() {
     let mut card = Card::new();
     let qp = card.qp_of(Service::Ud);
     connect(&mut card, qp, &attr(0));
@@ -147,7 +147,7 @@ fn a_datagram_with_another_key_is_reported_once() {
 }
 
 #[test]
-fn ends_that_do_not_name_each_other_get_no_answer() {
+fn unanswered_request_with_wrong_dest_qpn_is_reported() {
     let silence = RetryCounts { local_ack_timeout_err: 1, ..RetryCounts::default() };
     for (dest_qpn, expected) in [(1, &[][..]), (77, &[Rule::DestMismatch])] {
         let mut card = Card::new();
@@ -160,7 +160,7 @@ fn ends_that_do_not_name_each_other_get_no_answer() {
 }
 
 #[test]
-fn a_read_answered_in_other_packets_shows_the_path_mtu_of_the_peer() {
+fn read_response_of_another_mtu_is_reported() {
     for (path_mtu, expected) in [(PathMtu::Mtu1024, &[][..]), (PathMtu::Mtu512, &[Rule::MtuMismatch])] {
         let mut card = Card::new();
         let [a, _] = pair(&mut card, |peer| peer.path_mtu = path_mtu);

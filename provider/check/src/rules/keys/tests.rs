@@ -1,4 +1,4 @@
-//! Which rule a refused key fires, by events; rights that nobody used.
+//! Refused keys and unused rights.
 
 use crate::event::{Event, Made, Memory};
 use crate::rule::Rule;
@@ -26,7 +26,7 @@ fn sge(lkey: u32, addr: u64, length: u32) -> [Sge; 1] {
     [Sge { addr, length, lkey: LKey(lkey) }]
 }
 
-/// What comes of a peer's access that fails.
+/// The reports about a peer's failed access.
 fn peer(card: &mut Card, qp: ObjectId, key: u32, (va, len): (u64, u64), error: MemError) -> Vec<Rule> {
     let access = Access::REMOTE_WRITE;
     card.tell(Event::RemoteFault { qp, rkey: RKey(key), va, len, access, error });
@@ -38,7 +38,7 @@ fn local(card: &mut Card, qp: ObjectId, sges: &[Sge], access: Access, error: Mem
 }
 
 #[test]
-fn each_way_to_misuse_a_key_has_its_rule() {
+fn each_misuse_of_a_key_has_its_rule() {
     let mut card = Card::new();
     let (qp, pd) = (card.qp(), card.pd);
     region(&mut card, pd, WRITABLE);
@@ -53,7 +53,7 @@ fn each_way_to_misuse_a_key_has_its_rule() {
 }
 
 #[test]
-fn a_right_is_missing_at_the_region_or_at_the_queue_pair() {
+fn missing_right_of_region_or_qp_is_reported() {
     let mut card = Card::new();
     let (qp, pd) = (card.qp(), card.pd);
     region(&mut card, pd, Access::empty());
@@ -64,7 +64,7 @@ fn a_right_is_missing_at_the_region_or_at_the_queue_pair() {
 }
 
 #[test]
-fn a_key_of_another_domain_is_named_as_such() {
+fn key_of_another_domain_is_reported() {
     let mut card = Card::new();
     let (qp, pd, context) = (card.qp(), ObjectId::next(), card.context);
     card.tell(Event::Created(pd, Made::Pd { context }));
@@ -73,7 +73,7 @@ fn a_key_of_another_domain_is_named_as_such() {
 }
 
 #[test]
-fn a_dead_key_is_reported_if_the_request_is_refused_and_not_if_it_only_comes_again() {
+fn dead_key_is_reported_for_refused_not_repeated_request() {
     let mut card = Card::new();
     let (qp, pd) = (card.qp(), card.pd);
     let mr = region(&mut card, pd, WRITABLE);
@@ -95,7 +95,7 @@ fn in_use(sges: &[Sge]) -> (Card, ObjectId, ObjectId) {
 }
 
 #[test]
-fn a_region_goes_while_a_request_uses_it_or_after_it_has_completed() {
+fn region_destroyed_during_a_request_is_reported() {
     for completes in [false, true] {
         let sges = sge(LKEY, 4096, 8);
         let (mut card, qp, mr) = in_use(&sges);
@@ -105,14 +105,14 @@ fn a_region_goes_while_a_request_uses_it_or_after_it_has_completed() {
         let expected: &[_] = if completes { &[] } else { &[Rule::MemoryGoneInFlight] };
         assert_eq!(card.tell(Event::DestroyBegun(mr)), []);
         assert_eq!(card.tell(Event::Destroyed(mr)), expected);
-        // It has been said already that this one has no memory.
+        // The report about the region covers the request.
         let stale: &[_] = if completes { &[Rule::KeyStale] } else { &[] };
         assert_eq!(local(&mut card, qp, &sges, Access::empty(), MemError::BadKey), stale);
     }
 }
 
 #[test]
-fn a_request_that_fails_before_its_regions_end_is_told_has_lost_its_memory() {
+fn request_failing_during_region_destroy_is_reported_once() {
     let sges = sge(LKEY, 4096, 8);
     let (mut card, qp, mr) = in_use(&sges);
     card.tell(Event::DestroyBegun(mr));
@@ -122,7 +122,7 @@ fn a_request_that_fails_before_its_regions_end_is_told_has_lost_its_memory() {
 }
 
 #[test]
-fn a_region_that_stays_leaves_its_requests_their_memory() {
+fn refused_region_destroy_is_clean() {
     let sges = sge(LKEY, 4096, 8);
     let (mut card, qp, mr) = in_use(&sges);
     card.tell(Event::DestroyBegun(mr));
@@ -133,7 +133,7 @@ fn a_region_that_stays_leaves_its_requests_their_memory() {
     assert_eq!(card.tell(Event::Destroyed(mr)), []);
 }
 
-/// Rights that regions grant and no peer uses.
+/// Rights that no peer uses.
 mod unused_rights {
     use super::super::*;
     use crate::testing::Card;
@@ -146,7 +146,7 @@ mod unused_rights {
     }
 
     #[test]
-    fn a_right_that_nobody_used_is_reported_when_the_region_goes() {
+    fn unused_right_is_reported_at_region_destroy() {
         for (right, expected) in [(Access::REMOTE_ATOMIC, &[][..]), (Access::REMOTE_READ, &[Rule::AccessUnused])] {
             let mut card = Card::new();
             let mr = card.mr(5, 4096, 64, GRANTED);

@@ -1,6 +1,5 @@
 //! Buffers of the program, memory of peers, and atomics, by events.
 
-/// Buffers of outstanding requests.
 mod buffers {
     use super::super::*;
     use crate::testing::{Card, write};
@@ -37,7 +36,7 @@ mod buffers {
     }
 
     #[test]
-    fn read_into_bytes_being_sent_is_reported_and_beside_them_not() {
+    fn read_into_bytes_being_sent_is_reported() {
         let (mut card, qp) = card();
         assert_eq!(post(&mut card, qp, 1, 4096, "write"), []);
         assert_eq!(post(&mut card, qp, 2, 4096 + 64, "read"), []);
@@ -46,7 +45,7 @@ mod buffers {
     }
 
     #[test]
-    fn receives_in_one_place_are_a_mistake_once_one_is_written() {
+    fn overlapping_receives_are_reported_once_written() {
         for (opcode, expected) in
             [(WcOpcode::RecvRdmaWithImm, &[][..]), (WcOpcode::Recv, &[Rule::BufferOverlapInFlight][..])]
         {
@@ -74,7 +73,6 @@ mod buffers {
     }
 }
 
-/// Memory of peers.
 mod remote {
     use super::super::*;
     use crate::testing::{Card, write};
@@ -96,7 +94,7 @@ mod remote {
     }
 
     #[test]
-    fn two_queue_pairs_on_the_same_bytes_are_reported_if_one_writes() {
+    fn overlap_of_two_qps_is_reported_if_one_writes() {
         let flags = SendFlags::SIGNALED;
         for (first, second, at, expected) in [
             ("write", "write", 63, &[Rule::RemoteOverlap][..]),
@@ -115,7 +113,7 @@ mod remote {
     }
 
     #[test]
-    fn what_has_completed_or_reports_no_completion_is_in_nobodys_way() {
+    fn completed_and_unsignaled_requests_do_not_overlap() {
         let mut card = Card::new();
         let [a, b] = [card.qp(), card.qp()];
         assert_eq!(post(&mut card, a, "write", 4096, SendFlags::empty()), []);
@@ -125,7 +123,7 @@ mod remote {
     }
 
     #[test]
-    fn a_write_may_overtake_a_read_of_its_queue_pair_unless_it_is_fenced() {
+    fn unfenced_write_after_read_is_reported() {
         let signaled = SendFlags::SIGNALED;
         for (first, second, flags, expected) in [
             ("read", "write", signaled, &[Rule::RemoteOverlap][..]),
@@ -143,7 +141,6 @@ mod remote {
     }
 }
 
-/// Words of atomics.
 mod atomics {
     use super::super::*;
     use crate::testing::{Card, write};
@@ -174,7 +171,7 @@ mod atomics {
     }
 
     #[test]
-    fn a_word_that_changes_between_two_atomics_that_are_under_way_is_reported() {
+    fn word_changed_between_pending_atomics_is_reported() {
         let (mut card, [from, to]) = card();
         (0..3).for_each(|_| post(&mut card, from));
         assert_eq!(execute(&mut card, to, 7), []);
@@ -183,7 +180,7 @@ mod atomics {
     }
 
     #[test]
-    fn between_two_rounds_the_processor_may_set_it_back() {
+    fn word_reset_between_rounds_is_clean() {
         let (mut card, [from, to]) = card();
         for found in [7, 0, 100] {
             post(&mut card, from);
@@ -192,7 +189,7 @@ mod atomics {
     }
 
     #[test]
-    fn what_the_card_wrote_or_another_process_asks_for_is_not_judged() {
+    fn word_changed_by_card_or_unknown_peer_is_clean() {
         let (mut card, [from, to]) = card();
         (0..2).for_each(|_| post(&mut card, from));
         assert_eq!(execute(&mut card, to, 7), []);

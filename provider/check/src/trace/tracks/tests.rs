@@ -51,7 +51,7 @@ impl Traced {
         self.tracks.packet(&mut self.lines, &packet, at);
     }
 
-    /// What was written since the last look: phase, name, and arguments.
+    /// The lines since the last call: phase, name, arguments.
     fn seen(&mut self) -> Vec<(String, String, Value)> {
         let mut text = String::new();
         self.lines.swap(&mut text);
@@ -63,7 +63,7 @@ impl Traced {
         text.lines().map(line).collect()
     }
 
-    /// The same without names of tracks and arguments.
+    /// Phases and names of the lines since the last call, without track names.
     fn names(&mut self) -> Vec<String> {
         let seen = self.seen().into_iter().filter(|(phase, ..)| phase != "M");
         seen.map(|(phase, name, _)| format!("{phase} {name}").trim_end().to_owned()).collect()
@@ -71,7 +71,7 @@ impl Traced {
 }
 
 #[test]
-fn a_queue_pair_has_a_named_track_with_its_states() {
+fn queue_pair_has_a_named_track_with_its_states() {
     let mut traced = Traced::new();
     let attr = QpAttr { state: QpState::Rtr, dest_qpn: Qpn::new(0x12), ..QpAttr::default() };
     let mask = AttrMask::STATE | AttrMask::DEST_QPN | AttrMask::RQ_PSN;
@@ -89,7 +89,7 @@ fn a_queue_pair_has_a_named_track_with_its_states() {
 }
 
 #[test]
-fn a_completion_ends_its_request_and_the_unsignaled_ones_before_it() {
+fn completion_ends_its_request_and_earlier_unsignaled() {
     let mut traced = Traced::new();
     traced.seen();
     traced.post(5, SendFlags::empty());
@@ -107,7 +107,7 @@ fn a_completion_ends_its_request_and_the_unsignaled_ones_before_it() {
 }
 
 #[test]
-fn a_wait_for_a_peer_that_is_not_ready_ends_with_the_next_packet_of_a_request() {
+fn rnr_wait_ends_with_the_next_request_packet() {
     let mut traced = Traced::new();
     traced.post(5, SendFlags::SIGNALED);
     traced.send(8, TxReason::First);
@@ -119,7 +119,7 @@ fn a_wait_for_a_peer_that_is_not_ready_ends_with_the_next_packet_of_a_request() 
 }
 
 #[test]
-fn what_is_open_ends_with_the_program() {
+fn open_slices_end_with_the_program() {
     let mut traced = Traced::new();
     traced.post(5, SendFlags::SIGNALED);
     traced.seen();
@@ -144,7 +144,7 @@ mod lines {
     }
 
     #[test]
-    fn a_line_is_an_event_of_the_format_whatever_its_texts_hold() {
+    fn line_is_valid_json_for_any_text() {
         let args = Args::default().number("n", 1u8).hex("x", u64::MAX).text("t", &"a \"b\" \\ \n c");
         assert_eq!(
             line(Phase::Instant, "na\tme \"q\" →", &args),

@@ -9,7 +9,7 @@ use std::arch::global_asm;
 // copy(x0 = to, x1 = from, x2 = length): the head, then the tail, which is what lies in the last
 // aligned word of the destination (x4 = its bytes). Stores may become visible in any order here,
 // but for the barrier that keeps the tail behind all of them. move() is the same without it, for
-// bytes that nobody waits for.
+// bytes that no program waits for.
 global_asm!(
     ".pushsection .text.roxe_guard,\"ax\",@progbits",
     ".p2align 6",

@@ -36,7 +36,7 @@ global_asm!(
     "prefetcht0 [rsi + 4224]",
     "prefetcht0 [rsi + 4288]",
     ".endm",
-    // What `sum` holds moves ahead by ymm15, into `to`.
+    // Moves `sum` ahead by ymm15, into `to`.
     ".macro roxe_fold_into sum, to",
     "vpclmulqdq ymm10, \\sum, ymm15, 0x00",
     "vpclmulqdq ymm11, \\sum, ymm15, 0x11",
@@ -53,13 +53,13 @@ global_asm!(
     "vmovdqu \\sum, [rsi + \\at]",
     "vmovdqu [rdi + \\at], \\sum",
     ".endm",
-    // What `sum` holds moves ahead by zmm8, and takes in `next`.
+    // Moves `sum` ahead by zmm8, and adds `next`.
     ".macro roxe_fold_wide sum, next, aside",
     "vpclmulqdq \\aside, \\sum, zmm8, 0x00",
     "vpclmulqdq \\sum, \\sum, zmm8, 0x11",
     "vpternlogq \\sum, \\aside, \\next, 0x96",
     ".endm",
-    // What `sum` holds moves ahead by the pair at `by`, into xmm3.
+    // Moves `sum` ahead by the pair at `by`, into xmm3.
     ".macro roxe_fold_last sum, by, aside",
     "vpclmulqdq xmm4, \\sum, [r8 + \\by], 0x00",
     "vpclmulqdq \\aside, \\sum, [r8 + \\by], 0x11",
