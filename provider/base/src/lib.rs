@@ -10,8 +10,8 @@
 //! - [`lock`]: locks with a rank in their type; [`lock::rank`]: the lock order
 //! - [`sync`]: the atomics of handshakes between threads, which the models replace by loom's
 //! - [`clock`]: CLOCK_MONOTONIC, the only clock of the device
-//! - [`timers`], [`queue`], [`ready`], [`table`], [`random`]: deadlines, a mostly empty queue, flags
-//!   of pending work, values under unguessable keys, random numbers
+//! - [`timers`], [`queue`], [`ready`], [`table`], [`random`]: deadlines, a mostly empty queue,
+//!   flags of pending work, values under unguessable keys, random numbers
 //! - [`uses`]: use counts, quotas of objects, object ids
 //! - [`instruments`], [`weakest`]: observers of the card; the weakest legal card and its seed
 //! - [`exit`]: tasks for the end of the process
