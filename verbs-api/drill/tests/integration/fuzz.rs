@@ -117,7 +117,7 @@ impl FarSide for Wrong {
         {
             done.push(last);
         }
-        self.last_completion = done.last().cloned().or(self.last_completion.take());
+        self.last_completion = done.last().cloned().or_else(|| self.last_completion.take());
         Ok(done)
     }
 
