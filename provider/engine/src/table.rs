@@ -209,7 +209,7 @@ impl QpTable {
         self.slots.read().iter().flat_map(Owned::qps).map(Arc::clone).collect()
     }
 
-    /// Locks the table for the fork handlers, which unlock it through [`QpTable::raw`], and lists
+    /// Locks the table for the fork handlers, which unlock it through `QpTable::raw`, and lists
     /// the queue pairs.
     pub(crate) fn lock_and_list(&self) -> Vec<Arc<dyn QueuePair>> {
         lock_raw_and_look(&self.slots, |slots| slots.iter().flat_map(Owned::qps).map(Arc::clone).collect())

@@ -1,7 +1,7 @@
 //! `roxe fuzz`: runs generated cases on a card and on roxe's transport, the model, and shortens
 //! those that differ to scripts.
 //!
-//! `generate` makes cases as lines of a script. [`compare`] ignores differences that the standard
+//! `generate` makes cases as lines of a script. `compare` ignores differences that the standard
 //! allows. The shortest lines that still differ become a script that expects the model's behaviour.
 //! Every case has an honest connection, whose last packet the card must acknowledge. Cases are
 //! pipelined (`Target::pipeline`); a difference must show again with new objects, as in its script.
