@@ -20,9 +20,10 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 use nix::unistd::{Gid, Uid, sethostname};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, ExitStatus, Stdio};
@@ -214,10 +215,7 @@ impl Host {
     fn start(args: &InnerArgs, number: u8, rules: &str) -> Result<Self> {
         let mut command = Command::new(own()?);
         command.arg("lab-host").args(args.net.words()).arg(format!("--number={number}")).arg("--");
-        if !rules.is_empty() {
-            command.arg(format!("--faults={rules}"));
-        }
-        command.args(&args.run).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.args(with_rules(&args.run, rules)).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err("a host has no streams".into());
@@ -241,6 +239,23 @@ impl Host {
         Ok(self.input.write_all(DONE.as_bytes())?)
     }
 }
+
+/// Returns arguments of `roxe run` with `rules` in front of their fault rules.
+fn with_rules(run: &[OsString], rules: &str) -> Vec<OsString> {
+    let own = run.iter().take_while(|word| *word != "--").position(|word| word.as_bytes().starts_with(FAULTS));
+    let mut run = run.to_vec();
+    match own.and_then(|at| run.get_mut(at)) {
+        _ if rules.is_empty() => {}
+        Some(word) => {
+            let given = OsStr::from_bytes(&word.as_bytes()[FAULTS.len()..]);
+            *word = OsString::from_iter([OsStr::new("--faults="), OsStr::new(rules), OsStr::new("; "), given]);
+        }
+        None => run.insert(0, format!("--faults={rules}").into()),
+    }
+    run
+}
+
+const FAULTS: &[u8] = b"--faults=";
 
 /// The line by which a host and the switch tell each other that a step is done.
 const DONE: &str = "done\n";
@@ -407,6 +422,17 @@ mod tests {
         assert_eq!(rules("1ms"), "delay rx by=1ms");
         assert!(rules("20us jitter 5us loss 0.1%").parse::<roxe_transport::fault::Rules>().is_ok());
         assert_eq!(rules(""), "");
+    }
+
+    #[test]
+    fn link_rules_precede_rules_of_the_user() {
+        let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
+        let run = words(&["--check", "--faults=seed=1; ecn 1%", "--", "prog", "--faults=x"]);
+        assert_eq!(with_rules(&run, ""), run);
+        let joined = words(&["--check", "--faults=drop rx 1%; seed=1; ecn 1%", "--", "prog", "--faults=x"]);
+        assert_eq!(with_rules(&run, "drop rx 1%"), joined);
+        let plain = words(&["--", "prog", "--faults=x"]);
+        assert_eq!(with_rules(&plain, "drop rx 1%"), words(&["--faults=drop rx 1%", "--", "prog", "--faults=x"]));
     }
 
     #[test]

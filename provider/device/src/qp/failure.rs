@@ -255,7 +255,10 @@ fn why_dropped(qp: &QpResources, machine: &Machine, reason: DropReason) -> Optio
             status = WcStatus::RnrRetryExcErr;
             let of = |srq: &Arc<Srq>| format!(": its shared receive queue (handle {}) was empty", srq.user() as u32);
             let queue = qp.srq.as_ref().map_or_else(String::new, of);
-            (format!("had no receive posted{queue}"), explain::advice(status))
+            // UC and UD have no RNR timer.
+            let is_reliable = qp.service.is_reliable();
+            let advice = if is_reliable { explain::advice(status) } else { "post receives before the peer sends" };
+            (format!("had no receive posted{queue}"), advice)
         }
         DropReason::InvalidRequest | DropReason::LocalProtection => {
             status = match reason {
