@@ -50,7 +50,7 @@ impl End {
         Ok(Self { context, _pd: pd, cq, qp, mr })
     }
 
-    /// What the other end has to know.
+    /// Address and keys for the other end.
     fn describe(&self) -> String {
         format!("{} {} {}", self.qp.qpn().get(), self.mr.addr(), self.mr.rkey().0)
     }
