@@ -172,6 +172,8 @@ pub(crate) enum RunError {
     File { option: &'static str, file: PathBuf, why: String },
     #[error("wrong ROXE_VIEW: {0}; set it to on or off")]
     View(String),
+    #[error("no program: `{option} {value}` is two words; write {option}={value}, and -- before the program")]
+    Detached { option: &'static str, value: String },
     #[error(transparent)]
     Program(#[from] ProgramError),
 }
@@ -203,9 +205,25 @@ pub(crate) fn run(args: &Args) -> RunError {
     }
 }
 
+/// Refuses `--check RULE` and `--weakest SEED` without `=`: clap takes the second word for the
+/// program.
+fn check_detached(options: &Options, program: &OsStr) -> Result<(), RunError> {
+    let Some(word) = program.to_str().filter(|_| program::find(program).is_none()) else { return Ok(()) };
+    let is_bare = |option: &Option<String>| option.as_deref() == Some("on");
+    let option = if is_bare(&options.check) && Selection::parse(word).is_ok() {
+        "--check"
+    } else if is_bare(&options.weakest) && word.parse::<Wanted>().is_ok() {
+        "--weakest"
+    } else {
+        return Ok(());
+    };
+    Err(RunError::Detached { option, value: word.to_owned() })
+}
+
 fn prepare(args: &Args) -> Result<Command, RunError> {
     let nothing = || ProgramError::NotFound { program: PathBuf::new() };
     let (program, rest) = args.command.split_first().ok_or_else(nothing)?;
+    check_detached(&args.options, program)?;
     let mut command = Command::new(program);
     command.args(rest);
     let library = set_variables(&args.options, &mut command)?;
@@ -408,6 +426,16 @@ mod tests {
     use super::*;
     use crate::files::tests::Scratch;
     use std::fs;
+
+    #[test]
+    fn option_values_without_equals_sign_are_refused() {
+        let options = Options { check: Some("on".into()), weakest: Some("on".into()), ..Options::default() };
+        let refused = |word: &str| check_detached(&options, OsStr::new(word)).map_err(|error| error.to_string());
+        assert!(refused("leak").unwrap_err().contains("--check=leak"));
+        assert!(refused("42").unwrap_err().contains("--weakest=42"));
+        assert!(refused("ls").is_ok() && refused("./no-such-program").is_ok());
+        assert!(check_detached(&Options::default(), OsStr::new("leak")).is_ok());
+    }
 
     #[test]
     fn paths_are_prepended() {

@@ -379,7 +379,7 @@ fn explained() -> Verdict {
     };
     let explain = || {
         if pair::installed("ibv_devinfo") {
-            fails(&[("ROXE_FAULTS", "lose 3%")], &["roxe: ROXE_FAULTS=lose 3% is not understood"])?;
+            fails(&[("ROXE_FAULTS", "lose 3%")], &["roxe: wrong ROXE_FAULTS: lose 3%"])?;
             fails(&[("ROXE_FAULTS", "@/nonexistent/rules")], &["cannot read the file /nonexistent/rules"])?;
             let file = "/nonexistent/a.pcapng";
             fails(
