@@ -380,11 +380,11 @@ fn explained() -> Verdict {
     let explain = || {
         if pair::installed("ibv_devinfo") {
             fails(&[("ROXE_FAULTS", "lose 3%")], &["roxe: wrong ROXE_FAULTS: lose 3%"])?;
-            fails(&[("ROXE_FAULTS", "@/nonexistent/rules")], &["cannot read the file /nonexistent/rules"])?;
-            let file = "/nonexistent/a.pcapng";
+            fails(&[("ROXE_FAULTS", "@/dev/null/rules")], &["cannot read the file /dev/null/rules"])?;
+            let file = "/dev/null/a.pcapng";
             fails(
                 &[("ROXE_CAPTURE", file)],
-                &["roxe: cannot write the capture file /nonexistent/a.pcapng (ROXE_CAPTURE)"],
+                &["roxe: cannot write the capture file /dev/null/a.pcapng (ROXE_CAPTURE)"],
             )?;
         }
         let refused = Command::new(build::roxe()).args(["run", "--faults", "drop 200%", "--", "true"]).output();
