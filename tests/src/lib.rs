@@ -7,6 +7,7 @@ pub mod agent;
 pub mod allocator;
 pub mod build;
 pub mod cc;
+pub mod files;
 pub mod guest;
 pub mod junit;
 pub mod lanes;

@@ -342,6 +342,10 @@ pub fn has_ipv6() -> bool {
     std::net::UdpSocket::bind((std::net::Ipv6Addr::LOCALHOST, 0)).is_ok()
 }
 
+/// Words before a command that root runs without capabilities and groups, under a UID that Debian
+/// never assigns.
+pub const UNPRIVILEGED: [&str; 5] = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", "--"];
+
 /// Returns true if `program` is in `PATH`.
 pub fn installed(program: &str) -> bool {
     Path::new(program).is_file()

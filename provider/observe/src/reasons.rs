@@ -323,7 +323,8 @@ mod tests {
         fs::remove_file(path).unwrap();
     }
 
-    /// The same file name in another network namespace, as root: this test is started again there.
+    /// An interface of another network namespace may have the same index, and thus the same file
+    /// name. The test starts itself again in such a namespace, which takes root.
     #[test]
     fn other_network_namespace_has_its_own_files() {
         const INSIDE: &str = "ROXE_TEST_INTERFACE";

@@ -387,7 +387,7 @@ mod tests {
         let other = [end(false, "return status -1")];
         let key = of(Ip::V6, "mckey");
         assert!(matches!(key.judge(&refused, &other, Ok(())), Ending::PeerBug(_)));
-        // The same output of roxe's side is no limit of the peer.
+        // If roxe prints this error, roxe has failed, not the peer.
         assert!(matches!(key.judge(&other, &refused, Ok(())), Ending::Failed(_)));
         assert!(matches!(of(Ip::V4, "mckey").judge(&refused, &other, Ok(())), Ending::Failed(_)));
         assert!(matches!(of(Ip::V6, "rping").judge(&refused, &other, Ok(())), Ending::Failed(_)));

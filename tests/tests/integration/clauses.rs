@@ -4,6 +4,7 @@
 //! A citation is a comment line `// clause: ID` or `// clause: ID, ID`; in a test it stands
 //! directly above `#[test]`.
 
+use roxe_tests::files;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::fs;
@@ -221,25 +222,12 @@ fn first_test_line(path: &str, lines: &[&str]) -> usize {
     lines.windows(2).position(opens).unwrap_or(lines.len())
 }
 
-/// Every Rust file below `folder`.
-fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).expect("a folder of sources") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
-            rust_files(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
-}
-
 /// All sources but this one, as path from the root of the project and text.
 fn sources(root: &Path) -> Vec<(String, String)> {
-    let mut files = Vec::new();
-    CRATES.iter().for_each(|folder| rust_files(&root.join(folder), &mut files));
+    let files = CRATES.iter().flat_map(|folder| files::below(&root.join(folder), "rs"));
     let name = |path: &Path| path.strip_prefix(root).expect("below the root").to_string_lossy().into_owned();
     let read = |path: PathBuf| (name(&path), fs::read_to_string(&path).expect("a source file"));
-    files.into_iter().map(read).filter(|(path, _)| path != THIS_FILE).collect()
+    files.map(read).filter(|(path, _)| path != THIS_FILE).collect()
 }
 
 #[test]

@@ -8,6 +8,7 @@ use roxe_check::Rule;
 use roxe_provider::Counters;
 use roxe_provider::config::KNOBS;
 use roxe_provider::profile::{PROFILES, Profile};
+use roxe_tests::files;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -102,17 +103,7 @@ fn generated_parts_of_pages_match_the_code() {
 
 /// Returns the pages of the manual.
 fn pages() -> Vec<PathBuf> {
-    let (mut pages, mut folders) = (Vec::new(), vec![root().join("docs")]);
-    while let Some(folder) = folders.pop() {
-        for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "md") {
-                pages.push(path);
-            }
-        }
-    }
-    pages
+    files::below(&root().join("docs"), "md")
 }
 
 #[test]

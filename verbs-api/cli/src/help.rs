@@ -245,6 +245,10 @@ const COMMANDS: &[(&str, &[About])] = &[
     ),
 ];
 
+fn commands() -> impl Iterator<Item = &'static About> {
+    COMMANDS.iter().flat_map(|(_, abouts)| *abouts)
+}
+
 /// Declares the pages of the manual: topic and file.
 macro_rules! pages {
     ($($folder:literal: $($topic:literal)+;)+) => {
@@ -260,7 +264,8 @@ macro_rules! pages {
 const PAGES: &[(&str, &str, &str)] = pages! {
     "": "introduction";
     "tutorials/": "first-program" "ci" "first-mistakes" "judge";
-    "how-to/": "install" "build-systems" "without-roxe-run" "containers" "several-hosts" "two-hosts" "kernel-rxe" "programs" "explain" "captures" "trace" "watch";
+    "how-to/": "install" "build-systems" "without-roxe-run" "containers" "several-hosts" "two-hosts" "kernel-rxe"
+        "programs" "explain" "captures" "trace" "watch";
     "reference/": "environment" "faults" "checker" "explanations" "completions" "scripts" "agent" "profiles"
         "connections" "rust" "features";
     "explanation/": "packets" "security" "weakest" "performance" "limits" "decisions";
@@ -364,7 +369,7 @@ pub(crate) fn generate(args: &GenerateArgs, command: &Command) -> Result {
     shown.build();
     let knobs: Vec<(&str, &str)> = KNOBS.iter().map(|knob| (knob.name, knob.help)).collect();
     fs::write(args.folder.join("roxe.1"), man_page(&shown, "roxe", &FIRST_STEPS, USUAL_STATUS, &knobs)?)?;
-    for About { name, examples, status, variables } in COMMANDS.iter().flat_map(|(_, abouts)| *abouts) {
+    for About { name, examples, status, variables } in commands() {
         let Some(sub) = shown.find_subcommand(name) else { continue };
         let variables: Vec<(&str, &str)> = variables.iter().map(|name| (*name, meaning(name))).collect();
         let title = format!("roxe-{name}");
@@ -440,6 +445,7 @@ fn roff(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::tests::Scratch;
     use clap::CommandFactory as _;
 
     fn command() -> Command {
@@ -453,7 +459,7 @@ mod tests {
         let mut command = command.clone();
         command.build();
         _ = write!(page, "```text\n{}\n```\n", command.render_help().to_string().trim_end());
-        for About { name, .. } in COMMANDS.iter().flat_map(|(_, abouts)| *abouts) {
+        for About { name, .. } in commands() {
             let Some(sub) = command.find_subcommand_mut(name) else { continue };
             let help = sub.render_long_help().to_string();
             let lines = help.lines().map(|line| format!("{}\n", line.trim_end()));
@@ -462,21 +468,11 @@ mod tests {
         page
     }
 
-    /// A folder of its own for a test, removed in the end.
-    struct Scratch(PathBuf);
-
-    impl Scratch {
-        fn generate(name: &str) -> Self {
-            let folder = std::env::temp_dir().join(format!("roxe-cli-{name}-{}", std::process::id()));
-            generate(&GenerateArgs { folder: folder.clone() }, &command()).unwrap();
-            Self(folder)
-        }
-    }
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            _ = fs::remove_dir_all(&self.0);
-        }
+    /// Returns a folder with the generated files.
+    fn generated(name: &str) -> Scratch {
+        let scratch = Scratch::new(name);
+        generate(&GenerateArgs { folder: scratch.to_path_buf() }, &command()).unwrap();
+        scratch
     }
 
     #[test]
@@ -490,22 +486,22 @@ mod tests {
 
     #[test]
     fn commands_have_examples_and_an_exit_status() {
-        for About { name, examples, status, .. } in COMMANDS.iter().flat_map(|(_, abouts)| *abouts) {
+        for About { name, examples, status, .. } in commands() {
             assert!(examples.len() >= 2 && !status.is_empty(), "{name}");
         }
     }
 
     #[test]
     fn generated_files_show_no_internal_command() {
-        let scratch = Scratch::generate("pages");
-        for file in fs::read_dir(&scratch.0).unwrap() {
+        let scratch = generated("pages");
+        for file in fs::read_dir(&*scratch).unwrap() {
             let path = file.unwrap().path();
             let text = fs::read_to_string(&path).unwrap().replace("\\-", "-");
             for internal in crate::Cli::command().get_subcommands().filter(|sub| sub.is_hide_set()) {
                 assert!(!text.contains(internal.get_name()), "{path:?} {}", internal.get_name());
             }
         }
-        let page = fs::read_to_string(scratch.0.join("roxe-run.1")).unwrap();
+        let page = fs::read_to_string(scratch.join("roxe-run.1")).unwrap();
         for section in ["NAME", "SYNOPSIS", "OPTIONS", "EXIT STATUS", "ENVIRONMENT", "EXAMPLES", "SEE ALSO"] {
             assert!(page.contains(&format!(".SH {section}")) || page.contains(&format!(".SH \"{section}\"")), "{page}");
         }
@@ -513,12 +509,12 @@ mod tests {
 
     #[test]
     fn bash_completes_commands_programs_and_rules() {
-        let scratch = Scratch::generate("completion");
+        let scratch = generated("completion");
         let complete = |words: &str, at: usize| {
             let script = format!(
                 "source {}; COMP_WORDS=({words}); COMP_CWORD={at}; _roxe_or_program roxe \"${{COMP_WORDS[{at}]}}\" \
                  \"${{COMP_WORDS[{at} - 1]}}\"; echo \"${{COMPREPLY[*]}}\"",
-                scratch.0.join("roxe.bash").display()
+                scratch.join("roxe.bash").display()
             );
             let output = std::process::Command::new("bash").args(["--norc", "-c", &script]).output().unwrap();
             String::from_utf8(output.stdout).unwrap().split_whitespace().map(str::to_owned).collect::<Vec<_>>()
@@ -554,7 +550,7 @@ mod tests {
     #[test]
     fn topics_are_unique_and_no_commands() {
         let mut topics: Vec<&str> = PAGES.iter().map(|(topic, ..)| *topic).collect();
-        topics.extend(COMMANDS.iter().flat_map(|(_, abouts)| abouts.iter().map(|about| about.name)));
+        topics.extend(commands().map(|about| about.name));
         let count = topics.len();
         topics.sort_unstable();
         topics.dedup();

@@ -14,7 +14,7 @@
 
 use crate::output::Result;
 use crate::run::Options;
-use crate::view::unshare_user;
+use crate::view::{make_mounts_private, unshare_user};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl::set_pdeathsig;
@@ -112,10 +112,16 @@ impl FromStr for Link {
     }
 }
 
+/// Returns the number and the unit of a word such as `20us` or `0.1%`.
+fn quantity(word: &str) -> Option<(f64, &str)> {
+    let number = word.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == '%');
+    let value = number.parse().ok().filter(|value| *value >= 0.0)?;
+    Some((value, &word[number.len()..]))
+}
+
 /// Returns true for a decimal number followed by one of these units.
 fn is_quantity(word: &str, units: &[&str]) -> bool {
-    let number = word.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == '%');
-    units.contains(&&word[number.len()..]) && number.parse::<f64>().is_ok_and(|value| value >= 0.0)
+    quantity(word).is_some_and(|(_, unit)| units.contains(&unit))
 }
 
 impl Link {
@@ -146,13 +152,13 @@ impl Link {
 /// Adds two times; fault rules take whole microseconds.
 fn sum(a: &str, b: &str) -> String {
     let micros = |text: &str| {
-        let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-        let unit = match &text[number.len()..] {
+        let (value, unit) = quantity(text).unwrap_or_default();
+        let scale = match unit {
             "us" => 1.0,
             "ms" => 1e3,
             _ => 1e6,
         };
-        (number.parse::<f64>().unwrap_or_default() * unit) as u64
+        (value * scale) as u64
     };
     format!("{}us", micros(a) + micros(b))
 }
@@ -196,7 +202,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     switch.arg("lab-switch").args(args.net.words()).arg("--");
     switch.args(args.options.words()).arg("--").args(&args.command);
     // The first child after `unshare` is process 1 of the namespace.
-    Ok(exit_code(switch.status()?))
+    Ok(ExitCode::from(status_of(switch.status()?)))
 }
 
 fn own() -> Result<std::path::PathBuf> {
@@ -242,20 +248,22 @@ impl Host {
 
 /// Returns arguments of `roxe run` with `rules` in front of their fault rules.
 fn with_rules(run: &[OsString], rules: &str) -> Vec<OsString> {
-    let own = run.iter().take_while(|word| *word != "--").position(|word| word.as_bytes().starts_with(FAULTS));
+    let own =
+        run.iter().take_while(|word| *word != "--").position(|word| word.as_bytes().starts_with(FAULTS.as_bytes()));
     let mut run = run.to_vec();
     match own.and_then(|at| run.get_mut(at)) {
         _ if rules.is_empty() => {}
         Some(word) => {
             let given = OsStr::from_bytes(&word.as_bytes()[FAULTS.len()..]);
-            *word = OsString::from_iter([OsStr::new("--faults="), OsStr::new(rules), OsStr::new("; "), given]);
+            *word = OsString::from_iter([OsStr::new(FAULTS), OsStr::new(rules), OsStr::new("; "), given]);
         }
-        None => run.insert(0, format!("--faults={rules}").into()),
+        None => run.insert(0, format!("{FAULTS}{rules}").into()),
     }
     run
 }
 
-const FAULTS: &[u8] = b"--faults=";
+/// Option of `roxe run` for fault rules.
+const FAULTS: &str = "--faults=";
 
 /// The line by which a host and the switch tell each other that a step is done.
 const DONE: &str = "done\n";
@@ -264,9 +272,8 @@ const DONE: &str = "done\n";
 pub(crate) fn switch(args: &InnerArgs) -> Result<ExitCode> {
     set_pdeathsig(Signal::SIGKILL)?;
     unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)?;
-    let nothing = None::<&str>;
-    mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_SLAVE, nothing)?;
-    mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), nothing)
+    make_mounts_private()?;
+    mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), None::<&str>)
         .map_err(|cause| format!("cannot mount /proc for the lab: {cause}; in a container, unmask its paths"))?;
     if let Err(cause) = show_hosts_file(&args.net.hosts_file()) {
         eprintln!("roxe lab: hosts have no names in /etc/hosts: {cause}");
@@ -402,10 +409,6 @@ fn tc(device: &str, link: &Link) -> Result<()> {
 fn status_of(status: ExitStatus) -> u8 {
     let signal = status.signal().map(|signal| 128 + signal);
     status.code().or(signal).and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
-}
-
-fn exit_code(status: ExitStatus) -> ExitCode {
-    ExitCode::from(status_of(status))
 }
 
 #[cfg(test)]

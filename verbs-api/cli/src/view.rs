@@ -15,7 +15,7 @@ mod sysfs;
 use crate::output::Result;
 use crate::program;
 use namespace::Space;
-pub(crate) use namespace::{capabilities, unshare_user};
+pub(crate) use namespace::{capabilities, make_mounts_private, unshare_user};
 use std::io;
 use std::path::{Path, PathBuf};
 

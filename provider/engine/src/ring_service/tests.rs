@@ -374,7 +374,7 @@ fn ring_of_dead_reader_closes_without_blocking_writer() {
         let is_first_written = tx_path.slot(&av, to_a, 100, &note).is_some();
         opened.send(is_first_written).unwrap();
         may_go.recv().unwrap();
-        // The same batch continues with a datagram for another process, whose ring is looked up.
+        // The next datagram of this batch is for another process, so the writer looks up its ring.
         let _ = tx_path.slot(&av, to_b, 100, &note);
         tx_path.flush(7);
         done.send("writer").unwrap();

@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 /// Prefix of answers. [`super::arms`] needs it, because the test harness writes to the same pipe.
 pub(crate) const MARK: &str = "agent: ";
 /// Time limit for a completion or an event.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// Bytes of the region that is open to peers, and of the one behind it that only windows open.
-const OPEN: usize = 1 << 20;
-const CLOSED: usize = 1 << 16;
-const QKEY: Qkey = Qkey(0x1111_1111);
+pub(crate) const OPEN: usize = 1 << 20;
+pub(crate) const CLOSED: usize = 1 << 16;
+pub(crate) const QKEY: Qkey = Qkey(0x1111_1111);
 
 type Answer = Result<String, Box<dyn std::error::Error>>;
 

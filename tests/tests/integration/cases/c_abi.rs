@@ -1,21 +1,14 @@
 //! The agent of the C arms: translates the lines of a script into requests to `roxe peer`, which
 //! calls the functions of libibverbs.
 
-use super::agent::pattern;
+use super::agent::{CLOSED, OPEN, PATIENCE, QKEY, pattern};
 use super::line::Line;
 use roxe_peer::client::{Client, ClientError};
 use roxe_peer::protocol::{Command, from_hex, names, to_hex};
 use roxe_tests::agent::Agent;
 use serde_json::{Value, json};
 use std::collections::{HashMap, VecDeque};
-use std::time::{Duration, Instant};
-
-/// Longest wait for a completion or an event.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Bytes of the region that is open to peers, and of the one behind it that only windows open.
-const OPEN: usize = 1 << 20;
-const CLOSED: usize = 1 << 16;
-const QKEY: u32 = 0x1111_1111;
+use std::time::Instant;
 
 /// A process with roxe's libibverbs, and the objects of the ends that it plays.
 pub(crate) struct CAgent {
@@ -238,7 +231,7 @@ impl End {
         // Null members are not sent.
         let of = |is_set: bool, value: u32| is_set.then_some(value);
         let init = match service {
-            "UD" => json!({"qp": handle, "to": "INIT", "qkey": QKEY}),
+            "UD" => json!({"qp": handle, "to": "INIT", "qkey": QKEY.0}),
             _ => json!({"qp": handle, "to": "INIT", "access": set("access", 0xe)}),
         };
         let rtr = json!({"qp": handle, "to": "RTR", "path_mtu": of(service != "UD", set("mtu", 1024)),
@@ -304,7 +297,7 @@ impl End {
         let dgid = line.text("group").map_or_else(|| client.card()["gids"][0]["gid"].clone(), Into::into);
         let ah = client.call(Command::CreateAh, json!({"pd": self.pd, "dgid": dgid, "sgid_index": 0}))?["ah"].take();
         (request["ah"], request["remote_qpn"]) = (ah.clone(), to.into());
-        request["remote_qkey"] = line.value("qkey").unwrap_or(QKEY).into();
+        request["remote_qkey"] = line.value("qkey").unwrap_or(QKEY.0).into();
         let posted = client.call(Command::PostSend, request);
         client.call(Command::Destroy, json!({"kind": "ah", "handle": ah}))?;
         posted.map(|_| String::new())

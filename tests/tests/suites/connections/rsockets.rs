@@ -2,6 +2,7 @@
 //! `roxe run --rsocket` (or rdma-core's own shim) carries over RDMA.
 
 use roxe_tests::build;
+use roxe_tests::files::Scratch;
 use roxe_tests::pair::{self, KILLED, Outcome, Place, Program};
 use roxe_tests::rdmacm::local;
 use roxe_tests::report::{self, Check, Verdict};
@@ -244,35 +245,13 @@ fn copies() -> Vec<Check> {
     sizes.into_iter().map(each).collect()
 }
 
-/// A temporary folder.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> io::Result<Self> {
-        let path = std::env::temp_dir().join(format!("roxe-rsockets-{}-{name}", std::process::id()));
-        fs::create_dir_all(&path)?;
-        Ok(Self(path))
-    }
-
-    fn join(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // Left behind where it cannot be removed: only room is lost.
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 /// Judged by the file.
 fn copy(size: usize) -> Verdict {
     if !pair::installed("rcopy") {
         return missing("rcopy");
     }
     let work = || {
-        let scratch = Scratch::new("copy").map_err(|e| e.to_string())?;
+        let scratch = Scratch::new("rsockets-copy")?;
         let [source, target] = ["source", "target"].map(|name| scratch.join(name));
         let bytes: Vec<u8> = (0..size).map(|n| (n * 31 + n / 251) as u8).collect();
         fs::write(&source, &bytes).map_err(|e| e.to_string())?;

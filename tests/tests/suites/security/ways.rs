@@ -5,7 +5,9 @@
 
 use roxe_tests::build;
 use roxe_tests::cc;
+use roxe_tests::files::Scratch;
 use roxe_tests::guest::link;
+use roxe_tests::pair::UNPRIVILEGED;
 use roxe_tests::report::{self, Check, Verdict};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -130,17 +132,11 @@ const WAYS: &[Way] = &[
 ];
 
 /// Programs that load a libibverbs in different ways, in a folder that every user may read.
-struct Programs(PathBuf);
-
-impl Drop for Programs {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
+struct Programs(Scratch);
 
 impl Programs {
     fn new() -> Result<Self, String> {
-        let programs = Self(std::env::temp_dir().join(format!("roxe-ways-{}", std::process::id())));
+        let programs = Self(Scratch::new("ways")?);
         programs.make().map(|()| programs)
     }
 
@@ -244,12 +240,11 @@ pub(crate) fn main() -> ExitCode {
 
 /// Runs as root, or as a user with an unassigned UID, which cannot mount or change its user.
 fn check(way: &'static Way, programs: &Arc<Programs>, as_root: bool) -> Option<Check> {
-    const USER: [&str; 5] = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", "--"];
     if !as_root && (way.script.starts_with("unshare --mount") || way.script.contains("--reuid")) {
         return None;
     }
     let (who, prefix, leads): (_, &[&str], _) =
-        if as_root { ("root", &[], way.root) } else { ("a user", &USER, way.user) };
+        if as_root { ("root", &[], way.root) } else { ("a user", &UNPRIVILEGED, way.user) };
     let programs = Arc::clone(programs);
     Some(Check::new(format!("{}, as {who}", way.name), move || judge(&programs.run(prefix, way.script), leads)))
 }

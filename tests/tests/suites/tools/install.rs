@@ -5,6 +5,7 @@
 //! `cargo install`, which builds everything once more.
 
 use roxe_tests::build;
+use roxe_tests::files::Scratch;
 use roxe_tests::guest::link;
 use roxe_tests::pair::installed;
 use roxe_tests::report::{self, Check, Verdict};
@@ -37,11 +38,11 @@ pub(crate) fn main() -> ExitCode {
 }
 
 /// A folder with the program in `bin`, and an empty `home`; removed in the end.
-struct Root(PathBuf);
+struct Root(Scratch);
 
 impl Root {
     fn new(name: &str) -> Self {
-        let root = std::env::temp_dir().join(format!("roxe-install-{}-{name}", std::process::id()));
+        let root = Scratch::new(&format!("install-{name}")).expect("the temporary folder can be written");
         for folder in ["bin", "home", "work"] {
             fs::create_dir_all(root.join(folder)).expect("the temporary folder can be written");
         }
@@ -60,12 +61,6 @@ impl Root {
     fn libraries(&self) -> PathBuf {
         let cache = self.0.join("home/.cache/roxe");
         fs::read_dir(cache).ok().and_then(|mut found| found.next()?.ok()).map(|entry| entry.path()).unwrap_or_default()
-    }
-}
-
-impl Drop for Root {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -156,7 +151,7 @@ fn by_cargo() -> Verdict {
     let root = Root::new("cargo");
     let cli = Path::new(env!("CARGO_MANIFEST_DIR")).join("../verbs-api/cli");
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["install", "--quiet", "--offline", "--locked", "--path"]).arg(cli).arg("--root").arg(&root.0);
+    cargo.args(["install", "--quiet", "--offline", "--locked", "--path"]).arg(cli).arg("--root").arg(&*root.0);
     let built = cargo.output().expect("cargo can be started");
     if !built.status.success() {
         return Verdict::Failed(said(&built));

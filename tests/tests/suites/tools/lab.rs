@@ -2,16 +2,14 @@
 //! without leftovers.
 
 use roxe_tests::build;
-use roxe_tests::pair::installed;
+use roxe_tests::guest::link;
+use roxe_tests::pair::{UNPRIVILEGED, installed};
 use roxe_tests::report::{self, Check, Verdict};
 use std::fs;
 use std::io::Read;
 use std::process::{Command, ExitCode, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-
-/// A user id that Debian gives to no user.
-const ORDINARY: [&str; 5] = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", "--"];
 
 /// Starts a server on the first host; the others are its clients, which try until it is there.
 const RPING: &str = "if [ $LAB_HOST = 1 ]; then exec rping -s -a $ADDR -C 5; fi
@@ -20,7 +18,7 @@ for i in $(seq 100); do rping -c -a $ADDR -C 5 -v && exit 0; sleep 0.1; done; ex
 pub(crate) fn main() -> ExitCode {
     report::main(vec![
         Check::new("lab: rping between two hosts", || rping(&[], &[], "host1")),
-        Check::new("lab: rping between two hosts of an ordinary user", || rping(&ORDINARY, &[], "host1")),
+        Check::new("lab: rping between two hosts of an ordinary user", || rping(&UNPRIVILEGED, &[], "host1")),
         Check::new("lab: rping over IPv6", || rping(&[], &["--ipv6"], "fd89::1")),
         Check::new("lab: rping with losses", || rping(&[], &["--link", "50us loss 2%"], "host1")),
         Check::new("lab: each host has its name, address, interface and card", hosts_differ),
@@ -58,7 +56,7 @@ fn text(output: &Output) -> String {
 }
 
 fn rping(prefix: &[&str], options: &[&str], address: &str) -> Verdict {
-    if !prefix.is_empty() && !nix_is_root() {
+    if !prefix.is_empty() && !link::is_root() {
         return Verdict::Skipped("takes root, to become an ordinary user".to_owned());
     }
     match output(lab(prefix, options, RPING).env("ADDR", address)) {
@@ -68,10 +66,6 @@ fn rping(prefix: &[&str], options: &[&str], address: &str) -> Verdict {
         Ok(output) => Verdict::Failed(text(&output)),
         Err(verdict) => verdict,
     }
-}
-
-fn nix_is_root() -> bool {
-    fs::metadata("/proc/self").is_ok_and(|meta| std::os::unix::fs::MetadataExt::uid(&meta) == 0)
 }
 
 fn hosts_differ() -> Verdict {

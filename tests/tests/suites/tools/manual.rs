@@ -11,6 +11,7 @@
 //! outputs in the pages.
 
 use roxe_tests::build;
+use roxe_tests::files::Scratch;
 use roxe_tests::pair::installed;
 use roxe_tests::report::{self, Check, Verdict};
 use std::fmt::Write;
@@ -73,7 +74,7 @@ pub(crate) fn main() -> ExitCode {
             }
         }
         let steps = steps(&page, &text);
-        if steps.iter().any(|step| matches!(step, Step::Command { .. })) {
+        if commands(&steps).next().is_some() {
             checks.push(Check::new(name, move || judge(&steps)));
         }
     }
@@ -127,6 +128,14 @@ fn steps(path: &Path, page: &str) -> Vec<Step> {
     found
 }
 
+/// Returns the command lines and the output that the page shows below each.
+fn commands(steps: &[Step]) -> impl Iterator<Item = (&String, &Vec<String>)> {
+    steps.iter().filter_map(|step| match step {
+        Step::Command { line, shown } => Some((line, shown)),
+        Step::Save { .. } => None,
+    })
+}
+
 fn is_elsewhere(command: &str) -> bool {
     NOT_HERE.iter().any(|start| command.starts_with(start))
 }
@@ -139,11 +148,8 @@ fn commands_of_tables(page: &str) -> Vec<String> {
 }
 
 fn judge(steps: &[Step]) -> Verdict {
-    let missing = TOOLS.iter().find(|tool| {
-        let names =
-            |step: &Step| matches!(step, Step::Command { line, .. } if line.split(' ').any(|word| word == **tool));
-        steps.iter().any(names) && !installed(tool)
-    });
+    let is_named = |tool: &str| commands(steps).any(|(line, _)| line.split(' ').any(|word| word == tool));
+    let missing = TOOLS.iter().find(|tool| is_named(tool) && !installed(tool));
     if let Some(tool) = missing {
         return Verdict::Skipped(format!("{tool} is not installed (tests/run installs it)"));
     }
@@ -151,11 +157,7 @@ fn judge(steps: &[Step]) -> Verdict {
         Ok(outputs) => outputs,
         Err(why) => return Verdict::Failed(why),
     };
-    let commands = steps.iter().filter_map(|step| match step {
-        Step::Command { line, shown } => Some((line, shown)),
-        Step::Save { .. } => None,
-    });
-    for ((line, shown), output) in commands.zip(&outputs) {
+    for ((line, shown), output) in commands(steps).zip(&outputs) {
         let printed: Vec<&str> = output.lines().collect();
         let shown: Vec<&str> = shown.iter().map(String::as_str).collect();
         if !shown.is_empty() && !matches(&shown, &printed) {
@@ -192,12 +194,12 @@ fn plain(line: &str) -> Vec<String> {
 /// Runs the steps in one shell, in an empty folder; returns the output of each. A command without
 /// output in the page must succeed.
 fn session(steps: &[Step]) -> Result<Vec<String>, String> {
-    let scratch = Scratch::new();
+    let scratch = Scratch::new("manual")?;
     let (mut script, mut serves) = (String::new(), false);
     for step in steps {
         match step {
             Step::Save { name, text } => {
-                let path = scratch.0.join(name);
+                let path = scratch.join(name);
                 fs::create_dir_all(path.parent().expect("a file lies in a folder")).map_err(|e| e.to_string())?;
                 fs::write(path, text).map_err(|e| e.to_string())?;
             }
@@ -221,21 +223,17 @@ fn session(steps: &[Step]) -> Result<Vec<String>, String> {
     let own = bin.parent().expect("a program lies in a folder").display();
     let mut shell = Command::new("timeout");
     shell.args(["120", "sh", "-c", &format!("exec 2>&1\n{script}wait")]);
-    shell.current_dir(&scratch.0).stdin(Stdio::null()).env_clear();
-    shell.env("PATH", format!("{own}:/usr/bin:/bin:/usr/sbin:/sbin")).env("HOME", &scratch.0).env("LANG", "C.UTF-8");
-    shell.env("GITHUB_ENV", scratch.0.join("github"));
+    shell.current_dir(&*scratch).stdin(Stdio::null()).env_clear();
+    shell.env("PATH", format!("{own}:/usr/bin:/bin:/usr/sbin:/sbin")).env("HOME", &*scratch).env("LANG", "C.UTF-8");
+    shell.env("GITHUB_ENV", scratch.join("github"));
     shell.env("SCRIPT", sources.join("tests/conform/ud/receive_too_short.drill"));
     shell.env("CHECKOUT", &sources);
     let output = shell.output().map_err(|e| e.to_string())?;
-    let text = String::from_utf8_lossy(&output.stdout).replace(&format!("{}/", scratch.0.display()), "");
+    let text = String::from_utf8_lossy(&output.stdout).replace(&format!("{}/", scratch.display()), "");
     if !output.status.success() {
         return Err(format!("{script}{}\n{text}", output.status));
     }
-    let commands = steps.iter().filter_map(|step| match step {
-        Step::Command { line, shown } => Some((line, shown)),
-        Step::Save { .. } => None,
-    });
-    let ended = text.split(MARK).skip(1).zip(commands).map(|(printed, (line, shown))| {
+    let ended = text.split(MARK).skip(1).zip(commands(steps)).map(|(printed, (line, shown))| {
         let mut parts = printed.split(STATUS);
         let (output, status) = (parts.next().unwrap_or_default(), parts.next().unwrap_or("unknown"));
         let is_good = !shown.is_empty() || status == "0";
@@ -258,10 +256,8 @@ fn write(pages: &[PathBuf]) -> ExitCode {
                 return ExitCode::FAILURE;
             }
         };
-        let mut outputs = outputs.iter();
-        for step in &steps {
-            let Step::Command { line, shown } = step else { continue };
-            let (lines, output) = (shown.join("\n"), outputs.next().map_or("", |output| output.trim_end()));
+        for ((line, shown), output) in commands(&steps).zip(&outputs) {
+            let (lines, output) = (shown.join("\n"), output.trim_end());
             let shown: Vec<&str> = shown.iter().map(String::as_str).collect();
             if !shown.is_empty() && !matches(&shown, &output.lines().collect::<Vec<_>>()) {
                 text = text.replacen(&format!("$ {line}\n{lines}"), &format!("$ {line}\n{output}"), 1);
@@ -270,24 +266,4 @@ fn write(pages: &[PathBuf]) -> ExitCode {
         fs::write(page, text).expect("the page can be written");
     }
     ExitCode::SUCCESS
-}
-
-/// An empty folder, removed in the end.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Self {
-        use std::sync::atomic::{AtomicU32, Ordering};
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("roxe-manual-{}-{number}", std::process::id()));
-        fs::create_dir_all(&folder).expect("the temporary folder can be written");
-        Self(folder)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }

@@ -6,7 +6,7 @@
 //! it happens in a network namespace of its own.
 
 use roxe_tests::build;
-use roxe_tests::pair::installed;
+use roxe_tests::pair::{UNPRIVILEGED, installed};
 use roxe_tests::report::{self, Check, Verdict};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -47,8 +47,6 @@ zero
 pts
 ";
 
-/// No capabilities and no groups, under a UID that Debian never assigns.
-const UNPRIVILEGED: [&str; 5] = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", "--"];
 /// The user that all unmapped ones appear as in a user namespace.
 const OVERFLOW: [&str; 5] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"];
 

@@ -76,10 +76,14 @@ pub(super) fn enter(space: Space) -> io::Result<()> {
         Space::OfMounts => unshare(CloneFlags::CLONE_NEWNS)?,
         Space::OfUser => unshare_user(CloneFlags::CLONE_NEWNS, Uid::effective(), Gid::effective())?,
     }
-    // Mounts of the system stay visible here; mounts of this process stay private.
+    make_mounts_private()
+}
+
+/// Hides later mounts in this process's mount namespace from other namespaces. New mounts of the
+/// system still appear in this one.
+pub(crate) fn make_mounts_private() -> io::Result<()> {
     let nothing = None::<&str>;
-    mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_SLAVE, nothing)?;
-    Ok(())
+    Ok(mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_SLAVE, nothing)?)
 }
 
 /// Moves this process, which must have one thread, into a user namespace and the namespaces of

@@ -1,11 +1,11 @@
 //! Every expectation of the catalogue can fail: each one, altered, makes its script fail with
 //! roxe's own transport, and so does a card that sends or completes what a script forbids.
 
+use crate::catalogue::scripts_of_the_folder;
 use crate::fuzz::{Mistake, Wrong};
 use roxe_drill::conform::{self, Deviations};
 use roxe_drill::{Script, Target, Verdict, VirtualCard};
 use std::fs;
-use std::path::Path;
 
 /// Alterations that pass: a part of the script's name, the altered line (none: it is left out), and
 /// the reason.
@@ -25,20 +25,7 @@ struct Altered {
 }
 
 fn scripts() -> Vec<(String, String)> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("conform");
-    let (mut found, mut folders) = (Vec::new(), vec![root.clone()]);
-    while let Some(folder) = folders.pop() {
-        for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|end| end == "drill") {
-                let name = path.strip_prefix(&root).unwrap().with_extension("").display().to_string();
-                found.push((name, fs::read_to_string(path).unwrap()));
-            }
-        }
-    }
-    found.sort();
-    found
+    scripts_of_the_folder().into_iter().map(|(name, path)| (name, fs::read_to_string(path).unwrap())).collect()
 }
 
 /// Returns what altered lines stand in place of an expectation.

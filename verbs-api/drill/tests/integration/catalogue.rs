@@ -13,13 +13,19 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-#[test]
-fn catalogue_lists_every_script_of_the_folder() {
+/// Returns names and paths of the scripts in the folder, sorted by name.
+pub(crate) fn scripts_of_the_folder() -> Vec<(String, PathBuf)> {
     let mut found = Vec::new();
     files(Path::new(FOLDER), &mut found);
     let name = |path: &PathBuf| Some(path.strip_prefix(FOLDER).ok()?.to_str()?.strip_suffix(".drill")?.to_owned());
-    let mut names: Vec<_> = found.iter().filter_map(name).collect();
-    names.sort();
+    let mut scripts: Vec<_> = found.into_iter().filter_map(|path| Some((name(&path)?, path))).collect();
+    scripts.sort();
+    scripts
+}
+
+#[test]
+fn catalogue_lists_every_script_of_the_folder() {
+    let names: Vec<_> = scripts_of_the_folder().into_iter().map(|(name, _)| name).collect();
     let scripts = conform::catalogue(&[]).expect("scripts that can be read");
     let listed: Vec<_> = scripts.iter().map(|script| script.name().to_owned()).collect();
     assert_eq!(listed, names, "build.rs lists other scripts than tests/conform has");
