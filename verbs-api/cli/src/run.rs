@@ -6,8 +6,7 @@
 //! process id, signals and exit status.
 
 use crate::files::{FolderError, base_folder, place_link, private_folder};
-use crate::library::SHIM;
-use crate::library::{self, LINKS, LibraryError};
+use crate::library::{self, LINKS, LibraryError, SHIM};
 use crate::output::Result;
 use crate::program::{self, ProgramError};
 use crate::view::{self, Shown};
@@ -206,9 +205,9 @@ pub(crate) fn run(args: &Args) -> RunError {
 }
 
 /// Refuses `--check RULE` and `--weakest SEED` without `=`: clap takes the second word for the
-/// program.
-fn check_detached(options: &Options, program: &OsStr) -> Result<(), RunError> {
-    let Some(word) = program.to_str().filter(|_| program::find(program).is_none()) else { return Ok(()) };
+/// program, which `file` shows not to exist.
+fn check_detached(options: &Options, program: &OsStr, file: Option<&Path>) -> Result<(), RunError> {
+    let Some(word) = program.to_str().filter(|_| file.is_none()) else { return Ok(()) };
     let is_bare = |option: &Option<String>| option.as_deref() == Some("on");
     let option = if is_bare(&options.check) && Selection::parse(word).is_ok() {
         "--check"
@@ -223,7 +222,8 @@ fn check_detached(options: &Options, program: &OsStr) -> Result<(), RunError> {
 fn prepare(args: &Args) -> Result<Command, RunError> {
     let nothing = || ProgramError::NotFound { program: PathBuf::new() };
     let (program, rest) = args.command.split_first().ok_or_else(nothing)?;
-    check_detached(&args.options, program)?;
+    let file = program::find(program);
+    check_detached(&args.options, program, file.as_deref())?;
     let mut command = Command::new(program);
     command.args(rest);
     let library = set_variables(&args.options, &mut command)?;
@@ -237,7 +237,6 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
             Err(error) => eprintln!("roxe run: counters of killed processes will not be printed: {error}"),
         }
     }
-    let file = program::find(program);
     let mut shown = Shown::default();
     if !args.no_view && wants_view(variable("ROXE_VIEW"))? {
         shown = show_view(&args.options, &library, file.as_deref(), &mut command)?;
@@ -430,11 +429,15 @@ mod tests {
     #[test]
     fn option_values_without_equals_sign_are_refused() {
         let options = Options { check: Some("on".into()), weakest: Some("on".into()), ..Options::default() };
-        let refused = |word: &str| check_detached(&options, OsStr::new(word)).map_err(|error| error.to_string());
+        let check = |options: &Options, word: &str| {
+            let word = OsStr::new(word);
+            check_detached(options, word, program::find(word).as_deref()).map_err(|error| error.to_string())
+        };
+        let refused = |word: &str| check(&options, word);
         assert!(refused("leak").unwrap_err().contains("--check=leak"));
         assert!(refused("42").unwrap_err().contains("--weakest=42"));
         assert!(refused("ls").is_ok() && refused("./no-such-program").is_ok());
-        assert!(check_detached(&Options::default(), OsStr::new("leak")).is_ok());
+        assert!(check(&Options::default(), "leak").is_ok());
     }
 
     #[test]

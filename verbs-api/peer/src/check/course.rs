@@ -140,7 +140,7 @@ impl Course {
                     break;
                 }
                 let Self { delivered, count, sent, budget, .. } = self;
-                if self.cell.service == Service::Rc || sent >= budget {
+                if self.is_reliable() || sent >= budget {
                     return wrong(format!("responder: {delivered} of {count} messages arrived, {sent} were sent"));
                 }
                 first = sent;
@@ -149,8 +149,7 @@ impl Course {
             self.expect_no_completion(pair, cards)?;
         }
         // On a lossy network a late packet must not meet the next cell.
-        let is_unreliable = self.conditions.is_lossy && self.cell.service != Service::Rc;
-        pair.is_spent = is_unreliable || self.posted > self.taken || self.count == 0;
+        pair.is_spent = self.may_lose() || self.posted > self.taken || self.count == 0;
         Ok(Arrived { sent: self.sent, delivered: self.delivered, repeated: self.repeated })
     }
 
@@ -158,29 +157,30 @@ impl Course {
         self.cell.service == Service::Rc
     }
 
+    /// Returns true if the network may lose messages for good.
+    fn may_lose(&self) -> bool {
+        self.conditions.is_lossy && !self.is_reliable()
+    }
+
     /// UC and UD cannot tell a packet from its copy. A UC message of two packets may be copied as a
     /// whole; a longer one is ended by any packet between the copies.
     fn may_repeat(&self) -> bool {
-        self.conditions.is_lossy && !self.is_reliable() && self.cell.packets() <= 2
+        self.may_lose() && self.cell.packets() <= 2
     }
 
     /// On a clean network all messages arrive, though UC and UD not at the first attempt: a burst
     /// may overrun a slow receiver. On a lossy network one is enough, and one of many packets may
     /// never survive.
     fn is_enough(&self) -> bool {
-        if !self.conditions.is_lossy || self.is_reliable() {
+        if !self.may_lose() {
             return self.delivered >= self.count;
         }
         self.sent >= self.count && (self.delivered > 0 || self.cell.packets() > 8)
     }
 
     fn next_group(&self) -> u32 {
-        let wanted = if self.conditions.is_lossy && !self.is_reliable() {
-            self.count - self.sent.min(self.count.saturating_sub(1))
-        } else {
-            self.count - self.delivered
-        };
-        wanted.max(1).min(self.budget - self.sent).min(self.group)
+        let done = if self.may_lose() { self.sent } else { self.delivered };
+        self.count.saturating_sub(done).max(1).min(self.budget - self.sent).min(self.group)
     }
 
     /// The bytes of a message. The first one is its serial and never [`UNTOUCHED`].
