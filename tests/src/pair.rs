@@ -231,19 +231,23 @@ pub fn run_client(
     Ok([first.stop(), client])
 }
 
-/// Starts the first program, waits until it is `ready`, runs the second, and waits for both. `tag`
-/// names their output.
+/// Starts the first program, waits until it is `ready`, runs the second, and waits for both, for at
+/// most `limit`. `tag` names their output. A run of perftest that ended because it [could not
+/// measure the clock rate](perftest::lacks_clock) is repeated: no message was judged.
 pub fn run_pair_at(
     programs: [(&Program, &Place); 2],
     tag: &str,
     ready: impl Fn() -> bool,
     limit: Duration,
 ) -> io::Result<[Outcome; 2]> {
-    let deadline = deadline(limit);
-    let (server, client) = meet(programs, tag, ready, deadline)?;
-    // The server of a failed client may wait for ever: give it a moment to print the reason.
-    let patience = if client.ok { deadline } else { Instant::now() + Duration::from_secs(1) };
-    Ok([server.wait(patience), client])
+    let once = || {
+        let deadline = deadline(limit);
+        let (server, client) = meet(programs, tag, &ready, deadline)?;
+        // The server of a failed client may wait for ever: give it a moment to print the reason.
+        let patience = if client.ok { deadline } else { Instant::now() + Duration::from_secs(1) };
+        Ok([server.wait(patience), client])
+    };
+    perftest::with_clock(once, |ends| ends.iter().any(|end| !end.ok && perftest::lacks_clock(&end.output)))
 }
 
 /// Like [`run_pair_at`], but kills the server, which never ends, after the client.

@@ -28,29 +28,34 @@ fn row(line: &str) -> Option<Row> {
     Some(Row { size, figures: figures.to_vec() })
 }
 
-/// perftest prints this when it could not measure the clock rate.
+/// perftest prints this, with a value such as `r^2: 0.51 < 0.9`, if it could not measure the clock
+/// rate.
 const NO_CLOCK: &str = "Correlation coefficient";
-/// Tries of a run that prints no figures for that reason.
+/// Most tries of a run that fails for that reason.
 const TRIES: usize = 4;
 
-/// Repeats a run until perftest has measured the clock rate; returns its output. Without the rate,
-/// figures are zeros.
-pub fn with_clock(mut run: impl FnMut() -> Result<String, String>) -> Result<String, String> {
-    let mut output = run()?;
-    for _ in 1..TRIES {
-        if output.contains(NO_CLOCK) {
-            output = run()?;
-        }
-    }
-    Ok(output)
+/// Returns true if perftest could not measure the clock rate: one sample that is interrupted
+/// between reading the two clocks is enough. Then its figures are zeros, or it exits with an error
+/// ("Can't produce a report").
+pub fn lacks_clock(output: &str) -> bool {
+    output.contains(NO_CLOCK)
 }
 
-/// Returns true if `row` of `output` has rates or times, not only zeros. perftest also prints
-/// zeros, with "Correlation coefficient r^2: 0.51 < 0.9", if it could not measure the clock rate:
-/// one sample that is interrupted between reading the two clocks is enough. Such zeros say nothing
-/// about the messages.
+/// Repeats a run while its result `lacks` the clock rate; returns the last result.
+pub fn with_clock<T, E>(mut run: impl FnMut() -> Result<T, E>, lacks: impl Fn(&T) -> bool) -> Result<T, E> {
+    let mut result = run()?;
+    for _ in 1..TRIES {
+        if lacks(&result) {
+            result = run()?;
+        }
+    }
+    Ok(result)
+}
+
+/// Returns true if `row` of `output` has rates or times, not only zeros. Zeros of a program that
+/// [lacks the clock rate](lacks_clock) say nothing about the messages.
 pub fn is_measured(row: &Row, output: &str) -> bool {
-    output.contains(NO_CLOCK) || row.figures.iter().skip(1).any(|figure| *figure > 0.0)
+    lacks_clock(output) || row.figures.iter().skip(1).any(|figure| *figure > 0.0)
 }
 
 /// The library to preload to `program`, if that is one of perftest, so that it need not learn how
@@ -69,6 +74,27 @@ pub(crate) fn clock(program: &str) -> Option<&'static Path> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn run_without_clock_rate_is_repeated_a_few_times() {
+        let run = |failures: usize| {
+            let mut count = 0;
+            let result = with_clock(
+                || {
+                    count += 1;
+                    Ok::<_, String>(if count > failures {
+                        "a report"
+                    } else {
+                        "Correlation coefficient r^2: 0.1 < 0.9"
+                    })
+                },
+                |output| lacks_clock(output),
+            );
+            (result.unwrap() == "a report", count)
+        };
+        assert_eq!([0, 1, 3, 9].map(run), [(true, 1), (true, 2), (true, 4), (false, TRIES)]);
+        assert_eq!(with_clock(|| Err::<&str, _>("gone"), |_| true), Err("gone"));
+    }
 
     #[test]
     fn zeros_are_no_measurement_unless_the_clock_was_not_learned() {

@@ -132,7 +132,7 @@ fn verbs(world: &World, site: &Site, verbs: &Verbs, [size, messages]: [u64; 2], 
         run(site, [&args, &format!("{args} {}", site.meet)], &program, &place, port)
     };
     let once = || {
-        let output = perftest::with_clock(programs)?;
+        let output = perftest::with_clock(programs, |output| perftest::lacks_clock(output))?;
         went_by(verbs.link, &output)?;
         figure(&output, size, unit)
     };
