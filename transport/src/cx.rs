@@ -123,10 +123,25 @@ pub enum Side {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overrun;
 
+/// Why the QP must enter the error state after a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The completion queue is full, or the QP failed: it is unusable.
+    Fatal,
+    /// A fault rule let the completion fail.
+    Failed,
+}
+
+impl From<Overrun> for Ending {
+    fn from(Overrun: Overrun) -> Self {
+        Self::Fatal
+    }
+}
+
 /// The completion queues of the QP.
 pub trait Completions {
     /// Appends `cqe` to the queue of `side`.
-    fn complete(&mut self, side: Side, cqe: Cqe) -> Result<(), Overrun>;
+    fn complete(&mut self, side: Side, cqe: Cqe) -> Result<(), Ending>;
 }
 
 /// Destination of a message in a tag-matching queue.

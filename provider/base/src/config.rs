@@ -134,6 +134,11 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob { name: "ROXE_FAULTS", default: "none", help: "Fault rules such as 'drop 3%; reorder 2% by=1ms', or @FILE." },
     Knob {
+        name: "ROXE_CENSUS",
+        default: "none",
+        help: "File to which each process adds the calls, completions and packets that could fail; `roxe sweep` sets it.",
+    },
+    Knob {
         name: "ROXE_CAPTURE",
         default: "none",
         help: "File (pcapng) to write every packet to; %p in its name becomes the process id.",
@@ -267,8 +272,10 @@ pub struct Config {
     pub check_suppressions: Option<PathBuf>,
     /// In which ways the card is weak; `None`: in none.
     pub weakest: Option<Wanted>,
-    /// Fault rules for packets.
+    /// Fault rules, also those for other processes.
     pub faults: Option<Rules>,
+    /// Where each process says what could fail.
+    pub census: Option<PathBuf>,
     /// Where to record packets, with `%p` for the process id.
     pub capture: Option<PathBuf>,
     /// Where to write the time line, with `%p` for the process id.
@@ -379,6 +386,7 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
         check_suppressions: file("ROXE_CHECK_SUPPRESSIONS")?,
         weakest: read_weakest(&get)?,
         faults: read_faults(&get)?,
+        census: file("ROXE_CENSUS")?,
         capture: file("ROXE_CAPTURE")?,
         trace: file("ROXE_TRACE")?,
     })

@@ -14,6 +14,7 @@
 
 mod event;
 pub mod explain;
+pub mod faults;
 mod id_map;
 mod listeners;
 mod report;
@@ -91,6 +92,7 @@ pub fn on_load() {
     if variable("ROXE_CHECK").is_some() || variable("ROXE_TRACE").is_some() {
         exit::install();
     }
+    faults::on_load();
     if WRITERS.iter().any(|name| variable(name).is_some()) {
         standard_error::keep();
     }
@@ -102,6 +104,7 @@ pub fn on_load() {
 /// EINVAL if a setting cannot be parsed or names an unusable file.
 pub fn start() -> Result<(), Error> {
     let config = config()?;
+    faults::start()?;
     let checks = start_checker(config)?;
     let traces = trace::start(config)?;
     if checks || traces {
@@ -204,7 +207,7 @@ fn end() {
 
 /// The locks that a fork has to take.
 pub fn locks() -> impl Iterator<Item = &'static dyn Lockable> {
-    [&CHECKER as &dyn Lockable, &SINK, explain::lock()].into_iter().chain(trace::locks())
+    [&CHECKER as &dyn Lockable, &SINK, explain::lock(), faults::lock()].into_iter().chain(trace::locks())
 }
 
 /// Clears the state in the child of a fork: all objects belong to the parent.
@@ -214,4 +217,5 @@ pub fn abandon() {
     }
     trace::abandon();
     explain::abandon();
+    faults::abandon();
 }

@@ -241,6 +241,14 @@ impl Cq {
         self.state.lock().polled
     }
 
+    /// Fails the queue, as a fault rule asks: it takes no more entries.
+    pub(crate) fn break_down(&self) {
+        let was_whole = !std::mem::replace(&mut self.state.lock().overrun, true);
+        if was_whole {
+            self.context.raise(AsyncEventKind::CqErr, self.user(), self.id);
+        }
+    }
+
     fn append(&self, mut cqe: Cqe, unpolled: Option<&mut Unpolled>) -> Result<bool, Overrun> {
         let mut state = self.state.lock();
         if state.overrun {

@@ -3,6 +3,7 @@
 use crate::context::Context;
 use crate::device::Device;
 use crate::fork;
+use crate::rule_events;
 use crate::runtime::{self, KNOWN, known_devices};
 use crate::weakest;
 use roxe_base::config::{Stats, config};
@@ -53,6 +54,7 @@ impl Device {
         let context = Context::new(Arc::clone(self), runtime.into_engine())?;
         context.engine().watch();
         self.adapter().observe(&context);
+        rule_events::at_open(context.engine());
         Ok(context)
     }
 }

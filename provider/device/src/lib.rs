@@ -50,6 +50,7 @@ mod mr;
 mod mw;
 mod pd;
 mod qp;
+mod rule_events;
 mod runtime;
 mod sleepers;
 mod srq;

@@ -20,6 +20,7 @@ use roxe_base::error::Error;
 use roxe_base::lock::rank;
 use roxe_base::timers::Timers;
 use roxe_base::weakest::{self, Weakness};
+use roxe_check::faults as own_faults;
 use roxe_check::trace;
 use roxe_net::link::RxMeta;
 use roxe_observe::counters::Counters;
@@ -56,6 +57,8 @@ pub struct Interceptor {
     /// With the index of the device's interface in the capture.
     recorder: Option<(&'static Recorder, u32)>,
     faults: Option<&'static Faults>,
+    /// True if packets count for the census.
+    is_counting: bool,
     pub(crate) delayed: Timers<rank::Delayed, Held>,
 }
 
@@ -68,21 +71,26 @@ impl Interceptor {
     /// The interceptor that `config` demands for the device `name`. Errors if the capture cannot be
     /// written.
     pub(crate) fn open(config: &Config, name: &str) -> Result<Option<Self>, Error> {
-        let loses = config.faults.is_some() || weakest::has(Weakness::LOSS);
-        if config.capture.is_none() && !loses && !trace::is_on() {
+        let loses = faults_of_packets()? || weakest::has(Weakness::LOSS);
+        if config.capture.is_none() && config.census.is_none() && !loses && !trace::is_on() {
             return Ok(None);
         }
         let (recorder, faults) = process::open(config)?;
         let recorder = recorder.map(|recorder| (recorder, recorder.interface(name)));
-        Ok(Some(Self { recorder, faults, delayed: Timers::default() }))
+        Ok(Some(Self { recorder, faults, is_counting: config.census.is_some(), delayed: Timers::default() }))
     }
 
     /// One verdict for each packet; `None` (an unparsable packet) passes.
     pub(crate) fn judge<'a>(&self, packets: impl Iterator<Item = Option<Seen<'a>>>) -> Vec<Verdict> {
-        let Some(faults) = self.faults else { return packets.map(|_| Verdict::PASS).collect() };
+        let counted = packets.inspect(|seen| {
+            if let Some(Seen { dir, ordinal, packet, .. }) = seen.as_ref().filter(|_| self.is_counting) {
+                own_faults::packet(*dir, *ordinal, packet);
+            }
+        });
+        let Some(faults) = self.faults else { return counted.map(|_| Verdict::PASS).collect() };
         let at = faults.age();
         let mut injector = faults.injector();
-        packets.map(|seen| seen.map_or(Verdict::PASS, |seen| injector.judge(&Seen { at, ..seen }))).collect()
+        counted.map(|seen| seen.map_or(Verdict::PASS, |seen| injector.judge(&Seen { at, ..seen }))).collect()
     }
 
     /// Begins to record a batch of packets; `None` if packets are not recorded.
@@ -101,6 +109,11 @@ impl Interceptor {
     pub(crate) fn fate(&self, verdict: Verdict) -> Option<Fate<'_>> {
         self.faults?.fate(verdict)
     }
+}
+
+/// Returns true if a rule of this process is about packets.
+fn faults_of_packets() -> Result<bool, Error> {
+    Ok(own_faults::rules()?.is_some_and(|rules| !rules.list().is_empty()))
 }
 
 pub(crate) fn count(counters: &Counters, verdict: &Verdict) {

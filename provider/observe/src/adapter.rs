@@ -77,6 +77,12 @@ impl Adapter {
         }
     }
 
+    /// Reports a change that a fault rule asks for; the port stays as it is.
+    pub fn report(&self, change: PortChange) {
+        let observers: Vec<_> = self.observers.lock().iter().filter_map(Weak::upgrade).collect();
+        observers.iter().for_each(|observer| observer.port_changed(change));
+    }
+
     /// Notes that a socket is open at `gid`.
     pub fn note_open(&self, gid: Gid) {
         self.port.write().note_open(gid);

@@ -6,8 +6,7 @@
 //! of payload and room, and that reservations match what the QP has in flight.
 
 use roxe_transport::cx::{
-    AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, RxPayload, SharedReceives, Side, TagFit,
-    TxRoom,
+    AtomicOp, Completions, Ending, FlowControl, Host, MemError, Memory, RxPayload, SharedReceives, Side, TagFit, TxRoom,
 };
 use roxe_transport::tags::TagList;
 use roxe_transport::time::Instant;
@@ -190,7 +189,7 @@ impl Memory for SimHost {
 }
 
 impl Completions for SimHost {
-    fn complete(&mut self, side: Side, cqe: Cqe) -> Result<(), Overrun> {
+    fn complete(&mut self, side: Side, cqe: Cqe) -> Result<(), Ending> {
         if let (Side::Recv, Some(queue)) = (side, self.selected.and_then(|at| self.xrc.get_mut(at))) {
             queue.done.push_back(cqe);
             return Ok(());
@@ -201,7 +200,7 @@ impl Completions for SimHost {
         };
         if room.is_some_and(|room| queue.len() >= room) {
             self.overruns += 1;
-            return Err(Overrun);
+            return Err(Ending::Fatal);
         }
         queue.push_back(cqe);
         Ok(())

@@ -221,7 +221,7 @@ const UNCOVERED: usize = 4;
 
 /// Identifies a rule independently of its position: a hash (FNV-1a) of its text, and the number of
 /// equal rules before it.
-fn salt(rule: &Rule, twins: u64) -> u64 {
+pub(super) fn salt(rule: &impl fmt::Display, twins: u64) -> u64 {
     struct Hash(u64);
     impl Write for Hash {
         fn write_str(&mut self, text: &str) -> fmt::Result {

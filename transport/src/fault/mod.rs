@@ -2,8 +2,9 @@
 //! --faults`.
 //!
 //! [`Rules`] are parsed from text. [`Injector::judge`] decides the fate of one packet, and its
-//! caller carries the [`Verdict`] out. Nothing here holds packets, clocks or threads; a program
-//! without rules has no injector and pays one test per packet.
+//! caller carries the [`Verdict`] out; [`CallInjector`] does the same for calls of verbs,
+//! completions and events. Nothing here holds packets, clocks or threads; a program without rules
+//! has no injector and pays one test per packet.
 //!
 //! # The language
 #![doc = include_str!("language.md")]
@@ -27,6 +28,8 @@
 /// The manual of the rule language.
 pub const LANGUAGE: &str = include_str!("language.md");
 
+mod call;
+mod call_injector;
 mod injector;
 mod parse;
 mod rule;
@@ -35,6 +38,8 @@ mod verdict;
 #[cfg(test)]
 mod tests;
 
+pub use call::{Call, CallAction, CallRule, Completion, Errno, EventFault, Process, VERBS, Verb, WcOps};
+pub use call_injector::{CallInjector, CallReport, CallVerdict, CompletionFault};
 pub use injector::{Injector, RuleReport, mix};
 pub use parse::RuleError;
 pub use rule::{Action, Hold, OpSet, Part, PsnSpans, QpSelector, Rate, Rule, Rules, ServiceSet, Spans, Window};

@@ -1,5 +1,6 @@
 //! Parses rules from text. Any text gives rules of bounded size, or an error that quotes the word.
 
+use super::call::{CallAction, CallRule, Errno, EventFault, Verb, WcOps, status_named, status_names};
 use super::rule::{Action, Hold, OpSet, Part, PsnSpans, QpSelector, Rate, Rule, Rules, ServiceSet, Spans, Window};
 use super::verdict::{Direction, Forged};
 use core::fmt;
@@ -16,9 +17,12 @@ const MAX_COPIES: u8 = 16;
 /// Maximum number of characters that an error quotes.
 const QUOTED: usize = 40;
 
-const ACTIONS: &str = "drop, duplicate, delay, reorder, corrupt, ecn, rnr, nak, cnp, and seed=N";
-const WORDS: &str =
-    "a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, at=, service=, op=, psn=, msg=, nth=, times=, by= and copies=";
+const ACTIONS: &str =
+    "drop, duplicate, delay, reorder, corrupt, ecn, rnr, nak, cnp, fail, slow, complete, event, and seed=N";
+const WORDS: &str = "a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, at=, service=, op=, psn=, msg=, nth=, times=, \
+                     process=, by= and copies=";
+const CALL_WORDS: &str = "a rate like 0.5%, errno=, illegal, by=, call=, process=, site=, at=, qp=, op=, wr_id=, nth= \
+                          and times=";
 
 /// Why a text is not a list of fault rules.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -44,19 +48,22 @@ impl FromStr for Rules {
         if text.len() > MAX_TEXT {
             return Err(too_much(format!("{} bytes of text, {MAX_TEXT} at most", text.len())));
         }
-        let (mut seed, mut list) = (None, Vec::new());
+        let (mut seed, mut list, mut calls) = (None, Vec::new(), Vec::new());
         let statements = text.split([';', '\n']).map(str::trim).filter(|statement| !statement.is_empty());
         for (rule, statement) in (1..).zip(statements) {
             let problem = |problem| RuleError { rule, problem };
             match statement.strip_prefix("seed=") {
                 Some(value) => set(&mut seed, number(value).map_err(problem)?, statement).map_err(problem)?,
-                None => list.push(parse_rule(statement).map_err(problem)?),
+                None => match parse_call_rule(statement).map_err(problem)? {
+                    Some(call) => calls.push(call),
+                    None => list.push(parse_rule(statement).map_err(problem)?),
+                },
             }
-            if list.len() > Self::MAX {
+            if list.len() + calls.len() > Self::MAX {
                 return Err(too_much(format!("more than {} rules", Self::MAX)));
             }
         }
-        Ok(Self::new(seed, list))
+        Ok(Self::new(seed, list).with_calls(calls))
     }
 }
 
@@ -97,8 +104,7 @@ impl Draft {
     fn take(&mut self, word: &str) -> Result<(), Problem> {
         let rule = &mut self.rule;
         if let Some(rate) = word.strip_suffix('%') {
-            let bad = || format!("{} is no rate; write 3% or 0.1%, 100% at most, six decimals at most", quoted(word));
-            return set(&mut rule.rate, parse_rate(rate).ok_or_else(bad)?, word);
+            return set(&mut rule.rate, whole_rate(rate, word)?, word);
         }
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
         match key {
@@ -115,6 +121,7 @@ impl Draft {
             "msg" => set(&mut rule.msg, spans(value)?, word),
             "nth" => set(&mut rule.nth, spans(value)?, word),
             "times" => set(&mut rule.times, bounded(value, 1, u32::MAX)?, word),
+            "process" => set(&mut rule.process, name(value, word)?, word),
             "by" => set(&mut self.by, hold(value)?, word),
             "copies" => set(&mut self.copies, bounded(value, 1, MAX_COPIES)?, word),
             _ => Err(format!("{} is no word of a rule; known are {WORDS}", quoted(word))),
@@ -161,6 +168,157 @@ impl Draft {
         }
         Ok(self.rule)
     }
+}
+
+/// Parses a rule about calls, completions or events; `None` if it is about packets.
+fn parse_call_rule(text: &str) -> Result<Option<CallRule>, Problem> {
+    let mut words = text.split_whitespace().peekable();
+    let action = words.next().unwrap_or_default();
+    if !["fail", "slow", "complete", "event"].contains(&action) {
+        return Ok(None);
+    }
+    let subject = words.next().unwrap_or_default();
+    let state = words.next_if(|word| STATES.contains(word)).map(Box::<str>::from);
+    let action = match action {
+        "complete" => {
+            CallAction::Complete(status_named(subject).ok_or_else(|| unknown("status", subject, status_names()))?)
+        }
+        "event" => {
+            let event = EventFault::named(subject);
+            let event = event.ok_or_else(|| unknown("event", subject, EventFault::names().collect()))?;
+            CallAction::Event { event, call: None, by: None }
+        }
+        "slow" => CallAction::Slow { verb: verb(subject)?, state: state.clone(), by: Hold::exactly(Duration::ZERO) },
+        _ => {
+            let verb = verb(subject)?;
+            CallAction::Fail { verb, state: state.clone(), errno: verb.errnos[0], illegal: false }
+        }
+    };
+    if state.is_some()
+        && !matches!(&action, CallAction::Fail { verb, .. } | CallAction::Slow { verb, .. } if verb.name == "ibv_modify_qp")
+    {
+        return Err("a state goes with ibv_modify_qp only".into());
+    }
+    let mut draft = CallDraft { rule: CallRule::new(action), errno: None, illegal: false, by: None, call: None };
+    words.try_for_each(|word| draft.take(word))?;
+    draft.finish().map(Some)
+}
+
+/// States of a queue pair, as `fail ibv_modify_qp STATE` names them.
+const STATES: [&str; 7] = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
+
+struct CallDraft {
+    rule: CallRule,
+    errno: Option<Errno>,
+    illegal: bool,
+    by: Option<Hold>,
+    call: Option<&'static Verb>,
+}
+
+impl CallDraft {
+    fn take(&mut self, word: &str) -> Result<(), Problem> {
+        let rule = &mut self.rule;
+        if let Some(rate) = word.strip_suffix('%') {
+            return set(&mut rule.rate, whole_rate(rate, word)?, word);
+        }
+        let (key, value) = word.split_once('=').unwrap_or((word, ""));
+        match key {
+            "illegal" if word == key => {
+                self.illegal = true;
+                Ok(())
+            }
+            "errno" => {
+                let errno = Errno::named(value).ok_or_else(|| format!("{} is no error number", quoted(value)))?;
+                set(&mut self.errno, errno, word)
+            }
+            "by" => set(&mut self.by, hold(value)?, word),
+            "call" => set(&mut self.call, verb(value)?, word),
+            "process" => set(&mut rule.process, name(value, word)?, word),
+            "site" => set(&mut rule.site, name(value, word)?, word),
+            "at" => set(&mut rule.at, window(value)?, word),
+            "qp" => set(&mut rule.qp, qp(value)?, word),
+            "op" => set(&mut rule.ops, wc_ops(value)?, word),
+            "wr_id" => set(&mut rule.wr_id, ids(value)?, word),
+            "nth" => set(&mut rule.nth, spans(value)?, word),
+            "times" => set(&mut rule.times, bounded(value, 1, u32::MAX)?, word),
+            _ => Err(format!("{} is no word of such a rule; known are {CALL_WORDS}", quoted(word))),
+        }
+    }
+
+    fn finish(self) -> Result<CallRule, Problem> {
+        let Self { mut rule, errno, illegal, by, call } = self;
+        let with = |is_wrong: bool, problem: &str| if is_wrong { Err(problem.to_owned()) } else { Ok(()) };
+        let is_fail = matches!(rule.action, CallAction::Fail { .. });
+        with(!is_fail && (errno.is_some() || illegal), "errno= and illegal go with fail only")?;
+        let about = match &mut rule.action {
+            CallAction::Fail { verb, errno: wanted, illegal: allows, .. } => {
+                *wanted = errno.unwrap_or(*wanted);
+                *allows = illegal;
+                if !illegal && !verb.errnos.contains(wanted) {
+                    let known: Vec<_> = verb.errnos.iter().map(|errno| errno.name).collect();
+                    let (verb, known) = (verb.name, known.join(", "));
+                    return Err(format!("{verb} does not fail with {}, but with {known}; or say illegal", wanted.name));
+                }
+                with(by.is_some(), "by= goes with slow and with some events, not with fail")?;
+                About::Call
+            }
+            CallAction::Slow { by: wait, .. } => {
+                *wait = by.ok_or("slow needs by=TIME, for example by=5ms")?;
+                About::Call
+            }
+            CallAction::Complete(_) => {
+                with(by.is_some(), "by= goes with slow and with some events, not with complete")?;
+                About::Completion
+            }
+            CallAction::Event { event, call: place, by: time } => {
+                with(by.is_some() && !event.takes_time(), "by= goes with PORT_ERR and DISCONNECTED only")?;
+                with(
+                    call.is_some() && !event.is_of_device(),
+                    "call= goes with PORT_ERR, GID_CHANGE and DEVICE_FATAL only",
+                )?;
+                (*place, *time) = (call, by);
+                match event {
+                    _ if event.is_of_completion() => About::Completion,
+                    _ if call.is_some() => About::Call,
+                    _ => About::Event,
+                }
+            }
+        };
+        with(call.is_some() && !matches!(rule.action, CallAction::Event { .. }), "call= goes with events only")?;
+        with(about != About::Call && rule.site.is_some(), "site= goes with calls only")?;
+        let is_of_completions = rule.qp.is_some() || rule.ops.is_some() || rule.wr_id.is_some();
+        with(about != About::Completion && is_of_completions, "qp=, op= and wr_id= go with completions only")?;
+        Ok(rule)
+    }
+}
+
+/// Subject of a rule that is not about packets.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum About {
+    Call,
+    Completion,
+    Event,
+}
+
+fn verb(name: &str) -> Result<&'static Verb, Problem> {
+    let unknown = || format!("{} is no call that rules know, such as reg_mr, post_send or rdma_connect", quoted(name));
+    Verb::named(name).ok_or_else(unknown)
+}
+
+fn unknown(kind: &str, name: &str, known: Vec<&str>) -> Problem {
+    format!("{} is no {kind} that rules know; known are {}", quoted(name), known.join(", "))
+}
+
+/// Parses the value of `process=` or `site=`.
+fn name(value: &str, word: &str) -> Result<Box<str>, Problem> {
+    if value.is_empty() { Err(format!("{} names nothing", quoted(word))) } else { Ok(value.into()) }
+}
+
+fn wc_ops(value: &str) -> Result<WcOps, Problem> {
+    value.split(',').try_fold(WcOps::default(), |set, name| match WcOps::named(name) {
+        Some(named) => Ok(set.union(named)),
+        None => Err(unknown("operation", name, WcOps::names().collect())),
+    })
 }
 
 /// Fills `slot`, once.
@@ -214,7 +372,16 @@ fn ops(value: &str) -> Result<OpSet, Problem> {
 }
 
 fn spans(value: &str) -> Result<Spans, Problem> {
-    let ranges = ranges(value, |word| bounded(word, 1, u64::MAX), Some(u64::MAX))?;
+    spans_from(value, 1)
+}
+
+/// Parses numbers that may be 0.
+fn ids(value: &str) -> Result<Spans, Problem> {
+    spans_from(value, 0)
+}
+
+fn spans_from(value: &str, least: u64) -> Result<Spans, Problem> {
+    let ranges = ranges(value, |word| bounded(word, least, u64::MAX), Some(u64::MAX))?;
     if let Some((from, to)) = ranges.iter().find(|(from, to)| from > to) {
         return Err(format!("{from}..{to} ends before it starts"));
     }
@@ -286,6 +453,12 @@ fn time(word: &str) -> Result<Duration, Problem> {
     });
     let time = micros.map(Duration::from_micros).filter(|time| *time <= Hold::LIMIT);
     time.ok_or_else(|| format!("{} is no time; write 250us, 5ms or 1s, one hour at most", quoted(word)))
+}
+
+/// Parses the number of `word`, a rate, without its `%`.
+fn whole_rate(rate: &str, word: &str) -> Result<Rate, Problem> {
+    let bad = || format!("{} is no rate; write 3% or 0.1%, 100% at most, six decimals at most", quoted(word));
+    parse_rate(rate).ok_or_else(bad)
 }
 
 fn parse_rate(word: &str) -> Option<Rate> {

@@ -1,5 +1,6 @@
 //! Rules as values, and their text, which `parse.rs` parses back to the same rules.
 
+use super::call::{CallRule, Process};
 use super::verdict::{Direction, Forged, Seen};
 use core::fmt::{self, Display, Formatter};
 use core::time::Duration;
@@ -64,7 +65,7 @@ pub struct Window {
 }
 
 impl Window {
-    fn contains(self, at: Duration) -> bool {
+    pub(super) fn contains(self, at: Duration) -> bool {
         self.from <= at && self.until.is_none_or(|until| at < until)
     }
 }
@@ -169,6 +170,8 @@ pub struct Rule {
     pub nth: Option<Spans>,
     /// Maximum number of faults.
     pub times: Option<u32>,
+    /// Program whose processes the rule is for; see [`Process`].
+    pub process: Option<Box<str>>,
 }
 
 impl Rule {
@@ -200,16 +203,41 @@ impl Rule {
 pub struct Rules {
     seed: Option<u64>,
     list: Vec<Rule>,
+    calls: Vec<CallRule>,
 }
 
 impl Rules {
     /// Maximum number of rules.
     pub const MAX: usize = 256;
 
-    /// The first [`Rules::MAX`] rules of `list`.
+    /// The first [`Rules::MAX`] rules of `list`, about packets.
     pub fn new(seed: Option<u64>, mut list: Vec<Rule>) -> Self {
         list.truncate(Self::MAX);
-        Self { seed, list }
+        Self { seed, list, calls: Vec::new() }
+    }
+
+    /// The same with the first [`Rules::MAX`] rules of `calls`.
+    #[must_use]
+    pub fn with_calls(mut self, mut calls: Vec<CallRule>) -> Self {
+        calls.truncate(Self::MAX);
+        self.calls = calls;
+        self
+    }
+
+    /// The same with this seed.
+    #[must_use]
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// The rules that are for `process`.
+    #[must_use]
+    pub fn for_process(&self, process: &Process) -> Self {
+        let is_for = |named: &Option<Box<str>>| named.as_deref().is_none_or(|named| process.is(named));
+        let list = self.list.iter().filter(|rule| is_for(&rule.process)).cloned().collect();
+        let calls = self.calls.iter().filter(|rule| is_for(&rule.process)).cloned().collect();
+        Self { seed: self.seed, list, calls }
     }
 
     /// The seed, if set.
@@ -217,14 +245,19 @@ impl Rules {
         self.seed
     }
 
-    /// The rules in order.
+    /// The rules about packets, in order.
     pub fn list(&self) -> &[Rule] {
         &self.list
     }
 
+    /// The rules about calls, completions and events, in order.
+    pub fn calls(&self) -> &[CallRule] {
+        &self.calls
+    }
+
     /// Returns true if there is no rule.
     pub fn is_empty(&self) -> bool {
-        self.list.is_empty()
+        self.list.is_empty() && self.calls.is_empty()
     }
 }
 
@@ -432,7 +465,8 @@ impl Display for OpSet {
 impl Display for Rules {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let seed = self.seed.map(|seed| format!("seed={seed}"));
-        let parts: Vec<_> = seed.into_iter().chain(self.list.iter().map(Rule::to_string)).collect();
+        let rules = self.list.iter().map(Rule::to_string).chain(self.calls.iter().map(CallRule::to_string));
+        let parts: Vec<_> = seed.into_iter().chain(rules).collect();
         f.write_str(&parts.join("; "))
     }
 }
@@ -450,11 +484,12 @@ impl Display for Rule {
         word(f, "psn=", self.psn.as_ref())?;
         word(f, "msg=", self.msg.as_ref())?;
         word(f, "nth=", self.nth.as_ref())?;
-        word(f, "times=", self.times.as_ref())
+        word(f, "times=", self.times.as_ref())?;
+        word(f, "process=", self.process.as_ref())
     }
 }
 
-fn word<T: Display>(f: &mut Formatter<'_>, key: &str, value: Option<&T>) -> fmt::Result {
+pub(super) fn word<T: Display>(f: &mut Formatter<'_>, key: &str, value: Option<&T>) -> fmt::Result {
     value.map_or(Ok(()), |value| write!(f, " {key}{value}"))
 }
 

@@ -1,7 +1,7 @@
 //! State shared by both roles of a queue pair: attributes, creation parameters, pending events and
 //! errors; and the reasons why a work request or a packet was refused.
 
-use crate::cx::{Host, Side};
+use crate::cx::{Ending, Host, Side};
 use crate::qp::features::congestion::{self, Congestion, RateLimit};
 use crate::qp::features::tags::Rendezvous;
 use crate::reasons::reasons;
@@ -418,11 +418,27 @@ impl Shared {
     #[inline]
     pub(crate) fn complete<H: Host>(&mut self, host: &mut H, side: Side, mut cqe: Cqe) {
         (cqe.qpn, cqe.timestamp) = (self.config.qpn, host.now().0);
-        if host.complete(side, cqe).is_err() {
-            // clause: CQ-OVERRUN
-            self.events.insert(QpEvents::FATAL);
-            self.failed = true;
+        if let Err(ending) = host.complete(side, cqe) {
+            self.end(side, ending);
         }
+    }
+}
+
+impl Shared {
+    /// Ends the QP after a completion.
+    #[cold]
+    fn end(&mut self, side: Side, ending: Ending) {
+        match ending {
+            // clause: CQ-OVERRUN
+            Ending::Fatal => self.events.insert(QpEvents::FATAL),
+            // clause: STATE-SQE
+            Ending::Failed if side == Side::Send && matches!(self.config.service, Service::Uc | Service::Ud) => {
+                self.send_error = true;
+                return;
+            }
+            Ending::Failed => {}
+        }
+        self.failed = true;
     }
 }
 

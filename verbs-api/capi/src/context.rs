@@ -5,7 +5,7 @@ use crate::abi::{ABI_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_c
 use crate::errno::{EOPNOTSUPP, Errno, Result, pointer, zero};
 use crate::object::{Object, Token};
 use crate::objects::ContextInner;
-use crate::{cq, data_path, device, domain, flow, memory, qp, query, srq, tsan, wq};
+use crate::{cq, data_path, device, domain, faults, flow, memory, qp, query, srq, tsan, wq};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use roxe_provider::standard_error;
@@ -47,7 +47,7 @@ pub(crate) fn exposed(device: *mut ibv_device, context: &roxe_provider::Context)
         sz: size_of::<verbs_context>(),
         context: ibv_context {
             device,
-            ops: tsan::ops(OPS),
+            ops: faults::ops(tsan::ops(OPS)),
             cmd_fd: context.cmd_fd(),
             async_fd: context.async_fd(),
             num_comp_vectors,

@@ -7,7 +7,7 @@ use crate::event::{count_cq, optional_channel};
 use crate::object::Resource;
 use crate::object::{Object, Token, Unacked};
 use crate::objects::{CqInner, allocator, context, cq};
-use crate::{cq_ex, garbage, tsan};
+use crate::{cq_ex, faults, garbage, tsan};
 use core::ffi::{c_int, c_void};
 use parking_lot::Mutex;
 use roxe_provider::{Cq, CqInit, Moderation};
@@ -63,7 +63,7 @@ fn create(handle: *mut ibv_context, attr: &ibv_cq_init_attr_ex, is_extended: boo
         is_extended,
         _parent: parent,
     };
-    let created = Object::publish_in(from, token, tsan::cq_ex(cq_ex::exposed(base)), inner)?;
+    let created = Object::publish_in(from, token, faults::cq_ex(tsan::cq_ex(cq_ex::exposed(base))), inner)?;
     count_cq(channel, 1);
     Ok(created)
 }

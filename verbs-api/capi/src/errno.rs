@@ -2,7 +2,7 @@
 //! becomes EIO, and threads are not cancelled in the middle of a call.
 
 use core::ffi::c_int;
-use roxe_check::explain;
+use roxe_check::{explain, faults};
 use roxe_provider::{standard_error, uncancelled};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
@@ -159,8 +159,25 @@ fn caught<T, F: FnOnce() -> Result<T>>(body: F) -> Result<T> {
 pub(crate) fn contained<T, F: FnOnce() -> Result<T>>(body: F) -> Result<T> {
     uncancelled(|| {
         let _verb = explain::enter_verb();
-        caught(body)
+        if faults::is_on() { judged(None, body) } else { caught(body) }
     })
+}
+
+/// Runs `body` unless a fault rule lets the call fail. `state` names the state that
+/// `ibv_modify_qp` asks for.
+#[cold]
+fn judged<T, F: FnOnce() -> Result<T>>(state: Option<&str>, body: F) -> Result<T> {
+    let failed = |faults::Failed(errno)| Err(explained::<F>(Errno(errno)));
+    faults::call(&call_of::<F>(), state, || caught(body)).unwrap_or_else(failed)
+}
+
+/// Like [`status`], for `ibv_modify_qp` to a state.
+pub(crate) fn status_of_move(state: &'static str, body: impl FnOnce() -> Result<()>) -> c_int {
+    let done = uncancelled(|| {
+        let _verb = explain::enter_verb();
+        if faults::is_on() { judged(Some(state), body) } else { caught(body) }
+    });
+    done.map_or_else(Errno::report, |()| 0)
 }
 
 /// Like [`status`], for calls per message, which turn cancellation off themselves where needed:

@@ -20,6 +20,7 @@ mod enum_strs;
 mod errno;
 mod event;
 mod exports;
+mod faults;
 mod flow;
 mod garbage;
 mod lock;

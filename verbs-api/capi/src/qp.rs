@@ -8,12 +8,14 @@
 use crate::abi::*;
 use crate::ah::ah_attr;
 use crate::domain::xrcd;
-use crate::errno::{EINVAL, EOPNOTSUPP, Result, invalid, null, pointer, required, status, unsupported, write_out};
+use crate::errno::{
+    EINVAL, EOPNOTSUPP, Result, invalid, null, pointer, required, status, status_of_move, unsupported, write_out,
+};
 use crate::object::{Object, Resource, Token};
 use crate::objects::{QpInner, allocator, context, context_of, cq, pd, qp};
 use crate::srq::optional_srq;
 use crate::wr_batch::{Batch, Builder};
-use crate::{garbage, qp_ex, rate, tsan, wq, wr_batch};
+use crate::{faults, garbage, qp_ex, rate, tsan, wq, wr_batch};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use roxe_provider::{Access, AttrMask, Context, HashFields, Qp, QpAttr, QpInit, RxHash, TOEPLITZ_KEY_LEN};
@@ -75,7 +77,7 @@ pub(crate) fn create(handle: *mut ibv_pd, init: &mut ibv_qp_init_attr, extended:
 }
 
 pub(crate) fn exposed(base: ibv_qp) -> ibv_qp_ex {
-    tsan::qp_ex(qp_ex::exposed(base))
+    faults::qp_ex(tsan::qp_ex(qp_ex::exposed(base)))
 }
 
 fn publish(handle: *mut ibv_pd, init: &ibv_qp_init_attr, token: Token, inner: QpInner) -> Result<*mut ibv_qp> {
@@ -196,7 +198,7 @@ pub(crate) fn to_c(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
 
 /// `man ibv_modify_qp`: an error leaves the QP unchanged.
 pub(crate) unsafe extern "C" fn ibv_modify_qp(handle: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
-    status(|| {
+    status_of_move(wanted_state(attr, mask), || {
         let qp = qp(handle)?;
         let attr = required!(attr);
         let mask = mask.cast_unsigned();
@@ -205,6 +207,14 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(handle: *mut ibv_qp, attr: *mut ib
         qp.modify(&from_c(qp.pd().context(), attr, mask)?, mask)?;
         show_state(handle)
     })
+}
+
+/// The name in fault rules of the state that `ibv_modify_qp` asks for; empty without one.
+fn wanted_state(attr: *const ibv_qp_attr, mask: c_int) -> &'static str {
+    const NAMES: [&str; 7] = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
+    // SAFETY: NULL or a whole structure of the program.
+    let attr = unsafe { attr.as_ref() }.filter(|_| mask.cast_unsigned() & AttrMask::STATE.bits() != 0);
+    attr.and_then(|attr| NAMES.get(attr.qp_state as usize)).copied().unwrap_or_default()
 }
 
 pub(crate) fn show_state(handle: *mut ibv_qp) -> Result<()> {

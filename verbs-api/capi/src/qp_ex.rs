@@ -76,7 +76,7 @@ pub(crate) unsafe extern "C" fn wr_complete(qp: Qpx) -> c_int {
     posted
 }
 
-unsafe extern "C" fn wr_abort(qp: Qpx) {
+pub(crate) unsafe extern "C" fn wr_abort(qp: Qpx) {
     // SAFETY: called through the structure of a living QP.
     let Some((_, builder)) = (unsafe { builder(qp) }) else { return };
     if builder.is_locked() {

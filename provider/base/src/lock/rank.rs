@@ -169,6 +169,8 @@ crate::ranks! { pub, 10_000.. ;
     Checker,
     /// `check`: where its reports go, held while one is written.
     CheckReports,
+    /// `check::faults`: the rules about calls, and what was counted.
+    CallFaults,
     /// `engine::reasons`: the file that says why packets of peers were dropped.
     Reasons,
     /// `check`: which explanations were given.

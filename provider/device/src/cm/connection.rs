@@ -16,21 +16,28 @@ use crate::event::AsyncEventKind;
 use crate::ib_cm::{CmHandler, Request, Session};
 use crate::qp::Qp;
 use crate::runtime::Runtime;
+use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_base::limits::{self, MAX_QP_RD_ATOM};
+use roxe_base::own_threads::OwnThread;
+use roxe_check::faults;
 use roxe_engine::engine::Engine;
+use roxe_engine::queue_pair::Deadline;
 use roxe_transport::cm::{
     self as machine, Alternate, AlternateAnswer, CmError, Connect, Ece, Ending, Origin, QpTerms, Refusal, Resolution,
     Resolve, Route,
 };
+use roxe_transport::fault::EventFault;
 use roxe_transport::qp::{AttrMask, MigState, QpAttr, QpState, Service};
+use roxe_transport::time::Instant;
 use roxe_transport::wr::Access;
 use roxe_wire::cm::{
     AprStatus, CommId, FlowLabel, Info, IpCmHeader, IpPair, Lap, PrivateData, RejReason, Rep, ServiceId, SidrRep,
     SidrStatus, Small, TimeCode, Transport,
 };
 use roxe_wire::{Gid, Qpn};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::thread;
 use std::time::Duration;
 
 /// Time for which a request to another host is repeated while no program listens: long enough for a
@@ -50,6 +57,11 @@ impl Id {
         self.runtime()?.cm(|session| {
             let mut inner = self.lock();
             inner.check(&[State::RouteResolved])?;
+            if let Some(outcome) = failure_by_rule() {
+                self.explain(&inner, (outcome.0, outcome.1, &outcome.2), None);
+                self.raise_in(&inner, outcome.0, outcome.1, outcome.2);
+                return Ok(());
+            }
             let comm = match self.service() {
                 Service::Ud => self.look_up(session, &inner, param)?,
                 _ => self.request(session, &inner, param)?,
@@ -343,6 +355,47 @@ impl CmHandler for Id {
         };
         self.explain(&inner, (kind, status, &data), error.as_ref());
         self.raise_in(&inner, kind, status, data);
+        if kind == EventKind::Established {
+            self.end_by_rule(session.engine);
+        }
+    }
+}
+
+/// The outcome of a connection request that a fault rule asks for.
+fn failure_by_rule() -> Option<Outcome> {
+    if faults::happens(EventFault::Rejected) {
+        let reason = RejReason::InvalidServiceId;
+        return Some((EventKind::Rejected, i32::from(reason.code()), EventData::None));
+    }
+    let is_lost = faults::happens(EventFault::Unreachable);
+    is_lost.then_some((EventKind::Unreachable, -libc::ETIMEDOUT, EventData::None))
+}
+
+/// Ends a connection for a fault rule.
+#[derive(Debug)]
+struct Cut(Weak<Id>);
+
+impl Deadline for Cut {
+    fn on_deadline(&self, _: Instant) {
+        // The thread that runs the timers may hold locks of the connection manager.
+        let id = self.0.clone();
+        thread::spawn(move || {
+            let _own = OwnThread::begin();
+            // Too late is no error.
+            id.upgrade().map(|id| id.disconnect())
+        });
+    }
+}
+
+impl Id {
+    /// Ends the connection later, if a fault rule asks for it.
+    fn end_by_rule(&self, engine: &Engine) {
+        for (_, wait) in faults::occasion(EventFault::Disconnected) {
+            let cut: Arc<dyn Deadline> = Arc::new(Cut(Weak::clone(&self.me)));
+            engine.scheduler.add_deadline(clock::now().after(wait), Arc::downgrade(&cut));
+            // The timer does not keep it.
+            std::mem::forget(cut);
+        }
     }
 }
 

@@ -8,10 +8,12 @@ use crate::ib_cm::ports::{Claim, Ephemeral, Sharing};
 use crate::runtime::Runtime;
 use roxe_base::clock;
 use roxe_base::error::Error;
+use roxe_check::faults;
 use roxe_engine::queue_pair::Deadline;
 use roxe_engine::reachability::no_answer;
 use roxe_net::netlink::NextHop;
 use roxe_transport::cm::Route;
+use roxe_transport::fault::EventFault;
 use roxe_transport::time::Instant;
 use roxe_wire::cm::{PortSpace, ServiceId};
 use std::net::SocketAddr;
@@ -100,6 +102,11 @@ impl Id {
             self.take_source(&mut inner, &from)?;
         }
         inner.peer = Some(*dst);
+        if faults::happens(EventFault::AddrError) {
+            let error = Error::new(libc::ENETUNREACH, "a fault rule asked for ADDR_ERROR");
+            self.not_resolved(&mut inner, &error);
+            return Ok(());
+        }
         match find_route(&inner, dst) {
             Ok((route, None)) => self.resolved(&mut inner, route),
             Ok((route, Some(hop))) => self.begin_resolution(&mut inner, route, hop, timeout_ms),
@@ -174,6 +181,10 @@ impl Id {
         let mut inner = self.lock();
         inner.check(&[State::AddrResolved])?;
         let path = inner.find_path()?;
+        if faults::happens(EventFault::RouteError) {
+            self.raise_in(&inner, EventKind::RouteError, -libc::ENETUNREACH, EventData::None);
+            return Ok(());
+        }
         self.set_path(&mut inner, path)
     }
 

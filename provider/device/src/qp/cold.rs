@@ -10,18 +10,20 @@ use crate::weakest::{self, WeakQp};
 use roxe_base::clock;
 use roxe_base::config::Explain;
 use roxe_check::explain::explains;
-use roxe_check::{Event, is_checking, is_on, tell};
+use roxe_check::{Event, faults, is_checking, is_on, tell};
 use roxe_engine::queue_pair::{Deadline, VisitOutcome};
 use roxe_memory::mapped;
 use roxe_memory::region::Reach;
 use roxe_transport::Qp as Machine;
-use roxe_transport::cx::{AtomicOp, MemError, RxPayload, Side};
+use roxe_transport::cx::{AtomicOp, Ending, MemError, RxPayload, Side};
+use roxe_transport::fault::{Completion, CompletionFault};
 use roxe_transport::qp::EarlyPackets;
 use roxe_transport::time::Instant;
 use roxe_transport::wr::{Access, Bind, Cqe, Sge, WcStatus};
 use roxe_wire::{NetHeader, Packet, RKey};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 impl QpHost<'_> {
     #[cold]
@@ -235,7 +237,17 @@ impl QpHost<'_> {
 
     #[cold]
     #[inline(never)]
-    pub(super) fn complete_watched(&mut self, side: Side, cqe: Cqe) {
+    pub(super) fn complete_watched(&mut self, side: Side, mut cqe: Cqe) -> Result<(), Ending> {
+        let mut ending = Ok(());
+        match self.fault_of(&cqe) {
+            None => {}
+            Some(CompletionFault::QpFatal) => ending = Err(Ending::Fatal),
+            Some(CompletionFault::CqErr) => self.qp.cq(side).break_down(),
+            Some(CompletionFault::Status(status, rule)) => {
+                (cqe.status, ending) = (status, Err(Ending::Failed));
+                failure::note_local(&mut self.state.failed, || failure::asked_for(&rule));
+            }
+        }
         if is_on() {
             self.held = None;
             let qp = self.qp;
@@ -247,6 +259,18 @@ impl QpHost<'_> {
         if let Some(weak) = &mut self.state.weak {
             weak.completed(side, &cqe);
         }
+        self.append(side, cqe)?;
+        ending
+    }
+
+    /// The fault that a rule asks for, if the request succeeded.
+    fn fault_of(&self, cqe: &Cqe) -> Option<CompletionFault> {
+        if !faults::is_on() || cqe.status != WcStatus::Success {
+            return None;
+        }
+        let Cqe { opcode, wr_id, qpn, .. } = *cqe;
+        let (at, ordinal) = (Duration::ZERO, self.qp.ordinal);
+        faults::completion(Completion { opcode, wr_id, qpn, ordinal, at })
     }
 }
 
@@ -271,7 +295,7 @@ impl QpCore {
     #[inline(never)]
     pub(super) fn begin_watched(self: &Arc<Self>, inner: &mut Inner, depth: u32) {
         let me: Weak<dyn Deadline> = Arc::downgrade(self) as _;
-        if let Some(weak) = WeakQp::of_new(me, self.ordinal, depth) {
+        if let Some(weak) = WeakQp::of_new(me, self.resources.ordinal, depth) {
             inner.fast_path = false;
             if weak.loses_early_messages() {
                 inner.early = EarlyPackets::none();

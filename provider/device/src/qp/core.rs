@@ -40,8 +40,6 @@ static CREATED: AtomicU32 = AtomicU32::new(0);
 #[derive(Debug)]
 pub(crate) struct QpCore {
     pub(super) resources: QpResources,
-    /// Creation order in this process, from 0.
-    pub(super) ordinal: u32,
     /// True for a receive work queue.
     is_work_queue: bool,
     pub(super) inner: Mutex<rank::Qp, Inner>,
@@ -84,6 +82,7 @@ impl QpCore {
                 service: init.service,
                 id: ObjectId::next(),
                 user: init.user,
+                ordinal: CREATED.fetch_add(1, Ordering::Relaxed),
                 signals_all: init.sq_sig_all,
                 pd_id: pd.id(),
                 context: Arc::clone(pd.context()),
@@ -94,7 +93,6 @@ impl QpCore {
                 xrc_queues: xrc_queues.cloned(),
                 binds: AtomicBool::new(false),
             },
-            ordinal: CREATED.fetch_add(1, Ordering::Relaxed),
             is_work_queue,
             inner: Mutex::new(Inner {
                 machine: Machine::new(config),
@@ -239,7 +237,7 @@ impl QpCore {
                 tx_path.note_copied(copied);
             }
             let may_go_on = match frames {
-                None => tx_path.flush(self.ordinal),
+                None => tx_path.flush(self.resources.ordinal),
                 Some(frames) => tx_path.flush_frames(frames),
             };
             if !may_go_on {

@@ -120,6 +120,11 @@ impl Failed {
     }
 }
 
+/// The cause of a completion that a fault rule lets fail.
+pub(super) fn asked_for(rule: &str) -> Cause {
+    cause(format!("a fault rule asked for it: {rule}"), "leave the rule out (roxe run --faults, ROXE_FAULTS)")
+}
+
 fn cause(text: String, advice: impl Into<String>) -> Cause {
     Cause { text, advice: advice.into() }
 }

@@ -21,8 +21,8 @@ use roxe_memory::table::MemoryTable;
 use roxe_net::probe::Probe;
 use roxe_net::rcvbuf_cost;
 use roxe_transport::cx::{
-    AtomicOp, Completions, FlowControl, Host, MemError, Memory, Overrun, RxPayload, SharedReceives, Side, TagFit,
-    TxRoom,
+    AtomicOp, Completions, Ending, FlowControl, Host, MemError, Memory, Overrun, RxPayload, SharedReceives, Side,
+    TagFit, TxRoom,
 };
 use roxe_transport::qp::Service;
 use roxe_transport::time::Instant;
@@ -288,10 +288,18 @@ impl Memory for QpHost<'_> {
 
 impl Completions for QpHost<'_> {
     #[inline]
-    fn complete(&mut self, side: Side, cqe: Cqe) -> Result<(), Overrun> {
+    fn complete(&mut self, side: Side, cqe: Cqe) -> Result<(), Ending> {
         if instruments::any() {
-            self.complete_watched(side, cqe);
+            return self.complete_watched(side, cqe);
         }
+        self.append(side, cqe).map_err(Ending::from)
+    }
+}
+
+impl QpHost<'_> {
+    /// Appends `cqe` to the queue of `side`.
+    #[inline]
+    pub(super) fn append(&mut self, side: Side, cqe: Cqe) -> Result<(), Overrun> {
         if cqe.status != WcStatus::Success {
             self.note_failure(side, cqe);
         }

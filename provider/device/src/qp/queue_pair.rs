@@ -22,7 +22,7 @@ impl QueuePair for QpCore {
     }
 
     fn ordinal(&self) -> u32 {
-        self.ordinal
+        self.resources.ordinal
     }
 
     fn service(&self) -> Service {

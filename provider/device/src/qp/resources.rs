@@ -72,6 +72,8 @@ pub(crate) struct QpResources {
     pub(super) service: Service,
     pub(super) id: ObjectId,
     pub(super) user: u64,
+    /// Creation order in this process, from 0.
+    pub(super) ordinal: u32,
     pub(super) signals_all: bool,
     pub(super) pd_id: PdId,
     pub(super) context: Arc<Context>,

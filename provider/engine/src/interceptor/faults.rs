@@ -4,8 +4,8 @@ use super::packet_comment::Fate;
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_base::lock::{Lockable, Mutex, MutexGuard, rank};
-use roxe_base::random;
 use roxe_base::weakest::{self, Weakness};
+use roxe_check::faults;
 use roxe_observe::notice;
 use roxe_transport::fault::{Injector, Rules, Verdict};
 use roxe_transport::time::Instant;
@@ -32,21 +32,16 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    /// The `configured` rules, announced with the seed that repeats them, followed by those of the
-    /// weakest legal card; `None` if there are none.
-    pub(crate) fn start(configured: Option<&Rules>) -> Result<Option<Self>, Error> {
-        let weak = weakest::has(Weakness::LOSS);
-        if configured.is_none() && !weak {
+    /// The rules of this process about packets, followed by those of the weakest legal card; `None`
+    /// if there are none.
+    pub(crate) fn start() -> Result<Option<Self>, Error> {
+        let (rules, weak) = (faults::rules()?, weakest::has(Weakness::LOSS));
+        let mut list = rules.map_or_else(Vec::new, |rules| rules.list().to_vec());
+        let configured = list.len();
+        if list.is_empty() && !weak {
             return Ok(None);
         }
-        let drawn = || random::number().map_err(|e| Error::os("cannot draw a seed", &e));
-        let named = configured.and_then(Rules::seed).or_else(|| weak.then(weakest::seed));
-        let seed = named.map_or_else(drawn, Ok)?;
-        let mut list = configured.map_or_else(Vec::new, |rules| rules.list().to_vec());
-        let configured = list.len();
-        if configured > 0 {
-            notice::tell(&format_args!("faults: {}", Rules::new(Some(seed), list.clone())));
-        }
+        let seed = rules.and_then(Rules::seed).unwrap_or_else(weakest::seed);
         if weak {
             let rules = LEGAL_LOSS.parse::<Rules>().map_err(|e| Error::invalid(e.to_string()))?;
             list.extend_from_slice(rules.list());

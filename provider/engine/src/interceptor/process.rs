@@ -27,7 +27,7 @@ pub(crate) fn open(config: &Config) -> Result<(Option<&'static Recorder>, Option
         RECORDER.get_or_init(|| recorder);
     }
     if FAULTS.get().is_none()
-        && let Some(faults) = Faults::start(config.faults.as_ref())?
+        && let Some(faults) = Faults::start()?
     {
         FAULTS.get_or_init(|| faults);
         at_exit(Stage::Report, || FAULTS.get().into_iter().for_each(Faults::report));

@@ -29,6 +29,15 @@ fn rules_roundtrip_through_text() {
         "drop at=0s..; drop 3% rx at=1500ms..2s service=RC",
         "drop 1% service=RC,XRC; delay by=2ms service=UC,UD op=SEND",
         "seed=42; drop 12.5%",
+        "drop tx nth=2 process=ib_write_bw:0123abcd",
+        "fail ibv_reg_mr errno=ENOMEM nth=3",
+        "fail ibv_modify_qp RTR errno=ETIMEDOUT 5% process=server",
+        "fail ibv_poll_cq errno=ENOMEM illegal times=1",
+        "slow ibv_post_send by=1ms..2ms at=2s..3s",
+        "slow rdma_create_qp by=1s site=main.c:42",
+        "complete RETRY_EXC_ERR qp=#0 op=SEND,RECV wr_id=0,7.. nth=4",
+        "event PORT_ERR call=ibv_post_send by=5ms nth=2",
+        "event PORT_ERR at=2s..; event QP_FATAL op=SEND nth=1; event REJECTED",
     ] {
         assert_eq!(rules(text).to_string(), text);
     }
@@ -55,6 +64,11 @@ fn alternative_spellings_parse_to_equal_rules() {
         ("drop op=ACK service=xrc,rc,XRC", "drop service=RC,XRC op=ACK"),
         ("drop op=COMPARE_SWAP,FETCH_ADD,ATOMIC_ACK", "drop op=ATOMIC,ATOMIC_ACK"),
         ("ecn; seed=0x10", "seed=16; ecn"),
+        ("fail reg_mr", "fail ibv_reg_mr errno=ENOMEM"),
+        ("fail get_cm_event", "fail rdma_get_cm_event errno=EINTR"),
+        ("fail create_qp", "fail ibv_create_qp errno=ENOMEM"),
+        ("complete REM_OP_ERR op=recv,send", "complete REM_OP_ERR op=SEND,RECV"),
+        ("fail reg_mr; drop", "drop; fail ibv_reg_mr errno=ENOMEM"),
     ] {
         assert_eq!(rules(text).to_string(), canonical, "{text}");
     }
@@ -65,15 +79,15 @@ fn errors_name_the_rule_the_word_and_the_allowed_words() {
     for (text, error) in [
         (
             "drop; dorp 3%",
-            "fault rule 2: \"dorp\" is no action; the actions are drop, duplicate, delay, reorder, corrupt, ecn, rnr, nak, cnp, and seed=N",
+            "fault rule 2: \"dorp\" is no action; the actions are drop, duplicate, delay, reorder, corrupt, ecn, rnr, nak, cnp, fail, slow, complete, event, and seed=N",
         ),
         (
             "drop somtimes",
-            "fault rule 1: \"somtimes\" is no word of a rule; known are a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, at=, service=, op=, psn=, msg=, nth=, times=, by= and copies=",
+            "fault rule 1: \"somtimes\" is no word of a rule; known are a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, at=, service=, op=, psn=, msg=, nth=, times=, process=, by= and copies=",
         ),
         (
             "drop tx=1",
-            "fault rule 1: \"tx=1\" is no word of a rule; known are a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, at=, service=, op=, psn=, msg=, nth=, times=, by= and copies=",
+            "fault rule 1: \"tx=1\" is no word of a rule; known are a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, at=, service=, op=, psn=, msg=, nth=, times=, process=, by= and copies=",
         ),
         ("corrupt", "fault rule 1: corrupt \"\": what can be corrupted is payload, header or icrc"),
         (
@@ -112,6 +126,28 @@ fn errors_name_the_rule_the_word_and_the_allowed_words() {
         ("drop copies=2", "fault rule 1: copies= goes with duplicate only"),
         ("duplicate copies=17", "fault rule 1: \"17\" is not in 1..16"),
         ("rnr tx", "fault rule 1: rnr is for packets that arrive: say rx or nothing"),
+        (
+            "fail mailman",
+            "fault rule 1: \"mailman\" is no call that rules know, such as reg_mr, post_send or rdma_connect",
+        ),
+        ("fail reg_mr RTR", "fault rule 1: a state goes with ibv_modify_qp only"),
+        ("fail reg_mr errno=ENUFF", "fault rule 1: \"ENUFF\" is no error number"),
+        (
+            "fail post_send errno=ETIMEDOUT",
+            "fault rule 1: ibv_post_send does not fail with ETIMEDOUT, but with ENOMEM, EINVAL, EFAULT; or say illegal",
+        ),
+        ("fail reg_mr by=5ms", "fault rule 1: by= goes with slow and with some events, not with fail"),
+        ("slow reg_mr", "fault rule 1: slow needs by=TIME, for example by=5ms"),
+        ("slow reg_mr by=1s errno=EIO", "fault rule 1: errno= and illegal go with fail only"),
+        ("fail reg_mr qp=#0", "fault rule 1: qp=, op= and wr_id= go with completions only"),
+        ("fail reg_mr call=poll_cq", "fault rule 1: call= goes with events only"),
+        ("complete GENERAL_ERR site=main", "fault rule 1: site= goes with calls only"),
+        (
+            "event REJECTED call=rdma_connect",
+            "fault rule 1: call= goes with PORT_ERR, GID_CHANGE and DEVICE_FATAL only",
+        ),
+        ("event GID_CHANGE by=1ms", "fault rule 1: by= goes with PORT_ERR and DISCONNECTED only"),
+        ("fail reg_mr process=", "fault rule 1: \"process=\" names nothing"),
         ("seed=x", "fault rule 1: \"x\" is no number; write 17 or 0x11"),
         ("seed=1;seed=2", "fault rule 2: \"seed=2\" says something that was said before"),
     ] {
@@ -248,7 +284,7 @@ fn any_rule() -> impl Strategy<Value = Rule> {
     (actions(), who, op_sets(), psns(), spans(), spans(), times).prop_map(
         |(action, (dir, rate, qp, peer, services, at), ops, psn, msg, nth, times)| {
             let dir = if action == Action::Rnr { Some(Direction::Rx) } else { dir };
-            Rule { action, rate, dir, qp, peer, at, services, ops, psn, msg, nth, times }
+            Rule { action, rate, dir, qp, peer, at, services, ops, psn, msg, nth, times, process: None }
         },
     )
 }
@@ -288,6 +324,14 @@ fn near_rules() -> impl Strategy<Value = String> {
         "by=",
         "1ms",
         "copies=",
+        "fail",
+        "complete",
+        "event",
+        "reg_mr",
+        "RETRY_EXC_ERR",
+        "PORT_ERR",
+        "errno=",
+        "process=",
         "5",
         "18446744073709551616",
         ";",

@@ -1,5 +1,6 @@
 //! Tests of the rule language and the injector.
 
+mod calls;
 mod judging;
 mod language;
 mod messages;

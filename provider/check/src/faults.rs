@@ -1,0 +1,346 @@
+//! Faults of calls, completions and events: the rules of `ROXE_FAULTS` in this process, and its
+//! census (`ROXE_CENSUS`), from which `roxe sweep` takes the faults to try.
+//!
+//! While neither is wanted, a control call costs one load, and posting and polling nothing: the
+//! C library then hands out functions that do not ask.
+
+use crate::explain;
+use crate::stack::{Frame, Stack};
+use roxe_base::clock;
+use roxe_base::config::{config, variable};
+use roxe_base::error::Error;
+use roxe_base::exit::{Stage, at_exit};
+use roxe_base::instruments;
+use roxe_base::lock::{Lockable, Mutex, rank};
+use roxe_base::random;
+use roxe_base::standard_error;
+use roxe_transport::fault::{
+    Call, CallInjector, CallVerdict, Completion, CompletionFault, Direction, EventFault, Process, Rules, Verb, WcOps,
+};
+use roxe_transport::time::Instant;
+use roxe_wire::Packet;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Calls of one verb that a census remembers.
+const MOST_CALLS: usize = 1 << 14;
+
+/// True if calls are judged or counted.
+static ON: AtomicBool = AtomicBool::new(false);
+/// The function that raises events of the device.
+static RAISE: OnceLock<fn(EventFault, Duration)> = OnceLock::new();
+static STATE: Mutex<rank::CallFaults, Option<State>> = Mutex::new(None);
+
+thread_local! {
+    /// True inside a call, whose own calls of other verbs are not the program's.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+#[derive(Debug)]
+struct State {
+    injector: CallInjector,
+    start: Instant,
+    census: Option<Census>,
+}
+
+impl State {
+    fn at(&self) -> Duration {
+        Duration::from_nanos(clock::now().0.saturating_sub(self.start.0))
+    }
+}
+
+/// The faults that could be injected into this process.
+#[derive(Debug, Default)]
+struct Census {
+    /// The stacks of all calls, in order, by verb and state.
+    calls: BTreeMap<(&'static str, Option<Box<str>>), Vec<Stack>>,
+    /// Completions by queue pair, in order of creation, and operation.
+    completions: BTreeMap<(u32, &'static str), u64>,
+    /// Packets sent, by queue pair and opcode.
+    packets: BTreeMap<(u32, &'static str), u64>,
+    /// Occasions of events.
+    occasions: BTreeMap<&'static str, u64>,
+}
+
+/// Returns true if calls are judged or counted.
+#[inline]
+pub fn is_on() -> bool {
+    ON.load(Ordering::Relaxed)
+}
+
+/// Turns on the judging of calls as the environment asks, before `main`: programs call verbs before
+/// they open a device.
+pub(crate) fn on_load() {
+    ON.store(variable("ROXE_FAULTS").is_some() || variable("ROXE_CENSUS").is_some(), Ordering::Relaxed);
+}
+
+/// The rules of this process with their seed, announced on the first call; `None` if there are none.
+///
+/// # Errors
+/// EINVAL if `ROXE_FAULTS` cannot be parsed; an errno if no seed can be drawn.
+pub fn rules() -> Result<Option<&'static Rules>, Error> {
+    static RULES: OnceLock<Result<Option<Rules>, Error>> = OnceLock::new();
+    let rules = RULES.get_or_init(|| {
+        let Some(all) = &config()?.faults else { return Ok(None) };
+        let own = all.for_process(&process());
+        if own.is_empty() {
+            return Ok(None);
+        }
+        let drawn = || random::number().map_err(|e| Error::os("cannot draw a seed", &e));
+        let own = own.with_seed(all.seed().map_or_else(drawn, Ok)?);
+        standard_error::write(&format!("roxe: faults: {own}\n"));
+        Ok(Some(own))
+    });
+    rules.as_ref().map(Option::as_ref).map_err(Clone::clone)
+}
+
+fn process() -> Process {
+    Process::of_command_line(&std::fs::read("/proc/self/cmdline").unwrap_or_default())
+}
+
+/// Begins to judge and to count, once. Later calls do nothing.
+///
+/// # Errors
+/// As [`rules`].
+pub fn start() -> Result<(), Error> {
+    if STATE.lock().is_some() {
+        return Ok(());
+    }
+    let (rules, census) = (rules()?, config()?.census.is_some());
+    let calls = rules.filter(|rules| !rules.calls().is_empty());
+    let wanted = calls.is_some() || census;
+    ON.store(wanted, Ordering::Relaxed);
+    if !wanted {
+        return Ok(());
+    }
+    let injector = CallInjector::new(&calls.cloned().unwrap_or_default(), 0);
+    STATE.lock().get_or_insert_with(|| State { injector, start: clock::now(), census: census.then(Census::default) });
+    instruments::turn_on();
+    at_exit(Stage::Report, end);
+    Ok(())
+}
+
+/// Sets the function that raises events of the device: the event, and the time until the port comes
+/// up again.
+pub fn raise_with(function: fn(EventFault, Duration)) {
+    let _ = RAISE.set(function);
+}
+
+/// The error number of a call that a rule lets fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failed(pub i32);
+
+/// Judges and counts a call of `function` by the program, then makes it with `body`. For
+/// `ibv_modify_qp`, `state` names the state that it asks for.
+///
+/// # Errors
+/// The error number that a rule gives; `body` has not run.
+#[cold]
+pub fn call<T>(function: &str, state: Option<&str>, body: impl FnOnce() -> T) -> Result<T, Failed> {
+    struct Leave;
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            INSIDE.set(false);
+        }
+    }
+    if INSIDE.replace(true) {
+        return Ok(body());
+    }
+    let _leave = Leave;
+    let verdict = Verb::called(function).map(|verb| judge(verb, state)).unwrap_or_default();
+    if !verdict.slow.is_zero() {
+        std::thread::sleep(verdict.slow);
+    }
+    if let Some(raise) = RAISE.get() {
+        verdict.events.into_iter().for_each(|(event, time)| raise(event, time));
+    }
+    match verdict.fail {
+        None => Ok(body()),
+        Some((errno, rule)) => {
+            explain::because(|| format!("a fault rule asked for it: {rule}"));
+            Err(Failed(errno.number))
+        }
+    }
+}
+
+fn judge(verb: &'static Verb, state: Option<&str>) -> CallVerdict {
+    // A wrong value of ROXE_FAULTS is reported when the device is opened.
+    if start().is_err() {
+        return CallVerdict::default();
+    }
+    let mut held = STATE.lock();
+    let Some(found) = &mut *held else { return CallVerdict::default() };
+    if let Some(census) = &mut found.census {
+        let calls = census.calls.entry((verb.name, state.map(Into::into))).or_default();
+        if calls.len() < MOST_CALLS {
+            calls.push(Stack::here());
+        }
+    }
+    let (at, mut frames) = (found.at(), None);
+    let mut is_at =
+        |site: &str| frames.get_or_insert_with(|| Stack::here().frames()).iter().any(|frame| is_site(frame, site));
+    found.injector.call(&Call { verb, state, at }, &mut is_at)
+}
+
+/// Returns true if `site=` names this frame.
+fn is_site(frame: &Frame, site: &str) -> bool {
+    let function = word(&frame.function);
+    function == site
+        || function.strip_prefix(site).is_some_and(|rest| rest.starts_with('('))
+        || line_of(frame).is_some_and(|line| line == site)
+}
+
+/// File name and line of a frame.
+fn line_of(frame: &Frame) -> Option<String> {
+    let name = frame.file.as_ref()?.file_name()?.to_string_lossy();
+    Some(word(&format!("{name}:{}", frame.line?)))
+}
+
+/// The text as one word of a rule.
+fn word(text: &str) -> String {
+    text.chars().map(|c| if c.is_whitespace() || c == ';' { '_' } else { c }).collect()
+}
+
+/// The words that name the innermost call of the program as a site.
+fn site_of(frames: &[Frame]) -> Option<String> {
+    let innermost = frames.first()?;
+    Some(line_of(innermost).unwrap_or_else(|| word(&innermost.function)))
+}
+
+/// Judges and counts a completion that reports success; the time of `done` is ignored.
+#[cold]
+pub fn completion(done: Completion) -> Option<CompletionFault> {
+    let mut held = STATE.lock();
+    let found = held.as_mut()?;
+    let at = found.at();
+    if let (Some(census), Some(operation)) = (&mut found.census, WcOps::name_of(done.opcode)) {
+        *census.completions.entry((done.ordinal, operation)).or_default() += 1;
+    }
+    found.injector.completion(&Completion { at, ..done })
+}
+
+/// Judges and counts an occasion for `event`. Returns for each rule that applies the time until the
+/// event and the time of the rule.
+pub fn occasion(event: EventFault) -> Vec<(Duration, Duration)> {
+    if !is_on() {
+        return Vec::new();
+    }
+    let mut held = STATE.lock();
+    let Some(found) = &mut *held else { return Vec::new() };
+    let at = found.at();
+    if let Some(census) = &mut found.census {
+        *census.occasions.entry(event.name()).or_default() += 1;
+    }
+    found.injector.occasion(event, at)
+}
+
+/// Returns true if a rule asks for `event` on this occasion.
+pub fn happens(event: EventFault) -> bool {
+    !occasion(event).is_empty()
+}
+
+/// Counts a packet of the queue pair `ordinal` for the census.
+pub fn packet(dir: Direction, ordinal: u32, packet: &Packet<'_>) {
+    if dir == Direction::Tx
+        && is_on()
+        && let Some(census) = STATE.lock().as_mut().and_then(|found| found.census.as_mut())
+    {
+        let operation = packet.header.opcode().operation().facts().name;
+        *census.packets.entry((ordinal, operation)).or_default() += 1;
+    }
+}
+
+fn end() {
+    // Not a wait: another thread may hold the lock for ever.
+    let Some(mut held) = STATE.try_lock() else { return };
+    let Some(found) = &mut *held else { return };
+    for report in found.injector.report() {
+        standard_error::write(&format!("roxe: faults: {report}\n"));
+    }
+    if let (Some(census), Ok(Some(path))) = (found.census.take(), config().map(|config| config.census.as_deref())) {
+        let text = census.text();
+        if let Err(error) = append(path, &text) {
+            standard_error::write(&format!("roxe: cannot write the census to {}: {error}\n", path.display()));
+        }
+    }
+}
+
+/// Adds `text` to a file that several processes share, in one write.
+fn append(path: &Path, text: &str) -> std::io::Result<()> {
+    let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
+    file.write_all(text.as_bytes())
+}
+
+impl Census {
+    /// One line for each fault to try, its words separated by tabs: `process NAME:HASH PID`, `call
+    /// VERB STATE SITE NTH STACK`, `completion ORDINAL OPERATION COUNT`, `packet ORDINAL OPCODE
+    /// COUNT`, `occasion EVENT COUNT`. An empty STATE or STACK is `-`.
+    fn text(&self) -> String {
+        let mut text = format!("process\t{}\t{}\n", process(), std::process::id());
+        for ((verb, state), stacks) in &self.calls {
+            let state = state.as_deref().unwrap_or("-");
+            for (site, nth, frames) in candidates(stacks) {
+                let _ = writeln!(text, "call\t{verb}\t{state}\t{site}\t{nth}\t{frames}");
+            }
+        }
+        for ((ordinal, operation), count) in &self.completions {
+            let _ = writeln!(text, "completion\t{ordinal}\t{operation}\t{count}");
+        }
+        for ((ordinal, opcode), count) in &self.packets {
+            let _ = writeln!(text, "packet\t{ordinal}\t{opcode}\t{count}");
+        }
+        for (event, count) in &self.occasions {
+            let _ = writeln!(text, "occasion\t{event}\t{count}");
+        }
+        text
+    }
+}
+
+/// The calls of a verb to let fail: of each stack the first one and one in the middle, each as its
+/// site, its position among the calls from that site, and its stack in words.
+fn candidates(stacks: &[Stack]) -> Vec<(String, u64, String)> {
+    let mut known: Vec<(&Stack, Vec<Frame>)> = Vec::new();
+    let mut at_site = BTreeMap::<String, u64>::new();
+    let mut by_stack = BTreeMap::<usize, Vec<(String, u64)>>::new();
+    for stack in stacks {
+        let at = known.iter().position(|(other, _)| *other == stack).unwrap_or_else(|| {
+            known.push((stack, stack.frames()));
+            known.len() - 1
+        });
+        let site = site_of(&known[at].1).unwrap_or_else(|| "-".to_owned());
+        let nth = at_site.entry(site.clone()).or_default();
+        *nth += 1;
+        by_stack.entry(at).or_default().push((site, *nth));
+    }
+    let mut found = Vec::new();
+    for (at, calls) in by_stack {
+        let frames: Vec<_> = known[at].1.iter().map(|frame| frame.to_string().replace(['\t', '\n'], " ")).collect();
+        let frames = if frames.is_empty() { "-".to_owned() } else { frames.join(" < ") };
+        let middle = (calls.len() > 1).then(|| calls[calls.len() / 2].clone());
+        let chosen = calls.into_iter().take(1).chain(middle);
+        found.extend(chosen.map(|(site, nth)| (site, nth, frames.clone())));
+    }
+    found
+}
+
+/// The lock that a fork has to take.
+pub(crate) fn lock() -> &'static dyn Lockable {
+    &STATE
+}
+
+/// Clears the census in the child of a fork: what it counted is the parent's.
+pub(crate) fn abandon() {
+    if let Some(found) = STATE.try_lock().as_deref_mut().and_then(Option::as_mut)
+        && found.census.is_some()
+    {
+        found.census = Some(Census::default());
+    }
+}

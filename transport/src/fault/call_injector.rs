@@ -1,0 +1,164 @@
+//! [`CallInjector`] applies rules to calls, completions and events: it counts what each rule allows
+//! and derives random decisions from the seed.
+
+use super::call::{Call, CallAction, CallRule, Completion, Errno, EventFault};
+use super::injector::{mix, salt};
+use super::rule::{Hold, Rules, Window};
+use crate::wr::WcStatus;
+use core::fmt;
+use core::time::Duration;
+
+/// Fate of a call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CallVerdict {
+    /// Time to wait before the call.
+    pub slow: Duration,
+    /// The error that the call gives without doing anything, and the text of the rule.
+    pub fail: Option<(Errno, String)>,
+    /// Events of the device to raise before the call, with the time of `PORT_ERR`.
+    pub events: Vec<(EventFault, Duration)>,
+}
+
+/// Fate of a completion.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CompletionFault {
+    /// It reports this status, for the rule with this text.
+    Status(WcStatus, String),
+    /// Its queue pair fails (`QP_FATAL`).
+    QpFatal,
+    /// Its completion queue fails (`CQ_ERR`).
+    CqErr,
+}
+
+#[derive(Debug)]
+struct Judged {
+    rule: CallRule,
+    salt: u64,
+    matched: u64,
+    applied: u64,
+}
+
+impl Judged {
+    /// Counts something that the rule allows. Returns a random number if it is due for a fault.
+    fn is_due(&mut self, seed: u64) -> Option<u64> {
+        self.matched += 1;
+        let random = mix(seed ^ self.salt ^ mix(self.matched));
+        let rule = &self.rule;
+        let is_due = rule.nth.as_ref().is_none_or(|nth| nth.contains(self.matched))
+            && rule.times.is_none_or(|times| self.applied < u64::from(times))
+            && rule.rate.is_none_or(|rate| rate.takes(random));
+        self.applied += u64::from(is_due);
+        is_due.then(|| mix(random))
+    }
+}
+
+/// Counters of a rule.
+#[derive(Clone, Copy, Debug)]
+pub struct CallReport<'a> {
+    /// The rule.
+    pub rule: &'a CallRule,
+    /// Calls, completions or events allowed by all words but rate, `nth` and `times`.
+    pub matched: u64,
+    /// Faults of the rule.
+    pub applied: u64,
+}
+
+impl fmt::Display for CallReport<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let about = match &self.rule.action {
+            CallAction::Complete(_) => "completions",
+            CallAction::Event { event, .. } if event.is_of_completion() => "completions",
+            CallAction::Event { call: None, .. } => "occasions",
+            _ => "calls",
+        };
+        write!(f, "{}: {} {about} matched, {} faults", self.rule, self.matched, self.applied)
+    }
+}
+
+/// Applies the rules about calls, completions and events to those of a process.
+#[derive(Debug)]
+pub struct CallInjector {
+    seed: u64,
+    rules: Vec<Judged>,
+}
+
+impl CallInjector {
+    /// An injector for [`Rules::calls`]; `random` is the seed if they set none.
+    pub fn new(rules: &Rules, random: u64) -> Self {
+        let list = rules.calls();
+        let judged = list.iter().enumerate().map(|(at, rule)| {
+            let twins = list.iter().take(at).filter(|other| *other == rule).count();
+            Judged { rule: rule.clone(), salt: salt(rule, twins as u64), matched: 0, applied: 0 }
+        });
+        Self { seed: rules.seed().unwrap_or(random), rules: judged.collect() }
+    }
+
+    /// Decides the fate of a call. `is_at` compares a site with the stack of the call; it runs only
+    /// for rules that name one.
+    pub fn call(&mut self, call: &Call<'_>, is_at: &mut dyn FnMut(&str) -> bool) -> CallVerdict {
+        let mut verdict = CallVerdict::default();
+        for judged in &mut self.rules {
+            if !judged.rule.is_for_call(call, is_at) {
+                continue;
+            }
+            let Some(random) = judged.is_due(self.seed) else { continue };
+            match &judged.rule.action {
+                CallAction::Fail { errno, .. } => {
+                    verdict.fail.get_or_insert_with(|| (*errno, judged.rule.to_string()));
+                }
+                CallAction::Slow { by, .. } => verdict.slow = verdict.slow.saturating_add(by.pick(random)),
+                CallAction::Event { event, by, .. } => verdict.events.push((*event, pick(*by, random))),
+                CallAction::Complete(_) => {}
+            }
+        }
+        verdict
+    }
+
+    /// Decides the fate of a completion that reports success.
+    pub fn completion(&mut self, done: &Completion) -> Option<CompletionFault> {
+        let mut fault = None;
+        for judged in &mut self.rules {
+            if !judged.rule.is_for_completion(done) || judged.is_due(self.seed).is_none() {
+                continue;
+            }
+            fault = fault.or_else(|| match judged.rule.action {
+                CallAction::Complete(status) => Some(CompletionFault::Status(status, judged.rule.to_string())),
+                CallAction::Event { event: EventFault::CqErr, .. } => Some(CompletionFault::CqErr),
+                _ => Some(CompletionFault::QpFatal),
+            });
+        }
+        fault
+    }
+
+    /// Decides if `event`, which no rule ties to a call, happens on this occasion; returns the time
+    /// of the rule. For events of the device the occasion is its opening, and the time of the rule
+    /// includes the begin of `at`.
+    pub fn occasion(&mut self, event: EventFault, at: Duration) -> Vec<(Duration, Duration)> {
+        let mut found = Vec::new();
+        for judged in &mut self.rules {
+            let CallAction::Event { event: wanted, call: None, by } = judged.rule.action else { continue };
+            let begin =
+                if event.is_of_device() { judged.rule.at.map_or(Duration::ZERO, |at| at.from) } else { Duration::ZERO };
+            if wanted != event || !event.is_of_device() && !Window::allows(judged.rule.at, at) {
+                continue;
+            }
+            if let Some(random) = judged.is_due(self.seed) {
+                found.push((begin, pick(by, random)));
+            }
+        }
+        found
+    }
+
+    /// Returns the counters of each rule, in the order of the list.
+    pub fn report(&self) -> impl Iterator<Item = CallReport<'_>> {
+        self.rules.iter().map(|Judged { rule, matched, applied, .. }| CallReport {
+            rule,
+            matched: *matched,
+            applied: *applied,
+        })
+    }
+}
+
+fn pick(by: Option<Hold>, random: u64) -> Duration {
+    by.map_or(Duration::ZERO, |by| by.pick(random))
+}
