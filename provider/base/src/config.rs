@@ -139,6 +139,11 @@ pub const KNOBS: &[Knob] = &[
         help: "File to which each process adds the calls, completions and packets that could fail; `roxe sweep` sets it.",
     },
     Knob {
+        name: "ROXE_OUTCOME",
+        default: "none",
+        help: "File to which each process adds its end, the faults that hit it and its stacks on fatal signals; `roxe sweep` sets it.",
+    },
+    Knob {
         name: "ROXE_CAPTURE",
         default: "none",
         help: "File (pcapng) to write every packet to; %p in its name becomes the process id.",
@@ -276,6 +281,8 @@ pub struct Config {
     pub faults: Option<Rules>,
     /// Where each process says what could fail.
     pub census: Option<PathBuf>,
+    /// Where each process says how it ended.
+    pub outcome: Option<PathBuf>,
     /// Where to record packets, with `%p` for the process id.
     pub capture: Option<PathBuf>,
     /// Where to write the time line, with `%p` for the process id.
@@ -387,6 +394,7 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
         weakest: read_weakest(&get)?,
         faults: read_faults(&get)?,
         census: file("ROXE_CENSUS")?,
+        outcome: file("ROXE_OUTCOME")?,
         capture: file("ROXE_CAPTURE")?,
         trace: file("ROXE_TRACE")?,
     })

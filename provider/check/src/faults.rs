@@ -1,11 +1,11 @@
 //! Faults of calls, completions and events: the rules of `ROXE_FAULTS` in this process, and its
 //! census (`ROXE_CENSUS`), from which `roxe sweep` takes the faults to try.
 //!
-//! While neither is wanted, a control call costs one load, and posting and polling nothing: the
+//! [`crate::outcome`] notes what hit the process. While nothing of this is wanted, a control call costs one load, and posting and polling nothing: the
 //! C library then hands out functions that do not ask.
 
-use crate::explain;
 use crate::stack::{Frame, Stack};
+use crate::{explain, outcome};
 use roxe_base::clock;
 use roxe_base::config::{config, variable};
 use roxe_base::error::Error;
@@ -15,17 +15,14 @@ use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::random;
 use roxe_base::standard_error;
 use roxe_transport::fault::{
-    Call, CallInjector, CallVerdict, Completion, CompletionFault, Direction, EventFault, Process, Rules, Verb, WcOps,
+    Call, CallInjector, CallVerdict, Completion, CompletionVerdict, Direction, EventFault, Process, Raised, Rules,
+    Verb, WcOps,
 };
 use roxe_transport::time::Instant;
 use roxe_wire::Packet;
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
-use std::fs::OpenOptions;
-use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::fmt::{Display, Write as _};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -79,7 +76,8 @@ pub fn is_on() -> bool {
 /// Turns on the judging of calls as the environment asks, before `main`: programs call verbs before
 /// they open a device.
 pub(crate) fn on_load() {
-    ON.store(variable("ROXE_FAULTS").is_some() || variable("ROXE_CENSUS").is_some(), Ordering::Relaxed);
+    let is_wanted = ["ROXE_FAULTS", "ROXE_CENSUS", "ROXE_OUTCOME"].iter().any(|name| variable(name).is_some());
+    ON.store(is_wanted, Ordering::Relaxed);
 }
 
 /// The rules of this process with their seed, announced on the first call; `None` if there are none.
@@ -114,9 +112,10 @@ pub fn start() -> Result<(), Error> {
     if STATE.lock().is_some() {
         return Ok(());
     }
-    let (rules, census) = (rules()?, config()?.census.is_some());
+    let (rules, config) = (rules()?, config()?);
     let calls = rules.filter(|rules| !rules.calls().is_empty());
-    let wanted = calls.is_some() || census;
+    let (census, outcome) = (config.census.is_some(), config.outcome.is_some());
+    let wanted = calls.is_some() || census || outcome;
     ON.store(wanted, Ordering::Relaxed);
     if !wanted {
         return Ok(());
@@ -125,6 +124,9 @@ pub fn start() -> Result<(), Error> {
     STATE.lock().get_or_insert_with(|| State { injector, start: clock::now(), census: census.then(Census::default) });
     instruments::turn_on();
     at_exit(Stage::Report, end);
+    if outcome {
+        outcome::start(&process());
+    }
     Ok(())
 }
 
@@ -160,12 +162,12 @@ pub fn call<T>(function: &str, state: Option<&str>, body: impl FnOnce() -> T) ->
         std::thread::sleep(verdict.slow);
     }
     if let Some(raise) = RAISE.get() {
-        verdict.events.into_iter().for_each(|(event, time)| raise(event, time));
+        verdict.events.iter().for_each(|(event, time)| raise(*event, *time));
     }
     match verdict.fail {
         None => Ok(body()),
-        Some((errno, rule)) => {
-            explain::because(|| format!("a fault rule asked for it: {rule}"));
+        Some(errno) => {
+            explain::because(|| format!("a fault rule asked for it: {}", verdict.rules.join("; ")));
             Err(Failed(errno.number))
         }
     }
@@ -185,9 +187,34 @@ fn judge(verb: &'static Verb, state: Option<&str>) -> CallVerdict {
         }
     }
     let (at, mut frames) = (found.at(), None);
-    let mut is_at =
-        |site: &str| frames.get_or_insert_with(|| Stack::here().frames()).iter().any(|frame| is_site(frame, site));
-    found.injector.call(&Call { verb, state, at }, &mut is_at)
+    let mut is_at = |site: &str| {
+        let frames = frames.get_or_insert_with(|| Stack::here().frames());
+        frames.iter().any(|frame| is_site(frame, site))
+    };
+    let verdict = found.injector.call(&Call { verb, state, at }, &mut is_at);
+    drop(held);
+    outcome::called(verb);
+    verdict.rules.iter().for_each(|rule| hit(rule));
+    verdict
+}
+
+/// Notes that the rule was applied at a call of this thread.
+fn hit(rule: &str) {
+    if wants_outcome() {
+        outcome::fault(rule, &Stack::here().frames());
+    }
+}
+
+fn wants_outcome() -> bool {
+    config().is_ok_and(|config| config.outcome.is_some())
+}
+
+/// Notes that a rule about packets was applied.
+#[cold]
+pub fn spoiled(rule: &impl Display) {
+    if wants_outcome() {
+        outcome::fault(&rule.to_string(), &[]);
+    }
 }
 
 /// Returns true if `site=` names this frame.
@@ -217,19 +244,23 @@ fn site_of(frames: &[Frame]) -> Option<String> {
 
 /// Judges and counts a completion that reports success; the time of `done` is ignored.
 #[cold]
-pub fn completion(done: Completion) -> Option<CompletionFault> {
+pub fn completion(done: Completion) -> Option<CompletionVerdict> {
     let mut held = STATE.lock();
     let found = held.as_mut()?;
     let at = found.at();
     if let (Some(census), Some(operation)) = (&mut found.census, WcOps::name_of(done.opcode)) {
         *census.completions.entry((done.ordinal, operation)).or_default() += 1;
     }
-    found.injector.completion(&Completion { at, ..done })
+    let verdict = found.injector.completion(&Completion { at, ..done });
+    drop(held);
+    if let Some(verdict) = verdict.as_ref().filter(|_| wants_outcome()) {
+        outcome::fault(&verdict.rule, &[]);
+    }
+    verdict
 }
 
-/// Judges and counts an occasion for `event`. Returns for each rule that applies the time until the
-/// event and the time of the rule.
-pub fn occasion(event: EventFault) -> Vec<(Duration, Duration)> {
+/// Judges and counts an occasion for `event`; returns what each rule that applies asks for.
+pub fn occasion(event: EventFault) -> Vec<Raised> {
     if !is_on() {
         return Vec::new();
     }
@@ -239,7 +270,10 @@ pub fn occasion(event: EventFault) -> Vec<(Duration, Duration)> {
     if let Some(census) = &mut found.census {
         *census.occasions.entry(event.name()).or_default() += 1;
     }
-    found.injector.occasion(event, at)
+    let raised = found.injector.occasion(event, at);
+    drop(held);
+    raised.iter().filter(|_| wants_outcome()).for_each(|raised| outcome::fault(&raised.rule, &[]));
+    raised
 }
 
 /// Returns true if a rule asks for `event` on this occasion.
@@ -259,6 +293,9 @@ pub fn packet(dir: Direction, ordinal: u32, packet: &Packet<'_>) {
 }
 
 fn end() {
+    if wants_outcome() {
+        outcome::end();
+    }
     // Not a wait: another thread may hold the lock for ever.
     let Some(mut held) = STATE.try_lock() else { return };
     let Some(found) = &mut *held else { return };
@@ -267,16 +304,10 @@ fn end() {
     }
     if let (Some(census), Ok(Some(path))) = (found.census.take(), config().map(|config| config.census.as_deref())) {
         let text = census.text();
-        if let Err(error) = append(path, &text) {
+        if let Err(error) = outcome::append(path, &text) {
             standard_error::write(&format!("roxe: cannot write the census to {}: {error}\n", path.display()));
         }
     }
-}
-
-/// Adds `text` to a file that several processes share, in one write.
-fn append(path: &Path, text: &str) -> std::io::Result<()> {
-    let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
-    file.write_all(text.as_bytes())
 }
 
 impl Census {
@@ -322,8 +353,7 @@ fn candidates(stacks: &[Stack]) -> Vec<(String, u64, String)> {
     }
     let mut found = Vec::new();
     for (at, calls) in by_stack {
-        let frames: Vec<_> = known[at].1.iter().map(|frame| frame.to_string().replace(['\t', '\n'], " ")).collect();
-        let frames = if frames.is_empty() { "-".to_owned() } else { frames.join(" < ") };
+        let frames = outcome::words(&known[at].1);
         let middle = (calls.len() > 1).then(|| calls[calls.len() / 2].clone());
         let chosen = calls.into_iter().take(1).chain(middle);
         found.extend(chosen.map(|(site, nth)| (site, nth, frames.clone())));

@@ -17,6 +17,7 @@ pub mod explain;
 pub mod faults;
 mod id_map;
 mod listeners;
+pub mod outcome;
 mod report;
 mod rule;
 mod rules;
@@ -93,6 +94,10 @@ pub fn on_load() {
         exit::install();
     }
     faults::on_load();
+    if variable("ROXE_OUTCOME").is_some() {
+        exit::install();
+        stack::fatal::install();
+    }
     if WRITERS.iter().any(|name| variable(name).is_some()) {
         standard_error::keep();
     }

@@ -1,6 +1,8 @@
 //! Call stacks: captured as addresses ([`walk`]), symbolized when a report is printed.
 
 #[allow(unsafe_code)]
+pub(crate) mod fatal;
+#[allow(unsafe_code)]
 mod walk;
 
 use std::ffi::c_void;
@@ -35,6 +37,11 @@ impl Stack {
     /// The stack of the calling thread.
     pub(crate) fn here() -> Self {
         Self(walk::addresses())
+    }
+
+    /// The stack with these return addresses, innermost first.
+    pub(crate) fn of(addresses: &[usize]) -> Self {
+        Self(addresses.into())
     }
 
     /// An empty stack, for events without a call.

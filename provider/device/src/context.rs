@@ -127,6 +127,11 @@ impl Context {
         self.device.adapter().counters().list()
     }
 
+    /// Number of asynchronous events that the program has not taken.
+    pub(crate) fn unread_events(&self) -> usize {
+        self.events.len()
+    }
+
     pub(crate) fn id(&self) -> ObjectId {
         self.tracked.id()
     }

@@ -20,12 +20,12 @@ use roxe_base::lock::{Mutex, rank};
 use roxe_base::uses::{ObjectId, Use, UseCount};
 use roxe_base::{clock, instruments};
 use roxe_check::explain::{self, Cause};
-use roxe_check::{Event, Made, Tracked, is_checking, is_on, tell};
+use roxe_check::{Event, Made, Tracked, is_checking, is_on, outcome, tell};
 use roxe_engine::engine::Engine;
 use roxe_engine::queue_pair::Deadline;
 use roxe_transport::cx::Overrun;
 use roxe_transport::time::Instant;
-use roxe_transport::wr::Cqe;
+use roxe_transport::wr::{Cqe, WcStatus};
 use roxe_wire::Qpn;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -163,6 +163,8 @@ impl Cq {
         state.polled_at = clock::now();
         let (max, shown) = state.weak.as_mut().map_or((max, 0), |weak| weak.poll(max, held));
         *verdict = state.show(shown);
+        let failed = state.ring.iter().take(max).filter(|cqe| cqe.status != WcStatus::Success);
+        failed.for_each(|_| outcome::polled_failure());
         state.ring.iter().take(max).for_each(|cqe| tell(|| Event::Polled { cq: self.id, cqe }));
         max
     }

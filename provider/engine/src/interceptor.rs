@@ -90,7 +90,11 @@ impl Interceptor {
         let Some(faults) = self.faults else { return counted.map(|_| Verdict::PASS).collect() };
         let at = faults.age();
         let mut injector = faults.injector();
-        counted.map(|seen| seen.map_or(Verdict::PASS, |seen| injector.judge(&Seen { at, ..seen }))).collect()
+        let verdicts: Vec<_> =
+            counted.map(|seen| seen.map_or(Verdict::PASS, |seen| injector.judge(&Seen { at, ..seen }))).collect();
+        drop(injector);
+        verdicts.iter().filter_map(|verdict| faults.rule_of(verdict)).for_each(own_faults::spoiled);
+        verdicts
     }
 
     /// Begins to record a batch of packets; `None` if packets are not recorded.

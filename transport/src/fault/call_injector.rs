@@ -13,21 +13,43 @@ use core::time::Duration;
 pub struct CallVerdict {
     /// Time to wait before the call.
     pub slow: Duration,
-    /// The error that the call gives without doing anything, and the text of the rule.
-    pub fail: Option<(Errno, String)>,
+    /// The error that the call gives without doing anything.
+    pub fail: Option<Errno>,
     /// Events of the device to raise before the call, with the time of `PORT_ERR`.
     pub events: Vec<(EventFault, Duration)>,
+    /// The texts of the rules that are applied.
+    pub rules: Vec<String>,
 }
 
 /// Fate of a completion.
 #[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CompletionVerdict {
+    /// The fault.
+    pub fault: CompletionFault,
+    /// The text of the rule.
+    pub rule: String,
+}
+
+/// A fault of a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionFault {
-    /// It reports this status, for the rule with this text.
-    Status(WcStatus, String),
+    /// It reports this status.
+    Status(WcStatus),
     /// Its queue pair fails (`QP_FATAL`).
     QpFatal,
     /// Its completion queue fails (`CQ_ERR`).
     CqErr,
+}
+
+/// An event that a rule raises on an occasion.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Raised {
+    /// Time until the event.
+    pub wait: Duration,
+    /// Time of the rule: until the port comes up, or until the connection ends.
+    pub time: Duration,
+    /// The text of the rule.
+    pub rule: String,
 }
 
 #[derive(Debug)]
@@ -102,10 +124,9 @@ impl CallInjector {
                 continue;
             }
             let Some(random) = judged.is_due(self.seed) else { continue };
+            verdict.rules.push(judged.rule.to_string());
             match &judged.rule.action {
-                CallAction::Fail { errno, .. } => {
-                    verdict.fail.get_or_insert_with(|| (*errno, judged.rule.to_string()));
-                }
+                CallAction::Fail { errno, .. } => verdict.fail = verdict.fail.or(Some(*errno)),
                 CallAction::Slow { by, .. } => verdict.slow = verdict.slow.saturating_add(by.pick(random)),
                 CallAction::Event { event, by, .. } => verdict.events.push((*event, pick(*by, random))),
                 CallAction::Complete(_) => {}
@@ -115,35 +136,35 @@ impl CallInjector {
     }
 
     /// Decides the fate of a completion that reports success.
-    pub fn completion(&mut self, done: &Completion) -> Option<CompletionFault> {
-        let mut fault = None;
+    pub fn completion(&mut self, done: &Completion) -> Option<CompletionVerdict> {
+        let mut verdict = None;
         for judged in &mut self.rules {
             if !judged.rule.is_for_completion(done) || judged.is_due(self.seed).is_none() {
                 continue;
             }
-            fault = fault.or_else(|| match judged.rule.action {
-                CallAction::Complete(status) => Some(CompletionFault::Status(status, judged.rule.to_string())),
-                CallAction::Event { event: EventFault::CqErr, .. } => Some(CompletionFault::CqErr),
-                _ => Some(CompletionFault::QpFatal),
-            });
+            let fault = match judged.rule.action {
+                CallAction::Complete(status) => CompletionFault::Status(status),
+                CallAction::Event { event: EventFault::CqErr, .. } => CompletionFault::CqErr,
+                _ => CompletionFault::QpFatal,
+            };
+            verdict.get_or_insert_with(|| CompletionVerdict { fault, rule: judged.rule.to_string() });
         }
-        fault
+        verdict
     }
 
-    /// Decides if `event`, which no rule ties to a call, happens on this occasion; returns the time
-    /// of the rule. For events of the device the occasion is its opening, and the time of the rule
-    /// includes the begin of `at`.
-    pub fn occasion(&mut self, event: EventFault, at: Duration) -> Vec<(Duration, Duration)> {
+    /// Decides how often `event`, which no rule ties to a call, happens on this occasion. For events
+    /// of the device the occasion is its opening, and `at` of the rule is the time until the event.
+    pub fn occasion(&mut self, event: EventFault, at: Duration) -> Vec<Raised> {
         let mut found = Vec::new();
         for judged in &mut self.rules {
             let CallAction::Event { event: wanted, call: None, by } = judged.rule.action else { continue };
-            let begin =
+            let wait =
                 if event.is_of_device() { judged.rule.at.map_or(Duration::ZERO, |at| at.from) } else { Duration::ZERO };
             if wanted != event || !event.is_of_device() && !Window::allows(judged.rule.at, at) {
                 continue;
             }
             if let Some(random) = judged.is_due(self.seed) {
-                found.push((begin, pick(by, random)));
+                found.push(Raised { wait, time: pick(by, random), rule: judged.rule.to_string() });
             }
         }
         found

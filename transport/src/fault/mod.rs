@@ -39,7 +39,7 @@ mod verdict;
 mod tests;
 
 pub use call::{Call, CallAction, CallRule, Completion, Errno, EventFault, Process, VERBS, Verb, WcOps};
-pub use call_injector::{CallInjector, CallReport, CallVerdict, CompletionFault};
+pub use call_injector::{CallInjector, CallReport, CallVerdict, CompletionFault, CompletionVerdict, Raised};
 pub use injector::{Injector, RuleReport, mix};
 pub use parse::RuleError;
 pub use rule::{Action, Hold, OpSet, Part, PsnSpans, QpSelector, Rate, Rule, Rules, ServiceSet, Spans, Window};

@@ -38,6 +38,7 @@ mod rules;
 mod run;
 mod stats;
 mod status;
+mod sweep;
 mod token;
 mod top;
 mod unused;
@@ -76,6 +77,15 @@ enum Command {
     /// fails ends the others; the exit status is its.
     #[command(override_usage = "roxe lab [OPTIONS] -- COMMAND [ARGS]...")]
     Lab(lab::Args),
+    /// Try every error path of a verbs program.
+    ///
+    /// A first run counts calls, completions, packets and connections. Then one fault hits each run:
+    /// a call or a completion fails, an event is raised, a packet is lost. Each run has namespaces
+    /// and a time limit of its own. Crashes, hangs, misuse, leaks and failures that the program does
+    /// not notice are grouped by the place where the program broke, each with the command that
+    /// repeats it. The exit status is 0 if nothing was found, otherwise 1.
+    #[command(override_usage = "roxe sweep [OPTIONS] -- PROGRAM [ARGS]...")]
+    Sweep(sweep::Args),
     /// Check what works on this host, and say what to do about the rest.
     Doctor(doctor::Args),
     /// Check every operation between two processes, byte by byte, and print the speed.
@@ -126,6 +136,9 @@ enum Command {
     /// Write man pages and completions to a folder.
     #[command(hide = true)]
     GenerateDocs(help::GenerateArgs),
+    /// One run of a sweep.
+    #[command(hide = true)]
+    SweepTrial(sweep::InnerArgs),
     /// Process 1 of a lab.
     #[command(hide = true)]
     LabSwitch(lab::InnerArgs),
@@ -158,6 +171,8 @@ fn main() -> ExitCode {
         }
         Command::Demo(args) => finish("demo", demo::run(&args)),
         Command::Env(args) => finish("env", env::run(&args)),
+        Command::Sweep(args) => finish_with("sweep", sweep::run(&args)),
+        Command::SweepTrial(args) => finish_with("sweep", sweep::inner(&args)),
         Command::Lab(args) => finish_with("lab", lab::run(&args)),
         Command::LabSwitch(args) => finish_with("lab", lab::switch(&args)),
         Command::LabHost(args) => finish_with("lab-host", lab::host(&args)),

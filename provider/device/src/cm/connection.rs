@@ -27,7 +27,7 @@ use roxe_transport::cm::{
     self as machine, Alternate, AlternateAnswer, CmError, Connect, Ece, Ending, Origin, QpTerms, Refusal, Resolution,
     Resolve, Route,
 };
-use roxe_transport::fault::EventFault;
+use roxe_transport::fault::{EventFault, Raised};
 use roxe_transport::qp::{AttrMask, MigState, QpAttr, QpState, Service};
 use roxe_transport::time::Instant;
 use roxe_transport::wr::Access;
@@ -390,9 +390,9 @@ impl Deadline for Cut {
 impl Id {
     /// Ends the connection later, if a fault rule asks for it.
     fn end_by_rule(&self, engine: &Engine) {
-        for (_, wait) in faults::occasion(EventFault::Disconnected) {
+        for Raised { time, .. } in faults::occasion(EventFault::Disconnected) {
             let cut: Arc<dyn Deadline> = Arc::new(Cut(Weak::clone(&self.me)));
-            engine.scheduler.add_deadline(clock::now().after(wait), Arc::downgrade(&cut));
+            engine.scheduler.add_deadline(clock::now().after(time), Arc::downgrade(&cut));
             // The timer does not keep it.
             std::mem::forget(cut);
         }

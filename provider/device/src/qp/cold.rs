@@ -16,7 +16,7 @@ use roxe_memory::mapped;
 use roxe_memory::region::Reach;
 use roxe_transport::Qp as Machine;
 use roxe_transport::cx::{AtomicOp, Ending, MemError, RxPayload, Side};
-use roxe_transport::fault::{Completion, CompletionFault};
+use roxe_transport::fault::{Completion, CompletionFault, CompletionVerdict};
 use roxe_transport::qp::EarlyPackets;
 use roxe_transport::time::Instant;
 use roxe_transport::wr::{Access, Bind, Cqe, Sge, WcStatus};
@@ -239,14 +239,13 @@ impl QpHost<'_> {
     #[inline(never)]
     pub(super) fn complete_watched(&mut self, side: Side, mut cqe: Cqe) -> Result<(), Ending> {
         let mut ending = Ok(());
-        match self.fault_of(&cqe) {
-            None => {}
-            Some(CompletionFault::QpFatal) => ending = Err(Ending::Fatal),
-            Some(CompletionFault::CqErr) => self.qp.cq(side).break_down(),
-            Some(CompletionFault::Status(status, rule)) => {
-                (cqe.status, ending) = (status, Err(Ending::Failed));
-                failure::note_local(&mut self.state.failed, || failure::asked_for(&rule));
+        if let Some(CompletionVerdict { fault, rule }) = self.fault_of(&cqe) {
+            match fault {
+                CompletionFault::QpFatal => ending = Err(Ending::Fatal),
+                CompletionFault::CqErr => self.qp.cq(side).break_down(),
+                CompletionFault::Status(status) => (cqe.status, ending) = (status, Err(Ending::Failed)),
             }
+            failure::note_local(&mut self.state.failed, || failure::asked_for(&rule));
         }
         if is_on() {
             self.held = None;
@@ -264,7 +263,7 @@ impl QpHost<'_> {
     }
 
     /// The fault that a rule asks for, if the request succeeded.
-    fn fault_of(&self, cqe: &Cqe) -> Option<CompletionFault> {
+    fn fault_of(&self, cqe: &Cqe) -> Option<CompletionVerdict> {
         if !faults::is_on() || cqe.status != WcStatus::Success {
             return None;
         }

@@ -7,7 +7,7 @@ use roxe_base::lock::{Lockable, Mutex, MutexGuard, rank};
 use roxe_base::weakest::{self, Weakness};
 use roxe_check::faults;
 use roxe_observe::notice;
-use roxe_transport::fault::{Injector, Rules, Verdict};
+use roxe_transport::fault::{Injector, Rule, Rules, Verdict};
 use roxe_transport::time::Instant;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -64,6 +64,12 @@ impl Faults {
         let id = verdict.rule?;
         let rule = self.rules.list().get(usize::from(id.0)).map(|rule| (u32::from(id.0) + 1, rule));
         Some(Fate { rule, verdict, is_copy: false, is_forged: false })
+    }
+
+    /// The configured rule that was applied first.
+    pub(crate) fn rule_of(&self, verdict: &Verdict) -> Option<&Rule> {
+        let at = usize::from(verdict.rule?.0);
+        self.rules.list()[..self.configured].get(at)
     }
 
     /// Resets the state in the child of a fork, which has not applied any rule.

@@ -1,0 +1,115 @@
+//! The fate of a process for `roxe sweep` (`ROXE_OUTCOME`): that it began and ended, the faults
+//! that hit it, and its stacks when a signal ended it or when the sweep asks where it hangs.
+//!
+//! Lines with words separated by tabs go to a file that the processes of a run share: `begin
+//! PROGRAM PID`, `fault PID RULE STACK`, `stack PID THREAD SIGNAL STACK`, `end PID DESTROYED TRIED
+//! UNREAD POLLED`. DESTROYED and TRIED count calls after the first fault: calls that destroy
+//! something, and calls that try again. UNREAD counts asynchronous events that the program has not
+//! taken, POLLED failed completions that it has.
+
+use crate::stack::{Frame, Stack, fatal};
+use roxe_base::config::config;
+use roxe_base::own_threads::OwnThread;
+use roxe_transport::fault::{Process, Verb};
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+/// Calls since the first fault.
+static DESTROYED: AtomicU64 = AtomicU64::new(0);
+static TRIED: AtomicU64 = AtomicU64::new(0);
+/// Failed completions that the program has polled.
+static POLLED: AtomicU64 = AtomicU64::new(0);
+/// Faults so far.
+static FAULTS: AtomicU64 = AtomicU64::new(0);
+/// The function that counts unread asynchronous events.
+static UNREAD: OnceLock<fn() -> usize> = OnceLock::new();
+
+/// Calls that a program makes again to get over a failure.
+const TRIES: [&str; 8] = [
+    "ibv_create_qp",
+    "ibv_modify_qp",
+    "ibv_post_send",
+    "ibv_post_recv",
+    "ibv_post_srq_recv",
+    "ibv_wr_complete",
+    "rdma_connect",
+    "rdma_resolve_addr",
+];
+
+/// Sets the function that counts asynchronous events which the program has not taken.
+pub fn count_unread_with(function: fn() -> usize) {
+    let _ = UNREAD.set(function);
+}
+
+/// Counts a failed completion that the program has polled.
+pub fn polled_failure() {
+    POLLED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Asks the threads of `process`, of this user, for their stacks; it must note its outcome.
+pub fn ask_for_stacks(process: u32) {
+    fatal::ask(process);
+}
+
+/// Begins to note the fate of this process, which is `process`.
+pub(crate) fn start(process: &Process) {
+    note(&format!("begin\t{process}\t{}", std::process::id()));
+    // A heap that the program has broken is that of its threads, not of this one.
+    let writer = || {
+        let _own = OwnThread::begin();
+        fatal::serve(|thread, signal, addresses| {
+            let frames = Stack::of(addresses).frames();
+            note(&format!("stack\t{}\t{thread}\t{signal}\t{}", std::process::id(), words(&frames)));
+        });
+    };
+    // Without it, stacks are missing.
+    _ = thread::Builder::new().name("roxe-outcome".to_owned()).spawn(writer);
+}
+
+/// Notes a fault of `rule`, at the call that it hit.
+pub(crate) fn fault(rule: &str, frames: &[Frame]) {
+    FAULTS.fetch_add(1, Ordering::Relaxed);
+    note(&format!("fault\t{}\t{rule}\t{}", std::process::id(), words(frames)));
+}
+
+/// Counts a call behind a fault.
+pub(crate) fn called(verb: &Verb) {
+    if FAULTS.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    if verb.fails_alone {
+        TRIED.fetch_add(TRIES.contains(&verb.name).into(), Ordering::Relaxed);
+    } else {
+        DESTROYED.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+pub(crate) fn end() {
+    let [destroyed, tried, polled] = [&DESTROYED, &TRIED, &POLLED].map(|count| count.load(Ordering::Relaxed));
+    let unread = UNREAD.get().map_or(0, |count| count());
+    note(&format!("end\t{}\t{destroyed}\t{tried}\t{unread}\t{polled}", std::process::id()));
+}
+
+/// A stack in one word without tabs, innermost call first; `-` if it is unknown.
+pub(crate) fn words(frames: &[Frame]) -> String {
+    let calls: Vec<_> = frames.iter().map(|frame| frame.to_string().replace(['\t', '\n'], " ")).collect();
+    if calls.is_empty() { "-".to_owned() } else { calls.join(" < ") }
+}
+
+fn note(line: &str) {
+    if let Ok(Some(path)) = config().map(|config| config.outcome.as_deref()) {
+        // The sweep misses the line, and says so.
+        let _ = append(path, &format!("{line}\n"));
+    }
+}
+
+/// Adds `text` to a file that several processes share, in one write.
+pub fn append(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
+    file.write_all(text.as_bytes())
+}

@@ -1,0 +1,308 @@
+//! `roxe sweep -- PROGRAM`: tries every error path of a verbs program, one fault in each run.
+//!
+//! ```text
+//! plan.rs     the census of a first run becomes the list of faults to try
+//! trial.rs    one run: namespaces of its own, a time limit, what the processes said of themselves
+//! verdict.rs  the class of a run, and findings grouped by the place where the program broke
+//! report.rs   text, HTML, JUnit XML, SARIF and JSON
+//! ```
+
+mod plan;
+mod report;
+mod trial;
+mod verdict;
+
+use crate::output::{self, Result};
+use crate::progress::Progress;
+use crate::{files, library};
+use plan::{Classes, Fault};
+use roxe_base::weakest::Weakness;
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+use trial::{Limits, Trial};
+use verdict::{Finding, Judged, group, judge};
+
+pub(crate) use trial::{InnerArgs, inner};
+
+/// Arguments of `roxe sweep`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Let each call fail once. With none of --verbs, --completions, --events and --packets, all of
+    /// them are tried.
+    #[arg(long)]
+    verbs: bool,
+    /// Let each completion fail once.
+    #[arg(long)]
+    completions: bool,
+    /// Raise each event: port, device, queues, connections.
+    #[arg(long)]
+    events: bool,
+    /// Lose packets: of each queue pair and opcode the first, one in the middle and the last.
+    #[arg(long)]
+    packets: bool,
+    /// Also run on the weakest legal card, with the seeds 1 to N.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seeds: u64,
+    /// Make this one run, print what the program prints, and judge it: fault rules, or weakest=SEED
+    /// with names of weaknesses.
+    #[arg(long, value_name = "RULES", conflicts_with_all = ["verbs", "completions", "events", "packets", "seeds"])]
+    fault: Option<String>,
+    /// Runs at a time [default: one for each processor].
+    #[arg(short, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    jobs: Option<u16>,
+    /// Time after which a run hangs [default: ten times the first run, and 3 s].
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    timeout: Option<Duration>,
+    /// Begin no run after this time; the most different faults come first.
+    #[arg(long = "for", value_name = "TIME", value_parser = time)]
+    budget: Option<Duration>,
+    /// Write the findings to this file: .html, .xml (JUnit), .sarif or .json; may be repeated.
+    #[arg(long, value_name = "FILE")]
+    report: Vec<PathBuf>,
+    /// Do not fail for the findings that this file names.
+    #[arg(long, value_name = "FILE")]
+    baseline: Option<PathBuf>,
+    /// Write all findings to the file of --baseline.
+    #[arg(long, requires = "baseline")]
+    update_baseline: bool,
+    /// Keep the results in this folder, and go on where an earlier sweep with it stopped.
+    #[arg(long, value_name = "FOLDER")]
+    resume: Option<PathBuf>,
+    /// The program, or a script that starts several processes, and its arguments.
+    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM [ARGS]",
+          value_hint = clap::ValueHint::CommandWithArguments)]
+    command: Vec<OsString>,
+}
+
+/// Parses a time such as `500ms`, `30s` or `10m`.
+fn time(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text} is no time; write 500ms, 30s or 10m");
+    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let value: u32 = number.parse().map_err(|_| wrong())?;
+    let unit = match &text[number.len()..] {
+        "ms" => Duration::from_millis(1),
+        "s" => Duration::from_secs(1),
+        "m" => Duration::from_secs(60),
+        _ => return Err(wrong()),
+    };
+    Some(unit * value).filter(|time| !time.is_zero()).ok_or_else(wrong)
+}
+
+/// Time that a run may take beyond ten times the first run.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// Runs the sweep; the exit status is 0 without findings, 1 with some, and 2 if the program fails
+/// without a fault.
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let folder = Folder::make(args.resume.as_deref())?;
+    if let Some(fault) = &args.fault {
+        return repeat(args, &folder, &Fault::parse(fault)?);
+    }
+    let limits = Limits { time: args.timeout.unwrap_or(Duration::from_secs(600)), census: true, shows: false };
+    let first = Trial::run(&folder.0, "first", &Fault::none(), &args.command, limits)?;
+    if !first.succeeded() {
+        let said = first.said();
+        return Err(format!("the program fails without any fault: {}\n{said}", first.ending()).into());
+    }
+    let limit = args.timeout.unwrap_or(first.time * 10 + GRACE);
+    let census = files::read_text(&folder.0.join("first/census")).map_err(|_| {
+        "the program made no call of verbs; does it load roxe? Try `roxe run --explain -- PROGRAM`".to_owned()
+    })?;
+    let faults = plan::faults(&census, args.classes(), args.seeds);
+    let quiet = Limits { time: limit, census: false, shows: false };
+    let plain = Trial::run(&folder.0, "plain", &Fault::none(), &args.command, quiet)?;
+    if !plain.succeeded() {
+        return Err(format!("the program failed in its second run without any fault: {}", plain.ending()).into());
+    }
+    let judged = try_all(args, &folder, &faults, &plain, limit)?;
+    let findings = reduced(args, &folder, &plain, limit, group(&judged))?;
+    finish(args, &faults, &judged, &findings)
+}
+
+impl Args {
+    fn classes(&self) -> Classes {
+        let all = !(self.verbs || self.completions || self.events || self.packets) && self.seeds == 0;
+        Classes {
+            verbs: all || self.verbs,
+            completions: all || self.completions,
+            events: all || self.events,
+            packets: all || self.packets,
+        }
+    }
+
+    fn jobs(&self) -> usize {
+        let processors = || thread::available_parallelism().map_or(1, usize::from);
+        self.jobs.map_or_else(processors, usize::from)
+    }
+}
+
+/// The folder of a sweep, removed at the end unless it is that of `--resume`.
+struct Folder(PathBuf, bool);
+
+impl Folder {
+    fn make(kept: Option<&Path>) -> Result<Self> {
+        if let Some(path) = kept {
+            files::create_folder(path)?;
+            return Ok(Self(fs::canonicalize(path)?, false));
+        }
+        let base = files::private_folder(&files::base_folder()?.join("sweep"))?;
+        let path = base.join(std::process::id().to_string());
+        _ = fs::remove_dir_all(&path);
+        fs::create_dir(&path)?;
+        Ok(Self(path, true))
+    }
+
+    fn results(&self) -> PathBuf {
+        self.0.join("results.jsonl")
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if self.1 {
+            _ = fs::remove_dir_all(&self.0);
+        }
+    }
+}
+
+/// `--fault`: one run, with what the program prints.
+fn repeat(args: &Args, folder: &Folder, fault: &Fault) -> Result<ExitCode> {
+    let limits = Limits { time: args.timeout.unwrap_or(Duration::from_secs(60)), census: false, shows: true };
+    let plain = Trial::run(&folder.0, "plain", &Fault::none(), &args.command, Limits { shows: false, ..limits })?;
+    let limits = Limits { time: args.timeout.unwrap_or(plain.time * 10 + GRACE), ..limits };
+    let trial = Trial::run(&folder.0, "fault", fault, &args.command, limits)?;
+    let judged = judge(fault, &trial, &plain);
+    output::line(report::one(&judged));
+    Ok(if judged.class.is_finding() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Runs all faults that have no result yet, several at a time; returns the results in the order of
+/// the faults.
+fn try_all(args: &Args, folder: &Folder, faults: &[Fault], plain: &Trial, limit: Duration) -> Result<Vec<Judged>> {
+    let known = verdict::load(&folder.results());
+    let todo: Vec<_> = faults.iter().filter(|fault| known.iter().all(|known| known.fault != fault.text)).collect();
+    let (next, is_stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let progress = Mutex::new(Progress::new(todo.len()));
+    let (results, errors) = (Mutex::new(known), Mutex::new(Vec::new()));
+    let start = Instant::now();
+    thread::scope(|scope| {
+        for job in 0..args.jobs().min(todo.len().max(1)) {
+            let (next, todo, progress, results, errors, is_stopped) =
+                (&next, &todo, &progress, &results, &errors, &is_stopped);
+            scope.spawn(move || {
+                while let Some(fault) = todo.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if is_stopped.load(Ordering::Relaxed) || args.budget.is_some_and(|budget| start.elapsed() > budget)
+                    {
+                        return;
+                    }
+                    let limits = Limits { time: limit, census: false, shows: false };
+                    match Trial::run(&folder.0, &format!("run{job}"), fault, &args.command, limits) {
+                        Ok(trial) => {
+                            let judged = judge(fault, &trial, plain);
+                            let found = locked(results);
+                            let (mut found, line) = (found, judged.line());
+                            verdict::keep(&folder.results(), &line);
+                            found.push(judged);
+                            let findings = found.iter().filter(|judged| judged.class.is_finding()).count();
+                            drop(found);
+                            locked(progress).step(&status(start, next, todo.len(), findings));
+                        }
+                        Err(error) => {
+                            is_stopped.store(true, Ordering::Relaxed);
+                            locked(errors).push(error.to_string());
+                        }
+                    }
+                }
+            });
+        }
+    });
+    locked(&progress).clear();
+    if let Some(error) = locked(&errors).pop() {
+        return Err(error.into());
+    }
+    let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let of = |fault: &Fault| results.iter().find(|judged| judged.fault == fault.text).cloned();
+    Ok(faults.iter().filter_map(of).collect())
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the progress line says: findings, and an estimate of the time left.
+fn status(start: Instant, next: &AtomicUsize, total: usize, findings: usize) -> String {
+    let done = next.load(Ordering::Relaxed).clamp(1, total);
+    let left = start.elapsed().as_secs() * (total - done) as u64 / done as u64;
+    format!("failing runs {findings}, about {}:{:02} left", left / 60, left % 60)
+}
+
+/// Reduces the weaknesses of findings on the weakest card to those that matter.
+fn reduced(
+    args: &Args,
+    folder: &Folder,
+    plain: &Trial,
+    limit: Duration,
+    mut findings: Vec<Finding>,
+) -> Result<Vec<Finding>> {
+    for finding in &mut findings {
+        let Some(seed) = plan::seed_of(&finding.fault) else { continue };
+        let mut names: Vec<String> = Weakness::all().iter_names().map(|(name, _)| name.to_lowercase()).collect();
+        let mut at = 0;
+        while at < names.len() && names.len() > 1 {
+            let mut fewer = names.clone();
+            fewer.remove(at);
+            let fault = Fault::weakest(seed, &fewer);
+            let limits = Limits { time: limit, census: false, shows: false };
+            let trial = Trial::run(&folder.0, "reduce", &fault, &args.command, limits)?;
+            if judge(&fault, &trial, plain).class == finding.class {
+                names = fewer;
+            } else {
+                at += 1;
+            }
+        }
+        finding.fault = Fault::weakest(seed, &names).text;
+        finding.cause = plan::in_words(&names);
+    }
+    Ok(findings)
+}
+
+/// Prints the table, writes the reports and decides on the exit status.
+fn finish(args: &Args, faults: &[Fault], judged: &[Judged], findings: &[Finding]) -> Result<ExitCode> {
+    let known: BTreeSet<String> = match &args.baseline {
+        Some(path) if path.exists() => files::read_text(path)?.lines().map(str::to_owned).collect(),
+        _ => BTreeSet::new(),
+    };
+    let sweep = report::Sweep { command: &args.command, planned: faults.len(), judged, findings, known: &known };
+    output::line(sweep.text());
+    for path in &args.report {
+        files::write(path, sweep.document(path)?)?;
+    }
+    if let Some(path) = args.baseline.as_ref().filter(|_| args.update_baseline) {
+        let lines: String = findings.iter().map(|finding| finding.key() + "\n").collect();
+        files::write(path, lines)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let is_new = |finding: &&Finding| !known.contains(&finding.key());
+    Ok(if findings.iter().any(|finding| is_new(&finding)) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(time("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!((time("30s"), time("10m")), (Ok(Duration::from_secs(30)), Ok(Duration::from_secs(600))));
+        for text in ["", "s", "30", "0s", "1h", "-1s"] {
+            assert!(time(text).unwrap_err().contains("is no time"), "{text}");
+        }
+    }
+}

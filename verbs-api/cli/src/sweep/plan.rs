@@ -1,0 +1,281 @@
+//! The faults to try: from the census of a first run to fault rules, the most different first.
+
+use crate::output::Result;
+use roxe_transport::fault::{Rules, Verb};
+use std::collections::BTreeMap;
+
+/// Kinds of faults to try.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Classes {
+    pub(super) verbs: bool,
+    pub(super) completions: bool,
+    pub(super) events: bool,
+    pub(super) packets: bool,
+}
+
+/// What a program owes after a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Duty {
+    /// It may fail, with a message.
+    MayFail,
+    /// It must not pass as if nothing had happened.
+    MustNotice,
+    /// It must pass: the network and the card do what verbs allow.
+    MustPass,
+}
+
+/// One fault: a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Fault {
+    /// Fault rules, or `weakest=SEED,NAME...`.
+    pub(super) text: String,
+    pub(super) duty: Duty,
+    /// Place in the program, if the fault has one.
+    pub(super) site: String,
+    /// 0 for the first fault of its kind, higher for repetitions.
+    tier: usize,
+}
+
+/// Prefix of faults that are the weakest card.
+const WEAKEST: &str = "weakest=";
+
+impl Fault {
+    pub(super) fn none() -> Self {
+        Self { text: String::new(), duty: Duty::MustPass, site: String::new(), tier: 0 }
+    }
+
+    /// The fault of `--fault`.
+    pub(super) fn parse(text: &str) -> Result<Self> {
+        let mut fault = Self { text: text.to_owned(), ..Self::none() };
+        match text.strip_prefix(WEAKEST) {
+            Some(weakest) => _ = weakest.parse::<roxe_base::weakest::Wanted>()?,
+            None => {
+                let rules: Rules = text.parse()?;
+                let has = |action: &str| text.trim_start().starts_with(action);
+                fault.duty = match () {
+                    () if rules.calls().is_empty() => Duty::MustPass,
+                    () if has("complete") || must_notice(text) => Duty::MustNotice,
+                    () if has("slow") => Duty::MustPass,
+                    () => Duty::MayFail,
+                };
+            }
+        }
+        Ok(fault)
+    }
+
+    /// The weakest card with this seed and these weaknesses.
+    pub(super) fn weakest(seed: u64, names: &[String]) -> Self {
+        let names: String = names.iter().map(|name| format!(",{name}")).collect();
+        Self { text: format!("{WEAKEST}{seed}{names}"), ..Self::none() }
+    }
+
+    /// The options of `roxe run` that make the fault.
+    pub(super) fn options(&self) -> Option<String> {
+        match self.text.strip_prefix(WEAKEST) {
+            _ if self.text.is_empty() => None,
+            Some(weakest) => Some(format!("--weakest={weakest}")),
+            None => Some(format!("--faults={}", self.text)),
+        }
+    }
+
+    fn new(text: String, duty: Duty, site: &str, tier: usize) -> Self {
+        Self { text, duty, site: site.to_owned(), tier }
+    }
+}
+
+/// Returns the seed of a fault on the weakest card.
+pub(super) fn seed_of(text: &str) -> Option<u64> {
+    text.strip_prefix(WEAKEST)?.split(',').next()?.parse().ok()
+}
+
+/// Returns true if the rule fails a call that moves data: a program that goes on as before waits for
+/// a completion that never comes, or has not sent what it thinks.
+fn must_notice(rule: &str) -> bool {
+    ["fail ibv_post_", "fail ibv_wr_complete"].iter().any(|start| rule.starts_with(start))
+}
+
+/// Tells in words what these weaknesses do.
+pub(super) fn in_words(names: &[String]) -> String {
+    let words = |name: &String| match &**name {
+        "limits" => "the device has the limits of a small card",
+        "slots" => "a slot of the send queue is free only once a completion at or behind it was polled",
+        "placement" => "payload reaches memory in pieces and in any order until the operation completes",
+        "completions" => "completions are late, fewer per poll, and in any order between queues",
+        "events" => "arming covers only completions that come later",
+        "atomics" => "atomics are atomic only among those of the card",
+        "receives" => "a message of UC or UD that finds no receive is lost",
+        "loss" => "packets are lost and duplicated",
+        "acks" => "acknowledgements are late",
+        "numbers" => "numbers and keys are random, and used again at once",
+        "spurious" => "a completion event may come for a completion that was polled already",
+        "reuse" => "numbers of queue pairs are used again at once",
+        _ => "an unknown weakness",
+    };
+    let list: Vec<_> = names.iter().map(|name| format!("{name} ({})", words(name))).collect();
+    format!("breaks with {}", list.join(" and "))
+}
+
+/// The faults that the census of a program allows.
+pub(super) fn faults(census: &str, classes: Classes, seeds: u64) -> Vec<Fault> {
+    let mut found = Vec::new();
+    let mut process = "";
+    // How often a verb or queue was seen: repetitions come last.
+    let mut seen = BTreeMap::<String, usize>::new();
+    for line in census.lines() {
+        let words: Vec<_> = line.split('\t').collect();
+        let mut tier = |key: String| {
+            let count = seen.entry(key).or_default();
+            *count += 1;
+            *count - 1
+        };
+        match *words {
+            ["process", name, _] => process = name,
+            ["call", verb, state, site, nth, stack] if classes.verbs => {
+                if let Some(rule) = failing_call(process, verb, state, site, nth) {
+                    let duty = if must_notice(&rule) { Duty::MustNotice } else { Duty::MayFail };
+                    found.push(Fault::new(rule, duty, stack, tier(format!("{verb} {state}"))));
+                }
+            }
+            ["completion", ordinal, operation, count] if classes.completions => {
+                for rule in failing_completions(process, ordinal, operation, count.parse().unwrap_or(1)) {
+                    found.push(Fault::new(rule, Duty::MustNotice, "", tier(format!("completion {operation}"))));
+                }
+            }
+            ["completion", ordinal, operation, _] if classes.events => {
+                for event in ["QP_FATAL", "CQ_ERR"] {
+                    let rule = format!("event {event} process={process} qp=#{ordinal} op={operation} nth=1");
+                    found.push(Fault::new(rule, Duty::MayFail, "", tier(format!("event {event}"))));
+                }
+            }
+            ["packet", ordinal, opcode, count] if classes.packets => {
+                for nth in positions(count.parse().unwrap_or(1)) {
+                    let rule = format!("drop tx qp=#{ordinal} op={opcode} nth={nth} process={process}");
+                    found.push(Fault::new(rule, Duty::MustPass, "", tier(format!("packet {opcode}"))));
+                }
+            }
+            _ => {}
+        }
+        if classes.events {
+            for rule in events(process, &words) {
+                let key = rule.split(" process").next().unwrap_or_default().to_owned();
+                found.push(Fault::new(rule, Duty::MayFail, "", tier(key)));
+            }
+        }
+    }
+    found.extend((1..=seeds).map(|seed| Fault::weakest(seed, &[])));
+    found.sort_by_key(|fault| fault.tier);
+    let mut known = std::collections::BTreeSet::new();
+    found.retain(|fault| known.insert(fault.text.clone()));
+    found
+}
+
+fn failing_call(process: &str, verb: &str, state: &str, site: &str, nth: &str) -> Option<String> {
+    let verb = Verb::named(verb).filter(|verb| verb.fails_alone)?;
+    let state = if state == "-" || state.is_empty() { String::new() } else { format!(" {state}") };
+    let site = if site == "-" { String::new() } else { format!(" site={site}") };
+    let errno = verb.errnos.first()?.name;
+    Some(format!("fail {}{state} errno={errno} process={process}{site} nth={nth}", verb.name))
+}
+
+/// The first of `count`, one in the middle and the last.
+fn positions(count: u64) -> Vec<u64> {
+    let mut found = vec![1, count.div_ceil(2), count];
+    found.dedup();
+    found
+}
+
+fn failing_completions(process: &str, ordinal: &str, operation: &str, count: u64) -> Vec<String> {
+    let statuses: &[&str] = match operation {
+        "RECV" => &["WR_FLUSH_ERR"],
+        "SEND" => &["RETRY_EXC_ERR"],
+        "BIND" | "INVALIDATE" => &["MW_BIND_ERR"],
+        _ => &["RETRY_EXC_ERR", "REM_ACCESS_ERR"],
+    };
+    let rule =
+        |status: &str, nth| format!("complete {status} process={process} qp=#{ordinal} op={operation} nth={nth}");
+    let first = statuses.iter().map(|status| rule(status, 1));
+    let later = positions(count).into_iter().skip(1).map(|nth| rule(statuses[0], nth));
+    first.chain(later).collect()
+}
+
+/// The events that a line of the census allows.
+fn events(process: &str, words: &[&str]) -> Vec<String> {
+    let rule = |event: &str, more: &str| format!("event {event} process={process}{more}");
+    match *words {
+        ["occasion", event @ ("PORT_ERR" | "GID_CHANGE" | "DEVICE_FATAL"), _] => vec![rule(event, "")],
+        ["call", verb @ ("ibv_post_send" | "ibv_post_recv" | "ibv_modify_qp"), _, _, "1", _] => {
+            ["PORT_ERR", "DEVICE_FATAL"]
+                .map(|event| format!("event {event} call={verb} process={process} nth=1"))
+                .to_vec()
+        }
+        ["occasion", event @ ("ADDR_ERROR" | "ROUTE_ERROR" | "REJECTED" | "UNREACHABLE"), count] => {
+            let nth = positions(count.parse().unwrap_or(1)).into_iter().take(2);
+            nth.map(|nth| rule(event, &format!(" nth={nth}"))).collect()
+        }
+        ["occasion", "DISCONNECTED", _] => {
+            ["", " by=5ms"].map(|by| format!("event DISCONNECTED{by} process={process} nth=1")).to_vec()
+        }
+        _ => vec![],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CENSUS: &str = "process\tserver:0000002a\t17\n\
+        call\tibv_create_cq\t-\tmain.c:12\t1\tsetup (main.c:12) < main\n\
+        call\tibv_destroy_cq\t-\tmain.c:40\t1\tmain\n\
+        call\tibv_modify_qp\tRTR\tmain.c:20\t1\tmain\n\
+        call\tibv_post_send\t-\tmain.c:30\t1\tmain\n\
+        call\tibv_post_send\t-\tmain.c:30\t50\tmain\n\
+        completion\t0\tWRITE\t100\n\
+        packet\t0\tWRITE_ONLY\t2\n\
+        occasion\tREJECTED\t1\n";
+
+    const ALL: Classes = Classes { verbs: true, completions: true, events: true, packets: true };
+
+    fn texts(classes: Classes) -> Vec<String> {
+        faults(CENSUS, classes, 0).into_iter().map(|fault| fault.text).collect()
+    }
+
+    #[test]
+    fn calls_that_can_fail_fail_at_their_site() {
+        let verbs = Classes { completions: false, events: false, packets: false, ..ALL };
+        assert_eq!(
+            texts(verbs),
+            [
+                "fail ibv_create_cq errno=ENOMEM process=server:0000002a site=main.c:12 nth=1",
+                "fail ibv_modify_qp RTR errno=ENOMEM process=server:0000002a site=main.c:20 nth=1",
+                "fail ibv_post_send errno=ENOMEM process=server:0000002a site=main.c:30 nth=1",
+                "fail ibv_post_send errno=ENOMEM process=server:0000002a site=main.c:30 nth=50",
+            ]
+        );
+    }
+
+    #[test]
+    fn every_fault_is_a_rule_of_the_language() {
+        let all = texts(ALL);
+        assert!(all.len() > 12, "{all:?}");
+        for text in all {
+            let fault = Fault::parse(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
+            let planned = faults(CENSUS, ALL, 0).into_iter().find(|planned| planned.text == text).unwrap();
+            assert_eq!(fault.duty, planned.duty, "{text}");
+        }
+    }
+
+    #[test]
+    fn first_faults_of_each_kind_come_first() {
+        let all = faults(CENSUS, ALL, 2);
+        let at = |text: &str| all.iter().position(|fault| fault.text.contains(text)).unwrap();
+        assert!(at("nth=50") > at("REJECTED") && at("weakest=2") < at("nth=50"));
+        assert_eq!(all.iter().filter(|fault| seed_of(&fault.text).is_some()).count(), 2);
+    }
+
+    #[test]
+    fn weaknesses_are_told_in_words() {
+        for (name, _) in roxe_base::weakest::Weakness::all().iter_names() {
+            assert!(!in_words(&[name.to_lowercase()]).contains("unknown"), "{name}");
+        }
+    }
+}

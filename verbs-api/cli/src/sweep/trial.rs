@@ -1,0 +1,319 @@
+//! One run of the program, in process, network and mount namespaces of its own.
+//!
+//! ```text
+//! roxe sweep ── roxe sweep-trial      makes the namespaces
+//!                  └─ roxe sweep-trial --inner     process 1 there: waits, asks hanging threads
+//!                        └─ roxe run -- PROGRAM
+//! ```
+//!
+//! When process 1 ends, the kernel ends every process of the run.
+
+use super::plan::Fault;
+use super::{Result, library};
+use crate::files;
+use crate::view::{make_mounts_private, unshare_user};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
+use nix::unistd::{Gid, Uid};
+use roxe_check::outcome::{append, ask_for_stacks};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Arguments of `roxe sweep-trial`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct InnerArgs {
+    /// True for process 1 of the namespaces.
+    #[arg(long)]
+    inner: bool,
+    /// Milliseconds until the run hangs.
+    #[arg(long)]
+    limit: u64,
+    /// File of the outcome.
+    #[arg(long)]
+    outcome: PathBuf,
+    /// Arguments of `roxe run`.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    run: Vec<OsString>,
+}
+
+/// Conditions of a run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Time after which it hangs.
+    pub(super) time: Duration,
+    /// True to take the census.
+    pub(super) census: bool,
+    /// True if the user sees what the program prints.
+    pub(super) shows: bool,
+}
+
+/// The end of the process that the sweep started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    Exit(i32),
+    Signal(i32),
+    Hang,
+}
+
+/// A process that used roxe.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Process {
+    pub(super) pid: String,
+    /// Calls behind the first fault that destroyed something, and that tried again.
+    pub(super) destroyed: u64,
+    pub(super) tried: u64,
+    /// Asynchronous events left unread, and failed completions polled.
+    pub(super) unread: u64,
+    pub(super) polled: u64,
+}
+
+/// A fault that hit a process.
+#[derive(Clone, Debug)]
+pub(super) struct Hit {
+    pub(super) pid: String,
+    pub(super) stack: String,
+}
+
+/// A stack that a process wrote.
+#[derive(Clone, Debug)]
+pub(super) struct Written {
+    pub(super) pid: String,
+    pub(super) thread: String,
+    pub(super) signal: i32,
+    pub(super) stack: String,
+}
+
+/// A report of the checker.
+#[derive(Clone, Debug)]
+pub(super) struct Report {
+    pub(super) rule: String,
+    pub(super) severity: String,
+    pub(super) message: String,
+    pub(super) stack: String,
+    pub(super) pid: String,
+}
+
+/// A finished run.
+#[derive(Debug)]
+pub(super) struct Trial {
+    pub(super) end: Ending,
+    pub(super) time: Duration,
+    pub(super) processes: Vec<Process>,
+    pub(super) hits: Vec<Hit>,
+    pub(super) stacks: Vec<Written>,
+    pub(super) reports: Vec<Report>,
+    /// What each queue pair waited for, if the run hung.
+    pub(super) waits: String,
+    pub(super) stdout: String,
+    pub(super) stderr: String,
+}
+
+impl Trial {
+    /// Makes the run `name` in `folder`.
+    pub(super) fn run(folder: &Path, name: &str, fault: &Fault, program: &[OsString], limits: Limits) -> Result<Self> {
+        let folder = folder.join(name);
+        _ = fs::remove_dir_all(&folder);
+        fs::create_dir(&folder)?;
+        let (outcome, checks) = (folder.join("outcome"), folder.join("checks"));
+        let mut command = Command::new(library::own_program().ok_or("roxe sweep needs /proc")?);
+        command.arg("sweep-trial").arg(format!("--limit={}", limits.time.as_millis())).arg("--outcome").arg(&outcome);
+        command.args(["--", "--explain", "--check"]).arg("--report").arg(&checks).args(fault.options());
+        command.arg("--").args(program).stdin(Stdio::null()).env("ROXE_OUTCOME", &outcome);
+        if limits.census {
+            command.env("ROXE_CENSUS", folder.join("census"));
+        }
+        if !limits.shows {
+            command.stdout(File::create(folder.join("stdout"))?).stderr(File::create(folder.join("stderr"))?);
+        }
+        let start = Instant::now();
+        let status = command.status()?;
+        let time = start.elapsed();
+        let read = |name: &str| files::read(&folder.join(name)).map(|text| String::from_utf8_lossy(&text).into_owned());
+        let lines = read("outcome").unwrap_or_default();
+        let mut trial = Self {
+            end: Ending::Hang,
+            time,
+            processes: Vec::new(),
+            hits: Vec::new(),
+            stacks: Vec::new(),
+            reports: read("checks").unwrap_or_default().lines().filter_map(report).collect(),
+            waits: String::new(),
+            stdout: read("stdout").unwrap_or_default(),
+            stderr: read("stderr").unwrap_or_default(),
+        };
+        if !lines.lines().fold(false, |is_over, line| trial.take(line) || is_over) {
+            let why = trial.stderr.lines().last().unwrap_or("no reason is known").to_owned();
+            return Err(format!("a run could not be made ({status}): {why}").into());
+        }
+        Ok(trial)
+    }
+
+    /// Takes a line of the outcome. Returns true for the last one.
+    fn take(&mut self, line: &str) -> bool {
+        let words: Vec<_> = line.split('\t').collect();
+        match *words {
+            ["begin", _, pid] => self.processes.push(Process { pid: pid.to_owned(), ..Process::default() }),
+            ["fault", pid, _, stack] => self.hits.push(Hit { pid: pid.to_owned(), stack: stack.to_owned() }),
+            ["stack", pid, thread, signal, stack] => self.stacks.push(Written {
+                pid: pid.to_owned(),
+                thread: thread.to_owned(),
+                signal: signal.parse().unwrap_or(0),
+                stack: stack.to_owned(),
+            }),
+            ["end", pid, destroyed, tried, unread, polled] => {
+                let number = |text: &str| text.parse().unwrap_or(0);
+                if let Some(process) = self.processes.iter_mut().find(|process| process.pid == pid) {
+                    (process.destroyed, process.tried) = (number(destroyed), number(tried));
+                    (process.unread, process.polled) = (number(unread), number(polled));
+                }
+            }
+            ["waits", text] => {
+                self.waits += text;
+                self.waits.push('\n');
+            }
+            ["over", "exit", code] => self.end = Ending::Exit(code.parse().unwrap_or(1)),
+            ["over", "signal", signal] => self.end = Ending::Signal(signal.parse().unwrap_or(0)),
+            _ => {}
+        }
+        words.first() == Some(&"over")
+    }
+
+    pub(super) fn succeeded(&self) -> bool {
+        self.end == Ending::Exit(0)
+    }
+
+    /// The lines of standard error that are not roxe's.
+    pub(super) fn said(&self) -> String {
+        let own = |line: &&str| line.starts_with("roxe: ") || line.starts_with("    ");
+        let lines = self.stderr.lines().filter(|line| !own(line));
+        lines.map(|line| format!("{line}\n")).collect()
+    }
+
+    /// The lines in which roxe explains failures.
+    pub(super) fn explanations(&self) -> Vec<String> {
+        let lines = self.stderr.lines().filter_map(|line| line.strip_prefix("roxe: "));
+        lines.filter(|line| line.contains(" failed") || line.contains("wr_id")).map(str::to_owned).collect()
+    }
+
+    /// The ending in words.
+    pub(super) fn ending(&self) -> String {
+        match self.end {
+            Ending::Exit(code) => format!("exit status {code}"),
+            Ending::Signal(signal) => signal_name(signal),
+            Ending::Hang => format!("no end within {:.1} s", self.time.as_secs_f64()),
+        }
+    }
+}
+
+/// The name of a signal, such as `SIGSEGV`.
+pub(super) fn signal_name(signal: i32) -> String {
+    Signal::try_from(signal).map_or_else(|_| format!("signal {signal}"), |signal| format!("{signal:?}"))
+}
+
+/// A line of the file of `--report`.
+fn report(line: &str) -> Option<Report> {
+    let value: Value = serde_json::from_str(line).ok()?;
+    let text = |name: &str| value.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let calls = value.get("stacks")?.as_array()?.first().and_then(|stack| stack.get("calls")?.as_array());
+    let call = |call: &Value| {
+        let function = call.get("function")?.as_str()?.to_owned();
+        let place = call.get("file").and_then(Value::as_str).zip(call.get("line").and_then(Value::as_u64));
+        Some(place.map_or_else(|| function.clone(), |(file, line)| format!("{function} ({file}:{line})")))
+    };
+    let stack: Vec<_> = calls.into_iter().flatten().filter_map(call).collect();
+    let pid = value.get("process").map(ToString::to_string).unwrap_or_default();
+    Some(Report {
+        rule: text("rule"),
+        severity: text("severity"),
+        message: text("message"),
+        stack: stack.join(" < "),
+        pid,
+    })
+}
+
+/// `roxe sweep-trial`: makes the namespaces, or is process 1 in them.
+pub(crate) fn inner(args: &InnerArgs) -> Result<ExitCode> {
+    set_pdeathsig(Signal::SIGKILL)?;
+    if args.inner {
+        return supervise(args);
+    }
+    let spaces =
+        CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWIPC;
+    // Root may do without a user namespace.
+    if !(Uid::effective().is_root() && unshare(spaces).is_ok()) {
+        unshare_user(spaces, Uid::from_raw(0), Gid::from_raw(0)).map_err(|cause| {
+            format!("this system grants no user namespace: {cause}; run as root, or allow unprivileged user namespaces")
+        })?;
+    }
+    let mut command = Command::new(library::own_program().ok_or("roxe sweep needs /proc")?);
+    command.arg("sweep-trial").arg("--inner").arg(format!("--limit={}", args.limit));
+    command.arg("--outcome").arg(&args.outcome).arg("--").args(&args.run);
+    let status = command.status()?;
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Runs the program and notes how it ends.
+fn supervise(args: &InnerArgs) -> Result<ExitCode> {
+    make_mounts_private()?;
+    mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), None::<&str>)?;
+    let up = Command::new("ip").args(["link", "set", "lo", "up"]).status();
+    if !up.map_err(|cause| format!("cannot start ip of iproute2: {cause}"))?.success() {
+        return Err("cannot switch the loopback interface on".into());
+    }
+    let mut child =
+        Command::new(library::own_program().ok_or("roxe sweep needs /proc")?).arg("run").args(&args.run).spawn()?;
+    let (report, ended) = mpsc::channel();
+    thread::spawn(move || report.send(child.wait()));
+    let line = match ended.recv_timeout(Duration::from_millis(args.limit)) {
+        Ok(status) => over(status?),
+        Err(_) => {
+            note_hang(&args.outcome);
+            "over\thang\t-\n".to_owned()
+        }
+    };
+    append(&args.outcome, &line)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn over(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("over\texit\t{code}\n"),
+        (None, signal) => format!("over\tsignal\t{}\n", signal.unwrap_or(0)),
+    }
+}
+
+/// Longest wait for the stacks of a hanging run.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Notes the stacks of all threads that use roxe, and the state of their queue pairs.
+fn note_hang(outcome: &Path) {
+    let text = || fs::read_to_string(outcome).unwrap_or_default();
+    let words = text();
+    let pids = words.lines().filter_map(|line| line.strip_prefix("begin\t")?.split('\t').nth(1)?.parse::<u32>().ok());
+    let pids: BTreeSet<_> = pids.filter(|pid| Path::new(&format!("/proc/{pid}")).exists()).collect();
+    let threads = |pid: &u32| fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    let expected: usize = pids.iter().map(threads).sum();
+    pids.iter().for_each(|pid| ask_for_stacks(*pid));
+    let (start, pause) = (Instant::now(), Duration::from_millis(10));
+    // Threads that block the signal do not answer.
+    while text().lines().filter(|line| line.starts_with("stack\t")).count() < expected && start.elapsed() < PATIENCE {
+        thread::sleep(pause);
+    }
+    let processes = crate::status::known(None).unwrap_or_default();
+    for process in processes {
+        for qp in &process.qps {
+            let state: Vec<_> = qp.0.iter().map(|(name, value)| format!("{name} {value}")).collect();
+            _ = append(outcome, &format!("waits\t{} {}: {}\n", process.command, process.pid, state.join(", ")));
+        }
+    }
+}
