@@ -2,10 +2,10 @@
 //! that hit it, and its stacks when a signal ended it or when the sweep asks where it hangs.
 //!
 //! Lines with words separated by tabs go to a file that the processes of a run share: `begin
-//! PROGRAM PID`, `fault PID RULE STACK`, `stack PID THREAD SIGNAL STACK`, `end PID DESTROYED TRIED
+//! PROGRAM PID`, `fault PID RULE STACK`, `polled PID STACK`, `stack PID THREAD SIGNAL STACK`, `end PID DESTROYED TRIED
 //! UNREAD POLLED`. DESTROYED and TRIED count calls after the first fault: calls that destroy
-//! something, and calls that try again. UNREAD counts asynchronous events that the program has not
-//! taken, POLLED failed completions that it has.
+//! something, and calls that try again. UNREAD counts asynchronous events of a program that took none,
+//! POLLED failed completions that it has.
 
 use crate::stack::{Frame, Stack, fatal};
 use roxe_base::config::config;
@@ -24,6 +24,10 @@ static DESTROYED: AtomicU64 = AtomicU64::new(0);
 static TRIED: AtomicU64 = AtomicU64::new(0);
 /// Failed completions that the program has polled.
 static POLLED: AtomicU64 = AtomicU64::new(0);
+/// Asynchronous events that the program has taken.
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+/// Asynchronous events that closed contexts had.
+static CLOSED_UNREAD: AtomicU64 = AtomicU64::new(0);
 /// Faults so far.
 static FAULTS: AtomicU64 = AtomicU64::new(0);
 /// The function that counts unread asynchronous events.
@@ -46,9 +50,23 @@ pub fn count_unread_with(function: fn() -> usize) {
     let _ = UNREAD.set(function);
 }
 
-/// Counts a failed completion that the program has polled.
+/// Notes that the program polls a failed completion.
+#[cold]
 pub fn polled_failure() {
-    POLLED.fetch_add(1, Ordering::Relaxed);
+    let is_wanted = config().is_ok_and(|config| config.outcome.is_some());
+    if is_wanted && POLLED.fetch_add(1, Ordering::Relaxed) == 0 {
+        note(&format!("polled\t{}\t{}", std::process::id(), words(&Stack::here().frames())));
+    }
+}
+
+/// Counts an asynchronous event that the program takes.
+pub fn took_event() {
+    TAKEN.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Counts asynchronous events of a context that the program closes without taking them.
+pub fn closed_unread(events: usize) {
+    CLOSED_UNREAD.fetch_add(events as u64, Ordering::Relaxed);
 }
 
 /// Asks the threads of `process`, of this user, for their stacks; it must note its outcome.
@@ -91,7 +109,10 @@ pub(crate) fn called(verb: &Verb) {
 
 pub(crate) fn end() {
     let [destroyed, tried, polled] = [&DESTROYED, &TRIED, &POLLED].map(|count| count.load(Ordering::Relaxed));
-    let unread = UNREAD.get().map_or(0, |count| count());
+    // A program that reads events at all may end before the last one.
+    let reads = TAKEN.load(Ordering::Relaxed) > 0;
+    let left = || UNREAD.get().map_or(0, |count| count()) as u64 + CLOSED_UNREAD.load(Ordering::Relaxed);
+    let unread = if reads { 0 } else { left() };
     note(&format!("end\t{}\t{destroyed}\t{tried}\t{unread}\t{polled}", std::process::id()));
 }
 

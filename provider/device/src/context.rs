@@ -7,7 +7,7 @@ use crate::sleepers::watch_unread;
 use roxe_base::error::Error;
 use roxe_base::limits;
 use roxe_base::uses::ObjectId;
-use roxe_check::{Event, Made, Tracked, tell};
+use roxe_check::{Event, Made, Tracked, faults, outcome, tell};
 use roxe_engine::engine::Engine;
 use roxe_memory::table::MemoryTable;
 use roxe_observe::adapter::PortObserver;
@@ -35,6 +35,9 @@ impl Context {
     /// Closes the device. If nothing else in this process uses it, its threads have ended when this
     /// returns. Call it without locks; dropping the last reference closes too, but does not wait.
     pub fn close(self: Arc<Self>) {
+        if faults::is_on() {
+            outcome::closed_unread(self.events.len());
+        }
         let engine = Arc::clone(&self.engine);
         drop(self);
         engine.release();
@@ -101,7 +104,7 @@ impl Context {
     /// Waits for the next asynchronous event; EAGAIN if the descriptor is non-blocking and none is
     /// pending.
     pub fn next_async_event(&self) -> Result<AsyncEvent, Error> {
-        self.events.next()
+        self.events.next().inspect(|_| outcome::took_event())
     }
 
     /// Returns the descriptor to read a unit from, for a caller that sleeps itself; `None` if an
@@ -113,12 +116,12 @@ impl Context {
     /// Returns the next event to a caller of [`Context::before_async_wait`]; `slept` is true if it
     /// has read a unit. `None`: the event is gone, wait again.
     pub fn take_async_event(&self, slept: bool) -> Option<AsyncEvent> {
-        self.events.take_next(slept)
+        self.events.take_next(slept).inspect(|_| outcome::took_event())
     }
 
     /// As [`Context::next_async_event`], but never waits.
     pub fn try_next_async_event(&self) -> Option<AsyncEvent> {
-        self.events.take_next(false)
+        self.events.take_next(false).inspect(|_| outcome::took_event())
     }
 
     /// Returns the counters of this device in this process, by name.

@@ -77,6 +77,10 @@ fn raise(engine: &Engine, event: EventFault, (wait, down): (Duration, Duration))
         _ => [Some((PortChange::Gone, wait)), None],
     };
     for (change, wait) in changes.into_iter().flatten() {
+        if wait.is_zero() {
+            engine.adapter.report(change);
+            continue;
+        }
         let due: Arc<dyn Deadline> = Arc::new(Due { adapter: Arc::clone(&engine.adapter), change });
         engine.scheduler.add_deadline(clock::now().after(wait), Arc::downgrade(&due));
         // The timer does not keep it. A rule names few events, which may come until the end.

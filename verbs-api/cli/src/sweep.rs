@@ -243,6 +243,9 @@ fn status(start: Instant, next: &AtomicUsize, total: usize, findings: usize) -> 
     format!("failing runs {findings}, about {}:{:02} left", left / 60, left % 60)
 }
 
+/// Longest run for which pairs of weaknesses are tried one by one.
+const SHORT: Duration = Duration::from_secs(1);
+
 /// Reduces the weaknesses of findings on the weakest card to those that matter.
 fn reduced(
     args: &Args,
@@ -253,24 +256,38 @@ fn reduced(
 ) -> Result<Vec<Finding>> {
     for finding in &mut findings {
         let Some(seed) = plan::seed_of(&finding.fault) else { continue };
-        let mut names: Vec<String> = Weakness::all().iter_names().map(|(name, _)| name.to_lowercase()).collect();
-        let mut at = 0;
-        while at < names.len() && names.len() > 1 {
-            let mut fewer = names.clone();
-            fewer.remove(at);
-            let fault = Fault::weakest(seed, &fewer);
-            let limits = Limits { time: limit, census: false, shows: false };
+        let breaks = |names: &[String]| -> Result<bool> {
+            let (fault, limits) = (Fault::weakest(seed, names), Limits { time: limit, census: false, shows: false });
             let trial = Trial::run(&folder.0, "reduce", &fault, &args.command, limits)?;
-            if judge(&fault, &trial, plain).class == finding.class {
-                names = fewer;
-            } else {
-                at += 1;
-            }
-        }
+            Ok(judge(&fault, &trial, plain).class == finding.class)
+        };
+        let names = fewest(breaks, plain.time < SHORT)?;
         finding.fault = Fault::weakest(seed, &names).text;
         finding.cause = plan::in_words(&names);
     }
     Ok(findings)
+}
+
+/// The fewest weaknesses with which the program `breaks`: one, or two if `pairs` are to be tried, or
+/// those that are left when one after the other was taken away.
+fn fewest(breaks: impl Fn(&[String]) -> Result<bool>, pairs: bool) -> Result<Vec<String>> {
+    let all: Vec<String> = Weakness::all().iter_names().map(|(name, _)| name.to_lowercase()).collect();
+    let mut sets: Vec<Vec<String>> = all.iter().map(|name| vec![name.clone()]).collect();
+    for (at, name) in all.iter().enumerate().filter(|_| pairs) {
+        sets.extend(all[at + 1..].iter().map(|other| vec![name.clone(), other.clone()]));
+    }
+    for set in sets {
+        if breaks(&set)? {
+            return Ok(set);
+        }
+    }
+    let (mut names, mut at) = (all, 0);
+    while at < names.len() && names.len() > 1 {
+        let mut fewer = names.clone();
+        fewer.remove(at);
+        if breaks(&fewer)? { names = fewer } else { at += 1 }
+    }
+    Ok(names)
 }
 
 /// Prints the table, writes the reports and decides on the exit status.
@@ -296,6 +313,17 @@ fn finish(args: &Args, faults: &[Fault], judged: &[Judged], findings: &[Finding]
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reduction_finds_the_fewest_weaknesses() {
+        let breaks = |needed: &'static [&'static str]| {
+            move |names: &[String]| Ok(needed.iter().all(|need| names.iter().any(|name| name == need)))
+        };
+        assert_eq!(fewest(breaks(&["placement"]), true).unwrap(), ["placement"]);
+        assert_eq!(fewest(breaks(&["completions", "loss"]), true).unwrap(), ["completions", "loss"]);
+        assert_eq!(fewest(breaks(&["completions", "loss"]), false).unwrap(), ["completions", "loss"]);
+        assert_eq!(fewest(breaks(&["limits", "acks", "reuse"]), true).unwrap(), ["limits", "acks", "reuse"]);
+    }
 
     #[test]
     fn times_have_units() {

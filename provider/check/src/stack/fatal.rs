@@ -137,7 +137,10 @@ pub(crate) fn serve(write: impl Fn(i32, i32, &[usize])) {
         }
         // SAFETY: filled by a handler; every value of its fields is valid.
         let message = unsafe { message.assume_init() };
-        write(message.thread, message.signal, &message.addresses[..message.count.min(MOST)]);
+        let addresses = &message.addresses[..message.count.min(MOST)];
+        // The outermost address of a thread is 0.
+        let end = addresses.iter().position(|address| *address == 0).unwrap_or(addresses.len());
+        write(message.thread, message.signal, &addresses[..end]);
         WRITTEN.fetch_add(1, Ordering::Release);
     }
 }

@@ -110,6 +110,8 @@ pub(super) struct Trial {
     pub(super) time: Duration,
     pub(super) processes: Vec<Process>,
     pub(super) hits: Vec<Hit>,
+    /// The stack of the first call that polled a failed completion.
+    pub(super) polled_at: String,
     pub(super) stacks: Vec<Written>,
     pub(super) reports: Vec<Report>,
     /// What each queue pair waited for, if the run hung.
@@ -145,6 +147,7 @@ impl Trial {
             time,
             processes: Vec::new(),
             hits: Vec::new(),
+            polled_at: String::new(),
             stacks: Vec::new(),
             reports: read("checks").unwrap_or_default().lines().filter_map(report).collect(),
             waits: String::new(),
@@ -163,6 +166,7 @@ impl Trial {
         let words: Vec<_> = line.split('\t').collect();
         match *words {
             ["begin", _, pid] => self.processes.push(Process { pid: pid.to_owned(), ..Process::default() }),
+            ["polled", _, stack] => self.polled_at = stack.to_owned(),
             ["fault", pid, _, stack] => self.hits.push(Hit { pid: pid.to_owned(), stack: stack.to_owned() }),
             ["stack", pid, thread, signal, stack] => self.stacks.push(Written {
                 pid: pid.to_owned(),
@@ -188,8 +192,9 @@ impl Trial {
         words.first() == Some(&"over")
     }
 
+    /// Returns true for exit status 0, and for the status by which the checker replaces it.
     pub(super) fn succeeded(&self) -> bool {
-        self.end == Ending::Exit(0)
+        matches!(self.end, Ending::Exit(0 | roxe_check::EXIT_STATUS))
     }
 
     /// The lines of standard error that are not roxe's.
@@ -224,7 +229,10 @@ pub(super) fn signal_name(signal: i32) -> String {
 fn report(line: &str) -> Option<Report> {
     let value: Value = serde_json::from_str(line).ok()?;
     let text = |name: &str| value.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
-    let calls = value.get("stacks")?.as_array()?.first().and_then(|stack| stack.get("calls")?.as_array());
+    let stacks = value.get("stacks")?.as_array()?;
+    // A leak begins with the device, which stays because of the others.
+    let stack = if text("rule") == "leak" { stacks.last() } else { stacks.first() };
+    let calls = stack.and_then(|stack| stack.get("calls")?.as_array());
     let call = |call: &Value| {
         let function = call.get("function")?.as_str()?.to_owned();
         let place = call.get("file").and_then(Value::as_str).zip(call.get("line").and_then(Value::as_u64));

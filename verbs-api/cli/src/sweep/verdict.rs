@@ -80,7 +80,8 @@ pub(super) struct Judged {
 
 /// Judges a run by comparison with one without faults.
 pub(super) fn judge(fault: &Fault, trial: &Trial, plain: &Trial) -> Judged {
-    let site = trial.hits.iter().map(|hit| &*hit.stack).find(|stack| *stack != "-").unwrap_or_default();
+    let stacks = trial.hits.iter().map(|hit| &*hit.stack).chain([&*trial.polled_at]);
+    let site = stacks.into_iter().find(|stack| !["-", ""].contains(stack)).unwrap_or_default();
     let (class, what, place) = class_of(fault, trial, plain, site);
     let mut details = trial.explanations();
     details.truncate(8);
@@ -126,8 +127,7 @@ fn class_of(fault: &Fault, trial: &Trial, plain: &Trial, site: &str) -> (Class, 
     if let Some(report) = new.iter().find(|report| report.severity == "error") {
         return (Class::Misuse, format!("[{}] {}", report.rule, report.message), report.stack.clone());
     }
-    // The checker gives a program that ended well another status.
-    let failed = !trial.succeeded() && trial.end != Ending::Exit(roxe_check::EXIT_STATUS);
+    let failed = !trial.succeeded();
     if failed && fault.duty == Duty::MustPass {
         return (Class::Fails, format!("{}: {}", trial.ending(), last_line(trial)), String::new());
     }
@@ -210,11 +210,20 @@ impl Judged {
     fn place_key(&self) -> String {
         let innermost = |stack: &str| stack.split(" < ").next().filter(|call| !call.is_empty()).map(str::to_owned);
         let kind = || {
+            if self.class == Class::Unread {
+                return "asynchronous events".to_owned();
+            }
             let is_of_run =
                 |word: &&str| ["process=", "nth=", "qp=#", "seed="].iter().all(|prefix| !word.starts_with(prefix));
             self.fault.split_whitespace().filter(is_of_run).collect::<Vec<_>>().join(" ")
         };
-        innermost(&self.place).or_else(|| innermost(&self.site)).unwrap_or_else(kind)
+        let known = innermost(&self.place).or_else(|| innermost(&self.site));
+        let place = known.filter(|_| self.class != Class::Unread).unwrap_or_else(kind);
+        // A program that loops is stopped anywhere in the loop.
+        match place.rsplit_once(':').filter(|_| self.class == Class::Hang) {
+            Some((function, line)) if line.trim_end_matches(')').parse::<u64>().is_ok() => format!("{function})"),
+            _ => place,
+        }
     }
 }
 
