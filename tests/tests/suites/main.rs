@@ -54,6 +54,8 @@ mod tools {
     pub(crate) mod lab;
     pub(crate) mod manual;
     pub(crate) mod misuse;
+    pub(crate) mod sweep;
+    pub(crate) mod sweep_twins;
     pub(crate) mod trace;
     pub(crate) mod view;
 }
@@ -119,6 +121,8 @@ const SUITES: &[Suite] = suites![
     tools::install true,
     tools::lab true,
     tools::misuse true,
+    tools::sweep true,
+    tools::sweep_twins true,
     tools::trace true,
     tools::view true,
     security::ways true,
