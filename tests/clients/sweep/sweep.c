@@ -387,11 +387,14 @@ static bool rejected(void) {
             next_event(near, RDMA_CM_EVENT_ROUTE_RESOLVED, NULL) && !rdma_create_qp(client, NULL, &init) &&
             !rdma_connect(client, &param);
     }
-    // A request that never came is not accepted.
-    struct pollfd arrived = {.fd = far ? far->fd : -1, .events = POLLIN};
-    if (good && poll(&arrived, 1, 300) == 1)
+    // The request may come late; without it the client is told why.
+    while (good && !request) {
+        struct pollfd channels[] = {{.fd = far->fd, .events = POLLIN}, {.fd = near->fd, .events = POLLIN}};
+        if (poll(channels, 2, -1) < 1 || !channels[0].revents)
+            break;
         good = next_event(far, RDMA_CM_EVENT_CONNECT_REQUEST, &request) && !rdma_create_qp(request, NULL, &init) &&
             !rdma_accept(request, &param);
+    }
     good = good && next_event(near, RDMA_CM_EVENT_ESTABLISHED, NULL);
     if (!good)
         failed("connection");

@@ -83,6 +83,9 @@ impl Fault {
     }
 }
 
+/// Ordinal in a census of queue pair 1, which carries messages of the connection manager.
+const GSI: &str = "4294967295";
+
 /// Returns the seed of a fault on the weakest card.
 pub(super) fn seed_of(text: &str) -> Option<u64> {
     text.strip_prefix(WEAKEST)?.split(',').next()?.parse().ok()
@@ -148,8 +151,9 @@ pub(super) fn faults(census: &str, classes: Classes, seeds: u64) -> Vec<Fault> {
                 }
             }
             ["packet", ordinal, opcode, count] if classes.packets => {
+                let qp = if ordinal == GSI { "0x1".to_owned() } else { format!("#{ordinal}") };
                 for nth in positions(count.parse().unwrap_or(1)) {
-                    let rule = format!("drop tx qp=#{ordinal} op={opcode} nth={nth} process={process}");
+                    let rule = format!("drop tx qp={qp} op={opcode} nth={nth} process={process}");
                     found.push(Fault::new(rule, Duty::MustPass, "", tier(format!("packet {opcode}"))));
                 }
             }
@@ -231,6 +235,7 @@ mod tests {
         call\tibv_post_send\t-\tmain.c:30\t50\tmain\n\
         completion\t0\tWRITE\t100\n\
         packet\t0\tWRITE_ONLY\t2\n\
+        packet\t4294967295\tSEND_ONLY\t1\n\
         occasion\tREJECTED\t1\n";
 
     const ALL: Classes = Classes { verbs: true, completions: true, events: true, packets: true };

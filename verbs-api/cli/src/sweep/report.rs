@@ -66,13 +66,15 @@ impl Sweep<'_> {
         }
         let left = self.planned - self.judged.len();
         let counts = self.counts().into_iter().map(|(class, count)| format!("{} {count}", class.name()));
-        let _ = write!(text, "{} runs: {}", self.judged.len(), counts.collect::<Vec<_>>().join(", "));
+        let runs = if self.judged.len() == 1 { "1 run".to_owned() } else { format!("{} runs", self.judged.len()) };
+        let _ = write!(text, "{runs}: {}", counts.collect::<Vec<_>>().join(", "));
         if left > 0 {
             let _ = write!(text, "; {left} not tried");
         }
         let new = self.findings.iter().filter(|finding| !self.known.contains(&finding.key())).count();
         let _ = match (self.findings.len(), new) {
             (0, _) => write!(text, "\nNothing found."),
+            (1, 0) => write!(text, "\n1 finding, in the baseline."),
             (all, 0) => write!(text, "\n{all} findings, all in the baseline."),
             (1, _) => write!(text, "\n1 finding."),
             (all, new) if all == new => write!(text, "\n{all} findings."),
@@ -297,7 +299,7 @@ mod tests {
 
     #[test]
     fn runs_that_break_at_one_place_are_one_finding() {
-        let text = with_sweep(Sweep::text);
+        let text = with_sweep(|sweep| sweep.text());
         assert!(text.starts_with("crash        fill<int> (a.c:12)\n"), "{text}");
         assert!(text.contains("2 runs, first: fail ibv_create_cq errno=ENOMEM nth=1"), "{text}");
         assert!(text.contains("roxe sweep --fault 'fail ibv_create_cq errno=ENOMEM nth=1' -- ./p 'a b'"), "{text}");

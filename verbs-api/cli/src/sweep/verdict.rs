@@ -145,7 +145,7 @@ fn class_of(fault: &Fault, trial: &Trial, plain: &Trial, site: &str) -> (Class, 
     }
     let unread: u64 = processes.iter().map(|process| process.unread).sum();
     if unread > plain.processes.iter().map(|process| process.unread).sum() && fault.text.starts_with("event") {
-        return (Class::Unread, format!("{unread} asynchronous events were never read"), String::new());
+        return (Class::Unread, format!("{} never read", counted(unread, "asynchronous event")), String::new());
     }
     if !failed {
         return (Class::Passes, String::new(), String::new());
@@ -159,6 +159,11 @@ fn class_of(fault: &Fault, trial: &Trial, plain: &Trial, site: &str) -> (Class, 
 /// The stack, unless it is unknown.
 fn known(stack: &str) -> String {
     if stack == "-" { String::new() } else { stack.to_owned() }
+}
+
+/// A number with its noun and verb.
+fn counted(number: u64, noun: &str) -> String {
+    if number == 1 { format!("1 {noun} was") } else { format!("{number} {noun}s were") }
 }
 
 /// The last line that the program said.
@@ -253,11 +258,18 @@ pub(super) struct Finding {
 }
 
 impl Finding {
-    /// Identifies the finding in a baseline; without line numbers, so that it survives other edits.
+    /// Identifies the finding in a baseline; without folders and line numbers, so that it survives other
+    /// edits.
     pub(super) fn key(&self) -> String {
-        let place: Vec<_> =
-            self.place.split(':').filter(|part| part.trim_end_matches(')').parse::<u64>().is_err()).collect();
-        format!("{} {}", self.class.name(), place.join(":").trim_end_matches(')'))
+        let place = match self.place.strip_suffix(')').and_then(|place| place.split_once(" (")) {
+            Some((function, file)) => {
+                let (path, line) = file.rsplit_once(':').unwrap_or((file, "0"));
+                let path = if line.parse::<u64>().is_ok() { path } else { file };
+                format!("{function} ({})", path.rsplit('/').next().unwrap_or(path))
+            }
+            None => self.place.clone(),
+        };
+        format!("{} {place}", self.class.name())
     }
 }
 

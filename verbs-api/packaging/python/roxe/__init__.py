@@ -14,8 +14,9 @@ import os
 import shutil
 import subprocess
 import sysconfig
+import tempfile
 
-__all__ = ["command", "env", "program", "run", "start"]
+__all__ = ["command", "env", "program", "run", "start", "sweep"]
 
 
 def program():
@@ -61,3 +62,23 @@ def run(arguments, *, netdev=None, profile=None, faults=None, capture=None, trac
 def start(arguments, *, options=None, **keywords):
     """subprocess.Popen under `roxe run` with these options."""
     return subprocess.Popen(command(arguments, **(options or {})), **keywords)
+
+
+def sweep(arguments, **options):
+    """The findings of `roxe sweep`, in dictionaries with `class`, `place`, `ending`, `faults` and `repeat`.
+
+    The options are those of `roxe sweep`: `verbs=True`, `seeds=5`, `timeout="10s"`, `budget="5m"` (`--for`), `jobs`,
+    `baseline`, `resume`; findings of the baseline are left out. A program that fails without faults raises
+    subprocess.CalledProcessError.
+    """
+    names = {"budget": "for"}
+    options = {names.get(name, name): value for name, value in options.items()}
+    jobs = options.pop("jobs", None)
+    with tempfile.TemporaryDirectory() as folder:
+        report = os.path.join(folder, "sweep.json")
+        words = [program(), "sweep", *_words({**options, "report": report}), *([f"-j{jobs}"] if jobs else [])]
+        done = subprocess.run([*words, "--", *map(os.fspath, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        if not os.path.exists(report):
+            raise subprocess.CalledProcessError(done.returncode, done.args, done.stdout, done.stderr)
+        with open(report, encoding="utf-8") as file:
+            return [finding for finding in json.load(file)["findings"] if not finding["known"]]

@@ -9,6 +9,9 @@
         roxe_card.expect("key-stale")
         roxe_card.run(["./uses_a_stale_key"])
 
+    def test_error_paths(roxe_card):
+        roxe_card.sweep(["./pair.sh"], budget="5m")
+
 Defaults: `check="all"`, `report` a file in `tmp_path`, all other options of `roxe run` off. Errors that the checker
 reports fail the test when it ends, unless the test expects them (`roxe_card.expect(rule)`, or `expect=rule` or a
 list of rules in the mark); so does an expected report that does not come. Programs keep the exit status that they
@@ -41,6 +44,7 @@ class Card:
         self._expected = [expected] if isinstance(expected, str) else list(expected)
         self._report = folder / "roxe-reports.jsonl"
         self._processes = []
+        self._findings = []
         self._name = uuid.uuid4().hex
         if options["check"]:
             rules = "on" if options["check"] is True else options["check"]
@@ -61,6 +65,11 @@ class Card:
         """subprocess.run on this card."""
         return subprocess.run(roxe.command(arguments, **self.options), **self._marked(keywords))
 
+    def sweep(self, arguments, **options):
+        """Has the test fail with the findings of `roxe sweep`; the options are those of roxe.sweep."""
+        for finding in roxe.sweep(arguments, **options):
+            self._findings.append(f"{finding['class']}: {finding['place']}: {finding['ending']}\n    {finding['repeat']}")
+
     def reports(self):
         """What the checker has reported so far: dictionaries, as docs/reference/checker.md describes them."""
         if not self._report.exists():
@@ -78,7 +87,9 @@ class Card:
         wrong = [_words(report) for report in reports
                  if report.get("severity") == "error" and report.get("rule") not in self._expected]
         wrong += [f"no report of {rule}, which the test expects" for rule in self._expected if rule not in found]
-        return "roxe's checker: " + "\n".join(wrong) if wrong else None
+        said = ["roxe's checker: " + "\n".join(wrong)] if wrong else []
+        said += ["roxe sweep: " + "\n".join(self._findings)] if self._findings else []
+        return "\n".join(said) or None
 
     def close(self):
         """Kills what is still running."""

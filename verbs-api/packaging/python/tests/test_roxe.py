@@ -56,6 +56,20 @@ def test_options_may_be_numbers(roxe_card):
     assert output.stdout == "7\n"
 
 
+def test_a_sweep_tells_findings(pytester):
+    assert roxe.sweep(["ibv_devinfo"], verbs=True, jobs=1) == []
+    with pytest.raises(subprocess.CalledProcessError):
+        roxe.sweep(["false"])
+    # A program that waits for ever once a call has failed.
+    pytester.makepyfile(
+        "def test_careless(roxe_card):\n"
+        "    roxe_card.sweep(['sh', '-c', 'ibv_devices || sleep 100'], verbs=True, timeout='5s')\n"
+    )
+    result = pytester.runpytest_subprocess()
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*roxe sweep: hang: *"])
+
+
 def test_processes_that_programs_left_behind_are_killed(pytester):
     pytester.makepyfile(
         "def test_leaves(roxe_card):\n"
