@@ -1,8 +1,9 @@
 //! Faults of calls, completions and events: the rules of `ROXE_FAULTS` in this process, and its
 //! census (`ROXE_CENSUS`), from which `roxe sweep` takes the faults to try.
 //!
-//! [`crate::outcome`] notes what hit the process. While nothing of this is wanted, a control call costs one load, and posting and polling nothing: the
-//! C library then hands out functions that do not ask.
+//! [`crate::outcome`] notes what hit the process. While nothing of this is wanted, a control call
+//! costs one load, and posting and polling nothing: the C library then hands out functions that do
+//! not ask.
 
 use crate::stack::{Frame, Stack};
 use crate::{explain, outcome};
@@ -80,7 +81,8 @@ pub(crate) fn on_load() {
     ON.store(is_wanted, Ordering::Relaxed);
 }
 
-/// The rules of this process with their seed, announced on the first call; `None` if there are none.
+/// The rules of this process with their seed, announced on the first call; `None` if there are
+/// none.
 ///
 /// # Errors
 /// EINVAL if `ROXE_FAULTS` cannot be parsed; an errno if no seed can be drawn.

@@ -2,10 +2,10 @@
 //! that hit it, and its stacks when a signal ended it or when the sweep asks where it hangs.
 //!
 //! Lines with words separated by tabs go to a file that the processes of a run share: `begin
-//! PROGRAM PID`, `fault PID RULE STACK`, `polled PID STACK`, `stack PID THREAD SIGNAL STACK`, `end PID DESTROYED TRIED
-//! UNREAD POLLED`. DESTROYED and TRIED count calls after the first fault: calls that destroy
-//! something, and calls that try again. UNREAD counts asynchronous events of a program that took none,
-//! POLLED failed completions that it has.
+//! PROGRAM PID`, `fault PID RULE STACK`, `polled PID STACK`, `stack PID THREAD SIGNAL STACK`, `end
+//! PID DESTROYED TRIED UNREAD POLLED`. DESTROYED and TRIED count calls after the first fault: calls
+//! that destroy something, and calls that try again. UNREAD counts asynchronous events of a program
+//! that took none, POLLED failed completions that it has.
 
 use crate::stack::{Frame, Stack, fatal};
 use roxe_base::config::config;

@@ -1,6 +1,6 @@
-// Programs for `roxe sweep`: `sweep CASE wrong` has one mistake on an error path, `sweep CASE right`
-// is the same program without it. Both pass when nothing fails. Each right twin ends with 0, or with
-// 1, a message and nothing left behind.
+// Programs for `roxe sweep`: `sweep CASE wrong` has one mistake on an error path, `sweep CASE
+// right` is the same program without it. Both pass when nothing fails. Each right twin ends with 0,
+// or with 1, a message and nothing left behind.
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <poll.h>
@@ -17,8 +17,8 @@ enum { SIZE = 65536 };
 
 static bool wrong;
 
-// Two queue pairs that are connected to each other, and what they need. A field that was not created
-// is NULL.
+// Two queue pairs that are connected to each other, and what they need. A field that was not
+// created is NULL.
 struct pair {
     struct ibv_context *context;
     struct ibv_pd *pd;
@@ -35,7 +35,8 @@ static bool failed(const char *what) {
     return false;
 }
 
-// Takes the asynchronous events that are there. Returns false for one that the device does not survive.
+// Takes the asynchronous events that are there. Returns false for one that the device does not
+// survive.
 static bool take_events(struct ibv_context *context) {
     struct pollfd events = {.fd = context->async_fd, .events = POLLIN};
     bool good = true;
@@ -447,7 +448,8 @@ static bool early_read(void) {
     return good;
 }
 
-// After the first of two completions the queue is armed again, and the second one may be there already.
+// After the first of two completions the queue is armed again, and the second one may be there
+// already.
 static bool late_arm(void) {
     struct pair pair = {0};
     struct ibv_wc wc;

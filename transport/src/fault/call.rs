@@ -42,8 +42,8 @@ pub struct Verb {
     pub name: &'static str,
     /// Errors that its man page allows or that the kernel gives, the default first.
     pub errnos: &'static [Errno],
-    /// False for calls that fail only if the program misuses them, such as `ibv_destroy_qp`, which a
-    /// sweep leaves alone.
+    /// False for calls that fail only if the program misuses them, such as `ibv_destroy_qp`, which
+    /// a sweep leaves alone.
     pub fails_alone: bool,
 }
 
@@ -374,7 +374,8 @@ pub struct CallRule {
     pub rate: Option<Rate>,
     /// Program, or program and arguments; see [`Process`].
     pub process: Option<Box<str>>,
-    /// Function of the program, `file:line`, or `file+0xoffset`, somewhere on the stack of the call.
+    /// Function of the program, `file:line`, or `file+0xoffset`, somewhere on the stack of the
+    /// call.
     pub site: Option<Box<str>>,
     /// Time since the process opened its first device.
     pub at: Option<Window>,
@@ -408,8 +409,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// The process with this command line, as in `/proc/PID/cmdline`: each argument ends with a zero
-    /// byte.
+    /// The process with this command line, as in `/proc/PID/cmdline`: each argument ends with a
+    /// zero byte.
     pub fn of_command_line(line: &[u8]) -> Self {
         let end = line.iter().position(|byte| *byte == 0).unwrap_or(line.len());
         let program = String::from_utf8_lossy(&line[..end]);
@@ -510,8 +511,8 @@ pub struct Completion {
 }
 
 impl CallRule {
-    /// Returns true if the fields that need no counting allow the call; `is_at` compares a site with
-    /// the stack of the call.
+    /// Returns true if the fields that need no counting allow the call; `is_at` compares a site
+    /// with the stack of the call.
     pub(super) fn is_for_call(&self, call: &Call<'_>, is_at: &mut dyn FnMut(&str) -> bool) -> bool {
         let is_verb = match &self.action {
             CallAction::Fail { verb, state, .. } | CallAction::Slow { verb, state, .. } => {

@@ -3,7 +3,8 @@
 
 use super::call::{Call, CallAction, CallRule, Completion, Errno, EventFault};
 use super::injector::{mix, salt};
-use super::rule::{Hold, Rules, Window};
+use super::rule::{Hold, Window};
+use super::rules::Rules;
 use crate::wr::WcStatus;
 use core::fmt;
 use core::time::Duration;
@@ -152,8 +153,9 @@ impl CallInjector {
         verdict
     }
 
-    /// Decides how often `event`, which no rule ties to a call, happens on this occasion. For events
-    /// of the device the occasion is its opening, and `at` of the rule is the time until the event.
+    /// Decides how often `event`, which no rule ties to a call, happens on this occasion. For
+    /// events of the device the occasion is its opening, and `at` of the rule is the time until the
+    /// event.
     pub fn occasion(&mut self, event: EventFault, at: Duration) -> Vec<Raised> {
         let mut found = Vec::new();
         for judged in &mut self.rules {

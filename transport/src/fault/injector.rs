@@ -1,7 +1,8 @@
 //! [`Injector`] applies rules to packets: it keeps the counters and message numbers of each queue
 //! pair, and derives random decisions from the seed.
 
-use super::rule::{Action, Hold, Part, Rule, Rules};
+use super::rule::{Action, Hold, Part, Rule};
+use super::rules::Rules;
 use super::verdict::{Corruption, RuleId, Seen, Verdict};
 use core::fmt::{self, Write};
 use core::time::Duration;

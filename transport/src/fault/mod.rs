@@ -33,6 +33,7 @@ mod call_injector;
 mod injector;
 mod parse;
 mod rule;
+mod rules;
 mod verdict;
 
 #[cfg(test)]
@@ -42,5 +43,6 @@ pub use call::{Call, CallAction, CallRule, Completion, Errno, EventFault, Proces
 pub use call_injector::{CallInjector, CallReport, CallVerdict, CompletionFault, CompletionVerdict, Raised};
 pub use injector::{Injector, RuleReport, mix};
 pub use parse::RuleError;
-pub use rule::{Action, Hold, OpSet, Part, PsnSpans, QpSelector, Rate, Rule, Rules, ServiceSet, Spans, Window};
+pub use rule::{Action, Hold, OpSet, Part, PsnSpans, QpSelector, Rate, Rule, ServiceSet, Spans, Window};
+pub use rules::Rules;
 pub use verdict::{Corruption, Direction, Forged, RuleId, Seen, Verdict};

@@ -1,7 +1,8 @@
 //! Parses rules from text. Any text gives rules of bounded size, or an error that quotes the word.
 
 use super::call::{CallAction, CallRule, Errno, EventFault, Verb, WcOps, status_named, status_names};
-use super::rule::{Action, Hold, OpSet, Part, PsnSpans, QpSelector, Rate, Rule, Rules, ServiceSet, Spans, Window};
+use super::rule::{Action, Hold, OpSet, Part, PsnSpans, QpSelector, Rate, Rule, ServiceSet, Spans, Window};
+use super::rules::Rules;
 use super::verdict::{Direction, Forged};
 use core::fmt;
 use core::net::IpAddr;

@@ -1,6 +1,5 @@
-//! Rules as values, and their text, which `parse.rs` parses back to the same rules.
+//! Rules about packets as values, and their text, which `parse.rs` parses back to the same rules.
 
-use super::call::{CallRule, Process};
 use super::verdict::{Direction, Forged, Seen};
 use core::fmt::{self, Display, Formatter};
 use core::time::Duration;
@@ -170,7 +169,7 @@ pub struct Rule {
     pub nth: Option<Spans>,
     /// Maximum number of faults.
     pub times: Option<u32>,
-    /// Program whose processes the rule is for; see [`Process`].
+    /// Program whose processes the rule is for; see [`Process`](super::Process).
     pub process: Option<Box<str>>,
 }
 
@@ -195,69 +194,6 @@ impl Rule {
             && self.psn.as_ref().is_none_or(|psns| psns.contains(seen.packet.header.bth.psn))
             && self.msg.as_ref().is_none_or(|list| msg.is_some_and(|msg| list.contains(msg)))
             && self.action.applies_to(seen)
-    }
-}
-
-/// A list of rules with the seed of their random decisions.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rules {
-    seed: Option<u64>,
-    list: Vec<Rule>,
-    calls: Vec<CallRule>,
-}
-
-impl Rules {
-    /// Maximum number of rules.
-    pub const MAX: usize = 256;
-
-    /// The first [`Rules::MAX`] rules of `list`, about packets.
-    pub fn new(seed: Option<u64>, mut list: Vec<Rule>) -> Self {
-        list.truncate(Self::MAX);
-        Self { seed, list, calls: Vec::new() }
-    }
-
-    /// The same with the first [`Rules::MAX`] rules of `calls`.
-    #[must_use]
-    pub fn with_calls(mut self, mut calls: Vec<CallRule>) -> Self {
-        calls.truncate(Self::MAX);
-        self.calls = calls;
-        self
-    }
-
-    /// The same with this seed.
-    #[must_use]
-    pub fn with_seed(mut self, seed: u64) -> Self {
-        self.seed = Some(seed);
-        self
-    }
-
-    /// The rules that are for `process`.
-    #[must_use]
-    pub fn for_process(&self, process: &Process) -> Self {
-        let is_for = |named: &Option<Box<str>>| named.as_deref().is_none_or(|named| process.is(named));
-        let list = self.list.iter().filter(|rule| is_for(&rule.process)).cloned().collect();
-        let calls = self.calls.iter().filter(|rule| is_for(&rule.process)).cloned().collect();
-        Self { seed: self.seed, list, calls }
-    }
-
-    /// The seed, if set.
-    pub const fn seed(&self) -> Option<u64> {
-        self.seed
-    }
-
-    /// The rules about packets, in order.
-    pub fn list(&self) -> &[Rule] {
-        &self.list
-    }
-
-    /// The rules about calls, completions and events, in order.
-    pub fn calls(&self) -> &[CallRule] {
-        &self.calls
-    }
-
-    /// Returns true if there is no rule.
-    pub fn is_empty(&self) -> bool {
-        self.list.is_empty() && self.calls.is_empty()
     }
 }
 
@@ -459,15 +395,6 @@ impl Display for OpSet {
             }
         }
         Ok(())
-    }
-}
-
-impl Display for Rules {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let seed = self.seed.map(|seed| format!("seed={seed}"));
-        let rules = self.list.iter().map(Rule::to_string).chain(self.calls.iter().map(CallRule::to_string));
-        let parts: Vec<_> = seed.into_iter().chain(rules).collect();
-        f.write_str(&parts.join("; "))
     }
 }
 

@@ -79,11 +79,11 @@ enum Command {
     Lab(lab::Args),
     /// Try every error path of a verbs program.
     ///
-    /// A first run counts calls, completions, packets and connections. Then one fault hits each run:
-    /// a call or a completion fails, an event is raised, a packet is lost. Each run has namespaces
-    /// and a time limit of its own. Crashes, hangs, misuse, leaks and failures that the program does
-    /// not notice are grouped by the place where the program broke, each with the command that
-    /// repeats it. The exit status is 0 if nothing was found, otherwise 1.
+    /// A first run counts calls, completions, packets and connections. Then one fault hits each
+    /// run: a call or a completion fails, an event is raised, a packet is lost. Each run has
+    /// namespaces and a time limit of its own. Crashes, hangs, misuse, leaks and failures that the
+    /// program does not notice are grouped by the place where the program broke, each with the
+    /// command that repeats it. The exit status is 0 if nothing was found, otherwise 1.
     #[command(override_usage = "roxe sweep [OPTIONS] -- PROGRAM [ARGS]...")]
     Sweep(sweep::Args),
     /// Check what works on this host, and say what to do about the rest.

@@ -12,9 +12,9 @@ mod report;
 mod trial;
 mod verdict;
 
+use crate::files;
 use crate::output::{self, Result};
 use crate::progress::Progress;
-use crate::{files, library};
 use plan::{Classes, Fault};
 use roxe_base::weakest::Weakness;
 use std::collections::BTreeSet;
@@ -268,8 +268,8 @@ fn reduced(
     Ok(findings)
 }
 
-/// The fewest weaknesses with which the program `breaks`: one, or two if `pairs` are to be tried, or
-/// those that are left when one after the other was taken away.
+/// The fewest weaknesses with which the program `breaks`: one, or two if `pairs` are to be tried,
+/// or those that are left when one after the other was taken away.
 fn fewest(breaks: impl Fn(&[String]) -> Result<bool>, pairs: bool) -> Result<Vec<String>> {
     let all: Vec<String> = Weakness::all().iter_names().map(|(name, _)| name.to_lowercase()).collect();
     let mut sets: Vec<Vec<String>> = all.iter().map(|name| vec![name.clone()]).collect();

@@ -1,6 +1,6 @@
-//! Signals that end a process, or that ask where a thread is: the handler hands the return addresses
-//! of the thread to a thread of this library, which names them. **Unsafe**: `sigaction`, a pipe, and
-//! a handler that calls only async-signal-safe functions.
+//! Signals that end a process, or that ask where a thread is: the handler hands the return
+//! addresses of the thread to a thread of this library, which names them. **Unsafe**: `sigaction`,
+//! a pipe, and a handler that calls only async-signal-safe functions.
 
 use std::ffi::c_void;
 use std::mem::{MaybeUninit, size_of};

@@ -91,8 +91,8 @@ pub(super) fn seed_of(text: &str) -> Option<u64> {
     text.strip_prefix(WEAKEST)?.split(',').next()?.parse().ok()
 }
 
-/// Returns true if the rule fails a call that moves data: a program that goes on as before waits for
-/// a completion that never comes, or has not sent what it thinks.
+/// Returns true if the rule fails a call that moves data: a program that goes on as before waits
+/// for a completion that never comes, or has not sent what it thinks.
 fn must_notice(rule: &str) -> bool {
     ["fail ibv_post_", "fail ibv_wr_complete"].iter().any(|start| rule.starts_with(start))
 }

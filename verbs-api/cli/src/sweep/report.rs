@@ -1,7 +1,7 @@
 //! The results of a sweep: text, HTML, JUnit XML, SARIF and JSON.
 
-use super::Result;
 use super::verdict::{Class, Finding, Judged};
+use crate::output::Result;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::ffi::OsString;

@@ -9,8 +9,9 @@
 //! When process 1 ends, the kernel ends every process of the run.
 
 use super::plan::Fault;
-use super::{Result, library};
 use crate::files;
+use crate::library;
+use crate::output::Result;
 use crate::view::{make_mounts_private, unshare_user};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -154,15 +155,16 @@ impl Trial {
             stdout: read("stdout").unwrap_or_default(),
             stderr: read("stderr").unwrap_or_default(),
         };
-        if !lines.lines().fold(false, |is_over, line| trial.take(line) || is_over) {
+        lines.lines().for_each(|line| trial.take(line));
+        if !lines.lines().any(|line| line.starts_with("over\t")) {
             let why = trial.stderr.lines().last().unwrap_or("no reason is known").to_owned();
             return Err(format!("a run could not be made ({status}): {why}").into());
         }
         Ok(trial)
     }
 
-    /// Takes a line of the outcome. Returns true for the last one.
-    fn take(&mut self, line: &str) -> bool {
+    /// Takes a line of the outcome.
+    fn take(&mut self, line: &str) {
         let words: Vec<_> = line.split('\t').collect();
         match *words {
             ["begin", _, pid] => self.processes.push(Process { pid: pid.to_owned(), ..Process::default() }),
@@ -189,7 +191,6 @@ impl Trial {
             ["over", "signal", signal] => self.end = Ending::Signal(signal.parse().unwrap_or(0)),
             _ => {}
         }
-        words.first() == Some(&"over")
     }
 
     /// Returns true for exit status 0, and for the status by which the checker replaces it.

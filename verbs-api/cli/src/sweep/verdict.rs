@@ -109,7 +109,8 @@ fn class_of(fault: &Fault, trial: &Trial, plain: &Trial, site: &str) -> (Class, 
         return (Class::Sanitizer, line, String::new());
     }
     if trial.end == Ending::Hang {
-        // The process that the fault hit, or, if that has ended, one that waits for it; its first thread.
+        // The process that the fault hit, or, if that has ended, one that waits for it; its first
+        // thread.
         let stacks = trial.stacks.iter().filter(|written| written.stack != "-");
         let main = stacks.min_by_key(|written| (!is_hit(&written.pid), written.pid != written.thread));
         let Some(main) = main else { return (Class::Hang, trial.ending(), String::new()) };
@@ -258,8 +259,8 @@ pub(super) struct Finding {
 }
 
 impl Finding {
-    /// Identifies the finding in a baseline; without folders and line numbers, so that it survives other
-    /// edits.
+    /// Identifies the finding in a baseline; without folders and line numbers, so that it survives
+    /// other edits.
     pub(super) fn key(&self) -> String {
         let place = match self.place.strip_suffix(')').and_then(|place| place.split_once(" (")) {
             Some((function, file)) => {
