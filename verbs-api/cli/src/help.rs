@@ -95,6 +95,17 @@ const COMMANDS: &[(&str, &[About])] = &[
                 variables: &[],
             },
             About {
+                name: "sweep",
+                examples: &[
+                    ("roxe sweep -- ./program", "let each call, completion, event and packet fail once"),
+                    ("roxe sweep --verbs --for 10m --report sweep.xml -- ./pair.sh", "failing calls only, for CI"),
+                    ("roxe sweep --fault 'fail create_cq nth=3' -- ./program", "make one run, and judge it"),
+                ],
+                status: "0 if nothing was found that the baseline does not name, otherwise 1, also if the program fails \
+                         without a fault.",
+                variables: &[],
+            },
+            About {
                 name: "demo",
                 examples: &[
                     ("roxe demo", "check every operation between two processes"),
@@ -263,9 +274,9 @@ macro_rules! pages {
 /// Pages of the manual that `roxe help` prints: topic, path, text.
 const PAGES: &[(&str, &str, &str)] = pages! {
     "": "introduction";
-    "tutorials/": "first-program" "ci" "first-mistakes" "judge";
+    "tutorials/": "first-program" "ci" "first-mistakes" "survive" "judge";
     "how-to/": "install" "build-systems" "without-roxe-run" "containers" "several-hosts" "two-hosts" "kernel-rxe"
-        "programs" "explain" "captures" "trace" "watch";
+        "programs" "explain" "error-paths" "captures" "trace" "watch";
     "reference/": "environment" "faults" "checker" "explanations" "completions" "scripts" "agent" "profiles"
         "connections" "rust" "features";
     "explanation/": "packets" "security" "weakest" "performance" "limits" "decisions";
