@@ -159,6 +159,15 @@ const COMMANDS: &[(&str, &[About])] = &[
                 variables: &[],
             },
             About {
+                name: "rdma",
+                examples: &[
+                    ("roxe rdma link", "list the links of roxe's devices"),
+                    ("roxe run -- rdma -j res show qp", "the queue pairs of running programs, as JSON"),
+                ],
+                status: USUAL_STATUS,
+                variables: NETDEV,
+            },
+            About {
                 name: "metrics",
                 examples: &[
                     ("roxe metrics --output roxe.prom", "for the textfile collector of node_exporter"),

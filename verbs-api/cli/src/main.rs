@@ -33,6 +33,7 @@ mod output;
 mod peer;
 mod program;
 mod progress;
+mod rdma;
 mod replay;
 mod rules;
 mod run;
@@ -93,6 +94,12 @@ enum Command {
     Counters,
     /// Show queue pairs of running programs.
     Top(top::Args),
+    /// List devices and live objects as rdma of iproute2 does.
+    ///
+    /// Takes the arguments of that command (man rdma): link, dev, resource, statistic, system,
+    /// monitor, with -j, -p and -d. Programs under roxe run find it as rdma.
+    #[command(override_usage = "roxe rdma [ARGS]...")]
+    Rdma(rdma::Args),
     /// Print or serve the counters of running programs for Prometheus.
     Metrics(metrics::Args),
     /// Print the RoCEv2 packets of a capture (pcap, pcapng).
@@ -147,6 +154,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    let mut words = std::env::args_os();
+    if rdma::is_called(words.next().as_ref()) {
+        return finish("rdma", rdma::main(&words.collect::<Vec<_>>()));
+    }
     let command = help::complete(Cli::command());
     let cli = Cli::from_arg_matches(&command.clone().get_matches()).unwrap_or_else(|error| error.exit());
     match cli.command {
@@ -170,6 +181,7 @@ fn main() -> ExitCode {
         Command::GenerateDocs(args) => finish("generate-docs", help::generate(&args, &command)),
         Command::Counters => finish("counters", devices::counters()),
         Command::Top(args) => finish("top", top::run(&args)),
+        Command::Rdma(args) => finish("rdma", rdma::run(&args)),
         Command::Metrics(args) => finish("metrics", metrics::run(&args)),
         Command::Dump(args) => finish("dump", dump::run(&args)),
         Command::Drill(args) => finish("drill", drill::drill(&args)),

@@ -11,6 +11,7 @@ mod libraries;
 mod namespace;
 mod overlay;
 mod sysfs;
+mod tools;
 
 use crate::output::Result;
 use crate::program;
@@ -71,6 +72,7 @@ pub(crate) fn enter(library: &Path, program: Option<&Path>, scratch: &Path, repo
         Ok(devices) => {
             let laid = libraries::replace(library, &others).map_err(|(path, cause)| ViewError::Library { path, cause });
             let library = laid.map_err(&report).is_ok();
+            tools::replace();
             Shown { counters: show(&devices, scratch, report), library }
         }
         Err(error) => {
@@ -83,6 +85,12 @@ pub(crate) fn enter(library: &Path, program: Option<&Path>, scratch: &Path, repo
 /// Returns a copy of libibverbs in a package of this Python, which has a name of its own.
 pub(crate) fn copy_of_python(program: &Path) -> Option<PathBuf> {
     program::is_python(program).then(|| libraries::packaged(program)).flatten()
+}
+
+/// Returns true if the kernel shows devices that are not roxe's.
+pub(crate) fn shows_other_cards() -> bool {
+    let entries = std::fs::read_dir(CLASS).into_iter().flatten().flatten();
+    entries.into_iter().any(|entry| !sysfs::is_ours(&entry.file_name()))
 }
 
 /// Fails if programs of this user cannot have a view.

@@ -43,7 +43,7 @@ pub(crate) struct QpCore {
     /// Creation order in this process, from 0.
     pub(super) ordinal: u32,
     /// True for a receive work queue.
-    is_work_queue: bool,
+    pub(super) is_work_queue: bool,
     pub(super) inner: Mutex<rank::Qp, Inner>,
 }
 
