@@ -101,45 +101,50 @@ struct Options<'a> {
 }
 
 impl<'a> Options<'a> {
-    /// Parses the options in front of the command; returns the rest.
-    fn parse<'w>(words: &'w [&'a str]) -> Result<(Self, &'w [&'a str])> {
-        let (mut options, mut rest) = (Self::default(), words);
-        while let [word, after @ ..] = rest
-            && let Some(letters) = word.strip_prefix('-').filter(|letters| !letters.is_empty())
-        {
-            rest = after;
-            let long = letters.strip_prefix('-').map(|name| LONG.iter().find(|(long, _)| *long == name));
-            let letters = match long {
-                Some(Some((_, letter))) => *letter,
-                Some(None) => return Err(format!("unknown option {word}; see rdma -h").into()),
-                None => letters,
-            };
-            for (at, letter) in letters.char_indices() {
-                match letter {
-                    'j' => options.json = true,
-                    'p' => options.pretty = true,
-                    'd' => options.details = true,
-                    'f' => options.force = true,
-                    'V' => options.prints_version = true,
-                    'h' => options.prints_help = true,
-                    // One line for each object, as without it.
-                    'o' => {}
-                    'b' => {
-                        let (value, after) = match (&letters[at + 1..], rest) {
-                            ("", [value, after @ ..]) => (*value, after),
-                            ("", []) => return Err("-b needs the name of a file".into()),
-                            (value, rest) => (value, rest),
-                        };
-                        options.batch = Some(value);
-                        rest = after;
-                        break;
-                    }
-                    'r' => return Err("-r: roxe's objects have no raw data".into()),
-                    _ => return Err(format!("unknown option {word}; see rdma -h").into()),
-                }
+    /// Parses the options, which may stand anywhere in front of `--` (`man 3 getopt`); returns the
+    /// other words.
+    fn parse(words: &[&'a str]) -> Result<(Self, Vec<&'a str>)> {
+        let (mut options, mut others, mut words) = (Self::default(), Vec::new(), words.iter().copied());
+        while let Some(word) = words.next() {
+            match word.strip_prefix('-') {
+                Some("-") => others.extend(words.by_ref()),
+                Some(letters) if !letters.is_empty() => options.set(word, letters, &mut words)?,
+                _ => others.push(word),
             }
         }
-        Ok((options, rest))
+        Ok((options, others))
+    }
+
+    /// Sets the options of one word; `letters` follow its dash, `rest` the word.
+    fn set(&mut self, word: &str, letters: &'a str, rest: &mut impl Iterator<Item = &'a str>) -> Result {
+        let unknown = || Err(format!("unknown option {word}; see rdma -h").into());
+        let letters = match letters.strip_prefix('-') {
+            Some(name) => match LONG.iter().find(|(long, _)| *long == name) {
+                Some((_, letter)) => *letter,
+                None => return unknown(),
+            },
+            None => letters,
+        };
+        for (at, letter) in letters.char_indices() {
+            match letter {
+                'j' => self.json = true,
+                'p' => self.pretty = true,
+                'd' => self.details = true,
+                'f' => self.force = true,
+                'V' => self.prints_version = true,
+                'h' => self.prints_help = true,
+                // One line for each object, as without it.
+                'o' => {}
+                'b' => {
+                    let value = Some(&letters[at + 1..]).filter(|value| !value.is_empty()).or_else(|| rest.next());
+                    self.batch = Some(value.ok_or("-b needs the name of a file")?);
+                    break;
+                }
+                'r' => return Err("-r: roxe's objects have no raw data".into()),
+                _ => return unknown(),
+            }
+        }
+        Ok(())
     }
 
     /// Returns the options of single commands as words.

@@ -290,7 +290,7 @@ const LINK_TEXT: &str = "link roxe0/1 state ACTIVE physical_state LINK_UP netdev
 
 /// The command is found by PATH and, if iproute2 is installed, in place of its program.
 fn lists_devices(prefix: &[&str]) -> Verdict {
-    let script = "rdma -j link; rdma link show roxe0/1; rdma res
+    let script = "rdma link show -j; rdma link show roxe0/1; rdma res
         for full in /usr/bin/rdma /usr/sbin/rdma /sbin/rdma /bin/rdma; do test -e $full && $full -j link | grep -v roxe0; done
         true";
     let none = "0: roxe0: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0 srq 0 \n";

@@ -123,8 +123,8 @@ fn options_are_letters_and_long_words() {
         let (options, rest) = Options::parse(words).unwrap();
         (options, rest.join(" "))
     };
-    let (options, rest) = parse(&["-jp", "--details", "res", "-x"]);
-    assert_eq!((options.json, options.pretty, options.details, rest.as_str()), (true, true, true, "res -x"));
+    let (options, rest) = parse(&["-p", "--details", "link", "show", "-j", "--", "-x"]);
+    assert_eq!((options.json, options.pretty, options.details, rest.as_str()), (true, true, true, "link show -x"));
     assert_eq!(parse(&["-b", "file"]).0.batch, Some("file"));
     assert_eq!(parse(&["-fbfile"]).0, Options { force: true, batch: Some("file"), ..Options::default() });
     for wrong in [&["-x"][..], &["--jsn"], &["-b"], &["-r"]] {
