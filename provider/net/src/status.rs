@@ -195,7 +195,12 @@ pub fn ask(process: Option<u32>, limit: Duration) -> io::Result<Vec<Answer>> {
     ask_those(Query::Status, |name, _| process.is_none_or(|process| process == name.process), limit)
 }
 
-/// As [`ask`], for `query` and the processes of this user in this network namespace.
+/// As [`ask`], for `query` and all processes of this user.
+pub fn ask_all(query: Query, limit: Duration) -> io::Result<Vec<Answer>> {
+    ask_those(query, |_, _| true, limit)
+}
+
+/// As [`ask_all`], for the processes in this network namespace.
 pub fn ask_here(query: Query, limit: Duration) -> io::Result<Vec<Answer>> {
     let here = Prefix(namespace()?).to_string();
     ask_those(query, |_, file| file.starts_with(&here), limit)

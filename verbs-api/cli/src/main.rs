@@ -69,13 +69,16 @@ enum Command {
     Env(env::Args),
     /// Copy libibverbs.so.1 and librdmacm.so.1 to a folder.
     InstallLib(install_lib::Args),
-    /// Run a command on several hosts inside this machine.
+    /// Run a command or a scenario on several hosts inside this machine.
     ///
     /// Each host has a network stack, a name (host1, host2, ...), an address and a roxe card of its
     /// own; a bridge connects them. The command runs on every host under roxe run, with LAB_HOST
     /// (its number), LAB_HOSTS, LAB_NAMES and LAB_ADDRS in its environment. The first host that
-    /// fails ends the others; the exit status is its.
-    #[command(override_usage = "roxe lab [OPTIONS] -- COMMAND [ARGS]...")]
+    /// fails ends the others; the exit status is its. A scenario (FILE.toml) has a command for each
+    /// host, an order and links that are cut and healed (roxe help several-hosts).
+    #[command(
+        override_usage = "roxe lab [OPTIONS] -- COMMAND [ARGS]...\n       roxe lab [OPTIONS] FILE.toml\n       roxe lab --shell HOST [-- COMMAND [ARGS]...]\n       roxe lab --cut HOST | --heal HOST"
+    )]
     Lab(lab::Args),
     /// Check what works on this host, and say what to do about the rest.
     Doctor(doctor::Args),
