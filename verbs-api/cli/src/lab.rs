@@ -13,12 +13,15 @@
 //! host's file system. `ip` and `tc` of iproute2 configure the links.
 //!
 //! `scenario.rs` reads the file, `director.rs` starts the hosts in its order and changes their links,
-//! `control.rs` does so by hand and opens shells, `link.rs` has the impairments, `capture.rs` records.
+//! `control.rs` does so by hand and opens shells, `net.rs` has names and tools, `link.rs` the
+//! impairments, `capture.rs` records.
 
 mod capture;
 mod control;
 mod director;
+mod host;
 mod link;
+mod net;
 mod scenario;
 
 use crate::files::create_folder;
@@ -28,7 +31,9 @@ use crate::view::{make_mounts_private, unshare_user};
 use capture::Captures;
 use control::Control;
 use director::Director;
+use host::{Host, step};
 use link::Link;
+use net::{NUMBER, Net, SWITCH, ip, own, status_of, tc};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl::set_pdeathsig;
@@ -37,11 +42,11 @@ use nix::unistd::{Gid, Uid, sethostname};
 use scenario::Scenario;
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, ExitStatus, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 
 /// Arguments of `roxe lab`.
 #[derive(Debug, clap::Args)]
@@ -58,27 +63,6 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
-/// The network between the hosts. Options precede what a scenario says.
-#[derive(Debug, Clone, Default, clap::Args)]
-pub(crate) struct Net {
-    /// Number of hosts [default: 2].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
-    hosts: Option<u8>,
-    /// MTU of the links [default: 1500].
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1280..=65535))]
-    mtu: Option<u32>,
-    /// Impair every link: a rate, a delay, a jitter and losses, such as '10gbit 20us jitter 5us
-    /// loss 0.1%'.
-    #[arg(long, value_name = "WORDS")]
-    link: Option<Link>,
-    /// Give the hosts IPv6 addresses instead of IPv4 ones.
-    #[arg(long)]
-    ipv6: bool,
-    /// Write a capture of each link to this folder: host1.pcap, host2.pcap, ...
-    #[arg(long, value_name = "DIR")]
-    captures: Option<PathBuf>,
-}
-
 /// Arguments of the processes that `roxe lab` starts.
 #[derive(Debug, clap::Args)]
 pub(crate) struct InnerArgs {
@@ -93,57 +77,6 @@ pub(crate) struct InnerArgs {
     /// Arguments of `roxe run`; a host without them is idle.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     run: Vec<OsString>,
-}
-
-impl Net {
-    fn name(number: u8) -> String {
-        format!("host{number}")
-    }
-
-    fn hosts(&self) -> u8 {
-        self.hosts.unwrap_or(2)
-    }
-
-    fn mtu(&self) -> u32 {
-        self.mtu.unwrap_or(1500)
-    }
-
-    /// Fills in what the options leave open.
-    fn complete(&mut self, scenario: &Scenario) -> Result<(), String> {
-        let hosts = scenario.hosts.len() as u8;
-        if self.hosts.is_some_and(|given| given != hosts) {
-            return Err(format!("--hosts: the scenario has {hosts} hosts; change it there"));
-        }
-        self.hosts = Some(hosts);
-        self.mtu = self.mtu.or(scenario.mtu);
-        self.ipv6 |= scenario.ipv6;
-        self.captures = self.captures.take().or_else(|| scenario.captures.clone());
-        Ok(())
-    }
-
-    fn address(&self, number: u8) -> String {
-        if self.ipv6 { format!("fd89::{number:x}") } else { format!("10.89.0.{number}") }
-    }
-
-    fn prefix(&self) -> u8 {
-        if self.ipv6 { 64 } else { 24 }
-    }
-
-    /// Returns these arguments as words of a command line.
-    fn words(&self) -> Vec<OsString> {
-        let mut words = vec![format!("--hosts={}", self.hosts()), format!("--mtu={}", self.mtu())];
-        words.extend(self.ipv6.then(|| "--ipv6".to_owned()));
-        words.extend(self.link.as_ref().map(|link| format!("--link={}", link.text)));
-        let captures =
-            self.captures.iter().map(|folder| OsString::from_iter([OsStr::new("--captures="), folder.as_os_str()]));
-        words.into_iter().map(OsString::from).chain(captures).collect()
-    }
-
-    /// Returns the lines of `/etc/hosts` for all hosts.
-    fn hosts_file(&self) -> String {
-        let lines = (1..=self.hosts()).map(|number| format!("{} {}\n", self.address(number), Self::name(number)));
-        format!("127.0.0.1 localhost\n::1 localhost\n{}", lines.collect::<String>())
-    }
 }
 
 /// Runs the lab, or acts on one that runs; returns the exit status of the first host that failed.
@@ -182,56 +115,6 @@ fn scenario_of(command: &[OsString]) -> Option<&Path> {
     Some(Path::new(word)).filter(|file| file.extension().is_some_and(|end| end == "toml"))
 }
 
-/// Subcommand of process 1 of a lab.
-const SWITCH: &str = "lab-switch";
-/// Variable with the number of a host.
-const NUMBER: &str = "LAB_HOST";
-
-fn own() -> Result<PathBuf> {
-    Ok(crate::library::own_program().ok_or("roxe lab needs /proc: mount -t proc proc /proc")?)
-}
-
-/// A host and the ends of its streams.
-#[derive(Debug)]
-struct Host {
-    name: String,
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
-
-impl Host {
-    /// Starts host `number`, which becomes `roxe run` with the words of `run`.
-    fn start(net: &Net, number: u8, run: &[OsString]) -> Result<Self> {
-        let mut command = Command::new(own()?);
-        command.arg("lab-host").args(net.words()).arg(format!("--number={number}")).arg("--").args(run);
-        // Also for programs that look for the host from outside.
-        command.env(NUMBER, number.to_string());
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn()?;
-        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err("a host has no streams".into());
-        };
-        Ok(Self { name: Net::name(number), child, input, output: BufReader::new(output) })
-    }
-
-    /// Waits until the host reports that a step is done.
-    fn await_step(&mut self) -> Result<()> {
-        let mut line = String::new();
-        self.output.read_line(&mut line)?;
-        if line == DONE {
-            return Ok(());
-        }
-        let mut said = String::new();
-        self.child.stderr.take().map(|mut stream| stream.read_to_string(&mut said)).transpose()?;
-        Err(format!("{} did not start: {}", self.name, said.trim().trim_start_matches("roxe lab-host: ")).into())
-    }
-
-    fn go_on(&mut self) -> Result<()> {
-        Ok(self.input.write_all(DONE.as_bytes())?)
-    }
-}
-
 /// Returns arguments of `roxe run` with `rules` in front of their fault rules.
 fn with_rules(run: &[OsString], rules: &str) -> Vec<OsString> {
     let own =
@@ -250,9 +133,6 @@ fn with_rules(run: &[OsString], rules: &str) -> Vec<OsString> {
 
 /// Option of `roxe run` for fault rules.
 const FAULTS: &str = "--faults=";
-
-/// The line by which a host and the switch tell each other that a step is done.
-const DONE: &str = "done\n";
 
 /// `roxe lab-switch`: makes the bridge and the hosts, and prints what they print.
 pub(crate) fn switch(args: &InnerArgs) -> Result<ExitCode> {
@@ -342,14 +222,6 @@ pub(crate) fn host(args: &InnerArgs) -> Result<ExitCode> {
     Err(run.exec().into())
 }
 
-/// Tells the switch that a step is done, and waits until it goes on.
-fn step() -> Result<()> {
-    io::stdout().write_all(DONE.as_bytes())?;
-    io::stdout().flush()?;
-    let mut line = [0; DONE.len()];
-    Ok(io::stdin().read_exact(&mut line)?)
-}
-
 /// Shows `text` as `/etc/hosts`, in this mount namespace only.
 fn show_hosts_file(text: &str) -> io::Result<()> {
     let places = ["/mnt", "/media", "/srv", "/opt"].map(Path::new);
@@ -375,33 +247,6 @@ fn impairments(links: &[Link]) -> Result<Vec<String>> {
     }
     eprintln!("roxe lab: this kernel has no netem; fault rules of roxe impair RoCE packets, and no others");
     Ok(links.iter().map(Link::fault_rules).collect::<Result<_, _>>()?)
-}
-
-/// Configures links by the lines of a batch of `ip`.
-fn ip(batch: &str) -> Result<()> {
-    let mut command = Command::new("ip");
-    command.args(["-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let missing = |cause| format!("cannot start ip of iproute2: {cause}");
-    let mut child = command.spawn().map_err(missing)?;
-    child.stdin.take().map(|mut input| input.write_all(batch.as_bytes())).transpose()?;
-    let output = child.wait_with_output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() { Ok(()) } else { Err(format!("ip failed: {}", said.trim()).into()) }
-}
-
-fn tc(device: &str, link: &Link) -> Result<()> {
-    let mut command = Command::new("tc");
-    command.args(["qdisc", "add", "dev", device, "root", "netem"]).args(link.netem());
-    let output =
-        command.stdin(Stdio::null()).output().map_err(|cause| format!("cannot start tc of iproute2: {cause}"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() { Ok(()) } else { Err(format!("tc failed: {}", said.trim()).into()) }
-}
-
-/// Returns the exit status as a shell reports it.
-fn status_of(status: ExitStatus) -> u8 {
-    let signal = status.signal().map(|signal| 128 + signal);
-    status.code().or(signal).and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod objects;
 mod real;
 mod record;
 
+use crate::library::RDMA;
 use crate::output::Result;
 use objects::{Card, PORT, answers, cards};
 use real::Tool;
@@ -22,9 +23,6 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// Name of the command.
-pub(crate) const NAME: &str = "rdma";
-
 /// Arguments of `roxe rdma`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -35,7 +33,7 @@ pub(crate) struct Args {
 
 /// Returns true if this program was called as `rdma`.
 pub(crate) fn is_called(program: Option<&OsString>) -> bool {
-    program.is_some_and(|program| Path::new(program).file_name().is_some_and(|name| name == NAME))
+    program.is_some_and(|program| Path::new(program).file_name().is_some_and(|name| name == RDMA))
 }
 
 pub(crate) fn run(args: &Args) -> Result {

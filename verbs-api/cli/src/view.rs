@@ -19,9 +19,7 @@ use namespace::Space;
 pub(crate) use namespace::{capabilities, make_mounts_private, unshare_user};
 use std::io;
 use std::path::{Path, PathBuf};
-
-/// The folder that holds the counter files of devices.
-pub(crate) const CLASS: &str = "/sys/class/infiniband";
+pub(crate) use sysfs::{CLASS, shows_other_cards};
 
 /// A reason why the program has no view, or a part of it.
 #[derive(Debug, thiserror::Error)]
@@ -85,12 +83,6 @@ pub(crate) fn enter(library: &Path, program: Option<&Path>, scratch: &Path, repo
 /// Returns a copy of libibverbs in a package of this Python, which has a name of its own.
 pub(crate) fn copy_of_python(program: &Path) -> Option<PathBuf> {
     program::is_python(program).then(|| libraries::packaged(program)).flatten()
-}
-
-/// Returns true if the kernel shows devices that are not roxe's.
-pub(crate) fn shows_other_cards() -> bool {
-    let entries = std::fs::read_dir(CLASS).into_iter().flatten().flatten();
-    entries.into_iter().any(|entry| !sysfs::is_ours(&entry.file_name()))
 }
 
 /// Fails if programs of this user cannot have a view.

@@ -1,13 +1,14 @@
 //! Starts the hosts of a lab in their order, prints what they print, changes links at their times,
 //! and decides when the lab ends.
 
-use super::scenario::{Event, Ready, Scenario};
-use super::{Host, Net, ip, status_of};
+use super::host::Host;
+use super::net::{Net, ip, status_of};
+use super::scenario::{self, Event, Ready, Scenario};
 use crate::output::Result;
 use roxe_provider::{ObjectKind, Query, ask_all};
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -93,10 +94,7 @@ impl Director {
         let times =
             [looks.then_some(PERIOD), self.events.last().map(|event| left(event.at)), self.scenario.timeout.map(left)];
         match times.into_iter().flatten().min() {
-            Some(wait) => match self.news.1.recv_timeout(wait) {
-                Ok(news) => Some(news),
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-            },
+            Some(wait) => self.news.1.recv_timeout(wait).ok(),
             None => self.news.1.recv().ok(),
         }
     }
@@ -108,7 +106,7 @@ impl Director {
     }
 
     /// Returns true for a host of a scenario without a command.
-    fn is_idle(&self, host: &super::scenario::Host) -> bool {
+    fn is_idle(&self, host: &scenario::Host) -> bool {
         host.run.is_none() && self.scenario.hosts.iter().any(|host| host.run.is_some())
     }
 

@@ -1,7 +1,7 @@
 //! The `rdma` of iproute2 for the devices of the kernel, if this host has any: its output precedes
 //! that of roxe.
 
-use crate::library::own_program;
+use crate::library::{RDMA, own_program};
 use crate::output::Result;
 use crate::view;
 use serde_json::Value;
@@ -25,7 +25,7 @@ pub(super) fn find() -> Option<Tool> {
     let own = own_program().and_then(|own| identity(&own));
     let path = var_os("PATH").unwrap_or_default();
     let folders = split_paths(&path).chain(["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from));
-    let files = folders.map(|folder| folder.join("rdma")).filter(|file| is_program(file));
+    let files = folders.map(|folder| folder.join(RDMA)).filter(|file| is_program(file));
     files.into_iter().find(|file| identity(file) != own).map(Tool)
 }
 
