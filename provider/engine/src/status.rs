@@ -1,9 +1,9 @@
 //! State of a device's queue pairs and objects as text for `roxe top`, `roxe metrics` and `rdma`.
 //!
 //! Lines of words. `device` with the names of device and interface is the first. The status adds
-//! `counter` with name and value, and `qp` with `name=value` pairs. A list of objects has a line for
-//! each, its kind with `name=value` pairs; counts are `count` with kind and number, and `hw` with
-//! name and value. Locks the queue pairs one after the other.
+//! `counter` with name and value, and `qp` with `name=value` pairs. A list of objects has a line
+//! for each, its kind with `name=value` pairs; counts are `count` with kind and number, and `hw`
+//! with name and value. Locks the queue pairs one after the other.
 
 use crate::engine::Engine;
 use crate::queue_pair::{QpStats, QueuePair};

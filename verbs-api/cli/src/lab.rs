@@ -1,5 +1,5 @@
-//! `roxe lab -- COMMAND` and `roxe lab FILE.toml`: several hosts on this machine, each with a network
-//! stack, a name and a roxe card of its own, and one bridge between them.
+//! `roxe lab -- COMMAND` and `roxe lab FILE.toml`: several hosts on this machine, each with a
+//! network stack, a name and a roxe card of its own, and one bridge between them.
 //!
 //! ```text
 //! roxe lab ── makes a user and a process namespace, and waits
@@ -12,9 +12,9 @@
 //! network namespaces; it ends with `roxe lab`, also if that is killed. Nothing is written to the
 //! host's file system. `ip` and `tc` of iproute2 configure the links.
 //!
-//! `scenario.rs` reads the file, `director.rs` starts the hosts in its order and changes their links,
-//! `control.rs` does so by hand and opens shells, `net.rs` has names and tools, `link.rs` the
-//! impairments, `capture.rs` records.
+//! `scenario.rs` reads the file, `director.rs` starts the hosts in its order and changes their
+//! links, `control.rs` does so by hand and opens shells, `net.rs` has names and tools, `link.rs`
+//! the impairments, `capture.rs` records.
 
 mod capture;
 mod control;

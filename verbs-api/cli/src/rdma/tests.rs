@@ -1,3 +1,5 @@
+//! Tests of the command against what iproute2 prints for the kernel's rxe.
+
 use super::*;
 use objects::testing::card;
 use roxe_provider::Answer;
