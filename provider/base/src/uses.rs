@@ -25,8 +25,8 @@ impl ObjectId {
     }
 }
 
-/// A count of the users of an object.
-#[derive(Debug, Default)]
+/// A count of the users of an object; clones share it.
+#[derive(Clone, Debug, Default)]
 pub struct UseCount(Arc<AtomicU32>);
 
 impl UseCount {
@@ -42,9 +42,14 @@ impl UseCount {
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok().then(|| Use(Arc::clone(&self.0)))
     }
 
+    /// Number of users.
+    pub fn count(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+
     /// EBUSY while there are users.
     pub fn check_unused(&self, what: &str, users: &str) -> Result<(), Error> {
-        match self.0.load(Ordering::Relaxed) {
+        match self.count() {
             0 => Ok(()),
             n => Err(Error::busy(what, users, n)),
         }

@@ -3,6 +3,7 @@
 
 use crate::device::Device;
 use crate::event::{AsyncEvent, AsyncEventKind, EventQueue};
+use crate::inventory::Inventory;
 use crate::sleepers::watch_unread;
 use roxe_base::error::Error;
 use roxe_base::limits;
@@ -25,6 +26,7 @@ pub struct Context {
     device: Arc<Device>,
     engine: Arc<Engine>,
     memory: Arc<MemoryTable>,
+    inventory: Arc<Inventory>,
     events: Arc<EventQueue<AsyncEvent>>,
     /// A descriptor with an identity: programs duplicate it to import the device.
     command: File,
@@ -45,8 +47,9 @@ impl Context {
 
     pub(crate) fn new(device: Arc<Device>, engine: Arc<Engine>) -> Result<Arc<Self>, Error> {
         let (memory, events, command) = (Arc::default(), Arc::new(EventQueue::new()?), command()?);
+        let inventory = Inventory::new(device.ifindex(), &memory);
         let tracked = Tracked::new(ObjectId::next(), || Made::Context);
-        Ok(Arc::new(Self { device, engine, memory, events, command, tracked }))
+        Ok(Arc::new(Self { device, engine, memory, inventory, events, command, tracked }))
     }
 
     /// Device of the context.
@@ -145,6 +148,10 @@ impl Context {
 
     pub(crate) fn memory(&self) -> &Arc<MemoryTable> {
         &self.memory
+    }
+
+    pub(crate) fn inventory(&self) -> &Arc<Inventory> {
+        &self.inventory
     }
 
     pub(crate) fn raise(&self, kind: AsyncEventKind, user: u64, source: ObjectId) {

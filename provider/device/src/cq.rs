@@ -11,6 +11,7 @@ pub use moderation::Moderation;
 use crate::comp_channel::{CompChannel, EngineSet};
 use crate::context::Context;
 use crate::event::AsyncEventKind;
+use crate::inventory::{Facts, Listing};
 use crate::sleepers::{LONG, Sleeper, sleepers};
 use crate::weakest::WeakCq;
 use moderation::{Moderator, Verdict};
@@ -57,9 +58,11 @@ pub struct Cq {
     context: Arc<Context>,
     engines: EngineSet,
     channel: Option<Arc<CompChannel>>,
-    /// Uses of the quota and of the channel, until the queue is destroyed. Locked while an event is
-    /// announced.
-    held: Mutex<rank::CqChannel, Option<(Use, Option<Use>)>>,
+    /// Uses of the quota and of the channel and the entry of the queue, until it is destroyed.
+    /// Locked while an event is announced.
+    held: Mutex<rank::CqChannel, Option<(Use, Option<Use>, Listing)>>,
+    /// Number of the queue for other programs.
+    number: u32,
     id: ObjectId,
     user: u64,
     tracked: Tracked,
@@ -84,16 +87,19 @@ impl Context {
         let engine = self.engine().of_this_thread();
         let channel = init.channel.as_ref().map(|channel| channel.id());
         let tracked = Tracked::new(id, || Made::Cq { context: self.id(), channel, capacity: init.cqe });
+        let uses = UseCount::default();
+        let listing = self.inventory().enter(Facts::Cq { cqe: init.cqe, users: uses.clone() });
         Ok(Arc::new_cyclic(|me| Cq {
             me: Weak::clone(me),
             context: Arc::clone(self),
             engines: EngineSet::new(engine),
-            held: Mutex::new(Some((quota, init.channel.as_ref().map(|channel| channel.uses.hold())))),
+            number: listing.number(),
+            held: Mutex::new(Some((quota, init.channel.as_ref().map(|channel| channel.uses.hold()), listing))),
             channel: init.channel,
             id,
             user: init.user,
             tracked,
-            uses: UseCount::default(),
+            uses,
             has_entries: AtomicBool::new(false),
             state: Mutex::new(State {
                 ring,
@@ -110,6 +116,11 @@ impl Cq {
     /// Context of the queue.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
+    }
+
+    /// Number of the queue for other programs.
+    pub(crate) fn number(&self) -> u32 {
+        self.number
     }
 
     /// Channel of the queue, if it has one.
@@ -203,6 +214,10 @@ impl Cq {
         }
         state.capacity = capacity;
         state.ring.shrink_to(capacity.min(FIRST_ENTRIES));
+        drop(state);
+        if let Some((.., listing)) = self.held.lock().as_ref() {
+            listing.resize(cqe);
+        }
         Ok(())
     }
 

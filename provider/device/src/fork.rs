@@ -6,11 +6,12 @@
 //! packets, and resets counters. Its engines start again with its first queue pair; inherited queue
 //! pairs refuse work.
 //!
-//! Not covered: another thread inside a verb on a completion queue, shared receive queue or memory
-//! region at that moment. POSIX promises such programs nothing either.
+//! Not covered: another thread inside a verb on a protection domain, completion queue, shared
+//! receive queue or memory region at that moment. POSIX promises such programs nothing either.
 
 use crate::device::Device;
 use crate::ib_cm::{observers_lock, ports};
+use crate::inventory;
 use crate::rule_events;
 use crate::runtime::{self, ENGINES, KNOWN, Runtime, alive};
 use roxe_base::error::Error;
@@ -104,7 +105,8 @@ fn outside<'a>(engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Locka
 fn inside<'a>(runtimes: &'a [Runtime], engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Lockable> {
     let of_process = process::inner_locks()
         .chain(ports::locks())
-        .chain([rule_events::lock(), observers_lock() as &dyn Lockable, port_owners::lock(), runtime_dir::lock()])
+        .chain([inventory::lock(), rule_events::lock() as &dyn Lockable, observers_lock()])
+        .chain([port_owners::lock() as &dyn Lockable, runtime_dir::lock()])
         .chain(roxe_check::locks())
         .chain([reasons::lock()]);
     let of_process = of_process.map(|lock| -> &'a dyn Lockable { lock });

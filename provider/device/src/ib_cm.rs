@@ -9,6 +9,7 @@
 pub(crate) mod ports;
 mod session;
 
+use crate::inventory;
 use roxe_base::cancel::uncancelled;
 use roxe_base::clock;
 use roxe_base::error::Error;
@@ -16,6 +17,7 @@ use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::random;
 use roxe_base::uses::ObjectId;
 use roxe_engine::engine::{Engine, Services};
+use roxe_net::status::ObjectKind;
 use roxe_observe::adapter::Adapter;
 use roxe_transport::cm::{Cm, Cx, ListenId, Route, Settings};
 use roxe_transport::time::Instant;
@@ -23,6 +25,7 @@ use roxe_wire::Psn;
 use roxe_wire::cm::{CommId, Guid, Mad};
 use session::{Inbox, MadSender, Unanswered};
 use std::collections::HashMap;
+use std::fmt::Arguments;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, LazyLock, Weak};
@@ -208,9 +211,33 @@ impl Services for Agent {
     }
 
     fn interface_changed(&self, engine: &Engine) {
-        let observers: Vec<Arc<_>> = OBSERVERS.lock().values().filter_map(Weak::upgrade).collect();
-        observers.iter().for_each(|observer| observer.interface_changed(&engine.adapter));
+        observers().iter().for_each(|observer| observer.interface_changed(&engine.adapter));
     }
+
+    fn list_objects(&self, engine: &Engine, kind: ObjectKind, line: &mut dyn FnMut(Arguments<'_>)) {
+        if kind != ObjectKind::CmId {
+            return inventory::list(engine.adapter.ifindex(), kind, line);
+        }
+        let observers = observers();
+        // Without this lock a fork could find an id locked by this thread.
+        let core = self.core.lock();
+        observers
+            .iter()
+            .filter_map(|observer| observer.describe(&engine.adapter))
+            .for_each(|id| line(format_args!("{id}")));
+        drop(core);
+        run_again(engine);
+    }
+}
+
+/// Returns the ids of this process, oldest first.
+fn observers() -> Vec<Arc<dyn Observer>> {
+    let all = OBSERVERS.lock();
+    let alive = all.iter().filter_map(|(name, observer)| Some((*name, observer.upgrade()?)));
+    let mut alive: Vec<_> = alive.collect();
+    drop(all);
+    alive.sort_by_key(|(name, _)| *name);
+    alive.into_iter().map(|(_, observer)| observer).collect()
 }
 
 /// Processes what arrived while the agent was locked.
@@ -228,6 +255,9 @@ fn draw() -> u64 {
 pub(crate) trait Observer: Send + Sync {
     /// Called without any lock after the interface of `adapter` has changed.
     fn interface_changed(&self, adapter: &Adapter);
+
+    /// Returns words `name=value` for lists of other programs; `None` if it does not use `adapter`.
+    fn describe(&self, adapter: &Adapter) -> Option<String>;
 }
 
 type Observers = HashMap<ObjectId, Weak<dyn Observer>>;

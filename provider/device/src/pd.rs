@@ -1,6 +1,7 @@
 //! Protection domains.
 
 use crate::context::Context;
+use crate::inventory::{Facts, Listing};
 use roxe_base::error::Error;
 use roxe_base::uses::{ObjectId, Use, UseCount};
 use roxe_check::{Event, Made, Tracked, tell};
@@ -16,6 +17,8 @@ pub struct Pd {
     /// Use of the domain that this one extends.
     _base: Option<Use>,
     _quota: Use,
+    /// Entry of the domain; one that extends another has none.
+    _listing: Option<Listing>,
     tracked: Tracked,
 }
 
@@ -23,8 +26,9 @@ impl Context {
     /// Creates a protection domain; ENOMEM if the device has `max_pd` already.
     pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<Pd>, Error> {
         let (uses, _quota) = (UseCount::default(), self.device().quotas().pds.take()?);
-        let tracked = tracked(self);
-        Ok(Arc::new(Pd { context: Arc::clone(self), id: PdId::next(), uses, _base: None, _quota, tracked }))
+        let (id, tracked) = (PdId::next(), tracked(self));
+        let _listing = Some(self.inventory().enter_as(id.number(), Facts::Pd { users: uses.clone() }));
+        Ok(Arc::new(Pd { context: Arc::clone(self), id, uses, _base: None, _quota, _listing, tracked }))
     }
 }
 
@@ -35,7 +39,8 @@ impl Pd {
     pub fn extend(&self) -> Result<Arc<Self>, Error> {
         let _quota = self.context.device().quotas().pds.take()?;
         let (context, uses, tracked) = (Arc::clone(&self.context), UseCount::default(), tracked(&self.context));
-        Ok(Arc::new(Self { context, id: self.id, uses, _base: Some(self.hold()), _quota, tracked }))
+        let _base = Some(self.hold());
+        Ok(Arc::new(Self { context, id: self.id, uses, _base, _quota, _listing: None, tracked }))
     }
 
     /// Context of the domain.

@@ -6,6 +6,7 @@
 
 use crate::cq::{Cq, Unpolled};
 use crate::event::AsyncEventKind;
+use crate::inventory::{Facts, Listing};
 use crate::pd::Pd;
 use roxe_base::clock;
 use roxe_base::error::Error;
@@ -120,8 +121,10 @@ impl State {
 #[derive(Debug)]
 pub struct Srq {
     pd: Arc<Pd>,
-    /// Uses of other objects and of the quota, until the queue is destroyed.
-    held: Mutex<rank::Uses, Vec<Use>>,
+    /// Uses of other objects and of the quota and the entry of the queue, until it is destroyed.
+    held: Mutex<rank::Uses, (Vec<Use>, Option<Listing>)>,
+    /// Number of the queue for other programs.
+    listed: u32,
     id: ObjectId,
     user: u64,
     tracked: Tracked,
@@ -215,9 +218,16 @@ impl Srq {
         check_limit(attr.limit, attr.max_wr)?;
         held.extend([pd.hold(), pd.context().device().quotas().srqs.take()?]);
         let id = ObjectId::next();
+        let (name, cq) = match &kind {
+            Kind::Basic => ("BASIC", None),
+            Kind::Xrc { cq, .. } => ("XRC", Some(cq.number())),
+            Kind::Tags(cq) => ("TM", Some(cq.number())),
+        };
+        let listing = pd.context().inventory().enter(Facts::Srq { kind: name, pd: pd.id().number(), cq });
         Ok(Arc::new(Self {
             pd: Arc::clone(pd),
-            held: Mutex::new(held),
+            listed: listing.number(),
+            held: Mutex::new((held, Some(listing))),
             id,
             tracked: Tracked::new(id, || Made::Srq { pd: pd.object(), max_wr: init.max_wr }),
             user: init.user,
@@ -225,6 +235,11 @@ impl Srq {
             kind,
             state: Mutex::new(State { requests: VecDeque::new(), sges: VecDeque::new(), attr, tags }),
         }))
+    }
+
+    /// Number of the queue for other programs.
+    pub(crate) fn listed(&self) -> u32 {
+        self.listed
     }
 
     /// Number in messages, in an XRC domain.
@@ -301,7 +316,7 @@ impl Srq {
             domain.0.write().remove(number);
         }
         self.pd.context().forget_events(self.id);
-        self.held.lock().clear();
+        drop(std::mem::take(&mut *self.held.lock()));
         Ok(())
     }
 

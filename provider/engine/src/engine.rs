@@ -27,7 +27,7 @@ use roxe_base::weakest::{self, Subject, Weakness};
 use roxe_net::netlink::LinkEvents;
 use roxe_net::raw::FrameSender;
 use roxe_net::slot::Slot;
-use roxe_net::status::StatusSocket;
+use roxe_net::status::{ObjectKind, StatusSocket};
 use roxe_net::steer::Steering;
 use roxe_observe::adapter::{Adapter, MAX_ENGINES};
 use roxe_observe::counters::Counters;
@@ -36,7 +36,7 @@ use roxe_transport::qp::Service;
 use roxe_transport::time::Instant;
 use roxe_wire::cm::Mad;
 use roxe_wire::{Gid, Qpn};
-use std::fmt::Debug;
+use std::fmt::{Arguments, Debug};
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
@@ -64,14 +64,18 @@ pub trait Services: Debug + Send + Sync {
 
     /// Called after the interface, and the port with it, has changed, without any lock.
     fn interface_changed(&self, engine: &Engine);
+
+    /// Passes each object of this kind on the device of `engine` to `line`, as words
+    /// `name=value`; queue pairs are left out. Called without any lock.
+    fn list_objects(&self, engine: &Engine, kind: ObjectKind, line: &mut dyn FnMut(Arguments<'_>));
 }
 
 /// Sockets of the background thread that carry no packets; `None` where the system refuses them.
 #[derive(Debug)]
 pub(crate) struct ControlSockets {
     pub link_events: Option<LinkEvents>,
-    /// Requests of `roxe top` for the state of queue pairs.
-    pub status: Option<StatusSocket>,
+    /// Queries of `roxe top` and `rdma`.
+    pub status: Option<Arc<StatusSocket>>,
 }
 
 /// The data path of one device, or of one thread's part of it.

@@ -9,10 +9,12 @@
 use crate::engine::{Engine, Services};
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::weakest::{self, Weakness};
+use roxe_net::status::ObjectKind;
 use roxe_observe::adapter::MAX_ENGINES;
 use roxe_transport::cm::Route;
 use roxe_transport::time::Instant;
 use roxe_wire::cm::Mad;
+use std::fmt::Arguments;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::thread::available_parallelism;
@@ -58,6 +60,7 @@ impl Services for ToFirst {
     fn run_connections(&self, _: &Engine) {}
     fn end_connections(&self, _: &Engine, _: Duration) {}
     fn interface_changed(&self, _: &Engine) {}
+    fn list_objects(&self, _: &Engine, _: ObjectKind, _: &mut dyn FnMut(Arguments<'_>)) {}
 }
 
 impl Engine {

@@ -87,6 +87,12 @@ pub trait QueuePair: Debug + Send + Sync {
     /// State and statistics for observers. Takes its lock.
     fn status(&self) -> (QpStatus, QpStats);
 
+    /// Numbers of its protection domain and, if it has one, of its shared receive queue.
+    fn owners(&self) -> (u32, Option<u32>);
+
+    /// True for a receive work queue, which programs do not know as a queue pair.
+    fn is_work_queue(&self) -> bool;
+
     /// Receives a run of packets. Responses leave in [`QueuePair::serve`].
     fn receive(&self, run: Run<'_>, tools: &mut RxTools<'_>, now: Instant) -> VisitOutcome;
 

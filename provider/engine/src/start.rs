@@ -104,7 +104,7 @@ impl Engine {
         // One socket serves all engines of the device.
         let status = || {
             let socket = StatusSocket::open(self.ifindex()).ok()?;
-            poller.watch_for(Woken::Status, socket.fd()).ok().map(|()| socket)
+            poller.watch_for(Woken::Status, socket.fd()).ok().map(|()| Arc::new(socket))
         };
         let status = if self.is_first() { status() } else { None };
         let me = Weak::clone(&self.me);

@@ -1,19 +1,81 @@
-//! State of a device's queue pairs as text for `roxe top` and `roxe metrics`.
+//! State of a device's queue pairs and objects as text for `roxe top`, `roxe metrics` and `rdma`.
 //!
-//! Lines of words: `device` with the names of device and interface, `counter` with name and value,
-//! `qp` with `name=value` pairs. Locks the queue pairs one after the other.
+//! Lines of words. `device` with the names of device and interface is the first. The status adds
+//! `counter` with name and value, and `qp` with `name=value` pairs. A list of objects has a line
+//! for each, its kind with `name=value` pairs; counts are `count` with kind and number, and `hw`
+//! with name and value. Locks the queue pairs one after the other.
 
 use crate::engine::Engine;
-use crate::queue_pair::QpStats;
+use crate::queue_pair::{QpStats, QueuePair};
+use roxe_net::status::{ObjectKind, Query};
+use roxe_observe::counter_files::port_counters;
 use roxe_transport::qp::{QpStatus, Service};
-use std::fmt::Write;
+use std::fmt::{Arguments, Write};
+use std::sync::Arc;
+
+/// Length of a list of objects in bytes at which it ends: more would find no room in the buffer of
+/// the socket that asks.
+const MAX_LIST: usize = 1 << 20;
+/// Last line of a list that ended early.
+const SHORTENED: &str = "shortened\n";
 
 impl Engine {
     /// Answers pending requests. Background thread only.
     pub(crate) fn answer_status(&self) {
-        let control = self.starting.lock();
-        if let Some(socket) = control.as_ref().and_then(|control| control.status.as_ref()) {
-            socket.answer(|| self.status_text());
+        // The lists take locks that rank outside of this one.
+        let socket = self.starting.lock().as_ref().and_then(|control| control.status.clone());
+        if let Some(socket) = socket {
+            socket.answer(|query| self.text(query));
+        }
+    }
+
+    fn text(&self, query: Query) -> String {
+        let head = format!("device {} {}\n", self.adapter.name(), self.adapter.netdev());
+        match query {
+            Query::Status => self.status_text(),
+            Query::Counts => head + &self.counts(),
+            Query::Objects(kind) => head + &self.objects(kind),
+        }
+    }
+
+    /// Queue pairs of all engines of the device.
+    fn all_qps(&self) -> impl Iterator<Item = Arc<dyn QueuePair>> {
+        let further = self.further().flat_map(|engine| engine.table.list());
+        self.table.list().into_iter().chain(further)
+    }
+
+    fn counts(&self) -> String {
+        let count = |kind: ObjectKind| {
+            let mut count = 0;
+            self.list(kind, &mut |_| count += 1);
+            format!("count {} {count}\n", kind.name())
+        };
+        self.count_socket_drops();
+        let counters = self.adapter.counters();
+        let values = port_counters(&counters).map(|(name, value)| format!("hw {name} {value}\n"));
+        ObjectKind::ALL.into_iter().map(count).chain(values).collect()
+    }
+
+    fn objects(&self, kind: ObjectKind) -> String {
+        let mut text = String::new();
+        let mut is_short = false;
+        self.list(kind, &mut |line| {
+            is_short |= text.len() > MAX_LIST;
+            if !is_short {
+                let _ = writeln!(text, "{} {line}", kind.name());
+            }
+        });
+        if is_short { text + SHORTENED } else { text }
+    }
+
+    /// Passes each object to `line`.
+    fn list(&self, kind: ObjectKind, line: &mut dyn FnMut(Arguments<'_>)) {
+        if kind != ObjectKind::Qp {
+            return self.services.list_objects(self, kind, line);
+        }
+        for qp in self.all_qps().filter(|qp| !qp.is_work_queue()) {
+            let (status, stats) = qp.status();
+            describe(&*qp, &status, &stats, line);
         }
     }
 
@@ -23,13 +85,37 @@ impl Engine {
         for (name, value) in self.adapter.counters().list() {
             let _ = writeln!(text, "counter {name} {value}");
         }
-        let further = self.further().flat_map(|engine| engine.table.list());
-        for qp in self.table.list().into_iter().chain(further) {
+        for qp in self.all_qps() {
             let (status, stats) = qp.status();
             line(&status, &stats, &mut text);
         }
         text
     }
+}
+
+/// Passes the line of a queue pair in the list of objects to `line`.
+fn describe(qp: &dyn QueuePair, status: &QpStatus, stats: &QpStats, line: &mut dyn FnMut(Arguments<'_>)) {
+    let (pd, srq) = qp.owners();
+    let srq = srq.map_or_else(String::new, |srq| format!(" srq={srq}"));
+    let state = format!("{:?}", status.state).to_uppercase();
+    let migration = format!("{:?}", status.migration).to_uppercase();
+    let (losses, service) = (stats.retries, status.service.name());
+    line(format_args!(
+        "qpn={} type={service} state={state} rqpn={} rq_psn={} sq_psn={} migration={migration} pd={pd}{srq} sent_bytes={} \
+         rcvd_bytes={} packet_seq_err={} implied_nak_seq_err={} local_ack_timeout_err={} rnr_nak_retry_err={} \
+         send_rnr_err={}",
+        status.qpn.get(),
+        status.peer.0.get(),
+        status.expected.get(),
+        status.sent.get(),
+        stats.sent_bytes,
+        stats.received_bytes,
+        losses.packet_seq_err,
+        losses.implied_nak_seq_err,
+        losses.local_ack_timeout_err,
+        losses.rnr_nak_retry_err,
+        losses.send_rnr_err,
+    ));
 }
 
 fn line(status: &QpStatus, stats: &QpStats, to: &mut String) {
@@ -70,9 +156,27 @@ const fn service_name(service: Service) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::testing::{FakeQp, private_engine};
     use roxe_base::config::config;
-    use std::sync::Arc;
+
+    #[test]
+    fn lists_and_counts_have_a_line_for_each_object() {
+        let engine = private_engine(config().unwrap());
+        engine.table.add_slot(roxe_net::slot::Slot::new(3));
+        assert!(engine.table.insert(5, |qpn| Arc::new(FakeQp(qpn))));
+        assert_eq!(engine.text(Query::Objects(ObjectKind::Pd)), "device roxe0 lo\npd n=1\npd n=2\n");
+        let qps = engine.text(Query::Objects(ObjectKind::Qp));
+        let expected = "device roxe0 lo\nqp qpn=12293 type=RC state=RTS rqpn=0 rq_psn=0 sq_psn=0 migration=REARM pd=7 \
+                        srq=3 sent_bytes=0 ";
+        assert!(qps.starts_with(expected), "{qps}");
+        let counts = engine.text(Query::Counts);
+        assert!(counts.contains("\nhw sent_pkts 0\n"), "{counts}");
+        assert_eq!(
+            counts.lines().skip(1).take(7).collect::<Vec<_>>(),
+            ["count pd 2", "count cq 0", "count qp 1", "count cm_id 0", "count mr 0", "count ctx 0", "count srq 0"]
+        );
+    }
 
     #[test]
     fn status_text_lists_device_counters_and_queue_pairs() {

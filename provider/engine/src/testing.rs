@@ -8,13 +8,15 @@ use roxe_base::config::{Config, config};
 use roxe_base::lock::Lockable;
 use roxe_memory::guard::SharedBytes;
 use roxe_net::link::RxMeta;
+use roxe_net::status::ObjectKind;
 use roxe_observe::adapter::Adapter;
 use roxe_observe::port::Netdev;
 use roxe_transport::cm::Route;
-use roxe_transport::qp::{FrameNote, QpState, QpStatus, Service};
+use roxe_transport::qp::{FrameNote, MigState, QpState, QpStatus, Service};
 use roxe_transport::time::Instant;
 use roxe_wire::cm::Mad;
 use roxe_wire::{Gid, NetHeader, Packet, Psn, Qpn};
+use std::fmt::Arguments;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,6 +47,12 @@ impl Services for Nobody {
     fn run_connections(&self, _: &Engine) {}
     fn end_connections(&self, _: &Engine, _: Duration) {}
     fn interface_changed(&self, _: &Engine) {}
+
+    fn list_objects(&self, _: &Engine, kind: ObjectKind, line: &mut dyn FnMut(Arguments<'_>)) {
+        if kind == ObjectKind::Pd {
+            (1..3).for_each(|number| line(format_args!("n={number}")));
+        }
+    }
 }
 
 /// A queue pair that accepts everything and does nothing.
@@ -81,8 +89,17 @@ impl QueuePair for FakeQp {
             received: 0,
             expected: psn,
             waits_for_receive: false,
+            migration: MigState::Rearm,
         };
         (status, QpStats::default())
+    }
+
+    fn owners(&self) -> (u32, Option<u32>) {
+        (7, Some(3))
+    }
+
+    fn is_work_queue(&self) -> bool {
+        false
     }
 
     fn receive(&self, _: Run<'_>, _: &mut RxTools<'_>, _: Instant) -> VisitOutcome {

@@ -20,6 +20,11 @@ impl PdId {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         Self(NonZeroU32::new(NEXT.fetch_add(1, Ordering::Relaxed)).unwrap_or(NonZeroU32::MIN))
     }
+
+    /// The name as a number, from 1 in each process.
+    pub const fn number(self) -> u32 {
+        self.0.get()
+    }
 }
 
 /// The target of a key. With its tag it fills one cache line ([`roxe_base::table`]).

@@ -31,6 +31,11 @@ impl<'t> Regions<'t> {
 }
 
 impl Regions<'_> {
+    /// Regions with their keys, without windows.
+    pub fn memory(&self) -> impl Iterator<Item = (u32, &Region)> {
+        self.0.iter().filter(|(_, region)| region.window().is_none())
+    }
+
     #[inline]
     fn find(&self, key: u32) -> Result<&Region, MemError> {
         self.0.get(key).ok_or(MemError::BadKey)

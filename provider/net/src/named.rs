@@ -53,13 +53,13 @@ impl Space {
         let mut bytes = [0; MAX_PATH];
         let mut rest = &mut bytes[..];
         rest.write_all(dir.path().as_os_str().as_bytes())?;
-        write!(rest, "/{VERSION}-{:x}-{name}", self.namespace)?;
+        write!(rest, "/{}{name}", Prefix(self.namespace))?;
         let unused = rest.len();
         SockAddr::unix(OsStr::from_bytes(&bytes[..MAX_PATH - unused]))
     }
 
     fn path(&self, name: &impl fmt::Display) -> PathBuf {
-        self.dir.path().join(format!("{VERSION}-{:x}-{name}", self.namespace))
+        self.dir.path().join(format!("{}{name}", Prefix(self.namespace)))
     }
 
     /// Claims the name at `path` in the common directory, and returns the symlink there, if needed.
@@ -71,6 +71,16 @@ impl Space {
             // Without symlinks in the common directory this process works alone.
             made => Ok(made.ok().map(|()| link)),
         }
+    }
+}
+
+/// The beginning of the names of a network namespace.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Prefix(pub(super) u64);
+
+impl fmt::Display for Prefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{VERSION}-{:x}-", self.0)
     }
 }
 

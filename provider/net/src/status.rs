@@ -1,10 +1,10 @@
-//! Queries of a process's queue pairs, for `roxe top` and `roxe metrics`.
+//! Queries of a process's queue pairs and objects, for `roxe top`, `roxe metrics` and `rdma`.
 //!
 //! Each process holds a named Unix datagram socket ([`crate::named`]) per device. A query is
 //! answered by a few datagrams of text to the asking socket, without blocking: parts that find no
 //! room are dropped.
 
-use crate::named::NamedSocket;
+use crate::named::{NamedSocket, Prefix, namespace};
 use crate::runtime_dir::{RuntimeDir, bind_at_random, datagram_socket};
 use socket2::{SockAddr, Socket};
 use std::collections::BTreeMap;
@@ -21,6 +21,76 @@ const PART: usize = 32 << 10;
 const LAST: &str = "last";
 const MORE: &str = "more";
 const KIND: &str = "status-";
+
+/// Kind of verbs object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ObjectKind {
+    /// Protection domain.
+    Pd,
+    /// Completion queue.
+    Cq,
+    /// Queue pair.
+    Qp,
+    /// Identifier of librdmacm.
+    CmId,
+    /// Memory region.
+    Mr,
+    /// Opened device.
+    Ctx,
+    /// Shared receive queue.
+    Srq,
+}
+
+impl ObjectKind {
+    /// All kinds, in the order of `rdma resource`.
+    pub const ALL: [Self; 7] = [Self::Pd, Self::Cq, Self::Qp, Self::CmId, Self::Mr, Self::Ctx, Self::Srq];
+
+    /// Name in `rdma resource` of iproute2.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pd => "pd",
+            Self::Cq => "cq",
+            Self::Qp => "qp",
+            Self::CmId => "cm_id",
+            Self::Mr => "mr",
+            Self::Ctx => "ctx",
+            Self::Srq => "srq",
+        }
+    }
+
+    /// The kind of this name.
+    pub fn of(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+/// Content of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Query {
+    /// Device, counters and progress of queue pairs.
+    Status,
+    /// Device, the number of objects of each kind, and the counters of the port by their files.
+    Counts,
+    /// Device, and the objects of one kind.
+    Objects(ObjectKind),
+}
+
+impl Query {
+    /// Text of the datagram.
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Status => "status",
+            Self::Counts => "counts",
+            Self::Objects(kind) => kind.name(),
+        }
+    }
+
+    /// Parses a datagram. Unknown words ask for the status.
+    fn of(word: &[u8]) -> Self {
+        let objects = || ObjectKind::of(str::from_utf8(word).ok()?).map(Self::Objects);
+        if word == Self::Counts.word().as_bytes() { Self::Counts } else { objects().unwrap_or(Self::Status) }
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Name {
@@ -65,23 +135,28 @@ impl StatusSocket {
         self.socket.as_raw_fd()
     }
 
-    /// Answers all queries; `text` is called once if there are any.
-    pub fn answer(&self, text: impl FnOnce() -> String) {
-        let mut askers = Vec::new();
-        let mut room = [std::mem::MaybeUninit::uninit(); 16];
-        while let Ok((_, asker)) = self.socket.recv_from(&mut room) {
-            askers.extend((asker.as_pathname().is_some() && askers.len() < 16).then_some(asker));
+    /// Answers all queries; `text` is called once for each kind of query.
+    pub fn answer(&self, text: impl Fn(Query) -> String) {
+        let mut askers = BTreeMap::<Query, Vec<SockAddr>>::new();
+        let (mut word, mut left) = ([0; 16], 16);
+        // One thread reads, so both calls see the same datagram.
+        while let Ok(asker) = self.socket.peek_sender()
+            && let Ok(len) = (&*self.socket).read(&mut word)
+        {
+            if asker.as_pathname().is_some() && left > 0 {
+                left -= 1;
+                askers.entry(Query::of(&word[..len])).or_default().push(asker);
+            }
         }
-        if askers.is_empty() {
-            return;
-        }
-        let text = text();
-        for asker in askers {
-            // A peer that has exited or whose buffer is full gets no more parts.
-            let _ = parts(&text).try_for_each(|(part, is_last)| {
-                let state = if is_last { LAST } else { MORE };
-                self.socket.send_to(format!("{state} {}\n{part}", self.name).as_bytes(), &asker).map(drop)
-            });
+        for (query, askers) in askers {
+            let text = text(query);
+            for asker in askers {
+                // A peer that has exited or whose buffer is full gets no more parts.
+                let _ = parts(&text).try_for_each(|(part, is_last)| {
+                    let state = if is_last { LAST } else { MORE };
+                    self.socket.send_to(format!("{state} {}\n{part}", self.name).as_bytes(), &asker).map(drop)
+                });
+            }
         }
     }
 }
@@ -107,6 +182,8 @@ fn parts(text: &str) -> impl Iterator<Item = (&str, bool)> {
 pub struct Answer {
     /// The process.
     pub process: u32,
+    /// Index of the interface of the device.
+    pub ifindex: u32,
     /// The text, as far as it was received.
     pub text: String,
     /// True if the text is complete. A stopped process sends nothing.
@@ -115,20 +192,31 @@ pub struct Answer {
 
 /// Queries all processes of this user, or `process` alone, and waits up to `limit` for answers.
 pub fn ask(process: Option<u32>, limit: Duration) -> io::Result<Vec<Answer>> {
-    ask_those(|name| process.is_none_or(|process| process == name.process), limit)
+    ask_those(Query::Status, |name, _| process.is_none_or(|process| process == name.process), limit)
 }
 
-fn ask_those(is_meant: impl Fn(&Name) -> bool, limit: Duration) -> io::Result<Vec<Answer>> {
+/// As [`ask`], for `query` and all processes of this user.
+pub fn ask_all(query: Query, limit: Duration) -> io::Result<Vec<Answer>> {
+    ask_those(query, |_, _| true, limit)
+}
+
+/// As [`ask_all`], for the processes in this network namespace.
+pub fn ask_here(query: Query, limit: Duration) -> io::Result<Vec<Answer>> {
+    let here = Prefix(namespace()?).to_string();
+    ask_those(query, |_, file| file.starts_with(&here), limit)
+}
+
+fn ask_those(query: Query, is_meant: impl Fn(&Name, &str) -> bool, limit: Duration) -> io::Result<Vec<Answer>> {
     let dir = RuntimeDir::get()?;
     let (socket, _path) = bind_at_random(datagram_socket()?, dir.path())?;
     let mut answers = BTreeMap::new();
     for entry in fs::read_dir(dir.path())? {
         let path = entry?.path();
-        let name = path.file_name().and_then(|name| Name::of(&name.to_string_lossy()));
-        let Some(name) = name.filter(&is_meant) else { continue };
+        let file = path.file_name().map(|file| file.to_string_lossy()).unwrap_or_default();
+        let Some(name) = Name::of(&file).filter(|name| is_meant(name, &file)) else { continue };
         // Refused by a dead process.
-        if SockAddr::unix(&path).and_then(|address| socket.send_to(b"status", &address)).is_ok() {
-            answers.insert(name, Answer { process: name.process, ..Answer::default() });
+        if SockAddr::unix(&path).and_then(|address| socket.send_to(query.word().as_bytes(), &address)).is_ok() {
+            answers.insert(name, Answer { process: name.process, ifindex: name.ifindex, ..Answer::default() });
         }
     }
     let until = Instant::now() + limit;
@@ -166,8 +254,8 @@ mod tests {
 
     /// Queries this process about `ifindex`, since other tests may run beside.
     fn ask_this(ifindex: u32, limit: Duration) -> Vec<Answer> {
-        let own = |name: &Name| name.ifindex == ifindex && name.process == std::process::id();
-        ask_those(own, limit).unwrap()
+        let own = |name: &Name, _: &str| name.ifindex == ifindex && name.process == std::process::id();
+        ask_those(Query::Status, own, limit).unwrap()
     }
 
     #[test]
@@ -178,7 +266,7 @@ mod tests {
         let answers = std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
-                    socket.answer(|| text.clone());
+                    socket.answer(|_| text.clone());
                     std::thread::yield_now();
                 }
             });
@@ -187,14 +275,14 @@ mod tests {
             answers
         });
         assert!(text.len() > PART);
-        let expected = Answer { process: std::process::id(), text, is_whole: true };
+        let expected = Answer { process: std::process::id(), ifindex: 0xfff1, text, is_whole: true };
         assert_eq!(answers, [expected]);
     }
 
     #[test]
     fn text_is_not_built_without_query() {
         let socket = StatusSocket::open(0xfff2).unwrap();
-        socket.answer(|| panic!("nobody asks"));
+        socket.answer(|_| panic!("nobody asks"));
         drop(socket);
         assert!(ask(Some(0), LONG).unwrap().is_empty());
     }
@@ -203,7 +291,16 @@ mod tests {
     fn silent_process_is_not_awaited_beyond_limit() {
         let _socket = StatusSocket::open(0xfff3).unwrap();
         let answers = ask_this(0xfff3, Duration::from_millis(1));
-        assert_eq!(answers, [Answer { process: std::process::id(), ..Answer::default() }]);
+        assert_eq!(answers, [Answer { process: std::process::id(), ifindex: 0xfff3, ..Answer::default() }]);
+    }
+
+    #[test]
+    fn query_words_roundtrip_and_others_ask_for_status() {
+        let objects = ObjectKind::ALL.into_iter().map(Query::Objects);
+        for query in objects.chain([Query::Status, Query::Counts]) {
+            assert_eq!(Query::of(query.word().as_bytes()), query);
+        }
+        assert_eq!(Query::of(b"unheard of"), Query::Status);
     }
 
     #[test]

@@ -31,6 +31,12 @@ pub fn counter_files() -> impl Iterator<Item = &'static str> {
     FILES.iter().map(|(path, _)| *path)
 }
 
+/// The counters of a port that `rdma statistic` shows, by the names of their files.
+pub fn port_counters(counters: &Counters) -> impl Iterator<Item = (&'static str, u64)> {
+    let named = FILES.iter().filter_map(|(path, value)| Some((path.strip_prefix("hw_counters/")?, value)));
+    named.map(|(name, value)| (name, value(counters)))
+}
+
 /// The counter files of one device.
 #[derive(Debug)]
 pub struct CounterFiles {

@@ -4,7 +4,7 @@
 use crate::qp::modify::ModifyError;
 use crate::qp::queue_pair::Qp;
 use crate::qp::refusal::Refusal;
-use crate::qp::shared::{PostError, QpState, Service};
+use crate::qp::shared::{MigState, PostError, QpState, Service};
 use crate::qp::{AttrMask, QpAttr};
 use crate::wr::{SendData, SendOp, SendRequest};
 use roxe_wire::{Gid, Psn, Qpn};
@@ -40,6 +40,8 @@ pub struct QpStatus {
     pub expected: Psn,
     /// True during an RNR wait.
     pub waits_for_receive: bool,
+    /// State of path migration.
+    pub migration: MigState,
 }
 
 impl Qp {
@@ -62,6 +64,7 @@ impl Qp {
             received: self.responder.progress.msn.get(),
             expected: probe.expected,
             waits_for_receive: probe.not_ready,
+            migration: attr.path_mig_state,
         }
     }
 }

@@ -87,7 +87,8 @@ fn line(format: Format, name: &str, value: &str) -> String {
 }
 
 /// Variables that hold lists, and their separators.
-const LISTS: [(&str, &str); 5] = [
+const LISTS: [(&str, &str); 6] = [
+    ("PATH", ":"),
     ("LD_LIBRARY_PATH", ":"),
     ("LD_PRELOAD", ":"),
     ("VALGRIND_OPTS", " "),

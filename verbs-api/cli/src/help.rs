@@ -90,8 +90,12 @@ const COMMANDS: &[(&str, &[About])] = &[
                 examples: &[
                     ("roxe lab --hosts 4 -- sh -c 'hostname; ibv_devices'", "run a command on four hosts"),
                     ("roxe lab --link '20us loss 0.1%' -- ./test.sh", "run a script on two hosts with bad links"),
+                    ("roxe lab lab.toml", "run a scenario"),
+                    ("roxe lab --cut 2", "cut the link of a host of the lab that runs"),
+                    ("roxe lab --shell 2", "open a shell on one of its hosts"),
                 ],
-                status: "0, or that of the first host that failed: 128 plus the signal if one ended it.",
+                status: "0, or that of the first host that failed: 128 plus the signal if one ended it; 124 after the timeout of a \
+                         scenario.",
                 variables: &[],
             },
             About {
@@ -168,6 +172,15 @@ const COMMANDS: &[(&str, &[About])] = &[
                 examples: &[("roxe top", "all programs, every second"), ("roxe top --once 4711", "one process, once")],
                 status: USUAL_STATUS,
                 variables: &[],
+            },
+            About {
+                name: "rdma",
+                examples: &[
+                    ("roxe rdma link", "list the links of roxe's devices"),
+                    ("roxe run -- rdma -j res show qp", "the queue pairs of running programs, as JSON"),
+                ],
+                status: USUAL_STATUS,
+                variables: NETDEV,
             },
             About {
                 name: "metrics",

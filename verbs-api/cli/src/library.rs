@@ -97,6 +97,18 @@ pub(crate) fn link_folder(library: &Path) -> Result<PathBuf, FolderError> {
     folder(&name, link).map_err(FolderError::Links)
 }
 
+/// Returns the folder with the commands that this program stands in for, creating it if necessary;
+/// `None` if this program's file is unknown.
+pub(crate) fn commands(links: &Path) -> Result<Option<PathBuf>, FolderError> {
+    let Some(own) = own_program() else { return Ok(None) };
+    let folder = private_folder(&links.join("bin"))?;
+    place_link(&folder, RDMA, &own).map_err(|cause| FolderError::Unusable { path: folder.clone(), cause })?;
+    Ok(Some(folder))
+}
+
+/// The command of iproute2 that this program stands in for.
+pub(crate) const RDMA: &str = "rdma";
+
 pub(crate) const LIBRARY: &str = "libroxe.so";
 /// The socket shim beside the library, under its name in rdma-core.
 pub(crate) const SHIM: &str = "librspreload.so";

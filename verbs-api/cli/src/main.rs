@@ -33,6 +33,7 @@ mod output;
 mod peer;
 mod program;
 mod progress;
+mod rdma;
 mod replay;
 mod rules;
 mod run;
@@ -69,13 +70,16 @@ enum Command {
     Env(env::Args),
     /// Copy libibverbs.so.1 and librdmacm.so.1 to a folder.
     InstallLib(install_lib::Args),
-    /// Run a command on several hosts inside this machine.
+    /// Run a command or a scenario on several hosts inside this machine.
     ///
     /// Each host has a network stack, a name (host1, host2, ...), an address and a roxe card of its
     /// own; a bridge connects them. The command runs on every host under roxe run, with LAB_HOST
     /// (its number), LAB_HOSTS, LAB_NAMES and LAB_ADDRS in its environment. The first host that
-    /// fails ends the others; the exit status is its.
-    #[command(override_usage = "roxe lab [OPTIONS] -- COMMAND [ARGS]...")]
+    /// fails ends the others; the exit status is its. A scenario (FILE.toml) has a command for each
+    /// host, an order and links that are cut and healed (roxe help several-hosts).
+    #[command(
+        override_usage = "roxe lab [OPTIONS] -- COMMAND [ARGS]...\n       roxe lab [OPTIONS] FILE.toml\n       roxe lab --shell HOST [-- COMMAND [ARGS]...]\n       roxe lab --cut HOST | --heal HOST"
+    )]
     Lab(lab::Args),
     /// Try every error path of a verbs program.
     ///
@@ -103,6 +107,12 @@ enum Command {
     Counters,
     /// Show queue pairs of running programs.
     Top(top::Args),
+    /// List devices and live objects as rdma of iproute2 does.
+    ///
+    /// Takes the arguments of that command (man rdma): link, dev, resource, statistic, system,
+    /// monitor, with -j, -p and -d. Programs under roxe run find it as rdma.
+    #[command(override_usage = "roxe rdma [ARGS]...")]
+    Rdma(rdma::Args),
     /// Print or serve the counters of running programs for Prometheus.
     Metrics(metrics::Args),
     /// Print the RoCEv2 packets of a capture (pcap, pcapng).
@@ -160,6 +170,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    let mut words = std::env::args_os();
+    if rdma::is_called(words.next().as_ref()) {
+        return finish("rdma", rdma::main(&words.collect::<Vec<_>>()));
+    }
     let command = help::complete(Cli::command());
     let cli = Cli::from_arg_matches(&command.clone().get_matches()).unwrap_or_else(|error| error.exit());
     match cli.command {
@@ -185,6 +199,7 @@ fn main() -> ExitCode {
         Command::GenerateDocs(args) => finish("generate-docs", help::generate(&args, &command)),
         Command::Counters => finish("counters", devices::counters()),
         Command::Top(args) => finish("top", top::run(&args)),
+        Command::Rdma(args) => finish("rdma", rdma::run(&args)),
         Command::Metrics(args) => finish("metrics", metrics::run(&args)),
         Command::Dump(args) => finish("dump", dump::run(&args)),
         Command::Drill(args) => finish("drill", drill::drill(&args)),

@@ -8,7 +8,7 @@
 use crate::files::{FolderError, base_folder, place_link, private_folder};
 use crate::library::{self, LINKS, LibraryError, SHIM};
 use crate::output::Result;
-use crate::program::{self, ProgramError};
+use crate::program::{self, Elf, ProgramError};
 use crate::view::{self, Shown};
 use crate::{asks, bypass, checkers, stats, unused};
 use roxe_base::private_file::{self, names_process, with_process_id};
@@ -245,6 +245,13 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
     if let Some(why) = &missing {
         eprintln!("roxe run: {} may not use roxe: {why}", Path::new(program).display());
     }
+    if file.as_deref().is_some_and(sends_mads) {
+        eprintln!(
+            "roxe run: {} sends management datagrams, which roxe does not carry (no /dev/infiniband/umad); ibstat, rdma \
+             and roxe devices show devices and links, rdma statistic the counters",
+            Path::new(program).display()
+        );
+    }
     watch(args, &library, file.as_deref(), missing.is_some())?;
     Ok(command)
 }
@@ -261,6 +268,12 @@ fn watch(args: &Args, library: &Path, file: Option<&Path>, was_reported: bool) -
         _ = bypass::watch(&watched.about(file.filter(|_| looks), unused, !looks, args.options.explain));
     }
     Ok(())
+}
+
+/// Returns true for the programs of infiniband-diags that need umad, judged by the libraries of the
+/// file; ibstat, which reads /sys only, does without libibmad.
+fn sends_mads(program: &Path) -> bool {
+    Elf::open(program).is_some_and(|elf| elf.needed().iter().any(|name| name.starts_with("libibmad.so")))
 }
 
 /// Returns why a program will not load roxe, judged by its file.
@@ -283,6 +296,12 @@ pub(crate) fn set_variables(options: &Options, command: &mut Command) -> Result<
     let library = library::find()?;
     let folder = library::link_folder(&library)?;
     command.env("LD_LIBRARY_PATH", prepend(folder.as_os_str(), std::env::var_os("LD_LIBRARY_PATH")));
+    // Without PATH the system's default applies, which a value would replace.
+    if let Some(path) = std::env::var_os("PATH").filter(|path| !path.is_empty())
+        && let Some(commands) = library::commands(&folder)?
+    {
+        command.env("PATH", prepend(commands.as_os_str(), Some(path)));
+    }
     if let Some(list) = preloaded(options, &library, &folder)? {
         command.env("LD_PRELOAD", list);
     }
@@ -413,6 +432,10 @@ fn show_view(
 /// Puts `value` in front of a list separated by colons.
 fn prepend(value: &OsStr, old: Option<OsString>) -> OsString {
     let mut list = value.to_owned();
+    let is_first = |old: &OsString| std::env::split_paths(old).next().is_some_and(|first| first == value);
+    if old.as_ref().is_some_and(is_first) {
+        return old.unwrap_or_default();
+    }
     if let Some(old) = old.filter(|old| !old.is_empty()) {
         list.push(":");
         list.push(old);

@@ -47,10 +47,9 @@ impl Process {
     }
 
     fn of(answer: &Answer) -> Self {
-        let command = fs::read(format!("/proc/{}/comm", answer.process)).unwrap_or_default();
         let mut process = Self {
             pid: answer.process.to_string(),
-            command: printable(String::from_utf8_lossy(&command).trim_end_matches('\n')),
+            command: command_of(answer.process),
             answers: answer.is_whole,
             ..Self::default()
         };
@@ -74,6 +73,12 @@ impl Process {
         process.qps.sort_by_cached_key(|qp| u32::from_str_radix(qp.text("qpn").trim_start_matches("0x"), 16).ok());
         process
     }
+}
+
+/// Returns the name of a process's command; empty if the process has ended.
+pub(crate) fn command_of(process: u32) -> String {
+    let command = fs::read(format!("/proc/{process}/comm")).unwrap_or_default();
+    printable(String::from_utf8_lossy(&command).trim_end_matches('\n'))
 }
 
 /// Escapes control characters: programs choose their own names.
@@ -106,7 +111,7 @@ pub(crate) mod tests {
         let text =
             format!("device roxe0 lo\ncounter sent_packets 3\ncounter sent_bytes {sent_bytes}\n{qp}\nnews of later\n");
         // No process has this number.
-        Process::of(&Answer { process: u32::MAX, text, is_whole: true })
+        Process::of(&Answer { process: u32::MAX, ifindex: 1, text, is_whole: true })
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod libraries;
 mod namespace;
 mod overlay;
 mod sysfs;
+mod tools;
 
 use crate::output::Result;
 use crate::program;
@@ -18,9 +19,7 @@ use namespace::Space;
 pub(crate) use namespace::{capabilities, make_mounts_private, unshare_user};
 use std::io;
 use std::path::{Path, PathBuf};
-
-/// The folder that holds the counter files of devices.
-pub(crate) const CLASS: &str = "/sys/class/infiniband";
+pub(crate) use sysfs::{CLASS, shows_other_cards};
 
 /// A reason why the program has no view, or a part of it.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +70,7 @@ pub(crate) fn enter(library: &Path, program: Option<&Path>, scratch: &Path, repo
         Ok(devices) => {
             let laid = libraries::replace(library, &others).map_err(|(path, cause)| ViewError::Library { path, cause });
             let library = laid.map_err(&report).is_ok();
+            tools::replace();
             Shown { counters: show(&devices, scratch, report), library }
         }
         Err(error) => {

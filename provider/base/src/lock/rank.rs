@@ -129,6 +129,8 @@ crate::ranks! { pub, 10_000.. ;
     PortNames,
     /// `cm::ports`: the ports that clients use.
     PortsInUse,
+    /// `inventory`: the contexts of this process.
+    Inventories,
     /// `cm::follow`: all identifiers.
     CmIds,
     /// `net::port_owners`: the source port of packets to this host, held while processes agree on
@@ -143,6 +145,8 @@ crate::ranks! { pub, 10_000.. ;
     Segments,
     /// Uses of an object by another one, which end when it is destroyed.
     Uses,
+    /// `inventory`: the objects of one context.
+    Inventory,
     /// `steering`: what flow counters count.
     FlowCounters,
     /// `live`: the counters that were told last.

@@ -130,6 +130,24 @@ pub(super) enum State {
     Destroyed,
 }
 
+impl State {
+    /// Name in lists of the kernel's ids (`rdma resource show cm_id`).
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "IDLE",
+            Self::Bound => "ADDR_BOUND",
+            Self::Resolving => "ADDR_QUERY",
+            Self::AddrResolved => "ADDR_RESOLVED",
+            Self::RouteResolved => "ROUTE_RESOLVED",
+            Self::Connected => "CONNECT",
+            Self::Disconnected => "DISCONNECT",
+            Self::Listening => "LISTEN",
+            Self::Removed => "DEVICE_REMOVAL",
+            Self::Destroyed => "DESTROYING",
+        }
+    }
+}
+
 /// Connection or lookup of an id in the state machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum ConnHandle {
@@ -481,6 +499,31 @@ impl Observer for Id {
         self.report_loss(adapter);
         // No verb waits for an error.
         let _ = self.listen_where_possible();
+    }
+
+    fn describe(&self, adapter: &Adapter) -> Option<String> {
+        let inner = self.lock();
+        let is_here = |device: &Adapter| device.ifindex() == adapter.ifindex();
+        let is_bound = inner.device_addr.as_ref().is_some_and(|bound| is_here(bound.device.adapter()));
+        if !is_bound && !inner.listens.iter().any(|(runtime, _)| is_here(&runtime.engine().adapter)) {
+            return None;
+        }
+        let qp = inner
+            .qp
+            .as_ref()
+            .map_or_else(String::new, |qp| format!(" qpn={} type={}", qp.qpn().get(), self.service.name()));
+        let place = |address: &Option<Address>| match address {
+            Some(Address::Ip(address)) => format!("{}:{}", address.ip(), address.port()),
+            Some(Address::Ib(address)) => format!("{}:{}", address.gid.to_ip(), address.sid as u16),
+            None => "0.0.0.0:0".to_owned(),
+        };
+        let space = match self.port_space {
+            PortSpace::Tcp => "TCP",
+            PortSpace::Udp => "UDP",
+            PortSpace::Ib | PortSpace::Ipoib => "IPoIB",
+        };
+        let (state, source, peer) = (inner.state.name(), place(&inner.local), place(&inner.peer));
+        Some(format!("n={}{qp} state={state} ps={space} src={source} dst={peer}", self.name.number()))
     }
 }
 

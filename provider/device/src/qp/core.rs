@@ -41,7 +41,7 @@ static CREATED: AtomicU32 = AtomicU32::new(0);
 pub(crate) struct QpCore {
     pub(super) resources: QpResources,
     /// True for a receive work queue.
-    is_work_queue: bool,
+    pub(super) is_work_queue: bool,
     pub(super) inner: Mutex<rank::Qp, Inner>,
 }
 

@@ -34,6 +34,14 @@ impl QueuePair for QpCore {
         (inner.machine.status(), QpStats { sent_bytes: inner.tx.sent_bytes(), ..inner.state.stats })
     }
 
+    fn owners(&self) -> (u32, Option<u32>) {
+        (self.resources.pd_id.number(), self.resources.srq.as_ref().map(|srq| srq.listed()))
+    }
+
+    fn is_work_queue(&self) -> bool {
+        self.is_work_queue
+    }
+
     fn receive(&self, run: Run<'_>, tools: &mut RxTools<'_>, now: Instant) -> VisitOutcome {
         let taken = self.receive_visit((run.bytes.len(), None), now, |machine, host, early| {
             let mut credits = Credits::default();

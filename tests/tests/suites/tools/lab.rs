@@ -7,6 +7,8 @@ use roxe_tests::pair::{UNPRIVILEGED, installed};
 use roxe_tests::report::{self, Check, Verdict};
 use std::fs;
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::process::{Command, ExitCode, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -24,18 +26,250 @@ pub(crate) fn main() -> ExitCode {
         Check::new("lab: each host has its name, address, interface and card", hosts_differ),
         Check::new("lab: failing host ends the others and sets the exit status", failure_ends_all),
         Check::new("lab: kill -9 leaves nothing behind", nothing_is_left),
+        Check::new("lab: scenario starts hosts in order and waits for text and ports", scenario_orders),
+        Check::new("lab: scenario cuts and heals a link at its times", scenario_changes_links),
+        Check::new("lab: scenario ends by failure and by timeout", scenario_ends),
+        Check::new("lab: wrong scenario is refused with its place", scenario_refused),
+        Check::new("lab: RC survives a link that is cut and healed by hand", || survives_cut(&[])),
+        Check::new("lab: RC of an ordinary user survives a cut link", || survives_cut(&UNPRIVILEGED)),
+        Check::new("lab: each link is captured", captures),
     ])
 }
 
 fn lab(prefix: &[&str], options: &[&str], script: &str) -> Command {
-    let roxe = build::roxe();
-    let mut words = prefix.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
-    words.extend(["timeout", "60"].map(str::to_owned));
-    words.push(roxe.display().to_string());
-    let mut command = Command::new(&words[0]);
-    command.args(&words[1..]).arg("lab").args(options).args(["--", "sh", "-c", script]);
+    roxe_lab(&[prefix, &["timeout", "60"]].concat(), &[options, &["--", "sh", "-c", script]].concat())
+}
+
+/// `roxe lab` with these arguments, started by the words of `prefix`.
+fn roxe_lab(prefix: &[&str], arguments: &[&str]) -> Command {
+    let roxe = build::roxe().display().to_string();
+    let words: Vec<&str> = prefix.iter().copied().chain([roxe.as_str(), "lab"]).collect();
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).args(arguments);
     command.stdin(Stdio::null()).env("XDG_CACHE_HOME", "/dev/null/none");
     command
+}
+
+/// A folder for one check that every user may write to, removed at its end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("roxe-lab-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+        Self(path)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs a scenario to its end.
+fn scenario(name: &str, text: &str) -> Result<Output, Verdict> {
+    let folder = Folder::new(name);
+    let file = folder.path("lab.toml");
+    fs::write(&file, text).unwrap();
+    output(&mut roxe_lab(&["timeout", "60"], &[&file]))
+}
+
+/// The second host starts when the first has printed a word, the third when a program of the second
+/// listens by librdmacm, the fourth when the third has ended.
+fn scenario_orders() -> Verdict {
+    let text = r#"
+        [[host]]
+        run = "echo one; echo is up; sleep 1000"
+        prints = "is up"
+        daemon = true
+        [[host]]
+        after = "host1"
+        run = "echo two; rping -s -a host2 -C 5"
+        listens = 7174
+        [[host]]
+        after = ["host1", 2]
+        run = "echo three; rping -c -a host2 -C 5 -v"
+        [[host]]
+        after = 3
+        run = "echo four"
+    "#;
+    let output = match scenario("order", text) {
+        Ok(output) => output,
+        Err(verdict) => return verdict,
+    };
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let at = ["one", "two", "three", "four"].map(|word| said.find(&format!("| {word}\n")));
+    if output.status.success() && at.is_sorted() && at[0].is_some() && said.contains("host3 | ping data: rdma-ping-4") {
+        return Verdict::Passed;
+    }
+    Verdict::Failed(text_of(&output))
+}
+
+/// The second host, which has no command and keeps its card, loses and gets its link. The first
+/// host watches only its own.
+fn scenario_changes_links() -> Verdict {
+    let text = r#"
+        hosts = 2
+        [[host]]
+        run = """
+        carrier() { cat /sys/class/net/eth0/carrier; }
+        until [ "$(carrier)" = 0 ]; do :; done; echo cut
+        until [ "$(carrier)" = 1 ]; do :; done; echo healed
+        """
+        [[event]]
+        at = "1500ms"
+        heal = 1
+        [[event]]
+        at = "1s"
+        cut = "host1"
+    "#;
+    match scenario("cut", text) {
+        Ok(output) => {
+            let said = text_of(&output);
+            let told = ["1 s: the link of host1 is cut", "1.5 s: the link of host1 is healed"];
+            if output.status.success()
+                && said.contains("host1 | cut\nhost1 | healed\n")
+                && told.iter().all(|line| said.contains(line))
+            {
+                Verdict::Passed
+            } else {
+                Verdict::Failed(said)
+            }
+        }
+        Err(verdict) => verdict,
+    }
+}
+
+fn scenario_ends() -> Verdict {
+    let failing = "[[host]]\nrun = \"sleep 1000\"\n[[host]]\nrun = \"exit 7\"\n";
+    let late = "timeout = \"100ms\"\n[[host]]\nrun = \"sleep 1000\"\n";
+    for (text, status, line) in
+        [(failing, 7, "host2 failed with exit status 7"), (late, 124, "did not end within 100ms")]
+    {
+        match scenario("ends", text) {
+            Ok(output) if output.status.code() == Some(status) && text_of(&output).contains(line) => {}
+            Ok(output) => return Verdict::Failed(text_of(&output)),
+            Err(verdict) => return verdict,
+        }
+    }
+    Verdict::Passed
+}
+
+fn scenario_refused() -> Verdict {
+    let text = "[[host]]\nrun = \"true\"\n[[host]]\nrun = \"true\"\nafter = 3\n";
+    match scenario("refused", text) {
+        Ok(output)
+            if output.status.code() == Some(1)
+                && text_of(&output).contains("lab.toml: host 2: after: no such host")
+                && output.stdout.is_empty() =>
+        {
+            Verdict::Passed
+        }
+        Ok(output) => Verdict::Failed(text_of(&output)),
+        Err(verdict) => verdict,
+    }
+}
+
+/// Commands for the shell of the second host while its ib_write_bw runs: the PSN of the newest
+/// request, and the timeouts without an acknowledgement.
+const PROGRESS: &str = r#"
+psn() { rdma res show qp type RC state RTS | sed -n "s/.* sq-psn \([0-9]*\) .*/\1/p"; }
+timeouts() { rdma statistic qp show | sed -n "s/^ *local_ack_timeout_err \([0-9]*\) */\1/p"; }
+"#;
+
+fn survives_cut(prefix: &[&str]) -> Verdict {
+    if !prefix.is_empty() && !link::is_root() {
+        return Verdict::Skipped("takes root, to become an ordinary user".to_owned());
+    }
+    if let Err(verdict) = output(&mut lab(prefix, &[], "true")) {
+        return verdict;
+    }
+    if !installed("ib_write_bw") {
+        return Verdict::Skipped("ib_write_bw is not installed (tests/run installs it)".to_owned());
+    }
+    // Timeouts of half a second and seven retries outlast the cut.
+    let script = "options='-F -x 0 -u 17 -s 1000 --run_infinitely'
+        if [ $LAB_HOST = 1 ]; then exec ib_write_bw $options; fi
+        until ib_write_bw $options host1; do sleep 0.1; done";
+    let mut running =
+        match roxe_lab(prefix, &["--", "sh", "-c", script]).stdout(Stdio::null()).stderr(Stdio::null()).spawn() {
+            Ok(running) => running,
+            Err(e) => return Verdict::Failed(e.to_string()),
+        };
+    let verdict = cut_and_heal(prefix, &running.id().to_string());
+    let _ = running.kill();
+    let _ = running.wait();
+    verdict
+}
+
+/// True while new requests are sent, which stops when too many await their acknowledgement.
+const GROWS: &str = "before=$(psn); sleep 0.1; [ \"$before\" ] && [ \"$(psn)\" != \"$before\" ]";
+
+/// Waits until requests of the second host are acknowledged, cuts its link, waits until it has
+/// retransmitted in vain, heals the link and waits for progress.
+fn cut_and_heal(prefix: &[&str], process: &str) -> Verdict {
+    let act = |words: &[&str]| {
+        let output = roxe_lab(&[prefix, &["timeout", "30"]].concat(), &[&["--lab", process], words].concat()).output();
+        output.unwrap_or_else(|e| panic!("cannot start timeout: {e}"))
+    };
+    let wait_for = |condition: &str| {
+        let script = format!("{PROGRESS} until {condition}; do :; done; echo reached");
+        act(&["--shell", "2", "--", "sh", "-c", &script])
+    };
+    let deadline = Instant::now() + Duration::from_secs(20);
+    // The host exists once the lab is up.
+    while !act(&["--shell", "host2", "--", "true"]).status.success() {
+        if Instant::now() > deadline {
+            return Verdict::Failed("the second host does not appear".to_owned());
+        }
+    }
+    let cut = |words: &[&str], carrier: &str| {
+        let output = act(words);
+        if !output.status.success() {
+            return output;
+        }
+        wait_for(&format!("[ \"$(cat /sys/class/net/eth0/carrier)\" = {carrier} ]"))
+    };
+    let steps: [&dyn Fn() -> Output; 6] = [
+        &|| wait_for("[ \"$(psn)\" ]"),
+        &|| wait_for(GROWS),
+        &|| cut(&["--cut", "2"], "0"),
+        &|| wait_for("[ \"$(timeouts)\" -ge 2 ]"),
+        &|| cut(&["--heal", "host2"], "1"),
+        &|| wait_for(GROWS),
+    ];
+    for (number, step) in steps.iter().enumerate() {
+        let output = step();
+        if !output.status.success() || !text_of(&output).contains("reached") {
+            return Verdict::Failed(format!("step {number}: {}", text_of(&output)));
+        }
+    }
+    Verdict::Passed
+}
+
+fn captures() -> Verdict {
+    let folder = Folder::new("captures");
+    let files = folder.path("links");
+    match output(lab(&[], &["--captures", &files], RPING).env("ADDR", "host1")) {
+        Ok(output) if output.status.success() => {}
+        Ok(output) => return Verdict::Failed(text_of(&output)),
+        Err(verdict) => return verdict,
+    }
+    for host in ["host1", "host2"] {
+        let file = format!("{files}/{host}.pcap");
+        let dump = Command::new(build::roxe()).args(["dump", "--check", &file]).output().unwrap();
+        let said = text_of(&dump);
+        if !dump.status.success() || !said.contains("WRITE") || !said.contains("icrc ok") {
+            return Verdict::Failed(said);
+        }
+    }
+    Verdict::Passed
 }
 
 /// Runs a script; an error says why labs cannot run here.
@@ -51,7 +285,7 @@ fn output(command: &mut Command) -> Result<Output, Verdict> {
     Ok(output)
 }
 
-fn text(output: &Output) -> String {
+fn text_of(output: &Output) -> String {
     format!("{}\n{}{}", output.status, String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
@@ -60,10 +294,10 @@ fn rping(prefix: &[&str], options: &[&str], address: &str) -> Verdict {
         return Verdict::Skipped("takes root, to become an ordinary user".to_owned());
     }
     match output(lab(prefix, options, RPING).env("ADDR", address)) {
-        Ok(output) if output.status.success() && text(&output).contains("host2 | ping data: rdma-ping-4") => {
+        Ok(output) if output.status.success() && text_of(&output).contains("host2 | ping data: rdma-ping-4") => {
             Verdict::Passed
         }
-        Ok(output) => Verdict::Failed(text(&output)),
+        Ok(output) => Verdict::Failed(text_of(&output)),
         Err(verdict) => verdict,
     }
 }
@@ -75,7 +309,7 @@ fn hosts_differ() -> Verdict {
         Ok(output) => output,
         Err(verdict) => return verdict,
     };
-    let text = text(&output);
+    let text = text_of(&output);
     for number in 1..=3 {
         let line = format!(
             "host{number} | host{number} {number}/3 host1 host2 host3 10.89.0.1 10.89.0.2 10.89.0.3 eth0 lo roxe0 \
@@ -92,7 +326,7 @@ fn failure_ends_all() -> Verdict {
     let started = Instant::now();
     match output(&mut lab(&[], &["--hosts", "3"], "[ $LAB_HOST = 2 ] && exit 7; sleep 1000")) {
         Ok(output) if output.status.code() == Some(7) && started.elapsed() < Duration::from_secs(50) => Verdict::Passed,
-        Ok(output) => Verdict::Failed(text(&output)),
+        Ok(output) => Verdict::Failed(text_of(&output)),
         Err(verdict) => verdict,
     }
 }

@@ -66,6 +66,12 @@ pub(crate) fn main() -> ExitCode {
         Check::new("view: overflow user has a card but no view", || as_root(&overflow_user)),
         Check::new("view: partial privileges are kept", || as_root(&keeps_rights)),
         Check::new("view: set-uid programs start without a view", || without_rights(&set_user)),
+        Check::new("rdma: devices are listed as by iproute2", || as_root(&|prefix| lists_devices(prefix))),
+        Check::new("rdma: devices are listed for other users", || without_rights(&|prefix| lists_devices(prefix))),
+        Check::new("rdma: devices are listed by roxe env and without a view", lists_without_view),
+        Check::new("rdma: objects of running programs have the kernel's keys", lists_objects),
+        Check::new("rdma: wrong names and changes are refused", refuses_changes),
+        Check::new("umad: programs that need it get one line, ibstat works", management_programs),
         Check::new("counters: files of a run are the sum over its processes", sum_of_processes),
         Check::new("counters: files change while programs run", moves_while_running),
         Check::new("counters: counts of killed processes are printed", killed_are_printed),
@@ -275,6 +281,112 @@ fn overflow_user(_: &[&str]) -> Verdict {
     } else {
         Verdict::Failed(said(&output))
     }
+}
+
+/// The link of the loopback device, as `rdma -j link` prints it.
+const LINK: &str = "[{\"ifindex\":0,\"ifname\":\"roxe0\",\"port\":1,\"state\":\"ACTIVE\",\"physical_state\":\"LINK_UP\",\
+                    \"netdev\":\"lo\",\"netdev_index\":1}]\n";
+const LINK_TEXT: &str = "link roxe0/1 state ACTIVE physical_state LINK_UP netdev lo \n";
+
+/// The command is found by PATH and, if iproute2 is installed, in place of its program.
+fn lists_devices(prefix: &[&str]) -> Verdict {
+    let script = "rdma link show -j; rdma link show roxe0/1; rdma res
+        for full in /usr/bin/rdma /usr/sbin/rdma /sbin/rdma /bin/rdma; do test -e $full && $full -j link | grep -v roxe0; done
+        true";
+    let none = "0: roxe0: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0 srq 0 \n";
+    exactly(&under_roxe(prefix, script), &format!("{LINK}{LINK_TEXT}{none}"))
+}
+
+fn lists_without_view() -> Verdict {
+    let script = format!("eval \"$({} env)\"; rdma -j link", roxe());
+    let plain = run(&[roxe(), "rdma"], &["-j", "link"]);
+    let unseen = run(&[roxe(), "run", "--no-view", "--"], &["rdma", "-j", "link"]);
+    for output in [run(&["sh", "-c", &script], &[]), plain, unseen] {
+        if let failed @ Verdict::Failed(_) = exactly(&output, LINK) {
+            return failed;
+        }
+    }
+    Verdict::Passed
+}
+
+/// Keys of the objects of the kernel's rxe.
+const KEYS: [(&str, &str); 6] = [
+    ("qp", "ifindex ifname port lqpn rqpn type state rq-psn sq-psn path-mig-state pdn pid comm"),
+    ("cq", "ifindex ifname cqn cqe users adaptive-moderation ctxn pid comm"),
+    ("mr", "ifindex ifname mrn rkey lkey mrlen pdn pid comm"),
+    ("pd", "ifindex ifname pdn local_dma_lkey users ctxn pid comm"),
+    ("cm_id", "ifindex ifname port cm-idn lqpn qp-type state ps pid comm src-addr dst-addr"),
+    ("ctx", "ifindex ifname ctxn pid comm"),
+];
+
+/// Two ends of rping run until their objects have been listed. The script prints the process id of
+/// the client, then a line for each kind.
+fn lists_objects() -> Verdict {
+    if !installed("rping") {
+        return missing("rping");
+    }
+    let kinds: String = KEYS.map(|(kind, _)| format!("rdma -j res show {kind} pid $client; ")).concat();
+    let script = format!(
+        "rping -s -a 127.0.0.1 -C 100000000 >/dev/null & server=$!
+        until rdma res show cm_id state LISTEN | grep -q \"pid $server comm rping \"; do kill -0 $server || exit 1; done
+        rping -c -a 127.0.0.1 -C 100000000 >/dev/null & client=$!
+        until rdma res show qp state RTS pid $client | grep -q rping; do kill -0 $client || exit 1; done
+        echo $client; {kinds}
+        rdma res show qp pid $client; rdma statistic qp show pid $client
+        kill -KILL $server $client; wait; rdma res show qp"
+    );
+    // The script ends the programs, which the shell may report.
+    let output = under_roxe(&[], &script);
+    let stdout = text(&output.stdout);
+    let mut lines = stdout.lines();
+    let client = lines.next().unwrap_or_default();
+    for (kind, keys) in KEYS {
+        let line = lines.next().unwrap_or_default();
+        let first = line.split('}').next().unwrap_or_default();
+        let found: Vec<&str> =
+            first.match_indices("\":").filter_map(|(end, _)| Some(first[..end].rsplit_once('"')?.1)).collect();
+        if found.join(" ") != keys || !line.contains(&format!("\"pid\":{client},\"comm\":\"rping\"")) {
+            return Verdict::Failed(format!("{kind} lacks keys or has others: {line}\n{}", said(&output)));
+        }
+    }
+    let rest: Vec<&str> = lines.collect();
+    let is_qp = |line: &str| line.starts_with("link roxe0/1 lqpn ") && line.contains(" type RC state RTS rq-psn ");
+    let is_counter = |line: &str| line.starts_with("link roxe0/1 cntn ") && line.contains(" qp-type RC pid ");
+    match rest.as_slice() {
+        [qp, counter, .., last] if is_qp(qp) && is_counter(counter) && last.starts_with("    LQPN: <") => {
+            Verdict::Passed
+        }
+        _ => Verdict::Failed(said(&output)),
+    }
+}
+
+fn refuses_changes() -> Verdict {
+    for (words, why) in [
+        ("link show mlx5_0/1", "wrong device name: mlx5_0"),
+        ("link add rxe0 type rxe netdev lo", "--netdev"),
+        ("res show qp colour 3", "unsupported filter option: colour"),
+        ("nonsense", "unknown object 'nonsense'"),
+    ] {
+        let output = under_roxe(&[], &format!("rdma {words}"));
+        let is_one_line = text(&output.stderr).lines().count() == 1;
+        if output.status.code() != Some(1) || !is_one_line || !text(&output.stderr).contains(why) {
+            return Verdict::Failed(format!("rdma {words}: {}", said(&output)));
+        }
+    }
+    Verdict::Passed
+}
+
+fn management_programs() -> Verdict {
+    if !installed("perfquery") || !installed("ibstat") {
+        return missing("infiniband-diags");
+    }
+    let ibstat = run(&[roxe(), "run", "--"], &["ibstat"]);
+    if !ibstat.status.success() || !text(&ibstat.stdout).contains("CA 'roxe0'") || !ibstat.stderr.is_empty() {
+        return Verdict::Failed(said(&ibstat));
+    }
+    let perfquery = run(&[roxe(), "run", "--"], &["perfquery"]);
+    let line = "roxe run: perfquery sends management datagrams, which roxe does not carry";
+    if text(&perfquery.stderr).starts_with(line) { Verdict::Passed } else { Verdict::Failed(said(&perfquery)) }
 }
 
 fn sum_of_processes() -> Verdict {

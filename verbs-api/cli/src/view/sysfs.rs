@@ -8,6 +8,8 @@ use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
+/// The folder that holds the counter files of devices.
+pub(crate) const CLASS: &str = "/sys/class/infiniband";
 /// An empty slot of the GID table.
 const NO_GID: [u8; 16] = [0; 16];
 /// A file of every kernel whose `read` fails with EINVAL, because the loopback interface has no
@@ -134,6 +136,12 @@ pub(super) fn write_dev(cards: &[DeviceFiles], to: &Path) -> io::Result<()> {
     let folder = to.join("infiniband");
     fs::create_dir_all(&folder)?;
     cards.iter().try_for_each(|card| symlink("../null", folder.join(&card.name)))
+}
+
+/// Returns true if the kernel shows devices that are not roxe's.
+pub(crate) fn shows_other_cards() -> bool {
+    let entries = fs::read_dir(CLASS).into_iter().flatten().flatten();
+    entries.into_iter().any(|entry| !is_ours(&entry.file_name()))
 }
 
 /// Returns true if an entry of these folders has a default name or one of ROXE_DEVICE_NAME: it

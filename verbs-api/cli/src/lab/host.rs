@@ -1,0 +1,59 @@
+//! A host of a lab as the switch holds it, and the steps of its start.
+
+use super::net::{NUMBER, Net, own};
+use crate::output::Result;
+use std::ffi::OsString;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+/// A host and the ends of its streams.
+#[derive(Debug)]
+pub(super) struct Host {
+    pub(super) name: String,
+    pub(super) child: Child,
+    pub(super) input: ChildStdin,
+    pub(super) output: BufReader<ChildStdout>,
+}
+
+impl Host {
+    /// Starts host `number`, which becomes `roxe run` with the words of `run`.
+    pub(super) fn start(net: &Net, number: u8, run: &[OsString]) -> Result<Self> {
+        let mut command = Command::new(own()?);
+        command.arg("lab-host").args(net.words()).arg(format!("--number={number}")).arg("--").args(run);
+        // Also for programs that look for the host from outside.
+        command.env(NUMBER, number.to_string());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err("a host has no streams".into());
+        };
+        Ok(Self { name: Net::name(number), child, input, output: BufReader::new(output) })
+    }
+
+    /// Waits until the host reports that a step is done.
+    pub(super) fn await_step(&mut self) -> Result<()> {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        if line == DONE {
+            return Ok(());
+        }
+        let mut said = String::new();
+        self.child.stderr.take().map(|mut stream| stream.read_to_string(&mut said)).transpose()?;
+        Err(format!("{} did not start: {}", self.name, said.trim().trim_start_matches("roxe lab-host: ")).into())
+    }
+
+    pub(super) fn go_on(&mut self) -> Result<()> {
+        Ok(self.input.write_all(DONE.as_bytes())?)
+    }
+}
+
+/// The line by which a host and the switch tell each other that a step is done.
+const DONE: &str = "done\n";
+
+/// Tells the switch that a step is done, and waits until it goes on.
+pub(super) fn step() -> Result<()> {
+    io::stdout().write_all(DONE.as_bytes())?;
+    io::stdout().flush()?;
+    let mut line = [0; DONE.len()];
+    Ok(io::stdin().read_exact(&mut line)?)
+}

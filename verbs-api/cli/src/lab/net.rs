@@ -1,0 +1,118 @@
+//! The network of a lab, its names, and the tools that configure it.
+
+use super::link::Link;
+use super::scenario::Scenario;
+use crate::output::Result;
+use std::ffi::{OsStr, OsString};
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus, Stdio};
+
+/// Subcommand of process 1 of a lab.
+pub(super) const SWITCH: &str = "lab-switch";
+/// Variable with the number of a host.
+pub(super) const NUMBER: &str = "LAB_HOST";
+
+/// The network between the hosts. Options precede what a scenario says.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct Net {
+    /// Number of hosts [default: 2].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub(super) hosts: Option<u8>,
+    /// MTU of the links [default: 1500].
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1280..=65535))]
+    pub(super) mtu: Option<u32>,
+    /// Impair every link: a rate, a delay, a jitter and losses, such as '10gbit 20us jitter 5us
+    /// loss 0.1%'.
+    #[arg(long, value_name = "WORDS")]
+    pub(super) link: Option<Link>,
+    /// Give the hosts IPv6 addresses instead of IPv4 ones.
+    #[arg(long)]
+    pub(super) ipv6: bool,
+    /// Write a capture of each link to this folder: host1.pcap, host2.pcap, ...
+    #[arg(long, value_name = "DIR")]
+    pub(super) captures: Option<PathBuf>,
+}
+
+impl Net {
+    pub(super) fn name(number: u8) -> String {
+        format!("host{number}")
+    }
+
+    pub(super) fn hosts(&self) -> u8 {
+        self.hosts.unwrap_or(2)
+    }
+
+    pub(super) fn mtu(&self) -> u32 {
+        self.mtu.unwrap_or(1500)
+    }
+
+    /// Fills in what the options leave open.
+    pub(super) fn complete(&mut self, scenario: &Scenario) -> Result<(), String> {
+        let hosts = scenario.hosts.len() as u8;
+        if self.hosts.is_some_and(|given| given != hosts) {
+            return Err(format!("--hosts: the scenario has {hosts} hosts; change it there"));
+        }
+        self.hosts = Some(hosts);
+        self.mtu = self.mtu.or(scenario.mtu);
+        self.ipv6 |= scenario.ipv6;
+        self.captures = self.captures.take().or_else(|| scenario.captures.clone());
+        Ok(())
+    }
+
+    pub(super) fn address(&self, number: u8) -> String {
+        if self.ipv6 { format!("fd89::{number:x}") } else { format!("10.89.0.{number}") }
+    }
+
+    pub(super) fn prefix(&self) -> u8 {
+        if self.ipv6 { 64 } else { 24 }
+    }
+
+    /// Returns these arguments as words of a command line.
+    pub(super) fn words(&self) -> Vec<OsString> {
+        let mut words = vec![format!("--hosts={}", self.hosts()), format!("--mtu={}", self.mtu())];
+        words.extend(self.ipv6.then(|| "--ipv6".to_owned()));
+        words.extend(self.link.as_ref().map(|link| format!("--link={}", link.text)));
+        let captures =
+            self.captures.iter().map(|folder| OsString::from_iter([OsStr::new("--captures="), folder.as_os_str()]));
+        words.into_iter().map(OsString::from).chain(captures).collect()
+    }
+
+    /// Returns the lines of `/etc/hosts` for all hosts.
+    pub(super) fn hosts_file(&self) -> String {
+        let lines = (1..=self.hosts()).map(|number| format!("{} {}\n", self.address(number), Self::name(number)));
+        format!("127.0.0.1 localhost\n::1 localhost\n{}", lines.collect::<String>())
+    }
+}
+
+pub(super) fn own() -> Result<PathBuf> {
+    Ok(crate::library::own_program().ok_or("roxe lab needs /proc: mount -t proc proc /proc")?)
+}
+
+/// Configures links by the lines of a batch of `ip`.
+pub(super) fn ip(batch: &str) -> Result<()> {
+    let mut command = Command::new("ip");
+    command.args(["-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let missing = |cause| format!("cannot start ip of iproute2: {cause}");
+    let mut child = command.spawn().map_err(missing)?;
+    child.stdin.take().map(|mut input| input.write_all(batch.as_bytes())).transpose()?;
+    let output = child.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() { Ok(()) } else { Err(format!("ip failed: {}", said.trim()).into()) }
+}
+
+pub(super) fn tc(device: &str, link: &Link) -> Result<()> {
+    let mut command = Command::new("tc");
+    command.args(["qdisc", "add", "dev", device, "root", "netem"]).args(link.netem());
+    let output =
+        command.stdin(Stdio::null()).output().map_err(|cause| format!("cannot start tc of iproute2: {cause}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() { Ok(()) } else { Err(format!("tc failed: {}", said.trim()).into()) }
+}
+
+/// Returns the exit status as a shell reports it.
+pub(super) fn status_of(status: ExitStatus) -> u8 {
+    let signal = status.signal().map(|signal| 128 + signal);
+    status.code().or(signal).and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+}

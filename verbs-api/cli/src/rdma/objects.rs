@@ -1,0 +1,392 @@
+//! Devices and live objects as records: devices as this process would open them, objects as the
+//! processes of this user on this host report them.
+
+use super::record::Record;
+use crate::output::Result;
+use crate::status::command_of;
+use roxe_provider::config::variable;
+use roxe_provider::{Answer, Device, ObjectKind, Query, ask_here, counter_files, preview};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+/// Time limit for a process to answer; a stopped process does not.
+const LIMIT: Duration = Duration::from_millis(500);
+
+/// The port of a device.
+pub(super) const PORT: u32 = 1;
+
+/// A device with its index in lists.
+#[derive(Debug)]
+pub(super) struct Card {
+    pub(super) index: u32,
+    pub(super) device: Device,
+}
+
+/// Returns the devices that programs with this environment see, with indices from `first`.
+pub(super) fn cards(first: u32) -> Result<Vec<Card>> {
+    let devices = preview()?;
+    Ok((first..).zip(devices).map(|(index, device)| Card { index, device }).collect())
+}
+
+impl Card {
+    pub(super) fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    /// A record that begins with the device.
+    fn of_device(&self) -> Record {
+        let mut record = Record::default();
+        record.shown_as("ifindex", self.index, "").shown_as("ifname", self.name(), format!("dev {} ", self.name()));
+        record
+    }
+
+    /// A record that begins with the link.
+    fn of_link(&self) -> Record {
+        let mut record = Record::default();
+        record.shown_as("ifindex", self.index, "").shown_as("ifname", self.name(), "");
+        record.shown_as("port", PORT, format!("link {}/{PORT} ", self.name()));
+        record
+    }
+
+    /// A line of `rdma link`.
+    pub(super) fn link(&self, has_details: bool) -> Record {
+        let attr = self.device.port_attr();
+        let (state, physical) = (port_state(attr.state), physical_state(attr.phys_state));
+        let index = self.device.ifindex();
+        let mut record = self.of_link();
+        record.word("state", state).word("physical_state", physical).word("netdev", self.device.netdev());
+        record.shown_as(
+            "netdev_index",
+            index,
+            if has_details { format!("netdev_index {index} ") } else { String::new() },
+        );
+        if has_details {
+            add_caps(&mut record, &PORT_CAPS, attr.port_cap_flags.into());
+        }
+        record
+    }
+
+    /// A line of `rdma dev`.
+    pub(super) fn dev(&self, has_details: bool) -> Record {
+        let attr = self.device.attr();
+        let (index, name) = (self.index, self.name());
+        let mut record = Record::default();
+        record.shown_as("ifindex", index, format!("{index}: ")).shown_as("ifname", name, format!("{name}: "));
+        record.word("node_type", "ca").word("fw", attr.fw_ver);
+        record.word("node_guid", &guid(attr.node_guid)).word("sys_image_guid", &guid(attr.sys_image_guid));
+        if has_details {
+            record.shown_as("adaptive-moderation", false, "adaptive-moderation off ");
+            add_caps(&mut record, &DEVICE_CAPS, attr.device_cap_flags_ex);
+        }
+        record
+    }
+
+    /// The line of `rdma resource` with the numbers of objects.
+    pub(super) fn summary(&self, answers: &[Answer]) -> Record {
+        let (index, name) = (self.index, self.name());
+        let mut record = Record::default();
+        record.shown_as("ifindex", index, format!("{index}: ")).shown_as("ifname", name, format!("{name}: "));
+        for kind in ObjectKind::ALL {
+            let counts = self.lines(answers, "count").filter_map(|(_, line)| line.split_once(' '));
+            let of_kind =
+                counts.filter(|(of, _)| *of == kind.name()).filter_map(|(_, count)| count.parse::<u64>().ok());
+            record.number(kind.name(), of_kind.sum());
+        }
+        record
+    }
+
+    /// Lines of this device that begin with `word`, with their process, without the word.
+    fn lines<'a>(&self, answers: &'a [Answer], word: &'a str) -> impl Iterator<Item = (u32, &'a str)> {
+        let here = self.device.ifindex();
+        answers.iter().filter(move |answer| answer.ifindex == here).flat_map(move |answer| {
+            let lines = answer.text.lines().filter_map(move |line| line.strip_prefix(word)?.strip_prefix(' '));
+            lines.map(|line| (answer.process, line))
+        })
+    }
+
+    /// The objects of one kind. `qps` are answers about queue pairs, for shared receive queues.
+    pub(super) fn objects(&self, kind: ObjectKind, answers: &[Answer], qps: &[Answer]) -> Vec<Record> {
+        let objects = self.lines(answers, kind.name()).map(|(process, line)| (process, Facts::of(line)));
+        objects.map(|(process, facts)| self.object(kind, process, &facts, qps)).collect()
+    }
+
+    fn object(&self, kind: ObjectKind, process: u32, facts: &Facts<'_>, qps: &[Answer]) -> Record {
+        match kind {
+            ObjectKind::Qp | ObjectKind::CmId => {
+                let mut record = self.of_link();
+                if kind == ObjectKind::Qp {
+                    facts.qp(process, &mut record)
+                } else {
+                    facts.cm_id(process, &mut record)
+                }
+                record
+            }
+            _ => {
+                let mut record = self.of_device();
+                match kind {
+                    ObjectKind::Pd => {
+                        record.number("pdn", facts.number("n")).hex("local_dma_lkey", 0);
+                        record.number("users", facts.number("users")).number("ctxn", facts.number("ctx"));
+                    }
+                    ObjectKind::Cq => {
+                        record.number("cqn", facts.number("n")).number("cqe", facts.number("cqe"));
+                        record.number("users", facts.number("users"));
+                        record.shown_as("adaptive-moderation", false, "adaptive-moderation off ");
+                        record.number("ctxn", facts.number("ctx"));
+                    }
+                    ObjectKind::Mr => {
+                        record.number("mrn", facts.number("n"));
+                        record.hex("rkey", facts.number("rkey")).hex("lkey", facts.number("lkey"));
+                        record.number("mrlen", facts.number("len")).number("pdn", facts.number("pd"));
+                    }
+                    ObjectKind::Srq => {
+                        record.number("srqn", facts.number("n")).word("type", facts.text("type"));
+                        self.add_qps(process, facts.number("n"), qps, &mut record);
+                        record.number("pdn", facts.number("pd"));
+                        facts.add_number("cqn", "cq", &mut record);
+                    }
+                    _ => _ = record.number("ctxn", facts.number("n")),
+                }
+                add_process(process, &mut record);
+                record
+            }
+        }
+    }
+
+    /// Adds the queue pairs that take their receives from the queue `number` of `process`.
+    fn add_qps(&self, process: u32, number: u64, qps: &[Answer], record: &mut Record) {
+        let of_process = self.lines(qps, "qp").filter(|(of, _)| *of == process).map(|(_, line)| Facts::of(line));
+        let users = of_process.filter(|qp| qp.has("srq") && qp.number("srq") == number);
+        let mut numbers: Vec<u64> = users.map(|qp| qp.number("qpn")).collect();
+        numbers.sort_unstable();
+        if !numbers.is_empty() {
+            let ranges = ranges(&numbers);
+            record.shown_as("lqpn", ranges.clone(), format!("lqpn {} ", ranges.join(",")));
+        }
+    }
+
+    /// Lines of `rdma statistic qp`: the counters of each queue pair.
+    pub(super) fn counters_of_qps(&self, answers: &[Answer]) -> Vec<Record> {
+        let lines = self.lines(answers, "qp").map(|(process, line)| (process, Facts::of(line)));
+        let record = |(process, facts): (u32, Facts<'_>)| {
+            let (mut record, qpn) = (self.of_link(), facts.number("qpn"));
+            record.number("cntn", qpn).word("qp-type", service(facts.text("type")));
+            add_process(process, &mut record);
+            for name in QP_COUNTERS {
+                let value = facts.number(name);
+                record.shown_as(name, value, format!("\n    {name} {value} "));
+            }
+            record.shown_as("lqpn", vec![qpn], format!("\n    LQPN: <{qpn}>"));
+            record
+        };
+        lines.map(record).collect()
+    }
+
+    /// The line of `rdma statistic`: the counters of the port. In a view they are those of its
+    /// files, elsewhere the sum over the processes that run.
+    pub(super) fn counters(&self, answers: &[Answer]) -> Record {
+        let mut record = Record::default();
+        record.shown_as("ifname", self.name(), format!("link {}/", self.name()));
+        record.shown_as("port", PORT, format!("{PORT} "));
+        let files = variable("ROXE_COUNTERS").map(|class| Path::new(&class).join(self.name()).join("ports/1"));
+        for path in counter_files() {
+            let Some(name) = path.strip_prefix("hw_counters/") else { continue };
+            let shown = files.as_ref().and_then(|files| fs::read_to_string(files.join(path)).ok()?.trim().parse().ok());
+            let values =
+                self.lines(answers, "hw").filter_map(|(_, line)| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+            record.number(name, shown.unwrap_or_else(|| values.sum()));
+        }
+        record
+    }
+
+    /// The line of `rdma statistic qp mode`.
+    pub(super) fn counter_mode(&self) -> Record {
+        let mut record = self.of_link();
+        record.word("mode", "qp auto off");
+        record
+    }
+}
+
+/// Counters of a queue pair.
+const QP_COUNTERS: [&str; 7] = [
+    "sent_bytes",
+    "rcvd_bytes",
+    "packet_seq_err",
+    "implied_nak_seq_err",
+    "local_ack_timeout_err",
+    "rnr_nak_retry_err",
+    "send_rnr_err",
+];
+
+/// The words `name=value` of a line.
+#[derive(Debug)]
+struct Facts<'a>(BTreeMap<&'a str, &'a str>);
+
+impl<'a> Facts<'a> {
+    fn of(line: &'a str) -> Self {
+        Self(line.split(' ').filter_map(|word| word.split_once('=')).collect())
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    fn text(&self, name: &str) -> &'a str {
+        self.0.get(name).copied().unwrap_or_default()
+    }
+
+    /// A value, decimal or with 0x.
+    fn number(&self, name: &str) -> u64 {
+        let text = self.text(name);
+        let number = text.strip_prefix("0x").map_or_else(|| text.parse(), |digits| u64::from_str_radix(digits, 16));
+        number.unwrap_or_default()
+    }
+
+    fn add_number(&self, key: &str, name: &str, record: &mut Record) {
+        if self.has(name) {
+            record.number(key, self.number(name));
+        }
+    }
+
+    fn qp(&self, process: u32, record: &mut Record) {
+        let service = service(self.text("type"));
+        record.number("lqpn", self.number("qpn"));
+        // As the kernel, which leaves out what a service does not have.
+        let is_connected = matches!(service, "RC" | "UC");
+        if is_connected {
+            record.number("rqpn", self.number("rqpn"));
+        }
+        record.word("type", service).word("state", self.text("state"));
+        if is_connected {
+            record.number("rq-psn", self.number("rq_psn"));
+        }
+        record.number("sq-psn", self.number("sq_psn"));
+        if is_connected || matches!(service, "XRC_INI" | "XRC_TGT") {
+            record.word("path-mig-state", self.text("migration"));
+        }
+        record.number("pdn", self.number("pd"));
+        add_process(process, record);
+    }
+
+    fn cm_id(&self, process: u32, record: &mut Record) {
+        record.number("cm-idn", self.number("n"));
+        if self.has("qpn") {
+            record.number("lqpn", self.number("qpn")).word("qp-type", service(self.text("type")));
+        }
+        record.word("state", self.text("state")).word("ps", self.text("ps"));
+        add_process(process, record);
+        record.word("src-addr", self.text("src")).word("dst-addr", self.text("dst"));
+    }
+}
+
+fn add_process(process: u32, record: &mut Record) {
+    record.number("pid", process.into()).word("comm", &command_of(process));
+}
+
+/// Returns the name that iproute2 has for a service.
+fn service(name: &str) -> &str {
+    match name {
+        "XRC_SEND" => "XRC_INI",
+        "XRC_RECV" => "XRC_TGT",
+        other => other,
+    }
+}
+
+/// Returns sorted numbers as ranges such as `21-36` and single numbers.
+fn ranges(numbers: &[u64]) -> Vec<String> {
+    let runs = numbers.chunk_by(|a, b| a + 1 == *b);
+    let text = |run: &[u64]| match run {
+        [first, .., last] => format!("{first}-{last}"),
+        _ => run.iter().map(u64::to_string).collect(),
+    };
+    runs.map(text).collect()
+}
+
+/// Returns the answers of the processes of this user in this network namespace; reports those that
+/// are not complete.
+pub(super) fn answers(query: Query) -> Result<Vec<Answer>> {
+    let answers = ask_here(query, LIMIT)?;
+    for answer in answers.iter().filter(|answer| !answer.is_whole || answer.text.ends_with("shortened\n")) {
+        eprintln!(
+            "rdma: the list of process {} is not complete: it is stopped, or has too many objects",
+            answer.process
+        );
+    }
+    Ok(answers)
+}
+
+/// Bits of a port's capabilities that roxe's ports may have (`PortInfo.CapabilityMask`).
+const PORT_CAPS: [(u32, &str); 2] = [(16, "CM"), (26, "OTHER_LOCAL_CHANGES")];
+
+/// Bits of `enum ibv_device_cap_flags` and their names in iproute2.
+const DEVICE_CAPS: [(u32, &str); 29] = [
+    (0, "RESIZE_MAX_WR"),
+    (1, "BAD_PKEY_CNTR"),
+    (2, "BAD_QKEY_CNTR"),
+    (3, "RAW_MULTI"),
+    (4, "AUTO_PATH_MIG"),
+    (5, "CHANGE_PHY_PORT"),
+    (6, "UD_AV_PORT_ENFORCE_PORT_ENFORCE"),
+    (7, "CURR_QP_STATE_MOD"),
+    (8, "SHUTDOWN_PORT"),
+    (9, "INIT_TYPE"),
+    (10, "PORT_ACTIVE_EVENT"),
+    (11, "SYS_IMAGE_GUID"),
+    (12, "RC_RNR_NAK_GEN"),
+    (13, "SRQ_RESIZE"),
+    (14, "N_NOTIFY_CQ"),
+    (15, "LOCAL_DMA_LKEY"),
+    (17, "MEM_WINDOW"),
+    (18, "UD_IP_CSUM"),
+    (19, "UD_TSO"),
+    (20, "XRC"),
+    (21, "MEM_MGT_EXTENSIONS"),
+    (22, "BLOCK_MULTICAST_LOOPBACK"),
+    (23, "MEM_WINDOW_TYPE_2A"),
+    (24, "MEM_WINDOW_TYPE_2B"),
+    (25, "RC_IP_CSUM"),
+    (26, "RAW_IP_CSUM"),
+    (27, "CROSS_CHANNEL"),
+    (29, "MANAGED_FLOW_STEERING"),
+    (31, "ON_DEMAND_PAGING"),
+];
+
+/// Adds the names of the bits in `flags`; bits without a name are `UNKNOWN`.
+fn add_caps(record: &mut Record, names: &[(u32, &'static str)], flags: u64) {
+    let name = |bit: u32| names.iter().find(|(known, _)| *known == bit).map_or("UNKNOWN", |(_, name)| name);
+    let set: Vec<&str> = (0..u64::BITS).filter(|bit| flags >> bit & 1 == 1).map(name).collect();
+    let text = format!("\n    caps: <{}>", set.join(", "));
+    record.shown_as("caps", set.into_iter().map(Value::from).collect::<Value>(), text);
+}
+
+/// Returns a GUID in groups of four digits.
+fn guid(guid: u64) -> String {
+    let groups = guid.to_be_bytes();
+    groups
+        .chunks(2)
+        .map(|pair| pair.iter().map(|byte| format!("{byte:02x}")).collect())
+        .collect::<Vec<String>>()
+        .join(":")
+}
+
+fn port_state(state: u32) -> &'static str {
+    ["NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER"].get(state as usize).copied().unwrap_or("UNKNOWN")
+}
+
+fn physical_state(state: u8) -> &'static str {
+    let names = ["NOP", "SLEEP", "POLLING", "DISABLED", "ARMED", "LINK_UP", "LINK_ERROR_RECOVER", "PHY_TEST"];
+    names.get(usize::from(state)).copied().unwrap_or("UNKNOWN")
+}
+
+#[cfg(test)]
+pub(super) mod testing {
+    use super::*;
+
+    /// The device of the loopback interface.
+    pub(in super::super) fn card() -> Card {
+        cards(0).unwrap().remove(0)
+    }
+}
