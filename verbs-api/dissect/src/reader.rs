@@ -78,8 +78,22 @@ impl<'f> Captured<'f> {
 
     /// Returns true if a fault rule of the recording process dropped it.
     pub fn is_lost(&self) -> bool {
-        let fate = self.remark.split_once(" | ").map_or("", |(_, fate)| fate);
-        fate.rsplit(": ").next().is_some_and(|effects| effects.split(", ").any(|effect| effect == "dropped"))
+        self.has_effect("dropped")
+    }
+
+    /// Returns true if a switch marked it as congested, or a fault rule of the recording process.
+    pub fn is_marked(&self) -> bool {
+        self.net.is_marked() || self.has_effect("marked CE")
+    }
+
+    /// Returns the fault rule of the recording process that hit it, and its effects.
+    pub fn fate(&self) -> Option<&'f str> {
+        self.remark.split_once(" | ").map(|(_, fate)| fate)
+    }
+
+    fn has_effect(&self, name: &str) -> bool {
+        let effects = self.fate().and_then(|fate| fate.rsplit(": ").next());
+        effects.is_some_and(|effects| effects.split(", ").any(|effect| effect == name))
     }
 }
 

@@ -25,6 +25,22 @@ pub(super) struct Terms {
     pub is_complete: bool,
 }
 
+/// The newest sequence NAK.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Nak {
+    /// Request that it asks for.
+    pub expected: Seq,
+    pub packet: usize,
+    /// Time of the first NAK in a row for this request, in nanoseconds.
+    pub since: u64,
+    /// True if that request, or another one behind it, was sent since.
+    pub is_sent: bool,
+    /// Number of NAKs in a row after which the requester began behind their PSN.
+    pub evasions: u32,
+    /// Number of NAKs in a row that asked for the same request while it was not sent.
+    pub repeats: u32,
+}
+
 /// What the packets of a direction have told so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct State {
@@ -33,10 +49,7 @@ pub(super) struct State {
     pub acked: Option<(Seq, usize)>,
     /// Range of the count of messages before the first request.
     pub base: Option<(i64, i64)>,
-    /// Newest sequence NAK: expected request, packet, and true if that request was sent since.
-    pub nak: Option<(Seq, usize, bool)>,
-    /// Number of times in a row that the requester began behind the PSN of a NAK.
-    pub evasions: u32,
+    pub nak: Option<Nak>,
     /// Newest RNR NAK: request, packet, time, wait in nanoseconds, and true if the request was sent
     /// since.
     pub rnr: Option<(Seq, usize, u64, u64, bool)>,

@@ -38,8 +38,8 @@ impl Congestion {
     /// Counts a packet to the notifier.
     pub(super) fn packet(&mut self, seen: &Seen) {
         self.packets += 1;
-        self.markable += usize::from(seen.net.traffic_class & ECN != 0);
-        self.marked += usize::from(seen.net.is_marked());
+        self.markable += usize::from(seen.net.traffic_class & ECN != 0 || seen.is_marked);
+        self.marked += usize::from(seen.is_marked);
     }
 
     /// Judges a CNP.
@@ -54,6 +54,10 @@ impl Congestion {
         } else if self.packets > 0 && self.marked == 0 {
             let charge = charge(Rule::CnpUnmarked, "a CNP although no packet of the peer was marked").if_whole();
             self.charges.push(if sees_marks { charge } else { charge.advice() });
+        }
+        // A process that records what it receives stamps it when it reads it, several at once.
+        if seen.direction == Some(Direction::Inbound) {
+            return;
         }
         let last = self.newest.back().map(|(time, _)| *time);
         self.newest.push_back((seen.time, seen.index));

@@ -168,6 +168,10 @@ fn settle(charges: Vec<Charge>, connections: &[Connection], captured: &[Captured
         if charge.needs_whole_capture && has_loss {
             charge.class = Class::Advice;
         }
+        if let Some(fate) = captured.get(last).and_then(Captured::fate) {
+            charge.text.push_str(&format!("; a fault rule of the recording process hit it: {fate}"));
+            charge.or_network = true;
+        }
         if charge.card.qpn.is_none()
             && let Some(connection) = charge.connection.map(|index| &connections[index])
         {

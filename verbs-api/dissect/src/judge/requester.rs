@@ -1,6 +1,6 @@
 //! Rules for requests.
 
-use super::channel::{Channel, State};
+use super::channel::{Channel, Nak, State};
 use super::charge::{Class, Rule};
 use super::history::{Place, Record, asks, atomic, reth};
 use super::seen::Seen;
@@ -16,7 +16,7 @@ const SLACK: u64 = 20_000;
 const NEAR: i64 = 64;
 /// Longest time by which one packet overtakes another, in nanoseconds.
 const OVERTAKING: u64 = 10_000_000;
-/// Number of times that the network may lose the packet that a NAK asks for.
+/// Number of NAKs in a row after which the network has not lost each packet that they ask for.
 const EVASIONS: u32 = 3;
 
 impl Channel {
@@ -46,10 +46,10 @@ impl Channel {
             place => self.first_time(seen, request, seq, place),
         }
         let state = &mut self.state;
-        if let Some((expected, _, is_sent)) = &mut state.nak
-            && seq <= *expected
+        if let Some(nak) = &mut state.nak
+            && seq <= nak.expected
         {
-            *is_sent = true;
+            (nak.is_sent, nak.since, nak.evasions, nak.repeats) = (true, seen.time, 0, 0);
         }
         if let Some((refused, .., is_sent)) = &mut state.rnr
             && seq <= *refused
@@ -348,20 +348,7 @@ impl Channel {
                 charge.class = Class::Advice;
             }
         }
-        // clause: NAK-SEQUENCE
-        let acked = self.state.acked.map(|(acked, _)| acked);
-        if let Some((expected, packet, false)) = self.state.nak
-            && seq > expected
-            && acked < Some(expected)
-        {
-            self.state.evasions += 1;
-            if self.terms.is_complete || self.state.evasions >= EVASIONS {
-                let text = format!("it begins again with PSN {}, the NAK says {}", psn_of(seq), psn_of(expected));
-                self.requester(Rule::AfterNak, index, text).packets.insert(0, packet);
-            }
-        } else {
-            self.state.evasions = 0;
-        }
+        self.evades_nak(seq, index, time);
         // clause: RETRY-GO-BACK
         if let Some((shown, packet, since)) = self.state.shown
             && seq < shown
@@ -384,6 +371,28 @@ impl Channel {
             && self.state.shown.is_none_or(|(shown, ..)| shown < seq)
         {
             self.state.shown = Some((seq, index, time));
+        }
+    }
+
+    /// Judges a retransmission that begins behind the packet that a NAK asks for.
+    // clause: NAK-SEQUENCE
+    fn evades_nak(&mut self, seq: Seq, index: usize, time: u64) {
+        let acked = self.state.acked.map(|(acked, _)| acked);
+        let Some(Nak { expected, packet, since, is_sent: false, evasions, .. }) = &mut self.state.nak else { return };
+        if seq <= *expected || acked >= Some(*expected) {
+            return;
+        }
+        // The network may lose the packet before the capture sees it, but not each time; packets
+        // that are under way have left before the NAK arrives.
+        *evasions += 1;
+        let is_proven = *evasions >= EVASIONS && time.saturating_sub(*since) > OVERTAKING;
+        let (expected, packet) = (*expected, *packet);
+        if self.terms.is_complete || is_proven {
+            let text = format!("it begins again with PSN {}, the NAK says {}", psn_of(seq), psn_of(expected));
+            self.requester(Rule::AfterNak, index, text).packets.insert(0, packet);
+        }
+        if let Some(nak) = &mut self.state.nak {
+            nak.is_sent = true;
         }
     }
 

@@ -1,12 +1,15 @@
 //! Rules for responses and CNPs.
 
-use super::channel::Channel;
+use super::channel::{Channel, Nak};
 use super::charge::{Class, Rule};
 use super::history::{Record, asks};
 use super::seen::Seen;
 use crate::requests::{Seq, psn_of};
 use roxe_transport::time::rnr_wait;
 use roxe_wire::{Aeth, NakCode, Request, Response, Syndrome};
+
+/// Number of times that a NAK may be repeated by the network, or cross the packet that it asks for.
+const REPEATS: u32 = 3;
 
 impl Channel {
     /// Judges the next response.
@@ -31,12 +34,14 @@ impl Channel {
         {
             self.msn(seq, response, *aeth, index);
         }
-        match (response, syndrome) {
-            (Response::Ack(_), Some(Syndrome::Nak(NakCode::PsnSequence))) => self.sequence_nak(seq, seen),
-            (Response::Ack(_), Some(Syndrome::Nak(code))) => self.refused(seq, code, index),
-            (Response::Ack(_), Some(Syndrome::RnrNak { timer })) => self.rnr(seq, timer, seen),
-            (Response::Ack(_), Some(Syndrome::Ack { credits })) => self.ack(seq, credits, seen, is_ghost),
-            (Response::Ack(_), _) => {}
+        match response {
+            Response::Ack(aeth) => match aeth.syndrome {
+                Syndrome::Nak(NakCode::PsnSequence) => self.sequence_nak(seq, aeth, seen),
+                Syndrome::Nak(code) => self.refused(seq, code, aeth, index),
+                Syndrome::RnrNak { timer } => self.rnr(seq, timer, aeth, seen),
+                Syndrome::Ack { credits } => self.ack(seq, credits, seen, is_ghost),
+                Syndrome::Reserved(_) => {}
+            },
             _ => self.data(seq, response, seen),
         }
         let is_refusal = matches!(syndrome, Some(Syndrome::Nak(_) | Syndrome::RnrNak { .. }));
@@ -117,19 +122,20 @@ impl Channel {
     }
 
     // clause: GAP-NAK, GAP-AFTER-RNR
-    fn sequence_nak(&mut self, seq: Seq, seen: &Seen) {
-        let (index, psn) = (seen.index, psn_of(seq));
-        if let Some((acked, packet)) = self.state.acked
-            && acked >= seq
-        {
+    fn sequence_nak(&mut self, seq: Seq, aeth: Aeth, seen: &Seen) {
+        let (index, psn, is_complete) = (seen.index, psn_of(seq), self.terms.is_complete);
+        let again = self.state.nak.filter(|nak| nak.expected == seq);
+        let repeats = again.map_or(0, |nak| if nak.is_sent { nak.repeats } else { nak.repeats + 1 });
+        if self.state.acked.is_some_and(|(acked, _)| acked >= seq) {
             let text = format!("it asks for PSN {psn}, which it has acknowledged");
-            self.responder(Rule::NakMissing, index, text).packets.insert(0, packet);
-        } else if let Some((expected, packet, false)) = self.state.nak
-            && expected == seq
+            self.contradiction(Rule::NakMissing, seq, aeth, index, text);
+        } else if let Some(nak) = again.filter(|nak| !nak.is_sent)
+            && (is_complete || repeats == REPEATS)
         {
-            let text = format!("it asks for PSN {psn} again, which was not sent since it asked first");
+            let times = repeats + 1;
+            let text = format!("it asks for PSN {psn} {times} times, which was not sent since it asked first");
             let charge = self.responder(Rule::NakMissing, index, text);
-            charge.packets.insert(0, packet);
+            charge.packets.insert(0, nak.packet);
             charge.needs_whole_capture = true;
         } else if let Some((refused, packet, .., false)) = self.state.rnr
             && refused == seq
@@ -138,7 +144,7 @@ impl Channel {
             let charge = self.responder(Rule::NakAfterRnr, index, text);
             charge.packets.insert(0, packet);
             charge.class = Class::Advice;
-        } else if self.terms.is_complete
+        } else if is_complete
             && let Some((_, record)) = self.state.history.covering(seq)
             && !record.is_lost
         {
@@ -146,30 +152,57 @@ impl Channel {
             let packet = record.packet;
             self.responder(Rule::NakMissing, index, text).packets.insert(0, packet);
         }
-        (self.state.nak, self.state.urge) = (Some((seq, index, false)), Some(index));
-        self.state.resent = None;
+        let (since, evasions) = again.map_or((seen.time, 0), |nak| (nak.since, nak.evasions));
+        self.state.nak = Some(Nak { expected: seq, packet: index, since, is_sent: false, evasions, repeats });
+        (self.state.urge, self.state.resent) = (Some(index), None);
+    }
+
+    /// Charges a refusal of what was acknowledged before. The network may have delayed the refusal:
+    /// then its MSN is older than the acknowledgement.
+    fn contradiction(&mut self, rule: Rule, seq: Seq, aeth: Aeth, index: usize, text: String) {
+        let Some((acked, packet)) = self.state.acked else { return };
+        let before = self.state.history.messages(seq - 1);
+        let after = self.state.history.messages(acked);
+        let said = self.state.base.map(|(low, high)| {
+            let expected = low.saturating_add(before.0);
+            let distance = (i64::from(aeth.msn.get()) - expected) & 0xff_ffff;
+            (distance, high.saturating_sub(low))
+        });
+        // Number of messages that the refusal counts more than there are before its PSN.
+        let is_later = match said {
+            Some((distance, 0)) if after.0 > before.1 => distance >= after.0 - before.0 && distance < 0x80_0000,
+            _ => false,
+        };
+        let is_earlier = said.is_some_and(|(distance, slack)| slack == 0 && after.0 > before.1 && distance == 0);
+        if is_earlier && !self.terms.is_complete {
+            return;
+        }
+        let is_proven = is_later || self.terms.is_complete;
+        let charge = self.responder(rule, index, text);
+        charge.packets.insert(0, packet);
+        if !is_proven {
+            charge.class = Class::Advice;
+        }
     }
 
     // clause: ACK-AFTER-DEED
-    fn refused(&mut self, seq: Seq, code: NakCode, index: usize) {
-        self.late_refusal(seq, index, &format!("a NAK ({code:?})"));
+    fn refused(&mut self, seq: Seq, code: NakCode, aeth: Aeth, index: usize) {
+        self.late_refusal(seq, aeth, index, &format!("a NAK ({code:?})"));
         self.state.refusal = Some((seq, index));
         self.state.urge = Some(index);
     }
 
-    fn late_refusal(&mut self, seq: Seq, index: usize, what: &str) {
-        if let Some((acked, packet)) = self.state.acked
-            && acked >= seq
-        {
+    fn late_refusal(&mut self, seq: Seq, aeth: Aeth, index: usize, what: &str) {
+        if self.state.acked.is_some_and(|(acked, _)| acked >= seq) {
             let text = format!("{what} for PSN {}, which it has acknowledged", psn_of(seq));
-            self.responder(Rule::LateRefusal, index, text).packets.insert(0, packet);
+            self.contradiction(Rule::LateRefusal, seq, aeth, index, text);
         }
     }
 
     // clause: CHECK-RECEIVE
-    fn rnr(&mut self, seq: Seq, timer: u8, seen: &Seen) {
+    fn rnr(&mut self, seq: Seq, timer: u8, aeth: Aeth, seen: &Seen) {
         let index = seen.index;
-        self.late_refusal(seq, index, "an RNR NAK");
+        self.late_refusal(seq, aeth, index, "an RNR NAK");
         if let Some((_, record)) = self.state.history.covering(seq)
             && !may_lack_receive(&record.request)
         {

@@ -22,6 +22,7 @@ pub(super) struct Seen {
     pub hash: u64,
     /// True if a fault rule of the recording process dropped it.
     pub is_lost: bool,
+    pub is_marked: bool,
 }
 
 impl Seen {
@@ -30,7 +31,8 @@ impl Seen {
         let Captured { time, direction, net, bytes, .. } = *captured;
         let hash = packet_hash(bytes, packet.header.len(), captured.is_cut());
         let (len, is_lost) = (packet.payload.len() as u32, captured.is_lost());
-        Some(Self { index, time, direction, net, header: packet.header, len, hash, is_lost })
+        let (header, is_marked) = (packet.header, captured.is_marked());
+        Some(Self { index, time, direction, net, header, len, hash, is_lost, is_marked })
     }
 }
 

@@ -629,7 +629,17 @@ const PLANTED: &[Planted] = &[
         tape.behind("ack sends", resp("late nak", 102, Response::Ack(nak(NakCode::PsnSequence, 2)), 0));
     }),
     planted(Rule::NakMissing, B, |tape| {
-        tape.behind("nak", resp("nak again", 111, Response::Ack(nak(NakCode::PsnSequence, 6)), 0));
+        for _ in 0..3 {
+            tape.behind("nak", resp("nak again", 111, Response::Ack(nak(NakCode::PsnSequence, 6)), 0));
+        }
+    }),
+    planted(Rule::AfterNak, A, |tape| {
+        for _ in 0..3 {
+            tape.behind("nak", send("three again", 112));
+            tape.behind("nak", resp("nak again", 111, Response::Ack(nak(NakCode::PsnSequence, 6)), 0));
+        }
+        let at = tape.at("nak") + 3;
+        tape.0[at..].iter_mut().for_each(|packet| packet.time += 20_000);
     }),
     complete(Rule::NakMissing, B, |_| {}),
     planted(Rule::LateRefusal, B, |tape| {
