@@ -269,6 +269,6 @@ impl Line<'_> {
 }
 
 /// Replaces control characters of an untrusted remark.
-fn printable(remark: &str) -> String {
+pub(crate) fn printable(remark: &str) -> String {
     remark.chars().map(|char| if char.is_control() { '.' } else { char }).collect()
 }

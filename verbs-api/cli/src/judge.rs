@@ -154,7 +154,8 @@ impl Shown<'_> {
     /// Writes a charge and the packets around it.
     fn charge(&self, charge: &Charge, out: &mut String) {
         let frames: Vec<_> = self.frames(&charge.packets).iter().take(8).map(ToString::to_string).collect();
-        _ = writeln!(out, "{}: frame {}: {charge}", self.path.display(), frames.join(", "));
+        let text = dump::printable(&charge.to_string());
+        _ = writeln!(out, "{}: frame {}: {text}", self.path.display(), frames.join(", "));
         if charge.count > 1 {
             _ = writeln!(out, "    {} times; this is the first", charge.count);
         }

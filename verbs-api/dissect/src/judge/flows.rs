@@ -4,7 +4,7 @@
 //! connection manager, from the remark of the recording process, or from responses, which have the
 //! PSNs of requests.
 
-use super::manager::{End, Handshake};
+use super::manager::{End, Handshake, Handshakes};
 use super::seen::Seen;
 use crate::analysis::FlowKey;
 use roxe_wire::opcode::Service;
@@ -104,16 +104,16 @@ impl Flows {
 
     /// Returns pairs of flows that form a connection, the one with the earlier packet first, and
     /// single flows.
-    pub(super) fn pairs(&self, handshakes: &[Handshake]) -> Vec<(usize, Option<usize>)> {
+    pub(super) fn pairs(&self, handshakes: &Handshakes<'_>) -> Vec<(usize, Option<usize>)> {
         let mut partner = vec![None; self.flows.len()];
-        let mut join = |one: usize, two: usize, force: bool| {
-            if one != two && (force || (partner[one].is_none() && partner[two].is_none())) {
+        let mut join = |one: usize, two: usize| {
+            if one != two && partner[one].is_none() && partner[two].is_none() {
                 (partner[one], partner[two]) = (Some(two), Some(one));
             }
         };
         for (index, flow) in self.flows.iter().enumerate() {
             if let Some(other) = self.by_handshake(index, handshakes).or_else(|| self.by_source(flow)) {
-                join(index, other, false);
+                join(index, other);
             }
         }
         let mut votes: HashMap<(usize, usize), usize> = HashMap::new();
@@ -137,7 +137,7 @@ impl Flows {
                 first == count && count > 2 * second
             });
             if is_clear {
-                join(one, two, false);
+                join(one, two);
             }
         }
         let pairs = partner.iter().enumerate().filter_map(|(index, other)| match other {
@@ -147,31 +147,16 @@ impl Flows {
         pairs.collect()
     }
 
-    fn by_handshake(&self, index: usize, handshakes: &[Handshake]) -> Option<usize> {
+    fn by_handshake(&self, index: usize, handshakes: &Handshakes<'_>) -> Option<usize> {
         let (handshake, is_to_passive) = self.handshake(index, handshakes)?;
-        let ((end, life), flow) = if is_to_passive {
-            (handshake.active, &self.flows[index])
-        } else {
-            (handshake.passive, &self.flows[index])
-        };
-        self.by_key.get(&(flow.key.back(end.1), life)).copied()
+        let (end, life) = if is_to_passive { handshake.active } else { handshake.passive };
+        self.by_key.get(&(self.flows[index].key.back(end.1), life)).copied()
     }
 
     /// Returns the handshake of a flow, and true if the flow goes to the passive side.
-    pub(super) fn handshake<'h>(&self, index: usize, handshakes: &'h [Handshake]) -> Option<(&'h Handshake, bool)> {
-        let flow = &self.flows[index];
-        let end = ((flow.key.dst, flow.key.qpn), flow.life);
-        let is_between = |one: End, two: End| one.0 == flow.key.dst && two.0 == flow.key.src;
-        handshakes.iter().rev().find_map(|handshake| {
-            let Handshake { active, passive, .. } = handshake;
-            if *passive == end && is_between(passive.0, active.0) {
-                Some((handshake, true))
-            } else if *active == end && is_between(active.0, passive.0) {
-                Some((handshake, false))
-            } else {
-                None
-            }
-        })
+    pub(super) fn handshake<'h>(&self, index: usize, handshakes: &Handshakes<'h>) -> Option<(&'h Handshake, bool)> {
+        let Flow { key, life, .. } = &self.flows[index];
+        handshakes.get(&((key.dst, key.qpn), *life, key.src)).copied()
     }
 
     fn by_source(&self, flow: &Flow) -> Option<usize> {

@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 pub(super) const JUMP: i64 = 1 << 16;
 /// Most remembered requests, and how many the oldest are forgotten at a time.
 const MOST: usize = 1 << 18;
+/// Most remembered places at which a READ was repeated.
+pub(super) const MOST_STARTS: usize = 64;
 /// Most separate gaps that are remembered.
 const MOST_GAPS: usize = 1 << 10;
 

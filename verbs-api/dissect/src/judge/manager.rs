@@ -26,6 +26,25 @@ pub(super) struct Handshake {
     pub timeout: u8,
 }
 
+impl Handshake {
+    /// Returns the terms by the end that packets go to, its life, and the host that they come from;
+    /// with true if that end is the passive one. The newest ones win.
+    pub(super) fn by_end(all: &[Self]) -> Handshakes<'_> {
+        let to_passive = all.iter().map(|handshake| {
+            let Self { active, passive, .. } = handshake;
+            ((passive.0, passive.1, active.0.0), (handshake, true))
+        });
+        let to_active = all.iter().map(|handshake| {
+            let Self { active, passive, .. } = handshake;
+            ((active.0, active.1, passive.0.0), (handshake, false))
+        });
+        to_passive.chain(to_active).collect()
+    }
+}
+
+/// The terms of connections by the end that packets go to.
+pub(super) type Handshakes<'h> = HashMap<(End, u32, Gid), (&'h Handshake, bool)>;
+
 /// A connection by its messages.
 #[derive(Debug)]
 struct Known {

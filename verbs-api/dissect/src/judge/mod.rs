@@ -25,7 +25,7 @@ use crate::reader::{Captured, Integrity};
 use channel::{Channel, Terms};
 use congestion::Congestion;
 use flows::Flows;
-use manager::{Handshake, Manager};
+use manager::{Handshake, Handshakes, Manager};
 use roxe_transport::time::ack_timeout;
 use roxe_wire::cm::Message;
 use roxe_wire::opcode::{PayloadRule, Service};
@@ -141,6 +141,7 @@ pub fn judge(captured: &[Captured<'_>], vantage: Vantage) -> Judgement {
     }
     charges.extend(integrities.charges());
     charges.append(&mut manager.charges);
+    let handshakes = Handshake::by_end(&handshakes);
     for (one, two) in flows.pairs(&handshakes) {
         let connection = Judged::new(&flows, &handshakes, &all, (one, two), vantage);
         connection.run(&all, judgement.connections.len(), &mut judgement.connections, &mut charges);
@@ -203,7 +204,7 @@ struct Judged<'f> {
 impl<'f> Judged<'f> {
     fn new(
         flows: &'f Flows,
-        handshakes: &[Handshake],
+        handshakes: &Handshakes<'_>,
         all: &[Seen],
         (one, two): (usize, Option<usize>),
         vantage: Vantage,

@@ -2,7 +2,7 @@
 
 use super::channel::{Channel, Nak, State};
 use super::charge::{Class, Rule};
-use super::history::{Place, Record, asks, atomic, reth};
+use super::history::{MOST_STARTS, Place, Record, asks, atomic, reth};
 use super::seen::Seen;
 use crate::requests::{Seq, psn_of};
 use roxe_wire::opcode::{Operation, PayloadRule, Position, Service};
@@ -272,7 +272,8 @@ impl Channel {
         let state = &mut self.state;
         if let Some((_, record)) = state.history.covering_mut(seq) {
             record.last = (index, time);
-            if matches!(request, Request::Read(_)) {
+            if matches!(request, Request::Read(_)) && record.starts.len() < MOST_STARTS && !record.starts.contains(&seq)
+            {
                 record.starts.push(seq);
             }
             record.again = Some(record.again.map_or(seq, |again| again.min(seq)));
@@ -332,9 +333,9 @@ impl Channel {
         // clause: RNR-WAIT
         if let Some((refused, packet, since, wait, false)) = state.rnr
             && refused == seq
-            && time.saturating_add(SLACK) < since + wait
+            && time.saturating_add(SLACK) < since.saturating_add(wait)
         {
-            let waited = time - since;
+            let waited = time.saturating_sub(since);
             let text = format!("it waits {} us, the RNR NAK says {} us", waited / 1000, wait / 1000);
             // The RNR NAK may be lost: then the ACK timeout ends first.
             let may_be_timeout = self

@@ -2,7 +2,7 @@
 
 use super::channel::{Channel, Nak};
 use super::charge::{Class, Rule};
-use super::history::{Record, asks};
+use super::history::{MOST_STARTS, Record, asks};
 use super::seen::Seen;
 use crate::requests::{Seq, psn_of};
 use roxe_transport::time::rnr_wait;
@@ -302,7 +302,7 @@ impl Channel {
             self.responder(Rule::ReadLength, index, text).packets.insert(0, packet);
             return;
         }
-        let is_start = record.starts.contains(&seq);
+        let is_start = record.starts.contains(&seq) || record.starts.len() == MOST_STARTS;
         let fits = match response {
             Response::ReadFirst(_) => place < last && is_start,
             Response::ReadMiddle => place < last && place > 0,
