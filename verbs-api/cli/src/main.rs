@@ -101,7 +101,8 @@ enum Command {
     /// Say which cards of a capture break which rules.
     ///
     /// Judges connections of any two cards by their packets: sequence, lengths, answers,
-    /// retransmissions, congestion notifications, the connection manager (roxe help judge-captures).
+    /// retransmissions, congestion notifications, the connection manager (roxe help
+    /// judge-captures).
     Judge(judge::Args),
     /// Run packet scripts against a card.
     Drill(drill::DrillArgs),

@@ -69,8 +69,8 @@ pub(super) struct State {
     pub unanswered: VecDeque<(Seq, usize)>,
     /// A request beyond the agreed depth, and the oldest unanswered one at that time.
     pub too_deep: Option<(usize, Seq)>,
-    /// Responses to requests that were not seen: least request that must have been sent, packet, and
-    /// true for a sequence NAK.
+    /// Responses to requests that were not seen: least request that must have been sent, packet,
+    /// and true for a sequence NAK.
     pub ghosts: Vec<(Seq, usize, bool)>,
     /// Most messages that the responder has receives for.
     pub limit: Option<(i64, usize)>,
