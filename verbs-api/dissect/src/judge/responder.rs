@@ -293,7 +293,7 @@ impl Channel {
         let (index, packet, psn) = (seen.index, record.packet, psn_of(seq));
         let Request::Read(reth) = record.request else { return };
         // Without the path MTU, the end of the READ is not known.
-        let Some(mtu) = self.terms.mtu.or((record.span == 1).then_some(4096)) else { return };
+        let Some(mtu) = self.terms.mtu.or_else(|| (record.span == 1).then_some(4096)) else { return };
         let (place, last) = (seq - begin, record.span - 1);
         let rest = u64::from(reth.dma_len).saturating_sub(place as u64 * u64::from(mtu));
         let expected = rest.min(mtu.into());

@@ -47,9 +47,12 @@ fn packet_hash(bytes: &[u8], headers: usize, is_cut: bool) -> u64 {
 /// Finds packets that were captured twice: on their way in and out of a host, or of a switch.
 #[derive(Debug, Default)]
 pub(super) struct Twins<'f> {
-    /// Packets by IPv4 identification and bytes: time and place of the first capture.
-    first: HashMap<(u16, &'f [u8]), (u64, u32, &'f [u8])>,
+    /// Packets by IPv4 identification and bytes.
+    first: HashMap<(u16, &'f [u8]), Place<'f>>,
 }
+
+/// Time of the first capture of a packet, interface, and bytes in front of the IP header.
+type Place<'f> = (u64, u32, &'f [u8]);
 
 /// Longest time between two captures of one packet, in nanoseconds.
 const TWIN_AGE: u64 = 1_000_000_000;
