@@ -146,9 +146,9 @@ fn agreeing(places: &[Place]) -> usize {
 }
 
 /// Calls `run` for a case until the verdict is certain: a card fails if it fails as often as
-/// `burden` says while the judge is on time, before it passes twice. If the judge is late too often,
-/// the case is inconclusive; so it is on a lossy path if it is long, or fails at different places,
-/// as a loss does.
+/// `burden` says while the judge is on time, before it passes twice. If the judge is late too
+/// often, the case is inconclusive; so it is on a lossy path if it is long, or fails at different
+/// places, as a loss does.
 fn judge(burden: Burden, mut run: impl FnMut() -> Outcome) -> Judged {
     let (mut failed, mut failures, mut passes) = (None, 0, 0);
     let (mut tries, mut places) = (0, Vec::new());

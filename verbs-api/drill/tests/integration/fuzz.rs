@@ -50,7 +50,7 @@ impl Wrong {
     /// Returns true if the network loses the next packet.
     fn loses(&mut self) -> bool {
         let Mistake::Loss(period) = self.mistake else { return false };
-        // A linear congruential generator: a fixed period would lose each case's packet of one number.
+        // A linear congruential generator: a fixed period would lose the same packet each time.
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (self.random >> 33).is_multiple_of(period)
     }
