@@ -1,10 +1,11 @@
-//! Dissects any capture file, as text and as a page.
+//! Dissects any capture file, as text and as a page, and judges its cards.
 
+use roxe_dissect::judge::{Vantage, judge};
 use roxe_dissect::ladder::render;
 use roxe_dissect::{Analysis, Counts, Item, items, page, sections, words};
 
 /// Properties: telling never panics and ends; every packet of the file is counted once; what the
-/// file says becomes no markup of the page.
+/// file says becomes no markup of the page; charges name packets of the file.
 ///
 /// # Panics
 /// When a property does not hold.
@@ -19,6 +20,15 @@ pub fn dissect(data: &[u8]) {
         told.push((captured, finding));
     }
     assert_eq!(counts.packets, told.len());
+    let captured: Vec<_> = told.iter().map(|(captured, _)| *captured).collect();
+    for is_complete in [false, true] {
+        let judgement = judge(&captured, Vantage { is_complete });
+        for charge in &judgement.charges {
+            let ladder = judgement.ladder(charge, 3, 3);
+            assert!(!charge.packets.is_empty() && charge.packets.iter().all(|packet| ladder.contains(packet)));
+            assert!(ladder.iter().all(|packet| *packet < captured.len()));
+        }
+    }
     let title = "<i>\"'&";
     let html = render(&page(title.to_owned(), &told, &analysis, &counts, vec![title.to_owned()]));
     let remarks = told.iter().map(|(captured, _)| captured.remark).filter(|remark| remark.contains('<'));

@@ -283,11 +283,13 @@ impl<'a> Blocks<'a> {
     }
 
     fn enhanced(&self, mut body: Fields<'a>) -> Result<Frame<'a>, CaptureError> {
-        let interface = self.interface(body.u32()?)?;
+        let id = body.u32()?;
+        let interface = self.interface(id)?;
         let [high, low] = [body.u32()?, body.u32()?].map(u64::from);
         let [captured, length] = [body.u32()?, body.u32()?];
         let (timestamp_ns, length) = (interface.nanoseconds(high << 32 | low), length.into());
-        let mut frame = Frame { timestamp_ns, data: body.padded(captured)?, length, ..Frame::new(interface.link) };
+        let data = body.padded(captured)?;
+        let mut frame = Frame { timestamp_ns, interface: id, data, length, ..Frame::new(interface.link) };
         for (code, value) in Options(body) {
             match code {
                 option::COMMENT => frame.comment = core::str::from_utf8(value).unwrap_or_default(),
@@ -434,6 +436,8 @@ pub struct Frame<'a> {
     pub timestamp_ns: u64,
     /// Link-layer header.
     pub link: LinkType,
+    /// Number of the recording interface in its section, from 0.
+    pub interface: u32,
     /// Direction, if recorded.
     pub direction: Option<Direction>,
     /// Last comment; empty if none.
@@ -452,7 +456,7 @@ impl Frame<'_> {
 
     /// An empty frame with only its link type known.
     pub const fn new(link: LinkType) -> Self {
-        Self { timestamp_ns: 0, link, direction: None, comment: "", data: &[], length: 0 }
+        Self { timestamp_ns: 0, link, interface: 0, direction: None, comment: "", data: &[], length: 0 }
     }
 }
 

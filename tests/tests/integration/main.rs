@@ -6,6 +6,7 @@ mod cases;
 mod clauses;
 mod dependencies;
 mod documentation;
+mod judge;
 mod lanes;
 mod mutants;
 mod peer;

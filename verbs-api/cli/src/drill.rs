@@ -148,6 +148,11 @@ fn run(
     let mut line = progress::Progress::new(scripts.iter().map(|script| script.cases().len()).sum());
     let report = conform::run(scripts, &mut *target.card, &deviations, |told| {
         progress(&told, &mut line);
+        if let Progress::Again(tried) = told {
+            line.clear();
+            let word = tried.outcome.verdict.word();
+            output::line(format_args!("{word} {}: tried again, because packets are lost on the way", tried.name()));
+        }
         let Progress::Ended(tried) = told else { return };
         if let Verdict::Fail(failure) | Verdict::Inconclusive(failure) = &tried.outcome.verdict {
             line.clear();

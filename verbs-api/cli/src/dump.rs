@@ -87,18 +87,25 @@ fn range(text: &str) -> Result<RangeInclusive<u32>, String> {
 /// First bytes of a gzip file (RFC 1952).
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-pub(crate) fn run(args: &Args) -> Result {
-    let name = args.file.display();
-    let file = if args.file == Path::new("-") {
+/// Reads a capture file, or standard input if `path` is `-`, for the command `roxe NAME`.
+pub(crate) fn read(path: &Path, command: &str) -> Result<Vec<u8>> {
+    let file = if path == Path::new("-") {
         let mut bytes = Vec::new();
         stdin().lock().read_to_end(&mut bytes)?;
         bytes
     } else {
-        files::read(&args.file)?
+        files::read(path)?
     };
     if file.starts_with(&GZIP) {
-        return Err(format!("{name}: it is compressed; `gzip -dc {name} | roxe dump -`").into());
+        let name = path.display();
+        return Err(format!("{name}: it is compressed; `gzip -dc {name} | roxe {command} -`").into());
     }
+    Ok(file)
+}
+
+pub(crate) fn run(args: &Args) -> Result {
+    let name = args.file.display();
+    let file = read(&args.file, "dump")?;
     let done = match &args.html {
         Some(out) => write_page(&file, args, out),
         None => {
@@ -262,6 +269,6 @@ impl Line<'_> {
 }
 
 /// Replaces control characters of an untrusted remark.
-fn printable(remark: &str) -> String {
+pub(crate) fn printable(remark: &str) -> String {
     remark.chars().map(|char| if char.is_control() { '.' } else { char }).collect()
 }

@@ -207,6 +207,17 @@ const COMMANDS: &[(&str, &[About])] = &[
                 variables: &["NO_COLOR"],
             },
             About {
+                name: "judge",
+                examples: &[
+                    ("roxe judge run.pcapng", "which cards of a capture break which rules"),
+                    ("roxe judge --complete --advice run.pcapng", "also what loss would excuse, and oddities"),
+                    ("roxe judge --rules", "list the rules"),
+                ],
+                status: "0 if no card is at fault, 1 if one is, 2 for a file that cannot be judged or a wrong command \
+                         line.",
+                variables: &[],
+            },
+            About {
                 name: "replay",
                 examples: &[
                     ("roxe replay run.pcapng virtual", "send the requests to roxe's transport"),
@@ -289,7 +300,7 @@ const PAGES: &[(&str, &str, &str)] = pages! {
     "": "introduction";
     "tutorials/": "first-program" "ci" "first-mistakes" "survive" "judge";
     "how-to/": "install" "build-systems" "without-roxe-run" "containers" "several-hosts" "two-hosts" "kernel-rxe"
-        "programs" "explain" "error-paths" "captures" "trace" "watch";
+        "programs" "explain" "error-paths" "captures" "judge-captures" "trace" "watch";
     "reference/": "environment" "faults" "checker" "explanations" "completions" "scripts" "agent" "profiles"
         "connections" "rust" "features";
     "explanation/": "packets" "security" "weakest" "performance" "limits" "decisions";

@@ -6,7 +6,7 @@
 //!   counters of killed processes, `bypass.rs` other libraries, `unused.rs` devices that were
 //!   never opened
 //! - `drill.rs` is also `roxe conform`; `roxe_drill`, `roxe_peer` and `roxe_dissect` do the work of
-//!   `drill`, `conform`, `fuzz`, `replay`, `peer`, `check-peer` and `dump`
+//!   `drill`, `conform`, `fuzz`, `replay`, `peer`, `check-peer`, `dump` and `judge`
 //! - shared: `files.rs`, `child.rs`, `output.rs`, `progress.rs`, `status.rs`, `token.rs`
 #![forbid(unsafe_code)]
 
@@ -26,6 +26,7 @@ mod files;
 mod fuzz;
 mod help;
 mod install_lib;
+mod judge;
 mod lab;
 mod library;
 mod metrics;
@@ -117,6 +118,12 @@ enum Command {
     Metrics(metrics::Args),
     /// Print the RoCEv2 packets of a capture (pcap, pcapng).
     Dump(dump::Args),
+    /// Say which cards of a capture break which rules.
+    ///
+    /// Judges connections of any two cards by their packets: sequence, lengths, answers,
+    /// retransmissions, congestion notifications, the connection manager (roxe help
+    /// judge-captures).
+    Judge(judge::Args),
     /// Run packet scripts against a card.
     Drill(drill::DrillArgs),
     /// Run the conformance catalogue against a card, and report by clause.
@@ -202,6 +209,7 @@ fn main() -> ExitCode {
         Command::Rdma(args) => finish("rdma", rdma::run(&args)),
         Command::Metrics(args) => finish("metrics", metrics::run(&args)),
         Command::Dump(args) => finish("dump", dump::run(&args)),
+        Command::Judge(args) => finish_with("judge", judge::run(&args)),
         Command::Drill(args) => finish("drill", drill::drill(&args)),
         Command::Conform(args) => finish("conform", drill::conform(&args)),
         Command::Replay(args) => finish("replay", replay::run(&args)),

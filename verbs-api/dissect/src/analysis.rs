@@ -316,7 +316,7 @@ pub struct FlowKey {
 
 impl FlowKey {
     /// Returns the key of the opposite flow, to the queue pair `qpn`.
-    fn back(self, qpn: Qpn) -> Self {
+    pub(crate) fn back(self, qpn: Qpn) -> Self {
         let direction = self.direction.map(|direction| match direction {
             Direction::Inbound => Direction::Outbound,
             Direction::Outbound => Direction::Inbound,
@@ -448,7 +448,7 @@ impl Pairing {
 }
 
 /// Returns the source queue pair in the remark of the sending process.
-fn sender(remark: &str) -> Option<Qpn> {
+pub(crate) fn sender(remark: &str) -> Option<Qpn> {
     let number = remark.strip_prefix("qp 0x")?.split(' ').next()?;
     u32::from_str_radix(number, 16).ok().map(Qpn::new)
 }

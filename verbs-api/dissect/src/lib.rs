@@ -2,12 +2,14 @@
 //!
 //! [`items`] finds the packets of a file, an [`Analysis`] returns the verdict on each in its
 //! context, [`words`](words()) and [`sections`] describe it, [`ladder`] draws it as a page of HTML.
+//! [`judge`] says which cards break which rules.
 //! A capture is hostile input: no bytes cause a panic, and none of them become markup.
 #![forbid(unsafe_code)]
 
 mod analysis;
 mod event;
 mod fields;
+pub mod judge;
 pub mod ladder;
 mod page;
 mod reader;

@@ -45,6 +45,12 @@ pub struct Captured<'f> {
     pub time: u64,
     /// Direction, if the file has it.
     pub direction: Option<Direction>,
+    /// Number of the recording interface.
+    pub interface: u32,
+    /// Bytes of the frame in front of the IP header.
+    pub link_header: &'f [u8],
+    /// Bytes from the IP header on; those of the whole batch if the packet is a segment of one.
+    pub ip: &'f [u8],
     /// Fields of the IP and UDP headers.
     pub net: NetHeader,
     /// Bytes from the BTH to the ICRC, as far as captured.
@@ -72,8 +78,22 @@ impl<'f> Captured<'f> {
 
     /// Returns true if a fault rule of the recording process dropped it.
     pub fn is_lost(&self) -> bool {
-        let fate = self.remark.split_once(" | ").map_or("", |(_, fate)| fate);
-        fate.rsplit(": ").next().is_some_and(|effects| effects.split(", ").any(|effect| effect == "dropped"))
+        self.has_effect("dropped")
+    }
+
+    /// Returns true if a switch marked it as congested, or a fault rule of the recording process.
+    pub fn is_marked(&self) -> bool {
+        self.net.is_marked() || self.has_effect("marked CE")
+    }
+
+    /// Returns the fault rule of the recording process that hit it, and its effects.
+    pub fn fate(&self) -> Option<&'f str> {
+        self.remark.split_once(" | ").map(|(_, fate)| fate)
+    }
+
+    fn has_effect(&self, name: &str) -> bool {
+        let effects = self.fate().and_then(|fate| fate.rsplit(": ").next());
+        effects.is_some_and(|effects| effects.split(", ").any(|effect| effect == name))
     }
 }
 
@@ -105,11 +125,21 @@ pub fn items<'f>(
         Ok(frame) => {
             let time = frame.timestamp_ns.saturating_sub(*start.get_or_insert(frame.timestamp_ns));
             let packets = packets(&frame, &is_other);
-            let captured = packets.into_iter().map(|(net, bytes, length)| {
-                let (direction, remark) = (frame.direction, frame.comment);
-                let integrity = judge_cut(&net, bytes, length);
-                Item::Packet(Captured { frame: number, time, direction, net, bytes, integrity, remark })
+            let ip = ip_packet(frame.link, frame.data).unwrap_or_default();
+            let link_header = &frame.data[..frame.data.len() - ip.len()];
+            let captured = packets.into_iter().map(|(net, bytes, length)| Captured {
+                frame: number,
+                time,
+                direction: frame.direction,
+                interface: frame.interface,
+                link_header,
+                ip,
+                net,
+                bytes,
+                integrity: judge_cut(&net, bytes, length),
+                remark: frame.comment,
             });
+            let captured = captured.map(Item::Packet);
             let items: Vec<_> = captured.collect();
             if items.is_empty() { vec![Item::Other(Other::of(&frame))] } else { items }
         }
@@ -350,7 +380,10 @@ mod tests {
         let is_lost = |remark| {
             let packet = segment(1, 4, 0);
             let (direction, integrity) = (None, Integrity::Good);
-            Captured { frame: 1, time: 0, direction, net: net(0), bytes: &packet, integrity, remark }.is_lost()
+            let (link_header, ip, net): (&[u8], &[u8], _) = (&[], &[], net(0));
+            let bytes = &packet;
+            Captured { frame: 1, time: 0, direction, interface: 0, link_header, ip, net, bytes, integrity, remark }
+                .is_lost()
         };
         assert!(is_lost("qp 0x11 wr_id 7 first | rule 2: drop 3%: dropped"));
         assert!(is_lost("qp 0x11 wr_id 7 first | fault: dropped, marked CE"));

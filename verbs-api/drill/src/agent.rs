@@ -512,6 +512,19 @@ impl Extensions for AgentCard {
         Ok(answer["events"].as_array().into_iter().flatten().map(connection_event).collect())
     }
 
+    fn arm(&mut self, cq: Handle, solicited: bool) -> Answer<()> {
+        self.call(Command::Notify, json!({"cq": cq, "solicited": solicited})).map(|_| ())
+    }
+
+    fn is_woken(&mut self, cq: Handle) -> Answer<bool> {
+        let answer = self.call(Command::CqEvent, json!({"cq": cq}))?;
+        Ok(answer["fired"].as_bool().unwrap_or_default())
+    }
+
+    fn set_limit(&mut self, srq: Handle, limit: u32) -> Answer<()> {
+        self.call(Command::ModifySrq, json!({"srq": srq, "limit": limit})).map(|_| ())
+    }
+
     fn open_xrcd(&mut self) -> Answer<Handle> {
         self.create(Command::OpenXrcd, Value::Null, "xrcd")
     }

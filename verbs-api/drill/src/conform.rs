@@ -4,7 +4,7 @@
 //! REASON`; `SCRIPT` may end in `*`, and `#` begins a comment.
 
 use crate::run::{self, Failure, Outcome, Verdict};
-use crate::script::{Script, ScriptError};
+use crate::script::{Case, Script, ScriptError};
 use crate::target::Target;
 use std::time::{Duration, Instant};
 
@@ -90,39 +90,106 @@ pub enum Progress<'a> {
     Begins(&'a Script, &'a str),
     /// A case has ended.
     Ended(&'a Tried),
+    /// A case that had failed has ended again: meanwhile it is known that packets are lost.
+    Again(&'a Tried),
 }
 
 /// Tolerated delay of the judge, shorter than any timer of a case.
 const ON_TIME: Duration = Duration::from_millis(20);
-/// Most tries of a case.
+/// Most tries of a case, and on a path that loses packets.
 const TRIES: u32 = 6;
+const LOSSY_TRIES: u32 = 10;
+/// Most packets of a failing run on a path that loses packets: of more, one is lost often enough.
+const LOSSY_PACKETS: usize = 40;
+/// Number of failures that convict a card, and on a path that loses packets.
+const FAILURES: u32 = 2;
+const LOSSY_FAILURES: u32 = 4;
 
-/// Calls `run` for a case until the verdict is certain: a card fails if it fails twice while the
-/// judge is on time, before it passes twice. If the judge is late too often, the case is
-/// inconclusive. Returns the outcome and the number of runs.
-fn judge(mut run: impl FnMut() -> Outcome) -> (Outcome, u32) {
-    let (mut failed, mut passed) = (None, false);
-    let mut tries = 0;
+/// Number of failures that convict a card, and of most tries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Burden {
+    failures: u32,
+    tries: u32,
+}
+
+impl Burden {
+    const USUAL: Self = Self { failures: FAILURES, tries: TRIES };
+    /// For a path that loses packets: a case fails often although the card is right.
+    const LOSSY: Self = Self { failures: LOSSY_FAILURES, tries: LOSSY_TRIES };
+}
+
+/// The result of the runs of a case.
+#[derive(Clone, Debug)]
+struct Judged {
+    outcome: Outcome,
+    tries: u32,
+    /// True if the case failed and passed while the judge was on time.
+    is_mixed: bool,
+}
+
+/// Place of a failure: its step, the number of packets so far, opcode and PSN of the last one.
+#[derive(Debug, PartialEq, Eq)]
+struct Place(String, usize, Option<(u8, [u8; 3])>);
+
+impl Place {
+    fn of(failure: &Failure, outcome: &Outcome) -> Self {
+        let packets = outcome.log.packets();
+        let last = packets.last().and_then(|seen| seen.datagram.bytes.first_chunk::<12>());
+        let last = last.map(|bytes| (bytes[0], [bytes[9], bytes[10], bytes[11]]));
+        Self(failure.at.clone(), packets.len(), last)
+    }
+}
+
+/// Returns the number of failures at the place at which most of them are.
+fn agreeing(places: &[Place]) -> usize {
+    places.iter().map(|place| places.iter().filter(|other| *other == place).count()).max().unwrap_or_default()
+}
+
+/// Calls `run` for a case until the verdict is certain: a card fails if it fails as often as
+/// `burden` says while the judge is on time, before it passes twice. If the judge is late too
+/// often, the case is inconclusive; so it is on a lossy path if it is long, or fails at different
+/// places, as a loss does.
+fn judge(burden: Burden, mut run: impl FnMut() -> Outcome) -> Judged {
+    let (mut failed, mut failures, mut passes) = (None, 0, 0);
+    let (mut tries, mut places) = (0, Vec::new());
     loop {
         tries += 1;
         let mut outcome = run();
         let is_late = outcome.late > ON_TIME;
+        let is_last = tries >= burden.tries;
+        let is_mixed = failures > 0 && (passes > 0 || matches!(outcome.verdict, Verdict::Pass));
+        if let (Verdict::Fail(failure), false) = (&outcome.verdict, is_late) {
+            places.push(Place::of(failure, &outcome));
+        }
         match &outcome.verdict {
-            Verdict::Fail(_) if !is_late && failed.is_some() => return (outcome, tries),
-            Verdict::Fail(_) if !is_late && tries < TRIES => failed = Some(outcome),
-            Verdict::Fail(failure) if tries >= TRIES => {
-                let failure = failure.clone();
-                if is_late {
-                    let received = format!("{}; the judge was late by {:.0?}", failure.received, outcome.late);
-                    outcome.verdict = Verdict::Inconclusive(Failure { received, ..failure });
+            Verdict::Fail(failure) if !is_late && failures + 1 >= burden.failures => {
+                let is_long = outcome.log.packets().len() > LOSSY_PACKETS;
+                if burden == Burden::LOSSY && (is_long || agreeing(&places) + 1 < places.len()) {
+                    let received = format!("{}; packets are lost on the way, not always the same", failure.received);
+                    outcome.verdict = Verdict::Inconclusive(Failure { received, ..failure.clone() });
                 }
-                return (outcome, tries);
+                return Judged { outcome, tries, is_mixed };
+            }
+            Verdict::Fail(_) if !is_late && !is_last => {
+                failures += 1;
+                failed = Some(outcome);
+            }
+            Verdict::Fail(failure) if is_last => {
+                let failure = failure.clone();
+                let why = if is_late {
+                    format!("the judge was late by {:.0?}", outcome.late)
+                } else {
+                    format!("{} of {tries} runs failed while the judge was on time", failures + 1)
+                };
+                let received = format!("{}; {why}", failure.received);
+                outcome.verdict = Verdict::Inconclusive(Failure { received, ..failure });
+                return Judged { outcome, tries, is_mixed };
             }
             Verdict::Fail(_) => {}
-            Verdict::Pass if failed.is_some() && !std::mem::replace(&mut passed, true) && tries < TRIES => {}
+            Verdict::Pass if failures > 0 && passes == 0 && !is_last => passes += 1,
             // The target is lost, maybe because of the failure.
-            Verdict::Inconclusive(_) => return (failed.unwrap_or(outcome), tries),
-            _ => return (outcome, tries),
+            Verdict::Inconclusive(_) => return Judged { outcome: failed.unwrap_or(outcome), tries, is_mixed },
+            _ => return Judged { outcome, tries, is_mixed },
         }
     }
 }
@@ -136,35 +203,61 @@ pub fn run(
 ) -> Report {
     let name = target.card(false).or_else(|| target.card(true)).map_or_else(String::new, |card| card.name);
     let mut report = Report { target: name, facts: target.identity(), tried: Vec::new(), not_run: None };
-    let all: usize = scripts.iter().map(|script| script.cases().len()).sum();
-    for script in scripts {
-        for case in script.cases() {
-            let (start, parameters) = (Instant::now(), case.to_string());
-            progress(Progress::Begins(script, &parameters));
-            let (mut outcome, tries) = judge(|| run::run(script.name(), case, target));
-            if let (Verdict::Fail(failure), Some(reason)) =
-                (&outcome.verdict, deviations.reason(script.name(), &parameters))
-            {
-                outcome.verdict = Verdict::Tolerated(reason.to_owned(), failure.clone());
-            }
-            let tried = Tried {
-                script: script.name().into(),
-                title: script.title().into(),
-                clauses: script.clauses().to_vec(),
-                parameters,
-                outcome,
-                tries,
-                took: start.elapsed(),
-            };
-            progress(Progress::Ended(&tried));
-            report.tried.push(tried);
-            if target.is_lost() {
-                report.not_run = Some(all - report.tried.len());
-                return report;
-            }
+    let cases: Vec<_> =
+        scripts.iter().flat_map(|script| script.cases().iter().map(move |case| (script, case))).collect();
+    let (mut burdens, mut mixed) = (Vec::new(), 0);
+    for (script, case) in &cases {
+        progress(Progress::Begins(script, &case.to_string()));
+        let burden = if mixed > 0 { Burden::LOSSY } else { Burden::USUAL };
+        let (tried, is_mixed) = try_case(script, case, target, deviations, burden);
+        progress(Progress::Ended(&tried));
+        mixed += u32::from(is_mixed);
+        burdens.push(burden);
+        report.tried.push(tried);
+        if target.is_lost() {
+            report.not_run = Some(cases.len() - report.tried.len());
+            return report;
         }
     }
+    if mixed == 0 {
+        return report;
+    }
+    // Packets are lost: what failed before that was known is tried again.
+    for (tried, ((script, case), burden)) in report.tried.iter_mut().zip(cases.iter().zip(burdens)) {
+        if matches!(tried.outcome.verdict, Verdict::Fail(_)) && burden == Burden::USUAL && !target.is_lost() {
+            let (again, _) = try_case(script, case, target, deviations, Burden::LOSSY);
+            *tried = Tried { tries: tried.tries + again.tries, took: tried.took + again.took, ..again };
+            progress(Progress::Again(tried));
+        }
+    }
+    let fact = format!("{mixed} cases failed and passed, so FAIL means {LOSSY_FAILURES} failures");
+    report.facts.push(("steadiness".to_owned(), fact));
     report
+}
+
+/// Runs a case until its verdict is certain. Returns true if it failed and passed.
+fn try_case(
+    script: &Script,
+    case: &Case,
+    target: &mut dyn Target,
+    deviations: &Deviations,
+    burden: Burden,
+) -> (Tried, bool) {
+    let (start, parameters) = (Instant::now(), case.to_string());
+    let Judged { mut outcome, tries, is_mixed } = judge(burden, || run::run(script.name(), case, target));
+    if let (Verdict::Fail(failure), Some(reason)) = (&outcome.verdict, deviations.reason(script.name(), &parameters)) {
+        outcome.verdict = Verdict::Tolerated(reason.to_owned(), failure.clone());
+    }
+    let tried = Tried {
+        script: script.name().into(),
+        title: script.title().into(),
+        clauses: script.clauses().to_vec(),
+        parameters,
+        outcome,
+        tries,
+        took: start.elapsed(),
+    };
+    (tried, is_mixed)
 }
 
 /// Known deviations of a card.
@@ -218,6 +311,10 @@ mod tests {
     /// Returns word and number of runs of a case whose runs end like this: `F` fails, `P` passes,
     /// `l` fails while the judge is late, `i` finds no target.
     fn judged(ends: &str) -> (&'static str, u32) {
+        judged_by(Burden::USUAL, ends)
+    }
+
+    fn judged_by(burden: Burden, ends: &str) -> (&'static str, u32) {
         let mut ends = ends.chars();
         let run = || {
             let (verdict, late) = match ends.next() {
@@ -229,7 +326,7 @@ mod tests {
             };
             Outcome { verdict, log: Log::default(), late: Duration::from_millis(late) }
         };
-        let (outcome, tries) = judge(run);
+        let Judged { outcome, tries, .. } = judge(burden, run);
         (outcome.verdict.word(), tries)
     }
 
@@ -243,11 +340,21 @@ mod tests {
     }
 
     #[test]
+    fn lossy_path_fails_a_case_only_after_four_failures() {
+        let lossy = |ends| judged_by(Burden::LOSSY, ends);
+        assert_eq!(lossy("FFFF"), ("FAIL", 4));
+        assert_eq!(lossy("FFPFF"), ("FAIL", 5));
+        assert_eq!(lossy("FFFPP"), ("pass", 5));
+        assert_eq!(lossy("FFlllllllF"), ("inconclusive", 10));
+    }
+
+    #[test]
     fn late_judge_retries_and_is_inconclusive() {
         assert_eq!(judged("lP"), ("pass", 2));
         assert_eq!(judged("llFF"), ("FAIL", 4));
         assert_eq!(judged("llllll"), ("inconclusive", 6));
         assert_eq!(judged("Flllll"), ("inconclusive", 6));
+        assert_eq!(judged("lllllF"), ("inconclusive", 6));
     }
 
     #[test]

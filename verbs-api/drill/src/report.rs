@@ -64,6 +64,9 @@ pub fn text(report: &Report) -> String {
     if again > 0 {
         let _ = writeln!(text, "\n{again} cases ran more than once: they failed, or the judge was late");
     }
+    for (_, fact) in report.facts.iter().filter(|(name, _)| name == "steadiness") {
+        let _ = writeln!(text, "{fact}");
+    }
     let _ = writeln!(text, "\n{}: {scripts} scripts, {} cases: {}", report.target, report.tried.len(), sum(counts));
     text
 }

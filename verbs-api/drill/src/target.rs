@@ -112,6 +112,18 @@ pub trait Extensions {
     fn connection_events(&mut self) -> Answer<Vec<ConnectionEvent>> {
         not_offered("connection manager")
     }
+    /// Requests an event for the next completion, or for the next solicited one.
+    fn arm(&mut self, cq: Handle, solicited: bool) -> Answer<()> {
+        not_offered("completion events")
+    }
+    /// Returns true if that event came since the last call.
+    fn is_woken(&mut self, cq: Handle) -> Answer<bool> {
+        not_offered("completion events")
+    }
+    /// Arms the limit of a shared receive queue (`ibv_modify_srq`).
+    fn set_limit(&mut self, srq: Handle, limit: u32) -> Answer<()> {
+        not_offered("limits of shared receive queues")
+    }
     fn open_xrcd(&mut self) -> Answer<Handle> {
         not_offered("XRC")
     }

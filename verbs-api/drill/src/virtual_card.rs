@@ -18,7 +18,7 @@ use roxe_transport::wr::{
     Access, Av, Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, UdDest, WcExtra,
 };
 use roxe_wire::{Gid, ImmDt, LKey, Packet, PathMtu, Psn, Qkey, Qpn, RKey};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
@@ -38,6 +38,17 @@ struct Member {
     cq: Handle,
     srq: Option<usize>,
     alive: bool,
+    /// Completions that were looked at for events: sends, receives.
+    looked: [usize; 2],
+}
+
+/// The request for an event of a completion queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Arm {
+    #[default]
+    Off,
+    Solicited,
+    Any,
 }
 
 /// A card in this process.
@@ -50,6 +61,8 @@ pub struct VirtualCard {
     queues: Handle,
     srqs: Vec<Srq>,
     members: Vec<Member>,
+    /// Completion queues that wait for an event: only for a solicited one, and true if it came.
+    armed: BTreeMap<Handle, (Arm, bool)>,
     events: Vec<String>,
     arrived: VecDeque<(Duration, Datagram)>,
     pool: Pool,
@@ -73,10 +86,15 @@ impl VirtualCard {
         let answer = verb(&mut member.qp, &mut member.host);
         drive(member, self.now, &mut self.pool, &mut self.arrived);
         self.events.extend(member.qp.poll_event().iter_names().map(|(name, _)| event_name(name)));
+        let limits = std::mem::take(&mut member.host.srq.limit_events);
+        self.events.extend((0..limits).map(|_| "SRQ_LIMIT_REACHED".to_owned()));
         if let Some(srq) = &mut srq {
             std::mem::swap(&mut member.host.srq, srq);
         }
         std::mem::swap(&mut member.host.memory, &mut self.memory);
+        if let Some(armed) = self.armed.get_mut(&member.cq) {
+            wake(member, armed);
+        }
         Ok(answer)
     }
 
@@ -107,6 +125,18 @@ impl VirtualCard {
 
 fn sges(pieces: &[Piece]) -> Vec<Sge> {
     pieces.iter().map(|piece| Sge { addr: piece.addr, length: piece.len, lkey: LKey(piece.lkey) }).collect()
+}
+
+/// Raises the event that was requested, if a new completion is one for it.
+fn wake(member: &mut Member, (arm, is_raised): &mut (Arm, bool)) {
+    for (queue, looked) in [&member.host.sends, &member.host.recvs].into_iter().zip(&mut member.looked) {
+        for cqe in queue.iter().skip(std::mem::replace(looked, queue.len())) {
+            // clause: CQ-ARM
+            if *arm == Arm::Any || (*arm == Arm::Solicited && cqe.solicited) {
+                (*arm, *is_raised) = (Arm::Off, true);
+            }
+        }
+    }
 }
 
 /// Transmits the packets of a queue pair.
@@ -248,7 +278,8 @@ impl FarSide for VirtualCard {
         let config = QpConfig { srq_max_sge, ..QpConfig::new(Qpn::new(qpn), service, caps) };
         let host = SimHost::with_depth(16);
         let srq = new.srq.map(|srq| srq as usize);
-        self.members.push(Member { qp: Qp::new(config), host, cq: new.cq, srq, alive: true });
+        let looked = [0; 2];
+        self.members.push(Member { qp: Qp::new(config), host, cq: new.cq, srq, alive: true, looked });
         Ok((self.members.len() as u64 - 1, qpn))
     }
 
@@ -304,7 +335,10 @@ impl FarSide for VirtualCard {
 
     fn poll(&mut self, cq: Handle) -> Answer<Vec<Completed>> {
         let mine = self.members.iter_mut().filter(|member| member.cq == cq);
-        let done = mine.flat_map(|member| member.host.sends.drain(..).chain(member.host.recvs.drain(..)));
+        let done = mine.flat_map(|member| {
+            member.looked = [0; 2];
+            member.host.sends.drain(..).chain(member.host.recvs.drain(..))
+        });
         Ok(done.map(completed).collect())
     }
 
@@ -326,7 +360,29 @@ impl FarSide for VirtualCard {
     }
 }
 
-impl Extensions for VirtualCard {}
+impl Extensions for VirtualCard {
+    fn arm(&mut self, cq: Handle, solicited: bool) -> Answer<()> {
+        for member in self.members.iter_mut().filter(|member| member.cq == cq) {
+            member.looked = [member.host.sends.len(), member.host.recvs.len()];
+        }
+        let (arm, _) = self.armed.entry(cq).or_default();
+        // A request for any completion outweighs one for a solicited one.
+        if *arm != Arm::Any {
+            *arm = if solicited { Arm::Solicited } else { Arm::Any };
+        }
+        Ok(())
+    }
+
+    fn is_woken(&mut self, cq: Handle) -> Answer<bool> {
+        Ok(self.armed.get_mut(&cq).is_some_and(|(_, is_raised)| std::mem::take(is_raised)))
+    }
+
+    fn set_limit(&mut self, srq: Handle, limit: u32) -> Answer<()> {
+        let srq = self.srqs.get_mut(srq as usize).ok_or_else(|| invalid("no such queue"))?;
+        srq.arm(limit as usize);
+        Ok(())
+    }
+}
 
 /// Converts a change to attributes and their mask.
 fn attributes(change: &Change, old: QpAttr, service: Service, sgid: Gid) -> Answer<(QpAttr, AttrMask)> {

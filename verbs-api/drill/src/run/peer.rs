@@ -46,7 +46,13 @@ impl Run<'_> {
                 let bytes = data.bytes(&self.names)?;
                 self.target.write(self.world.region(mr)?.mr, at, &bytes)?;
             }
-            Peer::Xrcd(..) | Peer::Window { .. } | Peer::Bind(_) | Peer::Member { .. } => self.extend(peer)?,
+            Peer::Xrcd(..) | Peer::Window { .. } | Peer::Bind(_) | Peer::Member { .. } | Peer::Limit { .. } => {
+                self.extend(peer)?;
+            }
+            Peer::Arm { qp, solicited } => {
+                let cq = self.completes(qp)?.cq;
+                self.target.arm(cq, *solicited)?;
+            }
             Peer::Connection(name, act) => self.connection(name, act)?,
             query => self.query(query)?,
         }
@@ -107,6 +113,28 @@ impl Run<'_> {
                 })?;
                 let seen = || format!("events: {}", self.world.events.join(", "));
                 found.map(|_| ()).ok_or_else(|| differs(format!("event {name}"), seen()))
+            }
+            Peer::NoEvent { time } => {
+                self.pass(time.as_ref())?;
+                let new = self.target.events()?;
+                self.world.events.extend(new);
+                match self.world.events.first() {
+                    None => Ok(()),
+                    Some(_) => Err(differs("no event".into(), format!("events: {}", self.world.events.join(", ")))),
+                }
+            }
+            Peer::Wakes { qp, within } => {
+                let cq = self.completes(qp)?.cq;
+                let woken = self.wait(within.as_ref(), |run| Ok(run.target.is_woken(cq)?.then_some(())))?;
+                woken.ok_or_else(|| differs(format!("an event of the completion queue of {qp}"), "nothing".into()))
+            }
+            Peer::Sleeps { qp, time } => {
+                let cq = self.completes(qp)?.cq;
+                self.pass(time.as_ref())?;
+                match self.target.is_woken(cq)? {
+                    false => Ok(()),
+                    true => Err(differs(format!("no event of the completion queue of {qp}"), "an event".into())),
+                }
             }
             _ => Ok(()),
         }
@@ -474,6 +502,10 @@ impl Run<'_> {
                 self.world.windows.insert(name.clone(), window);
             }
             Peer::Bind(bind) => self.bind(bind)?,
+            Peer::Limit { srq, limit } => {
+                let (srq, limit) = (known(&self.world.srqs, "shared queue", srq)?.srq, limit.value(&self.names)?);
+                self.target.set_limit(srq, limit as u32)?;
+            }
             Peer::Member { qp, group, joins } => {
                 self.target.set_member(self.world.tie(Some(qp))?.qp, (*group).into(), *joins)?;
             }

@@ -63,6 +63,11 @@ impl<'a> Run<'a> {
         let mut names = names.clone();
         names.insert("near.id".into(), card.first_near.into());
         names.insert("near.guid".into(), card.guid);
+        for (end, gid) in [("near", card.near[0]), ("card", card.address)] {
+            let address = u128::from_be_bytes(gid.0);
+            names.insert(format!("{end}.high"), (address >> 64) as u64);
+            names.insert(format!("{end}.low"), address as u64);
+        }
         let (world, log, last) = (World::default(), Log::default(), target.now());
         let (let_pass, late) = (Duration::ZERO, Duration::ZERO);
         Self { target, card, names, world, log, last, let_pass, late, came_to_stranger: false, steps: 0 }

@@ -193,7 +193,12 @@ fn peer(service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
         }
         "memory" => Peer::Memory { mr: name, at: words.number("at")?, data: words.data()?.ok_or("no bytes")? },
         "write" => Peer::Write { mr: name, at: words.number("at")?, data: words.data()?.ok_or("no bytes")? },
+        "event" if name == "none" => Peer::NoEvent { time: words.behind("for")? },
         "event" => Peer::Event { name, within: words.behind("within")? },
+        "arm" => Peer::Arm { qp: name, solicited: words.flag("solicited") },
+        "wakes" => Peer::Wakes { qp: name, within: words.behind("within")? },
+        "sleeps" => Peer::Sleeps { qp: name, time: words.behind("for")? },
+        "limit" => Peer::Limit { srq: name, limit: Number::parse(words.next("the limit")?)? },
         "mw" => Peer::Window {
             name,
             kind: words.number("type")?.map_or_else(|| Number::parse("2"), Ok)?,
@@ -441,6 +446,11 @@ impl<'a> Words<'a> {
         if let Some(text) = self.text("hex") {
             let bytes = from_hex(text).ok_or("bytes are pairs of hexadecimal digits")?;
             return Ok(Some(Data::Bytes(bytes)));
+        }
+        for (name, bytes) in [("word", 4), ("quad", 8)] {
+            if let Some(value) = self.number(name)? {
+                return Ok(Some(Data::Word { value, bytes }));
+            }
         }
         let Some(len) = self.number("len")? else { return Ok(None) };
         let (from, fill) = (self.number("from")?, self.number("fill")?);

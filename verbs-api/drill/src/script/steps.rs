@@ -105,6 +105,11 @@ pub(crate) enum Data {
         byte: Number,
     },
     Bytes(Vec<u8>),
+    /// A number of 4 or 8 bytes, most significant byte first.
+    Word {
+        value: Number,
+        bytes: usize,
+    },
 }
 
 /// Most bytes of a step.
@@ -122,6 +127,7 @@ impl Data {
         };
         Ok(match self {
             Self::Bytes(bytes) => bytes.clone(),
+            Self::Word { value, bytes } => value.value(names)?.to_be_bytes()[8 - bytes..].to_vec(),
             Self::Fill { len, byte } => vec![byte.value(names)? as u8; many(len)? as usize],
             Self::Pattern { len, from } => {
                 let from = from.as_ref().map_or(Ok(0), |from| from.value(names))?;
@@ -171,6 +177,16 @@ pub(crate) enum Peer {
     Write { mr: String, at: Option<Number>, data: Data },
     /// `event NAME`
     Event { name: String, within: Option<Number> },
+    /// `event none`: no asynchronous event for this time.
+    NoEvent { time: Option<Number> },
+    /// `arm NAME`: requests an event for its next completion, or for its next solicited one.
+    Arm { qp: String, solicited: bool },
+    /// `wakes NAME`: that event comes.
+    Wakes { qp: String, within: Option<Number> },
+    /// `sleeps NAME`: that event does not come for this time.
+    Sleeps { qp: String, time: Option<Number> },
+    /// `limit SRQ N`
+    Limit { srq: String, limit: Number },
     /// `mw NAME`
     Window { name: String, kind: Number, pd: Option<String> },
     /// `bind QP WINDOW`

@@ -1,5 +1,6 @@
 //! The catalogue of conformance cases is complete and valid, and roxe's transport passes it.
 
+use crate::fuzz::{Mistake, Wrong};
 use roxe_drill::conform::{self, Progress};
 use roxe_drill::{Deviations, VirtualCard};
 use std::path::{Path, PathBuf};
@@ -73,4 +74,17 @@ fn virtual_card_passes_every_case() {
     });
     println!("{} scripts, {} cases, {} passed", scripts.len(), report.tried.len(), report.count("pass"));
     assert!(failures.is_empty(), "{} of {}:\n{}", failures.len(), report.tried.len(), failures.join("\n\n"));
+}
+
+/// One of 100 packets is lost.
+#[test]
+fn lossy_path_fails_no_case() {
+    let scripts = conform::catalogue(&["responder".to_owned(), "requester".to_owned()]).expect("scripts");
+    let mut card = Wrong::new(Mistake::Loss(100));
+    let report = conform::run(&scripts, &mut card, &Deviations::default(), |_| ());
+    let failed: Vec<_> = report.tried.iter().filter(|tried| tried.outcome.verdict.word() == "FAIL").collect();
+    let names: Vec<_> = failed.iter().map(|tried| tried.name()).collect();
+    assert!(names.is_empty(), "{names:?}");
+    assert!(report.tried.iter().filter(|tried| tried.tries > 1).count() > 8);
+    assert!(report.facts.iter().any(|(name, _)| name == "steadiness"));
 }

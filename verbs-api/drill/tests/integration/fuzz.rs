@@ -27,6 +27,8 @@ pub(crate) enum Mistake {
     Repeat(usize),
     /// It sends a CNP at the n-th chance.
     Cnp(usize),
+    /// None; but one of n packets to or from it is lost on the way.
+    Loss(u64),
     /// It completes its last work request again at the n-th poll of an empty queue.
     Extra(usize),
     /// None; but the near side has one address, on an Ethernet of MTU 1500.
@@ -40,13 +42,22 @@ pub(crate) struct Wrong {
     last_packet: Option<Datagram>,
     last_completion: Option<Completed>,
     chances: usize,
+    random: u64,
     has_erred: bool,
 }
 
 impl Wrong {
+    /// Returns true if the network loses the next packet.
+    fn loses(&mut self) -> bool {
+        let Mistake::Loss(period) = self.mistake else { return false };
+        // A linear congruential generator: a fixed period would lose the same packet each time.
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.random >> 33).is_multiple_of(period)
+    }
+
     pub(crate) fn new(mistake: Mistake) -> Self {
         let (card, last_packet, last_completion) = (VirtualCard::default(), None, None);
-        Self { card, mistake, last_packet, last_completion, chances: 0, has_erred: false }
+        Self { card, mistake, last_packet, last_completion, chances: 0, random: 1, has_erred: false }
     }
 
     /// Returns true if the card has made its mistake `Repeat`, `Cnp` or `Extra`.
@@ -160,11 +171,17 @@ impl Target for Wrong {
         if self.mistake == Mistake::None && datagram.bytes.len() > MAX_DATAGRAM {
             return Err(Refused { text: "the link does not take it".into(), errno: 95 });
         }
+        if self.loses() {
+            return Ok(());
+        }
         self.card.send(datagram)
     }
 
     fn receive(&mut self, until: Duration) -> Answer<Option<(Duration, Datagram)>> {
         let mut answer = self.card.receive(until)?;
+        while answer.is_some() && self.loses() {
+            answer = self.card.receive(until)?;
+        }
         if let Some((_, Datagram { net, bytes })) = &mut answer
             && self.mistake == Mistake::Answer
             && (bytes[0], bytes[12]) == (0x11, 0x61)

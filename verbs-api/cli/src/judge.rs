@@ -1,0 +1,210 @@
+//! `roxe judge CAPTURE...`: charges against the cards of a capture, as text or JSON.
+//! `roxe_dissect::judge` makes them.
+
+use crate::dump;
+use crate::output::{self, Result};
+use roxe_dissect::judge::{Charge, Class, Judgement, Rule, Vantage, judge};
+use roxe_dissect::{Captured, Item, Others, items};
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Arguments of `roxe judge`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Captures (pcap, pcapng); - is standard input.
+    #[arg(required_unless_present = "rules")]
+    captures: Vec<PathBuf>,
+    /// Nothing was lost, reordered or marked between the capture and the cards, nor by the capture:
+    /// charge what loss would excuse.
+    #[arg(long)]
+    complete: bool,
+    /// Also print advice: what known cards do on purpose, or an event outside the capture may
+    /// explain.
+    #[arg(long)]
+    advice: bool,
+    /// Print this number of packets of the connection before and behind those of a charge.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    context: usize,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+    /// List the rules and their clauses, and judge nothing.
+    #[arg(long)]
+    rules: bool,
+}
+
+/// Exit status for a file that cannot be judged.
+const UNUSABLE: u8 = 2;
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    if args.rules {
+        let mut table = output::Table::new(["rule", "clause", "holds"]);
+        Rule::ALL.iter().for_each(|rule| table.row([rule.name(), rule.clause(), rule.text()].map(str::to_owned)));
+        output::line(table.to_string().trim_end());
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (mut faults, mut is_unusable, mut told) = (0, false, Vec::new());
+    for path in &args.captures {
+        match judge_file(path, args) {
+            Ok((found, value)) => {
+                faults += found;
+                told.extend(value);
+            }
+            Err(error) => {
+                eprintln!("roxe judge: {}: {error}", path.display());
+                is_unusable = true;
+            }
+        }
+    }
+    if args.json {
+        output::line(format_args!("{:#}", Value::Array(told)));
+    }
+    Ok(match (is_unusable, faults) {
+        (true, _) => ExitCode::from(UNUSABLE),
+        (false, 0) => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
+}
+
+/// Prints the charges of a file, or returns them. Returns the number of faults.
+fn judge_file(path: &Path, args: &Args) -> Result<(usize, Option<Value>)> {
+    let file = dump::read(path, "judge")?;
+    let (mut captured, mut others, mut broken) = (Vec::new(), Others::default(), None);
+    for item in items(&file, roxe_provider::is_probe)? {
+        match item {
+            Item::Packet(packet) => captured.push(packet),
+            Item::Other(other) => others.add(other),
+            Item::Broken(frame, error) => broken = Some(format!("cannot read on after frame {frame}: {error}")),
+        }
+    }
+    if captured.is_empty() {
+        let hidden = others.unseen();
+        let why = if hidden.count() > 0 { format!("; not decoded: {hidden}") } else { String::new() };
+        return Err(broken.unwrap_or_else(|| format!("it has no RoCEv2 packets{why}")).into());
+    }
+    // Frames of several interfaces may be out of order.
+    if captured.iter().any(|packet| packet.interface != captured[0].interface) {
+        captured.sort_by_key(|packet| packet.time);
+    }
+    let judgement = judge(&captured, Vantage { is_complete: args.complete });
+    let faults = judgement.faults();
+    let shown = Shown { path, captured: &captured, judgement: &judgement, args };
+    if args.json {
+        let mut value = shown.json();
+        if let Some(broken) = broken {
+            value["broken"] = broken.into();
+        }
+        return Ok((faults, Some(value)));
+    }
+    output::line(shown.text().trim_end());
+    if others.unseen().count() > 0 {
+        eprintln!("roxe judge: {}: {} frames are not decoded: {}", path.display(), others.count(), others.unseen());
+    }
+    broken.map_or(Ok((faults, None)), |error| Err(error.into()))
+}
+
+/// A judgement with its file.
+struct Shown<'a> {
+    path: &'a Path,
+    captured: &'a [Captured<'a>],
+    judgement: &'a Judgement,
+    args: &'a Args,
+}
+
+impl Shown<'_> {
+    fn charges(&self) -> impl Iterator<Item = &Charge> {
+        self.judgement.charges.iter().filter(|charge| self.args.advice || charge.class == Class::Fault)
+    }
+
+    fn frames(&self, packets: &[usize]) -> Vec<usize> {
+        packets.iter().map(|packet| self.captured[*packet].frame).collect()
+    }
+
+    fn text(&self) -> String {
+        let Judgement { connections, twins, cut, datagrams, charges, .. } = self.judgement;
+        let mut out = String::new();
+        for charge in self.charges() {
+            self.charge(charge, &mut out);
+        }
+        let lost: u64 = connections.iter().map(|connection| connection.lost).sum();
+        let half = connections.iter().filter(|connection| connection.is_half()).count();
+        let advice = charges.iter().filter(|charge| charge.class == Class::Advice).count();
+        _ = write!(
+            out,
+            "{}: {} packets, {} connections, {datagrams} datagrams: {} faults, {advice} pieces of advice",
+            self.path.display(),
+            self.captured.len(),
+            connections.len(),
+            self.judgement.faults()
+        );
+        let notes = [
+            (half as u64, "connections in one direction only"),
+            (lost, "packets lost by the capture"),
+            (*twins as u64, "packets captured twice"),
+            (*cut as u64, "packets cut, their ICRC not judged"),
+        ];
+        for (count, what) in notes.into_iter().filter(|(count, _)| *count > 0) {
+            _ = write!(out, "; {count} {what}");
+        }
+        out
+    }
+
+    /// Writes a charge and the packets around it.
+    fn charge(&self, charge: &Charge, out: &mut String) {
+        let frames: Vec<_> = self.frames(&charge.packets).iter().take(8).map(ToString::to_string).collect();
+        let text = dump::printable(&charge.to_string());
+        _ = writeln!(out, "{}: frame {}: {text}", self.path.display(), frames.join(", "));
+        if charge.count > 1 {
+            _ = writeln!(out, "    {} times; this is the first", charge.count);
+        }
+        let ends = charge.connection.map(|index| self.judgement.connections[index].ends);
+        if let Some([left, right]) = ends {
+            _ = writeln!(out, "    {left}  <->  {right}");
+        }
+        for index in self.judgement.ladder(charge, self.args.context, self.args.context) {
+            let captured = &self.captured[index];
+            let mark = if charge.packets.contains(&index) { '>' } else { ' ' };
+            let arrow = match ends {
+                Some([left, right]) if left.address == right.address => {
+                    let to = captured.packet().map(|packet| packet.header.bth.dest_qpn);
+                    if to == right.qpn { "-->" } else { "<--" }
+                }
+                Some([left, _]) if left.address != captured.net.src => "<--",
+                _ => "-->",
+            };
+            let (seconds, micros) = (captured.time / 1_000_000_000, captured.time % 1_000_000_000 / 1000);
+            let text = match captured.packet() {
+                Some(packet) => packet.to_string(),
+                None => format!("{} bytes, {}", captured.bytes.len(), captured.integrity),
+            };
+            _ = writeln!(out, "  {mark} {:>6} {seconds:>4}.{micros:06} {arrow} {text}", captured.frame);
+        }
+        out.push('\n');
+    }
+
+    fn json(&self) -> Value {
+        let Judgement { connections, twins, cut, datagrams, .. } = self.judgement;
+        let connections = connections.iter().map(|connection| {
+            json!({
+                "ends": connection.ends.map(|end| end.to_string()), "service": connection.service.name(),
+                "packets": connection.packets, "mtu": connection.mtu, "lost_by_capture": connection.lost,
+            })
+        });
+        let charges = self.judgement.charges.iter().map(|charge| {
+            json!({
+                "class": charge.class.name().to_lowercase(), "rule": charge.rule.name(),
+                "clause": charge.rule.clause(), "address": charge.card.address.to_ip().to_string(),
+                "qp": charge.card.qpn.map(|qpn| qpn.get()), "role": charge.role.name(),
+                "or_network": charge.or_network, "connection": charge.connection,
+                "frames": self.frames(&charge.packets), "count": charge.count, "text": charge.text,
+            })
+        });
+        json!({
+            "file": self.path.display().to_string(), "packets": self.captured.len(), "datagrams": datagrams,
+            "faults": self.judgement.faults(), "captured_twice": twins, "cut": cut,
+            "connections": connections.collect::<Value>(), "charges": charges.collect::<Value>(),
+        })
+    }
+}

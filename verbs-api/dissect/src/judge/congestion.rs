@@ -1,0 +1,87 @@
+//! Rules for CNPs.
+
+use super::charge::{Card, Charge, Role, Rule};
+use super::seen::Seen;
+use roxe_wire::capture::Direction;
+use roxe_wire::net::ECN;
+use std::collections::VecDeque;
+
+/// Shortest interval of CNPs of known cards, in nanoseconds.
+const SHORTEST: u64 = 4_000;
+/// Interval of the public models, in nanoseconds.
+const USUAL: u64 = 50_000;
+/// Number of CNPs whose times are compared: software stamps those of one interrupt alike.
+const BURST: usize = 8;
+
+/// The packets from a card, which CNPs are about, and the CNPs to it.
+#[derive(Debug)]
+pub(super) struct Congestion {
+    /// The card that sends CNPs.
+    notifier: Card,
+    is_complete: bool,
+    /// Packets from the other card.
+    packets: usize,
+    /// Of them, packets that switches may mark, and packets that are marked.
+    markable: usize,
+    marked: usize,
+    /// Newest CNPs: time and packet.
+    newest: VecDeque<(u64, usize)>,
+    charges: Vec<Charge>,
+}
+
+impl Congestion {
+    pub(super) fn new(notifier: Card, is_complete: bool) -> Self {
+        let (newest, charges) = (VecDeque::new(), Vec::new());
+        Self { notifier, is_complete, packets: 0, markable: 0, marked: 0, newest, charges }
+    }
+
+    /// Counts a packet to the notifier.
+    pub(super) fn packet(&mut self, seen: &Seen) {
+        self.packets += 1;
+        self.markable += usize::from(seen.net.traffic_class & ECN != 0 || seen.is_marked);
+        self.marked += usize::from(seen.is_marked);
+    }
+
+    /// Judges a CNP.
+    // clause: CNP-WHEN, CNP-INTERVAL
+    pub(super) fn cnp(&mut self, seen: &Seen) {
+        let charge = |rule, text: &str| Charge::new(rule, self.notifier, Role::Responder, seen.index, text.to_owned());
+        // At the notifier itself, and before any packet that may be marked, no mark was overlooked.
+        let sees_marks = self.is_complete || seen.direction == Some(Direction::Outbound);
+        if self.packets > 0 && self.markable == 0 {
+            let text = "a CNP although no packet of the peer allows switches to mark it (ECN 00)";
+            self.charges.push(charge(Rule::CnpUnmarked, text).if_whole());
+        } else if self.packets > 0 && self.marked == 0 {
+            let charge = charge(Rule::CnpUnmarked, "a CNP although no packet of the peer was marked").if_whole();
+            self.charges.push(if sees_marks { charge } else { charge.advice() });
+        }
+        // A process that records what it receives stamps it when it reads it, several at once.
+        if seen.direction == Some(Direction::Inbound) {
+            return;
+        }
+        let last = self.newest.back().map(|(time, _)| *time);
+        self.newest.push_back((seen.time, seen.index));
+        if self.newest.len() > BURST {
+            self.newest.pop_front();
+        }
+        let Some((first, packet)) = self.newest.front().copied().filter(|_| self.newest.len() == BURST) else {
+            return;
+        };
+        let took = seen.time.saturating_sub(first);
+        if took < SHORTEST * (BURST as u64 - 1) {
+            let text = format!("{BURST} CNPs in {} us: they keep no interval", took / 1000);
+            let charge = Charge::new(Rule::CnpPace, self.notifier, Role::Responder, seen.index, text);
+            self.charges.push(charge.with(packet));
+            self.newest.clear();
+        } else if last.is_some_and(|last| seen.time.saturating_sub(last) < USUAL) {
+            let text = format!("{BURST} CNPs in {} us; public models send one in 50 us", took / 1000);
+            let charge = Charge::new(Rule::CnpPace, self.notifier, Role::Responder, seen.index, text);
+            self.charges.push(charge.with(packet).advice());
+            self.newest.clear();
+        }
+    }
+
+    pub(super) fn charges(self) -> Vec<Charge> {
+        self.charges
+    }
+}

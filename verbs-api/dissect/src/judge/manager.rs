@@ -1,0 +1,285 @@
+//! Rules for messages of the connection manager, and what they tell about connections.
+
+use super::charge::{Card, Charge, Role, Rule};
+use super::seen::Seen;
+use crate::reader::Captured;
+use roxe_wire::cm::{CommId, Mad, MadError, Message, Rep, Req, TransactionId};
+use roxe_wire::{Gid, Psn, Qpn};
+use std::collections::HashMap;
+
+/// A queue pair of a host.
+pub(super) type End = (Gid, Qpn);
+
+/// What both ends of a connection agreed on.
+#[derive(Clone, Debug)]
+pub(super) struct Handshake {
+    /// The ends with their lives.
+    pub active: (End, u32),
+    pub passive: (End, u32),
+    /// First PSNs of the requests of the active and of the passive side.
+    pub starts: [Psn; 2],
+    /// Most unanswered READs and atomics of both sides.
+    pub depths: [u32; 2],
+    /// Path MTU, bytes.
+    pub mtu: Option<u32>,
+    /// Code of the ACK timeout.
+    pub timeout: u8,
+}
+
+impl Handshake {
+    /// Returns the terms by the end that packets go to, its life, and the host that they come from;
+    /// with true if that end is the passive one. The newest ones win.
+    pub(super) fn by_end(all: &[Self]) -> Handshakes<'_> {
+        let to_passive = all.iter().map(|handshake| {
+            let Self { active, passive, .. } = handshake;
+            ((passive.0, passive.1, active.0.0), (handshake, true))
+        });
+        let to_active = all.iter().map(|handshake| {
+            let Self { active, passive, .. } = handshake;
+            ((active.0, active.1, passive.0.0), (handshake, false))
+        });
+        to_passive.chain(to_active).collect()
+    }
+}
+
+/// The terms of connections by the end that packets go to.
+pub(super) type Handshakes<'h> = HashMap<(End, u32, Gid), (&'h Handshake, bool)>;
+
+/// A connection by its messages.
+#[derive(Debug)]
+struct Known {
+    /// Host of the passive side.
+    peer: Gid,
+    req: Req,
+    tid: TransactionId,
+    req_packet: usize,
+    rep: Option<(Rep, usize)>,
+    /// Packets with a DREQ: from the active, from the passive side.
+    dreq: [Option<(usize, TransactionId)>; 2],
+}
+
+/// The connection managers of a capture.
+#[derive(Debug, Default)]
+pub(super) struct Manager {
+    /// By host and id of the active side.
+    known: HashMap<(Gid, CommId), Known>,
+    /// Host and id of the active side, by those of the passive one.
+    active: HashMap<(Gid, CommId), (Gid, CommId)>,
+    /// Lookups of datagram services: by host and id.
+    lookups: HashMap<(Gid, CommId), (usize, TransactionId)>,
+    /// Answers whose requests were not seen: by host and id of the request; message and packet.
+    orphans: HashMap<(Gid, CommId), (&'static str, usize, Gid)>,
+    pub charges: Vec<Charge>,
+    is_complete: bool,
+}
+
+impl Manager {
+    pub(super) fn new(is_complete: bool) -> Self {
+        Self { is_complete, ..Self::default() }
+    }
+
+    /// Judges a datagram to queue pair 1. Returns its message, if it is one.
+    pub(super) fn take(&mut self, seen: &Seen, captured: &Captured<'_>) -> Option<Mad> {
+        let packet = captured.packet()?;
+        let mad = match Mad::of_packet(&packet)? {
+            Ok(mad) => mad,
+            // Other classes of management datagrams are no business of the connection manager.
+            Err(MadError::Class | MadError::Method) => return None,
+            Err(error) => {
+                self.charge(Rule::CmMad, seen, format!("no message of the connection manager: {error}"));
+                return None;
+            }
+        };
+        // clause: CM-RESERVED
+        if mad.to_bytes() != packet.payload {
+            let text = format!("reserved bits of the {} are set", mad.message.name());
+            self.charge(Rule::CmReserved, seen, text).class = super::charge::Class::Advice;
+        }
+        let (src, dst) = (seen.net.src, seen.net.dst);
+        match &mad.message {
+            Message::Req(req) => self.req(seen, req, mad.tid),
+            Message::Rep(rep) => self.rep(seen, rep, mad.tid),
+            Message::Rtu(rtu) => self.answer(seen, "RTU", (src, rtu.local_comm_id), rtu.remote_comm_id),
+            Message::Dreq(dreq) => self.dreq(seen, (dreq.local_comm_id, dreq.remote_comm_id), dreq.remote_qpn, mad.tid),
+            Message::Drep(drep) => self.drep(seen, (drep.local_comm_id, drep.remote_comm_id), mad.tid),
+            Message::SidrReq(req) => {
+                self.met_orphan(seen, (src, req.request_id), "SIDR_REP");
+                self.lookups.insert((src, req.request_id), (seen.index, mad.tid));
+            }
+            Message::SidrRep(rep) => match self.lookups.get(&(dst, rep.request_id)).copied() {
+                None => _ = self.orphans.entry((dst, rep.request_id)).or_insert(("SIDR_REP", seen.index, src)),
+                Some((packet, tid)) => self.transaction(seen, "SIDR_REP", tid, mad.tid, packet),
+            },
+            Message::Mra(_) | Message::Rej(_) | Message::Lap(_) | Message::Apr(_) => {}
+        }
+        Some(mad)
+    }
+
+    fn charge(&mut self, rule: Rule, seen: &Seen, text: String) -> &mut Charge {
+        let card = Card { address: seen.net.src, qpn: None };
+        self.charges.push(Charge::new(rule, card, Role::ConnectionManager, seen.index, text));
+        let last = self.charges.len() - 1;
+        &mut self.charges[last]
+    }
+
+    /// Charges a message that came before the one that it answers.
+    // clause: CM-ESTABLISH
+    fn met_orphan(&mut self, seen: &Seen, id: (Gid, CommId), answer: &str) {
+        let Some((name, packet, sender)) = self.orphans.remove(&id) else { return };
+        if name == answer {
+            let card = Card { address: sender, qpn: None };
+            let text = format!("the {name} comes before the message that it answers");
+            let mut charge = Charge::new(Rule::CmOrder, card, Role::ConnectionManager, packet, text).if_whole();
+            charge.packets.push(seen.index);
+            self.charges.push(charge);
+        }
+    }
+
+    fn req(&mut self, seen: &Seen, req: &Req, tid: TransactionId) {
+        let (src, dst) = (seen.net.src, seen.net.dst);
+        // clause: CM-ID
+        if req.local_comm_id.0 == 0 {
+            self.charge(Rule::CmId, seen, "the REQ names its connection 0".to_owned());
+        }
+        // clause: CM-REQ-CHECKS
+        if (req.primary.local_gid, req.primary.remote_gid) != (src, dst) {
+            self.charge(Rule::CmAddress, seen, "the addresses in the REQ are not those of its packet".to_owned());
+        }
+        if req.path_mtu.mtu().is_none() {
+            let text = format!("the path MTU in the REQ has the code {}", req.path_mtu.get());
+            self.charge(Rule::CmAddress, seen, text);
+        }
+        let key = (src, req.local_comm_id);
+        self.met_orphan(seen, key, "REP");
+        if let Some(known) = self.known.get(&key) {
+            // clause: CM-REQ-DUPLICATE
+            let packet = known.req_packet;
+            let is_equal = known.req == *req;
+            let same_queue_pair = known.req.local_qpn == req.local_qpn;
+            if is_equal {
+                return;
+            }
+            if same_queue_pair {
+                let text = "a repeated REQ differs from the first one".to_owned();
+                self.charge(Rule::CmRepeat, seen, text).packets.insert(0, packet);
+                return;
+            }
+        }
+        let (rep, dreq, req_packet) = (None, [None; 2], seen.index);
+        self.known.insert(key, Known { peer: dst, req: req.clone(), tid, req_packet, rep, dreq });
+    }
+
+    fn rep(&mut self, seen: &Seen, rep: &Rep, tid: TransactionId) {
+        let (src, dst) = (seen.net.src, seen.net.dst);
+        if rep.local_comm_id.0 == 0 {
+            self.charge(Rule::CmId, seen, "the REP names its connection 0".to_owned());
+        }
+        let key = (dst, rep.remote_comm_id);
+        let Some(known) = self.known.get_mut(&key) else {
+            self.orphans.entry(key).or_insert(("REP", seen.index, src));
+            return;
+        };
+        let (packet, asked, req_tid) = (known.req_packet, known.peer, known.tid);
+        let first = known.rep.get_or_insert_with(|| (rep.clone(), seen.index)).clone();
+        self.active.insert((src, rep.local_comm_id), key);
+        // clause: CM-MATCH
+        if asked != src {
+            let text = format!("the REP comes from another host than {}, which was asked", asked.to_ip());
+            self.charge(Rule::CmMatch, seen, text).packets.insert(0, packet);
+        }
+        if first.0 != *rep {
+            let text = "a repeated REP differs from the first one".to_owned();
+            self.charge(Rule::CmRepeat, seen, text).packets.insert(0, first.1);
+        }
+        self.transaction(seen, "REP", req_tid, tid, packet);
+        self.met_orphan(seen, key, "RTU");
+    }
+
+    // clause: CM-MATCH
+    fn transaction(&mut self, seen: &Seen, name: &str, asked: TransactionId, tid: TransactionId, packet: usize) {
+        if asked != tid {
+            let text = format!("the {name} has another transaction id than the message that it answers");
+            self.charge(Rule::CmMatch, seen, text).packets.insert(0, packet);
+        }
+    }
+
+    /// Judges an RTU from `active`.
+    fn answer(&mut self, seen: &Seen, name: &'static str, active: (Gid, CommId), remote: CommId) {
+        let Some(known) = self.known.get(&active) else { return };
+        match &known.rep {
+            None => _ = self.orphans.entry(active).or_insert((name, seen.index, active.0)),
+            Some((rep, packet)) if rep.local_comm_id != remote => {
+                let (text, packet) = (format!("the {name} names another id than the REP"), *packet);
+                self.charge(Rule::CmMatch, seen, text).packets.insert(0, packet);
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Returns the connection that the sender calls `local`, and 0 if the sender is active, else 1.
+    fn connection(&mut self, src: Gid, local: CommId) -> Option<(&mut Known, usize)> {
+        let key = (src, local);
+        let (key, side) = match self.active.get(&key) {
+            Some(active) => (*active, 1),
+            None => (key, 0),
+        };
+        self.known.get_mut(&key).map(|known| (known, side))
+    }
+
+    // clause: CM-DREQ
+    fn dreq(&mut self, seen: &Seen, (local, remote): (CommId, CommId), qpn: Qpn, tid: TransactionId) {
+        let Some((known, side)) = self.connection(seen.net.src, local) else { return };
+        known.dreq[side] = Some((seen.index, tid));
+        let Some((rep, packet)) = known.rep.clone() else { return };
+        let xrc_target = rep.local_eecn;
+        let expected = if side == 0 { rep.local_qpn } else { known.req.local_qpn };
+        let id = if side == 0 { rep.local_comm_id } else { known.req.local_comm_id };
+        if remote != id {
+            let text = "the DREQ names another id than its receiver has".to_owned();
+            self.charge(Rule::CmMatch, seen, text).packets.insert(0, packet);
+        } else if qpn != expected && (side == 1 || qpn != xrc_target) {
+            let text = format!("the DREQ names queue pair {qpn}, its receiver has {expected}");
+            self.charge(Rule::CmQueuePair, seen, text).packets.insert(0, packet);
+        }
+    }
+
+    fn drep(&mut self, seen: &Seen, (local, remote): (CommId, CommId), tid: TransactionId) {
+        let is_complete = self.is_complete;
+        // The sender of the DREQ knows the connection by `remote`.
+        let Some((known, side)) = self.connection(seen.net.dst, remote) else { return };
+        let own = match side {
+            0 => known.rep.as_ref().map(|(rep, _)| rep.local_comm_id),
+            _ => Some(known.req.local_comm_id),
+        };
+        match known.dreq[side] {
+            None if is_complete => {
+                self.charge(Rule::CmOrder, seen, "a DREP without a DREQ".to_owned());
+            }
+            None => {}
+            Some((packet, asked)) => {
+                self.transaction(seen, "DREP", asked, tid, packet);
+                if own.is_some_and(|own| own != local) {
+                    let text = "the DREP names another id than its sender has".to_owned();
+                    self.charge(Rule::CmMatch, seen, text).packets.insert(0, packet);
+                }
+            }
+        }
+    }
+
+    /// Returns the terms of the connection that a REP completes; `None` for a repeated one.
+    pub(super) fn terms(&self, seen: &Seen, rep: &Rep, lives: impl Fn(End) -> u32) -> Option<Handshake> {
+        let (src, dst) = (seen.net.src, seen.net.dst);
+        let Known { req, rep: first, .. } = self.known.get(&(dst, rep.remote_comm_id))?;
+        first.as_ref().filter(|(_, packet)| *packet == seen.index)?;
+        let passive = if rep.local_qpn.get() == 0 { rep.local_eecn } else { rep.local_qpn };
+        let (active, passive) = ((dst, req.local_qpn), (src, passive));
+        Some(Handshake {
+            active: (active, lives(active)),
+            passive: (passive, lives(passive)),
+            starts: [rep.starting_psn, req.starting_psn],
+            depths: [rep.responder_resources.into(), rep.initiator_depth.into()],
+            mtu: req.path_mtu.mtu().map(|mtu| mtu.bytes()),
+            timeout: req.primary.local_ack_timeout.get(),
+        })
+    }
+}

@@ -1,0 +1,340 @@
+//! Judges the packets between cards that a capture shows: which card breaks which rule.
+//!
+//! Three passes: single packets and messages of the connection manager; flows and their pairs; each
+//! connection, in the order of time. Loss is nobody's fault: a packet that is missing between a
+//! card and the capture may explain a charge, which then is not made. A packet that the capture
+//! itself has lost is known by an acknowledgement for it.
+
+mod channel;
+mod charge;
+mod congestion;
+mod flows;
+mod history;
+mod manager;
+mod packet;
+mod requester;
+mod responder;
+mod seen;
+#[cfg(test)]
+mod tests;
+
+pub use charge::{Card, Charge, Class, Role, Rule};
+
+use crate::analysis::sender;
+use crate::reader::{Captured, Integrity};
+use channel::{Channel, Terms};
+use congestion::Congestion;
+use flows::Flows;
+use manager::{Handshake, Handshakes, Manager};
+use roxe_transport::time::ack_timeout;
+use roxe_wire::cm::Message;
+use roxe_wire::opcode::{PayloadRule, Service};
+use roxe_wire::{Kind, Pkey, Response};
+use seen::{Seen, Twins};
+use std::collections::BTreeMap;
+
+/// Facts about a capture that its packets do not tell.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Vantage {
+    /// True if the capture has all packets, and each of them reached its receiver, in this order.
+    pub is_complete: bool,
+}
+
+/// A connection, or the half of one that the capture has.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    /// Its ends; the first one sent the first packet.
+    pub ends: [Card; 2],
+    /// Its service.
+    pub service: Service,
+    /// Number of packets from each end.
+    pub packets: [usize; 2],
+    /// Path MTU in bytes, if it is known.
+    pub mtu: Option<u32>,
+    /// Number of packets that the capture has lost.
+    pub lost: u64,
+    /// Indexes of its packets, in their order.
+    pub members: Vec<usize>,
+}
+
+impl Connection {
+    /// Returns true if the capture has no packets of one end, or cannot tell which they are.
+    pub const fn is_half(&self) -> bool {
+        self.packets[0] == 0 || self.packets[1] == 0
+    }
+}
+
+/// The result for a capture.
+#[derive(Clone, Debug, Default)]
+pub struct Judgement {
+    /// Connections in the order of their first packets.
+    pub connections: Vec<Connection>,
+    /// Charges in the order of packets, those of one kind in one connection together.
+    pub charges: Vec<Charge>,
+    /// Number of packets that were captured twice, and judged once.
+    pub twins: usize,
+    /// Number of packets that are cut.
+    pub cut: usize,
+    /// Number of datagrams.
+    pub datagrams: usize,
+}
+
+impl Judgement {
+    /// Returns the number of faults, without advice.
+    pub fn faults(&self) -> usize {
+        self.charges.iter().filter(|charge| charge.class == Class::Fault).map(|charge| charge.count).sum()
+    }
+
+    /// Returns the indexes of the packets around a charge: of its connection, `before` packets
+    /// before each packet of the proof and `behind` packets after it.
+    pub fn ladder(&self, charge: &Charge, before: usize, behind: usize) -> Vec<usize> {
+        let Some(connection) = charge.connection.and_then(|index| self.connections.get(index)) else {
+            return charge.packets.clone();
+        };
+        let mut rows = std::collections::BTreeSet::new();
+        for packet in &charge.packets {
+            rows.insert(*packet);
+            let at = connection.members.partition_point(|member| member < packet);
+            let end = connection.members.len().min(at + behind + 1);
+            rows.extend(connection.members.get(at.saturating_sub(before)..end).unwrap_or_default());
+        }
+        rows.into_iter().collect()
+    }
+}
+
+/// Judges the packets of a capture, which are in the order of time.
+pub fn judge(captured: &[Captured<'_>], vantage: Vantage) -> Judgement {
+    let mut judgement = Judgement::default();
+    let (mut integrities, mut twins) = (packet::Integrities::default(), Twins::default());
+    let (mut manager, mut flows) = (Manager::new(vantage.is_complete), Flows::default());
+    let (mut all, mut handshakes, mut charges) = (Vec::new(), Vec::new(), Vec::new());
+    for (index, captured) in captured.iter().enumerate() {
+        if twins.is_twin(captured) {
+            judgement.twins += 1;
+            continue;
+        }
+        judgement.cut += usize::from(captured.is_cut());
+        packet::ip(index, captured, &mut charges);
+        integrities.add(index, captured);
+        if let Integrity::Malformed(error) = captured.integrity {
+            charges.push(packet::malformed(index, captured, error));
+        }
+        let Some(seen) = Seen::of(index, captured) else { continue };
+        packet::fields(&seen, captured, &mut charges);
+        judgement.datagrams += usize::from(matches!(seen.header.kind, Kind::Ud { .. }));
+        if !captured.is_cut()
+            && let Some(mad) = manager.take(&seen, captured)
+        {
+            match &mad.message {
+                Message::Req(req) => flows.connect((seen.net.src, req.local_qpn), req.local_comm_id.0),
+                Message::Rep(rep) => {
+                    let qpn = if rep.local_qpn.get() == 0 { rep.local_eecn } else { rep.local_qpn };
+                    flows.connect((seen.net.src, qpn), rep.local_comm_id.0);
+                    handshakes.extend(manager.terms(&seen, rep, |end| flows.life(end)));
+                }
+                _ => {}
+            }
+        }
+        let source = captured.direction.is_some().then(|| sender(captured.remark)).flatten();
+        flows.add(all.len(), &seen, source);
+        all.push(seen);
+    }
+    charges.extend(integrities.charges());
+    charges.append(&mut manager.charges);
+    let handshakes = Handshake::by_end(&handshakes);
+    for (one, two) in flows.pairs(&handshakes) {
+        let connection = Judged::new(&flows, &handshakes, &all, (one, two), vantage);
+        connection.run(&all, judgement.connections.len(), &mut judgement.connections, &mut charges);
+    }
+    judgement.charges = settle(charges, &judgement.connections, captured);
+    judgement
+}
+
+/// Completes charges: names the connection of each, turns those that lost packets may explain into
+/// advice, and joins those of one kind.
+fn settle(charges: Vec<Charge>, connections: &[Connection], captured: &[Captured<'_>]) -> Vec<Charge> {
+    let mut owners = vec![None; captured.len()];
+    for (index, connection) in connections.iter().enumerate() {
+        connection.members.iter().for_each(|member| owners[*member] = Some(index));
+    }
+    let lost_anywhere = connections.iter().any(|connection| connection.lost > 0);
+    let mut settled: Vec<Charge> = Vec::new();
+    let mut kinds = BTreeMap::new();
+    for mut charge in charges {
+        charge.packets.sort_unstable();
+        charge.packets.dedup();
+        let last = charge.packets.last().copied().unwrap_or_default();
+        charge.connection = charge.connection.or_else(|| owners.get(last).copied().flatten());
+        let has_loss = charge.connection.map_or(lost_anywhere, |index| connections[index].lost > 0);
+        if charge.needs_whole_capture && has_loss {
+            charge.class = Class::Advice;
+        }
+        if let Some(fate) = captured.get(last).and_then(Captured::fate) {
+            charge.text.push_str(&format!("; a fault rule of the recording process hit it: {fate}"));
+            charge.or_network = true;
+        }
+        if charge.card.qpn.is_none()
+            && let Some(connection) = charge.connection.map(|index| &connections[index])
+        {
+            // Of two queue pairs of one host, the sender is the one that the packet does not go to.
+            let to = captured[last].packet().map(|packet| packet.header.bth.dest_qpn);
+            let is_sender = |end: &&Card| end.address == charge.card.address && end.qpn != to;
+            charge.card = connection.ends.iter().find(is_sender).copied().unwrap_or(charge.card);
+        }
+        let key = (charge.connection, charge.rule, charge.class, charge.role, charge.card.address.0);
+        let at = *kinds.entry(key).or_insert(settled.len());
+        match settled.get_mut(at) {
+            Some(first) => first.count += charge.count,
+            None => settled.push(charge),
+        }
+    }
+    settled.sort_by_key(|charge| (charge.class, charge.packets.last().copied()));
+    settled
+}
+
+/// A connection while it is judged. Index 0 is of packets to the first flow's queue pair.
+struct Judged<'f> {
+    flows: [Option<&'f flows::Flow>; 2],
+    ends: [Card; 2],
+    service: Service,
+    channels: [Channel; 2],
+    congestion: [Congestion; 2],
+}
+
+impl<'f> Judged<'f> {
+    fn new(
+        flows: &'f Flows,
+        handshakes: &Handshakes<'_>,
+        all: &[Seen],
+        (one, two): (usize, Option<usize>),
+        vantage: Vantage,
+    ) -> Self {
+        let pair = [Some(&flows.flows[one]), two.map(|two| &flows.flows[two])];
+        let first = &flows.flows[one];
+        let handshake = flows.handshake(one, handshakes);
+        let known = handshake.map(|(handshake, is_to_passive)| match is_to_passive {
+            true => handshake.active.0.1,
+            false => handshake.passive.0.1,
+        });
+        let sender = Card { address: first.key.src, qpn: two.map(|two| flows.flows[two].key.qpn).or(known) };
+        let receiver = Card { address: first.key.dst, qpn: Some(first.key.qpn) };
+        let mtu = path_mtu(pair, all).or_else(|| handshake.and_then(|(handshake, _)| handshake.mtu));
+        let mut services = pair.into_iter().flatten().map(|flow| flow.service);
+        let service = services.find(|service| *service != Service::Cnp).unwrap_or(first.service);
+        let channel = |is_first: bool| {
+            let (requester, responder) = if is_first { (sender, receiver) } else { (receiver, sender) };
+            // The active side comes first in the terms.
+            let side = handshake.map(|(handshake, is_to_passive)| (handshake, usize::from(is_first != is_to_passive)));
+            Channel::new(Terms {
+                requester,
+                responder,
+                service,
+                mtu,
+                start: side.map(|(handshake, side)| handshake.starts[side]),
+                depth: side.map(|(handshake, side)| handshake.depths[side]).filter(|depth| *depth > 0),
+                timeout: side.and_then(|(handshake, side)| ack_timeout(handshake.timeout.saturating_sub(side as u8))),
+                is_complete: vantage.is_complete,
+            })
+        };
+        let congestion = [receiver, sender].map(|notifier| Congestion::new(notifier, vantage.is_complete));
+        let channels = [channel(true), channel(false)];
+        Self { flows: pair, ends: [sender, receiver], service, channels, congestion }
+    }
+
+    fn run(mut self, all: &[Seen], index: usize, connections: &mut Vec<Connection>, charges: &mut Vec<Charge>) {
+        let places = self.flows.map(|flow| flow.map_or(&[][..], |flow| &flow.packets));
+        let (mut members, mut next) = (Vec::new(), [0, 0]);
+        let mut pkeys = [None; 2];
+        let services = places.map(|places| services(places, all));
+        loop {
+            let heads = [0, 1].map(|way| places[way].get(next[way]).copied());
+            let way = match heads {
+                [None, None] => break,
+                [Some(one), Some(two)] => usize::from(two < one),
+                [one, _] => usize::from(one.is_none()),
+            };
+            let Some(place) = heads[way] else { break };
+            next[way] += 1;
+            let seen = &all[place];
+            members.push(seen.index);
+            self.pkey(seen, way, &mut pkeys);
+            self.take(seen, way);
+        }
+        let lost = self.channels.iter().map(|channel| channel.lost).sum();
+        let packets = places.map(<[usize]>::len);
+        let Self { ends, service, channels, congestion, .. } = self;
+        let mtu = channels[0].terms.mtu;
+        let own = channels.into_iter().flat_map(|channel| channel.charges);
+        let own = own.chain(congestion.into_iter().flat_map(Congestion::charges));
+        for (way, strays) in services.into_iter().enumerate() {
+            for stray in strays {
+                let text = format!("{} on a connection of another service", all[stray].header.opcode());
+                charges.push(Charge::new(Rule::Service, ends[way], Role::Sender, all[stray].index, text));
+            }
+        }
+        charges.extend(own.map(|charge| Charge { connection: Some(index), ..charge }));
+        connections.push(Connection { ends, service, packets, mtu, lost, members });
+    }
+
+    // clause: PKEY-MATCH
+    fn pkey(&mut self, seen: &Seen, way: usize, pkeys: &mut [Option<(Pkey, usize)>; 2]) {
+        let pkey = seen.header.bth.pkey;
+        let (first, packet) = *pkeys[way].get_or_insert((pkey, seen.index));
+        if first != pkey {
+            let text = format!("the P_Key is {:#06x} and was {:#06x}", pkey.0, first.0);
+            let charge = Charge::new(Rule::Pkey, self.ends[way], Role::Sender, seen.index, text);
+            self.channels[way].charges.push(charge.with(packet));
+        }
+    }
+
+    /// Judges a packet to the first flow's queue pair (`way` 0) or from it (1).
+    fn take(&mut self, seen: &Seen, way: usize) {
+        if !matches!(seen.header.kind, Kind::Cnp) {
+            self.congestion[way].packet(seen);
+        }
+        let other = 1 - way;
+        match seen.header.kind {
+            Kind::RcRequest(request) | Kind::XrcRequest(_, request) if self.service != Service::Uc => {
+                self.channels[way].request(seen, request);
+            }
+            Kind::UcRequest(request) if self.service == Service::Uc => {
+                self.channels[way].request(seen, request.into());
+            }
+            Kind::RcResponse(response) | Kind::XrcResponse(response) => self.response(seen, response, other),
+            // A CNP is about the packets of the card that it goes to.
+            Kind::Cnp => self.congestion[other].cnp(seen),
+            _ => {}
+        }
+    }
+
+    // clause: UC-SILENT
+    fn response(&mut self, seen: &Seen, response: Response, asked: usize) {
+        if self.service == Service::Uc {
+            let text = format!("{} answers an unreliable connection", seen.header.opcode());
+            self.channels[asked].responder(Rule::UnreliableAnswer, seen.index, text);
+        } else {
+            self.channels[asked].response(seen, response);
+        }
+    }
+}
+
+/// Returns the payload that most full packets of a connection have.
+fn path_mtu(flows: [Option<&flows::Flow>; 2], all: &[Seen]) -> Option<u32> {
+    let mut counts = BTreeMap::<u32, usize>::new();
+    for seen in flows.into_iter().flatten().flat_map(|flow| &flow.packets).map(|place| &all[*place]) {
+        let is_full = seen.header.opcode().facts().payload == PayloadRule::Full;
+        if is_full && matches!(seen.len, 256 | 512 | 1024 | 2048 | 4096) {
+            *counts.entry(seen.len).or_default() += 1;
+        }
+    }
+    counts.into_iter().max_by_key(|(_, count)| *count).map(|(mtu, _)| mtu)
+}
+
+/// Returns packets of another service than those before and behind them.
+// clause: TAKE-SERVICE
+fn services(places: &[usize], all: &[Seen]) -> Vec<usize> {
+    let of = |place: usize| all[place].header.opcode().service();
+    let places: Vec<_> = places.iter().copied().filter(|place| of(*place) != Service::Cnp).collect();
+    let strays = places.windows(3).filter(|three| of(three[0]) == of(three[2]) && of(three[1]) != of(three[0]));
+    strays.map(|three| three[1]).collect()
+}

@@ -1,0 +1,197 @@
+//! Rules for single packets: integrity, reserved bits, addresses, fields that depend on the opcode.
+
+use super::charge::{Card, Charge, Role, Rule};
+use super::seen::Seen;
+use crate::reader::{Captured, Integrity};
+use roxe_wire::{Gid, Kind, NakCode, NetHeader, ParseError, Qkey, Qpn, Request, Response, Syndrome, icrc};
+use std::collections::BTreeMap;
+
+/// Packets of one sender with a wrong ICRC, and the number of those with a right one.
+#[derive(Debug, Default)]
+pub(super) struct Integrities(BTreeMap<[u8; 16], (Vec<usize>, usize)>);
+
+impl Integrities {
+    /// Counts a packet that was captured whole.
+    pub(super) fn add(&mut self, index: usize, captured: &Captured<'_>) {
+        let (bad, good) = self.0.entry(captured.net.src.0).or_default();
+        match captured.integrity {
+            Integrity::Good => *good += 1,
+            Integrity::WrongIcrc => bad.push(index),
+            Integrity::Malformed(_) | Integrity::Cut(..) => {}
+        }
+    }
+
+    /// Returns a charge for each sender of packets with a wrong ICRC.
+    // clause: ICRC-SUM
+    pub(super) fn charges(self) -> impl Iterator<Item = Charge> {
+        self.0.into_iter().filter(|(_, (bad, _))| !bad.is_empty()).map(|(source, (bad, good))| {
+            let card = Card { address: Gid(source), qpn: None };
+            let (count, all) = (bad.len(), bad.len() + good);
+            let text = match good {
+                0 if count > 2 => format!("all of its {count} packets have a wrong ICRC"),
+                _ => format!("{count} of its {all} packets have a wrong ICRC: sent wrong, or damaged on their way"),
+            };
+            let or_network = good > 0 || count <= 2;
+            Charge { packets: bad, or_network, count, ..Charge::new(Rule::Icrc, card, Role::Sender, 0, text) }
+        })
+    }
+}
+
+/// Judges bytes that are no packet.
+pub(super) fn malformed(index: usize, captured: &Captured<'_>, error: ParseError) -> Charge {
+    let rule = match error {
+        // clause: BTH-VERSION
+        ParseError::Version => Rule::Version,
+        // clause: OPCODE-RESERVED
+        ParseError::Opcode => Rule::Opcode,
+        ParseError::Pad => Rule::Pad,
+        ParseError::PayloadLength => Rule::Payload,
+        ParseError::NotIp | ParseError::NotRoce | ParseError::Truncated => Rule::Headers,
+    };
+    let card = Card { address: captured.net.src, qpn: None };
+    let is_sent = icrc::verify(&captured.net, captured.bytes);
+    let code = captured.bytes.first().copied().unwrap_or_default();
+    let text = match rule {
+        Rule::Opcode => format!("opcode {code:#04x} is reserved, or of another transport"),
+        _ => error.to_string(),
+    };
+    let charge = Charge::new(rule, card, Role::Sender, index, text);
+    // Reliable datagrams and opcodes of vendors are no faults: nothing is known about them.
+    let is_foreign = rule == Rule::Opcode && matches!(code >> 5, 0b010 | 0b110 | 0b111);
+    if is_foreign { charge.advice() } else { Charge { or_network: !is_sent, ..charge } }
+}
+
+/// Judges the IP header as captured.
+pub(super) fn ip(index: usize, captured: &Captured<'_>, charges: &mut Vec<Charge>) {
+    let card = Card { address: captured.net.src, qpn: None };
+    let Some(header) = captured.ip.first_chunk::<20>().filter(|header| header[0] == 0x45) else { return };
+    // clause: IP-DF
+    if header[6] & 0x40 == 0 {
+        let text = "an IPv4 packet without DF: the ICRC covers the flags".to_owned();
+        charges.push(Charge::new(Rule::IpFragment, card, Role::Sender, index, text));
+    }
+    let words = header.as_chunks::<2>().0.iter().map(|word| u32::from(u16::from_be_bytes(*word)));
+    let sum: u32 = words.sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    let is_filled_in_later = header[10..12] == [0, 0];
+    if (folded & 0xffff) + (folded >> 16) != 0xffff && !is_filled_in_later {
+        let text = "the checksum of the IPv4 header is wrong".to_owned();
+        let charge = Charge::new(Rule::IpChecksum, card, Role::Sender, index, text);
+        charges.push(Charge { or_network: true, ..charge });
+    }
+}
+
+/// Judges the fields of a packet that do not depend on others.
+pub(super) fn fields(seen: &Seen, captured: &Captured<'_>, charges: &mut Vec<Charge>) {
+    let card = Card { address: seen.net.src, qpn: None };
+    let mut charge = |rule, text: &str| {
+        charges.push(Charge::new(rule, card, Role::Sender, seen.index, text.to_owned()));
+    };
+    let (bth, bytes) = (&seen.header.bth, captured.bytes);
+    let at = |place: usize| bytes.get(place).copied().unwrap_or_default();
+    let is_datagram = matches!(seen.header.kind, Kind::Ud { .. });
+    let is_cnp = matches!(seen.header.kind, Kind::Cnp);
+    // clause: BTH-RESERVED
+    if at(4) & 0x3f != 0 || at(8) & 0x7f != 0 {
+        charge(Rule::Reserved, "reserved bits of the BTH are set");
+    }
+    if bth.becn && !is_cnp {
+        charge(Rule::Reserved, "BECN is set in a packet that is no CNP");
+    }
+    if bth.fecn {
+        charge(Rule::Reserved, "FECN is set, which RoCEv2 leaves to ECN in the IP header");
+    }
+    let headers = match seen.header.kind {
+        Kind::Ud { .. } if at(16) != 0 => Some("the reserved byte of the DETH is set"),
+        Kind::XrcRequest(..) if at(12) != 0 => Some("the reserved byte of the XRCETH is set"),
+        _ => None,
+    };
+    headers.into_iter().for_each(|text| charge(Rule::Reserved, text));
+    if bth.pkey.0 & 0x7fff == 0 {
+        charge(Rule::Pkey, "the P_Key is invalid");
+    }
+    address(seen, is_datagram, &mut charge);
+    // clause: BTH-SOLICITED, ACK-FIELDS
+    let operation = seen.header.opcode().operation();
+    if operation.is_response() && (bth.solicited || bth.ack_req) {
+        charge(Rule::AnswerBits, "a response has SE or A set");
+    } else if bth.solicited && !may_be_solicited(&seen.header.kind) {
+        charge(Rule::Solicited, "SE is set on a packet that ends no SEND and no WRITE with immediate data");
+    }
+    if let Some(aeth) = response(&seen.header.kind).and_then(Response::aeth) {
+        // clause: AETH-SYNDROME
+        let is_reserved =
+            matches!(aeth.syndrome, Syndrome::Reserved(_) | Syndrome::Nak(NakCode::Reserved(_) | NakCode::InvalidRd));
+        if is_reserved {
+            charge(Rule::Syndrome, &format!("the syndrome {:#04x} is reserved", aeth.syndrome.to_u8()));
+        }
+    }
+    // clause: CNP-FORMAT, CNP-SENT
+    if is_cnp && (!bth.becn || (12..28).any(|place| at(place) != 0)) {
+        charge(Rule::CnpFields, "a CNP without BECN, or with reserved bytes that are not 0");
+    }
+    if is_cnp && bth.psn.get() != 0 {
+        let text = "a CNP with a PSN other than 0".to_owned();
+        charges.push(Charge::new(Rule::CnpFields, card, Role::Sender, seen.index, text).advice());
+    }
+    if let Some(Request::FetchAdd(atomic)) = seen.header.kind.request()
+        && atomic.compare != 0
+    {
+        let text = "the compare operand of a FETCH ADD is not 0".to_owned();
+        charges.push(Charge::new(Rule::AtomicOperands, card, Role::Requester, seen.index, text).advice());
+    }
+    // clause: BTH-PAD
+    if !captured.is_cut() && pad(seen, bytes).iter().any(|byte| *byte != 0) {
+        let text = "the pad is not 0".to_owned();
+        charges.push(Charge::new(Rule::Pad, card, Role::Sender, seen.index, text).advice());
+    }
+}
+
+fn address(seen: &Seen, is_datagram: bool, charge: &mut impl FnMut(Rule, &str)) {
+    let (NetHeader { src, dst, .. }, qpn) = (seen.net, seen.header.bth.dest_qpn);
+    // clause: AV-VALID
+    if src.is_multicast() || src.to_ip().is_unspecified() || dst.to_ip().is_unspecified() {
+        charge(Rule::Address, "the source or the destination is no address of a host");
+    }
+    if dst.is_multicast() && !is_datagram {
+        charge(Rule::Address, "a packet of a connection goes to a group");
+    }
+    // clause: UD-MULTICAST
+    if is_datagram && dst.is_multicast() != (qpn == Qpn::MULTICAST) {
+        charge(Rule::Multicast, "address and queue pair do not agree on whether a group is meant");
+    }
+    // clause: CM-GSI
+    match (qpn, seen.header.kind) {
+        (Qpn::GSI, Kind::Ud { deth, .. }) if deth.qkey != Qkey::GSI => {
+            charge(Rule::QueuePair, "a datagram to queue pair 1 has another Q_Key than 0x80010000");
+        }
+        (Qpn::GSI, Kind::Ud { .. }) => {}
+        (Qpn::GSI, _) => charge(Rule::QueuePair, "a packet of a connection goes to queue pair 1"),
+        (qpn, _) if qpn.get() == 0 => charge(Rule::QueuePair, "a packet goes to queue pair 0"),
+        (_, Kind::Ud { deth, .. }) if deth.src_qpn.get() == 0 => {
+            charge(Rule::QueuePair, "a datagram comes from queue pair 0");
+        }
+        _ => {}
+    }
+}
+
+fn may_be_solicited(kind: &Kind) -> bool {
+    use Request::{SendLast, SendOnly, WriteLast, WriteOnly};
+    match kind {
+        Kind::Ud { .. } => true,
+        _ => matches!(kind.request(), Some(SendLast(_) | SendOnly(_) | WriteLast(Some(_)) | WriteOnly(_, Some(_)))),
+    }
+}
+
+pub(super) const fn response(kind: &Kind) -> Option<&Response> {
+    match kind {
+        Kind::RcResponse(response) | Kind::XrcResponse(response) => Some(response),
+        _ => None,
+    }
+}
+
+/// Returns the pad bytes of a whole packet.
+fn pad<'f>(seen: &Seen, bytes: &'f [u8]) -> &'f [u8] {
+    let end = bytes.len().saturating_sub(icrc::LEN);
+    bytes.get(seen.header.len().saturating_add(seen.len as usize)..end).unwrap_or_default()
+}

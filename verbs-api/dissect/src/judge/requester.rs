@@ -1,0 +1,439 @@
+//! Rules for requests.
+
+use super::channel::{Channel, Nak, State};
+use super::charge::{Class, Rule};
+use super::history::{MOST_STARTS, Place, Record, asks, atomic, reth};
+use super::seen::Seen;
+use crate::requests::{Seq, psn_of};
+use roxe_wire::opcode::{Operation, PayloadRule, Position, Service};
+use roxe_wire::{Kind, Request};
+
+/// Most bytes of a message.
+const MAX_MESSAGE: u64 = 1 << 31;
+/// Tolerance for the times of a capture, in nanoseconds.
+const SLACK: u64 = 20_000;
+/// Distance of PSNs in which a connection goes on behind a stray packet.
+const NEAR: i64 = 64;
+/// Longest time by which one packet overtakes another, in nanoseconds.
+const OVERTAKING: u64 = 10_000_000;
+/// Number of NAKs in a row after which the network has not lost each packet that they ask for.
+const EVASIONS: u32 = 3;
+
+impl Channel {
+    /// Judges the next request.
+    pub(super) fn request(&mut self, seen: &Seen, request: Request) {
+        let psn = seen.header.bth.psn;
+        if !self.state.history.has_begun {
+            self.state.history.begin(self.terms.start.unwrap_or(psn));
+        }
+        let mut seq = self.state.history.seq_of(psn);
+        if let Some((old, stray)) = self.parked.take()
+            && (old.history.seq_of(psn) - old.history.next.0).abs() < NEAR
+        {
+            // The connection goes on where it was before.
+            self.state = *old;
+            seq = self.state.history.seq_of(psn);
+            let expected = psn_of(self.state.history.next.0);
+            self.requester(Rule::PsnOrder, stray, format!("the PSN leaves the sequence, in which {expected} is next"));
+        } else if self.state.history.place(seq) == Place::Elsewhere {
+            self.parked = Some((Box::new(std::mem::take(&mut self.state)), seen.index));
+            self.terms.start = None;
+            self.state.history.begin(psn);
+            seq = self.state.history.seq_of(psn);
+        }
+        match self.state.history.place(seq) {
+            Place::Again | Place::Elsewhere => self.repeated(seen, request, seq),
+            place => self.first_time(seen, request, seq, place),
+        }
+        let state = &mut self.state;
+        if let Some(nak) = &mut state.nak
+            && seq <= nak.expected
+        {
+            (nak.is_sent, nak.since, nak.evasions, nak.repeats) = (true, seen.time, 0, 0);
+        }
+        if let Some((refused, .., is_sent)) = &mut state.rnr
+            && seq <= *refused
+        {
+            *is_sent = true;
+        }
+    }
+
+    fn first_time(&mut self, seen: &Seen, request: Request, seq: Seq, place: Place) {
+        let index = seen.index;
+        let expected = psn_of(self.state.history.next.1);
+        // clause: PSN-START
+        if place == Place::BeforeFirst && self.terms.start.is_some() && self.parked.is_none() {
+            let start = self.terms.start.unwrap_or_default();
+            let text = format!("the first PSN is {}, but the peer has named {start}", seen.header.bth.psn);
+            self.requester(Rule::PsnStart, index, text);
+            (self.terms.start, self.state.base) = (None, None);
+        }
+        // clause: PSN-SPAN
+        if place == Place::BehindGap && self.terms.is_complete {
+            let text = format!("the PSN skips {} packets: {expected} is next", seq - self.state.history.next.1);
+            self.requester(Rule::PsnSpan, index, text);
+        }
+        if matches!(place, Place::Next | Place::BehindGap) {
+            self.meet_ghosts(seq, place, index);
+        }
+        self.lengths(seen, request, index);
+        self.position(seen, request, seq, index);
+        let (span, most) = match request {
+            Request::Read(reth) => self.span(reth.dma_len),
+            _ => (1, 1),
+        };
+        let sum = self.sum(seen, request, seq, index);
+        let xrc = match seen.header.kind {
+            Kind::XrcRequest(xrc, _) => Some(xrc.0),
+            _ => None,
+        };
+        let record = Record {
+            packet: index,
+            last: (index, seen.time),
+            request,
+            len: seen.len,
+            span,
+            xrc,
+            hash: seen.hash,
+            sum,
+            expected: seq,
+            starts: vec![seq],
+            again: None,
+            is_lost: seen.is_lost,
+        };
+        self.state.history.insert(seq, record, most);
+        if matches!(place, Place::Next | Place::BehindGap) && self.terms.service != Service::Uc {
+            self.depth(request, seq, span, index);
+            self.credits(request, seq, index);
+        }
+    }
+
+    /// Charges responses that were sent before the requests that they answer.
+    // clause: RESP-REGION
+    fn meet_ghosts(&mut self, seq: Seq, place: Place, index: usize) {
+        // In a retry, a packet that the capture lost comes again behind others.
+        let may_be_retry = self.state.resent.is_some_and(|resent| resent + 1 == seq);
+        self.state.resent = may_be_retry.then_some(seq);
+        for (claimed, packet, is_nak) in std::mem::take(&mut self.state.ghosts) {
+            // Behind a gap, the capture has lost what was answered. After a NAK, a packet that the
+            // capture lost looks new.
+            if claimed < seq || may_be_retry || (is_nak && claimed != seq) {
+                continue;
+            }
+            let text = format!("it answers PSN {}, which is sent only later", psn_of(claimed));
+            let is_certain = place != Place::BehindGap && (!is_nak || self.terms.is_complete);
+            let charge = self.responder(Rule::Ghost, packet, text);
+            charge.packets.push(index);
+            charge.needs_whole_capture = true;
+            if !is_certain {
+                charge.class = Class::Advice;
+            }
+        }
+    }
+
+    /// Judges lengths that do not depend on other packets but for the path MTU.
+    fn lengths(&mut self, seen: &Seen, request: Request, index: usize) {
+        let (len, position) = (seen.len, request.operation().facts().position);
+        let is_full = request.operation().facts().payload == PayloadRule::Full;
+        // clause: MTU-PATH, CHECK-LENGTH
+        if is_full && !matches!(len, 256 | 512 | 1024 | 2048 | 4096) {
+            let text = format!("{} carries {len} bytes, which is no path MTU", request.operation().facts().name);
+            self.requester(Rule::Mtu, index, text);
+        } else if let Some(mtu) = self.terms.mtu
+            && (len > mtu || (is_full && len != mtu))
+        {
+            let name = request.operation().facts().name;
+            let text = format!("{name} carries {len} bytes, the path MTU is {mtu}");
+            self.requester(Rule::PacketLength, index, text);
+        }
+        if position == Position::Last && len == 0 {
+            let text = format!("{} carries nothing", request.operation().facts().name);
+            self.requester(Rule::PacketLength, index, text);
+        }
+        let length = reth(&request).map_or(0, |reth| u64::from(reth.dma_len));
+        // clause: SEND-MAX-LENGTH
+        if length > MAX_MESSAGE {
+            self.requester(Rule::MessageLength, index, format!("the RETH says {length} bytes"));
+        }
+    }
+
+    /// Judges the place of the packet in its message, by the packets directly before and behind it.
+    // clause: CHECK-SEQUENCE, SEND-ORDER
+    fn position(&mut self, seen: &Seen, request: Request, seq: Seq, index: usize) {
+        let xrc = match seen.header.kind {
+            Kind::XrcRequest(xrc, _) => Some(xrc.0),
+            _ => None,
+        };
+        let history = &self.state.history;
+        let before = history.before(seq).map(|before| (before.packet, before.request, before.xrc));
+        let behind = history.records.get(&(seq + 1)).map(|behind| (behind.packet, behind.request, behind.xrc));
+        let is_read = matches!(request, Request::Read(_));
+        let pairs = [
+            before.map(|(packet, other, queue)| (packet, (other, queue), (request, xrc))),
+            behind.filter(|_| !is_read).map(|(packet, other, queue)| (packet, (request, xrc), (other, queue))),
+        ];
+        for (packet, (first, first_queue), (second, second_queue)) in pairs.into_iter().flatten() {
+            let [one, two] = [first, second].map(|request| request.operation().facts().name);
+            if !may_follow(first, second) {
+                let text = format!("{two} follows {one}");
+                let later = packet.max(index);
+                self.requester(Rule::OpcodeOrder, later, text).packets.insert(0, packet.min(index));
+            } else if first_queue != second_queue && continues(second.operation()) {
+                // clause: XRC-ONE-QUEUE
+                let text = "a packet of a message names another shared receive queue".to_owned();
+                self.requester(Rule::XrcQueue, index, text).packets.insert(0, packet);
+            }
+        }
+    }
+
+    /// Returns the bytes of the message up to this packet and those of its RETH, and judges them.
+    // clause: CHECK-DMA-LENGTH
+    fn sum(&mut self, seen: &Seen, request: Request, seq: Seq, index: usize) -> Option<(u64, Option<u32>)> {
+        let position = request.operation().facts().position;
+        let (sum, announced, opener) = if matches!(position, Position::First | Position::Only) {
+            let announced = match request {
+                Request::WriteFirst(reth) | Request::WriteOnly(reth, _) | Request::AtomicWrite(reth) => {
+                    Some(reth.dma_len)
+                }
+                _ => None,
+            };
+            (u64::from(seen.len), announced, index)
+        } else {
+            let before = self.state.history.before(seq).filter(|before| may_follow(before.request, request))?;
+            let (sum, announced) = before.sum?;
+            (sum + u64::from(seen.len), announced, before.packet)
+        };
+        let is_last = matches!(position, Position::Last | Position::Only);
+        if let Some(announced) = announced {
+            let all = u64::from(announced);
+            let is_wrong = if is_last { sum != all } else { sum >= all };
+            if is_wrong {
+                let is = if is_last { "is" } else { "is, before its last packet," };
+                let text = format!("a WRITE of {announced} bytes by its RETH {is} {sum} bytes long");
+                let charge = self.requester(Rule::DmaLength, index, text);
+                if opener != index {
+                    charge.packets.insert(0, opener);
+                }
+                return None;
+            }
+        } else if sum > MAX_MESSAGE {
+            self.requester(Rule::MessageLength, index, format!("a SEND is {sum} bytes long"));
+            return None;
+        }
+        Some((sum, announced))
+    }
+
+    // clause: SEND-RD-ATOMIC
+    fn depth(&mut self, request: Request, seq: Seq, span: i64, index: usize) {
+        if !asks(&request) {
+            return;
+        }
+        let state = &mut self.state;
+        state.unanswered.push_back((seq + span - 1, index));
+        let Some(depth) = self.terms.depth else { return };
+        if state.unanswered.len() > depth as usize
+            && state.too_deep.is_none()
+            && let Some((oldest, _)) = state.unanswered.front()
+        {
+            state.too_deep = Some((index, *oldest));
+        }
+    }
+
+    // clause: ACK-CREDITS
+    fn credits(&mut self, request: Request, seq: Seq, index: usize) {
+        let takes_receive = matches!(
+            request,
+            Request::SendFirst | Request::SendOnly(_) | Request::WriteLast(Some(_)) | Request::WriteOnly(_, Some(_))
+        );
+        let (Some((limit, packet)), true) = (self.state.limit, takes_receive) else { return };
+        // One request more may ask whether there are receives again.
+        if self.state.history.messages(seq - 1).0 > limit {
+            let text = "a SEND goes beyond the credits of the responder".to_owned();
+            let charge = self.requester(Rule::Credits, index, text);
+            charge.packets.insert(0, packet);
+            charge.class = Class::Advice;
+            self.state.limit = None;
+        }
+    }
+
+    fn repeated(&mut self, seen: &Seen, request: Request, seq: Seq) {
+        let (index, time) = (seen.index, seen.time);
+        let Some((begin, record)) = self.state.history.covering(seq) else { return };
+        let (record, is_uc) = (record.clone(), self.terms.service == Service::Uc);
+        let continues_retry = self.state.resent.is_some_and(|resent| resent + 1 == seq || resent == seq);
+        self.same_packet(seen, request, seq, (begin, &record));
+        if is_uc {
+            return;
+        }
+        if !continues_retry {
+            self.begins_retry(seq, &record, index, time);
+        }
+        self.early(seq, &record, index, time, continues_retry);
+        let state = &mut self.state;
+        if let Some((_, record)) = state.history.covering_mut(seq) {
+            record.last = (index, time);
+            if matches!(request, Request::Read(_)) && record.starts.len() < MOST_STARTS && !record.starts.contains(&seq)
+            {
+                record.starts.push(seq);
+            }
+            record.again = Some(record.again.map_or(seq, |again| again.min(seq)));
+            record.is_lost &= seen.is_lost;
+        }
+        let end = if begin == seq { begin + record.span - 1 } else { seq };
+        (state.resent, state.has_repeats) = (Some(end), true);
+    }
+
+    /// Judges a repeated packet by its first transmission.
+    // clause: RETRY-SAME-OPCODES, RETRY-READ-TAIL
+    fn same_packet(&mut self, seen: &Seen, request: Request, seq: Seq, (begin, record): (Seq, &Record)) {
+        let (index, packet) = (seen.index, record.packet);
+        let is_read = matches!((request, record.request), (Request::Read(_), Request::Read(_)));
+        if is_read {
+            self.read_tail(request, seq, (begin, record), index);
+            return;
+        }
+        let [now, then] = [request, record.request].map(|request| request.operation().facts().name);
+        let text = if request.operation() != record.operation() {
+            format!("PSN {} was a {then}, and is a {now} when sent again", psn_of(seq))
+        } else if seen.len != record.len {
+            format!("PSN {} had {} bytes, and has {} when sent again", psn_of(seq), record.len, seen.len)
+        } else if reth(&request) != reth(&record.request) || atomic(&request) != atomic(&record.request) {
+            format!("PSN {} has another key, address or operand when sent again", psn_of(seq))
+        } else if self.terms.service == Service::Uc && seen.hash != record.hash {
+            // clause: PSN-24BIT
+            let text = format!("two packets have PSN {}", psn_of(seq));
+            self.requester(Rule::PsnOrder, index, text).packets.insert(0, packet);
+            return;
+        } else {
+            return;
+        };
+        self.requester(Rule::Repeat, index, text).packets.insert(0, packet);
+    }
+
+    fn read_tail(&mut self, request: Request, seq: Seq, (begin, record): (Seq, &Record), index: usize) {
+        let (Some(now), Some(then)) = (reth(&request), reth(&record.request)) else { return };
+        let mtu = match (self.terms.mtu, seq == begin) {
+            (_, true) => 0,
+            (Some(mtu), _) => mtu,
+            (None, _) => return,
+        };
+        let skipped = (seq - begin) as u64 * u64::from(mtu);
+        let is_tail = now.rkey == then.rkey
+            && now.va == then.va.wrapping_add(skipped)
+            && u64::from(now.dma_len) + skipped == u64::from(then.dma_len);
+        if !is_tail {
+            let text = format!("a repeated READ at PSN {} asks for something else than the first time", psn_of(seq));
+            self.requester(Rule::ReadTail, index, text).packets.insert(0, record.packet);
+        }
+    }
+
+    /// Judges where a retransmission begins.
+    fn begins_retry(&mut self, seq: Seq, record: &Record, index: usize, time: u64) {
+        let state = &self.state;
+        // clause: RNR-WAIT
+        if let Some((refused, packet, since, wait, false)) = state.rnr
+            && refused == seq
+            && time.saturating_add(SLACK) < since.saturating_add(wait)
+        {
+            let waited = time.saturating_sub(since);
+            let text = format!("it waits {} us, the RNR NAK says {} us", waited / 1000, wait / 1000);
+            // The RNR NAK may be lost: then the ACK timeout ends first.
+            let may_be_timeout = self
+                .terms
+                .timeout
+                .is_none_or(|timeout| u128::from(time.saturating_sub(record.last.1)) * 10 >= timeout.as_nanos() * 9);
+            let is_complete = self.terms.is_complete;
+            let charge = self.requester(Rule::RnrWait, index, text);
+            charge.packets.insert(0, packet);
+            if may_be_timeout && !is_complete {
+                charge.class = Class::Advice;
+            }
+        }
+        self.evades_nak(seq, index, time);
+        // clause: RETRY-GO-BACK
+        if let Some((shown, packet, since)) = self.state.shown
+            && seq < shown
+            && (self.terms.is_complete || time.saturating_sub(since) > OVERTAKING)
+        {
+            let text = format!(
+                "it sends PSN {} again after it began with {}, which shows that it has the acknowledgement",
+                psn_of(seq),
+                psn_of(shown)
+            );
+            let is_complete = self.terms.is_complete;
+            let charge = self.requester(Rule::GoBack, index, text);
+            charge.packets.insert(0, packet);
+            if !is_complete {
+                charge.class = Class::Advice;
+            }
+        }
+        if let Some((acked, _)) = self.state.acked
+            && seq == acked + 1
+            && self.state.shown.is_none_or(|(shown, ..)| shown < seq)
+        {
+            self.state.shown = Some((seq, index, time));
+        }
+    }
+
+    /// Judges a retransmission that begins behind the packet that a NAK asks for.
+    // clause: NAK-SEQUENCE
+    fn evades_nak(&mut self, seq: Seq, index: usize, time: u64) {
+        let acked = self.state.acked.map(|(acked, _)| acked);
+        let Some(Nak { expected, packet, since, is_sent: false, evasions, .. }) = &mut self.state.nak else { return };
+        if seq <= *expected || acked >= Some(*expected) {
+            return;
+        }
+        // The network may lose the packet before the capture sees it, but not each time; packets
+        // that are under way have left before the NAK arrives.
+        *evasions += 1;
+        let is_proven = *evasions >= EVASIONS && time.saturating_sub(*since) > OVERTAKING;
+        let (expected, packet) = (*expected, *packet);
+        if self.terms.is_complete || is_proven {
+            let text = format!("it begins again with PSN {}, the NAK says {}", psn_of(seq), psn_of(expected));
+            self.requester(Rule::AfterNak, index, text).packets.insert(0, packet);
+        }
+        if let Some(nak) = &mut self.state.nak {
+            nak.is_sent = true;
+        }
+    }
+
+    /// Judges the time of a retransmission.
+    // clause: TIMER-RANGE
+    fn early(&mut self, seq: Seq, record: &Record, index: usize, time: u64, continues_retry: bool) {
+        let Some(timeout) = self.terms.timeout else { return };
+        let State { urge, progress, .. } = self.state;
+        let is_asked = urge.is_some_and(|urge| urge > record.last.0);
+        let waited = time.saturating_sub(record.last.1.max(progress));
+        if continues_retry || is_asked || u128::from(waited) * 10 >= timeout.as_nanos() * 9 {
+            return;
+        }
+        let text = format!(
+            "it sends PSN {} again after {} us without a NAK; the ACK timeout is {} us",
+            psn_of(seq),
+            waited / 1000,
+            timeout.as_micros()
+        );
+        let is_complete = self.terms.is_complete;
+        let charge = self.requester(Rule::EarlyRepeat, index, text);
+        charge.packets.insert(0, record.last.0);
+        if !is_complete {
+            charge.class = Class::Advice;
+        }
+    }
+}
+
+const fn continues(operation: Operation) -> bool {
+    matches!(operation.facts().position, Position::Middle | Position::Last)
+}
+
+/// Returns true if `second` may be the request directly behind `first`.
+fn may_follow(first: Request, second: Request) -> bool {
+    let is_write =
+        |request: Request| matches!(request, Request::WriteFirst(_) | Request::WriteMiddle | Request::WriteLast(_));
+    let is_open = matches!(first.operation().facts().position, Position::First | Position::Middle);
+    if is_open {
+        continues(second.operation()) && is_write(first) == is_write(second)
+    } else {
+        !continues(second.operation())
+    }
+}

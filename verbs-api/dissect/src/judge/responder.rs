@@ -1,0 +1,401 @@
+//! Rules for responses and CNPs.
+
+use super::channel::{Channel, Nak};
+use super::charge::{Class, Rule};
+use super::history::{MOST_STARTS, Record, asks};
+use super::seen::Seen;
+use crate::requests::{Seq, psn_of};
+use roxe_transport::time::rnr_wait;
+use roxe_wire::{Aeth, NakCode, Request, Response, Syndrome};
+
+/// Number of times that a NAK may be repeated by the network, or cross the packet that it asks for.
+const REPEATS: u32 = 3;
+
+impl Channel {
+    /// Judges the next response.
+    pub(super) fn response(&mut self, seen: &Seen, response: Response) {
+        if !self.state.history.has_begun || seen.is_lost {
+            return;
+        }
+        let (index, seq) = (seen.index, self.state.history.seq_of(seen.header.bth.psn));
+        let syndrome = response.aeth().map(|aeth| aeth.syndrome);
+        let is_nak = matches!(syndrome, Some(Syndrome::Nak(NakCode::PsnSequence)));
+        // A sequence NAK tells of a request behind the one that it names.
+        let claimed = if is_nak { seq + 1 } else { seq };
+        let is_ghost = claimed >= self.state.history.next.1;
+        // The requester obeys an RNR NAK by sending for the first time that the capture sees.
+        let may_be_repeated = matches!(syndrome, Some(Syndrome::RnrNak { .. })) && !self.terms.is_complete;
+        if is_ghost && !may_be_repeated {
+            self.state.ghosts.push((claimed, index, is_nak));
+        }
+        self.after_refusal(seq, index, syndrome);
+        if let Some(aeth) = response.aeth()
+            && !is_ghost
+        {
+            self.msn(seq, response, *aeth, index);
+        }
+        match response {
+            Response::Ack(aeth) => match aeth.syndrome {
+                Syndrome::Nak(NakCode::PsnSequence) => self.sequence_nak(seq, aeth, seen),
+                Syndrome::Nak(code) => self.refused(seq, code, aeth, index),
+                Syndrome::RnrNak { timer } => self.rnr(seq, timer, aeth, seen),
+                Syndrome::Ack { credits } => self.ack(seq, credits, seen, is_ghost),
+                Syndrome::Reserved(_) => {}
+            },
+            _ => self.data(seq, response, seen),
+        }
+        let is_refusal = matches!(syndrome, Some(Syndrome::Nak(_) | Syndrome::RnrNak { .. }));
+        if !is_ghost && !matches!(syndrome, Some(Syndrome::Reserved(_))) {
+            self.advance(if is_refusal { seq - 1 } else { seq }, seen);
+        }
+    }
+
+    /// Takes everything up to `seq` as acknowledged.
+    fn advance(&mut self, seq: Seq, seen: &Seen) {
+        let acked = self.state.acked.map(|(acked, _)| acked);
+        if acked >= Some(seq) {
+            return;
+        }
+        // What the responder has got although it was not seen, the capture has lost.
+        self.lost += self.state.history.unseen(acked, seq).max(0) as u64;
+        self.state.acked = Some((seq, seen.index));
+        self.state.progress = seen.time;
+        while let Some((end, _)) = self.state.unanswered.front()
+            && *end < seq
+        {
+            self.state.unanswered.pop_front();
+        }
+        if self.state.too_deep.is_some_and(|(_, oldest)| oldest < seq) {
+            self.state.too_deep = None;
+        }
+    }
+
+    // clause: NAK-FATAL
+    fn after_refusal(&mut self, seq: Seq, index: usize, syndrome: Option<Syndrome>) {
+        if let Some((refused, packet)) = self.state.refusal
+            && seq >= refused
+            && !matches!(syndrome, Some(Syndrome::Nak(_)))
+        {
+            let text = format!("it answers PSN {} after it refused PSN {}", psn_of(seq), psn_of(refused));
+            self.responder(Rule::AfterRefusal, index, text).packets.insert(0, packet);
+        }
+    }
+
+    // clause: MSN-COUNT
+    fn msn(&mut self, seq: Seq, response: Response, aeth: Aeth, index: usize) {
+        let history = &self.state.history;
+        let complete = match response {
+            Response::Ack(Aeth { syndrome: Syndrome::Ack { .. }, .. })
+            | Response::ReadLast(_)
+            | Response::ReadOnly(_)
+            | Response::AtomicAck(..) => seq,
+            Response::Ack(_) => seq - 1,
+            _ => match history.covering(seq) {
+                Some((begin, _)) => begin - 1,
+                None => return,
+            },
+        };
+        let (least, most) = (history.messages(complete).0, history.messages(history.next.1).1);
+        let said = i64::from(aeth.msn.get());
+        let is_first = self.terms.start.is_some() && self.state.base.is_none();
+        let (low, high) = match self.state.base {
+            Some(base) => base,
+            None if is_first => (0, 0),
+            None => (said - most, said - least),
+        };
+        // The count has 24 bits: the value nearest to the expected one is meant.
+        let expected = low.saturating_add(least);
+        let distance = (said - expected) & 0xff_ffff;
+        let said = expected + if distance > 0x7f_ffff { distance - 0x100_0000 } else { distance };
+        let narrowed = (low.max(said - most), high.min(said - least));
+        if narrowed.0 <= narrowed.1 {
+            self.state.base = Some(narrowed);
+            return;
+        }
+        self.state.base = Some((said - most, said - least));
+        let [from, to] = [low + least, high.saturating_add(most)].map(|msn| msn & 0xff_ffff);
+        let text = match from == to {
+            true => format!("the MSN is {}, but {from} messages are complete", aeth.msn.get()),
+            false => format!("the MSN is {}, but {from} to {to} messages are complete", aeth.msn.get()),
+        };
+        self.responder(Rule::Msn, index, text).needs_whole_capture = true;
+    }
+
+    // clause: GAP-NAK, GAP-AFTER-RNR
+    fn sequence_nak(&mut self, seq: Seq, aeth: Aeth, seen: &Seen) {
+        let (index, psn, is_complete) = (seen.index, psn_of(seq), self.terms.is_complete);
+        let again = self.state.nak.filter(|nak| nak.expected == seq);
+        let repeats = again.map_or(0, |nak| if nak.is_sent { nak.repeats } else { nak.repeats + 1 });
+        if self.state.acked.is_some_and(|(acked, _)| acked >= seq) {
+            let text = format!("it asks for PSN {psn}, which it has acknowledged");
+            self.contradiction(Rule::NakMissing, seq, aeth, index, text);
+        } else if let Some(nak) = again.filter(|nak| !nak.is_sent)
+            && (is_complete || repeats == REPEATS)
+        {
+            let times = repeats + 1;
+            let text = format!("it asks for PSN {psn} {times} times, which was not sent since it asked first");
+            let charge = self.responder(Rule::NakMissing, index, text);
+            charge.packets.insert(0, nak.packet);
+            charge.needs_whole_capture = true;
+        } else if let Some((refused, packet, .., false)) = self.state.rnr
+            && refused == seq
+        {
+            let text = format!("it asks for PSN {psn} as missing, to which it has answered RNR NAK");
+            let charge = self.responder(Rule::NakAfterRnr, index, text);
+            charge.packets.insert(0, packet);
+            charge.class = Class::Advice;
+        } else if is_complete
+            && let Some((_, record)) = self.state.history.covering(seq)
+            && !record.is_lost
+        {
+            let text = format!("it asks for PSN {psn}, which it has got");
+            let packet = record.packet;
+            self.responder(Rule::NakMissing, index, text).packets.insert(0, packet);
+        }
+        let (since, evasions) = again.map_or((seen.time, 0), |nak| (nak.since, nak.evasions));
+        self.state.nak = Some(Nak { expected: seq, packet: index, since, is_sent: false, evasions, repeats });
+        (self.state.urge, self.state.resent) = (Some(index), None);
+    }
+
+    /// Charges a refusal of what was acknowledged before. The network may have delayed the refusal:
+    /// then its MSN is older than the acknowledgement.
+    fn contradiction(&mut self, rule: Rule, seq: Seq, aeth: Aeth, index: usize, text: String) {
+        let Some((acked, packet)) = self.state.acked else { return };
+        let before = self.state.history.messages(seq - 1);
+        let after = self.state.history.messages(acked);
+        let said = self.state.base.map(|(low, high)| {
+            let expected = low.saturating_add(before.0);
+            let distance = (i64::from(aeth.msn.get()) - expected) & 0xff_ffff;
+            (distance, high.saturating_sub(low))
+        });
+        // Number of messages that the refusal counts more than there are before its PSN.
+        let is_later = match said {
+            Some((distance, 0)) if after.0 > before.1 => distance >= after.0 - before.0 && distance < 0x80_0000,
+            _ => false,
+        };
+        let is_earlier = said.is_some_and(|(distance, slack)| slack == 0 && after.0 > before.1 && distance == 0);
+        if is_earlier && !self.terms.is_complete {
+            return;
+        }
+        let is_proven = is_later || self.terms.is_complete;
+        let charge = self.responder(rule, index, text);
+        charge.packets.insert(0, packet);
+        if !is_proven {
+            charge.class = Class::Advice;
+        }
+    }
+
+    // clause: ACK-AFTER-DEED
+    fn refused(&mut self, seq: Seq, code: NakCode, aeth: Aeth, index: usize) {
+        self.late_refusal(seq, aeth, index, &format!("a NAK ({code:?})"));
+        self.state.refusal = Some((seq, index));
+        self.state.urge = Some(index);
+    }
+
+    fn late_refusal(&mut self, seq: Seq, aeth: Aeth, index: usize, what: &str) {
+        if self.state.acked.is_some_and(|(acked, _)| acked >= seq) {
+            let text = format!("{what} for PSN {}, which it has acknowledged", psn_of(seq));
+            self.contradiction(Rule::LateRefusal, seq, aeth, index, text);
+        }
+    }
+
+    // clause: CHECK-RECEIVE
+    fn rnr(&mut self, seq: Seq, timer: u8, aeth: Aeth, seen: &Seen) {
+        let index = seen.index;
+        self.late_refusal(seq, aeth, index, "an RNR NAK");
+        if let Some((_, record)) = self.state.history.covering(seq)
+            && !may_lack_receive(&record.request)
+        {
+            let (name, packet) = (record.operation().facts().name, record.packet);
+            let text = format!("an RNR NAK answers {name}, which takes no receive");
+            let charge = self.responder(Rule::RnrReceive, index, text);
+            charge.packets.insert(0, packet);
+            charge.class = Class::Advice;
+        }
+        let wait = rnr_wait(timer).as_nanos() as u64;
+        self.state.rnr = Some((seq, index, seen.time, wait, false));
+        (self.state.urge, self.state.resent) = (Some(index), None);
+    }
+
+    // clause: RESP-KIND, ANSWER-ORDER
+    fn ack(&mut self, seq: Seq, credits: u8, seen: &Seen, is_ghost: bool) {
+        let index = seen.index;
+        if let Some((_, record)) = self.state.history.covering(seq)
+            && asks(&record.request)
+            && record.expected <= seq
+            && !self.state.has_repeats
+        {
+            let (name, packet) = (record.operation().facts().name, record.packet);
+            let text = format!("an ACK answers {name}");
+            let charge = self.responder(Rule::ResponseKind, index, text);
+            charge.packets.insert(0, packet);
+            charge.needs_whole_capture = true;
+        }
+        if let Some((acked, packet)) = self.state.acked
+            && acked > seq
+            && self.terms.is_complete
+            && !self.state.has_repeats
+        {
+            let text = format!("it acknowledges PSN {} after {}", psn_of(seq), psn_of(acked));
+            self.responder(Rule::AnswerOrder, index, text).packets.insert(0, packet);
+        }
+        if self.state.history.covering(seq + 1).is_some_and(|(_, record)| asks(&record.request)) {
+            self.state.urge = Some(index);
+        }
+        if !is_ghost {
+            // All receives are used up at the limit, which counts messages.
+            let limit = credit_limit(credits).map(|count| self.state.history.messages(seq).0 + count);
+            self.state.limit = limit.map(|limit| (limit, index));
+        }
+    }
+
+    /// Judges a response with data.
+    fn data(&mut self, seq: Seq, response: Response, seen: &Seen) {
+        let index = seen.index;
+        // clause: READ-POSITIVE
+        if response.aeth().is_some_and(|aeth| !matches!(aeth.syndrome, Syndrome::Ack { .. })) {
+            let text = "the AETH of a response with data is no ACK".to_owned();
+            self.responder(Rule::ReadPositive, index, text);
+        }
+        let Some((begin, record)) = self.state.history.covering(seq) else { return };
+        let record = record.clone();
+        if !matches_kind(&record.request, response) {
+            let name = record.operation().facts().name;
+            let text = format!("{} answers {name}", response.operation().facts().name);
+            self.responder(Rule::ResponseKind, index, text).packets.insert(0, record.packet);
+            return;
+        }
+        self.atomic(&record, index);
+        if matches!(record.request, Request::Read(_)) {
+            self.read(seq, begin, &record, response, seen);
+        }
+        self.order(seq, &record, index);
+        if let Some((_, record)) = self.state.history.covering_mut(seq) {
+            if seq > record.expected {
+                self.state.urge = Some(index);
+            }
+            record.expected = record.expected.max(seq + 1);
+        }
+        self.answered(seq);
+    }
+
+    // clause: CHECK-ATOMIC-ALIGNED
+    fn atomic(&mut self, record: &Record, index: usize) {
+        let (Request::CompareSwap(atomic) | Request::FetchAdd(atomic)) = record.request else { return };
+        if atomic.va % 8 != 0 {
+            let text = format!("it executes an atomic at {:#x}, which is no multiple of 8", atomic.va);
+            self.responder(Rule::AtomicAligned, index, text).packets.insert(0, record.packet);
+        }
+    }
+
+    // clause: READ-RESPONSES, READ-STYLES, READ-LENGTH
+    fn read(&mut self, seq: Seq, begin: Seq, record: &Record, response: Response, seen: &Seen) {
+        let (index, packet, psn) = (seen.index, record.packet, psn_of(seq));
+        let Request::Read(reth) = record.request else { return };
+        // Without the path MTU, the end of the READ is not known.
+        let Some(mtu) = self.terms.mtu.or_else(|| (record.span == 1).then_some(4096)) else { return };
+        let (place, last) = (seq - begin, record.span - 1);
+        let rest = u64::from(reth.dma_len).saturating_sub(place as u64 * u64::from(mtu));
+        let expected = rest.min(mtu.into());
+        if u64::from(seen.len) != expected && (self.terms.mtu.is_some() || rest <= 256) {
+            let text = format!("the response with PSN {psn} carries {} bytes instead of {expected}", seen.len);
+            self.responder(Rule::ReadLength, index, text).packets.insert(0, packet);
+            return;
+        }
+        let is_start = record.starts.contains(&seq) || record.starts.len() == MOST_STARTS;
+        let fits = match response {
+            Response::ReadFirst(_) => place < last && is_start,
+            Response::ReadMiddle => place < last && place > 0,
+            Response::ReadLast(_) => place == last && place > 0,
+            _ => place == last && is_start,
+        };
+        if !fits {
+            let name = response.operation().facts().name;
+            let text = format!("{name} is response {} of {} to a READ", place + 1, last + 1);
+            self.responder(Rule::ReadOrder, index, text).packets.insert(0, packet);
+        }
+    }
+
+    // clause: ANSWER-ORDER
+    fn order(&mut self, seq: Seq, record: &Record, index: usize) {
+        let is_complete = self.terms.is_complete;
+        if seq < record.expected && record.again.is_none_or(|again| seq < again) {
+            let text = format!("it repeats the response with PSN {}, for which no request was repeated", psn_of(seq));
+            let charge = self.responder(Rule::AnswerOrder, index, text);
+            charge.packets.insert(0, record.packet);
+            if !is_complete {
+                charge.class = Class::Advice;
+            }
+        } else if is_complete && seq > record.expected && record.again.is_none() {
+            let text = format!("the response with PSN {} follows that with PSN {}", psn_of(seq), {
+                psn_of(record.expected - 1)
+            });
+            self.responder(Rule::AnswerOrder, index, text).packets.insert(0, record.packet);
+        }
+    }
+
+    /// Counts a READ or atomic as answered. If it was the oldest one, more were unanswered than
+    /// agreed.
+    // clause: SEND-RD-ATOMIC
+    fn answered(&mut self, seq: Seq) {
+        let Some((end, _)) = self.state.unanswered.front().copied().filter(|(end, _)| *end == seq) else { return };
+        self.state.unanswered.pop_front();
+        if let Some((packet, oldest)) = self.state.too_deep
+            && oldest == end
+        {
+            self.state.too_deep = None;
+            let depth = self.terms.depth.unwrap_or_default();
+            let text = format!("more than {depth} READs and atomics are unanswered");
+            self.requester(Rule::ReadDepth, packet, text).needs_whole_capture = true;
+        }
+    }
+}
+
+/// Returns true if a request may find no receive, or no room for its answer.
+const fn may_lack_receive(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::SendFirst
+            | Request::SendOnly(_)
+            | Request::WriteLast(Some(_))
+            | Request::WriteOnly(_, Some(_))
+            | Request::Read(_)
+            | Request::CompareSwap(_)
+            | Request::FetchAdd(_)
+    )
+}
+
+const fn matches_kind(request: &Request, response: Response) -> bool {
+    match request {
+        Request::Read(_) => !matches!(response, Response::AtomicAck(..)),
+        Request::CompareSwap(_) | Request::FetchAdd(_) => matches!(response, Response::AtomicAck(..)),
+        Request::Flush(..) | Request::AtomicWrite(_) => matches!(response, Response::ReadOnly(_)),
+        _ => false,
+    }
+}
+
+/// Returns the number of receives of a credit code; `None` for no limit.
+const fn credit_limit(code: u8) -> Option<i64> {
+    match code {
+        0 | 1 => Some(code as i64),
+        2..=30 => {
+            let (power, is_half) = (code / 2, code % 2 == 1);
+            let count = 1 << power;
+            Some(if is_half { count + count / 2 } else { count })
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credit_codes_equal_the_table() {
+        let counts = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 29, 30, 31].map(credit_limit);
+        let table = [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 24576, 32768].map(Some);
+        assert_eq!(counts[..13], table);
+        assert_eq!(counts[13], None);
+    }
+}

@@ -1,0 +1,75 @@
+//! A packet as the judge remembers it.
+
+use crate::reader::Captured;
+use roxe_wire::capture::Direction;
+use roxe_wire::{Header, NetHeader};
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+/// A whole, undamaged packet, or a cut one with all headers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    /// Its index in the capture.
+    pub index: usize,
+    /// Nanoseconds since the first frame.
+    pub time: u64,
+    pub direction: Option<Direction>,
+    pub net: NetHeader,
+    pub header: Header,
+    /// Bytes of payload.
+    pub len: u32,
+    /// Hash of headers and payload without AckReq and ICRC; that of the headers if it is cut.
+    pub hash: u64,
+    /// True if a fault rule of the recording process dropped it.
+    pub is_lost: bool,
+    pub is_marked: bool,
+}
+
+impl Seen {
+    pub(super) fn of(index: usize, captured: &Captured<'_>) -> Option<Self> {
+        let packet = captured.packet().filter(|_| !captured.integrity.is_bad())?;
+        let Captured { time, direction, net, bytes, .. } = *captured;
+        let hash = packet_hash(bytes, packet.header.len(), captured.is_cut());
+        let (len, is_lost) = (packet.payload.len() as u32, captured.is_lost());
+        let (header, is_marked) = (packet.header, captured.is_marked());
+        Some(Self { index, time, direction, net, header, len, hash, is_lost, is_marked })
+    }
+}
+
+fn packet_hash(bytes: &[u8], headers: usize, is_cut: bool) -> u64 {
+    let end = if is_cut { headers } else { bytes.len().saturating_sub(roxe_wire::icrc::LEN) };
+    let mut hasher = DefaultHasher::new();
+    bytes.get(..8).hash(&mut hasher);
+    bytes.get(9..end).hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Finds packets that were captured twice: on their way in and out of a host, or of a switch.
+#[derive(Debug, Default)]
+pub(super) struct Twins<'f> {
+    /// Packets by IPv4 identification and bytes.
+    first: HashMap<(u16, &'f [u8]), Place<'f>>,
+}
+
+/// Time of the first capture of a packet, interface, and bytes in front of the IP header.
+type Place<'f> = (u64, u32, &'f [u8]);
+
+/// Longest time between two captures of one packet, in nanoseconds.
+const TWIN_AGE: u64 = 1_000_000_000;
+
+impl<'f> Twins<'f> {
+    /// Returns true if the same packet was captured before, at another place.
+    pub(super) fn is_twin(&mut self, captured: &Captured<'f>) -> bool {
+        let Captured { time, net, bytes, interface, link_header, .. } = *captured;
+        // Without an identification of its own, a retransmission looks the same.
+        if net.ident == 0 || captured.direction.is_some() {
+            return false;
+        }
+        let here = (time, interface, link_header);
+        let first = self.first.entry((net.ident, bytes)).or_insert(here);
+        if time.saturating_sub(first.0) > TWIN_AGE {
+            *first = here;
+        }
+        (first.1, first.2) != (interface, link_header)
+    }
+}
