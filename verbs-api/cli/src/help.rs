@@ -298,7 +298,7 @@ macro_rules! pages {
 /// Pages of the manual that `roxe help` prints: topic, path, text.
 const PAGES: &[(&str, &str, &str)] = pages! {
     "": "introduction";
-    "tutorials/": "first-program" "ci" "first-mistakes" "survive" "judge";
+    "tutorials/": "first-program" "ci" "first-mistakes" "survive" "judge-a-card";
     "how-to/": "install" "build-systems" "without-roxe-run" "containers" "several-hosts" "two-hosts" "kernel-rxe"
         "programs" "explain" "error-paths" "captures" "judge-captures" "trace" "watch";
     "reference/": "environment" "faults" "checker" "explanations" "completions" "scripts" "agent" "profiles"
