@@ -185,6 +185,8 @@ pub struct TxPath<'a> {
     /// True for RC: unacknowledged packets are retransmitted.
     is_reliable: bool,
     open: Option<OpenRing>,
+    /// True if an acknowledgement may share a record with a packet behind it.
+    pub joins_acks: bool,
     late_ack: Option<LateAck>,
     has_written: bool,
     is_blocked: bool,
@@ -206,6 +208,7 @@ impl<'a> TxPath<'a> {
             qpn,
             is_reliable,
             open: None,
+            joins_acks: true,
             late_ack: None,
             has_written: false,
             is_blocked: false,
@@ -425,7 +428,8 @@ impl TxBatch for TxPath<'_> {
             Some(ack) if ack.goes_behind(total, &heading) => ack.is_due = true,
             Some(_) => self.put_late_ack(),
             None => {
-                if note.reason == TxReason::Ack && len == ACK_LEN && self.keeps_room_for_ack() {
+                let is_ack = note.reason == TxReason::Ack && len == ACK_LEN;
+                if is_ack && self.joins_acks && self.keeps_room_for_ack() {
                     let late_ack = self.late_ack.insert(LateAck { bytes: [0; ACK_LEN], heading, is_due: false });
                     return Some(TxRoom::Own(&mut late_ack.bytes));
                 }

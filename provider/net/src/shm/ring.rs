@@ -96,24 +96,14 @@ struct RecordHeader {
 impl RecordHeader {
     #[inline]
     fn to_word(self) -> u64 {
-        let flags = u8::from(self.goes_on) << 1;
-        let [len, segment] = [self.len as u16, self.segment as u16].map(u16::to_ne_bytes);
-        u64::from_ne_bytes([
-            len[0],
-            len[1],
-            segment[0],
-            segment[1],
-            self.traffic_class,
-            self.hop_limit,
-            flags,
-            self.joined,
-        ])
+        let octets = [self.traffic_class, self.hop_limit, u8::from(self.goes_on) << 1, self.joined];
+        self.len as u64 & 0xffff | (self.segment as u64 & 0xffff) << 16 | u64::from(u32::from_le_bytes(octets)) << 32
     }
 
     #[inline]
     fn parse(word: u64) -> Option<Self> {
-        let [l0, l1, s0, s1, traffic_class, hop_limit, flags, joined] = word.to_ne_bytes();
-        let [len, segment] = [[l0, l1], [s0, s1]].map(|bytes| usize::from(u16::from_ne_bytes(bytes)));
+        let (len, segment) = (word as usize & 0xffff, (word >> 16) as usize & 0xffff);
+        let [traffic_class, hop_limit, flags, joined] = ((word >> 32) as u32).to_le_bytes();
         let is_run = (1..=MAX_RUN).contains(&len) && (1..=len).contains(&segment);
         let is_sane = is_run && (joined == 1 || joined > 1 && len == segment);
         is_sane.then_some(Self { len, segment, joined, traffic_class, hop_limit, goes_on: flags & 2 != 0 })
@@ -143,6 +133,8 @@ pub struct Record<'a> {
     pub bytes: SharedBytes<'a>,
     /// Number of packets represented by one header, whose payloads follow it contiguously.
     pub joined: u8,
+    /// True if there is no record behind it yet.
+    pub is_last: bool,
 }
 
 /// The writer of a ring violated its format.
@@ -379,6 +371,8 @@ pub struct Reader {
     memory: SharedMemory,
     /// Bytes read, as published in the shared word.
     head: AtomicU64,
+    /// Bytes read when [`Reader::must_tell`] last looked for a waiting writer.
+    looked: AtomicU64,
     /// Source and destination of the last record, two words each.
     addresses: [AtomicU64; 4],
     _counted: Counted<'static>,
@@ -387,8 +381,9 @@ pub struct Reader {
 impl Reader {
     /// Opens the ring with `size` bytes of data in a file of its writer.
     pub(crate) fn open(fd: &OwnedFd, size: usize) -> io::Result<Self> {
-        let (memory, head, addresses) = (SharedMemory::open(fd, size)?, AtomicU64::new(0), Default::default());
-        Ok(Self { memory, head, addresses, _counted: Counted::new(&READ) })
+        let (memory, addresses) = (SharedMemory::open(fd, size)?, Default::default());
+        let (head, looked, _counted) = (AtomicU64::new(0), AtomicU64::new(0), Counted::new(&READ));
+        Ok(Self { memory, head, looked, addresses, _counted })
     }
 
     /// Returns true if there is no record to read.
@@ -428,8 +423,10 @@ impl Reader {
         bytes.prefetch(STAGED);
         let RecordHeader { len, segment, joined, traffic_class, hop_limit, .. } = header;
         let meta = RxMeta { segment, traffic_class, hop_limit, by_ring: true, ..RxMeta::alone(len, src, dst) };
-        let _shown = Shown { reader: self, end: head + header.extent() };
-        take(Record { meta, bytes, joined });
+        let end = head + header.extent();
+        let _shown = Shown { reader: self, end };
+        let is_last = self.memory.header(end).load(Ordering::Relaxed) == 0;
+        take(Record { meta, bytes, joined, is_last });
         Ok(true)
     }
 
@@ -442,15 +439,28 @@ impl Reader {
                 word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
             }
         }
-        let [s0, s1, d0, d1] = self.addresses.each_ref().map(|word| u128::from(word.load(Ordering::Relaxed)));
-        (Gid((s0 | s1 << 64).to_le_bytes()), Gid((d0 | d1 << 64).to_le_bytes()))
+        let [s0, s1, d0, d1] = &self.addresses;
+        let gid = |low: &AtomicU64, high: &AtomicU64| {
+            let [low, high] = [low.load(Ordering::Relaxed), high.load(Ordering::Relaxed)];
+            Gid((u128::from(low) | u128::from(high) << 64).to_le_bytes())
+        };
+        (gid(s0, s1), gid(d0, d1))
     }
 
     /// Returns true, once, if the waiting writer must be woken because there is room. Call after
     /// reading.
+    ///
+    /// It looks once for each quarter of the ring, since the fence stalls: a writer waits until half
+    /// of the ring is free, so at least one quarter ends between that and an empty ring.
     #[inline]
     pub fn must_tell(&self) -> bool {
-        wakeup::must_tell(self.memory.word(Word::Waits), self.head.load(Ordering::Relaxed))
+        let (head, looked, quarter) = (self.read_so_far(), &self.looked, self.memory.size() / 4);
+        // The size is a power of two.
+        if (head ^ looked.load(Ordering::Relaxed)) < quarter {
+            return false;
+        }
+        looked.store(head, Ordering::Relaxed);
+        wakeup::must_tell(self.memory.word(Word::Waits), head)
     }
 
     /// Lets the writer wake this process, once, from now on. Returns true if there is a record
@@ -513,7 +523,7 @@ pub fn check_ring(bytes: &[u8]) {
     let (mut copy, mut records) = (vec![0; MAX_RUN], 0);
     while reader.read_so_far() < reader.size() {
         let before = reader.read_so_far();
-        let take = |Record { meta, bytes, joined }: Record<'_>| {
+        let take = |Record { meta, bytes, joined, .. }: Record<'_>| {
             assert!((1..=MAX_RUN).contains(&meta.len) && (1..=meta.len).contains(&meta.segment) && joined > 0);
             assert_eq!(bytes.len(), meta.len);
             assert!(bytes.copy_to(&mut copy[..meta.len]).is_ok());

@@ -230,6 +230,29 @@ fn full_ring_refuses_until_reader_wakes_writer() {
     assert!(writer.is_half_free() && put(&mut writer, &heading(1), 4112, 7));
 }
 
+/// It looks only once for each quarter of the ring, wherever the ring was full.
+#[test]
+fn waiting_writer_is_told_once_before_ring_is_empty() {
+    let (mut writer, reader) = ring();
+    for _ in 0..20 {
+        while put(&mut writer, &heading(1), 4112, 7) {
+            writer.publish();
+        }
+        assert!(!writer.is_half_free_or_waits());
+        let mut told = Vec::new();
+        while take_one(&reader).is_some() {
+            if reader.must_tell() {
+                told.push((writer.is_half_free(), reader.is_empty()));
+            }
+        }
+        assert_eq!(told, [(true, false)]);
+        // The next lap begins elsewhere in the ring.
+        (0..7).for_each(|_| assert!(put(&mut writer, &heading(1), 4112, 7)));
+        writer.publish();
+        take(&reader);
+    }
+}
+
 #[test]
 fn sleeping_reader_is_woken_once_and_misses_no_record() {
     let (mut writer, reader) = ring();
@@ -290,7 +313,7 @@ fn changing_header_is_read_once() {
         let mut way = None;
         for _ in 0..200_000 {
             let (before, mut seen) = (reader.read_so_far(), None);
-            let take = |Record { meta, bytes, joined }: Record<'_>| seen = Some((meta, bytes.len(), joined));
+            let take = |Record { meta, bytes, joined, .. }: Record<'_>| seen = Some((meta, bytes.len(), joined));
             assert_eq!(reader.next(take), Ok(true));
             let (meta, shown, joined) = seen.unwrap();
             let RxMeta { len, segment, src, dst, traffic_class, hop_limit, .. } = meta;
@@ -354,6 +377,20 @@ fn broken_writer_is_detected() {
         writer.memory.header(0).store(RecordHeader { len, segment, ..good }.to_word(), Ordering::Release);
         assert_eq!(reader.next(|_| {}), Err(Broken), "{len} bytes in segments of {segment}");
     }
+}
+
+#[test]
+fn newest_record_is_known_as_last() {
+    let (mut writer, reader) = ring();
+    let mut seen = Vec::new();
+    for count in [1, 3] {
+        for _ in 0..count {
+            assert!(put(&mut writer, &heading(1), 40, 1));
+            writer.publish();
+        }
+        while reader.next(|record| seen.push(record.is_last)).unwrap() {}
+    }
+    assert_eq!(seen, [true, false, false, true]);
 }
 
 #[test]
