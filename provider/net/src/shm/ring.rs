@@ -35,9 +35,11 @@ const ADDRESSES: usize = 32;
 const START: usize = HEADER_LEN + ADDRESSES + ALIGN;
 const ALIGN: usize = 16;
 const LINE: u64 = 64;
-/// Records of at most this many bytes are built beside the ring: while the reader polls the header,
-/// each locked operation between two stores to its line would stall.
+/// Records of packets of at most this many bytes are built beside the ring, up to [`STAGE`] bytes of
+/// them: while the reader polls the header, each locked operation between two stores to its line
+/// would stall. Memory that the reader may change is written byte by byte, too.
 const STAGED: usize = 256;
+const STAGE: usize = 2 << 10;
 
 /// Numbers of rings that this process writes and reads, over all engines.
 static WRITTEN: AtomicU32 = AtomicU32::new(0);
@@ -153,7 +155,7 @@ pub struct Writer {
     /// Lines between the tail and this position begin with a cleared header.
     cleared: u64,
     /// The record being built, if it is small.
-    staged: Box<[u8; STAGED]>,
+    staged: Box<[u8; STAGE]>,
     _counted: Counted<'static>,
 }
 
@@ -161,7 +163,7 @@ impl Writer {
     /// Creates a ring with `size` bytes of data, and the file for the reader.
     pub(crate) fn create(size: usize) -> io::Result<(Self, OwnedFd)> {
         let (memory, fd) = SharedMemory::create(size)?;
-        let staged = Box::new([0; STAGED]);
+        let staged = Box::new([0; STAGE]);
         let (open, addresses, _counted) = (None, None, Counted::new(&WRITTEN));
         Ok((Self { memory, tail: 0, head: 0, open, addresses, cleared: 0, staged, _counted }, fd))
     }
@@ -169,7 +171,22 @@ impl Writer {
     /// Returns true if there is room for a packet of `len` bytes with its ICRC.
     #[inline]
     pub fn takes(&mut self, heading: &Heading, len: usize) -> bool {
-        if self.open.as_ref().is_some_and(|open| !open.takes(heading, len)) {
+        self.turn_to(heading);
+        self.takes_next(len)
+    }
+
+    /// Publishes the record being built if its heading is another one.
+    #[inline]
+    pub fn turn_to(&mut self, heading: &Heading) {
+        if self.open.as_ref().is_some_and(|open| open.heading != *heading) {
+            self.publish();
+        }
+    }
+
+    /// As [`Writer::takes`], for the heading of the packet before it, if that is not published.
+    #[inline]
+    pub fn takes_next(&mut self, len: usize) -> bool {
+        if self.open.as_ref().is_some_and(|open| !open.takes(len)) {
             self.publish();
         }
         let before = self.open.as_ref().map_or(0, |open| open.len);
@@ -200,10 +217,10 @@ impl Writer {
         let before = open.len;
         (open.len, open.last) = (before + len, len);
         let at = start(open.goes_on, open.segment) + before;
-        if at + len <= STAGED {
-            return self.staged.get_mut(at..at + len).map(TxRoom::Own);
-        }
-        if before > 0 {
+        if open.segment <= STAGED {
+            if at + len <= STAGE {
+                return self.staged.get_mut(at..at + len).map(TxRoom::Own);
+            }
             self.unstage(at);
         }
         self.cleared = self.tail;
@@ -267,7 +284,7 @@ impl Writer {
             self.memory.header(next).store(0, Ordering::Relaxed);
             self.cleared = next + LINE;
         }
-        match staged_lines(&self.staged, end) {
+        match if segment <= STAGED { staged_lines(&self.staged, end) } else { None } {
             Some(staged) => self.memory.put(self.tail, staged),
             None if goes_on => {}
             // A record not built beside the ring lacks the addresses.
@@ -349,19 +366,15 @@ struct Open {
 
 impl Open {
     /// Returns true if a packet of `len` bytes can follow: all but the last have one size.
-    fn takes(&self, heading: &Heading, len: usize) -> bool {
-        self.joined == 1
-            && self.last == self.segment
-            && len <= self.segment
-            && self.len + len <= MAX_RUN
-            && self.heading == *heading
+    fn takes(&self, len: usize) -> bool {
+        self.joined == 1 && self.last == self.segment && len <= self.segment && self.len + len <= MAX_RUN
     }
 }
 
-/// The staged bytes of a record up to `end` in whole words, its header still 0; `None` if it is not
-/// staged.
+/// The staged bytes of a record up to `end` in whole words, its header still 0; `None` if more than
+/// these were not staged.
 #[inline]
-fn staged_lines(staged: &[u8; STAGED], end: usize) -> Option<&[[u8; HEADER_LEN]]> {
+fn staged_lines(staged: &[u8; STAGE], end: usize) -> Option<&[[u8; HEADER_LEN]]> {
     staged.as_chunks().0.get(..end.next_multiple_of(LINE as usize) / HEADER_LEN)
 }
 

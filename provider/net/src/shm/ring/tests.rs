@@ -55,7 +55,7 @@ fn reading_any_bytes_terminates() {
     for word in [1, u64::MAX, 0x0100_0000_0001_0001, 0x0100_0000_8000_8000_u64.swap_bytes()] {
         check_ring(&word.to_ne_bytes().repeat(8 << 10));
     }
-    let line = RecordHeader::parse(u64::from_ne_bytes([16, 0, 16, 0, 0, 64, 2, 1])).unwrap().to_word();
+    let line = RecordHeader::parse(u64::from_le_bytes([16, 0, 16, 0, 0, 64, 2, 1])).unwrap().to_word();
     check_ring(&[line, 0, 0, 0, 0, 0, 0, 0].map(u64::to_ne_bytes).as_flattened().repeat(1 << 10));
 }
 
@@ -376,6 +376,23 @@ fn broken_writer_is_detected() {
         let (writer, reader) = ring();
         writer.memory.header(0).store(RecordHeader { len, segment, ..good }.to_word(), Ordering::Release);
         assert_eq!(reader.next(|_| {}), Err(Broken), "{len} bytes in segments of {segment}");
+    }
+}
+
+/// The first are built beside the ring, the others in it.
+#[test]
+fn many_small_packets_share_a_record() {
+    let (mut writer, reader) = ring();
+    for len in [20, 96, 100, 256, 260] {
+        for count in 1..super::STAGE / 48 {
+            let sent: Vec<_> = (0..count).map(|at| vec![at as u8; len]).collect();
+            assert!(sent.iter().all(|packet| put(&mut writer, &heading(1), len, packet[0])));
+            assert!(put(&mut writer, &heading(1), len, 0xee));
+            writer.retract();
+            writer.publish();
+            let [(segment, run)] = &take(&reader)[..] else { panic!("{count} packets of {len} in other records") };
+            assert!(*segment == len && *run == sent.concat(), "{count} packets of {len}");
+        }
     }
 }
 
