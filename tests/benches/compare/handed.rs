@@ -1,7 +1,7 @@
 //! Baseline: messages handed from one process to another, by a ring in shared memory or by one copy
 //! out of the memory of the process that has them.
 
-use crate::peer::{Peer, say};
+use crate::peer::say;
 use crate::raw::gigabytes_per_second;
 use crate::ring::{CHUNK, LongRings, SmallRings};
 use crate::sys::read_of;
@@ -22,12 +22,15 @@ pub(crate) struct Handed {
     pub(crate) written: bool,
 }
 
+/// Receives a message, by the number of its buffer.
+type Receive = Box<dyn FnMut(usize, &mut [u8]) -> io::Result<()>>;
+
 /// Gigabytes per second of messages of `size` bytes.
 pub(crate) fn stream(handed: Handed, size: usize, time: Duration) -> io::Result<f64> {
     let (size_word, written) = (size.to_string(), handed.written.to_string());
     let words = [size_word.as_str(), written.as_str()];
     let mut buffers = vec![vec![0; size]; BUFFERS];
-    let mut receive: Box<dyn FnMut(usize, &mut [u8]) -> io::Result<()>> = if handed.one_copy {
+    let mut receive: Receive = if handed.one_copy {
         let (rings, mut peer) = SmallRings::start_with("handed-source", &words)?;
         let places = (0..BUFFERS).map(|_| peer.line()?.parse().map_err(io::Error::other));
         let places = places.collect::<io::Result<Vec<u64>>>()?;
