@@ -91,8 +91,8 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// Parses a sequence of packets. If one is as long as the previous one and their BTHs differ only in
-/// PSN and AckReq, only these and the extended headers are parsed.
+/// Parses a sequence of packets. If one is as long as the previous one and their BTHs differ only
+/// in PSN and AckReq, only these and the extended headers are parsed.
 #[derive(Clone, Copy, Debug)]
 pub struct PacketReader<'a> {
     packet: Packet<'a>,

@@ -87,8 +87,8 @@ pub trait QueuePair: Debug + Send + Sync {
     /// State and statistics for observers. Takes its lock.
     fn status(&self) -> (QpStatus, QpStats);
 
-    /// Receives a run of packets. Responses leave in [`QueuePair::serve`], or at once if `tools` say
-    /// so.
+    /// Receives a run of packets. Responses leave in [`QueuePair::serve`], or at once if `tools`
+    /// say so.
     fn receive(&self, run: Run<'_>, tools: &mut RxTools<'_>, now: Instant) -> VisitOutcome;
 
     /// As [`QueuePair::receive`], for packets that share a header. `None`: the caller has to split

@@ -35,8 +35,8 @@ const ADDRESSES: usize = 32;
 const START: usize = HEADER_LEN + ADDRESSES + ALIGN;
 const ALIGN: usize = 16;
 const LINE: u64 = 64;
-/// Records of packets of at most this many bytes are built beside the ring, up to [`STAGE`] bytes of
-/// them: while the reader polls the header, each locked operation between two stores to its line
+/// Records of packets of at most this many bytes are built beside the ring, up to [`STAGE`] bytes
+/// of them: while the reader polls the header, each locked operation between two stores to its line
 /// would stall. Memory that the reader may change is written byte by byte, too.
 const STAGED: usize = 256;
 const STAGE: usize = 2 << 10;
@@ -463,8 +463,8 @@ impl Reader {
     /// Returns true, once, if the waiting writer must be woken because there is room. Call after
     /// reading.
     ///
-    /// It looks once for each quarter of the ring, since the fence stalls: a writer waits until half
-    /// of the ring is free, so at least one quarter ends between that and an empty ring.
+    /// It looks once for each quarter of the ring, since the fence stalls: a writer waits until
+    /// half of the ring is free, so at least one quarter ends between that and an empty ring.
     #[inline]
     pub fn must_tell(&self) -> bool {
         let (head, looked, quarter) = (self.read_so_far(), &self.looked, self.memory.size() / 4);
