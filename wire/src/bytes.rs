@@ -30,7 +30,8 @@ impl<'a> Reader<'a> {
     #[inline]
     pub(crate) fn words(&mut self) -> Result<[u32; 3], ParseError> {
         let [a, b, c, d, e, f, g, h, i, j, k, l] = *self.array()?;
-        Ok([[a, b, c, d], [e, f, g, h], [i, j, k, l]].map(u32::from_be_bytes))
+        let word = u32::from_be_bytes;
+        Ok([word([a, b, c, d]), word([e, f, g, h]), word([i, j, k, l])])
     }
 
     #[inline]
@@ -50,8 +51,9 @@ pub(crate) trait Sink {
 
     /// The three words of a BTH, with one check of the length.
     #[inline]
-    fn words(&mut self, values: [u32; 3]) -> Option<()> {
-        let [[a, b, c, d], [e, f, g, h], [i, j, k, l]] = values.map(u32::to_be_bytes);
+    fn words(&mut self, [first, second, third]: [u32; 3]) -> Option<()> {
+        let ([a, b, c, d], [e, f, g, h]) = (first.to_be_bytes(), second.to_be_bytes());
+        let [i, j, k, l] = third.to_be_bytes();
         self.array([a, b, c, d, e, f, g, h, i, j, k, l])
     }
 

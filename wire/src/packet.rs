@@ -79,24 +79,25 @@ impl<'a> Packet<'a> {
         Self { header: Header { bth, kind: Kind::Cnp }, payload: &[] }
     }
 
-    /// Parses `udp_payload` into `self`, which is undefined after an error.
-    fn read(&mut self, udp_payload: &'a [u8]) -> Result<(), ParseError> {
+    /// Parses `udp_payload` into `self`, which is undefined after an error; returns the opcode.
+    fn read(&mut self, udp_payload: &'a [u8]) -> Result<Opcode, ParseError> {
         let (covered, _) = udp_payload.split_last_chunk::<{ icrc::LEN }>().ok_or(ParseError::Truncated)?;
         let mut rest = Reader(covered);
         let (opcode, pad, bth) = Bth::read(&mut rest)?;
         self.header.bth = bth;
         self.header.kind = Kind::read(opcode, &mut rest)?;
         self.payload = strip_pad(opcode.facts().payload, pad, rest.0)?;
-        Ok(())
+        Ok(opcode)
     }
 }
 
-/// Parses a sequence of packets. If a MIDDLE packet differs from the previous one only in PSN and
-/// AckReq, only these are parsed.
+/// Parses a sequence of packets. If one is as long as the previous one and their BTHs differ only
+/// in PSN and AckReq, only these and the extended headers are parsed.
 #[derive(Clone, Copy, Debug)]
 pub struct PacketReader<'a> {
     packet: Packet<'a>,
-    /// Start of a packet without extended headers and pad, up to the PSN, and its length; else 0.
+    /// Opcode of the previous packet, its BTH up to the PSN, and its length; that is 0 without one.
+    opcode: Opcode,
     start: [u8; 8],
     len: usize,
 }
@@ -104,7 +105,7 @@ pub struct PacketReader<'a> {
 impl Default for PacketReader<'_> {
     fn default() -> Self {
         // No packet is as short as that.
-        Self { packet: Packet::none(), start: [0; 8], len: 0 }
+        Self { packet: Packet::none(), opcode: Opcode::new(Service::Cnp, Operation::Cnp), start: [0; 8], len: 0 }
     }
 }
 
@@ -116,24 +117,27 @@ impl<'a> PacketReader<'a> {
     /// As [`Packet::parse`].
     #[inline]
     pub fn parse(&mut self, udp_payload: &'a [u8]) -> Result<&Packet<'a>, ParseError> {
-        if udp_payload.len() == self.len
-            && let Some((start, rest)) = udp_payload.split_first_chunk()
-            && *start == self.start
-            && let Some((last, rest)) = rest.split_first_chunk()
-            && let Some((payload, _)) = rest.split_last_chunk::<{ icrc::LEN }>()
-        {
-            self.packet.header.bth.set_last_word(u32::from_be_bytes(*last));
-            self.packet.payload = payload;
+        if udp_payload.len() == self.len && udp_payload.first_chunk() == Some(&self.start) {
+            self.parse_alike(udp_payload)?;
             return Ok(&self.packet);
         }
         self.len = 0;
-        self.packet.read(udp_payload)?;
-        if let Some(start) = udp_payload.first_chunk()
-            && Bth::LEN + self.packet.payload.len() + icrc::LEN == udp_payload.len()
-        {
+        self.opcode = self.packet.read(udp_payload)?;
+        if let Some(start) = udp_payload.first_chunk() {
             (self.start, self.len) = (*start, udp_payload.len());
         }
         Ok(&self.packet)
+    }
+
+    /// Parses a packet of the same length and with the same start as the previous one: so it has
+    /// the same pad and as much payload.
+    fn parse_alike(&mut self, udp_payload: &'a [u8]) -> Result<(), ParseError> {
+        let mut rest = Reader(udp_payload);
+        let [.., last] = rest.words()?;
+        self.packet.header.bth.set_last_word(last);
+        self.packet.header.kind = Kind::read(self.opcode, &mut rest)?;
+        self.packet.payload = rest.0.get(..self.packet.payload.len()).ok_or(ParseError::Truncated)?;
+        Ok(())
     }
 }
 

@@ -20,7 +20,19 @@ impl Engine {
         report: VisitOutcome,
         now: Instant,
     ) {
-        let Some(until) = qp.serve_or_wait(report, now) else { return };
+        if let Some(until) = qp.serve_or_wait(report, now) {
+            self.note_delayed(waiting, qp, until, now);
+        }
+    }
+
+    /// Notes that `qp` has delayed an acknowledgement until then.
+    pub(crate) fn note_delayed(
+        &self,
+        waiting: &mut Option<Waiting>,
+        qp: &Arc<dyn QueuePair>,
+        until: Instant,
+        now: Instant,
+    ) {
         match waiting {
             Some(waiting) if Arc::ptr_eq(&waiting.qp, qp) => waiting.until = until,
             _ => {

@@ -93,7 +93,8 @@ pub trait QueuePair: Debug + Send + Sync {
     /// True for a receive work queue, which programs do not know as a queue pair.
     fn is_work_queue(&self) -> bool;
 
-    /// Receives a run of packets. Responses leave in [`QueuePair::serve`].
+    /// Receives a run of packets. Responses leave in [`QueuePair::serve`], or at once if `tools`
+    /// say so.
     fn receive(&self, run: Run<'_>, tools: &mut RxTools<'_>, now: Instant) -> VisitOutcome;
 
     /// As [`QueuePair::receive`], for packets that share a header. `None`: the caller has to split

@@ -4,6 +4,7 @@ use roxe_base::weakest::{self, Weakness};
 use roxe_memory::crc::Folding;
 use roxe_memory::guard::SharedBytes;
 use roxe_net::link::RxMeta;
+use roxe_transport::time::Instant;
 use roxe_wire::icrc::{self, Sealer};
 use roxe_wire::{Bth, Gid, Header, NetHeader, Operation, Packet};
 
@@ -27,13 +28,10 @@ impl<'a> Run<'a> {
     /// The packets with their indices. A shorter acknowledgement behind requests comes first: its
     /// sender can only place it last in a run. One behind responses acknowledges later requests and
     /// stays last. The weakest legal card keeps the order of arrival.
-    pub fn packets(self) -> impl Iterator<Item = (u16, &'a [u8])> {
+    #[inline]
+    pub fn packets(self) -> Packets<'a> {
         let (rest, ack) = self.split_ack();
-        let number = move |at: usize| self.index.saturating_add(at as u16);
-        // A receive has at most 2^16 bytes.
-        let indexed = rest.chunks(self.meta.segment).enumerate();
-        let ack = ack.map(|ack| (number(rest.len() / self.meta.segment), ack));
-        ack.into_iter().chain(indexed.map(move |(at, packet)| (number(at), packet)))
+        Packets { ack, rest, segment: self.meta.segment, index: self.index }
     }
 
     /// Splits off an acknowledgement at the end that is to be processed first.
@@ -48,6 +46,32 @@ impl<'a> Run<'a> {
         let comes_first =
             is_ack(last) && !rest.chunks(self.meta.segment).any(is_response) && !weakest::has(Weakness::ACKS);
         if comes_first { (rest, Some(last)) } else { (bytes, None) }
+    }
+}
+
+/// The packets of a run: see [`Run::packets`].
+#[derive(Debug)]
+pub struct Packets<'a> {
+    /// The acknowledgement that comes first.
+    ack: Option<&'a [u8]>,
+    rest: &'a [u8],
+    segment: usize,
+    index: u16,
+}
+
+impl<'a> Iterator for Packets<'a> {
+    type Item = (u16, &'a [u8]);
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        if let Some(ack) = self.ack.take() {
+            // A receive has at most 2^16 bytes.
+            return Some((self.index.saturating_add((self.rest.len() / self.segment) as u16), ack));
+        }
+        let (packet, rest) = self.rest.split_at_checked(self.segment).unwrap_or((self.rest, &[]));
+        let index = self.index;
+        (self.rest, self.index) = (rest, index.saturating_add(1));
+        (!packet.is_empty()).then_some((index, packet))
     }
 }
 
@@ -102,6 +126,12 @@ pub struct RxTools<'a> {
     pub no_receives: bool,
     /// True for packets received by socket while no fault rules cause gaps.
     pub may_overtake: bool,
+    /// True if no more packets are known of: the queue pair may send its responses while it is
+    /// locked.
+    pub serves_at_once: bool,
+    /// Set by the queue pair if it has delayed its acknowledgement, as by
+    /// [`QueuePair::serve_or_wait`](crate::queue_pair::QueuePair::serve_or_wait).
+    pub delayed_until: Option<Instant>,
 }
 
 impl RxTools<'_> {

@@ -212,6 +212,9 @@ impl Engine {
     /// Splits a received datagram into runs to one queue pair each and routes them.
     fn dispatch(&self, state: &mut RxState, meta: &RxMeta, bytes: &[u8], path: RxPath, now: Instant) {
         let (mut rest, mut index) = (bytes, meta.first_index);
+        if bytes.len() <= meta.segment {
+            return self.route(state, peek_qpn(bytes), Run { meta, bytes, index }, path, now);
+        }
         while !rest.is_empty() {
             let qpn = peek_qpn(rest);
             let (mut end, mut next) = (meta.segment, index.saturating_add(1));
@@ -303,6 +306,9 @@ impl Engine {
         let mut tools = state.tools();
         tools.may_overtake = !run.meta.by_ring && !self.interceptor().is_some_and(Interceptor::injects_faults);
         let report = qp.receive(run, &mut tools, now);
+        if let Some(until) = tools.delayed_until {
+            self.note_delayed(&mut state.waiting, qp, until, now);
+        }
         if report.contains(VisitOutcome::IS_CROWDED) && run.meta.by_ring {
             state.crowded = Some(Arc::clone(qp));
         }

@@ -101,6 +101,8 @@ pub(crate) struct RxState {
     /// Cached result of the last lookup by QPN.
     pub(crate) recent: Recent,
     pub(crate) waiting: Option<Waiting>,
+    /// True while the last packets in a ring are delivered.
+    pub(crate) serves_at_once: bool,
     pub(crate) ident: IdentGuess,
     pub(crate) visits: u32,
     /// Visits since a timer became due and was deferred.
@@ -226,7 +228,8 @@ impl RxState {
     }
 
     pub(crate) fn tools(&mut self) -> RxTools<'_> {
-        RxTools { ident: &mut self.ident, locals: &self.locals, no_receives: false, may_overtake: false }
+        let (ident, locals, serves_at_once) = (&mut self.ident, &self.locals, self.serves_at_once);
+        RxTools { ident, locals, no_receives: false, may_overtake: false, serves_at_once, delayed_until: None }
     }
 }
 

@@ -319,7 +319,26 @@ impl Regions<'_> {
 /// Calls `f` for each stretch of the list that `total` bytes from `offset` on fall into, with the
 /// element cut to the stretch's first byte and the range of the data that belongs there. Elements
 /// that no byte falls into are not looked at. `Range` if the list is too short.
+#[inline]
 fn walk(
+    sges: &[Sge],
+    offset: u32,
+    total: usize,
+    mut f: impl FnMut(Sge, Range<usize>) -> Result<(), MemError>,
+) -> Result<(), MemError> {
+    // Mostly the first element holds all.
+    if let [sge, ..] = sges
+        && total > 0
+        && sge.length.checked_sub(offset).is_some_and(|room| total <= room as usize)
+    {
+        let addr = sge.addr.checked_add(u64::from(offset)).ok_or(MemError::Range)?;
+        return f(Sge { addr, ..*sge }, 0..total);
+    }
+    walk_all(sges, offset, total, f)
+}
+
+/// As [`walk`], for lists of any form.
+fn walk_all(
     sges: &[Sge],
     offset: u32,
     total: usize,

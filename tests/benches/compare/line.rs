@@ -1,5 +1,6 @@
 //! A line of the benchmark: one figure, measured again in every round.
 
+use crate::handed::Handed;
 use std::fmt;
 
 /// Unit of a figure.
@@ -168,6 +169,8 @@ pub(crate) enum Work {
     RingStream,
     /// A ring in shared memory there and back.
     RingLatency,
+    /// Messages out of the memory of another process.
+    Handed(Handed),
 }
 
 impl Work {
@@ -200,6 +203,10 @@ impl fmt::Display for Work {
             Self::UdpLatency(count) => write!(f, "raw UDP, {count} datagrams each"),
             Self::TcpStream | Self::TcpLatency => f.write_str("TCP"),
             Self::RingStream | Self::RingLatency => f.write_str("shared ring"),
+            Self::Handed(Handed { one_copy, written }) => {
+                f.write_str(if *one_copy { "process_vm_readv" } else { "shared ring" })?;
+                f.write_str(if *written { ", new data" } else { ", same data" })
+            }
         }
     }
 }

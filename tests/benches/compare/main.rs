@@ -22,6 +22,7 @@
 //! on another, each with all its threads. The result is printed and lies in
 //! `target/bench/`.
 
+mod handed;
 mod line;
 mod middleware;
 mod network;
@@ -77,6 +78,8 @@ fn main() -> ExitCode {
         ["ring-sink", fd] => ring::sink(fd).map(|()| true),
         ["ring-small-sink", fd] => ring::small_sink(fd).map(|()| true),
         ["ring-echo", fd] => ring::echo(fd).map(|()| true),
+        ["ring-source", size, written, fd] => handed::ring_source([size, written], fd).map(|()| true),
+        ["handed-source", size, written, fd] => handed::source([size, written], fd).map(|()| true),
         ["write-sink", size, at] => yardstick::sink(size, at).map(|()| true),
         _ => options(&words).and_then(|options| compare(&options)),
     };

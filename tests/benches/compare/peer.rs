@@ -58,6 +58,11 @@ impl Peer {
         Ok(peer)
     }
 
+    /// Number of the process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn line(&mut self) -> io::Result<String> {
         let mut line = String::new();
         if self.lines.read_line(&mut line)? == 0 {

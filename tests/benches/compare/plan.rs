@@ -1,5 +1,6 @@
 //! Lines of a run: those that the Shows quote, or all.
 
+use crate::handed::Handed;
 use crate::line::{BUSY, Line, Link, Network, THREADS, Unit, Verbs, Work};
 
 /// Group of the lines that move bytes one way without perftest.
@@ -176,6 +177,10 @@ fn others() -> Vec<Line> {
         latency(8, Work::TcpLatency),
         latency(8, Work::Yardstick(4096)),
     ];
+    for (one_copy, written) in [(false, false), (true, false), (false, true), (true, true)] {
+        let handed = Work::Handed(Handed { one_copy, written });
+        lines.extend([64 << 10, 256 << 10, MB, 4 * MB].map(|size| stream(size, handed.clone())));
+    }
     for tls in ["tcp", "posix,cma"] {
         lines.extend([4 << 10, 64 << 10].map(|size| stream(size, Work::Ucx("tag_bw", tls))));
         lines.extend([512, 4 << 10].map(|size| latency(size, Work::Ucx("tag_lat", tls))));

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// Bytes of a chunk of a long message. The chunks of a ring together fill half of a second-level
 /// cache.
-const CHUNK: usize = 32 << 10;
+pub(crate) const CHUNK: usize = 32 << 10;
 const CHUNKS: usize = 16;
 /// Bytes of a chunk of small messages.
 const SMALL: usize = 64;
@@ -19,8 +19,8 @@ const SMALLS: usize = 4096;
 /// Bytes that the producer sends repeatedly.
 const MESSAGE: usize = 1 << 20;
 
-type LongRings = Rings<CHUNK, CHUNKS>;
-type SmallRings = Rings<SMALL, SMALLS>;
+pub(crate) type LongRings = Rings<CHUNK, CHUNKS>;
+pub(crate) type SmallRings = Rings<SMALL, SMALLS>;
 
 /// One direction. Each word has cache lines of its own.
 #[repr(C, align(4096))]
@@ -36,7 +36,7 @@ struct Ring<const CHUNK: usize, const CHUNKS: usize> {
 struct Word(AtomicUsize);
 
 /// Both rings of a pair of processes.
-struct Rings<const CHUNK: usize, const CHUNKS: usize> {
+pub(crate) struct Rings<const CHUNK: usize, const CHUNKS: usize> {
     shared: Shared,
 }
 
@@ -46,13 +46,18 @@ impl<const CHUNK: usize, const CHUNKS: usize> Rings<CHUNK, CHUNKS> {
 
     /// Starts the other process on new rings.
     fn start(role: &str) -> io::Result<(Self, Peer)> {
+        Self::start_with(role, &[])
+    }
+
+    /// As [`Rings::start`], with more words for it.
+    pub(crate) fn start_with(role: &str, words: &[&str]) -> io::Result<(Self, Peer)> {
         let shared = Shared::new(Self::TOTAL)?;
-        let peer = Peer::start(&[role, &shared.fd().to_string()])?;
+        let peer = Peer::start(&[&[role], words, &[&shared.fd().to_string()]].concat())?;
         Ok((Self { shared }, peer))
     }
 
     /// In the other process: the rings of the parent.
-    fn inherited(fd: &str) -> io::Result<Self> {
+    pub(crate) fn inherited(fd: &str) -> io::Result<Self> {
         let rings = Self { shared: Shared::inherited(fd.parse().map_err(io::Error::other)?, Self::TOTAL)? };
         say(0)?;
         Ok(rings)
@@ -65,7 +70,7 @@ impl<const CHUNK: usize, const CHUNKS: usize> Rings<CHUNK, CHUNKS> {
     }
 
     /// Puts `part` into a ring once there is room.
-    fn put(&self, back: bool, part: &[u8]) {
+    pub(crate) fn put(&self, back: bool, part: &[u8]) {
         let ring = self.ring(back).as_ptr();
         // SAFETY: the rings live as long as `self`; both words are atomics; the producer alone
         // touches the chunk between `emptied` and `filled`, which the words say is this one; `part`
@@ -82,7 +87,7 @@ impl<const CHUNK: usize, const CHUNKS: usize> Rings<CHUNK, CHUNKS> {
     }
 
     /// Takes the next chunk out of a ring into `part`.
-    fn take(&self, back: bool, part: &mut [u8]) {
+    pub(crate) fn take(&self, back: bool, part: &mut [u8]) {
         let ring = self.ring(back).as_ptr();
         // SAFETY: as in `put`, with the consumer and the chunks that are filled.
         unsafe {

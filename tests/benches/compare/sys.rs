@@ -1,5 +1,5 @@
-//! The few system calls that the standard library does not have: socket options, and memory that
-//! two processes share.
+//! The few system calls that the standard library does not have: socket options, and memory of two
+//! processes.
 
 use std::fs::File;
 use std::io;
@@ -29,6 +29,20 @@ fn set_option(socket: &UdpSocket, level: libc::c_int, name: libc::c_int, value: 
     // `value`, which is a C int on this stack.
     let rc = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), 4) };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Fills `buffer` from an address of the child `process`.
+pub(crate) fn read_of(process: u32, at: u64, buffer: &mut [u8]) -> io::Result<()> {
+    let process = libc::pid_t::try_from(process).map_err(io::Error::other)?;
+    let here = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    let there = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(at as usize), ..here };
+    // SAFETY: the kernel writes into `buffer` only, and checks the addresses of the other process.
+    let count = unsafe { libc::process_vm_readv(process, &raw const here, 1, &raw const there, 1, 0) };
+    match usize::try_from(count) {
+        Ok(count) if count == buffer.len() => Ok(()),
+        Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Memory that children inherit by the number of its descriptor.

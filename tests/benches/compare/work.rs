@@ -2,7 +2,7 @@
 
 use crate::line::{BUSY, Line, Link, THREADS, Unit, Verbs, Work};
 use crate::network::{Namespaces, Site};
-use crate::{middleware, raw, ring, yardstick};
+use crate::{handed, middleware, raw, ring, yardstick};
 use roxe_tests::cc;
 use roxe_tests::measure::pin::End;
 use roxe_tests::pair::{self, Outcome, Place, Program};
@@ -77,6 +77,7 @@ pub(crate) fn once(world: &World, line: &Line, messages: u64) -> Result<Sample, 
         Work::RingStream if unit == Unit::MillionsPerSecond => own(ring::messages(TIME)),
         Work::RingStream => own(ring::stream(TIME)),
         Work::RingLatency => timed(ring::latency(TIME)),
+        Work::Handed(handed) => own(handed::stream(*handed, size, TIME)),
         Work::Rxe(_) => Err("only a guest has rxe".to_owned()),
     }
 }

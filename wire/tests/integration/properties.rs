@@ -203,7 +203,12 @@ proptest! {
                 let mut next = header;
                 next.bth.psn = next.bth.psn.next();
                 next.bth.ack_req ^= true;
-                all.push(emit(&net, &next, &payload));
+                let mut next = emit(&net, &next, &payload);
+                all.push(next.clone());
+                // Its extended headers or its payload differ, too.
+                let behind = next.len() - 12;
+                next[12 + at.index(behind)] ^= flip;
+                all.push(next);
             }
             bytes[at.index(12)] ^= flip;
             all.push(bytes.clone());

@@ -306,14 +306,14 @@ impl QpCore {
     /// As [`QpCore::transmit`] off the fast path.
     #[cold]
     #[inline(never)]
-    pub(super) fn transmit_watched(&self, inner: &mut Inner, now: Instant) -> VisitOutcome {
+    pub(super) fn transmit_watched(&self, inner: &mut Inner, is_lone_ack: bool, now: Instant) -> VisitOutcome {
         let Inner { machine, state, is_cut_off: false, .. } = inner else { return VisitOutcome::default() };
         let Some(weak) = state.weak.as_mut().filter(|_| machine.has_work()) else { return VisitOutcome::default() };
         if !weak.may_send(machine, self.resources.service.is_reliable(), self.engine(), now) {
             return VisitOutcome::default();
         }
         inner.fast_path = true;
-        let report = self.transmit(inner, now);
+        let report = self.transmit(inner, is_lone_ack, now);
         inner.fast_path = false;
         report
     }

@@ -115,16 +115,19 @@ impl QpCore {
     }
 
     /// Runs `take` on the state machine for `bytes` that arrived; `arrived` is payload that still
-    /// lies in a ring. Packets to send are left for [`QueuePair::serve`].
+    /// lies in a ring. Packets to send are left for [`QueuePair::serve`], unless
+    /// `serves_at_once`.
     ///
-    /// Returns `None` if `take` returned false or the queue pair was destroyed after the lookup.
+    /// Returns `None` if `take` returned false or the queue pair was destroyed after the lookup,
+    /// else the outcome, and until when an acknowledgement is delayed.
     #[inline]
     pub(super) fn receive_visit(
         &self,
         (bytes, arrived): (usize, Option<SharedBytes<'_>>),
+        serves_at_once: bool,
         now: Instant,
         take: impl FnOnce(&mut Machine, &mut QpHost<'_>, &mut EarlyPackets<Option<Qpn>>) -> bool,
-    ) -> Option<VisitOutcome> {
+    ) -> Option<(VisitOutcome, Option<Instant>)> {
         let mut inner = self.inner.lock();
         let Inner { machine, state, early, is_cut_off: false, .. } = &mut *inner else { return None };
         state.stats.received_bytes += bytes as u64;
@@ -135,9 +138,25 @@ impl QpCore {
         is_taken.then(|| {
             let report = report | self.deliver_early(&mut inner, now);
             let report = report | VisitOutcome::when(VisitOutcome::IS_CROWDED, inner.early.is_half_full());
-            // `serve` settles as well.
-            if inner.machine.has_work() { report | VisitOutcome::HAS_WORK } else { report | self.settle(&mut inner) }
+            if !inner.machine.has_work() {
+                (report | self.settle(&mut inner), None)
+            } else if serves_at_once {
+                let (served, until) = self.serve_locked(&mut inner, now);
+                (report | served, until)
+            } else {
+                // `serve` settles as well.
+                (report | VisitOutcome::HAS_WORK, None)
+            }
         })
+    }
+
+    /// Sends what is to be sent, or delays a lone acknowledgement until the returned time.
+    #[inline]
+    pub(super) fn serve_locked(&self, inner: &mut Inner, now: Instant) -> (VisitOutcome, Option<Instant>) {
+        let is_lone_ack = inner.machine.owes_only_ack();
+        let until = if is_lone_ack { inner.delayed_ack.on_request(now) } else { None };
+        let sent = if until.is_none() { self.transmit(inner, is_lone_ack, now) } else { VisitOutcome::default() };
+        (sent | self.settle(inner), until)
     }
 
     /// Counts a packet with `len` bytes of payload that the state machine dropped, and adds it to
@@ -211,21 +230,23 @@ impl QpCore {
 
     /// Transmits, registers the timer, drops the lock and announces `report` and what followed.
     pub(super) fn end_visit(&self, mut inner: MutexGuard<'_, rank::Qp, Inner>, report: VisitOutcome, now: Instant) {
-        let report = report | self.transmit(&mut inner, now) | self.settle(&mut inner);
+        let report = report | self.transmit(&mut inner, false, now) | self.settle(&mut inner);
         drop(inner);
         self.announce(report);
     }
 
-    /// Transmits everything that may be sent now.
-    pub(super) fn transmit(&self, inner: &mut Inner, now: Instant) -> VisitOutcome {
+    /// Transmits everything that may be sent now; `is_lone_ack` if that is known to be an
+    /// acknowledgement only.
+    pub(super) fn transmit(&self, inner: &mut Inner, is_lone_ack: bool, now: Instant) -> VisitOutcome {
         let Inner { machine, state, tx, frames, fast_path: true, .. } = inner else {
-            return self.transmit_watched(inner, now);
+            return self.transmit_watched(inner, is_lone_ack, now);
         };
         if !machine.has_work() {
             return VisitOutcome::default();
         }
         let mut host = QpHost::new(&self.resources, state, now);
         let mut tx_path = TxPath::new(self.engine(), tx, self.resources.qpn, self.resources.service.is_reliable());
+        tx_path.joins_acks = !is_lone_ack;
         let is_blocked = loop {
             if tx_path.waits_for_send_room(frames.as_deref()) {
                 break true;

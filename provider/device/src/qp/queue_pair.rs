@@ -43,7 +43,8 @@ impl QueuePair for QpCore {
     }
 
     fn receive(&self, run: Run<'_>, tools: &mut RxTools<'_>, now: Instant) -> VisitOutcome {
-        let taken = self.receive_visit((run.bytes.len(), None), now, |machine, host, early| {
+        let serves_at_once = tools.serves_at_once;
+        let taken = self.receive_visit((run.bytes.len(), None), serves_at_once, now, |machine, host, early| {
             let mut credits = Credits::default();
             let (mut net, mut reader) = (header_of(run.meta, run.index), PacketReader::default());
             if !run.meta.by_ring {
@@ -80,17 +81,20 @@ impl QueuePair for QpCore {
             credits.return_all(&self.resources);
             true
         });
-        taken.unwrap_or_else(|| {
+        let Some((outcome, delayed_until)) = taken else {
             self.engine().counters().unknown_qp.add(run.count());
-            VisitOutcome::default()
-        })
+            return VisitOutcome::default();
+        };
+        tools.delayed_until = delayed_until;
+        outcome
     }
 
     fn receive_joined(&self, meta: &RxMeta, packets: &Joined<'_>, now: Instant) -> Option<VisitOutcome> {
         let payload = RxPayload::Shared { at: 0, len: packets.payload.len() };
-        self.receive_visit((packets.bytes, Some(packets.payload)), now, |machine, host, _| {
+        let taken = self.receive_visit((packets.bytes, Some(packets.payload)), false, now, |machine, host, _| {
             machine.handle_joined(host, &header_of(meta, 0), &packets.first, packets.len, payload)
-        })
+        });
+        taken.map(|(outcome, _)| outcome)
     }
 
     fn takes_shared_payload(&self) -> bool {
@@ -105,7 +109,7 @@ impl QueuePair for QpCore {
         shared: SharedBytes<'_>,
         now: Instant,
     ) -> VisitOutcome {
-        let taken = self.receive_visit((meta.len, Some(shared)), now, |machine, host, _| {
+        let taken = self.receive_visit((meta.len, Some(shared)), false, now, |machine, host, _| {
             let (net, mut reader) = (header_of(meta, 0), PacketReader::default());
             for (index, bytes) in copies.chunks(meta.segment).enumerate() {
                 let Ok(packet) = reader.parse(bytes) else {
@@ -127,18 +131,18 @@ impl QueuePair for QpCore {
             }
             true
         });
-        taken.unwrap_or_default()
+        taken.unwrap_or_default().0
     }
 
     fn receive_frame(&self, frame: &[u8], note: FrameNote, now: Instant) -> VisitOutcome {
-        let taken = self.receive_visit((frame.len(), None), now, |machine, host, _| {
+        let taken = self.receive_visit((frame.len(), None), false, now, |machine, host, _| {
             if let Err(reason) = machine.handle_frame(host, frame, note) {
                 tell(|| Event::Dropped { qp: self.resources.id, reason, packet: None });
                 self.engine().counters().count_drop(reason);
             }
             true
         });
-        taken.unwrap_or_default()
+        taken.unwrap_or_default().0
     }
 
     fn is_crowded(&self) -> bool {
@@ -158,15 +162,8 @@ impl QueuePair for QpCore {
     }
 
     fn serve_or_wait(&self, report: VisitOutcome, now: Instant) -> Option<Instant> {
-        let mut inner = self.inner.lock();
-        let until = if inner.machine.owes_only_ack() { inner.delayed_ack.on_request(now) } else { None };
-        if until.is_none() {
-            self.end_visit(inner, report, now);
-        } else {
-            let report = report | self.settle(&mut inner);
-            drop(inner);
-            self.announce(report);
-        }
+        let (served, until) = self.serve_locked(&mut self.inner.lock(), now);
+        self.announce(report | served);
         until
     }
 

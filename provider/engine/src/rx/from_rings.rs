@@ -88,13 +88,15 @@ impl Engine {
         if let Some(copy) = buf.get_mut(..meta.len)
             && bytes.copy_to(copy).is_ok()
         {
+            state.serves_at_once = record.is_last;
             self.dispatch(state, meta, copy, RxPath::Ring, now);
+            state.serves_at_once = false;
         }
     }
 
     /// Takes packets that share one header out of a ring.
     fn take_joined(&self, record: Record<'_>, buf: &mut [u8], state: &mut RxState, now: Instant) {
-        let Record { meta, bytes, joined } = record;
+        let Record { meta, bytes, joined, .. } = record;
         let Some(packets) = Joined::parse(bytes, joined.into(), buf) else { return self.counters().malformed.add(1) };
         self.counters().received_by_ring.add_alone(joined.into());
         let qpn = packets.first.bth.dest_qpn;

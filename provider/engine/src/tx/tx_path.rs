@@ -125,6 +125,9 @@ fn key(av: &Av, to: Qpn) -> (Gid, Gid, Slot) {
 /// A locked ring; the cache does not hold it meanwhile.
 struct OpenRing {
     sender: OwnedMutexGuard<rank::RingSender, Sender>,
+    /// Process and heading of the last packet.
+    to: Slot,
+    heading: Heading,
     built: Built,
     /// True if the packets of this batch are lost, because the reader has stalled.
     loses: bool,
@@ -185,6 +188,8 @@ pub struct TxPath<'a> {
     /// True for RC: unacknowledged packets are retransmitted.
     is_reliable: bool,
     open: Option<OpenRing>,
+    /// True if an acknowledgement may share a record with a packet behind it.
+    pub joins_acks: bool,
     late_ack: Option<LateAck>,
     has_written: bool,
     is_blocked: bool,
@@ -206,6 +211,7 @@ impl<'a> TxPath<'a> {
             qpn,
             is_reliable,
             open: None,
+            joins_acks: true,
             late_ack: None,
             has_written: false,
             is_blocked: false,
@@ -318,9 +324,10 @@ impl<'a> TxPath<'a> {
     /// another, or if a reliable queue pair has to wait for a ring agreement. Responses and
     /// datagrams do not wait for it: their queue pair may have others for other processes.
     #[inline]
-    fn choose(&mut self, av: &Av, to: Qpn, is_answer: bool) -> bool {
+    fn choose(&mut self, av: &Av, to: Qpn, heading: &Heading, is_answer: bool) -> bool {
         let is_same = self.cache.key == Some(key(av, to));
-        if self.open.is_some() {
+        if let Some(open) = &mut self.open {
+            open.heading = *heading;
             return is_same;
         }
         let is_empty = self.batch.as_ref().is_none_or(|batch| batch.packets.is_empty());
@@ -343,7 +350,8 @@ impl<'a> TxPath<'a> {
             let mut sender = OwnedMutexGuard::lock(ring);
             let loses = !self.is_reliable && sender.loses_datagrams();
             if sender.writer.is_some() {
-                self.open = Some(OpenRing { sender, built: Built::default(), loses });
+                let (to, heading) = (Slot::of(to), *heading);
+                self.open = Some(OpenRing { sender, to, heading, built: Built::default(), loses });
             }
         }
         true
@@ -412,27 +420,34 @@ impl<'a> TxPath<'a> {
 impl TxBatch for TxPath<'_> {
     #[inline]
     fn slot(&mut self, av: &Av, to: Qpn, len: usize, note: &PacketNote) -> Option<TxRoom<'_>> {
-        if self.engine.rings.is_on && !self.choose(av, to, note.wr_id.is_none()) {
+        let hop_limit = hop_limit(av.hop_limit);
+        let heading = Heading { src: av.sgid, dst: av.dgid, traffic_class: av.traffic_class, hop_limit };
+        let goes_on = self.open.as_ref().is_some_and(|open| open.to == Slot::of(to) && open.heading == heading);
+        if !goes_on && self.engine.rings.is_on && !self.choose(av, to, &heading, note.wr_id.is_none()) {
             return None;
         }
         let total = len + icrc::LEN;
         if self.open.as_ref().is_none_or(|open| open.loses) {
             return self.batch().room(av, to, len, note).map(TxRoom::Own);
         }
-        let hop_limit = hop_limit(av.hop_limit);
-        let heading = Heading { src: av.sgid, dst: av.dgid, traffic_class: av.traffic_class, hop_limit };
         match &mut self.late_ack {
             Some(ack) if ack.goes_behind(total, &heading) => ack.is_due = true,
             Some(_) => self.put_late_ack(),
             None => {
-                if note.reason == TxReason::Ack && len == ACK_LEN && self.keeps_room_for_ack() {
+                let is_ack = note.reason == TxReason::Ack && len == ACK_LEN;
+                if is_ack && self.joins_acks && self.keeps_room_for_ack() {
                     let late_ack = self.late_ack.insert(LateAck { bytes: [0; ACK_LEN], heading, is_due: false });
                     return Some(TxRoom::Own(&mut late_ack.bytes));
                 }
             }
         }
         let writer = self.open.as_mut().and_then(|open| open.sender.writer.as_mut());
-        let takes = writer.is_some_and(|writer| writer.takes(&heading, total));
+        let takes = writer.is_some_and(|writer| {
+            if !goes_on {
+                writer.turn_to(&heading);
+            }
+            writer.takes_next(total)
+        });
         if !takes && !self.wait(record_len(total)) {
             return None;
         }

@@ -169,11 +169,20 @@ impl SharedMemory {
         // SAFETY: it all lies in the two mappings of the data as for `view`, and is aligned by the
         // mask.
         let room: &[AtomicU64] = unsafe { slice::from_raw_parts(self.data(at & !7).cast(), words.len()) };
-        let put = |(to, word): (&AtomicU64, &[u8; WORD])| to.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
-        // Usually whole lines.
-        let ((to, to_end), (from, from_end)) = (room.as_chunks::<LINE>(), words.as_chunks::<LINE>());
-        to.iter().zip(from).for_each(|(to, from)| to.iter().zip(from).for_each(put));
-        to_end.iter().zip(from_end).for_each(put);
+        let (mut room, mut words) = (room, words);
+        // Usually whole lines, each without a loop.
+        while let (Some((to, room_behind)), Some((from, behind))) =
+            (room.split_first_chunk::<LINE>(), words.split_first_chunk::<LINE>())
+        {
+            let ([a, b, c, d, e, f, g, h], [i, j, k, l, m, n, o, p]) = (to, from);
+            for (to, from) in [(a, i), (b, j), (c, k), (d, l), (e, m), (f, n), (g, o), (h, p)] {
+                to.store(u64::from_ne_bytes(*from), Ordering::Relaxed);
+            }
+            (room, words) = (room_behind, behind);
+        }
+        for (to, from) in room.iter().zip(words) {
+            to.store(u64::from_ne_bytes(*from), Ordering::Relaxed);
+        }
     }
 
     fn data(&self, at: u64) -> *mut u8 {

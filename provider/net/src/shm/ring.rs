@@ -35,9 +35,11 @@ const ADDRESSES: usize = 32;
 const START: usize = HEADER_LEN + ADDRESSES + ALIGN;
 const ALIGN: usize = 16;
 const LINE: u64 = 64;
-/// Records of at most this many bytes are built beside the ring: while the reader polls the header,
-/// each locked operation between two stores to its line would stall.
+/// Records of packets of at most this many bytes are built beside the ring, up to [`STAGE`] bytes
+/// of them: while the reader polls the header, each locked operation between two stores to its line
+/// would stall. Memory that the reader may change is written byte by byte, too.
 const STAGED: usize = 256;
+const STAGE: usize = 2 << 10;
 
 /// Numbers of rings that this process writes and reads, over all engines.
 static WRITTEN: AtomicU32 = AtomicU32::new(0);
@@ -96,24 +98,14 @@ struct RecordHeader {
 impl RecordHeader {
     #[inline]
     fn to_word(self) -> u64 {
-        let flags = u8::from(self.goes_on) << 1;
-        let [len, segment] = [self.len as u16, self.segment as u16].map(u16::to_ne_bytes);
-        u64::from_ne_bytes([
-            len[0],
-            len[1],
-            segment[0],
-            segment[1],
-            self.traffic_class,
-            self.hop_limit,
-            flags,
-            self.joined,
-        ])
+        let octets = [self.traffic_class, self.hop_limit, u8::from(self.goes_on) << 1, self.joined];
+        self.len as u64 & 0xffff | (self.segment as u64 & 0xffff) << 16 | u64::from(u32::from_le_bytes(octets)) << 32
     }
 
     #[inline]
     fn parse(word: u64) -> Option<Self> {
-        let [l0, l1, s0, s1, traffic_class, hop_limit, flags, joined] = word.to_ne_bytes();
-        let [len, segment] = [[l0, l1], [s0, s1]].map(|bytes| usize::from(u16::from_ne_bytes(bytes)));
+        let (len, segment) = (word as usize & 0xffff, (word >> 16) as usize & 0xffff);
+        let [traffic_class, hop_limit, flags, joined] = ((word >> 32) as u32).to_le_bytes();
         let is_run = (1..=MAX_RUN).contains(&len) && (1..=len).contains(&segment);
         let is_sane = is_run && (joined == 1 || joined > 1 && len == segment);
         is_sane.then_some(Self { len, segment, joined, traffic_class, hop_limit, goes_on: flags & 2 != 0 })
@@ -143,6 +135,8 @@ pub struct Record<'a> {
     pub bytes: SharedBytes<'a>,
     /// Number of packets represented by one header, whose payloads follow it contiguously.
     pub joined: u8,
+    /// True if there is no record behind it yet.
+    pub is_last: bool,
 }
 
 /// The writer of a ring violated its format.
@@ -161,7 +155,7 @@ pub struct Writer {
     /// Lines between the tail and this position begin with a cleared header.
     cleared: u64,
     /// The record being built, if it is small.
-    staged: Box<[u8; STAGED]>,
+    staged: Box<[u8; STAGE]>,
     _counted: Counted<'static>,
 }
 
@@ -169,7 +163,7 @@ impl Writer {
     /// Creates a ring with `size` bytes of data, and the file for the reader.
     pub(crate) fn create(size: usize) -> io::Result<(Self, OwnedFd)> {
         let (memory, fd) = SharedMemory::create(size)?;
-        let staged = Box::new([0; STAGED]);
+        let staged = Box::new([0; STAGE]);
         let (open, addresses, _counted) = (None, None, Counted::new(&WRITTEN));
         Ok((Self { memory, tail: 0, head: 0, open, addresses, cleared: 0, staged, _counted }, fd))
     }
@@ -177,7 +171,22 @@ impl Writer {
     /// Returns true if there is room for a packet of `len` bytes with its ICRC.
     #[inline]
     pub fn takes(&mut self, heading: &Heading, len: usize) -> bool {
-        if self.open.as_ref().is_some_and(|open| !open.takes(heading, len)) {
+        self.turn_to(heading);
+        self.takes_next(len)
+    }
+
+    /// Publishes the record being built if its heading is another one.
+    #[inline]
+    pub fn turn_to(&mut self, heading: &Heading) {
+        if self.open.as_ref().is_some_and(|open| open.heading != *heading) {
+            self.publish();
+        }
+    }
+
+    /// As [`Writer::takes`], for the heading of the packet before it, if that is not published.
+    #[inline]
+    pub fn takes_next(&mut self, len: usize) -> bool {
+        if self.open.as_ref().is_some_and(|open| !open.takes(len)) {
             self.publish();
         }
         let before = self.open.as_ref().map_or(0, |open| open.len);
@@ -208,10 +217,10 @@ impl Writer {
         let before = open.len;
         (open.len, open.last) = (before + len, len);
         let at = start(open.goes_on, open.segment) + before;
-        if at + len <= STAGED {
-            return self.staged.get_mut(at..at + len).map(TxRoom::Own);
-        }
-        if before > 0 {
+        if open.segment <= STAGED {
+            if at + len <= STAGE {
+                return self.staged.get_mut(at..at + len).map(TxRoom::Own);
+            }
             self.unstage(at);
         }
         self.cleared = self.tail;
@@ -275,7 +284,7 @@ impl Writer {
             self.memory.header(next).store(0, Ordering::Relaxed);
             self.cleared = next + LINE;
         }
-        match staged_lines(&self.staged, end) {
+        match if segment <= STAGED { staged_lines(&self.staged, end) } else { None } {
             Some(staged) => self.memory.put(self.tail, staged),
             None if goes_on => {}
             // A record not built beside the ring lacks the addresses.
@@ -357,19 +366,15 @@ struct Open {
 
 impl Open {
     /// Returns true if a packet of `len` bytes can follow: all but the last have one size.
-    fn takes(&self, heading: &Heading, len: usize) -> bool {
-        self.joined == 1
-            && self.last == self.segment
-            && len <= self.segment
-            && self.len + len <= MAX_RUN
-            && self.heading == *heading
+    fn takes(&self, len: usize) -> bool {
+        self.joined == 1 && self.last == self.segment && len <= self.segment && self.len + len <= MAX_RUN
     }
 }
 
-/// The staged bytes of a record up to `end` in whole words, its header still 0; `None` if it is not
-/// staged.
+/// The staged bytes of a record up to `end` in whole words, its header still 0; `None` if more than
+/// these were not staged.
 #[inline]
-fn staged_lines(staged: &[u8; STAGED], end: usize) -> Option<&[[u8; HEADER_LEN]]> {
+fn staged_lines(staged: &[u8; STAGE], end: usize) -> Option<&[[u8; HEADER_LEN]]> {
     staged.as_chunks().0.get(..end.next_multiple_of(LINE as usize) / HEADER_LEN)
 }
 
@@ -379,6 +384,8 @@ pub struct Reader {
     memory: SharedMemory,
     /// Bytes read, as published in the shared word.
     head: AtomicU64,
+    /// Bytes read when [`Reader::must_tell`] last looked for a waiting writer.
+    looked: AtomicU64,
     /// Source and destination of the last record, two words each.
     addresses: [AtomicU64; 4],
     _counted: Counted<'static>,
@@ -387,8 +394,9 @@ pub struct Reader {
 impl Reader {
     /// Opens the ring with `size` bytes of data in a file of its writer.
     pub(crate) fn open(fd: &OwnedFd, size: usize) -> io::Result<Self> {
-        let (memory, head, addresses) = (SharedMemory::open(fd, size)?, AtomicU64::new(0), Default::default());
-        Ok(Self { memory, head, addresses, _counted: Counted::new(&READ) })
+        let (memory, addresses) = (SharedMemory::open(fd, size)?, Default::default());
+        let (head, looked, _counted) = (AtomicU64::new(0), AtomicU64::new(0), Counted::new(&READ));
+        Ok(Self { memory, head, looked, addresses, _counted })
     }
 
     /// Returns true if there is no record to read.
@@ -428,8 +436,10 @@ impl Reader {
         bytes.prefetch(STAGED);
         let RecordHeader { len, segment, joined, traffic_class, hop_limit, .. } = header;
         let meta = RxMeta { segment, traffic_class, hop_limit, by_ring: true, ..RxMeta::alone(len, src, dst) };
-        let _shown = Shown { reader: self, end: head + header.extent() };
-        take(Record { meta, bytes, joined });
+        let end = head + header.extent();
+        let _shown = Shown { reader: self, end };
+        let is_last = self.memory.header(end).load(Ordering::Relaxed) == 0;
+        take(Record { meta, bytes, joined, is_last });
         Ok(true)
     }
 
@@ -442,15 +452,28 @@ impl Reader {
                 word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
             }
         }
-        let [s0, s1, d0, d1] = self.addresses.each_ref().map(|word| u128::from(word.load(Ordering::Relaxed)));
-        (Gid((s0 | s1 << 64).to_le_bytes()), Gid((d0 | d1 << 64).to_le_bytes()))
+        let [s0, s1, d0, d1] = &self.addresses;
+        let gid = |low: &AtomicU64, high: &AtomicU64| {
+            let [low, high] = [low.load(Ordering::Relaxed), high.load(Ordering::Relaxed)];
+            Gid((u128::from(low) | u128::from(high) << 64).to_le_bytes())
+        };
+        (gid(s0, s1), gid(d0, d1))
     }
 
     /// Returns true, once, if the waiting writer must be woken because there is room. Call after
     /// reading.
+    ///
+    /// It looks once for each quarter of the ring, since the fence stalls: a writer waits until
+    /// half of the ring is free, so at least one quarter ends between that and an empty ring.
     #[inline]
     pub fn must_tell(&self) -> bool {
-        wakeup::must_tell(self.memory.word(Word::Waits), self.head.load(Ordering::Relaxed))
+        let (head, looked, quarter) = (self.read_so_far(), &self.looked, self.memory.size() / 4);
+        // The size is a power of two.
+        if (head ^ looked.load(Ordering::Relaxed)) < quarter {
+            return false;
+        }
+        looked.store(head, Ordering::Relaxed);
+        wakeup::must_tell(self.memory.word(Word::Waits), head)
     }
 
     /// Lets the writer wake this process, once, from now on. Returns true if there is a record
@@ -513,7 +536,7 @@ pub fn check_ring(bytes: &[u8]) {
     let (mut copy, mut records) = (vec![0; MAX_RUN], 0);
     while reader.read_so_far() < reader.size() {
         let before = reader.read_so_far();
-        let take = |Record { meta, bytes, joined }: Record<'_>| {
+        let take = |Record { meta, bytes, joined, .. }: Record<'_>| {
             assert!((1..=MAX_RUN).contains(&meta.len) && (1..=meta.len).contains(&meta.segment) && joined > 0);
             assert_eq!(bytes.len(), meta.len);
             assert!(bytes.copy_to(&mut copy[..meta.len]).is_ok());

@@ -10,7 +10,7 @@ use roxe_engine::queue_pair::PREFETCHED;
 use roxe_engine::run::IdentGuess;
 use roxe_transport::qp::{MAX_WAIT_RC, QpCaps};
 use roxe_transport::wr::{Access, Av, Cqe, RecvRequest, SendData, SendFlags, SendOp, SendRequest, Sge, WcStatus};
-use roxe_wire::{Bth, Deth, Header, Kind, PathMtu, Psn, Qkey, icrc};
+use roxe_wire::{Bth, Deth, Gid, Header, Kind, PathMtu, Psn, Qkey, icrc};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
@@ -85,8 +85,8 @@ fn packet_with_wrong_icrc_is_only_counted() {
     qp.post_recv(&RecvRequest { wr_id: 5, sges: &[Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() }] }).unwrap();
     let (meta, mut bytes) = datagram(qp.qpn());
     let receive = |bytes: &[u8]| {
-        let mut tools =
-            RxTools { ident: &mut IdentGuess::default(), locals: &[], no_receives: false, may_overtake: false };
+        let (mut ident, locals) = (IdentGuess::default(), []);
+        let mut tools = tools(&mut ident, &locals);
         let _ = qp.core.receive(Run { meta: &meta, bytes, index: 0 }, &mut tools, clock::now());
         let mut done: Vec<Cqe> = vec![];
         cq.poll(16, |cqe| done.push(*cqe)).unwrap();
@@ -152,10 +152,45 @@ fn send_with(psn: u32, to: Qpn) -> (RxMeta, Vec<u8>) {
     (RxMeta { len: bytes.len(), segment: bytes.len(), ..meta }, bytes)
 }
 
+fn tools<'a>(ident: &'a mut IdentGuess, locals: &'a [Gid]) -> RxTools<'a> {
+    let (no_receives, may_overtake, serves_at_once, delayed_until) = (false, false, false, None);
+    RxTools { ident, locals, no_receives, may_overtake, serves_at_once, delayed_until }
+}
+
+/// At the end of a ring it leaves in the visit of its request, or is delayed there.
+#[test]
+fn ack_leaves_at_once_behind_last_request() {
+    let (pd, pages) = (testing::pd(), Pages::new(1));
+    let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
+    let (qp, _cq) = connected_receiver(&pd, Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() });
+    let now = clock::now();
+    let receive = |psn, serves_at_once| {
+        let (meta, mut bytes) = send_with(psn, qp.qpn());
+        // Asks for an acknowledgement; the packets of a ring need no ICRC.
+        bytes[8] |= 0x80;
+        let (meta, mut ident) = (RxMeta { by_ring: true, ..meta }, IdentGuess::default());
+        let mut tools = RxTools { serves_at_once, ..tools(&mut ident, &[]) };
+        let outcome = qp.core.receive(Run { meta: &meta, bytes: &bytes, index: 0 }, &mut tools, now);
+        (outcome.contains(VisitOutcome::HAS_WORK), tools.delayed_until.is_some(), qp.core.status().1.sent_bytes)
+    };
+    assert_eq!(receive(77, false), (true, false, 0));
+    assert_eq!(receive(78, true), (false, false, 20), "one for both");
+    for _ in 0..u8::MAX {
+        let mut inner = qp.core.inner.lock();
+        inner.delayed_ack.on_post(now);
+        inner.delayed_ack.on_request(now);
+    }
+    qp.core.inner.lock().delayed_ack.on_post(now);
+    assert_eq!(receive(79, true), (false, true, 20));
+    qp.core.end_waiting(now);
+    assert_eq!(qp.core.status().1.sent_bytes, 40);
+}
+
 fn receive(qp: &Qp, psn: u32, may_overtake: bool, now: Instant) {
     let (meta, bytes) = send_with(psn, qp.qpn());
     let locals = &[meta.src];
-    let mut tools = RxTools { ident: &mut IdentGuess::default(), locals, no_receives: false, may_overtake };
+    let mut ident = IdentGuess::default();
+    let mut tools = RxTools { may_overtake, ..tools(&mut ident, locals) };
     let _ = qp.core.receive(Run { meta: &meta, bytes: &bytes, index: 0 }, &mut tools, now);
 }
 

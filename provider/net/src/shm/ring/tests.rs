@@ -55,7 +55,7 @@ fn reading_any_bytes_terminates() {
     for word in [1, u64::MAX, 0x0100_0000_0001_0001, 0x0100_0000_8000_8000_u64.swap_bytes()] {
         check_ring(&word.to_ne_bytes().repeat(8 << 10));
     }
-    let line = RecordHeader::parse(u64::from_ne_bytes([16, 0, 16, 0, 0, 64, 2, 1])).unwrap().to_word();
+    let line = RecordHeader::parse(u64::from_le_bytes([16, 0, 16, 0, 0, 64, 2, 1])).unwrap().to_word();
     check_ring(&[line, 0, 0, 0, 0, 0, 0, 0].map(u64::to_ne_bytes).as_flattened().repeat(1 << 10));
 }
 
@@ -230,6 +230,29 @@ fn full_ring_refuses_until_reader_wakes_writer() {
     assert!(writer.is_half_free() && put(&mut writer, &heading(1), 4112, 7));
 }
 
+/// It looks only once for each quarter of the ring, wherever the ring was full.
+#[test]
+fn waiting_writer_is_told_once_before_ring_is_empty() {
+    let (mut writer, reader) = ring();
+    for _ in 0..20 {
+        while put(&mut writer, &heading(1), 4112, 7) {
+            writer.publish();
+        }
+        assert!(!writer.is_half_free_or_waits());
+        let mut told = Vec::new();
+        while take_one(&reader).is_some() {
+            if reader.must_tell() {
+                told.push((writer.is_half_free(), reader.is_empty()));
+            }
+        }
+        assert_eq!(told, [(true, false)]);
+        // The next lap begins elsewhere in the ring.
+        (0..7).for_each(|_| assert!(put(&mut writer, &heading(1), 4112, 7)));
+        writer.publish();
+        take(&reader);
+    }
+}
+
 #[test]
 fn sleeping_reader_is_woken_once_and_misses_no_record() {
     let (mut writer, reader) = ring();
@@ -290,7 +313,7 @@ fn changing_header_is_read_once() {
         let mut way = None;
         for _ in 0..200_000 {
             let (before, mut seen) = (reader.read_so_far(), None);
-            let take = |Record { meta, bytes, joined }: Record<'_>| seen = Some((meta, bytes.len(), joined));
+            let take = |Record { meta, bytes, joined, .. }: Record<'_>| seen = Some((meta, bytes.len(), joined));
             assert_eq!(reader.next(take), Ok(true));
             let (meta, shown, joined) = seen.unwrap();
             let RxMeta { len, segment, src, dst, traffic_class, hop_limit, .. } = meta;
@@ -354,6 +377,37 @@ fn broken_writer_is_detected() {
         writer.memory.header(0).store(RecordHeader { len, segment, ..good }.to_word(), Ordering::Release);
         assert_eq!(reader.next(|_| {}), Err(Broken), "{len} bytes in segments of {segment}");
     }
+}
+
+/// The first are built beside the ring, the others in it.
+#[test]
+fn many_small_packets_share_a_record() {
+    let (mut writer, reader) = ring();
+    for len in [20, 96, 100, 256, 260] {
+        for count in 1..super::STAGE / 48 {
+            let sent: Vec<_> = (0..count).map(|at| vec![at as u8; len]).collect();
+            assert!(sent.iter().all(|packet| put(&mut writer, &heading(1), len, packet[0])));
+            assert!(put(&mut writer, &heading(1), len, 0xee));
+            writer.retract();
+            writer.publish();
+            let [(segment, run)] = &take(&reader)[..] else { panic!("{count} packets of {len} in other records") };
+            assert!(*segment == len && *run == sent.concat(), "{count} packets of {len}");
+        }
+    }
+}
+
+#[test]
+fn newest_record_is_known_as_last() {
+    let (mut writer, reader) = ring();
+    let mut seen = Vec::new();
+    for count in [1, 3] {
+        for _ in 0..count {
+            assert!(put(&mut writer, &heading(1), 40, 1));
+            writer.publish();
+        }
+        while reader.next(|record| seen.push(record.is_last)).unwrap() {}
+    }
+    assert_eq!(seen, [true, false, false, true]);
 }
 
 #[test]
