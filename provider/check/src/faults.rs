@@ -111,7 +111,8 @@ fn process() -> Process {
 /// # Errors
 /// As [`rules`].
 pub fn start() -> Result<(), Error> {
-    if STATE.lock().is_some() {
+    let mut state = STATE.lock();
+    if state.is_some() {
         return Ok(());
     }
     let (rules, config) = (rules()?, config()?);
@@ -123,7 +124,8 @@ pub fn start() -> Result<(), Error> {
         return Ok(());
     }
     let injector = CallInjector::new(&calls.cloned().unwrap_or_default(), 0);
-    STATE.lock().get_or_insert_with(|| State { injector, start: clock::now(), census: census.then(Census::default) });
+    *state = Some(State { injector, start: clock::now(), census: census.then(Census::default) });
+    drop(state);
     instruments::turn_on();
     at_exit(Stage::Report, end);
     if outcome {

@@ -79,6 +79,11 @@ fn frame(timestamp_ns: u64, link: LinkType, data: &[u8]) -> Result<Frame<'_>, Ca
     Ok(Frame { timestamp_ns, data, length: data.len() as u64, ..Frame::new(link) })
 }
 
+/// The frame, of this interface.
+fn of(interface: u32, frame: Result<Frame<'_>, CaptureError>) -> Result<Frame<'_>, CaptureError> {
+    frame.map(|frame| Frame { interface, ..frame })
+}
+
 #[test]
 fn classic_files_of_both_orders_and_both_units() {
     for (big, magic, unit) in
@@ -103,10 +108,12 @@ fn pcapng_of_both_orders_with_interfaces_and_clocks() {
             .packet(1, 1_700_000_000_000_000_001, b"cooked")
             .packet(0, 1_700_000_000_000_001, b"ether")
             .packet(2, 1536, b"raw");
+        let of =
+            |interface, frame: Result<Frame<'static>, CaptureError>| frame.map(|frame| Frame { interface, ..frame });
         let expected = [
-            frame(1_700_000_000_000_000_001, LinkType::LinuxCooked2, b"cooked"),
-            frame(1_700_000_000_000_001_000, LinkType::Ethernet, b"ether"),
-            frame(1_500_000_000, LinkType::RawIp, b"raw"),
+            of(1, frame(1_700_000_000_000_000_001, LinkType::LinuxCooked2, b"cooked")),
+            of(0, frame(1_700_000_000_000_001_000, LinkType::Ethernet, b"ether")),
+            of(2, frame(1_500_000_000, LinkType::RawIp, b"raw")),
         ];
         assert_eq!(file.frames(), expected);
     }
@@ -141,7 +148,7 @@ fn interfaces_are_limited_per_section() {
     let (last, known) = found.split_last().unwrap();
     assert_eq!(*last, Err(CaptureError::TooManyInterfaces));
     for (id, found) in (0..).zip(known) {
-        assert_eq!(*found, frame(u64::from(id), LinkType::from_number(link(id)), b"data"));
+        assert_eq!(*found, of(id, frame(u64::from(id), LinkType::from_number(link(id)), b"data")));
     }
     let early = File::default().section(false).packet(0, 1, b"data").interface(1, 0, None);
     assert_eq!(early.frames(), [Err(CaptureError::BadBlock)], "an interface is described before its packets");
