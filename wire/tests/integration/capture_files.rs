@@ -108,8 +108,6 @@ fn pcapng_of_both_orders_with_interfaces_and_clocks() {
             .packet(1, 1_700_000_000_000_000_001, b"cooked")
             .packet(0, 1_700_000_000_000_001, b"ether")
             .packet(2, 1536, b"raw");
-        let of =
-            |interface, frame: Result<Frame<'static>, CaptureError>| frame.map(|frame| Frame { interface, ..frame });
         let expected = [
             of(1, frame(1_700_000_000_000_000_001, LinkType::LinuxCooked2, b"cooked")),
             of(0, frame(1_700_000_000_000_001_000, LinkType::Ethernet, b"ether")),
