@@ -34,8 +34,8 @@ pub(crate) use trial::{InnerArgs, inner};
 /// Arguments of `roxe sweep`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Let each call fail once. With none of --verbs, --completions, --events and --packets, all of
-    /// them are tried.
+    /// Let each call fail once. Without any of --verbs, --completions, --events, --packets and
+    /// --seeds, all but the seeds are tried.
     #[arg(long)]
     verbs: bool,
     /// Let each completion fail once.
