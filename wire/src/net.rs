@@ -177,6 +177,11 @@ pub(crate) fn word_sum(bytes: &[u8]) -> u64 {
     words.iter().map(|word| u64::from(u16::from_be_bytes(*word))).sum::<u64>() + last
 }
 
+/// Returns true if the Internet checksum over `bytes`, which include it, is right (RFC 1071).
+pub fn checksum_is_right(bytes: &[u8]) -> bool {
+    fold(word_sum(bytes)) == 0
+}
+
 /// A length field: headers and payload. It wraps for impossible lengths.
 #[inline]
 pub(crate) fn wire_length(headers: usize, udp_payload_len: usize) -> [u8; 2] {

@@ -4,7 +4,7 @@
 use crate::files;
 use crate::output::Result;
 use clap::ArgAction;
-use roxe_dissect::{Analysis, Captured, Counts, Finding, Integrity, Item, Tone, items, ladder, page};
+use roxe_dissect::{Analysis, Captured, Counts, Finding, Integrity, Item, Others, Tone, items, ladder, page};
 use roxe_wire::cm::Mad;
 use roxe_wire::{Kind, Packet, Qpn};
 use std::fmt;
@@ -162,13 +162,13 @@ fn dump(file: &[u8], args: &Args, has_colour: bool, mut out: impl Write) -> Resu
     }
     writeln!(out, "{counts}")?;
     out.flush()?;
-    unseen(&counts).iter().for_each(|note| eprintln!("roxe dump: {note}"));
+    unseen(&counts.others).iter().for_each(|note| eprintln!("roxe dump: {note}"));
     Ok(())
 }
 
 /// Returns a note about frames that may contain packets but are not decoded.
-fn unseen(counts: &Counts) -> Option<String> {
-    let unseen = counts.others.unseen();
+pub(crate) fn unseen(others: &Others) -> Option<String> {
+    let unseen = others.unseen();
     (unseen.count() > 0).then(|| format!("{} frames that may hold packets are not decoded: {unseen}", unseen.count()))
 }
 
@@ -215,7 +215,7 @@ fn write_page(file: &[u8], args: &Args, out: &Path) -> Result<(), Stop> {
         let others = &counts.others;
         notes.push(format!("{} other frames of the file are no RoCEv2 packets ({others}).", others.count()));
     }
-    notes.extend(unseen(&counts));
+    notes.extend(unseen(&counts.others));
     if counts.cut > 0 {
         notes.push(format!("{} packets are cut: their headers are checked, not payload and ICRC.", counts.cut));
     }

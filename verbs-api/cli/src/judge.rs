@@ -99,9 +99,7 @@ fn judge_file(path: &Path, args: &Args) -> Result<(usize, Option<Value>)> {
         return Ok((faults, Some(value)));
     }
     output::line(shown.text().trim_end());
-    if others.unseen().count() > 0 {
-        eprintln!("roxe judge: {}: {} frames are not decoded: {}", path.display(), others.count(), others.unseen());
-    }
+    dump::unseen(&others).iter().for_each(|note| eprintln!("roxe judge: {}: {note}", path.display()));
     broken.map_or(Ok((faults, None)), |error| Err(error.into()))
 }
 

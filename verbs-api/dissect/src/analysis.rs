@@ -388,7 +388,7 @@ impl Pairing {
             Kind::Ud { deth, .. } => Some(deth.src_qpn),
             _ => None,
         };
-        let of_remark = if captured.direction == Some(Direction::Outbound) { sender(captured.remark) } else { None };
+        let of_remark = sender(captured);
         let of_connection = self.connected.get(&(key.dst, key.qpn)).copied();
         let is_datagram = of_datagram.is_some() && of_datagram != Some(Qpn::GSI);
         // A queue pair may receive datagrams from several.
@@ -447,8 +447,10 @@ impl Pairing {
     }
 }
 
-/// Returns the source queue pair in the remark of the sending process.
-pub(crate) fn sender(remark: &str) -> Option<Qpn> {
+/// Returns the source queue pair in the remark of the sending process; that of the receiving one
+/// names the destination.
+pub(crate) fn sender(captured: &Captured<'_>) -> Option<Qpn> {
+    let remark = (captured.direction == Some(Direction::Outbound)).then_some(captured.remark)?;
     let number = remark.strip_prefix("qp 0x")?.split(' ').next()?;
     u32::from_str_radix(number, 16).ok().map(Qpn::new)
 }

@@ -105,7 +105,7 @@ const LOSSY_PACKETS: usize = 40;
 const FAILURES: u32 = 2;
 const LOSSY_FAILURES: u32 = 4;
 
-/// Number of failures that convict a card, and of most tries.
+/// Number of failures that convict a card, and most tries of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Burden {
     failures: u32,

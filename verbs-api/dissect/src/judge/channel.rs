@@ -41,7 +41,7 @@ pub(super) struct Nak {
     pub repeats: u32,
 }
 
-/// What the packets of a direction have told so far.
+/// State of a direction, learned from its packets so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct State {
     pub history: History,
@@ -57,7 +57,8 @@ pub(super) struct State {
     pub refusal: Option<(Seq, usize)>,
     /// Newest retransmission.
     pub resent: Option<Seq>,
-    /// Where a retransmission began directly behind what was acknowledged: request, packet, time.
+    /// Newest retransmission that began directly behind the acknowledged requests: request, packet,
+    /// time.
     pub shown: Option<(Seq, usize, u64)>,
     /// Newest packet that lets the requester send again.
     pub urge: Option<usize>,

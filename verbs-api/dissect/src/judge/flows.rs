@@ -1,4 +1,4 @@
-//! Which packets belong to one connection: flows, and their pairs.
+//! Flows, and the pairs of flows that are connections.
 //!
 //! A packet names only its destination queue pair. The other one is known from messages of the
 //! connection manager, from the remark of the recording process, or from responses, which have the

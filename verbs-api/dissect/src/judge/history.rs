@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 /// A distance of PSNs that means another connection.
 pub(super) const JUMP: i64 = 1 << 16;
-/// Most remembered requests, and how many the oldest are forgotten at a time.
+/// Most remembered requests; of more, the older half is forgotten.
 const MOST: usize = 1 << 18;
 /// Most remembered places at which a READ was repeated.
 pub(super) const MOST_STARTS: usize = 64;

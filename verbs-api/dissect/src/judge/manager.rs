@@ -10,7 +10,7 @@ use std::collections::HashMap;
 /// A queue pair of a host.
 pub(super) type End = (Gid, Qpn);
 
-/// What both ends of a connection agreed on.
+/// Terms that both ends of a connection agreed on.
 #[derive(Clone, Debug)]
 pub(super) struct Handshake {
     /// The ends with their lives.

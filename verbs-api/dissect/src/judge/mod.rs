@@ -1,7 +1,7 @@
 //! Judges the packets between cards that a capture shows: which card breaks which rule.
 //!
 //! Three passes: single packets and messages of the connection manager; flows and their pairs; each
-//! connection, in the order of time. Loss is nobody's fault: a packet that is missing between a
+//! connection, in the order of time. Loss is no fault of a card: a packet that is missing between a
 //! card and the capture may explain a charge, which then is not made. A packet that the capture
 //! itself has lost is known by an acknowledgement for it.
 
@@ -135,8 +135,7 @@ pub fn judge(captured: &[Captured<'_>], vantage: Vantage) -> Judgement {
                 _ => {}
             }
         }
-        let source = captured.direction.is_some().then(|| sender(captured.remark)).flatten();
-        flows.add(all.len(), &seen, source);
+        flows.add(all.len(), &seen, sender(captured));
         all.push(seen);
     }
     charges.extend(integrities.charges());

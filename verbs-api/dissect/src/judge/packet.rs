@@ -3,6 +3,7 @@
 use super::charge::{Card, Charge, Role, Rule};
 use super::seen::Seen;
 use crate::reader::{Captured, Integrity};
+use roxe_wire::net::checksum_is_right;
 use roxe_wire::{Gid, Kind, NakCode, NetHeader, ParseError, Qkey, Qpn, Request, Response, Syndrome, icrc};
 use std::collections::BTreeMap;
 
@@ -70,11 +71,8 @@ pub(super) fn ip(index: usize, captured: &Captured<'_>, charges: &mut Vec<Charge
         let text = "an IPv4 packet without DF: the ICRC covers the flags".to_owned();
         charges.push(Charge::new(Rule::IpFragment, card, Role::Sender, index, text));
     }
-    let words = header.as_chunks::<2>().0.iter().map(|word| u32::from(u16::from_be_bytes(*word)));
-    let sum: u32 = words.sum();
-    let folded = (sum & 0xffff) + (sum >> 16);
     let is_filled_in_later = header[10..12] == [0, 0];
-    if (folded & 0xffff) + (folded >> 16) != 0xffff && !is_filled_in_later {
+    if !checksum_is_right(header) && !is_filled_in_later {
         let text = "the checksum of the IPv4 header is wrong".to_owned();
         let charge = Charge::new(Rule::IpChecksum, card, Role::Sender, index, text);
         charges.push(Charge { or_network: true, ..charge });

@@ -5,6 +5,7 @@ use super::charge::{Class, Rule};
 use super::history::{MOST_STARTS, Place, Record, asks, atomic, reth};
 use super::seen::Seen;
 use crate::requests::{Seq, psn_of};
+use roxe_transport::qp::takes_receive;
 use roxe_wire::opcode::{Operation, PayloadRule, Position, Service};
 use roxe_wire::{Kind, Request};
 
@@ -241,11 +242,9 @@ impl Channel {
 
     // clause: ACK-CREDITS
     fn credits(&mut self, request: Request, seq: Seq, index: usize) {
-        let takes_receive = matches!(
-            request,
-            Request::SendFirst | Request::SendOnly(_) | Request::WriteLast(Some(_)) | Request::WriteOnly(_, Some(_))
-        );
-        let (Some((limit, packet)), true) = (self.state.limit, takes_receive) else { return };
+        let (Some((limit, packet)), true) = (self.state.limit, takes_receive(&Kind::RcRequest(request))) else {
+            return;
+        };
         // One request more may ask whether there are receives again.
         if self.state.history.messages(seq - 1).0 > limit {
             let text = "a SEND goes beyond the credits of the responder".to_owned();

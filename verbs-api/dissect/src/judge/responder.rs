@@ -1,12 +1,13 @@
-//! Rules for responses and CNPs.
+//! Rules for responses.
 
 use super::channel::{Channel, Nak};
 use super::charge::{Class, Rule};
 use super::history::{MOST_STARTS, Record, asks};
 use super::seen::Seen;
 use crate::requests::{Seq, psn_of};
+use roxe_transport::qp::takes_receive;
 use roxe_transport::time::rnr_wait;
-use roxe_wire::{Aeth, NakCode, Request, Response, Syndrome};
+use roxe_wire::{Aeth, Kind, NakCode, Request, Response, Syndrome};
 
 /// Number of times that a NAK may be repeated by the network, or cross the packet that it asks for.
 const REPEATS: u32 = 3;
@@ -23,7 +24,8 @@ impl Channel {
         // A sequence NAK tells of a request behind the one that it names.
         let claimed = if is_nak { seq + 1 } else { seq };
         let is_ghost = claimed >= self.state.history.next.1;
-        // The requester obeys an RNR NAK by sending for the first time that the capture sees.
+        // The capture may lack the first transmission: then the repetition after an RNR NAK looks
+        // new and comes behind its answer.
         let may_be_repeated = matches!(syndrome, Some(Syndrome::RnrNak { .. })) && !self.terms.is_complete;
         if is_ghost && !may_be_repeated {
             self.state.ghosts.push((claimed, index, is_nak));
@@ -56,7 +58,7 @@ impl Channel {
         if acked >= Some(seq) {
             return;
         }
-        // What the responder has got although it was not seen, the capture has lost.
+        // The capture has lost requests that are acknowledged but not seen.
         self.lost += self.state.history.unseen(acked, seq).max(0) as u64;
         self.state.acked = Some((seq, seen.index));
         self.state.progress = seen.time;
@@ -352,17 +354,9 @@ impl Channel {
 }
 
 /// Returns true if a request may find no receive, or no room for its answer.
-const fn may_lack_receive(request: &Request) -> bool {
-    matches!(
-        request,
-        Request::SendFirst
-            | Request::SendOnly(_)
-            | Request::WriteLast(Some(_))
-            | Request::WriteOnly(_, Some(_))
-            | Request::Read(_)
-            | Request::CompareSwap(_)
-            | Request::FetchAdd(_)
-    )
+fn may_lack_receive(request: &Request) -> bool {
+    let is_served = matches!(request, Request::Read(_) | Request::CompareSwap(_) | Request::FetchAdd(_));
+    is_served || takes_receive(&Kind::RcRequest(*request))
 }
 
 const fn matches_kind(request: &Request, response: Response) -> bool {
