@@ -53,6 +53,9 @@ bitflags! {
 }
 
 impl Access {
+    /// Rights of peers to read, write and change memory by atomics.
+    pub const OF_PEERS: Self = Self::REMOTE_READ.union(Self::REMOTE_WRITE).union(Self::REMOTE_ATOMIC);
+
     /// Returns the C names (`enum ibv_access_flags`), joined by `separator`.
     pub fn names(self, separator: &str) -> String {
         let names: Vec<_> = self.iter_names().map(|(name, _)| format!("IBV_ACCESS_{name}")).collect();

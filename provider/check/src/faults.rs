@@ -204,19 +204,15 @@ fn judge(verb: &'static Verb, state: Option<&str>) -> CallVerdict {
 
 /// Notes that the rule was applied at a call of this thread.
 fn hit(rule: &str) {
-    if wants_outcome() {
+    if outcome::is_wanted() {
         outcome::fault(rule, &Stack::here().frames());
     }
-}
-
-fn wants_outcome() -> bool {
-    config().is_ok_and(|config| config.outcome.is_some())
 }
 
 /// Notes that a rule about packets was applied.
 #[cold]
 pub fn spoiled(rule: &impl Display) {
-    if wants_outcome() {
+    if outcome::is_wanted() {
         outcome::fault(&rule.to_string(), &[]);
     }
 }
@@ -257,7 +253,7 @@ pub fn completion(done: Completion) -> Option<CompletionVerdict> {
     }
     let verdict = found.injector.completion(&Completion { at, ..done });
     drop(held);
-    if let Some(verdict) = verdict.as_ref().filter(|_| wants_outcome()) {
+    if let Some(verdict) = verdict.as_ref().filter(|_| outcome::is_wanted()) {
         outcome::fault(&verdict.rule, &[]);
     }
     verdict
@@ -276,7 +272,7 @@ pub fn occasion(event: EventFault) -> Vec<Raised> {
     }
     let raised = found.injector.occasion(event, at);
     drop(held);
-    raised.iter().filter(|_| wants_outcome()).for_each(|raised| outcome::fault(&raised.rule, &[]));
+    raised.iter().filter(|_| outcome::is_wanted()).for_each(|raised| outcome::fault(&raised.rule, &[]));
     raised
 }
 
@@ -297,7 +293,7 @@ pub fn packet(dir: Direction, ordinal: u32, packet: &Packet<'_>) {
 }
 
 fn end() {
-    if wants_outcome() {
+    if outcome::is_wanted() {
         outcome::end();
     }
     // Not a wait: another thread may hold the lock for ever.

@@ -15,7 +15,6 @@ use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
@@ -24,14 +23,12 @@ static DESTROYED: AtomicU64 = AtomicU64::new(0);
 static TRIED: AtomicU64 = AtomicU64::new(0);
 /// Failed completions that the program has polled.
 static POLLED: AtomicU64 = AtomicU64::new(0);
+/// Asynchronous events that were raised and whose objects were not destroyed.
+static RAISED: AtomicU64 = AtomicU64::new(0);
 /// Asynchronous events that the program has taken.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
-/// Asynchronous events that closed contexts had.
-static CLOSED_UNREAD: AtomicU64 = AtomicU64::new(0);
 /// Faults so far.
 static FAULTS: AtomicU64 = AtomicU64::new(0);
-/// The function that counts unread asynchronous events.
-static UNREAD: OnceLock<fn() -> usize> = OnceLock::new();
 
 /// Calls that a program makes again to get over a failure.
 const TRIES: [&str; 8] = [
@@ -45,28 +42,32 @@ const TRIES: [&str; 8] = [
     "rdma_resolve_addr",
 ];
 
-/// Sets the function that counts asynchronous events which the program has not taken.
-pub fn count_unread_with(function: fn() -> usize) {
-    let _ = UNREAD.set(function);
+/// Returns true if the process notes its fate.
+pub(crate) fn is_wanted() -> bool {
+    config().is_ok_and(|config| config.outcome.is_some())
 }
 
 /// Notes that the program polls a failed completion.
 #[cold]
 pub fn polled_failure() {
-    let is_wanted = config().is_ok_and(|config| config.outcome.is_some());
-    if is_wanted && POLLED.fetch_add(1, Ordering::Relaxed) == 0 {
+    if is_wanted() && POLLED.fetch_add(1, Ordering::Relaxed) == 0 {
         note(&format!("polled\t{}\t{}", std::process::id(), words(&Stack::here().frames())));
     }
+}
+
+/// Counts an asynchronous event that is raised.
+pub fn raised_event() {
+    RAISED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Counts asynchronous events that are dropped with the object that they are about.
+pub fn forgot_events(count: usize) {
+    RAISED.fetch_sub(count as u64, Ordering::Relaxed);
 }
 
 /// Counts an asynchronous event that the program takes.
 pub fn took_event() {
     TAKEN.fetch_add(1, Ordering::Relaxed);
-}
-
-/// Counts asynchronous events of a context that the program closes without taking them.
-pub fn closed_unread(events: usize) {
-    CLOSED_UNREAD.fetch_add(events as u64, Ordering::Relaxed);
 }
 
 /// Asks the threads of `process`, of this user, for their stacks; it must note its outcome.
@@ -110,9 +111,7 @@ pub(crate) fn called(verb: &Verb) {
 pub(crate) fn end() {
     let [destroyed, tried, polled] = [&DESTROYED, &TRIED, &POLLED].map(|count| count.load(Ordering::Relaxed));
     // A program that reads events at all may end before the last one.
-    let reads = TAKEN.load(Ordering::Relaxed) > 0;
-    let left = || UNREAD.get().map_or(0, |count| count()) as u64 + CLOSED_UNREAD.load(Ordering::Relaxed);
-    let unread = if reads { 0 } else { left() };
+    let unread = if TAKEN.load(Ordering::Relaxed) > 0 { 0 } else { RAISED.load(Ordering::Relaxed) };
     note(&format!("end\t{}\t{destroyed}\t{tried}\t{unread}\t{polled}", std::process::id()));
 }
 
@@ -124,7 +123,7 @@ pub(crate) fn words(frames: &[Frame]) -> String {
 
 fn note(line: &str) {
     if let Ok(Some(path)) = config().map(|config| config.outcome.as_deref()) {
-        // The sweep misses the line, and says so.
+        // Without the line the sweep counts the fault as not reached.
         let _ = append(path, &format!("{line}\n"));
     }
 }

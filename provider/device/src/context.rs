@@ -8,7 +8,7 @@ use crate::sleepers::watch_unread;
 use roxe_base::error::Error;
 use roxe_base::limits;
 use roxe_base::uses::ObjectId;
-use roxe_check::{Event, Made, Tracked, faults, outcome, tell};
+use roxe_check::{Event, Made, Tracked, outcome, tell};
 use roxe_engine::engine::Engine;
 use roxe_memory::table::MemoryTable;
 use roxe_observe::adapter::PortObserver;
@@ -37,9 +37,6 @@ impl Context {
     /// Closes the device. If nothing else in this process uses it, its threads have ended when this
     /// returns. Call it without locks; dropping the last reference closes too, but does not wait.
     pub fn close(self: Arc<Self>) {
-        if faults::is_on() {
-            outcome::closed_unread(self.events.len());
-        }
         let engine = Arc::clone(&self.engine);
         drop(self);
         engine.release();
@@ -133,11 +130,6 @@ impl Context {
         self.device.adapter().counters().list()
     }
 
-    /// Number of asynchronous events that the program has not taken.
-    pub(crate) fn unread_events(&self) -> usize {
-        self.events.len()
-    }
-
     pub(crate) fn id(&self) -> ObjectId {
         self.tracked.id()
     }
@@ -156,13 +148,14 @@ impl Context {
 
     pub(crate) fn raise(&self, kind: AsyncEventKind, user: u64, source: ObjectId) {
         tell(|| Event::Raised { source, kind: &kind });
+        outcome::raised_event();
         let fatal = kind.is_fatal().then_some((source, kind));
         let watch = watch_unread(&self.engine, (&self.events, self.id()), fatal);
         self.events.push(source, AsyncEvent { kind, user }, watch);
     }
 
     pub(crate) fn forget_events(&self, source: ObjectId) {
-        self.events.forget(source);
+        outcome::forgot_events(self.events.take_of(source).len());
     }
 }
 

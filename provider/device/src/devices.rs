@@ -54,7 +54,7 @@ impl Device {
         let context = Context::new(Arc::clone(self), runtime.into_engine())?;
         context.engine().watch();
         self.adapter().observe(&context);
-        rule_events::at_open(&context);
+        rule_events::at_open(context.engine());
         Ok(context)
     }
 }

@@ -157,10 +157,6 @@ impl<T> EventQueue<T> {
         Some(waiting.event)
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.events.lock().len()
-    }
-
     pub(crate) fn is_empty(&self) -> bool {
         self.events.lock().is_empty()
     }

@@ -12,7 +12,6 @@
 use crate::device::Device;
 use crate::ib_cm::{observers_lock, ports};
 use crate::inventory;
-use crate::rule_events;
 use crate::runtime::{self, ENGINES, KNOWN, Runtime, alive};
 use roxe_base::error::Error;
 use roxe_base::lock::Lockable;
@@ -105,7 +104,7 @@ fn outside<'a>(engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Locka
 fn inside<'a>(runtimes: &'a [Runtime], engines: &'a [Arc<Engine>]) -> impl Iterator<Item = &'a dyn Lockable> {
     let of_process = process::inner_locks()
         .chain(ports::locks())
-        .chain([inventory::lock(), rule_events::lock() as &dyn Lockable, observers_lock()])
+        .chain([inventory::lock() as &dyn Lockable, observers_lock()])
         .chain([port_owners::lock() as &dyn Lockable, runtime_dir::lock()])
         .chain(roxe_check::locks())
         .chain([reasons::lock()]);

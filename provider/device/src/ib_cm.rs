@@ -24,11 +24,11 @@ use roxe_transport::time::Instant;
 use roxe_wire::Psn;
 use roxe_wire::cm::{CommId, Guid, Mad};
 use session::{Inbox, MadSender, Unanswered};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Arguments;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{Ordering, fence};
-use std::sync::{Arc, LazyLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 pub(crate) use session::{CmHandler, Request, Session};
@@ -232,12 +232,7 @@ impl Services for Agent {
 
 /// Returns the ids of this process, oldest first.
 fn observers() -> Vec<Arc<dyn Observer>> {
-    let all = OBSERVERS.lock();
-    let alive = all.iter().filter_map(|(name, observer)| Some((*name, observer.upgrade()?)));
-    let mut alive: Vec<_> = alive.collect();
-    drop(all);
-    alive.sort_by_key(|(name, _)| *name);
-    alive.into_iter().map(|(_, observer)| observer).collect()
+    OBSERVERS.lock().values().filter_map(Weak::upgrade).collect()
 }
 
 /// Processes what arrived while the agent was locked.
@@ -260,9 +255,9 @@ pub(crate) trait Observer: Send + Sync {
     fn describe(&self, adapter: &Adapter) -> Option<String>;
 }
 
-type Observers = HashMap<ObjectId, Weak<dyn Observer>>;
+type Observers = BTreeMap<ObjectId, Weak<dyn Observer>>;
 
-static OBSERVERS: LazyLock<Mutex<rank::CmIds, Observers>> = LazyLock::new(Mutex::default);
+static OBSERVERS: Mutex<rank::CmIds, Observers> = Mutex::new(BTreeMap::new());
 
 /// Registers `observer` until [`unobserve`] with the same name.
 pub(crate) fn observe(name: ObjectId, observer: Weak<dyn Observer>) {
@@ -274,7 +269,7 @@ pub(crate) fn unobserve(name: ObjectId) {
 }
 
 pub(crate) fn observers_lock() -> &'static impl Lockable {
-    &*OBSERVERS
+    &OBSERVERS
 }
 
 #[cfg(test)]

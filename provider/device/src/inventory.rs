@@ -139,15 +139,13 @@ impl Inventory {
         for (key, region) in self.memory.hold().memory() {
             // With the checker on, the key for peers is an entry of its own.
             if let Users::Domain(pd) | Users::Null(pd) = region.users {
-                let rkey = if region.access.intersects(REMOTE) { key } else { 0 };
+                let rkey = if region.access.intersects(Access::OF_PEERS) { key } else { 0 };
                 let (index, length, pd) = (key >> 8, region.length, pd.number());
                 line(format_args!("n={index} rkey={rkey:#x} lkey={key:#x} len={length} pd={pd}"));
             }
         }
     }
 }
-
-const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
 
 /// Draws a number for an object of this kind, from 1.
 fn next(kind: ObjectKind) -> u32 {

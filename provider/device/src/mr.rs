@@ -373,9 +373,6 @@ impl Mr {
     }
 }
 
-/// Rights of peers; with two keys the lkey does not grant them.
-const OF_PEERS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
-
 /// Grants a right that was withheld until its first use, and returns true if there was one. The
 /// memory table must not be held.
 pub(crate) fn note_use(memory: &MemoryTable, rkey: RKey, access: Access) -> bool {
@@ -400,7 +397,7 @@ impl Keys {
     /// withholds rights until their first use. Only while the checker is on.
     fn split(region: Region) -> Option<(Region, Region)> {
         let Users::Domain(pd) = region.users else { return None };
-        let lists = Region { access: region.access & !OF_PEERS, ..region };
+        let lists = Region { access: region.access & !Access::OF_PEERS, ..region };
         is_checking().then(|| (lists, Region { users: Users::Peers(pd), ..region }.withholding()))
     }
 

@@ -1,10 +1,8 @@
 //! Asynchronous events that fault rules raise, at the opening of a device or at a call.
 
-use crate::context::Context;
 use crate::runtime;
 use roxe_base::clock;
-use roxe_base::lock::{Lockable, Mutex, rank};
-use roxe_check::{faults, outcome};
+use roxe_check::faults;
 use roxe_engine::engine::Engine;
 use roxe_engine::queue_pair::Deadline;
 use roxe_observe::adapter::Adapter;
@@ -12,7 +10,7 @@ use roxe_observe::port::PortChange;
 use roxe_transport::fault::{EventFault, Raised};
 use roxe_transport::time::Instant;
 use std::mem;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Time that a port stays down if the rule sets none.
@@ -34,34 +32,17 @@ impl Deadline for Due {
     }
 }
 
-/// The contexts whose unread events count for the outcome of this process.
-static CONTEXTS: Mutex<rank::RuleEvents, Vec<Weak<Context>>> = Mutex::new(Vec::new());
-
-/// Raises the events that rules tie to the opening of the device of `context`.
-pub(crate) fn at_open(context: &Arc<Context>) {
+/// Raises the events that rules tie to the opening of the device of `engine`.
+pub(crate) fn at_open(engine: &Engine) {
     if !faults::is_on() {
         return;
     }
     faults::raise_with(at_call);
-    outcome::count_unread_with(unread);
-    CONTEXTS.lock().push(Arc::downgrade(context));
-    let engine = context.engine();
     for event in OF_DEVICE {
         for Raised { wait, time, .. } in faults::occasion(event) {
             raise(engine, event, (wait, time));
         }
     }
-}
-
-/// The asynchronous events that the program has not taken.
-fn unread() -> usize {
-    let contexts: Vec<_> = CONTEXTS.lock().iter().filter_map(Weak::upgrade).collect();
-    contexts.iter().map(|context| context.unread_events()).sum()
-}
-
-/// The lock that a fork has to take.
-pub(crate) fn lock() -> &'static dyn Lockable {
-    &CONTEXTS
 }
 
 /// Raises an event on all devices of this process.
@@ -81,9 +62,13 @@ fn raise(engine: &Engine, event: EventFault, (wait, down): (Duration, Duration))
             engine.adapter.report(change);
             continue;
         }
-        let due: Arc<dyn Deadline> = Arc::new(Due { adapter: Arc::clone(&engine.adapter), change });
-        engine.scheduler.add_deadline(clock::now().after(wait), Arc::downgrade(&due));
-        // The timer does not keep it. A rule names few events, which may come until the end.
-        mem::forget(due);
+        after(engine, wait, Arc::new(Due { adapter: Arc::clone(&engine.adapter), change }));
     }
+}
+
+/// Reaches `deadline` after this time, also if nothing else refers to it.
+pub(crate) fn after(engine: &Engine, wait: Duration, deadline: Arc<dyn Deadline>) {
+    engine.scheduler.add_deadline(clock::now().after(wait), Arc::downgrade(&deadline));
+    // The timer does not keep it. Rules name few events, which may come until the process ends.
+    mem::forget(deadline);
 }

@@ -29,13 +29,15 @@ impl Engine {
         }
     }
 
-    fn text(&self, query: Query) -> String {
+    /// The answer to a query.
+    pub(crate) fn text(&self, query: Query) -> String {
         let head = format!("device {} {}\n", self.adapter.name(), self.adapter.netdev());
-        match query {
-            Query::Status => self.status_text(),
-            Query::Counts => head + &self.counts(),
-            Query::Objects(kind) => head + &self.objects(kind),
-        }
+        let body = match query {
+            Query::Status => self.status(),
+            Query::Counts => self.counts(),
+            Query::Objects(kind) => self.objects(kind),
+        };
+        head + &body
     }
 
     /// Queue pairs of all engines of the device.
@@ -79,9 +81,9 @@ impl Engine {
         }
     }
 
-    pub(crate) fn status_text(&self) -> String {
+    fn status(&self) -> String {
         self.count_socket_drops();
-        let mut text = format!("device {} {}\n", self.adapter.name(), self.adapter.netdev());
+        let mut text = String::new();
         for (name, value) in self.adapter.counters().list() {
             let _ = writeln!(text, "counter {name} {value}");
         }
@@ -184,7 +186,7 @@ mod tests {
         engine.counters().sent_packets.add(7);
         engine.table.add_slot(roxe_net::slot::Slot::new(3));
         assert!(engine.table.insert(5, |qpn| Arc::new(FakeQp(qpn))));
-        let text = engine.status_text();
+        let text = engine.text(Query::Status);
         let mut lines = text.lines();
         assert_eq!(lines.next(), Some("device roxe0 lo"));
         assert!(lines.any(|line| line == "counter sent_packets 7"));

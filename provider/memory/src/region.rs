@@ -202,27 +202,26 @@ impl Region {
     }
 }
 
-/// The rights that are withheld until a peer needs them: how far they are shifted meanwhile.
+/// Rights of peers ([`Access::OF_PEERS`]) that are withheld until their first use are shifted by
+/// this.
 const WITHHELD: u32 = 24;
-/// Those of peers that can be.
-const USES: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
 
 impl Region {
     /// The same, but the first use of each right of peers is refused, until `Region::give` was
     /// called for it. So it is seen, and later ones cost nothing.
     pub fn withholding(self) -> Self {
-        let withheld = Access::from_bits_retain((self.access & USES).bits() << WITHHELD);
-        Self { access: self.access & !USES | withheld, ..self }
+        let withheld = Access::from_bits_retain((self.access & Access::OF_PEERS).bits() << WITHHELD);
+        Self { access: self.access & !Access::OF_PEERS | withheld, ..self }
     }
 
     /// Which of these rights are withheld.
     pub(crate) fn withheld(&self, access: Access) -> Access {
-        Access::from_bits_retain(self.access.bits() >> WITHHELD) & USES & access
+        Access::from_bits_retain(self.access.bits() >> WITHHELD) & Access::OF_PEERS & access
     }
 
     /// Every right that the key grants, withheld or not.
     pub(crate) fn granted(&self) -> Access {
-        Access::from_bits_truncate(self.access.bits()) | self.withheld(USES)
+        Access::from_bits_truncate(self.access.bits()) | self.withheld(Access::OF_PEERS)
     }
 
     /// Withholds them no longer.
@@ -233,8 +232,7 @@ impl Region {
     }
 }
 
-const REMOTE_RIGHTS: Access =
-    Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC).union(FLUSH_RIGHTS);
+const REMOTE_RIGHTS: Access = Access::OF_PEERS.union(FLUSH_RIGHTS);
 /// Those of them that a region has to have itself.
 const FLUSH_RIGHTS: Access = Access::FLUSH_GLOBAL.union(Access::FLUSH_PERSISTENT);
 

@@ -478,12 +478,6 @@ impl Display for WcOps {
     }
 }
 
-impl Window {
-    pub(super) fn allows(window: Option<Self>, at: core::time::Duration) -> bool {
-        window.is_none_or(|window| window.contains(at))
-    }
-}
-
 /// A call to judge.
 #[derive(Debug)]
 pub struct Call<'a> {
@@ -521,7 +515,7 @@ impl CallRule {
             CallAction::Event { call: Some(verb), .. } => *verb == call.verb,
             _ => false,
         };
-        is_verb && Window::allows(self.at, call.at) && self.site.as_deref().is_none_or(is_at)
+        is_verb && self.at.is_none_or(|window| window.contains(call.at)) && self.site.as_deref().is_none_or(is_at)
     }
 
     /// Returns true if the fields that need no counting allow the completion.
@@ -531,13 +525,9 @@ impl CallRule {
             CallAction::Event { event, .. } => event.is_of_completion(),
             _ => false,
         };
-        let is_qp = |qp: QpSelector| match qp {
-            QpSelector::Number(qpn) => qpn == done.qpn,
-            QpSelector::Ordinal(ordinal) => ordinal == done.ordinal,
-        };
         is_about
-            && Window::allows(self.at, done.at)
-            && self.qp.is_none_or(is_qp)
+            && self.at.is_none_or(|window| window.contains(done.at))
+            && self.qp.is_none_or(|qp| qp.is(done.qpn, done.ordinal))
             && self.ops.is_none_or(|ops| ops.contains(done.opcode))
             && self.wr_id.as_ref().is_none_or(|ids| ids.contains(done.wr_id))
     }

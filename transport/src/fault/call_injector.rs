@@ -3,7 +3,7 @@
 
 use super::call::{Call, CallAction, CallRule, Completion, Errno, EventFault};
 use super::injector::{mix, salt};
-use super::rule::{Hold, Window};
+use super::rule::{Hold, is_selected};
 use super::rules::Rules;
 use crate::wr::WcStatus;
 use core::fmt;
@@ -66,10 +66,8 @@ impl Judged {
     fn is_due(&mut self, seed: u64) -> Option<u64> {
         self.matched += 1;
         let random = mix(seed ^ self.salt ^ mix(self.matched));
-        let rule = &self.rule;
-        let is_due = rule.nth.as_ref().is_none_or(|nth| nth.contains(self.matched))
-            && rule.times.is_none_or(|times| self.applied < u64::from(times))
-            && rule.rate.is_none_or(|rate| rate.takes(random));
+        let CallRule { nth, times, rate, .. } = &self.rule;
+        let is_due = is_selected((nth.as_ref(), *times, *rate), (self.matched, self.applied), random);
         self.applied += u64::from(is_due);
         is_due.then(|| mix(random))
     }
@@ -160,11 +158,14 @@ impl CallInjector {
         let mut found = Vec::new();
         for judged in &mut self.rules {
             let CallAction::Event { event: wanted, call: None, by } = judged.rule.action else { continue };
-            let wait =
-                if event.is_of_device() { judged.rule.at.map_or(Duration::ZERO, |at| at.from) } else { Duration::ZERO };
-            if wanted != event || !event.is_of_device() && !Window::allows(judged.rule.at, at) {
+            if wanted != event {
                 continue;
             }
+            let wait = match judged.rule.at {
+                Some(window) if event.is_of_device() => window.from,
+                Some(window) if !window.contains(at) => continue,
+                _ => Duration::ZERO,
+            };
             if let Some(random) = judged.is_due(self.seed) {
                 found.push(Raised { wait, time: pick(by, random), rule: judged.rule.to_string() });
             }

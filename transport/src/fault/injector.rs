@@ -1,7 +1,7 @@
 //! [`Injector`] applies rules to packets: it keeps the counters and message numbers of each queue
 //! pair, and derives random decisions from the seed.
 
-use super::rule::{Action, Hold, Part, Rule};
+use super::rule::{Action, Hold, Part, Rule, is_selected};
 use super::rules::Rules;
 use super::verdict::{Corruption, RuleId, Seen, Verdict};
 use core::fmt::{self, Write};
@@ -170,9 +170,7 @@ impl Injector {
 
 /// Returns true if `nth`, `times` and the rate select this packet.
 fn is_due(rule: &Rule, count: &Count, random: u64) -> bool {
-    rule.nth.as_ref().is_none_or(|nth| nth.contains(count.matched))
-        && rule.times.is_none_or(|times| count.applied < u64::from(times))
-        && rule.rate.is_none_or(|rate| rate.takes(random))
+    is_selected((rule.nth.as_ref(), rule.times, rule.rate), (count.matched, count.applied), random)
 }
 
 impl Verdict {

@@ -142,6 +142,16 @@ pub enum QpSelector {
     Ordinal(u32),
 }
 
+impl QpSelector {
+    /// Returns true for the queue pair `qpn` that was created as number `ordinal`.
+    pub(super) fn is(self, qpn: Qpn, ordinal: u32) -> bool {
+        match self {
+            Self::Number(number) => number == qpn,
+            Self::Ordinal(number) => number == ordinal,
+        }
+    }
+}
+
 /// One rule. A field that is `None` allows every packet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
@@ -181,12 +191,8 @@ impl Rule {
 
     /// Returns true if the fields that need no counting match this packet of message number `msg`.
     pub(super) fn is_for(&self, seen: &Seen<'_>, msg: Option<u64>) -> bool {
-        let is_qp = |qp: QpSelector| match qp {
-            QpSelector::Number(qpn) => qpn == seen.qpn,
-            QpSelector::Ordinal(ordinal) => ordinal == seen.ordinal,
-        };
         self.dir.is_none_or(|dir| dir == seen.dir)
-            && self.qp.is_none_or(is_qp)
+            && self.qp.is_none_or(|qp| qp.is(seen.qpn, seen.ordinal))
             && self.services.is_none_or(|services| services.contains(&seen.packet.header.kind))
             && self.ops.is_none_or(|ops| ops.contains(seen.packet))
             && self.peer.is_none_or(|peer| peer == seen.peer)
@@ -195,6 +201,18 @@ impl Rule {
             && self.msg.as_ref().is_none_or(|list| msg.is_some_and(|msg| list.contains(msg)))
             && self.action.applies_to(seen)
     }
+}
+
+/// Returns true if `nth`, `times` and the rate of a rule select the one that is number `matched` of
+/// those that its other words allow, after `applied` faults.
+pub(super) fn is_selected(
+    (nth, times, rate): (Option<&Spans>, Option<u32>, Option<Rate>),
+    (matched, applied): (u64, u64),
+    random: u64,
+) -> bool {
+    nth.is_none_or(|nth| nth.contains(matched))
+        && times.is_none_or(|times| applied < u64::from(times))
+        && rate.is_none_or(|rate| rate.takes(random))
 }
 
 /// A set of numbers, as at most [`Spans::MAX`] inclusive ranges.

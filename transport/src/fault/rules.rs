@@ -22,7 +22,7 @@ impl Rules {
         Self { seed, list, calls: Vec::new() }
     }
 
-    /// The same with the first [`Rules::MAX`] rules of `calls`.
+    /// Adds rules about calls; of `calls` only the first [`Rules::MAX`] count.
     #[must_use]
     pub fn with_calls(mut self, mut calls: Vec<CallRule>) -> Self {
         calls.truncate(Self::MAX);
@@ -30,7 +30,7 @@ impl Rules {
         self
     }
 
-    /// The same with this seed.
+    /// Sets the seed of random decisions.
     #[must_use]
     pub fn with_seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);

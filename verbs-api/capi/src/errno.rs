@@ -157,27 +157,27 @@ fn caught<T, F: FnOnce() -> Result<T>>(body: F) -> Result<T> {
 /// Runs `body` like [`caught`], with cancellation of the thread off: a cancellation unwinds too,
 /// and catching it ends the process.
 pub(crate) fn contained<T, F: FnOnce() -> Result<T>>(body: F) -> Result<T> {
+    contained_move(None, body)
+}
+
+/// Like [`contained`], for `ibv_modify_qp` to the state with this name.
+fn contained_move<T, F: FnOnce() -> Result<T>>(state: Option<&str>, body: F) -> Result<T> {
     uncancelled(|| {
         let _verb = explain::enter_verb();
-        if faults::is_on() { judged(None, body) } else { caught(body) }
+        if faults::is_on() { judged(state, body) } else { caught(body) }
     })
 }
 
-/// Runs `body` unless a fault rule lets the call fail. `state` names the state that
-/// `ibv_modify_qp` asks for.
+/// Runs `body` unless a fault rule lets the call fail.
 #[cold]
 fn judged<T, F: FnOnce() -> Result<T>>(state: Option<&str>, body: F) -> Result<T> {
     let failed = |faults::Failed(errno)| Err(explained::<F>(Errno(errno)));
     faults::call(&call_of::<F>(), state, || caught(body)).unwrap_or_else(failed)
 }
 
-/// Like [`status`], for `ibv_modify_qp` to a state.
-pub(crate) fn status_of_move(state: &'static str, body: impl FnOnce() -> Result<()>) -> c_int {
-    let done = uncancelled(|| {
-        let _verb = explain::enter_verb();
-        if faults::is_on() { judged(Some(state), body) } else { caught(body) }
-    });
-    done.map_or_else(Errno::report, |()| 0)
+/// Like [`status`], for `ibv_modify_qp` to the state with this name.
+pub(crate) fn status_of_move(state: &str, body: impl FnOnce() -> Result<()>) -> c_int {
+    contained_move(Some(state), body).map_or_else(Errno::report, |()| 0)
 }
 
 /// Like [`status`], for calls per message, which turn cancellation off themselves where needed:

@@ -155,8 +155,6 @@ crate::ranks! { pub, 10_000.. ;
     RingCounts,
     /// `stats_file`: the file that says what this process counted.
     StatsFile,
-    /// `rule_events`: the contexts whose unread events count.
-    RuleEvents,
     /// `event`: events that wait for the program.
     Events,
     /// `engine::interceptor`: packets that are held back.

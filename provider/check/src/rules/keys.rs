@@ -433,9 +433,6 @@ fn posted(world: &World, is_it: impl Fn(&SendOp) -> bool) -> Stack {
     work.map_or_else(Stack::unknown, |work| work.posted.clone())
 }
 
-/// Rights of peers whose use the checker sees.
-const OF_PEERS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
-
 /// `access-unused`.
 #[derive(Debug, Default)]
 pub(super) struct Rights {
@@ -467,7 +464,7 @@ impl Rights {
     fn unused(&self, known: &Known, until: &str) -> Option<Report> {
         let Made::Mr(memory) = known.made else { return None };
         let used = self.used.get(&memory.rkey).copied().unwrap_or_default();
-        let unused = memory.access & OF_PEERS & !used;
+        let unused = memory.access & Access::OF_PEERS & !used;
         if unused.is_empty() || known.of_library {
             return None;
         }

@@ -15,8 +15,8 @@ use super::route::{Address, Path};
 use crate::event::AsyncEventKind;
 use crate::ib_cm::{CmHandler, Request, Session};
 use crate::qp::Qp;
+use crate::rule_events;
 use crate::runtime::Runtime;
-use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_base::limits::{self, MAX_QP_RD_ATOM};
 use roxe_base::own_threads::OwnThread;
@@ -379,11 +379,13 @@ impl Deadline for Cut {
     fn on_deadline(&self, _: Instant) {
         // The thread that runs the timers may hold locks of the connection manager.
         let id = self.0.clone();
-        thread::spawn(move || {
+        let end = move || {
             let _own = OwnThread::begin();
             // Too late is no error.
             id.upgrade().map(|id| id.disconnect())
-        });
+        };
+        // Without a thread the connection goes on.
+        _ = thread::Builder::new().spawn(end);
     }
 }
 
@@ -391,10 +393,7 @@ impl Id {
     /// Ends the connection later, if a fault rule asks for it.
     fn end_by_rule(&self, engine: &Engine) {
         for Raised { time, .. } in faults::occasion(EventFault::Disconnected) {
-            let cut: Arc<dyn Deadline> = Arc::new(Cut(Weak::clone(&self.me)));
-            engine.scheduler.add_deadline(clock::now().after(time), Arc::downgrade(&cut));
-            // The timer does not keep it.
-            std::mem::forget(cut);
+            rule_events::after(engine, time, Arc::new(Cut(Weak::clone(&self.me))));
         }
     }
 }

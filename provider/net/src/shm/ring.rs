@@ -37,7 +37,7 @@ const ALIGN: usize = 16;
 const LINE: u64 = 64;
 /// Records of packets of at most this many bytes are built beside the ring, up to [`STAGE`] bytes
 /// of them: while the reader polls the header, each locked operation between two stores to its line
-/// would stall. Memory that the reader may change is written byte by byte, too.
+/// would stall. Besides, stores to shared memory are made byte by byte.
 const STAGED: usize = 256;
 const STAGE: usize = 2 << 10;
 
@@ -371,8 +371,8 @@ impl Open {
     }
 }
 
-/// The staged bytes of a record up to `end` in whole words, its header still 0; `None` if more than
-/// these were not staged.
+/// The staged bytes of a record up to `end` in whole words, its header still 0; `None` if the
+/// record is longer than the stage.
 #[inline]
 fn staged_lines(staged: &[u8; STAGE], end: usize) -> Option<&[[u8; HEADER_LEN]]> {
     staged.as_chunks().0.get(..end.next_multiple_of(LINE as usize) / HEADER_LEN)

@@ -139,7 +139,7 @@ mod unused_rights {
     use crate::testing::Card;
     use roxe_wire::RKey;
 
-    const GRANTED: Access = OF_PEERS.union(Access::LOCAL_WRITE);
+    const GRANTED: Access = Access::OF_PEERS.union(Access::LOCAL_WRITE);
 
     fn uses(card: &mut Card, right: Access) {
         assert_eq!(card.tell(Event::FirstUse { rkey: RKey(5), right }), []);

@@ -157,7 +157,7 @@ fn tools<'a>(ident: &'a mut IdentGuess, locals: &'a [Gid]) -> RxTools<'a> {
     RxTools { ident, locals, no_receives, may_overtake, serves_at_once, delayed_until }
 }
 
-/// At the end of a ring it leaves in the visit of its request, or is delayed there.
+/// At the end of a ring an acknowledgement leaves in the visit of its request, or is delayed there.
 #[test]
 fn ack_leaves_at_once_behind_last_request() {
     let (pd, pages) = (testing::pd(), Pages::new(1));
