@@ -158,15 +158,25 @@ static bool wait_wc(struct pair *pair, struct ibv_wc *wc) {
     return found > 0 || failed("ibv_poll_cq");
 }
 
+static bool succeeded(const struct ibv_wc *wc) {
+    if (wc->status != IBV_WC_SUCCESS)
+        fprintf(stderr, "WRITE: %s\n", ibv_wc_status_str(wc->status));
+    return wc->status == IBV_WC_SUCCESS;
+}
+
+static bool arm(struct pair *pair) {
+    errno = ibv_req_notify_cq(pair->cq, 0);
+    return !errno || failed("ibv_req_notify_cq");
+}
+
+static bool post(struct pair *pair, unsigned length) {
+    errno = post_write(pair, length);
+    return !errno || failed("ibv_post_send");
+}
+
 static bool write_once(struct pair *pair) {
     struct ibv_wc wc;
-    if ((errno = post_write(pair, 64)))
-        return failed("ibv_post_send");
-    if (!wait_wc(pair, &wc))
-        return false;
-    if (wc.status != IBV_WC_SUCCESS)
-        fprintf(stderr, "WRITE: %s\n", ibv_wc_status_str(wc.status));
-    return wc.status == IBV_WC_SUCCESS;
+    return post(pair, 64) && wait_wc(pair, &wc) && succeeded(&wc);
 }
 
 // The result of a memory registration is used without a look.
@@ -278,10 +288,7 @@ static bool retry(void) {
     bool good = make_pair(&pair), done = false;
     while (good && !done) {
         struct ibv_wc wc;
-        if ((errno = post_write(&pair, 64)))
-            good = failed("ibv_post_send");
-        else
-            good = wait_wc(&pair, &wc);
+        good = post(&pair, 64) && wait_wc(&pair, &wc);
         done = good && wc.status == IBV_WC_SUCCESS;
         if (good && !done && !wrong)
             good = reset_pair(&pair);
@@ -294,14 +301,7 @@ static bool retry(void) {
 static bool wc_status(void) {
     struct pair pair = {0};
     struct ibv_wc wc;
-    bool good = make_pair(&pair);
-    if (good && (errno = post_write(&pair, 64)))
-        good = failed("ibv_post_send");
-    good = good && wait_wc(&pair, &wc);
-    if (good && !wrong && wc.status != IBV_WC_SUCCESS) {
-        fprintf(stderr, "WRITE: %s\n", ibv_wc_status_str(wc.status));
-        good = false;
-    }
+    bool good = make_pair(&pair) && post(&pair, 64) && wait_wc(&pair, &wc) && (wrong || succeeded(&wc));
     close_pair(&pair);
     return good;
 }
@@ -334,17 +334,12 @@ static bool unacked(void) {
     struct ibv_wc wc;
     struct ibv_cq *cq;
     void *tag;
-    bool good = make_pair(&pair);
-    if (good && (errno = ibv_req_notify_cq(pair.cq, 0)))
-        good = failed("ibv_req_notify_cq");
-    if (good && (errno = post_write(&pair, 64)))
-        good = failed("ibv_post_send");
+    bool good = make_pair(&pair) && arm(&pair) && post(&pair, 64);
     if (good && ibv_get_cq_event(pair.channel, &cq, &tag))
         good = failed("ibv_get_cq_event");
     else
         pair.unacked = good;
-    if (good && wait_wc(&pair, &wc) && wc.status != IBV_WC_SUCCESS) {
-        fprintf(stderr, "WRITE: %s\n", ibv_wc_status_str(wc.status));
+    if (good && wait_wc(&pair, &wc) && !succeeded(&wc)) {
         good = false;
         pair.unacked = !wrong;
     }
@@ -426,10 +421,8 @@ static bool early_read(void) {
         volatile unsigned char *last = pair.memory + 2 * SIZE - 1;
         int found = 0;
         memset(pair.memory, round, SIZE);
-        if ((errno = post_write(&pair, SIZE))) {
-            good = failed("ibv_post_send");
+        if (!(good = post(&pair, SIZE)))
             break;
-        }
         while (!found && !(wrong && *last == round))
             found = ibv_poll_cq(pair.cq, 1, &wc);
         if (found < 0 || wc.status != IBV_WC_SUCCESS) {
@@ -439,10 +432,8 @@ static bool early_read(void) {
             fprintf(stderr, "round %d: the memory is not whole\n", round);
             good = false;
         }
-        if (good && !found && wait_wc(&pair, &wc) && wc.status != IBV_WC_SUCCESS) {
-            fprintf(stderr, "WRITE: %s\n", ibv_wc_status_str(wc.status));
-            good = false;
-        }
+        if (good && !found && wait_wc(&pair, &wc))
+            good = succeeded(&wc);
     }
     close_pair(&pair);
     return good;
@@ -455,28 +446,20 @@ static bool late_arm(void) {
     struct ibv_wc wc;
     struct ibv_cq *cq;
     void *tag;
-    bool good = make_pair(&pair);
-    if (good && (errno = ibv_req_notify_cq(pair.cq, 0)))
-        good = failed("ibv_req_notify_cq");
-    for (int i = 0; good && i < 2; i++)
-        if ((errno = post_write(&pair, 64)))
-            good = failed("ibv_post_send");
+    bool good = make_pair(&pair) && arm(&pair) && post(&pair, 64) && post(&pair, 64);
     for (int done = 0; good && done < 2;) {
         if (ibv_get_cq_event(pair.channel, &cq, &tag)) {
             good = failed("ibv_get_cq_event");
             break;
         }
         ibv_ack_cq_events(cq, 1);
-        if ((errno = ibv_req_notify_cq(pair.cq, 0)))
-            good = failed("ibv_req_notify_cq");
+        good = arm(&pair);
         for (int found = 1; good && found && done < 2; done += found) {
             found = ibv_poll_cq(pair.cq, 1, &wc);
             if (found < 0)
                 good = failed("ibv_poll_cq");
-            if (found > 0 && wc.status != IBV_WC_SUCCESS) {
-                fprintf(stderr, "WRITE: %s\n", ibv_wc_status_str(wc.status));
-                good = false;
-            }
+            if (found > 0)
+                good = succeeded(&wc);
             if (found > 0 && wrong) {
                 done++;
                 break;

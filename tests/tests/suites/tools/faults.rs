@@ -1,5 +1,6 @@
 //! Stock programs under `ROXE_FAULTS` and `ROXE_CAPTURE`, with tshark to check the captures.
 
+use roxe_tests::files::Scratch;
 use roxe_tests::pair::{self, Outcome, Program};
 use roxe_tests::report::{self, Check, Verdict};
 use roxe_tests::{build, perftest, tshark};
@@ -30,33 +31,15 @@ pub(crate) fn main() -> ExitCode {
 
 type Judged = Result<(), String>;
 
-/// A folder of its own for a check, removed at its end.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Self {
-        static NEXT: AtomicU16 = AtomicU16::new(0);
-        let name = format!("roxe-faults-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir_all(&path).unwrap_or_else(|e| panic!("cannot make {}: {e}", path.display()));
-        Self(path)
-    }
-
-    fn join(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-
-    /// The files in it.
-    fn files(&self) -> Vec<PathBuf> {
-        let entries = fs::read_dir(&self.0).into_iter().flatten().flatten();
-        entries.map(|entry| entry.path()).collect()
-    }
+/// A folder for a check.
+fn scratch() -> Scratch {
+    Scratch::new("faults").unwrap_or_else(|why| panic!("{why}"))
 }
 
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+/// The files in a folder.
+fn files(folder: &Scratch) -> Vec<PathBuf> {
+    let entries = fs::read_dir(&**folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).collect()
 }
 
 /// One packet of a capture.
@@ -215,7 +198,7 @@ fn spoil(
 }
 
 fn survive(tool: &str, args: &str, rules: &str, effects: &[&str], judge: fn(&str) -> Judged) -> Judged {
-    let scratch = Scratch::new();
+    let scratch = scratch();
     let capture = scratch.join("%p.pcapng");
     let rules = format!("seed=1; {rules}").parse::<Rules>().map_err(|e| e.to_string())?.to_string();
     let envs = [("ROXE_FAULTS", rules.as_str()), ("ROXE_CAPTURE", &capture.to_string_lossy())];
@@ -231,7 +214,7 @@ fn survive(tool: &str, args: &str, rules: &str, effects: &[&str], judge: fn(&str
             return Err(format!("the rules or what they did are not told\n{}", said(outcome)));
         }
     }
-    check_files(&scratch.files(), effects)
+    check_files(&files(&scratch), effects)
 }
 
 /// Two files without fault, in which every effect is named.
@@ -260,7 +243,7 @@ fn check_files(files: &[PathBuf], effects: &[&str]) -> Judged {
 
 /// Which of its packets each process marked, in order.
 fn decisions(seed: u64) -> Result<Vec<Vec<bool>>, String> {
-    let scratch = Scratch::new();
+    let scratch = scratch();
     let (capture, rules) = (scratch.join("%p.pcapng"), format!("seed={seed}; ecn tx 20%"));
     let envs = [("ROXE_FAULTS", rules.as_str()), ("ROXE_CAPTURE", &capture.to_string_lossy())];
     let [server, client] = run_pair("ibv_rc_pingpong", "-g 0 -c -s 64 -n 150", &envs, LIMIT)?;
@@ -271,7 +254,7 @@ fn decisions(seed: u64) -> Result<Vec<Vec<bool>>, String> {
         let sent = packets.into_iter().filter(|packet| packet.direction == Direction::Outbound);
         sent.map(|packet| packet.comment.contains("marked CE")).collect()
     };
-    scratch.files().iter().map(|file| read(file).map(marked)).collect()
+    files(&scratch).iter().map(|file| read(file).map(marked)).collect()
 }
 
 /// The number of packets of a run depends on time, because that of acknowledgements does; nothing
@@ -300,7 +283,7 @@ fn one_name() -> Verdict {
         return Verdict::Skipped("ibv_rc_pingpong is not installed (see the README's test command)".into());
     }
     let share = || {
-        let scratch = Scratch::new();
+        let scratch = scratch();
         let capture = scratch.join("both.pcapng");
         let envs = [("ROXE_CAPTURE", &*capture.to_string_lossy())];
         let [server, client] = run_pair("ibv_rc_pingpong", "-g 0 -c -n 100", &envs, LIMIT)?;
@@ -309,7 +292,7 @@ fn one_name() -> Verdict {
         if first.output.contains("another process writes") || !second.output.contains("another process writes") {
             return Err(format!("{}\n{}", said(&first), said(&second)));
         }
-        let files = scratch.files();
+        let files = files(&scratch);
         if !files.contains(&capture) {
             return Err(format!("captures: {files:?}"));
         }
@@ -330,18 +313,18 @@ fn killed() -> Verdict {
         return Verdict::Skipped("ib_send_bw is not installed (see the README's test command)".into());
     }
     let kill = || {
-        let scratch = Scratch::new();
+        let scratch = scratch();
         let capture = scratch.join("%p.pcapng");
         let envs = [("ROXE_CAPTURE", &*capture.to_string_lossy())];
         let has_some = |file: &PathBuf| fs::metadata(file).is_ok_and(|file| file.len() >= SOME);
-        let enough = || scratch.files().iter().filter(|file| has_some(file)).count() == 2;
+        let enough = || files(&scratch).iter().filter(|file| has_some(file)).count() == 2;
         let (server, client, port) = both("ib_send_bw", "-F -x 0 -D 60 -s 64 -r 4 -t 4");
         let ends = pair::kill_pair(&server, &client, port, &envs, enough, LIMIT).map_err(|e| e.to_string())?;
         if !enough() || !ends.iter().all(|end| end.output.ends_with(pair::KILLED)) {
             return Err(format!("not killed in the middle\n{}\n{}", said(&ends[0]), said(&ends[1])));
         }
-        scratch.files().iter().try_for_each(|file| drop_cut_block(file))?;
-        check_files(&scratch.files(), &[])
+        files(&scratch).iter().try_for_each(|file| drop_cut_block(file))?;
+        check_files(&files(&scratch), &[])
     };
     kill().into()
 }
@@ -467,7 +450,7 @@ fn tshark_complains() -> Verdict {
         return no_tshark();
     }
     let complain = || {
-        let scratch = Scratch::new();
+        let scratch = scratch();
         let good = capture_of(&every_kind()[..1]);
         let find = |bytes: &[u8]| good.windows(bytes.len()).position(|window| window == bytes).ok_or("no address");
         // The byte in front of the source address of IPv4 ends the checksum; port 4791 begins 4
@@ -492,7 +475,7 @@ fn tshark_agrees() -> Verdict {
         return no_tshark();
     }
     let agree = || {
-        let (scratch, kinds) = (Scratch::new(), every_kind());
+        let (scratch, kinds) = (scratch(), every_kind());
         let file = scratch.join("kinds.pcapng");
         fs::write(&file, capture_of(&kinds)).map_err(|e| e.to_string())?;
         please_tshark(&file)?;

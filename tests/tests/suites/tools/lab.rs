@@ -2,13 +2,13 @@
 //! without leftovers.
 
 use roxe_tests::build;
+use roxe_tests::files::Scratch;
 use roxe_tests::guest::link;
 use roxe_tests::pair::{UNPRIVILEGED, installed};
 use roxe_tests::report::{self, Check, Verdict};
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 use std::process::{Command, ExitCode, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -50,32 +50,22 @@ fn roxe_lab(prefix: &[&str], arguments: &[&str]) -> Command {
     command
 }
 
-/// A folder for one check that every user may write to, removed at its end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("roxe-lab-{name}-{}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
-        Self(path)
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.0.join(name).display().to_string()
-    }
+/// A folder for one check that every user may write to.
+fn folder(name: &str) -> Scratch {
+    let folder = Scratch::new(&format!("lab-{name}")).unwrap();
+    fs::set_permissions(&*folder, fs::Permissions::from_mode(0o777)).unwrap();
+    folder
 }
 
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+/// The path of a file in the folder.
+fn in_folder(folder: &Scratch, name: &str) -> String {
+    folder.join(name).display().to_string()
 }
 
 /// Runs a scenario to its end.
 fn scenario(name: &str, text: &str) -> Result<Output, Verdict> {
-    let folder = Folder::new(name);
-    let file = folder.path("lab.toml");
+    let folder = folder(name);
+    let file = in_folder(&folder, "lab.toml");
     fs::write(&file, text).unwrap();
     output(&mut roxe_lab(&["timeout", "60"], &[&file]))
 }
@@ -111,8 +101,7 @@ fn scenario_orders() -> Verdict {
     Verdict::Failed(text_of(&output))
 }
 
-/// The second host, which has no command and keeps its card, loses and gets its link. The first
-/// host watches only its own.
+/// The first host sees its link go down and come up again; the second one has no command.
 fn scenario_changes_links() -> Verdict {
     let text = r#"
         hosts = 2
@@ -254,8 +243,8 @@ fn cut_and_heal(prefix: &[&str], process: &str) -> Verdict {
 }
 
 fn captures() -> Verdict {
-    let folder = Folder::new("captures");
-    let files = folder.path("links");
+    let folder = folder("captures");
+    let files = in_folder(&folder, "links");
     match output(lab(&[], &["--captures", &files], RPING).env("ADDR", "host1")) {
         Ok(output) if output.status.success() => {}
         Ok(output) => return Verdict::Failed(text_of(&output)),

@@ -1,13 +1,14 @@
 //! `roxe run --trace`: traces of stock programs contain what docs/how-to/trace.md describes, in the
 //! format that viewers read.
 
+use roxe_tests::files::Scratch;
 use roxe_tests::pair::{self, Program};
 use roxe_tests::report::{self, Check, Verdict};
 use serde_json::Value;
 use std::cell::OnceCell;
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
@@ -38,27 +39,14 @@ pub(crate) fn main() -> ExitCode {
     report::main(checks.into_iter().flat_map(|it| ["auto", "udp"].map(|link| check(it, link))).collect())
 }
 
-/// A folder of its own for a check, removed at its end.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Self {
-        static NEXT: AtomicU16 = AtomicU16::new(0);
-        let name = format!("roxe-trace-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir_all(&path).unwrap_or_else(|e| panic!("cannot make {}: {e}", path.display()));
-        Self(path)
-    }
-
-    fn file(&self, name: &str) -> String {
-        self.0.join(name).display().to_string()
-    }
+/// A folder for a check.
+fn scratch() -> Scratch {
+    Scratch::new("trace").unwrap_or_else(|why| panic!("{why}"))
 }
 
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+/// The path of a file in a folder.
+fn file(folder: &Scratch, name: &str) -> String {
+    folder.join(name).display().to_string()
 }
 
 /// A port no other check of this run uses.
@@ -69,8 +57,8 @@ fn port() -> u16 {
 
 /// The trace of a server and its client, which end well.
 fn traced(line: &str, link: &str, faults: &str) -> Result<Trace, String> {
-    let scratch = Scratch::new();
-    let file = scratch.file("both.json");
+    let scratch = scratch();
+    let file = file(&scratch, "both.json");
     run_pair(line, &[("ROXE_LINK", link), ("ROXE_FAULTS", faults), ("ROXE_TRACE", &file)])?;
     Trace::read(Path::new(&file), true)
 }
@@ -253,8 +241,8 @@ fn several(link: &str) -> Judged {
 }
 
 fn connection(link: &str) -> Judged {
-    let (scratch, port) = (Scratch::new(), port());
-    let file = scratch.file("both.json");
+    let (scratch, port) = (scratch(), port());
+    let file = file(&scratch, "both.json");
     let server = Program::parse(&format!("rping -s -a 127.0.0.1 -p {port} -C 3"));
     let client = Program::parse(&format!("rping -c -a 127.0.0.1 -p {port} -C 3"));
     let envs = [("ROXE_LINK", link), ("ROXE_TRACE", &*file)];
@@ -301,8 +289,8 @@ fn not_ready(link: &str) -> Judged {
 
 /// Nothing arrives, so that all retries are in vain.
 fn error(link: &str) -> Judged {
-    let (scratch, port) = (Scratch::new(), port());
-    let file = scratch.file("both.json");
+    let (scratch, port) = (scratch(), port());
+    let file = file(&scratch, "both.json");
     let line = format!("ibv_rc_pingpong -g 0 -p {port}");
     let (server, client) = (Program::parse(&line), Program::parse(&format!("{line} 127.0.0.1")));
     let envs = [("ROXE_LINK", link), ("ROXE_FAULTS", "drop rx"), ("ROXE_TRACE", &*file)];
@@ -321,9 +309,9 @@ fn error(link: &str) -> Judged {
 }
 
 fn own_files(link: &str) -> Judged {
-    let scratch = Scratch::new();
-    run_pair("ibv_rc_pingpong -g 0 -n 5", &[("ROXE_LINK", link), ("ROXE_TRACE", &scratch.file("%p.json"))])?;
-    let files: Vec<_> = fs::read_dir(&scratch.0).into_iter().flatten().flatten().collect();
+    let scratch = scratch();
+    run_pair("ibv_rc_pingpong -g 0 -n 5", &[("ROXE_LINK", link), ("ROXE_TRACE", &file(&scratch, "%p.json"))])?;
+    let files: Vec<_> = fs::read_dir(&*scratch).into_iter().flatten().flatten().collect();
     for file in &files {
         let processes = Trace::read(&file.path(), true)?.processes();
         let own = processes.iter().map(|pid| format!("{pid}.json"));
@@ -336,8 +324,8 @@ fn own_files(link: &str) -> Judged {
 
 /// The server serves until it is killed.
 fn killed(link: &str) -> Judged {
-    let (scratch, port) = (Scratch::new(), port());
-    let file = scratch.file("both.json");
+    let (scratch, port) = (scratch(), port());
+    let file = file(&scratch, "both.json");
     let server = Program::parse(&format!("rping -s -P -a 127.0.0.1 -p {port}"));
     let client = Program::parse(&format!("rping -c -a 127.0.0.1 -p {port} -C 3"));
     let envs = [("ROXE_LINK", link), ("ROXE_TRACE", &*file)];
