@@ -1,6 +1,10 @@
 //! Child processes of this program.
 
+use crate::library;
+use crate::output::Result;
+use std::io::Write;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 /// A child process that is killed when this is dropped.
@@ -24,4 +28,21 @@ pub(crate) fn background(subcommand: &str) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg(subcommand).process_group(0).stdout(Stdio::null());
     command
+}
+
+/// Returns the file of this program, for a child that is the same one.
+pub(crate) fn own() -> Result<PathBuf> {
+    Ok(library::own_program().ok_or("/proc is missing: mount -t proc proc /proc")?)
+}
+
+/// Configures links by the lines of a batch of `ip`.
+pub(crate) fn ip(batch: &str) -> Result<()> {
+    let mut command = Command::new("ip");
+    command.args(["-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let missing = |cause| format!("cannot start ip of iproute2: {cause}");
+    let mut child = command.spawn().map_err(missing)?;
+    child.stdin.take().map(|mut input| input.write_all(batch.as_bytes())).transpose()?;
+    let output = child.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() { Ok(()) } else { Err(format!("ip failed: {}", said.trim()).into()) }
 }

@@ -24,21 +24,22 @@ mod link;
 mod net;
 mod scenario;
 
+use crate::child::{ip, own};
 use crate::files::create_folder;
 use crate::output::Result;
 use crate::run::Options;
-use crate::view::{make_mounts_private, unshare_user};
+use crate::view::{mount_own_proc, unshare_as_root};
 use capture::Captures;
 use control::Control;
 use director::Director;
 use host::{Host, step};
 use link::Link;
-use net::{NUMBER, Net, SWITCH, ip, own, status_of, tc};
+use net::{NUMBER, Net, SWITCH, status_of, tc};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
-use nix::unistd::{Gid, Uid, sethostname};
+use nix::unistd::sethostname;
 use scenario::Scenario;
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -92,12 +93,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     if let Some(folder) = &net.captures {
         create_folder(folder)?;
     }
-    // Root may do without a user namespace.
-    if !(Uid::effective().is_root() && unshare(CloneFlags::CLONE_NEWPID).is_ok()) {
-        unshare_user(CloneFlags::CLONE_NEWPID, Uid::from_raw(0), Gid::from_raw(0)).map_err(|cause| {
-            format!("this system grants no user namespace: {cause}; run as root, or allow unprivileged user namespaces")
-        })?;
-    }
+    unshare_as_root(CloneFlags::CLONE_NEWPID)?;
     let mut switch = Command::new(own()?);
     switch.arg(SWITCH).args(net.words());
     switch.args(file.map(|file| OsString::from_iter([OsStr::new("--scenario="), file.as_os_str()])));
@@ -138,9 +134,7 @@ const FAULTS: &str = "--faults=";
 pub(crate) fn switch(args: &InnerArgs) -> Result<ExitCode> {
     set_pdeathsig(Signal::SIGKILL)?;
     unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)?;
-    make_mounts_private()?;
-    mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), None::<&str>)
-        .map_err(|cause| format!("cannot mount /proc for the lab: {cause}; in a container, unmask its paths"))?;
+    mount_own_proc()?;
     let net = &args.net;
     if let Err(cause) = show_hosts_file(&net.hosts_file()) {
         eprintln!("roxe lab: hosts have no names in /etc/hosts: {cause}");

@@ -201,38 +201,30 @@ impl Session<'_> {
     }
 
     fn dev(&self, words: &[&str]) -> Result {
-        match words {
-            [] => self.show(None, |card| Ok(vec![card.dev(self.options.details)])),
-            [word, rest @ ..] => match choose(word, &["add", "delete", "show", "list", "set", "help"]) {
-                Some("show" | "list") => {
-                    self.show(rest.first().copied(), |card| Ok(vec![card.dev(self.options.details)]))
-                }
-                Some("help") => print(USAGE),
-                Some(change) => self.refuse(
-                    &format!("dev {change}"),
-                    "roxe run --netdev chooses the interfaces, ROXE_DEVICE_NAME the names",
-                ),
-                None => unknown("dev command", word),
-            },
+        let (word, rest) = words.split_first().unwrap_or((&"show", &[]));
+        match choose(word, &["add", "delete", "show", "list", "set", "help"]) {
+            Some("show" | "list") => self.show(rest.first().copied(), |cards| {
+                Ok(cards.iter().map(|card| card.dev(self.options.details)).collect())
+            }),
+            Some("help") => print(USAGE),
+            Some(change) => self.refuse(
+                &format!("dev {change}"),
+                "roxe run --netdev chooses the interfaces, ROXE_DEVICE_NAME the names",
+            ),
+            None => unknown("dev command", word),
         }
     }
 
     fn link(&self, words: &[&str]) -> Result {
-        let link = |card: &Card| Ok(vec![card.link(self.options.details)]);
-        match words {
-            [] => self.show(None, link),
-            [word, rest @ ..] => match choose(word, &["add", "delete", "show", "list", "help"]) {
-                Some("show" | "list") => match rest.first() {
-                    Some(place) => self.show_link(Some(place), true, link),
-                    None => self.show(None, link),
-                },
-                Some("help") => print(USAGE),
-                Some(change) => self.refuse(
-                    &format!("link {change}"),
-                    "roxe run --netdev NAME gives the program a device on an interface",
-                ),
-                None => unknown("link command", word),
-            },
+        let (word, rest) = words.split_first().unwrap_or((&"show", &[]));
+        match choose(word, &["add", "delete", "show", "list", "help"]) {
+            Some("show" | "list") => self.show_link(rest.first().copied(), true, |cards| {
+                Ok(cards.iter().map(|card| card.link(self.options.details)).collect())
+            }),
+            Some("help") => print(USAGE),
+            Some(change) => self
+                .refuse(&format!("link {change}"), "roxe run --netdev NAME gives the program a device on an interface"),
+            None => unknown("link command", word),
         }
     }
 
@@ -253,15 +245,18 @@ impl Session<'_> {
         };
         let Some(kind) = ObjectKind::of(kind) else { return print(USAGE) };
         let (place, filters) = Filter::parse(rest, allowed(kind))?;
-        self.show_link(place, false, |card| {
+        self.show_link(place, false, |cards| {
             let qps = if kind == ObjectKind::Srq { answers(Query::Objects(ObjectKind::Qp))? } else { Vec::new() };
-            let found = card.objects(kind, &answers(Query::Objects(kind))?, &qps);
-            Ok(found.into_iter().filter(|record| filters.iter().all(|filter| filter.takes(record))).collect())
+            let all = answers(Query::Objects(kind))?;
+            Ok(chosen(cards.iter().flat_map(|card| card.objects(kind, &all, &qps)), &filters))
         })
     }
 
     fn summary(&self, device: Option<&str>) -> Result {
-        self.show(device, |card| Ok(vec![card.summary(&answers(Query::Counts)?)]))
+        self.show(device, |cards| {
+            let counts = answers(Query::Counts)?;
+            Ok(cards.iter().map(|card| card.summary(&counts)).collect())
+        })
     }
 
     fn statistic(&self, words: &[&str]) -> Result {
@@ -285,14 +280,14 @@ impl Session<'_> {
                 .refuse("statistic qp", "every queue pair of roxe has counters of its own; there is nothing to bind"),
             Some("mode") => {
                 let place = Filter::parse(rest, &[])?.0;
-                self.show_link(place, false, |card| Ok(vec![card.counter_mode()]))
+                self.show_link(place, false, |cards| Ok(cards.iter().map(|card| card.counter_mode()).collect()))
             }
             Some(command) => {
                 let rest = if command == "link" { words } else { rest };
                 let (place, filters) = Filter::parse(rest, &["cntn", "lqpn", "pid", "qp-type"])?;
-                self.show_link(place, false, |card| {
-                    let found = card.counters_of_qps(&answers(Query::Objects(ObjectKind::Qp))?);
-                    Ok(found.into_iter().filter(|record| filters.iter().all(|filter| filter.takes(record))).collect())
+                self.show_link(place, false, |cards| {
+                    let qps = answers(Query::Objects(ObjectKind::Qp))?;
+                    Ok(chosen(cards.iter().flat_map(|card| card.counters_of_qps(&qps)), &filters))
                 })
             }
             None => unknown("parameter", word),
@@ -300,7 +295,10 @@ impl Session<'_> {
     }
 
     fn counters(&self, place: Option<&str>) -> Result {
-        self.show_link(place, false, |card| Ok(vec![card.counters(&answers(Query::Counts)?)]))
+        self.show_link(place, false, |cards| {
+            let counts = answers(Query::Counts)?;
+            Ok(cards.iter().map(|card| card.counters(&counts)).collect())
+        })
     }
 
     fn system(&self, words: &[&str]) -> Result {
@@ -360,7 +358,7 @@ impl Session<'_> {
     }
 
     /// Prints the records of the device with this name, or of all.
-    fn show(&self, device: Option<&str>, records: impl Fn(&Card) -> Result<Vec<Record>>) -> Result {
+    fn show(&self, device: Option<&str>, records: impl Fn(&[&Card]) -> Result<Vec<Record>>) -> Result {
         let tool = real::find();
         let first = tool.as_ref().map_or(Ok(0), Tool::next_index)?;
         let all = cards(first)?;
@@ -373,7 +371,7 @@ impl Session<'_> {
             (None, Some(tool)) => others = tool.output(self.args)?,
             (None, None) => {}
         }
-        let records = chosen.into_iter().map(records).collect::<Result<Vec<_>>>()?.concat();
+        let records = records(&chosen)?;
         let Options { json, pretty, .. } = *self.options;
         if json {
             return print(&record::array(&records, real::objects(&others), pretty));
@@ -387,19 +385,23 @@ impl Session<'_> {
         &self,
         place: Option<&str>,
         needs_port: bool,
-        records: impl Fn(&Card) -> Result<Vec<Record>>,
+        records: impl Fn(&[&Card]) -> Result<Vec<Record>>,
     ) -> Result {
         let Some(place) = place else { return self.show(None, records) };
         let (device, port) = place.split_once('/').unwrap_or((place, ""));
-        let is_ours = cards(0)?.iter().any(|card| card.name() == device);
-        match port.parse::<u32>() {
-            Ok(port) if is_ours && port > PORT => Err(wrong_name(place)),
-            Err(_) if is_ours && (needs_port || !matches!(port, "" | "-")) => Err(wrong_name(place)),
-            Ok(0) if is_ours => self.show(Some(device), |_| Ok(vec![])),
-            Err(_) if is_ours && port == "-" => self.show(Some(device), |_| Ok(vec![])),
-            _ => self.show(Some(device), records),
-        }
+        self.show(Some(device), |cards| match (port, port.parse::<u32>()) {
+            ("", _) if !needs_port => records(cards),
+            ("-", _) if !needs_port => Ok(vec![]),
+            (_, Ok(0)) => Ok(vec![]),
+            (_, Ok(number)) if number <= PORT => records(cards),
+            _ => Err(wrong_name(place)),
+        })
     }
+}
+
+/// The records that pass all filters.
+fn chosen(found: impl Iterator<Item = Record>, filters: &[Filter<'_>]) -> Vec<Record> {
+    found.filter(|record| filters.iter().all(|filter| filter.takes(record))).collect()
 }
 
 /// Time between two looks of `rdma monitor`.
@@ -460,7 +462,7 @@ impl<'a> Filter<'a> {
             "dst-port" => part("dst-addr", true),
             key => record.get(key).cloned(),
         };
-        // What an object does not have does not exclude it.
+        // An object without this key passes.
         value.is_none_or(|value| match &value {
             Value::Array(values) => values.iter().any(|value| self.takes_value(value)),
             value => self.takes_value(value),

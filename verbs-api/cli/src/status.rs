@@ -25,6 +25,31 @@ pub(crate) struct Process {
     pub(crate) answers: bool,
 }
 
+/// The words `name=value` of a line.
+#[derive(Debug)]
+pub(crate) struct Facts<'a>(BTreeMap<&'a str, &'a str>);
+
+impl<'a> Facts<'a> {
+    pub(crate) fn of(line: &'a str) -> Self {
+        Self(line.split(' ').filter_map(|word| word.split_once('=')).collect())
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    pub(crate) fn text(&self, name: &str) -> &'a str {
+        self.0.get(name).copied().unwrap_or_default()
+    }
+
+    /// A value, decimal or with 0x.
+    pub(crate) fn number(&self, name: &str) -> u64 {
+        let text = self.text(name);
+        let number = text.strip_prefix("0x").map_or_else(|| text.parse(), |digits| u64::from_str_radix(digits, 16));
+        number.unwrap_or_default()
+    }
+}
+
 /// Values of a queue pair, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Qp(pub(crate) BTreeMap<String, String>);
@@ -63,8 +88,7 @@ impl Process {
                     process.counters.push((name.to_owned(), value.parse().unwrap_or(0)));
                 }
                 (Some("qp"), ..) => {
-                    let pairs = line.split(' ').filter_map(|word| word.split_once('='));
-                    let values = pairs.map(|(name, value)| (name.to_owned(), value.to_owned()));
+                    let values = Facts::of(line).0.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned()));
                     process.qps.push(Qp(values.collect()));
                 }
                 _ => {}

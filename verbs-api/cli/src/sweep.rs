@@ -18,12 +18,13 @@ use crate::progress::Progress;
 use plan::{Classes, Fault};
 use roxe_base::weakest::Weakness;
 use std::collections::BTreeSet;
+use std::error::Error;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use trial::{Limits, Trial};
@@ -98,31 +99,31 @@ fn time(text: &str) -> Result<Duration, String> {
 /// Time that a run may take beyond ten times the first run.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Runs the sweep; the exit status is 0 without findings, 1 with some, and 2 if the program fails
-/// without a fault.
+/// Longest run for which pairs of weaknesses are tried one by one.
+const SHORT: Duration = Duration::from_secs(1);
+
+/// Runs the sweep; the exit status is 0 without findings and 1 with some.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let folder = Folder::make(args.resume.as_deref())?;
     if let Some(fault) = &args.fault {
         return repeat(args, &folder, &Fault::parse(fault)?);
     }
     let limits = Limits { time: args.timeout.unwrap_or(Duration::from_secs(600)), census: true, shows: false };
-    let first = Trial::run(&folder.0, "first", &Fault::none(), &args.command, limits)?;
+    let first = Trial::run(&folder.path, "first", &Fault::none(), &args.command, limits)?;
     if !first.succeeded() {
         let said = first.said();
         return Err(format!("the program fails without any fault: {}\n{said}", first.ending()).into());
     }
-    let limit = args.timeout.unwrap_or(first.time * 10 + GRACE);
-    let census = files::read_text(&folder.0.join("first/census")).map_err(|_| {
+    let census = files::read_text(&folder.path.join("first/census")).map_err(|_| {
         "the program made no call of verbs; does it load roxe? Try `roxe run --explain -- PROGRAM`".to_owned()
     })?;
     let faults = plan::faults(&census, args.classes(), args.seeds);
-    let quiet = Limits { time: limit, census: false, shows: false };
-    let plain = Trial::run(&folder.0, "plain", &Fault::none(), &args.command, quiet)?;
-    if !plain.succeeded() {
-        return Err(format!("the program failed in its second run without any fault: {}", plain.ending()).into());
+    let bench = Bench::make(args, &folder, args.limit_after(&first))?;
+    if !bench.plain.succeeded() {
+        return Err(format!("the program failed in its second run without any fault: {}", bench.plain.ending()).into());
     }
-    let judged = try_all(args, &folder, &faults, &plain, limit)?;
-    let findings = reduced(args, &folder, &plain, limit, group(&judged))?;
+    let judged = bench.try_all(&faults)?;
+    let findings = bench.reduced(group(&judged))?;
     finish(args, &faults, &judged, &findings)
 }
 
@@ -141,131 +142,135 @@ impl Args {
         let processors = || thread::available_parallelism().map_or(1, usize::from);
         self.jobs.map_or_else(processors, usize::from)
     }
+
+    /// Time after which a run hangs, given one without faults.
+    fn limit_after(&self, plain: &Trial) -> Duration {
+        self.timeout.unwrap_or(plain.time * 10 + GRACE)
+    }
 }
 
-/// The folder of a sweep, removed at the end unless it is that of `--resume`.
-struct Folder(PathBuf, bool);
+/// The folder of a sweep.
+struct Folder {
+    path: PathBuf,
+    /// False for that of `--resume`.
+    is_temporary: bool,
+}
 
 impl Folder {
     fn make(kept: Option<&Path>) -> Result<Self> {
         if let Some(path) = kept {
             files::create_folder(path)?;
-            return Ok(Self(fs::canonicalize(path)?, false));
+            return Ok(Self { path: fs::canonicalize(path)?, is_temporary: false });
         }
         let base = files::private_folder(&files::base_folder()?.join("sweep"))?;
         let path = base.join(std::process::id().to_string());
         _ = fs::remove_dir_all(&path);
         fs::create_dir(&path)?;
-        Ok(Self(path, true))
-    }
-
-    fn results(&self) -> PathBuf {
-        self.0.join("results.jsonl")
+        Ok(Self { path, is_temporary: true })
     }
 }
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        if self.1 {
-            _ = fs::remove_dir_all(&self.0);
+        if self.is_temporary {
+            _ = fs::remove_dir_all(&self.path);
         }
     }
 }
 
 /// `--fault`: one run, with what the program prints.
 fn repeat(args: &Args, folder: &Folder, fault: &Fault) -> Result<ExitCode> {
-    let limits = Limits { time: args.timeout.unwrap_or(Duration::from_secs(60)), census: false, shows: true };
-    let plain = Trial::run(&folder.0, "plain", &Fault::none(), &args.command, Limits { shows: false, ..limits })?;
-    let limits = Limits { time: args.timeout.unwrap_or(plain.time * 10 + GRACE), ..limits };
-    let trial = Trial::run(&folder.0, "fault", fault, &args.command, limits)?;
-    let judged = judge(fault, &trial, &plain);
+    let bench = Bench::make(args, folder, args.timeout.unwrap_or(Duration::from_secs(60)))?;
+    let limits = Limits { time: args.limit_after(&bench.plain), census: false, shows: true };
+    let trial = Trial::run(&folder.path, "fault", fault, &args.command, limits)?;
+    let judged = judge(fault, &trial, &bench.plain);
     output::line(report::one(&judged));
     Ok(if judged.class.is_finding() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Runs all faults that have no result yet, several at a time; returns the results in the order of
-/// the faults.
-fn try_all(args: &Args, folder: &Folder, faults: &[Fault], plain: &Trial, limit: Duration) -> Result<Vec<Judged>> {
-    let known = verdict::load(&folder.results());
-    let todo: Vec<_> = faults.iter().filter(|fault| known.iter().all(|known| known.fault != fault.text)).collect();
-    let (next, is_stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let progress = Mutex::new(Progress::new(todo.len()));
-    let (results, errors) = (Mutex::new(known), Mutex::new(Vec::new()));
-    let start = Instant::now();
-    thread::scope(|scope| {
-        for job in 0..args.jobs().min(todo.len().max(1)) {
-            let (next, todo, progress, results, errors, is_stopped) =
-                (&next, &todo, &progress, &results, &errors, &is_stopped);
-            scope.spawn(move || {
-                while let Some(fault) = todo.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if is_stopped.load(Ordering::Relaxed) || args.budget.is_some_and(|budget| start.elapsed() > budget)
-                    {
-                        return;
-                    }
-                    let limits = Limits { time: limit, census: false, shows: false };
-                    match Trial::run(&folder.0, &format!("run{job}"), fault, &args.command, limits) {
-                        Ok(trial) => {
-                            let judged = judge(fault, &trial, plain);
-                            let found = locked(results);
-                            let (mut found, line) = (found, judged.line());
-                            verdict::keep(&folder.results(), &line);
-                            found.push(judged);
-                            let findings = found.iter().filter(|judged| judged.class.is_finding()).count();
-                            drop(found);
-                            locked(progress).step(&status(start, next, todo.len(), findings));
-                        }
-                        Err(error) => {
-                            is_stopped.store(true, Ordering::Relaxed);
-                            locked(errors).push(error.to_string());
-                        }
-                    }
-                }
-            });
-        }
-    });
-    locked(&progress).clear();
-    if let Some(error) = locked(&errors).pop() {
-        return Err(error.into());
-    }
-    let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let of = |fault: &Fault| results.iter().find(|judged| judged.fault == fault.text).cloned();
-    Ok(faults.iter().filter_map(of).collect())
+/// Makes runs and judges them by comparison with one without faults.
+struct Bench<'a> {
+    args: &'a Args,
+    folder: &'a Folder,
+    /// Time after which a run hangs.
+    limit: Duration,
+    /// The run without faults.
+    plain: Trial,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+impl<'a> Bench<'a> {
+    fn make(args: &'a Args, folder: &'a Folder, limit: Duration) -> Result<Self> {
+        let limits = Limits { time: limit, census: false, shows: false };
+        let plain = Trial::run(&folder.path, "plain", &Fault::none(), &args.command, limits)?;
+        Ok(Self { args, folder, limit, plain })
+    }
+
+    /// Makes the run `name` with a fault.
+    fn judge(&self, name: &str, fault: &Fault) -> Result<Judged> {
+        let limits = Limits { time: self.limit, census: false, shows: false };
+        let trial = Trial::run(&self.folder.path, name, fault, &self.args.command, limits)?;
+        Ok(judge(fault, &trial, &self.plain))
+    }
+
+    /// Makes the runs that have no result yet, several at a time; returns the results in the order
+    /// of the faults.
+    fn try_all(&self, faults: &[Fault]) -> Result<Vec<Judged>> {
+        let file = self.folder.path.join("results.jsonl");
+        let known = verdict::load(&file);
+        let todo: Vec<_> = faults.iter().filter(|fault| known.iter().all(|known| known.fault != fault.text)).collect();
+        let (next, start) = (AtomicUsize::new(0), Instant::now());
+        let shared = Mutex::new((known, Progress::new(todo.len())));
+        let is_over = || self.args.budget.is_some_and(|budget| start.elapsed() > budget);
+        let work = |job: usize| -> Result<(), String> {
+            while let Some(fault) = todo.get(next.fetch_add(1, Ordering::Relaxed)).filter(|_| !is_over()) {
+                let judged = self.judge(&format!("run{job}"), fault).map_err(|error| {
+                    // The other jobs begin no more runs.
+                    next.store(todo.len(), Ordering::Relaxed);
+                    error.to_string()
+                })?;
+                let (results, progress) = &mut *locked(&shared);
+                verdict::keep(&file, &judged.line());
+                results.push(judged);
+                let findings = results.iter().filter(|judged| judged.class.is_finding()).count();
+                progress.step(&status(start, next.load(Ordering::Relaxed), todo.len(), findings));
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let jobs = 0..self.args.jobs().min(todo.len());
+            let jobs: Vec<_> = jobs.map(|job| thread::Builder::new().spawn_scoped(scope, move || work(job))).collect();
+            jobs.into_iter().try_for_each(|job| {
+                job?.join().unwrap_or_else(|_| Err("a run ended by a panic".to_owned())).map_err(Box::<dyn Error>::from)
+            })
+        })?;
+        let (results, _) = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let of = |fault: &Fault| results.iter().find(|judged| judged.fault == fault.text).cloned();
+        Ok(faults.iter().filter_map(of).collect())
+    }
+
+    /// Reduces the weaknesses of findings on the weakest card to those that matter.
+    fn reduced(&self, mut findings: Vec<Finding>) -> Result<Vec<Finding>> {
+        for finding in &mut findings {
+            let Some(seed) = plan::seed_of(&finding.fault) else { continue };
+            let breaks =
+                |names: &[String]| Ok(self.judge("reduce", &Fault::weakest(seed, names))?.class == finding.class);
+            let names = fewest(breaks, self.plain.time < SHORT)?;
+            finding.fault = Fault::weakest(seed, &names).text;
+            finding.cause = plan::in_words(&names);
+        }
+        Ok(findings)
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the progress line says: findings, and an estimate of the time left.
-fn status(start: Instant, next: &AtomicUsize, total: usize, findings: usize) -> String {
-    let done = next.load(Ordering::Relaxed).clamp(1, total);
+/// Text of the progress line: findings, and an estimate of the time left.
+fn status(start: Instant, begun: usize, total: usize, findings: usize) -> String {
+    let done = begun.clamp(1, total);
     let left = start.elapsed().as_secs() * (total - done) as u64 / done as u64;
     format!("failing runs {findings}, about {}:{:02} left", left / 60, left % 60)
-}
-
-/// Longest run for which pairs of weaknesses are tried one by one.
-const SHORT: Duration = Duration::from_secs(1);
-
-/// Reduces the weaknesses of findings on the weakest card to those that matter.
-fn reduced(
-    args: &Args,
-    folder: &Folder,
-    plain: &Trial,
-    limit: Duration,
-    mut findings: Vec<Finding>,
-) -> Result<Vec<Finding>> {
-    for finding in &mut findings {
-        let Some(seed) = plan::seed_of(&finding.fault) else { continue };
-        let breaks = |names: &[String]| -> Result<bool> {
-            let (fault, limits) = (Fault::weakest(seed, names), Limits { time: limit, census: false, shows: false });
-            let trial = Trial::run(&folder.0, "reduce", &fault, &args.command, limits)?;
-            Ok(judge(&fault, &trial, plain).class == finding.class)
-        };
-        let names = fewest(breaks, plain.time < SHORT)?;
-        finding.fault = Fault::weakest(seed, &names).text;
-        finding.cause = plan::in_words(&names);
-    }
-    Ok(findings)
 }
 
 /// The fewest weaknesses with which the program `breaks`: one, or two if `pairs` are to be tried,

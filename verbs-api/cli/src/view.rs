@@ -16,10 +16,10 @@ mod tools;
 use crate::output::Result;
 use crate::program;
 use namespace::Space;
-pub(crate) use namespace::{capabilities, make_mounts_private, unshare_user};
+pub(crate) use namespace::{capabilities, mount_own_proc, unshare_as_root};
 use std::io;
 use std::path::{Path, PathBuf};
-pub(crate) use sysfs::{CLASS, shows_other_cards};
+pub(crate) use sysfs::{CLASS, shows_other_cards, words};
 
 /// A reason why the program has no view, or a part of it.
 #[derive(Debug, thiserror::Error)]

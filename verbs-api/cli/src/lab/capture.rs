@@ -1,4 +1,4 @@
-//! Captures of links: what passes the switch's end of each, as a pcap file with Ethernet frames.
+//! Captures of links: the Ethernet frames at the switch's end of each, as a pcap file.
 
 use crate::output::Result;
 use pnet_datalink::{Channel, Config, DataLinkReceiver, channel, interfaces};

@@ -3,7 +3,8 @@
 //! The lab is found in /proc by its process 1, a host by the variable with its number. `nsenter` of
 //! util-linux enters their namespaces.
 
-use super::net::{NUMBER, Net, SWITCH, own, status_of};
+use super::net::{NUMBER, Net, SWITCH, status_of};
+use crate::child::own;
 use crate::output::Result;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};

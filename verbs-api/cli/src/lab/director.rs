@@ -2,9 +2,11 @@
 //! and decides when the lab ends.
 
 use super::host::Host;
-use super::net::{Net, ip, status_of};
+use super::net::{Net, status_of};
 use super::scenario::{self, Event, Ready, Scenario};
+use crate::child::ip;
 use crate::output::Result;
+use crate::status::Facts;
 use roxe_provider::{ObjectKind, Query, ask_all};
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -19,7 +21,7 @@ const PERIOD: Duration = Duration::from_millis(20);
 /// Time limit for programs to tell of their listeners.
 const LIMIT: Duration = Duration::from_millis(200);
 
-/// What the threads that read the output of hosts report, with the index of the host.
+/// A report of a thread that reads the output of a host, with the index of the host.
 #[derive(Debug)]
 enum News {
     /// The expected text was printed.
@@ -184,10 +186,8 @@ fn listens_by_rdma(process: u32, port: u16) -> bool {
     let of_host = answers.iter().filter(|answer| here.is_some() && namespace(answer.process) == here);
     let end = format!(":{port}");
     let is_listener = |line: &str| {
-        let has = |name: &str, fits: &dyn Fn(&str) -> bool| {
-            line.split(' ').any(|word| word.split_once('=').is_some_and(|(key, value)| key == name && fits(value)))
-        };
-        has("state", &|state| state == "LISTEN") && has("src", &|address| address.ends_with(&end))
+        let id = Facts::of(line);
+        id.text("state") == "LISTEN" && id.text("src").ends_with(&end)
     };
     of_host.flat_map(|answer| answer.text.lines()).any(is_listener)
 }

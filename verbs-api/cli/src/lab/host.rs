@@ -1,6 +1,7 @@
 //! A host of a lab as the switch holds it, and the steps of its start.
 
-use super::net::{NUMBER, Net, own};
+use super::net::{NUMBER, Net};
+use crate::child::own;
 use crate::output::Result;
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};

@@ -4,7 +4,6 @@ use super::link::Link;
 use super::scenario::Scenario;
 use crate::output::Result;
 use std::ffi::{OsStr, OsString};
-use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
@@ -84,22 +83,6 @@ impl Net {
         let lines = (1..=self.hosts()).map(|number| format!("{} {}\n", self.address(number), Self::name(number)));
         format!("127.0.0.1 localhost\n::1 localhost\n{}", lines.collect::<String>())
     }
-}
-
-pub(super) fn own() -> Result<PathBuf> {
-    Ok(crate::library::own_program().ok_or("roxe lab needs /proc: mount -t proc proc /proc")?)
-}
-
-/// Configures links by the lines of a batch of `ip`.
-pub(super) fn ip(batch: &str) -> Result<()> {
-    let mut command = Command::new("ip");
-    command.args(["-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let missing = |cause| format!("cannot start ip of iproute2: {cause}");
-    let mut child = command.spawn().map_err(missing)?;
-    child.stdin.take().map(|mut input| input.write_all(batch.as_bytes())).transpose()?;
-    let output = child.wait_with_output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() { Ok(()) } else { Err(format!("ip failed: {}", said.trim()).into()) }
 }
 
 pub(super) fn tc(device: &str, link: &Link) -> Result<()> {

@@ -3,11 +3,11 @@
 
 use super::record::Record;
 use crate::output::Result;
-use crate::status::command_of;
+use crate::status::{Facts, command_of};
+use crate::view::words;
 use roxe_provider::config::variable;
 use roxe_provider::{Answer, Device, ObjectKind, Query, ask_here, counter_files, preview};
 use serde_json::Value;
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -76,7 +76,9 @@ impl Card {
         let mut record = Record::default();
         record.shown_as("ifindex", index, format!("{index}: ")).shown_as("ifname", name, format!("{name}: "));
         record.word("node_type", "ca").word("fw", attr.fw_ver);
-        record.word("node_guid", &guid(attr.node_guid)).word("sys_image_guid", &guid(attr.sys_image_guid));
+        record
+            .word("node_guid", &words(&attr.node_guid.to_be_bytes()))
+            .word("sys_image_guid", &words(&attr.sys_image_guid.to_be_bytes()));
         if has_details {
             record.shown_as("adaptive-moderation", false, "adaptive-moderation off ");
             add_caps(&mut record, &DEVICE_CAPS, attr.device_cap_flags_ex);
@@ -221,30 +223,7 @@ const QP_COUNTERS: [&str; 7] = [
     "send_rnr_err",
 ];
 
-/// The words `name=value` of a line.
-#[derive(Debug)]
-struct Facts<'a>(BTreeMap<&'a str, &'a str>);
-
-impl<'a> Facts<'a> {
-    fn of(line: &'a str) -> Self {
-        Self(line.split(' ').filter_map(|word| word.split_once('=')).collect())
-    }
-
-    fn has(&self, name: &str) -> bool {
-        self.0.contains_key(name)
-    }
-
-    fn text(&self, name: &str) -> &'a str {
-        self.0.get(name).copied().unwrap_or_default()
-    }
-
-    /// A value, decimal or with 0x.
-    fn number(&self, name: &str) -> u64 {
-        let text = self.text(name);
-        let number = text.strip_prefix("0x").map_or_else(|| text.parse(), |digits| u64::from_str_radix(digits, 16));
-        number.unwrap_or_default()
-    }
-
+impl Facts<'_> {
     fn add_number(&self, key: &str, name: &str, record: &mut Record) {
         if self.has(name) {
             record.number(key, self.number(name));
@@ -360,16 +339,6 @@ fn add_caps(record: &mut Record, names: &[(u32, &'static str)], flags: u64) {
     let set: Vec<&str> = (0..u64::BITS).filter(|bit| flags >> bit & 1 == 1).map(name).collect();
     let text = format!("\n    caps: <{}>", set.join(", "));
     record.shown_as("caps", set.into_iter().map(Value::from).collect::<Value>(), text);
-}
-
-/// Returns a GUID in groups of four digits.
-fn guid(guid: u64) -> String {
-    let groups = guid.to_be_bytes();
-    groups
-        .chunks(2)
-        .map(|pair| pair.iter().map(|byte| format!("{byte:02x}")).collect())
-        .collect::<Vec<String>>()
-        .join(":")
 }
 
 fn port_state(state: u32) -> &'static str {

@@ -4,7 +4,7 @@ use super::*;
 use objects::testing::card;
 use roxe_provider::Answer;
 
-/// What the command prints for the kernel's rxe: lines of `rdma -j`, each below its command.
+/// Output of the command for the kernel's rxe: lines of `rdma -j`, each below its command.
 const KERNEL: &str = include_str!("kernel.txt");
 
 fn answer(card: &Card, lines: &str) -> Vec<Answer> {

@@ -13,7 +13,7 @@ pub(super) struct Classes {
     pub(super) packets: bool,
 }
 
-/// What a program owes after a fault.
+/// Duty of a program after a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Duty {
     /// It may fail, with a message.
@@ -41,32 +41,22 @@ const WEAKEST: &str = "weakest=";
 
 impl Fault {
     pub(super) fn none() -> Self {
-        Self { text: String::new(), duty: Duty::MustPass, site: String::new(), tier: 0 }
+        Self::new(String::new(), "", 0)
     }
 
     /// The fault of `--fault`.
     pub(super) fn parse(text: &str) -> Result<Self> {
-        let mut fault = Self { text: text.to_owned(), ..Self::none() };
         match text.strip_prefix(WEAKEST) {
             Some(weakest) => _ = weakest.parse::<roxe_base::weakest::Wanted>()?,
-            None => {
-                let rules: Rules = text.parse()?;
-                let has = |action: &str| text.trim_start().starts_with(action);
-                fault.duty = match () {
-                    () if rules.calls().is_empty() => Duty::MustPass,
-                    () if has("complete") || must_notice(text) => Duty::MustNotice,
-                    () if has("slow") => Duty::MustPass,
-                    () => Duty::MayFail,
-                };
-            }
+            None => _ = text.parse::<Rules>()?,
         }
-        Ok(fault)
+        Ok(Self::new(text.to_owned(), "", 0))
     }
 
     /// The weakest card with this seed and these weaknesses.
     pub(super) fn weakest(seed: u64, names: &[String]) -> Self {
         let names: String = names.iter().map(|name| format!(",{name}")).collect();
-        Self { text: format!("{WEAKEST}{seed}{names}"), ..Self::none() }
+        Self::new(format!("{WEAKEST}{seed}{names}"), "", 0)
     }
 
     /// The options of `roxe run` that make the fault.
@@ -78,8 +68,23 @@ impl Fault {
         }
     }
 
-    fn new(text: String, duty: Duty, site: &str, tier: usize) -> Self {
-        Self { text, duty, site: site.to_owned(), tier }
+    fn new(text: String, site: &str, tier: usize) -> Self {
+        Self { duty: duty_after(&text), text, site: site.to_owned(), tier }
+    }
+}
+
+/// The duty of a program after the faults of `text`, of which the first one counts.
+fn duty_after(text: &str) -> Duty {
+    const MUST_NOTICE: [&str; 3] = ["complete ", "fail ibv_post_", "fail ibv_wr_complete"];
+    // A program that goes on after a failed post waits for a completion that never comes, or has
+    // not sent the data that it thinks.
+    let begins = |start: &&str| text.trim_start().starts_with(start);
+    if MUST_NOTICE.iter().any(&begins) {
+        Duty::MustNotice
+    } else if ["fail ", "event "].iter().any(begins) {
+        Duty::MayFail
+    } else {
+        Duty::MustPass
     }
 }
 
@@ -92,12 +97,6 @@ const GSI: &str = "4294967295";
 /// Returns the seed of a fault on the weakest card.
 pub(super) fn seed_of(text: &str) -> Option<u64> {
     text.strip_prefix(WEAKEST)?.split(',').next()?.parse().ok()
-}
-
-/// Returns true if the rule fails a call that moves data: a program that goes on as before waits
-/// for a completion that never comes, or has not sent what it thinks.
-fn must_notice(rule: &str) -> bool {
-    ["fail ibv_post_", "fail ibv_wr_complete"].iter().any(|start| rule.starts_with(start))
 }
 
 /// Tells in words what these weaknesses do.
@@ -125,7 +124,7 @@ pub(super) fn in_words(names: &[String]) -> String {
 pub(super) fn faults(census: &str, classes: Classes, seeds: u64) -> Vec<Fault> {
     let mut found = Vec::new();
     let mut process = "";
-    // How often a verb or queue was seen: repetitions come last.
+    // Number of faults of each kind so far: repetitions come last.
     let mut seen = BTreeMap::<String, usize>::new();
     for line in census.lines() {
         let words: Vec<_> = line.split('\t').collect();
@@ -138,26 +137,25 @@ pub(super) fn faults(census: &str, classes: Classes, seeds: u64) -> Vec<Fault> {
             ["process", name, _] => process = name,
             ["call", verb, state, site, nth, stack] if classes.verbs => {
                 if let Some(rule) = failing_call(process, verb, state, site, nth) {
-                    let duty = if must_notice(&rule) { Duty::MustNotice } else { Duty::MayFail };
-                    found.push(Fault::new(rule, duty, stack, tier(format!("{verb} {state}"))));
+                    found.push(Fault::new(rule, stack, tier(format!("{verb} {state}"))));
                 }
             }
             ["completion", ordinal, operation, count] if classes.completions => {
                 for rule in failing_completions(process, ordinal, operation, count.parse().unwrap_or(1)) {
-                    found.push(Fault::new(rule, Duty::MustNotice, "", tier(format!("completion {operation}"))));
+                    found.push(Fault::new(rule, "", tier(format!("completion {operation}"))));
                 }
             }
             ["completion", ordinal, operation, _] if classes.events => {
                 for event in ["QP_FATAL", "CQ_ERR"] {
                     let rule = format!("event {event} process={process} qp=#{ordinal} op={operation} nth=1");
-                    found.push(Fault::new(rule, Duty::MayFail, "", tier(format!("event {event}"))));
+                    found.push(Fault::new(rule, "", tier(format!("event {event}"))));
                 }
             }
             ["packet", ordinal, opcode, count] if classes.packets => {
                 let qp = if ordinal == GSI { "0x1".to_owned() } else { format!("#{ordinal}") };
                 for nth in positions(count.parse().unwrap_or(1)) {
                     let rule = format!("drop tx qp={qp} op={opcode} nth={nth} process={process}");
-                    found.push(Fault::new(rule, Duty::MustPass, "", tier(format!("packet {opcode}"))));
+                    found.push(Fault::new(rule, "", tier(format!("packet {opcode}"))));
                 }
             }
             _ => {}
@@ -165,7 +163,7 @@ pub(super) fn faults(census: &str, classes: Classes, seeds: u64) -> Vec<Fault> {
         if classes.events {
             for rule in events(process, &words) {
                 let key = rule.split(" process").next().unwrap_or_default().to_owned();
-                found.push(Fault::new(rule, Duty::MayFail, "", tier(key)));
+                found.push(Fault::new(rule, "", tier(key)));
             }
         }
     }
@@ -178,7 +176,7 @@ pub(super) fn faults(census: &str, classes: Classes, seeds: u64) -> Vec<Fault> {
 
 fn failing_call(process: &str, verb: &str, state: &str, site: &str, nth: &str) -> Option<String> {
     let verb = Verb::named(verb).filter(|verb| verb.fails_alone)?;
-    // How often a program polls differs from run to run.
+    // The number of polls differs from run to run.
     if POLLS.contains(&verb.name) && nth != "1" {
         return None;
     }

@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_have_a_case_for_each_fault_and_a_result_for_each_finding() {
+    fn documents_cover_each_fault_and_each_finding() {
         let junit = with_sweep(|sweep| sweep.document(Path::new("x.xml")).unwrap());
         assert_eq!((junit.matches("<testcase").count(), junit.matches("<failure").count()), (4, 2));
         assert!(junit.contains("fill&lt;int&gt;") && !junit.contains("fill<int>"), "{junit}");

@@ -9,15 +9,13 @@
 //! When process 1 ends, the kernel ends every process of the run.
 
 use super::plan::Fault;
+use crate::child::{ip, own};
 use crate::files;
-use crate::library;
 use crate::output::Result;
-use crate::view::{make_mounts_private, unshare_user};
-use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
+use crate::view::{mount_own_proc, unshare_as_root};
+use nix::sched::CloneFlags;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
-use nix::unistd::{Gid, Uid};
 use roxe_check::outcome::{append, ask_for_stacks};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -115,7 +113,7 @@ pub(super) struct Trial {
     pub(super) polled_at: String,
     pub(super) stacks: Vec<Written>,
     pub(super) reports: Vec<Report>,
-    /// What each queue pair waited for, if the run hung.
+    /// State of each queue pair, a line each, if the run hung.
     pub(super) waits: String,
     pub(super) stdout: String,
     pub(super) stderr: String,
@@ -128,7 +126,7 @@ impl Trial {
         _ = fs::remove_dir_all(&folder);
         fs::create_dir(&folder)?;
         let (outcome, checks) = (folder.join("outcome"), folder.join("checks"));
-        let mut command = Command::new(library::own_program().ok_or("roxe sweep needs /proc")?);
+        let mut command = Command::new(own()?);
         command.arg("sweep-trial").arg(format!("--limit={}", limits.time.as_millis())).arg("--outcome").arg(&outcome);
         command.args(["--", "--explain", "--check"]).arg("--report").arg(&checks).args(fault.options());
         command.arg("--").args(program).stdin(Stdio::null()).env("ROXE_OUTCOME", &outcome);
@@ -258,13 +256,8 @@ pub(crate) fn inner(args: &InnerArgs) -> Result<ExitCode> {
     }
     let spaces =
         CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWIPC;
-    // Root may do without a user namespace.
-    if !(Uid::effective().is_root() && unshare(spaces).is_ok()) {
-        unshare_user(spaces, Uid::from_raw(0), Gid::from_raw(0)).map_err(|cause| {
-            format!("this system grants no user namespace: {cause}; run as root, or allow unprivileged user namespaces")
-        })?;
-    }
-    let mut command = Command::new(library::own_program().ok_or("roxe sweep needs /proc")?);
+    unshare_as_root(spaces)?;
+    let mut command = Command::new(own()?);
     command.arg("sweep-trial").arg("--inner").arg(format!("--limit={}", args.limit));
     command.arg("--outcome").arg(&args.outcome).arg("--").args(&args.run);
     let status = command.status()?;
@@ -273,16 +266,11 @@ pub(crate) fn inner(args: &InnerArgs) -> Result<ExitCode> {
 
 /// Runs the program and notes how it ends.
 fn supervise(args: &InnerArgs) -> Result<ExitCode> {
-    make_mounts_private()?;
-    mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), None::<&str>)?;
-    let up = Command::new("ip").args(["link", "set", "lo", "up"]).status();
-    if !up.map_err(|cause| format!("cannot start ip of iproute2: {cause}"))?.success() {
-        return Err("cannot switch the loopback interface on".into());
-    }
-    let mut child =
-        Command::new(library::own_program().ok_or("roxe sweep needs /proc")?).arg("run").args(&args.run).spawn()?;
+    mount_own_proc()?;
+    ip("link set lo up\n")?;
+    let mut child = Command::new(own()?).arg("run").args(&args.run).spawn()?;
     let (report, ended) = mpsc::channel();
-    thread::spawn(move || report.send(child.wait()));
+    thread::Builder::new().spawn(move || report.send(child.wait()))?;
     let line = match ended.recv_timeout(Duration::from_millis(args.limit)) {
         Ok(status) => over(status?),
         Err(_) => {

@@ -1,7 +1,7 @@
 //! The class of a run, and findings: runs that broke at the same place in the same way.
 
-use super::plan::{Duty, Fault};
-use super::trial::{Ending, Trial, signal_name};
+use super::plan::{Duty, Fault, seed_of};
+use super::trial::{Ending, Process, Report, Trial, signal_name};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -96,7 +96,7 @@ pub(super) fn judge(fault: &Fault, trial: &Trial, plain: &Trial) -> Judged {
 }
 
 fn class_of(fault: &Fault, trial: &Trial, plain: &Trial, site: &str) -> (Class, String, String) {
-    let is_weakest = super::plan::seed_of(&fault.text).is_some();
+    let is_weakest = seed_of(&fault.text).is_some();
     let is_hit = |pid: &str| is_weakest || trial.hits.iter().any(|hit| hit.pid == pid);
     let fatal = trial.stacks.iter().find(|written| written.signal <= 31);
     if let Some(written) = fatal {
@@ -121,7 +121,7 @@ fn class_of(fault: &Fault, trial: &Trial, plain: &Trial, site: &str) -> (Class, 
     if trial.hits.is_empty() && !is_weakest {
         return (Class::Unreached, trial.ending(), String::new());
     }
-    let is_new = |report: &&super::trial::Report| {
+    let is_new = |report: &&Report| {
         plain.reports.iter().all(|known| (&known.rule, &known.stack) != (&report.rule, &report.stack))
     };
     let new: Vec<_> = trial.reports.iter().filter(is_new).collect();
@@ -132,11 +132,11 @@ fn class_of(fault: &Fault, trial: &Trial, plain: &Trial, site: &str) -> (Class, 
     if failed && fault.duty == Duty::MustPass {
         return (Class::Fails, format!("{}: {}", trial.ending(), last_line(trial)), String::new());
     }
-    let hit = |process: &&super::trial::Process| is_hit(&process.pid);
+    let hit = |process: &&Process| is_hit(&process.pid);
     let processes: Vec<_> = trial.processes.iter().filter(hit).collect();
     let is_completion = fault.text.starts_with("complete");
-    let was_seen = |process: &&&super::trial::Process| !is_completion || process.polled > 0;
-    let ignores = |process: &&super::trial::Process| process.tried == 0;
+    let was_seen = |process: &&&Process| !is_completion || process.polled > 0;
+    let ignores = |process: &&Process| process.tried == 0;
     if !failed && fault.duty == Duty::MustNotice && processes.iter().filter(was_seen).any(ignores) {
         return (Class::Unnoticed, trial.ending(), known(site));
     }
@@ -273,7 +273,7 @@ impl Finding {
 pub(super) fn group(judged: &[Judged]) -> Vec<Finding> {
     let mut groups = BTreeMap::<(Class, String), Vec<Judged>>::new();
     for run in judged.iter().filter(|run| run.class.is_finding()) {
-        let place = if super::plan::seed_of(&run.fault).is_some() && run.place.is_empty() {
+        let place = if seed_of(&run.fault).is_some() && run.place.is_empty() {
             "weakest legal card".to_owned()
         } else {
             run.place_key()

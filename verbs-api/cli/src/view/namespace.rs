@@ -81,20 +81,38 @@ pub(super) fn enter(space: Space) -> io::Result<()> {
 
 /// Hides later mounts in this process's mount namespace from other namespaces. New mounts of the
 /// system still appear in this one.
-pub(crate) fn make_mounts_private() -> io::Result<()> {
+pub(super) fn make_mounts_private() -> io::Result<()> {
     let nothing = None::<&str>;
     Ok(mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_SLAVE, nothing)?)
 }
 
 /// Moves this process, which must have one thread, into a user namespace and the namespaces of
 /// `flags`. There it is `user` and `group`.
-pub(crate) fn unshare_user(flags: CloneFlags, user: Uid, group: Gid) -> io::Result<()> {
+pub(super) fn unshare_user(flags: CloneFlags, user: Uid, group: Gid) -> io::Result<()> {
     let (own_user, own_group) = (Uid::effective(), Gid::effective());
     unshare(CloneFlags::CLONE_NEWUSER | flags)?;
     // The kernel requires this: dropping a group could open files that are closed to the group.
     fs::write("/proc/self/setgroups", "deny")?;
     fs::write("/proc/self/uid_map", format!("{user} {own_user} 1"))?;
     fs::write("/proc/self/gid_map", format!("{group} {own_group} 1"))
+}
+
+/// Shows the processes of this process namespace in `/proc`, in this mount namespace only.
+pub(crate) fn mount_own_proc() -> Result<(), String> {
+    let mounted = make_mounts_private()
+        .and_then(|()| Ok(mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), None::<&str>)?));
+    mounted.map_err(|cause| format!("cannot mount /proc: {cause}; in a container, unmask its paths"))
+}
+
+/// Moves this process, which must have one thread, into the namespaces of `flags`, where it is
+/// root. Root may do without a user namespace.
+pub(crate) fn unshare_as_root(flags: CloneFlags) -> Result<(), String> {
+    if Uid::effective().is_root() && unshare(flags).is_ok() {
+        return Ok(());
+    }
+    unshare_user(flags, Uid::from_raw(0), Gid::from_raw(0)).map_err(|cause| {
+        format!("this system grants no user namespace: {cause}; run as root, or allow unprivileged user namespaces")
+    })
 }
 
 #[cfg(test)]

@@ -161,7 +161,7 @@ fn write(path: &Path, line: &str, mode: u32) -> io::Result<()> {
 }
 
 /// Returns hexadecimal digits in groups of four, the notation of GUIDs and GIDs.
-fn words(bytes: &[u8]) -> String {
+pub(crate) fn words(bytes: &[u8]) -> String {
     let word = |pair: &[u8]| pair.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     bytes.chunks(2).map(word).collect::<Vec<_>>().join(":")
 }
