@@ -25,7 +25,7 @@ pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
     if config.stats != Stats::Off || config.counters.is_some() {
         at_exit(Stage::Report, report);
     }
-    runtime_dir::note_look();
+    runtime_dir::note_listing();
     let netdevs = choose(&Netdev::all(), &config.netdevs)?;
     let mut known = KNOWN.lock();
     let found = (0..).zip(netdevs).map(|(index, netdev)| {

@@ -27,6 +27,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 
 const SWEEPER: &str = "sweeper.lock";
+/// Name of the file that a process opens when it asks for the devices.
+pub const LISTED: &str = "devices.listed";
 /// Longest path of a Unix socket in bytes, without the final zero (`man 7 unix`).
 pub(super) const MAX_PATH: usize = 107;
 /// Longest file name of a socket in bytes: `2-`, a network namespace of 32 bits, `-`, and the
@@ -186,8 +188,12 @@ impl RuntimeDir {
     }
 
     pub(super) fn open_lock(&self) -> io::Result<File> {
+        self.open_file(SWEEPER)
+    }
+
+    fn open_file(&self, name: &str) -> io::Result<File> {
         let flags = libc::O_NOFOLLOW;
-        File::options().create(true).write(true).mode(0o600).custom_flags(flags).open(self.path.join(SWEEPER))
+        File::options().create(true).write(true).mode(0o600).custom_flags(flags).open(self.path.join(name))
     }
 }
 
@@ -197,11 +203,11 @@ pub fn runtime_dir() -> io::Result<PathBuf> {
     RuntimeDir::get().map(|dir| dir.path().to_owned())
 }
 
-/// Opens the directory once, by which `roxe run` notices that this process has looked for devices.
-pub fn note_look() {
+/// Opens [`LISTED`] once, by which `roxe run` notices that this process has asked for the devices.
+pub fn note_listing() {
     static NOTED: Once = Once::new();
     // Errors are ignored.
-    NOTED.call_once(|| drop(runtime_dir().and_then(File::open)));
+    NOTED.call_once(|| drop(RuntimeDir::get().and_then(|dir| dir.open_file(LISTED))));
 }
 
 /// The common directory, or without one that of this process, for files shared by all processes of

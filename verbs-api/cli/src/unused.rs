@@ -2,11 +2,13 @@
 //! once they have ended.
 //!
 //! Some libraries choose their transport themselves and silently bypass roxe, such as Open MPI as
-//! Debian configures it. A process that opens a device creates a file in the runtime folder
-//! ([`roxe_provider::runtime_dir`]), which an inotify watch reports.
+//! Debian configures it. A process that asks for the devices opens a file in the runtime folder
+//! ([`roxe_provider::runtime_dir`]), and one that opens a device creates another. An inotify watch
+//! reports both.
 
 use crate::asks;
 use nix::sys::inotify::{AddWatchFlags, Inotify};
+use roxe_provider::LISTED;
 use std::ffi::OsString;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -23,7 +25,7 @@ const OPEN_MPI: [&str; 2] = ["libopen-rte.so", "libmpi.so.40"];
 pub(crate) struct Opened {
     /// True if roxe's library was opened.
     pub(crate) library: bool,
-    /// True if the runtime folder was opened: a process listed the devices.
+    /// True if a process asked for the devices.
     pub(crate) list: bool,
     pub(crate) device: bool,
 }
@@ -49,13 +51,13 @@ impl Opened {
         while let Some((header, rest)) = events.split_first_chunk::<HEADER>() {
             let word = |at: usize| header[at..].first_chunk().map_or(0, |word| u32::from_ne_bytes(*word));
             let (mask, len) = (word(4), word(12) as usize);
-            let name = rest.get(..len).unwrap_or_default();
+            let name = rest.get(..len).unwrap_or_default().split(|byte| *byte == 0).next().unwrap_or_default();
             // After an overflow, a device may have been opened.
             self.device |= name.windows(DEVICE.len()).any(|part| part == DEVICE)
                 || mask & AddWatchFlags::IN_Q_OVERFLOW.bits() != 0;
-            let is_folder = mask & AddWatchFlags::IN_ISDIR.bits() != 0;
-            self.list |= name.is_empty() && is_folder;
-            self.library |= name.is_empty() && !is_folder;
+            self.list |= name == LISTED.as_bytes();
+            let kind = mask & (AddWatchFlags::IN_OPEN | AddWatchFlags::IN_ISDIR).bits();
+            self.library |= name.is_empty() && kind == AddWatchFlags::IN_OPEN.bits();
             events = rest.get(len..).unwrap_or_default();
         }
     }
@@ -134,11 +136,15 @@ mod tests {
     #[test]
     fn inotify_events_distinguish_library_list_and_device() {
         let library = event(AddWatchFlags::IN_OPEN, "");
-        let list = event(AddWatchFlags::IN_OPEN | AddWatchFlags::IN_ISDIR, "");
+        let list = event(AddWatchFlags::IN_OPEN, LISTED);
         let other = event(AddWatchFlags::IN_CREATE, "sweeper.lock");
+        // Any process may list the runtime folder, or remove it.
+        let folder = event(AddWatchFlags::IN_OPEN | AddWatchFlags::IN_ISDIR, "");
+        let removed = event(AddWatchFlags::IN_IGNORED, "");
         let device = event(AddWatchFlags::IN_CREATE, "2-a-status-1022-1");
         let read = |events: &[&[u8]]| Opened::read(&mut events.concat().as_slice());
         assert_eq!(read(&[]), Opened::default());
+        assert_eq!(read(&[&folder, &removed]), Opened::default());
         assert_eq!(read(&[&library, &other]), Opened { library: true, ..Opened::default() });
         assert_eq!(read(&[&list]), Opened { list: true, ..Opened::default() });
         assert_eq!(read(&[&other, &device, &other]), Opened { device: true, ..Opened::default() });

@@ -87,6 +87,12 @@ const WAYS: &[Way] = &[
         Nowhere("rdma-core is linked into that file"),
     ),
     way("a program without verbs, looked at", "$roxe run --explain -- ls /", Elsewhere, Elsewhere),
+    way(
+        "a program that reads the runtime folder, looked at",
+        "$roxe run --explain -- ls -R $XDG_RUNTIME_DIR",
+        Elsewhere,
+        Elsewhere,
+    ),
     way("a static program without verbs, looked at", "$roxe run --explain -- $plain", Elsewhere, Elsewhere),
     way(
         "a static program in a script",
@@ -191,7 +197,6 @@ impl Programs {
         command.arg("30").args(prefix).args(["sh", "-c"]).stdin(Stdio::null());
         // A runtime folder for each, as `roxe run` looks there whether the program has opened a
         // device, and a library of this suite, as it asks whether another process has the library.
-        // Both stay until the end: to remove a folder looks like a process that lists devices.
         let runtime = self.at("runtime");
         let mut all = format!(
             "export XDG_RUNTIME_DIR=$(mktemp -d {0}/XXXXXX) XDG_CACHE_HOME={0}/cache-$(id -u); mkdir -p -m 700 \
