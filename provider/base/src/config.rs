@@ -431,7 +431,7 @@ fn read_faults(get: impl Fn(&str) -> Option<String>) -> Result<Option<Rules>, Co
     };
     let rules = text.and_then(|text| text.parse::<Rules>().map_err(|e| e.to_string()));
     let rules = rules.map_err(|expected| ConfigError { name, value, expected: expected.into() })?;
-    Ok((!rules.is_empty()).then_some(rules))
+    Ok(Some(rules))
 }
 
 /// The value of a variable; none if it is empty, because scripts empty a variable where they mean
@@ -583,6 +583,7 @@ mod tests {
         std::fs::remove_file(file).unwrap();
         assert_eq!(named.unwrap().faults, with("ROXE_FAULTS", "seed=42; drop 3%").unwrap().faults);
         assert_eq!(with("ROXE_FAULTS", "").unwrap().faults, None);
+        assert_eq!(with("ROXE_FAULTS", "none").unwrap().faults, Some(Rules::default()));
         assert!(check_value("ROXE_FAULTS", "drop tx").is_ok() && check_value("ROXE_FAULTS", "drop up").is_err());
     }
 

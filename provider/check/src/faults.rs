@@ -16,8 +16,8 @@ use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::random;
 use roxe_base::standard_error;
 use roxe_transport::fault::{
-    Call, CallInjector, CallVerdict, Completion, CompletionVerdict, Direction, EventFault, Process, Raised, Rules,
-    Verb, WcOps,
+    Call, CallInjector, CallVerdict, Completion, CompletionVerdict, Direction, EventFault, Process, Raised, RuleError,
+    Rules, Verb, WcOps,
 };
 use roxe_transport::time::Instant;
 use roxe_wire::Packet;
@@ -90,16 +90,69 @@ pub fn rules() -> Result<Option<&'static Rules>, Error> {
     static RULES: OnceLock<Result<Option<Rules>, Error>> = OnceLock::new();
     let rules = RULES.get_or_init(|| {
         let Some(all) = &config()?.faults else { return Ok(None) };
-        let own = all.for_process(&process());
-        if own.is_empty() {
+        let own = own(all)?;
+        // Without any rules at all, they may follow by `roxe faults`.
+        if own.is_empty() && !all.is_empty() {
             return Ok(None);
         }
-        let drawn = || random::number().map_err(|e| Error::os("cannot draw a seed", &e));
-        let own = own.with_seed(all.seed().map_or_else(drawn, Ok)?);
-        standard_error::write(&format!("roxe: faults: {own}\n"));
+        tell(&own);
         Ok(Some(own))
     });
     rules.as_ref().map(Option::as_ref).map_err(Clone::clone)
+}
+
+/// The rules that are for this process, with a seed.
+fn own(all: &Rules) -> Result<Rules, Error> {
+    let drawn = || random::number().map_err(|e| Error::os("cannot draw a seed", &e));
+    Ok(all.for_process(&process()).with_seed(all.seed().map_or_else(drawn, Ok)?))
+}
+
+/// Fails with the reason if the rules of this process cannot be changed.
+///
+/// # Errors
+/// It was started without any.
+pub fn changeable() -> Result<(), String> {
+    match rules() {
+        Ok(Some(_)) => Ok(()),
+        _ => Err("it was started without fault rules; start it with `roxe run --faults none`".to_owned()),
+    }
+}
+
+/// The rules of `text` for this process, which shall replace the present ones.
+///
+/// # Errors
+/// As [`changeable`]; a text that cannot be parsed; calls are not judged; no seed.
+pub fn changed(text: &str) -> Result<Rules, String> {
+    changeable()?;
+    let all: Rules = text.parse().map_err(|error: RuleError| error.to_string())?;
+    let rules = own(&all).map_err(|error| error.to_string())?;
+    if !rules.calls().is_empty() && STATE.lock().is_none() {
+        return Err(
+            "it was started with rules about packets only, so its calls are not judged; start it with `roxe run \
+                    --faults none` or with a rule about calls"
+                .to_owned(),
+        );
+    }
+    Ok(rules)
+}
+
+/// Puts `rules` about calls in place of the present ones, which report, and announces all `rules`.
+/// Their times count from now.
+pub fn replace(rules: &Rules) {
+    if let Some(found) = &mut *STATE.lock() {
+        found.injector.report().for_each(|report| tell(&report));
+        (found.injector, found.start) = (CallInjector::new(rules, 0), clock::now());
+    }
+    tell(rules);
+}
+
+/// Each rule about calls with its counts.
+pub fn counts() -> Vec<String> {
+    STATE.lock().iter().flat_map(|found| found.injector.report().map(|report| report.to_string())).collect()
+}
+
+fn tell(report: &impl Display) {
+    standard_error::write(&format!("roxe: faults: {report}\n"));
 }
 
 fn process() -> Process {
@@ -116,14 +169,15 @@ pub fn start() -> Result<(), Error> {
         return Ok(());
     }
     let (rules, config) = (rules()?, config()?);
-    let calls = rules.filter(|rules| !rules.calls().is_empty());
     let (census, outcome) = (config.census.is_some(), config.outcome.is_some());
-    let wanted = calls.is_some() || census || outcome;
+    let has_calls = rules.is_some_and(|rules| rules.is_empty() || !rules.calls().is_empty());
+    let wanted = has_calls || census || outcome;
     ON.store(wanted, Ordering::Relaxed);
     if !wanted {
         return Ok(());
     }
-    let injector = CallInjector::new(&calls.cloned().unwrap_or_default(), 0);
+    let none = Rules::default();
+    let injector = CallInjector::new(rules.unwrap_or(&none), 0);
     *state = Some(State { injector, start: clock::now(), census: census.then(Census::default) });
     drop(state);
     instruments::turn_on();
@@ -299,9 +353,7 @@ fn end() {
     // Not a wait: another thread may hold the lock for ever.
     let Some(mut held) = STATE.try_lock() else { return };
     let Some(found) = &mut *held else { return };
-    for report in found.injector.report() {
-        standard_error::write(&format!("roxe: faults: {report}\n"));
-    }
+    found.injector.report().for_each(|report| tell(&report));
     if let (Some(census), Ok(Some(path))) = (found.census.take(), config().map(|config| config.census.as_deref())) {
         let text = census.text();
         if let Err(error) = outcome::append(path, &text) {

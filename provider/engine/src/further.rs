@@ -129,7 +129,7 @@ mod tests {
         second.counters().sent_packets.add(5);
         second.table.add_slot(Slot::new(4));
         assert!(second.table.insert(5, |qpn| Arc::new(FakeQp(qpn))));
-        let text = engine.text(Query::Status);
+        let text = engine.text(&Query::Status);
         assert!(text.lines().any(|line| line == "counter sent_packets 12"), "{text}");
         assert!(text.lines().any(|line| line.starts_with("qp qpn=0x4005 ")), "{text}");
     }

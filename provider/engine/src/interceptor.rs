@@ -19,7 +19,6 @@ use roxe_base::config::Config;
 use roxe_base::error::Error;
 use roxe_base::lock::rank;
 use roxe_base::timers::Timers;
-use roxe_base::weakest::{self, Weakness};
 use roxe_check::faults as own_faults;
 use roxe_check::trace;
 use roxe_net::link::RxMeta;
@@ -71,30 +70,25 @@ impl Interceptor {
     /// The interceptor that `config` demands for the device `name`. Errors if the capture cannot be
     /// written.
     pub(crate) fn open(config: &Config, name: &str) -> Result<Option<Self>, Error> {
-        let loses = faults_of_packets()? || weakest::has(Weakness::LOSS);
-        if config.capture.is_none() && config.census.is_none() && !loses && !trace::is_on() {
+        let (recorder, faults) = process::open(config)?;
+        if recorder.is_none() && faults.is_none() && config.census.is_none() && !trace::is_on() {
             return Ok(None);
         }
-        let (recorder, faults) = process::open(config)?;
         let recorder = recorder.map(|recorder| (recorder, recorder.interface(name)));
         Ok(Some(Self { recorder, faults, is_counting: config.census.is_some(), delayed: Timers::default() }))
     }
 
-    /// One verdict for each packet; `None` (an unparsable packet) passes.
-    pub(crate) fn judge<'a>(&self, packets: impl Iterator<Item = Option<Seen<'a>>>) -> Vec<Verdict> {
+    /// The fate of each packet; `None` (an unparsable packet) passes.
+    pub(crate) fn judge<'a>(&self, packets: impl Iterator<Item = Option<Seen<'a>>>) -> Vec<Fate> {
         let counted = packets.inspect(|seen| {
             if let Some(Seen { dir, ordinal, packet, .. }) = seen.as_ref().filter(|_| self.is_counting) {
                 own_faults::packet(*dir, *ordinal, packet);
             }
         });
-        let Some(faults) = self.faults else { return counted.map(|_| Verdict::PASS).collect() };
-        let at = faults.age();
-        let mut injector = faults.injector();
-        let verdicts: Vec<_> =
-            counted.map(|seen| seen.map_or(Verdict::PASS, |seen| injector.judge(&Seen { at, ..seen }))).collect();
-        drop(injector);
-        verdicts.iter().filter_map(|verdict| faults.rule_of(verdict)).for_each(own_faults::spoiled);
-        verdicts
+        match self.faults {
+            Some(faults) => faults.judge(counted),
+            None => counted.map(|_| Fate::PASS).collect(),
+        }
     }
 
     /// Begins to record a batch of packets; `None` if packets are not recorded.
@@ -106,18 +100,8 @@ impl Interceptor {
 
     /// Resets the counts of the queue pair `ordinal`, which is destroyed or reset.
     pub(crate) fn forget(&self, ordinal: u32) {
-        self.faults.into_iter().for_each(|faults| faults.injector().forget(ordinal));
+        self.faults.into_iter().for_each(|faults| faults.forget(ordinal));
     }
-
-    /// The outcome of `verdict` for a capture; `None` if no rule applied.
-    pub(crate) fn fate(&self, verdict: Verdict) -> Option<Fate<'_>> {
-        self.faults?.fate(verdict)
-    }
-}
-
-/// Returns true if a rule of this process is about packets.
-fn faults_of_packets() -> Result<bool, Error> {
-    Ok(own_faults::rules()?.is_some_and(|rules| !rules.list().is_empty()))
 }
 
 pub(crate) fn count(counters: &Counters, verdict: &Verdict) {

@@ -3,9 +3,11 @@
 //! Lines of words. `device` with the names of device and interface is the first. The status adds
 //! `counter` with name and value, and `qp` with `name=value` pairs. A list of objects has a line
 //! for each, its kind with `name=value` pairs; counts are `count` with kind and number, and `hw`
-//! with name and value. Locks the queue pairs one after the other.
+//! with name and value; fault rules are `rule` with text and counts. Locks the queue pairs one after
+//! the other.
 
 use crate::engine::Engine;
+use crate::interceptor::process;
 use crate::queue_pair::{QpStats, QueuePair};
 use roxe_net::status::{ObjectKind, Query};
 use roxe_observe::counter_files::port_counters;
@@ -30,12 +32,13 @@ impl Engine {
     }
 
     /// The answer to a query.
-    pub(crate) fn text(&self, query: Query) -> String {
+    pub(crate) fn text(&self, query: &Query) -> String {
         let head = format!("device {} {}\n", self.adapter.name(), self.adapter.netdev());
         let body = match query {
             Query::Status => self.status(),
             Query::Counts => self.counts(),
-            Query::Objects(kind) => self.objects(kind),
+            Query::Objects(kind) => self.objects(*kind),
+            Query::Faults(rules) => process::answer(rules),
         };
         head + &body
     }
@@ -167,12 +170,12 @@ mod tests {
         let engine = private_engine(config().unwrap());
         engine.table.add_slot(roxe_net::slot::Slot::new(3));
         assert!(engine.table.insert(5, |qpn| Arc::new(FakeQp(qpn))));
-        assert_eq!(engine.text(Query::Objects(ObjectKind::Pd)), "device roxe0 lo\npd n=1\npd n=2\n");
-        let qps = engine.text(Query::Objects(ObjectKind::Qp));
+        assert_eq!(engine.text(&Query::Objects(ObjectKind::Pd)), "device roxe0 lo\npd n=1\npd n=2\n");
+        let qps = engine.text(&Query::Objects(ObjectKind::Qp));
         let expected = "device roxe0 lo\nqp qpn=12293 type=RC state=RTS rqpn=0 rq_psn=0 sq_psn=0 migration=REARM pd=7 \
                         srq=3 sent_bytes=0 ";
         assert!(qps.starts_with(expected), "{qps}");
-        let counts = engine.text(Query::Counts);
+        let counts = engine.text(&Query::Counts);
         assert!(counts.contains("\nhw sent_pkts 0\n"), "{counts}");
         assert_eq!(
             counts.lines().skip(1).take(7).collect::<Vec<_>>(),
@@ -186,7 +189,7 @@ mod tests {
         engine.counters().sent_packets.add(7);
         engine.table.add_slot(roxe_net::slot::Slot::new(3));
         assert!(engine.table.insert(5, |qpn| Arc::new(FakeQp(qpn))));
-        let text = engine.text(Query::Status);
+        let text = engine.text(&Query::Status);
         let mut lines = text.lines();
         assert_eq!(lines.next(), Some("device roxe0 lo"));
         assert!(lines.any(|line| line == "counter sent_packets 7"));

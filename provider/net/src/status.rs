@@ -1,4 +1,5 @@
-//! Queries of a process's queue pairs and objects, for `roxe top`, `roxe metrics` and `rdma`.
+//! Queries of a process's queue pairs and objects, for `roxe top`, `roxe metrics` and `rdma`, and
+//! changes of its fault rules, for `roxe faults`.
 //!
 //! Each process holds a named Unix datagram socket ([`crate::named`]) per device. A query is
 //! answered by a few datagrams of text to the asking socket, without blocking: parts that find no
@@ -7,6 +8,7 @@
 use crate::named::{NamedSocket, Prefix, namespace};
 use crate::runtime_dir::{RuntimeDir, bind_at_random, datagram_socket};
 use socket2::{SockAddr, Socket};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
@@ -65,7 +67,7 @@ impl ObjectKind {
 }
 
 /// Content of an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Query {
     /// Device, counters and progress of queue pairs.
     Status,
@@ -73,22 +75,35 @@ pub enum Query {
     Counts,
     /// Device, and the objects of one kind.
     Objects(ObjectKind),
+    /// Device, and the fault rules, which this text replaces unless it is empty.
+    Faults(String),
 }
+
+/// First word of a datagram of [`Query::Faults`].
+const FAULTS: &str = "faults ";
+/// Most bytes of a query.
+const MAX_QUERY: usize = 64 << 10;
 
 impl Query {
     /// Text of the datagram.
-    const fn word(self) -> &'static str {
+    fn text(&self) -> String {
         match self {
-            Self::Status => "status",
-            Self::Counts => "counts",
-            Self::Objects(kind) => kind.name(),
+            Self::Status => "status".to_owned(),
+            Self::Counts => "counts".to_owned(),
+            Self::Objects(kind) => kind.name().to_owned(),
+            Self::Faults(rules) => format!("{FAULTS}{rules}"),
         }
     }
 
     /// Parses a datagram. Unknown words ask for the status.
-    fn of(word: &[u8]) -> Self {
-        let objects = || ObjectKind::of(str::from_utf8(word).ok()?).map(Self::Objects);
-        if word == Self::Counts.word().as_bytes() { Self::Counts } else { objects().unwrap_or(Self::Status) }
+    fn of(datagram: &[u8]) -> Self {
+        let text = str::from_utf8(datagram).unwrap_or_default();
+        match (text.strip_prefix(FAULTS), ObjectKind::of(text)) {
+            (Some(rules), _) => Self::Faults(rules.to_owned()),
+            (_, Some(kind)) => Self::Objects(kind),
+            _ if text == Self::Counts.text() => Self::Counts,
+            _ => Self::Status,
+        }
     }
 }
 
@@ -136,20 +151,20 @@ impl StatusSocket {
     }
 
     /// Answers all queries; `text` is called once for each kind of query.
-    pub fn answer(&self, text: impl Fn(Query) -> String) {
+    pub fn answer(&self, text: impl Fn(&Query) -> String) {
         let mut askers = BTreeMap::<Query, Vec<SockAddr>>::new();
-        let (mut word, mut left) = ([0; 16], 16);
+        let (mut datagram, mut left) = (vec![0; MAX_QUERY], 16);
         // One thread reads, so both calls see the same datagram.
         while let Ok(asker) = self.socket.peek_sender()
-            && let Ok(len) = (&*self.socket).read(&mut word)
+            && let Ok(len) = (&*self.socket).read(&mut datagram)
         {
             if asker.as_pathname().is_some() && left > 0 {
                 left -= 1;
-                askers.entry(Query::of(&word[..len])).or_default().push(asker);
+                askers.entry(Query::of(&datagram[..len])).or_default().push(asker);
             }
         }
         for (query, askers) in askers {
-            let text = text(query);
+            let text = text(&query);
             for asker in askers {
                 // A peer that has exited or whose buffer is full gets no more parts.
                 let _ = parts(&text).try_for_each(|(part, is_last)| {
@@ -192,21 +207,29 @@ pub struct Answer {
 
 /// Queries all processes of this user, or `process` alone, and waits up to `limit` for answers.
 pub fn ask(process: Option<u32>, limit: Duration) -> io::Result<Vec<Answer>> {
-    ask_those(Query::Status, |name, _| process.is_none_or(|process| process == name.process), limit)
+    ask_those(&Query::Status, |name, _| process.is_none_or(|process| process == name.process), limit)
+}
+
+/// Queries one device of `process`. `None` if no process of this user with this number has a device
+/// open.
+pub fn ask_one(process: u32, query: &Query, limit: Duration) -> io::Result<Option<Answer>> {
+    let is_asked = Cell::new(false);
+    let is_meant = |name: &Name, _: &str| name.process == process && !is_asked.replace(true);
+    Ok(ask_those(query, is_meant, limit)?.pop())
 }
 
 /// As [`ask`], for `query` and all processes of this user.
-pub fn ask_all(query: Query, limit: Duration) -> io::Result<Vec<Answer>> {
+pub fn ask_all(query: &Query, limit: Duration) -> io::Result<Vec<Answer>> {
     ask_those(query, |_, _| true, limit)
 }
 
 /// As [`ask_all`], for the processes in this network namespace.
-pub fn ask_here(query: Query, limit: Duration) -> io::Result<Vec<Answer>> {
+pub fn ask_here(query: &Query, limit: Duration) -> io::Result<Vec<Answer>> {
     let here = Prefix(namespace()?).to_string();
     ask_those(query, |_, file| file.starts_with(&here), limit)
 }
 
-fn ask_those(query: Query, is_meant: impl Fn(&Name, &str) -> bool, limit: Duration) -> io::Result<Vec<Answer>> {
+fn ask_those(query: &Query, is_meant: impl Fn(&Name, &str) -> bool, limit: Duration) -> io::Result<Vec<Answer>> {
     let dir = RuntimeDir::get()?;
     let (socket, _path) = bind_at_random(datagram_socket()?, dir.path())?;
     let mut answers = BTreeMap::new();
@@ -215,7 +238,7 @@ fn ask_those(query: Query, is_meant: impl Fn(&Name, &str) -> bool, limit: Durati
         let file = path.file_name().map(|file| file.to_string_lossy()).unwrap_or_default();
         let Some(name) = Name::of(&file).filter(|name| is_meant(name, &file)) else { continue };
         // Refused by a dead process.
-        if SockAddr::unix(&path).and_then(|address| socket.send_to(query.word().as_bytes(), &address)).is_ok() {
+        if SockAddr::unix(&path).and_then(|address| socket.send_to(query.text().as_bytes(), &address)).is_ok() {
             answers.insert(name, Answer { process: name.process, ifindex: name.ifindex, ..Answer::default() });
         }
     }
@@ -255,7 +278,7 @@ mod tests {
     /// Queries this process about `ifindex`, since other tests may run beside.
     fn ask_this(ifindex: u32, limit: Duration) -> Vec<Answer> {
         let own = |name: &Name, _: &str| name.ifindex == ifindex && name.process == std::process::id();
-        ask_those(Query::Status, own, limit).unwrap()
+        ask_those(&Query::Status, own, limit).unwrap()
     }
 
     #[test]
@@ -297,8 +320,8 @@ mod tests {
     #[test]
     fn query_words_roundtrip_and_others_ask_for_status() {
         let objects = ObjectKind::ALL.into_iter().map(Query::Objects);
-        for query in objects.chain([Query::Status, Query::Counts]) {
-            assert_eq!(Query::of(query.word().as_bytes()), query);
+        for query in objects.chain([Query::Status, Query::Counts, Query::Faults("drop 3%".into())]) {
+            assert_eq!(Query::of(query.text().as_bytes()), query);
         }
         assert_eq!(Query::of(b"unheard of"), Query::Status);
     }

@@ -20,7 +20,7 @@ const GENERATED: &[Part] = &[
     ("knobs", "docs/reference/environment.md", knobs),
     ("profiles", "docs/reference/profiles.md", profiles),
     ("counters", "docs/reference/counters.md", counters),
-    ("fault rules", "docs/reference/faults.md", fault_rules),
+    ("fault rules", "docs/reference/fault-rules.md", fault_rules),
 ];
 
 fn knobs() -> String {

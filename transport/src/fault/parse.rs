@@ -2,7 +2,7 @@
 
 use super::call::{CallAction, CallRule, Errno, EventFault, Verb, WcOps, status_named, status_names};
 use super::rule::{Action, Hold, OpSet, Part, PsnSpans, QpSelector, Rate, Rule, ServiceSet, Spans, Window};
-use super::rules::Rules;
+use super::rules::{NONE, Rules};
 use super::verdict::{Direction, Forged};
 use core::fmt;
 use core::net::IpAddr;
@@ -18,8 +18,7 @@ const MAX_COPIES: u8 = 16;
 /// Maximum number of characters that an error quotes.
 const QUOTED: usize = 40;
 
-const ACTIONS: &str =
-    "drop, duplicate, delay, reorder, corrupt, ecn, rnr, nak, cnp, fail, slow, complete, event, and seed=N";
+const ACTIONS: &str = "drop, duplicate, delay, reorder, corrupt, ecn, rnr, nak, cnp, fail, slow, complete, event; seed=N and none stand alone";
 const WORDS: &str = "a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, at=, service=, op=, psn=, msg=, nth=, times=, \
                      process=, by= and copies=";
 const CALL_WORDS: &str = "a rate like 0.5%, errno=, illegal, by=, call=, process=, site=, at=, qp=, op=, wr_id=, nth= \
@@ -54,6 +53,7 @@ impl FromStr for Rules {
         for (rule, statement) in (1..).zip(statements) {
             let problem = |problem| RuleError { rule, problem };
             match statement.strip_prefix("seed=") {
+                None if statement == NONE => {}
                 Some(value) => set(&mut seed, number(value).map_err(problem)?, statement).map_err(problem)?,
                 None => match parse_call_rule(statement).map_err(problem)? {
                     Some(call) => calls.push(call),

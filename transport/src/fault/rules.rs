@@ -4,6 +4,9 @@ use super::call::{CallRule, Process};
 use super::rule::Rule;
 use core::fmt::{self, Display, Formatter};
 
+/// The statement of a list without rules.
+pub(super) const NONE: &str = "none";
+
 /// A list of rules with the seed of their random decisions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
@@ -71,7 +74,8 @@ impl Display for Rules {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let seed = self.seed.map(|seed| format!("seed={seed}"));
         let rules = self.list.iter().map(Rule::to_string).chain(self.calls.iter().map(CallRule::to_string));
-        let parts: Vec<_> = seed.into_iter().chain(rules).collect();
+        let none = self.is_empty().then(|| NONE.to_owned());
+        let parts: Vec<_> = seed.into_iter().chain(none).chain(rules).collect();
         f.write_str(&parts.join("; "))
     }
 }

@@ -110,6 +110,15 @@ const COMMANDS: &[(&str, &[About])] = &[
                 variables: &[],
             },
             About {
+                name: "faults",
+                examples: &[
+                    ("roxe faults 4711", "print the rules of process 4711 with their counts"),
+                    ("roxe faults 4711 'drop 100%'", "cut its network; `roxe faults 4711 none` heals it"),
+                ],
+                status: USUAL_STATUS,
+                variables: &[],
+            },
+            About {
                 name: "demo",
                 examples: &[
                     ("roxe demo", "check every operation between two processes"),
@@ -301,7 +310,7 @@ const PAGES: &[(&str, &str, &str)] = pages! {
     "tutorials/": "first-program" "ci" "first-mistakes" "survive" "judge-a-card";
     "how-to/": "install" "build-systems" "without-roxe-run" "containers" "several-hosts" "two-hosts" "kernel-rxe"
         "programs" "explain" "error-paths" "captures" "judge-captures" "trace" "watch";
-    "reference/": "environment" "faults" "checker" "explanations" "completions" "scripts" "agent" "profiles"
+    "reference/": "environment" "fault-rules" "checker" "explanations" "completions" "scripts" "agent" "profiles"
         "connections" "rust" "features";
     "explanation/": "packets" "security" "weakest" "performance" "limits" "decisions";
 };

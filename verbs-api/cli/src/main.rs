@@ -22,6 +22,7 @@ mod doctor;
 mod drill;
 mod dump;
 mod env;
+mod faults;
 mod files;
 mod fuzz;
 mod help;
@@ -91,6 +92,11 @@ enum Command {
     /// command that repeats it. The exit status is 0 if nothing was found, otherwise 1.
     #[command(override_usage = "roxe sweep [OPTIONS] -- PROGRAM [ARGS]...")]
     Sweep(sweep::Args),
+    /// Print or replace the fault rules of a running program.
+    ///
+    /// The program must have been started with rules, or with roxe run --faults none. It announces
+    /// new rules on standard error as it did the first ones; their times count from now.
+    Faults(faults::Args),
     /// Check what works on this host, and say what to do about the rest.
     Doctor(doctor::Args),
     /// Check every operation between two processes, byte by byte, and print the speed.
@@ -192,6 +198,7 @@ fn main() -> ExitCode {
         }
         Command::Demo(args) => finish("demo", demo::run(&args)),
         Command::Env(args) => finish("env", env::run(&args)),
+        Command::Faults(args) => finish("faults", faults::run(&args)),
         Command::Sweep(args) => finish_with("sweep", sweep::run(&args)),
         Command::SweepTrial(args) => finish_with("sweep", sweep::inner(&args)),
         Command::Lab(args) => finish_with("lab", lab::run(&args)),

@@ -3,11 +3,11 @@
 use super::packet_comment::Fate;
 use roxe_base::clock;
 use roxe_base::error::Error;
-use roxe_base::lock::{Lockable, Mutex, MutexGuard, rank};
+use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::weakest::{self, Weakness};
 use roxe_check::faults;
 use roxe_observe::notice;
-use roxe_transport::fault::{Injector, Rule, Rules, Verdict};
+use roxe_transport::fault::{Injector, Rules, Seen};
 use roxe_transport::time::Instant;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -21,61 +21,90 @@ const LEGAL_LOSS: &str = "drop rx 0.2% service=RC,XRC op=REQUEST,READ_RESPONSE,A
 /// Rules and their state, shared by the queue pairs of all devices.
 #[derive(Debug)]
 pub(crate) struct Faults {
-    /// With the effective seed.
-    rules: Rules,
-    /// Number of rules from `ROXE_FAULTS`; those of the weakest card follow.
-    configured: usize,
-    injector: Mutex<rank::Faults, Injector>,
-    start: Instant,
+    current: Mutex<rank::Faults, Current>,
     /// True once rules have been applied in this process, not only in the parent of a fork.
     active: AtomicBool,
 }
 
-impl Faults {
-    /// The rules of this process about packets, followed by those of the weakest legal card; `None`
-    /// if there are none.
-    pub(crate) fn start() -> Result<Option<Self>, Error> {
-        let (rules, weak) = (faults::rules()?, weakest::has(Weakness::LOSS));
+/// The rules in force.
+#[derive(Debug)]
+struct Current {
+    /// With the effective seed. Kept until the process exits, because comments of held packets name
+    /// its rules.
+    rules: &'static Rules,
+    /// Number of rules of the user; those of the weakest card follow.
+    configured: usize,
+    injector: Injector,
+    start: Instant,
+}
+
+impl Current {
+    /// `rules` about packets, followed by those of the weakest legal card.
+    fn new(rules: Option<&Rules>) -> Result<Self, Error> {
         let mut list = rules.map_or_else(Vec::new, |rules| rules.list().to_vec());
         let configured = list.len();
-        if list.is_empty() && !weak {
-            return Ok(None);
-        }
-        let seed = rules.and_then(Rules::seed).unwrap_or_else(weakest::seed);
-        if weak {
+        if weakest::has(Weakness::LOSS) {
             let rules = LEGAL_LOSS.parse::<Rules>().map_err(|e| Error::invalid(e.to_string()))?;
             list.extend_from_slice(rules.list());
         }
-        let rules = Rules::new(Some(seed), list);
-        let injector = Mutex::new(Injector::new(&rules, seed));
-        Ok(Some(Self { rules, configured, injector, start: clock::now(), active: AtomicBool::new(true) }))
+        let seed = rules.and_then(Rules::seed).unwrap_or_else(weakest::seed);
+        let rules = Box::leak(Box::new(Rules::new(Some(seed), list)));
+        Ok(Self { rules, configured, injector: Injector::new(rules, seed), start: clock::now() })
     }
 
-    pub(crate) fn age(&self) -> Duration {
-        Duration::from_nanos(clock::now().0.saturating_sub(self.start.0))
+    fn judge(&mut self, seen: &Seen<'_>) -> Fate {
+        let at = Duration::from_nanos(clock::now().0.saturating_sub(self.start.0));
+        let verdict = self.injector.judge(&Seen { at, ..*seen });
+        let id = verdict.rule.map(|id| id.0);
+        let rule = id.and_then(|id| Some((u32::from(id) + 1, self.rules.list().get(usize::from(id))?)));
+        Fate { rule, verdict, ..Fate::PASS }
     }
 
-    pub(crate) fn injector(&self) -> MutexGuard<'_, rank::Faults, Injector> {
-        self.injector.lock()
+    fn report(&self) -> impl Iterator<Item = String> {
+        self.injector.report().take(self.configured).map(|report| report.to_string())
+    }
+}
+
+impl Faults {
+    /// The rules of this process; `None` if it has none about packets.
+    pub(crate) fn start() -> Result<Option<Self>, Error> {
+        let rules = faults::rules()?;
+        let may_have_some = rules.is_some_and(|rules| rules.is_empty() || !rules.list().is_empty());
+        if !may_have_some && !weakest::has(Weakness::LOSS) {
+            return Ok(None);
+        }
+        Ok(Some(Self { current: Mutex::new(Current::new(rules)?), active: AtomicBool::new(true) }))
     }
 
-    /// The outcome of `verdict` for a capture; `None` if no rule applied.
-    pub(crate) fn fate(&self, verdict: Verdict) -> Option<Fate<'_>> {
-        let id = verdict.rule?;
-        let rule = self.rules.list().get(usize::from(id.0)).map(|rule| (u32::from(id.0) + 1, rule));
-        Some(Fate { rule, verdict, is_copy: false, is_forged: false })
+    /// The fate of each packet; `None` (an unparsable packet) passes.
+    pub(crate) fn judge<'a>(&self, packets: impl Iterator<Item = Option<Seen<'a>>>) -> Vec<Fate> {
+        let mut current = self.current.lock();
+        let configured = current.configured;
+        let fates: Vec<_> = packets.map(|seen| seen.map_or(Fate::PASS, |seen| current.judge(&seen))).collect();
+        drop(current);
+        let rules = fates.iter().filter_map(|fate| fate.rule);
+        rules.filter(|(number, _)| *number as usize <= configured).for_each(|(_, rule)| faults::spoiled(rule));
+        fates
     }
 
-    /// The configured rule that was applied first.
-    pub(crate) fn rule_of(&self, verdict: &Verdict) -> Option<&Rule> {
-        let at = usize::from(verdict.rule?.0);
-        self.rules.list()[..self.configured].get(at)
+    /// Replaces the rules of the user. Their times count from now.
+    pub(crate) fn change(&self, rules: &Rules) -> Result<(), Error> {
+        let new = Current::new(Some(rules))?;
+        self.report();
+        *self.current.lock() = new;
+        Ok(())
+    }
+
+    /// Resets the counts of the queue pair `ordinal`.
+    pub(crate) fn forget(&self, ordinal: u32) {
+        self.current.lock().injector.forget(ordinal);
     }
 
     /// Resets the state in the child of a fork, which has not applied any rule.
     pub(crate) fn abandon(&self) {
         self.active.store(false, Ordering::Relaxed);
-        *self.injector.lock() = Injector::new(&self.rules, 0);
+        let mut current = self.current.lock();
+        current.injector = Injector::new(current.rules, 0);
     }
 
     /// Called when a child of a fork begins to send.
@@ -85,15 +114,17 @@ impl Faults {
 
     /// Reports on standard error how often each rule was applied.
     pub(crate) fn report(&self) {
-        if !self.active.load(Ordering::Relaxed) {
-            return;
-        }
-        for report in self.injector.lock().report().take(self.configured) {
-            notice::tell(&format_args!("faults: {report}"));
+        if self.active.load(Ordering::Relaxed) {
+            self.counts().iter().for_each(|report| notice::tell(&format_args!("faults: {report}")));
         }
     }
 
+    /// Each rule of the user with its counts.
+    pub(crate) fn counts(&self) -> Vec<String> {
+        self.current.lock().report().collect()
+    }
+
     pub(crate) fn raw(&self) -> &impl Lockable {
-        &self.injector
+        &self.current
     }
 }

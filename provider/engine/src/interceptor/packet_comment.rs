@@ -9,13 +9,13 @@ use std::fmt;
 #[derive(Clone, Debug)]
 pub(crate) struct PacketComment {
     pub origin: Origin,
-    /// Text of its [`Fate`].
+    /// Text of its [`Fate`], if a rule applied.
     pub fate: Option<String>,
 }
 
 impl PacketComment {
-    pub(crate) fn new(origin: Origin, fate: Option<Fate<'_>>) -> Self {
-        Self { origin, fate: fate.map(|fate| fate.to_string()) }
+    pub(crate) fn new(origin: Origin, fate: &Fate) -> Self {
+        Self { origin, fate: fate.verdict.rule.map(|_| fate.to_string()) }
     }
 }
 
@@ -33,10 +33,11 @@ pub(crate) enum Origin {
     Unknown(Qpn),
 }
 
+/// The outcome of the fault rules for a packet.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Fate<'a> {
-    /// The rule, numbered from 1, if known.
-    pub rule: Option<(u32, &'a Rule)>,
+pub(crate) struct Fate {
+    /// The rule that applied first, numbered from 1.
+    pub rule: Option<(u32, &'static Rule)>,
     /// All effects of the rules on the packet.
     pub verdict: Verdict,
     /// True for a copy.
@@ -45,7 +46,10 @@ pub(crate) struct Fate<'a> {
     pub is_forged: bool,
 }
 
-impl Fate<'_> {
+impl Fate {
+    /// No rule applied.
+    pub(crate) const PASS: Self = Self { rule: None, verdict: Verdict::PASS, is_copy: false, is_forged: false };
+
     pub(crate) const fn of_copy(self) -> Self {
         Self { is_copy: true, ..self }
     }
@@ -79,7 +83,7 @@ impl fmt::Display for Origin {
     }
 }
 
-impl fmt::Display for Fate<'_> {
+impl fmt::Display for Fate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.rule {
             Some((number, rule)) => write!(f, "rule {number}: {rule}: ")?,
@@ -119,12 +123,12 @@ mod tests {
     fn comment_is_one_line() {
         let qpn = Qpn::new(0x11);
         let sent = Origin::Sent(PacketNote { qpn, wr_id: Some(7), reason: TxReason::First });
-        assert_eq!(PacketComment::new(sent, None).to_string(), "qp 0x11 wr_id 7 first");
-        let rule: Rule = "drop 3%".parse().unwrap();
+        assert_eq!(PacketComment::new(sent, &Fate::PASS).to_string(), "qp 0x11 wr_id 7 first");
+        let rule: &'static Rule = Box::leak(Box::new("drop 3%".parse().unwrap()));
         let verdict = Verdict { drop: true, rule: Some(RuleId(1)), ..Verdict::PASS };
-        let fate = Fate { rule: Some((2, &rule)), verdict, is_copy: false, is_forged: false };
+        let fate = Fate { rule: Some((2, rule)), verdict, ..Fate::PASS };
         let answer = Origin::Sent(PacketNote::answer(qpn, TxReason::ReadResponse));
-        let packet_comment = PacketComment::new(answer, Some(fate));
+        let packet_comment = PacketComment::new(answer, &fate);
         assert_eq!(packet_comment.to_string(), "qp 0x11 read response | rule 2: drop 3%: dropped");
         let verdict = Verdict { copies: 1, mark_ce: true, delay: Duration::from_micros(80), ..Verdict::PASS };
         let fate = Fate { verdict, ..fate };

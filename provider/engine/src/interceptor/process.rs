@@ -9,6 +9,7 @@ use roxe_base::config::Config;
 use roxe_base::error::Error;
 use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Lockable, Mutex, rank};
+use roxe_check::faults;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,6 +34,35 @@ pub(crate) fn open(config: &Config) -> Result<(Option<&'static Recorder>, Option
         at_exit(Stage::Report, || FAULTS.get().into_iter().for_each(Faults::report));
     }
     Ok((RECORDER.get(), FAULTS.get()))
+}
+
+/// The fault rules in force with their counts, replaced by those of `text` unless it is empty. The
+/// answer to `roxe faults`: lines `rule TEXT`, or `refused REASON`.
+pub(crate) fn answer(text: &str) -> String {
+    let changed = if text.is_empty() { faults::changeable() } else { change(text) };
+    let rules = match changed {
+        Ok(()) => FAULTS.get().map_or_else(Vec::new, Faults::counts).into_iter().chain(faults::counts()),
+        Err(why) => return format!("refused {why}\n"),
+    };
+    rules.map(|rule| format!("rule {rule}\n")).collect()
+}
+
+fn change(text: &str) -> Result<(), String> {
+    let _starting = STARTING.lock();
+    let rules = faults::changed(text)?;
+    match FAULTS.get() {
+        Some(faults) => faults.change(&rules).map_err(|e| e.to_string())?,
+        None if rules.list().is_empty() => {}
+        None => {
+            return Err(
+                "it was started with rules about calls only, so its packets are not judged; start it with `roxe run \
+                        --faults none` or with a rule about packets"
+                    .to_owned(),
+            );
+        }
+    }
+    faults::replace(&rules);
+    Ok(())
 }
 
 fn cannot_write(path: &Path, cause: &std::io::Error) -> Error {

@@ -49,9 +49,8 @@ impl<'a> Arrival<'a> {
 type Name = (Qpn, u32);
 
 impl Interceptor {
-    /// Verdicts of the rules on packets for `qp`. Damaged packets pass: their headers are not
-    /// reliable.
-    fn judge_arrivals(&self, (qpn, ordinal): Name, arrivals: &[Arrival<'_>]) -> Vec<Verdict> {
+    /// The fates of packets for `qp`. Damaged packets pass: their headers are not reliable.
+    fn judge_arrivals(&self, (qpn, ordinal): Name, arrivals: &[Arrival<'_>]) -> Vec<Fate> {
         self.judge(arrivals.iter().map(|arrival| {
             let peer = arrival.net.src;
             let packet = arrival.packet.as_ref().ok().filter(|_| arrival.is_whole)?;
@@ -59,18 +58,17 @@ impl Interceptor {
         }))
     }
 
-    fn record_arrivals(&self, qpn: Qpn, arrivals: &[Arrival<'_>], verdicts: &[Verdict]) {
+    fn record_arrivals(&self, qpn: Qpn, arrivals: &[Arrival<'_>], fates: &[Fate]) {
         let Some(mut recording) = self.record() else { return };
-        for (arrival, verdict) in arrivals.iter().zip(verdicts) {
-            let packet_comment = PacketComment::new(arrival.origin(qpn), self.fate(*verdict));
+        for (arrival, fate) in arrivals.iter().zip(fates) {
+            let packet_comment = PacketComment::new(arrival.origin(qpn), fate);
             recording.packet(Inbound, &arrival.net, arrival.bytes, &packet_comment);
         }
     }
 
-    fn record_forged(&self, qpn: Qpn, net: &NetHeader, bytes: &[u8], verdict: Verdict) {
+    fn record_forged(&self, qpn: Qpn, net: &NetHeader, bytes: &[u8], fate: &Fate) {
         let Some(mut recording) = self.record() else { return };
-        let fate = self.fate(verdict).map(Fate::of_forged);
-        recording.packet(Inbound, net, bytes, &PacketComment::new(Origin::Received(qpn), fate));
+        recording.packet(Inbound, net, bytes, &PacketComment::new(Origin::Received(qpn), &fate.of_forged()));
     }
 
     pub(crate) fn record_unknown(&self, qpn: Qpn, run: Run<'_>) {
@@ -94,15 +92,16 @@ impl Engine {
     ) {
         let arrivals = Arrival::all(run);
         let name = qp.map_or((Qpn::GSI, GSI_ORDINAL), |qp| (qp.qpn(), qp.ordinal()));
-        let verdicts = interceptor.judge_arrivals(name, &arrivals);
-        interceptor.record_arrivals(name.0, &arrivals, &verdicts);
-        if verdicts.iter().all(Verdict::is_pass) {
+        let fates = interceptor.judge_arrivals(name, &arrivals);
+        interceptor.record_arrivals(name.0, &arrivals, &fates);
+        if fates.iter().all(|fate| fate.verdict.is_pass()) {
             return match qp {
                 Some(qp) => self.deliver_to_qp(state, qp, run, now),
                 None => self.admit_mads(state, run),
             };
         }
-        for (arrival, verdict) in arrivals.iter().zip(verdicts) {
+        for (arrival, fate) in arrivals.iter().zip(&fates) {
+            let verdict = fate.verdict;
             interceptor::count(self.counters(), &verdict);
             if (verdict.drop || verdict.corrupt.is_some())
                 && let (Some(qp), Ok(packet)) = (qp, &arrival.packet)
@@ -111,7 +110,7 @@ impl Engine {
             }
             let mut packets = Vec::new();
             if let Some(bytes) = interceptor::forged(&arrival.net, arrival.packet.as_ref().ok(), &verdict) {
-                interceptor.record_forged(name.0, &arrival.net, &bytes, verdict);
+                interceptor.record_forged(name.0, &arrival.net, &bytes, fate);
                 let meta = RxMeta { len: bytes.len(), segment: bytes.len(), first_index: arrival.index, ..*run.meta };
                 packets.push((verdict.delay, Incoming { qpn: name.0, meta, bytes, rnr: false, is_copy: true }));
             }

@@ -10,7 +10,7 @@ use roxe_base::clock;
 use roxe_net::link::hop_limit;
 use roxe_net::rcvbuf_cost::charge_of;
 use roxe_net::udp::UdpLink;
-use roxe_transport::fault::{Direction, Seen, Verdict};
+use roxe_transport::fault::{Direction, Seen};
 use roxe_transport::wr::Av;
 use roxe_wire::capture::Direction::Outbound;
 use roxe_wire::{Kind, NetHeader, Packet};
@@ -25,24 +25,24 @@ impl Batch {
         ordinal: u32,
         cached: &mut Option<Arc<UdpLink>>,
     ) {
-        let verdicts = self.judge(interceptor, ordinal);
+        let fates = self.judge(interceptor, ordinal);
         let mut exit = Exit { engine, interceptor, recording: interceptor.record() };
         let mut at = 0;
-        while let (Some(av), Some(verdict)) = (self.av(at), verdicts.get(at)) {
-            let untouched = verdicts.iter().skip(at).take_while(|verdict| verdict.is_pass()).count();
+        while let (Some(av), Some(fate)) = (self.av(at), fates.get(at)) {
+            let untouched = fates.iter().skip(at).take_while(|fate| fate.verdict.is_pass()).count();
             at = match find_link(engine, av.sgid, cached) {
                 None => at + 1,
                 Some(link) if untouched > 0 => exit.send_run(self, at, untouched, link, &av),
                 Some(link) => {
-                    exit.send_spoiled(self, at, *verdict, link, &av);
+                    exit.send_spoiled(self, at, fate, link, &av);
                     at + 1
                 }
             };
         }
     }
 
-    /// Verdicts of the rules on the packets, which are not sealed yet.
-    fn judge(&self, interceptor: &Interceptor, ordinal: u32) -> Vec<Verdict> {
+    /// The fates of the packets, which are not sealed yet.
+    fn judge(&self, interceptor: &Interceptor, ordinal: u32) -> Vec<Fate> {
         let parsed: Vec<_> = (0..self.packets.len()).map(|at| Packet::parse(self.packet(at)).ok()).collect();
         let seen = self.packets.iter().zip(&parsed).map(|(entry, packet)| {
             let peer = self.avs.get(entry.av)?.dgid;
@@ -98,8 +98,9 @@ impl Exit<'_> {
         at
     }
 
-    /// Applies a verdict to packet `at`, which leaves alone.
-    fn send_spoiled(&mut self, batch: &mut Batch, at: usize, verdict: Verdict, link: &Arc<UdpLink>, av: &Av) {
+    /// Brings its fate on packet `at`, which leaves alone.
+    fn send_spoiled(&mut self, batch: &mut Batch, at: usize, fate: &Fate, link: &Arc<UdpLink>, av: &Av) {
+        let verdict = fate.verdict;
         interceptor::count(self.engine.counters(), &verdict);
         let net = interceptor::marked(header(self.engine, link, av), &verdict);
         batch.seal(at..at + 1, &net);
@@ -109,7 +110,6 @@ impl Exit<'_> {
         if let Some(corruption) = verdict.corrupt {
             corruption.apply(batch.packet_mut(at));
         }
-        let fate = self.interceptor.fate(verdict);
         let (bytes, Some(origin)) = (batch.packet(at), batch.origin(at)) else { return };
         if verdict.drop {
             if self.recording.is_some() {
@@ -119,12 +119,12 @@ impl Exit<'_> {
         }
         let parsed = Packet::parse(bytes).ok();
         if let Some(forged) = interceptor::forged(&net, parsed.as_ref(), &verdict) {
-            let packet_comment = PacketComment::new(origin, fate.map(Fate::of_forged));
+            let packet_comment = PacketComment::new(origin, &fate.of_forged());
             self.send_or_hold(&net, &forged, verdict.delay, packet_comment, link);
         }
         self.send_or_hold(&net, bytes, verdict.delay, PacketComment::new(origin, fate), link);
         for _ in 0..verdict.copies {
-            let packet_comment = PacketComment::new(origin, fate.map(Fate::of_copy));
+            let packet_comment = PacketComment::new(origin, &fate.of_copy());
             self.send_or_hold(&net, bytes, verdict.delay + verdict.copies_after, packet_comment, link);
         }
     }

@@ -9,12 +9,13 @@ use roxe_wire::capture::{Direction, frames, ip_packet, write_interface, write_pa
 use roxe_wire::capture::{Frame, Outgoing};
 use roxe_wire::opcode::Service;
 use roxe_wire::{Header, NetHeader, Opcode, Operation, Packet, icrc};
-use std::fs;
+use std::fs::{self, File};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -23,6 +24,7 @@ pub(crate) fn main() -> ExitCode {
     checks.push(Check::new("equal seeds make equal decisions, different seeds do not", same_seed));
     checks.push(Check::new("two processes with one capture name write two files", one_name));
     checks.push(Check::new("killed processes leave complete captures", killed));
+    checks.push(Check::new("roxe faults replaces the rules of a running program", replaced));
     checks.push(Check::new("bad rules and bad files are explained", explained));
     checks.push(Check::new("tshark complains about wrong packets", tshark_complains));
     checks.push(Check::new("tshark reads every kind of packet as roxe does", tshark_agrees));
@@ -301,6 +303,109 @@ fn one_name() -> Verdict {
     share().into()
 }
 
+/// A process of `ibv_rc_pingpong`, killed when dropped.
+struct PingPong {
+    child: Child,
+    log: PathBuf,
+}
+
+impl PingPong {
+    /// Starts `ibv_rc_pingpong` under `roxe run`; its output goes to a file of `folder`.
+    fn start(folder: &Path, options: &[&str], args: &str) -> Result<Self, String> {
+        let log = folder.join(format!("{}.log", args.replace(' ', "_")));
+        let output = File::create(&log).map_err(|e| e.to_string())?;
+        let errors = output.try_clone().map_err(|e| e.to_string())?;
+        let mut command = Command::new(build::roxe());
+        command.arg("run").args(options).args(["--", "ibv_rc_pingpong", "-g", "0"]).args(args.split(' '));
+        let child = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn().map_err(|e| e.to_string())?;
+        Ok(Self { child, log })
+    }
+
+    fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// `roxe faults` with these words, once the device is open: the lines that it prints, or an
+    /// error.
+    fn faults(&mut self, words: &[&str]) -> Result<String, String> {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let mut command = Command::new(build::roxe());
+            let command = command.arg("faults").arg(self.child.id().to_string()).args(words);
+            let output = command.output().map_err(|e| e.to_string())?;
+            let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+            if output.status.success() {
+                return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
+            }
+            if !errors.contains("has a device of roxe open") || self.has_ended() || Instant::now() > deadline {
+                return Err(errors);
+            }
+            thread::sleep(pair::LOOK);
+        }
+    }
+}
+
+impl Drop for PingPong {
+    fn drop(&mut self) {
+        // Fails if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits until `is_so`; `what` is missing otherwise.
+fn until(mut is_so: impl FnMut() -> Result<bool, String>, what: &str) -> Judged {
+    let deadline = Instant::now() + LIMIT;
+    while !is_so()? {
+        if Instant::now() > deadline {
+            return Err(format!("missing: {what}"));
+        }
+        thread::sleep(pair::LOOK);
+    }
+    Ok(())
+}
+
+/// A program runs without rules, then with one about packets, without, and with one about calls,
+/// which ends it.
+fn replaced() -> Verdict {
+    if !pair::installed("ibv_rc_pingpong") {
+        return Verdict::Skipped("ibv_rc_pingpong is not installed (see the README's test command)".into());
+    }
+    let run = || {
+        let (scratch, port) = (scratch(), port());
+        // Far more messages than there is time for.
+        let args = format!("-n 100000000 -p {port}");
+        let mut server = PingPong::start(&scratch, &["--faults", "drop rx nth=4000000000"], &args)?;
+        until(|| Ok(pair::listens(port) || server.has_ended()), "a server that listens")?;
+        let mut client = PingPong::start(&scratch, &["--faults", "none"], &format!("{args} 127.0.0.1"))?;
+        let expect = |found: Result<String, String>, wanted: &str| match found {
+            Ok(found) | Err(found) if found.contains(wanted) => Ok(()),
+            found => Err(format!("{found:?} instead of {wanted}")),
+        };
+        expect(client.faults(&[]), "none")?;
+        expect(client.faults(&["delay by=1ms tx"]), "delay by=1ms tx: 0 packets matched, 0 faults")?;
+        let applied = || Ok(!client.faults(&[])?.ends_with(" 0 faults"));
+        until(applied, "a delayed packet")?;
+        expect(client.faults(&["delay by=1ms lost"]), "fault rule 1: \"lost\" is no word of a rule")?;
+        expect(client.faults(&[]), "delay by=1ms tx: ")?;
+        expect(client.faults(&["none"]), "none")?;
+        expect(client.faults(&["fail post_send nth=1"]), "fail ibv_post_send errno=ENOMEM nth=1: ")?;
+        until(|| Ok(client.has_ended()), "the end of the client after a failed ibv_post_send")?;
+        let said = fs::read_to_string(&client.log).map_err(|e| e.to_string())?;
+        for line in ["; none\n", "; delay by=1ms tx\n", "roxe: faults: delay by=1ms tx: ", "Couldn't post send"] {
+            expect(Ok(said.clone()), line)?;
+        }
+        // What the program was not prepared for is refused.
+        expect(server.faults(&["fail post_send"]), "started with rules about packets only")?;
+        let mut other = PingPong::start(&scratch, &[], &format!("-p {}", self::port()))?;
+        expect(other.faults(&["none"]), "started without fault rules")?;
+        let rule = ["--faults", "slow post_send by=1us nth=4000000000"];
+        let mut other = PingPong::start(&scratch, &rule, &format!("-p {}", self::port()))?;
+        expect(other.faults(&["drop 1%"]), "started with rules about calls only")
+    };
+    run().into()
+}
+
 /// Bytes of a capture with ten thousand packets, which tshark reads in a second.
 const SOME: u64 = 2 << 20;
 
@@ -346,7 +451,7 @@ fn drop_cut_block(path: &Path) -> Result<(), String> {
     if !bytes.len().is_multiple_of(PAGE) {
         return Err(format!("{}: {whole} of {} bytes are whole blocks", path.display(), bytes.len()));
     }
-    let file = fs::File::options().write(true).open(path);
+    let file = File::options().write(true).open(path);
     file.and_then(|file| file.set_len(whole as u64)).map_err(|e| e.to_string())
 }
 

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 #[test]
 fn rules_roundtrip_through_text() {
     for text in [
-        "",
+        "none",
         "drop",
         "drop 3%",
         "duplicate 1% rx",
@@ -29,6 +29,7 @@ fn rules_roundtrip_through_text() {
         "drop at=0s..; drop 3% rx at=1500ms..2s service=RC",
         "drop 1% service=RC,XRC; delay by=2ms service=UC,UD op=SEND",
         "seed=42; drop 12.5%",
+        "seed=42; none",
         "drop tx nth=2 process=ib_write_bw:0123abcd",
         "fail ibv_reg_mr errno=ENOMEM nth=3",
         "fail ibv_modify_qp RTR errno=ETIMEDOUT 5% process=server",

@@ -182,7 +182,7 @@ fn listens_by_tcp(table: &str, port: u16) -> bool {
 fn listens_by_rdma(process: u32, port: u16) -> bool {
     let namespace = |process: u32| fs::read_link(format!("/proc/{process}/ns/net")).ok();
     let here = namespace(process);
-    let answers = ask_all(Query::Objects(ObjectKind::CmId), LIMIT).unwrap_or_default();
+    let answers = ask_all(&Query::Objects(ObjectKind::CmId), LIMIT).unwrap_or_default();
     let of_host = answers.iter().filter(|answer| here.is_some() && namespace(answer.process) == here);
     let end = format!(":{port}");
     let is_listener = |line: &str| {

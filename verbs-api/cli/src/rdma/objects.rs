@@ -287,7 +287,7 @@ fn ranges(numbers: &[u64]) -> Vec<String> {
 /// Returns the answers of the processes of this user in this network namespace; reports those that
 /// are not complete.
 pub(super) fn answers(query: Query) -> Result<Vec<Answer>> {
-    let answers = ask_here(query, LIMIT)?;
+    let answers = ask_here(&query, LIMIT)?;
     for answer in answers.iter().filter(|answer| !answer.is_whole || answer.text.ends_with("shortened\n")) {
         eprintln!(
             "rdma: the list of process {} is not complete: it is stopped, or has too many objects",

@@ -1,0 +1,52 @@
+//! `roxe faults PID [RULES]`: prints or replaces the fault rules of a running program.
+
+use crate::files;
+use crate::output::{self, Result};
+use crate::status::command_of;
+use roxe_provider::{Query, ask_one};
+use roxe_transport::fault::Rules;
+use std::time::Duration;
+
+/// Time limit for the program to answer.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// Arguments of `roxe faults`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The program, started with `roxe run --faults`.
+    pid: u32,
+    /// Rules in place of the present ones, @FILE with rules, or none; without it, the present ones
+    /// are printed.
+    rules: Option<String>,
+}
+
+/// Prints each rule with what it has seen and done.
+pub(crate) fn run(args: &Args) -> Result {
+    let rules = args.rules.as_deref().map(text_of).transpose()?.unwrap_or_default();
+    let answer = ask_one(args.pid, &Query::Faults(rules), LIMIT)?
+        .ok_or_else(|| format!("process {} is no program of yours that has a device of roxe open", args.pid))?;
+    let named = format!("{} (process {})", command_of(args.pid), args.pid);
+    if !answer.is_whole {
+        return Err(format!("{named} does not answer; is it stopped?").into());
+    }
+    let mut counts = Vec::new();
+    for line in answer.text.lines() {
+        match line.split_once(' ') {
+            Some(("refused", why)) => return Err(format!("{named}: {why}").into()),
+            Some(("rule", count)) => counts.push(count),
+            _ => {}
+        }
+    }
+    output::line(if counts.is_empty() { "none".to_owned() } else { counts.join("\n") });
+    Ok(())
+}
+
+/// The text of rules, which may be in a file.
+fn text_of(rules: &str) -> Result<String> {
+    let text = match rules.trim().strip_prefix('@') {
+        Some(file) => files::read_text(file.as_ref())?,
+        None => rules.to_owned(),
+    };
+    text.parse::<Rules>()?;
+    Ok(text)
+}
