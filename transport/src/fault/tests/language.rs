@@ -80,7 +80,7 @@ fn errors_name_the_rule_the_word_and_the_allowed_words() {
     for (text, error) in [
         (
             "drop; dorp 3%",
-            "fault rule 2: \"dorp\" is no action; the actions are drop, duplicate, delay, reorder, corrupt, ecn, rnr, nak, cnp, fail, slow, complete, event, and seed=N",
+            "fault rule 2: \"dorp\" is no action; the actions are drop, duplicate, delay, reorder, corrupt, ecn, rnr, nak, cnp, fail, slow, complete, event, seed=N, and none",
         ),
         (
             "drop somtimes",
