@@ -18,7 +18,8 @@ const MAX_COPIES: u8 = 16;
 /// Maximum number of characters that an error quotes.
 const QUOTED: usize = 40;
 
-const ACTIONS: &str = "drop, duplicate, delay, reorder, corrupt, ecn, rnr, nak, cnp, fail, slow, complete, event, seed=N, and none";
+const ACTIONS: &str =
+    "drop, duplicate, delay, reorder, corrupt, ecn, rnr, nak, cnp, fail, slow, complete, event, seed=N, and none";
 const WORDS: &str = "a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, at=, service=, op=, psn=, msg=, nth=, times=, \
                      process=, by= and copies=";
 const CALL_WORDS: &str = "a rate like 0.5%, errno=, illegal, by=, call=, process=, site=, at=, qp=, op=, wr_id=, nth= \
