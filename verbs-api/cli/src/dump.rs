@@ -183,8 +183,21 @@ fn colour(captured: &Captured<'_>, finding: &Finding) -> &'static str {
     }
 }
 
-/// Writes the page to `out`. A damaged file is shown up to the damage.
 fn write_page(file: &[u8], args: &Args, out: &Path) -> Result<(), Stop> {
+    let title = args.file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let (page, counts) = ladder_page(file, title, args)?;
+    files::write(out, page).map_err(Stop::Page)?;
+    eprintln!("{counts}; written to {}", out.display());
+    Ok(())
+}
+
+/// Returns a page with the first packets of a capture.
+pub(crate) fn ladder_of(file: &[u8], title: String, limit: usize) -> Result<String> {
+    Ok(ladder_page(file, title, &Args { limit, ..Args::default() })?.0)
+}
+
+/// The page of a capture. A damaged file is shown up to the damage.
+fn ladder_page(file: &[u8], title: String, args: &Args) -> Result<(String, Counts), Stop> {
     let (mut counts, mut analysis) = (Counts::default(), Analysis::default());
     let (mut told, mut notes, mut passed) = (Vec::new(), Vec::new(), 0);
     for item in items(file, roxe_provider::is_probe).map_err(Stop::NotACapture)? {
@@ -219,11 +232,8 @@ fn write_page(file: &[u8], args: &Args, out: &Path) -> Result<(), Stop> {
     if counts.cut > 0 {
         notes.push(format!("{} packets are cut: their headers are checked, not payload and ICRC.", counts.cut));
     }
-    let title = args.file.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let page = page(title, &told, &analysis, &counts, notes);
-    files::write(out, ladder::render(&page)).map_err(Stop::Page)?;
-    eprintln!("{counts}; written to {}", out.display());
-    Ok(())
+    Ok((ladder::render(&page), counts))
 }
 
 /// A packet as it is printed.

@@ -12,15 +12,16 @@ mod report;
 mod trial;
 mod verdict;
 
-use crate::files;
 use crate::output::{self, Result};
 use crate::progress::Progress;
+use crate::{dump, files};
 use plan::{Classes, Fault};
 use roxe_base::weakest::Weakness;
 use std::collections::BTreeSet;
 use std::error::Error;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -64,7 +65,8 @@ pub(crate) struct Args {
     /// Begin no run after this time; the most different faults come first.
     #[arg(long = "for", value_name = "TIME", value_parser = time)]
     budget: Option<Duration>,
-    /// Write the findings to this file: .html, .xml (JUnit), .sarif or .json; may be repeated.
+    /// Write the findings to this file: .html, .xml (JUnit), .sarif or .json; may be repeated. For
+    /// .html each finding is run once more to capture its packets.
     #[arg(long, value_name = "FILE")]
     report: Vec<PathBuf>,
     /// Do not fail for the findings that this file names.
@@ -102,13 +104,17 @@ const GRACE: Duration = Duration::from_secs(3);
 /// Longest run for which pairs of weaknesses are tried one by one.
 const SHORT: Duration = Duration::from_secs(1);
 
+/// Most packets that a report shows of a finding.
+const MOST_PACKETS: usize = 2000;
+
 /// Runs the sweep; the exit status is 0 without findings and 1 with some.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let folder = Folder::make(args.resume.as_deref())?;
+    let folder = Folder::make(args.resume.as_deref(), &args.command)?;
     if let Some(fault) = &args.fault {
         return repeat(args, &folder, &Fault::parse(fault)?);
     }
-    let limits = Limits { time: args.timeout.unwrap_or(Duration::from_secs(600)), census: true, shows: false };
+    let limits =
+        Limits { time: args.timeout.unwrap_or(Duration::from_secs(600)), census: true, capture: false, shows: false };
     let first = Trial::run(&folder.path, "first", &Fault::none(), &args.command, limits)?;
     if !first.succeeded() {
         let said = first.said();
@@ -123,7 +129,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         return Err(format!("the program failed in its second run without any fault: {}", bench.plain.ending()).into());
     }
     let judged = bench.try_all(&faults)?;
-    let findings = bench.reduced(group(&judged))?;
+    let mut findings = bench.reduced(group(&judged))?;
+    if args.report.iter().any(|path| report::is_page(path)) {
+        bench.add_packets(&mut findings)?;
+    }
     finish(args, &faults, &judged, &findings)
 }
 
@@ -157,9 +166,17 @@ struct Folder {
 }
 
 impl Folder {
-    fn make(kept: Option<&Path>) -> Result<Self> {
+    /// Creates a folder, or takes the one to be kept, which has only results of `command`.
+    fn make(kept: Option<&Path>, command: &[OsString]) -> Result<Self> {
         if let Some(path) = kept {
             files::create_folder(path)?;
+            let (file, words) = (path.join("command"), command.join(OsStr::new("\0")));
+            if fs::read(&file).is_ok_and(|known| known != words.as_bytes()) {
+                return Err(
+                    format!("{} has the results of another program; name another folder", path.display()).into()
+                );
+            }
+            files::write(&file, words.as_bytes())?;
             return Ok(Self { path: fs::canonicalize(path)?, is_temporary: false });
         }
         let base = files::private_folder(&files::base_folder()?.join("sweep"))?;
@@ -181,7 +198,7 @@ impl Drop for Folder {
 /// `--fault`: one run, with what the program prints.
 fn repeat(args: &Args, folder: &Folder, fault: &Fault) -> Result<ExitCode> {
     let bench = Bench::make(args, folder, args.timeout.unwrap_or(Duration::from_secs(60)))?;
-    let limits = Limits { time: args.limit_after(&bench.plain), census: false, shows: true };
+    let limits = Limits { time: args.limit_after(&bench.plain), census: false, capture: false, shows: true };
     let trial = Trial::run(&folder.path, "fault", fault, &args.command, limits)?;
     let judged = judge(fault, &trial, &bench.plain);
     output::line(report::one(&judged));
@@ -200,14 +217,14 @@ struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     fn make(args: &'a Args, folder: &'a Folder, limit: Duration) -> Result<Self> {
-        let limits = Limits { time: limit, census: false, shows: false };
+        let limits = Limits { time: limit, census: false, capture: false, shows: false };
         let plain = Trial::run(&folder.path, "plain", &Fault::none(), &args.command, limits)?;
         Ok(Self { args, folder, limit, plain })
     }
 
     /// Makes the run `name` with a fault.
     fn judge(&self, name: &str, fault: &Fault) -> Result<Judged> {
-        let limits = Limits { time: self.limit, census: false, shows: false };
+        let limits = Limits { time: self.limit, census: false, capture: false, shows: false };
         let trial = Trial::run(&self.folder.path, name, fault, &self.args.command, limits)?;
         Ok(judge(fault, &trial, &self.plain))
     }
@@ -259,6 +276,24 @@ impl<'a> Bench<'a> {
             finding.cause = plan::in_words(&names);
         }
         Ok(findings)
+    }
+
+    /// Adds the packets to each finding, from one more run.
+    fn add_packets(&self, findings: &mut [Finding]) -> Result<()> {
+        for finding in findings {
+            let limits = Limits { time: self.limit, census: false, capture: true, shows: false };
+            let fault = Fault::parse(&finding.fault)?;
+            let trial = Trial::run(&self.folder.path, "packets", &fault, &self.args.command, limits)?;
+            // The capture may keep the fault from happening: packets take another way.
+            if judge(&fault, &trial, &self.plain).class == finding.class
+                && let Some(pid) = trial.main_process()
+                && let Ok(capture) = files::read(&self.folder.path.join(format!("packets/{pid}.pcapng")))
+                && let Ok(page) = dump::ladder_of(&capture, finding.fault.clone(), MOST_PACKETS)
+            {
+                finding.packets = page;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -60,6 +60,7 @@ pub(crate) fn main() -> ExitCode {
         Check::new("sweep: an ordinary user", as_ordinary_user),
         Check::new("sweep: findings of the baseline do not fail", baseline),
         Check::new("sweep: a sweep goes on where it stopped", resumes),
+        Check::new("sweep: the page of a finding shows its packets", page),
         Check::new("sweep: packets may be lost", packets),
         Check::new("sweep: a program that fails without faults is refused", refuses),
     ];
@@ -206,9 +207,25 @@ fn resumes() -> Verdict {
         let second = run(&["--verbs", &kept])?;
         let third = run(&["--verbs", &kept])?;
         let all = results().lines().count();
-        let said = text(&first);
-        let is_right = some > 0 && some < all && said.contains("not tried") && second.stdout == third.stdout;
+        let other = text(&sweep(&[], &["--verbs", &kept], "wc-status", "wrong")?);
+        let said = text(&first) + &other;
+        let goes_on = some > 0 && some < all && said.contains("not tried") && second.stdout == third.stdout;
+        let is_right = goes_on && other.contains("results of another program");
         Ok(if is_right { Verdict::Passed } else { Verdict::Failed(format!("{some} and {all} results\n{said}")) })
+    };
+    judged().unwrap_or_else(|verdict| verdict)
+}
+
+/// The completion that fails is that of the only message.
+fn page() -> Verdict {
+    let judged = || {
+        let folder = Scratch::new("sweep-page").map_err(Verdict::Failed)?;
+        let file = folder.join("page.html");
+        let output = sweep(&[], &["--completions", &format!("--report={}", file.display())], "wc-status", "wrong")?;
+        let page = fs::read_to_string(&file).unwrap_or_default();
+        let shown = page.split_once("<iframe srcdoc=").map_or("", |(_, rest)| rest);
+        let is_right = shown.contains("SEND_ONLY") || shown.contains("WRITE_ONLY");
+        Ok(if is_right { Verdict::Passed } else { Verdict::Failed(text(&output) + &page) })
     };
     judged().unwrap_or_else(|verdict| verdict)
 }

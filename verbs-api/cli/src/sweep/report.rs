@@ -19,6 +19,11 @@ pub(super) struct Sweep<'a> {
     pub(super) known: &'a BTreeSet<String>,
 }
 
+/// Returns true for a file that is to be a page, which shows packets.
+pub(super) fn is_page(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end == "html")
+}
+
 /// Text about one run.
 pub(super) fn one(judged: &Judged) -> String {
     let Judged { class, what, place, site, details, .. } = judged;
@@ -91,7 +96,7 @@ impl Sweep<'_> {
     /// The document that the file's name asks for.
     pub(super) fn document(&self, path: &Path) -> Result<String> {
         match path.extension().and_then(|end| end.to_str()) {
-            Some("html") => Ok(self.html()),
+            _ if is_page(path) => Ok(self.html()),
             Some("xml") => Ok(self.junit()),
             Some("sarif") => Ok(self.sarif().to_string()),
             Some("json") => Ok(self.json().to_string()),
@@ -217,6 +222,11 @@ impl Sweep<'_> {
             if !first.details.is_empty() {
                 let _ = write!(body, "<h3>Explanations</h3><pre>{}</pre>", escaped(&first.details.join("\n")));
             }
+            if !finding.packets.is_empty() {
+                let page = escaped(&finding.packets);
+                let _ =
+                    write!(body, "<details><summary>Packets</summary><iframe srcdoc=\"{page}\"></iframe></details>");
+            }
             let _ = write!(body, "<h3>Repeat</h3><pre>{}</pre>", escaped(&self.repeat(&finding.fault)));
             let faults: String = finding.runs.iter().map(|run| format!("{}\n", escaped(&run.fault))).collect();
             let _ = write!(
@@ -241,6 +251,7 @@ const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;mar
     pre{white-space:pre-wrap;overflow-wrap:anywhere;padding:.6rem;background:#8882}\
     section{border-left:4px solid #c33;padding-left:1rem;margin:2rem 0}td,th{text-align:left;padding:.1rem .8rem .1rem 0}\
     .bad td:first-child{color:#c33;font-weight:bold}h3{margin:.6rem 0 0;font-size:1em}ol{margin:.2rem 0}\
+    iframe{width:100%;height:40rem;border:1px solid #8888}\
     @media(prefers-color-scheme:dark){body{background:#161616;color:#ddd}}";
 
 /// File and line of a call such as `main (a.c:12)`.
@@ -269,7 +280,7 @@ fn escaped(text: &str) -> String {
             '<' => out += "&lt;",
             '>' => out += "&gt;",
             '"' => out += "&quot;",
-            c if c.is_control() && c != '\n' => out.push('\u{fffd}'),
+            c if c.is_control() && !"\n\t".contains(c) => out.push('\u{fffd}'),
             c => out.push(c),
         }
     }

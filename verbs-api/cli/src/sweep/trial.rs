@@ -52,6 +52,8 @@ pub(super) struct Limits {
     pub(super) time: Duration,
     /// True to take the census.
     pub(super) census: bool,
+    /// True to capture the packets.
+    pub(super) capture: bool,
     /// True if the user sees what the program prints.
     pub(super) shows: bool,
 }
@@ -133,6 +135,9 @@ impl Trial {
         if limits.census {
             command.env("ROXE_CENSUS", folder.join("census"));
         }
+        if limits.capture {
+            command.env("ROXE_CAPTURE", folder.join("%p.pcapng"));
+        }
         if !limits.shows {
             command.stdout(File::create(folder.join("stdout"))?).stderr(File::create(folder.join("stderr"))?);
         }
@@ -189,6 +194,12 @@ impl Trial {
             ["over", "signal", signal] => self.end = Ending::Signal(signal.parse().unwrap_or(0)),
             _ => {}
         }
+    }
+
+    /// The process that the fault hit, otherwise the first one.
+    pub(super) fn main_process(&self) -> Option<&str> {
+        let hit = self.hits.first().map(|hit| &hit.pid);
+        hit.or_else(|| self.processes.first().map(|process| &process.pid)).map(String::as_str)
     }
 
     /// Returns true for exit status 0, and for the status by which the checker replaces it.

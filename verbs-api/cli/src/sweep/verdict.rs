@@ -250,6 +250,8 @@ pub(super) struct Finding {
     pub(super) fault: String,
     /// For the weakest card: the weaknesses that matter, in words.
     pub(super) cause: String,
+    /// A page with the packets of the process that the fault hit; empty without one.
+    pub(super) packets: String,
     pub(super) runs: Vec<Judged>,
 }
 
@@ -285,6 +287,7 @@ pub(super) fn group(judged: &[Judged]) -> Vec<Finding> {
         place,
         fault: runs.first().map(|run| run.fault.clone()).unwrap_or_default(),
         cause: String::new(),
+        packets: String::new(),
         runs,
     };
     groups.into_iter().map(finding).collect()
