@@ -130,7 +130,7 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "ROXE_WEAKEST",
         default: "off",
-        help: "Be the weakest card that the standard allows: a seed or on, then names of weaknesses, or -NAME to leave one out.",
+        help: "Be the weakest card that the standard allows: a seed or on, then names of weaknesses, or -NAME to leave one out; NAME=N..M uses one on these occasions only.",
     },
     Knob { name: "ROXE_FAULTS", default: "none", help: "Fault rules such as 'drop 3%; reorder 2% by=1ms', or @FILE." },
     Knob {

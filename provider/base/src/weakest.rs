@@ -2,15 +2,18 @@
 //! makes.
 //!
 //! The code at each weakness tests [`has`] and draws [`Choices`] for one subject. A choice depends
-//! on the seed, the subject and the number of earlier choices about it, never on time.
+//! on the seed, the subject and the number of earlier choices about it, never on time. Where a
+//! choice is to the program's disadvantage, [`is_used`] counts an occasion of the weakness; a range
+//! of occasions leaves the others out.
 
 use crate::instruments;
 use crate::random;
 use bitflags::bitflags;
 use roxe_transport::fault::mix;
 use std::io;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 bitflags! {
     /// Liberties of the standard that common cards do not take. `ROXE_WEAKEST` and
@@ -45,6 +48,23 @@ bitflags! {
     }
 }
 
+impl Weakness {
+    /// Those whose occasions are counted.
+    pub const OCCASIONAL: Self = Self::PLACEMENT
+        .union(Self::COMPLETIONS)
+        .union(Self::EVENTS)
+        .union(Self::ATOMICS)
+        .union(Self::ACKS)
+        .union(Self::SPURIOUS);
+
+    const fn index(self) -> usize {
+        self.bits().trailing_zeros() as usize
+    }
+}
+
+/// Number of weaknesses.
+const COUNT: usize = Weakness::all().bits().count_ones() as usize;
+
 /// A parsed value of `ROXE_WEAKEST`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
@@ -52,26 +72,48 @@ pub struct Wanted {
     pub seed: Option<u64>,
     /// The weaknesses in force; empty if the mode is off.
     pub weaknesses: Weakness,
+    /// For each weakness, the first and the last occasion of a process on which it is used.
+    occasions: [(u32, u32); COUNT],
 }
 
 impl FromStr for Wanted {
     type Err = String;
 
     /// A seed, `on` for any, or `off`; behind it names to have only these, or names with `-` to
-    /// leave these out.
+    /// leave these out. `NAME=N` and `NAME=N..M` are one occasion and a range of them, from 1.
     fn from_str(text: &str) -> Result<Self, String> {
         let (mut seed, mut only, mut without) = (None, Weakness::empty(), Weakness::empty());
+        let mut occasions = [ALWAYS; COUNT];
         for word in text.split(',').map(str::trim) {
             match word.strip_prefix('-') {
                 None if word == "on" => {}
                 None if word == "off" && text.trim() == "off" => without = Weakness::all(),
                 None if word.starts_with(|first: char| first.is_ascii_digit()) => seed = Some(number(word)?),
-                None => only |= named(word)?,
+                None => {
+                    let (name, range) = word.split_once('=').unzip();
+                    let weakness = named(name.unwrap_or(word))?;
+                    only |= weakness;
+                    if let Some(range) = range {
+                        occasions[weakness.index()] = parse_occasions(weakness, range)?;
+                    }
+                }
                 Some(name) => without |= named(name)?,
             }
         }
         let base = if only.is_empty() { Weakness::all() } else { only };
-        Ok(Self { seed, weaknesses: base - without })
+        Ok(Self { seed, weaknesses: base - without, occasions })
+    }
+}
+
+/// All occasions.
+const ALWAYS: (u32, u32) = (1, u32::MAX);
+
+fn parse_occasions(weakness: Weakness, range: &str) -> Result<(u32, u32), String> {
+    let (first, last) = range.split_once("..").unwrap_or((range, range));
+    match (first.parse(), last.parse()) {
+        _ if !Weakness::OCCASIONAL.contains(weakness) => Err(format!("={range}: this weakness has no occasions")),
+        (Ok(first @ 1..), Ok(last)) if first <= last => Ok((first, last)),
+        _ => Err(format!("{range} is no range of occasions; write 17 or 3..9")),
     }
 }
 
@@ -91,6 +133,26 @@ fn named(name: &str) -> Result<Weakness, String> {
 
 static SEED: AtomicU64 = AtomicU64::new(0);
 static WEAKNESSES: AtomicU16 = AtomicU16::new(0);
+static OCCASIONS: [Occasions; COUNT] = [const { Occasions::new() }; COUNT];
+
+/// The occasions of one weakness in this process.
+struct Occasions {
+    first: AtomicU32,
+    last: AtomicU32,
+    seen: AtomicU32,
+}
+
+impl Occasions {
+    const fn new() -> Self {
+        Self { first: AtomicU32::new(ALWAYS.0), last: AtomicU32::new(ALWAYS.1), seen: AtomicU32::new(0) }
+    }
+
+    /// Counts an occasion. Returns true if it is in the range.
+    fn is_next_used(&self) -> bool {
+        let number = self.seen.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        RangeInclusive::new(self.first.load(Ordering::Relaxed), self.last.load(Ordering::Relaxed)).contains(&number)
+    }
+}
 
 /// A random seed.
 pub fn draw_seed() -> io::Result<u64> {
@@ -105,6 +167,19 @@ pub fn turn_on(seed: u64, weaknesses: Weakness) {
     if !weaknesses.is_empty() {
         instruments::turn_on();
     }
+}
+
+/// Limits weaknesses to the occasions that are wanted.
+pub fn narrow(wanted: &Wanted) {
+    for (counted, (first, last)) in OCCASIONS.iter().zip(wanted.occasions) {
+        counted.first.store(first, Ordering::Relaxed);
+        counted.last.store(last, Ordering::Relaxed);
+    }
+}
+
+/// Counts an occasion for a weakness that is in force. Returns true if it is used on this one.
+pub fn is_used(weakness: Weakness) -> bool {
+    OCCASIONS.get(weakness.index()).is_none_or(Occasions::is_next_used)
 }
 
 /// Returns true if the weakness is in force.
@@ -199,12 +274,23 @@ mod tests {
             ("7,-loss", Some(7), all - Weakness::LOSS),
             ("7, placement, atomics", Some(7), Weakness::PLACEMENT | Weakness::ATOMICS),
         ] {
-            assert_eq!(text.parse(), Ok(Wanted { seed, weaknesses }), "{text}");
+            assert_eq!(text.parse(), Ok(Wanted { seed, weaknesses, occasions: [ALWAYS; COUNT] }), "{text}");
         }
-        for text in ["maybe", "", "7,off", "7x", "-42", "7,-los", "7,LOSS"] {
+        for text in ["maybe", "", "7,off", "7x", "-42", "7,-los", "7,LOSS", "7,acks=0", "7,acks=3..2", "7,loss=3"] {
             assert!(text.parse::<Wanted>().is_err(), "{text}");
         }
         assert!(all.iter_names().all(|(name, one)| named(&name.to_lowercase()) == Ok(one)), "each has a name");
+    }
+
+    #[test]
+    fn range_of_occasions_leaves_the_others_out() {
+        let wanted: Wanted = "7,placement=3..4,acks".parse().unwrap();
+        assert_eq!(wanted.weaknesses, Weakness::PLACEMENT | Weakness::ACKS);
+        assert_eq!("7,placement=3".parse::<Wanted>().unwrap().occasions[Weakness::PLACEMENT.index()], (3, 3));
+        narrow(&wanted);
+        let used = |weakness| (1..=6).filter(|_| is_used(weakness)).count();
+        let first: Vec<_> = (1..=6).filter(|_| is_used(Weakness::PLACEMENT)).collect();
+        assert_eq!((first, used(Weakness::PLACEMENT), used(Weakness::ACKS)), (vec![3, 4], 0, 6));
     }
 
     #[test]

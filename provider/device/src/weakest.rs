@@ -15,7 +15,7 @@ use roxe_base::config::Config;
 use roxe_base::error::Error;
 use roxe_base::lock::{Mutex, rank};
 use roxe_base::standard_error;
-use roxe_base::weakest::{Choices, Subject, has, seed};
+use roxe_base::weakest::{Choices, Subject, has, is_used, narrow, seed};
 use roxe_engine::engine::Engine;
 use roxe_engine::queue_pair::Deadline;
 use roxe_memory::guard::{self, own_cells};
@@ -58,6 +58,7 @@ pub(crate) fn start(config: &Config) -> Result<(), Error> {
         if wanted.seed.is_none() {
             standard_error::write(&format!("roxe: weakest: seed {seed}\n"));
         }
+        narrow(&wanted);
         turn_on(seed, wanted.weaknesses);
     });
     Ok(())
@@ -147,7 +148,7 @@ impl WeakQp {
             self.placement.settle(Side::Recv);
             self.ack = Ack::Undecided;
             // Acknowledgements behind the requests that are ready.
-            machine.set_acks_last(has(Weakness::ACKS) && self.acks.one_in(2));
+            machine.set_acks_last(has(Weakness::ACKS) && self.acks.one_in(2) && is_used(Weakness::ACKS));
         }
         true
     }
@@ -158,7 +159,7 @@ impl WeakQp {
             return true;
         }
         if self.ack == Ack::Undecided {
-            let waits = has(Weakness::ACKS) && self.acks.one_in(4);
+            let waits = has(Weakness::ACKS) && self.acks.one_in(4) && is_used(Weakness::ACKS);
             self.ack = if waits { Ack::Waits } else { Ack::Leaves };
         }
         self.ack == Ack::Waits
@@ -248,7 +249,7 @@ pub(crate) fn splits_atomics() -> bool {
 /// Executes an atomic of a peer; if atomics are split, in steps that only exclude other atomics of
 /// the card.
 pub(crate) fn atomic(regions: &Regions<'_>, reach: Reach, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
-    if !splits_atomics() {
+    if !splits_atomics() || !is_used(Weakness::ATOMICS) {
         return regions.atomic_remote(reach, rkey, va, op);
     }
     let _alone = ATOMICS.lock();
@@ -305,7 +306,11 @@ impl Placement {
         }
         let mut pieces: Vec<Piece> = parts.iter().flat_map(|(addr, bytes)| self.split(side, *addr, bytes)).collect();
         self.shuffle(&mut pieces);
-        let at_once = self.payloads.below(pieces.len() + 1);
+        let mut at_once = self.payloads.below(pieces.len() + 1);
+        if !is_used(Weakness::PLACEMENT) {
+            pieces.sort_by_key(|piece| piece.addr);
+            at_once = pieces.len();
+        }
         let waiting = pieces.split_off(at_once);
         pieces.into_iter().for_each(Piece::place);
         self.waiting += waiting.iter().map(|piece| piece.bytes.len()).sum::<usize>();
@@ -395,19 +400,21 @@ impl WeakCq {
 
     /// Decides if an entry just appended is hidden; entries behind a hidden one are.
     pub(crate) fn hides(&mut self) -> bool {
-        let hides = self.hidden > 0 || self.weaknesses.contains(Weakness::COMPLETIONS) && self.completions.one_in(2);
+        let is_late = |choices: &mut Choices| choices.one_in(2) && is_used(Weakness::COMPLETIONS);
+        let may_be_late = self.weaknesses.contains(Weakness::COMPLETIONS);
+        let hides = self.hidden > 0 || may_be_late && is_late(&mut self.completions);
         self.hidden += usize::from(hides);
         hides
     }
 
     /// Returns true if arming raises no event for earlier entries.
     pub(crate) fn looks_ahead_only(&self) -> bool {
-        self.weaknesses.contains(Weakness::EVENTS)
+        self.weaknesses.contains(Weakness::EVENTS) && is_used(Weakness::EVENTS)
     }
 
     /// Returns true if an event is raised for polled completions.
     pub(crate) fn raises_for_polled(&mut self) -> bool {
-        self.weaknesses.contains(Weakness::SPURIOUS) && self.events.one_in(2)
+        self.weaknesses.contains(Weakness::SPURIOUS) && self.events.one_in(2) && is_used(Weakness::SPURIOUS)
     }
 
     /// Returns the delay of a deadline to show hidden entries, unless one is registered.

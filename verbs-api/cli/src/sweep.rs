@@ -104,6 +104,9 @@ const GRACE: Duration = Duration::from_secs(3);
 /// Longest run for which pairs of weaknesses are tried one by one.
 const SHORT: Duration = Duration::from_secs(1);
 
+/// Longest run for which weaknesses are narrowed to occasions.
+const MIDDLING: Duration = Duration::from_secs(5);
+
 /// Most packets that a report shows of a finding.
 const MOST_PACKETS: usize = 2000;
 
@@ -271,7 +274,10 @@ impl<'a> Bench<'a> {
             let Some(seed) = plan::seed_of(&finding.fault) else { continue };
             let breaks =
                 |names: &[String]| Ok(self.judge("reduce", &Fault::weakest(seed, names))?.class == finding.class);
-            let names = fewest(breaks, self.plain.time < SHORT)?;
+            let mut names = fewest(breaks, self.plain.time < SHORT)?;
+            if self.plain.time < MIDDLING {
+                names = narrowed(breaks, names)?;
+            }
             finding.fault = Fault::weakest(seed, &names).text;
             finding.cause = plan::in_words(&names);
         }
@@ -330,6 +336,47 @@ fn fewest(breaks: impl Fn(&[String]) -> Result<bool>, pairs: bool) -> Result<Vec
     Ok(names)
 }
 
+/// Most occasions of a weakness that are looked through.
+const MOST_OCCASIONS: u32 = 1 << 16;
+
+/// Limits each weakness to the fewest occasions in a row with which the program still `breaks`; as
+/// found by halving, which assumes that more occasions do not heal it.
+fn narrowed(breaks: impl Fn(&[String]) -> Result<bool>, mut names: Vec<String>) -> Result<Vec<String>> {
+    for at in 0..names.len() {
+        let name = names[at].clone();
+        if !plan::is_occasional(&name) {
+            continue;
+        }
+        let with = |first: u32, last: u32| {
+            let range = if first == last { format!("{name}={first}") } else { format!("{name}={first}..{last}") };
+            [&names[..at], &[range], &names[at + 1..]].concat()
+        };
+        let breaks_with = |first, last| breaks(&with(first, last));
+        let mut last = 1;
+        while last < MOST_OCCASIONS && !breaks_with(1, last)? {
+            last *= 2;
+        }
+        if last == MOST_OCCASIONS {
+            continue;
+        }
+        let mut too_few = last / 2;
+        while last - too_few > 1 {
+            let middle = too_few.midpoint(last);
+            if breaks_with(1, middle)? { last = middle } else { too_few = middle }
+        }
+        let (mut first, mut too_late) = (1, last + 1);
+        while too_late - first > 1 {
+            let middle = first.midpoint(too_late);
+            if breaks_with(middle, last)? { first = middle } else { too_late = middle }
+        }
+        let narrow = with(first, last);
+        if breaks(&narrow)? {
+            names = narrow;
+        }
+    }
+    Ok(names)
+}
+
 /// Prints the table, writes the reports and decides on the exit status.
 fn finish(args: &Args, faults: &[Fault], judged: &[Judged], findings: &[Finding]) -> Result<ExitCode> {
     let known: BTreeSet<String> = match &args.baseline {
@@ -363,6 +410,23 @@ mod tests {
         assert_eq!(fewest(breaks(&["completions", "loss"]), true).unwrap(), ["completions", "loss"]);
         assert_eq!(fewest(breaks(&["completions", "loss"]), false).unwrap(), ["completions", "loss"]);
         assert_eq!(fewest(breaks(&["limits", "acks", "reuse"]), true).unwrap(), ["limits", "acks", "reuse"]);
+    }
+
+    #[test]
+    fn occasions_are_narrowed_to_those_that_matter() {
+        let narrow = |needed: std::ops::RangeInclusive<u32>| {
+            let breaks = |names: &[String]| {
+                let range = names[0].strip_prefix("placement=").unwrap();
+                let (first, last) = range.split_once("..").unwrap_or((range, range));
+                let (first, last): (u32, u32) = (first.parse().unwrap(), last.parse().unwrap());
+                Ok(first <= *needed.start() && *needed.end() <= last)
+            };
+            narrowed(breaks, vec!["placement".to_owned(), "loss".to_owned()]).unwrap()
+        };
+        assert_eq!(narrow(1..=1), ["placement=1", "loss"]);
+        assert_eq!(narrow(17..=17), ["placement=17", "loss"]);
+        assert_eq!(narrow(9..=300), ["placement=9..300", "loss"]);
+        assert_eq!(narrow(1 << 20..=1 << 20), ["placement", "loss"]);
     }
 
     #[test]

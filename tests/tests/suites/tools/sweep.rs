@@ -151,6 +151,9 @@ fn judge_report(twins: &Twins, wrong: bool, output: &Output, report: &Path) -> R
     if needs_seed && (cause.is_empty() || cause.matches(" (").count() > 2) {
         return Err(format!("the cause is not reduced to two weaknesses at most: {cause:?}"));
     }
+    if needs_seed && !cause.contains(", needed for ") {
+        return Err(format!("the cause is not reduced to occasions: {cause:?}"));
+    }
     Ok(())
 }
 

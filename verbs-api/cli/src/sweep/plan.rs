@@ -99,9 +99,27 @@ pub(super) fn seed_of(text: &str) -> Option<u64> {
     text.strip_prefix(WEAKEST)?.split(',').next()?.parse().ok()
 }
 
-/// Tells in words what these weaknesses do.
+/// Returns true if the occasions of this weakness are counted.
+pub(super) fn is_occasional(name: &str) -> bool {
+    !occasion_of(name).is_empty()
+}
+
+/// Name of an occasion of a weakness; empty if they are not counted.
+fn occasion_of(name: &str) -> &'static str {
+    match name {
+        "placement" => "payload",
+        "completions" => "late completion",
+        "events" => "arming",
+        "atomics" => "atomic",
+        "acks" => "late acknowledgement",
+        "spurious" => "spurious event",
+        _ => "",
+    }
+}
+
+/// Tells in words what these weaknesses do; those with `=N` or `=N..M` on these occasions only.
 pub(super) fn in_words(names: &[String]) -> String {
-    let words = |name: &String| match &**name {
+    let words = |name: &str| match name {
         "limits" => "the device has the limits of a small card",
         "slots" => "a slot of the send queue is free only once a completion at or behind it was polled",
         "placement" => "payload reaches memory in pieces and in any order until the operation completes",
@@ -116,8 +134,11 @@ pub(super) fn in_words(names: &[String]) -> String {
         "reuse" => "numbers of queue pairs are used again at once",
         _ => "an unknown weakness",
     };
-    let list: Vec<_> = names.iter().map(|name| format!("{name} ({})", words(name))).collect();
-    format!("breaks with {}", list.join(" and "))
+    let describe = |name: &String| match name.split_once('=') {
+        Some((name, range)) => format!("{name} ({}), needed for {} {range} only", words(name), occasion_of(name)),
+        None => format!("{name} ({})", words(name)),
+    };
+    format!("breaks with {}", names.iter().map(describe).collect::<Vec<_>>().join(" and "))
 }
 
 /// The faults that the census of a program allows.
@@ -285,8 +306,15 @@ mod tests {
 
     #[test]
     fn weaknesses_are_told_in_words() {
-        for (name, _) in roxe_base::weakest::Weakness::all().iter_names() {
-            assert!(!in_words(&[name.to_lowercase()]).contains("unknown"), "{name}");
+        use roxe_base::weakest::Weakness;
+        for (name, weakness) in Weakness::all().iter_names() {
+            let name = name.to_lowercase();
+            assert!(!in_words(std::slice::from_ref(&name)).contains("unknown"), "{name}");
+            assert_eq!(is_occasional(&name), Weakness::OCCASIONAL.contains(weakness), "{name}");
         }
+        let narrow = in_words(&["acks=3..5".to_owned(), "loss".to_owned()]);
+        let expected = "breaks with acks (acknowledgements are late), needed for late acknowledgement 3..5 only and loss \
+                        (packets are lost and duplicated)";
+        assert_eq!(narrow, expected);
     }
 }
