@@ -37,6 +37,12 @@ thread_local! {
     static VERB: RefCell<Verb> = const { RefCell::new(Verb { depth: 0, is_explained: false, because: None }) };
 }
 
+/// Calls `body` with the verb of this thread; `None` in exit handlers, where the variable is gone
+/// and nothing is explained.
+fn with_verb<R>(body: impl FnOnce(&mut Verb) -> R) -> Option<R> {
+    VERB.try_with(|verb| body(&mut verb.borrow_mut())).ok()
+}
+
 #[derive(Debug)]
 struct Verb {
     /// Nesting depth, as `ibv_create_qp` inside `rdma_create_qp`.
@@ -53,14 +59,14 @@ struct Verb {
 pub fn because(why: impl FnOnce() -> String) {
     if explains() > Explain::Off {
         let why = why();
-        VERB.with_borrow_mut(|verb| verb.because = Some(why));
+        with_verb(|verb| verb.because = Some(why));
     }
 }
 
 /// Like [`because`], but keeps a reason that an inner function noted.
 #[cold]
 pub fn because_at_least(why: impl FnOnce() -> String) {
-    if explains() > Explain::Off && VERB.with_borrow(|verb| verb.because.is_none()) {
+    if explains() > Explain::Off && with_verb(|verb| verb.because.is_none()) == Some(true) {
         because(why);
     }
 }
@@ -73,14 +79,14 @@ pub struct InVerb(());
 /// inner failure need not refuse the verb.
 pub fn enter_verb() -> Option<InVerb> {
     (explains() > Explain::Off).then(|| {
-        VERB.with_borrow_mut(|verb| verb.depth += 1);
+        with_verb(|verb| verb.depth += 1);
         InVerb(())
     })
 }
 
 impl Drop for InVerb {
     fn drop(&mut self) {
-        VERB.with_borrow_mut(|verb| {
+        with_verb(|verb| {
             verb.depth -= 1;
             if verb.depth == 0 {
                 (verb.is_explained, verb.because) = (false, None);
@@ -98,7 +104,7 @@ pub fn refused(call: impl FnOnce() -> String, errno: i32) {
         return;
     }
     let is_usage = matches!(errno, libc::EINVAL | libc::EOPNOTSUPP);
-    let why = VERB.with_borrow_mut(|verb| {
+    let why = with_verb(|verb| {
         // Only the outermost verb explains, because the program knows its name.
         if verb.depth > 1 || verb.is_explained {
             return None;
@@ -107,7 +113,7 @@ pub fn refused(call: impl FnOnce() -> String, errno: i32) {
         let unknown = "which argument was refused is not known; see its man page, and `roxe run --check`";
         verb.because.take().or_else(|| (wanted == Explain::Full && is_usage).then(|| unknown.to_owned()))
     });
-    if let Some(why) = why {
+    if let Some(why) = why.flatten() {
         let name = std::io::Error::from_raw_os_error(errno);
         say(&format!("roxe: {} failed: {why} [{name}]\n", call()), "");
     }

@@ -24,6 +24,7 @@ use roxe_engine::queue_pair::QueuePair;
 use roxe_net::{port_owners, runtime_dir};
 use roxe_observe::reasons;
 use std::cell::Cell;
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, Once};
 
 /// Locks held during the fork, by their owners.
@@ -36,8 +37,9 @@ struct Held {
 }
 
 thread_local! {
-    /// Locks of the fork that this thread is in. The child's only thread is a copy of it.
-    static HELD: Cell<Option<Held>> = const { Cell::new(None) };
+    /// Locks of the fork that this thread is in. The child's only thread is a copy of it. Without a
+    /// destructor, so that it is still there when an exit handler forks.
+    static HELD: Cell<Option<ManuallyDrop<Held>>> = const { Cell::new(None) };
 }
 
 /// Returns the engine of `device` in this process, with fork handlers installed. EINVAL: an
@@ -66,7 +68,7 @@ extern "C" fn before() {
     let qps: Vec<_> = engines.iter().flat_map(|engine| engine.lock_table()).collect();
     qps.iter().for_each(|qp| qp.raw().lock_raw());
     in_order(inside(&runtimes, &engines)).for_each(Lockable::lock_raw);
-    HELD.set(Some(Held { runtimes, engines, qps }));
+    HELD.set(Some(ManuallyDrop::new(Held { runtimes, engines, qps })));
 }
 
 /// Locks connection managers, then the lists of devices, engines and further engines. An engine may
@@ -115,7 +117,7 @@ fn inside<'a>(runtimes: &'a [Runtime], engines: &'a [Arc<Engine>]) -> impl Itera
 
 /// Releases the locks of [`before`], in the parent or the child, and returns the engines.
 fn release(unlock: fn(&dyn Lockable)) -> Vec<Runtime> {
-    let Held { runtimes, engines, qps } = HELD.take().unwrap_or_default();
+    let Held { runtimes, engines, qps } = HELD.take().map(ManuallyDrop::into_inner).unwrap_or_default();
     inside(&runtimes, &engines).for_each(unlock);
     qps.iter().for_each(|qp| unlock(qp.raw()));
     engines.iter().for_each(|engine| unlock(engine.raw_table()));

@@ -31,14 +31,14 @@ impl Waker {
 
     pub(crate) fn current() -> io::Result<Self> {
         let process = std::process::id();
-        OWN.with_borrow_mut(|own| match own {
-            Some((of, waker)) if *of == process => Ok(waker.clone()),
-            _ => {
-                let waker = Self::new()?;
-                *own = Some((process, waker.clone()));
-                Ok(waker)
-            }
-        })
+        let known = OWN.try_with(|own| own.borrow().clone()).ok().flatten();
+        if let Some((_, waker)) = known.filter(|(of, _)| *of == process) {
+            return Ok(waker);
+        }
+        let waker = Self::new()?;
+        // Not kept in exit handlers, where the variable is gone.
+        let _ = OWN.try_with(|own| own.replace(Some((process, waker.clone()))));
+        Ok(waker)
     }
 
     /// Readable after [`wake`](Self::wake).

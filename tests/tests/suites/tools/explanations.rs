@@ -360,8 +360,26 @@ pub(crate) fn main() -> ExitCode {
     let refused =
         REFUSED.map(|(table, rows)| Check::new(format!("verbs: {table}"), move || judge_refused(table, rows)));
     let bypass = Check::new("program that loads another libibverbs is reported", judge_bypass);
+    let late = LATE.map(|option| Check::new(format!("exit handler, {option}"), move || judge_late(option)));
     let far = FAR.iter().map(|far| Check::new(far.name.to_owned(), move || judge_far(far)));
-    report::main(checks.chain(refused).chain([bypass]).chain(far).collect())
+    report::main(checks.chain(refused).chain([bypass]).chain(late).chain(far).collect())
+}
+
+/// Options that make verbs use thread-local variables, which are gone in an exit handler.
+const LATE: [&str; 5] = ["--explain", "--check", "--faults=none", "--trace=/dev/null", "--weakest=1"];
+
+fn judge_late(option: &str) -> Verdict {
+    if let Some(why) = cc::missing() {
+        return Verdict::Skipped(why);
+    }
+    let run = || {
+        let compiled = cc::Compiled::new("gcc", "late/late.c", &["ibverbs", "rdmacm"], "late")?;
+        let program = Program { name: compiled.program.display().to_string(), args: vec![] };
+        let place = Place { options: vec![option.to_owned()], ..Place::default() };
+        let outcome = pair::run_at(&program, &place, LIMIT).map_err(|e| e.to_string())?;
+        if outcome.ok && outcome.output.contains("end\n") { Ok(()) } else { Err(outcome.output) }
+    };
+    run().into()
 }
 
 fn judge(case: &str, words: &[&str], link: &str) -> Verdict {
