@@ -49,7 +49,7 @@ bitflags! {
 }
 
 impl Weakness {
-    /// Those whose occasions are counted.
+    /// Weaknesses whose occasions are counted.
     pub const OCCASIONAL: Self = Self::PLACEMENT
         .union(Self::COMPLETIONS)
         .union(Self::EVENTS)
@@ -175,6 +175,11 @@ pub fn narrow(wanted: &Wanted) {
         counted.first.store(first, Ordering::Relaxed);
         counted.last.store(last, Ordering::Relaxed);
     }
+}
+
+/// Counts occasions anew in the child of a fork.
+pub fn abandon() {
+    OCCASIONS.iter().for_each(|occasions| occasions.seen.store(0, Ordering::Relaxed));
 }
 
 /// Counts an occasion for a weakness that is in force. Returns true if it is used on this one.

@@ -24,6 +24,7 @@ use roxe_wire::Packet;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
+use std::mem;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -90,42 +91,42 @@ pub fn rules() -> Result<Option<&'static Rules>, Error> {
     static RULES: OnceLock<Result<Option<Rules>, Error>> = OnceLock::new();
     let rules = RULES.get_or_init(|| {
         let Some(all) = &config()?.faults else { return Ok(None) };
-        let own = own(all)?;
-        // Without any rules at all, they may follow by `roxe faults`.
-        if own.is_empty() && !all.is_empty() {
+        let rules = of_this_process(all)?;
+        // After `none`, rules may follow by `roxe faults`.
+        if rules.is_empty() && !all.is_empty() {
             return Ok(None);
         }
-        tell(&own);
-        Ok(Some(own))
+        announce(&[], &rules);
+        Ok(Some(rules))
     });
     rules.as_ref().map(Option::as_ref).map_err(Clone::clone)
 }
 
 /// The rules that are for this process, with a seed.
-fn own(all: &Rules) -> Result<Rules, Error> {
+fn of_this_process(all: &Rules) -> Result<Rules, Error> {
     let drawn = || random::number().map_err(|e| Error::os("cannot draw a seed", &e));
     Ok(all.for_process(&process()).with_seed(all.seed().map_or_else(drawn, Ok)?))
 }
 
-/// Fails with the reason if the rules of this process cannot be changed.
+/// Fails with the reason if the rules of this process cannot be replaced.
 ///
 /// # Errors
 /// It was started without any.
-pub fn changeable() -> Result<(), String> {
+pub fn check_changeable() -> Result<(), String> {
     match rules() {
         Ok(Some(_)) => Ok(()),
-        _ => Err("it was started without fault rules; start it with `roxe run --faults none`".to_owned()),
+        _ => Err("it was started without fault rules for it; start it with `roxe run --faults none`".to_owned()),
     }
 }
 
-/// The rules of `text` for this process, which shall replace the present ones.
+/// The rules of `text` for this process, which are to replace the present ones.
 ///
 /// # Errors
-/// As [`changeable`]; a text that cannot be parsed; calls are not judged; no seed.
-pub fn changed(text: &str) -> Result<Rules, String> {
-    changeable()?;
+/// As [`check_changeable`]; a text that cannot be parsed; calls are not judged; no seed.
+pub fn parse_replacement(text: &str) -> Result<Rules, String> {
+    check_changeable()?;
     let all: Rules = text.parse().map_err(|error: RuleError| error.to_string())?;
-    let rules = own(&all).map_err(|error| error.to_string())?;
+    let rules = of_this_process(&all).map_err(|error| error.to_string())?;
     if !rules.calls().is_empty() && STATE.lock().is_none() {
         return Err(
             "it was started with rules about packets only, so its calls are not judged; start it with `roxe run \
@@ -136,23 +137,33 @@ pub fn changed(text: &str) -> Result<Rules, String> {
     Ok(rules)
 }
 
-/// Puts `rules` about calls in place of the present ones, which report, and announces all `rules`.
-/// Their times count from now.
-pub fn replace(rules: &Rules) {
-    if let Some(found) = &mut *STATE.lock() {
-        found.injector.report().for_each(|report| tell(&report));
-        (found.injector, found.start) = (CallInjector::new(rules, 0), clock::now());
-    }
-    tell(rules);
+/// Puts `rules` about calls in place of the present ones; counts and times begin anew. Returns the
+/// old ones with their counts.
+pub fn replace(rules: &Rules) -> Vec<String> {
+    let new = CallInjector::new(rules, 0);
+    let mut held = STATE.lock();
+    let Some(found) = &mut *held else { return Vec::new() };
+    found.start = clock::now();
+    counts_of(&mem::replace(&mut found.injector, new))
 }
 
 /// Each rule about calls with its counts.
 pub fn counts() -> Vec<String> {
-    STATE.lock().iter().flat_map(|found| found.injector.report().map(|report| report.to_string())).collect()
+    STATE.lock().as_ref().map_or_else(Vec::new, |found| counts_of(&found.injector))
 }
 
-fn tell(report: &impl Display) {
-    standard_error::write(&format!("roxe: faults: {report}\n"));
+fn counts_of(injector: &CallInjector) -> Vec<String> {
+    injector.report().map(|report| report.to_string()).collect()
+}
+
+/// Reports on standard error the counts of `old` rules, and those that apply from now on.
+pub fn announce(old: &[String], rules: &Rules) {
+    old.iter().for_each(|count| write_line(count));
+    write_line(rules);
+}
+
+fn write_line(text: &dyn Display) {
+    standard_error::write(&format!("roxe: faults: {text}\n"));
 }
 
 fn process() -> Process {
@@ -353,7 +364,7 @@ fn end() {
     // Not a wait: another thread may hold the lock for ever.
     let Some(mut held) = STATE.try_lock() else { return };
     let Some(found) = &mut *held else { return };
-    found.injector.report().for_each(|report| tell(&report));
+    counts_of(&found.injector).iter().for_each(|count| write_line(count));
     if let (Some(census), Ok(Some(path))) = (found.census.take(), config().map(|config| config.census.as_deref())) {
         let text = census.text();
         if let Err(error) = outcome::append(path, &text) {

@@ -15,7 +15,7 @@ use crate::inventory;
 use crate::runtime::{self, ENGINES, KNOWN, Runtime, alive};
 use roxe_base::error::Error;
 use roxe_base::lock::Lockable;
-use roxe_base::random;
+use roxe_base::{random, weakest};
 use roxe_check::{Event, tell};
 use roxe_engine::engine::Engine;
 use roxe_engine::further;
@@ -148,6 +148,7 @@ extern "C" fn after_in_parent() {
 extern "C" fn after_in_child() {
     let held = release(unlock_in_child);
     random::abandon();
+    weakest::abandon();
     runtime_dir::abandon();
     process::abandon();
     ports::abandon();

@@ -249,10 +249,13 @@ pub(crate) fn splits_atomics() -> bool {
 /// Executes an atomic of a peer; if atomics are split, in steps that only exclude other atomics of
 /// the card.
 pub(crate) fn atomic(regions: &Regions<'_>, reach: Reach, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
-    if !splits_atomics() || !is_used(Weakness::ATOMICS) {
+    if !splits_atomics() {
         return regions.atomic_remote(reach, rkey, va, op);
     }
     let _alone = ATOMICS.lock();
+    if !is_used(Weakness::ATOMICS) {
+        return regions.atomic_remote(reach, rkey, va, op);
+    }
     let pause = || (0..PAUSE).for_each(|_| std::hint::spin_loop());
     regions.atomic_in_steps(reach, rkey, va, op, pause)
 }
@@ -306,10 +309,11 @@ impl Placement {
         }
         let mut pieces: Vec<Piece> = parts.iter().flat_map(|(addr, bytes)| self.split(side, *addr, bytes)).collect();
         self.shuffle(&mut pieces);
-        let mut at_once = self.payloads.below(pieces.len() + 1);
+        let at_once = self.payloads.below(pieces.len() + 1);
         if !is_used(Weakness::PLACEMENT) {
-            pieces.sort_by_key(|piece| piece.addr);
-            at_once = pieces.len();
+            // As `Piece::place`.
+            parts.iter().for_each(|(addr, bytes)| _ = guard::write(*addr, bytes));
+            return;
         }
         let waiting = pieces.split_off(at_once);
         pieces.into_iter().for_each(Piece::place);
@@ -400,9 +404,8 @@ impl WeakCq {
 
     /// Decides if an entry just appended is hidden; entries behind a hidden one are.
     pub(crate) fn hides(&mut self) -> bool {
-        let is_late = |choices: &mut Choices| choices.one_in(2) && is_used(Weakness::COMPLETIONS);
         let may_be_late = self.weaknesses.contains(Weakness::COMPLETIONS);
-        let hides = self.hidden > 0 || may_be_late && is_late(&mut self.completions);
+        let hides = self.hidden > 0 || may_be_late && self.completions.one_in(2) && is_used(Weakness::COMPLETIONS);
         self.hidden += usize::from(hides);
         hides
     }

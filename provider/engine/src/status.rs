@@ -3,8 +3,8 @@
 //! Lines of words. `device` with the names of device and interface is the first. The status adds
 //! `counter` with name and value, and `qp` with `name=value` pairs. A list of objects has a line
 //! for each, its kind with `name=value` pairs; counts are `count` with kind and number, and `hw`
-//! with name and value; fault rules are `rule` with text and counts. Locks the queue pairs one
-//! after the other.
+//! with name and value. The answer about fault rules is `faults`, and `rule` with text and counts
+//! for each, or `refused` with the reason. Locks the queue pairs one after the other.
 
 use crate::engine::Engine;
 use crate::interceptor::process;
@@ -38,7 +38,7 @@ impl Engine {
             Query::Status => self.status(),
             Query::Counts => self.counts(),
             Query::Objects(kind) => self.objects(*kind),
-            Query::Faults(rules) => process::answer(rules),
+            Query::Faults(rules) => process::answer(rules.as_deref()),
         };
         head + &body
     }

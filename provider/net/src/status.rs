@@ -8,7 +8,6 @@
 use crate::named::{NamedSocket, Prefix, namespace};
 use crate::runtime_dir::{RuntimeDir, bind_at_random, datagram_socket};
 use socket2::{SockAddr, Socket};
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
@@ -75,14 +74,14 @@ pub enum Query {
     Counts,
     /// Device, and the objects of one kind.
     Objects(ObjectKind),
-    /// Device, and the fault rules, which this text replaces unless it is empty.
-    Faults(String),
+    /// Device, and the fault rules, which a text replaces.
+    Faults(Option<String>),
 }
 
 /// First word of a datagram of [`Query::Faults`].
-const FAULTS: &str = "faults ";
-/// Most bytes of a query.
-const MAX_QUERY: usize = 64 << 10;
+const FAULTS: &str = "faults";
+/// Bytes of a query at which it is too long and not answered.
+const MAX_QUERY: usize = 128 << 10;
 
 impl Query {
     /// Text of the datagram.
@@ -91,16 +90,18 @@ impl Query {
             Self::Status => "status".to_owned(),
             Self::Counts => "counts".to_owned(),
             Self::Objects(kind) => kind.name().to_owned(),
-            Self::Faults(rules) => format!("{FAULTS}{rules}"),
+            Self::Faults(None) => FAULTS.to_owned(),
+            Self::Faults(Some(rules)) => format!("{FAULTS} {rules}"),
         }
     }
 
     /// Parses a datagram. Unknown words ask for the status.
     fn of(datagram: &[u8]) -> Self {
         let text = str::from_utf8(datagram).unwrap_or_default();
-        match (text.strip_prefix(FAULTS), ObjectKind::of(text)) {
-            (Some(rules), _) => Self::Faults(rules.to_owned()),
+        match (text.split_once(' '), ObjectKind::of(text)) {
+            (Some((FAULTS, rules)), _) => Self::Faults(Some(rules.to_owned())),
             (_, Some(kind)) => Self::Objects(kind),
+            _ if text == FAULTS => Self::Faults(None),
             _ if text == Self::Counts.text() => Self::Counts,
             _ => Self::Status,
         }
@@ -150,20 +151,24 @@ impl StatusSocket {
         self.socket.as_raw_fd()
     }
 
-    /// Answers all queries; `text` is called once for each kind of query.
+    /// Answers all queries in their order; `text` is called once for each distinct one.
     pub fn answer(&self, text: impl Fn(&Query) -> String) {
-        let mut askers = BTreeMap::<Query, Vec<SockAddr>>::new();
+        let mut queries = Vec::<(Query, Vec<SockAddr>)>::new();
         let (mut datagram, mut left) = (vec![0; MAX_QUERY], 16);
         // One thread reads, so both calls see the same datagram.
         while let Ok(asker) = self.socket.peek_sender()
             && let Ok(len) = (&*self.socket).read(&mut datagram)
         {
-            if asker.as_pathname().is_some() && left > 0 {
+            if asker.as_pathname().is_some() && left > 0 && len < MAX_QUERY {
                 left -= 1;
-                askers.entry(Query::of(&datagram[..len])).or_default().push(asker);
+                let query = Query::of(&datagram[..len]);
+                match queries.iter_mut().find(|(known, _)| *known == query) {
+                    Some((_, askers)) => askers.push(asker),
+                    None => queries.push((query, vec![asker])),
+                }
             }
         }
-        for (query, askers) in askers {
+        for (query, askers) in queries {
             let text = text(&query);
             for asker in askers {
                 // A peer that has exited or whose buffer is full gets no more parts.
@@ -210,12 +215,12 @@ pub fn ask(process: Option<u32>, limit: Duration) -> io::Result<Vec<Answer>> {
     ask_those(&Query::Status, |name, _| process.is_none_or(|process| process == name.process), limit)
 }
 
-/// Queries one device of `process`. `None` if no process of this user with this number has a device
-/// open.
+/// Queries one device of `process`. `None` if no process of this user in this network namespace has
+/// this number and a device open.
 pub fn ask_one(process: u32, query: &Query, limit: Duration) -> io::Result<Option<Answer>> {
-    let is_asked = Cell::new(false);
-    let is_meant = |name: &Name, _: &str| name.process == process && !is_asked.replace(true);
-    Ok(ask_those(query, is_meant, limit)?.pop())
+    let here = Prefix(namespace()?).to_string();
+    let is_meant = |name: &Name, file: &str| name.process == process && file.starts_with(&here);
+    Ok(ask_some(query, is_meant, 1, limit)?.pop())
 }
 
 /// As [`ask`], for `query` and all processes of this user.
@@ -230,13 +235,23 @@ pub fn ask_here(query: &Query, limit: Duration) -> io::Result<Vec<Answer>> {
 }
 
 fn ask_those(query: &Query, is_meant: impl Fn(&Name, &str) -> bool, limit: Duration) -> io::Result<Vec<Answer>> {
+    ask_some(query, is_meant, usize::MAX, limit)
+}
+
+/// As [`ask_those`], but at most `most` devices.
+fn ask_some(
+    query: &Query,
+    is_meant: impl Fn(&Name, &str) -> bool,
+    most: usize,
+    limit: Duration,
+) -> io::Result<Vec<Answer>> {
     let dir = RuntimeDir::get()?;
     let (socket, _path) = bind_at_random(datagram_socket()?, dir.path())?;
     let mut answers = BTreeMap::new();
     for entry in fs::read_dir(dir.path())? {
         let path = entry?.path();
         let file = path.file_name().map(|file| file.to_string_lossy()).unwrap_or_default();
-        let Some(name) = Name::of(&file).filter(|name| is_meant(name, &file)) else { continue };
+        let Some(name) = Name::of(&file).filter(|name| answers.len() < most && is_meant(name, &file)) else { continue };
         // Refused by a dead process.
         if SockAddr::unix(&path).and_then(|address| socket.send_to(query.text().as_bytes(), &address)).is_ok() {
             answers.insert(name, Answer { process: name.process, ifindex: name.ifindex, ..Answer::default() });
@@ -320,7 +335,9 @@ mod tests {
     #[test]
     fn query_words_roundtrip_and_others_ask_for_status() {
         let objects = ObjectKind::ALL.into_iter().map(Query::Objects);
-        for query in objects.chain([Query::Status, Query::Counts, Query::Faults("drop 3%".into())]) {
+        for query in
+            objects.chain([Query::Status, Query::Counts, Query::Faults(None), Query::Faults(Some("drop 3%".into()))])
+        {
             assert_eq!(Query::of(query.text().as_bytes()), query);
         }
         assert_eq!(Query::of(b"unheard of"), Query::Status);

@@ -1,5 +1,6 @@
-// Calls verbs, librdmacm and rsockets in an exit handler, which runs when the thread-local variables
-// of the thread are gone already. Prints "end" and succeeds if all of it worked.
+// Calls verbs, librdmacm and rsockets in an exit handler, which runs when the thread-local
+// variables of the thread are gone already. Prints "end" and succeeds if each call did what it
+// should.
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>

@@ -22,31 +22,34 @@ pub(crate) struct Args {
 
 /// Prints each rule with what it has seen and done.
 pub(crate) fn run(args: &Args) -> Result {
-    let rules = args.rules.as_deref().map(text_of).transpose()?.unwrap_or_default();
-    let answer = ask_one(args.pid, &Query::Faults(rules), LIMIT)?
-        .ok_or_else(|| format!("process {} is no program of yours that has a device of roxe open", args.pid))?;
+    let rules = args.rules.as_deref().map(parsed).transpose()?.map(|rules| rules.to_string());
+    let answer = ask_one(args.pid, &Query::Faults(rules), LIMIT)?.ok_or_else(|| {
+        format!("process {} is no program of yours in this network namespace that has a device of roxe open", args.pid)
+    })?;
     let named = format!("{} (process {})", command_of(args.pid), args.pid);
     if !answer.is_whole {
-        return Err(format!("{named} does not answer; is it stopped?").into());
+        return Err(format!("{named} does not answer; if it is stopped, it takes the rules when it goes on").into());
     }
-    let mut counts = Vec::new();
+    let (mut counts, mut is_understood) = (Vec::new(), false);
     for line in answer.text.lines() {
         match line.split_once(' ') {
             Some(("refused", why)) => return Err(format!("{named}: {why}").into()),
             Some(("rule", count)) => counts.push(count),
-            _ => {}
+            _ => is_understood |= line == "faults",
         }
+    }
+    if !is_understood {
+        return Err(format!("{named} has an older roxe, whose rules cannot be changed").into());
     }
     output::line(if counts.is_empty() { "none".to_owned() } else { counts.join("\n") });
     Ok(())
 }
 
-/// The text of rules, which may be in a file.
-fn text_of(rules: &str) -> Result<String> {
+/// Parses rules, which may be in a file.
+fn parsed(rules: &str) -> Result<Rules> {
     let text = match rules.trim().strip_prefix('@') {
         Some(file) => files::read_text(file.as_ref())?,
         None => rules.to_owned(),
     };
-    text.parse::<Rules>()?;
-    Ok(text)
+    Ok(text.parse()?)
 }

@@ -94,8 +94,9 @@ enum Command {
     Sweep(sweep::Args),
     /// Print or replace the fault rules of a running program.
     ///
-    /// The program must have been started with rules, or with roxe run --faults none. It announces
-    /// new rules on standard error as it did the first ones; their times count from now.
+    /// The program must have been started with roxe run --faults none, or with rules of the same
+    /// kind: about packets, or about calls. It announces the new ones on standard error; their
+    /// counts and times begin anew.
     Faults(faults::Args),
     /// Check what works on this host, and say what to do about the rest.
     Doctor(doctor::Args),

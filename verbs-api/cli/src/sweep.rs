@@ -105,7 +105,7 @@ const GRACE: Duration = Duration::from_secs(3);
 const SHORT: Duration = Duration::from_secs(1);
 
 /// Longest run for which weaknesses are narrowed to occasions.
-const MIDDLING: Duration = Duration::from_secs(5);
+const MAX_RUN_TO_NARROW: Duration = Duration::from_secs(5);
 
 /// Most packets that a report shows of a finding.
 const MOST_PACKETS: usize = 2000;
@@ -216,13 +216,19 @@ struct Bench<'a> {
     limit: Duration,
     /// The run without faults.
     plain: Trial,
+    start: Instant,
 }
 
 impl<'a> Bench<'a> {
     fn make(args: &'a Args, folder: &'a Folder, limit: Duration) -> Result<Self> {
         let limits = Limits { time: limit, census: false, capture: false, shows: false };
         let plain = Trial::run(&folder.path, "plain", &Fault::none(), &args.command, limits)?;
-        Ok(Self { args, folder, limit, plain })
+        Ok(Self { args, folder, limit, plain, start: Instant::now() })
+    }
+
+    /// Returns true after the time of `--for`.
+    fn is_over(&self) -> bool {
+        self.args.budget.is_some_and(|budget| self.start.elapsed() > budget)
     }
 
     /// Makes the run `name` with a fault.
@@ -238,11 +244,10 @@ impl<'a> Bench<'a> {
         let file = self.folder.path.join("results.jsonl");
         let known = verdict::load(&file);
         let todo: Vec<_> = faults.iter().filter(|fault| known.iter().all(|known| known.fault != fault.text)).collect();
-        let (next, start) = (AtomicUsize::new(0), Instant::now());
+        let next = AtomicUsize::new(0);
         let shared = Mutex::new((known, Progress::new(todo.len())));
-        let is_over = || self.args.budget.is_some_and(|budget| start.elapsed() > budget);
         let work = |job: usize| -> Result<(), String> {
-            while let Some(fault) = todo.get(next.fetch_add(1, Ordering::Relaxed)).filter(|_| !is_over()) {
+            while let Some(fault) = todo.get(next.fetch_add(1, Ordering::Relaxed)).filter(|_| !self.is_over()) {
                 let judged = self.judge(&format!("run{job}"), fault).map_err(|error| {
                     // The other jobs begin no more runs.
                     next.store(todo.len(), Ordering::Relaxed);
@@ -252,7 +257,7 @@ impl<'a> Bench<'a> {
                 verdict::keep(&file, &judged.line());
                 results.push(judged);
                 let findings = results.iter().filter(|judged| judged.class.is_finding()).count();
-                progress.step(&status(start, next.load(Ordering::Relaxed), todo.len(), findings));
+                progress.step(&status(self.start, next.load(Ordering::Relaxed), todo.len(), findings));
             }
             Ok(())
         };
@@ -272,10 +277,11 @@ impl<'a> Bench<'a> {
     fn reduced(&self, mut findings: Vec<Finding>) -> Result<Vec<Finding>> {
         for finding in &mut findings {
             let Some(seed) = plan::seed_of(&finding.fault) else { continue };
-            let breaks =
-                |names: &[String]| Ok(self.judge("reduce", &Fault::weakest(seed, names))?.class == finding.class);
+            let breaks = |names: &[String]| {
+                Ok(!self.is_over() && self.judge("reduce", &Fault::weakest(seed, names))?.class == finding.class)
+            };
             let mut names = fewest(breaks, self.plain.time < SHORT)?;
-            if self.plain.time < MIDDLING {
+            if self.plain.time < MAX_RUN_TO_NARROW {
                 names = narrowed(breaks, names)?;
             }
             finding.fault = Fault::weakest(seed, &names).text;
@@ -286,13 +292,13 @@ impl<'a> Bench<'a> {
 
     /// Adds the packets to each finding, from one more run.
     fn add_packets(&self, findings: &mut [Finding]) -> Result<()> {
-        for finding in findings {
+        for finding in findings.iter_mut().take_while(|_| !self.is_over()) {
             let limits = Limits { time: self.limit, census: false, capture: true, shows: false };
             let fault = Fault::parse(&finding.fault)?;
             let trial = Trial::run(&self.folder.path, "packets", &fault, &self.args.command, limits)?;
             // The capture may keep the fault from happening: packets take another way.
             if judge(&fault, &trial, &self.plain).class == finding.class
-                && let Some(pid) = trial.main_process()
+                && let Some(pid) = trial.faulted_process()
                 && let Ok(capture) = files::read(&self.folder.path.join(format!("packets/{pid}.pcapng")))
                 && let Ok(page) = dump::ladder_of(&capture, finding.fault.clone(), MOST_PACKETS)
             {
@@ -339,9 +345,9 @@ fn fewest(breaks: impl Fn(&[String]) -> Result<bool>, pairs: bool) -> Result<Vec
 /// Most occasions of a weakness that are looked through.
 const MOST_OCCASIONS: u32 = 1 << 16;
 
-/// Limits each weakness to the fewest occasions in a row with which the program still `breaks`, as
-/// found by halving: a range that did not break because of another timing is left too wide, but
-/// each that is kept has been seen to break.
+/// Limits each weakness to the fewest occasions in a row with which the program still `breaks`.
+/// Halves ranges, and keeps only those that were seen to break. Where that depends on timing, the
+/// range may stay too wide.
 fn narrowed(breaks: impl Fn(&[String]) -> Result<bool>, mut names: Vec<String>) -> Result<Vec<String>> {
     for at in 0..names.len() {
         let name = names[at].clone();
@@ -354,10 +360,10 @@ fn narrowed(breaks: impl Fn(&[String]) -> Result<bool>, mut names: Vec<String>) 
         };
         let breaks_with = |first, last| breaks(&with(first, last));
         let mut last = 1;
-        while last < MOST_OCCASIONS && !breaks_with(1, last)? {
+        while last <= MOST_OCCASIONS && !breaks_with(1, last)? {
             last *= 2;
         }
-        if last == MOST_OCCASIONS {
+        if last > MOST_OCCASIONS {
             continue;
         }
         let mut too_few = last / 2;

@@ -9,6 +9,7 @@ use roxe_check::faults;
 use roxe_observe::notice;
 use roxe_transport::fault::{Injector, Rules, Seen};
 use roxe_transport::time::Instant;
+use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -29,8 +30,8 @@ pub(crate) struct Faults {
 /// The rules in force.
 #[derive(Debug)]
 struct Current {
-    /// With the effective seed. Kept until the process exits, because comments of held packets name
-    /// its rules.
+    /// With the effective seed. Leaked on each change: a [`Fate`] names its rule after the lock is
+    /// released.
     rules: &'static Rules,
     /// Number of rules of the user; those of the weakest card follow.
     configured: usize,
@@ -52,16 +53,16 @@ impl Current {
         Ok(Self { rules, configured, injector: Injector::new(rules, seed), start: clock::now() })
     }
 
-    fn judge(&mut self, seen: &Seen<'_>) -> Fate {
-        let at = Duration::from_nanos(clock::now().0.saturating_sub(self.start.0));
+    fn judge(&mut self, at: Duration, seen: &Seen<'_>) -> Fate {
         let verdict = self.injector.judge(&Seen { at, ..*seen });
         let id = verdict.rule.map(|id| id.0);
         let rule = id.and_then(|id| Some((u32::from(id) + 1, self.rules.list().get(usize::from(id))?)));
         Fate { rule, verdict, ..Fate::PASS }
     }
 
-    fn report(&self) -> impl Iterator<Item = String> {
-        self.injector.report().take(self.configured).map(|report| report.to_string())
+    /// Each rule of the user with its counts.
+    fn counts(&self) -> Vec<String> {
+        self.injector.report().take(self.configured).map(|report| report.to_string()).collect()
     }
 }
 
@@ -80,19 +81,19 @@ impl Faults {
     pub(crate) fn judge<'a>(&self, packets: impl Iterator<Item = Option<Seen<'a>>>) -> Vec<Fate> {
         let mut current = self.current.lock();
         let configured = current.configured;
-        let fates: Vec<_> = packets.map(|seen| seen.map_or(Fate::PASS, |seen| current.judge(&seen))).collect();
+        let at = Duration::from_nanos(clock::now().0.saturating_sub(current.start.0));
+        let fates: Vec<_> = packets.map(|seen| seen.map_or(Fate::PASS, |seen| current.judge(at, &seen))).collect();
         drop(current);
         let rules = fates.iter().filter_map(|fate| fate.rule);
         rules.filter(|(number, _)| *number as usize <= configured).for_each(|(_, rule)| faults::spoiled(rule));
         fates
     }
 
-    /// Replaces the rules of the user. Their times count from now.
-    pub(crate) fn change(&self, rules: &Rules) -> Result<(), Error> {
+    /// Replaces the rules of the user, whose counts and times begin anew. Returns the old ones with
+    /// their counts.
+    pub(crate) fn replace(&self, rules: &Rules) -> Result<Vec<String>, Error> {
         let new = Current::new(Some(rules))?;
-        self.report();
-        *self.current.lock() = new;
-        Ok(())
+        Ok(mem::replace(&mut *self.current.lock(), new).counts())
     }
 
     /// Resets the counts of the queue pair `ordinal`.
@@ -115,13 +116,13 @@ impl Faults {
     /// Reports on standard error how often each rule was applied.
     pub(crate) fn report(&self) {
         if self.active.load(Ordering::Relaxed) {
-            self.counts().iter().for_each(|report| notice::tell(&format_args!("faults: {report}")));
+            self.counts().iter().for_each(|count| notice::tell(&format_args!("faults: {count}")));
         }
     }
 
     /// Each rule of the user with its counts.
     pub(crate) fn counts(&self) -> Vec<String> {
-        self.current.lock().report().collect()
+        self.current.lock().counts()
     }
 
     pub(crate) fn raw(&self) -> &impl Lockable {

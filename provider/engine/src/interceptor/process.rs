@@ -36,23 +36,22 @@ pub(crate) fn open(config: &Config) -> Result<(Option<&'static Recorder>, Option
     Ok((RECORDER.get(), FAULTS.get()))
 }
 
-/// The fault rules in force with their counts, replaced by those of `text` unless it is empty. The
-/// answer to `roxe faults`: lines `rule TEXT`, or `refused REASON`.
-pub(crate) fn answer(text: &str) -> String {
-    let changed = if text.is_empty() { faults::changeable() } else { change(text) };
-    let rules = match changed {
-        Ok(()) => FAULTS.get().map_or_else(Vec::new, Faults::counts).into_iter().chain(faults::counts()),
-        Err(why) => return format!("refused {why}\n"),
-    };
-    rules.map(|rule| format!("rule {rule}\n")).collect()
+/// Replaces the fault rules by those of `text`, if any. Returns `faults` and `rule TEXT` lines with
+/// counts, or `refused REASON`.
+pub(crate) fn answer(text: Option<&str>) -> String {
+    if let Err(why) = text.map_or_else(faults::check_changeable, change) {
+        return format!("refused {why}\n");
+    }
+    let rules = FAULTS.get().map_or_else(Vec::new, Faults::counts).into_iter().chain(faults::counts());
+    std::iter::once("faults\n".to_owned()).chain(rules.map(|rule| format!("rule {rule}\n"))).collect()
 }
 
 fn change(text: &str) -> Result<(), String> {
-    let _starting = STARTING.lock();
-    let rules = faults::changed(text)?;
-    match FAULTS.get() {
-        Some(faults) => faults.change(&rules).map_err(|e| e.to_string())?,
-        None if rules.list().is_empty() => {}
+    let rules = faults::parse_replacement(text)?;
+    let starting = STARTING.lock();
+    let mut old = match FAULTS.get() {
+        Some(faults) => faults.replace(&rules).map_err(|e| e.to_string())?,
+        None if rules.list().is_empty() => Vec::new(),
         None => {
             return Err(
                 "it was started with rules about calls only, so its packets are not judged; start it with `roxe run \
@@ -60,8 +59,11 @@ fn change(text: &str) -> Result<(), String> {
                     .to_owned(),
             );
         }
-    }
-    faults::replace(&rules);
+    };
+    old.extend(faults::replace(&rules));
+    // Standard error may be a full pipe.
+    drop(starting);
+    faults::announce(&old, &rules);
     Ok(())
 }
 

@@ -219,7 +219,7 @@ fn resumes() -> Verdict {
     judged().unwrap_or_else(|verdict| verdict)
 }
 
-/// The completion that fails is that of the only message.
+/// The page of a finding has a ladder with the only message of the program.
 fn page() -> Verdict {
     let judged = || {
         let folder = Scratch::new("sweep-page").map_err(Verdict::Failed)?;

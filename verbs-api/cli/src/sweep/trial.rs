@@ -12,6 +12,7 @@ use super::plan::Fault;
 use crate::child::{ip, own};
 use crate::files;
 use crate::output::Result;
+use crate::status::{command_of, known};
 use crate::view::{mount_own_proc, unshare_as_root};
 use nix::sched::CloneFlags;
 use nix::sys::prctl::set_pdeathsig;
@@ -117,6 +118,8 @@ pub(super) struct Trial {
     pub(super) reports: Vec<Report>,
     /// State of each queue pair, a line each, if the run hung.
     pub(super) waits: String,
+    /// A program of a run that hung, as it may be outside of roxe.
+    pub(super) left: String,
     pub(super) stdout: String,
     pub(super) stderr: String,
 }
@@ -155,6 +158,7 @@ impl Trial {
             stacks: Vec::new(),
             reports: read("checks").unwrap_or_default().lines().filter_map(report).collect(),
             waits: String::new(),
+            left: String::new(),
             stdout: read("stdout").unwrap_or_default(),
             stderr: read("stderr").unwrap_or_default(),
         };
@@ -190,6 +194,7 @@ impl Trial {
                 self.waits += text;
                 self.waits.push('\n');
             }
+            ["left", program] => self.left = program.to_owned(),
             ["over", "exit", code] => self.end = Ending::Exit(code.parse().unwrap_or(1)),
             ["over", "signal", signal] => self.end = Ending::Signal(signal.parse().unwrap_or(0)),
             _ => {}
@@ -197,7 +202,7 @@ impl Trial {
     }
 
     /// The process that the fault hit, otherwise the first one.
-    pub(super) fn main_process(&self) -> Option<&str> {
+    pub(super) fn faulted_process(&self) -> Option<&str> {
         let hit = self.hits.first().map(|hit| &hit.pid);
         hit.or_else(|| self.processes.first().map(|process| &process.pid)).map(String::as_str)
     }
@@ -293,6 +298,18 @@ fn supervise(args: &InnerArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The name of the last process of these namespaces that has no child.
+fn childless() -> Option<String> {
+    let entries = fs::read_dir("/proc").ok()?.flatten();
+    let pids: BTreeSet<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    let parent = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse::<u32>().ok()
+    };
+    let parents: BTreeSet<_> = pids.iter().filter_map(parent).collect();
+    Some(command_of(*pids.difference(&parents).max()?))
+}
+
 fn over(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("over\texit\t{code}\n"),
@@ -317,7 +334,10 @@ fn note_hang(outcome: &Path) {
     while text().lines().filter(|line| line.starts_with("stack\t")).count() < expected && start.elapsed() < PATIENCE {
         thread::sleep(pause);
     }
-    let processes = crate::status::known(None).unwrap_or_default();
+    if let Some(program) = childless() {
+        _ = append(outcome, &format!("left\t{program}\n"));
+    }
+    let processes = known(None).unwrap_or_default();
     for process in processes {
         for qp in &process.qps {
             let state: Vec<_> = qp.0.iter().map(|(name, value)| format!("{name} {value}")).collect();

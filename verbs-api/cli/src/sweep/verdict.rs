@@ -113,7 +113,10 @@ fn class_of(fault: &Fault, trial: &Trial, plain: &Trial, site: &str) -> (Class, 
         // thread.
         let stacks = trial.stacks.iter().filter(|written| written.stack != "-");
         let main = stacks.min_by_key(|written| (!is_hit(&written.pid), written.pid != written.thread));
-        let Some(main) = main else { return (Class::Hang, trial.ending(), String::new()) };
+        let Some(main) = main else {
+            let left = format!("{}, outside of calls of verbs", trial.left);
+            return (Class::Hang, trial.ending(), left);
+        };
         let whose =
             if is_hit(&main.pid) { "" } else { "; the process that the fault hit has ended, another one waits" };
         return (Class::Hang, format!("{}{whose}", trial.ending()), main.stack.clone());
