@@ -5,8 +5,8 @@ use crate::num::PathMtu;
 use core::fmt;
 use core::time::Duration;
 
-/// Communication id: the number that one end has given to a connection. In a message "local" is the
-/// sender's.
+/// Communication id: the number that one end has given to a connection. In a message, "local" is
+/// the sender's id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CommId(pub u32);
 
@@ -17,12 +17,12 @@ impl CommId {
     /// Number of ids with the same [prefix](Self::prefix).
     pub const PER_PREFIX: usize = 1 << Self::SERIAL_BITS;
 
-    /// The id of which the upper 12 bits are those of `prefix` and the others those of `serial`.
+    /// Returns the id of the 12 low bits of `prefix`, then the 20 low bits of `serial`.
     pub const fn with_prefix(prefix: u16, serial: u32) -> Self {
         Self((prefix as u32) << Self::SERIAL_BITS | serial & (Self::PER_PREFIX as u32 - 1))
     }
 
-    /// Returns the upper 12 bits, which identify the process in our own ids.
+    /// Returns the upper 12 bits. In ids that roxe assigns they identify the process.
     // clause: CM-ID
     pub const fn prefix(self) -> u16 {
         (self.0 >> Self::SERIAL_BITS) as u16
@@ -268,7 +268,7 @@ impl Info {
     /// No bytes.
     pub const EMPTY: Self = Self { len: 0, bytes: [0; Self::MAX] };
 
-    /// `info`, if it is not more than [`Info::MAX`] bytes.
+    /// `info`; `None` if it is longer than [`Info::MAX`] bytes.
     pub fn new(info: &[u8]) -> Option<Self> {
         let mut bytes = [0; Self::MAX];
         bytes.get_mut(..info.len())?.copy_from_slice(info);
@@ -287,7 +287,7 @@ impl Default for Info {
     }
 }
 
-/// Lies in two pieces: the length, then the bytes.
+/// Two pieces: the length, then the bytes.
 impl Field for Info {
     // clause: CM-INFO
     fn read(area: &[u8], at: &[Bits]) -> Result<Self, MadError> {
@@ -315,7 +315,7 @@ numbers! {
     MtuCode, u8: Self::new, Self::get;
 }
 
-/// An enum of codes of the wire with their meaning in words, and `Other` for the rest.
+/// An enum of codes on the wire with their meaning in words, and `Other` for the rest.
 macro_rules! codes {
     ($(#[$meta:meta])* $name:ident: $int:ty { $($variant:ident = $code:literal, $text:literal;)+ }) => {
         $(#[$meta])*

@@ -4,7 +4,6 @@ use super::*;
 extern crate std;
 use std::vec::Vec;
 
-/// An Ethernet header in front of `rest`.
 pub(crate) fn ethernet(ether_type: u16, rest: &[u8]) -> Vec<u8> {
     let mut frame = std::vec![1, 0x50, 0x56, 0x19, 0x20, 0xa7, 0x24, 0x8a, 7, 0xa5, 0x28, 0xc8];
     frame.extend_from_slice(&ether_type.to_be_bytes());

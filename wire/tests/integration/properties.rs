@@ -112,7 +112,7 @@ fn net() -> impl Strategy<Value = NetHeader> {
     )
 }
 
-/// Headers with a payload that they may carry.
+/// Headers, each with a payload that it may carry.
 fn packet() -> impl Strategy<Value = (Header, Vec<u8>)> {
     let payload = prop_oneof![
         3 => prop::collection::vec(any::<u8>(), 0..32),
@@ -138,8 +138,8 @@ fn emit(net: &NetHeader, header: &Header, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The ICRC by the letter of the specification, from another CRC, over the whole IP packet without
-/// ICRC.
+/// The ICRC by the letter of the specification, with another CRC implementation, over the whole IP
+/// packet without its ICRC.
 fn oracle(net: &NetHeader, covered: &[u8]) -> u32 {
     let mut input = vec![0xff; 8];
     let udp_len = (8 + covered.len() + icrc::LEN) as u16;
@@ -189,7 +189,7 @@ proptest! {
     }
 
     #[test]
-    fn a_packet_is_read_the_same_whatever_came_before_it(
+    fn packet_parses_alike_after_any_other_packet(
         net in net(),
         packets in prop::collection::vec((packet(), 0..3_usize, any::<(u8, prop::sample::Index)>()), 1..5),
     ) {
@@ -197,15 +197,15 @@ proptest! {
         for ((header, payload), again, (flip, at)) in packets {
             let mut bytes = emit(&net, &header, &payload);
             all.push(bytes.clone());
-            // One like it with another PSN, one with any other bits in its headers, and a shorter
-            // one.
+            // A packet that differs in the PSN, one that differs in any bits of its headers, and a
+            // shorter one.
             for _ in 0..again {
                 let mut next = header;
                 next.bth.psn = next.bth.psn.next();
                 next.bth.ack_req ^= true;
                 let mut next = emit(&net, &next, &payload);
                 all.push(next.clone());
-                // Its extended headers or its payload differ, too.
+                // The extended headers or the payload differ, too.
                 let behind = next.len() - 12;
                 next[12 + at.index(behind)] ^= flip;
                 all.push(next);
@@ -285,7 +285,8 @@ proptest! {
     #[test]
     fn no_bytes_make_the_parser_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..96), opcode: u8, mangle: bool) {
         if mangle && bytes.len() > 1 {
-            // Most opcodes are reserved and most versions wrong: reach further than that.
+            // Most random opcodes are reserved and most versions wrong: set valid ones to test the
+            // rest of the parser.
             bytes[0] = opcode;
             bytes[1] &= 0xf0;
         }
@@ -301,7 +302,6 @@ proptest! {
     }
 }
 
-/// All 65,536 identifications tried one after the other.
 fn brute_force(net: &NetHeader, datagram: &[u8]) -> Option<u16> {
     (0..=u16::MAX).find(|ident| icrc::verify(&NetHeader { ident: *ident, ..*net }, datagram))
 }
