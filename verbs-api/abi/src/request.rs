@@ -1,4 +1,4 @@
-//! Work requests, what they point to, and their completions.
+//! Work requests, the structures they point to, and completions.
 
 use super::*;
 
