@@ -267,7 +267,7 @@ mod tests {
 
     // clause: UDP-PORT, IP-PLAIN, IP-LENGTH
     #[test]
-    fn only_plain_udp_to_the_port_is_read() {
+    fn only_plain_udp_to_port_4791_is_parsed() {
         assert_eq!(with(&[]), Ok(0));
         assert_eq!(with(&[(0, 0x46)]), Err(ParseError::NotIp), "options");
         assert_eq!(with(&[(0, 0x55)]), Err(ParseError::NotIp), "version 5");

@@ -580,7 +580,7 @@ mod tests {
     /// The whole table as text, so that a change to it is visible in review.
     // clause: OPCODE-TABLE
     #[test]
-    fn all_256_bytes_are_as_in_the_reviewed_table() {
+    fn opcodes_match_the_reviewed_table() {
         let mut table = String::new();
         for byte in 0..=255 {
             let Some(opcode) = Opcode::from_u8(byte) else { continue };

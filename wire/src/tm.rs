@@ -87,7 +87,7 @@ mod tests {
 
     // clause: TM-HEADER
     #[test]
-    fn headers_are_laid_out_as_the_c_header_says() {
+    fn tag_headers_have_the_layout_of_the_c_header() {
         let mut message: Vec<u8> = Vec::from([1, 9, 9, 9, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0x12, 0x34]);
         message.extend(0x0102_0304_0506_0708_u64.to_be_bytes());
         message.extend(0xaabb_ccdd_u32.to_be_bytes());

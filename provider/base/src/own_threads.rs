@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn end_of_starter_wakes_and_is_no_end_of_program() {
+    fn end_of_starter_wakes_the_started_thread() {
         let own = OwnThread::begin();
         let (woken, is_woken) = mpsc::sync_channel(1);
         let woken: Arc<dyn Wake> = Arc::new(woken);

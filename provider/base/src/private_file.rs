@@ -10,6 +10,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt
 use std::path::{Path, PathBuf};
 
 /// Opens `path` with `options`, which must not truncate it; creates it if missing.
+///
 /// # Errors
 /// `PermissionDenied` if the file is a link, has further hard links, or belongs to another user.
 /// Character devices may belong to any user.
@@ -41,6 +42,7 @@ pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
 
 /// Replaces the file at `path` atomically, so that no reader sees a part of `content`. The new file
 /// has the mode of the old one, or 0600.
+///
 /// # Errors
 /// As [`open`].
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
@@ -110,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_hold_the_process_id_where_asked_for() {
+    fn process_id_replaces_its_placeholder() {
         let id = std::process::id();
         assert_eq!(with_process_id(Path::new("/tmp/a-%p.pcapng")), PathBuf::from(format!("/tmp/a-{id}.pcapng")));
         assert_eq!(with_process_id(Path::new("a.pcapng")), Path::new("a.pcapng"));

@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn behaves_like_a_map() {
+    fn slots_behave_like_a_map() {
         let (mut slots, mut model, mut dead) = (Slots::new(5000), HashMap::new(), HashSet::new());
         for i in 0..20_000u32 {
             if i % 3 == 2 {

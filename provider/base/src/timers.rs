@@ -111,7 +111,7 @@ impl<R: Rank, T: Send> Timers<R, T> {
         self.next.load(Ordering::Relaxed) <= now.0
     }
 
-    /// The earliest deadline.
+    /// The earliest deadline; `None` if the heap is empty.
     pub fn next(&self) -> Option<Instant> {
         // SeqCst: the background thread stores its wake-up time and then reads the deadline; a
         // thread that adds a deadline stores it and then reads the wake-up time. At least one of

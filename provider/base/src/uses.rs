@@ -48,6 +48,7 @@ impl UseCount {
     }
 
     /// Checks that no user is left.
+    ///
     /// # Errors
     /// EBUSY while there are users.
     pub fn check_unused(&self, what: &str, users: &str) -> Result<(), Error> {

@@ -50,7 +50,7 @@ bitflags! {
 }
 
 impl Weakness {
-    /// Those whose occasions are counted.
+    /// Weaknesses whose occasions are counted.
     pub const OCCASIONAL: Self = Self::PLACEMENT
         .union(Self::COMPLETIONS)
         .union(Self::EVENTS)
@@ -73,7 +73,7 @@ pub struct Wanted {
     pub seed: Option<u64>,
     /// The weaknesses in force; empty if the mode is off.
     pub weaknesses: Weakness,
-    /// For each weakness, the first and the last occasion of a process on which it is used.
+    /// First and last occasion of each weakness on which a process uses it.
     occasions: [(u32, u32); COUNT],
 }
 
@@ -171,7 +171,7 @@ pub fn turn_on(seed: u64, weaknesses: Weakness) {
     }
 }
 
-/// Limits weaknesses to the occasions that are wanted.
+/// Limits weaknesses to the given occasions.
 pub fn narrow(wanted: &Wanted) {
     for (counted, (first, last)) in OCCASIONS.iter().zip(wanted.occasions) {
         counted.first.store(first, Ordering::Relaxed);
@@ -179,7 +179,8 @@ pub fn narrow(wanted: &Wanted) {
     }
 }
 
-/// Counts an occasion for a weakness that is in force. Returns true if it is used on this one.
+/// Counts an occasion of a weakness in force. Returns true if the weakness is used on this
+/// occasion.
 pub fn is_used(weakness: Weakness) -> bool {
     OCCASIONS.get(weakness.index()).is_none_or(Occasions::is_next_used)
 }

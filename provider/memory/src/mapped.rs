@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 
 /// Makes the pages of `length` bytes at `addr` present.
+///
 /// # Errors
 /// EFAULT unless all are mapped readable, and writable if `write`.
 pub fn check(addr: u64, length: u64, write: bool) -> Result<(), Error> {
@@ -56,6 +57,7 @@ pub struct Mapping {
 
 impl Mapping {
     /// Maps `length` bytes of a descriptor from `offset`.
+    ///
     /// # Errors
     /// EBADF if `fd` is not open, EACCES if it is not open for these rights, EINVAL if it cannot be
     /// mapped, `length` is 0, or the range exceeds its end.
@@ -78,6 +80,7 @@ impl Mapping {
 
     /// Maps `length` zeroed bytes (at least 1). A fork shares them with the child instead of
     /// copying them. Pages become present on first use.
+    ///
     /// # Errors
     /// ENOMEM if the system has no memory.
     pub fn of_nothing(length: u64) -> Result<Self, Error> {

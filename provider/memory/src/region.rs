@@ -69,7 +69,7 @@ pub enum Users {
     /// Scatter/gather lists of this domain, without memory: reads return zeros, writes are
     /// discarded.
     Null(PdId),
-    /// None: the window is not bound.
+    /// No user: the window is not bound.
     Unbound,
 }
 
@@ -215,6 +215,7 @@ const WITHHELD: u32 = 24;
 impl Region {
     /// Withholds each right of peers: its first use is refused, and [`MemoryTable::grant`] then
     /// grants it. So the caller notices the first use, and later uses cost nothing.
+    ///
     /// [`MemoryTable::grant`]: crate::table::MemoryTable::grant
     pub fn withholding(self) -> Self {
         let withheld = Access::from_bits_retain((self.access & Access::OF_PEERS).bits() << WITHHELD);

@@ -40,6 +40,7 @@ impl MemoryTable {
     }
 
     /// Adds `region` under a new key, which is returned.
+    ///
     /// # Errors
     /// ENOMEM if the table is full.
     pub fn insert(&self, region: Region) -> Result<u32, Error> {

@@ -25,7 +25,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// Both.
+    /// Both IP versions.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 }
 
@@ -143,7 +143,7 @@ mod tests {
     /// Counted by hand, for one direction and family: RC 5 operations x 7 sizes x 3 MTUs + 2 x 3,
     /// UC 4 x 7 x 3, UD 2 x 7 x 3.
     #[test]
-    fn checks_are_distinct_and_as_many_as_counted_by_hand() {
+    fn checks_are_distinct_and_complete() {
         let names: std::collections::BTreeSet<_> = kinds().flat_map(checks).map(|check| check.to_string()).collect();
         assert_eq!(names.len(), 4 * (105 + 6 + 84 + 42));
         assert_eq!(kinds().flat_map(checks).count(), names.len());

@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_lead_back_to_services_and_operations() {
+    fn names_of_services_and_operations_roundtrip() {
         assert!(Op::ALL.into_iter().all(|op| Op::named(op.name()) == Some(op)));
         assert!(Service::ALL.into_iter().all(|service| Service::named(service.name()) == Some(service)));
         assert_eq!((Op::named("teleport"), Service::named("RD")), (None, None));

@@ -160,7 +160,7 @@ impl Context {
         Ok(AsyncEvent::new(self.0.next_async_event()?))
     }
 
-    /// The next asynchronous event, if there is one; never waits.
+    /// Returns the next asynchronous event, if there is one; never waits.
     pub fn try_next_async_event(&self) -> Option<AsyncEvent> {
         self.0.try_next_async_event().map(AsyncEvent::new)
     }

@@ -525,7 +525,8 @@ impl<'a> QueuePairBuilder<'a> {
     }
 }
 
-/// The local address of `cm` and its GID index: the first entry for a wildcard address.
+/// The local address of `cm` and its GID index; the first entry of the GID table for a wildcard
+/// address.
 fn own_address(context: &Context, cm: &CmId) -> (Gid, u8) {
     let (own, entries) = (cm.local_gid(), context.gid_entries());
     let entry = entries.iter().find(|entry| Some(entry.gid) == own).or_else(|| entries.first());

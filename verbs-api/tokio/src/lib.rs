@@ -185,7 +185,7 @@ impl AsyncEvents {
         Ok(Self(watched(Watch(context.clone()))?))
     }
 
-    /// The next event.
+    /// Waits for the next event.
     ///
     /// # Errors
     /// [`EnvironmentError::EventLoop`] when the runtime ends.

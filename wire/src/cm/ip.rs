@@ -162,7 +162,7 @@ mod tests {
 
     // clause: CM-IP-HEADER
     #[test]
-    fn other_versions_and_too_much_are_refused() {
+    fn wrong_version_or_length_is_refused() {
         let mut bytes = HEADER.to_bytes();
         assert_eq!(IpCmHeader::parse(&bytes[..35]), Err(IpCmError::Length));
         bytes[1] = 0x4f;

@@ -164,7 +164,7 @@ fn contradictory_conditions_are_rejected() {
 proptest! {
     /// Any bytes have a key or are too short, and match what was read from them under any mask.
     #[test]
-    fn a_frame_matches_its_own_fields(frame in prop::collection::vec(any::<u8>(), 0..100), mask in any::<[u8; 16]>()) {
+    fn frame_matches_its_own_fields(frame in prop::collection::vec(any::<u8>(), 0..100), mask in any::<[u8; 16]>()) {
         let Some(key) = FrameKey::of(&frame) else {
             prop_assert!(frame.len() < ETH_LEN);
             return Ok(());

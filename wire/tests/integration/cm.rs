@@ -105,7 +105,7 @@ fn mads_that_are_no_cm_message_are_refused() {
 
 // clause: CM-GSI, BTH-MIGRATED
 #[test]
-fn mad_travels_between_queue_pairs_1() {
+fn gsi_header_carries_a_mad_to_qp1() {
     let header = gsi_header(Psn::new(5));
     let mut datagram = vec![0; header.padded_len(MAD_LEN) + icrc::LEN];
     let end = datagram.len() - icrc::LEN;
@@ -143,7 +143,7 @@ fn codes_keep_their_number_and_have_a_meaning() {
 
 // clause: CM-INFO
 #[test]
-fn additional_information_is_as_long_as_it_says() {
+fn info_is_as_long_as_its_length_field() {
     let rej = |info| Rej {
         local_comm_id: CommId::NONE,
         remote_comm_id: CommId(1),
@@ -177,7 +177,7 @@ fn times_are_powers_of_two() {
 
 // clause: CM-SERVICE-ID
 #[test]
-fn services_are_port_space_and_port() {
+fn service_id_consists_of_port_space_and_port() {
     assert_eq!(ServiceId::new(PortSpace::Tcp, 7471).0, 0x0106_1d2f);
     for space in [PortSpace::Ipoib, PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib] {
         assert_eq!(ServiceId::new(space, 65535).port(), Some((space, 65535)));
@@ -500,7 +500,7 @@ proptest! {
 
     // clause: CM-FIELDS, CM-TRANSPORT
     #[test]
-    fn every_field_is_where_the_specification_has_it((_, mad) in random_mad()) {
+    fn cm_fields_are_at_their_specified_bits((_, mad) in random_mad()) {
         let parsed = Mad::parse(&mad).expect("a message");
         prop_assert_eq!(parsed.tid.0.to_be_bytes(), &mad[8..16]);
         prop_assert_eq!(parsed.modifier.to_be_bytes(), &mad[20..24]);
@@ -524,7 +524,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_the_mad_parser_panic(mad in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn mad_parser_does_not_panic_on_any_bytes(mad in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = Mad::parse(&mad);
         let _ = IpCmHeader::parse(&mad);
     }

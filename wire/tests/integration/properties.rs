@@ -175,7 +175,7 @@ proptest! {
     }
 
     #[test]
-    fn shared_bytes_are_written_as_others((header, payload) in packet(), wrong in 0..5000_usize) {
+    fn emit_shared_writes_the_same_bytes((header, payload) in packet(), wrong in 0..5000_usize) {
         let mut own = vec![0xee; header.padded_len(payload.len())];
         header.emit(payload.len(), &mut own).expect("a slot of exact size").copy_from_slice(&payload);
         let form = header.form(payload.len()).expect("it was emitted");
@@ -223,7 +223,7 @@ proptest! {
 
     // clause: ICRC-SUM
     #[test]
-    fn the_icrc_is_that_of_another_crc(net in net(), (header, payload) in packet()) {
+    fn icrc_equals_that_of_another_crc(net in net(), (header, payload) in packet()) {
         let bytes = emit(&net, &header, &payload);
         let (covered, trailer) = bytes.split_last_chunk().expect("an ICRC");
         prop_assert_eq!(u32::from_le_bytes(*trailer), oracle(&net, covered));
@@ -242,7 +242,7 @@ proptest! {
 
     // clause: ICRC-MASK-IPV4, ICRC-MASK-IPV6
     #[test]
-    fn the_icrc_covers_the_network_header_except_mutable_fields(
+    fn icrc_covers_the_network_header_except_mutable_fields(
         (net, other) in (net(), net()),
         (header, payload) in packet(),
     ) {
@@ -259,7 +259,7 @@ proptest! {
 
     // clause: IP-IDENT
     #[test]
-    fn the_identification_is_found(net in net(), (header, payload) in packet(), likely: u16) {
+    fn identification_is_found(net in net(), (header, payload) in packet(), likely: u16) {
         let bytes = emit(&net, &header, &payload);
         let unknown = NetHeader { ident: 0, ..net };
         prop_assert_eq!(icrc::solve_ident(&unknown, &bytes, likely), Some(net.ident));
@@ -268,7 +268,7 @@ proptest! {
 
     // clause: IP-LENGTH
     #[test]
-    fn ip_packets_are_read_as_they_are_written(net in net(), (header, payload) in packet(), junk: [u8; 6]) {
+    fn ip_packets_roundtrip(net in net(), (header, payload) in packet(), junk: [u8; 6]) {
         let datagram = emit(&net, &header, &payload);
         let grh = net.to_grh(datagram.len());
         let mut ip = if net.is_ipv4() { grh[20..].to_vec() } else { grh.to_vec() };
@@ -283,7 +283,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_the_parser_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..96), opcode: u8, mangle: bool) {
+    fn parser_does_not_panic_on_any_bytes(mut bytes in prop::collection::vec(any::<u8>(), 0..96), opcode: u8, mangle: bool) {
         if mangle && bytes.len() > 1 {
             // Most random opcodes are reserved and most versions wrong: set valid ones to test the
             // rest of the parser.

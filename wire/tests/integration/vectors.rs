@@ -91,9 +91,9 @@ fn packets_of_a_roce_v1_capture_parse() {
         let bytes = hex(packet);
         let packet = Packet::parse(&bytes).expect(line);
         assert_eq!(packet.to_string(), line);
-        let ours = emit(&NetHeader::default(), &packet.header, packet.payload);
+        let emitted = emit(&NetHeader::default(), &packet.header, packet.payload);
         let covered = bytes.len() - icrc::LEN;
-        assert_eq!(ours[..covered], bytes[..covered], "{line}");
+        assert_eq!(emitted[..covered], bytes[..covered], "{line}");
     }
 }
 

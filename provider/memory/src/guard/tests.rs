@@ -314,7 +314,7 @@ fn in_child(child: impl FnOnce()) -> i32 {
 }
 
 /// Loads from address 8 outside the guarded instructions.
-fn wild_load() {
+fn load_bad_address() {
     // SAFETY: none: the test wants this crash, in a process of its own.
     unsafe {
         #[cfg(target_arch = "x86_64")]
@@ -348,7 +348,7 @@ fn foreign_faults_reach_the_previous_handler() {
         set_handler(exit_with_42 as *const () as usize, libc::SA_SIGINFO);
         signals::put_in_front();
         assert_eq!(arch::read(8, own_cells(&mut [0; 4])), Err(Fault));
-        wild_load();
+        load_bad_address();
     });
     assert!(libc::WIFEXITED(status), "{status:#x}");
     assert_eq!(libc::WEXITSTATUS(status), 42);
@@ -360,7 +360,7 @@ fn foreign_fault_without_handler_kills() {
         let status = in_child(|| {
             set_handler(disposition, 0);
             signals::put_in_front();
-            wild_load();
+            load_bad_address();
         });
         assert!(libc::WIFSIGNALED(status), "{status:#x}");
         assert_eq!(libc::WTERMSIG(status), libc::SIGSEGV);

@@ -115,7 +115,7 @@ impl Moves {
 
     /// # Safety
     ///
-    /// The address that is not the application's is valid for `len` bytes.
+    /// The one address that is not the application's is valid for `len` bytes.
     #[inline]
     unsafe fn run(self, to: *mut c_void, from: *const c_void, len: usize) -> Result<(), Fault> {
         // SAFETY: the caller guarantees it; `Wide` is chosen only if the instructions exist.

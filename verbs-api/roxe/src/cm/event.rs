@@ -14,7 +14,7 @@ impl EventChannel {
         Ok(CmEvent::new(self.0.next()?))
     }
 
-    /// The oldest event, if there is one; never waits.
+    /// Returns the oldest event, if there is one; never waits.
     pub fn try_next(&self) -> Option<CmEvent> {
         self.0.try_next().map(CmEvent::new)
     }

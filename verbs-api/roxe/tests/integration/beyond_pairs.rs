@@ -69,8 +69,8 @@ fn same_file_opens_the_same_domain() {
     target.connect(&sender.endpoint()).unwrap();
     sender.post_send(&WorkRequest::send_inline(b"").to_srq(srq.number().unwrap())).unwrap();
     assert_eq!(xrc.cq.wait(PATIENCE).unwrap().check().unwrap().wr_id(), 5);
-    let alone = context.open_xrc_domain().unwrap();
-    let number = alone.create_srq(&xrc.pd, &xrc.cq, 4, 1).unwrap().number().unwrap();
+    let separate = context.open_xrc_domain().unwrap();
+    let number = separate.create_srq(&xrc.pd, &xrc.cq, 4, 1).unwrap().number().unwrap();
     sender.post_send(&WorkRequest::send_inline(b"").to_srq(number).signaled()).unwrap();
     assert_eq!(xrc.sends.wait(PATIENCE).unwrap().status(), WcStatus::RemInvReqErr, "a queue of another domain");
 }

@@ -349,7 +349,7 @@ fn multicast_group_is_joined_by_address() {
 }
 
 #[test]
-fn uc_connection_has_its_service() {
+fn uc_connection_reports_uc_and_sends() {
     let (servers, clients) = (EventChannel::create().unwrap(), EventChannel::create().unwrap());
     let listener = CmId::create_for(&servers, PortSpace::Tcp, Service::Uc).unwrap();
     listener.bind(HERE).unwrap();
