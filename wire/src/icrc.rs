@@ -21,7 +21,7 @@ const FEW: usize = 64;
 
 /// Returns the ICRC of `packet`, from the BTH to the end of the pad.
 pub fn compute(net: &NetHeader, packet: &[u8]) -> u32 {
-    Sealer::new(net).sum::<Tables>(net.ident, packet)
+    Sealer::new(net).icrc::<Tables>(net.ident, packet)
 }
 
 /// Unit of [`Summed`] in bytes.
@@ -124,15 +124,15 @@ impl Sealer {
     /// Does nothing if there are no 4 bytes. `summed` must be correct.
     pub fn seal<C: Crc>(&mut self, ident: u16, udp_payload: &mut [u8], summed: Option<&Summed>) {
         let Some((packet, icrc)) = udp_payload.split_last_chunk_mut::<LEN>() else { return };
-        let known = summed.and_then(|summed| self.sum_around::<C>(ident, packet, summed));
-        *icrc = known.unwrap_or_else(|| self.sum::<C>(ident, packet)).to_le_bytes();
+        let known = summed.and_then(|summed| self.icrc_around::<C>(ident, packet, summed));
+        *icrc = known.unwrap_or_else(|| self.icrc::<C>(ident, packet)).to_le_bytes();
     }
 
     /// As [`solve_ident`], for packets between this sealer's addresses.
     // clause: IP-IDENT
     pub fn solve_ident<C: Crc>(&mut self, udp_payload: &[u8], likely: u16) -> Option<u16> {
         let (packet, icrc) = udp_payload.split_last_chunk::<LEN>()?;
-        let difference = self.sum::<C>(likely, packet) ^ u32::from_le_bytes(*icrc);
+        let difference = self.icrc::<C>(likely, packet) ^ u32::from_le_bytes(*icrc);
         match self.is_ipv4 {
             true if difference == 0 => Some(likely),
             true => ident_for(difference, packet.len(), likely),
@@ -140,10 +140,9 @@ impl Sealer {
         }
     }
 
-    /// The ICRC of `packet`.
     // clause: ICRC-SUM
     #[inline]
-    fn sum<C: Crc>(&mut self, ident: u16, packet: &[u8]) -> u32 {
+    fn icrc<C: Crc>(&mut self, ident: u16, packet: &[u8]) -> u32 {
         match packet.split_first_chunk() {
             Some((bth, rest)) => !C::update_behind(self.lane(ident, packet.len(), bth), rest),
             // Too short for a packet: any CRC will do.
@@ -153,7 +152,7 @@ impl Sealer {
 
     /// The ICRC of `packet` without reading the summed part; `None` if that part is not within the
     /// packet behind the BTH.
-    fn sum_around<C: Crc>(&mut self, ident: u16, packet: &[u8], summed: &Summed) -> Option<u32> {
+    fn icrc_around<C: Crc>(&mut self, ident: u16, packet: &[u8], summed: &Summed) -> Option<u32> {
         let (bth, rest) = packet.split_first_chunk()?;
         let (before, rest) = rest.split_at_checked(summed.start.checked_sub(Bth::LEN)?)?;
         let after = rest.get(usize::from(summed.blocks) * BLOCK..)?;

@@ -15,7 +15,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{LazyLock, Weak};
 use std::time::Duration;
 
-/// Interval between two checks of the thread list.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 static THREADS: AtomicUsize = AtomicUsize::new(0);

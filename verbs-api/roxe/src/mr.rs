@@ -241,7 +241,6 @@ impl fmt::Debug for MemoryRegion {
     }
 }
 
-/// The memory behind a region.
 struct Bytes {
     ptr: NonNull<u8>,
     len: usize,

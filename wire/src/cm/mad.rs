@@ -150,7 +150,6 @@ macro_rules! messages {
             }
         }
 
-        /// The name, then the fields.
         impl fmt::Display for Message {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, "{} ", self.name())?;

@@ -1,7 +1,7 @@
 //! Numbers and codes of connection management as types. Unknown codes are kept.
 
 use super::bits::{Bits, Field, MadError, Number, numbers, read_array, write_array};
-use crate::num::PathMtu;
+use crate::num::{PathMtu, narrow};
 use core::fmt;
 use core::time::Duration;
 
@@ -105,21 +105,20 @@ impl fmt::Display for ServiceId {
     }
 }
 
-/// A time code of messages: 5 bits, 4.096 us times a power of two.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TimeCode(u8);
+narrow! {
+    /// A time code of messages: 4.096 us times a power of two.
+    #[derive(PartialOrd, Ord)]
+    TimeCode: 5 bits of u8;
+    /// Flow label of a path.
+    FlowLabel: 20 bits of u32;
+    /// Vendor of the options in the attribute modifier of a MAD (enhanced connection
+    /// establishment): an OUI, 0 for none.
+    VendorId: 24 bits of u32;
+    /// The path MTU of a REQ. Undefined values are kept, because a REJ must answer them.
+    MtuCode: 4 bits of u8;
+}
 
 impl TimeCode {
-    /// The low 5 bits of `code`.
-    pub const fn new(code: u8) -> Self {
-        Self(code & 0x1f)
-    }
-
-    /// The code, 0..32.
-    pub const fn get(self) -> u8 {
-        self.0
-    }
-
     /// The time: 4.096 us to 2.4 h.
     // clause: CM-TIME
     pub const fn duration(self) -> Duration {
@@ -156,54 +155,7 @@ impl<const WIDTH: u32> Number for Small<WIDTH> {
     }
 }
 
-/// Flow label of a path: 20 bits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct FlowLabel(u32);
-
-impl FlowLabel {
-    /// The low 20 bits of `value`.
-    pub const fn new(value: u32) -> Self {
-        Self(value & 0x000f_ffff)
-    }
-
-    /// The label, 0..2^20.
-    pub const fn get(self) -> u32 {
-        self.0
-    }
-}
-
-/// Vendor of the options in the attribute modifier of a MAD (enhanced connection establishment): 24
-/// bits, an OUI; 0 for none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct VendorId(u32);
-
-impl VendorId {
-    /// The low 24 bits of `value`.
-    pub const fn new(value: u32) -> Self {
-        Self(value & 0x00ff_ffff)
-    }
-
-    /// The number, 0..2^24.
-    pub const fn get(self) -> u32 {
-        self.0
-    }
-}
-
-/// The path MTU of a REQ: 4 bits. Undefined values are kept, because a REJ must answer them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct MtuCode(u8);
-
 impl MtuCode {
-    /// The low 4 bits of `code`.
-    pub const fn new(code: u8) -> Self {
-        Self(code & 0xf)
-    }
-
-    /// The code, 0..16.
-    pub const fn get(self) -> u8 {
-        self.0
-    }
-
     /// The path MTU with this code, if there is one.
     pub fn mtu(self) -> Option<PathMtu> {
         PathMtu::from_code(self.0)

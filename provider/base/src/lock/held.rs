@@ -64,7 +64,6 @@ fn conflict(wanted: &Held) -> Option<Held> {
     HELD.try_with(|held| held.try_borrow().ok()?.iter().rev().find(forbids).copied()).ok().flatten()
 }
 
-/// Records that this thread has taken `lock`.
 #[inline(always)]
 #[track_caller]
 pub(super) fn note<R: Rank>(lock: &impl Sized) {

@@ -53,7 +53,6 @@ impl CmChannel {
         Ok(channel)
     }
 
-    /// Waits until `until` for the next event.
     pub(crate) fn event(self: &Rc<Self>, until: Instant) -> Result<Option<CmEvent>, Refusal> {
         // SAFETY: the channel is alive.
         if !wait_readable(unsafe { (*self.raw).fd }, until) {

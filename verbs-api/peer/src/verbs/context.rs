@@ -119,7 +119,6 @@ impl Context {
         Ok(entries)
     }
 
-    /// Waits until `until` for the next asynchronous event.
     pub(crate) fn event(&self, until: Instant) -> Result<Option<Event>, Refusal> {
         // SAFETY: the context is open.
         if !wait_readable(unsafe { (*self.raw).async_fd }, until) {
