@@ -18,7 +18,7 @@ pub enum Service {
     Uc = 0b001,
     /// Unreliable datagram.
     Ud = 0b011,
-    /// Congestion notification: a packet of its own kind.
+    /// Congestion notification: its only packet is the CNP.
     Cnp = 0b100,
     /// Extended reliable connection.
     Xrc = 0b101,

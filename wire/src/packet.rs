@@ -48,7 +48,7 @@ impl<'a> Packet<'a> {
     /// Parses the payload of a UDP datagram, including the ICRC, which is not checked.
     ///
     /// # Errors
-    /// The bytes are no legal packet.
+    /// [`ParseError`] if the bytes are not a legal packet.
     #[inline]
     pub fn parse(udp_payload: &'a [u8]) -> Result<Self, ParseError> {
         let mut packet = Self::none();

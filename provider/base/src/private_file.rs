@@ -94,7 +94,7 @@ fn check_is_ours(meta: &Metadata) -> io::Result<()> {
     }
 }
 
-/// Returns true if the path contains `%p`, so that each process writes a file of its own.
+/// Returns true if the path contains `%p`, so that each process writes its own file.
 pub fn names_process(path: &Path) -> bool {
     path.to_string_lossy().contains("%p")
 }

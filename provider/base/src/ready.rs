@@ -28,7 +28,7 @@ impl ReadyMask {
 }
 
 impl Default for ReadyFlag {
-    /// A flag in a mask of its own.
+    /// A flag in a new mask.
     fn default() -> Self {
         ReadyMask::default().flag(0)
     }

@@ -116,7 +116,7 @@ fn size_of_fd(fd: RawFd) -> Result<Option<u64>, Error> {
     let mut found = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: `fstat` accepts any descriptor number and fills a `stat`.
     if unsafe { libc::fstat(fd, found.as_mut_ptr()) } != 0 {
-        return Err(Error::new(libc::EBADF, format!("{fd} is no open descriptor")));
+        return Err(Error::new(libc::EBADF, format!("{fd} is not an open descriptor")));
     }
     // SAFETY: the successful call has filled the structure.
     let found = unsafe { found.assume_init() };

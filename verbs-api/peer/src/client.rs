@@ -14,7 +14,7 @@ const PROBE: Duration = Duration::from_secs(5);
 /// The reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The agent or the verb refused the request; the session goes on.
+    /// The agent or the verb refused the request; the session continues.
     #[error("{0}")]
     Refused(#[from] Refusal),
     /// The connection failed.

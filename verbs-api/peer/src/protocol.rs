@@ -365,7 +365,7 @@ impl Args {
                 let bits = self.number(name)?;
                 let known = table.iter().fold(0, |known, (_, bit)| known | bit);
                 if bits & !known != 0 {
-                    return Err(Refusal::invalid(format!("{name}: {:#x} is no known flag", bits & !known)));
+                    return Err(Refusal::invalid(format!("{name}: {:#x} is not a known flag", bits & !known)));
                 }
                 Ok(bits)
             }

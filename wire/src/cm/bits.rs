@@ -58,7 +58,7 @@ impl Bits {
     }
 }
 
-/// A field of a message. `at` is its position: one piece, for a few fields several.
+/// A field of a message. `at` lists its pieces; most fields have one.
 pub(super) trait Field: Sized {
     fn read(area: &[u8], at: &[Bits]) -> Result<Self, MadError>;
 

@@ -25,7 +25,7 @@ unsafe extern "C" {
 pub(super) fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
     // SAFETY: `data` is valid for its length; a fault at `addr` returns an error. The program
     // registered these bytes for writing, so roxe does not use them. Concurrent accesses by the
-    // program are no data race for the compiler, which does not see those of the assembly.
+    // program are not data races for the compiler, which does not see the assembly.
     let rc = unsafe { roxe_guard_copy(addr as *mut c_void, data.as_ptr().cast(), data.len()) };
     if rc == 0 { Ok(()) } else { Err(Fault) }
 }

@@ -1,8 +1,8 @@
 //! Access to memory under Miri, which can neither run assembly nor make the system calls of
 //! `portable`.
 //!
-//! Copies byte by byte, atomically, so that concurrent changes are no data races. Miri checks every
-//! address. No access returns [`Fault`]: Miri ends the test at a bad address.
+//! Copies byte by byte, atomically, so that concurrent changes are not data races. Miri checks
+//! every address. No access returns [`Fault`]: Miri ends the test at a bad address.
 
 use super::bytes::{Fault, SharedBytes, Sum};
 use roxe_transport::cx::AtomicOp;

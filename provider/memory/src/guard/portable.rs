@@ -33,7 +33,7 @@ pub(super) fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<super::b
 
 pub(super) fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
     let end = addr.checked_add(data.len() as u64).ok_or(Fault)?;
-    // The last aligned word is written last, by a call of its own.
+    // The last aligned word is written last, by a separate call.
     let tail = (((end.wrapping_sub(1) & 7) + 1) as usize).min(data.len());
     let (head, tail) = data.split_at(data.len() - tail);
     write_once(addr, head)?;

@@ -34,7 +34,7 @@ fn errno<T>(result: Result<T, Error>) -> i32 {
     }
 }
 
-/// A queue pair on `id`, with a completion queue of its own.
+/// A queue pair on `id`, with a new completion queue.
 fn queue_pair(id: &CmId) -> QueuePair {
     let pd = id.context().unwrap().alloc_pd().unwrap();
     let cq = pd.context().create_cq(32).unwrap();
