@@ -166,7 +166,6 @@ impl<T> Slots<T> {
     }
 }
 
-/// The source of keys: the system's random source.
 #[derive(Debug, Default)]
 struct Random {
     /// The choices of the seed, on the weakest legal card.

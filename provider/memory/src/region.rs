@@ -113,7 +113,6 @@ pub struct AccessScope {
 }
 
 impl From<PdId> for AccessScope {
-    /// The scope of every queue pair of the domain.
     fn from(pd: PdId) -> Self {
         Self { pd, qp: None }
     }
@@ -325,7 +324,6 @@ impl Region {
         self.window().is_some_and(|window| window.bound_to.is_some_and(|bound_to| bound_to.get() == key))
     }
 
-    /// Changes the number of windows bound to the region.
     pub(crate) fn count_windows(&mut self, change: impl FnOnce(u32) -> u32) {
         if let Role::Memory { windows } = &mut self.role {
             *windows = change(*windows);

@@ -34,7 +34,6 @@ pub struct Server {
 /// Maximum bytes of requests read at once, and of answers sent at once.
 const BUFFER: usize = 64 << 10;
 
-/// State shared by the threads of all connections.
 struct Gate {
     options: Options,
     token: String,

@@ -35,7 +35,6 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Opens the device with this name, or the first device.
     pub(crate) fn open(device: Option<&str>, port: u8) -> Result<Self> {
         Ok(Self {
             context: Context::open(device)?,
@@ -132,7 +131,6 @@ fn deadline(args: &Args) -> Result<Instant> {
     Ok(Instant::now() + Duration::from_millis(wait))
 }
 
-/// The private data of a request; empty by default.
 fn private_data(args: &Args) -> Result<Vec<u8>> {
     Ok(args.bytes("hex")?.unwrap_or_default())
 }
@@ -203,7 +201,6 @@ fn not_there(kind: &str, handle: u64, found: Option<&Object>) -> Refusal {
     Refusal::invalid(text)
 }
 
-/// Objects by handle, and the total bytes of their memory.
 #[derive(Default)]
 pub(super) struct Table {
     objects: BTreeMap<u64, Object>,

@@ -574,7 +574,6 @@ impl Course {
     }
 }
 
-/// Number of messages of a cell that must arrive.
 fn messages(cell: &Cell, conditions: &Conditions) -> u32 {
     let is_short = cell.size <= SHORT;
     match conditions.is_burst {

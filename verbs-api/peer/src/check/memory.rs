@@ -84,7 +84,6 @@ pub(super) fn compare(place: &str, serial: u32, image: &[u8], found: &[u8], star
     ))
 }
 
-/// Polls for at least `min` completions, for at most `wait_ms`.
 pub(super) fn poll(
     client: &mut Client,
     cq: u64,

@@ -11,7 +11,6 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 const BACKLOG: u32 = 16;
-/// Time limit for the resolution of an address or a route.
 const RESOLVE: Duration = Duration::from_secs(5);
 const INIT: i32 = 1;
 const RTR: i32 = 2;
@@ -19,7 +18,6 @@ const RTS: i32 = 3;
 const UD: u32 = 4;
 
 impl Session {
-    /// The channel of the session, opened on first use.
     fn cm_channel(&mut self) -> Result<Rc<CmChannel>> {
         if let Some(channel) = &self.cm_channel {
             return Ok(Rc::clone(channel));
