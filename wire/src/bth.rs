@@ -76,7 +76,6 @@ impl Bth {
         Ok((opcode, usize::from(flags >> 4 & 3), bth))
     }
 
-    /// Sets the fields of the last 4 bytes.
     #[inline]
     pub(crate) fn set_last_word(&mut self, word: u32) {
         (self.psn, self.ack_req) = (Psn::new(word), word >> 31 != 0);

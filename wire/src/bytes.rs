@@ -1,10 +1,10 @@
-//! Cursors over byte slices for big-endian numbers, without indexing that can fail; and the parse
+//! Cursors that read and write big-endian numbers without indexing that can panic; and the parse
 //! errors of packets.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU8, Ordering};
 
-/// The unread bytes.
+/// Holds the unread bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
@@ -73,7 +73,7 @@ impl Sink for &mut [u8] {
     }
 }
 
-/// Memory shared with another process.
+/// Memory shared with another process: stored byte by byte, never read.
 impl Sink for &[AtomicU8] {
     #[inline]
     fn array<const N: usize>(&mut self, bytes: [u8; N]) -> Option<()> {
@@ -95,13 +95,12 @@ pub enum ParseError {
     Truncated,
     /// The transport header version is not 0.
     Version,
-    /// An opcode that is reserved or of a transport this implementation does not know.
+    /// A reserved opcode, or one of a transport that roxe does not implement.
     Opcode,
     /// The pad count does not fit the payload: not a multiple of 4 bytes, more pad than payload, or
     /// a pad where none is allowed.
     Pad,
-    /// A payload the opcode cannot carry: one where there must be none, none where there must be
-    /// one, or too long.
+    /// The opcode cannot carry the payload: it must have none, it must have one, or it is too long.
     PayloadLength,
 }
 
@@ -115,7 +114,6 @@ impl ParseError {
         self.texts().0
     }
 
-    /// Name and explanation.
     const fn texts(self) -> (&'static str, &'static str) {
         match self {
             Self::NotIp => ("not_ip", "not a plain IPv4 or IPv6 packet"),

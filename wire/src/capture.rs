@@ -37,7 +37,7 @@ impl fmt::Display for CaptureError {
             Self::UnknownFormat => "neither a pcap nor a pcapng file",
             Self::Truncated => "the capture file ends too early",
             Self::BadBlock => "a block of the capture file contradicts itself",
-            Self::TooManyInterfaces => "a frame is of an interface behind the first 1024 of its section",
+            Self::TooManyInterfaces => "a frame names an interface beyond the first 1024 of its section",
         })
     }
 }
@@ -63,7 +63,7 @@ pub struct Frames<'a> {
 }
 
 #[derive(Clone, Debug)]
-#[expect(clippy::large_enum_variant, reason = "nothing is allocated, so the interfaces are inside")]
+#[expect(clippy::large_enum_variant, reason = "the reader does not allocate, so the interfaces are inline")]
 enum Format<'a> {
     Classic(Classic<'a>),
     Blocks(Blocks<'a>),
@@ -204,7 +204,7 @@ struct Classic<'a> {
 }
 
 impl<'a> Classic<'a> {
-    /// `None` if the bytes do not begin as such a file.
+    /// Returns `None` if the bytes do not begin like a pcap file.
     fn open(file: &'a [u8]) -> Option<Self> {
         let (order, unit_ns) = match file.first_chunk()? {
             [0xa1, 0xb2, 0xc3, 0xd4] => (Order::Big, 1000),
@@ -243,11 +243,10 @@ struct Blocks<'a> {
     count: usize,
 }
 
-/// Properties of an interface.
 #[derive(Clone, Copy, Debug)]
 struct Interface {
     link: LinkType,
-    /// Maximum captured bytes of a frame; 0: unlimited.
+    /// Maximum captured bytes of a frame; 0 for no limit.
     snap_len: u32,
     /// `if_tsresol`: a negative power of 10, or of 2 with the top bit set.
     resolution: u8,
@@ -258,7 +257,7 @@ impl<'a> Blocks<'a> {
         if !file.starts_with(&SECTION_HEADER.to_be_bytes()) {
             return Err(CaptureError::UnknownFormat);
         }
-        // Any byte order: the section header at the start sets it.
+        // The section header at the start of the file sets the byte order.
         let rest = Fields::new(Order::Big, file);
         Ok(Self { rest, interfaces: [None; MAX_INTERFACES], count: 0 })
     }
@@ -311,7 +310,6 @@ impl<'a> Blocks<'a> {
         Ok(Frame { data, length: on_the_wire.into(), ..Frame::new(interface.link) })
     }
 
-    /// Interface number `id` of the current section.
     fn interface(&self, id: u32) -> Result<Interface, CaptureError> {
         let id = usize::try_from(id).ok().filter(|id| *id < self.count).ok_or(CaptureError::BadBlock)?;
         self.interfaces.get(id).ok_or(CaptureError::TooManyInterfaces)?.ok_or(CaptureError::BadBlock)
@@ -380,7 +378,7 @@ pub enum LinkType {
     LinuxCooked,
     /// Linux cooked capture: all interfaces, version 2.
     LinuxCooked2,
-    /// Another one, by its number.
+    /// Another link type, by its number.
     Other(u16),
 }
 
@@ -399,8 +397,8 @@ impl LinkType {
     }
 }
 
-/// `LINKTYPE_RAW`: an IPv4 or an IPv6 packet, as its first byte says.
-pub(super) const RAW_IP: u16 = 101;
+/// `LINKTYPE_RAW`: IPv4 or IPv6, by the first byte.
+const RAW_IP: u16 = 101;
 
 /// Direction of a frame through the recording interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -413,14 +411,14 @@ pub enum Direction {
 
 impl Direction {
     /// The two lowest bits of `epb_flags`.
-    pub(super) const fn to_flags(self) -> u32 {
+    const fn to_flags(self) -> u32 {
         match self {
             Self::Inbound => 1,
             Self::Outbound => 2,
         }
     }
 
-    pub(super) const fn from_flags(flags: u32) -> Option<Self> {
+    const fn from_flags(flags: u32) -> Option<Self> {
         match flags & 3 {
             1 => Some(Self::Inbound),
             2 => Some(Self::Outbound),
@@ -460,13 +458,13 @@ impl Frame<'_> {
     }
 }
 
-pub(super) const SECTION_HEADER: u32 = 0x0a0d_0d0a;
-pub(super) const INTERFACE: u32 = 1;
-pub(super) const SIMPLE_PACKET: u32 = 3;
-pub(super) const ENHANCED_PACKET: u32 = 6;
+const SECTION_HEADER: u32 = 0x0a0d_0d0a;
+const INTERFACE: u32 = 1;
+const SIMPLE_PACKET: u32 = 3;
+const ENHANCED_PACKET: u32 = 6;
 
 /// Option codes. A code has different meanings in different blocks.
-pub(super) mod option {
+mod option {
     pub(crate) const END: u16 = 0;
     pub(crate) const COMMENT: u16 = 1;
     pub(crate) const NAME: u16 = 2;
@@ -500,7 +498,7 @@ pub struct Outgoing<'a> {
     pub comment: &'a str,
 }
 
-/// Maximum length of a text in bytes: 16 bits, less its padding.
+/// Maximum length of a text in bytes: the largest 16-bit number that needs no padding.
 pub const MAX_OPTION: usize = 0xfffc;
 
 /// Unknown length: the section ends with the file.
@@ -508,7 +506,7 @@ const SECTION_LENGTH: u64 = u64::MAX;
 const BYTE_ORDER: u32 = 0x1a2b_3c4d;
 /// 10^-9 seconds.
 const NANOSECONDS: u8 = 9;
-/// Type and two lengths.
+/// Bytes around the body of a block: its type, and its length twice.
 const AROUND: usize = 12;
 
 /// Begins a file or a new section of one, by the program `application`.
@@ -531,7 +529,7 @@ pub fn write_interface(to: &mut impl Sink, name: &str) {
     let len = 8 + option_len(name) + option_len(&[NANOSECONDS]) + option_len(&[]);
     block(to, INTERFACE, len, |to| {
         word(to, RAW_IP.into());
-        // No limit to the length of packets.
+        // Snap length: no limit.
         word(to, 0);
         put_option(to, option::NAME, name);
         put_option(to, option::RESOLUTION, &[NANOSECONDS]);
@@ -551,7 +549,7 @@ pub fn write_packet(to: &mut impl Sink, packet: &Outgoing<'_>) {
         word(to, packet.interface);
         word(to, (packet.timestamp_ns >> 32) as u32);
         word(to, packet.timestamp_ns as u32);
-        // Captured, and on the wire.
+        // Captured and original length.
         word(to, frame_len as u32);
         word(to, frame_len as u32);
         to.extend(headers);
@@ -593,18 +591,18 @@ fn put_option(to: &mut impl Sink, code: u16, value: &[u8]) {
     pad(to, value.len());
 }
 
-/// Zeros up to a multiple of 4 behind `len` bytes.
+/// Appends the zeros that pad `len` bytes to a multiple of 4.
 fn pad(to: &mut impl Sink, len: usize) {
     to.extend([0; 3].iter().take(len.wrapping_neg() % 4));
 }
 
-/// The start of a text that fits an option, cut between two characters.
+/// The bytes of `whole`, cut between two characters to the length of an option.
 fn text(whole: &str) -> &[u8] {
     let cut = (0..=MAX_OPTION.min(whole.len())).rev().find_map(|end| whole.get(..end));
     cut.unwrap_or_default().as_bytes()
 }
 
-/// IPv6 and UDP.
+/// Bytes of an IPv6 and a UDP header.
 const MAX_HEADERS: usize = 48;
 
 /// The IP and UDP headers in front of `payload`.

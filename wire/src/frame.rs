@@ -1,11 +1,10 @@
-//! Ethernet frames for flow steering: their header fields ([`FrameKey`]), conditions on these
+//! Ethernet frames for flow steering: header fields ([`FrameKey`]), conditions on header fields
 //! ([`FrameMatch`]), and checksums ([`checksum`]). Incomplete or unknown headers count as payload.
 
 pub mod checksum;
 
 use core::ops::Range;
 
-/// Bytes of a key.
 const LEN: usize = 64;
 
 /// A header field for conditions, in network byte order.
@@ -21,7 +20,7 @@ pub enum Field {
     VlanTag,
     /// 1 with a VLAN tag, else 0, 1 byte.
     IsTagged,
-    /// Version of a whole IP header: 4 or 6, else 0, 1 byte.
+    /// Version of a complete IP header: 4 or 6, else 0, 1 byte.
     IpVersion,
     /// 6 or 17 where there is a TCP or UDP header, else 0, 1 byte.
     L4,
@@ -47,7 +46,6 @@ pub enum Field {
 }
 
 impl Field {
-    /// Where it lies in a key.
     const fn place(self) -> Range<usize> {
         match self {
             Self::DstMac => 0..6,
@@ -140,7 +138,7 @@ impl FrameKey {
     }
 }
 
-/// No frame can match: the same bits must be 0 and 1.
+/// No frame can match: two conditions require different values of one bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contradiction;
 
@@ -217,7 +215,6 @@ pub(super) const UDP: u8 = 17;
 
 pub(super) const IPV4_LEN: usize = 20;
 pub(super) const IPV6_LEN: usize = 40;
-/// Flags and offset of an IPv4 fragment.
 const MORE_FRAGMENTS: u16 = 0x2000;
 const FRAGMENT_OFFSET: u16 = 0x1fff;
 
@@ -241,7 +238,7 @@ pub(super) struct Ip {
     pub(super) l4: Option<L4>,
 }
 
-/// The header of TCP or UDP; fragments but the first have none.
+/// A TCP or UDP header. Of the fragments of a packet, only the first has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct L4 {
     pub(super) protocol: u8,
@@ -249,7 +246,7 @@ pub(super) struct L4 {
 }
 
 impl Layout {
-    /// `None`: shorter than an Ethernet header.
+    /// Returns `None` if the frame is shorter than an Ethernet header.
     pub(super) fn of(frame: &[u8]) -> Option<Self> {
         let mut at = ETH_LEN;
         let (mut tag, mut ether_type) = (None, u16_at(frame, at - 2)?);
@@ -289,10 +286,10 @@ impl Ip {
         if header[0] >> 4 != 6 {
             return None;
         }
-        let promised = start + IPV6_LEN + usize::from(u16_at(header, 4)?);
-        let end = promised.min(frame.len());
+        let claimed = start + IPV6_LEN + usize::from(u16_at(header, 4)?);
+        let end = claimed.min(frame.len());
         let (l4, is_fragment) = behind_extensions(frame.get(..end)?, header[6], start + IPV6_LEN);
-        Some(Self { is_v4: false, start, end, is_whole: end == promised && !is_fragment, l4 })
+        Some(Self { is_v4: false, start, end, is_whole: end == claimed && !is_fragment, l4 })
     }
 }
 

@@ -13,35 +13,35 @@ use crc32fast::Hasher;
 /// Length on the wire, bytes.
 pub const LEN: usize = 4;
 
-/// The register after the 8 bytes of ones.
+/// CRC register after the 8 bytes of ones.
 const BEHIND_PREFIX: u32 = !0x2144_df1c;
 
-/// Up to this many bytes, table lookups are faster than setting up a wide CRC.
+/// Below this many bytes, table lookups are faster than setting up a wide CRC.
 const FEW: usize = 64;
 
 /// Returns the ICRC of `packet`, from the BTH to the end of the pad.
 pub fn compute(net: &NetHeader, packet: &[u8]) -> u32 {
-    Sealer::new(net).sum::<Tables>(net.ident, packet)
+    Sealer::new(net).icrc::<Tables>(net.ident, packet)
 }
 
 /// Unit of [`Summed`] in bytes.
 pub const BLOCK: usize = 256;
 
-/// A part of a packet whose sum was computed while it was copied.
+/// A part of a packet whose CRC was computed while it was copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summed {
-    /// Start, counted from the BTH; behind the BTH.
+    /// Offset from the start of the BTH in bytes, at least [`Bth::LEN`].
     pub start: usize,
-    /// Its length in blocks of [`BLOCK`] bytes.
+    /// Length in blocks of [`BLOCK`] bytes.
     pub blocks: u8,
-    /// The CRC-32 register after it, starting from 0. Bytes that are equal modulo the polynomial
-    /// have the same remainder, such as the last block of a folded copy.
+    /// CRC-32 register after the part, starting from 0. Any bytes that are equal to it modulo the
+    /// polynomial give the same remainder, for example the last block of a folded copy.
     pub remainder: u32,
 }
 
 /// A CRC-32 implementation: [`Tables`] runs on any processor.
 ///
-/// A *lane* is 16 bytes as a little-endian number, which already contains what precedes it.
+/// A *lane* is 16 bytes as a little-endian number, into which the register before them is XORed.
 pub trait Crc {
     /// Returns the register after `bytes`, starting from `register`.
     fn update(register: u32, bytes: &[u8]) -> u32;
@@ -50,7 +50,7 @@ pub trait Crc {
     fn update_behind(lane: u128, bytes: &[u8]) -> u32;
 
     /// Returns the register after `lane`, `bytes` and `blocks` times [`BLOCK`] zero bytes, starting
-    /// from 0; `None` if that is too many.
+    /// from 0; `None` if `blocks` is too large.
     fn shift_behind(lane: u128, bytes: &[u8], blocks: u8) -> Option<u32>;
 }
 
@@ -87,9 +87,9 @@ pub struct Sealer {
     is_ipv4: bool,
     /// The register after a UDP header without lengths, identification 0.
     plain: u32,
-    /// UDP payload length of `register`.
+    /// UDP payload length for which `register` holds, bytes.
     udp_payload_len: usize,
-    /// The register after a UDP header with that length, identification 0.
+    /// The register after a UDP header with the lengths, identification 0.
     register: u32,
 }
 
@@ -108,7 +108,7 @@ impl Sealer {
         } else {
             update_bytes(BEHIND_PREFIX, &masked_ipv6(net))
         };
-        // No packet is as short as that.
+        // No UDP payload has length 0, so the first packet computes the register.
         Self { src: net.src, dst: net.dst, src_port: net.src_port, is_ipv4, plain, udp_payload_len: 0, register: plain }
     }
 
@@ -124,15 +124,15 @@ impl Sealer {
     /// Does nothing if there are no 4 bytes. `summed` must be correct.
     pub fn seal<C: Crc>(&mut self, ident: u16, udp_payload: &mut [u8], summed: Option<&Summed>) {
         let Some((packet, icrc)) = udp_payload.split_last_chunk_mut::<LEN>() else { return };
-        let known = summed.and_then(|summed| self.sum_around::<C>(ident, packet, summed));
-        *icrc = known.unwrap_or_else(|| self.sum::<C>(ident, packet)).to_le_bytes();
+        let known = summed.and_then(|summed| self.icrc_around::<C>(ident, packet, summed));
+        *icrc = known.unwrap_or_else(|| self.icrc::<C>(ident, packet)).to_le_bytes();
     }
 
     /// As [`solve_ident`], for packets between this sealer's addresses.
     // clause: IP-IDENT
     pub fn solve_ident<C: Crc>(&mut self, udp_payload: &[u8], likely: u16) -> Option<u16> {
         let (packet, icrc) = udp_payload.split_last_chunk::<LEN>()?;
-        let difference = self.sum::<C>(likely, packet) ^ u32::from_le_bytes(*icrc);
+        let difference = self.icrc::<C>(likely, packet) ^ u32::from_le_bytes(*icrc);
         match self.is_ipv4 {
             true if difference == 0 => Some(likely),
             true => ident_for(difference, packet.len(), likely),
@@ -140,26 +140,25 @@ impl Sealer {
         }
     }
 
-    /// The ICRC of `packet`.
     // clause: ICRC-SUM
     #[inline]
-    fn sum<C: Crc>(&mut self, ident: u16, packet: &[u8]) -> u32 {
+    fn icrc<C: Crc>(&mut self, ident: u16, packet: &[u8]) -> u32 {
         match packet.split_first_chunk() {
             Some((bth, rest)) => !C::update_behind(self.lane(ident, packet.len(), bth), rest),
-            // Not a packet; any CRC will do.
+            // Too short for a packet: any CRC will do.
             None => !update_bytes(BEHIND_PREFIX, packet),
         }
     }
 
-    /// The ICRC of `packet` without reading the summed part; `None` if that does not lie behind the
-    /// BTH.
-    fn sum_around<C: Crc>(&mut self, ident: u16, packet: &[u8], summed: &Summed) -> Option<u32> {
+    /// The ICRC of `packet` without reading the summed part; `None` if that part is not within the
+    /// packet behind the BTH.
+    fn icrc_around<C: Crc>(&mut self, ident: u16, packet: &[u8], summed: &Summed) -> Option<u32> {
         let (bth, rest) = packet.split_first_chunk()?;
         let (before, rest) = rest.split_at_checked(summed.start.checked_sub(Bth::LEN)?)?;
         let after = rest.get(usize::from(summed.blocks) * BLOCK..)?;
         let lane = self.lane(ident, packet.len(), bth);
         let register = C::shift_behind(lane, before, summed.blocks)? ^ summed.remainder;
-        // Most packets have no pad, and no update is faster than one with nothing.
+        // Most packets have no pad, and skipping the update is faster than updating with no bytes.
         Some(if after.is_empty() { !register } else { !C::update(register, after) })
     }
 
@@ -168,12 +167,11 @@ impl Sealer {
     fn lane(&mut self, ident: u16, len: usize, bth: &[u8; Bth::LEN]) -> u128 {
         let [a, b, c, d, _, e, f, g, h, i, j, k] = *bth;
         let first = u32::from_le_bytes([a, b, c, d]) ^ self.behind_udp(ident, len.saturating_add(LEN));
-        // Congestion bits do not count.
+        // The ICRC covers ones in place of the byte with the congestion bits.
         let [second, third] = [u32::from_le_bytes([0xff, e, f, g]), u32::from_le_bytes([h, i, j, k])];
         u128::from(first) << 32 | u128::from(second) << 64 | u128::from(third) << 96
     }
 
-    /// The register behind the UDP header.
     #[inline]
     fn behind_udp(&mut self, ident: u16, udp_payload_len: usize) -> u32 {
         if self.udp_payload_len != udp_payload_len {
@@ -250,7 +248,7 @@ fn ident_for(difference: u32, len: usize, ident: u16) -> Option<u16> {
     // Between the identification and the ICRC: the rest of the IP header, the UDP header, the
     // packet.
     let behind = len.checked_add(20 - 6 + 8)?;
-    // The difference came in as two bytes, so their own shift is to be undone too.
+    // The register also shifted over the two bytes of the identification.
     let delta = unshift(difference, u16::try_from(behind.checked_add(2)?).ok()?);
     Some(u16::try_from(delta).ok()?.swap_bytes() ^ ident)
 }
@@ -260,13 +258,13 @@ mod tests;
 
 // CRC of a few bytes by table, and the effect of single header fields on it.
 
-/// Effect of a byte in front of 0 to 3 others on the register.
+/// Effect on the register of a byte that 0 to 3 other bytes follow.
 static BYTES: [[u32; 256]; 4] = [bytes(8), bytes(16), bytes(24), bytes(32)];
 
 /// Effect of the two bytes of a header field on the register after the UDP header.
 struct Field([[u32; 256]; 2]);
 
-/// The lengths and the identification, with so many bytes between them and the BTH.
+/// Header fields, by the number of bytes between the field and the BTH.
 static IPV4_LENGTH: Field = Field::in_front_of(24);
 static IPV6_LENGTH: Field = Field::in_front_of(42);
 static UDP_LENGTH: Field = Field::in_front_of(2);
@@ -284,7 +282,6 @@ impl Field {
     }
 }
 
-/// The register behind `data`.
 #[inline]
 fn update_bytes(register: u32, data: &[u8]) -> u32 {
     let (words, rest) = data.as_chunks::<4>();
@@ -318,10 +315,10 @@ const ONE: u32 = 1 << 31;
 const LOW: [u32; 256] = powers(divide_by_x(ONE, 8));
 const HIGH: [u32; 256] = powers(divide_by_x(ONE, 8 * 256));
 const BLOCK_POWER: u32 = power_of_x(8 * 256);
-/// The value of each four bits of a register, lowest first, after up to 16 times 256 zero bytes.
+/// Value of each 4 bits of a register, lowest first, after 0 to 16 times 256 zero bytes.
 static LATER: [[[u32; 16]; 8]; 17] = later();
 
-/// Returns `register` after `blocks` times 256 zero bytes; `None` if that is too many.
+/// Returns `register` after `blocks` times 256 zero bytes; `None` for more than 16.
 #[inline]
 fn shift(register: u32, blocks: u8) -> Option<u32> {
     let fours = LATER.get(usize::from(blocks))?.iter().enumerate();

@@ -1,4 +1,4 @@
-//! RoCEv2 packets: bytes to values that can only be legal, and back.
+//! RoCEv2 packets: parses bytes into values that only legal packets have, and writes them back.
 //!
 //! # Checks
 //!
@@ -12,7 +12,7 @@
 //! written back byte for byte, except for fields that receivers ignore and senders zero: reserved
 //! bits, pad bytes and the pad count of a packet without payload.
 //!
-//! [`cm`] has the messages of the connection manager, which travel as payload.
+//! [`cm`] has the messages of the connection manager, which are the payload of UD packets.
 //!
 //! # Guarantees
 //!

@@ -132,7 +132,6 @@ impl NetHeader {
         header
     }
 
-    /// The IPv6 header.
     pub(crate) fn ipv6_header(&self, udp_payload_len: usize) -> [u8; IPV6_LEN] {
         let word = 6 << 28 | u32::from(self.traffic_class) << 20 | self.flow_label & 0x000f_ffff;
         let [w0, w1, w2, w3] = word.to_be_bytes();
@@ -159,7 +158,7 @@ impl NetHeader {
         let mut header = self.udp_header(payload.len());
         let ends = word_sum(&self.src.0) + word_sum(&self.dst.0);
         let pseudo = ends + (UDP_LEN + payload.len()) as u64 + u64::from(PROTOCOL_UDP);
-        // 0 means no checksum; all ones are the same number.
+        // 0 would mean "no checksum"; all ones are the same number in one's complement.
         let checksum = match fold(pseudo + word_sum(&header) + word_sum(payload)) {
             0 => 0xffff,
             checksum => checksum,
@@ -169,7 +168,7 @@ impl NetHeader {
     }
 }
 
-/// Sum of a piece of a packet for the Internet checksum, 16-bit words; an odd last byte counts as
+/// Sum of the 16-bit words of `bytes` for the Internet checksum; an odd last byte counts as
 /// followed by zero.
 pub(crate) fn word_sum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<2>();
@@ -182,7 +181,7 @@ pub fn checksum_is_right(bytes: &[u8]) -> bool {
     fold(word_sum(bytes)) == 0
 }
 
-/// A length field: headers and payload. It wraps for impossible lengths.
+/// Length field for headers and payload. It wraps for impossible lengths.
 #[inline]
 pub(crate) fn wire_length(headers: usize, udp_payload_len: usize) -> [u8; 2] {
     (headers.wrapping_add(udp_payload_len) as u16).to_be_bytes()
@@ -197,10 +196,10 @@ pub(crate) fn fold(sum: u64) -> u16 {
     !(sum as u16)
 }
 
-/// Header, protocol, available rest, and its length by the header.
+/// Header fields, protocol, available IP payload, and the payload length that the header gives.
 type IpParts<'a> = (NetHeader, u8, &'a [u8], usize);
 
-/// The first `len` bytes, as many of them as there are.
+/// The first `len` bytes; all if there are fewer.
 fn first(bytes: &[u8], len: usize) -> &[u8] {
     bytes.get(..len).unwrap_or(bytes)
 }
@@ -233,8 +232,8 @@ fn parse_ipv6(packet: &[u8]) -> Result<IpParts<'_>, ParseError> {
     Ok((net, protocol, first(rest.0, len), len))
 }
 
-/// Source port, payload as far as it is there, and its length, of a datagram of `most` bytes to the
-/// RoCEv2 port.
+/// Returns source port, available payload and the payload length that the header gives, of a
+/// datagram to the RoCEv2 port. `most` is the length that the IP header leaves for the datagram.
 fn parse_udp(datagram: &[u8], most: usize) -> Result<(u16, &[u8], usize), ParseError> {
     let mut rest = Reader(datagram);
     let [src_port, dst_port, len, _checksum] = [rest.u16()?, rest.u16()?, rest.u16()?, rest.u16()?];
@@ -268,7 +267,7 @@ mod tests {
 
     // clause: UDP-PORT, IP-PLAIN, IP-LENGTH
     #[test]
-    fn only_plain_udp_to_the_port_is_read() {
+    fn only_plain_udp_to_port_4791_is_parsed() {
         assert_eq!(with(&[]), Ok(0));
         assert_eq!(with(&[(0, 0x46)]), Err(ParseError::NotIp), "options");
         assert_eq!(with(&[(0, 0x55)]), Err(ParseError::NotIp), "version 5");
@@ -326,7 +325,7 @@ mod tests {
         };
         let plain = valid(&[0, 0]);
         assert_ne!(valid(&[1, 2, 3]), 0);
-        // A payload that takes the checksum to 0.
+        // With this payload the checksum would be 0.
         assert_eq!(valid(&plain.to_be_bytes()), 0xffff);
     }
 }

@@ -8,24 +8,43 @@ pub const MAX_PAYLOAD: usize = 4096;
 
 const MASK_24: u32 = 0x00ff_ffff;
 
-/// Packet sequence number: 24 bits, modulo 2^24.
-///
-/// There is no `Ord`: modular numbers have no total order. Compare with [`Psn::distance`], which is
-/// meaningful while the two lie within half the space (2^23) of each other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Psn(u32);
+/// Defines numbers that have fewer bits than their integer type.
+macro_rules! narrow {
+    ($($(#[$meta:meta])* $name:ident: $bits:literal bits of $int:ty;)+) => {$(
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+        pub struct $name($int);
+
+        impl $name {
+            #[doc = concat!("The low ", $bits, " bits of `value`.")]
+            pub const fn new(value: $int) -> Self {
+                Self(value & ((1 << $bits) - 1))
+            }
+
+            #[doc = concat!("The number, below 2^", $bits, ", host order.")]
+            pub const fn get(self) -> $int {
+                self.0
+            }
+        }
+    )+};
+}
+
+pub(crate) use narrow;
+
+narrow! {
+    /// Packet sequence number, modulo 2^24.
+    ///
+    /// There is no `Ord`: modular numbers have no total order. Compare with [`Psn::distance`],
+    /// which is meaningful while the two lie within half the space (2^23) of each other.
+    Psn: 24 bits of u32;
+    /// Message sequence number: counts messages completed by a responder.
+    Msn: 24 bits of u32;
+    /// Queue pair number: 24 bits.
+    #[derive(PartialOrd, Ord)]
+    Qpn: 24 bits of u32;
+}
 
 impl Psn {
-    /// The low 24 bits of `value`.
-    pub const fn new(value: u32) -> Self {
-        Self(value & MASK_24)
-    }
-
-    /// The number, 0..2^24, host order.
-    pub const fn get(self) -> u32 {
-        self.0
-    }
-
     /// The PSN `n` after this one.
     #[must_use]
     pub const fn add(self, n: u32) -> Self {
@@ -69,21 +88,7 @@ impl fmt::Display for Psn {
     }
 }
 
-/// Message sequence number: 24 bits, counts messages completed by a responder.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Msn(u32);
-
 impl Msn {
-    /// The low 24 bits of `value`.
-    pub const fn new(value: u32) -> Self {
-        Self(value & MASK_24)
-    }
-
-    /// The number, 0..2^24, host order.
-    pub const fn get(self) -> u32 {
-        self.0
-    }
-
     /// The next MSN.
     #[must_use]
     pub const fn next(self) -> Self {
@@ -91,25 +96,11 @@ impl Msn {
     }
 }
 
-/// Queue pair number: 24 bits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Qpn(u32);
-
 impl Qpn {
     /// The general services interface (connection management).
     pub const GSI: Self = Self(1);
     /// Destination of multicast packets.
     pub const MULTICAST: Self = Self(MASK_24);
-
-    /// The low 24 bits of `value`.
-    pub const fn new(value: u32) -> Self {
-        Self(value & MASK_24)
-    }
-
-    /// The number, 0..2^24, host order.
-    pub const fn get(self) -> u32 {
-        self.0
-    }
 }
 
 impl fmt::Display for Qpn {

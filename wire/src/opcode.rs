@@ -18,14 +18,14 @@ pub enum Service {
     Uc = 0b001,
     /// Unreliable datagram.
     Ud = 0b011,
-    /// Congestion notification: a packet of its own kind.
+    /// Congestion notification: its only packet is the CNP.
     Cnp = 0b100,
     /// Extended reliable connection.
     Xrc = 0b101,
 }
 
 impl Service {
-    /// As written in front of an operation's name.
+    /// Returns the prefix of an operation's name; empty for the CNP.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Rc => "RC",
@@ -67,7 +67,7 @@ pub enum Operation {
     SendOnlyInvalidate = 0x17,
     Flush = 0x1c,
     AtomicWrite = 0x1d,
-    /// The only operation of its service, so it needs no number below 0x20.
+    /// Low bits 1, like SEND_MIDDLE; bit 5 tells the two apart.
     Cnp = 0x21,
 }
 
@@ -220,7 +220,7 @@ pub struct Opcode {
 }
 
 impl Opcode {
-    /// Only for combinations that exist: the caller takes them from a [`crate::Kind`].
+    /// `operation` must exist in `service`: callers take both from a [`crate::Kind`].
     pub(crate) const fn new(service: Service, operation: Operation) -> Self {
         Self { service, operation }
     }
@@ -294,7 +294,7 @@ impl fmt::Display for Opcode {
 /// Extended header at the end of a SEND.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendTail {
-    /// None.
+    /// No extended header.
     Plain,
     /// Immediate data.
     Imm(ImmDt),
@@ -580,14 +580,14 @@ mod tests {
     /// The whole table as text, so that a change to it is visible in review.
     // clause: OPCODE-TABLE
     #[test]
-    fn all_256_bytes_are_as_in_the_reviewed_table() {
+    fn opcodes_match_the_reviewed_table() {
         let mut table = String::new();
         for byte in 0..=255 {
             let Some(opcode) = Opcode::from_u8(byte) else { continue };
             assert_eq!(opcode.to_u8(), byte);
             let Facts { position, ext_len, payload, .. } = opcode.facts();
-            let way = if opcode.operation().is_response() { "response" } else { "request" };
-            writeln!(table, "{byte:02x} {opcode}: {way}, {position:?}, headers {ext_len}, payload {payload:?}")
+            let direction = if opcode.operation().is_response() { "response" } else { "request" };
+            writeln!(table, "{byte:02x} {opcode}: {direction}, {position:?}, headers {ext_len}, payload {payload:?}")
                 .unwrap();
         }
         assert_eq!(table, include_str!("opcodes.txt"), "\n{table}");

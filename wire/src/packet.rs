@@ -48,7 +48,7 @@ impl<'a> Packet<'a> {
     /// Parses the payload of a UDP datagram, including the ICRC, which is not checked.
     ///
     /// # Errors
-    /// The bytes are no legal packet.
+    /// [`ParseError`] if the bytes are not a legal packet.
     #[inline]
     pub fn parse(udp_payload: &'a [u8]) -> Result<Self, ParseError> {
         let mut packet = Self::none();
@@ -96,7 +96,8 @@ impl<'a> Packet<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct PacketReader<'a> {
     packet: Packet<'a>,
-    /// Opcode of the previous packet, its BTH up to the PSN, and its length; that is 0 without one.
+    /// Opcode of the previous packet, its BTH up to the PSN, and its length; length 0 before the
+    /// first.
     opcode: Opcode,
     start: [u8; 8],
     len: usize,
@@ -104,7 +105,7 @@ pub struct PacketReader<'a> {
 
 impl Default for PacketReader<'_> {
     fn default() -> Self {
-        // No packet is as short as that.
+        // No packet has length 0, so the first is parsed in full.
         Self { packet: Packet::none(), opcode: Opcode::new(Service::Cnp, Operation::Cnp), start: [0; 8], len: 0 }
     }
 }
@@ -129,8 +130,8 @@ impl<'a> PacketReader<'a> {
         Ok(&self.packet)
     }
 
-    /// Parses a packet of the same length and with the same start as the previous one: so it has
-    /// the same pad and as much payload.
+    /// Parses a packet of the same length and with the same start as the previous one, which imply
+    /// the same pad and payload length.
     fn parse_alike(&mut self, udp_payload: &'a [u8]) -> Result<(), ParseError> {
         let mut rest = Reader(udp_payload);
         let [.., last] = rest.words()?;
@@ -141,8 +142,8 @@ impl<'a> PacketReader<'a> {
     }
 }
 
-/// The payload in `body` = payload + pad, if legal. A pad count without a payload is ignored: such
-/// packets exist in captures.
+/// Returns the payload of `body` (payload and pad) if both are legal. A pad count without a payload
+/// is ignored: such packets exist in captures.
 #[inline]
 fn strip_pad(rule: PayloadRule, pad: usize, body: &[u8]) -> Result<&[u8], ParseError> {
     // clause: BTH-PAD-EMPTY
@@ -221,8 +222,7 @@ impl Header {
         opcode.facts().payload.allows(payload_len).then_some(Form { opcode, payload_len, pad, len })
     }
 
-    /// As [`Header::emit`] when the form is known: that of a header that differs in the BTH at
-    /// most.
+    /// As [`Header::emit`], with the form of this header or of one that differs only in its BTH.
     #[inline]
     pub fn emit_as<'b>(&self, form: &Form, mut out: &'b mut [u8]) -> Option<&'b mut [u8]> {
         debug_assert_eq!(form.opcode, self.opcode(), "the form of another packet");
@@ -232,15 +232,15 @@ impl Header {
         self.bth.write(form.opcode, form.pad, &mut out)?;
         self.kind.write(&mut out)?;
         let (payload, pad) = out.split_at_mut_checked(form.payload_len)?;
-        // Usually empty, and `fill` is a call.
+        // The pad is usually empty, and `fill` would be a call.
         if !pad.is_empty() {
             pad.fill(0);
         }
         Some(payload)
     }
 
-    /// As [`Header::emit_as`], into memory shared with another process: bytes are stored one by one
-    /// and never read.
+    /// As [`Header::emit_as`], into memory shared with another process: stores byte by byte, reads
+    /// none.
     #[inline]
     pub fn emit_shared_as<'b>(&self, form: &Form, mut out: &'b [AtomicU8]) -> Option<&'b [AtomicU8]> {
         debug_assert_eq!(form.opcode, self.opcode(), "the form of another packet");
@@ -326,7 +326,8 @@ mod tests {
     use crate::opcode::{Request, SendTail};
     use ParseError as E;
 
-    /// Opcode, flags byte, then zeros: a packet of `len` bytes behind the BTH, ICRC included.
+    /// Parses a packet of opcode, flags byte and zeros, with `len` bytes behind the BTH, ICRC
+    /// included.
     fn parse(opcode: u8, flags: u8, len: usize) -> Result<usize, ParseError> {
         let mut bytes = [0; 5000];
         (bytes[0], bytes[1]) = (opcode, flags);

@@ -8,7 +8,7 @@ use crate::num::RKey;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum TmOp {
-    /// Not tagged: for ordinary receives.
+    /// Not tagged: goes to an ordinary receive.
     NoTag = 0,
     /// Rendezvous request: a [`Rvh`] with the location of the data follows.
     Rendezvous = 1,
@@ -49,11 +49,11 @@ impl Tmh {
         Some((Self { op: TmOp::from_u8(op)?, app_ctx, tag }, from.0))
     }
 
-    /// Its bytes; the reserved ones are 0.
+    /// Returns the bytes on the wire; reserved ones are 0.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         let mut to = &mut bytes[..];
-        // Exactly the length of the array.
+        // Cannot fail: the fields fill the array.
         let _ = to.array([self.op as u8, 0, 0, 0]).and_then(|()| to.u32(self.app_ctx)).and_then(|()| to.u64(self.tag));
         bytes
     }
@@ -87,7 +87,7 @@ mod tests {
 
     // clause: TM-HEADER
     #[test]
-    fn headers_are_laid_out_as_the_c_header_says() {
+    fn tag_headers_have_the_layout_of_the_c_header() {
         let mut message: Vec<u8> = Vec::from([1, 9, 9, 9, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0x12, 0x34]);
         message.extend(0x0102_0304_0506_0708_u64.to_be_bytes());
         message.extend(0xaabb_ccdd_u32.to_be_bytes());

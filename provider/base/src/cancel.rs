@@ -1,14 +1,13 @@
-//! Keeping requests to cancel a thread (`man pthread_cancel`) away from what must not be cut short.
-//! **Unsafe room**: `pthread_setcancelstate`.
+//! Sections of code that `pthread_cancel` must not interrupt. **Unsafe room**:
+//! `pthread_setcancelstate`.
 
 use libc::c_int;
 
-/// Runs `f` while a request to cancel the calling thread (`man pthread_cancel`) has to wait: system
-/// calls would heed it, wherever they are, with locks held and frames above them that nothing of C
-/// may unwind.
+/// Runs `f` with cancellation of the calling thread postponed (`man pthread_cancel`). A system call
+/// would act on it at once, with locks held and Rust frames on the stack that C must not unwind.
 ///
-/// Posting and polling do not run in here: they make no system call that could be cancelled, or
-/// make it through this.
+/// Posting and polling as a whole need no such section: the cancellable system calls among their
+/// steps have their own.
 #[inline]
 pub fn uncancelled<R>(f: impl FnOnce() -> R) -> R {
     /// `PTHREAD_CANCEL_DISABLE` of glibc.
@@ -19,12 +18,12 @@ pub fn uncancelled<R>(f: impl FnOnce() -> R) -> R {
     struct Restore(c_int);
     impl Drop for Restore {
         fn drop(&mut self) {
-            // SAFETY: concerns the calling thread only; the old state is not wanted.
+            // SAFETY: affects the calling thread only; a null pointer discards the old state.
             unsafe { pthread_setcancelstate(self.0, std::ptr::null_mut()) };
         }
     }
     let mut old = 0;
-    // SAFETY: concerns the calling thread only; `old` outlives the call.
+    // SAFETY: affects the calling thread only; `old` outlives the call.
     unsafe { pthread_setcancelstate(DISABLE, &raw mut old) };
     let _restore = Restore(old);
     f()

@@ -1,8 +1,8 @@
-//! The only clock of the engine: nanoseconds of CLOCK_MONOTONIC. Read once per batch. And what a
-//! thread has cost.
+//! The only clock of the engine: nanoseconds of CLOCK_MONOTONIC, read once per batch. Also the CPU
+//! time of a thread.
 //!
-//! Asked for without `std`, whose instants are seconds and nanoseconds that have to be subtracted,
-//! multiplied and checked to become a number: that cost 90 instructions for each reading.
+//! `std::time::Instant` keeps seconds and nanoseconds apart, and converting them to one number on
+//! each reading is expensive. So this calls `clock_gettime`.
 
 use roxe_transport::time::Instant;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use std::time::Duration;
 #[inline]
 pub fn now() -> Instant {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a timespec that may be written to. It cannot fail: every Linux has this
+    // SAFETY: `time` is a valid timespec to write to. The call cannot fail: every Linux has this
     // clock.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     Instant((time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64).max(1))
 }
 
-/// A duration as system calls take it.
+/// A duration as an argument of system calls.
 pub fn timespec(duration: Duration) -> libc::timespec {
     libc::timespec {
         tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
@@ -25,7 +25,7 @@ pub fn timespec(duration: Duration) -> libc::timespec {
     }
 }
 
-/// CPU time of the calling thread. Always a system call.
+/// CPU time of the calling thread. Always makes a system call.
 pub fn spent() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: as in `now`.

@@ -1,8 +1,7 @@
-//! The one error of the provider: what happened, to what, what to do, and the errno a C caller
-//! gets.
+//! The error type of the provider: a text that says what failed and what to do, and the errno for a
+//! C caller.
 //!
-//! Touches nothing. Outcomes of the protocol are not errors: they are completions, events and
-//! counters.
+//! Outcomes of the protocol are not errors: they are completions, events and counters.
 
 use crate::config::ConfigError;
 use std::borrow::Cow;
@@ -23,13 +22,13 @@ impl Error {
         Self { errno, text: text.into(), is_about_host: false }
     }
 
-    /// Something on this host is in the way, of which a program that only sees an errno can tell
-    /// its user nothing.
+    /// An error whose cause is this host. Its text must reach the user, because an errno does not
+    /// name the cause.
     pub fn host(errno: i32, text: impl Into<Cow<'static, str>>) -> Self {
         Self { is_about_host: true, ..Self::new(errno, text) }
     }
 
-    /// This error, marked as one about this host, with advice on what to do where that is known.
+    /// Marks this error as one about this host, and appends advice for errnos that have some.
     pub fn about_host(self) -> Self {
         let advice = match self.errno {
             libc::EMFILE => "; allow this process more open files (ulimit -n), 64 are enough for a small one",
@@ -41,19 +40,19 @@ impl Error {
         Self { is_about_host: true, text, ..self }
     }
 
-    /// An argument that the caller has to change.
+    /// EINVAL: an argument that the caller has to change.
     pub fn invalid(text: impl Into<Cow<'static, str>>) -> Self {
         Self::new(libc::EINVAL, text)
     }
 
-    /// The object still has users, which have to be destroyed first.
+    /// EBUSY: the object still has `count` users, which have to be destroyed first.
     pub fn busy(what: &str, users: &str, count: u32) -> Self {
         let (users, them) = if count == 1 { (users.trim_end_matches('s'), "it") } else { (users, "them") };
         Self::new(libc::EBUSY, format!("the {what} is still used by {count} {users}; destroy {them} first"))
     }
 
-    /// A failed system call; keeps its errno. EACCES about the host: what was refused before any
-    /// was made.
+    /// A failed system call; keeps its errno. Without one, a refused permission is EACCES about the
+    /// host, anything else EIO.
     pub fn os(what: impl std::fmt::Display, cause: &io::Error) -> Self {
         let text = format!("{what}: {cause}");
         match (cause.raw_os_error(), cause.kind()) {
@@ -63,13 +62,12 @@ impl Error {
         }
     }
 
-    /// The errno of `<errno.h>`, positive.
+    /// The errno, positive.
     pub fn errno(&self) -> i32 {
         self.errno
     }
 
-    /// Returns true if a problem of this host is the cause. Its user has to see the text, because
-    /// an errno does not name the problem.
+    /// Returns true if the cause is this host ([`Error::host`]).
     pub fn is_about_host(&self) -> bool {
         self.is_about_host
     }

@@ -1,7 +1,7 @@
-//! Tasks for the end of a process that returns from `main` or calls `exit`; the end of another one.
-//! **Unsafe room**: `on_exit` or `atexit`, `pidfd_open`.
+//! Tasks for the end of a process that returns from `main` or calls `exit`; waiting for the end of
+//! another process. **Unsafe room**: `on_exit` or `atexit`, `pidfd_open`.
 //!
-//! A process that is killed, or leaves by `_exit`, does none of them.
+//! A process that is killed, or ends by `_exit`, runs no task.
 
 use crate::lock::{Mutex, rank};
 use std::ffi::{c_int, c_void};
@@ -20,27 +20,26 @@ unsafe extern "C" {
 /// The order of tasks: tasks that move packets run before tasks that report them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// Peers hear that this process ends.
+    /// Peers are told that this process ends.
     Shutdown,
     /// Counters and reports are written for the user.
     Report,
-    /// Names by which others could still find this process are removed.
+    /// Names by which other processes could find this one are removed.
     Clean,
 }
 
 /// The way to halt the calling thread for a debugger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// As by a breakpoint: a process without a debugger ends.
+    /// SIGTRAP, as a breakpoint raises: a process without a debugger ends.
     Trap,
-    /// The whole process stands still until it is continued.
+    /// SIGSTOP: the whole process stops until SIGCONT.
     Stop,
 }
 
-/// Halts the calling thread where it is, whatever signals it blocks.
+/// Halts the calling thread, even if it blocks SIGTRAP.
 pub fn halt(signal: Signal) {
-    // SAFETY: a set of this function, initialised before it is used; raising a signal takes no
-    // pointers.
+    // SAFETY: `sigemptyset` initialises the set before its use; `raise` takes no pointers.
     unsafe {
         let mut set = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
@@ -52,24 +51,24 @@ pub fn halt(signal: Signal) {
 
 type Task = (Stage, fn());
 
-/// All tasks, in the order in which they are done.
+/// All tasks, in the order in which they run.
 static TASKS: Mutex<rank::ExitTasks, Vec<Task>> = Mutex::new(Vec::new());
 
 /// Exit status that replaces 0; 0 for no replacement.
 static STATUS: AtomicI32 = AtomicI32::new(0);
 
-/// Installs the tasks. The earlier this is called, the more exit handlers of the program run before
-/// them.
+/// Registers the exit handler that runs the tasks. Exit handlers that the program registers later
+/// run before it.
 pub fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: `run` is a function of the type asked for that does not unwind, and wants no
-        // argument. It lives in this library, whose unloading runs and forgets it.
+        // SAFETY: `run` has the required type, does not unwind and ignores its argument. Unloading
+        // this library runs and removes the handler.
         #[cfg(target_env = "gnu")]
         unsafe {
             on_exit(run, std::ptr::null_mut())
         };
-        // SAFETY: the same, without any argument.
+        // SAFETY: as above, without an argument.
         #[cfg(not(target_env = "gnu"))]
         unsafe {
             libc::atexit(run_without_status)
@@ -102,14 +101,14 @@ extern "C" fn run_without_status() {
 }
 
 extern "C" fn run(status: c_int, _: *mut c_void) {
-    // Skips the tasks if a fork in another thread holds the lock for ever.
+    // Skips the tasks if the lock is not free: a thread that did not survive a fork may hold it for
+    // ever.
     let tasks = TASKS.try_lock().map(|tasks| tasks.clone()).unwrap_or_default();
     // A failure can no longer be reported.
     tasks.into_iter().for_each(|(_, task)| _ = catch_unwind(task));
     let wanted = STATUS.load(Ordering::Relaxed);
     if status == 0 && wanted != 0 {
-        // SAFETY: writes what the program has printed, as `exit` would have done next, and ends the
-        // process.
+        // SAFETY: flushes the program's output, as `exit` would do next, and ends the process.
         unsafe {
             libc::fflush(std::ptr::null_mut());
             libc::_exit(wanted);
@@ -120,12 +119,12 @@ extern "C" fn run(status: c_int, _: *mut c_void) {
 /// A descriptor that is readable when the last thread of `process` has ended (`man pidfd_open`).
 ///
 /// # Errors
-/// `ESRCH`: there is no such process; `ENOSYS`: kernels before 5.3.
+/// `ESRCH` if there is no such process, `ENOSYS` on kernels before 5.3.
 pub fn process_end(process: u32) -> io::Result<OwnedFd> {
     // SAFETY: takes no pointers.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::pid_t::try_from(process).unwrap_or(-1), 0) };
     let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
-    // SAFETY: just opened, and nothing else owns it.
+    // SAFETY: the descriptor was just opened, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -11,7 +11,7 @@ pub fn any() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
-/// One of them is on from now on.
+/// Records that an instrument is on, for the rest of the process.
 pub fn turn_on() {
     ON.store(true, Ordering::Relaxed);
 }

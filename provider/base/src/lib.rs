@@ -1,10 +1,9 @@
-//! The foundation of the provider: it knows no packets, no memory of the program and no queue
-//! pairs.
+//! The foundation of the provider: nothing here deals with packets, program memory or queue pairs.
 //!
 //! Start with [`lock`] and [`lock::rank`], which every thread of the provider uses, then [`error`]
 //! and [`config`], which every verb uses.
 //!
-//! - [`error`]: the error type: what failed, about what, what to do, and the errno for a C caller
+//! - [`error`]: the error type: a text that says what failed and what to do, and an errno
 //! - [`config`]: the environment variables and their defaults; names of devices
 //! - [`limits`]: the limits that `ibv_query_device` reports; [`profile`]: the limits of cards
 //! - [`lock`]: locks with a rank in their type; [`lock::rank`]: the lock order
@@ -12,6 +11,7 @@
 //! - [`clock`]: CLOCK_MONOTONIC, the only clock of the device
 //! - [`timers`], [`queue`], [`ready`], [`table`], [`random`]: deadlines, a mostly empty queue,
 //!   flags of pending work, values under unguessable keys, random numbers
+//! - [`own_threads`]: roxe's threads, which must not keep a process alive
 //! - [`uses`]: use counts, quotas of objects, object ids
 //! - [`instruments`], [`weakest`]: observers of the card; the weakest legal card and its seed
 //! - [`exit`]: tasks for the end of the process
@@ -30,8 +30,8 @@
 //!
 //! # Unsafe code
 //!
-//! In `lock` (the traits of `lock_api`), `clock`, `exit`, `cancel`, `privilege` and
-//! `standard_error` (a system or libc call or two each).
+//! In `lock` (the traits of `lock_api`), `clock`, `exit`, `cancel`, `own_threads`, `privilege` and
+//! `standard_error` (one or two system or libc calls each).
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]

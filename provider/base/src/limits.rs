@@ -1,11 +1,11 @@
-//! The limits of the device. Requests beyond them fail; requests up to them work. The weakest legal
-//! card lowers some of them: [`in_force`] and [`max_inline_data`] return the limits in force.
+//! The limits of the device. Requests up to them work, requests beyond them fail. A profile and the
+//! weakest legal card lower some: [`in_force`] and [`max_inline_data`] return the limits in force.
 
 use crate::config::config;
 use crate::profile::Profile;
 use crate::weakest::{Weakness, has};
 
-/// The limits that a profile can lower, as they are in force.
+/// The values in force of the limits that a profile can lower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InForce {
     /// [`MAX_QP`]
@@ -14,7 +14,7 @@ pub struct InForce {
     pub max_qp_wr: u32,
     /// [`MAX_SGE`]
     pub max_sge: u32,
-    /// [`MAX_SGE`], of a READ.
+    /// [`MAX_SGE`] of a READ
     pub max_sge_rd: u32,
     /// [`MAX_CQ`]
     pub max_cq: u32,
@@ -33,27 +33,27 @@ pub struct InForce {
 }
 
 impl InForce {
-    /// Of each limit the smaller one, the card's or ours; on the weakest legal card ours is that of
-    /// small cards of the field.
+    /// The smaller value of each limit: the profile's or ours. On the weakest legal card, ours is
+    /// that of small real cards.
     pub fn of(profile: Option<&Profile>) -> Self {
         let lower = |ours: u32, card: fn(&Profile) -> Option<u32>| profile.and_then(card).unwrap_or(ours).min(ours);
         Self {
             max_qp: lower(MAX_QP, |card| card.max_qp),
-            max_qp_wr: lower(least(MAX_QP_WR, 4096), |card| card.max_qp_wr),
-            max_sge: lower(least(MAX_SGE, 6), |card| card.max_sge),
-            max_sge_rd: lower(least(MAX_SGE, 6), |card| card.max_sge_rd),
+            max_qp_wr: lower(limit(MAX_QP_WR, 4096), |card| card.max_qp_wr),
+            max_sge: lower(limit(MAX_SGE, 6), |card| card.max_sge),
+            max_sge_rd: lower(limit(MAX_SGE, 6), |card| card.max_sge_rd),
             max_cq: lower(MAX_CQ, |card| card.max_cq),
-            max_cqe: lower(least(MAX_CQE, 16_384), |card| card.max_cqe),
+            max_cqe: lower(limit(MAX_CQE, 16_384), |card| card.max_cqe),
             max_mr: lower(MAX_MR, |card| card.max_mr),
             max_pd: lower(MAX_PD, |card| card.max_pd),
             max_srq: lower(MAX_SRQ, |card| card.max_srq),
-            max_srq_wr: lower(least(MAX_SRQ_WR, 4096), |card| card.max_srq_wr),
-            max_srq_sge: lower(least(MAX_SRQ_SGE, 6), |card| card.max_srq_sge),
+            max_srq_wr: lower(limit(MAX_SRQ_WR, 4096), |card| card.max_srq_wr),
+            max_srq_sge: lower(limit(MAX_SRQ_SGE, 6), |card| card.max_srq_sge),
         }
     }
 }
 
-/// The limits of this process: those below, or those of the card in `ROXE_PROFILE`.
+/// The limits of this process, with the profile of `ROXE_PROFILE`.
 pub fn in_force() -> InForce {
     InForce::of(config().ok().and_then(|config| config.profile))
 }
@@ -62,16 +62,18 @@ pub fn in_force() -> InForce {
 pub const MAX_QP_WR: u32 = 16_384;
 /// Elements of a scatter/gather list.
 pub const MAX_SGE: u32 = 32;
-/// Bytes of inline data. Programs probe upwards until creation fails, so it must not be absurd.
+/// Bytes of inline data. Programs probe upwards until creation fails, so the limit must be
+/// realistic.
 pub const MAX_INLINE_DATA: u32 = 1024;
-/// As much of it has every send request, asked for or not: stock programs (`rdma_xclient`) take it
-/// for granted, because cards put inline what would be the first element of a list.
+/// Bytes of inline data that every queue pair gets, even if it asks for fewer. Stock programs
+/// (`rdma_xclient`) rely on it, because cards store inline data in place of the first list element.
 pub const MIN_INLINE_DATA: u32 = 16;
-/// READs and atomics one QP has under way, as requester and as responder, as far as is promised.
-/// Cards promise 16, and their programs set what we promise. A program here sets what its peer
-/// promises, 128 with rxe: the transport takes that too.
+/// Outstanding READs and atomics of one QP, as requester and as responder, that the device reports.
+/// Cards report 16. The transport accepts more, because programs set the value that their peer
+/// reports: 128 with rxe.
 pub const MAX_QP_RD_ATOM: u8 = 16;
-/// Entries of a completion queue. libfabric asks for 196,608; room is made as entries arrive.
+/// Entries of a completion queue. libfabric requests 196,608; memory is allocated as entries
+/// arrive.
 pub const MAX_CQE: u32 = 1 << 20;
 /// Work requests of a shared receive queue.
 pub const MAX_SRQ_WR: u32 = 32_768;
@@ -79,48 +81,47 @@ pub const MAX_SRQ_WR: u32 = 32_768;
 pub const MAX_SRQ_SGE: u32 = MAX_SGE;
 /// Shared receive queues of one XRC domain.
 pub const MAX_XRC_SRQ: u32 = 4096;
-/// Receives of a work queue: as many as of a queue pair, which it is half of.
+/// Receives of a work queue: as many as of a queue pair.
 pub const MAX_WQ_WR: u32 = MAX_QP_WR;
-/// Elements of their lists.
+/// Elements of a scatter list of a work queue.
 pub const MAX_WQ_SGE: u32 = MAX_SGE;
 /// Queues of an indirection table.
 pub const MAX_RWQ_TABLE: u32 = 1024;
-/// Tags posted to a tag-matching shared receive queue. A message may look at all of them.
+/// Tags posted to a tag-matching shared receive queue. A message may be compared with all of them.
 pub const MAX_TM_TAGS: u32 = 1024;
-/// Most operations on such a queue with unpolled completions.
+/// Operations on a tag-matching shared receive queue whose completions are not polled yet.
 pub const MAX_TM_OPS: u32 = 1024;
-/// Bytes of a rendezvous request that the card answers itself.
+/// Bytes of a rendezvous request that the device answers itself.
 pub const MAX_TM_RNDV_HDR: u32 = roxe_transport::qp::MAX_RENDEZVOUS_REQUEST;
 /// Elements of the list of a posted tag.
 pub const MAX_TM_SGE: u32 = 4;
-/// Memory regions of one process on one device. A region takes 200 bytes; a million of them are in
-/// use with programs.
+/// Memory regions of one process on one device. A region takes 200 bytes; programs use a million.
 pub const MAX_MR: u32 = 1 << 22;
 /// Memory windows of one process on one device.
 pub const MAX_MW: u32 = 1 << 22;
-/// Bytes of one region: any range the process can have.
+/// Bytes of one region: the whole address space of a process.
 pub const MAX_MR_SIZE: u64 = 1 << 47;
-/// Bytes of device memory of one process on one device, together and in one piece.
+/// Bytes of device memory of one process on one device, in total and in one allocation.
 pub const MAX_DM_SIZE: u64 = 16 << 20;
 /// Copies to and from device memory start at, and are, multiples of this many bytes.
 pub const DM_GRAIN: u64 = 4;
 /// Bytes of one message.
 // clause: SEND-MAX-LENGTH
 pub const MAX_MSG_SIZE: u32 = 1 << 31;
-/// Queue pairs of one process on one device, work queues among them: 22 slots of numbers out of the
-/// 4094 of an address. Cards have some 100,000 for all processes together.
+/// Queue pairs of one process on one device, work queues included: 22 of the 4094 number slots of
+/// an address. Cards have some 100,000 for all processes together.
 pub const MAX_QP: u32 = 65_536;
 /// Completion queues of one process on one device: two for each queue pair.
 pub const MAX_CQ: u32 = 2 * MAX_QP;
 /// Shared receive queues of one process on one device.
 pub const MAX_SRQ: u32 = MAX_QP;
-/// Protection domains of one process on one device, parent domains among them.
+/// Protection domains of one process on one device, parent domains included.
 pub const MAX_PD: u32 = 65_536;
 /// Address handles of one process on one device.
 pub const MAX_AH: u32 = 1 << 20;
 /// Indirection tables of one process on one device.
 pub const MAX_RWQ_TABLES: u32 = MAX_QP;
-/// Largest count and period (microseconds) of moderated events.
+/// Maximum count and period (microseconds) of event moderation.
 pub const MAX_CQ_MODERATION: u16 = u16::MAX;
 /// Completion vectors: one, because one thread serves all channels.
 pub const NUM_COMP_VECTORS: u32 = 1;
@@ -133,18 +134,18 @@ pub const MAX_FLOWS: u32 = 4096;
 /// Ports of a device.
 pub const PORTS: u8 = 1;
 
-/// Bytes of inline data.
+/// [`MAX_INLINE_DATA`] in force.
 pub fn max_inline_data() -> u32 {
-    least(MAX_INLINE_DATA, 64)
+    limit(MAX_INLINE_DATA, 64)
 }
 
-/// Bytes of inline data of a queue pair that asks for fewer.
+/// [`MIN_INLINE_DATA`] in force.
 pub fn min_inline_data() -> u32 {
     if has(Weakness::SLOTS) { 0 } else { MIN_INLINE_DATA }
 }
 
-/// The limits of small real cards, if the weakest card is on.
-fn least(usual: u32, small: u32) -> u32 {
+/// Returns `small`, the limit of small real cards, on the weakest card; else `usual`.
+fn limit(usual: u32, small: u32) -> u32 {
     if has(Weakness::LIMITS) { small } else { usual }
 }
 

@@ -2,14 +2,14 @@
 //! and forced unlocks.
 //!
 //! The type of a lock includes its rank; [`rank`] lists the ranks from outermost to innermost. A
-//! thread that holds a lock may wait only for locks that come later in the table. Only the fork
-//! handlers take several locks of one rank. `try_lock` works at any rank, because it does not wait,
-//! but the lock then counts as held.
+//! thread that holds a lock may wait only for locks of later ranks. Only the fork handlers take
+//! several locks of one rank. `try_lock` works at any rank, because it does not wait, but the lock
+//! then counts as held.
 //!
 //! With debug assertions each thread records what it holds, and waiting out of order aborts with
 //! both lock sites. It does not panic, because the background thread and the C functions catch
-//! panics, and a test would pass. Other builds check nothing. Crates above declare their own
-//! tables, whose locks are outside of these.
+//! panics, and a test would pass. Other builds check nothing. Crates that use this one declare
+//! tables of their own, whose ranks are outside of these.
 
 mod held;
 pub mod rank;
@@ -33,10 +33,10 @@ pub type MutexGuard<'a, R, T> = lock_api::MutexGuard<'a, RankedMutex<R>, T>;
 /// writer waiting in between would deadlock.
 pub type RwLock<R, T> = lock_api::RwLock<RankedRwLock<R>, T>;
 
-/// The lock in a [`Mutex`].
+/// The raw lock in a [`Mutex`].
 pub struct RankedMutex<R>(parking_lot::RawMutex, PhantomData<R>);
 
-// SAFETY: every lock and unlock is that of the `RawMutex` inside.
+// SAFETY: every call is passed on to the `RawMutex` inside.
 unsafe impl<R: Rank> lock_api::RawMutex for RankedMutex<R> {
     const INIT: Self = Self(parking_lot::RawMutex::INIT, PhantomData);
     type GuardMarker = <parking_lot::RawMutex as lock_api::RawMutex>::GuardMarker;
@@ -68,7 +68,7 @@ unsafe impl<R: Rank> lock_api::RawMutex for RankedMutex<R> {
     }
 }
 
-// SAFETY: every lock and unlock is that of the `RawMutex` inside.
+// SAFETY: every call is passed on to the `RawMutex` inside.
 unsafe impl<R: Rank> lock_api::RawMutexFair for RankedMutex<R> {
     unsafe fn unlock_fair(&self) {
         held::forget(self);
@@ -77,7 +77,7 @@ unsafe impl<R: Rank> lock_api::RawMutexFair for RankedMutex<R> {
     }
 }
 
-// SAFETY: every lock and unlock is that of the `RawMutex` inside.
+// SAFETY: every call is passed on to the `RawMutex` inside.
 unsafe impl<R: Rank> lock_api::RawMutexTimed for RankedMutex<R> {
     type Duration = Duration;
     type Instant = Instant;
@@ -93,10 +93,10 @@ unsafe impl<R: Rank> lock_api::RawMutexTimed for RankedMutex<R> {
     }
 }
 
-/// The lock in a [`RwLock`].
+/// The raw lock in a [`RwLock`].
 pub struct RankedRwLock<R>(parking_lot::RawRwLock, PhantomData<R>);
 
-// SAFETY: every lock and unlock is that of the `RawRwLock` inside.
+// SAFETY: every call is passed on to the `RawRwLock` inside.
 unsafe impl<R: Rank> lock_api::RawRwLock for RankedRwLock<R> {
     const INIT: Self = Self(parking_lot::RawRwLock::INIT, PhantomData);
     type GuardMarker = <parking_lot::RawRwLock as lock_api::RawRwLock>::GuardMarker;
@@ -157,16 +157,16 @@ unsafe impl<R: Rank> lock_api::RawRwLock for RankedRwLock<R> {
 /// A [`RwLock`] with a shard per thread: reading is cheap, writing is expensive.
 pub struct Sharded<R, T>(ShardedLock<T>, PhantomData<R>);
 
-/// Holds a [`Sharded`].
+/// The guard of a [`Sharded`].
 #[derive(Debug)]
 pub struct ShardedGuard<G> {
     guard: G,
     _noted: held::Noted,
 }
 
-/// Holds a [`Sharded`] for reading.
+/// The guard of [`Sharded::read`].
 pub type ShardedReadGuard<'a, T> = ShardedGuard<ShardedLockReadGuard<'a, T>>;
-/// Holds a [`Sharded`] for writing.
+/// The guard of [`Sharded::write`].
 pub type ShardedWriteGuard<'a, T> = ShardedGuard<ShardedLockWriteGuard<'a, T>>;
 
 impl<R: Rank, T> Sharded<R, T> {
@@ -214,8 +214,7 @@ impl<G: DerefMut> DerefMut for ShardedGuard<G> {
     }
 }
 
-/// An owned guard: it holds the mutex itself, where the `Arc` guard of `lock_api` counts a
-/// reference.
+/// An owned guard. It takes over the caller's `Arc`, where the `Arc` guard of `lock_api` clones it.
 pub struct OwnedMutexGuard<R: Rank, T> {
     mutex: ManuallyDrop<Arc<Mutex<R, T>>>,
 }
@@ -233,15 +232,15 @@ impl<R: Rank, T> OwnedMutexGuard<R, T> {
     #[inline]
     pub fn unlock(this: Self) -> Arc<Mutex<R, T>> {
         let mut this = ManuallyDrop::new(this);
-        // SAFETY: `lock` has taken the lock and forgotten its guard; `this` is not dropped, so the
-        // lock is released once, and the mutex is taken out once.
+        // SAFETY: `lock` has taken the lock and forgotten its guard. `this` is not dropped, so the
+        // lock is released once and the `Arc` is moved out once.
         unsafe {
             this.mutex.force_unlock();
             ManuallyDrop::take(&mut this.mutex)
         }
     }
 
-    /// The mutex that is locked.
+    /// The locked mutex.
     #[inline]
     pub fn mutex(this: &Self) -> &Arc<Mutex<R, T>> {
         &this.mutex
@@ -250,7 +249,7 @@ impl<R: Rank, T> OwnedMutexGuard<R, T> {
 
 impl<R: Rank, T> Drop for OwnedMutexGuard<R, T> {
     fn drop(&mut self) {
-        // SAFETY: as in `unlock`; after this nothing uses the guard.
+        // SAFETY: as in `unlock`; the guard is not used after this.
         unsafe {
             self.mutex.force_unlock();
             ManuallyDrop::drop(&mut self.mutex);
@@ -263,7 +262,7 @@ impl<R: Rank, T> Deref for OwnedMutexGuard<R, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the lock is held for as long as the guard is there.
+        // SAFETY: the lock is held as long as the guard exists.
         unsafe { &*self.mutex.data_ptr() }
     }
 }
@@ -276,30 +275,30 @@ impl<R: Rank, T> DerefMut for OwnedMutexGuard<R, T> {
     }
 }
 
-/// A lock that can be taken in one call and released in another: what the fork handlers need.
+/// A lock that the fork handlers take in one call and release in another.
 pub trait Lockable: Sync {
-    /// The level of its rank in the order of locks.
+    /// The [`Rank::LEVEL`] of the lock.
     fn level(&self) -> u16;
 
-    /// Takes it exclusively, beside others of its rank.
+    /// Takes the lock exclusively. The thread may hold others of its rank.
     fn lock_raw(&self);
 
-    /// Releases it.
+    /// Releases the lock.
     ///
     /// # Safety
-    /// This thread, or the one it is a copy of, took it with [`Lockable::lock_raw`] and did not
-    /// release it since.
+    /// This thread, or the thread it is a copy of, has taken the lock with [`Lockable::lock_raw`]
+    /// and not released it.
     unsafe fn unlock_raw(&self);
 
     /// Takes the lock back from a thread that waited for it at the moment of the fork. A fair
     /// unlock hands the lock to such a waiter, which does not exist in the child.
     ///
     /// # Safety
-    /// As for [`Lockable::unlock_raw`], which was just called, in the child of a fork.
+    /// The caller is the child of a fork, and has just called [`Lockable::unlock_raw`].
     unsafe fn take_back(&self);
 }
 
-/// Takes `lock` as [`Lockable::lock_raw`] does, and returns the result of `look` under it.
+/// Takes `lock` as [`Lockable::lock_raw`] does, and returns the result of `look` on its value.
 pub fn lock_raw_and_look<R: Rank, T, V>(lock: &RwLock<R, T>, look: impl FnOnce(&T) -> V) -> V {
     let guard = held::beside_others(|| lock.write());
     let found = look(&guard);
@@ -345,8 +344,7 @@ impl<R: Rank, T: Send + Sync> Lockable for RwLock<R, T> {
 
     unsafe fn take_back(&self) {
         while self.is_locked() {
-            // SAFETY: this is the only thread, so the readers or the writer of the lock do not
-            // exist.
+            // SAFETY: this is the only thread, so no reader or writer of the lock exists.
             unsafe {
                 if self.is_locked_exclusive() {
                     self.force_unlock_write();

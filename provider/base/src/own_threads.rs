@@ -1,12 +1,12 @@
-//! Threads of this library, which must not keep a process alive. **Unsafe room**: a key of
-//! thread-specific data, because the C library runs no thread-local destructors when the first
-//! thread calls `pthread_exit`.
+//! Threads of roxe, which must not keep a process alive. **Unsafe room**: a key of thread-specific
+//! data, because the C library runs no thread-local destructors when the main thread calls
+//! `pthread_exit`.
 //!
 //! A process lives as long as it has a thread. When `main` ends by `pthread_exit` and the last
-//! thread of the program returns, the threads of this library have to end too. The end of a thread
-//! that never called this library is not reported, so a thread of the library checks the thread
-//! list now and then, once a thread that started one of them has ended. Without `/proc` such a
-//! process does not end.
+//! thread of the program returns, roxe's threads have to end too. The system does not report the
+//! end of a thread that never called roxe. So once a thread that started one of roxe's threads has
+//! ended, roxe's threads check the thread list periodically. Without `/proc` such a process does
+//! not end.
 
 use std::ffi::c_void;
 use std::fs;
@@ -15,19 +15,18 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{LazyLock, Weak};
 use std::time::Duration;
 
-/// Between two looks whether the program has ended.
-const LOOK: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 static THREADS: AtomicUsize = AtomicUsize::new(0);
-/// A thread of the program that has started one of them has ended.
+/// True once a thread of the program has ended that had started one of roxe's threads.
 static STARTER_ENDED: AtomicBool = AtomicBool::new(false);
 
-/// Held by a thread of this library as long as it runs.
+/// Held by a thread of roxe as long as it runs.
 #[derive(Debug)]
 pub struct OwnThread(());
 
 impl OwnThread {
-    /// The calling thread is one of this library.
+    /// Registers the calling thread as one of roxe's.
     pub fn begin() -> Self {
         THREADS.fetch_add(1, Ordering::Relaxed);
         Self(())
@@ -36,7 +35,7 @@ impl OwnThread {
     /// Time that the thread may sleep before it calls [`OwnThread::is_left_over`]; `None` for no
     /// limit.
     pub fn look_again_after(&self) -> Option<Duration> {
-        STARTER_ENDED.load(Ordering::Relaxed).then_some(LOOK)
+        STARTER_ENDED.load(Ordering::Relaxed).then_some(CHECK_INTERVAL)
     }
 
     /// Returns true if no thread of the program is left.
@@ -52,52 +51,52 @@ impl Drop for OwnThread {
     }
 }
 
-/// Number of threads of this process, including a first thread that has ended before others.
+/// Number of threads of this process, including a main thread that has ended before others.
 fn threads() -> Option<usize> {
-    // The folder has two links besides those of its folders.
+    // A folder has two links, and one more for each folder in it.
     let links = fs::metadata("/proc/self/task").ok()?.nlink();
     usize::try_from(links).ok()?.checked_sub(2)
 }
 
-/// Returns true if the first thread has ended while others run: it stays as a zombie.
+/// Returns true if the main thread has ended while others run: it stays as a zombie.
 fn has_main_ended() -> bool {
     let Ok(stat) = fs::read_to_string("/proc/self/stat") else { return false };
     stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z'))
 }
 
-/// The object that a thread of this library sleeps on.
+/// The object that a thread of roxe sleeps on.
 pub trait Wake: Send + Sync {
     /// Wakes the thread, or keeps it from going to sleep the next time.
     fn wake(&self);
 }
 
-/// The threads that are woken at the end of the thread that has started them.
+/// The threads of roxe that one thread of the program has started. Its end wakes them.
 type AtEnd = Vec<Weak<dyn Wake>>;
 
-/// The key of the [`AtEnd`] of each thread that has one; `None`: the process has no more keys.
+/// The thread-specific data key of [`AtEnd`]; `None` if the process has no more keys.
 static KEY: LazyLock<Option<libc::pthread_key_t>> = LazyLock::new(|| {
     let mut key = 0;
-    // SAFETY: the call writes `key`; the destructor lives as long as the process, because this
+    // SAFETY: the call writes `key`. The destructor lives as long as the process, because the
     // library is never unloaded while the program runs.
-    let made = unsafe { libc::pthread_key_create(&raw mut key, Some(end)) };
-    (made == 0).then_some(key)
+    let result = unsafe { libc::pthread_key_create(&raw mut key, Some(end)) };
+    (result == 0).then_some(key)
 });
 
 /// Called at the end of a thread that has an [`AtEnd`].
 unsafe extern "C" fn end(at_end: *mut c_void) {
     STARTER_ENDED.store(true, Ordering::Relaxed);
-    // SAFETY: `started_by_caller` has made the value of the key so, and the C library gives it to
-    // one call only.
+    // SAFETY: `started_by_caller` stored a box under the key, and the C library passes it to one
+    // call only.
     let at_end = unsafe { Box::from_raw(at_end.cast::<AtEnd>()) };
     at_end.iter().filter_map(Weak::upgrade).for_each(|thread| thread.wake());
 }
 
-/// The calling thread has started a thread of this library, which looks at the end of the caller
-/// whether the program has ended.
+/// Records that the calling thread has started a thread of roxe. The end of the caller wakes the
+/// started thread, which then checks if the program has ended.
 pub fn started_by_caller(started: Weak<dyn Wake>) {
     let Some(key) = *KEY else { return };
-    // SAFETY: the value of the key is null or a box that this function has made for this thread,
-    // which no reference points to.
+    // SAFETY: the value of the key is null or a box that this function has stored for this thread,
+    // and no reference to the box exists.
     unsafe {
         let mut at_end = libc::pthread_getspecific(key).cast::<AtEnd>();
         if at_end.is_null() {
@@ -135,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn end_of_starter_wakes_and_is_no_end_of_program() {
+    fn end_of_starter_wakes_the_started_thread() {
         let own = OwnThread::begin();
         let (woken, is_woken) = mpsc::sync_channel(1);
         let woken: Arc<dyn Wake> = Arc::new(woken);

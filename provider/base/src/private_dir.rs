@@ -1,11 +1,10 @@
-//! Folders in which only this user and root can change anything: names by which processes find
-//! each other lie there, and libraries that the loader of a program runs.
+//! Folders in which only this user and root can change anything. They hold the names by which
+//! processes find each other, and libraries that a program's loader runs.
 //!
-//! A folder is as safe as the folders above it, because renaming any of them exchanges it. So the
-//! check goes from the root down, without links: each folder belongs to root or to the user, and
-//! others cannot write there unless it is sticky, where they cannot rename what is not theirs. A
-//! path that has passed stays what it is until the user or root changes it. Touches the file
-//! system.
+//! A folder is as safe as the folders above it, because renaming any of them replaces it. So the
+//! check goes from the root down a path without links. Each folder must belong to root or to the
+//! user, and others must not be able to write in it, unless it is sticky: there they cannot rename
+//! folders of this user. Only the user or root can change a path that has passed.
 
 use crate::privilege::effective_uid;
 use std::fmt;
@@ -23,8 +22,8 @@ const OVERFLOW_UID: u32 = 65_534;
 pub struct Trusted {
     /// The path without links.
     pub path: PathBuf,
-    /// True if a folder above is open to all (and sticky): another user can take the name of this
-    /// one once it is gone, as after a restart of the system.
+    /// True if a folder above is writable by all (and sticky): another user can take the name once
+    /// the folder is gone, for example after a restart of the system.
     pub is_in_shared: bool,
 }
 
@@ -46,7 +45,7 @@ impl From<io::Error> for Unfit {
     }
 }
 
-/// Checks that only this user and root can exchange what is at `path`, or change it.
+/// Checks that only this user and root can replace or change the file or folder at `path`.
 pub fn check(path: &Path) -> Result<Trusted, Unfit> {
     let at = |path: &Path, why: &dyn fmt::Display| Unfit(format!("{}: {why}", path.display()));
     let path = path.canonicalize().map_err(|cause| at(path, &cause))?;
@@ -56,7 +55,7 @@ pub fn check(path: &Path) -> Result<Trusted, Unfit> {
         if !is_trusted(meta.uid()) {
             return Err(Unfit(format!("{} belongs to user {}", part.display(), meta.uid())));
         }
-        // The group of root is root: images of containers have such folders.
+        // Group root counts as root: container images have folders that it can write in.
         let others = if meta.gid() == 0 { 0o002 } else { 0o022 };
         let is_open = meta.mode() & others != 0;
         if is_open && !(meta.is_dir() && meta.mode() & 0o1000 != 0) {
@@ -67,11 +66,11 @@ pub fn check(path: &Path) -> Result<Trusted, Unfit> {
     Ok(Trusted { path, is_in_shared })
 }
 
-/// Makes the folder `path` unless it is there, and checks that only this user can enter it and
-/// that other users cannot exchange it. The parent folder must exist.
+/// Makes the folder `path` unless it exists. Checks that only this user can enter it and that other
+/// users cannot replace it. The parent folder must exist.
 pub fn make(path: &Path) -> Result<Trusted, Unfit> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(Unfit("it is no folder of this user".to_owned()));
+        return Err(Unfit("it is not a folder of this user".to_owned()));
     };
     let Trusted { path: parent, is_in_shared } = check(parent)?;
     let path = parent.join(name);
@@ -87,7 +86,7 @@ pub fn make(path: &Path) -> Result<Trusted, Unfit> {
         return Err(Unfit(format!("it belongs to user {}", meta.uid())));
     }
     if meta.mode() & 0o022 != 0 {
-        // Others may have left something in it that would pass for ours.
+        // Other users may have left a file in it that would pass for ours.
         return Err(Unfit("others can write in it".to_owned()));
     }
     if meta.mode() & 0o7777 != 0o700 {
@@ -96,7 +95,7 @@ pub fn make(path: &Path) -> Result<Trusted, Unfit> {
     Ok(Trusted { path, is_in_shared })
 }
 
-/// As [`make`]; makes the missing folders above as well, for this user only whatever the umask.
+/// As [`make`]; also makes the missing folders above, with mode 0700 under any umask.
 pub fn make_all(path: &Path) -> Result<Trusted, Unfit> {
     if let Some(parent) = path.parent().filter(|parent| fs::symlink_metadata(parent).is_err()) {
         make_all(parent).map_err(|why| Unfit(format!("{}: {why}", parent.display())))?;
@@ -108,21 +107,21 @@ pub fn make_all(path: &Path) -> Result<Trusted, Unfit> {
 /// files of root and of other unmapped users all show the overflow uid, so they cannot be told
 /// apart.
 fn is_trusted(owner: u32) -> bool {
-    [effective_uid(), 0].contains(&owner) || owner == overflow_uid() && !is_everybody_mapped()
+    [effective_uid(), 0].contains(&owner) || owner == overflow_uid() && !are_all_users_mapped()
 }
 
 /// Returns true if the user namespace of this process maps all users.
-pub fn is_everybody_mapped() -> bool {
-    fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| maps_everybody(&map))
+pub fn are_all_users_mapped() -> bool {
+    fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| maps_all_users(&map))
 }
 
 /// Returns true if the lines of a `uid_map` map every user (`man 7 user_namespaces`).
-fn maps_everybody(map: &str) -> bool {
+fn maps_all_users(map: &str) -> bool {
     let counts = map.lines().filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());
     counts.sum::<u64>() >= u64::from(u32::MAX)
 }
 
-/// The user that stands for all whom the user namespace does not map.
+/// The user id that stands for all users that the user namespace does not map.
 pub fn overflow_uid() -> u32 {
     let text = fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap_or_default();
     text.trim().parse().unwrap_or(OVERFLOW_UID)
@@ -160,7 +159,7 @@ mod tests {
     #[test]
     fn new_folder_is_private_under_any_umask() {
         let scratch = Scratch::new();
-        // The umask is one for all threads of a process, so another process has it.
+        // All threads of a process share the umask, so another process sets it.
         if std::env::var_os("ROXE_TEST_PRIVATE_DIR").is_none() {
             for umask in ["000", "077", "777"] {
                 let own = std::env::current_exe().unwrap();
@@ -217,7 +216,7 @@ mod tests {
         }
         // Where all users are mapped, the overflow uid is an ordinary user.
         chown(scratch.at("a"), Some(overflow_uid()), None).unwrap();
-        assert_eq!(check(&scratch.at("a/b")).is_err(), is_everybody_mapped());
+        assert_eq!(check(&scratch.at("a/b")).is_err(), are_all_users_mapped());
     }
 
     #[test]
@@ -243,8 +242,8 @@ mod tests {
 
     #[test]
     fn uid_map_is_complete_only_if_it_covers_all_ids() {
-        assert!(maps_everybody("         0          0 4294967295\n"));
-        assert!(maps_everybody("0 0 1000\n1000 1000 4294966295\n"));
-        assert!(!maps_everybody("65534 1000 1\n") && !maps_everybody(""));
+        assert!(maps_all_users("         0          0 4294967295\n"));
+        assert!(maps_all_users("0 0 1000\n1000 1000 4294966295\n"));
+        assert!(!maps_all_users("65534 1000 1\n") && !maps_all_users(""));
     }
 }

@@ -1,8 +1,7 @@
-//! Files that the user names for what a process writes down: captures, traces, reports, pages.
+//! Files that a process writes under names from the user: captures, traces, reports, pages.
 //!
-//! They hold what programs send each other and the keys of their memory, so a new one is for its
-//! owner only, and none is written where another user could have put a file or a link. Touches
-//! the file system.
+//! They contain payloads and memory keys. So a new file is readable by its owner only, and no file
+//! is written where another user could have put a file or a link.
 
 use crate::privilege::effective_uid;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
@@ -10,9 +9,11 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Opens `path` as `options` say, which must not truncate it, and makes it if it is not there.
-/// EPERM: it is a link, has another name as well, or belongs to another user; devices may belong to
-/// anybody.
+/// Opens `path` with `options`, which must not truncate it; creates it if missing.
+///
+/// # Errors
+/// `PermissionDenied` if the file is a link, has further hard links, or belongs to another user.
+/// Character devices may belong to any user.
 pub fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     // Checked before the open, which would block on a pipe without a reader.
     match fs::symlink_metadata(path) {
@@ -25,11 +26,11 @@ pub fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Writes a whole file at `path`, as [`open`] opens it. What stands for an open file of this
-/// process, such as /dev/stdout, is written to as well.
+/// Writes a whole file at `path`, opened by [`open`]. Names of the process's open files, such as
+/// /dev/stdout, work too.
 pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
-    let is_of_system = path.parent().is_some_and(|folder| [Path::new("/dev"), Path::new("/dev/fd")].contains(&folder));
-    if is_of_system {
+    let is_device = path.parent().is_some_and(|folder| [Path::new("/dev"), Path::new("/dev/fd")].contains(&folder));
+    if is_device {
         return OpenOptions::new().write(true).open(path)?.write_all(content);
     }
     let mut file = open(OpenOptions::new().write(true).truncate(false), path)?;
@@ -39,8 +40,11 @@ pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     file.write_all(content)
 }
 
-/// Gives the file at `path` this content at once, so that a reader never sees half of it. The file
-/// is new: its mode is that of the file that it replaces, or 0600. Errors are those of [`open`].
+/// Replaces the file at `path` atomically, so that no reader sees a part of `content`. The new file
+/// has the mode of the old one, or 0600.
+///
+/// # Errors
+/// As [`open`].
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let mode = match fs::symlink_metadata(path) {
         Ok(meta) => check_is_ours(&meta).map(|()| meta.mode() & 0o777)?,
@@ -56,7 +60,7 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
         .inspect_err(|_| _ = fs::remove_file(&fresh))
 }
 
-/// Checks that `path` can be opened by [`open`] and that there is a folder for it. Makes nothing.
+/// Checks that [`open`] can open `path` and that its folder exists. Creates nothing.
 pub fn check(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(meta) if meta.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
@@ -90,12 +94,12 @@ fn check_is_ours(meta: &Metadata) -> io::Result<()> {
     }
 }
 
-/// Returns true if each process writes a file of its own.
+/// Returns true if the path contains `%p`, so that each process writes its own file.
 pub fn names_process(path: &Path) -> bool {
     path.to_string_lossy().contains("%p")
 }
 
-/// The process id in place of `%p`.
+/// Replaces `%p` with the process id.
 pub fn with_process_id(path: &Path) -> PathBuf {
     if !names_process(path) {
         return path.into();
@@ -108,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_hold_the_process_id_where_asked_for() {
+    fn process_id_replaces_its_placeholder() {
         let id = std::process::id();
         assert_eq!(with_process_id(Path::new("/tmp/a-%p.pcapng")), PathBuf::from(format!("/tmp/a-{id}.pcapng")));
         assert_eq!(with_process_id(Path::new("a.pcapng")), Path::new("a.pcapng"));
@@ -116,7 +120,7 @@ mod tests {
 
     type Put = fn(&Path) -> io::Result<()>;
 
-    /// Every way of writing a file that the user names, and the name it is told in a failure.
+    /// Every way to write a file, with the name of its file and of its failures.
     const WAYS: [(&str, Put); 3] = [
         ("write", |path| write(path, b"new")),
         ("replace", |path| replace(path, b"new")),

@@ -5,9 +5,9 @@ use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// The user this process acts for.
+/// The effective user id of this process.
 pub fn effective_uid() -> libc::uid_t {
-    // SAFETY: takes nothing and cannot fail.
+    // SAFETY: takes no arguments and cannot fail.
     unsafe { libc::geteuid() }
 }
 
@@ -22,7 +22,7 @@ pub(crate) fn is_privileged_start() -> bool {
 /// capabilities").
 pub fn has_capabilities(program: &Path) -> bool {
     let Ok(path) = CString::new(program.as_os_str().as_bytes()) else { return false };
-    // SAFETY: both strings end with zeros, and without room the call only tells how long the value
-    // is.
+    // SAFETY: both strings are nul-terminated; with a null buffer of size 0 the call only returns
+    // the length of the value.
     unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) > 0 }
 }

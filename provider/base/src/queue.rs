@@ -19,7 +19,7 @@ impl<R: Rank, T> Default for Queue<R, T> {
 }
 
 impl<R: Rank, T: Send> Queue<R, T> {
-    /// An empty queue that sets `flag` while something waits in it.
+    /// An empty queue; `flag` is set while it has entries.
     pub fn new(flag: ReadyFlag) -> Self {
         Self { entries: Mutex::default(), has_entries: flag }
     }
@@ -36,10 +36,10 @@ impl<R: Rank, T: Send> Queue<R, T> {
         if self.is_empty() { None } else { self.change(VecDeque::pop_front) }
     }
 
-    /// Changes the entries by `what`, under their lock.
-    pub fn change<U>(&self, what: impl FnOnce(&mut VecDeque<T>) -> U) -> U {
+    /// Returns the result of `change`, which runs under the lock of the entries.
+    pub fn change<U>(&self, change: impl FnOnce(&mut VecDeque<T>) -> U) -> U {
         let mut entries = self.entries.lock();
-        let result = what(&mut entries);
+        let result = change(&mut entries);
         self.has_entries.set_to(!entries.is_empty());
         result
     }

@@ -1,16 +1,15 @@
 //! Random numbers of the system, fetched in blocks, because each fetch is a system call and a
-//! connection needs a dozen. Each thread has its own block; [`abandon`] empties it in the child of
-//! a fork, which must not draw the numbers of its parent.
+//! connection needs a dozen numbers. Each thread has its own block. [`abandon`] empties it in the
+//! child of a fork, which must not draw the numbers of its parent.
 
 use std::cell::Cell;
 use std::io;
 
-/// Numbers fetched at a time: as many as one call gives without being interrupted (`man
-/// getrandom`).
+/// Numbers per fetch: signals do not interrupt `getrandom` calls of up to 256 bytes.
 const BLOCK: usize = 32;
 
 thread_local! {
-    /// Unused numbers, and their count.
+    /// The unused numbers and their count.
     static BLOCK_OF_THREAD: Cell<([u64; BLOCK], usize)> = const { Cell::new(([0; BLOCK], 0)) };
 }
 
@@ -33,7 +32,7 @@ pub fn number() -> io::Result<u64> {
     Ok(number)
 }
 
-/// In the child of a fork, whose only thread is a copy of one of the parent's.
+/// Discards the fetched numbers of this thread, in the child of a fork.
 pub fn abandon() {
     BLOCK_OF_THREAD.set(([0; BLOCK], 0));
 }

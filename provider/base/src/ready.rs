@@ -15,12 +15,12 @@ pub struct ReadyFlag {
 }
 
 impl ReadyMask {
-    /// The flag with this number, below 32.
+    /// The flag `number`, below 32.
     pub fn flag(&self, number: u32) -> ReadyFlag {
         ReadyFlag { mask: Arc::clone(&self.0), bit: 1 << number }
     }
 
-    /// The flags that are set, as bits by their numbers.
+    /// The flags as bits by number: 1 for each that is set.
     #[inline]
     pub fn get(&self) -> u32 {
         self.0.load(Ordering::Acquire)
@@ -28,7 +28,7 @@ impl ReadyMask {
 }
 
 impl Default for ReadyFlag {
-    /// A flag in a mask of its own.
+    /// A flag in a new mask.
     fn default() -> Self {
         ReadyMask::default().flag(0)
     }
@@ -45,10 +45,10 @@ impl ReadyFlag {
         self.mask.fetch_and(!self.bit, Ordering::SeqCst) & self.bit != 0
     }
 
-    /// Sets or clears the flag as `waits` says, without a store if it is right already. Call it
-    /// under the lock of the pending work.
-    pub fn set_to(&self, waits: bool) {
-        match (self.is_set(), waits) {
+    /// Sets the flag to `value`; stores nothing if it has that value already. Call it under the
+    /// lock of the pending work.
+    pub fn set_to(&self, value: bool) {
+        match (self.is_set(), value) {
             (false, true) => self.set(),
             (true, false) => _ = self.clear(),
             _ => {}

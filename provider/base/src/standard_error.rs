@@ -1,8 +1,8 @@
-//! The standard error that the process began with, for lines that come when the program may have
-//! closed it. **Unsafe room**: `fcntl` with a number.
+//! The standard error that the process began with, for reports after the program may have closed
+//! it. **Unsafe room**: `fcntl`.
 //!
-//! A program that closes descriptor 2 and opens a file gets that number for the file, and a report
-//! must not end in it.
+//! If a program closes descriptor 2, the next file that it opens gets that number, and a report
+//! must not end up in that file.
 
 use std::fs::File;
 use std::io::{self, Write, stderr};
@@ -10,27 +10,28 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 
-/// Where the copy is put, if so many descriptors are allowed: programs count on the first numbers.
-const OUT_OF_THE_WAY: libc::c_int = 200;
+/// Lowest number of the copy, if the process may have that many descriptors: programs rely on
+/// getting the first free numbers.
+const LOWEST: libc::c_int = 200;
 
-/// The copy; `None` where standard error was closed from the start.
+/// The copy; `None` if standard error was closed from the start.
 static KEPT: OnceLock<Option<Kept>> = OnceLock::new();
 
-/// A copy of standard error, and the device and inode numbers by which it is known again: a program
-/// may also close all that it does not know.
+/// A copy of standard error, with its device and inode number: the program may close the copy too,
+/// and reuse its number for another file.
 #[derive(Debug)]
 struct Kept {
     file: File,
     identity: (u64, u64),
 }
 
-/// Keeps standard error as it is now, once. To be called before `main`, where that can be done.
+/// Copies the current standard error, on the first call only. Call it before `main` if possible.
 pub fn keep() {
     KEPT.get_or_init(|| copy().ok());
 }
 
-/// Writes to the standard error that was kept, or to the one of now if none was asked for. Text
-/// that cannot be written is dropped.
+/// Writes to the kept standard error, or to the current one if [`keep`] was not called. Drops text
+/// that cannot be written.
 pub fn write(text: &str) {
     let _ = match KEPT.get() {
         None => stderr().write_all(text.as_bytes()),
@@ -43,12 +44,12 @@ pub fn write(text: &str) {
 
 fn copy() -> io::Result<Kept> {
     let duplicate = |least: libc::c_int| {
-        // SAFETY: takes no pointers.
+        // SAFETY: `fcntl` with this command takes no pointers.
         let fd = unsafe { libc::fcntl(libc::STDERR_FILENO, libc::F_DUPFD_CLOEXEC, least) };
-        // SAFETY: just opened, and no other code knows it.
+        // SAFETY: the descriptor was just opened, and nothing else owns it.
         if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { OwnedFd::from_raw_fd(fd) }) }
     };
-    let file = File::from(duplicate(OUT_OF_THE_WAY).or_else(|_| duplicate(libc::STDERR_FILENO + 1))?);
+    let file = File::from(duplicate(LOWEST).or_else(|_| duplicate(libc::STDERR_FILENO + 1))?);
     Ok(Kept { identity: identity_of(&file)?, file })
 }
 

@@ -1,11 +1,10 @@
-//! Values under keys of 32 bits, all of which are drawn from the system's random source.
+//! Values under 32-bit keys, whose bits are all drawn from the system's random source.
 //!
-//! A key that a peer guesses or kept from an earlier owner must not resolve. The low bits of a
-//! key's index (its upper 24 bits) say where its value is; the others are compared, so that the key
-//! of a table with few values is as hard to guess as that of one with many. When the table doubles,
-//! one more bit of the index counts, and half of the values move. Finding a slot is one bounds
-//! check and one comparison. Touches nothing but the random source, or the seed of the weakest
-//! legal card.
+//! A key that a peer guesses, or kept from an earlier owner, must not resolve. The low bits of a
+//! key's index (its upper 24 bits) select the slot; all other bits are compared, so that a key is
+//! as hard to guess in a small table as in a large one. When the table doubles, one more bit of the
+//! index selects the slot, and half of the values move. A lookup is one bounds check and one
+//! comparison. On the weakest legal card, keys follow from its seed.
 
 use crate::error::Error;
 use crate::random;
@@ -13,28 +12,27 @@ use crate::weakest::{Choices, Subject, Weakness, has, seed};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const FIRST_SIZE: usize = 1024;
-/// New slots are made while fewer than this are free, so that the next one stays a matter of
-/// chance.
+/// The table grows when fewer slots than this are free, so that the next slot stays unpredictable.
 const MIN_FREE: usize = 256;
-/// The first slot stays unused, and with it index 0: programs take key 0 for "none".
+/// The first slot, and so index 0, stays unused: programs take key 0 for "none".
 const FIRST_INDEX: usize = 1;
 
 /// Values by key.
 #[derive(Debug)]
 pub struct Slots<T> {
-    /// None, or a power of two of them.
+    /// The number of slots is 0 or a power of two.
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
     max: usize,
     random: Random,
 }
 
-/// At the start of a cache line: a value of up to 56 bytes is then found with one access to memory.
-/// Of a million regions hardly any is still in a cache when the next message names it.
+/// Aligned to a cache line, so that a lookup of a value of up to 56 bytes misses the cache once. Of
+/// a million regions, hardly any is still in a cache when a message names it.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Slot<T> {
-    /// The key of the value; without a value, the key of the last one that was here.
+    /// The key of the value; without a value, the key of the last value in this slot.
     key: u32,
     value: Option<T>,
 }
@@ -44,7 +42,7 @@ impl<T> Slot<T> {
 }
 
 impl<T> Slots<T> {
-    /// A table that takes up to `max` values (at most 2^24 − 1).
+    /// A table of at most `max` values (at most 2^24 − 1).
     pub fn new(max: usize) -> Self {
         Self { slots: Vec::new(), free: Vec::new(), max: max.min((1 << 24) - 1), random: Random::default() }
     }
@@ -65,18 +63,18 @@ impl<T> Slots<T> {
             return Err(Error::new(libc::ENOMEM, format!("the table is full: {} entries", self.max)));
         }
         self.grow();
-        // On the weakest legal card the place that became free last, under the key that it had.
-        let again = has(Weakness::NUMBERS);
-        let at = if again { self.free.len() - 1 } else { self.random.next()? as usize % self.free.len() };
+        // The weakest legal card reuses the slot that became free last, under its last key.
+        let reuse = has(Weakness::NUMBERS);
+        let at = if reuse { self.free.len() - 1 } else { self.random.next()? as usize % self.free.len() };
         let place = self.free.get(at).copied().unwrap_or_default();
         let last = self.slots[place as usize].key;
-        let key = if again && last != 0 { last } else { self.new_key(place)? };
+        let key = if reuse && last != 0 { last } else { self.new_key(place)? };
         self.free.swap_remove(at);
         self.slots[place as usize] = Slot { key, value: Some(value) };
         Ok(key)
     }
 
-    /// A key for the slot `place` that it did not have last.
+    /// A key for the slot `place`, other than its last one.
     fn new_key(&mut self, place: u32) -> Result<u32, Error> {
         let (mask, last) = (self.mask() << 8, self.slots[place as usize].key);
         loop {
@@ -87,13 +85,13 @@ impl<T> Slots<T> {
         }
     }
 
-    /// The bits of an index that say where its value is.
+    /// The bits of an index that select the slot.
     fn mask(&self) -> u32 {
-        // There are at most 2^24 slots.
+        // No truncation: there are at most 2^24 slots.
         (self.slots.len() as u32).wrapping_sub(1)
     }
 
-    /// Where the value under `key` is, if there is one.
+    /// The slot of `key`, which exists unless the table is empty.
     #[inline]
     fn place(&self, key: u32) -> usize {
         (key >> 8) as usize & self.slots.len().wrapping_sub(1)
@@ -107,18 +105,19 @@ impl<T> Slots<T> {
         slot.value.as_ref().filter(|_| slot.key == key)
     }
 
-    /// The key that the value has now whose key had this index, whatever tag it had.
+    /// The current key of the value in the slot that `key` selects, if the two differ at most in
+    /// their tags.
     pub fn key_of_slot(&self, key: u32) -> Option<u32> {
         let slot = self.slots.get(self.place(key))?;
         (slot.value.is_some() && slot.key >> 8 == key >> 8).then_some(slot.key)
     }
 
-    /// Returns true if `key` is that of the last value of a slot that has none now.
+    /// Returns true if `key` was that of the last value of a slot that is empty now.
     pub fn was_last(&self, key: u32) -> bool {
         key != 0 && self.slots.get(self.place(key)).is_some_and(|slot| slot.value.is_none() && slot.key == key)
     }
 
-    /// Gives the value under `key` another tag, and another value.
+    /// Replaces the value under `key` by `value`, and the tag of the key by `tag`.
     pub fn retag(&mut self, key: u32, tag: u8, value: T) {
         let place = self.place(key);
         if self.get(key).is_some()
@@ -128,19 +127,19 @@ impl<T> Slots<T> {
         }
     }
 
-    /// Every value with its key. Looks at each slot there is, so this is for what is rare.
+    /// All values with their keys. Slow: visits every slot.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.slots.iter().filter_map(|slot| slot.value.as_ref().map(|value| (slot.key, value)))
     }
 
-    /// The value under `key`, to change.
+    /// The value under `key`, mutable.
     pub fn get_mut(&mut self, key: u32) -> Option<&mut T> {
         self.get(key)?;
         let place = self.place(key);
         self.slots.get_mut(place)?.value.as_mut()
     }
 
-    /// Takes the value under `key` out; the key is dead from now on.
+    /// Removes and returns the value under `key`.
     pub fn remove(&mut self, key: u32) -> Option<T> {
         let place = self.place(key);
         self.get(key)?;
@@ -149,7 +148,7 @@ impl<T> Slots<T> {
         value
     }
 
-    /// Doubles the table if free slots run low and there may be more.
+    /// Doubles the table if few slots are free and the table may grow.
     fn grow(&mut self) {
         let old = self.slots.len();
         if self.free.len() >= MIN_FREE || old > self.max {
@@ -167,10 +166,9 @@ impl<T> Slots<T> {
     }
 }
 
-/// Where keys come from: the system's random source.
 #[derive(Debug, Default)]
 struct Random {
-    /// On the weakest legal card: those of its seed.
+    /// The choices of the seed, on the weakest legal card.
     chosen: Option<Choices>,
 }
 
@@ -269,11 +267,11 @@ mod tests {
         for n in 0..KEYS {
             let key = slots.insert(n).unwrap();
             ones.iter_mut().enumerate().for_each(|(bit, ones)| *ones += key >> bit & 1);
-            // Never more than a few: the table stays as small as it begins.
+            // One value at a time: the table keeps its first size.
             slots.remove(key);
         }
         assert_eq!(slots.slots.len(), FIRST_SIZE);
-        // Eight standard deviations of 4096 tosses of a coin, which are 32 each.
+        // Eight standard deviations of 4096 coin tosses; one is 32.
         assert!(ones.iter().all(|ones| ones.abs_diff(KEYS / 2) < 8 * 32), "{ones:?}");
     }
 
@@ -285,8 +283,8 @@ mod tests {
         (0..drawn).for_each(|n| counts[slots.insert(n).unwrap() as usize & 0xff] += 1.0);
         let expected = f64::from(drawn) / 256.0;
         let chi_squared: f64 = counts.iter().map(|count| (count - expected).powi(2) / expected).sum();
-        // 255 degrees of freedom: the mean is 255 and the standard deviation 22.6. A tag that is
-        // never drawn and another that comes twice as often would alone make it 512 more.
+        // 255 degrees of freedom: mean 255, standard deviation 22.6. One tag that is never drawn
+        // and one drawn twice as often would alone add 512.
         assert!(chi_squared < 255.0 + 8.0 * 22.6, "{chi_squared}");
     }
 
@@ -301,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn behaves_like_a_map() {
+    fn slots_behave_like_a_map() {
         let (mut slots, mut model, mut dead) = (Slots::new(5000), HashMap::new(), HashSet::new());
         for i in 0..20_000u32 {
             if i % 3 == 2 {

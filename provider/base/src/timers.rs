@@ -1,9 +1,9 @@
-//! Deadlines: a heap that several threads share, whose earliest entry can be read without its lock.
+//! Deadlines: a heap that several threads share, whose earliest entry can be read without the lock.
 //!
-//! For queue pairs it is lazy: a QP enters when its deadline becomes earlier than what it has
-//! registered, never leaves early, and is asked again when its entry fires. So a QP that keeps
-//! moving its retransmission timer forward, once per message, costs one entry per timeout and not
-//! one per message. Packets that fault rules hold back wait in another one. Touches nothing.
+//! Queue pairs use it lazily. A QP adds an entry only when its deadline becomes earlier than its
+//! registered one, never removes an entry, and is asked for its deadline when an entry fires. So a
+//! QP that postpones its retransmission timer with every message costs one entry per timeout, not
+//! one per message.
 
 use crate::lock::{Lockable, Mutex, Rank};
 use roxe_transport::time::Instant;
@@ -14,18 +14,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The value of [`Timers::next`] while the heap is empty.
 const NEVER: u64 = u64::MAX;
 
-/// Deadlines and their owners. Entries of one deadline are returned in insertion order.
+/// Items by deadline. Items of one deadline are returned in insertion order.
 #[derive(Debug)]
 pub struct Timers<R: Rank, T> {
     heap: Mutex<R, Heap<T>>,
-    /// The earliest deadline, so that pollers look without locking.
+    /// The earliest deadline, for pollers, which do not lock.
     next: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Heap<T> {
     entries: BinaryHeap<Entry<T>>,
-    /// The number of the next entry, which grows with each.
+    /// The number of the next entry, counted from 0.
     number: u64,
 }
 
@@ -33,7 +33,7 @@ struct Heap<T> {
 struct Entry<T> {
     deadline: Instant,
     number: u64,
-    what: T,
+    item: T,
 }
 
 impl<T> Ord for Entry<T> {
@@ -63,21 +63,21 @@ impl<R: Rank, T> Default for Timers<R, T> {
 }
 
 impl<R: Rank, T: Send> Timers<R, T> {
-    /// Registers `what` for `deadline`.
-    pub fn add(&self, deadline: Instant, what: T) {
-        self.add_up_to(usize::MAX, deadline, what);
+    /// Adds `item` with `deadline`.
+    pub fn add(&self, deadline: Instant, item: T) {
+        self.add_up_to(usize::MAX, deadline, item);
     }
 
-    /// Registers `what` for `deadline` unless `most` entries are there already: then `what` is
-    /// dropped, and the answer is false.
-    pub fn add_up_to(&self, most: usize, deadline: Instant, what: T) -> bool {
+    /// Adds `item` with `deadline`; returns true. If the heap has `most` entries, drops `item` and
+    /// returns false.
+    pub fn add_up_to(&self, most: usize, deadline: Instant, item: T) -> bool {
         let mut heap = self.heap.lock();
         if heap.entries.len() >= most {
             return false;
         }
         let number = heap.number;
         heap.number += 1;
-        heap.entries.push(Entry { deadline, number, what });
+        heap.entries.push(Entry { deadline, number, item });
         self.publish(&heap);
         true
     }
@@ -95,9 +95,9 @@ impl<R: Rank, T: Send> Timers<R, T> {
         }
         let mut heap = self.heap.lock();
         heap.entries.peek().filter(|entry| entry.deadline <= now && entry.number < added)?;
-        let Entry { deadline, what, .. } = heap.entries.pop()?;
+        let Entry { deadline, item, .. } = heap.entries.pop()?;
         self.publish(&heap);
-        Some((deadline, what))
+        Some((deadline, item))
     }
 
     /// Number of entries ever added.
@@ -111,11 +111,11 @@ impl<R: Rank, T: Send> Timers<R, T> {
         self.next.load(Ordering::Relaxed) <= now.0
     }
 
-    /// The earliest deadline.
+    /// The earliest deadline; `None` if the heap is empty.
     pub fn next(&self) -> Option<Instant> {
-        // SeqCst: the background thread announces its wake-up time and then reads the deadline; a
-        // thread that adds a deadline stores it and then reads the announcement. One of the two
-        // sees the other.
+        // SeqCst: the background thread stores its wake-up time and then reads the deadline; a
+        // thread that adds a deadline stores it and then reads the wake-up time. At least one of
+        // the two sees the other's store.
         Some(self.next.load(Ordering::SeqCst)).filter(|&next| next != NEVER).map(Instant)
     }
 

@@ -1,7 +1,7 @@
 //! Use counts behind the EBUSY of destroy verbs, quotas of objects, and ids that are never reused.
 //!
-//! Handles are `Arc`s, so nothing dangles in any order of destruction; the counts exist to report
-//! the mistake as a driver would.
+//! Handles are `Arc`s, so any order of destruction is safe. The counts report a wrong order with
+//! EBUSY, as a driver would.
 
 use crate::error::Error;
 use crate::limits;
@@ -19,7 +19,7 @@ impl ObjectId {
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The id as a number, for texts.
+    /// The id as a number, for messages.
     pub const fn number(self) -> u64 {
         self.0
     }
@@ -47,6 +47,9 @@ impl UseCount {
         self.0.load(Ordering::Relaxed)
     }
 
+    /// Checks that no user is left.
+    ///
+    /// # Errors
     /// EBUSY while there are users.
     pub fn check_unused(&self, what: &str, users: &str) -> Result<(), Error> {
         match self.count() {
@@ -71,7 +74,7 @@ impl Drop for Use {
 pub struct Counted<'a>(&'a AtomicU32);
 
 impl<'a> Counted<'a> {
-    /// From now on there is one more in `count`.
+    /// Adds one to `count` until the returned value is dropped.
     pub fn new(count: &'a AtomicU32) -> Self {
         count.fetch_add(1, Ordering::SeqCst);
         Self(count)
@@ -84,7 +87,7 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// A quota for objects of one kind on a device, and its use.
+/// A quota for objects of one kind on a device, and how many exist.
 #[derive(Debug)]
 pub struct Quota {
     count: UseCount,

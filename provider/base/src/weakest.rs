@@ -1,7 +1,7 @@
-//! The weakest legal card (`ROXE_WEAKEST`): the weaknesses in force, and the choices that its seed
-//! makes.
+//! The weakest legal card (`ROXE_WEAKEST`): the weaknesses in force, and the choices that follow
+//! from its seed.
 //!
-//! The code at each weakness tests [`has`] and draws [`Choices`] for one subject. A choice depends
+//! The code of a weakness tests [`has`] and draws [`Choices`] about one subject. A choice depends
 //! on the seed, the subject and the number of earlier choices about it, never on time. Where a
 //! choice is to the program's disadvantage, [`is_used`] counts an occasion of the weakness; a range
 //! of occasions leaves the others out.
@@ -20,30 +20,31 @@ bitflags! {
     /// docs/explanation/weakest.md use the names in lower case.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Weakness: u16 {
-        /// The device takes no more than a small card does.
+        /// The limits are those of a small card.
         const LIMITS = 1 << 0;
         /// A slot of a send queue is free only after a completion at or behind it was polled;
         /// inline data is limited to the requested size.
         const SLOTS = 1 << 1;
-        /// Payload reaches memory in pieces and any order, until an operation ordered behind it.
+        /// Payload reaches memory in pieces, in any order, at the latest before an operation that
+        /// is ordered behind it.
         const PLACEMENT = 1 << 2;
-        /// Completions are late, in any order between queues, and fewer per poll.
+        /// Completions are late, in any order between queues, and fewer per poll than requested.
         const COMPLETIONS = 1 << 3;
         /// Arming covers later completions only; queued ones raise no event.
         const EVENTS = 1 << 4;
         /// Atomics are atomic with respect to the card's atomics only.
         const ATOMICS = 1 << 5;
-        /// A message of UC or UD that finds no receive is lost at once.
+        /// A UC or UD message without a posted receive is dropped at once.
         const RECEIVES = 1 << 6;
         /// Packets are lost and duplicated.
         const LOSS = 1 << 7;
-        /// Acknowledgements are delayed, and do not cover requests that were posted later.
+        /// Acknowledgements are delayed, and do not cover requests posted later.
         const ACKS = 1 << 8;
-        /// Numbers and keys are drawn by the seed, and used again as soon as they are free.
+        /// Numbers and keys are drawn from the seed, and reused as soon as they are free.
         const NUMBERS = 1 << 9;
         /// Completion events are spurious if the completion was polled before its event.
         const SPURIOUS = 1 << 10;
-        /// Numbers of queue pairs without a connection are used again at once.
+        /// Numbers of queue pairs without a connection are reused at once.
         const REUSE = 1 << 11;
     }
 }
@@ -68,19 +69,20 @@ const COUNT: usize = Weakness::all().bits().count_ones() as usize;
 /// A parsed value of `ROXE_WEAKEST`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// The seed; `None`: any.
+    /// The seed; `None` for a random one.
     pub seed: Option<u64>,
     /// The weaknesses in force; empty if the mode is off.
     pub weaknesses: Weakness,
-    /// For each weakness, the first and the last occasion of a process on which it is used.
+    /// First and last occasion of each weakness on which a process uses it.
     occasions: [(u32, u32); COUNT],
 }
 
 impl FromStr for Wanted {
     type Err = String;
 
-    /// A seed, `on` for any, or `off`; behind it names to have only these, or names with `-` to
-    /// leave these out. `NAME=N` and `NAME=N..M` are one occasion and a range of them, from 1.
+    /// Parses a seed, `on` (a random seed) or `off`, and names, separated by commas. Names select
+    /// weaknesses; names with `-` exclude them. `NAME=N` and `NAME=N..M` select one occasion and a
+    /// range of occasions, counted from 1.
     fn from_str(text: &str) -> Result<Self, String> {
         let (mut seed, mut only, mut without) = (None, Weakness::empty(), Weakness::empty());
         let mut occasions = [ALWAYS; COUNT];
@@ -119,7 +121,7 @@ fn parse_occasions(weakness: Weakness, range: &str) -> Result<(u32, u32), String
 
 fn number(word: &str) -> Result<u64, String> {
     let read = word.strip_prefix("0x").map_or_else(|| word.parse(), |digits| u64::from_str_radix(digits, 16));
-    read.map_err(|_| format!("{word} is no seed; take a number below 2^64"))
+    read.map_err(|_| format!("{word} is not a seed; use a number below 2^64"))
 }
 
 fn named(name: &str) -> Result<Weakness, String> {
@@ -156,7 +158,7 @@ impl Occasions {
 
 /// A random seed.
 pub fn draw_seed() -> io::Result<u64> {
-    // Short enough to type.
+    // 32 bits, so that the seed is short enough to type.
     getrandom::u32().map(u64::from).map_err(io::Error::other)
 }
 
@@ -169,7 +171,7 @@ pub fn turn_on(seed: u64, weaknesses: Weakness) {
     }
 }
 
-/// Limits weaknesses to the occasions that are wanted.
+/// Limits weaknesses to the given occasions.
 pub fn narrow(wanted: &Wanted) {
     for (counted, (first, last)) in OCCASIONS.iter().zip(wanted.occasions) {
         counted.first.store(first, Ordering::Relaxed);
@@ -182,7 +184,8 @@ pub fn abandon() {
     OCCASIONS.iter().for_each(|occasions| occasions.seen.store(0, Ordering::Relaxed));
 }
 
-/// Counts an occasion for a weakness that is in force. Returns true if it is used on this one.
+/// Counts an occasion of a weakness in force. Returns true if the weakness is used on this
+/// occasion.
 pub fn is_used(weakness: Weakness) -> bool {
     OCCASIONS.get(weakness.index()).is_none_or(Occasions::is_next_used)
 }
@@ -201,13 +204,13 @@ pub fn seed() -> u64 {
 /// The subject of choices. Choices about one subject do not depend on those about another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// The payload that a queue pair takes in.
+    /// The payload that a queue pair receives.
     Payload,
     /// The progress of payload that is not placed yet.
     Rounds,
     /// Acknowledgements of a queue pair.
     Acks,
-    /// Completions that a queue takes in.
+    /// Completions that enter a queue.
     Completions,
     /// Polls of a completion queue.
     Polls,
@@ -226,18 +229,18 @@ pub enum Subject {
 pub struct Choices(u64);
 
 impl Choices {
-    /// Those of `seed` about `subject` of the object `number` of this process.
+    /// The choices of `seed` about `subject` of object `number` of this process.
     pub fn new(seed: u64, subject: Subject, number: u64) -> Self {
         Self(mix(mix(seed ^ mix(subject as u64)) ^ number))
     }
 
-    /// The next one: any number.
+    /// The next choice: any number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(1);
         mix(self.0)
     }
 
-    /// The next one: a number below `end`, or 0.
+    /// The next choice: a number below `end`; 0 if `end` is 0.
     pub fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.number()) * end as u128) >> 64) as usize
     }
@@ -247,15 +250,15 @@ impl Choices {
         self.below(times) == 0
     }
 
-    /// The next one: one of `values`.
+    /// The next choice: one of `values`.
     pub fn pick<T: Copy, const N: usize>(&mut self, values: [T; N]) -> T {
         const { assert!(N > 0) };
         values[self.below(N)]
     }
 }
 
-/// A number for the object `number` of the process: that of the seed on the weakest legal card, a
-/// random one elsewhere.
+/// A number for an object. On the weakest legal card it follows from the seed and the value of the
+/// counter `number`, which grows by one; else it is random.
 pub fn number_for(subject: Subject, number: &AtomicU64) -> io::Result<u32> {
     if has(Weakness::NUMBERS) {
         let number = number.fetch_add(1, Ordering::Relaxed);

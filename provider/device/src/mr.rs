@@ -376,7 +376,7 @@ impl Mr {
 /// Grants a right that was withheld until its first use, and returns true if there was one. The
 /// memory table must not be held.
 pub(crate) fn note_use(memory: &MemoryTable, rkey: RKey, access: Access) -> bool {
-    let given = if is_checking() { memory.give(rkey, access) } else { Access::empty() };
+    let given = if is_checking() { memory.grant(rkey, access) } else { Access::empty() };
     if !given.is_empty() {
         tell(|| Event::FirstUse { rkey, right: given });
     }

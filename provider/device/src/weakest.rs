@@ -19,7 +19,7 @@ use roxe_base::weakest::{Choices, Subject, has, is_used, narrow, seed};
 use roxe_engine::engine::Engine;
 use roxe_engine::queue_pair::Deadline;
 use roxe_memory::guard::{self, own_cells};
-use roxe_memory::region::Reach;
+use roxe_memory::region::AccessScope;
 use roxe_memory::regions::Regions;
 use roxe_transport::Qp as Machine;
 use roxe_transport::cx::{AtomicOp, MemError, Side};
@@ -248,16 +248,22 @@ pub(crate) fn splits_atomics() -> bool {
 
 /// Executes an atomic of a peer; if atomics are split, in steps that only exclude other atomics of
 /// the card.
-pub(crate) fn atomic(regions: &Regions<'_>, reach: Reach, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
+pub(crate) fn atomic(
+    regions: &Regions<'_>,
+    scope: AccessScope,
+    rkey: RKey,
+    va: u64,
+    op: AtomicOp,
+) -> Result<u64, MemError> {
     if !splits_atomics() {
-        return regions.atomic_remote(reach, rkey, va, op);
+        return regions.atomic_remote(scope, rkey, va, op);
     }
     let _alone = ATOMICS.lock();
     if !is_used(Weakness::ATOMICS) {
-        return regions.atomic_remote(reach, rkey, va, op);
+        return regions.atomic_remote(scope, rkey, va, op);
     }
     let pause = || (0..PAUSE).for_each(|_| std::hint::spin_loop());
-    regions.atomic_in_steps(reach, rkey, va, op, pause)
+    regions.atomic_in_steps(scope, rkey, va, op, pause)
 }
 
 #[derive(Debug)]

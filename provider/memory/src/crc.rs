@@ -1,14 +1,12 @@
-//! CRC-32 of packets, with instructions that multiply 512 bits at once where the processor has
-//! them. **Unsafe room**: loads.
+//! CRC-32 of packets, by carry-less multiplications of up to 512 bits where the processor has them.
+//! **Unsafe room**: loads.
 //!
-//! V. Gopal and others, Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction.
-//! For a packet of 1 KB this takes less than half the time of crc32fast, which was a quarter of all
-//! that a receiver did with one. For one of 64 bytes it takes a fifth of the instructions, with 128
-//! bits at once. Headers go through the same multiplications: looked up byte by byte they cost 44
-//! to 50 cycles of a packet, and the multiplications 30, which need no tables in the cache.
+//! Method: V. Gopal and others, Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
+//! Instruction. It is faster than crc32fast for short and long packets. For headers it is faster
+//! than table lookups, and needs no tables in the cache.
 //!
-//! ARMv8 has instructions for this very CRC. crc32fast uses them for what is long, in three chains,
-//! and headers go through one chain here.
+//! ARMv8 has instructions for this CRC. Long inputs use crc32fast, which runs three chains of them;
+//! short inputs use one chain.
 
 #[cfg(target_arch = "aarch64")]
 pub use aarch64::Folding;
@@ -24,10 +22,10 @@ mod aarch64 {
     use roxe_wire::icrc::{Crc, Tables};
     use std::arch::aarch64::{__crc32b, __crc32d};
 
-    /// Bytes from which on three chains of instructions are faster than one.
+    /// Length in bytes from which three chains of instructions are faster than one.
     const LONG: usize = 256;
 
-    /// Sums up with the instructions for it, where the processor has them.
+    /// Uses the CRC instructions where the processor has them.
     #[derive(Clone, Copy, Debug)]
     pub struct Folding;
 
@@ -37,7 +35,7 @@ mod aarch64 {
             if bytes.len() >= LONG || !std::arch::is_aarch64_feature_detected!("crc") {
                 return Tables::update(register, bytes);
             }
-            // SAFETY: the processor has what the function is compiled for.
+            // SAFETY: the processor has the instructions that the function is compiled for.
             unsafe { chain(register, bytes) }
         }
 
@@ -68,11 +66,11 @@ mod x86 {
         _mm512_loadu_si512, _mm512_ternarylogic_epi64, _mm512_xor_si512, _mm512_zextsi128_si512,
     };
 
-    /// Bytes of 128 bits.
+    /// Bytes of a lane, 128 bits.
     const LANE: usize = 16;
 
-    /// The multipliers: pairs that move the halves of 128 bits ahead by 2048, 1024, 512, 384, 256
-    /// and 128 bits, the reduction of 64 bits, the polynomial with its reciprocal, and a mask.
+    /// The multipliers: pairs that shift the halves of 128 bits by 2048, 1024, 512, 384, 256 and
+    /// 128 bits; the multiplier that reduces 64 bits; the polynomial with its reciprocal; a mask.
     pub(crate) static FOLD: [[u64; 2]; 9] = [
         ahead(2048),
         ahead(1024),
@@ -89,18 +87,18 @@ mod x86 {
         [one_up(bits + 32), one_up(bits - 32)]
     }
 
-    /// x^`n`, one bit up as carry-less multiplication of reflected operands wants it.
+    /// x^`n`, shifted by one bit, as carry-less multiplication of reflected operands requires.
     const fn one_up(n: u32) -> u64 {
         (power_of_x(n) as u64) << 1
     }
 
-    /// Returns true if the processor has the instructions.
+    /// Returns true if the processor multiplies 512 bits at once.
     #[inline]
     pub(crate) fn can_fold() -> bool {
         std::is_x86_feature_detected!("avx512f") && std::is_x86_feature_detected!("vpclmulqdq")
     }
 
-    /// The multiplier that moves ahead by so many blocks.
+    /// The multipliers that shift by 0 to 16 blocks.
     static BLOCKS: [[u64; 2]; 17] = blocks();
 
     const fn blocks() -> [[u64; 2]; 17] {
@@ -113,7 +111,7 @@ mod x86 {
         pairs
     }
 
-    /// Sums up with carry-less multiplication.
+    /// Uses carry-less multiplications where the processor has them.
     #[derive(Clone, Copy, Debug)]
     pub struct Folding;
 
@@ -130,7 +128,7 @@ mod x86 {
             if !std::is_x86_feature_detected!("pclmulqdq") {
                 return Tables::update_behind(lane, bytes);
             }
-            // SAFETY: the processor has what the function is compiled for.
+            // SAFETY: the processor has the instructions that the function is compiled for.
             unsafe { update_behind(lane, bytes) }
         }
 
@@ -139,7 +137,7 @@ mod x86 {
             if !std::is_x86_feature_detected!("pclmulqdq") {
                 return Tables::shift_behind(lane, bytes, blocks);
             }
-            // SAFETY: the processor has what the function is compiled for.
+            // SAFETY: the processor has the instructions that the function is compiled for.
             unsafe { shift_behind(lane, bytes, blocks) }
         }
     }
@@ -152,7 +150,7 @@ mod x86 {
         if blocks.is_empty() {
             reduce_lane(sum)
         } else if can_fold() {
-            // SAFETY: the processor has what the function is compiled for.
+            // SAFETY: the processor has the instructions that the function is compiled for.
             unsafe { fold(sum, blocks) }
         } else {
             Tables::update(reduce_lane(sum), long)
@@ -166,7 +164,7 @@ mod x86 {
         Some(reduce_lane(if blocks == 0 { sum } else { moved_128(sum, lane_of(*by)) }))
     }
 
-    /// A lane that is equal to `lane` and `bytes` behind it modulo the polynomial.
+    /// Returns a lane that is equal, modulo the polynomial, to `lane` followed by `bytes`.
     #[inline]
     #[target_feature(enable = "pclmulqdq")]
     fn behind(lane: u128, bytes: &[u8]) -> __m128i {
@@ -190,12 +188,12 @@ mod x86 {
             end |= u128::from(*byte) << bits;
             bits += 8;
         }
-        // All of them are two lanes with zero bytes in front.
+        // `lane` and `odd` as two lanes, with zero bytes in front.
         let [first, second] = [lane << (128 - bits), lane >> bits | end << (128 - bits)];
         _mm_xor_si128(moved_128(load_number(first), pair(5)), load_number(second))
     }
 
-    /// The register behind `lane` and `blocks`.
+    /// Returns the register after `lane` and `blocks`.
     #[target_feature(enable = "avx512f,vpclmulqdq")]
     fn fold(lane: __m128i, blocks: &[[u8; BLOCK]]) -> u32 {
         let Some((first, rest)) = blocks.split_first() else { return reduce_lane(lane) };
@@ -213,7 +211,7 @@ mod x86 {
         reduce(moved(c, _mm512_broadcast_i32x4(pair(2)), d))
     }
 
-    /// 512 bits modulo the polynomial.
+    /// Reduces 512 bits modulo the polynomial.
     #[inline]
     #[target_feature(enable = "avx512f,vpclmulqdq")]
     fn reduce(bits: __m512i) -> u32 {
@@ -228,7 +226,7 @@ mod x86 {
         reduce_lane(sum)
     }
 
-    /// 128 bits into 96, 64 and, by Barrett, 32.
+    /// Reduces 128 bits to 96, 64 and, by Barrett's method, 32.
     #[inline]
     #[target_feature(enable = "pclmulqdq")]
     fn reduce_lane(sum: __m128i) -> u32 {
@@ -240,7 +238,7 @@ mod x86 {
         _mm_cvtsi128_si32(_mm_srli_si128::<4>(_mm_xor_si128(sum, product))).cast_unsigned()
     }
 
-    /// `bits` moved ahead in every 128 of them, plus `next`.
+    /// Shifts every 128 of `bits` by the multiplier `by`, and adds `next`.
     #[inline]
     #[target_feature(enable = "avx512f,vpclmulqdq")]
     fn moved(bits: __m512i, by: __m512i, next: __m512i) -> __m512i {

@@ -1,17 +1,17 @@
-//! Touching application memory: every access ends in a value or in [`Fault`], never in a signal.
+//! Accesses to application memory. A bad address returns [`Fault`] instead of raising a signal.
 //!
-//! A program may unmap memory that is still registered, at any moment, also during an access. So
-//! the accesses are a few instructions of our own (`asm`) at known addresses, and a handler for
-//! SIGSEGV and SIGBUS (`signals`) sends a fault at one of them to an exit that reports it. Any
-//! other fault goes to whatever handler was there before. Memory is only ever reached through raw
-//! addresses here: the program changes it at will, and no Rust reference to it exists.
+//! A program may unmap registered memory at any moment, even during an access. So all accesses are
+//! made by assembly at known addresses (`asm`). A handler for SIGSEGV and SIGBUS (`signals`)
+//! redirects a fault at one of these instructions to an exit that returns an error, and passes
+//! every other fault to the previous handler. The program may change the memory at any time, so
+//! only raw addresses and no Rust references to it exist.
 //!
-//! The only room of this crate that dereferences an address of the application. Two limits: a
-//! program that blocks SIGSEGV in a thread, or replaces the handler after its first registration
-//! without calling the earlier one, dies of such a fault as it would have without us.
+//! This is the only module that dereferences an address of the application. Two limits: a fault
+//! kills a program that blocks SIGSEGV in a thread, or that replaces the handler after its first
+//! registration without calling the earlier one.
 //!
-//! Code for one processor is in `x86` and `aarch64`. Others go through system calls
-//! (`portable`) until they have instructions here, and Miri byte by byte (`interpreted`).
+//! `x86` and `aarch64` use the assembly. Other processors use system calls (`portable`), and Miri
+//! copies byte by byte (`interpreted`).
 
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 mod aarch64;
@@ -41,58 +41,56 @@ use x86 as arch;
 
 pub use bytes::{Fault, SharedBytes, Sum, cells, own_cells};
 
-/// Makes faults of the functions below end in [`Fault`]; must have been called once before any of
-/// them.
+/// Installs the signal handlers. Call it once before any access.
 pub fn install() {
     #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
     signals::install();
 }
 
-/// Copies `out.len()` bytes at `addr` of the application. Which bytes of `out` are written before a
-/// fault is open.
+/// Copies `out.len()` bytes from `addr` of the application. After a fault, `out` may be partly
+/// written.
 #[inline]
 pub fn read(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
     arch::read(addr, out)
 }
 
-/// As [`read`], for an `out` whose lines are in the cache of another processor, as those of a ring
-/// are in its reader's.
+/// As [`read`], for an `out` whose cache lines another processor holds, such as those of a ring in
+/// its reader's cache.
 #[inline]
 pub(crate) fn read_shared(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
     arch::read_shared(addr, out)
 }
 
-/// Copies `out.len()` bytes at `addr` of the application and sums them up on the way where the
-/// processor can do both as fast as one of them: the sum of the first bytes, if so.
+/// As [`read`]. Where the processor computes the CRC during the copy at no extra cost, returns the
+/// CRC of the first bytes.
 #[inline]
 pub(crate) fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<Sum>, Fault> {
     arch::read_summed(addr, out)
 }
 
 /// Copies `data` to `addr` of the application, in increasing order. The bytes in the last aligned
-/// 8-byte word land last, each naturally aligned integer at the very end with one store, because
-/// programs wait for them to change.
+/// 8-byte word are written last, a naturally aligned integer at the very end by one store, because
+/// programs wait for these bytes to change.
 #[inline]
 pub fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
     arch::write(addr, data)
 }
 
-/// As [`write()`], of bytes that another process wrote and may still change: string moves are slow
-/// where lines come out of another processor's cache.
+/// As [`write()`], from bytes that another process wrote and may still change. Uses no string
+/// moves, which are slow for lines in another processor's cache.
 #[inline]
 pub(crate) fn write_shared(addr: u64, data: SharedBytes<'_>) -> Result<(), Fault> {
     arch::write_shared(addr, data)
 }
 
-/// An atomic operation of the processor on the aligned word at `addr`; returns the old value.
+/// Executes an atomic instruction on the aligned word at `addr`; returns the old value.
 #[inline]
 pub(crate) fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
     debug_assert!(addr.is_multiple_of(8));
     arch::atomic(addr, op)
 }
 
-/// Stores `word` at the aligned address `addr`, behind all earlier stores: others see all of its
-/// bytes or none.
+/// Stores `word` at the aligned address `addr` by one instruction, after all earlier stores.
 #[inline]
 pub(crate) fn store(addr: u64, word: [u8; 8]) -> Result<(), Fault> {
     debug_assert!(addr.is_multiple_of(8));

@@ -1,27 +1,27 @@
-//! Memory of the program as the card accesses it.
+//! The program's memory as the card accesses it.
 //!
-//! A key names a [`region::Region`]: memory of the program, or a window onto part of it. A
-//! [`table::MemoryTable`] holds the regions of one context. Copies hold its [`regions::Regions`],
-//! which check key, protection domain, rights and range of every access (IBA §10.6) and copy
-//! through [`guard`], the only place that dereferences an address of the program. A fault there is
-//! a value, never a signal.
+//! A key refers to a [`region::Region`]: memory of the program, or a window onto part of it. A
+//! [`table::MemoryTable`] holds the regions of one context. [`regions::Regions`], the read-locked
+//! table, checks key, protection domain, rights and range of every access (IBA §10.6). It copies
+//! through [`guard`], the only module that dereferences addresses of the program. A fault there is
+//! returned as an error, never raised as a signal.
 //!
 //! | module | content |
 //! |---|---|
 //! | [`region`], [`table`], [`regions`] | an entry, the table, and the accesses |
 //! | [`guard`] | guarded copies and atomics; bytes that another process may change at any time |
 //! | [`crc`] | the checksum of a payload for its ICRC, computed during the copy |
-//! | [`mapped`] | checks of mappings for a registration; pages of the card's own |
+//! | [`mapped`] | checks of mappings for a registration; mappings of device memory |
 //! | [`prefetch`] | prefetches into the cache |
 //!
 //! # The life of a key
 //!
 //! [`mapped::check`] verifies the memory, and [`table::MemoryTable::insert`] draws a random key.
-//! The executor of a request takes [`table::MemoryTable::hold`] for a batch of packets, looks the
-//! key up, checks domain, rights and range, and copies. Binding a window gives its entry of the
-//! table a part of the region. [`table::MemoryTable::remove`] waits until no thread holds the
-//! table, so no access under the key is in progress when it returns, and the key does not come back
-//! for other memory by chance.
+//! For a batch of packets, the executor of requests locks the table ([`table::MemoryTable::hold`]);
+//! each access looks the key up, checks domain, rights and range, and copies. Binding a window
+//! fills its entry with a part of the region. [`table::MemoryTable::remove`] waits until no thread
+//! holds the table, so no access under the key is in progress when it returns. A new key for other
+//! memory is unlikely to equal the old one.
 //!
 //! # Unsafe code
 //!

@@ -1,6 +1,5 @@
-//! Checks that memory is mapped with the rights of a registration; mappings of the card's own
-//! memory and of descriptors. The kernel makes the pages present, as pinning them for hardware
-//! would.
+//! Checks that memory is mapped with the rights of a registration, and makes its pages present, as
+//! pinning for hardware would. Also mappings of device memory and of descriptors.
 
 use roxe_base::error::Error;
 use std::ffi::c_void;
@@ -8,8 +7,10 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 
-/// Fails with EFAULT unless `length` bytes at `addr` are mapped readable, and writable if `write`;
-/// makes them present.
+/// Makes the pages of `length` bytes at `addr` present.
+///
+/// # Errors
+/// EFAULT unless all are mapped readable, and writable if `write`.
 pub fn check(addr: u64, length: u64, write: bool) -> Result<(), Error> {
     if length == 0 {
         return Ok(());
@@ -29,7 +30,8 @@ pub fn check(addr: u64, length: u64, write: bool) -> Result<(), Error> {
     }
 }
 
-/// Makes pages present; the errno on failure. Kernels before 5.14 answer EINVAL even for no bytes.
+/// Makes pages present; returns the errno on failure. Kernels before 5.14 fail with EINVAL even for
+/// length 0.
 fn populate(addr: u64, length: u64, advice: i32) -> Result<(), i32> {
     loop {
         // SAFETY: populating changes no contents and no mappings; the kernel checks the range.
@@ -43,19 +45,22 @@ fn populate(addr: u64, length: u64, advice: i32) -> Result<(), i32> {
     }
 }
 
-/// Memory that the program knows no address of, mapped until this is dropped: a part of a file or
-/// dma-buf, or the card's own.
+/// Memory without an address known to the program: a part of a file or dma-buf, or device memory.
+/// Mapped until dropped.
 #[derive(Debug)]
 pub struct Mapping {
     addr: u64,
-    /// The pages that hold it.
+    /// Address of the first page.
     first: u64,
     length: usize,
 }
 
 impl Mapping {
-    /// Maps `length` bytes from `offset`. EBADF: no descriptor; EACCES: not opened for this;
-    /// EINVAL: of a kind that cannot be mapped, no bytes, or bytes beyond the end.
+    /// Maps `length` bytes of a descriptor from `offset`.
+    ///
+    /// # Errors
+    /// EBADF if `fd` is not open, EACCES if it is not open for these rights, EINVAL if it cannot be
+    /// mapped, `length` is 0, or the range exceeds its end.
     pub fn of_fd(fd: RawFd, offset: u64, length: u64, write: bool) -> Result<Self, Error> {
         let inside = offset & (page_size() - 1);
         let outside = || Error::invalid(format!("{length} bytes from {offset} on are not inside of descriptor {fd}"));
@@ -73,8 +78,11 @@ impl Mapping {
         Ok(Self { addr: first + inside, first, length: pages })
     }
 
-    /// Maps `length` zeroed bytes, not 0, that a fork shares with the child instead of copying
-    /// them. No page is present before it is used. ENOMEM if the system has no room.
+    /// Maps `length` zeroed bytes (at least 1). A fork shares them with the child instead of
+    /// copying them. Pages become present on first use.
+    ///
+    /// # Errors
+    /// ENOMEM if the system has no memory.
     pub fn of_nothing(length: u64) -> Result<Self, Error> {
         let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
         let length = length as usize;
@@ -83,7 +91,7 @@ impl Mapping {
         Ok(Self { addr: first, first, length })
     }
 
-    /// Where the part begins.
+    /// Address of the first byte.
     pub fn addr(&self) -> u64 {
         self.addr
     }
@@ -91,29 +99,29 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the whole of a mapping of ours; its key is dead, so no access to it is left.
+        // SAFETY: unmaps a whole mapping made by `map`; its key is removed, so no access to it is
+        // left.
         unsafe { libc::munmap(self.first as *mut c_void, self.length) };
     }
 }
 
-/// A new mapping of `length` bytes; where it begins.
 fn map(length: usize, rights: i32, flags: i32, fd: RawFd, start: libc::off_t) -> io::Result<u64> {
-    // SAFETY: an address of the kernel's choice; the kernel checks descriptor and range.
+    // SAFETY: the kernel chooses the address, and checks descriptor and range.
     let at = unsafe { libc::mmap(std::ptr::null_mut(), length, rights, flags, fd, start) };
     if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(at.expose_provenance() as u64) }
 }
 
-/// Size of the file behind the descriptor; `None` if it reports none, as devices do.
+/// Size of the file behind the descriptor; `None` if it reports none, like a device.
 fn size_of_fd(fd: RawFd) -> Result<Option<u64>, Error> {
     let mut found = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: any number may be asked about, and the structure has the size that the call fills.
+    // SAFETY: `fstat` accepts any descriptor number and fills a `stat`.
     if unsafe { libc::fstat(fd, found.as_mut_ptr()) } != 0 {
-        return Err(Error::new(libc::EBADF, format!("{fd} is no open descriptor")));
+        return Err(Error::new(libc::EBADF, format!("{fd} is not an open descriptor")));
     }
-    // SAFETY: the call has succeeded, so it has filled the structure.
+    // SAFETY: the successful call has filled the structure.
     let found = unsafe { found.assume_init() };
-    let tells = found.st_size > 0 || found.st_mode & libc::S_IFMT == libc::S_IFREG;
-    Ok(u64::try_from(found.st_size).ok().filter(|_| tells))
+    let has_size = found.st_size > 0 || found.st_mode & libc::S_IFMT == libc::S_IFREG;
+    Ok(u64::try_from(found.st_size).ok().filter(|_| has_size))
 }
 
 /// Bytes of a page, a power of two.
@@ -122,9 +130,9 @@ pub fn page_size() -> u64 {
     u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// Marks the mappings of a region, so that [`is_still_there`] tells them from others that come in
-/// their place: by advice (`MADV_RANDOM`) that means nothing for memory that is not read from a
-/// file, and that a new mapping does not have. False if that cannot be done.
+/// Marks the mappings of a region, so that [`is_still_there`] can tell them from later mappings at
+/// the same address. The mark is advice (`MADV_RANDOM`) that new mappings do not have, and that has
+/// no effect on memory that is not read from a file. Returns false on failure.
 pub fn mark(addr: u64, length: u64) -> bool {
     let first = addr & !(page_size() - 1);
     let Some(end) = addr.checked_add(length).filter(|_| length > 0) else { return false };
@@ -132,7 +140,7 @@ pub fn mark(addr: u64, length: u64) -> bool {
     unsafe { libc::madvise(first as *mut c_void, (end - first) as usize, libc::MADV_RANDOM) == 0 }
 }
 
-/// Returns true if the mappings from `addr` on are the marked ones, or this is unknown.
+/// Returns true if the mappings of `length` bytes at `addr` are marked, or `/proc` cannot be read.
 pub fn is_still_there(addr: u64, length: u64) -> bool {
     let Ok(maps) = std::fs::read_to_string("/proc/self/smaps") else { return true };
     let (mut reached, end) = (addr & !(page_size() - 1), addr.saturating_add(length));
@@ -150,8 +158,7 @@ pub fn is_still_there(addr: u64, length: u64) -> bool {
     reached >= end
 }
 
-/// Why the card cannot get at `length` bytes at `addr`, which were mapped when they were
-/// registered.
+/// Explains why the card cannot access `length` bytes at `addr`, which were mapped at registration.
 pub fn why_unusable(addr: u64, length: u64, write: bool) -> String {
     let (first, end) = (addr & !(page_size() - 1), addr.saturating_add(length));
     let Ok(maps) = maps() else { return "the memory cannot be used any more".to_owned() };
@@ -170,7 +177,7 @@ fn maps() -> Result<String, Error> {
 }
 
 /// Returns true if the mappings in `maps` (`man 5 proc_pid_maps`) cover `first..end` without a gap
-/// and with `rights`, as `rw`.
+/// and with `rights`, such as `rw`.
 fn is_listed(maps: &str, first: u64, end: u64, rights: &str) -> bool {
     let mut reached = first;
     for line in maps.lines() {
@@ -182,7 +189,7 @@ fn is_listed(maps: &str, first: u64, end: u64, rights: &str) -> bool {
     reached >= end
 }
 
-/// `from-to rights ...`
+/// Parses the start of a line, `from-to rights`.
 fn parse_mapping(line: &str) -> Option<(u64, u64, &str)> {
     let mut fields = line.split_ascii_whitespace();
     let (from, to) = fields.next()?.split_once('-')?;

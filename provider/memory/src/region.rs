@@ -1,4 +1,5 @@
-//! An entry of the table of keys, a region or a window: its users, and the checks of an access.
+//! An entry of the table of keys, a region or a window: its permitted users, and the checks of an
+//! access.
 
 use crate::guard::Fault;
 use roxe_base::error::Error;
@@ -9,30 +10,30 @@ use roxe_transport::wr::{Access, Bind};
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
-/// Names a protection domain on every access to memory. Never reused while anything of the domain
-/// is alive: the number would have to go round 2^32 first.
+/// Identifies a protection domain on every access to memory. Not reused before 2^32 further
+/// domains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PdId(NonZeroU32);
 
 impl PdId {
-    /// The name of a new domain.
+    /// The id of a new domain.
     pub fn next() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         Self(NonZeroU32::new(NEXT.fetch_add(1, Ordering::Relaxed)).unwrap_or(NonZeroU32::MIN))
     }
 
-    /// The name as a number, from 1 in each process.
+    /// The id as a number, from 1 in each process.
     pub const fn number(self) -> u32 {
         self.0.get()
     }
 }
 
-/// The target of a key. With its tag it fills one cache line ([`roxe_base::table`]).
+/// The memory under a key. With its key it fills one cache line ([`roxe_base::table`]).
 #[derive(Clone, Copy, Debug)]
 pub struct Region {
-    /// Where the memory is.
+    /// Address of the memory in this process.
     pub addr: u64,
-    /// The address by which lists and peers name its first byte.
+    /// Address that lists and peers use for the first byte.
     pub base: u64,
     /// Length in bytes.
     pub length: u64,
@@ -59,40 +60,41 @@ pub enum Role {
 /// The permitted users of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Users {
-    /// Lists and peers of this domain.
+    /// Scatter/gather lists and peers of this domain.
     Domain(PdId),
     /// Peers of this domain.
     Peers(PdId),
     /// The peer of this queue pair.
     Qp(ObjectId),
-    /// Lists of this domain, without memory: reads give zeros, writes are discarded.
+    /// Scatter/gather lists of this domain, without memory: reads return zeros, writes are
+    /// discarded.
     Null(PdId),
-    /// No user: an unbound window.
-    Nobody,
+    /// No user: the window is not bound.
+    Unbound,
 }
 
 /// The state of a key, for explanations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyFacts {
-    /// No region or window has it, and none had it last.
+    /// No region or window has the key, and none was the last to have it.
     Unknown,
-    /// That of a region or window that is gone.
+    /// The key of a destroyed region or window.
     Dead,
-    /// A former key of a window, which has this one since it was bound again.
+    /// A former key of a window. Since it was bound again, the window has this key.
     Rebound(u32),
-    /// That of a window that is not bound.
+    /// The key of a window that is not bound.
     Unbound,
-    /// That of a null region.
+    /// The key of a null region.
     Null,
-    /// That of memory.
+    /// The key of memory.
     Open {
-        /// True if it is that of a window.
+        /// True if it is the key of a window.
         is_window: bool,
         /// True if only one queue pair may use it.
         of_qp: bool,
-        /// Where the memory is.
+        /// Address of the memory in this process.
         addr: u64,
-        /// The address by which lists and peers name its first byte.
+        /// Address that lists and peers use for the first byte.
         base: u64,
         /// Length in bytes.
         length: u64,
@@ -101,25 +103,24 @@ pub enum KeyFacts {
     },
 }
 
-/// For whom a peer's request is executed.
+/// The queue pair and domain for which a peer's request is executed.
 #[derive(Clone, Copy, Debug)]
-pub struct Reach {
+pub struct AccessScope {
     /// The domain of the queue pair.
     pub pd: PdId,
     /// The queue pair, for windows that are bound to one.
     pub qp: Option<ObjectId>,
 }
 
-impl From<PdId> for Reach {
-    /// The scope of every queue pair of the domain.
+impl From<PdId> for AccessScope {
     fn from(pd: PdId) -> Self {
         Self { pd, qp: None }
     }
 }
 
 impl Region {
-    /// Where `len` bytes at `va` are, if the region holds them and grants `access` to lists of
-    /// `pd`.
+    /// Returns the address of `len` bytes at `va`, if the region contains them and grants `access`
+    /// to lists of `pd`.
     #[inline]
     pub(crate) fn resolve(&self, pd: PdId, va: u64, len: u64, access: Access) -> Result<u64, MemError> {
         // clause: WINDOW-REMOTE-ONLY
@@ -129,21 +130,27 @@ impl Region {
         self.locate(va, len, access)
     }
 
-    /// Where `len` bytes at `va` are, if the region or window holds them and grants `access` to
-    /// peers of `reach`.
+    /// Returns the address of `len` bytes at `va`, if the entry contains them and grants `access`
+    /// to peers of `scope`.
     // clause: CHECK-KEY
     #[inline]
-    pub(crate) fn resolve_remote(&self, reach: Reach, va: u64, len: u64, access: Access) -> Result<u64, MemError> {
+    pub(crate) fn resolve_remote(
+        &self,
+        scope: AccessScope,
+        va: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<u64, MemError> {
         // clause: WINDOW-ACCESS
         let granted = match self.users {
-            Users::Domain(pd) | Users::Peers(pd) => pd == reach.pd,
-            Users::Qp(qp) => Some(qp) == reach.qp,
-            Users::Nobody | Users::Null(_) => false,
+            Users::Domain(pd) | Users::Peers(pd) => pd == scope.pd,
+            Users::Qp(qp) => Some(qp) == scope.qp,
+            Users::Unbound | Users::Null(_) => false,
         };
         if granted { self.locate(va, len, access) } else { Err(MemError::WrongDomain) }
     }
 
-    /// Copies out for a scatter/gather list of `pd`, by `copy`.
+    /// Copies out of memory for a scatter/gather list of `pd`, by `copy`.
     #[inline]
     pub(crate) fn read(
         &self,
@@ -160,7 +167,7 @@ impl Region {
         Ok(copy(self.resolve(pd, va, out.len() as u64, Access::empty())?, out)?)
     }
 
-    /// Copies in for a scatter/gather list of `pd`, by `copy`.
+    /// Copies into memory for a scatter/gather list of `pd`, by `copy`.
     #[inline]
     pub(crate) fn write(
         &self,
@@ -182,8 +189,7 @@ impl Region {
         if !self.access.contains(access) {
             return Err(MemError::Access);
         }
-        // Neither subtraction wraps where the comparison before it held; a range that wraps is too
-        // long.
+        // Checked subtractions only: `va + len` could wrap.
         let offset = va.checked_sub(self.base).ok_or(MemError::Range)?;
         // clause: CHECK-KEY-OVERFLOW
         let room = self.length.checked_sub(offset).ok_or(MemError::Range)?;
@@ -202,46 +208,47 @@ impl Region {
     }
 }
 
-/// Rights of peers ([`Access::OF_PEERS`]) that are withheld until their first use are shifted by
-/// this.
+/// Shift of the rights of peers ([`Access::OF_PEERS`]) that are withheld until their first use.
 const WITHHELD: u32 = 24;
 
 impl Region {
-    /// The same, but the first use of each right of peers is refused, until `Region::give` was
-    /// called for it. So it is seen, and later ones cost nothing.
+    /// Withholds each right of peers: its first use is refused, and [`MemoryTable::grant`] then
+    /// grants it. So the caller notices the first use, and later uses cost nothing.
+    ///
+    /// [`MemoryTable::grant`]: crate::table::MemoryTable::grant
     pub fn withholding(self) -> Self {
         let withheld = Access::from_bits_retain((self.access & Access::OF_PEERS).bits() << WITHHELD);
         Self { access: self.access & !Access::OF_PEERS | withheld, ..self }
     }
 
-    /// Which of these rights are withheld.
+    /// Returns those rights of `access` that are withheld.
     pub(crate) fn withheld(&self, access: Access) -> Access {
         Access::from_bits_retain(self.access.bits() >> WITHHELD) & Access::OF_PEERS & access
     }
 
-    /// Every right that the key grants, withheld or not.
+    /// Returns all rights of the key, withheld or not.
     pub(crate) fn granted(&self) -> Access {
         Access::from_bits_truncate(self.access.bits()) | self.withheld(Access::OF_PEERS)
     }
 
-    /// Withholds them no longer.
-    pub(crate) fn give(&mut self, access: Access) {
+    /// Stops withholding `access`.
+    pub(crate) fn grant(&mut self, access: Access) {
         let withheld = Access::from_bits_retain(access.bits() << WITHHELD);
-        // `!` would forget what is not the name of a right.
+        // `!` would clear the withheld bits, which are not named rights.
         self.access = self.access.difference(withheld).union(access);
     }
 }
 
 const REMOTE_RIGHTS: Access = Access::OF_PEERS.union(FLUSH_RIGHTS);
-/// Those of them that a region has to have itself.
+/// The rights of a window that its region must have too.
 const FLUSH_RIGHTS: Access = Access::FLUSH_GLOBAL.union(Access::FLUSH_PERSISTENT);
 
 /// The two kinds of windows (values of `enum ibv_mw_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MwKind {
-    /// Bound by a verb; for every queue pair of its domain.
+    /// Bound by a verb; usable through every queue pair of its domain.
     One = 1,
-    /// Bound by a work request; for the queue pair that bound it (2B).
+    /// Bound by a work request; usable through the queue pair that bound it only (type 2B).
     Two = 2,
 }
 
@@ -250,7 +257,7 @@ pub enum MwKind {
 pub struct Window {
     kind: MwKind,
     pd: PdId,
-    /// Key of the region that it is bound to; none is 0.
+    /// Key of the region that the window is bound to.
     bound_to: Option<NonZeroU32>,
 }
 
@@ -260,22 +267,20 @@ impl Window {
         Self { kind, pd, bound_to: None }
     }
 
-    /// The entry of this window while it is not bound.
+    /// Returns the entry of this window while it is not bound.
     pub fn closed(self) -> Region {
         let role = Role::Window(Self { bound_to: None, ..self });
         let (addr, base, length, access) = (0, 0, 0, Access::empty());
-        Region { addr, base, length, access, users: Users::Nobody, role }
+        Region { addr, base, length, access, users: Users::Unbound, role }
     }
 
     pub(crate) fn region(self, regions: &mut Slots<Region>) -> Option<&mut Region> {
         regions.get_mut(self.bound_to?.get())
     }
-}
 
-impl Window {
-    /// Checks that the window can be bound like this.
-    pub(crate) fn check(self, reach: Reach, bind: &Bind) -> Result<(), MemError> {
-        if self.pd != reach.pd {
+    /// Checks that the window's type and state allow `bind`.
+    pub(crate) fn check(self, scope: AccessScope, bind: &Bind) -> Result<(), MemError> {
+        if self.pd != scope.pd {
             return Err(MemError::WrongDomain);
         }
         let possible = match self.kind {
@@ -287,9 +292,9 @@ impl Window {
         if possible { Ok(()) } else { Err(MemError::Access) }
     }
 
-    /// The entry of this window once it is bound.
+    /// Returns the entry of this window bound by `bind`.
     // clause: WINDOW-BIND
-    pub(crate) fn open(self, regions: &Slots<Region>, reach: Reach, bind: &Bind) -> Result<Region, MemError> {
+    pub(crate) fn open(self, regions: &Slots<Region>, scope: AccessScope, bind: &Bind) -> Result<Region, MemError> {
         let region = regions.get(bind.lkey.0).ok_or(MemError::BadKey)?;
         let writes = bind.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         let local = if writes { Access::LOCAL_WRITE } else { Access::empty() };
@@ -297,11 +302,11 @@ impl Window {
         if region.access.contains(Access::ZERO_BASED) {
             return Err(MemError::Access);
         }
-        let addr = region.resolve(reach.pd, bind.addr, bind.length, needed)?;
+        let addr = region.resolve(scope.pd, bind.addr, bind.length, needed)?;
         // clause: WINDOW-ACCESS
         let users = match self.kind {
             MwKind::One => Users::Peers(self.pd),
-            MwKind::Two => reach.qp.map_or(Users::Nobody, Users::Qp),
+            MwKind::Two => scope.qp.map_or(Users::Unbound, Users::Qp),
         };
         let base = if bind.access.contains(Access::ZERO_BASED) { 0 } else { bind.addr };
         let role = Role::Window(Self { bound_to: NonZeroU32::new(bind.lkey.0), ..self });
@@ -319,7 +324,6 @@ impl Region {
         self.window().is_some_and(|window| window.bound_to.is_some_and(|bound_to| bound_to.get() == key))
     }
 
-    /// Changes the number of windows that are bound to it.
     pub(crate) fn count_windows(&mut self, change: impl FnOnce(u32) -> u32) {
         if let Role::Memory { windows } = &mut self.role {
             *windows = change(*windows);
@@ -346,16 +350,16 @@ mod tests {
 
     #[test]
     fn withheld_right_is_refused_until_given() {
-        let (users, role) = (Users::Nobody, Role::Memory { windows: 0 });
+        let (users, role) = (Users::Unbound, Role::Memory { windows: 0 });
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         let region = Region { addr: 0, base: 0, length: 8, access, users, role };
         let mut withholding = region.withholding();
-        assert_eq!(withholding.withheld(Access::REMOTE_ATOMIC), Access::empty(), "it never had that one");
+        assert_eq!(withholding.withheld(Access::REMOTE_ATOMIC), Access::empty(), "not a right of the region");
         assert_eq!(withholding.locate(0, 8, Access::LOCAL_WRITE), Ok(0));
         for right in [Access::REMOTE_WRITE, Access::REMOTE_READ] {
             assert_eq!(withholding.locate(0, 8, right), Err(MemError::Access));
             assert_eq!(withholding.withheld(right), right);
-            withholding.give(right);
+            withholding.grant(right);
             assert_eq!((withholding.locate(0, 8, right), withholding.withheld(right)), (Ok(0), Access::empty()));
         }
         assert_eq!(withholding.access, access);
@@ -370,7 +374,7 @@ mod tests {
         let lkey = LKey(table.insert(region).unwrap());
         for kind in [MwKind::One, MwKind::Two] {
             let rkey = RKey(table.insert(Window::new(kind, pd).closed()).unwrap());
-            let [qp, other_qp] = [(); 2].map(|()| Reach { pd, qp: Some(ObjectId::next()) });
+            let [qp, other_qp] = [(); 2].map(|()| AccessScope { pd, qp: Some(ObjectId::next()) });
             table.bind(qp, &Bind { rkey, lkey, access: Access::REMOTE_READ, addr: 0, length: 8 }).unwrap();
             assert!(table.hold().locate_remote(qp, rkey, 0, 8).is_ok());
             let found = table.hold().locate_remote(other_qp, rkey, 0, 8);
@@ -378,7 +382,7 @@ mod tests {
         }
     }
 
-    /// Against arithmetic that has room for every sum.
+    /// Compares with 128-bit arithmetic, which cannot overflow.
     // clause: CHECK-KEY, CHECK-KEY-OVERFLOW
     #[test]
     fn range_is_found_only_inside_the_region() {

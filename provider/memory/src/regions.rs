@@ -1,10 +1,9 @@
-//! Every access that a local list or a peer makes under a key: the check of key, domain, rights and
-//! range, and the copy.
-//!
-//! Touches the application's memory through [`crate::guard`] only.
+//! Accesses to memory under a key, by a local scatter/gather list or a peer: checks of key, domain,
+//! rights and range, and the copy. The application's memory is touched through [`crate::guard`]
+//! only.
 
 use crate::guard::{self, Fault, SharedBytes, Sum};
-use crate::region::{KeyFacts, PdId, Reach, Region, Users};
+use crate::region::{AccessScope, KeyFacts, PdId, Region, Users};
 use roxe_base::lock::ShardedReadGuard;
 use roxe_base::table::Slots;
 use roxe_transport::cx::{AtomicOp, MemError};
@@ -13,8 +12,7 @@ use roxe_wire::RKey;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering, fence};
 
-/// Regions that are held. The methods mirror [`roxe_transport::cx::Memory`] for one protection
-/// domain each.
+/// The regions of a read-locked table. The methods mirror [`roxe_transport::cx::Memory`].
 #[derive(Debug)]
 pub struct Regions<'t>(ShardedReadGuard<'t, Slots<Region>>);
 
@@ -31,7 +29,7 @@ impl<'t> Regions<'t> {
 }
 
 impl Regions<'_> {
-    /// Regions with their keys, without windows.
+    /// The regions with their keys; no windows.
     pub fn memory(&self) -> impl Iterator<Item = (u32, &Region)> {
         self.0.iter().filter(|(_, region)| region.window().is_none())
     }
@@ -41,7 +39,7 @@ impl Regions<'_> {
         self.0.get(key).ok_or(MemError::BadKey)
     }
 
-    /// The key that the entry has now whose key had the index of `key`.
+    /// The current key of the entry in the slot of `key` ([`Slots::key_of_slot`]).
     pub fn key_of(&self, key: u32) -> Option<u32> {
         self.0.key_of_slot(key)
     }
@@ -56,7 +54,7 @@ impl Regions<'_> {
             };
         };
         match region.users {
-            Users::Nobody => KeyFacts::Unbound,
+            Users::Unbound => KeyFacts::Unbound,
             Users::Null(_) => KeyFacts::Null,
             Users::Qp(_) | Users::Peers(_) | Users::Domain(_) => {
                 let of_qp = matches!(region.users, Users::Qp(_));
@@ -67,18 +65,19 @@ impl Regions<'_> {
         }
     }
 
-    /// Where the memory of a list's element is, if its region grants `access` to lists of `pd`.
+    /// Returns the address of a list element, if its region grants `access` to lists of `pd`.
     pub fn locate(&self, pd: PdId, sge: &Sge, access: Access) -> Result<u64, MemError> {
         self.find(sge.lkey.0)?.resolve(pd, sge.addr, sge.length.into(), access)
     }
 
-    /// Where the memory is that a peer names, whatever its key grants.
-    pub fn locate_remote(&self, reach: Reach, rkey: RKey, va: u64, len: u64) -> Result<u64, MemError> {
-        self.find(rkey.0)?.resolve_remote(reach, va, len, Access::empty())
+    /// Returns the address of `len` bytes at `va` for a peer. The rights of the key are not
+    /// checked.
+    pub fn locate_remote(&self, scope: AccessScope, rkey: RKey, va: u64, len: u64) -> Result<u64, MemError> {
+        self.find(rkey.0)?.resolve_remote(scope, va, len, Access::empty())
     }
 
-    /// Where `len` bytes of the list `sges` belong, from `offset` bytes into it: addresses, and the
-    /// parts of the data.
+    /// Returns the destinations of `len` bytes of the list `sges`, from byte `offset`: addresses,
+    /// each with its range of the data.
     pub fn locate_list(
         &self,
         pd: PdId,
@@ -95,23 +94,23 @@ impl Regions<'_> {
         Ok(places)
     }
 
-    /// Where `len` bytes belong that a peer writes by the key of a region; not by that of a window,
-    /// which may stand for other memory before long.
-    pub fn locate_write(&self, reach: Reach, rkey: RKey, va: u64, len: u64) -> Result<u64, MemError> {
+    /// Returns the address of `len` bytes that a peer writes by the key of a region. `BadKey` for a
+    /// window, which may be bound to other memory before the write.
+    pub fn locate_write(&self, scope: AccessScope, rkey: RKey, va: u64, len: u64) -> Result<u64, MemError> {
         let region = self.find(rkey.0)?;
         if region.window().is_some() {
             return Err(MemError::BadKey);
         }
-        region.resolve_remote(reach, va, len, Access::REMOTE_WRITE)
+        region.resolve_remote(scope, va, len, Access::REMOTE_WRITE)
     }
 
-    /// Copies out of the list `sges`, from `offset` bytes into it.
+    /// Copies out of the list `sges`, from byte `offset`.
     #[inline]
     pub fn gather(&self, pd: PdId, sges: &[Sge], offset: u32, out: &[AtomicU8]) -> Result<(), MemError> {
         self.gather_by(pd, sges, offset, out, |_, addr, out| guard::read_shared(addr, out))
     }
 
-    /// As [`Regions::gather`], and the sum of the first bytes if the copy computes it on the way.
+    /// As [`Regions::gather`]; returns the CRC of the first bytes if the copy computes it.
     #[inline]
     pub fn gather_summed(
         &self,
@@ -131,7 +130,7 @@ impl Regions<'_> {
         Ok(sum)
     }
 
-    /// Copies each part by `copy`, whose bool is true for the first one.
+    /// Copies each part by `copy`, whose bool is true for the first part.
     #[inline]
     fn gather_by(
         &self,
@@ -148,7 +147,7 @@ impl Regions<'_> {
         })
     }
 
-    /// Copies into the list `sges`, from `offset` bytes into it.
+    /// Copies into the list `sges`, from byte `offset`.
     #[inline]
     pub fn scatter(&self, pd: PdId, sges: &[Sge], offset: u32, data: &[u8]) -> Result<(), MemError> {
         walk(sges, offset, data.len(), |sge, part| {
@@ -157,7 +156,7 @@ impl Regions<'_> {
         })
     }
 
-    /// As [`Regions::scatter`], of bytes that another process may change.
+    /// As [`Regions::scatter`], from bytes that another process may change.
     #[inline]
     pub fn scatter_shared(&self, pd: PdId, sges: &[Sge], offset: u32, data: SharedBytes<'_>) -> Result<(), MemError> {
         walk(sges, offset, data.len(), |sge, part| {
@@ -171,7 +170,7 @@ impl Regions<'_> {
     #[inline]
     pub fn check_remote(
         &self,
-        reach: impl Into<Reach>,
+        scope: impl Into<AccessScope>,
         rkey: RKey,
         va: u64,
         len: u64,
@@ -180,33 +179,38 @@ impl Regions<'_> {
         if len == 0 {
             return Ok(());
         }
-        self.find(rkey.0)?.resolve_remote(reach.into(), va, len, access).map(drop)
+        self.find(rkey.0)?.resolve_remote(scope.into(), va, len, access).map(drop)
     }
 
     /// Copies out of memory for a peer.
     #[inline]
-    pub fn read_remote(&self, reach: impl Into<Reach>, rkey: RKey, va: u64, out: &[AtomicU8]) -> Result<(), MemError> {
-        self.read_remote_by(guard::read_shared, reach.into(), rkey, va, out)
+    pub fn read_remote(
+        &self,
+        scope: impl Into<AccessScope>,
+        rkey: RKey,
+        va: u64,
+        out: &[AtomicU8],
+    ) -> Result<(), MemError> {
+        self.read_remote_by(guard::read_shared, scope.into(), rkey, va, out)
     }
 
-    /// As [`Regions::read_remote`], and the sum of the first bytes if the copy computes it on the
-    /// way.
+    /// As [`Regions::read_remote`]; returns the CRC of the first bytes if the copy computes it.
     #[inline]
     pub fn read_remote_summed(
         &self,
-        reach: Reach,
+        scope: AccessScope,
         rkey: RKey,
         va: u64,
         out: &[AtomicU8],
     ) -> Result<Option<Sum>, MemError> {
-        self.read_remote_by(guard::read_summed, reach, rkey, va, out)
+        self.read_remote_by(guard::read_summed, scope, rkey, va, out)
     }
 
     #[inline]
     fn read_remote_by<T: Default>(
         &self,
         copy: impl FnOnce(u64, &[AtomicU8]) -> Result<T, Fault>,
-        reach: Reach,
+        scope: AccessScope,
         rkey: RKey,
         va: u64,
         out: &[AtomicU8],
@@ -214,32 +218,38 @@ impl Regions<'_> {
         if out.is_empty() {
             return Ok(T::default());
         }
-        let addr = self.find(rkey.0)?.resolve_remote(reach, va, out.len() as u64, Access::REMOTE_READ)?;
+        let addr = self.find(rkey.0)?.resolve_remote(scope, va, out.len() as u64, Access::REMOTE_READ)?;
         Ok(copy(addr, out)?)
     }
 
     /// Copies into memory for a peer.
     #[inline]
-    pub fn write_remote(&self, reach: impl Into<Reach>, rkey: RKey, va: u64, data: &[u8]) -> Result<(), MemError> {
-        self.write_remote_by(reach.into(), rkey, va, data.len(), |addr| guard::write(addr, data))
+    pub fn write_remote(
+        &self,
+        scope: impl Into<AccessScope>,
+        rkey: RKey,
+        va: u64,
+        data: &[u8],
+    ) -> Result<(), MemError> {
+        self.write_remote_by(scope.into(), rkey, va, data.len(), |addr| guard::write(addr, data))
     }
 
-    /// As [`Regions::write_remote`], of bytes that another process may change.
+    /// As [`Regions::write_remote`], from bytes that another process may change.
     #[inline]
     pub fn write_remote_shared(
         &self,
-        reach: Reach,
+        scope: AccessScope,
         rkey: RKey,
         va: u64,
         data: SharedBytes<'_>,
     ) -> Result<(), MemError> {
-        self.write_remote_by(reach, rkey, va, data.len(), |addr| guard::write_shared(addr, data))
+        self.write_remote_by(scope, rkey, va, data.len(), |addr| guard::write_shared(addr, data))
     }
 
     #[inline]
     fn write_remote_by(
         &self,
-        reach: Reach,
+        scope: AccessScope,
         rkey: RKey,
         va: u64,
         len: usize,
@@ -248,36 +258,43 @@ impl Regions<'_> {
         if len == 0 {
             return Ok(());
         }
-        let addr = self.find(rkey.0)?.resolve_remote(reach, va, len as u64, Access::REMOTE_WRITE)?;
+        let addr = self.find(rkey.0)?.resolve_remote(scope, va, len as u64, Access::REMOTE_WRITE)?;
         Ok(copy(addr)?)
     }
 
-    /// Where 8 bytes are that a peer wants at once. The memory itself must be aligned too, which
-    /// `va` does not say when the region's `iova` is odd: that is `Range`.
+    /// Returns the address of 8 bytes that a peer accesses as a whole. `Range` if that address is
+    /// not aligned: an aligned `va` does not imply it when the region has another base address
+    /// (`iova`).
     #[inline]
-    fn find_word(&self, reach: Reach, rkey: RKey, va: u64, access: Access) -> Result<u64, MemError> {
-        let addr = self.find(rkey.0)?.resolve_remote(reach, va, 8, access)?;
+    fn find_word(&self, scope: AccessScope, rkey: RKey, va: u64, access: Access) -> Result<u64, MemError> {
+        let addr = self.find(rkey.0)?.resolve_remote(scope, va, 8, access)?;
         if addr.is_multiple_of(8) { Ok(addr) } else { Err(MemError::Range) }
     }
 
-    /// One atomic for a peer; returns the old value. `Range` if the memory is not aligned.
-    pub fn atomic_remote(&self, reach: impl Into<Reach>, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
-        let addr = self.find_word(reach.into(), rkey, va, Access::REMOTE_ATOMIC)?;
+    /// Executes an atomic for a peer; returns the old value. `Range` if the memory is not aligned.
+    pub fn atomic_remote(
+        &self,
+        scope: impl Into<AccessScope>,
+        rkey: RKey,
+        va: u64,
+        op: AtomicOp,
+    ) -> Result<u64, MemError> {
+        let addr = self.find_word(scope.into(), rkey, va, Access::REMOTE_ATOMIC)?;
         // clause: ATOMIC-GLOBAL
         Ok(guard::atomic(addr, op)?)
     }
 
-    /// Like [`Self::atomic_remote`] in three steps, the read and each half of the write, with
-    /// `pause` in between. The caller excludes other atomics of the card, and nothing else.
+    /// As [`Self::atomic_remote`] in three steps, the read and each half of the write, with `pause`
+    /// in between. The caller excludes the card's other atomics, but no other access.
     pub fn atomic_in_steps(
         &self,
-        reach: impl Into<Reach>,
+        scope: impl Into<AccessScope>,
         rkey: RKey,
         va: u64,
         op: AtomicOp,
         pause: impl Fn(),
     ) -> Result<u64, MemError> {
-        let addr = self.find_word(reach.into(), rkey, va, Access::REMOTE_ATOMIC)?;
+        let addr = self.find_word(scope.into(), rkey, va, Access::REMOTE_ATOMIC)?;
         let mut word = [0; 8];
         guard::read(addr, guard::own_cells(&mut word))?;
         let old = u64::from_ne_bytes(word);
@@ -290,35 +307,40 @@ impl Regions<'_> {
         Ok(old)
     }
 
-    /// One store of 8 bytes for a peer. The memory itself must be aligned too, as for
-    /// [`Self::atomic_remote`].
-    pub fn store_remote(&self, reach: impl Into<Reach>, rkey: RKey, va: u64, data: [u8; 8]) -> Result<(), MemError> {
-        let addr = self.find_word(reach.into(), rkey, va, Access::REMOTE_WRITE)?;
+    /// Stores 8 bytes at once for a peer. `Range` if the memory is not aligned.
+    pub fn store_remote(
+        &self,
+        scope: impl Into<AccessScope>,
+        rkey: RKey,
+        va: u64,
+        data: [u8; 8],
+    ) -> Result<(), MemError> {
+        let addr = self.find_word(scope.into(), rkey, va, Access::REMOTE_WRITE)?;
         // clause: ATOMIC-WRITE-WHOLE
         Ok(guard::store(addr, data)?)
     }
 
-    /// FLUSH of a range (address and length) or a whole region for a peer. Nothing lies between the
-    /// stores for peers and the other processors but the store buffer of this one.
+    /// FLUSH of a range (address and length) or a whole region for a peer. A fence is enough:
+    /// earlier stores for peers are at most in this processor's store buffer.
     pub fn flush_remote(
         &self,
-        reach: impl Into<Reach>,
+        scope: impl Into<AccessScope>,
         rkey: RKey,
         range: Option<(u64, u64)>,
         access: Access,
     ) -> Result<(), MemError> {
         let region = self.find(rkey.0)?;
         let (va, len) = range.unwrap_or((region.base, region.length));
-        region.resolve_remote(reach.into(), va, len, access)?;
+        region.resolve_remote(scope.into(), va, len, access)?;
         // clause: FLUSH-VISIBLE
         fence(Ordering::SeqCst);
         Ok(())
     }
 }
 
-/// Calls `f` for each stretch of the list that `total` bytes from `offset` on fall into, with the
-/// element cut to the stretch's first byte and the range of the data that belongs there. Elements
-/// that no byte falls into are not looked at. `Range` if the list is too short.
+/// Calls `f` for each element of the list that holds some of `total` bytes from byte `offset` on:
+/// with the element, its address moved to the first of these bytes, and the range of the data in
+/// it. `Range` if the list is too short. The keys of other elements are not checked.
 #[inline]
 fn walk(
     sges: &[Sge],
@@ -326,7 +348,7 @@ fn walk(
     total: usize,
     mut f: impl FnMut(Sge, Range<usize>) -> Result<(), MemError>,
 ) -> Result<(), MemError> {
-    // Mostly the first element holds all.
+    // Usually the first element holds all bytes.
     if let [sge, ..] = sges
         && total > 0
         && sge.length.checked_sub(offset).is_some_and(|room| total <= room as usize)
@@ -337,7 +359,7 @@ fn walk(
     walk_all(sges, offset, total, f)
 }
 
-/// As [`walk`], for lists of any form.
+/// As [`walk`], for bytes in any number of elements.
 fn walk_all(
     sges: &[Sge],
     offset: u32,

@@ -1,12 +1,12 @@
 //! The table of keys of one context.
 //!
-//! A window owns a slot of the table for its lifetime. Binding fills the slot with part of the
-//! region, so that a peer's access finds windows and regions alike; the region counts its windows.
+//! A window has an entry of the table for its lifetime. Binding fills the entry with part of the
+//! region, so that an access by a peer treats windows like regions. The region counts its windows.
 //!
-//! An access holds a read lock until the last byte is copied, so removal or replacement of an entry
-//! returns only when no access under it is in progress.
+//! An access holds a read lock until the last byte is copied. So after the removal or replacement
+//! of an entry no access under it is in progress.
 
-use crate::region::{Reach, Region, Users, Window};
+use crate::region::{AccessScope, Region, Users, Window};
 use crate::regions::Regions;
 use roxe_base::error::Error;
 use roxe_base::limits::{MAX_MR, MAX_MW};
@@ -20,26 +20,29 @@ use roxe_wire::RKey;
 /// The regions of a context by key.
 #[derive(Debug)]
 pub struct MemoryTable {
-    /// Read by every thread: sharded, so that no cache line moves between them.
+    /// Sharded, because every thread reads it: no cache line moves between readers.
     regions: Sharded<rank::Memory, Slots<Region>>,
 }
 
 impl Default for MemoryTable {
     fn default() -> Self {
-        // A region may have a key of its own for peers.
+        // A region may have two keys, one for lists and one for peers.
         Self { regions: Sharded::new(Slots::new((2 * MAX_MR + MAX_MW) as usize)) }
     }
 }
 
 impl MemoryTable {
-    /// Locks the regions for any number of accesses; locking for each packet would wait for the
-    /// stores of its payload. The holder must not call other methods of this table.
+    /// Read-locks the regions for any number of accesses. (A lock per packet would wait for the
+    /// stores of its payload.) The holder must not call other methods of this table.
     #[inline]
     pub fn hold(&self) -> Regions<'_> {
         Regions::new(self.regions.read())
     }
 
-    /// Gives `region` a key. ENOMEM: there is no more room.
+    /// Adds `region` under a new key, which is returned.
+    ///
+    /// # Errors
+    /// ENOMEM if the table is full.
     pub fn insert(&self, region: Region) -> Result<u32, Error> {
         self.regions.write().insert(region)
     }
@@ -75,29 +78,28 @@ impl MemoryTable {
         // clause: KEY-DEAD
         regions.remove(key);
     }
-}
 
-impl MemoryTable {
-    /// Gives a right that the key withheld ([`Region::withholding`]); nothing: it did not.
-    pub fn give(&self, rkey: RKey, access: Access) -> Access {
+    /// Grants those rights of `access` that the key withheld ([`Region::withholding`]), and returns
+    /// them.
+    pub fn grant(&self, rkey: RKey, access: Access) -> Access {
         let withheld = |regions: &Slots<Region>| regions.get(rkey.0).map(|region| region.withheld(access));
         let given = withheld(&self.regions.read()).unwrap_or(Access::empty());
         if !given.is_empty()
             && let Some(region) = self.regions.write().get_mut(rkey.0)
         {
-            region.give(given);
+            region.grant(given);
         }
         given
     }
 
-    /// Binds a window for the queue pair of `reach`; when it returns, no access through an earlier
-    /// binding is under way.
-    pub fn bind(&self, reach: Reach, bind: &Bind) -> Result<(), MemError> {
+    /// Binds a window for the queue pair of `scope`. Returns when no access through an earlier
+    /// binding is in progress.
+    pub fn bind(&self, scope: AccessScope, bind: &Bind) -> Result<(), MemError> {
         let mut regions = self.regions.write();
         let key = regions.key_of_slot(bind.rkey.0).ok_or(MemError::BadKey)?;
         let window = regions.get(key).and_then(Region::window).ok_or(MemError::BadKey)?;
-        window.check(reach, bind)?;
-        let opened = if bind.length == 0 { window.closed() } else { window.open(&regions, reach, bind)? };
+        window.check(scope, bind)?;
+        let opened = if bind.length == 0 { window.closed() } else { window.open(&regions, scope, bind)? };
         release(&mut regions, window);
         if let Some(region) = opened.window().and_then(|window| window.region(&mut regions)) {
             region.count_windows(|windows| windows + 1);
@@ -107,29 +109,29 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Closes a window of type 2 for the queue pair of `reach` or for its peer.
-    pub fn invalidate(&self, reach: Reach, rkey: RKey) -> Result<(), MemError> {
+    /// Closes a window of type 2 at the request of the queue pair of `scope` or its peer.
+    pub fn invalidate(&self, scope: AccessScope, rkey: RKey) -> Result<(), MemError> {
         let mut regions = self.regions.write();
         let entry = regions.get(rkey.0).ok_or(MemError::BadKey)?;
         // clause: INVALIDATE-REFUSED, WINDOW-TYPE-2
         let window = match (entry.window(), entry.users) {
-            (Some(window), Users::Qp(qp)) if Some(qp) == reach.qp => window,
+            (Some(window), Users::Qp(qp)) if Some(qp) == scope.qp => window,
             (Some(_), Users::Qp(_)) => return Err(MemError::WrongDomain),
-            (None, Users::Domain(pd) | Users::Peers(pd)) if pd != reach.pd => return Err(MemError::WrongDomain),
+            (None, Users::Domain(pd) | Users::Peers(pd)) if pd != scope.pd => return Err(MemError::WrongDomain),
             _ => return Err(MemError::Access),
         };
         close(&mut regions, rkey.0, window);
         Ok(())
     }
 
-    /// Closes the windows that only `qp`, which is going, could use.
+    /// Closes the windows that only `qp`, which is being destroyed, could use.
     pub fn forget_qp(&self, qp: ObjectId) {
         // clause: WINDOW-QP-GONE
         close_all(&mut self.regions.write(), |entry| entry.users == Users::Qp(qp));
     }
 
-    /// Closes a window for good; returns when no access through it is under way. `key` is any key
-    /// that it had.
+    /// Removes a window. `key` is any key that it had. Returns when no access through it is in
+    /// progress.
     pub fn remove_window(&self, key: u32) {
         let mut regions = self.regions.write();
         let Some(entry) = regions.key_of_slot(key).and_then(|key| regions.remove(key)) else { return };
@@ -147,7 +149,7 @@ fn close_all(regions: &mut Slots<Region>, which: impl Fn(&Region) -> bool) {
     }
 }
 
-/// Closes the window under `key`, which keeps that key.
+/// Closes the window under `key`; its key stays.
 fn close(regions: &mut Slots<Region>, key: u32, window: Window) {
     release(regions, window);
     if let Some(entry) = regions.get_mut(key) {
@@ -155,7 +157,7 @@ fn close(regions: &mut Slots<Region>, key: u32, window: Window) {
     }
 }
 
-/// The region that `window` was bound to has one window less.
+/// Uncounts `window` from the region that it was bound to.
 fn release(regions: &mut Slots<Region>, window: Window) {
     if let Some(region) = window.region(regions) {
         region.count_windows(|windows| windows - 1);

@@ -4,10 +4,10 @@ use std::ffi::c_void;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 
-/// Bytes of a page on the machines that tests run on.
+/// Bytes of a page on the machines that run the tests.
 pub const PAGE: u64 = 4096;
 
-/// The word at `addr`, as another thread of the application would look at it.
+/// Loads the word at `addr`, as another thread of the application would.
 pub fn load(addr: u64) -> u64 {
     // SAFETY: tests pass addresses of their own, aligned, mapped pages.
     unsafe { (*(addr as *const std::sync::atomic::AtomicU64)).load(std::sync::atomic::Ordering::Acquire) }
@@ -16,12 +16,12 @@ pub fn load(addr: u64) -> u64 {
 /// Returns true if the mapped page at `addr` was ever touched.
 pub fn is_resident(addr: u64) -> bool {
     let mut resident = 0u8;
-    // SAFETY: changes nothing but one byte of answer; the kernel checks the address.
+    // SAFETY: writes one byte, `resident`; the kernel checks the address.
     assert_eq!(unsafe { libc::mincore(addr as *mut c_void, PAGE as usize, &raw mut resident) }, 0);
     resident & 1 != 0
 }
 
-/// Zeroed pages, freed in the end; single pages can be unmapped or protected.
+/// Zeroed pages, unmapped on drop. Single pages can be unmapped or protected.
 #[derive(Debug)]
 pub struct Pages {
     addr: u64,
@@ -47,7 +47,7 @@ impl Pages {
             .as_ref()
             .map_or((-1, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS), |file| (file.as_raw_fd(), libc::MAP_SHARED));
         let rights = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        // SAFETY: a new mapping at an address of the kernel's choice.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), (count * PAGE) as usize, rights, flags, fd, 0) };
         assert_ne!(at, libc::MAP_FAILED);
         Self { addr: at as u64, count, file }
@@ -57,7 +57,7 @@ impl Pages {
         self.addr
     }
 
-    /// The descriptor of their file.
+    /// The descriptor of the file of [`Pages::of_file`].
     pub fn fd(&self) -> i32 {
         self.file.as_ref().unwrap().as_raw_fd()
     }
@@ -67,7 +67,7 @@ impl Pages {
         (self.addr + index * PAGE) as *mut c_void
     }
 
-    /// Makes pages inaccessible: like unmapping, but the address stays reserved.
+    /// Makes pages inaccessible, as unmapping would, but reserves their addresses.
     pub fn unmap(&self, first: u64, count: u64) {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
         assert!(first + count <= self.count);
@@ -92,7 +92,7 @@ impl Pages {
         is_resident(self.page(index) as u64)
     }
 
-    /// Takes the file away under the mapping.
+    /// Truncates the file behind the mapping to 0 bytes.
     pub fn truncate_file(&self) {
         self.file.as_ref().unwrap().set_len(0).unwrap();
     }
@@ -100,7 +100,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the whole mapping, which is unused from now on.
+        // SAFETY: unmaps the whole mapping, which is not used after this.
         unsafe { libc::munmap(self.addr as *mut c_void, (self.count * PAGE) as usize) };
     }
 }

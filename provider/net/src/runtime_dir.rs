@@ -13,7 +13,7 @@ mod tests;
 
 use roxe_base::exit::{Stage, at_exit};
 use roxe_base::lock::{Lockable, Mutex, rank};
-use roxe_base::private_dir::{self, is_everybody_mapped, overflow_uid};
+use roxe_base::private_dir::{self, are_all_users_mapped, overflow_uid};
 use roxe_base::random;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::collections::BTreeMap;
@@ -270,7 +270,7 @@ pub fn is_overflow_user() -> bool {
 
 /// Returns true if `uid` is shown for users that this user namespace does not map.
 pub(super) fn is_unmapped(uid: u32) -> bool {
-    uid == overflow_uid() && !is_everybody_mapped()
+    uid == overflow_uid() && !are_all_users_mapped()
 }
 
 /// Registers `path`, bound by this process, and its `link` in the common directory for removal at

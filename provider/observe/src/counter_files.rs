@@ -43,7 +43,7 @@ pub struct CounterFiles {
     folder: PathBuf,
     /// File for a process that prints the counters of one that cannot.
     stats: Option<StatsFile>,
-    told: Mutex<rank::Told, Values>,
+    written: Mutex<rank::CountersWritten, Values>,
     /// True if the files of the port cannot be written.
     lacks_files: AtomicBool,
     is_closed: AtomicBool,
@@ -57,7 +57,7 @@ impl CounterFiles {
         Self {
             folder: root.map(|root| root.join(device).join("ports/1")).unwrap_or_default(),
             stats: stats.map(|folder| StatsFile::new(folder, device)),
-            told: Mutex::new([0; FILES.len()]),
+            written: Mutex::new([0; FILES.len()]),
             lacks_files: AtomicBool::new(root.is_none()),
             is_closed: AtomicBool::new(false),
             pause: AtomicU64::new(pause_after(Duration::ZERO)),
@@ -68,51 +68,51 @@ impl CounterFiles {
     /// there are readers.
     pub fn is_behind(&self, counters: impl FnOnce() -> Counters) -> bool {
         let has_readers = self.stats.is_some() || !self.lacks_files.load(Ordering::Relaxed);
-        has_readers && !self.is_closed.load(Ordering::Relaxed) && *self.told.lock() != values(&counters())
+        has_readers && !self.is_closed.load(Ordering::Relaxed) && *self.written.lock() != values(&counters())
     }
 
     /// Adds the changes to the files, or later if another process holds the lock. `counters` is
     /// called under the lock: a sum older than the last one would count twice.
     pub fn publish(&self, counters: impl FnOnce() -> Counters) {
         let begun = clock::spent();
-        let mut told = self.told.lock();
+        let mut written = self.written.lock();
         // Later changes wait, so that the line and the files agree.
         let now = counters();
         if let Some(stats) = self.stats.as_ref().filter(|_| !self.is_closed.load(Ordering::Relaxed)) {
             stats.write(&now);
         }
-        self.add_new(&mut told, &now, |folder| folder.try_lock().is_ok());
-        drop(told);
+        self.add_new(&mut written, &now, |folder| folder.try_lock().is_ok());
+        drop(written);
         self.pause.store(pause_after(clock::spent().saturating_sub(begun)), Ordering::Relaxed);
     }
 
     /// Adds the changes for the last time and returns the values shown for this process.
     pub fn close(&self, counters: &Counters) -> Counters {
-        let mut told = self.told.lock();
+        let mut written = self.written.lock();
         let last = counters.clone();
-        self.add_new(&mut told, &last, |folder| folder.lock().is_ok());
+        self.add_new(&mut written, &last, |folder| folder.lock().is_ok());
         self.is_closed.store(true, Ordering::Relaxed);
         self.stats.iter().for_each(StatsFile::remove);
         last
     }
 
     /// Adds the changes to the files if `is_locked` locks the directory.
-    fn add_new(&self, told: &mut Values, counters: &Counters, is_locked: impl FnOnce(&File) -> bool) {
+    fn add_new(&self, written: &mut Values, counters: &Counters, is_locked: impl FnOnce(&File) -> bool) {
         if self.is_closed.load(Ordering::Relaxed) {
             return;
         }
         if self.lacks_files.load(Ordering::Relaxed) {
-            *told = values(counters);
+            *written = values(counters);
             return;
         }
         match File::open(&self.folder) {
             // Unlocked when dropped.
             Ok(folder) if is_locked(&folder) => {
-                for (((path, _), told), now) in FILES.iter().zip(told).zip(values(counters)) {
-                    let grown = now.wrapping_sub(*told);
+                for (((path, _), written), now) in FILES.iter().zip(written).zip(values(counters)) {
+                    let grown = now.wrapping_sub(*written);
                     // A file that was removed has no reader; the others are still written.
                     if grown > 0 && add(&self.folder.join(path), grown).is_ok() {
-                        *told = now;
+                        *written = now;
                     }
                 }
             }
@@ -129,8 +129,8 @@ impl CounterFiles {
     /// Resets the state in the child of a fork. If a thread missing in the child held the lock, the
     /// child writes nothing.
     pub fn begin_anew(&self) {
-        match self.told.try_lock() {
-            Some(mut told) => *told = [0; FILES.len()],
+        match self.written.try_lock() {
+            Some(mut written) => *written = [0; FILES.len()],
             None => self.is_closed.store(true, Ordering::Relaxed),
         }
         self.stats.iter().for_each(StatsFile::abandon);
@@ -138,7 +138,7 @@ impl CounterFiles {
 
     /// The lock, for the fork handlers.
     pub fn raw(&self) -> &impl Lockable {
-        &self.told
+        &self.written
     }
 }
 

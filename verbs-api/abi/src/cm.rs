@@ -1,5 +1,5 @@
 //! Communication identifiers, their events, addresses and routes: the structures of
-//! `rdma/rdma_cma.h`, with those of `infiniband/sa.h` and `infiniband/ib.h` that they name.
+//! `rdma/rdma_cma.h`, and those of `infiniband/sa.h` and `infiniband/ib.h` that they contain.
 
 use super::*;
 use libc::{sockaddr, sockaddr_storage, socklen_t};
@@ -10,7 +10,7 @@ c_structs! {
     /// The P_Key is in network byte order.
     rdma_ib_addr(40, 8) { 0 sgid: ibv_gid, 16 dgid: ibv_gid, 32 pkey: u16 }
 
-    /// Each address is a union over the families; the largest member stands for it here.
+    /// Each address is a union over the families; declared here as its largest member.
     rdma_addr(296, 8) {
         0 src: sockaddr_storage, 128 dst: sockaddr_storage, 256 ibaddr: rdma_ib_addr,
     }
@@ -75,7 +75,7 @@ c_structs! {
 
     ibv_path_data(72, 8) { 0 flags: u32, 4 reserved: u32, 8 path: ibv_path_record }
 
-    /// Multi-byte fields in network byte order, but for the family and the scope.
+    /// Multi-byte fields in network byte order, except the family and the scope.
     #[repr(align(8))]
     sockaddr_ib(48, 8) {
         0 sib_family: u16, 2 sib_pkey: u16, 4 sib_flowinfo: u32, 8 sib_addr: [u8; 16],
@@ -83,8 +83,8 @@ c_structs! {
     }
 }
 
-/// Which member is valid follows from the port space of the identifier: `conn` or `ud`, which both
-/// start with the private data; `arg` is that of events that the program writes.
+/// The port space of the identifier selects the valid member, `conn` or `ud`, which both start with
+/// the private data. `arg` is valid for events that the program writes.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union rdma_event_param {

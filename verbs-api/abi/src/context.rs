@@ -1,9 +1,9 @@
-//! An opened device and the functions that inline verbs jump to.
+//! An open device, and the functions that inline verbs call.
 
 use super::*;
 
 c_structs! {
-    /// The slots the headers still call; the rest have been dead since 2007 and are `Unused`.
+    /// Slots that the headers still call have types; the others, unused since 2007, are `Unused`.
     ibv_context_ops(256, 8) {
         0 _compat1: [Unused; 7],
         56 alloc_mw: c_fn!(fn(*mut ibv_pd, c_uint) -> *mut ibv_mw),
@@ -25,8 +25,8 @@ c_structs! {
         272 num_comp_vectors: c_int, 280 mutex: Mutex, 320 abi_compat: usize,
     }
 
-    /// The slots that roxe fills have their types, the others are `Unused`: the headers answer
-    /// EOPNOTSUPP for an empty one.
+    /// Slots that roxe fills have types, the others are `Unused`. The headers return EOPNOTSUPP for
+    /// an empty slot.
     verbs_context(648, 8) {
         0 query_port: c_fn!(fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int),
         8 advise_mr: c_fn!(fn(*mut ibv_pd, c_uint, u32, *mut ibv_sge, u32) -> c_int),

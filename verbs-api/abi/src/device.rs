@@ -27,13 +27,13 @@ c_structs! {
         227 phys_port_cnt: u8,
     }
 
-    /// Whose pages may come when they are used: everything, and by what each service does.
+    /// On-demand paging: general capabilities, and the operations of each service that support it.
     ibv_odp_caps(24, 8) {
         0 general_caps: u64, 8 rc_odp_caps: u32, 12 uc_odp_caps: u32, 16 ud_odp_caps: u32,
     }
 
-    /// The capability blocks that roxe never fills (TSO, RSS, pacing, tag matching, ...) are kept
-    /// as padding of the right size between the fields it does fill.
+    /// Capability blocks that roxe never fills (TSO, RSS, pacing, tag matching, ...) are padding
+    /// between the other fields.
     ibv_device_attr_ex(400, 8) {
         0 orig_attr: ibv_device_attr, 232 comp_mask: u32, 240 odp_caps: ibv_odp_caps,
         264 completion_timestamp_mask: u64, 272 hca_core_clock: u64, 280 device_cap_flags_ex: u64,

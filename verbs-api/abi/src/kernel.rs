@@ -1,5 +1,5 @@
 //! Structures of the kernel's uverbs interface, `rdma/ib_user_verbs.h` and `rdma/ib_user_sa.h`, for
-//! programs that talk to `rdma_cm` themselves. The kernel keeps them as they are.
+//! programs that use `rdma_cm` directly. They never change.
 
 use super::*;
 
@@ -21,7 +21,7 @@ c_structs! {
         139 reserved: [u8; 5],
     }
 
-    /// Fields of several bytes are in network byte order as in [`ibv_sa_path_rec`].
+    /// Byte order as in [`ibv_sa_path_rec`].
     ib_user_path_rec(64, 4) {
         0 dgid: [u8; 16], 16 sgid: [u8; 16], 32 dlid: u16, 34 slid: u16, 36 raw_traffic: u32,
         40 flow_label: u32, 44 reversible: u32, 48 mtu: u32, 52 pkey: u16, 54 hop_limit: u8,

@@ -1,27 +1,24 @@
-//! The structures of `infiniband/verbs.h` and `rdma/rdma_cma.h` that cross the boundary, and those
-//! of the kernel that some functions convert, field for field, and nothing else.
+//! The C structures of `infiniband/verbs.h` and `rdma/rdma_cma.h`, and those of the kernel that
+//! some functions of librdmacm convert, field by field.
 //!
-//! Data-path verbs are inline functions compiled into the application: they read these structures
-//! in our memory and jump through the function pointers in them. `verbs-api/capi` fills them for
-//! programs, `verbs-api/peer` reads those of the library of another card. Enumerations are plain
-//! integers here, because C may store any value in them. Byte order is host order unless a field
-//! says otherwise.
+//! Data-path verbs are inline functions in the application: they read these structures in the
+//! library's memory and call the function pointers in them. `verbs-api/capi` fills the structures
+//! for programs, `verbs-api/peer` reads those of another card's library. Enumerations are plain
+//! integers, because C may store any value in them. Byte order is host order unless a field says
+//! otherwise.
 //!
-//! Each structure stands with its size, its alignment and the offset of every field, and the
-//! compiler checks them. These numbers were not written by hand: they were taken from the debug
-//! information of Debian 12's libibverbs (rdma-core 44, x86-64) and agree with a C program that
-//! prints `sizeof` and `offsetof`. They are the same on every 64-bit Linux, and later releases of
-//! rdma-core only append.
-//!
-//! Touches nothing.
+//! Each structure is declared with its size, its alignment and the offset of every field, which the
+//! compiler checks. The numbers are from the debug information of Debian 12's libibverbs (rdma-core
+//! 44, x86-64), and agree with a C program that prints `sizeof` and `offsetof`. They are the same
+//! on every 64-bit Linux, and later releases of rdma-core only append fields.
 
 #![allow(non_camel_case_types)]
-// A field says what `man 3` of its verb says; only what differs from that is said here.
+// `man 3` of the verbs documents the fields; only differences are documented here.
 #![allow(missing_docs)]
 
-/// Structures of C: `name(size, alignment) { offset field: type, ... }`. All bits zero are a value
-/// of each, because the types of fields are numbers, pointers, optional functions, and arrays,
-/// unions and structures of these.
+/// Declares C structures: `name(size, alignment) { offset field: type, ... }`. All zero bits are a
+/// valid value, because fields are numbers, pointers, optional functions, or arrays, unions and
+/// structures of these.
 macro_rules! c_structs {
     ($($(#[$attribute:meta])* $name:ident($size:literal, $align:literal) {
         $($(#[$doc:meta])* $offset:literal $field:ident: $type:ty),+ $(,)?
@@ -40,9 +37,9 @@ macro_rules! c_structs {
             };
 
             impl $name {
-                /// The structure with nothing in it.
+                /// The structure with all bits zero.
                 pub const ZERO: Self =
-                    // SAFETY: what the types of the fields are: see the macro.
+                    // SAFETY: all zero bits are valid for the types of the fields; see the macro.
                     unsafe { MaybeUninit::zeroed().assume_init() };
             }
 
@@ -55,14 +52,13 @@ macro_rules! c_structs {
     };
 }
 
-/// A slot for a function of C.
 macro_rules! c_fn {
     (fn($($argument:ty),*) $(-> $result:ty)?) => { Option<unsafe extern "C" fn($($argument),*) $(-> $result)?> };
 }
 
-/// A structure that takes from another the fields that have the same names there, some of them
-/// converted, and the others as given: `copy_fields!(Type from source { field, ... } via convert {
-/// field, ... } with { other: value, ... })`.
+/// Builds a structure from fields of the same names in another one, some of them converted, and
+/// from further values: `copy_fields!(Type from source { field, ... } via convert { field, ... }
+/// with { other: value, ... })`.
 #[macro_export]
 macro_rules! copy_fields {
     ($type:ident from $source:ident { $($same:ident),+ $(,)? }
@@ -75,9 +71,9 @@ macro_rules! copy_fields {
     };
 }
 
-/// A structure whose slots hold the functions of the same names, module by module, and whose other
-/// fields are as given: `with_functions!(Type { module: function ...; ... } with { field: value,
-/// ... })`.
+/// Builds a structure whose slots hold the functions of the same names, listed by module, and
+/// further values: `with_functions!(Type { module: function ...; ... } with { field: value, ...
+/// })`.
 #[macro_export]
 macro_rules! with_functions {
     ($type:ident { $($module:tt: $($slot:ident)+;)+ } with { $($given:tt)* }) => {
@@ -106,9 +102,9 @@ pub use memory::*;
 pub use queue::*;
 pub use request::*;
 
-/// Space of a `pthread_mutex_t`, which only the library itself would use.
+/// Space of a `pthread_mutex_t`, which only the library uses.
 pub type Mutex = [u64; 5];
-/// Space of a `pthread_cond_t`, which only the library itself would use.
+/// Space of a `pthread_cond_t`, which only the library uses.
 pub type Cond = [u64; 6];
 /// An unused slot.
 pub type Unused = Option<unsafe extern "C" fn()>;
@@ -116,7 +112,7 @@ pub type Unused = Option<unsafe extern "C" fn()>;
 /// Marks an `ibv_context` as the tail of a [`verbs_context`] (`abi_compat`).
 pub const ABI_EXTENDED: usize = usize::MAX;
 
-/// The builder that `ibv_wr_*` is given.
+/// Argument of `ibv_wr_*`.
 type Qpx = *mut ibv_qp_ex;
-/// The queue that `ibv_start_poll` and its kin are given.
+/// Argument of `ibv_start_poll` and the like.
 type Cqx = *mut ibv_cq_ex;

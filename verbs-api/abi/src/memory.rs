@@ -47,7 +47,6 @@ c_structs! {
         24 comp_mask: u32, 28 handle: u32,
     }
 
-    /// A thread domain.
     ibv_td(8, 8) { 0 context: *mut ibv_context }
 
     ibv_td_init_attr(4, 4) { 0 comp_mask: u32 }

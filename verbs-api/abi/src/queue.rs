@@ -52,15 +52,14 @@ c_structs! {
 }
 
 impl ibv_qp_init_attr_ex {
-    /// The attributes of a classic structure, with the members in `comp_mask`, of which `pd` is
-    /// one; the others are empty.
+    /// Extends a classic structure by `pd` and `comp_mask`; the other new fields are empty.
     pub fn of(init: &ibv_qp_init_attr, comp_mask: u32, pd: *mut ibv_pd) -> Self {
         copy_fields!(Self from init { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all } with {
             comp_mask, pd, ..Self::ZERO
         })
     }
 
-    /// The part that a classic one has, too.
+    /// The fields of the classic structure.
     pub fn classic(&self) -> ibv_qp_init_attr {
         copy_fields!(ibv_qp_init_attr from self { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all })
     }
@@ -114,7 +113,7 @@ c_structs! {
         328 wr_complete: c_fn!(fn(Qpx) -> c_int),
         336 wr_abort: c_fn!(fn(Qpx)),
         344 wr_atomic_write: c_fn!(fn(Qpx, u32, u64, *const c_void)),
-        /// Newer than the other fields: programs of older headers do not look here.
+        /// Newer than the other fields; programs with older headers do not access it.
         352 wr_flush: c_fn!(fn(Qpx, u32, u64, usize, u8, u8)),
     }
 

@@ -1,4 +1,4 @@
-//! Work requests, what they point to, and their completions.
+//! Work requests, the structures they point to, and completions.
 
 use super::*;
 
@@ -11,7 +11,7 @@ c_structs! {
         42 slid: u16, 44 sl: u8, 45 dlid_path_bits: u8,
     }
 
-    /// Everything in network byte order.
+    /// All fields in network byte order.
     ibv_grh(40, 8) {
         0 version_tclass_flow: u32, 4 paylen: u16, 6 next_hdr: u8, 7 hop_limit: u8, 8 sgid: ibv_gid,
         24 dgid: ibv_gid,

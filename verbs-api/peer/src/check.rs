@@ -1,9 +1,9 @@
 //! The program behind `roxe check-peer`: runs cells between two cards, each driven through its
 //! agent, and judges every byte and completion of both sides.
 //!
-//! A [`Pair`] is two connected queue pairs with an area of memory on each side. A [`Course`] is one
-//! cell on a pair: several messages, with scatter lists, inline data and requests without
-//! completion among them. Begin to read at [`Course::begin`] and [`Course::finish`].
+//! A [`Pair`] is two connected queue pairs with an area of memory on each side. A [`Course`] runs
+//! one cell on a pair: several messages, some with scatter lists, with inline data or unsignaled.
+//! [`Course::begin`] starts it, [`Course::finish`] judges it.
 
 mod course;
 mod memory;
@@ -15,7 +15,7 @@ pub use course::Course;
 pub use pair::Pair;
 use std::fmt;
 
-/// The addresses that packets travel between.
+/// IP version of the two cards' addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
     /// IPv4.
@@ -25,7 +25,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// Both.
+    /// Both IP versions.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 }
 
@@ -71,10 +71,10 @@ pub fn checks((service, mtu, family): Kind) -> impl Iterator<Item = Check> {
 /// The circumstances of checks.
 #[derive(Clone, Copy, Debug)]
 pub struct Conditions {
-    /// Origin of message bytes and of the places where scatter lists are cut.
+    /// Seed of message bytes and of the lengths of list elements.
     pub seed: u64,
-    /// True if the network loses, duplicates and reorders packets: UC and UD messages need not all
-    /// arrive, and one of a single packet may arrive twice.
+    /// True if the network loses, duplicates and reorders packets. Then UC and UD messages may be
+    /// lost, and a message of one packet may arrive twice.
     pub is_lossy: bool,
     /// True for up to 32 messages in a cell instead of 4.
     pub is_burst: bool,
@@ -82,8 +82,8 @@ pub struct Conditions {
     pub ack_timeout: u8,
     /// Milliseconds without an arrival after which a UC or UD message counts as lost.
     pub grace_ms: u64,
-    /// Milliseconds that completions may take: a long message to an emulated processor takes
-    /// seconds.
+    /// Milliseconds within which requests must complete. A long message to an emulated processor
+    /// takes seconds.
     pub patience_ms: u64,
 }
 
@@ -97,13 +97,13 @@ impl Default for Conditions {
 /// The agents beside the near and the far card.
 pub type Cards<'a> = [&'a mut Client; 2];
 
-/// The reason why there is no pair.
+/// The reason why the cards cannot be connected.
 #[derive(Debug, thiserror::Error)]
 pub enum PairError {
     /// One of the cards has no such address, MTU, service or operation.
     #[error("{0}")]
     Unsupported(String),
-    /// An agent refused something that every card can do, or is gone.
+    /// An agent refused a request that every card supports, or is gone.
     #[error(transparent)]
     Agent(#[from] ClientError),
 }
@@ -111,10 +111,10 @@ pub enum PairError {
 /// The reason why a check did not pass.
 #[derive(Debug, thiserror::Error)]
 pub enum Failed {
-    /// The cards do not understand each other.
+    /// A byte or a completion is wrong.
     #[error("{0}")]
     Wrong(String),
-    /// One of the cards cannot have such a pair, or an agent refused something.
+    /// A card does not support the pair, or an agent refused a request.
     #[error(transparent)]
     Pair(#[from] PairError),
 }
@@ -125,14 +125,14 @@ impl From<ClientError> for Failed {
     }
 }
 
-/// Messages of a check that passed.
+/// Numbers of messages of a passed check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Arrived {
     /// Messages sent.
     pub sent: u32,
     /// Messages that arrived.
     pub delivered: u32,
-    /// Copies of messages, which a lossy network makes.
+    /// Duplicates that arrived, which a lossy network may make.
     pub repeated: u32,
 }
 
@@ -143,7 +143,7 @@ mod tests {
     /// Counted by hand, for one direction and family: RC 5 operations x 7 sizes x 3 MTUs + 2 x 3,
     /// UC 4 x 7 x 3, UD 2 x 7 x 3.
     #[test]
-    fn checks_are_distinct_and_as_many_as_counted_by_hand() {
+    fn checks_are_distinct_and_complete() {
         let names: std::collections::BTreeSet<_> = kinds().flat_map(checks).map(|check| check.to_string()).collect();
         assert_eq!(names.len(), 4 * (105 + 6 + 84 + 42));
         assert_eq!(kinds().flat_map(checks).count(), names.len());

@@ -14,7 +14,7 @@ const PROBE: Duration = Duration::from_secs(5);
 /// The reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The agent or the verb refused it; the session goes on.
+    /// The agent or the verb refused the request; the session continues.
     #[error("{0}")]
     Refused(#[from] Refusal),
     /// The connection failed.
@@ -61,27 +61,27 @@ impl std::str::FromStr for Target {
     }
 }
 
-/// A session with an agent. When it is dropped the agent destroys all its objects.
+/// A session with an agent. When it is dropped, the agent destroys all objects of the session.
 #[derive(Debug)]
 pub struct Client {
     stream: BufReader<TcpStream>,
     last: u64,
     card: Value,
-    /// Requests that are not sent yet, and their number.
+    /// Queued requests, and their number.
     waiting: Vec<u8>,
     count: u64,
     is_lost: bool,
 }
 
 impl Client {
-    /// Connects to an agent and shows the token.
+    /// Connects to an agent and sends the token.
     ///
     /// # Errors
     /// If no agent listens there, the token is wrong, or the agent serves another controller.
     pub fn connect(address: impl ToSocketAddrs, token: &str) -> Result<Self, ClientError> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
-        // An answer takes no longer than the wait that its request asks for.
+        // An answer takes at most the maximum wait of a request, plus some time for the network.
         stream.set_read_timeout(Some(Duration::from_millis(limits::WAIT_MS) + Duration::from_secs(10)))?;
         let socket = SockRef::from(&stream);
         socket.set_tcp_user_timeout(Some(SILENCE))?;
@@ -130,8 +130,8 @@ impl Client {
         self.is_lost
     }
 
-    /// Sends a request and waits for its answer; `arguments` is an object, or null. Requests of
-    /// [`Self::ask`] that wait are sent first; their answers are lost.
+    /// Sends a request and waits for its answer. `arguments` is an object or null. Requests queued
+    /// by [`Self::ask`] are sent first; their answers are discarded.
     ///
     /// # Errors
     /// If the request is refused, or the connection fails.
@@ -147,7 +147,8 @@ impl Client {
     /// If `arguments` is neither an object nor null.
     pub fn ask(&mut self, command: Command, arguments: Value) -> Result<(), ClientError> {
         let mut arguments = protocol::arguments(arguments)?;
-        // A null member means the same as none, and the agent's processor may be slow.
+        // A null member means the same as none. Omitting it saves time on an agent with a slow
+        // processor.
         arguments.retain(|_, value| !value.is_null());
         let args = Args::new(arguments);
         self.last += 1;
@@ -156,9 +157,9 @@ impl Client {
         Ok(())
     }
 
-    /// Sends all queued requests together and waits for their answers, which are in the order of
-    /// the requests. Split batches whose answers are long: the agent reads no more requests while
-    /// its answers are not read.
+    /// Sends all queued requests together and returns their answers, in the order of the requests.
+    /// Split batches with long answers: the agent stops reading requests while its answers are not
+    /// read.
     ///
     /// # Errors
     /// If the connection fails.
@@ -182,7 +183,7 @@ impl Client {
         }
         let other = || ClientError::Protocol(String::from_utf8_lossy(&answer).chars().take(200).collect());
         let (answered, result) = protocol::parse_answer(&answer).ok_or_else(other)?;
-        // The agent refuses a connection before it has read a request.
+        // The agent may refuse a connection before it reads a request; that answer has id 0.
         if answered != id && !(answered == 0 && result.is_err()) {
             return Err(other());
         }

@@ -4,10 +4,9 @@
 //! lines of JSON over TCP. The agent runs them as verbs of the `libibverbs.so.1` of its host, which
 //! it opens at run time and is not linked with, so that one binary works beside any driver.
 //!
-//! Requests are not trusted: memory is named by region and offset, which are checked; an address
-//! given as a number goes to the card as a number and is never dereferenced. [`protocol::limits`]
-//! bounds everything. Begin to read at [`protocol`] for the requests, at [`check`] for the check of
-//! two cards.
+//! The agent does not trust requests. They refer to memory by region and offset, which it checks;
+//! an address given as a number is passed to the card and never dereferenced. [`protocol::limits`]
+//! bounds sizes, counts and times. [`protocol`] has the requests, [`check`] the check of two cards.
 
 pub mod check;
 pub mod client;

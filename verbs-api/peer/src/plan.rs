@@ -1,8 +1,7 @@
-//! The operations that `roxe demo`, `roxe check-peer` and the tests run, and the bytes they move.
+//! The operations that `roxe demo`, `roxe check-peer` and the tests run, and their bytes.
 //!
-//! A [`Cell`] is one kind of message: service, operation, size, path MTU. The bytes, the operands
-//! of atomics and the opcodes of completions follow from a cell and a seed, so that both ends know
-//! them without telling each other.
+//! A [`Cell`] is one kind of message: service, operation, size, path MTU. Both ends derive the
+//! bytes, the operands of atomics and the opcodes of completions from the cell and a seed.
 
 use std::fmt;
 
@@ -10,7 +9,7 @@ use std::fmt;
 pub const MTUS: [u32; 3] = [256, 1024, 4096];
 /// Bytes of an atomic.
 pub const ATOMIC: u32 = 8;
-/// The byte that fills memory where messages arrive. [`message`] never contains it.
+/// The byte that fills receive buffers. [`message`] never returns it.
 pub const UNTOUCHED: u8 = 0xa5;
 
 /// A transport service.
@@ -44,7 +43,7 @@ impl Service {
         Self::ALL.into_iter().find(|service| service.name() == name)
     }
 
-    /// The operations that this service has.
+    /// The operations of this service.
     #[must_use]
     pub const fn ops(self) -> &'static [Op] {
         use Op::*;
@@ -100,7 +99,7 @@ impl Op {
         Self::ALL.into_iter().find(|op| op.name() == name)
     }
 
-    /// The names of its opcode in a work request, and in the requester's completion.
+    /// The names of the opcode in a work request and in the requester's completion.
     #[must_use]
     pub const fn opcodes(self) -> (&'static str, &'static str) {
         match self {
@@ -120,7 +119,7 @@ impl Op {
         matches!(self, Self::FetchAdd | Self::CmpSwap)
     }
 
-    /// Returns true if data goes to the requester.
+    /// Returns true if the responder sends data to the requester.
     #[must_use]
     pub const fn is_fetch(self) -> bool {
         matches!(self, Self::Read | Self::FetchAdd | Self::CmpSwap)
@@ -179,13 +178,13 @@ impl fmt::Display for Cell {
     }
 }
 
-/// Message sizes at one path MTU: around one packet, and long ones.
+/// Message sizes for one path MTU: around the size of a packet, and two long ones.
 #[must_use]
 pub const fn sizes(mtu: u32) -> [u32; 7] {
     [0, 1, mtu - 1, mtu, mtu + 1, 64 << 10, 1 << 20]
 }
 
-/// The cells of one service and path MTU. Datagrams longer than the port's MTU are among them: they
+/// The cells of one service and path MTU. They include datagrams longer than the port's MTU, which
 /// must not arrive.
 pub fn cells(service: Service, mtu: u32) -> impl Iterator<Item = Cell> {
     service.ops().iter().flat_map(move |&op| {
@@ -203,9 +202,9 @@ pub const fn mix(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// Returns `len` bytes that depend on `seed` and on their position, so that a byte of another
-/// message or from another place is noticed. None of them is [`UNTOUCHED`], so that a byte that did
-/// not arrive is noticed too.
+/// Returns `len` bytes that depend on `seed` and on their position, so that a check detects bytes
+/// of another message or another position. No byte is [`UNTOUCHED`], so that a check detects
+/// missing bytes too.
 #[must_use]
 pub fn message(seed: u64, len: usize) -> Vec<u8> {
     let words = (0..len.div_ceil(8) as u64)
@@ -213,7 +212,7 @@ pub fn message(seed: u64, len: usize) -> Vec<u8> {
     words.take(len).map(|byte| if byte == UNTOUCHED { !UNTOUCHED } else { byte }).collect()
 }
 
-/// The operands of an atomic, and what it does to the word that it meets.
+/// The operands of an atomic, and the resulting word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Atomic {
     /// The number to compare with, or to add.
@@ -224,8 +223,8 @@ pub struct Atomic {
     pub result: u64,
 }
 
-/// Atomic number `index` on a word that holds `word`. Every second COMPARE AND SWAP names another
-/// number than the word, and must leave it unchanged.
+/// Atomic number `index` on a word with the value `word`. Every second COMPARE AND SWAP compares
+/// with another number, so that the word must stay unchanged.
 #[must_use]
 pub const fn atomic(op: Op, index: u32, word: u64) -> Atomic {
     let other = mix(word);
@@ -241,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_lead_back_to_services_and_operations() {
+    fn names_of_services_and_operations_roundtrip() {
         assert!(Op::ALL.into_iter().all(|op| Op::named(op.name()) == Some(op)));
         assert!(Service::ALL.into_iter().all(|service| Service::named(service.name()) == Some(service)));
         assert_eq!((Op::named("teleport"), Service::named("RD")), (None, None));

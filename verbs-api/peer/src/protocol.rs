@@ -1,13 +1,13 @@
 //! The lines between controller and agent: one JSON object each, in UTF-8, ended by `\n`.
 //!
 //! A request is `{"id": N, "do": "NAME", ...arguments}`, its answer `{"id": N, "ok": {...}}` or
-//! `{"id": N, "err": "TEXT", "errno": N}`; one answer a request, in their order. Numbers are JSON
-//! numbers or strings (`"0x1f"`, `"31"`); bytes are hexadecimal strings; flags are a list of names,
-//! names with `|` between them, or a number; GIDs are written as IPv6 addresses. A request with an
-//! argument that its command does not have is refused.
+//! `{"id": N, "err": "TEXT", "errno": N}`; one answer per request, in the order of the requests.
+//! Numbers are JSON numbers or strings (`"0x1f"`, `"31"`); bytes are hexadecimal strings; flags are
+//! a list of names, names with `|` between them, or a number; GIDs are written as IPv6 addresses. A
+//! request with an unknown argument is refused.
 //!
-//! Commands and arguments are [`Command`] and [`Command::arguments`], which
-//! `docs/reference/agent.md` describes; the names of opcodes, states and flags are in [`names`].
+//! `docs/reference/agent.md` describes the commands and their arguments ([`Command::arguments`]).
+//! [`names`] has the names of opcodes, states and flags.
 
 pub mod limits;
 pub mod names;
@@ -26,19 +26,20 @@ pub const DEFAULT_PORT: u16 = 14791;
 /// A request whose command and arguments are known.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// The number that its answer repeats.
+    /// The number that the answer repeats.
     pub id: u64,
-    /// The command.
+    /// Command.
     pub command: Command,
-    /// Its arguments.
+    /// Arguments of the command.
     pub args: Args,
 }
 
 impl Request {
-    /// Parses one line, with or without its end.
+    /// Parses one line, with or without its `
+    /// `.
     ///
     /// # Errors
-    /// If it is no request; with its id, or 0 if it has none.
+    /// If `line` is not a request; with its id, or 0 if it has none.
     pub fn parse(line: &[u8]) -> std::result::Result<Self, (u64, Refusal)> {
         let value: Value =
             serde_json::from_slice(line).map_err(|error| (0, Refusal::invalid(format!("not JSON: {error}"))))?;
@@ -58,7 +59,8 @@ impl Request {
         Ok(Self { id, command, args: Args::new(object) })
     }
 
-    /// The line of this request, with its end.
+    /// The line of this request, with its `
+    /// `.
     #[must_use]
     pub fn line(&self) -> String {
         let mut object = self.args.object().clone();
@@ -68,7 +70,8 @@ impl Request {
     }
 }
 
-/// The line of an answer, with its end.
+/// The line of an answer, with its `
+/// `.
 #[must_use]
 pub fn answer(id: u64, result: &Result<Value>) -> String {
     let value = match result {
@@ -78,7 +81,7 @@ pub fn answer(id: u64, result: &Result<Value>) -> String {
     format!("{value}\n")
 }
 
-/// Parses an answer: its id and its result. `None` if it is no answer.
+/// Parses an answer: its id and its result. `None` if `line` is not an answer.
 #[must_use]
 pub fn parse_answer(line: &[u8]) -> Option<(u64, Result<Value>)> {
     let Ok(Value::Object(mut object)) = serde_json::from_slice(line) else { return None };
@@ -107,7 +110,7 @@ pub fn arguments(value: Value) -> Result<Map<String, Value>> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text} (errno {errno})")]
 pub struct Refusal {
-    /// The failure and its subject.
+    /// What failed and why.
     pub text: String,
     /// The errno of the verb; `EINVAL` if the agent refused the request itself.
     pub errno: i32,
@@ -131,12 +134,11 @@ impl Refusal {
 /// The result of a request.
 pub type Result<T> = std::result::Result<T, Refusal>;
 
-/// The beginning of a text from outside, for a message.
+/// The first 40 characters of an untrusted text, escaped, for a message.
 fn shortened(text: &str) -> String {
     text.chars().take(40).flat_map(char::escape_debug).collect()
 }
 
-/// Defines the commands with their names and arguments.
 macro_rules! commands {
     ($($(#[$doc:meta])* $variant:ident $name:literal [$($argument:literal)*];)+) => {
         /// A command of an agent. Its arguments are those of the verb of the same name.
@@ -149,7 +151,7 @@ macro_rules! commands {
             /// Every command.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
 
-            /// Its name, the value of `"do"`.
+            /// The name of the command, the value of `"do"`.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
@@ -157,7 +159,7 @@ macro_rules! commands {
                 }
             }
 
-            /// The names of its arguments.
+            /// The names of the command's arguments.
             #[must_use]
             pub const fn arguments(self) -> &'static [&'static str] {
                 match self {
@@ -203,17 +205,17 @@ commands! {
          "inline_data" "ah" "remote_qpn" "remote_qkey" "remote_srqn"];
     /// Posts one receive request, on a QP or an SRQ.
     PostRecv "post_recv" ["qp" "srq" "wr_id" "sge"];
-    /// Polls, after waiting for `min` (1) completions: `{completions}`.
+    /// Waits for `min` (by default 1) completions, then polls: `{completions}`.
     Poll "poll" ["cq" "max" "min" "timeout_ms"];
     /// Requests an event for the next completion, or for the next solicited one.
     Notify "notify" ["cq" "solicited"];
-    /// Waits for that event: `{fired}`.
+    /// Waits for the requested event: `{fired}`.
     CqEvent "cq_event" ["cq" "timeout_ms"];
     /// Reads bytes of a region: `{hex}`, or `{runs}`.
     Read "read" ["mr" "offset" "length" "runs"];
     /// Writes bytes of a region: `hex`, or `length` times the byte `fill`.
     Write "write" ["mr" "offset" "hex" "fill" "length"];
-    /// Reads asynchronous events, after waiting for one: `{events}`.
+    /// Waits for an asynchronous event, then reads all: `{events}`.
     Events "events" ["timeout_ms"];
     /// Creates an address handle: `{ah}`.
     CreateAh "create_ah" ["pd" "dgid" "sgid_index" "port" "hop_limit" "traffic_class" "flow_label" "sl"];
@@ -223,7 +225,7 @@ commands! {
     BindMw "bind_mw" ["qp" "mw" "mr" "offset" "length" "access" "wr_id" "flags"];
     /// Attaches a UD QP to a multicast group.
     AttachMcast "attach_mcast" ["qp" "gid"];
-    /// Detaches it.
+    /// Detaches a UD QP from a multicast group.
     DetachMcast "detach_mcast" ["qp" "gid"];
     /// Listens for requests at an address and a port; 0 for any port: `{cm, port}`.
     CmListen "cm_listen" ["gid" "port" "space" "backlog"];
@@ -241,7 +243,7 @@ commands! {
     CmDisconnect "cm_disconnect" ["cm"];
     /// Reports to librdmacm that COMM_EST was raised.
     CmNotify "cm_notify" ["cm"];
-    /// Reads events of the connection manager, after waiting for one: `{events}`.
+    /// Waits for an event of the connection manager, then reads all: `{events}`.
     CmEvents "cm_events" ["timeout_ms"];
     /// Reads the hardware counters of the port: `{name: value}`.
     Counters "counters" [];
@@ -291,7 +293,7 @@ impl Args {
     /// Returns an optional number.
     ///
     /// # Errors
-    /// If it is no number or out of range.
+    /// If it is not a number, or out of range.
     pub fn optional<T: TryFrom<u64>>(&self, name: &str) -> Result<Option<T>> {
         let Some(value) = self.value(name) else { return Ok(None) };
         let number = read_number(value).ok_or_else(|| Refusal::invalid(format!("{name} is a number")))?;
@@ -301,7 +303,7 @@ impl Args {
     /// Returns a number.
     ///
     /// # Errors
-    /// If it is missing, no number or out of range.
+    /// If it is missing, not a number, or out of range.
     pub fn number<T: TryFrom<u64>>(&self, name: &str) -> Result<T> {
         self.optional(name)?.ok_or_else(|| missing(name))
     }
@@ -309,7 +311,7 @@ impl Args {
     /// Returns a number, or `otherwise` if it was not given.
     ///
     /// # Errors
-    /// If it is no number or out of range.
+    /// If it is not a number, or out of range.
     pub fn or<T: TryFrom<u64>>(&self, name: &str, otherwise: T) -> Result<T> {
         Ok(self.optional(name)?.unwrap_or(otherwise))
     }
@@ -328,7 +330,7 @@ impl Args {
     /// Returns a text.
     ///
     /// # Errors
-    /// If it is missing or no text.
+    /// If it is missing or not a text.
     pub fn text(&self, name: &str) -> Result<&str> {
         let value = self.value(name).ok_or_else(|| missing(name))?;
         value.as_str().ok_or_else(|| Refusal::invalid(format!("{name} is a text")))
@@ -363,7 +365,7 @@ impl Args {
                 let bits = self.number(name)?;
                 let known = table.iter().fold(0, |known, (_, bit)| known | bit);
                 if bits & !known != 0 {
-                    return Err(Refusal::invalid(format!("{name}: {:#x} is no known flag", bits & !known)));
+                    return Err(Refusal::invalid(format!("{name}: {:#x} is not a known flag", bits & !known)));
                 }
                 Ok(bits)
             }
@@ -371,10 +373,10 @@ impl Args {
         .map(Some)
     }
 
-    /// Bytes, if they were given.
+    /// Returns optional bytes.
     ///
     /// # Errors
-    /// If they are no hexadecimal text.
+    /// If they are not a hexadecimal text.
     pub fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let Some(value) = self.value(name) else { return Ok(None) };
         let bytes = value.as_str().and_then(from_hex);
@@ -384,7 +386,7 @@ impl Args {
     /// Returns an optional GID: an IPv6 address, or an IPv4 address, which is mapped.
     ///
     /// # Errors
-    /// If it is no address.
+    /// If it is not an address.
     pub fn gid(&self, name: &str) -> Result<Option<[u8; 16]>> {
         if !self.has(name) {
             return Ok(None);
@@ -400,7 +402,7 @@ impl Args {
     /// Returns a list of objects, empty if it was not given.
     ///
     /// # Errors
-    /// If it is no list of objects, or one has a member that `known` does not name.
+    /// If it is not a list of objects, or an object has a member that is not in `known`.
     pub fn objects(&self, name: &str, known: &[&str]) -> Result<Vec<Self>> {
         let Some(value) = self.value(name) else { return Ok(Vec::new()) };
         let list = value.as_array().ok_or_else(|| Refusal::invalid(format!("{name} is a list")))?;
@@ -453,29 +455,29 @@ pub fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }
 
-/// Least number of equal bytes that become a run.
-const LEAST: usize = 16;
+/// Minimum number of equal bytes that become a run.
+const MIN_RUN: usize = 16;
 
 /// Compresses bytes into runs: pairs of bytes in hexadecimal and their number of repetitions.
 #[must_use]
 pub fn to_runs(bytes: &[u8]) -> Value {
     let mut runs = Vec::new();
-    let mut say = |bytes: &[u8], times: usize| {
+    let mut push = |bytes: &[u8], times: usize| {
         if !bytes.is_empty() {
             runs.push(json!([to_hex(bytes), times]));
         }
     };
-    let (mut said, mut end) = (0, 0);
+    let (mut done, mut end) = (0, 0);
     for equal in bytes.chunk_by(|a, b| a == b) {
         let begin = end;
         end += equal.len();
-        if equal.len() >= LEAST {
-            say(&bytes[said..begin], 1);
-            say(&equal[..1], equal.len());
-            said = end;
+        if equal.len() >= MIN_RUN {
+            push(&bytes[done..begin], 1);
+            push(&equal[..1], equal.len());
+            done = end;
         }
     }
-    say(&bytes[said..], 1);
+    push(&bytes[done..], 1);
     Value::Array(runs)
 }
 

@@ -1,7 +1,7 @@
 //! The agent's listener: checks tokens, serves one session at a time, and bounds lines and time.
 //!
-//! Each connection has a thread, and few connections are open at once. Only a connection that
-//! showed the token gets a session, which opens the card.
+//! Each connection has a thread, and few connections are open at once. Only a connection that has
+//! sent the token gets a session, which opens the card.
 
 use crate::protocol::{self, Command, Refusal, Request, limits};
 use crate::session::Session;
@@ -21,7 +21,7 @@ pub struct Options {
     pub device: Option<String>,
     /// Port number of the device.
     pub port: u8,
-    /// Token that controllers must show; a random one by default.
+    /// Token that controllers must send; a random one by default.
     pub token: Option<String>,
 }
 
@@ -31,10 +31,9 @@ pub struct Server {
     gate: Arc<Gate>,
 }
 
-/// Bytes of requests read at once, and of answers sent at once.
+/// Maximum bytes of requests read at once, and of answers sent at once.
 const BUFFER: usize = 64 << 10;
 
-/// State shared by the threads of all connections.
 struct Gate {
     options: Options,
     token: String,
@@ -46,10 +45,10 @@ impl Server {
     /// Listens, and draws the token if none was set.
     ///
     /// # Errors
-    /// If the address cannot be used, there is no such device, no libibverbs, or a token that is
-    /// easily guessed.
+    /// If the address cannot be used, there is no libibverbs or no such device, or the token is too
+    /// short.
     pub fn bind(options: &Options) -> Result<Self, Refusal> {
-        // Reports a missing card now, not to the first controller.
+        // Reports a missing card now instead of to the first controller.
         drop(Session::open(options.device.as_deref(), options.port)?);
         let refuse = |error| Refusal::os(format_args!("cannot listen on {}", options.listen), &error);
         let listener = TcpListener::bind(options.listen).map_err(refuse)?;
@@ -66,7 +65,7 @@ impl Server {
         self.listener.local_addr()
     }
 
-    /// The token that a controller must show.
+    /// The token that a controller must send.
     #[must_use]
     pub fn token(&self) -> &str {
         &self.gate.token
@@ -106,7 +105,7 @@ fn check_token(token: String) -> protocol::Result<String> {
 }
 
 impl Gate {
-    /// Checks the token and serves the controller. Returns true if there was a session.
+    /// Checks the token and serves the controller. Returns true if it had a session.
     fn admit(&self, stream: TcpStream, visit: Visit) -> bool {
         let mut lines = Lines::new(stream);
         let Ok(Some(line)) = lines.next(limits::FIRST_LINE, limits::FIRST_LINE_SECONDS) else { return false };
@@ -121,9 +120,9 @@ impl Gate {
         if !shown.is_some_and(|shown| are_equal(shown.as_bytes(), self.token.as_bytes())) {
             return refuse(&mut lines, "the first request is hello with the token", libc::EACCES);
         }
-        // From here on the connection is not closed to make room for another.
+        // From here on, the connection is not closed to make room for another.
         drop(visit);
-        // The lock guards no data: after a panic the session is over, and the lock is free.
+        // The lock guards no data. A poisoned lock is free: the session that panicked is over.
         let _session = match self.session.try_lock() {
             Ok(guard) => guard,
             Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -161,7 +160,8 @@ fn serve(mut session: Session, hello: &Request, lines: &mut Lines) -> io::Result
     Ok(())
 }
 
-/// Compares in constant time, so that the time does not tell where the first difference is.
+/// Compares in constant time, so that the time does not reveal the position of the first
+/// difference.
 fn are_equal(left: &[u8], right: &[u8]) -> bool {
     left.len() == right.len() && left.iter().zip(right).fold(0, |sum, (left, right)| sum | (left ^ right)) == 0
 }
@@ -175,7 +175,7 @@ struct Lines {
 
 impl Lines {
     fn new(stream: TcpStream) -> Self {
-        // Only costs time if it fails.
+        // A failure only costs time.
         let _ = stream.set_nodelay(true);
         let timed = Timed::new(stream, Duration::ZERO);
         Self { stream: BufReader::with_capacity(BUFFER, timed), answers: Vec::new() }
@@ -196,7 +196,7 @@ impl Lines {
         Ok(None)
     }
 
-    /// Sends all waiting lines and this one.
+    /// Sends all queued lines and this one.
     fn send(&mut self, line: &str) -> io::Result<()> {
         self.answers.extend(line.as_bytes());
         self.stream.get_mut().restart(Duration::from_secs(limits::ANSWER_SECONDS));
@@ -205,7 +205,8 @@ impl Lines {
         sent
     }
 
-    /// Sends this line now, or together with the answer to a request that has already arrived.
+    /// Sends this line now; if another request has already arrived, queues the line until that is
+    /// answered.
     fn send_soon(&mut self, line: &str) -> io::Result<()> {
         if self.answers.len() >= BUFFER || !self.stream.buffer().contains(&b'\n') {
             return self.send(line);

@@ -1,8 +1,8 @@
 //! The session of one controller: its objects, and a method for each command.
 //!
-//! Objects live in one table under handles that are never reused, and are destroyed with the
-//! session. `session/control.rs` creates, modifies and destroys objects, `session/data.rs` posts,
-//! polls and accesses memory, `session/cm.rs` connects.
+//! One table holds the objects under handles that are never reused, and the end of the session
+//! destroys them. `session/control.rs` creates and modifies objects, `session/data.rs` posts, polls
+//! and accesses memory, `session/cm.rs` connects.
 
 mod cm;
 mod control;
@@ -19,16 +19,15 @@ use std::net::{Ipv6Addr, UdpSocket};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// The objects of one controller.
 pub(crate) struct Session {
     context: Rc<Context>,
     port: u8,
     table: Table,
-    /// The domain of objects that name none; created on first use.
+    /// The protection domain of objects whose request names none; created on first use.
     pd: Option<Rc<Pd>>,
     /// The channel of librdmacm, opened on first use.
     cm_channel: Option<Rc<CmChannel>>,
-    /// Events that arrived while the session waited for others.
+    /// Events that arrived while the session waited for another event.
     cm_events: VecDeque<CmEvent>,
     /// Sockets that make this host join the multicast groups of queue pairs, by queue pair and
     /// group.
@@ -36,7 +35,6 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Opens the device of this name, or the first one.
     pub(crate) fn open(device: Option<&str>, port: u8) -> Result<Self> {
         Ok(Self {
             context: Context::open(device)?,
@@ -49,7 +47,7 @@ impl Session {
         })
     }
 
-    /// Runs a request. The server has checked the token of `hello` and ends the session after
+    /// Executes a request. The server has checked the token of `hello`, and ends the session after
     /// `bye`.
     pub(crate) fn execute(&mut self, request: &Request) -> Result<Value> {
         let (args, nothing) = (&request.args, |()| json!({}));
@@ -97,16 +95,16 @@ impl Session {
     }
 
     fn reset(&mut self) {
-        // Identifiers are destroyed first, also those of events that were not read.
+        // Identifiers are destroyed first, including those in unread events.
         self.cm_events.clear();
         self.memberships.clear();
         self.table.clear();
-        // Unread events of the channel are about destroyed identifiers.
+        // The channel's remaining events are about destroyed identifiers.
         self.cm_channel = None;
         self.pd = None;
     }
 
-    /// The domain that `args` names, or the one of the session.
+    /// The protection domain in `args`, or that of the session.
     fn pd(&mut self, args: &Args) -> Result<Rc<Pd>> {
         if let Some(handle) = args.optional("pd")? {
             return self.table.pd(handle);
@@ -133,12 +131,11 @@ fn deadline(args: &Args) -> Result<Instant> {
     Ok(Instant::now() + Duration::from_millis(wait))
 }
 
-/// The private data of a request; empty by default.
 fn private_data(args: &Args) -> Result<Vec<u8>> {
     Ok(args.bytes("hex")?.unwrap_or_default())
 }
 
-/// The kinds of objects: the name of each, and the method of the table that finds one.
+/// Defines the kinds of objects: type, name, and the method of the table that looks one up.
 macro_rules! kinds {
     ($($variant:ident($type:ident) $name:literal $method:ident;)+) => {
         pub(super) enum Object {
@@ -152,7 +149,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// Its address in the library, to be compared with the object of an event.
+            /// Address of the object in the library, to compare with that of an event.
             fn address(&self) -> usize {
                 match self {
                     $(Self::$variant(object) => object.raw.addr(),)+
@@ -204,7 +201,6 @@ fn not_there(kind: &str, handle: u64, found: Option<&Object>) -> Refusal {
     Refusal::invalid(text)
 }
 
-/// Objects by handle, and the bytes of their memory.
 #[derive(Default)]
 pub(super) struct Table {
     objects: BTreeMap<u64, Object>,
@@ -247,8 +243,8 @@ impl Table {
         object.destroy()
     }
 
-    /// Destroys all objects, users before what they use. Windows go before queue pairs, which they
-    /// are bound to: rxe waits 50 seconds otherwise.
+    /// Destroys all objects, users before the objects that they use. Windows go before the queue
+    /// pairs that they are bound to, because rxe would wait 50 seconds.
     pub(super) fn clear(&mut self) {
         for kind in ["cm", "mw", "qp", "ah", "mr", "srq", "cq", "xrcd", "pd"] {
             self.objects.retain(|_, object| object.kind() != kind);
@@ -256,7 +252,7 @@ impl Table {
         self.memory = 0;
     }
 
-    /// The handle of the object of this kind at this address.
+    /// The handle of the object of kind `kind` at `address`.
     pub(super) fn at(&self, kind: &str, address: usize) -> Option<u64> {
         let is_it = |object: &Object| object.kind() == kind && object.address() == address;
         self.objects.iter().find(|(_, object)| is_it(object)).map(|(handle, _)| *handle)
@@ -264,7 +260,7 @@ impl Table {
 }
 
 pub(super) const ROCE_V2: u32 = 2;
-/// Limits of counter files read: their number, and bytes of each.
+/// Maximum number of counter files, and of bytes read from each.
 const COUNTERS: (usize, u64) = (256, 64);
 
 impl Session {

@@ -1,10 +1,10 @@
 //! libibverbs and librdmacm, opened at run time, and their objects as owning values.
 //!
-//! An object holds the objects that it uses, so that these are destroyed after it. It is destroyed
-//! when it is dropped, or by `end`, which returns the verb's error. Only here the package has
-//! `unsafe`. Its reasons rest on three facts: pointers come from the library and are valid until
-//! they are returned to it, a session uses them on one thread, and the structures are those of the
-//! ABI (`roxe-abi`).
+//! An object holds the objects that it uses, so that they are destroyed after it. Dropping an
+//! object destroys it; so does `end`, which returns the verb's error. This module has all `unsafe`
+//! code of the package. It relies on three facts: pointers come from the library and are valid
+//! until they are returned to it, a session uses them on one thread, and the structures are those
+//! of the ABI (`roxe-abi`).
 
 mod cm;
 mod context;
@@ -24,7 +24,7 @@ use roxe_abi::*;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// The result of a verb by its return value: 0, an errno, a negative errno, or -1 and `errno`.
+/// Converts the return value of a verb: 0, an errno, a negative errno, or -1 and `errno`.
 fn check(verb: &str, code: c_int) -> Result<(), Refusal> {
     let error = match code {
         0 => return Ok(()),
@@ -34,12 +34,12 @@ fn check(verb: &str, code: c_int) -> Result<(), Refusal> {
     Err(Refusal::os(verb, &error))
 }
 
-/// The result of a verb by its pointer: NULL and `errno`, or an object.
+/// Converts the returned pointer of a verb: an object, or NULL and `errno`.
 fn check_pointer<T>(verb: &str, pointer: *mut T) -> Result<*mut T, Refusal> {
     if pointer.is_null() { Err(Refusal::os(verb, &io::Error::last_os_error())) } else { Ok(pointer) }
 }
 
-/// The refusal if the library has no function for this verb.
+/// The refusal for a verb that the library does not have.
 fn missing(verb: &str) -> Refusal {
     Refusal { text: format!("{verb}: the library has no such function"), errno: libc::EOPNOTSUPP }
 }
@@ -51,7 +51,7 @@ fn wait_readable(fd: c_int, until: Instant) -> bool {
         let left = until.saturating_duration_since(Instant::now()) + Duration::from_micros(999);
         let timeout = c_int::try_from(left.as_millis()).unwrap_or(c_int::MAX);
         let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one entry, which lives during the call.
+        // SAFETY: `entry` is one entry, which outlives the call.
         let ready = unsafe { libc::poll(&raw mut entry, 1, timeout) };
         if ready > 0 || timeout == 0 || Instant::now() >= until {
             return ready > 0;
@@ -60,17 +60,17 @@ fn wait_readable(fd: c_int, until: Instant) -> bool {
 }
 
 fn make_nonblocking(fd: c_int) -> Result<(), Refusal> {
-    // SAFETY: no pointers.
+    // SAFETY: takes no pointers.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-    // SAFETY: no pointers.
+    // SAFETY: takes no pointers.
     if flags < 0 || unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) } < 0 {
         return check("fcntl", -1);
     }
     Ok(())
 }
 
-/// Structures with the field `raw` that one verb destroys, and their `end`:
-/// `Type by verb = |object| the function;`.
+/// Implements `end` and `Drop` for types with a field `raw` that one verb destroys: `Type by verb =
+/// |object| the function;`.
 macro_rules! owned {
     ($($type:ident by $verb:ident = |$object:ident| $function:expr;)+) => {
         $(
@@ -79,8 +79,8 @@ macro_rules! owned {
                     let raw = core::mem::replace(&mut self.raw, core::ptr::null_mut());
                     let $object = &*self;
                     let Some(destroy) = $function.filter(|_| !raw.is_null()) else { return Ok(()) };
-                    // SAFETY: the object is alive until this call, and its pointer is not used
-                    // after it; all events of an identifier have been acknowledged.
+                    // SAFETY: the object is alive, and its pointer is not used after this call; all
+                    // events of an identifier have been acknowledged.
                     check(stringify!($verb), unsafe { destroy(raw) })
                 }
             }
@@ -96,19 +96,19 @@ macro_rules! owned {
 }
 use owned;
 
-/// A table of the functions of a library, which the loader finds by its name as for linked
-/// programs; `errno` is that of a missing library.
+/// Defines a table of the functions of a library. The loader finds the library by name, as for
+/// linked programs; `errno` is that of a missing library.
 macro_rules! library {
     ($library:ident from $file:literal or $errno:ident;
      $($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)+) => {
-        /// The library. It stays loaded, as providers do not support unloading.
+        /// The functions of the library, which stays loaded: providers do not support unloading.
         pub(crate) struct $library {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)+
         }
 
         impl $library {
             pub(crate) fn open() -> Result<Self, Refusal> {
-                // SAFETY: a terminated text; the library may be loaded by any program.
+                // SAFETY: the name is nul-terminated; any program may load the library.
                 let handle = unsafe { libc::dlopen($file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
                 if handle.is_null() {
                     return Err(Refusal { text: loader_error(), errno: libc::$errno });
@@ -182,7 +182,7 @@ library! {
 }
 
 fn symbol(library: *mut c_void, name: &'static str) -> Result<*mut c_void, Refusal> {
-    // SAFETY: an open library, and a terminated text.
+    // SAFETY: the library is open, and the name is nul-terminated.
     let symbol = unsafe { libc::dlsym(library, name.as_ptr().cast::<c_char>()) };
     if symbol.is_null() {
         return Err(Refusal { text: loader_error(), errno: libc::ENOSYS });
@@ -191,11 +191,11 @@ fn symbol(library: *mut c_void, name: &'static str) -> Result<*mut c_void, Refus
 }
 
 fn loader_error() -> String {
-    // SAFETY: no arguments; the text is copied before another call of the loader.
+    // SAFETY: takes no arguments; the text is copied before another call of the loader.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
         return "the library cannot be used".to_owned();
     }
-    // SAFETY: not NULL, so a terminated text.
+    // SAFETY: not NULL, so a nul-terminated text.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }

@@ -1,8 +1,8 @@
-//! Connections of clients that are not authenticated yet: limits of their time and number.
+//! Limits of time and number for connections of clients that are not authenticated yet.
 //!
-//! A limit per read would let a client that sends a byte now and then stay for ever, so the
-//! deadline is for a whole line or request. When too many connections wait, the oldest is closed:
-//! silent ones cannot keep out a client that sends its request at once.
+//! With a limit per read, a client could stay for ever by sending single bytes, so the deadline is
+//! for a whole line or request. When too many connections wait, the oldest is closed, so that
+//! silent clients cannot block a client that sends its request at once.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A stream whose reads and writes together may take until a deadline.
+/// A stream whose reads and writes fail after a deadline.
 #[derive(Debug)]
 pub struct Timed {
     stream: TcpStream,
@@ -61,7 +61,7 @@ struct Waiting {
     streams: VecDeque<(u64, TcpStream)>,
 }
 
-/// Marks a waiting connection. After it is dropped the connection is not closed to make room.
+/// Marks a connection as one that may be closed to make room, until dropped.
 #[derive(Debug)]
 pub struct Visit {
     id: u64,
@@ -74,13 +74,13 @@ impl Drop for Visit {
     }
 }
 
-// No code panics between a lock and its release, so a poisoned queue is consistent.
+// No code panics while it holds the lock, so a poisoned queue is consistent.
 fn lock(waiting: &Mutex<Waiting>) -> std::sync::MutexGuard<'_, Waiting> {
     waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Serves each connection at `listener` in a thread of its own. At most `most` connections hold
-/// their [`Visit`]; one more closes the oldest of them.
+/// Serves each connection at `listener` in its own thread. At most `most` connections hold a
+/// [`Visit`]; one more closes the oldest of them.
 ///
 /// # Errors
 /// If the listener fails.
@@ -100,7 +100,7 @@ where
         let visit = {
             let mut all = lock(&waiting);
             while all.streams.len() >= most {
-                // Its thread reads the end of the connection and ends.
+                // The connection's thread then reads its end, and ends.
                 all.streams.pop_front().map(|(_, oldest)| oldest.shutdown(Shutdown::Both));
             }
             let id = all.next;
@@ -109,7 +109,7 @@ where
             Visit { id, waiting: Arc::clone(&waiting) }
         };
         let serve = Arc::clone(&serve);
-        // Without a thread the connection is closed.
+        // If no thread can be started, the connection is closed.
         let _ = thread::Builder::new().spawn(move || serve(stream, visit));
     }
 }
@@ -165,7 +165,7 @@ mod tests {
         let address = echo(Duration::from_secs(3600));
         let mut silent: Vec<_> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
         assert_eq!(answer(address), "hello\n");
-        // The oldest were closed.
+        // The oldest connections were closed.
         assert!(!silent[0].read(&mut [0]).is_ok_and(|count| count > 0));
         assert_eq!(answer(address), "hello\n");
     }

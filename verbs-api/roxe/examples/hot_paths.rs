@@ -1,10 +1,10 @@
-//! One hot path, walked again and again, for an instruction counter to look at: `hot_paths NAME
-//! WARM_UP COUNTED [MANY]`.
+//! Runs one hot path repeatedly, so that a test can count its instructions: `hot_paths NAME WARM_UP
+//! COUNTED [MANY]`.
 //!
-//! Both queue pairs live in this process and one thread does everything, so that every run walks
-//! the same way. WARM_UP messages go first; [`mark`] is called before and after the COUNTED ones,
-//! which tells `tests/tests/suites/speed/instructions.rs` what they cost. MANY is the number of
-//! pairs of queue pairs, or of memory regions, on the paths that go round them.
+//! Both queue pairs are in this process and one thread runs everything, so that every run executes
+//! the same instructions. It first sends WARM_UP messages. [`mark`] is called before and after the
+//! COUNTED messages; `tests/tests/suites/speed/instructions.rs` counts the instructions between the
+//! calls. Some paths alternate between MANY pairs of queue pairs, or memory regions.
 
 use roxe::{
     Access, AddressHandle, CompletionQueue, Context, MemoryRegion, ProtectionDomain, Qkey, QueuePair, Service, Sge,
@@ -14,33 +14,31 @@ use std::error::Error;
 
 const REMOTE: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
 const LARGEST: usize = 64 << 10;
-/// Requests of one list.
 const LIST: u32 = 16;
 const QKEY: Qkey = Qkey(0x1111_1111);
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Sends that many messages.
-type Walk = Box<dyn Fn(u32) -> Outcome<()>>;
+/// A hot path; sends as many messages as its argument says.
+type Path = Box<dyn Fn(u32) -> Outcome<()>>;
 
 fn main() -> Outcome<()> {
     let args: Vec<String> = std::env::args().collect();
     let [_, name, warm_up, counted, many @ ..] = &args[..] else {
         return Err("usage: hot_paths NAME WARM_UP COUNTED [MANY]".into());
     };
-    let walk = walk(name, many.first().map_or(Ok(1), |many| many.parse())?)?;
-    walk(warm_up.parse()?)?;
+    let path = path(name, many.first().map_or(Ok(1), |many| many.parse())?)?;
+    path(warm_up.parse()?)?;
     mark();
-    walk(counted.parse()?)?;
+    path(counted.parse()?)?;
     mark();
     Ok(())
 }
 
-/// The path of that name, with all that it needs.
-fn walk(name: &str, many: usize) -> Outcome<Walk> {
+fn path(name: &str, many: usize) -> Outcome<Path> {
     let round_qps = |len, under_way| {
-        let crowd = Crowd::new(many)?;
-        Ok(Box::new(move |messages| crowd.write(len, under_way, messages)) as Walk)
+        let pairs = Pairs::new(many)?;
+        Ok(Box::new(move |messages| pairs.write(len, under_way, messages)) as Path)
     };
     match name {
         "round_qps_64" => return round_qps(64, 64),
@@ -51,7 +49,7 @@ fn walk(name: &str, many: usize) -> Outcome<Walk> {
     Ok(match name {
         "round_mrs_64" => {
             let regions = (0..many).map(|_| pair.pd.alloc_mr(64, REMOTE)).collect::<Result<Vec<_>, _>>()?;
-            Box::new(move |messages| pair.write_elsewhere(64, &regions, messages))
+            Box::new(move |messages| pair.write_between(64, &regions, messages))
         }
         "rc_send_64" | "ud_send_64" => Box::new(move |messages| pair.send(64, messages)),
         "rc_send_64_list" => Box::new(move |messages| pair.send_lists(64, messages)),
@@ -59,31 +57,30 @@ fn walk(name: &str, many: usize) -> Outcome<Walk> {
         "rc_write_64" => Box::new(move |messages| pair.write(64, messages)),
         "rc_write_64k" => Box::new(move |messages| pair.write(LARGEST, messages)),
         "rc_read_64k" => Box::new(move |messages| pair.read(LARGEST, messages)),
-        other => return Err(format!("no path is called {other}").into()),
+        other => return Err(format!("there is no path {other}").into()),
     })
 }
 
-/// Marks the start of a count for an instruction counter.
+/// Marks the start and the end of the counted instructions.
 #[inline(never)]
 fn mark() {
-    // A function without a body might be made one with another.
+    // Keeps the compiler from merging this function with another empty one.
     std::hint::black_box("mark");
 }
 
-/// Many pairs of queue pairs that know each other, with one completion queue.
-struct Crowd {
+/// Many connected pairs of queue pairs, with one completion queue.
+struct Pairs {
     pairs: Vec<(QueuePair, QueuePair)>,
     cq: CompletionQueue,
     region: MemoryRegion,
 }
 
-impl Crowd {
+impl Pairs {
     fn new(many: usize) -> Outcome<Self> {
         let context = Context::open_first()?;
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(u32::try_from(many.max(64))?)?;
-        // A second: under valgrind, and with others on the machine, an answer may take longer than
-        // usual.
+        // A timeout of one second: under valgrind, on a busy machine, acknowledgements are slow.
         let qp = || pd.create_qp(&cq, &cq).max_recv_wr(1).max_send_wr(8).timeout(18).build();
         let pair = || {
             let (from, to) = (qp()?, qp()?);
@@ -92,13 +89,13 @@ impl Crowd {
             Ok((from, to))
         };
         let pairs = (0..many).map(|_| pair()).collect::<Outcome<Vec<_>>>()?;
-        let crowd = Self { pairs, cq, region: pd.alloc_mr(2 * LARGEST, REMOTE)? };
-        // The first message of a queue pair reserves memory.
-        crowd.write(64, 8, u32::try_from(many)?)?;
-        Ok(crowd)
+        let pairs = Self { pairs, cq, region: pd.alloc_mr(2 * LARGEST, REMOTE)? };
+        // The first message of a queue pair allocates memory.
+        pairs.write(64, 8, u32::try_from(many)?)?;
+        Ok(pairs)
     }
 
-    /// Writes on one queue pair after the other, `under_way` at a time.
+    /// Posts WRITEs to the queue pairs in turn, `outstanding` at a time.
     fn write(&self, len: usize, under_way: usize, messages: u32) -> Outcome<()> {
         let source = [self.region.slice(..len)?];
         let request = WorkRequest::write(&source, self.region.remote().offset(LARGEST as u64)).signaled();
@@ -114,15 +111,14 @@ impl Crowd {
     }
 }
 
-/// Two queue pairs that know each other, with one completion queue and memory for both.
+/// Two connected queue pairs, with one completion queue and one region.
 struct Pair {
-    /// For more memory.
     pd: ProtectionDomain,
     from: QueuePair,
     to: QueuePair,
     cq: CompletionQueue,
     region: MemoryRegion,
-    /// Address of datagrams to `to`.
+    /// Address of `to`, on UD.
     ah: Option<AddressHandle>,
 }
 
@@ -146,7 +142,7 @@ impl Pair {
         Ok(Self { pd, from, to, cq, region, ah })
     }
 
-    /// One message after the other, with its receive.
+    /// Sends one message at a time, each with its receive.
     fn send(&self, len: usize, messages: u32) -> Outcome<()> {
         let (source, landing) = (self.source(len)?, [self.region.slice(LARGEST..LARGEST + len + 40)?]);
         for _ in 0..messages {
@@ -171,8 +167,8 @@ impl Pair {
         Ok(())
     }
 
-    /// Every message comes from and goes to another one of `regions`.
-    fn write_elsewhere(&self, len: usize, regions: &[MemoryRegion], messages: u32) -> Outcome<()> {
+    /// Writes from and to the regions in turn.
+    fn write_between(&self, len: usize, regions: &[MemoryRegion], messages: u32) -> Outcome<()> {
         let turns = regions.iter().zip(regions.iter().rev()).cycle();
         for (source, target) in turns.take(messages as usize) {
             self.from.post_send(&WorkRequest::write(&[source.slice(..len)?], target.remote()).signaled())?;
@@ -191,7 +187,6 @@ impl Pair {
         Ok(())
     }
 
-    /// Lists of messages, with their receives: what a program does that has many under way.
     fn send_lists(&self, len: usize, messages: u32) -> Outcome<()> {
         let (source, landing) = (self.source(len)?, [self.region.slice(LARGEST..LARGEST + len)?]);
         let list = [WorkRequest::send(&source).signaled(); LIST as usize];
@@ -203,7 +198,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Lists of writes of which the last one tells that all are done.
+    /// Writes lists of messages, of which only the last is signaled.
     fn write_lists(&self, len: usize, messages: u32) -> Outcome<()> {
         let source = self.source(len)?;
         let write = WorkRequest::write(&source, self.region.remote().offset(LARGEST as u64));
@@ -220,7 +215,6 @@ impl Pair {
         Ok([self.region.slice(..len)?])
     }
 
-    /// Polls until `count` requests are complete.
     fn finish(&self, count: usize) -> Outcome<()> {
         finish(&self.cq, count)
     }

@@ -1,12 +1,12 @@
-//! Two processes send a message to and fro: the whole way from nothing to a measured round trip.
+//! Two processes send a message back and forth and measure the round trip. A complete program.
 //!
 //! ```sh
 //! cargo run --release -p roxe --example ping_pong              # one terminal: the server
 //! cargo run --release -p roxe --example ping_pong 127.0.0.1    # another terminal: the client
 //! ```
 //!
-//! RDMA needs another channel first, over which the two tell each other where their queue pairs
-//! are. Here it is a TCP connection that carries one line each way.
+//! Before RDMA works, the two need another channel to exchange the endpoints of their queue pairs.
+//! Here it is a TCP connection that carries one line each way.
 
 use roxe::{Access, CompletionQueue, Context, Endpoint, MemoryRegion, QueuePair, WcOpcode, WorkRequest};
 use std::error::Error;
@@ -19,7 +19,7 @@ const MESSAGE: usize = 64;
 const ROUNDS: u32 = 1000;
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Where received messages land, and where the message to send lies.
+/// Offsets in the region of the received message and of the message to send.
 const INBOX: usize = 0;
 const OUTBOX: usize = MESSAGE;
 
@@ -46,25 +46,24 @@ struct Side {
 }
 
 impl Side {
-    /// Everything up to the first message: device, domain, queues, memory, connection.
+    /// Opens a device, creates domain, queues and memory, and connects.
     fn set_up(tcp: TcpStream) -> Result<Self, Box<dyn Error>> {
-        // The first device: the loopback interface, or what ROXE_NETDEV names.
+        // The first device: the loopback interface, or the first in ROXE_NETDEV.
         let context = Context::open_first()?;
         let pd = context.alloc_pd()?;
 
-        // One completion queue for sends and receives. It must hold all that can be outstanding:
-        // one of each here.
+        // One completion queue for sends and receives. It must have room for all outstanding
+        // requests: here one send and one receive.
         let cq = context.create_cq(16)?;
         let qp = pd.create_qp(&cq, &cq).max_send_wr(8).max_recv_wr(8).build()?;
 
-        // The card may touch only registered memory. LOCAL_WRITE: received messages are written
-        // here. No remote right: SEND needs none, because the receiver chooses where a message
-        // lands.
+        // The device accesses registered memory only. LOCAL_WRITE lets it write received messages.
+        // SEND needs no remote right, because the receiver chooses the buffer.
         let region = pd.alloc_mr(2 * MESSAGE, Access::LOCAL_WRITE)?;
         let side = Self { tcp, qp, cq, region };
 
-        // The first receive request is posted before the peer knows of us, so its message always
-        // finds one.
+        // The first receive request is posted before the peer has this endpoint, so its first
+        // message finds one.
         side.post_recv()?;
         let peer = exchange(&side.tcp, &side.qp.endpoint())?;
         side.qp.connect(&peer)?;
@@ -72,7 +71,7 @@ impl Side {
         Ok(side)
     }
 
-    /// The client: sends a ping, waits for the pong, looks at what came, and takes the time.
+    /// The client: sends pings, checks the pongs, and measures the time.
     fn play(&self) -> Result<(), Box<dyn Error>> {
         let start = Instant::now();
         for round in 0..ROUNDS {
@@ -87,21 +86,20 @@ impl Side {
         Ok(())
     }
 
-    /// The server: sends everything back.
+    /// The server: sends every message back.
     fn serve(&self) -> Result<(), Box<dyn Error>> {
         for _ in 0..ROUNDS {
             let ping = self.receive()?;
             self.send(&ping)?;
         }
-        // Stay until the client has the last answer and hangs up: if its packet was lost, we have
-        // to repeat it.
+        // Stay until the client has received the last answer and closes the TCP connection: a lost
+        // packet must be retransmitted.
         (&self.tcp).read_to_end(&mut Vec::new())?;
         println!("answered {ROUNDS} messages");
         Ok(())
     }
 
-    /// Sends one message. Its bytes stay in the outbox until the peer has them: the answer proves
-    /// that.
+    /// Sends one message. Its bytes must stay in the outbox until the peer's answer arrives.
     fn send(&self, bytes: &[u8]) -> Result<(), roxe::Error> {
         self.region.write(OUTBOX, bytes)?;
         let part = self.region.slice(OUTBOX..OUTBOX + bytes.len())?;
@@ -112,9 +110,9 @@ impl Side {
     fn receive(&self) -> Result<Vec<u8>, roxe::Error> {
         loop {
             let completion = self.cq.wait(PATIENCE)?;
-            // A failed request says why: no answer, no access, flushed, ...
+            // A failed request returns the reason: no answer, no access, flushed, ...
             completion.check()?;
-            // The completion of the own SEND comes through the same queue.
+            // The completion of our SEND is in the same queue.
             if completion.opcode() == WcOpcode::Recv {
                 let bytes = self.region.to_vec(INBOX..INBOX + completion.byte_len() as usize)?;
                 self.post_recv()?;
@@ -128,7 +126,7 @@ impl Side {
     }
 }
 
-/// Sends the own endpoint as a line of text and reads the peer's.
+/// Sends our endpoint as a line of text and reads the peer's.
 fn exchange(mut tcp: &TcpStream, own: &Endpoint) -> Result<Endpoint, Box<dyn Error>> {
     writeln!(tcp, "{own}")?;
     let mut line = String::new();

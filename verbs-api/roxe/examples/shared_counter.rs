@@ -1,5 +1,5 @@
-//! A server with one counter in its memory, and clients that draw numbers from it by FETCH_ADD: no
-//! number twice, and the server's program sleeps meanwhile.
+//! A server with a counter in its memory, and clients that draw numbers from it by FETCH_ADD. No
+//! number is drawn twice, and the server's program sleeps meanwhile.
 //!
 //! ```sh
 //! cargo run -p roxe --example shared_counter 127.0.0.1:7471 serve    # one terminal
@@ -26,7 +26,7 @@ fn main() -> Result<(), roxe::Error> {
     }
 }
 
-/// Lends a counter to `clients`, one after the other.
+/// Serves the counter to `clients` clients, one after the other.
 pub(crate) fn serve(listener: &Listener, clients: usize) -> Result<(), roxe::Error> {
     let mut drawn = 0;
     for _ in 0..clients {
@@ -36,7 +36,7 @@ pub(crate) fn serve(listener: &Listener, clients: usize) -> Result<(), roxe::Err
         let counter = pd.alloc_mr(8, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC)?;
         counter.store_u64(0, drawn)?;
         let qp = pd.create_qp(&cq, &cq).build_on(incoming.id())?;
-        // The client has to know where the counter is: that travels with the answer, as text.
+        // The answer carries the address and key of the counter as text.
         let mut answer = incoming.answer();
         answer.private_data = counter.remote().to_string().into_bytes();
         incoming.accept(qp, &answer)?.wait_disconnected()?;

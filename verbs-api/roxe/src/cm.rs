@@ -1,8 +1,8 @@
 //! Connection management: from an address to a connected queue pair, as `librdmacm` does it.
 //!
-//! Queue pairs are addressed by numbers, programs by IP address and port. The connection manager of
-//! the card speaks the InfiniBand connection management protocol with the peer, be it roxe, the
-//! Linux kernel or a hardware card, and configures both queue pairs.
+//! Queue pairs are addressed by numbers, programs by IP address and port. The connection managers
+//! of both devices exchange messages of the InfiniBand connection management protocol and configure
+//! the two queue pairs. The peer may be roxe, the Linux kernel or a hardware card.
 //!
 //! # One thread for each connection
 //!

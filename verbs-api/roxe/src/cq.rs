@@ -1,4 +1,4 @@
-//! Completion queues and channels: a program learns here that its requests are done.
+//! Completion queues and channels: they report the completion of work requests.
 
 use crate::{Context, Error, FailedCompletion, ObjectId, PeerError, WcOpcode, WcStatus};
 use roxe_provider as provider;
@@ -8,29 +8,28 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Polls in vain before [`CompletionQueue::wait`] looks at the clock again.
-const POLLS_PER_LOOK: u32 = 64;
+/// Polls between two readings of the clock in [`CompletionQueue::wait`].
+const POLLS_PER_CLOCK: u32 = 64;
 
 impl Context {
-    /// Makes a completion channel.
+    /// Creates a completion channel.
     ///
     /// # Errors
-    /// [`Error::Resources`] if the process has no descriptor left.
+    /// [`Error::Resources`] if the process has no free descriptor.
     pub fn create_comp_channel(&self) -> Result<CompletionChannel, Error> {
         Ok(CompletionChannel(self.0.create_comp_channel()?))
     }
 
-    /// Makes a completion queue for at least `cqe` completions. A queue that overflows is lost,
-    /// with everything that reports to it, so make it as large as all requests that can be
-    /// outstanding.
+    /// Creates a completion queue for at least `cqe` completions. An overflow makes the queue and
+    /// its queue pairs unusable, so `cqe` should be the maximum number of outstanding requests.
     ///
     /// # Errors
-    /// [`Error::Argument`] if `cqe` is zero or above the limit.
+    /// [`Error::Argument`] if `cqe` is zero or exceeds the limit.
     pub fn create_cq(&self, cqe: u32) -> Result<CompletionQueue, Error> {
         CompletionQueue::create(self, cqe, None)
     }
 
-    /// Makes a completion queue that can raise events on `channel`.
+    /// Creates a completion queue that can raise events on `channel`.
     ///
     /// # Errors
     /// As [`create_cq`](Self::create_cq).
@@ -55,12 +54,11 @@ impl CompletionQueue {
         Ok(Self { cq, id })
     }
 
-    /// Takes as many completions as there are and `out` holds, oldest first; an empty slice means
-    /// that there are none now. Polling an empty queue is what drives the card: packets are
-    /// received on this thread.
+    /// Moves completions into `out`, oldest first, until `out` is full or the queue is empty;
+    /// returns them. Polling an empty queue drives the device: this thread receives packets.
     ///
     /// # Errors
-    /// [`Error::Argument`] when the queue overran; it is of no use then.
+    /// [`Error::Argument`] if the queue has overflowed.
     pub fn poll<'o>(&self, out: &'o mut [WorkCompletion]) -> Result<&'o [WorkCompletion], Error> {
         let mut taken = 0;
         self.cq.poll(out.len(), |cqe| {
@@ -72,12 +70,12 @@ impl CompletionQueue {
         Ok(out.get(..taken).unwrap_or_default())
     }
 
-    /// The next completion; polls until there is one, and lets other threads run when that takes
-    /// long. For programs that have nothing else to do meanwhile.
+    /// Polls until there is a completion, and returns it. A long wait yields the processor to other
+    /// threads.
     ///
     /// # Errors
-    /// [`Error::Peer`] when none came in time, and as [`poll`](Self::poll). A completion that
-    /// reports a failure is not an error here: see [`WorkCompletion::check`].
+    /// [`Error::Peer`] after `timeout`, and as [`poll`](Self::poll). A completion with a failed
+    /// status is not an error here: see [`WorkCompletion::check`].
     pub fn wait(&self, timeout: Duration) -> Result<WorkCompletion, Error> {
         let deadline = Instant::now().checked_add(timeout);
         let mut one = [WorkCompletion::default()];
@@ -85,8 +83,8 @@ impl CompletionQueue {
             if let [completion] = self.poll(&mut one)? {
                 return Ok(*completion);
             }
-            let look = polls % POLLS_PER_LOOK == POLLS_PER_LOOK - 1;
-            if look && deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            let reads_clock = polls % POLLS_PER_CLOCK == POLLS_PER_CLOCK - 1;
+            if reads_clock && deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 break;
             }
         }
@@ -100,8 +98,8 @@ impl CompletionQueue {
         self.cq.req_notify(solicited_only);
     }
 
-    /// Lets one event stand for `count` completions, or for those that come within `period` of the
-    /// first, at most 65 ms. A count of 1 or a period of 0 lets every event stand for one again.
+    /// Raises one event per `count` completions, or for those within `period` of the first (at most
+    /// 65 ms). A count of 1 or a period of 0 restores one event per completion.
     pub fn moderate(&self, count: u16, period: Duration) {
         let period = u16::try_from(period.as_micros()).unwrap_or(u16::MAX);
         self.cq.moderate(provider::Moderation { count, period });
@@ -110,12 +108,13 @@ impl CompletionQueue {
     /// Changes the capacity; queued completions stay.
     ///
     /// # Errors
-    /// [`Error::Argument`] if more are queued than would fit, or `cqe` is zero or above the limit.
+    /// [`Error::Argument`] if more than `cqe` completions are queued, or `cqe` is zero or exceeds
+    /// the limit.
     pub fn resize(&self, cqe: u32) -> Result<(), Error> {
         Ok(self.cq.resize(cqe)?)
     }
 
-    /// Its identity, for [`CompletionChannel::get_event`].
+    /// Identity of the queue, which [`CompletionChannel::get_event`] returns.
     pub const fn id(&self) -> ObjectId {
         self.id
     }
@@ -125,24 +124,24 @@ impl CompletionQueue {
     }
 }
 
-/// Where completion queues announce new completions: a descriptor for `poll` and `epoll`, or a
-/// blocking wait.
+/// A channel on which completion queues announce completions: a blocking wait, or a descriptor for
+/// `poll` and `epoll`.
 #[derive(Clone, Debug)]
 pub struct CompletionChannel(Arc<provider::CompChannel>);
 
 impl CompletionChannel {
-    /// Waits for an event and says which queue it is of. If the descriptor was made non-blocking,
-    /// an error for which [`Error::is_would_block`] holds means that there is none.
+    /// Waits for an event; returns the identity of its queue.
     ///
     /// # Errors
-    /// [`Error::Environment`] when the wait fails, also when a signal interrupts it.
+    /// [`Error::Environment`] if the wait fails. [`Error::NotYet`] if a signal interrupts it or,
+    /// with the descriptor in non-blocking mode, if there is no event ([`Error::is_would_block`]).
     pub fn get_event(&self) -> Result<ObjectId, Error> {
         Ok(ObjectId(self.0.get_event()?))
     }
 
-    /// The queue of the oldest event, if there is one; never waits. For programs with an event
-    /// loop, which call it until there is none and then wait until the descriptor is readable:
-    /// the crate `roxe-tokio` is that for tokio.
+    /// Returns the queue of the oldest event, if there is one; never waits. An event loop calls it
+    /// until there is none, and then waits until the descriptor is readable. The crate `roxe-tokio`
+    /// does so for tokio.
     pub fn try_get_event(&self) -> Option<ObjectId> {
         self.0.try_get_event().map(ObjectId)
     }
@@ -166,7 +165,7 @@ impl AsRawFd for CompletionChannel {
 pub struct WorkCompletion(Cqe);
 
 impl WorkCompletion {
-    /// The number given to the request.
+    /// The `wr_id` of the request.
     pub const fn wr_id(&self) -> u64 {
         self.0.wr_id
     }
@@ -176,7 +175,7 @@ impl WorkCompletion {
         self.0.status
     }
 
-    /// The completion itself if it reports success, or the failure in words.
+    /// Returns the completion itself if its status is success.
     ///
     /// # Errors
     /// [`Error::Argument`] or [`Error::Peer`], both with a [`FailedCompletion`].
@@ -193,12 +192,13 @@ impl WorkCompletion {
         self.0.opcode
     }
 
-    /// Bytes received, read or swapped. On UD it counts the 40 bytes in front of the data.
+    /// Bytes received, read or returned by an atomic. On UD this includes the 40 bytes in front of
+    /// the data.
     pub const fn byte_len(&self) -> u32 {
         self.0.byte_len
     }
 
-    /// The immediate data that came along, as the number given to
+    /// The immediate data of the message, as the number passed to
     /// [`WorkRequest::imm`](crate::WorkRequest::imm).
     pub const fn imm_data(&self) -> Option<u32> {
         match self.0.extra {

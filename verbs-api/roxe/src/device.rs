@@ -1,7 +1,5 @@
-//! Devices and contexts: where everything starts. The methods of a context that make other objects
-//! are in the files of those objects.
-//!
-//! Touches the provider's device list and contexts.
+//! Devices and contexts. The methods of a context that create other objects are in the files of
+//! those objects.
 
 use crate::lock::SharedContexts;
 use crate::{ArgumentError, EnvironmentError, Error, ObjectId};
@@ -22,12 +20,12 @@ const PORT: u8 = 1;
 /// `ROXE_NETDEV`.
 ///
 /// # Errors
-/// [`Error::Environment`] if an interface that `ROXE_NETDEV` names is not there or cannot be used.
+/// [`Error::Environment`] if an interface in `ROXE_NETDEV` does not exist or cannot be used.
 pub fn devices() -> Result<DeviceList, Error> {
     Ok(DeviceList(provider::devices()?.into_iter().map(Device).collect()))
 }
 
-/// The devices that [`devices`] found; used like a slice.
+/// The devices that [`devices`] found. Dereferences to a slice.
 #[derive(Clone, Debug)]
 pub struct DeviceList(Vec<Device>);
 
@@ -35,7 +33,7 @@ impl DeviceList {
     /// The device of this name, for example `roxe0`.
     ///
     /// # Errors
-    /// [`Error::Environment`], which lists those that exist.
+    /// [`Error::Environment`] if there is none; the text lists the existing devices.
     pub fn by_name(&self, name: &str) -> Result<&Device, Error> {
         let present = || self.iter().map(Device::name).collect::<Vec<_>>().join(", ");
         let none = || EnvironmentError::NoDevice { name: name.into(), present: present() };
@@ -56,30 +54,30 @@ impl Deref for DeviceList {
 pub struct Device(pub(crate) Arc<provider::Device>);
 
 impl Device {
-    /// Its name: `roxe0`, `roxe1`, ...
+    /// Name of the device: `roxe0`, `roxe1`, ...
     pub fn name(&self) -> &str {
         self.0.name()
     }
 
-    /// The network interface under it.
+    /// Network interface of the device.
     pub fn netdev(&self) -> &str {
         self.0.netdev()
     }
 
-    /// Its identity, host byte order.
+    /// GUID of the device, host byte order.
     pub fn node_guid(&self) -> u64 {
         self.0.node_guid()
     }
 
-    /// Opens it.
+    /// Opens the device.
     ///
     /// # Errors
-    /// [`Error::Environment`] if its socket or descriptors cannot be had.
+    /// [`Error::Environment`] if a socket cannot be opened.
     pub fn open(&self) -> Result<Context, Error> {
         Ok(Context(self.0.open()?))
     }
 
-    /// The context that all ids of connections on this device share, opened if none of them has it.
+    /// Returns the context that all connection ids on this device share; opens it if none is open.
     pub(crate) fn share(&self) -> Result<Context, Error> {
         static SHARED: Mutex<SharedContexts, Vec<(u32, Weak<provider::Context>)>> = Mutex::new(Vec::new());
         let mut shared = SHARED.lock();
@@ -95,7 +93,7 @@ impl Device {
     }
 }
 
-/// An open device. Everything made from it keeps it open. Clones are the same context.
+/// An open device. Objects created from it keep it open. Clones are the same context.
 #[derive(Clone, Debug)]
 pub struct Context(pub(crate) Arc<provider::Context>);
 
@@ -110,7 +108,7 @@ impl Context {
         devices.first().ok_or_else(nothing)?.open()
     }
 
-    /// The device behind it.
+    /// The device that was opened.
     pub fn device(&self) -> Device {
         Device(Arc::clone(self.0.device()))
     }
@@ -136,8 +134,8 @@ impl Context {
     /// One address of the port.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the table has no address at `index`; the text lists where it has.
-    /// [`Error::Environment`] if it has none at all.
+    /// [`Error::Argument`] if the table has no address at `index`; the text lists the used indexes.
+    /// [`Error::Environment`] if the table is empty.
     pub fn gid(&self, index: u8) -> Result<Gid, Error> {
         let entries = self.gid_entries();
         if entries.is_empty() {
@@ -148,7 +146,7 @@ impl Context {
         Ok(entry.ok_or_else(|| ArgumentError::NoGid { index, present: present() })?.gid)
     }
 
-    /// Readable while asynchronous events are pending.
+    /// A descriptor that is readable while asynchronous events are pending.
     pub fn async_fd(&self) -> BorrowedFd<'_> {
         self.0.async_as_fd()
     }
@@ -156,13 +154,13 @@ impl Context {
     /// Waits for the next asynchronous event.
     ///
     /// # Errors
-    /// [`Error::Environment`] when the wait fails; if the descriptor was made non-blocking, see
+    /// [`Error::Environment`] if the wait fails. For a descriptor in non-blocking mode see
     /// [`Error::is_would_block`].
     pub fn next_async_event(&self) -> Result<AsyncEvent, Error> {
         Ok(AsyncEvent::new(self.0.next_async_event()?))
     }
 
-    /// The next asynchronous event, if there is one; never waits.
+    /// Returns the next asynchronous event, if there is one; never waits.
     pub fn try_next_async_event(&self) -> Option<AsyncEvent> {
         self.0.try_next_async_event().map(AsyncEvent::new)
     }
@@ -173,12 +171,12 @@ impl Context {
     }
 }
 
-/// An event that belongs to no work request.
+/// An asynchronous event of the device, its port, a queue or a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsyncEvent {
     /// Kind of the event.
     pub kind: AsyncEventKind,
-    /// The affected queue; `None` for the port or the device.
+    /// The affected queue or queue pair; `None` for the port or the device.
     pub object: Option<ObjectId>,
 }
 

@@ -1,29 +1,26 @@
-//! Regions without memory of the process behind them: the card's own memory (for data that many
-//! peers fetch or count in and the program seldom looks at), DMA-bufs, and the null region.
-//!
-//! Touches the provider's buffers and their registration.
+//! Regions without memory of the process: device memory, DMA-bufs, and the null region.
 
 use crate::mr::{bounds, region_keys, slice};
 use crate::{Access, Context, Error, ProtectionDomain};
+use roxe_provider as provider;
 use roxe_transport::wr::Sge;
 use std::ops::RangeBounds;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
-use roxe_provider as provider;
-
 impl Context {
-    /// Allocates `len` zeroed bytes in the memory of the card, of which there is `max_dm_size`.
+    /// Allocates `len` zeroed bytes of device memory. The device has `max_dm_size` bytes
+    /// ([`DeviceAttr`](crate::DeviceAttr)).
     ///
     /// # Errors
-    /// [`Error::Argument`] if `len` is zero or there is not as much left.
+    /// [`Error::Argument`] if `len` is zero or more than is free.
     pub fn alloc_dm(&self, len: usize) -> Result<DeviceMemory, Error> {
         Ok(DeviceMemory { dm: self.0.alloc_dm(len as u64, 0)?, len })
     }
 }
 
-/// A buffer in the memory of the card, zeroed at first. Clones are the same buffer; it lives as
-/// long as one of them or a region in it.
+/// A buffer of device memory, for data that peers use more than this program. Clones are the same
+/// buffer. It lives as long as one of them or a region in it.
 #[derive(Clone, Debug)]
 pub struct DeviceMemory {
     dm: Arc<provider::Dm>,
@@ -31,22 +28,22 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Its size in bytes.
+    /// Length in bytes.
     #[allow(clippy::len_without_is_empty)] // An empty buffer cannot be allocated.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Copies `data` into the buffer, starting at byte `offset`; both offset and length are
+    /// Copies `data` into the buffer, starting at byte `offset`. Offset and length must be
     /// multiples of 4.
     ///
     /// # Errors
-    /// [`Error::Argument`] if it does not fit, or offset or length is no multiple of 4.
+    /// [`Error::Argument`] if `data` does not fit, or offset or length is not a multiple of 4.
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), Error> {
         Ok(self.dm.write(offset as u64, data)?)
     }
 
-    /// Copies bytes out of the buffer, starting at byte `offset`, until `out` is full; both are
+    /// Fills `out` with bytes of the buffer, starting at byte `offset`. Offset and length must be
     /// multiples of 4.
     ///
     /// # Errors
@@ -57,11 +54,11 @@ impl DeviceMemory {
 }
 
 impl ProtectionDomain {
-    /// Registers a part of a buffer of the card; rights as for [`alloc_mr`](Self::alloc_mr).
+    /// Registers a part of a buffer of device memory. Rights as for [`alloc_mr`](Self::alloc_mr).
     ///
     /// # Errors
-    /// [`Error::Argument`] if the buffer does not have this part or is of another context, or the
-    /// card refuses the rights.
+    /// [`Error::Argument`] if the range is not inside the buffer, the buffer is of another context,
+    /// or the device refuses the rights.
     pub fn register_dm(
         &self,
         dm: &DeviceMemory,
@@ -74,9 +71,9 @@ impl ProtectionDomain {
     }
 }
 
-/// A registered part of a buffer of the card. Its addresses begin at 0.
+/// A registered part of a buffer of device memory. Its addresses begin at 0.
 ///
-/// The part stays registered as long as the value lives, and keeps the buffer.
+/// The part is registered, and the buffer lives, as long as this value.
 #[derive(Debug)]
 pub struct DeviceMemoryRegion {
     mr: Arc<provider::Mr>,
@@ -84,20 +81,20 @@ pub struct DeviceMemoryRegion {
 }
 
 impl DeviceMemoryRegion {
-    /// Its size in bytes.
+    /// Length in bytes.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns true if it has no bytes.
+    /// Returns true if the region has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// A part of the region as an element of a work request.
+    /// A part of the region as an element of a scatter/gather list.
     ///
     /// # Errors
-    /// [`Error::Argument`] if it does not lie inside.
+    /// [`Error::Argument`] if the range is not inside the region.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Sge, Error> {
         slice(&self.mr, self.len, range, u32::MAX)
     }
@@ -106,13 +103,13 @@ impl DeviceMemoryRegion {
 region_keys!(DeviceMemoryRegion);
 
 impl ProtectionDomain {
-    /// Registers `len` bytes, from byte `offset` on, of a dma-buf or of any file that can be mapped
-    /// shared. Rights as for [`alloc_mr`](Self::alloc_mr), without `MW_BIND`, `ZERO_BASED` and
+    /// Registers `len` bytes of a dma-buf, or of a file that can be mapped shared, starting at byte
+    /// `offset`. Rights as for [`alloc_mr`](Self::alloc_mr), without `MW_BIND`, `ZERO_BASED` and
     /// `ON_DEMAND`.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the descriptor was not opened for these rights, cannot be mapped, or
-    /// ends before.
+    /// [`Error::Argument`] if the descriptor is not open for these rights, cannot be mapped, or has
+    /// fewer bytes.
     pub fn register_dmabuf(
         &self,
         fd: impl AsFd,
@@ -127,9 +124,8 @@ impl ProtectionDomain {
 
 /// A registered part of a dma-buf, or of a file that can be mapped.
 ///
-/// Peers and own requests reach its bytes without the program having them in its memory, so
-/// registering it needs no promise. The part stays registered as long as the value lives; the
-/// descriptor may be closed.
+/// The program has no address of the bytes, so registration is safe. The part is registered as long
+/// as the value lives; the descriptor may be closed.
 #[derive(Debug)]
 pub struct DmaBufRegion {
     mr: Arc<provider::Mr>,
@@ -137,16 +133,16 @@ pub struct DmaBufRegion {
 }
 
 impl DmaBufRegion {
-    /// Its size in bytes.
+    /// Length in bytes.
     #[allow(clippy::len_without_is_empty)] // An empty part cannot be registered.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// A part of the region as an element of a work request.
+    /// A part of the region as an element of a scatter/gather list.
     ///
     /// # Errors
-    /// [`Error::Argument`] if it does not lie inside, or is longer than 2^32 - 1 bytes.
+    /// [`Error::Argument`] if the range is not inside the region, or is longer than 2^32 - 1 bytes.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Sge, Error> {
         slice(&self.mr, self.len, range, u32::MAX)
     }
@@ -155,17 +151,17 @@ impl DmaBufRegion {
 region_keys!(DmaBufRegion);
 
 impl ProtectionDomain {
-    /// Makes a region for the parts of lists that do not matter.
+    /// Creates a region for list elements whose bytes do not matter.
     ///
     /// # Errors
-    /// [`Error::Resources`] if the card has no room.
+    /// [`Error::Resources`] if the device has no more.
     pub fn alloc_null_mr(&self) -> Result<NullRegion, Error> {
         Ok(NullRegion(self.pd.alloc_null_mr()?))
     }
 }
 
-/// Bytes that do not matter: they read as zeros, and what is written to them is forgotten. Peers
-/// cannot reach them.
+/// A region without memory: its bytes read as zeros, and bytes written to it are discarded. Peers
+/// cannot access it.
 ///
 /// ```
 /// # use roxe::{Access, Context, WorkRequest};
@@ -189,7 +185,7 @@ impl ProtectionDomain {
 pub struct NullRegion(Arc<provider::Mr>);
 
 impl NullRegion {
-    /// `len` such bytes as an element of a work request.
+    /// `len` bytes as an element of a scatter/gather list.
     pub fn slice(&self, len: u32) -> Sge {
         Sge { addr: 0, length: len, lkey: self.0.lkey() }
     }

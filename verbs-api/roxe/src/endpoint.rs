@@ -1,6 +1,6 @@
 //! Endpoints and remote addresses, which two programs exchange before they communicate. Both print
-//! as one line without spaces and parse back, so they travel over any channel: a TCP connection, a
-//! file, two terminals.
+//! as one line without spaces, which parses back, so any channel can carry them: a TCP connection,
+//! a file, two terminals.
 
 use crate::{ArgumentError, Error};
 use roxe_wire::{Gid, Psn, Qpn, RKey};
@@ -8,8 +8,7 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::str::FromStr;
 
-/// One end of a connection: the address, the queue pair there, and the first packet sequence number
-/// it sends.
+/// One end of a connection: its address, queue pair and first packet sequence number.
 ///
 /// ```
 /// # use roxe::Endpoint;
@@ -50,8 +49,8 @@ impl FromStr for Endpoint {
     }
 }
 
-/// Memory of a peer: an address and its remote key. It travels as a line of text, or as private
-/// data of a connection, whose trailing zeros are ignored.
+/// Memory of a peer: an address and its remote key. Its text may be padded with zeros, as private
+/// data of a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RemoteAddr {
     /// Virtual address in the peer's process.
@@ -61,7 +60,7 @@ pub struct RemoteAddr {
 }
 
 impl RemoteAddr {
-    /// The address `bytes` further on. The peer checks that it is inside the region.
+    /// The address plus `bytes`. The peer checks that it is inside the region.
     #[must_use]
     pub const fn offset(self, bytes: u64) -> Self {
         Self { addr: self.addr.wrapping_add(bytes), rkey: self.rkey }
@@ -86,7 +85,7 @@ impl FromStr for RemoteAddr {
     }
 }
 
-/// Strips the end of a line, and the zeros with which the connection manager pads private data.
+/// Strips white space and the zeros that pad private data.
 pub(crate) fn line(text: &str) -> &str {
     text.trim_matches(|c: char| c.is_whitespace() || c == '\0')
 }

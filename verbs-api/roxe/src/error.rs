@@ -1,14 +1,13 @@
-//! The errors of this crate, by the party that can fix them. Each text says what failed, about
-//! what, and what to do.
+//! The errors of this crate, by the party that can fix them. Each text says what failed and what to
+//! do.
 
 use crate::cm::CmEventKind;
 use crate::{QpState, Service, WcOpcode, WcStatus};
+use roxe_provider as provider;
 use roxe_transport::qp::PostError;
 use roxe_wire::Qpn;
 use std::fmt;
 use std::time::Duration;
-
-use roxe_provider as provider;
 
 /// An error, by the party that can fix it.
 ///
@@ -37,12 +36,12 @@ pub enum Error {
     /// The peer or the network.
     #[error(transparent)]
     Peer(#[from] PeerError),
-    /// No error yet: a non-blocking wait found nothing, or a signal interrupted it. Retry.
+    /// A non-blocking wait found no event, or a signal interrupted a wait. Retry.
     #[error(transparent)]
     NotYet(Refusal),
 }
 
-/// Prints the text, so that a `main` that returns the error is readable.
+/// As `Display`, so that a `main` that returns the error prints a readable text.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -53,10 +52,10 @@ impl fmt::Debug for Error {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArgumentError {
-    /// The card refused a verb.
+    /// The device refused a verb.
     #[error(transparent)]
     Refused(Refusal),
-    /// The call is for queue pairs of another service.
+    /// The call is not for queue pairs of this service.
     #[error("queue pair {qpn} ({service:?}) {advice}")]
     WrongService {
         /// The queue pair.
@@ -96,7 +95,7 @@ pub enum ArgumentError {
     /// The GID table has no entry at this index.
     #[error("the GID table has no entry {index}; there are: {present}")]
     NoGid {
-        /// The requested one.
+        /// The requested index.
         index: u8,
         /// The indexes with an entry.
         present: String,
@@ -115,7 +114,7 @@ pub enum ArgumentError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnvironmentError {
-    /// The card refused a verb because of this host.
+    /// The device refused a verb because of this host.
     #[error(transparent)]
     Refused(Refusal),
     /// There is no device of this name.
@@ -123,7 +122,7 @@ pub enum EnvironmentError {
         "there is no device {name}; there are: {present}. Choose one of them, or open more interfaces with ROXE_NETDEV=eth0,..."
     )]
     NoDevice {
-        /// The requested one.
+        /// The requested name.
         name: String,
         /// The existing devices.
         present: String,
@@ -139,10 +138,10 @@ pub enum EnvironmentError {
     /// A name has no address.
     #[error("cannot look the address up: {0}")]
     Lookup(std::io::Error),
-    /// The event loop of the program cannot watch a descriptor, or ends.
+    /// The program's event loop cannot watch a descriptor, or has ended.
     #[error("the event loop does not watch the descriptor: {0}")]
     EventLoop(std::io::Error),
-    /// No device or path leads to the address, or the device is gone.
+    /// No device or path reaches the address, or the device is gone.
     #[error(transparent)]
     Connection(FailedConnection),
 }
@@ -151,7 +150,7 @@ pub enum EnvironmentError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResourceError {
-    /// The card, the process or the system has no more of it.
+    /// The device, the process or the system has no more.
     #[error(transparent)]
     Refused(Refusal),
     /// The queue is full.
@@ -160,7 +159,7 @@ pub enum ResourceError {
     /// A region could not be allocated.
     #[error("no memory for a region of {bytes} bytes")]
     OutOfMemory {
-        /// Its size.
+        /// Size of the region.
         bytes: usize,
     },
 }
@@ -169,7 +168,7 @@ pub enum ResourceError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PeerError {
-    /// The card reports a failed connection.
+    /// The device reports a failed connection.
     #[error(transparent)]
     Refused(Refusal),
     /// A work request failed at the peer, or was not answered.
@@ -178,17 +177,17 @@ pub enum PeerError {
     /// The peer refused the connection, ended it, or did not answer.
     #[error(transparent)]
     Connection(FailedConnection),
-    /// Nothing completed in the time given.
+    /// No request completed in time.
     #[error("no completion within {0:?}; is the peer running, and did it post receive requests?")]
     Timeout(Duration),
-    /// No connection was established, or ended, in the time given.
+    /// A connection was not established, or did not end, in time.
     #[error("no connection within {0:?}; is a program listening there, and does it accept?")]
     ConnectTimeout(Duration),
 }
 
 impl Error {
-    /// The positive errno of the verb, or the closest one. It is EIO for a request that failed
-    /// after it was posted; see [`completion`](Self::completion).
+    /// The positive errno of the verb, or the closest one. EIO for a request that failed after the
+    /// post; see [`completion`](Self::completion).
     pub fn errno(&self) -> i32 {
         match self {
             Self::Argument(ArgumentError::Refused(refusal))
@@ -210,7 +209,7 @@ impl Error {
         }
     }
 
-    /// The refusal, if the card refused a verb.
+    /// The refusal, if the device refused a verb.
     pub const fn refusal(&self) -> Option<&Refusal> {
         match self {
             Self::Argument(ArgumentError::Refused(refusal))
@@ -252,13 +251,13 @@ impl Error {
         }
     }
 
-    /// Returns true if a non-blocking wait found nothing: retry when the descriptor is readable.
+    /// Returns true if a non-blocking wait found no event: retry when the descriptor is readable.
     pub fn is_would_block(&self) -> bool {
         matches!(self, Self::NotYet(refusal) if refusal.errno() == libc::EAGAIN)
     }
 }
 
-/// Classifies by the errno. An error about this host is never the program's.
+/// Classifies by errno. An error about this host is never [`Error::Argument`].
 impl From<provider::Error> for Error {
     fn from(error: provider::Error) -> Self {
         let (errno, about_host) = (error.errno(), error.is_about_host());
@@ -324,13 +323,13 @@ impl From<FailedConnection> for Error {
     }
 }
 
-/// The card refused a verb, with the errno that a C program would see.
+/// The device refused a verb, with the errno that a C program would see.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(transparent)]
 pub struct Refusal(pub(super) provider::Error);
 
 impl Refusal {
-    /// The errno of `<errno.h>`, positive; the manual page of the verb lists them.
+    /// The errno, positive; the manual page of the verb lists them.
     pub fn errno(&self) -> i32 {
         self.0.errno()
     }
@@ -342,16 +341,16 @@ impl From<Refusal> for provider::Error {
     }
 }
 
-/// A work request was refused at the queue; nothing was sent for it.
+/// A work request that the queue refused; nothing was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefusedRequest {
     /// The queue pair and its current state; `None` for a shared receive queue.
     pub qp: Option<(Qpn, QpState)>,
     /// The request, in words.
     pub what: &'static str,
-    /// Position in the list that was posted; the requests before it were accepted.
+    /// Position in the posted list; the requests before it were accepted.
     pub index: usize,
-    /// Why.
+    /// Reason of the refusal.
     pub source: PostError,
 }
 
@@ -368,27 +367,27 @@ impl fmt::Display for RefusedRequest {
 
 impl std::error::Error for RefusedRequest {}
 
-/// A work request was accepted and failed later.
+/// A work request that failed after it was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{opcode:?} with wr_id {wr_id} on queue pair {qpn} failed: {}", explain(*status))]
 pub struct FailedCompletion {
-    /// Number of the work request.
+    /// `wr_id` of the work request.
     pub wr_id: u64,
     /// The queue pair.
     pub qpn: Qpn,
     /// The operation.
     pub opcode: WcOpcode,
-    /// Status or kind of the failure.
+    /// Status of the completion.
     pub status: WcStatus,
     /// Detail: a number from the list in docs/reference/use.md, 0 if there is none.
     pub vendor_err: u32,
 }
 
-/// A connection, or another operation of [`cm`](crate::cm), failed.
+/// A failed connection, or another failed operation of [`cm`](crate::cm).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", failure_text(*kind, *status))]
 pub struct FailedConnection {
-    /// Status or kind of the failure.
+    /// Kind of the event that reported the failure.
     pub kind: CmEventKind,
     /// A negative errno, or the reason code of the peer.
     pub status: i32,
@@ -410,7 +409,6 @@ impl FailedConnection {
     }
 }
 
-/// Advice for a refused request.
 const fn advice(refused: PostError) -> &'static str {
     match refused {
         PostError::State => "; receives can be posted from INIT on, sends from RTS on: connect it first",
@@ -426,7 +424,6 @@ const fn advice(refused: PostError) -> &'static str {
     }
 }
 
-/// Meaning of a status, and advice.
 const fn explain(status: WcStatus) -> &'static str {
     match status {
         WcStatus::Success => "it did not fail",
@@ -443,7 +440,7 @@ const fn explain(status: WcStatus) -> &'static str {
         WcStatus::MwBindErr => {
             "the memory window could not be bound or closed (MW_BIND_ERR); its region needs MW_BIND, and LOCAL_WRITE if the peer may write; a window for a queue pair must be closed, on that one, before it is bound again"
         }
-        WcStatus::BadRespErr => "the peer answered something impossible (BAD_RESP_ERR)",
+        WcStatus::BadRespErr => "the peer sent an invalid response (BAD_RESP_ERR)",
         WcStatus::LocAccessErr => "a local buffer refused the data of a WRITE with immediate (LOC_ACCESS_ERR)",
         WcStatus::RemInvReqErr => {
             "the peer found the request illegal (REM_INV_REQ_ERR); its receive buffer is too short, or its queue pair does not allow the operation"
@@ -460,17 +457,16 @@ const fn explain(status: WcStatus) -> &'static str {
         }
         WcStatus::TmErr => "the tag to remove was matched or removed before (TM_ERR)",
         WcStatus::TmRndvIncomplete => {
-            "the device did not bring the data of a rendezvous (TM_RNDV_INCOMPLETE); read it with an RDMA READ if the queue pair still works"
+            "the device did not read the data of a rendezvous (TM_RNDV_INCOMPLETE); read it with an RDMA READ if the queue pair still works"
         }
         WcStatus::LocEecOpErr | WcStatus::GeneralErr => "the queue pair or device is unusable (GENERAL_ERR)",
     }
 }
 
-/// Meaning of a failed attempt, and advice.
 fn failure_text(kind: CmEventKind, status: i32) -> String {
     let because = match (kind, status) {
         (_, errno) if errno < 0 => std::io::Error::from_raw_os_error(errno.saturating_neg()).to_string(),
-        (CmEventKind::Rejected, NO_LISTENER) => "nobody listens on that port there".into(),
+        (CmEventKind::Rejected, NO_LISTENER) => "no program listens on that port".into(),
         (CmEventKind::Rejected, CONSUMER) => "the program there refused; its private data may say why".into(),
         (CmEventKind::Rejected, STALE) => {
             "the peer still remembers an old connection of this queue pair; try again".into()
@@ -483,15 +479,15 @@ fn failure_text(kind: CmEventKind, status: i32) -> String {
         }
         _ => "it came instead of the expected event".into(),
     };
-    format!("{}: {because}", what(kind))
+    format!("{}: {because}", event_text(kind))
 }
 
-/// Reasons of a REJ that have a text of their own.
+/// Reason codes of a REJ with texts of their own.
 const NO_LISTENER: i32 = 8;
 const STALE: i32 = 10;
 const CONSUMER: i32 = 28;
 
-const fn what(kind: CmEventKind) -> &'static str {
+const fn event_text(kind: CmEventKind) -> &'static str {
     match kind {
         CmEventKind::AddrError => "no device leads to the address",
         CmEventKind::RouteError => "there is no path to the address",
@@ -528,7 +524,7 @@ mod tests {
         let of = |errno| Error::from(provider::Error::host(errno, "text"));
         assert!(matches!(of(libc::EINVAL), Error::Environment(_)));
         assert!(matches!(of(libc::EMFILE), Error::Resources(_)));
-        // No thread could be made: that is no wait that found nothing.
+        // Too few threads, not a wait that found no event.
         assert!(matches!(of(libc::EAGAIN), Error::Resources(_)) && !of(libc::EAGAIN).is_would_block());
     }
 

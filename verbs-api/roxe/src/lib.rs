@@ -1,7 +1,7 @@
 //! Verbs for Rust programs: open an RDMA device, register memory, connect queue pairs, and move
 //! data without copies.
 //!
-//! The names are those of `libibverbs`. The card is software: it runs in this process and speaks
+//! The names are those of `libibverbs`. The device is software: it runs in this process and speaks
 //! RoCEv2 over an ordinary UDP socket. Nothing has to be installed, the default device is the
 //! loopback interface, and most of the API is safe.
 //!
@@ -43,7 +43,7 @@
 //! - [`WorkRequest`]: SEND, WRITE, READ and atomics. [`WorkCompletion`]: their results.
 //! - [`CompletionQueue::wait`] polls; [`CompletionChannel`] sleeps, also in `poll` and `epoll`.
 //! - [`cm`]: connects by IP address and port, blocking or in an event loop.
-//! - [`DeviceMemory`], [`DmaBufRegion`], [`NullRegion`]: memory of the card, behind a descriptor,
+//! - [`DeviceMemory`], [`DmaBufRegion`], [`NullRegion`]: memory of the device, behind a descriptor,
 //!   or discarded.
 //! - [`MemoryWindow`]: opens part of a region to a peer, and closes it again.
 //! - [`XrcDomain`]: many receive queues behind one connection.

@@ -1,9 +1,9 @@
-//! The order of this crate's locks, outermost first. All of them are outside of the provider's
+//! The lock ranks of this crate, outermost first. All are outside of the provider's
 //! ([`roxe_provider::lock`]).
 
 roxe_provider::ranks! { pub(crate), 8_000.. ;
-    /// `device`: the contexts that the ids of connections share; held while one is opened.
+    /// `device`: the contexts that connection ids share; held while one is opened.
     SharedContexts,
-    /// `cm::id`: naming an id.
+    /// `cm::id`: the assignment of an identity to a connection id.
     IdNames,
 }

@@ -1,15 +1,13 @@
-//! Memory regions: memory that the card may read and write.
+//! Memory regions: memory that the device may access.
 //!
-//! A peer may change registered memory at any moment, so a region never gives out `&[u8]`: a
-//! reference would promise the compiler that nothing changes. [`MemoryRegion`] owns its bytes and
-//! copies them in and out with relaxed atomic accesses, which is defined whatever happens
-//! meanwhile. Rust does not define atomic accesses of different sizes that overlap, so each byte
-//! has one size for all accesses: every aligned word inside the region is accessed as a word, also
-//! for a single byte of it, and what is left at the ends of a region that is not aligned by bytes.
-//! The card accesses memory by machine code that the compiler does not see.
+//! A peer may change registered memory at any moment, so a region never lends a `&[u8]`, whose
+//! bytes must not change. [`MemoryRegion`] owns its bytes and copies them in and out with relaxed
+//! atomic accesses. Rust does not define overlapping atomic accesses of different sizes, so every
+//! byte is always accessed by the same size. Each aligned word inside the region is accessed as a
+//! word, even for one of its bytes. Bytes in front of the first word and behind the last are
+//! accessed singly. The device's accesses are assembly, which the compiler does not see.
 //!
-//! The one module of this crate with unsafe code; it may touch the provider's registration and the
-//! bytes it owns.
+//! This is the only module of the crate with unsafe code.
 #![allow(unsafe_code)]
 
 use crate::{ArgumentError, Error, ProtectionDomain, ResourceError};
@@ -28,39 +26,40 @@ pub use roxe_transport::wr::Sge;
 const PAGE: usize = 4096;
 
 impl ProtectionDomain {
-    /// Allocates `len` zeroed bytes, page aligned, and registers them. `LOCAL_WRITE` is needed to
-    /// receive or READ into them; `REMOTE_WRITE` and `REMOTE_ATOMIC` need it too.
+    /// Allocates `len` zeroed bytes, page aligned, and registers them. `access` must contain
+    /// `LOCAL_WRITE` to receive or READ into them, and for `REMOTE_WRITE` and `REMOTE_ATOMIC`.
     ///
     /// # Errors
-    /// [`Error::Resources`], or [`Error::Argument`] if the card refuses length or rights.
+    /// [`Error::Resources`] if memory or regions are exhausted, [`Error::Argument`] if the device
+    /// refuses length or rights.
     pub fn alloc_mr(&self, len: usize, access: Access) -> Result<MemoryRegion, Error> {
         let bytes = Bytes::zeroed(len).ok_or(ResourceError::OutOfMemory { bytes: len })?;
         MemoryRegion::register(self, bytes, access)
     }
 
-    /// Registers memory of the program's own, for example a mapped file or a buffer of another
+    /// Registers memory that the program owns, for example a mapped file or a buffer of another
     /// library.
     ///
     /// # Safety
-    /// `len` bytes behind `ptr` must be valid memory until the region is dropped, and all code that
-    /// looks at them meanwhile must expect that they change at any time: no `&[u8]` or `&mut [u8]`
-    /// to them may be used while a queue pair of this domain or, with remote rights, a peer can
-    /// reach them. Of several regions over the same bytes only one may be used to read and write
-    /// them, unless their first bytes and lengths are multiples of 8.
+    /// `len` bytes at `ptr` must be valid memory until the region is dropped. They may change at
+    /// any time: no `&[u8]` or `&mut [u8]` to them may be used while a queue pair of this domain
+    /// or, with remote rights, a peer can access them. If several regions cover the same bytes,
+    /// only one may be used to read and write them, unless all addresses and lengths are multiples
+    /// of 8.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the memory is not there or the card refuses length or rights.
+    /// [`Error::Argument`] if the memory is not mapped, or the device refuses length or rights.
     pub unsafe fn register_raw(&self, ptr: NonNull<u8>, len: usize, access: Access) -> Result<MemoryRegion, Error> {
-        // The caller's promise is what every access through these bytes relies on.
+        // All accesses to these bytes rely on the caller's guarantee.
         MemoryRegion::register(self, Bytes { ptr, len, owned: None }, access)
     }
 }
 
 /// Registered memory of this process.
 ///
-/// The memory stays registered as long as the value lives. Dropping it while requests still use it
-/// is allowed: the keys stop working first, memory windows on it close, drop returns when no access
-/// is under way, and the requests complete with an error.
+/// The memory is registered as long as the value lives. Dropping it while requests still use it is
+/// allowed: the keys become invalid, memory windows on the region close, drop returns when no
+/// access is in progress, and the requests complete with an error.
 pub struct MemoryRegion {
     pub(crate) mr: Arc<provider::Mr>,
     bytes: Bytes,
@@ -69,13 +68,13 @@ pub struct MemoryRegion {
 impl MemoryRegion {
     fn register(pd: &ProtectionDomain, bytes: Bytes, access: Access) -> Result<Self, Error> {
         let addr = bytes.ptr.as_ptr().expose_provenance() as u64;
-        // SAFETY: the bytes live as long as the region, which deregisters them when it is dropped,
-        // and are accessed through it only; what `register_raw` was given its caller has promised.
+        // SAFETY: the bytes live as long as the region, which deregisters them on drop, and are
+        // accessed through it only. For `register_raw` the caller guarantees that.
         let mr = unsafe { pd.pd.reg_mr(addr, bytes.len as u64, addr, access) }?;
         Ok(Self { mr, bytes })
     }
 
-    /// Its size in bytes.
+    /// Length in bytes.
     #[allow(clippy::len_without_is_empty)] // An empty region cannot be registered.
     pub const fn len(&self) -> usize {
         self.bytes.len
@@ -86,10 +85,10 @@ impl MemoryRegion {
         self.bytes.ptr.as_ptr()
     }
 
-    /// A part of the region as an element of a work request.
+    /// A part of the region as an element of a scatter/gather list.
     ///
     /// # Errors
-    /// [`Error::Argument`] if it does not lie inside, or is longer than 2^31 bytes.
+    /// [`Error::Argument`] if the range is not inside the region, or is longer than 2^31 bytes.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Sge, Error> {
         slice(&self.mr, self.len(), range, 1 << 31)
     }
@@ -97,27 +96,27 @@ impl MemoryRegion {
     /// Copies `data` into the region, starting at byte `offset`.
     ///
     /// # Errors
-    /// [`Error::Argument`] if it does not fit; nothing is written then.
+    /// [`Error::Argument`] if `data` does not fit; nothing is written then.
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), Error> {
         self.check(offset, data.len())?;
         self.bytes.store(offset, data);
         Ok(())
     }
 
-    /// Copies bytes out of the region, starting at byte `offset`, until `out` is full.
+    /// Fills `out` with bytes of the region, starting at byte `offset`.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the region ends before; `out` is unchanged then.
+    /// [`Error::Argument`] if the region has fewer bytes; `out` is unchanged then.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), Error> {
         self.check(offset, out.len())?;
         self.bytes.load(offset, out);
         Ok(())
     }
 
-    /// The bytes of `range` as they are now.
+    /// A copy of the bytes in `range`.
     ///
     /// # Errors
-    /// [`Error::Argument`] if it does not lie inside.
+    /// [`Error::Argument`] if the range is not inside the region.
     pub fn to_vec(&self, range: impl RangeBounds<usize>) -> Result<Vec<u8>, Error> {
         let (offset, len) = bounds(range, self.len())?;
         let mut out = vec![0; len];
@@ -125,26 +124,28 @@ impl MemoryRegion {
         Ok(out)
     }
 
-    /// The byte at `offset`, with acquire ordering: once it shows what a peer wrote last, the bytes
-    /// before it are there too, because the card places a WRITE in increasing order. For programs
-    /// that poll on memory.
+    /// Loads the byte at `offset`, for programs that poll on memory. The load has acquire ordering,
+    /// and the device writes a WRITE in increasing order. So once the last byte of a WRITE is
+    /// visible, the bytes before it are visible too.
     ///
     /// # Errors
-    /// [`Error::Argument`].
+    /// [`Error::Argument`] if `offset` is not inside the region.
     pub fn load_u8(&self, offset: usize) -> Result<u8, Error> {
         self.check(offset, 1)?;
         Ok(self.bytes.load_byte(offset, Ordering::Acquire))
     }
 
-    /// The 8 bytes at `offset` as one number, as the card's atomics see it.
+    /// Loads the 8 bytes at `offset` as one number in native byte order, as the device's atomics
+    /// do.
     ///
     /// # Errors
-    /// [`Error::Argument`] if they do not lie inside, or the address is not a multiple of 8.
+    /// [`Error::Argument`] if they are not inside the region, or their address is not a multiple of
+    /// 8.
     pub fn load_u64(&self, offset: usize) -> Result<u64, Error> {
         Ok(self.word(offset)?.load(Ordering::Acquire))
     }
 
-    /// Sets the 8 bytes at `offset` at once.
+    /// Stores the 8 bytes at `offset` at once, as one number in native byte order.
     ///
     /// # Errors
     /// As [`load_u64`](Self::load_u64).
@@ -160,7 +161,7 @@ impl MemoryRegion {
         if is_one { Ok(self.bytes.word(offset)) } else { Err(self.outside(offset, 8)) }
     }
 
-    /// `len` bytes from `offset` on lie inside.
+    /// Checks that `len` bytes at `offset` are inside the region.
     fn check(&self, offset: usize, len: usize) -> Result<(), Error> {
         match offset.checked_add(len) {
             Some(end) if end <= self.len() => Ok(()),
@@ -173,7 +174,7 @@ impl MemoryRegion {
     }
 }
 
-/// Keys and addresses of all kinds of regions, for local requests and for peers.
+/// Implements the accessors of keys and addresses for a type of region.
 macro_rules! region_keys {
     ($region:ident) => {
         impl $region {
@@ -199,8 +200,8 @@ pub(crate) use region_keys;
 
 region_keys!(MemoryRegion);
 
-/// A part of a region of `region` bytes as an element of a work request; [`Error::Argument`] if
-/// it does not lie inside, or has more than `most` bytes.
+/// A part of a region of `region` bytes as a list element. [`Error::Argument`] if it is not inside
+/// the region, or has more than `most` bytes.
 pub(crate) fn slice(mr: &provider::Mr, region: usize, range: impl RangeBounds<usize>, most: u32) -> Result<Sge, Error> {
     let (offset, len) = bounds(range, region)?;
     let length = u32::try_from(len).ok().filter(|len| *len <= most);
@@ -208,8 +209,8 @@ pub(crate) fn slice(mr: &provider::Mr, region: usize, range: impl RangeBounds<us
     Ok(Sge { addr: mr.base() + offset as u64, length, lkey: mr.lkey() })
 }
 
-/// Offset and length of `range` in a region of `region` bytes; [`Error::Argument`] if it does not
-/// lie inside.
+/// Offset and length of `range` in a region of `region` bytes. [`Error::Argument`] if it is not
+/// inside.
 pub(crate) fn bounds(range: impl RangeBounds<usize>, region: usize) -> Result<(usize, usize), Error> {
     let start = match range.start_bound() {
         Bound::Included(start) => *start,
@@ -229,7 +230,7 @@ pub(crate) fn bounds(range: impl RangeBounds<usize>, region: usize) -> Result<(u
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // Before the bytes go: afterwards no key opens them and no access is under way.
+        // Before the bytes are freed: invalidates the keys and waits for accesses in progress.
         self.mr.revoke();
     }
 }
@@ -240,7 +241,6 @@ impl fmt::Debug for MemoryRegion {
     }
 }
 
-/// The memory behind a region.
 struct Bytes {
     ptr: NonNull<u8>,
     len: usize,
@@ -248,11 +248,9 @@ struct Bytes {
     owned: Option<Layout>,
 }
 
-// SAFETY: it is only a place; every access through it is atomic (see `MemoryRegion`) or made by the
-// card.
+// SAFETY: every access through the pointer is atomic (see the module) or made by the device.
 unsafe impl Send for Bytes {}
-// SAFETY: it is only a place; every access through it is atomic (see `MemoryRegion`) or made by
-// the card.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Bytes {}
 
 impl Bytes {
@@ -269,8 +267,8 @@ impl Bytes {
         start..start + (self.len - start) / 8 * 8
     }
 
-    /// The word that begins at `offset`, which is one of [`Bytes::words`].
-    #[allow(clippy::cast_ptr_alignment)] // `words` has aligned ones only.
+    /// The word at `offset`, which must be the offset of a word ([`Bytes::words`]).
+    #[allow(clippy::cast_ptr_alignment)] // [`Bytes::words`] are aligned.
     fn word(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(self.words().contains(&offset));
         // SAFETY: 8 aligned bytes of the region, which live as long as `self`; all accesses to them
@@ -278,7 +276,7 @@ impl Bytes {
         unsafe { AtomicU64::from_ptr(self.ptr.as_ptr().wrapping_add(offset).cast()) }
     }
 
-    /// The byte at `offset`, which is inside and in none of [`Bytes::words`].
+    /// The byte at `offset`, which must be inside and in no word ([`Bytes::words`]).
     fn byte(&self, offset: usize) -> &AtomicU8 {
         debug_assert!(offset < self.len && !self.words().contains(&offset));
         // SAFETY: a byte of the region, which lives as long as `self`; all accesses to it are by
@@ -286,8 +284,8 @@ impl Bytes {
         unsafe { AtomicU8::from_ptr(self.ptr.as_ptr().wrapping_add(offset)) }
     }
 
-    /// Lengths of the parts of `len` bytes from `offset` on that lie before, in and behind the
-    /// words.
+    /// Splits `len` bytes at `offset` into those before, in and behind the words; returns the three
+    /// lengths.
     fn parts(&self, offset: usize, len: usize) -> [usize; 3] {
         let words = self.words();
         let before = words.start.saturating_sub(offset).min(len);
@@ -295,7 +293,7 @@ impl Bytes {
         [before, inside, len - before - inside]
     }
 
-    /// Copies `data` to `offset`; all of it is inside.
+    /// Copies `data` to `offset`. The range must be inside.
     fn store(&self, offset: usize, data: &[u8]) {
         let [before, inside, _] = self.parts(offset, data.len());
         let (head, rest) = data.split_at(before);
@@ -325,7 +323,8 @@ impl Bytes {
         self.merge(at, 0, tail);
     }
 
-    /// Replaces some bytes of the word at `at`, and keeps concurrent changes of the others.
+    /// Replaces the bytes from `within` of the word at `at`, and keeps concurrent changes of the
+    /// others.
     fn merge(&self, at: usize, within: usize, data: &[u8]) {
         if data.is_empty() {
             return;
@@ -335,11 +334,11 @@ impl Bytes {
             bytes[within..within + data.len()].copy_from_slice(data);
             Some(u64::from_ne_bytes(bytes))
         };
-        // It is never refused.
+        // Never fails: `merged` always returns a value.
         let _ = self.word(at).fetch_update(Ordering::Relaxed, Ordering::Relaxed, merged);
     }
 
-    /// Fills `out` from `offset` on; all of it is inside.
+    /// Fills `out` from `offset`. The range must be inside.
     fn load(&self, offset: usize, out: &mut [u8]) {
         let [before, inside, _] = self.parts(offset, out.len());
         let (head, rest) = out.split_at_mut(before);
@@ -369,7 +368,7 @@ impl Bytes {
         }
     }
 
-    /// The byte at `offset`, which is inside.
+    /// Loads the byte at `offset`, which must be inside.
     fn load_byte(&self, offset: usize, ordering: Ordering) -> u8 {
         if !self.words().contains(&offset) {
             return self.byte(offset).load(ordering);
@@ -378,7 +377,7 @@ impl Bytes {
         self.word(offset - within).load(ordering).to_ne_bytes()[within]
     }
 
-    /// Where in its word an offset among [`Bytes::words`] is.
+    /// Position in its word of an offset among [`Bytes::words`].
     fn within_word(&self, offset: usize) -> usize {
         (offset - self.words().start) % 8
     }
@@ -387,7 +386,7 @@ impl Bytes {
 impl Drop for Bytes {
     fn drop(&mut self) {
         if let Some(layout) = self.owned {
-            // SAFETY: allocated with this very layout in `zeroed`, and freed only here.
+            // SAFETY: `zeroed` allocated the bytes with this layout, and only this frees them.
             unsafe { dealloc(self.ptr.as_ptr(), layout) };
         }
     }
@@ -397,7 +396,7 @@ impl Drop for Bytes {
 mod tests {
     use super::*;
 
-    /// A part of other bytes, as a region that is registered raw.
+    /// A part of `of`, as `register_raw` would make it.
     fn part(of: &Bytes, offset: usize, len: usize) -> Bytes {
         assert!(offset + len <= of.len);
         Bytes { ptr: NonNull::new(of.ptr.as_ptr().wrapping_add(offset)).unwrap(), len, owned: None }
@@ -409,7 +408,7 @@ mod tests {
         for (offset, len) in (0..9).flat_map(|offset| (0..40).step_by(step).map(move |len| (offset, len))) {
             for first in [0, 3, offset] {
                 let all = Bytes::zeroed(64).unwrap();
-                // A region whose ends are no words, and the place in it.
+                // A region whose ends are not aligned, and the position in it.
                 let region = part(&all, first, 64 - first - 5);
                 let at = offset - first.min(offset);
                 let data: Vec<u8> = (1..=len).collect();
@@ -426,7 +425,7 @@ mod tests {
         }
     }
 
-    /// Under Miri also: no accesses of two sizes overlap.
+    /// Miri also checks that no accesses of different sizes overlap.
     #[test]
     fn threads_with_copies_bytes_and_words_lose_nothing() {
         let bytes = Bytes::zeroed(24).unwrap();
@@ -436,7 +435,7 @@ mod tests {
                 scope.spawn(move || {
                     for turn in 1..=50 {
                         bytes.store(place, &[turn; 3]);
-                        assert_eq!(bytes.load_byte(place + 2, Ordering::Acquire), turn, "nobody else writes it");
+                        assert_eq!(bytes.load_byte(place + 2, Ordering::Acquire), turn, "only this thread writes it");
                         bytes.word(16).load(Ordering::Acquire);
                     }
                 });

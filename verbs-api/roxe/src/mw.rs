@@ -2,6 +2,7 @@
 
 use crate::mr::bounds;
 use crate::{Access, Error, MemoryRegion, ProtectionDomain, WindowBinding, WorkRequest};
+use roxe_provider as provider;
 use roxe_transport::wr::Bind;
 use roxe_wire::{LKey, RKey};
 use std::fmt;
@@ -9,23 +10,21 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use roxe_provider as provider;
-
 /// The permitted users of a [`MemoryWindow`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WindowKind {
-    /// The peer of the queue pair that opened it. That peer can close it too, with
-    /// [`WorkRequest::invalidate`]. The specification calls it type 2B.
+    /// The peer of the queue pair that opened the window. That peer can also close it, with
+    /// [`WorkRequest::invalidate`]. Type 2B of the specification.
     QueuePair,
-    /// The peers of every queue pair of the domain. The specification calls it type 1.
+    /// The peers of all queue pairs of the domain. Type 1 of the specification.
     Domain,
 }
 
 impl ProtectionDomain {
-    /// Makes a memory window, which is closed.
+    /// Creates a memory window, which is closed.
     ///
     /// # Errors
-    /// [`Error::Resources`] if the card has no room.
+    /// [`Error::Resources`] if the device has no more.
     pub fn alloc_mw(&self, kind: WindowKind) -> Result<MemoryWindow, Error> {
         let mw = self.pd.alloc_mw(match kind {
             WindowKind::QueuePair => provider::MwKind::Two,
@@ -36,13 +35,13 @@ impl ProtectionDomain {
     }
 }
 
-/// A key that opens a part of a region to peers, for as long as they need it.
+/// A key that opens a part of a region to peers for a limited time.
 ///
-/// A region that is registered without remote rights, but with [`Access::MW_BIND`], is closed to
-/// every peer. A window opens part of it: [`bind`](Self::bind) describes the binding,
-/// posting [`WorkRequest::bind`] executes it, and [`close`](Self::close) revokes it. Unlike
-/// registration, binding does not touch the pages. Each binding has a new key, so a key that a peer
-/// kept is dead. Dropping the window closes it; dropping the region closes its windows.
+/// A region registered with [`Access::MW_BIND`] but without remote rights is closed to all peers. A
+/// window opens part of it: [`bind`](Self::bind) describes the binding, posting
+/// [`WorkRequest::bind`] executes it, and [`close`](Self::close) revokes it. Unlike registration,
+/// binding does not touch the pages. Each binding has a new key, so earlier keys are invalid.
+/// Dropping the window closes it; dropping the region closes its windows.
 ///
 /// ```
 /// use roxe::{Access, Context, WindowKind, WorkRequest};
@@ -59,13 +58,13 @@ impl ProtectionDomain {
 /// let region = pd.alloc_mr(4096, Access::LOCAL_WRITE | Access::MW_BIND)?;
 /// let window = pd.alloc_mw(WindowKind::QueuePair)?;
 ///
-/// // Alice opens bytes 100 to 200 to the peer of her queue pair. What she
-/// // posts next starts when they are open.
+/// // Alice opens bytes 100 to 200 to the peer of her queue pair. Her later
+/// // requests start when they are open.
 /// let opened = window.bind(&region, 100..200, Access::REMOTE_WRITE)?;
 /// alice.post_send(&WorkRequest::bind(&opened).signaled())?;
 /// ours.wait(wait)?.check()?;
 ///
-/// // Bob was told where, writes, and closes the window with his last message.
+/// // Bob has got the address and key, writes, and closes the window with his last message.
 /// bob.post_send(&WorkRequest::write_inline(b"data", opened.remote().offset(8)))?;
 /// alice.post_recv(1, &[])?;
 /// bob.post_send(&WorkRequest::send(&[]).invalidate(opened.rkey()).signaled())?;
@@ -81,7 +80,7 @@ impl ProtectionDomain {
 pub struct MemoryWindow {
     mw: Arc<provider::Mw>,
     kind: WindowKind,
-    /// The last byte of the key given out last.
+    /// Last byte of the latest key.
     tag: AtomicU8,
 }
 
@@ -91,14 +90,14 @@ impl MemoryWindow {
         self.kind
     }
 
-    /// Describes a binding of `range` of `region` for `access`, under a new key. It takes effect
-    /// when [`WorkRequest::bind`] is posted.
+    /// Describes a binding of `range` of `region` for `access`, under a new key.
+    /// [`WorkRequest::bind`] executes it.
     ///
-    /// `access` takes remote rights, and on a window for one queue pair [`Access::ZERO_BASED`],
-    /// with which the peer counts addresses from the first byte of the window. The region needs
-    /// [`Access::MW_BIND`], and `LOCAL_WRITE` if peers write or do atomics. A window for the domain
-    /// can be bound again while open, which revokes the old binding. One for a queue pair has to be
-    /// closed first.
+    /// `access` may contain remote rights and, for a window of one queue pair,
+    /// [`Access::ZERO_BASED`]: the window's first byte then has address 0. The region needs
+    /// [`Access::MW_BIND`], and `LOCAL_WRITE` if `access` has `REMOTE_WRITE` or `REMOTE_ATOMIC`. A
+    /// window of a domain can be bound again while open, which revokes the old binding. A window of
+    /// a queue pair must be closed first.
     ///
     /// # Errors
     /// [`Error::Argument`] if the range is not inside the region.
@@ -109,15 +108,16 @@ impl MemoryWindow {
         access: Access,
     ) -> Result<WindowBinding, Error> {
         let (offset, len) = bounds(range, region.len())?;
-        // The address by which requests name the first byte: 0 in a region that is zero based.
+        // Requests address the first byte of a region by its base: 0 in a zero-based region.
         let (addr, length) = (region.mr.base() + offset as u64, len as u64);
         Ok(WindowBinding(Bind { rkey: self.next_key(), lkey: region.lkey(), access, addr, length }))
     }
 
-    /// The request that closes what was opened last. When it completes, no access is under way.
+    /// Returns the request that revokes the latest binding. When it completes, no access through
+    /// the window is in progress.
     ///
-    /// A window for a queue pair is closed by that queue pair. Closing one that is not open is an
-    /// error there.
+    /// The request for a window of a queue pair must be posted to that queue pair, and fails if the
+    /// window is not open.
     pub fn close(&self) -> WorkRequest<'static> {
         match self.kind {
             WindowKind::QueuePair => WorkRequest::local_invalidate(self.key(self.tag.load(Ordering::Relaxed))),
@@ -133,7 +133,7 @@ impl MemoryWindow {
         self.key(self.tag.fetch_add(1, Ordering::Relaxed).wrapping_add(1))
     }
 
-    /// The key that ends in `tag`; the rest of it names the window.
+    /// The window's key with this tag.
     fn key(&self, tag: u8) -> RKey {
         RKey(self.mw.rkey().0 & !0xff | u32::from(tag))
     }

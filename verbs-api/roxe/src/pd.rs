@@ -1,7 +1,5 @@
-//! Protection domains: what belongs together and may use each other. The methods of a domain that
-//! make other objects are in the files of those objects.
-//!
-//! Touches the provider's PD and address handles.
+//! Protection domains and address handles. The methods of a domain that create other objects are in
+//! the files of those objects.
 
 use crate::{AhAttr, Context, Error, Gid};
 use roxe_provider as provider;
@@ -9,16 +7,16 @@ use roxe_transport::wr::Av;
 use std::sync::Arc;
 
 impl Context {
-    /// Makes a protection domain.
+    /// Creates a protection domain.
     ///
     /// # Errors
-    /// [`Error::Resources`] if the device has no room for one more.
+    /// [`Error::Resources`] if the device has no more.
     pub fn alloc_pd(&self) -> Result<ProtectionDomain, Error> {
         Ok(ProtectionDomain { pd: self.0.alloc_pd()?, context: self.clone() })
     }
 }
 
-/// A protection domain. A queue pair reaches only memory of its own domain. Clones are the same
+/// A protection domain. A queue pair accesses only memory of its own domain. Clones are the same
 /// domain.
 #[derive(Clone, Debug)]
 pub struct ProtectionDomain {
@@ -27,12 +25,13 @@ pub struct ProtectionDomain {
 }
 
 impl ProtectionDomain {
-    /// The device it was made on.
+    /// The context of the domain.
     pub const fn context(&self) -> &Context {
         &self.context
     }
 
-    /// Makes the address of a UD peer, reached from entry `sgid_index` of the own GID table.
+    /// Creates the address of a UD peer. `sgid_index` is the entry of the local GID table to send
+    /// from.
     ///
     /// # Errors
     /// [`Error::Argument`] if the entry is empty or the two addresses are of different families.
@@ -41,8 +40,8 @@ impl ProtectionDomain {
         Ok(AddressHandle { av })
     }
 
-    /// Makes the address that `attr` describes in full, for example as
-    /// [`CmEvent::ud_param`](crate::cm::CmEvent::ud_param) tells it.
+    /// Creates an address from all its attributes, for example those of
+    /// [`CmEvent::ud_param`](crate::cm::CmEvent::ud_param).
     ///
     /// # Errors
     /// As [`create_ah`](Self::create_ah).
@@ -55,14 +54,14 @@ impl ProtectionDomain {
     }
 }
 
-/// Where a datagram goes.
+/// The address of a UD peer or multicast group.
 #[derive(Clone, Copy, Debug)]
 pub struct AddressHandle {
     pub(crate) av: Av,
 }
 
 impl AddressHandle {
-    /// The address.
+    /// The GID of the peer or group.
     pub const fn dgid(&self) -> Gid {
         self.av.dgid
     }

@@ -6,11 +6,10 @@ use crate::{
     ProtectionDomain, Psn, Qkey, QpAttr, QpState, Qpn, RefusedRequest, Service, Sge, SharedReceiveQueue, WorkRequest,
     XrcDomain,
 };
+use roxe_provider as provider;
 use roxe_transport::qp::{PostError, QpCaps};
 use roxe_transport::wr::RecvRequest;
 use std::sync::Arc;
-
-use roxe_provider as provider;
 
 /// A second path to the peer, for [`QueuePair::offer_path`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +26,7 @@ pub struct AlternatePath {
 ///
 /// [`QueuePairBuilder::build`](crate::QueuePairBuilder::build) creates it;
 /// [`connect`](Self::connect) (RC, UC, XRC) or [`activate`](Self::activate) (UD) makes it ready.
-/// Several threads may post to one queue pair. Posting is safe: the card looks up every buffer by
+/// Several threads may post to one queue pair. Posting is safe: the device looks up every buffer by
 /// its key, so a request on a region dropped meanwhile fails.
 #[derive(Debug)]
 pub struct QueuePair {
@@ -39,7 +38,7 @@ pub struct QueuePair {
     gid_index: u8,
     /// Settings of the builder, for later state changes.
     pub(crate) attr: QpAttr,
-    /// The connection id that it was built on.
+    /// The connection id that the queue pair was built on.
     pub(crate) cm: Option<CmId>,
 }
 
@@ -72,7 +71,7 @@ impl QueuePair {
         self.qp.query().0
     }
 
-    /// Its identity in asynchronous events.
+    /// Identity of the queue pair in asynchronous events.
     pub const fn id(&self) -> ObjectId {
         self.id
     }
@@ -92,18 +91,18 @@ impl QueuePair {
         CompletionQueue::wrap(self.qp.recv_cq())
     }
 
-    /// The address that the peer connects to. A queue pair built on a [`CmId`] does not need it.
+    /// The endpoint that the peer passes to [`connect`](Self::connect). Not needed for a queue pair
+    /// built on a [`CmId`].
     pub fn endpoint(&self) -> Endpoint {
         Endpoint { gid: self.gid, qpn: self.qp_num(), psn: self.attr.sq_psn }
     }
 
-    /// Connects it to `peer` and makes it ready to receive and to send (RC, UC and XRC). The peer
-    /// does the same with [`endpoint`](Self::endpoint) of this side, in any order; an RC request
-    /// that comes too early is repeated.
+    /// Connects the queue pair to `peer` and makes it ready to receive and send (RC, UC and XRC).
+    /// The peer does the same with the [`endpoint`](Self::endpoint) of this side. The order does
+    /// not matter: an RC request that arrives too early is retransmitted.
     ///
     /// # Errors
-    /// [`Error::Argument`] on UD, when it was connected already, or a
-    /// setting is out of range.
+    /// [`Error::Argument`] on UD, if it is connected already, or if a setting is out of range.
     pub fn connect(&self, peer: &Endpoint) -> Result<(), Error> {
         if self.service == Service::Ud {
             return Err(
@@ -114,10 +113,10 @@ impl QueuePair {
         self.to_rts()
     }
 
-    /// Makes it ready to receive and to send (UD).
+    /// Makes the queue pair ready to receive and send (UD).
     ///
     /// # Errors
-    /// [`Error::Argument`] on all others, and when it was active already.
+    /// [`Error::Argument`] on other services, or if it is active already.
     pub fn activate(&self) -> Result<(), Error> {
         if self.service != Service::Ud {
             return Err(self.wrong_service("needs a peer: use `connect`"));
@@ -157,16 +156,16 @@ impl QueuePair {
     /// Changes the attributes in `mask`, as `ibv_modify_qp` does. `connect` and `activate` use it.
     ///
     /// # Errors
-    /// [`Error::Argument`], which names the attributes that are missing, not allowed, or out of
+    /// [`Error::Argument`]; the text names the attributes that are missing, not allowed, or out of
     /// range.
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
         Ok(self.qp.modify(attr, mask)?)
     }
 
-    /// Offers `path` to the peer as a second way for the connection (RC, UC and XRC). When the peer
-    /// has offered one, too, and packets have gone both ways, the path is armed: either end may go
-    /// over to it with [`migrate`](Self::migrate), and a reliable end does so by itself when the
-    /// first way fails. Going over uses the offer up.
+    /// Offers `path` to the peer as an alternate path of the connection (RC, UC and XRC). The path
+    /// is armed when the peer has offered one too, and packets have arrived at both ends. Then
+    /// either end may [`migrate`](Self::migrate) to it, and a reliable end does so by itself when
+    /// the first path fails. Migration uses the offer up.
     ///
     /// ```
     /// use roxe::{AlternatePath, AsyncEventKind, Context, MigState, WorkRequest};
@@ -174,7 +173,7 @@ impl QueuePair {
     ///
     /// let context = Context::open_first()?;
     /// let entries = context.gid_entries();
-    /// // Two ways to the same port: its first address, and one of another family.
+    /// // Two paths to the same port: its first address, and one of another family.
     /// let family = entries[0].gid.is_ipv4();
     /// let Some(second) = entries.iter().find(|entry| entry.gid.is_ipv4() != family) else {
     ///     return Ok(());
@@ -197,14 +196,14 @@ impl QueuePair {
     /// assert_eq!(alice.path_state(), MigState::Armed);
     ///
     /// alice.migrate()?;
-    /// ping(&alice, &bob)?; // goes by the other family, and bob follows
+    /// ping(&alice, &bob)?; // takes the other path, and bob follows
     /// assert_eq!(bob.path_state(), MigState::Migrated);
     /// assert_eq!(context.next_async_event()?.kind, AsyncEventKind::PathMig);
     /// # Ok::<(), roxe::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::Argument`] if it is not connected, or on UD.
+    /// [`Error::Argument`] if the queue pair is not connected, or on UD.
     pub fn offer_path(&self, path: &AlternatePath) -> Result<(), Error> {
         let alt_av = self.context.resolve(path.peer, path.gid_index)?;
         let (alt_timeout, path_mig_state) = (path.timeout, MigState::Rearm);
@@ -226,9 +225,9 @@ impl QueuePair {
         self.query().path_mig_state
     }
 
-    /// Receives what is sent to the multicast group `group` from now on (UD); once more changes
-    /// nothing. A sender needs no membership; it addresses [`Qpn::MULTICAST`], and gets its own
-    /// messages too if it is a member.
+    /// Joins the multicast group `group`: the queue pair receives the group's messages from now on
+    /// (UD). Joining twice has no effect. A sender need not be a member. It sends to
+    /// [`Qpn::MULTICAST`], and receives its own messages if it is a member.
     ///
     /// ```
     /// use roxe::{Access, Context, Gid, Qkey, Qpn, Service, WorkRequest};
@@ -264,17 +263,16 @@ impl QueuePair {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Argument`] if `group` is no multicast address, the queue pair is not UD, or there
-    /// are too many groups.
+    /// [`Error::Argument`] if `group` is not a multicast address, the queue pair is not UD, or it
+    /// joins too many groups.
     pub fn attach_mcast(&self, group: Gid) -> Result<(), Error> {
         Ok(self.qp.attach_mcast(group)?)
     }
 
-    /// Ends what [`attach_mcast`](Self::attach_mcast) began. A queue pair that goes away leaves its
-    /// groups by itself.
+    /// Leaves a multicast group. A dropped queue pair leaves its groups by itself.
     ///
     /// # Errors
-    /// [`Error::Argument`] if it is no member.
+    /// [`Error::Argument`] if the queue pair is not a member.
     pub fn detach_mcast(&self, group: Gid) -> Result<(), Error> {
         Ok(self.qp.detach_mcast(group)?)
     }
@@ -282,8 +280,8 @@ impl QueuePair {
     /// Posts one send request.
     ///
     /// # Errors
-    /// [`Error::Resources`] if the queue is full, [`Error::Argument`] if the request is not
-    /// possible on this queue pair.
+    /// [`Error::Resources`] if the queue is full, [`Error::Argument`] if this queue pair cannot
+    /// execute the request.
     pub fn post_send(&self, request: &WorkRequest<'_>) -> Result<(), Error> {
         self.post_send_list(std::slice::from_ref(request))
     }
@@ -291,8 +289,8 @@ impl QueuePair {
     /// Posts several send requests at once; their packets leave together.
     ///
     /// # Errors
-    /// As [`post_send`](Self::post_send), for the first that is refused: those before it are
-    /// posted, those behind it are not. [`Error::request`] says which it is.
+    /// As [`post_send`](Self::post_send), for the first refused request ([`Error::request`]).
+    /// Requests before it are posted, requests behind it are not.
     pub fn post_send_list(&self, requests: &[WorkRequest<'_>]) -> Result<(), Error> {
         let mut doorbell = self.qp.send();
         for (index, request) in requests.iter().enumerate() {
@@ -309,12 +307,12 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Posts a receive request: one message lands in `sges`, in order, and the completion carries
-    /// `wr_id`. On UD, 40 bytes of network header come first.
+    /// Posts a receive request for one message. The device writes the message to `sges`, in order,
+    /// and the completion carries `wr_id`. On UD, the first 40 bytes are the network header.
     ///
     /// # Errors
     /// [`Error::Resources`] if the queue is full, [`Error::Argument`] if the list is too long or
-    /// the queue pair takes from a shared queue.
+    /// the queue pair uses a shared receive queue.
     pub fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), Error> {
         self.qp.post_recv(&RecvRequest { wr_id, sges }).map_err(|source| self.refused("a receive request", 0, source))
     }
@@ -325,22 +323,22 @@ impl QueuePair {
 }
 
 impl ProtectionDomain {
-    /// Starts a queue pair that reports to these completion queues (they may be the same).
+    /// Returns a builder for a queue pair that completes in these queues, which may be the same.
     pub fn create_qp<'a>(&'a self, send_cq: &'a CompletionQueue, recv_cq: &'a CompletionQueue) -> QueuePairBuilder<'a> {
         QueuePairBuilder::with_parent(Parent::Pd { pd: self, send_cq, recv_cq }, Service::Rc)
     }
 }
 
 impl XrcDomain {
-    /// Starts the receiving end of a connection ([`Service::XrcTgt`]). It has no queues of its own,
-    /// so the settings of the builder that are about queues mean nothing.
+    /// Returns a builder for the receiving end of a connection ([`Service::XrcTgt`]). It has no
+    /// queues, so the builder's settings of queues have no effect.
     pub fn create_target(&self) -> QueuePairBuilder<'_> {
         QueuePairBuilder::with_parent(Parent::Xrc(self), Service::XrcTgt)
     }
 }
 
-/// Settings of a queue pair to be built, from [`ProtectionDomain::create_qp`] or
-/// [`XrcDomain::create_target`]; every setting has a working default.
+/// Builds a queue pair; from [`ProtectionDomain::create_qp`] or [`XrcDomain::create_target`]. Every
+/// setting has a working default.
 #[derive(Debug)]
 #[must_use = "a builder does nothing before `build`"]
 pub struct QueuePairBuilder<'a> {
@@ -357,9 +355,9 @@ pub struct QueuePairBuilder<'a> {
 /// The domain of a queue pair.
 #[derive(Clone, Copy, Debug)]
 enum Parent<'a> {
-    /// A protection domain, with queues of its own.
+    /// A protection domain and completion queues.
     Pd { pd: &'a ProtectionDomain, send_cq: &'a CompletionQueue, recv_cq: &'a CompletionQueue },
-    /// An XRC domain, as a target.
+    /// The XRC domain of a target.
     Xrc(&'a XrcDomain),
 }
 
@@ -367,7 +365,7 @@ enum Parent<'a> {
 const ALL_REMOTE: Access =
     Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC).union(Access::FLUSH_GLOBAL);
 
-/// Settings of the builder: `name(argument) sets field = value`.
+/// Defines setters of the builder: `name(argument) sets field = value`.
 macro_rules! settings {
     ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty)?) sets $($field:ident).+ = $value:expr;)+) => {
         impl<'a> QueuePairBuilder<'a> {
@@ -383,7 +381,7 @@ macro_rules! settings {
 }
 
 settings! {
-    /// Transport service; RC if not set. A target of an XRC domain is and stays one.
+    /// Transport service; RC if not set. No effect on a target of an XRC domain.
     service(service: Service) sets service = service;
 
     /// Send requests that may be outstanding; 128 if not set.
@@ -392,22 +390,22 @@ settings! {
     /// Receive requests that may be outstanding; 128 if not set.
     max_recv_wr(n: u32) sets caps.max_recv_wr = n;
 
-    /// Parts of one send request; 4 if not set.
+    /// List elements of one send request; 4 if not set.
     max_send_sge(n: u32) sets caps.max_send_sge = n;
 
-    /// Parts of one receive request; 4 if not set.
+    /// List elements of one receive request; 4 if not set.
     max_recv_sge(n: u32) sets caps.max_recv_sge = n;
 
     /// Bytes of inline data; 256 if not set.
     max_inline_data(bytes: u32) sets caps.max_inline_data = bytes;
 
-    /// Every send request reports its success, signaled or not.
+    /// Makes every successful send request complete, signaled or not.
     sq_sig_all() sets sq_sig_all = true;
 
-    /// Takes receive requests from `srq` instead of a queue of its own.
+    /// Takes receive requests from `srq` instead of its own receive queue.
     srq(srq: &'a SharedReceiveQueue) sets srq = Some(srq);
 
-    /// Rights of the peer; all that the memory regions allow, if not set.
+    /// Rights of the peer, in addition to those of each memory region; all if not set.
     access(access: Access) sets attr.access = access;
 
     /// Local address: index in the GID table; 0 if not set.
@@ -422,7 +420,7 @@ settings! {
     /// Retries after a timeout, 0..=7; 7 if not set.
     retry_cnt(n: u8) sets attr.retry_cnt = n;
 
-    /// Retries while the peer has no receive request, 0..=6, or 7 for ever; 7 if not set.
+    /// Retries while the peer has no receive request, 0..=6, or 7 for no limit; 7 if not set.
     rnr_retry(n: u8) sets attr.rnr_retry = n;
 
     /// Time that the peer waits when this side has no receive request: code 0..=31; 12 (0.64 ms) if
@@ -451,18 +449,18 @@ impl<'a> QueuePairBuilder<'a> {
         Self { parent, srq: None, service, caps, sq_sig_all: false, gid_index: 0, path_mtu: None, attr }
     }
 
-    /// Outstanding READs and atomics, local and of the peer; 16 and 16 if not set.
+    /// Maximum outstanding READs and atomics of this side and of the peer; 16 and 16 if not set.
     pub const fn max_rd_atomic(mut self, own: u8, peers: u8) -> Self {
         self.attr.max_rd_atomic = own;
         self.attr.max_dest_rd_atomic = peers;
         self
     }
 
-    /// Makes the queue pair, in state INIT: receive requests can be posted, and its
-    /// [`endpoint`](QueuePair::endpoint) can be told to the peer.
+    /// Creates the queue pair in state INIT: receive requests can be posted, and its
+    /// [`endpoint`](QueuePair::endpoint) can be sent to the peer.
     ///
     /// # Errors
-    /// [`Error::Argument`] if a setting is above the limits of the card.
+    /// [`Error::Argument`] if a setting exceeds the limits of the device.
     pub fn build(self) -> Result<QueuePair, Error> {
         let id = ObjectId::next();
         let context = self.context();
@@ -480,18 +478,18 @@ impl<'a> QueuePairBuilder<'a> {
         Ok(qp)
     }
 
-    /// Makes the queue pair on one end of a connection to be. It is in state INIT, so receive
-    /// requests can be posted; from now on the verbs of the id change its state:
-    /// [`connect`](CmId::connect), [`accept`](CmId::accept), [`disconnect`](CmId::disconnect). A
-    /// queue pair for datagrams can send and receive at once.
+    /// Creates the queue pair on a connection id. It is in state INIT, so receive requests can be
+    /// posted. From now on the verbs of the id change its state: [`connect`](CmId::connect),
+    /// [`accept`](CmId::accept), [`disconnect`](CmId::disconnect). A UD queue pair can send and
+    /// receive at once.
     ///
-    /// Service, addresses, path MTU, rights, keys, timeouts, retries, READs and atomics are those
-    /// of the connection, whatever the builder was told. The connection lasts as long as the queue
-    /// pair or the id.
+    /// Service, addresses, path MTU, rights, keys, timeouts, retries, READs and atomics come from
+    /// the connection; the builder's settings of these have no effect. The connection lasts as long
+    /// as the queue pair or the id.
     ///
     /// # Errors
-    /// [`Error::Argument`] if a setting is above the limits of the card, the id has no address yet
-    /// or has a queue pair, or its address leads to another device.
+    /// [`Error::Argument`] if a setting exceeds the limits of the device, the id has no address yet
+    /// or has a queue pair, or its address belongs to another device.
     pub fn build_on(self, cm: &CmId) -> Result<QueuePair, Error> {
         let id = ObjectId::next();
         let builder = Self { service: cm.service(), ..self };
@@ -527,7 +525,8 @@ impl<'a> QueuePairBuilder<'a> {
     }
 }
 
-/// The local address of `cm` and its GID index: the first entry for a wildcard address.
+/// The local address of `cm` and its GID index; the first entry of the GID table for a wildcard
+/// address.
 fn own_address(context: &Context, cm: &CmId) -> (Gid, u8) {
     let (own, entries) = (cm.local_gid(), context.gid_entries());
     let entry = entries.iter().find(|entry| Some(entry.gid) == own).or_else(|| entries.first());

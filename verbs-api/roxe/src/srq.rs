@@ -1,7 +1,4 @@
-//! Shared receive queues: one stock of receive requests for many queue pairs; the numbers by which
-//! XRC messages name them.
-//!
-//! Touches the provider's SRQ.
+//! Shared receive queues: receive requests for many queue pairs; and their numbers in XRC domains.
 
 use crate::{ArgumentError, Error, ObjectId, ProtectionDomain, RefusedRequest, Sge};
 use roxe_provider as provider;
@@ -11,10 +8,11 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 impl ProtectionDomain {
-    /// Makes a shared receive queue for `max_wr` requests of at most `max_sge` parts.
+    /// Creates a shared receive queue for `max_wr` requests of at most `max_sge` list elements.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the card has no room or the numbers are above its limits.
+    /// [`Error::Resources`] if the device has no more, [`Error::Argument`] if a number exceeds its
+    /// limits.
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, Error> {
         let id = ObjectId::next();
         let srq = self.pd.create_srq(provider::SrqInit { max_wr, max_sge, limit: 0, user: id.0 })?;
@@ -30,38 +28,38 @@ pub struct SharedReceiveQueue {
 }
 
 impl SharedReceiveQueue {
-    /// By which number messages name it, if it belongs to an [`XrcDomain`](crate::XrcDomain).
+    /// The number by which messages name the queue, if it belongs to an
+    /// [`XrcDomain`](crate::XrcDomain).
     pub fn number(&self) -> Option<SrqNumber> {
         self.srq.number().map(SrqNumber)
     }
 
-    /// Adds a receive request: a message lands in `sges`, in order, and the completion carries
-    /// `wr_id`.
+    /// Posts a receive request for one message. The device writes the message to `sges`, in order,
+    /// and the completion carries `wr_id`.
     ///
     /// # Errors
-    /// [`Error::Resources`] when the queue is full, [`Error::Argument`] when the list is too long.
+    /// [`Error::Resources`] if the queue is full, [`Error::Argument`] if the list is too long.
     pub fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), Error> {
         let refused = |source| RefusedRequest { qp: None, what: "a receive request", index: 0, source };
         Ok(self.srq.post_recv(&RecvRequest { wr_id, sges }).map_err(refused)?)
     }
 
-    /// Its identity in asynchronous events.
+    /// Identity of the queue in asynchronous events.
     pub const fn id(&self) -> ObjectId {
         self.id
     }
 
-    /// Raises one asynchronous event when fewer than `limit` requests are left; 0 takes the wish
-    /// back.
+    /// Requests one asynchronous event when fewer than `limit` requests are left; 0 cancels it.
     ///
     /// # Errors
-    /// [`Error::Argument`] if `limit` is more than the queue holds.
+    /// [`Error::Argument`] if `limit` exceeds the capacity of the queue.
     pub fn set_limit(&self, limit: u32) -> Result<(), Error> {
         Ok(self.srq.modify(None, Some(limit))?)
     }
 }
 
-/// Number of a shared receive queue in its XRC domain, 24 bits. It travels as text: `0x` and
-/// hexadecimal digits.
+/// Number of a shared receive queue in its XRC domain, 24 bits. Its text is `0x` and hexadecimal
+/// digits.
 ///
 /// ```
 /// # use roxe::SrqNumber;

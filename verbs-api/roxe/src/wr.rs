@@ -1,7 +1,5 @@
-//! Work requests: what to send, where from, where to. Plain builders over borrowed lists; nothing
-//! is copied until posting.
-//!
-//! Touches no device: `qp.rs` posts them.
+//! Work requests of the send queue, as builders over borrowed lists. Nothing is copied before the
+//! post.
 
 use crate::{Access, AddressHandle, RemoteAddr, Sge, SrqNumber};
 use roxe_transport::wr::{self, Bind, SendData, SendFlags, SendOp, UdDest};
@@ -9,7 +7,7 @@ use roxe_wire::{Feth, ImmDt, Placement, Qkey, Qpn, RKey, Selectivity};
 
 /// One request for the send queue.
 ///
-/// Built in one go and posted with [`QueuePair::post_send`](crate::QueuePair::post_send):
+/// Posted with [`QueuePair::post_send`](crate::QueuePair::post_send):
 ///
 /// ```no_run
 /// # use roxe::{QueuePair, MemoryRegion, RemoteAddr, WorkRequest};
@@ -21,14 +19,14 @@ use roxe_wire::{Feth, ImmDt, Placement, Qkey, Qpn, RKey, Selectivity};
 /// # Ok(()) }
 /// ```
 ///
-/// A request without [`signaled`](Self::signaled) reports only its failure, unless the queue pair
-/// was built with `sq_sig_all`; its place in the send queue is free again when a later signaled
+/// A request without [`signaled`](Self::signaled) completes only if it fails, unless the queue pair
+/// was built with `sq_sig_all`. Its slot of the send queue becomes free when a later signaled
 /// request completes.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkRequest<'a> {
     pub(crate) request: wr::SendRequest<'a>,
     pub(crate) srq: Option<SrqNumber>,
-    /// It was given what its operation cannot carry, which posting refuses.
+    /// True if an option does not fit the operation: posting refuses the request.
     pub(crate) is_impossible: bool,
 }
 
@@ -43,19 +41,19 @@ impl<'a> WorkRequest<'a> {
         Self::new(SendOp::Send, SendData::Sges(sges))
     }
 
-    /// SEND of bytes that are copied while posting: they need no registration and may change right
-    /// after. At most `max_inline_data` of the queue pair.
+    /// SEND of bytes that the post copies: they need no registration and may change afterwards. At
+    /// most `max_inline_data` bytes of the queue pair.
     pub const fn send_inline(bytes: &'a [u8]) -> Self {
         Self::new(SendOp::Send, SendData::Inline(bytes))
     }
 
-    /// RDMA WRITE: the bytes of `sges` to memory of the peer, without involving its program. Not on
-    /// UD.
+    /// RDMA WRITE: writes the bytes of `sges` to memory of the peer, without involving its program.
+    /// Not on UD.
     pub const fn write(sges: &'a [Sge], remote: RemoteAddr) -> Self {
         Self::new(SendOp::Write { remote_addr: remote.addr, rkey: remote.rkey }, SendData::Sges(sges))
     }
 
-    /// RDMA WRITE of bytes that are copied while posting, as [`send_inline`](Self::send_inline).
+    /// RDMA WRITE of bytes that the post copies, as [`send_inline`](Self::send_inline).
     pub const fn write_inline(bytes: &'a [u8], remote: RemoteAddr) -> Self {
         Self::new(SendOp::Write { remote_addr: remote.addr, rkey: remote.rkey }, SendData::Inline(bytes))
     }
@@ -66,47 +64,47 @@ impl<'a> WorkRequest<'a> {
     }
 
     /// COMPARE_SWAP on the 8 bytes at `remote` (aligned, native byte order of the peer): stores
-    /// `swap` there if they equal `compare`. The old value lands in `sges` (8 bytes). RC only.
+    /// `swap` there if they equal `compare`. The old value is written to `sges` (8 bytes). RC only.
     pub const fn compare_swap(sges: &'a [Sge], remote: RemoteAddr, compare: u64, swap: u64) -> Self {
         let op = SendOp::CompareSwap { remote_addr: remote.addr, rkey: remote.rkey, compare, swap };
         Self::new(op, SendData::Sges(sges))
     }
 
     /// FETCH_ADD on the 8 bytes at `remote` (aligned, native byte order of the peer), wrapping. The
-    /// old value lands in `sges` (8 bytes). RC only.
+    /// old value is written to `sges` (8 bytes). RC only.
     pub const fn fetch_add(sges: &'a [Sge], remote: RemoteAddr, add: u64) -> Self {
         Self::new(SendOp::FetchAdd { remote_addr: remote.addr, rkey: remote.rkey, add }, SendData::Sges(sges))
     }
 
-    /// Opens a memory window on what [`MemoryWindow::bind`](crate::MemoryWindow::bind) has said.
-    /// Sends nothing; starts when every earlier request of the queue is complete, and later ones
-    /// start when it is done. RC and UC.
+    /// Opens a memory window as [`MemoryWindow::bind`](crate::MemoryWindow::bind) described. Sends
+    /// nothing. Starts when all earlier requests of the queue are complete; later requests start
+    /// when it is complete. RC and UC.
     pub const fn bind(binding: &WindowBinding) -> Self {
         let Bind { rkey, lkey, access, addr, length } = binding.0;
         Self::new(SendOp::BindWindow { rkey, lkey, access, addr, length }, SendData::Sges(&[]))
     }
 
-    /// Closes the own memory window that has this key and was opened by this queue pair. Sends
-    /// nothing; takes its turn as [`bind`](Self::bind) does. RC and UC.
+    /// Closes the local memory window with this key, which this queue pair must have opened. Sends
+    /// nothing; ordered like [`bind`](Self::bind). RC and UC.
     pub const fn local_invalidate(rkey: RKey) -> Self {
         Self::new(SendOp::LocalInvalidate(rkey), SendData::Sges(&[]))
     }
 
-    /// ATOMIC WRITE: writes the 8 bytes of `word`, copied at the post, to `remote` (aligned), after
-    /// all earlier writes. A reader sees all of them or none. Completes when they are in memory. RC
-    /// only.
+    /// ATOMIC WRITE: writes the 8 bytes of `word`, which the post copies, to `remote` (aligned),
+    /// after all earlier writes. A reader sees all 8 bytes or none. Completes when they are in
+    /// memory. RC only.
     pub const fn atomic_write(word: &'a [u8; 8], remote: RemoteAddr) -> Self {
         Self::new(SendOp::AtomicWrite { remote_addr: remote.addr, rkey: remote.rkey }, SendData::Inline(word))
     }
 
-    /// FLUSH: completes when everything written before to the `length` bytes at `remote` can be
-    /// seen by every thread of the peer. The memory there needs
+    /// FLUSH: completes when all earlier writes to the `length` bytes at `remote` are visible to
+    /// all threads of the peer. The memory needs
     /// [`Access::FLUSH_GLOBAL`](crate::Access::FLUSH_GLOBAL). RC only.
     pub const fn flush(remote: RemoteAddr, length: u32) -> Self {
         Self::new_flush(remote, length, Selectivity::Range)
     }
 
-    /// As [`flush`](Self::flush), for the whole region that `remote` lies in.
+    /// As [`flush`](Self::flush), for the whole region that contains `remote`.
     pub const fn flush_region(remote: RemoteAddr) -> Self {
         Self::new_flush(remote, 0, Selectivity::Region)
     }
@@ -117,16 +115,16 @@ impl<'a> WorkRequest<'a> {
         Self::new(op, SendData::Sges(&[]))
     }
 
-    /// A number of your choice that comes back in the completion.
+    /// Sets the number that the completion carries.
     #[must_use]
     pub const fn wr_id(mut self, wr_id: u64) -> Self {
         self.request.wr_id = wr_id;
         self
     }
 
-    /// Carries four bytes to the peer's completion, as a number. SEND and WRITE become "with
-    /// immediate" (a WRITE then uses up a receive request of the peer); other operations have no
-    /// such form, and posting them is refused.
+    /// Adds immediate data: a number for the peer's completion, 4 bytes in network order. A WRITE
+    /// then consumes a receive request of the peer. Only for SEND and WRITE; posting other
+    /// operations is refused.
     #[must_use]
     pub const fn imm(mut self, imm: u32) -> Self {
         let imm = ImmDt(imm.to_be_bytes());
@@ -143,9 +141,10 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    /// Closes the peer's memory window `rkey` on arrival: one of
+    /// Closes the peer's memory window `rkey` on arrival; its kind must be
     /// [`WindowKind::QueuePair`](crate::WindowKind::QueuePair). Only for SEND on RC; posting other
-    /// operations is refused. Add [`fence`](Self::fence) if a READ of that window may be under way.
+    /// operations is refused. Add [`fence`](Self::fence) if a READ of that window may be
+    /// outstanding.
     #[must_use]
     pub const fn invalidate(mut self, rkey: RKey) -> Self {
         if let SendOp::Send | SendOp::SendImm(_) = self.request.op {
@@ -156,14 +155,14 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    /// Reports success with a completion too.
+    /// Makes the request complete on success too.
     #[must_use]
     pub const fn signaled(mut self) -> Self {
         self.request.flags = self.request.flags.union(SendFlags::SIGNALED);
         self
     }
 
-    /// Does not start before the earlier READs and atomics of this queue pair are complete.
+    /// Starts the request when the earlier READs and atomics of this queue pair are complete.
     #[must_use]
     pub const fn fence(mut self) -> Self {
         self.request.flags = self.request.flags.union(SendFlags::FENCE);
@@ -177,16 +176,16 @@ impl<'a> WorkRequest<'a> {
         self
     }
 
-    /// Where a UD message goes: the queue pair `qpn` behind `ah`, which takes it if `qkey` is its
-    /// own.
+    /// Sets the destination of a UD message: queue pair `qpn` at `ah`, which accepts the message if
+    /// its own Q_Key is `qkey`.
     #[must_use]
     pub fn to(mut self, ah: &AddressHandle, qpn: Qpn, qkey: Qkey) -> Self {
         self.request.ud = Some(UdDest { av: ah.av, qpn, qkey });
         self
     }
 
-    /// The shared receive queue of the peer that an XRC message is for. READ, WRITE and atomics
-    /// need one, too: the peer looks their memory up in its protection domain.
+    /// Sets the peer's shared receive queue of an XRC message. READ, WRITE and atomics need one
+    /// too: they access memory of its protection domain.
     #[must_use]
     pub const fn to_srq(mut self, number: SrqNumber) -> Self {
         self.srq = Some(number);
@@ -212,13 +211,13 @@ impl<'a> WorkRequest<'a> {
     }
 }
 
-/// A part of a region as a window shows it to peers.
+/// A binding of a memory window to part of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowBinding(pub(crate) Bind);
 
 impl WindowBinding {
     /// The remote address of the first byte, for the peer. Send it when the binding is complete, or
-    /// with a SEND on the same queue pair, which starts later anyway.
+    /// with a SEND on the same queue pair, which starts after it.
     pub const fn remote(&self) -> RemoteAddr {
         let addr = if self.0.access.contains(Access::ZERO_BASED) { 0 } else { self.0.addr };
         RemoteAddr { addr, rkey: self.0.rkey }

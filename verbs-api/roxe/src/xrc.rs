@@ -1,7 +1,5 @@
-//! XRC: domains, and what is made in them. One connection per process instead of one per queue:
-//! each message names the shared receive queue of the peer that it is for.
-//!
-//! Touches the provider's XRC domain.
+//! XRC domains and their shared receive queues. One connection per process is enough, because each
+//! message names the peer's shared receive queue that it is for.
 
 use crate::{CompletionQueue, Context, Error, ObjectId, ProtectionDomain, SharedReceiveQueue};
 use roxe_provider as provider;
@@ -9,27 +7,27 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 impl Context {
-    /// Makes an XRC domain of its own.
+    /// Creates an XRC domain.
     ///
     /// # Errors
-    /// [`Error::Resources`] if the device has no room for one more.
+    /// [`Error::Resources`] if the device has no more.
     pub fn open_xrc_domain(&self) -> Result<XrcDomain, Error> {
         XrcDomain::open(self, None)
     }
 
-    /// Opens the XRC domain that `file` names, and makes it if there is none: all of this process
-    /// that open the same file on the same device share it. In another process the file names
-    /// another domain. It may be closed afterwards.
+    /// Opens the XRC domain identified by `file`; creates it if there is none. Opening the same
+    /// file on the same device again, in this process, opens the same domain. In another process
+    /// the file identifies another domain. The file may be closed afterwards.
     ///
     /// # Errors
-    /// [`Error::Environment`] if the file cannot be looked at.
+    /// [`Error::Environment`] if the file cannot be inspected.
     pub fn open_shared_xrc_domain(&self, file: &impl AsFd) -> Result<XrcDomain, Error> {
         XrcDomain::open(self, Some(file.as_fd()))
     }
 }
 
-/// An XRC domain: shared receive queues with numbers, and the receiving ends of connections, which
-/// take receives from the queue that a message names. Clones are the same domain.
+/// An XRC domain: numbered shared receive queues, and the receiving ends of connections. A message
+/// takes its receive request from the queue that it names. Clones are the same domain.
 ///
 /// A sender needs one queue pair of [`Service::XrcIni`](crate::Service::XrcIni) per peer, however
 /// many queues the peer has:
@@ -76,12 +74,12 @@ impl XrcDomain {
         Ok(Self { xrcd: context.0.open_xrcd(init)?, context: context.clone() })
     }
 
-    /// Makes a shared receive queue of the domain, for `max_wr` requests of at most `max_sge`
-    /// parts. Its buffers are looked up in `pd`; its receives complete in `cq`, whichever
-    /// connection brought them.
+    /// Creates a shared receive queue of the domain, for `max_wr` requests of at most `max_sge`
+    /// list elements. Its buffers belong to `pd`. Its receives complete in `cq`, for messages of
+    /// any connection.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the numbers are above the limits of the card, or `pd` or `cq` is of
+    /// [`Error::Argument`] if a number exceeds the limits of the device, or `pd` or `cq` is of
     /// another context.
     pub fn create_srq(
         &self,

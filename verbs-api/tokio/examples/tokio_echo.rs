@@ -1,4 +1,4 @@
-//! A server with many connections in one thread, and its clients, with tokio as the event loop.
+//! A tokio server with many connections in one thread, and its clients.
 //!
 //! ```sh
 //! cargo run --release -p roxe-tokio --example tokio_echo                      # server and clients
@@ -6,7 +6,7 @@
 //! cargo run --release -p roxe-tokio --example tokio_echo 127.0.0.1:7471       # only clients
 //! ```
 //!
-//! Nothing here polls in vain: a task that has nothing to do sleeps, and the thread with the last.
+//! No task polls in a loop: idle tasks sleep, and so does the thread when all are idle.
 
 use roxe::cm::{CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
 use roxe::{Access, MemoryRegion, QueuePair, WcOpcode, WorkRequest};
@@ -20,7 +20,6 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 const MESSAGE: usize = 64;
 const CLIENTS: u8 = 8;
 const ROUNDS: u8 = 100;
-/// Time limit of an address resolution.
 const LOOKUP: Duration = Duration::from_secs(2);
 
 fn main() -> Result<()> {
@@ -38,7 +37,8 @@ fn main() -> Result<()> {
     })
 }
 
-/// A server and its clients, all on this thread. Returns how many messages came back right.
+/// Runs a server and its clients on this thread. Returns the number of messages that came back
+/// right.
 pub(crate) async fn demo() -> Result<u32> {
     let server = Server::bind("127.0.0.1:0".parse()?)?;
     let address = server.address()?;
@@ -52,7 +52,7 @@ pub(crate) async fn demo() -> Result<u32> {
     Ok(right)
 }
 
-/// Where clients come in.
+/// Accepts clients at an address.
 struct Server {
     id: CmId,
     events: Events,
@@ -71,14 +71,14 @@ impl Server {
         self.id.local_addr().ok_or_else(|| "it is bound".into())
     }
 
-    /// Each client gets a task.
+    /// Serves each client in its own task.
     async fn serve(self) -> Result<()> {
         loop {
             let mut request = self.events.expect(CmEventKind::ConnectRequest).await?;
-            let terms = ConnParam { private_data: vec![], ..request.param().cloned().unwrap_or_default() };
+            let param = ConnParam { private_data: vec![], ..request.param().cloned().unwrap_or_default() };
             let Some(id) = request.take_request() else { continue };
             tokio::spawn(async move {
-                if let Err(e) = echo(id, terms).await {
+                if let Err(e) = echo(id, param).await {
                     eprintln!("a client was lost: {e}");
                 }
             });
@@ -86,17 +86,17 @@ impl Server {
     }
 }
 
-/// Sends every message back until the client goes.
-async fn echo(id: CmId, terms: ConnParam) -> Result<()> {
+/// Sends every message back until the client disconnects.
+async fn echo(id: CmId, param: ConnParam) -> Result<()> {
     let events = Events::new(EventChannel::create()?)?;
     id.migrate(events.channel())?;
     let end = End::new(&id)?;
     end.post_recv()?;
-    id.accept(&terms)?;
+    id.accept(&param)?;
     events.expect(CmEventKind::Established).await?;
 
-    // When the client hangs up, so do we: that flushes the receive request, and the loop below
-    // ends.
+    // When the client disconnects, disconnect too: that flushes the receive request, which ends the
+    // loop below.
     tokio::spawn(async move {
         events.expect(CmEventKind::Disconnected).await?;
         Ok::<(), Box<dyn std::error::Error + Send + Sync>>(id.disconnect()?)
@@ -108,7 +108,7 @@ async fn echo(id: CmId, terms: ConnParam) -> Result<()> {
     Ok(())
 }
 
-/// Connects, sends messages and looks at what comes back. Returns how many.
+/// Connects, sends messages and checks the answers. Returns their number.
 async fn client(address: SocketAddr, seed: u8) -> Result<u32> {
     let events = Events::new(EventChannel::create()?)?;
     let id = CmId::create(events.channel(), PortSpace::Tcp)?;
@@ -133,7 +133,7 @@ async fn client(address: SocketAddr, seed: u8) -> Result<u32> {
     Ok(ROUNDS.into())
 }
 
-/// One end of a connection: queues and memory.
+/// One end of a connection: queue pair, completions and memory.
 struct End {
     qp: QueuePair,
     completions: Completions,
@@ -154,7 +154,7 @@ impl End {
         Ok(self.qp.post_recv(0, &[self.inbox.slice(..)?])?)
     }
 
-    /// The next message. Completions of sends are passed over.
+    /// Waits for the next message. Skips completions of sends.
     async fn receive(&self) -> Result<Vec<u8>> {
         loop {
             let completion = self.completions.next_completion().await?;

@@ -1,4 +1,4 @@
-//! Connections as futures with time limits: like tokio's TCP types, with queue pairs.
+//! Connections as futures with time limits, modelled on tokio's TCP types.
 
 use crate::{Completions, Events};
 use roxe::cm::{CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
@@ -23,11 +23,11 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects to a listener at `addr` within `limit`, with a queue pair in a protection domain of
-    /// its own.
+    /// Connects to a listener at `addr` within `limit`, with a queue pair in a new protection
+    /// domain.
     ///
     /// # Errors
-    /// [`PeerError::ConnectTimeout`] after `limit`; [`Error::Environment`] if no device leads to
+    /// [`PeerError::ConnectTimeout`] after `limit`; [`Error::Environment`] if no device reaches
     /// `addr`; [`Error::Peer`] if the peer rejects the connection.
     pub async fn connect(addr: SocketAddr, limit: Duration) -> Result<Self, Error> {
         within(limit, async {
@@ -55,17 +55,17 @@ impl Connection {
         &self.completions
     }
 
-    /// The same, for the methods of a stream.
+    /// The completions as a mutable reference, for the methods of a stream.
     pub const fn completions_mut(&mut self) -> &mut Completions {
         &mut self.completions
     }
 
-    /// The private data with which the peer accepted; empty on the side that accepted.
+    /// Private data of the peer's acceptance; empty on the accepting side.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// Waits until the peer ends the connection, and agrees.
+    /// Waits until the peer ends the connection, and answers.
     ///
     /// # Errors
     /// [`Error::Environment`] if the wait fails or the device is removed.
@@ -74,10 +74,10 @@ impl Connection {
         self.id.disconnect()
     }
 
-    /// Ends the connection, and waits at most `limit` until the peer agrees.
+    /// Ends the connection, and waits at most `limit` for the peer's answer.
     ///
     /// # Errors
-    /// [`PeerError::ConnectTimeout`] after `limit`; the connection is gone all the same.
+    /// [`PeerError::ConnectTimeout`] after `limit`; the connection is closed anyway.
     pub async fn disconnect(self, limit: Duration) -> Result<(), Error> {
         self.id.disconnect()?;
         within(limit, self.until_disconnected()).await
@@ -94,41 +94,40 @@ impl Connection {
 pub struct Listener {
     id: CmId,
     events: Events,
-    asked: SocketAddr,
+    requested: SocketAddr,
 }
 
 impl Listener {
     /// Listens at `addr`; port 0 chooses a free one.
     ///
     /// # Errors
-    /// [`Error::Environment`] if no device has the address, or another program has the port.
+    /// [`Error::Environment`] if no device has the address, or another program uses the port.
     pub fn bind(addr: SocketAddr) -> Result<Self, Error> {
         let events = Events::new(EventChannel::create()?)?;
         let id = CmId::create(events.channel(), PortSpace::Tcp)?;
         id.bind(addr)?;
         id.listen(BACKLOG)?;
-        Ok(Self { id, events, asked: addr })
+        Ok(Self { id, events, requested: addr })
     }
 
-    /// Its address, with the port that was chosen.
+    /// Address of the listener, with the chosen port.
     pub fn local_addr(&self) -> SocketAddr {
-        self.id.local_addr().unwrap_or(self.asked)
+        self.id.local_addr().unwrap_or(self.requested)
     }
 
-    /// Waits at most `limit` for the next connection, with a queue pair in a protection domain of
-    /// its own. A future that is dropped after a request has come in rejects that request.
+    /// Waits at most `limit` for the next request and accepts it, with a queue pair in a new
+    /// protection domain. Dropping the future after a request has arrived rejects the request.
     ///
     /// # Errors
     /// [`PeerError::ConnectTimeout`] after `limit`; [`Error::Environment`] if the wait fails or the
-    /// device is removed; [`Error::Peer`] if the peer has given up. The listener goes on in any
-    /// case.
+    /// device is removed; [`Error::Peer`] if the peer has given up. The listener stays usable.
     pub async fn accept(&self, limit: Duration) -> Result<Connection, Error> {
         within(limit, async {
             loop {
                 let mut event = self.events.next_event().await?.check()?;
-                let terms = event.param().cloned().unwrap_or_default();
+                let param = event.param().cloned().unwrap_or_default();
                 if let Some(id) = event.take_request() {
-                    return accept(id, ConnParam { private_data: vec![], ..terms }).await;
+                    return accept(id, ConnParam { private_data: vec![], ..param }).await;
                 }
             }
         })
@@ -136,16 +135,16 @@ impl Listener {
     }
 }
 
-async fn accept(id: CmId, terms: ConnParam) -> Result<Connection, Error> {
+async fn accept(id: CmId, param: ConnParam) -> Result<Connection, Error> {
     let events = Events::new(EventChannel::create()?)?;
     id.migrate(events.channel())?;
     let (qp, completions) = queue_pair(&id)?;
-    id.accept(&terms)?;
+    id.accept(&param)?;
     events.expect(CmEventKind::Established).await?;
     Ok(Connection { qp, id, events, completions, private_data: Vec::new() })
 }
 
-/// A queue pair on `id` in a protection domain of its own.
+/// A queue pair on `id`, in a new protection domain.
 fn queue_pair(id: &CmId) -> Result<(QueuePair, Completions), Error> {
     let context = id.context()?;
     let (pd, completions) = (context.alloc_pd()?, Completions::create(&context, COMPLETIONS)?);

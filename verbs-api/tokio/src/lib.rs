@@ -1,16 +1,16 @@
-//! [`roxe`] for programs with tokio: what it waits for, here is a future.
+//! [`roxe`] for programs with tokio: its blocking waits as futures.
 //!
 //! [`Connection`] and [`Listener`] connect and accept with time limits, as tokio's TCP types do
-//! with [`tokio::time::timeout`]. [`Completions`] is a stream. Below these, [`Events`] of the
-//! connection manager and [`AsyncEvents`] of queues and ports can be awaited one by one. Everything
-//! else, posting above all, never waits and is done with the types of [`roxe`] directly.
+//! with [`tokio::time::timeout`]. [`Completions`] is a stream. [`Events`] are the single events of
+//! the connection manager, and [`AsyncEvents`] those of queues and ports. All other operations,
+//! such as posting, never wait and use the types of [`roxe`] directly.
 //!
 //! ```
 //! use roxe::{Access, WcOpcode, WorkRequest};
 //! use roxe_tokio::Connection;
 //! use std::time::Duration;
 //!
-//! /// Sends a message to a server, and returns what comes back.
+//! /// Sends a message to a server, and returns the answer.
 //! async fn ask(server: std::net::SocketAddr, question: &[u8]) -> Result<Vec<u8>, roxe::Error> {
 //!     let connection = Connection::connect(server, Duration::from_secs(5)).await?;
 //!     let qp = connection.qp();
@@ -26,13 +26,13 @@
 //! }
 //! ```
 //!
-//! Each value has to be made inside a runtime with I/O enabled (`enable_io`), and time limits need
-//! `enable_time`; tokio panics otherwise. All futures may be dropped at any time: nothing is lost,
-//! the next one takes it.
+//! Values must be created inside a runtime with I/O enabled (`enable_io`), and time limits need
+//! `enable_time`; tokio panics otherwise. A future may be dropped at any time without losing an
+//! event: the next future returns it.
 //!
-//! `examples/tokio_echo.rs` is a server of many connections in one thread. A program with another
-//! event loop needs nothing of this crate: the channels of [`roxe`] have a descriptor that is
-//! readable while something is pending, and a method that takes it without waiting.
+//! `examples/tokio_echo.rs` serves many connections in one thread. A program with another event
+//! loop does not need this crate: the channels of [`roxe`] have a descriptor that is readable while
+//! events are pending, and a method that takes an event without waiting.
 #![deny(missing_docs)]
 
 mod connection;
@@ -48,25 +48,25 @@ use std::task::{Poll, ready};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// A channel of the connection manager.
+/// An event channel of the connection manager.
 #[derive(Debug)]
 pub struct Events(AsyncFd<EventChannel>);
 
 impl Events {
-    /// Lets tokio watch `channel`; ids are made on it as before.
+    /// Registers `channel` with tokio.
     ///
     /// # Errors
-    /// [`EnvironmentError::EventLoop`].
+    /// [`EnvironmentError::EventLoop`] if tokio cannot watch the descriptor.
     pub fn new(channel: EventChannel) -> Result<Self, Error> {
         Ok(Self(watched(channel)?))
     }
 
-    /// The channel, to make ids on.
+    /// The channel, to create ids on.
     pub fn channel(&self) -> &EventChannel {
         self.0.get_ref()
     }
 
-    /// The next event.
+    /// Waits for the next event.
     ///
     /// # Errors
     /// [`EnvironmentError::EventLoop`] when the runtime ends.
@@ -74,7 +74,7 @@ impl Events {
         until(&self.0, EventChannel::try_next).await
     }
 
-    /// The next event, which must be of this kind.
+    /// Waits for the next event, which must be of this kind.
     ///
     /// # Errors
     /// As [`next_event`](Self::next_event) and [`CmEvent::expect`].
@@ -83,7 +83,7 @@ impl Events {
     }
 }
 
-/// A completion queue with a channel of its own.
+/// A completion queue with its own channel.
 #[derive(Debug)]
 pub struct Completions {
     cq: CompletionQueue,
@@ -91,26 +91,26 @@ pub struct Completions {
 }
 
 impl Completions {
-    /// Makes a queue for at least `cqe` completions.
+    /// Creates a queue for at least `cqe` completions.
     ///
     /// # Errors
     /// As [`Context::create_comp_channel`] and [`Context::create_cq`];
-    /// [`EnvironmentError::EventLoop`].
+    /// [`EnvironmentError::EventLoop`] if tokio cannot watch the descriptor.
     pub fn create(context: &Context, cqe: u32) -> Result<Self, Error> {
         let channel = context.create_comp_channel()?;
         Ok(Self { cq: context.create_cq_with_channel(cqe, &channel)?, channel: watched(channel)? })
     }
 
-    /// The queue, to make queue pairs with.
+    /// The queue, to create queue pairs with.
     pub const fn cq(&self) -> &CompletionQueue {
         &self.cq
     }
 
-    /// The next completion. While there are some it does not give way to other tasks.
+    /// Waits for the next completion. Does not yield to other tasks while completions are queued.
     ///
     /// # Errors
     /// As [`CompletionQueue::poll`]; [`EnvironmentError::EventLoop`] when the runtime ends. A
-    /// completion that reports a failure is not an error here: see [`WorkCompletion::check`].
+    /// completion with a failed status is not an error here: see [`WorkCompletion::check`].
     pub async fn next_completion(&self) -> Result<WorkCompletion, Error> {
         loop {
             if let Some(completion) = self.try_next()? {
@@ -125,7 +125,7 @@ impl Completions {
         }
     }
 
-    /// The next completion, if there is one now.
+    /// Returns the next completion, if one is queued.
     ///
     /// # Errors
     /// As [`CompletionQueue::poll`].
@@ -134,7 +134,7 @@ impl Completions {
     }
 }
 
-/// The completions, without an end. An error is that of [`Completions::next_completion`].
+/// An endless stream of completions. Its errors are those of [`Completions::next_completion`].
 impl Stream for Completions {
     type Item = Result<WorkCompletion, Error>;
 
@@ -177,15 +177,15 @@ impl AsFd for Watch {
 }
 
 impl AsyncEvents {
-    /// Lets tokio watch the asynchronous events of `context`.
+    /// Registers the descriptor of asynchronous events of `context` with tokio.
     ///
     /// # Errors
-    /// [`EnvironmentError::EventLoop`].
+    /// [`EnvironmentError::EventLoop`] if tokio cannot watch the descriptor.
     pub fn new(context: &Context) -> Result<Self, Error> {
         Ok(Self(watched(Watch(context.clone()))?))
     }
 
-    /// The next event.
+    /// Waits for the next event.
     ///
     /// # Errors
     /// [`EnvironmentError::EventLoop`] when the runtime ends.
@@ -195,13 +195,13 @@ impl AsyncEvents {
 }
 
 fn watched<T: AsFd + AsRawFd>(channel: T) -> Result<AsyncFd<T>, Error> {
-    // SAFETY: `AsFd` promises that the descriptor is open as long as the channel lives, and both
-    // traits name the same one, always, for the three types that come here.
+    // SAFETY: `AsFd` guarantees that the descriptor is open as long as the channel lives. For all
+    // three types of callers, `AsRawFd` always returns the same descriptor.
     let watched = unsafe { AsyncFd::register_with_interest(channel, Interest::READABLE) };
     watched.map_err(|refused| EnvironmentError::EventLoop(refused.into()).into())
 }
 
-/// Takes what `take` finds on `channel`, as soon as there is something; other tasks run meanwhile.
+/// Waits until `take` returns an event of `channel`.
 async fn until<T: AsRawFd, R>(channel: &AsyncFd<T>, take: impl Fn(&T) -> Option<R>) -> Result<R, Error> {
     loop {
         let mut ready = channel.readable().await.map_err(EnvironmentError::EventLoop)?;

@@ -1,6 +1,6 @@
-//! The example with tokio, as a test: what the documentation promises about event loops.
+//! Connections, completions and time limits with tokio; and the example as a test.
 
-#[allow(dead_code)] // Its `main` is for the command line.
+#[allow(dead_code)] // `main` is not called here.
 #[path = "../examples/tokio_echo.rs"]
 mod example;
 
@@ -13,7 +13,7 @@ use std::pin::Pin;
 use std::time::Duration;
 use tokio::runtime::Builder;
 
-/// No passing test waits so long.
+/// Time limit that no passing test reaches.
 const LIMIT: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(50);
 
@@ -72,7 +72,7 @@ fn accept_without_request_times_out_and_listener_goes_on() {
 fn connect_without_answer_times_out() {
     run(async {
         let listener = Listener::bind(any_port()).unwrap();
-        assert!(is_timeout(&Connection::connect(listener.local_addr(), SHORT).await), "it accepts nothing");
+        assert!(is_timeout(&Connection::connect(listener.local_addr(), SHORT).await), "no program accepts");
     });
 }
 

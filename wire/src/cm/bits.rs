@@ -1,5 +1,5 @@
-//! Layout of messages: one table per message defines parsing, writing and documentation; and parse
-//! errors of messages.
+//! Layout of messages: one table per message defines its parser, its writer and its documentation.
+//! Also the parse errors of messages.
 //!
 //! Bits are counted as in the specification: bit 0 of a byte is its most significant one.
 
@@ -18,7 +18,7 @@ impl Bits {
     /// `width` bits from bit `bit` of byte `byte` on.
     ///
     /// # Panics
-    /// When they are not inside of `room` bytes. Only called when this is compiled.
+    /// If they exceed `room` bytes. All calls are evaluated at compile time.
     pub(super) const fn new(room: usize, byte: usize, bit: usize, width: usize) -> Self {
         assert!(bit < 8 && width > 0 && byte * 8 + bit + width <= room * 8, "a field outside of its message");
         Self { byte, bit, width }
@@ -33,7 +33,7 @@ impl Bits {
         (self.bit + self.width).next_multiple_of(8) - self.bit - self.width
     }
 
-    /// The bits of the field in its span, for a field of a number.
+    /// The bits of the field in the number that its span forms.
     const fn mask(self) -> u64 {
         u64::MAX.unbounded_shr(64_u32.saturating_sub(self.width as u32)) << self.behind()
     }
@@ -47,7 +47,7 @@ impl Bits {
         Ok((word & self.mask()) >> self.behind())
     }
 
-    /// Adds the low bits of `value` to what is zero in `area`.
+    /// ORs the low bits of `value` into the bits of the field, which are zero.
     // clause: CM-RESERVED
     fn write(self, area: &mut [u8], value: u64) {
         let word = value << self.behind() & self.mask();
@@ -58,18 +58,17 @@ impl Bits {
     }
 }
 
-/// A field of a message at position `at`; most have one piece.
+/// A field of a message. `at` lists its pieces; most fields have one.
 pub(super) trait Field: Sized {
     fn read(area: &[u8], at: &[Bits]) -> Result<Self, MadError>;
 
-    /// `area` is zero where the field goes.
+    /// The bits of the field in `area` must be zero.
     fn write(&self, area: &mut [u8], at: &[Bits]);
 }
 
-/// A field that is a number of at most 64 bits; one of several pieces has its high bits in the
-/// first.
+/// A number of at most 64 bits. If the field has several pieces, the first has the high bits.
 pub(super) trait Number {
-    /// `number` has no more bits than the field.
+    /// `number` has at most as many bits as the field.
     fn from_number(number: u64) -> Self;
     fn to_number(&self) -> u64;
 }
@@ -90,13 +89,12 @@ impl<T: Number> Field for T {
     }
 }
 
-/// The bytes of the piece that is `at`, N of them.
+/// The `N` bytes at `at`.
 pub(super) fn read_array<const N: usize>(area: &[u8], at: Option<&Bits>) -> Result<[u8; N], MadError> {
     let bytes = at.ok_or(MadError::Length)?.bytes(area)?;
     bytes.try_into().map_err(|_| MadError::Length)
 }
 
-/// Puts `bytes` where `at` is.
 pub(super) fn write_array(area: &mut [u8], at: Option<&Bits>, bytes: &[u8]) {
     let place = at.and_then(|at| area.get_mut(at.span())).unwrap_or_default();
     for (byte, value) in place.iter_mut().zip(bytes) {
@@ -104,12 +102,11 @@ pub(super) fn write_array(area: &mut [u8], at: Option<&Bits>, bytes: &[u8]) {
     }
 }
 
-/// The part of `area` that a message inside of a message takes.
+/// The bytes of a structure within a message, such as a path.
 pub(super) fn part<'a>(area: &'a [u8], at: &[Bits]) -> Result<&'a [u8], MadError> {
     at.first().ok_or(MadError::Length)?.bytes(area)
 }
 
-/// The bytes of `area` that `at` covers, to be written.
 pub(super) fn part_mut<'a>(area: &'a mut [u8], at: &[Bits]) -> &'a mut [u8] {
     at.first().and_then(|at| area.get_mut(at.span())).unwrap_or_default()
 }
@@ -124,7 +121,7 @@ impl Field for Gid {
     }
 }
 
-/// `Number` for types that are made of an integer by `$new` and give it by `$get`.
+/// Implements `Number` for types that `$new` makes of an integer, and `$get` turns back into it.
 macro_rules! numbers {
     ($($type:ty, $int:ty: $new:expr, $get:expr;)+) => {$(
         impl $crate::cm::bits::Number for $type {
@@ -190,7 +187,7 @@ pub enum MadError {
     Length,
     /// The base version of the MAD is not 1.
     BaseVersion,
-    /// The management class is another.
+    /// The management class is not communication management.
     Class,
     /// The version of the class is not 2.
     ClassVersion,
@@ -198,7 +195,7 @@ pub enum MadError {
     Method,
     /// An unknown attribute id.
     Attribute,
-    /// Too much additional information.
+    /// The additional information is longer than its field.
     InfoLength,
 }
 

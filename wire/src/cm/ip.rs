@@ -7,7 +7,7 @@ use crate::bytes::{Reader, Sink};
 use core::fmt;
 use core::net::IpAddr;
 
-/// Both addresses, of one version.
+/// Source and destination address of one IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IpPair {
     src: IpAddr,
@@ -31,7 +31,7 @@ impl IpPair {
     }
 }
 
-/// The header; see the module.
+/// The RDMA CM header of a REQ or SIDR_REQ.
 ///
 /// | byte | bits | |
 /// |---|---|---|
@@ -48,7 +48,7 @@ pub struct IpCmHeader {
     pub addresses: IpPair,
 }
 
-/// Why private data has no such header.
+/// Why private data does not begin with an RDMA CM header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IpCmError {
     /// Shorter than the header.
@@ -79,7 +79,7 @@ impl IpCmHeader {
     /// Parses the header of private data; also returns the program's data.
     ///
     /// # Errors
-    /// There is no header of version 0 with IPv4 or IPv6 addresses.
+    /// [`IpCmError`] if there is no header of version 0 with IPv4 or IPv6 addresses.
     // clause: CM-IP-HEADER
     pub fn parse(private_data: &[u8]) -> Result<(Self, &[u8]), IpCmError> {
         let mut from = Reader(private_data);
@@ -99,13 +99,13 @@ impl IpCmHeader {
         Ok((Self { src_port, addresses }, from.0))
     }
 
-    /// Its bytes.
+    /// Returns the bytes on the wire.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let IpPair { src, dst } = self.addresses;
         let ip_version: u8 = if src.is_ipv4() { 4 } else { 6 };
         let mut bytes = [0; Self::LEN];
         let mut to = &mut bytes[..];
-        // Exactly the length of the array.
+        // Cannot fail: the fields fill the array.
         let _ = to
             .array([Self::VERSION, ip_version << 4])
             .and_then(|()| to.array(self.src_port.to_be_bytes()))
@@ -114,8 +114,8 @@ impl IpCmHeader {
         bytes
     }
 
-    /// Returns private data of this header and the program's data; `None` if that is longer than
-    /// `N` less 36 bytes.
+    /// Returns private data of this header and the program's data; `None` if the program's data is
+    /// longer than `N` − 36 bytes.
     pub fn with_user<const N: usize>(&self, user: &[u8]) -> Option<PrivateData<N>> {
         let mut bytes = [0; N];
         let (head, room) = bytes.split_first_chunk_mut()?;
@@ -162,7 +162,7 @@ mod tests {
 
     // clause: CM-IP-HEADER
     #[test]
-    fn other_versions_and_too_much_are_refused() {
+    fn wrong_version_or_length_is_refused() {
         let mut bytes = HEADER.to_bytes();
         assert_eq!(IpCmHeader::parse(&bytes[..35]), Err(IpCmError::Length));
         bytes[1] = 0x4f;

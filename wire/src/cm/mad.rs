@@ -1,5 +1,4 @@
-//! The management datagram (MAD) around a message: its header, which message is in it, and both as
-//! one line of text.
+//! The management datagram (MAD): its header, the message in it, and both as one line of text.
 
 use super::bits::{Bits, Field, MadError, layout};
 use super::ip::IpCmHeader;
@@ -17,7 +16,6 @@ use core::net::SocketAddr;
 pub const MAD_LEN: usize = 256;
 const HEADER_LEN: usize = 24;
 
-/// Management class of communication management.
 const CLASS: u8 = 7;
 const BASE_VERSION: u8 = 1;
 const CLASS_VERSION: u8 = 2;
@@ -73,7 +71,7 @@ impl Mad {
     /// Parses the payload of a packet to queue pair 1.
     ///
     /// # Errors
-    /// It is no message of the connection manager.
+    /// [`MadError`] if `payload` is not a message of the connection manager.
     pub fn parse(payload: &[u8]) -> Result<Self, MadError> {
         if payload.len() != MAD_LEN {
             return Err(MadError::Length);
@@ -90,7 +88,7 @@ impl Mad {
         (is_datagram && packet.header.bth.dest_qpn == Qpn::GSI).then(|| Self::parse(packet.payload))
     }
 
-    /// Its bytes.
+    /// Returns the bytes on the wire.
     pub fn to_bytes(&self) -> [u8; MAD_LEN] {
         let header = MadHeader {
             base_version: BASE_VERSION,
@@ -121,7 +119,6 @@ macro_rules! messages {
         }
 
         impl Message {
-            /// Position of the message in the MAD.
             const AT: &[Bits] = &[Bits::new(MAD_LEN, HEADER_LEN, 0, (MAD_LEN - HEADER_LEN) * 8)];
 
             /// The attribute id of the MAD.
@@ -132,7 +129,7 @@ macro_rules! messages {
                 }
             }
 
-            /// Its name in the specification.
+            /// Returns the name of the message in the specification.
             pub const fn name(&self) -> &'static str {
                 match self {
                     $(Self::$variant(_) => $name,)+
@@ -153,7 +150,6 @@ macro_rules! messages {
             }
         }
 
-        /// The name, and what `text.rs` says of the message.
         impl fmt::Display for Message {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, "{} ", self.name())?;
@@ -180,11 +176,11 @@ messages! {
     0x0013 "REP" Rep, "Reply to a request";
     0x0014 "RTU" Rtu, "Ready to use";
     0x0015 "DREQ" Dreq, "Request to end a connection";
-    0x0016 "DREP" Drep, "Reply to that";
-    0x0017 "SIDR_REQ" SidrReq, "Which queue pair takes datagrams for a service";
-    0x0018 "SIDR_REP" SidrRep, "Reply to that";
+    0x0016 "DREP" Drep, "Reply to a DREQ";
+    0x0017 "SIDR_REQ" SidrReq, "Request for the queue pair of a datagram service";
+    0x0018 "SIDR_REP" SidrRep, "Reply to a SIDR_REQ";
     0x0019 "LAP" Lap, "Load an alternate path";
-    0x001a "APR" Apr, "Reply to that";
+    0x001a "APR" Apr, "Reply to a LAP";
 }
 
 /// The header of a packet that carries a MAD from one queue pair 1 to another: UD SEND ONLY in the
@@ -201,7 +197,7 @@ impl fmt::Display for Mad {
     }
 }
 
-/// The two ids of a connection, as the sender sees them.
+/// The sender's and the receiver's id of a connection.
 struct Ids(CommId, CommId);
 
 impl fmt::Display for Ids {

@@ -13,8 +13,8 @@ use super::num::{
 use crate::num::{Gid, Pkey, Psn, Qkey, Qpn};
 
 layout! {
-    /// A path in a REQ. LIDs, SL, rate and the subnet bit have no meaning on RoCE: a receiver takes
-    /// any.
+    /// A path in a REQ. LIDs, SL, rate and the subnet bit have no meaning on RoCE: a receiver
+    /// accepts any value.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Path of 44 bytes {
         /// LID of the sender; on RoCE 0xffff if packets may pass a router, else 0.
@@ -35,7 +35,7 @@ layout! {
         hop_limit: u8 = [41, 0, 8];
         /// Service level.
         sl: Small<4> = [42, 0, 4];
-        /// Both ends are in one subnet.
+        /// True if both ends are in one subnet.
         subnet_local: bool = [42, 4, 1];
         /// Local ACK timeout of the sender's queue pair, also used by the receiver's.
         local_ack_timeout: TimeCode = [43, 0, 5];
@@ -70,7 +70,7 @@ layout! {
         remote_cm_response_timeout: TimeCode = [43, 0, 5];
         /// Transport service of the connection.
         transport: Transport = [43, 5, 2] [51, 5, 3];
-        /// The sender implements end-to-end flow control.
+        /// True if the sender implements end-to-end flow control.
         flow_control: bool = [43, 7, 1];
         /// First PSN that the sender expects: the receiver begins with it.
         starting_psn: Psn = [44, 0, 24];
@@ -82,19 +82,20 @@ layout! {
         pkey: Pkey = [48, 0, 16];
         /// Path MTU.
         path_mtu: MtuCode = [50, 0, 4];
-        /// A reliable datagram channel exists already.
+        /// True if a reliable datagram channel exists already.
         rdc_exists: bool = [50, 4, 1];
         /// Retries after receiver-not-ready; 7 for no limit.
         rnr_retry_count: Small<3> = [50, 5, 3];
         /// Retries of connection management messages on both sides.
         max_cm_retries: Small<4> = [51, 0, 4];
-        /// The queue pair of the sender receives from a shared queue.
+        /// True if the sender's queue pair receives from a shared queue.
         srq: bool = [51, 4, 1];
         /// Path of the connection.
         primary: Path = [52, 0, 352];
         /// Alternate path; see [`Req::has_alternate`].
         alternate: Path = [96, 0, 352];
-        /// The sender implements alternate path migration by message (suggested alternate path).
+        /// True if the sender implements alternate path migration by message (suggested alternate
+        /// path).
         sap_supported: bool = [139, 5, 1];
         /// Private data of the program, on RDMA CM behind an [`IpCmHeader`](super::ip::IpCmHeader).
         private_data: PrivateData<92> = [140, 0, 736];
@@ -151,7 +152,7 @@ layout! {
     pub struct Rep of 232 bytes {
         /// Id that the sender gives to the connection.
         local_comm_id: CommId = [0, 0, 32];
-        /// The receiver's, from its REQ.
+        /// The receiver's id of the connection, from its REQ.
         remote_comm_id: CommId = [4, 0, 32];
         /// Q_Key of the sender; 0 without datagrams.
         local_qkey: Qkey = [8, 0, 32];
@@ -171,11 +172,11 @@ layout! {
         target_ack_delay: TimeCode = [26, 0, 5];
         /// Alternate path: 0 accepted, 1 not supported, 2 rejected.
         failover: Small<2> = [26, 5, 2];
-        /// The sender implements end-to-end flow control.
+        /// True if the sender implements end-to-end flow control.
         flow_control: bool = [26, 7, 1];
         /// Retries after receiver-not-ready; 7 for no limit.
         rnr_retry_count: Small<3> = [27, 0, 3];
-        /// The queue pair of the sender receives from a shared queue.
+        /// True if the sender's queue pair receives from a shared queue.
         srq: bool = [27, 3, 1];
         /// Node GUID of the sender.
         local_ca_guid: Guid = [28, 0, 64];
@@ -185,7 +186,7 @@ layout! {
 }
 
 layout! {
-    /// Ready to use: the active side has got the REP.
+    /// Ready to use: the active side has received the REP.
     #[derive(Clone, Debug, Default, PartialEq, Eq)]
     pub struct Rtu of 232 bytes {
         /// The sender's id of the connection.
@@ -255,7 +256,7 @@ layout! {
         packet_rate: Small<6> = [61, 2, 6];
         /// Service level.
         sl: Small<4> = [62, 0, 4];
-        /// Both ends are in one subnet.
+        /// True if both ends are in one subnet.
         subnet_local: bool = [62, 4, 1];
         /// Local ACK timeout on this path.
         local_ack_timeout: TimeCode = [63, 0, 5];

@@ -1,11 +1,10 @@
-//! Messages of the connection manager: the 256 bytes of a management datagram (MAD) to values, and
-//! back.
+//! Messages of the connection manager: parses the 256 bytes of a management datagram (MAD), and
+//! writes them.
 //!
 //! A MAD travels as the payload of an unreliable datagram between the queue pairs 1 of two ports,
 //! with the Q_Key [`Qkey::GSI`](crate::Qkey::GSI). [`Mad::parse`] takes that payload;
-//! [`gsi_header`] makes the packet header around one. Lives here: the MAD ([`Mad`]), its messages
-//! ([`message`]), their numbers and codes ([`num`]) and the header that RDMA CM puts in
-//! front of private data ([`ip`]). Touches the crate's `num` and `packet`; knows no connection.
+//! [`gsi_header`] makes the packet header around it. [`message`] has the messages, [`num`] their
+//! numbers and codes, and [`ip`] the header that RDMA CM puts in front of private data.
 //!
 //! A parsed message is written back byte for byte, except for reserved bits, which are ignored and
 //! sent as 0.

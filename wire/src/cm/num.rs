@@ -1,12 +1,12 @@
 //! Numbers and codes of connection management as types. Unknown codes are kept.
 
 use super::bits::{Bits, Field, MadError, Number, numbers, read_array, write_array};
-use crate::num::PathMtu;
+use crate::num::{PathMtu, narrow};
 use core::fmt;
 use core::time::Duration;
 
-/// Communication id: the number that one end has given to a connection. In a message "local" is the
-/// sender's.
+/// Communication id: the number that one end has given to a connection. In a message, "local" is
+/// the sender's id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CommId(pub u32);
 
@@ -17,12 +17,12 @@ impl CommId {
     /// Number of ids with the same [prefix](Self::prefix).
     pub const PER_PREFIX: usize = 1 << Self::SERIAL_BITS;
 
-    /// The id of which the upper 12 bits are those of `prefix` and the others those of `serial`.
+    /// Returns the id of the 12 low bits of `prefix`, then the 20 low bits of `serial`.
     pub const fn with_prefix(prefix: u16, serial: u32) -> Self {
         Self((prefix as u32) << Self::SERIAL_BITS | serial & (Self::PER_PREFIX as u32 - 1))
     }
 
-    /// Returns the upper 12 bits, which identify the process in our own ids.
+    /// Returns the upper 12 bits. In ids that roxe assigns they identify the process.
     // clause: CM-ID
     pub const fn prefix(self) -> u16 {
         (self.0 >> Self::SERIAL_BITS) as u16
@@ -105,21 +105,20 @@ impl fmt::Display for ServiceId {
     }
 }
 
-/// A time code of messages: 5 bits, 4.096 us times a power of two.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TimeCode(u8);
+narrow! {
+    /// A time code of messages: 4.096 us times a power of two.
+    #[derive(PartialOrd, Ord)]
+    TimeCode: 5 bits of u8;
+    /// Flow label of a path.
+    FlowLabel: 20 bits of u32;
+    /// Vendor of the options in the attribute modifier of a MAD (enhanced connection
+    /// establishment): an OUI, 0 for none.
+    VendorId: 24 bits of u32;
+    /// The path MTU of a REQ. Undefined values are kept, because a REJ must answer them.
+    MtuCode: 4 bits of u8;
+}
 
 impl TimeCode {
-    /// The low 5 bits of `code`.
-    pub const fn new(code: u8) -> Self {
-        Self(code & 0x1f)
-    }
-
-    /// The code, 0..32.
-    pub const fn get(self) -> u8 {
-        self.0
-    }
-
     /// The time: 4.096 us to 2.4 h.
     // clause: CM-TIME
     pub const fn duration(self) -> Duration {
@@ -156,54 +155,7 @@ impl<const WIDTH: u32> Number for Small<WIDTH> {
     }
 }
 
-/// Flow label of a path: 20 bits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct FlowLabel(u32);
-
-impl FlowLabel {
-    /// The low 20 bits of `value`.
-    pub const fn new(value: u32) -> Self {
-        Self(value & 0x000f_ffff)
-    }
-
-    /// The label, 0..2^20.
-    pub const fn get(self) -> u32 {
-        self.0
-    }
-}
-
-/// Vendor of the options in the attribute modifier of a MAD (enhanced connection establishment): 24
-/// bits, an OUI; 0 for none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct VendorId(u32);
-
-impl VendorId {
-    /// The low 24 bits of `value`.
-    pub const fn new(value: u32) -> Self {
-        Self(value & 0x00ff_ffff)
-    }
-
-    /// The number, 0..2^24.
-    pub const fn get(self) -> u32 {
-        self.0
-    }
-}
-
-/// The path MTU of a REQ: 4 bits. Undefined values are kept, because a REJ must answer them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct MtuCode(u8);
-
 impl MtuCode {
-    /// The low 4 bits of `code`.
-    pub const fn new(code: u8) -> Self {
-        Self(code & 0xf)
-    }
-
-    /// The code, 0..16.
-    pub const fn get(self) -> u8 {
-        self.0
-    }
-
     /// The path MTU with this code, if there is one.
     pub fn mtu(self) -> Option<PathMtu> {
         PathMtu::from_code(self.0)
@@ -268,7 +220,7 @@ impl Info {
     /// No bytes.
     pub const EMPTY: Self = Self { len: 0, bytes: [0; Self::MAX] };
 
-    /// `info`, if it is not more than [`Info::MAX`] bytes.
+    /// `info`; `None` if it is longer than [`Info::MAX`] bytes.
     pub fn new(info: &[u8]) -> Option<Self> {
         let mut bytes = [0; Self::MAX];
         bytes.get_mut(..info.len())?.copy_from_slice(info);
@@ -287,7 +239,7 @@ impl Default for Info {
     }
 }
 
-/// Lies in two pieces: the length, then the bytes.
+/// Two pieces: the length, then the bytes.
 impl Field for Info {
     // clause: CM-INFO
     fn read(area: &[u8], at: &[Bits]) -> Result<Self, MadError> {
@@ -315,7 +267,7 @@ numbers! {
     MtuCode, u8: Self::new, Self::get;
 }
 
-/// An enum of codes of the wire with their meaning in words, and `Other` for the rest.
+/// An enum of codes on the wire with their meaning in words, and `Other` for the rest.
 macro_rules! codes {
     ($(#[$meta:meta])* $name:ident: $int:ty { $($variant:ident = $code:literal, $text:literal;)+ }) => {
         $(#[$meta])*

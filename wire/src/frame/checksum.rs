@@ -4,7 +4,7 @@ use super::{IPV4_LEN, Ip, L4, Layout, TCP, UDP};
 use crate::net::{fold, word_sum};
 use core::ops::Range;
 
-/// Positions of the checksum in TCP and UDP, and minimum header lengths.
+/// Positions of the checksums in their headers, and minimum header lengths.
 const TCP_CHECKSUM: usize = 16;
 const UDP_CHECKSUM: usize = 6;
 const TCP_LEN: usize = 20;
@@ -50,7 +50,7 @@ fn put(frame: &mut [u8], place: Range<usize>, sum: u16) {
     }
 }
 
-/// The checksum over an IPv4 header; 0 if the one in it is right.
+/// The checksum over an IPv4 header; 0 if the header contains the right one.
 fn header_sum(frame: &[u8], ip: &Ip) -> Option<u16> {
     let header = frame.get(ip.start..)?;
     let len = usize::from(header.first()? & 0xf) * 4;

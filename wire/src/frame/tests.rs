@@ -4,7 +4,6 @@ use super::*;
 extern crate std;
 use std::vec::Vec;
 
-/// An Ethernet header in front of `rest`.
 pub(crate) fn ethernet(ether_type: u16, rest: &[u8]) -> Vec<u8> {
     let mut frame = std::vec![1, 0x50, 0x56, 0x19, 0x20, 0xa7, 0x24, 0x8a, 7, 0xa5, 0x28, 0xc8];
     frame.extend_from_slice(&ether_type.to_be_bytes());
@@ -165,7 +164,7 @@ fn contradictory_conditions_are_rejected() {
 proptest! {
     /// Any bytes have a key or are too short, and match what was read from them under any mask.
     #[test]
-    fn a_frame_matches_its_own_fields(frame in prop::collection::vec(any::<u8>(), 0..100), mask in any::<[u8; 16]>()) {
+    fn frame_matches_its_own_fields(frame in prop::collection::vec(any::<u8>(), 0..100), mask in any::<[u8; 16]>()) {
         let Some(key) = FrameKey::of(&frame) else {
             prop_assert!(frame.len() < ETH_LEN);
             return Ok(());

@@ -80,7 +80,7 @@ fn bit_flip_is_never_solved_by_an_identification() {
     // Miri is too slow for 33,000 bits.
     let mut datagram = [0x5a; if cfg!(miri) { 20 } else { 4160 }];
     seal(&net, &mut datagram);
-    // Byte 4 is not covered.
+    // The ICRC does not cover byte 4.
     for at in (0..datagram.len()).filter(|at| *at != 4) {
         for bit in 0..8 {
             datagram[at] ^= 1 << bit;

@@ -9,7 +9,7 @@ use roxe_wire::capture::{
 use roxe_wire::{Gid, NetHeader, icrc};
 use std::net::Ipv4Addr;
 
-/// Numbers in one byte order, as a file is written.
+/// A capture file under construction, in one byte order.
 #[derive(Clone, Default)]
 struct File {
     big: bool,
@@ -40,7 +40,7 @@ impl File {
         self.u32(seconds).u32(fraction).u32(data.len() as u32).u32(data.len() as u32).raw(data)
     }
 
-    /// A pcapng block around what `body` writes.
+    /// A pcapng block with the body that `body` writes.
     fn block(self, kind: u32, body: impl FnOnce(Self) -> Self) -> Self {
         let mut body = body(Self { big: self.big, bytes: Vec::new() }).bytes;
         body.resize(body.len().next_multiple_of(4), 0);
@@ -79,7 +79,6 @@ fn frame(timestamp_ns: u64, link: LinkType, data: &[u8]) -> Result<Frame<'_>, Ca
     Ok(Frame { timestamp_ns, data, length: data.len() as u64, ..Frame::new(link) })
 }
 
-/// The frame, of this interface.
 fn of(interface: u32, frame: Result<Frame<'_>, CaptureError>) -> Result<Frame<'_>, CaptureError> {
     frame.map(|frame| Frame { interface, ..frame })
 }

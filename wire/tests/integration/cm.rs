@@ -1,4 +1,5 @@
-//! Messages of the connection manager: a known MAD, every field at its place, and nothing else.
+//! Messages of the connection manager: a known MAD; every field is at its place, all other bits are
+//! reserved.
 
 use proptest::prelude::*;
 use roxe_wire::cm::{
@@ -9,7 +10,7 @@ use roxe_wire::cm::{
 use roxe_wire::{Gid, Packet, PathMtu, Pkey, Psn, Qkey, Qpn, icrc};
 use std::net::Ipv4Addr;
 
-/// A REQ put together by hand from the tables of the specification, words of 4 bytes.
+/// A REQ written by hand from the tables of the specification, in words of 4 bytes.
 #[rustfmt::skip]
 const REQ: [u32; 64] = [
     0x01070203, 0, 0x00000007, 0x12345678, 0x00100000, 0, 0x12345678, 0, 0, 0x01061d2f, 0x505400ff, 0xfe001122, 0, 0,
@@ -104,7 +105,7 @@ fn mads_that_are_no_cm_message_are_refused() {
 
 // clause: CM-GSI, BTH-MIGRATED
 #[test]
-fn mad_travels_between_queue_pairs_1() {
+fn gsi_header_carries_a_mad_to_qp1() {
     let header = gsi_header(Psn::new(5));
     let mut datagram = vec![0; header.padded_len(MAD_LEN) + icrc::LEN];
     let end = datagram.len() - icrc::LEN;
@@ -142,7 +143,7 @@ fn codes_keep_their_number_and_have_a_meaning() {
 
 // clause: CM-INFO
 #[test]
-fn additional_information_is_as_long_as_it_says() {
+fn info_is_as_long_as_its_length_field() {
     let rej = |info| Rej {
         local_comm_id: CommId::NONE,
         remote_comm_id: CommId(1),
@@ -176,7 +177,7 @@ fn times_are_powers_of_two() {
 
 // clause: CM-SERVICE-ID
 #[test]
-fn services_are_port_space_and_port() {
+fn service_id_consists_of_port_space_and_port() {
     assert_eq!(ServiceId::new(PortSpace::Tcp, 7471).0, 0x0106_1d2f);
     for space in [PortSpace::Ipoib, PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib] {
         assert_eq!(ServiceId::new(space, 65535).port(), Some((space, 65535)));
@@ -214,7 +215,8 @@ fn undefined_path_mtu_is_kept() {
     assert_eq!(MtuCode::new(9).get(), 9);
 }
 
-/// Where a message has fields, by the tables of the specification: byte, first bit, number of bits.
+/// Positions of a message's fields in the tables of the specification: byte, first bit, number of
+/// bits.
 type Map = &'static [(usize, usize, usize)];
 
 #[rustfmt::skip]
@@ -260,7 +262,7 @@ const MAPS: [(u8, Map); 11] = [
     (0x1a, &[(0, 0, 64), (8, 0, 8), (9, 0, 8), (12, 0, 72 * 8), (84, 0, 148 * 8)]),
 ];
 
-/// One bits where the MAD has fields.
+/// Ones where the MAD has fields.
 fn mask(map: Map) -> Vec<u8> {
     let mut mask = vec![0; MAD_LEN];
     for at in (0..4).chain(8..18).chain(20..24) {
@@ -274,8 +276,8 @@ fn mask(map: Map) -> Vec<u8> {
     mask
 }
 
-/// A MAD with the header that makes it one, and lengths of additional information that can be.
-fn wild_mad() -> impl Strategy<Value = (Map, Vec<u8>)> {
+/// A random MAD with a valid header and valid lengths of additional information.
+fn random_mad() -> impl Strategy<Value = (Map, Vec<u8>)> {
     (0..MAPS.len(), prop::collection::vec(any::<u8>(), MAD_LEN), 0..=72_u8).prop_map(|(index, mut mad, info)| {
         let (attribute, map) = MAPS[index];
         (mad[0], mad[1], mad[2], mad[3], mad[16], mad[17]) = (1, 7, 2, 3, 0, attribute);
@@ -289,7 +291,7 @@ fn wild_mad() -> impl Strategy<Value = (Map, Vec<u8>)> {
     })
 }
 
-/// The message area of a MAD, read bit by bit where the tables of the specification say.
+/// The message area of a MAD, read bit by bit by the tables of the specification.
 struct Area<'a>(&'a [u8]);
 
 impl Area<'_> {
@@ -326,7 +328,7 @@ impl Area<'_> {
         PrivateData::new(&self.0[byte..byte + N]).expect("as long")
     }
 
-    /// Not constructible in tests: it keeps ignored bytes.
+    /// Compares instead of constructing: `Info` keeps the ignored bytes behind its length.
     fn has_info(&self, info: &Info, len: u64, byte: usize) -> bool {
         info.as_bytes() == &self.0[byte..byte + len as usize]
     }
@@ -430,7 +432,7 @@ impl Area<'_> {
         }
     }
 
-    /// The message of this type that the tables say is here.
+    /// Reads a message of the type of `read` by the tables.
     fn message(&self, read: &Message) -> Message {
         let (local_comm_id, remote_comm_id, request_id) = (self.comm(0), self.comm(4), self.comm(0));
         let answered = Answered::from_code(self.n(8, 0, 2) as u8);
@@ -485,7 +487,7 @@ proptest! {
 
     // clause: CM-RESERVED
     #[test]
-    fn parsed_mads_are_written_back_except_reserved_bits((map, mad) in wild_mad()) {
+    fn parsed_mads_are_written_back_except_reserved_bits((map, mad) in random_mad()) {
         let parsed = Mad::parse(&mad).expect("a message");
         let mut expected: Vec<_> = mad.iter().zip(mask(map)).map(|(byte, mask)| byte & mask).collect();
         // The extended transport type of a request is reserved in all others.
@@ -498,7 +500,7 @@ proptest! {
 
     // clause: CM-FIELDS, CM-TRANSPORT
     #[test]
-    fn every_field_is_where_the_specification_has_it((_, mad) in wild_mad()) {
+    fn cm_fields_are_at_their_specified_bits((_, mad) in random_mad()) {
         let parsed = Mad::parse(&mad).expect("a message");
         prop_assert_eq!(parsed.tid.0.to_be_bytes(), &mad[8..16]);
         prop_assert_eq!(parsed.modifier.to_be_bytes(), &mad[20..24]);
@@ -512,7 +514,7 @@ proptest! {
     }
 
     #[test]
-    fn each_bit_of_a_field_changes_the_message((map, mad) in wild_mad(), bit in 24 * 8..MAD_LEN * 8) {
+    fn each_bit_of_a_field_changes_the_message((map, mad) in random_mad(), bit in 24 * 8..MAD_LEN * 8) {
         let mut other = mad.clone();
         other[bit / 8] ^= 0x80 >> (bit % 8);
         let is_field = mask(map)[bit / 8] & 0x80 >> (bit % 8) != 0;
@@ -522,13 +524,13 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_the_mad_parser_panic(mad in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn mad_parser_does_not_panic_on_any_bytes(mad in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = Mad::parse(&mad);
         let _ = IpCmHeader::parse(&mad);
     }
 
     #[test]
-    fn every_message_prints_as_one_line((_, mad) in wild_mad()) {
+    fn every_message_prints_as_one_line((_, mad) in random_mad()) {
         let line = Mad::parse(&mad).expect("a message").to_string();
         prop_assert!(line.starts_with("CM ") && !line.contains('\n'), "{line}");
     }

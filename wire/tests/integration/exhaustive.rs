@@ -1,5 +1,5 @@
-//! Small pure functions on all their inputs, or on all in one argument and the edges of the other;
-//! those of PSNs stand beside them (`num.rs`).
+//! Small pure functions on all inputs, or on all values of one argument and the edges of the other.
+//! PSNs have theirs in `src/num.rs`.
 
 use roxe_wire::{Msn, Pkey};
 
@@ -21,7 +21,7 @@ fn msn_counts_through_its_24_bits() {
 #[cfg_attr(miri, ignore = "millions of numbers take Miri too long")]
 fn pkeys_match_only_with_equal_bits_and_a_full_member() {
     for own in 0..=u16::MAX {
-        // Every bit of the other one flipped alone and with the membership.
+        // The other key differs in each bit, alone and together with the membership bit.
         let flips = (0..16).map(|bit| 1u16 << bit).flat_map(|flip| [flip, flip ^ 0x8000]).chain([0, 0x8000, u16::MAX]);
         for other in flips.map(|flip| own ^ flip) {
             let is_equal = own % 0x8000 == other % 0x8000;

@@ -112,7 +112,7 @@ fn net() -> impl Strategy<Value = NetHeader> {
     )
 }
 
-/// Headers with a payload that they may carry.
+/// Headers, each with a payload that it may carry.
 fn packet() -> impl Strategy<Value = (Header, Vec<u8>)> {
     let payload = prop_oneof![
         3 => prop::collection::vec(any::<u8>(), 0..32),
@@ -138,8 +138,8 @@ fn emit(net: &NetHeader, header: &Header, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The ICRC by the letter of the specification, from another CRC, over the whole IP packet without
-/// ICRC.
+/// The ICRC by the letter of the specification, with another CRC implementation, over the whole IP
+/// packet without its ICRC.
 fn oracle(net: &NetHeader, covered: &[u8]) -> u32 {
     let mut input = vec![0xff; 8];
     let udp_len = (8 + covered.len() + icrc::LEN) as u16;
@@ -175,7 +175,7 @@ proptest! {
     }
 
     #[test]
-    fn shared_bytes_are_written_as_others((header, payload) in packet(), wrong in 0..5000_usize) {
+    fn emit_shared_writes_the_same_bytes((header, payload) in packet(), wrong in 0..5000_usize) {
         let mut own = vec![0xee; header.padded_len(payload.len())];
         header.emit(payload.len(), &mut own).expect("a slot of exact size").copy_from_slice(&payload);
         let form = header.form(payload.len()).expect("it was emitted");
@@ -189,7 +189,7 @@ proptest! {
     }
 
     #[test]
-    fn a_packet_is_read_the_same_whatever_came_before_it(
+    fn packet_parses_alike_after_any_other_packet(
         net in net(),
         packets in prop::collection::vec((packet(), 0..3_usize, any::<(u8, prop::sample::Index)>()), 1..5),
     ) {
@@ -197,15 +197,15 @@ proptest! {
         for ((header, payload), again, (flip, at)) in packets {
             let mut bytes = emit(&net, &header, &payload);
             all.push(bytes.clone());
-            // One like it with another PSN, one with any other bits in its headers, and a shorter
-            // one.
+            // A packet that differs in the PSN, one that differs in any bits of its headers, and a
+            // shorter one.
             for _ in 0..again {
                 let mut next = header;
                 next.bth.psn = next.bth.psn.next();
                 next.bth.ack_req ^= true;
                 let mut next = emit(&net, &next, &payload);
                 all.push(next.clone());
-                // Its extended headers or its payload differ, too.
+                // The extended headers or the payload differ, too.
                 let behind = next.len() - 12;
                 next[12 + at.index(behind)] ^= flip;
                 all.push(next);
@@ -223,7 +223,7 @@ proptest! {
 
     // clause: ICRC-SUM
     #[test]
-    fn the_icrc_is_that_of_another_crc(net in net(), (header, payload) in packet()) {
+    fn icrc_equals_that_of_another_crc(net in net(), (header, payload) in packet()) {
         let bytes = emit(&net, &header, &payload);
         let (covered, trailer) = bytes.split_last_chunk().expect("an ICRC");
         prop_assert_eq!(u32::from_le_bytes(*trailer), oracle(&net, covered));
@@ -242,7 +242,7 @@ proptest! {
 
     // clause: ICRC-MASK-IPV4, ICRC-MASK-IPV6
     #[test]
-    fn the_icrc_covers_the_network_header_except_mutable_fields(
+    fn icrc_covers_the_network_header_except_mutable_fields(
         (net, other) in (net(), net()),
         (header, payload) in packet(),
     ) {
@@ -259,7 +259,7 @@ proptest! {
 
     // clause: IP-IDENT
     #[test]
-    fn the_identification_is_found(net in net(), (header, payload) in packet(), likely: u16) {
+    fn identification_is_found(net in net(), (header, payload) in packet(), likely: u16) {
         let bytes = emit(&net, &header, &payload);
         let unknown = NetHeader { ident: 0, ..net };
         prop_assert_eq!(icrc::solve_ident(&unknown, &bytes, likely), Some(net.ident));
@@ -268,7 +268,7 @@ proptest! {
 
     // clause: IP-LENGTH
     #[test]
-    fn ip_packets_are_read_as_they_are_written(net in net(), (header, payload) in packet(), junk: [u8; 6]) {
+    fn ip_packets_roundtrip(net in net(), (header, payload) in packet(), junk: [u8; 6]) {
         let datagram = emit(&net, &header, &payload);
         let grh = net.to_grh(datagram.len());
         let mut ip = if net.is_ipv4() { grh[20..].to_vec() } else { grh.to_vec() };
@@ -283,9 +283,10 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_the_parser_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..96), opcode: u8, mangle: bool) {
+    fn parser_does_not_panic_on_any_bytes(mut bytes in prop::collection::vec(any::<u8>(), 0..96), opcode: u8, mangle: bool) {
         if mangle && bytes.len() > 1 {
-            // Most opcodes are reserved and most versions wrong: reach further than that.
+            // Most random opcodes are reserved and most versions wrong: set valid ones to test the
+            // rest of the parser.
             bytes[0] = opcode;
             bytes[1] &= 0xf0;
         }
@@ -301,7 +302,6 @@ proptest! {
     }
 }
 
-/// All 65,536 identifications tried one after the other.
 fn brute_force(net: &NetHeader, datagram: &[u8]) -> Option<u16> {
     (0..=u16::MAX).find(|ident| icrc::verify(&NetHeader { ident: *ident, ..*net }, datagram))
 }

@@ -1,5 +1,5 @@
-//! Packets whose bytes are known from elsewhere: captures of hardware, tests of other projects, and
-//! one of every kind computed by an independent script.
+//! Packets whose bytes come from independent sources: captures of hardware, tests of other
+//! projects, and one packet of every kind from a script.
 
 use roxe_wire::{Header, Kind, NetHeader, Packet, icrc};
 
@@ -22,7 +22,8 @@ fn emit(net: &NetHeader, header: &Header, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// An IP packet with its ICRC: parses, prints as `line`, is right, and is written back as it came.
+/// Checks that an IP packet parses, prints as `line`, has the right ICRC, and is written back
+/// unchanged.
 fn check(packet: &str, line: &str) {
     let ip = hex(packet);
     let (net, datagram) = NetHeader::parse_ip(&ip).expect(line);
@@ -33,7 +34,7 @@ fn check(packet: &str, line: &str) {
     check_grh(&net, &ip, datagram.len());
 }
 
-/// The GRH area holds the IP header as it came.
+/// Checks that the GRH area holds the received IP header.
 fn check_grh(net: &NetHeader, ip: &[u8], udp_payload_len: usize) {
     let grh = net.to_grh(udp_payload_len);
     if net.is_ipv4() {
@@ -74,7 +75,7 @@ fn uc_send_over_ipv6() {
     );
 }
 
-/// RoCEv1 has another network header, but the same packets in it.
+/// RoCEv1 has another network header in front of the same packets.
 #[test]
 fn packets_of_a_roce_v1_capture_parse() {
     for (packet, line) in [
@@ -90,13 +91,13 @@ fn packets_of_a_roce_v1_capture_parse() {
         let bytes = hex(packet);
         let packet = Packet::parse(&bytes).expect(line);
         assert_eq!(packet.to_string(), line);
-        let ours = emit(&NetHeader::default(), &packet.header, packet.payload);
+        let emitted = emit(&NetHeader::default(), &packet.header, packet.payload);
         let covered = bytes.len() - icrc::LEN;
-        assert_eq!(ours[..covered], bytes[..covered], "{line}");
+        assert_eq!(emitted[..covered], bytes[..covered], "{line}");
     }
 }
 
-/// One of every kind, with the ICRC of a script that reproduces the captures.
+/// One packet of every kind; the ICRCs are from a script that reproduces those of the captures.
 // clause: IP-DF, OPCODE-TABLE, HEADER-ORDER, ATOMIC-OPERANDS, CNP-FORMAT
 #[test]
 fn one_of_every_kind() {

@@ -27,16 +27,15 @@ fn address_of(lock: &impl Sized) -> usize {
 }
 
 thread_local! {
-    // All accesses are tried: a thread that ends, or a signal handler that interrupts these few
-    // lines, is not checked.
-    // Long enough from the first lock on, so that no later one takes memory for being noted: what a
-    // message allocates is tested in builds that have this check.
+    // Every access is `try_`: a thread that ends, or a signal handler that interrupts these lines,
+    // is not checked. The capacity avoids allocations on later locks: tests count the allocations
+    // of a message in builds with this check.
     static HELD: RefCell<Vec<Held>> = RefCell::new(Vec::with_capacity(32));
     /// True while locks of one rank are taken together.
     static BESIDE_OTHERS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// This thread is going to wait for a lock: ends the process if the order forbids it.
+/// Call before waiting for `lock`. Aborts if the lock order forbids this thread to wait for it.
 #[inline(always)]
 #[track_caller]
 pub(super) fn check<R: Rank>(lock: &impl Sized) {
@@ -45,8 +44,7 @@ pub(super) fn check<R: Rank>(lock: &impl Sized) {
         && let Some(other) = conflict(&wanted)
     {
         let Held { name, at, .. } = wanted;
-        // Not by a macro: the test harness would keep the message to itself, and it is about to
-        // die.
+        // Not `eprintln!`: the test harness would capture the message and lose it in the abort.
         let _ = writeln!(
             std::io::stderr(),
             "lock order: {name} is waited for at {at} while {} is held, taken at {}; see the table in lock/rank.rs",
@@ -57,7 +55,7 @@ pub(super) fn check<R: Rank>(lock: &impl Sized) {
     }
 }
 
-/// Which lock of this thread forbids to wait for `wanted`.
+/// Returns the lock of this thread that forbids waiting for `wanted`.
 fn conflict(wanted: &Held) -> Option<Held> {
     let beside = BESIDE_OTHERS.try_with(Cell::get).unwrap_or(false);
     let forbids = |held: &&Held| {
@@ -66,7 +64,6 @@ fn conflict(wanted: &Held) -> Option<Held> {
     HELD.try_with(|held| held.try_borrow().ok()?.iter().rev().find(forbids).copied()).ok().flatten()
 }
 
-/// This thread has a lock now.
 #[inline(always)]
 #[track_caller]
 pub(super) fn note<R: Rank>(lock: &impl Sized) {
@@ -76,7 +73,7 @@ pub(super) fn note<R: Rank>(lock: &impl Sized) {
     }
 }
 
-/// This thread has tried to get a lock, and has it now if it `is_taken`, which is the answer.
+/// Records `lock` if this thread's attempt has taken it; returns `is_taken`.
 #[inline(always)]
 #[track_caller]
 pub(super) fn note_if<R: Rank>(lock: &impl Sized, is_taken: bool) -> bool {
@@ -86,8 +83,8 @@ pub(super) fn note_if<R: Rank>(lock: &impl Sized, is_taken: bool) -> bool {
     is_taken
 }
 
-/// This thread has released a lock. Does nothing if it never had it: in the child of a fork locks
-/// are taken back from threads that are not there.
+/// Forgets a lock that this thread has released. Does nothing for a lock that it did not hold: the
+/// child of a fork takes locks back from threads that do not exist there.
 #[inline(always)]
 pub(super) fn forget(lock: &impl Sized) {
     forget_at(address_of(lock));
@@ -105,7 +102,7 @@ fn forget_at(address: usize) {
     }
 }
 
-/// Takes a lock with `lock`, although another one of its rank may be held.
+/// Takes a lock with `lock`, even if this thread holds another of its rank.
 pub(super) fn beside_others<G>(lock: impl FnOnce() -> G) -> G {
     let _ = BESIDE_OTHERS.try_with(|beside| beside.set(true));
     let guard = lock();
@@ -113,7 +110,7 @@ pub(super) fn beside_others<G>(lock: impl FnOnce() -> G) -> G {
     guard
 }
 
-/// Notes a lock that has no raw lock inside, for as long as this lives.
+/// Records a lock that has no raw lock inside until dropped.
 #[derive(Debug)]
 pub(super) struct Noted(usize);
 

@@ -1,15 +1,15 @@
-//! The ranks of locks, and the table of them: the lock order.
+//! The ranks of locks. Their table is the lock order.
 
-/// The place of a lock in the order.
+/// The position of a lock in the lock order.
 pub trait Rank: Send + Sync + 'static {
-    /// Lower ones are further out. No two ranks have the same one.
+    /// Unique; lower levels are further out.
     const LEVEL: u16;
-    /// The name in the table.
+    /// Module and name of the rank.
     const NAME: &'static str;
 }
 
-/// Declares ranks, outermost first. The first one has this level, which leaves room for the tables
-/// of other crates: each crate's levels are below those of the crates that it uses.
+/// Declares ranks, outermost first. The first has the level `$first`, the others follow. A crate's
+/// levels are below those of the crates that it uses.
 #[macro_export]
 macro_rules! ranks {
     ($vis:vis, $first:literal.. ; $($(#[$doc:meta])* $name:ident,)*) => {
@@ -31,35 +31,34 @@ macro_rules! ranks {
 }
 
 crate::ranks! { pub, 10_000.. ;
-    /// `engine::thread`: held by the background thread while it has its engine, that is, while it
-    /// does anything.
+    /// `engine::thread`: held by the background thread while it holds its engine, so while it
+    /// works.
     ThreadTurn,
     /// `cm::agent`: the connection manager of an engine. Receivers only try it, and leave messages
     /// in its inbox.
     CmAgent,
     /// `cm::id`: one identifier.
     CmId,
-    /// `cm::id`: where the events of one identifier go.
+    /// `cm::id`: the channel for the events of one identifier.
     CmIdChannel,
     /// `cm::multicast` and `steering`: the memberships of a raw packet queue pair.
     FlowGroups,
     /// `wq`: changes of the state of a work queue.
     WqModify,
-    /// `device`: the devices that were given out.
+    /// `device`: the open devices.
     Devices,
     /// `fork`: the engines of this process.
     Engines,
-    /// `engine::further`: held while one more engine of a device is made.
+    /// `engine::further`: held while a further engine of a device is created.
     MakingEngines,
     /// `engine`: the start of an engine and the follower of its interface.
     Starting,
     /// `engine::interceptor`: the start of captures and fault rules.
     InterceptorStarting,
-    /// `device`: the contexts that want to hear of the port; also held while its new addresses are
-    /// opened.
+    /// `device`: the contexts that get port events; also held while links on new addresses open.
     Contexts,
-    /// `engine::rx`: the receive side, held while packets are handed to queue pairs and those
-    /// answer. Pollers only try it.
+    /// `engine::rx`: the receive side, held while queue pairs process packets and answer. Pollers
+    /// only try it.
     Rx,
     /// `engine::table`: queue pairs by number.
     QpTable,
@@ -67,13 +66,13 @@ crate::ranks! { pub, 10_000.. ;
     Qp,
     /// `engine::rings`: the writing half of one ring, held while a batch is built in it.
     RingSender,
-    /// `engine::interceptor`: the rules that spoil packets.
+    /// `engine::interceptor`: the fault rules for packets.
     Faults,
     /// `engine::interceptor`: the capture file, for a batch of packets.
     Capture,
-    /// `mr`: the description of one region, while it is registered anew.
+    /// `mr`: the description of one region, held while it is re-registered.
     Registration,
-    /// `mr`: the table of keys, read while bytes are copied, mostly for all packets of a visit.
+    /// `mr`: the table of keys, read-locked while bytes are copied, usually for a batch of packets.
     Memory,
     /// `weakest`: the atomics of the weakest legal card.
     CardAtomics,
@@ -81,7 +80,7 @@ crate::ranks! { pub, 10_000.. ;
     DeviceMemory,
     /// `engine::table`: the slots of this process.
     OwnedSlots,
-    /// `xrcd`: the domains that files name.
+    /// `xrcd`: the XRC domains that files identify.
     XrcNames,
     /// `srq`: the shared receive queues of an XRC domain.
     XrcQueues,
@@ -91,13 +90,13 @@ crate::ranks! { pub, 10_000.. ;
     Srq,
     /// `cq`: one completion queue.
     Cq,
-    /// `cq`: held while an event is announced, so that none comes once the queue is destroyed.
+    /// `cq`: held while an event is announced, so that none follows the destruction of the queue.
     CqChannel,
     /// `comp_channel`: the engines that complete in one queue or announce on one channel.
     EngineSet,
     /// `flow`: the windows by destination.
     Flows,
-    /// `flow`: what is known of the receiver behind one window.
+    /// `flow`: the state of the receiver behind one window.
     FlowReceiver,
     /// `engine::rings`: the rings to other processes, by slot.
     RingsOut,
@@ -105,23 +104,23 @@ crate::ranks! { pub, 10_000.. ;
     RingsIn,
     /// `engine::rings`: the rings with waiters.
     RingsFull,
-    /// `flow`: the queue pairs that have room again.
+    /// `flow`: the queue pairs whose window has room again.
     FlowReady,
     /// `flow`: the queue pairs that wait for room in one window.
     FlowWaiters,
-    /// `flow`: what is owed to senders.
+    /// `flow`: the credits owed to senders.
     FlowCredits,
     /// `engine`: the links by address.
     Links,
-    /// `engine::send_room`: what raw packet queue pairs send by.
+    /// `engine::send_room`: the frame senders of raw packet queue pairs.
     FrameSenders,
     /// `engine`: the addresses of this host.
     HostAddresses,
-    /// `engine::next_hops`: the ways to other hosts that were found.
+    /// `engine::next_hops`: the resolved next hops to other hosts.
     NextHops,
     /// `device`: the description of the port.
     Port,
-    /// `cm::agent`: what waits for the connection manager.
+    /// `cm::agent`: messages for the connection manager.
     CmInbox,
     /// `cm::ports`: exclusive owners of ports.
     PortAlone,
@@ -138,26 +137,26 @@ crate::ranks! { pub, 10_000.. ;
     LocalPort,
     /// `net::runtime_dir`: the names of this process in the runtime directory.
     RuntimeDir,
-    /// `net::link`: what waits for room in the send buffer of one socket, held while it is
-    /// sent.
+    /// `net::link`: packets that wait for room in the send buffer of one socket, held while they
+    /// are sent.
     TxQueue,
     /// `net::udp`: destinations to which the kernel does not cut sends into packets.
     Segments,
-    /// Uses of an object by another one, which end when it is destroyed.
+    /// Uses of one object by another, which end when the user is destroyed.
     Uses,
     /// `inventory`: the objects of one context.
     Inventory,
-    /// `steering`: what flow counters count.
+    /// `steering`: the flow counters.
     FlowCounters,
-    /// `live`: the counters that were told last.
-    Told,
-    /// `engine::counters`: what went through each ring.
+    /// `observe::counter_files`: the counters in the file of this process.
+    CountersWritten,
+    /// `engine::counters`: the traffic of each ring.
     RingCounts,
-    /// `stats_file`: the file that says what this process counted.
+    /// `stats_file`: the statistics file of this process.
     StatsFile,
     /// `event`: events that wait for the program.
     Events,
-    /// `engine::interceptor`: packets that are held back.
+    /// `engine::interceptor`: delayed packets.
     Delayed,
     /// `timers`: deadlines.
     Timers,
@@ -165,20 +164,20 @@ crate::ranks! { pub, 10_000.. ;
     ThreadHandle,
     /// `engine`: the background thread; innermost, so that it can be woken under any lock.
     Thread,
-    /// `check::trace`: the file of the trace, held while it is written.
+    /// `check::trace`: the trace file, held while it is written.
     TraceFile,
-    /// `check::trace`: what is not in the file yet, and what its tracks show.
+    /// `check::trace`: unwritten events, and the state of the tracks.
     Trace,
-    /// `check`: what the checker knows of the program.
+    /// `check`: the checker's model of the program.
     Checker,
-    /// `check`: where its reports go, held while one is written.
+    /// `check`: the destination of reports, held while one is written.
     CheckReports,
-    /// `check::faults`: the rules about calls, and what was counted.
+    /// `check::faults`: the fault rules for calls, and their counts.
     CallFaults,
-    /// `engine::reasons`: the file that says why packets of peers were dropped.
+    /// `engine::reasons`: the file of reasons for dropped packets of peers.
     Reasons,
-    /// `check`: which explanations were given.
+    /// `check`: the explanations already printed.
     Explained,
-    /// `exit`: what is done when the process ends.
+    /// `exit`: the tasks for the end of the process.
     ExitTasks,
 }

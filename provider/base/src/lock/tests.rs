@@ -8,8 +8,7 @@ use std::os::fd::FromRawFd;
 /// The output of a forked child that runs `wrong`, and the signal that ends it.
 fn in_child(wrong: impl FnOnce()) -> (String, i32) {
     let (mut pipe, mut status) = ([0; 2], 0);
-    // SAFETY: two descriptors of room; the child writes to its own and ends with `_exit` at the
-    // latest.
+    // SAFETY: `pipe` has room for two descriptors; the child ends with `_exit` at the latest.
     let (reader, pid) = unsafe {
         assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
         let pid = libc::fork();
@@ -21,23 +20,23 @@ fn in_child(wrong: impl FnOnce()) -> (String, i32) {
         libc::close(pipe[1]);
         (std::fs::File::from_raw_fd(pipe[0]), pid)
     };
-    let mut said = String::new();
-    (&reader).read_to_string(&mut said).unwrap();
-    // SAFETY: a child of this test, whose status outlives the call.
+    let mut output = String::new();
+    (&reader).read_to_string(&mut output).unwrap();
+    // SAFETY: waits for a child of this test; `status` outlives the call.
     assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-    (said, if libc::WIFSIGNALED(status) { libc::WTERMSIG(status) } else { 0 })
+    (output, if libc::WIFSIGNALED(status) { libc::WTERMSIG(status) } else { 0 })
 }
 
 #[test]
 fn lock_order_violation_aborts_with_both_sites() {
     let (outer, inner) = (Mutex::<Qp, _>::new(()), RwLock::<RingsOut, _>::new(()));
-    let (said, signal) = in_child(|| {
+    let (output, signal) = in_child(|| {
         let _inner = inner.read();
         let _outer = outer.lock();
     });
-    assert_eq!(signal, libc::SIGABRT, "{said}");
-    assert!(said.contains("rank::Qp is waited for at") && said.contains("rank::RingsOut is held"), "{said}");
-    assert_eq!(said.matches(file!()).count(), 2, "{said}");
+    assert_eq!(signal, libc::SIGABRT, "{output}");
+    assert!(output.contains("rank::Qp is waited for at") && output.contains("rank::RingsOut is held"), "{output}");
+    assert_eq!(output.matches(file!()).count(), 2, "{output}");
 }
 
 #[test]
@@ -57,12 +56,12 @@ fn locks_in_order_or_tried_release_in_any_order() {
 #[test]
 fn same_rank_locks_abort_except_in_lock_raw() {
     let [a, b] = [(); 2].map(|()| Mutex::<Qp, _>::new(()));
-    let (said, signal) = in_child(|| drop((a.lock(), b.lock())));
-    assert_eq!(signal, libc::SIGABRT, "{said}");
-    let (said, signal) = in_child(|| drop((a.lock(), a.lock())));
-    assert_eq!(signal, libc::SIGABRT, "a thread would wait for itself: {said}");
+    let (output, signal) = in_child(|| drop((a.lock(), b.lock())));
+    assert_eq!(signal, libc::SIGABRT, "{output}");
+    let (output, signal) = in_child(|| drop((a.lock(), a.lock())));
+    assert_eq!(signal, libc::SIGABRT, "a thread would wait for itself: {output}");
     [&a, &b].into_iter().for_each(Lockable::lock_raw);
-    // SAFETY: just taken.
+    // SAFETY: this thread has just taken both locks.
     [&a, &b].into_iter().for_each(|lock| unsafe { lock.unlock_raw() });
     drop(b.lock());
 }

@@ -406,7 +406,7 @@ mod null {
     use super::super::*;
     use crate::testing;
     use roxe_memory::guard::own_cells;
-    use roxe_memory::region::{MwKind, Reach};
+    use roxe_memory::region::{AccessScope, MwKind};
     use roxe_transport::cx::{AtomicOp, MemError};
     use roxe_transport::wr::Bind;
 
@@ -448,7 +448,7 @@ mod null {
         assert_eq!(table.hold().atomic_remote(pd.id(), mr.rkey(), 0, AtomicOp::FetchAdd { add: 1 }).map(drop), refused);
         let mw = pd.alloc_mw(MwKind::One).unwrap();
         let bind = Bind { rkey: mw.rkey(), lkey: mr.lkey(), access: Access::REMOTE_READ, addr: 0, length: 8 };
-        assert_eq!(table.bind(Reach::from(pd.id()), &bind), refused);
+        assert_eq!(table.bind(AccessScope::from(pd.id()), &bind), refused);
         let anew = MrChange { access: Some(Access::empty()), ..MrChange::default() };
         assert_eq!(mr.change(anew).unwrap_err().errno(), libc::EINVAL);
     }

@@ -5,7 +5,7 @@ use crate::mr::{Mr, MrChange};
 use crate::testing::{self, PAGE, Pages};
 use roxe_base::uses::ObjectId;
 use roxe_memory::guard::own_cells;
-use roxe_memory::region::Reach;
+use roxe_memory::region::AccessScope;
 use roxe_memory::table::MemoryTable;
 use roxe_transport::cx::MemError;
 use roxe_transport::wr::Sge;
@@ -19,7 +19,7 @@ struct Setup {
     pages: Pages,
     pd: Arc<Pd>,
     mr: Arc<Mr>,
-    qp: Reach,
+    qp: AccessScope,
 }
 
 impl Setup {
@@ -27,13 +27,13 @@ impl Setup {
         let (pages, pd) = (Pages::new(1), testing::pd());
         let access = Access::LOCAL_WRITE | Access::MW_BIND;
         let mr = pd.register(pages.addr(), PAGE, pages.addr(), access).unwrap();
-        let qp = Reach { pd: pd.id(), qp: Some(ObjectId::next()) };
+        let qp = AccessScope { pd: pd.id(), qp: Some(ObjectId::next()) };
         Self { pages, pd, mr, qp }
     }
 
     /// Returns another queue pair of the domain.
-    fn other_qp(&self) -> Reach {
-        Reach { qp: Some(ObjectId::next()), ..self.qp }
+    fn other_qp(&self) -> AccessScope {
+        AccessScope { qp: Some(ObjectId::next()), ..self.qp }
     }
 
     fn table(&self) -> &MemoryTable {
@@ -50,8 +50,8 @@ impl Setup {
         Bind { rkey, lkey: self.mr.lkey(), access: READ_WRITE, addr: self.at(16), length: 16 }
     }
 
-    fn write(&self, reach: Reach, rkey: RKey, va: u64) -> Result<(), MemError> {
-        self.table().hold().write_remote(reach, rkey, va, &[1; 8])
+    fn write(&self, scope: AccessScope, rkey: RKey, va: u64) -> Result<(), MemError> {
+        self.table().hold().write_remote(scope, rkey, va, &[1; 8])
     }
 }
 
@@ -78,7 +78,7 @@ fn window_grants_its_range_with_its_rights() {
         assert_eq!(s.write(s.qp, RKey(bind.rkey.0 ^ 1), s.at(16)), Err(MemError::BadKey));
         let others = if kind == MwKind::One { Ok(()) } else { Err(MemError::WrongDomain) };
         assert_eq!(s.write(s.other_qp(), bind.rkey, s.at(16)), others, "{kind:?}");
-        let stranger = Reach { pd: s.pd.context().alloc_pd().unwrap().id(), qp: None };
+        let stranger = AccessScope { pd: s.pd.context().alloc_pd().unwrap().id(), qp: None };
         assert_eq!(s.write(stranger, bind.rkey, s.at(16)), Err(MemError::WrongDomain));
     }
     assert_eq!(s.write(s.qp, RKey(s.mr.lkey().0), s.at(16)), Err(MemError::Access), "the region grants nothing");
@@ -121,8 +121,8 @@ fn invalid_bind_changes_nothing() {
     let (closed, read_only) = (reg(Access::LOCAL_WRITE), reg(Access::MW_BIND));
     let zero_based = reg(Access::MW_BIND | Access::LOCAL_WRITE | Access::ZERO_BASED);
     let good = s.bind(&two, 1);
-    let stranger = Reach { pd: s.pd.context().alloc_pd().unwrap().id(), ..s.qp };
-    for (reach, bind, expected) in [
+    let stranger = AccessScope { pd: s.pd.context().alloc_pd().unwrap().id(), ..s.qp };
+    for (scope, bind, expected) in [
         (stranger, good, MemError::WrongDomain),
         (s.qp, Bind { rkey: s.mr.rkey(), ..good }, MemError::BadKey),
         (s.qp, Bind { lkey: LKey(5), ..good }, MemError::BadKey),
@@ -135,7 +135,7 @@ fn invalid_bind_changes_nothing() {
         (s.qp, Bind { length: 0, ..good }, MemError::Access),
         (s.qp, Bind { access: READ_WRITE | Access::ZERO_BASED, ..s.bind(&one, 1) }, MemError::Access),
     ] {
-        assert_eq!(s.table().bind(reach, &bind), Err(expected), "{bind:?}");
+        assert_eq!(s.table().bind(scope, &bind), Err(expected), "{bind:?}");
     }
     let reads = Bind { lkey: read_only.lkey(), access: Access::REMOTE_READ, ..good };
     assert_eq!(s.table().bind(s.qp, &reads), Ok(()), "a read-only window needs no LOCAL_WRITE");

@@ -13,7 +13,7 @@ use roxe_check::explain::explains;
 use roxe_check::{Event, faults, is_checking, is_on, tell};
 use roxe_engine::queue_pair::{Deadline, VisitOutcome};
 use roxe_memory::mapped;
-use roxe_memory::region::Reach;
+use roxe_memory::region::AccessScope;
 use roxe_transport::Qp as Machine;
 use roxe_transport::cx::{AtomicOp, Ending, MemError, RxPayload, Side};
 use roxe_transport::fault::{Completion, CompletionFault, CompletionVerdict};
@@ -67,7 +67,7 @@ impl QpHost<'_> {
     ) -> Result<(), MemError> {
         let is_withheld = error == MemError::Access && note_use(self.memory().0, rkey, access);
         let refused = match is_withheld {
-            true => self.on_regions(|regions, reach| regions.check_remote(reach, rkey, va, len, access)),
+            true => self.on_regions(|regions, scope| regions.check_remote(scope, rkey, va, len, access)),
             false => Err(error),
         };
         refused.inspect_err(|error| self.report_remote_fault((rkey, va, len), access, *error))
@@ -128,7 +128,7 @@ impl QpHost<'_> {
     }
 
     fn note_write(&mut self, rkey: RKey, va: u64, len: u64) {
-        let place = self.on_regions(|regions, reach| regions.locate_remote(reach, rkey, va, len));
+        let place = self.on_regions(|regions, scope| regions.locate_remote(scope, rkey, va, len));
         if let Ok(addr) = place {
             tell(|| Event::Written { addr, len });
         }
@@ -155,7 +155,7 @@ impl QpHost<'_> {
                 tell(|| Event::BytesChanged { qp: qp.id, side, wr_id });
             }
             for sge in sges {
-                let pd = |own: Reach| shared.unwrap_or(own.pd);
+                let pd = |own: AccessScope| shared.unwrap_or(own.pd);
                 if let Ok(addr) = self.on_regions(|regions, own| regions.locate(pd(own), sge, Access::LOCAL_WRITE)) {
                     tell(|| Event::Written { addr, len: sge.length.into() });
                 }
@@ -175,7 +175,7 @@ impl QpHost<'_> {
             self.note_write(rkey, va, len as u64);
         }
         self.delay(Side::Recv, data, |this| {
-            let place = this.on_regions(|regions, reach| regions.locate_write(reach, rkey, va, len as u64))?;
+            let place = this.on_regions(|regions, scope| regions.locate_write(scope, rkey, va, len as u64))?;
             Ok(vec![(place, 0..len)])
         })
     }
@@ -209,10 +209,10 @@ impl QpHost<'_> {
         if !weakest::splits_atomics() && !is_checking() {
             return None;
         }
-        let done = self.on_regions(|regions, reach| weakest::atomic(regions, reach, rkey, va, op));
+        let done = self.on_regions(|regions, scope| weakest::atomic(regions, scope, rkey, va, op));
         if is_checking()
             && let Ok(found) = done
-            && let Ok(addr) = self.on_regions(|regions, reach| regions.locate_remote(reach, rkey, va, 8))
+            && let Ok(addr) = self.on_regions(|regions, scope| regions.locate_remote(scope, rkey, va, 8))
         {
             tell(|| Event::Atomic { qp: self.qp.id, rkey, va, addr, found, left: op.applied(found) });
         }

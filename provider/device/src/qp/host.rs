@@ -15,7 +15,7 @@ use roxe_engine::flow_control::{Flow, Key, Pool, STALL, STREAM_STALL};
 use roxe_engine::queue_pair::{QpStats, VisitOutcome};
 use roxe_engine::tx::Copied;
 use roxe_memory::guard::{SharedBytes, Sum, cells};
-use roxe_memory::region::{PdId, Reach};
+use roxe_memory::region::{AccessScope, PdId};
 use roxe_memory::regions::Regions;
 use roxe_memory::table::MemoryTable;
 use roxe_net::probe::Probe;
@@ -97,13 +97,13 @@ impl<'a> QpHost<'a> {
 
     /// Returns the memory table and the access scope for keys. An XRC target uses those of the
     /// shared queue, which may belong to another context.
-    pub(super) fn memory(&mut self) -> (&MemoryTable, Reach) {
+    pub(super) fn memory(&mut self) -> (&MemoryTable, AccessScope) {
         // The table must not be locked twice.
         self.held = None;
-        let own = self.qp.reach();
+        let own = self.qp.access_scope();
         match &self.selected {
             None => (self.qp.memory(), own),
-            Some(srq) => (srq.pd().context().memory(), Reach { pd: srq.pd().id(), ..own }),
+            Some(srq) => (srq.pd().context().memory(), AccessScope { pd: srq.pd().id(), ..own }),
         }
     }
 
@@ -117,7 +117,7 @@ impl<'a> QpHost<'a> {
 
     /// Runs `f` on the regions and holds them until the batch or visit ends.
     #[inline]
-    fn on_held<R>(&mut self, f: impl FnOnce(&Regions<'_>, Reach) -> R) -> R {
+    fn on_held<R>(&mut self, f: impl FnOnce(&Regions<'_>, AccessScope) -> R) -> R {
         self.hold_regions();
         self.on_regions(f)
     }
@@ -134,19 +134,19 @@ impl<'a> QpHost<'a> {
     /// Runs `f` on the regions without holding them afterwards: it may precede the first packet of
     /// a batch.
     #[inline]
-    pub(super) fn on_regions<R>(&mut self, f: impl FnOnce(&Regions<'_>, Reach) -> R) -> R {
+    pub(super) fn on_regions<R>(&mut self, f: impl FnOnce(&Regions<'_>, AccessScope) -> R) -> R {
         match &self.held {
-            Some(regions) if self.selected.is_none() => f(regions, self.qp.reach()),
+            Some(regions) if self.selected.is_none() => f(regions, self.qp.access_scope()),
             _ => {
-                let (memory, reach) = self.memory();
-                f(&memory.hold(), reach)
+                let (memory, scope) = self.memory();
+                f(&memory.hold(), scope)
             }
         }
     }
 
     fn invalidate(&mut self, rkey: RKey) -> Result<(), MemError> {
-        let (memory, reach) = self.memory();
-        memory.invalidate(reach, rkey)?;
+        let (memory, scope) = self.memory();
+        memory.invalidate(scope, rkey)?;
         tell(|| Event::Invalidated { qp: self.qp.id, rkey });
         Ok(())
     }
@@ -200,7 +200,7 @@ impl Memory for QpHost<'_> {
             // A write follows the check.
             self.hold_regions();
         }
-        let done = self.on_regions(|regions, reach| regions.check_remote(reach, rkey, va, len, access));
+        let done = self.on_regions(|regions, scope| regions.check_remote(scope, rkey, va, len, access));
         done.or_else(|error| self.refuse_remote((rkey, va, len), access, error))
     }
 
@@ -219,10 +219,10 @@ impl Memory for QpHost<'_> {
     fn read_remote(&mut self, rkey: RKey, va: u64, out: TxRoom<'_>) -> Result<(), MemError> {
         let (len, out) = (out.len() as u64, cells(out));
         let done = if self.copied.is_none() {
-            self.on_held(|regions, reach| regions.read_remote(reach, rkey, va, out))
+            self.on_held(|regions, scope| regions.read_remote(scope, rkey, va, out))
         } else {
             let to = out.as_ptr().addr();
-            let summed = self.on_held(|regions, reach| regions.read_remote_summed(reach, rkey, va, out));
+            let summed = self.on_held(|regions, scope| regions.read_remote_summed(scope, rkey, va, out));
             summed.map(|sum| self.note_copy(to, sum))
         };
         done.inspect_err(|error| self.report_remote_fault((rkey, va, len), Access::REMOTE_READ, *error))
@@ -236,10 +236,10 @@ impl Memory for QpHost<'_> {
             return done;
         }
         let done = match data {
-            RxPayload::Bytes(data) => self.on_held(|regions, reach| regions.write_remote(reach, rkey, va, data)),
+            RxPayload::Bytes(data) => self.on_held(|regions, scope| regions.write_remote(scope, rkey, va, data)),
             RxPayload::Shared { at, len } => self
                 .arrived(at, len)
-                .and_then(|data| self.on_held(|regions, reach| regions.write_remote_shared(reach, rkey, va, data))),
+                .and_then(|data| self.on_held(|regions, scope| regions.write_remote_shared(scope, rkey, va, data))),
         };
         done.inspect_err(|error| self.report_remote_fault((rkey, va, len), Access::REMOTE_WRITE, *error))
     }
@@ -247,7 +247,7 @@ impl Memory for QpHost<'_> {
     fn atomic_remote(&mut self, rkey: RKey, va: u64, op: AtomicOp) -> Result<u64, MemError> {
         let watched = if instruments::any() { self.atomic_watched(rkey, va, op) } else { None };
         let done =
-            watched.unwrap_or_else(|| self.on_regions(|regions, reach| regions.atomic_remote(reach, rkey, va, op)));
+            watched.unwrap_or_else(|| self.on_regions(|regions, scope| regions.atomic_remote(scope, rkey, va, op)));
         done.inspect_err(|error| self.report_remote_fault((rkey, va, 8), Access::REMOTE_ATOMIC, *error))
     }
 
@@ -255,14 +255,14 @@ impl Memory for QpHost<'_> {
         if instruments::any() {
             self.store_watched(rkey, va);
         }
-        let done = self.on_regions(|regions, reach| regions.store_remote(reach, rkey, va, data));
+        let done = self.on_regions(|regions, scope| regions.store_remote(scope, rkey, va, data));
         done.inspect_err(|error| self.report_remote_fault((rkey, va, 8), Access::REMOTE_WRITE, *error))
     }
 
     fn flush_remote(&mut self, rkey: RKey, range: Option<(u64, u64)>, access: Access) -> Result<(), MemError> {
         self.settle(Side::Recv);
         let (va, len) = range.unwrap_or_default();
-        let done = self.on_regions(|regions, reach| regions.flush_remote(reach, rkey, range, access));
+        let done = self.on_regions(|regions, scope| regions.flush_remote(scope, rkey, range, access));
         done.inspect_err(|error| self.report_remote_fault((rkey, va, len), access, *error))
     }
 
@@ -276,8 +276,8 @@ impl Memory for QpHost<'_> {
 
     fn bind(&mut self, bind: &Bind) -> Result<(), MemError> {
         self.qp.binds.store(true, Ordering::Relaxed);
-        let (memory, reach) = self.memory();
-        if let Err(error) = memory.bind(reach, bind) {
+        let (memory, scope) = self.memory();
+        if let Err(error) = memory.bind(scope, bind) {
             self.report_failed_bind(bind, error);
             return Err(error);
         }

@@ -9,7 +9,7 @@ use roxe_base::error::Error;
 use roxe_base::limits;
 use roxe_base::uses::ObjectId;
 use roxe_engine::engine::Engine;
-use roxe_memory::region::{PdId, Reach};
+use roxe_memory::region::{AccessScope, PdId};
 use roxe_memory::table::MemoryTable;
 use roxe_transport::cx::Side;
 use roxe_transport::qp::{GRH_LEN, QpCaps, Service};
@@ -101,8 +101,8 @@ impl QpResources {
 
     /// Memory that its peer may access.
     #[inline]
-    pub(super) fn reach(&self) -> Reach {
-        Reach { pd: self.pd_id, qp: Some(self.id) }
+    pub(super) fn access_scope(&self) -> AccessScope {
+        AccessScope { pd: self.pd_id, qp: Some(self.id) }
     }
 
     #[inline]

@@ -1,4 +1,4 @@
-//! The guarded instructions, and the accesses that are the same on each processor that has them.
+//! The guarded instructions, and the accesses that x86-64 and aarch64 share.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -9,9 +9,8 @@ use super::bytes::Fault;
 use roxe_transport::cx::AtomicOp;
 use std::ffi::c_void;
 
-// SAFETY: these are the symbols and the signatures of the assembly. The functions may be called
-// with any application address once the handler is installed; the address that is ours (the slice,
-// `old`) must be valid as usual.
+// SAFETY: these are the symbols and signatures of the assembly. Once the handler is installed, any
+// application address may be passed; the other address (the slice, `old`) must be valid.
 unsafe extern "C" {
     pub(super) static roxe_guard_begin: u8;
     pub(super) static roxe_guard_end: u8;
@@ -24,24 +23,23 @@ unsafe extern "C" {
 
 #[inline]
 pub(super) fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
-    // SAFETY: `data` is valid for its length; a fault at `addr` is reported. The caller checked
-    // that the program registered these bytes for writing, so they are not memory of ours.
-    // Racing accesses at either end are no data race in the eyes of the compiler, which does not
-    // see the assembly's.
+    // SAFETY: `data` is valid for its length; a fault at `addr` returns an error. The program
+    // registered these bytes for writing, so roxe does not use them. Concurrent accesses by the
+    // program are not data races for the compiler, which does not see the assembly.
     let rc = unsafe { roxe_guard_copy(addr as *mut c_void, data.as_ptr().cast(), data.len()) };
     if rc == 0 { Ok(()) } else { Err(Fault) }
 }
 
 #[inline]
 pub(super) fn store(addr: u64, word: [u8; 8]) -> Result<(), Fault> {
-    // An aligned word is the tail, which one instruction stores.
+    // An aligned word is the tail of a copy, which one instruction stores.
     write(addr, &word)
 }
 
 #[inline]
 pub(super) fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
     let mut old = 0;
-    // SAFETY: `old` is valid; a fault at `addr` is reported; the rest as in `write`.
+    // SAFETY: `old` is valid; the rest as in `write`.
     let rc = unsafe {
         match op {
             AtomicOp::CompareSwap { compare, swap } => roxe_guard_cas(addr, compare, swap, &raw mut old),

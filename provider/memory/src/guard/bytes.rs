@@ -1,10 +1,9 @@
 //! Bytes in memory that another process may change at any moment.
 //!
-//! There is no `&[u8]` and no `&mut [u8]` of them, because what such a reference shows must not
-//! change meanwhile: they can only be copied, by the instructions that also copy memory of the
-//! application. Those that arrive are [`SharedBytes`]; what is to be checked is copied first and
-//! looked at then. Room for those that leave is a slice of atomic bytes, *cells*, and so is room of
-//! this process while something is copied there: one kind of copy serves both.
+//! Bytes behind a `&[u8]` or `&mut [u8]` must not change, so no such reference to them exists. They
+//! can only be copied, by the instructions that also copy application memory. Received bytes are
+//! [`SharedBytes`]: code that checks them copies them first. The destination of a copy, in a ring
+//! or in this process, is a slice of atomic bytes, *cells*.
 
 use crate::prefetch::prefetch_at;
 use roxe_transport::cx::TxRoom;
@@ -13,21 +12,21 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::AtomicU8;
 
-/// The memory is not mapped, or not with the right the access needs.
+/// The memory is not mapped, or not with the rights that the access needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault;
 
-/// The sum of the first `blocks` times [`roxe_wire::icrc::BLOCK`] bytes of a copy, as
-/// [`roxe_wire::icrc::Summed`] wants it.
+/// The CRC of the first `blocks` times [`roxe_wire::icrc::BLOCK`] bytes of a copy, for
+/// [`roxe_wire::icrc::Summed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sum {
     /// Number of summed blocks.
     pub blocks: u8,
-    /// The CRC remainder of them.
+    /// Their CRC remainder.
     pub remainder: u32,
 }
 
-/// The bytes of `room`, to be copied to.
+/// The bytes of `room` as cells.
 #[inline]
 pub fn cells(room: TxRoom<'_>) -> &[AtomicU8] {
     match room {
@@ -36,11 +35,10 @@ pub fn cells(room: TxRoom<'_>) -> &[AtomicU8] {
     }
 }
 
-/// Bytes of this process alone as cells, to be copied to.
+/// Bytes that only this process can access, as cells.
 #[inline]
 pub fn own_cells(bytes: &mut [u8]) -> &[AtomicU8] {
-    // SAFETY: an atomic byte is laid out as a byte, and while the result lives, `bytes` is borrowed
-    // exclusively.
+    // SAFETY: an atomic byte has the layout of a byte, and the result borrows `bytes` exclusively.
     unsafe { &*(ptr::from_mut(bytes) as *const [AtomicU8]) }
 }
 
@@ -82,7 +80,7 @@ impl<'a> SharedBytes<'a> {
         is_inside.then(|| Self { addr: self.addr + range.start as u64, len: range.end - range.start, ..*self })
     }
 
-    /// Asks for the first `len` bytes, which are about to be copied.
+    /// Prefetches the first `len` bytes.
     #[inline]
     pub fn prefetch(&self, len: usize) {
         prefetch_at(self.addr as usize, len.min(self.len));
@@ -99,7 +97,7 @@ impl<'a> SharedBytes<'a> {
 #[cfg(any(test, feature = "testing"))]
 impl<'a> From<&'a [u8]> for SharedBytes<'a> {
     fn from(bytes: &'a [u8]) -> Self {
-        // SAFETY: borrowed for as long.
+        // SAFETY: `bytes` is borrowed for `'a`.
         unsafe { Self::new(bytes.as_ptr(), bytes.len()) }
     }
 }
@@ -108,7 +106,7 @@ impl<'a> From<&'a [u8]> for SharedBytes<'a> {
 #[cfg(any(test, feature = "testing"))]
 impl<'a> From<&'a [AtomicU8]> for SharedBytes<'a> {
     fn from(bytes: &'a [AtomicU8]) -> Self {
-        // SAFETY: borrowed for as long.
+        // SAFETY: `bytes` is borrowed for `'a`.
         unsafe { Self::new(bytes.as_ptr().cast(), bytes.len()) }
     }
 }

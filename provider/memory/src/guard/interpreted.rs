@@ -1,9 +1,8 @@
-//! Access to memory under Miri, which can neither run the instructions of `x86` nor make the system
-//! calls of `portable`.
+//! Access to memory under Miri, which can neither run assembly nor make the system calls of
+//! `portable`.
 //!
-//! Byte by byte, atomically: what another thread changes meanwhile is no data race, and everything
-//! else that Miri knows of addresses, it checks. Nothing ends in [`Fault`] here: memory that is not
-//! there ends the test.
+//! Copies byte by byte, atomically, so that concurrent changes are not data races. Miri checks
+//! every address. No access returns [`Fault`]: Miri ends the test at a bad address.
 
 use super::bytes::{Fault, SharedBytes, Sum};
 use roxe_transport::cx::AtomicOp;
@@ -11,13 +10,13 @@ use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 fn byte<'a>(addr: u64) -> &'a AtomicU8 {
-    // SAFETY: tests pass addresses of memory that they have and only touch atomically meanwhile;
-    // Miri checks that.
+    // SAFETY: tests pass addresses of their own memory, and access it atomically meanwhile; Miri
+    // checks that.
     unsafe { AtomicU8::from_ptr(ptr::with_exposed_provenance_mut(addr as usize)) }
 }
 
 fn word<'a>(addr: u64) -> &'a AtomicU64 {
-    // SAFETY: as in `byte`; the words are aligned, which callers check.
+    // SAFETY: as in `byte`; callers check the alignment.
     unsafe { AtomicU64::from_ptr(ptr::with_exposed_provenance_mut(addr as usize)) }
 }
 

@@ -1,9 +1,9 @@
-//! Guarded access through system calls, for processors without assembly of our own: slower, same
-//! promises.
+//! Guarded access through system calls, for processors without assembly here: slower, with the same
+//! guarantees.
 //!
-//! The kernel copies within our own process and says EFAULT where a load would have raised a
-//! signal. One limit: an atomic first asks the kernel to make the page writable and then uses the
-//! processor, so a program that unmaps the page exactly in between dies of its own unmapping.
+//! The kernel copies within this process, and returns EFAULT where a load would raise a signal. One
+//! limit: an atomic first makes the kernel populate the page and then uses an atomic instruction. A
+//! program that unmaps the page in between is killed by the fault.
 
 use super::bytes::Fault;
 use crate::mapped::page_size;
@@ -20,13 +20,12 @@ pub(super) fn read(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
     if usize::try_from(n) == Ok(out.len()) { Ok(()) } else { Err(Fault) }
 }
 
-/// As [`read`].
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(super) fn read_shared(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
     read(addr, out)
 }
 
-/// Never sums.
+/// Copies without computing the CRC.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(super) fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<super::bytes::Sum>, Fault> {
     read(addr, out).map(|()| None)
@@ -34,14 +33,13 @@ pub(super) fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<super::b
 
 pub(super) fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
     let end = addr.checked_add(data.len() as u64).ok_or(Fault)?;
-    // The last aligned word is written last, by a call of its own.
+    // The last aligned word is written last, by a separate call.
     let tail = (((end.wrapping_sub(1) & 7) + 1) as usize).min(data.len());
     let (head, tail) = data.split_at(data.len() - tail);
     write_once(addr, head)?;
     write_once(addr + head.len() as u64, tail)
 }
 
-/// As [`write`].
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(super) fn write_shared(addr: u64, data: super::bytes::SharedBytes<'_>) -> Result<(), Fault> {
     let mut copy = vec![0; data.len()];
@@ -73,7 +71,7 @@ pub(super) fn store(addr: u64, word: [u8; 8]) -> Result<(), Fault> {
     with_word(addr, |at| at.store(u64::from_ne_bytes(word), Ordering::SeqCst))
 }
 
-/// Lets `f` work on the aligned word at `addr`, once it is there to be written.
+/// Makes the aligned word at `addr` present and writable, and returns the result of `f` on it.
 fn with_word<T>(addr: u64, f: impl FnOnce(&AtomicU64) -> T) -> Result<T, Fault> {
     let page = page_size();
     // SAFETY: changes no contents; the kernel checks the address.
@@ -81,7 +79,7 @@ fn with_word<T>(addr: u64, f: impl FnOnce(&AtomicU64) -> T) -> Result<T, Fault> 
     if rc != 0 {
         return Err(Fault);
     }
-    // SAFETY: aligned (the caller checks) and just found mapped and writable; the program uses it
-    // with atomics too.
+    // SAFETY: aligned (callers check), and just found mapped and writable; the program must access
+    // it atomically meanwhile.
     Ok(f(unsafe { AtomicU64::from_ptr(addr as *mut u64) }))
 }

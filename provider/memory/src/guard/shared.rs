@@ -1,11 +1,10 @@
-//! Copying bytes that another process may change at any moment.
+//! Copies of bytes that another process may change at any moment.
 
 use super::arch;
 use super::bytes::{Fault, SharedBytes, own_cells};
 
 impl SharedBytes<'_> {
-    /// Copies the first bytes, as many as `out` has, each of them once. [`Fault`]: there are not as
-    /// many.
+    /// Copies the first `out.len()` bytes, reading each once. [`Fault`] if there are fewer.
     #[inline]
     pub fn copy_to(&self, out: &mut [u8]) -> Result<(), Fault> {
         if out.len() > self.len {
@@ -41,14 +40,14 @@ mod tests {
         assert!(shared.get(90..101).is_none() && part.get(0..11).is_none() && part.get(backwards).is_none());
     }
 
-    /// A header in a ring whose writer still changes it after handing it over.
+    /// Models a ring whose writer still changes a header after publishing it.
     #[test]
     fn changing_bytes_are_copied_as_of_some_moment() {
         const LAST: u8 = 100;
         let bytes = [const { AtomicU8::new(0) }; 16];
         let shared = SharedBytes::from(&bytes[..]);
-        // Every change waits for a copy, so that copies and changes meet on a busy machine too. The
-        // counter is relaxed: it puts neither before the other.
+        // Every change waits for a copy, so that copies and changes overlap on a busy machine too.
+        // The counter is relaxed, so that it does not order them.
         let copies = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             scope.spawn(|| {

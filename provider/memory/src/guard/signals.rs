@@ -1,4 +1,4 @@
-//! The handler of SIGSEGV and SIGBUS that knows the guarded instructions.
+//! The handler of SIGSEGV and SIGBUS for faults of the guarded instructions.
 
 use super::asm::{roxe_guard_begin, roxe_guard_end, roxe_guard_fault};
 use std::ffi::c_void;
@@ -17,18 +17,18 @@ pub(super) fn install() {
     ONCE.call_once(put_in_front);
 }
 
-/// Puts our handler in front of those that are there now.
+/// Installs our handler in front of the current handlers.
 pub(super) fn put_in_front() {
     for (&signal, previous) in SIGNALS.iter().zip(&PREVIOUS) {
         let action = current_action(signal);
-        // Kept for ever: a handler may run at any later time. Stored first, so that ours always
-        // finds it.
+        // Leaked, because a handler may run at any later time. Stored first, so that our handler
+        // always finds it.
         previous.store(Box::into_raw(Box::new(action)), Ordering::Release);
         set_action(signal, &action);
     }
 }
 
-/// Installs our handler with the mask of `previous`, which may be called from it.
+/// Installs our handler with the signal mask of `previous`, which it may call.
 fn set_action(signal: i32, previous: &libc::sigaction) {
     let mut action = *previous;
     action.sa_sigaction = on_fault as *const () as usize;
@@ -40,18 +40,18 @@ fn set_action(signal: i32, previous: &libc::sigaction) {
 
 fn current_action(signal: i32) -> libc::sigaction {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: only reads the current action into `action`, for which all zero is a valid value too.
+    // SAFETY: the call writes the current action to `action`, for which all zeros are valid too.
     unsafe {
         libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr());
         action.assume_init()
     }
 }
 
-/// The handler: sends our own faults to the exit, everything else to the previous handler.
+/// Redirects faults of guarded instructions to `roxe_guard_fault`; passes others to the previous
+/// handler.
 extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel passes a valid siginfo and, for SA_SIGINFO handlers, a valid ucontext of
-    // its own layout that the handler may change; nothing else reads them meanwhile. Only plain
-    // loads and stores happen here.
+    // SAFETY: the kernel passes a valid siginfo and, to SA_SIGINFO handlers, a valid ucontext that
+    // the handler may change. Only plain loads and stores happen here.
     unsafe {
         let machine = &raw mut (*context.cast::<libc::ucontext_t>()).uc_mcontext;
         #[cfg(target_arch = "x86_64")]
@@ -71,18 +71,18 @@ fn is_guarded(instruction: usize) -> bool {
     ((&raw const roxe_guard_begin) as usize..(&raw const roxe_guard_end) as usize).contains(&instruction)
 }
 
-/// Does what would have happened without us.
+/// Calls the previous handler, or has its effect.
 fn chain(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
     let slot = SIGNALS.iter().zip(&PREVIOUS).find(|(known, _)| **known == signal);
     let previous = slot.map_or(std::ptr::null_mut(), |(_, previous)| previous.load(Ordering::Acquire));
-    // SAFETY: null, or a box that was leaked by `put_in_front` and is never written again.
+    // SAFETY: null, or a box that `put_in_front` leaked and never writes again.
     let Some(previous) = (unsafe { previous.as_ref() }) else { return give_up(signal, info) };
     if previous.sa_flags & libc::SA_RESETHAND != 0 {
         reset(signal);
     }
-    // SAFETY: a handler that is neither SIG_DFL nor SIG_IGN is a function of the signature its
-    // SA_SIGINFO flag says; it gets exactly what the kernel gave us, on the stack and with the mask
-    // it asked for.
+    // SAFETY: a handler other than SIG_DFL and SIG_IGN is a function with the signature of its
+    // SA_SIGINFO flag. It gets the kernel's arguments, on the stack and with the mask that it asked
+    // for.
     unsafe {
         match previous.sa_sigaction {
             libc::SIG_DFL => give_up(signal, info),
@@ -100,8 +100,8 @@ fn chain(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
     }
 }
 
-/// Lets the default action happen: the faulting instruction runs again after the return; a signal
-/// sent by a process has to be sent again.
+/// Restores the default action and lets it happen: after the return, the faulting instruction runs
+/// again. A signal that a process sent is raised again.
 fn give_up(signal: i32, info: *mut libc::siginfo_t) {
     reset(signal);
     // SAFETY: the kernel's siginfo is valid; `raise` is async-signal-safe.

@@ -1,5 +1,5 @@
-//! Both implementations against mapped, unmapped, forbidden and read-only memory; signals that are
-//! not ours.
+//! All implementations on mapped, unmapped, inaccessible and read-only memory; signals that the
+//! guard does not handle.
 
 #[cfg(target_arch = "x86_64")]
 use super::x86::Moves;
@@ -21,7 +21,7 @@ struct Arch {
 fn arches() -> Vec<Arch> {
     super::install();
     let own = Arch { name: "own", read: arch::read, write: arch::write, atomic: arch::atomic, store: arch::store };
-    // With what the processor has.
+    // Only those whose instructions the processor has.
     let shared = Arch {
         name: "moves",
         read: arch::read_shared,
@@ -48,8 +48,8 @@ fn arches() -> Vec<Arch> {
     arches
 }
 
-/// Returns true if the kernel has the system call of `portable`; qemu-user, which runs these tests
-/// for other processors, has not.
+/// Returns true if the kernel has the system call of `portable`. qemu-user, which runs these tests
+/// for other processors, does not.
 fn has_portable() -> bool {
     // SAFETY: without vectors nothing is read.
     let rc = unsafe { libc::process_vm_readv(libc::getpid(), std::ptr::null(), 0, std::ptr::null(), 0, 0) };
@@ -105,7 +105,8 @@ fn summed_copy_and_its_sum_are_exact() {
     }
 }
 
-/// Processors with the wider instructions use those, and have the others.
+/// Processors with the 512-bit instructions use those, so the product does not run the others
+/// there.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[test]
 fn summed_copy_by_256_bits_is_exact() {
@@ -119,7 +120,7 @@ fn summed_copy_by_256_bits_is_exact() {
     arch::write(pages.addr(), &data).unwrap();
     for len in (1..=32).map(|blocks| blocks * BLOCK) {
         let mut out = vec![0xaa; len];
-        // SAFETY: the processor has the instructions, and this is a multiple of 256.
+        // SAFETY: the processor has the instructions, and the length is a multiple of 256.
         let remainder = unsafe { Fold::Half.run(pages.addr(), own_cells(&mut out)) };
         assert_eq!(remainder, Ok(Tables::update(0, &data[..len])), "{len}");
         assert_eq!(out, data[..len], "{len}");
@@ -288,11 +289,11 @@ fn page_protected_during_an_access_raises_no_signal() {
             stop.store(true, std::sync::atomic::Ordering::Relaxed);
         });
         while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-            // Either is right; a signal would end the test.
+            // Both results are right; a signal would end the test.
             let _ = super::write(pages.addr(), &[1; 4096]);
         }
     });
-    // The last round left the page writable.
+    // The last round leaves the page writable.
     assert_eq!(super::write(pages.addr(), &[1; 4096]), Ok(()));
 }
 
@@ -313,8 +314,8 @@ fn in_child(child: impl FnOnce()) -> i32 {
 }
 
 /// Loads from address 8 outside the guarded instructions.
-fn wild_load() {
-    // SAFETY: none: this is the crash the test wants, in a process of its own.
+fn load_bad_address() {
+    // SAFETY: none: the test wants this crash, in a process of its own.
     unsafe {
         #[cfg(target_arch = "x86_64")]
         std::arch::asm!("mov {0}, [{1}]", out(reg) _, in(reg) 8usize);
@@ -330,7 +331,7 @@ extern "C" fn exit_with_42(signal: i32, info: *mut libc::siginfo_t, _: *mut std:
     unsafe { libc::_exit(if signal == libc::SIGSEGV && addr == 8 { 42 } else { 1 }) }
 }
 
-/// Makes `handler` the one for SIGSEGV, as a program would before it uses us.
+/// Installs `handler` for SIGSEGV, as a program may before it uses roxe.
 fn set_handler(handler: usize, flags: i32) {
     // SAFETY: a complete sigaction; the handlers of these tests have the signature the flags say.
     unsafe {
@@ -347,7 +348,7 @@ fn foreign_faults_reach_the_previous_handler() {
         set_handler(exit_with_42 as *const () as usize, libc::SA_SIGINFO);
         signals::put_in_front();
         assert_eq!(arch::read(8, own_cells(&mut [0; 4])), Err(Fault));
-        wild_load();
+        load_bad_address();
     });
     assert!(libc::WIFEXITED(status), "{status:#x}");
     assert_eq!(libc::WEXITSTATUS(status), 42);
@@ -359,7 +360,7 @@ fn foreign_fault_without_handler_kills() {
         let status = in_child(|| {
             set_handler(disposition, 0);
             signals::put_in_front();
-            wild_load();
+            load_bad_address();
         });
         assert!(libc::WIFSIGNALED(status), "{status:#x}");
         assert_eq!(libc::WTERMSIG(status), libc::SIGSEGV);

@@ -1,5 +1,5 @@
-//! Guarded access on x86-64: sums on the way, and moves of bytes that another processor has in its
-//! cache.
+//! Guarded access on x86-64: copies that compute the CRC, and copies of bytes in another
+//! processor's cache.
 
 use super::asm::{roxe_guard_copy, roxe_guard_move};
 use super::bytes::{Fault, SharedBytes, Sum};
@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU8;
 
 pub(super) use super::asm::{atomic, store, write};
 
-// SAFETY: as in `asm`; the processor must have the instructions that each of them needs.
+// SAFETY: as in `asm`; the processor must have the instructions that the called function uses.
 unsafe extern "C" {
     fn roxe_guard_wide(to: *mut c_void, from: *const c_void, len: usize) -> u32;
     fn roxe_guard_fold(
@@ -32,12 +32,12 @@ unsafe extern "C" {
 #[inline]
 pub(super) fn read(addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
     // SAFETY: `out` is valid for its length, and atomics may change behind a shared reference; a
-    // fault at `addr` is reported.
+    // fault at `addr` returns an error.
     let rc = unsafe { roxe_guard_copy(out.as_ptr().cast_mut().cast(), addr as *const c_void, out.len()) };
     if rc == 0 { Ok(()) } else { Err(Fault) }
 }
 
-/// From this length on summing while copying is faster than before sealing.
+/// Length in bytes from which computing the CRC during the copy is faster than computing it later.
 const WORTH_SUMMING: usize = 4 * BLOCK;
 
 /// Width of the processor's carry-less multiplication.
@@ -50,7 +50,7 @@ pub(super) enum Fold {
 }
 
 impl Fold {
-    /// The fastest way of this processor, if it has one.
+    /// The widest multiplication of this processor, if it has one.
     #[inline]
     fn best() -> Option<Self> {
         if can_fold() { Some(Self::Wide) } else { Self::has_half().then_some(Self::Half) }
@@ -61,17 +61,17 @@ impl Fold {
         std::is_x86_feature_detected!("avx2") && std::is_x86_feature_detected!("vpclmulqdq")
     }
 
-    /// Copies a multiple of 256 bytes that is not 0; their remainder.
+    /// Copies `out.len()` bytes, a multiple of 256 but not 0; returns their CRC remainder.
     ///
     /// # Safety
     ///
-    /// The processor has the instructions, and `out` is so long.
+    /// The processor has the instructions, and `out` has such a length.
     pub(super) unsafe fn run(self, addr: u64, out: &[AtomicU8]) -> Result<u32, Fault> {
         let (to, from, mut remainder) = (out.as_ptr().cast_mut().cast(), addr as *const c_void, 0);
         let (len, by) = (out.len(), (&raw const FOLD).cast());
         debug_assert!(len > 0 && len.is_multiple_of(BLOCK));
-        // SAFETY: `out` is valid for its length, a multiple of 256 that is not 0; the caller's
-        // promise; the rest as in `read`.
+        // SAFETY: the caller guarantees the instructions and the length of `out`; the rest as in
+        // `read`.
         let rc = unsafe {
             match self {
                 Self::Wide => roxe_guard_fold(to, from, len, &raw mut remainder, by),
@@ -87,7 +87,7 @@ pub(super) fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<Sum>, Fa
     let Ok(blocks) = u8::try_from(len / BLOCK) else { return read(addr, out).map(|()| None) };
     let Some(fold) = Fold::best().filter(|_| len >= WORTH_SUMMING) else { return read(addr, out).map(|()| None) };
     let (start, rest) = out.split_at(len);
-    // SAFETY: the processor has this one, and `start` is a multiple of 256 and not empty.
+    // SAFETY: the processor has `fold`, and the length of `start` is a multiple of 256 and not 0.
     let remainder = unsafe { fold.run(addr, start)? };
     if !rest.is_empty() {
         read(addr.wrapping_add(len as u64), rest)?;
@@ -95,7 +95,7 @@ pub(super) fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<Sum>, Fa
     Ok(Some(Sum { blocks, remainder }))
 }
 
-/// From this length on [`Moves::Wide`] pays.
+/// Length in bytes from which [`Moves::Wide`] is faster.
 const WIDE: usize = 1024;
 
 /// The copy method for bytes in the cache of another processor.
@@ -108,7 +108,6 @@ pub(super) enum Moves {
 }
 
 impl Moves {
-    /// The fastest way to move `len` bytes.
     #[inline]
     fn best(len: usize) -> Self {
         if len >= WIDE && std::is_x86_feature_detected!("avx512f") { Self::Wide } else { Self::Narrow }
@@ -116,7 +115,7 @@ impl Moves {
 
     /// # Safety
     ///
-    /// The one of the two addresses that is ours is valid for `len` bytes.
+    /// The one address that is not the application's is valid for `len` bytes.
     #[inline]
     unsafe fn run(self, to: *mut c_void, from: *const c_void, len: usize) -> Result<(), Fault> {
         // SAFETY: the caller guarantees it; `Wide` is chosen only if the instructions exist.
@@ -131,15 +130,14 @@ impl Moves {
 
     #[inline]
     pub(super) fn read(self, addr: u64, out: &[AtomicU8]) -> Result<(), Fault> {
-        // SAFETY: `out` is valid for its length, and a fault at `addr` is reported, as in the
-        // function `read`.
+        // SAFETY: as in the function `read`.
         unsafe { self.run(out.as_ptr().cast_mut().cast(), addr as *const c_void, out.len()) }
     }
 
     #[inline]
     pub(super) fn write(self, addr: u64, data: SharedBytes<'_>) -> Result<(), Fault> {
-        // SAFETY: a fault at `addr` is reported, as in the function `write`; the bytes are mapped,
-        // and no reference to them exists.
+        // SAFETY: as in the function `write`; the bytes of `data` are mapped, and no reference to
+        // them exists.
         unsafe { self.run(addr as *mut c_void, data.addr as *const c_void, data.len()) }
     }
 }

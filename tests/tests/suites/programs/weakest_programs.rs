@@ -247,7 +247,7 @@ fn seeds_are_told() -> Verdict {
 }
 
 fn wrong_words_are_explained() -> Verdict {
-    for (option, word) in [("--weakest=42,-los", "placement, completions"), ("--weakest=4x", "4x is no seed")] {
+    for (option, word) in [("--weakest=42,-los", "placement, completions"), ("--weakest=4x", "4x is not a seed")] {
         match devinfo(option) {
             Ok(output) if output.contains("wrong --weakest") && output.contains(word) => {}
             Ok(output) => return Verdict::Failed(output),

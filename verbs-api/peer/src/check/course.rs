@@ -1,4 +1,4 @@
-//! One cell on a pair: posts its messages and judges completions and memory of both sides.
+//! Runs one cell on a pair: posts its messages, then judges completions and memory of both sides.
 
 use super::memory::{GRH, GUARD, SOURCE_GUARD, Slot, blank, compare, poll, read, send_all, write, wrong};
 use super::pair::{End, MAX_INLINE, Pair, QKEY};
@@ -11,55 +11,55 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// One cell on its way.
+/// A running cell.
 pub struct Course {
     cell: Cell,
     conditions: Conditions,
     /// Index of the requester among the cards.
     from: usize,
     seed: u64,
-    /// The high half of every wr_id.
+    /// The upper half of every wr_id.
     number: u64,
     /// Messages that must arrive; 0 for a datagram that is too long to be sent.
     count: u32,
-    /// Messages under way at once, and transmissions in all, at most.
+    /// Maximum outstanding messages, and maximum transmissions in total.
     group: u32,
     budget: u32,
     sent: u32,
     delivered: u32,
     repeated: u32,
     arrivals: u32,
-    /// Serial after the last one that arrived in order.
+    /// Serial after that of the last message that arrived in order.
     next: u32,
     seen: Vec<bool>,
-    /// Receives: posted and completed.
+    /// Numbers of posted and of completed receives.
     posted: u32,
     taken: u32,
-    /// Messages of the present group whose requests ask for a completion.
+    /// Serials of the signaled requests of the current group.
     signaled: Vec<u32>,
-    /// The atomics up to now, and the word that each met.
+    /// The atomics so far, each with the word before it.
     atomics: Vec<(u64, Atomic)>,
-    /// Reason why a request that is too long was not accepted.
+    /// Text of the refusal of a datagram that is too long.
     refusal: Option<String>,
 }
 
-/// Transmissions of one cell, at most; the first byte of a message is their serial.
+/// Maximum transmissions of one cell. The first byte of a message encodes their serial.
 const MAX_SERIALS: u32 = 64;
-/// Packets under way at once of UC and UD, which have no flow control.
+/// Maximum outstanding packets of UC and UD, which have no flow control.
 const PACKETS_AT_ONCE: u32 = 64;
-/// Transmissions of UC and UD beyond the messages that must arrive; of long messages fewer, so that
-/// the area stays below the 8 MiB that a user may usually lock.
+/// Additional transmissions of UC and UD messages. Fewer for long messages, so that the area stays
+/// below 8 MiB, the usual limit of locked memory.
 const fn more_tries(size: u32) -> u32 {
     if size <= SHORT { 8 } else { 4 }
 }
-/// Bytes of a message of which a cell sends several.
+/// Maximum bytes of a message that counts as short.
 const SHORT: u32 = 128 << 10;
 
 impl Course {
     /// Runs one check.
     ///
     /// # Errors
-    /// The first thing that was wrong.
+    /// The first error found.
     pub fn run(
         pair: &mut Pair,
         cards: &mut Cards<'_>,
@@ -69,11 +69,11 @@ impl Course {
         Self::begin(pair, cards, check, conditions)?.finish(pair, cards)
     }
 
-    /// Prepares memory, posts the receives and the first requests. Several courses, each on its
-    /// pair, may be under way at once.
+    /// Prepares memory, posts the receives and the first requests. Several courses may run at once,
+    /// each on its own pair.
     ///
     /// # Errors
-    /// If a card cannot run the cell, or an agent refuses something.
+    /// If a card does not support the cell, or an agent refuses a request.
     pub fn begin(
         pair: &mut Pair,
         cards: &mut Cards<'_>,
@@ -123,10 +123,10 @@ impl Course {
         Ok(course)
     }
 
-    /// Waits for completions, judges both sides, and sends again what UC and UD lost.
+    /// Waits for completions, judges both sides, and repeats lost messages of UC and UD.
     ///
     /// # Errors
-    /// The first thing that was wrong.
+    /// The first error found.
     pub fn finish(mut self, pair: &mut Pair, cards: &mut Cards<'_>) -> Result<Arrived, Failed> {
         if self.count == 0 {
             self.expect_no_arrival(pair, cards)?;
@@ -148,7 +148,7 @@ impl Course {
             }
             self.expect_no_completion(pair, cards)?;
         }
-        // On a lossy network a late packet must not meet the next cell.
+        // On a lossy network, a late packet must not reach the next cell.
         pair.is_spent = self.may_lose() || self.posted > self.taken || self.count == 0;
         Ok(Arrived { sent: self.sent, delivered: self.delivered, repeated: self.repeated })
     }
@@ -162,15 +162,16 @@ impl Course {
         self.conditions.is_lossy && !self.is_reliable()
     }
 
-    /// UC and UD cannot tell a packet from its copy. A UC message of two packets may be copied as a
-    /// whole; a longer one is ended by any packet between the copies.
+    /// Returns true if a duplicate of a message may be delivered. UC and UD do not detect duplicate
+    /// packets. The two packets of a UC message may both be duplicated in order; in a longer
+    /// message any packet in between aborts the duplicate.
     fn may_repeat(&self) -> bool {
         self.may_lose() && self.cell.packets() <= 2
     }
 
-    /// On a clean network all messages arrive, though UC and UD not at the first attempt: a burst
-    /// may overrun a slow receiver. On a lossy network one is enough, and one of many packets may
-    /// never survive.
+    /// Returns true if enough messages have arrived. On a clean network all must arrive, on UC and
+    /// UD perhaps not at the first attempt, because a burst may overrun a slow receiver. On a lossy
+    /// network one is enough, and none is required if it has many packets.
     fn is_enough(&self) -> bool {
         if !self.may_lose() {
             return self.delivered >= self.count;
@@ -183,7 +184,7 @@ impl Course {
         self.count.saturating_sub(done).max(1).min(self.budget - self.sent).min(self.group)
     }
 
-    /// The bytes of a message. The first one is its serial and never [`UNTOUCHED`].
+    /// The bytes of a message. The first byte encodes the serial and is never [`UNTOUCHED`].
     fn message(&self, serial: u32) -> Vec<u8> {
         let mut message = plan::message(mix(self.seed.wrapping_add(serial.into())), self.cell.size as usize);
         if let Some(first) = message.first_mut() {
@@ -196,12 +197,14 @@ impl Course {
         (self.seed % 96) as u8
     }
 
-    /// The low byte is the serial, so that an empty message has a name too.
+    /// The immediate data of a message. Its low byte is the serial, which identifies empty messages
+    /// too.
     fn imm(&self, serial: u32) -> u32 {
         (mix(self.seed.wrapping_add(1)) as u32) << 8 | serial
     }
 
-    /// Length of a message's first piece: every second message of each side has two pieces.
+    /// Length of a message's first piece; 0 for one piece. Every second message of each side has
+    /// two.
     fn split(&self, index: u32, side: u32) -> usize {
         if self.cell.size < 2 || self.cell.op.is_atomic() || (index + side).is_multiple_of(2) {
             return 0;
@@ -213,12 +216,12 @@ impl Course {
         Slot::new(index, self.cell.size as usize, split, has_grh)
     }
 
-    /// Memory of the requester.
+    /// The requester's memory of a message.
     fn local(&self, serial: u32) -> Slot {
         self.slot(serial, self.split(serial, 0), false)
     }
 
-    /// Memory of the responder that a WRITE, a READ or an atomic names. All atomics meet one word.
+    /// The responder's memory of a WRITE, READ or atomic. All atomics use one word.
     fn remote(&self, serial: u32) -> Slot {
         self.slot(if self.cell.op.is_atomic() { 0 } else { serial }, 0, false)
     }
@@ -231,12 +234,12 @@ impl Course {
         !serial.is_multiple_of(2) && !self.cell.op.is_fetch() && self.cell.size <= MAX_INLINE
     }
 
-    /// The area of the slots `serials`.
+    /// The range of the slots `serials` in the area.
     fn place(&self, serials: Range<u32>) -> Range<usize> {
         self.slot(serials.start, 0, false).place.start..self.slot(serials.end, 0, false).place.start
     }
 
-    /// The slots that messages are read from.
+    /// The bytes of the source slots `serials`.
     fn sources(&self, serials: Range<u32>, slot: fn(&Self, u32) -> Slot) -> Vec<u8> {
         serials.flat_map(|serial| slot(self, serial).image(&self.message(serial), SOURCE_GUARD)).collect()
     }
@@ -246,7 +249,7 @@ impl Course {
         let (op, first, count) = (self.cell.op, self.sent, self.next_group());
         let serials = first..first + count;
         let place = self.place(serials.clone());
-        // The responder is ready before the requester sends.
+        // Prepare the responder before the requester sends.
         let client = &mut *cards[1 - self.from];
         if op == Op::Read {
             write(client, to.mr, place.start, &self.sources(serials.clone(), Self::remote))?;
@@ -282,7 +285,7 @@ impl Course {
                 self.signaled.push(serial);
             }
             if self.is_inline(serial) {
-                // Inline data belongs to the card since the request was posted.
+                // The post has copied inline data, so the memory may change now.
                 blank(client, from.mr, self.local(serial).place)?;
             }
             self.sent += 1;
@@ -353,7 +356,7 @@ impl Course {
                     ("opcode", self.cell.op.opcodes().1.into()),
                     ("qpn", end.qpn.into()),
                 ];
-                // byte_len is defined only where the requester receives bytes.
+                // byte_len is defined only if the requester receives bytes.
                 if self.cell.op.is_fetch() {
                     expected.push(("byte_len", self.cell.size.into()));
                 }
@@ -363,7 +366,7 @@ impl Course {
         Ok(())
     }
 
-    /// Polls the responder's completions until all messages have arrived, or the rest counts as
+    /// Polls the responder's completions until all messages have arrived or the others count as
     /// lost.
     fn receive(&mut self, pair: &Pair, cards: &mut Cards<'_>) -> Result<(), Failed> {
         let end = &pair.ends[1 - self.from];
@@ -380,7 +383,7 @@ impl Course {
         Ok(())
     }
 
-    /// Judges one completion of a receive, and the message that it reports.
+    /// Judges one completion of a receive, and its message.
     fn arrived(&mut self, pair: &Pair, cards: &mut Cards<'_>, completion: &Value) -> Result<(), Failed> {
         let (from, to) = (&pair.ends[self.from], &pair.ends[1 - self.from]);
         let (op, is_datagram) = (self.cell.op, self.cell.service == Service::Ud);
@@ -431,7 +434,7 @@ impl Course {
         self.count_arrival(serial)
     }
 
-    /// Counts a message, which must arrive once and in order unless the network makes copies.
+    /// Counts a message, which must arrive once and in order unless the network may duplicate it.
     fn count_arrival(&mut self, serial: u32) -> Result<(), Failed> {
         self.arrivals += 1;
         let is_unknown = serial >= self.sent;
@@ -456,7 +459,7 @@ impl Course {
         Ok(())
     }
 
-    /// Compares the memory of both sides with what the messages from `first` on must have left.
+    /// Compares the memory of both sides with that expected after the messages from `first` on.
     fn judge(&mut self, pair: &Pair, cards: &mut Cards<'_>, first: u32) -> Result<(), Failed> {
         let (from, to) = (&pair.ends[self.from], &pair.ends[1 - self.from]);
         let (op, serials) = (self.cell.op, first..self.sent);
@@ -498,8 +501,8 @@ impl Course {
         Ok(())
     }
 
-    /// Reads the responder's memory. A WRITE over UC completes nothing at the responder, so this
-    /// waits until its bytes are there.
+    /// Reads the responder's memory. A UC WRITE raises no completion at the responder, so this
+    /// waits for its bytes.
     fn await_writes(
         &mut self,
         client: &mut Client,
@@ -528,7 +531,7 @@ impl Course {
         }
     }
 
-    /// A lost message left the bytes of each packet as a whole or not at all.
+    /// Judges the memory of a lost message: the bytes of each packet must be complete or untouched.
     fn judge_lost(&self, serial: u32, image: &[u8], found: &[u8]) -> Result<(), Failed> {
         let message = GUARD..GUARD + self.cell.size as usize;
         let mut allowed = vec![UNTOUCHED; image.len()];
@@ -541,8 +544,8 @@ impl Course {
         compare("responder's memory after a loss", serial, &allowed, found, GUARD)
     }
 
-    /// A datagram that is too long is refused, completes with an error, or (Linux's rxe) completes
-    /// and is not sent.
+    /// Checks that a datagram that is too long does not arrive. Cards refuse it, complete it with
+    /// an error, or (Linux's rxe) complete it without sending it.
     fn expect_no_arrival(&mut self, pair: &Pair, cards: &mut Cards<'_>) -> Result<(), Failed> {
         let (from, to) = (&pair.ends[self.from], &pair.ends[1 - self.from]);
         let is_refused = self.refusal.is_some();
@@ -571,11 +574,10 @@ impl Course {
     }
 }
 
-/// Messages of a cell that must arrive.
 fn messages(cell: &Cell, conditions: &Conditions) -> u32 {
     let is_short = cell.size <= SHORT;
     match conditions.is_burst {
-        // Cards that start over at each lost packet take long for hundreds of them.
+        // Cards that go back to each lost packet are slow with thousands of packets.
         _ if conditions.is_lossy && cell.packets() > 1024 => 1,
         true if cell.op.is_atomic() => 16,
         true if cell.size <= 8192 => 32,
@@ -585,8 +587,7 @@ fn messages(cell: &Cell, conditions: &Conditions) -> u32 {
     }
 }
 
-/// Checks the GRH in front of a datagram: the IPv6 header, or 20 undefined bytes and the IPv4
-/// header.
+/// Checks the GRH in front of a datagram: an IPv6 header, or 20 undefined bytes and an IPv4 header.
 fn check_grh(grh: &[u8], from: &End, to: &End, completion: &Value) -> Result<(), Failed> {
     if !completion["flags"].as_array().is_some_and(|flags| flags.iter().any(|flag| flag == "GRH")) {
         return wrong(format!("responder: no GRH flag: {completion}"));

@@ -1,4 +1,4 @@
-//! Memory of messages in the registered area of each side, and the requests of agents that write,
+//! Memory of messages in the registered area of each side, and requests to the agents that write,
 //! read and compare it.
 
 use super::Failed;
@@ -9,21 +9,21 @@ use serde_json::{Value, json};
 use std::ops::Range;
 
 pub(super) const AREA: usize = 7 << 20;
-/// Bytes around each piece of a message that nothing may write to.
+/// Bytes around each piece of a message that must stay unchanged.
 pub(super) const GUARD: usize = 64;
-/// The guards of memory that messages are read from; others than where they are written to, so that
-/// a byte too many shows.
+/// Value of the guards of source memory. It differs from that at the destination, so that a byte
+/// too many is detected.
 pub(super) const SOURCE_GUARD: u8 = 0x5a;
 /// Bytes of the GRH in front of a received datagram.
 pub(super) const GRH: usize = 40;
 
 /// Memory of one message inside the area: up to three pieces, with guards around each.
 pub(super) struct Slot {
-    /// Place in the area, and how much the slot takes of it.
+    /// The slot's range of the area.
     pub(super) place: Range<usize>,
-    /// Place of the GRH within the slot.
+    /// Range of the GRH within the slot.
     pub(super) grh: Option<Range<usize>>,
-    /// Places of the message's pieces within the slot.
+    /// Ranges of the message's pieces within the slot.
     pub(super) pieces: Vec<Range<usize>>,
 }
 
@@ -50,7 +50,7 @@ impl Slot {
         entries.collect()
     }
 
-    /// The bytes of the whole slot when it holds the message and nothing else.
+    /// The expected bytes of the whole slot, with the message and guards.
     pub(super) fn image(&self, message: &[u8], guard: u8) -> Vec<u8> {
         let mut image = vec![guard; self.place.len()];
         let mut rest = message;
@@ -62,7 +62,7 @@ impl Slot {
         image
     }
 
-    /// Place of the message's first byte in the area.
+    /// Offset of the message's first byte in the area.
     pub(super) fn start(&self) -> usize {
         self.place.start + self.pieces[0].start
     }
@@ -72,7 +72,7 @@ pub(super) fn wrong<T>(text: impl Into<String>) -> Result<T, Failed> {
     Err(Failed::Wrong(text.into()))
 }
 
-/// Compares a slot with its image; `start` is the place of the message in it.
+/// Compares a slot with its image. `start` is the offset of the message in it.
 pub(super) fn compare(place: &str, serial: u32, image: &[u8], found: &[u8], start: usize) -> Result<(), Failed> {
     let Some(at) = image.iter().zip(found).position(|(image, found)| image != found) else { return Ok(()) };
     let part = |bytes: &[u8]| to_hex(&bytes[at..bytes.len().min(at + 16)]);
@@ -84,7 +84,6 @@ pub(super) fn compare(place: &str, serial: u32, image: &[u8], found: &[u8], star
     ))
 }
 
-/// Polls for at least `min` completions, for at most `wait_ms`.
 pub(super) fn poll(
     client: &mut Client,
     cq: u64,
@@ -97,13 +96,13 @@ pub(super) fn poll(
     Ok(answer["completions"].as_array_mut().map_or_else(Vec::new, std::mem::take))
 }
 
-/// Sends the requests that wait; returns the first refusal.
+/// Sends the queued requests; returns the first refusal.
 pub(super) fn send_all(client: &mut Client) -> Result<(), ClientError> {
     client.answers()?.into_iter().collect::<Result<Vec<_>, _>>()?;
     Ok(())
 }
 
-/// Writes bytes into the area with the next [`send_all`].
+/// Queues a request to write `bytes` into the area.
 pub(super) fn write(client: &mut Client, mr: u64, start: usize, bytes: &[u8]) -> Result<(), ClientError> {
     for (offset, part) in (start..).step_by(limits::TRANSFER).zip(bytes.chunks(limits::TRANSFER)) {
         client.ask(Command::Write, json!({"mr": mr, "offset": offset, "hex": to_hex(part)}))?;
@@ -111,7 +110,7 @@ pub(super) fn write(client: &mut Client, mr: u64, start: usize, bytes: &[u8]) ->
     Ok(())
 }
 
-/// Marks a part of the area as [`UNTOUCHED`] with the next [`send_all`].
+/// Queues a request to fill a part of the area with [`UNTOUCHED`].
 pub(super) fn blank(client: &mut Client, mr: u64, place: Range<usize>) -> Result<(), ClientError> {
     for offset in place.clone().step_by(limits::TRANSFER) {
         let length = (place.end - offset).min(limits::TRANSFER);
@@ -126,7 +125,7 @@ pub(super) fn read(client: &mut Client, mr: u64, place: Range<usize>) -> Result<
         let length = (place.end - offset).min(limits::TRANSFER);
         let answer = client.call(Command::Read, json!({"mr": mr, "offset": offset, "length": length, "runs": true}))?;
         let part = from_runs(&answer["runs"], length);
-        bytes.extend(part.ok_or_else(|| ClientError::Protocol("not the bytes that were asked for".to_owned()))?);
+        bytes.extend(part.ok_or_else(|| ClientError::Protocol("not the requested bytes".to_owned()))?);
     }
     Ok(bytes)
 }

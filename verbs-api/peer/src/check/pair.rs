@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv6Addr};
 pub(super) const MAX_INLINE: u32 = 64;
 pub(super) const QKEY: u32 = 0x1234_5678;
 const RIGHTS: &str = "LOCAL_WRITE|REMOTE_WRITE|REMOTE_READ|REMOTE_ATOMIC";
-/// First PSN of every queue pair: the 24-bit PSNs wrap soon.
+/// First PSN of every queue pair: close to 2^24, so that PSNs wrap soon.
 const FIRST_PSN: u32 = 0xff_fff0;
 
 fn number(value: &Value, name: &str) -> Result<u64, ClientError> {
@@ -85,15 +85,14 @@ impl End {
         let ((service, mtu, _), qp) = (kind, self.qp);
         let limit = |name: &str| client.card()["limits"][name].as_u64().unwrap_or(1).clamp(1, 4);
         let reads = limit("max_qp_rd_atom").min(limit("max_qp_init_rd_atom"));
-        // Null members are not sent.
+        // The client does not send null members.
         let (is_datagram, is_reliable) = (service == Service::Ud, service == Service::Rc);
         let of = |is_set: bool, value: Value| if is_set { value } else { Value::Null };
         let access = if is_reliable { RIGHTS } else { "LOCAL_WRITE|REMOTE_WRITE" };
         let steps = [
             json!({"qp": qp, "to": "INIT", "qkey": of(is_datagram, QKEY.into()),
                    "access": of(!is_datagram, access.into())}),
-            // Receives are posted before the peer sends: only an injected fault needs the RNR
-            // timer.
+            // Receives are posted before the peer sends, so only injected faults use the RNR timer.
             json!({"qp": qp, "to": "RTR", "path_mtu": of(!is_datagram, mtu.into()),
                    "dest_qpn": of(!is_datagram, qpn.into()), "rq_psn": of(!is_datagram, FIRST_PSN.into()),
                    "dgid": of(!is_datagram, gid.into()), "sgid_index": of(!is_datagram, self.gid_index.into()),
@@ -113,7 +112,7 @@ impl End {
     }
 }
 
-/// Returns the first RoCE v2 GID of this family that another host can reach, and its index.
+/// Returns the first RoCE v2 GID of `family` that other hosts can reach, and its index.
 fn gid(card: &Value, family: Family) -> Option<(String, u64)> {
     card["gids"].as_array()?.iter().filter(|gid| gid["type"] == "RoCE v2").find_map(|gid| {
         let text = gid["gid"].as_str()?;
@@ -124,14 +123,15 @@ fn gid(card: &Value, family: Family) -> Option<(String, u64)> {
     })
 }
 
-/// Two connected queue pairs, near and far, which live as long as checks of one kind pass.
+/// Two connected queue pairs, near and far. Checks of one kind share them as long as the checks
+/// pass.
 #[derive(Debug)]
 pub struct Pair {
     kind: Option<Kind>,
     pub(super) ends: [End; 2],
     /// True if the queue pairs have failed or may still receive late packets.
     pub(super) is_spent: bool,
-    /// Cells so far; part of every wr_id.
+    /// Number of cells so far; the upper half of every wr_id.
     pub(super) cells: u64,
 }
 
@@ -144,7 +144,7 @@ impl Pair {
         Ok(Self { kind: None, ends: [End::register(near)?, End::register(far)?], is_spent: true, cells: 0 })
     }
 
-    /// Connects new queue pairs, unless those of the last check are of this kind and still good.
+    /// Connects new queue pairs, unless those of the last check are of `kind` and still usable.
     pub(super) fn renew(&mut self, cards: &mut Cards<'_>, kind: Kind, ack_timeout: u8) -> Result<(), PairError> {
         if !self.is_spent && self.kind == Some(kind) {
             return Ok(());

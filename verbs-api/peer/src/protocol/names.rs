@@ -1,4 +1,4 @@
-//! Names and numbers of types, states, opcodes, flags, statuses and events, as in
+//! Names and numbers of types, states, opcodes, flags, statuses and events. The names are those of
 //! `infiniband/verbs.h` without their prefixes.
 
 /// Names and their numbers.
@@ -10,7 +10,7 @@ pub const QP_TYPES: Table = &[("RC", 2), ("UC", 3), ("UD", 4), ("XRC_SEND", 9), 
 /// `enum ibv_qp_state`.
 pub const STATES: Table = &[("RESET", 0), ("INIT", 1), ("RTR", 2), ("RTS", 3), ("SQD", 4), ("SQE", 5), ("ERR", 6)];
 
-/// `enum ibv_wr_opcode`: those that `post_send` takes.
+/// `enum ibv_wr_opcode`: the opcodes of `post_send`.
 pub const SEND_OPCODES: Table = &[
     ("RDMA_WRITE", 0),
     ("RDMA_WRITE_WITH_IMM", 1),
@@ -146,7 +146,7 @@ pub fn name(table: Table, number: u32) -> String {
     table.iter().find(|(_, known)| *known == number).map_or_else(|| number.to_string(), |(name, _)| (*name).to_owned())
 }
 
-/// Returns the names of the set bits; those without a name as one number.
+/// Returns the names of the set bits; the bits without a name as one number.
 #[must_use]
 pub fn flags(table: Table, bits: u32) -> Vec<String> {
     let mut names: Vec<String> =

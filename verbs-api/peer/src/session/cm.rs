@@ -1,4 +1,4 @@
-//! Commands that listen, connect and accept by librdmacm, and its events.
+//! Commands that listen, connect and accept through librdmacm, and its events.
 
 use super::Object;
 use super::{Session, deadline, private_data};
@@ -11,7 +11,6 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 const BACKLOG: u32 = 16;
-/// Time limit for the resolution of an address or a route.
 const RESOLVE: Duration = Duration::from_secs(5);
 const INIT: i32 = 1;
 const RTR: i32 = 2;
@@ -19,7 +18,6 @@ const RTS: i32 = 3;
 const UD: u32 = 4;
 
 impl Session {
-    /// The channel of the session, opened on first use.
     fn cm_channel(&mut self) -> Result<Rc<CmChannel>> {
         if let Some(channel) = &self.cm_channel {
             return Ok(Rc::clone(channel));
@@ -53,11 +51,11 @@ impl Session {
         if qp.kind() != UD {
             id.modify_qp(&qp, INIT)?;
         }
-        id.connect(&private_data(args)?, terms(args, &qp)?)?;
+        id.connect(&private_data(args)?, conn_param(args, &qp)?)?;
         Ok(json!({"cm": self.table.insert(Object::Cm(Rc::new(id)))}))
     }
 
-    /// Waits for this event of a new identifier, and keeps events of others.
+    /// Waits for the event `wanted` of a new identifier. Queues events of other identifiers.
     fn resolved(&mut self, id: &CmId, wanted: &str) -> Result<()> {
         let (channel, until) = (self.cm_channel()?, Instant::now() + RESOLVE);
         while Instant::now() < until {
@@ -84,13 +82,12 @@ impl Session {
                 id.modify_qp(&qp, state)?;
             }
         }
-        id.accept(&private_data(args)?, terms(args, &qp)?)
+        id.accept(&private_data(args)?, conn_param(args, &qp)?)
     }
 
     pub(super) fn cm_establish(&mut self, args: &Args) -> Result<()> {
         let (id, qp) = (self.table.cm(args.number("cm")?)?, self.table.qp(args.number("qp")?)?);
-        // INIT once more, as librdmacm does: only the response tells the rights that the peer
-        // needs.
+        // INIT again, as librdmacm does: only the response contains the rights that the peer needs.
         for state in [INIT, RTR, RTS] {
             id.modify_qp(&qp, state)?;
         }
@@ -113,7 +110,7 @@ impl Session {
         Ok(json!({ "events": events }))
     }
 
-    /// An event as JSON; the identifier of a request becomes an object of the session.
+    /// An event as JSON. The identifier of a request becomes an object of the session.
     fn cm_event(&mut self, event: CmEvent) -> Result<Value> {
         let about = self.table.at("cm", event.about);
         let (cm, listener) = match event.new {
@@ -132,14 +129,14 @@ impl Session {
     }
 }
 
-/// The address that the argument `name` gives as a GID, with a port.
+/// The GID in the argument `name` as an address with a port.
 fn address(args: &Args, name: &str, port: u16) -> Result<Option<SocketAddr>> {
     let gid = args.gid(name)?;
     Ok(gid.map(|gid| SocketAddr::new(IpAddr::V6(Ipv6Addr::from(gid)).to_canonical(), port)))
 }
 
-/// The terms of a request or response, without private data.
-fn terms(args: &Args, qp: &Qp) -> Result<rdma_conn_param> {
+/// The connection parameters in a request or response, without private data.
+fn conn_param(args: &Args, qp: &Qp) -> Result<rdma_conn_param> {
     Ok(rdma_conn_param {
         qp_num: qp.number(),
         responder_resources: args.or("responder_resources", 1)?,

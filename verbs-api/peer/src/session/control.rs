@@ -1,4 +1,4 @@
-//! Commands that create, modify and destroy objects.
+//! Commands that create and modify objects.
 
 use super::Object;
 use super::{ROCE_V2, mtu_bytes};
@@ -152,20 +152,20 @@ impl Session {
     fn join_on_host(&mut self, qp: u64, group: [u8; 16]) -> Result<()> {
         let IpAddr::V4(address) = IpAddr::V6(Ipv6Addr::from(group)).to_canonical() else { return Ok(()) };
         let gids = self.gids()?;
-        let ours = gids.iter().find_map(|entry| match IpAddr::V6(Ipv6Addr::from(entry.gid.raw)).to_canonical() {
-            IpAddr::V4(ours) if address.is_multicast() => Some(ours),
+        let local = gids.iter().find_map(|entry| match IpAddr::V6(Ipv6Addr::from(entry.gid.raw)).to_canonical() {
+            IpAddr::V4(local) if address.is_multicast() => Some(local),
             _ => None,
         });
-        let Some(ours) = ours else { return Ok(()) };
+        let Some(local) = local else { return Ok(()) };
         let joined = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0));
-        let joined = joined.and_then(|socket| socket.join_multicast_v4(&address, &ours).map(|()| socket));
+        let joined = joined.and_then(|socket| socket.join_multicast_v4(&address, &local).map(|()| socket));
         let refused = |error| Refusal::os(format_args!("cannot join {address}"), &error);
         self.memberships.insert((qp, group), joined.map_err(refused)?);
         Ok(())
     }
 }
 
-/// A number of entries, within the limit of the agent.
+/// The argument `name`, a number of entries within the limit of the agent.
 fn entries(args: &Args, name: &str) -> Result<u32> {
     let entries = args.or(name, DEFAULT_ENTRIES)?;
     if entries > limits::QUEUE {
@@ -233,10 +233,10 @@ const RC: u32 = 2;
 const UD: u32 = 4;
 const XRC: [u32; 2] = [9, 10];
 
-/// The attributes that a transition from RESET to RTS requires: `man ibv_modify_qp`.
+/// The attributes that the transition to the state `to` requires (`man ibv_modify_qp`).
 fn needed(kind: u32, to: u32) -> u32 {
     use mask::*;
-    // XRC queue pairs get the attributes of RC, and ignore those of the other direction.
+    // XRC queue pairs are given the attributes of RC, and ignore those of the other direction.
     let kind = if XRC.contains(&kind) { RC } else { kind };
     match (to, kind) {
         (INIT, UD) => PKEY_INDEX | PORT | QKEY,
@@ -249,10 +249,10 @@ fn needed(kind: u32, to: u32) -> u32 {
     }
 }
 
-/// The attributes of `modify_qp`, and their mask.
+/// The attributes of a `modify_qp` request, and their mask.
 ///
-/// Required attributes that were not given get a default. Transitions from RTS, SQD or SQE to RTS
-/// require none: the controller sets `exact` for them.
+/// Required attributes that are missing get a default. Transitions from RTS, SQD or SQE to RTS
+/// require none, so the controller must set `exact` for them.
 fn modification(
     args: &Args,
     kind: u32,
@@ -338,8 +338,8 @@ fn mtu(bytes: u32) -> Result<c_int> {
     mtu.map(|(_, mtu)| mtu).ok_or_else(|| Refusal::invalid("path_mtu is 256, 512, 1024, 2048 or 4096"))
 }
 
-/// The path to `dgid`, if one was given: from the GID at `sgid_index`, by default from the first
-/// RoCE v2 GID of the same family.
+/// The path to the argument `dgid`, if given. It starts at the GID at `sgid_index`, by default at
+/// the first RoCE v2 GID of the same family.
 pub(super) fn path(
     args: &Args,
     port: u8,

@@ -12,12 +12,12 @@ const INLINE: u32 = 8;
 const WITH_IMM: u32 = 2;
 const WITH_INV: u32 = 8;
 
-/// The members of a segment: a place in a region, or numbers, which may be wrong on purpose.
+/// The members of a segment: a part of a region, or numbers, which may be wrong on purpose.
 const SEGMENT: &[&str] = &["mr", "offset", "length", "addr", "lkey"];
 
 impl Session {
-    /// The segments of a request. The library itself reads inline data, so its segments must be
-    /// places in regions.
+    /// The segments of a request. Segments of inline data must be parts of regions, because the
+    /// library itself reads them.
     fn segments(&self, args: &Args, is_inline: bool) -> Result<Vec<Segment>> {
         let list = args.objects("sge", SEGMENT)?;
         if list.len() > limits::SEGMENTS {
@@ -62,7 +62,7 @@ impl Session {
                 _ => wr_union { rdma: wr_rdma { remote_addr, rkey } },
             }
         };
-        // One field of the work request: immediate data in network byte order, or a key.
+        // One field of the work request holds either immediate data in network byte order or a key.
         let imm_data = match args.optional("invalidate_rkey")? {
             Some(key) => key,
             None => args.or::<u32>("imm", 0)?.to_be(),
@@ -86,8 +86,8 @@ impl Session {
         }
     }
 
-    /// Polls until there are `min` completions, or the time is over. Between two polls the thread
-    /// sleeps until the queue raises an event.
+    /// Polls until there are `min` completions or the time is over. Between polls the thread sleeps
+    /// until the queue raises an event.
     pub(super) fn poll(&mut self, args: &Args) -> Result<Value> {
         let cq = self.table.cq(args.number("cq")?)?;
         let max = args.or("max", 16)?.clamp(1, limits::RESULTS);
@@ -96,7 +96,7 @@ impl Session {
         let mut entries = cq.poll(max)?;
         while entries.len() < min && Instant::now() < until {
             cq.notify(false)?;
-            // Completions before the notify raise no event.
+            // Completions that were queued before `notify` raise no event.
             let more = cq.poll(max - entries.len())?;
             if more.is_empty() {
                 cq.event(until)?;
@@ -127,7 +127,7 @@ impl Session {
     }
 }
 
-/// Bytes that a request reads or fills.
+/// The number of bytes that a request reads or fills.
 fn transfer(args: &Args) -> Result<usize> {
     let length = args.number("length")?;
     if length > limits::TRANSFER {
@@ -141,8 +141,8 @@ pub(super) fn send_flags(args: &Args) -> Result<u32> {
     Ok(args.flags("flags", names::SEND_FLAGS)?.unwrap_or(2))
 }
 
-/// A completion as JSON. Of a failed one only wr_id, status, QP number and vendor error are
-/// defined.
+/// A completion as JSON. A failed completion defines only wr_id, status, QP number and vendor
+/// error.
 fn completion(wc: &ibv_wc) -> Value {
     let mut value = json!({
         "wr_id": wc.wr_id,

@@ -1,7 +1,7 @@
 //! librdmacm: identifiers, and the events of their channel.
 //!
-//! Queue pairs are not created by librdmacm: a program may pass the number of its own one and
-//! modify it with the attributes of `rdma_init_qp_attr`.
+//! librdmacm does not create the queue pairs here: a program may pass the number of its own queue
+//! pair, and modify it with the attributes of `rdma_init_qp_attr`.
 
 use super::CmLibrary;
 use super::{Qp, check, check_pointer, make_nonblocking, owned, wait_readable};
@@ -26,18 +26,18 @@ pub(crate) struct CmChannel {
     library: CmLibrary,
 }
 
-/// An event, acknowledged already.
+/// An acknowledged event.
 pub(crate) struct CmEvent {
     pub(crate) number: u32,
     pub(crate) status: i32,
-    /// The address of the identifier, only to be compared; of a request, that of the listener.
+    /// Address of the identifier, for comparison only. For a request, the address of the listener.
     pub(crate) about: usize,
-    /// The identifier of a request.
+    /// The new identifier of a request.
     pub(crate) new: Option<CmId>,
     pub(crate) private_data: Vec<u8>,
-    /// Of a connection: responder resources, initiator depth.
+    /// Responder resources and initiator depth of a connection.
     pub(crate) depths: [u8; 2],
-    /// The peer's queue pair; of a datagram service also its Q_Key.
+    /// The peer's queue pair and, for a datagram service, its Q_Key.
     pub(crate) qpn: u32,
     pub(crate) qkey: u32,
 }
@@ -45,7 +45,7 @@ pub(crate) struct CmEvent {
 impl CmChannel {
     pub(crate) fn open() -> Result<Rc<Self>, Refusal> {
         let library = CmLibrary::open()?;
-        // SAFETY: no arguments.
+        // SAFETY: takes no arguments.
         let raw = check_pointer("rdma_create_event_channel", unsafe { (library.rdma_create_event_channel)() })?;
         let channel = Rc::new(Self { raw, library });
         // SAFETY: the channel is alive.
@@ -53,27 +53,26 @@ impl CmChannel {
         Ok(channel)
     }
 
-    /// Returns the next event, and waits for it until `until`.
     pub(crate) fn event(self: &Rc<Self>, until: Instant) -> Result<Option<CmEvent>, Refusal> {
         // SAFETY: the channel is alive.
         if !wait_readable(unsafe { (*self.raw).fd }, until) {
             return Ok(None);
         }
         let mut raw = ptr::null_mut();
-        // SAFETY: the channel is alive, and there is a place for the event.
+        // SAFETY: the channel is alive, and `raw` is valid for writing.
         let code = unsafe { (self.library.rdma_get_cm_event)(self.raw, &raw mut raw) };
         match check("rdma_get_cm_event", code) {
-            // librdmacm consumed the kernel's event itself.
+            // librdmacm handled the kernel's event itself.
             Err(refusal) if refusal.errno == libc::EAGAIN => return Ok(None),
             answer => answer?,
         }
         // SAFETY: the event is alive until it is acknowledged.
         let event = unsafe { *raw };
-        // SAFETY: an identifier of the library, alive as long as the event is.
+        // SAFETY: the identifier is alive as long as the event.
         let is_datagram = unsafe { (*event.id).ps } == PS_UDP;
         let is_request = event.event.unsigned_abs() == CONNECT_REQUEST;
-        // SAFETY: every member of the union begins with the private data, all bits are numbers and
-        // pointers, and the port space says which one it is.
+        // SAFETY: the members of the union consist of numbers and pointers, both begin with the
+        // private data, and the port space selects the valid one.
         let (data, len, depths, qpn, qkey) = unsafe {
             let (conn, ud) = (event.param.conn, event.param.ud);
             match is_datagram {
@@ -99,7 +98,7 @@ impl CmChannel {
             qpn,
             qkey,
         };
-        // SAFETY: the event that came, once.
+        // SAFETY: acknowledges the received event, once.
         check("rdma_ack_cm_event", unsafe { (self.library.rdma_ack_cm_event)(raw) })?;
         Ok(Some(event))
     }
@@ -112,7 +111,6 @@ impl Drop for CmChannel {
     }
 }
 
-/// Adds private data to the terms of a connection.
 fn with_private_data(terms: rdma_conn_param, private_data: &[u8]) -> Result<rdma_conn_param, Refusal> {
     let private_data_len = length(private_data)?;
     Ok(rdma_conn_param { private_data: private_data.as_ptr().cast(), private_data_len, ..terms })
@@ -131,7 +129,7 @@ pub(crate) struct CmId {
 impl CmId {
     pub(crate) fn create(channel: &Rc<CmChannel>, space: u32) -> Result<Self, Refusal> {
         let (mut raw, space) = (ptr::null_mut(), c_int::try_from(space).unwrap_or_default());
-        // SAFETY: the channel is alive, and there is a place for the identifier.
+        // SAFETY: the channel is alive, and the pointer to the identifier is valid for writing.
         let code = unsafe { (channel.library.rdma_create_id)(channel.raw, &raw mut raw, ptr::null_mut(), space) };
         check("rdma_create_id", code)?;
         Ok(Self { raw, channel: Rc::clone(channel) })
@@ -163,7 +161,7 @@ impl CmId {
         check("rdma_resolve_route", unsafe { (self.channel.library.rdma_resolve_route)(self.raw, RESOLVE_MS) })
     }
 
-    /// Modifies a queue pair to this state, with the attributes of the connection.
+    /// Modifies a queue pair to `state`, with the attributes of the connection.
     pub(crate) fn modify_qp(&self, qp: &Qp, state: i32) -> Result<(), Refusal> {
         let (mut attr, mut mask) = (ibv_qp_attr { qp_state: state, ..ibv_qp_attr::ZERO }, 0);
         let init = self.channel.library.rdma_init_qp_attr;
@@ -174,13 +172,13 @@ impl CmId {
 
     pub(crate) fn connect(&self, private_data: &[u8], terms: rdma_conn_param) -> Result<(), Refusal> {
         let mut param = with_private_data(terms, private_data)?;
-        // SAFETY: the identifier is alive, and so is what the structure points to.
+        // SAFETY: the identifier is alive, and so is the private data that the structure points to.
         check("rdma_connect", unsafe { (self.channel.library.rdma_connect)(self.raw, &raw mut param) })
     }
 
     pub(crate) fn accept(&self, private_data: &[u8], terms: rdma_conn_param) -> Result<(), Refusal> {
         let mut param = with_private_data(terms, private_data)?;
-        // SAFETY: the identifier is alive, and so is what the structure points to.
+        // SAFETY: the identifier is alive, and so is the private data that the structure points to.
         check("rdma_accept", unsafe { (self.channel.library.rdma_accept)(self.raw, &raw mut param) })
     }
 
@@ -191,7 +189,7 @@ impl CmId {
 
     pub(crate) fn reject(&self, private_data: &[u8]) -> Result<(), Refusal> {
         let (data, len) = (private_data.as_ptr().cast::<c_void>(), length(private_data)?);
-        // SAFETY: the identifier is alive, and the bytes are during the call.
+        // SAFETY: the identifier is alive, and the bytes outlive the call.
         check("rdma_reject", unsafe { (self.channel.library.rdma_reject)(self.raw, data, len) })
     }
 

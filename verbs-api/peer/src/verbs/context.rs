@@ -18,11 +18,11 @@ pub(crate) struct Context {
     pub(super) raw: *mut ibv_context,
     pub(super) library: Rc<Library>,
     pub(crate) name: String,
-    /// Its folder in sysfs.
+    /// Folder of the device in sysfs.
     pub(crate) folder: PathBuf,
 }
 
-/// The origin of an asynchronous event: kind and address of an object, only to be compared, or a
+/// The source of an asynchronous event: kind and address of an object (for comparison only), or a
 /// port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventSource {
@@ -31,22 +31,22 @@ pub(crate) enum EventSource {
     Device,
 }
 
-/// An asynchronous event, acknowledged already.
+/// An acknowledged asynchronous event.
 pub(crate) struct Event {
     pub(crate) number: u32,
     pub(crate) source: EventSource,
 }
 
 impl Context {
-    /// Opens the device of this name, or the first one.
+    /// Opens the device with this name, or the first device.
     pub(crate) fn open(wanted: Option<&str>) -> Result<Rc<Self>, Refusal> {
         let library = Rc::new(Library::open()?);
         let mut count: c_int = 0;
-        // SAFETY: a place for the number.
+        // SAFETY: `count` is valid for writing.
         let list = unsafe { (library.ibv_get_device_list)(&raw mut count) };
         let list = check_pointer("ibv_get_device_list", list)?;
         let count = usize::try_from(count).unwrap_or(0);
-        // SAFETY: the list has this many devices, each valid while the list is.
+        // SAFETY: the list has `count` devices, which are valid as long as the list.
         let devices = unsafe { core::slice::from_raw_parts(list.cast_const(), count) };
         // SAFETY: as above.
         let name = |device: *mut ibv_device| unsafe { text(&(*device).name) };
@@ -57,7 +57,8 @@ impl Context {
             let raw = check_pointer("ibv_open_device", raw)?;
             Ok(Self { raw, library: Rc::clone(&library), name: name(device), folder: folder.into() })
         });
-        // SAFETY: from the library, and not used after this; an open device does not need the list.
+        // SAFETY: the list is from the library and not used after this; an open device does not
+        // need it.
         unsafe { (library.ibv_free_device_list)(list) };
         let context = context?;
         // SAFETY: the context is open.
@@ -65,21 +66,20 @@ impl Context {
         Ok(Rc::new(context))
     }
 
-    /// The functions that the headers call inline.
+    /// The functions that inline functions of the headers call.
     pub(super) fn ops(&self) -> &ibv_context_ops {
         // SAFETY: the context is open, and its functions do not change.
         unsafe { &(*self.raw).ops }
     }
 
-    /// The functions that are newer than those of [`Self::ops`], if the library has those of XRC
-    /// and all older ones.
+    /// The functions that are newer than [`Self::ops`], if the library has them up to those of XRC.
     pub(super) fn extended(&self) -> Option<&verbs_context> {
         // SAFETY: the context is open.
         if unsafe { (*self.raw).abi_compat } != ABI_EXTENDED {
             return None;
         }
-        // SAFETY: this mark says that the context is the tail of this structure, which grows at its
-        // front: only what `sz` covers is there, and `sz` itself always.
+        // SAFETY: the mark says that the context is the tail of a `verbs_context`. That structure
+        // grows at its front: `sz` is always present, and says how much of the structure is.
         let (start, len) = unsafe {
             let start = self.raw.byte_sub(offset_of!(verbs_context, context)).cast::<verbs_context>();
             (start, (&raw const (*start).sz).read())
@@ -87,7 +87,7 @@ impl Context {
         if len < size_of::<verbs_context>() {
             return None;
         }
-        // SAFETY: the whole structure is there, and its functions do not change.
+        // SAFETY: `sz` covers the whole structure, and its functions do not change.
         Some(unsafe { &*start })
     }
 
@@ -119,7 +119,6 @@ impl Context {
         Ok(entries)
     }
 
-    /// Returns the next asynchronous event, and waits for it until `until`.
     pub(crate) fn event(&self, until: Instant) -> Result<Option<Event>, Refusal> {
         // SAFETY: the context is open.
         if !wait_readable(unsafe { (*self.raw).async_fd }, until) {
@@ -129,8 +128,8 @@ impl Context {
         // SAFETY: the context is open, the structure is the one of the ABI.
         check("ibv_get_async_event", unsafe { (self.library.ibv_get_async_event)(self.raw, &raw mut event) })?;
         let number = event.event_type.unsigned_abs();
-        // SAFETY: every member is a pointer or a number in one of the same place, all of them
-        // initialized because the union was.
+        // SAFETY: the members are a number and pointers at the same offset, and the union was
+        // initialised with a pointer.
         let (address, port) = unsafe { (event.element.cq.addr(), event.element.port_num) };
         let source = match number {
             0 => EventSource::Object("cq", address),
@@ -139,7 +138,7 @@ impl Context {
             9..=13 | 17 | 18 => EventSource::Port(u8::try_from(port).unwrap_or(0)),
             _ => EventSource::Device,
         };
-        // SAFETY: the event that came, once.
+        // SAFETY: acknowledges the received event, once.
         unsafe { (self.library.ibv_ack_async_event)(&raw mut event) };
         Ok(Some(Event { number, source }))
     }
@@ -157,7 +156,7 @@ fn no_device(wanted: Option<&str>) -> Refusal {
     Refusal { text, errno: libc::ENODEV }
 }
 
-/// A text that ends with a zero byte, or with the array.
+/// The text in `array`, up to a nul byte.
 fn text(array: &[c_char]) -> String {
     // SAFETY: `c_char` is a byte.
     let bytes = unsafe { core::slice::from_raw_parts(array.as_ptr().cast::<u8>(), array.len()) };

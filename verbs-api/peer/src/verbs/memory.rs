@@ -1,4 +1,4 @@
-//! Registered memory of the agent, and memory windows.
+//! Memory regions of the agent, and memory windows.
 
 use super::{Pd, check, check_pointer, missing, owned};
 use crate::protocol::Refusal;
@@ -9,7 +9,8 @@ use std::cell::Cell;
 use std::io;
 use std::rc::Rc;
 
-/// Pages of one region. The card may write to them at any time, so they are copied, never borrowed.
+/// The pages of one region. The card may write to them at any time, so their bytes are copied,
+/// never borrowed.
 struct Pages {
     begin: *mut u8,
     len: usize,
@@ -18,7 +19,7 @@ struct Pages {
 impl Pages {
     fn map(len: usize) -> Result<Self, Refusal> {
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: new pages, at a place that the kernel chooses.
+        // SAFETY: maps new pages at an address that the kernel chooses.
         let begin = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, -1, 0) };
         if begin == libc::MAP_FAILED {
             return Err(Refusal::os("mmap", &io::Error::last_os_error()));
@@ -37,12 +38,11 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map`; no address in them is used after this.
+        // SAFETY: `map` mapped the pages, and no address in them is used after this.
         unsafe { libc::munmap(self.begin.cast(), self.len) };
     }
 }
 
-/// A memory region over pages of its own.
 pub(crate) struct Mr {
     pub(crate) raw: *mut ibv_mr,
     pages: Option<Pages>,
@@ -55,12 +55,12 @@ impl Mr {
         let pages = Pages::map(len)?;
         for offset in (0..len).step_by(fill.len().max(1)).take_while(|_| fill.iter().any(|byte| *byte != 0)) {
             let count = fill.len().min(len - offset);
-            // SAFETY: within the pages, which are not those of `fill`.
+            // SAFETY: the destination is within the pages, and does not overlap `fill`.
             unsafe { ptr::copy_nonoverlapping(fill.as_ptr(), pages.begin.wrapping_add(offset), count) };
         }
         let access = c_int::try_from(access).map_err(|_| Refusal::invalid("access is too large"))?;
         let begin = pages.begin.cast::<c_void>();
-        // SAFETY: the domain is alive; the pages stay until the region is deregistered.
+        // SAFETY: the domain is alive; the pages stay mapped until the region is deregistered.
         let raw = unsafe { (pd.context.library.ibv_reg_mr)(pd.raw, begin, len, access) };
         Ok(Self { raw: check_pointer("ibv_reg_mr", raw)?, pages: Some(pages), pd: Rc::clone(pd) })
     }
@@ -91,14 +91,15 @@ impl Mr {
     pub(crate) fn read(&self, offset: usize, len: usize) -> Result<Vec<u8>, Refusal> {
         let from = self.pages()?.place(offset, len)?;
         let mut bytes = vec![0_u8; len];
-        // SAFETY: within the pages; bytes that the card writes meanwhile are read old or new.
+        // SAFETY: the source is within the pages; a byte that the card writes meanwhile is read old
+        // or new.
         unsafe { ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), len) };
         Ok(bytes)
     }
 
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), Refusal> {
         let to = self.pages()?.place(offset, bytes.len())?;
-        // SAFETY: within the pages, which are not those of `bytes`.
+        // SAFETY: the destination is within the pages, and does not overlap `bytes`.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
     }
@@ -108,7 +109,7 @@ impl Mr {
         if raw.is_null() {
             return Ok(());
         }
-        // SAFETY: registered; its pointer is not used after this.
+        // SAFETY: the region is registered, and its pointer is not used after this.
         let result = check("ibv_dereg_mr", unsafe { (self.pd.context.library.ibv_dereg_mr)(raw) });
         if result.is_err() {
             // The card may still use the pages, so they are leaked.
@@ -128,7 +129,7 @@ impl Drop for Mr {
 pub(crate) struct Mw {
     pub(crate) raw: *mut ibv_mw,
     pub(super) pd: Rc<Pd>,
-    /// The region of its last binding, which must not be deregistered before the window.
+    /// The region of the last binding, which must not be deregistered before the window.
     pub(super) bound: Cell<Option<Rc<Mr>>>,
 }
 
@@ -146,7 +147,7 @@ impl Mw {
     }
 
     pub(super) fn set_rkey(&self, rkey: u32) {
-        // SAFETY: the window is allocated; programs write its key, `man ibv_bind_mw`.
+        // SAFETY: the window is allocated; programs may write its key (`man ibv_bind_mw`).
         unsafe { (*self.raw).rkey = rkey };
     }
 

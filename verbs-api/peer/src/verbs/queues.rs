@@ -8,12 +8,12 @@ use roxe_abi::*;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// A segment as the card gets it. Only the card uses an address that the controller gave as a
-/// number.
+/// A segment as passed to the card. Only the card uses addresses that the controller gave as
+/// numbers.
 pub(crate) type Segment = ibv_sge;
 
 impl Qp {
-    /// Posts a request with its segments and, of a datagram, its address handle.
+    /// Posts a request with its segments and, for a datagram, its address handle.
     pub(crate) fn post_send(
         &self,
         mut wr: ibv_send_wr,
@@ -26,20 +26,20 @@ impl Qp {
         }
         let post = self.pd.context.ops().post_send.ok_or_else(|| missing("ibv_post_send"))?;
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair is alive, as are the segments and the path, to which alone the
-        // request points; inline data lies in memory of ours, and no other address of a segment is
-        // followed by the library.
+        // SAFETY: the queue pair, the segments and the path are alive, and the request has no other
+        // pointers. The library dereferences addresses of segments only for inline data, which is
+        // in the agent's memory.
         check("ibv_post_send", unsafe { post(self.raw, &raw mut wr, &raw mut bad) })
     }
 
     pub(crate) fn post_recv(&self, wr_id: u64, segments: &[Segment]) -> Result<(), Refusal> {
         let post = self.pd.context.ops().post_recv.ok_or_else(|| missing("ibv_post_recv"))?;
         let (mut wr, mut bad) = (recv_wr(wr_id, segments)?, ptr::null_mut());
-        // SAFETY: the queue pair is alive, as is what the request points to.
+        // SAFETY: the queue pair is alive, and so are the segments of the request.
         check("ibv_post_recv", unsafe { post(self.raw, &raw mut wr, &raw mut bad) })
     }
 
-    /// Posts the binding of a window to a part of `mr`, and returns its new key.
+    /// Posts the binding of a window to a part of `mr`; returns the new key.
     pub(crate) fn bind(
         &self,
         mw: &Mw,
@@ -69,7 +69,7 @@ impl Qp {
     }
 }
 
-/// `ibv_inc_rkey`: the next key of a window, which differs in the lowest byte.
+/// The next key of a window, which differs in the lowest byte (`ibv_inc_rkey`).
 const fn next_key(rkey: u32) -> u32 {
     (rkey & !0xff) | (rkey.wrapping_add(1) & 0xff)
 }
@@ -82,7 +82,7 @@ impl Srq {
     pub(crate) fn post_recv(&self, wr_id: u64, segments: &[Segment]) -> Result<(), Refusal> {
         let post = self.pd.context.ops().post_srq_recv.ok_or_else(|| missing("ibv_post_srq_recv"))?;
         let (mut wr, mut bad) = (recv_wr(wr_id, segments)?, ptr::null_mut());
-        // SAFETY: the queue is alive, as is what the request points to.
+        // SAFETY: the queue is alive, and so are the segments of the request.
         check("ibv_post_srq_recv", unsafe { post(self.raw, &raw mut wr, &raw mut bad) })
     }
 }
@@ -91,7 +91,7 @@ fn count(segments: &[Segment]) -> Result<c_int, Refusal> {
     c_int::try_from(segments.len()).map_err(|_| Refusal::invalid("too many segments"))
 }
 
-/// `enum ibv_qp_type`: the ends of a connection of XRC.
+/// `enum ibv_qp_type`: the two ends of an XRC connection.
 const XRC_SEND: u32 = 9;
 const XRC_RECV: u32 = 10;
 /// `enum ibv_qp_init_attr_mask`.
@@ -110,7 +110,7 @@ struct Channel {
     context: Rc<Context>,
 }
 
-/// A completion queue. Its channel is destroyed after it.
+/// A completion queue and its channel, which is destroyed after it.
 pub(crate) struct Cq {
     pub(crate) raw: *mut ibv_cq,
     channel: Channel,
@@ -139,7 +139,7 @@ impl Cq {
         let poll = self.channel.context.ops().poll_cq.ok_or_else(|| missing("ibv_poll_cq"))?;
         let mut entries = vec![ibv_wc::ZERO; max];
         let room = c_int::try_from(max).unwrap_or(c_int::MAX);
-        // SAFETY: the queue is alive, and there is room for as many entries as are asked for.
+        // SAFETY: the queue is alive, and `entries` has room for `room` entries.
         let count = unsafe { poll(self.raw, room, entries.as_mut_ptr()) };
         let count = usize::try_from(count).or_else(|_| check("ibv_poll_cq", count).map(|()| 0))?;
         entries.truncate(count);
@@ -163,13 +163,13 @@ impl Cq {
         // SAFETY: the channel is alive, and only this queue uses it.
         let code = unsafe { (library.ibv_get_cq_event)(self.channel.raw, &raw mut cq, &raw mut data) };
         check("ibv_get_cq_event", code)?;
-        // SAFETY: one event of this queue came.
+        // SAFETY: acknowledges the one event of this queue.
         unsafe { (library.ibv_ack_cq_events)(cq, 1) };
         Ok(true)
     }
 }
 
-/// A shared receive queue; one of XRC holds its completion queue and domain.
+/// A shared receive queue. An XRC queue holds its completion queue and domain.
 pub(crate) struct Srq {
     pub(crate) raw: *mut ibv_srq,
     pub(super) pd: Rc<Pd>,
@@ -185,7 +185,7 @@ impl Srq {
         Ok(Self { raw: check_pointer("ibv_create_srq", raw)?, pd: Rc::clone(pd), _xrc: None })
     }
 
-    /// Creates one in an XRC domain, which requests name by its number.
+    /// Creates a queue in an XRC domain. Requests name it by its number.
     pub(crate) fn create_xrc(
         pd: &Rc<Pd>,
         [max_wr, max_sge]: [u32; 2],
@@ -216,11 +216,11 @@ impl Srq {
         check("ibv_modify_srq", unsafe { modify(self.raw, &raw mut attr, SRQ_LIMIT) })
     }
 
-    /// The number by which XRC requests name it.
+    /// The number by which XRC requests name the queue.
     pub(crate) fn number(&self) -> Result<u32, Refusal> {
         let get = self.pd.context.extended().and_then(|more| more.get_srq_num);
         let (get, mut number) = (get.ok_or_else(|| missing("ibv_get_srq_num"))?, 0);
-        // SAFETY: the queue is alive, and there is a place for the number.
+        // SAFETY: the queue is alive, and `number` is valid for writing.
         check("ibv_get_srq_num", unsafe { get(self.raw, &raw mut number) })?;
         Ok(number)
     }
@@ -257,13 +257,13 @@ impl Qp {
             qp_type: c_int::try_from(init.kind).map_err(|_| Refusal::invalid("no such type"))?,
             sq_sig_all: c_int::from(init.sig_all),
         };
-        // SAFETY: the domain and the queues are alive, and stay as long as this has them.
+        // SAFETY: the domain and the queues are alive, and the queue pair holds them.
         let raw = unsafe { (pd.context.library.ibv_create_qp)(pd.raw, &raw mut attr) };
         Ok(Self { raw: check_pointer("ibv_create_qp", raw)?, pd: Rc::clone(pd), init })
     }
 
-    /// Creates either end of an XRC connection: the initiator has a protection domain, the target
-    /// an XRC domain with the shared queues that requests name.
+    /// Creates either end of an XRC connection. The initiator has a protection domain, the target
+    /// an XRC domain with the shared receive queues.
     fn create_xrc(pd: &Rc<Pd>, init: QpInit) -> Result<Self, Refusal> {
         let create = pd.context.extended().and_then(|more| more.create_qp_ex);
         let create = create.ok_or_else(|| missing("ibv_create_qp_ex"))?;
@@ -279,12 +279,12 @@ impl Qp {
             attr.cap = ibv_qp_cap { max_recv_wr: 0, max_recv_sge: 0, ..init.cap };
             attr.sq_sig_all = c_int::from(init.sig_all);
         }
-        // SAFETY: the domains and the queue are alive, and stay as long as this has them.
+        // SAFETY: the domains and the queue are alive, and the queue pair holds them.
         let raw = unsafe { create(pd.context.raw, &raw mut attr) };
         Ok(Self { raw: check_pointer("ibv_create_qp_ex", raw)?, pd: Rc::clone(pd), init })
     }
 
-    /// One of `protocol::names::QP_TYPES`.
+    /// The type, a number of `protocol::names::QP_TYPES`.
     pub(crate) const fn kind(&self) -> u32 {
         self.init.kind
     }
@@ -300,7 +300,7 @@ impl Qp {
         check("ibv_modify_qp", unsafe { (self.pd.context.library.ibv_modify_qp)(self.raw, &raw mut attr, mask) })
     }
 
-    /// Its attributes, at least those of the mask.
+    /// The attributes, at least those of `mask`.
     pub(crate) fn query(&self, mask: u32) -> Result<ibv_qp_attr, Refusal> {
         let mask = c_int::try_from(mask).map_err(|_| Refusal::invalid("no such attribute"))?;
         let (mut attr, mut init) = (ibv_qp_attr::ZERO, ibv_qp_init_attr::ZERO);

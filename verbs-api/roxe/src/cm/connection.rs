@@ -1,15 +1,14 @@
-//! Blocking connections, like the TCP types of the standard library, with queue pairs. Each value
-//! has an event channel of its own.
+//! Blocking connections, modelled on the TCP types of the standard library. Each value has its own
+//! event channel.
 
 use crate::cm::{CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
 use crate::{EnvironmentError, Error, QueuePair};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
-/// Time limit of an address resolution.
 const LOOKUP: Duration = Duration::from_secs(2);
 
-/// Requests that may wait in a listener.
+/// Maximum number of unanswered requests of a listener.
 const BACKLOG: u32 = 128;
 
 /// Completions of a queue pair with the builder's default of 128 sends and 128 receives.
@@ -25,8 +24,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects to a [`Listener`], or to whatever listens there, with a queue pair in a domain of
-    /// its own. Of several addresses the first that takes the connection.
+    /// Connects to a listener, with a queue pair in a new protection domain. Tries several
+    /// addresses in order until one accepts.
     ///
     /// # Errors
     /// As [`Outgoing::resolve`] and [`Outgoing::connect`].
@@ -44,17 +43,18 @@ impl Connection {
         &self.qp
     }
 
-    /// The connection as the connection manager sees it.
+    /// The connection id.
     pub const fn id(&self) -> &CmId {
         &self.id
     }
 
-    /// The channel of its events; a disconnect of the peer is [`CmEventKind::Disconnected`].
+    /// The event channel of the connection. A disconnect of the peer is
+    /// [`CmEventKind::Disconnected`].
     pub const fn events(&self) -> &EventChannel {
         &self.channel
     }
 
-    /// Private data of the peer's acceptance; empty at the accepting side: see
+    /// Private data of the peer's acceptance. Empty at the accepting side; see
     /// [`Incoming::private_data`].
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
@@ -64,13 +64,13 @@ impl Connection {
     /// disconnects or drops the connection; the wait is limited to about a minute.
     ///
     /// # Errors
-    /// [`Error::Environment`] when the wait fails or the device is removed.
+    /// [`Error::Environment`] if the wait fails or the device is removed.
     pub fn disconnect(self) -> Result<(), Error> {
         self.id.disconnect()?;
         self.until_disconnected()
     }
 
-    /// Waits until the peer ends the connection, and agrees.
+    /// Waits until the peer ends the connection, and answers.
     ///
     /// # Errors
     /// As [`disconnect`](Self::disconnect).
@@ -85,7 +85,7 @@ impl Connection {
     }
 }
 
-/// A connection to be requested, whose address is resolved to a device.
+/// A connection whose address is resolved, ready to be requested.
 #[derive(Debug)]
 pub struct Outgoing {
     id: CmId,
@@ -93,10 +93,11 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// Finds the device and the way to `addr`; of several addresses the first that can be resolved.
+    /// Finds the device and the path to `addr`. Tries several addresses in order until one can be
+    /// resolved.
     ///
     /// # Errors
-    /// [`Error::Environment`] if no device leads there, or the name has no address.
+    /// [`Error::Environment`] if no device reaches `addr`, or the name has no address.
     pub fn resolve(addr: impl ToSocketAddrs) -> Result<Self, Error> {
         first(addr, Self::resolve_one)
     }
@@ -111,15 +112,15 @@ impl Outgoing {
         Ok(Self { id, channel })
     }
 
-    /// The id, to build a queue pair on; [`CmId::device`] leads to the peer.
+    /// The id, to build a queue pair on. [`CmId::device`] is the device that reaches the peer.
     pub const fn id(&self) -> &CmId {
         &self.id
     }
 
-    /// Asks for the connection with `qp`, which was built on the id, and waits for the answer.
+    /// Requests the connection with `qp`, which was built on the id, and waits for the answer.
     ///
     /// # Errors
-    /// [`Error::Peer`] if the peer refuses or does not answer within a minute or so,
+    /// [`Error::Peer`] if the peer refuses or does not answer within about a minute,
     /// [`Error::Argument`] if the private data is too long.
     pub fn connect(self, qp: QueuePair, param: &ConnParam) -> Result<Connection, Error> {
         let Self { id, channel } = self;
@@ -129,20 +130,21 @@ impl Outgoing {
     }
 }
 
-/// Waits for requests at an address.
+/// Listens for connection requests at an address.
 #[derive(Debug)]
 pub struct Listener {
     id: CmId,
     channel: EventChannel,
-    asked: SocketAddr,
+    requested: SocketAddr,
 }
 
 impl Listener {
-    /// Listens at `addr`; port 0 chooses one. Of several addresses the first that can be had.
+    /// Listens at `addr`; port 0 chooses one. Tries several addresses in order until one is
+    /// available.
     ///
     /// # Errors
-    /// [`Error::Environment`] if no device has the address, another program the port, or the name
-    /// no address.
+    /// [`Error::Environment`] if no device has the address, another program uses the port, or the
+    /// name has no address.
     pub fn bind(addr: impl ToSocketAddrs) -> Result<Self, Error> {
         first(addr, Self::bind_one)
     }
@@ -152,18 +154,18 @@ impl Listener {
         let id = CmId::create(&channel, PortSpace::Tcp)?;
         id.bind(addr)?;
         id.listen(BACKLOG)?;
-        Ok(Self { id, channel, asked: addr })
+        Ok(Self { id, channel, requested: addr })
     }
 
-    /// Its address, with the port that was chosen.
+    /// Address of the listener, with the chosen port.
     pub fn local_addr(&self) -> SocketAddr {
-        self.id.local_addr().unwrap_or(self.asked)
+        self.id.local_addr().unwrap_or(self.requested)
     }
 
     /// Waits for the next request.
     ///
     /// # Errors
-    /// [`Error::Environment`] when the wait fails or the device is removed.
+    /// [`Error::Environment`] if the wait fails or the device is removed.
     pub fn next_request(&self) -> Result<Incoming, Error> {
         loop {
             let mut event = self.channel.next_event()?.check()?;
@@ -173,7 +175,7 @@ impl Listener {
         }
     }
 
-    /// Waits for the next request and accepts it, with a queue pair in a domain of its own.
+    /// Waits for the next request and accepts it, with a queue pair in a new protection domain.
     ///
     /// # Errors
     /// As [`next_request`](Self::next_request) and [`Incoming::accept`].
@@ -185,7 +187,7 @@ impl Listener {
     }
 }
 
-/// A request of a peer. Dropping it rejects the request.
+/// A connection request of a peer. Dropping it rejects the request.
 #[derive(Debug)]
 pub struct Incoming {
     id: CmId,
@@ -200,7 +202,7 @@ impl Incoming {
         Ok(Self { id, channel, param })
     }
 
-    /// The id, to build a queue pair on; [`CmId::device`] is where the request came in.
+    /// The id, to build a queue pair on. [`CmId::device`] is the device that received the request.
     pub const fn id(&self) -> &CmId {
         &self.id
     }
@@ -210,22 +212,24 @@ impl Incoming {
         &self.param.private_data
     }
 
-    /// The terms of the peer, as seen from this side.
+    /// The peer's connection parameters, from the view of this side.
     pub const fn param(&self) -> &ConnParam {
         &self.param
     }
 
-    /// An answer that takes all the READs and atomics that the peer offers, without private data.
+    /// Returns parameters that accept all READs and atomics that the peer offers, without private
+    /// data.
     pub fn answer(&self) -> ConnParam {
         let ConnParam { responder_resources, initiator_depth, .. } = self.param;
         ConnParam { responder_resources, initiator_depth, ..ConnParam::default() }
     }
 
-    /// Accepts it with `qp`, which was built on the id, and waits until the peer knows.
+    /// Accepts the request with `qp`, which was built on the id, and waits for the peer's
+    /// confirmation.
     ///
     /// # Errors
-    /// [`Error::Peer`] if the peer gave up, [`Error::Argument`] if `param` asks for more than
-    /// the peer offers.
+    /// [`Error::Peer`] if the peer has given up, [`Error::Argument`] if `param` exceeds the peer's
+    /// offer.
     pub fn accept(self, qp: QueuePair, param: &ConnParam) -> Result<Connection, Error> {
         let Self { id, channel, .. } = self;
         id.accept(param)?;
@@ -233,23 +237,23 @@ impl Incoming {
         Ok(Connection { qp, id, channel, private_data: Vec::new() })
     }
 
-    /// Refuses it; the peer gets up to 148 bytes.
+    /// Rejects the request, with up to 148 bytes of private data.
     ///
     /// # Errors
-    /// [`Error::Argument`] if it is more, or the peer has gone.
+    /// [`Error::Argument`] if the private data is longer, or the peer is gone.
     pub fn reject(self, private_data: &[u8]) -> Result<(), Error> {
         self.id.reject(private_data)
     }
 }
 
-/// A queue pair on `id` with everything that it needs.
+/// A queue pair on `id`, in a new protection domain and with a new completion queue.
 fn simple_qp(id: &CmId) -> Result<QueuePair, Error> {
     let context = id.context()?;
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(COMPLETIONS)?);
     pd.create_qp(&cq, &cq).build_on(id)
 }
 
-/// The first success of `make` over the addresses.
+/// Returns the first success of `make` over the addresses; else the last error.
 fn first<T>(addr: impl ToSocketAddrs, make: impl Fn(SocketAddr) -> Result<T, Error>) -> Result<T, Error> {
     let nothing = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
     let mut failed = EnvironmentError::Lookup(nothing).into();

@@ -5,22 +5,22 @@ use crate::{AddressHandle, ArgumentError, Error, FailedConnection, ObjectId, Pro
 use roxe_provider::cm;
 
 impl EventChannel {
-    /// Waits for the next event. If the descriptor was made non-blocking, an error for which
-    /// [`Error::is_would_block`] holds means that there is none.
+    /// Waits for the next event.
     ///
     /// # Errors
-    /// [`Error::Environment`] when the wait fails, also when a signal interrupts it.
+    /// [`Error::Environment`] if the wait fails. [`Error::NotYet`] if a signal interrupts it or,
+    /// with the descriptor in non-blocking mode, if there is no event ([`Error::is_would_block`]).
     pub fn next_event(&self) -> Result<CmEvent, Error> {
         Ok(CmEvent::new(self.0.next()?))
     }
 
-    /// The oldest event, if there is one; never waits.
+    /// Returns the oldest event, if there is one; never waits.
     pub fn try_next(&self) -> Option<CmEvent> {
         self.0.try_next().map(CmEvent::new)
     }
 }
 
-/// Something happened to a [`CmId`].
+/// An event of a [`CmId`].
 #[derive(Debug)]
 pub struct CmEvent {
     kind: CmEventKind,
@@ -42,26 +42,27 @@ impl CmEvent {
         self.kind
     }
 
-    /// The [`CmId::id`] of the id whose verb completed, whose peer acted, or that listens.
+    /// The [`CmId::id`] of the id whose verb completed, whose peer acted, or that received a
+    /// request.
     pub const fn id(&self) -> ObjectId {
         self.id
     }
 
-    /// 0; a negative errno; or the number that the peer gave as the reason, of
-    /// [`Rejected`](CmEventKind::Rejected) and of [`Unreachable`](CmEventKind::Unreachable) for
-    /// datagrams.
+    /// 0, a negative errno, or the peer's reason code: of [`Rejected`](CmEventKind::Rejected) and,
+    /// for datagrams, of [`Unreachable`](CmEventKind::Unreachable).
     pub const fn status(&self) -> i32 {
         self.status
     }
 
-    /// The new id of a [`ConnectRequest`](CmEventKind::ConnectRequest), to accept or to reject;
-    /// once. Dropping it, or an event that still has it, rejects the request.
+    /// Takes the new id of a [`ConnectRequest`](CmEventKind::ConnectRequest), to accept or reject
+    /// the request; `None` on later calls. Dropping the id, or an event that still has it, rejects
+    /// the request.
     pub const fn take_request(&mut self) -> Option<CmId> {
         self.request.take()
     }
 
-    /// Private data of the peer, padded with zeros to the size of the message, as the wire has no
-    /// length.
+    /// Private data of the peer, padded with zeros to the size of its field, because messages do
+    /// not carry its length.
     pub fn private_data(&self) -> &[u8] {
         match &self.data {
             cm::EventData::Conn(param) => &param.private_data,
@@ -70,8 +71,8 @@ impl CmEvent {
         }
     }
 
-    /// The peer's terms of a connection, as seen from this side: of a request, the most that
-    /// [`CmId::accept`] may say.
+    /// The peer's connection parameters, from the view of this side. Those of a request are the
+    /// maximum for [`CmId::accept`].
     pub const fn param(&self) -> Option<&ConnParam> {
         match &self.data {
             cm::EventData::Conn(param) => Some(param),
@@ -79,7 +80,7 @@ impl CmEvent {
         }
     }
 
-    /// Where datagrams to the peer, or to the group, go.
+    /// The destination of datagrams to the peer or the multicast group.
     pub const fn ud_param(&self) -> Option<&UdParam> {
         match &self.data {
             cm::EventData::Ud(param) | cm::EventData::Group { ud: param, .. } => Some(param),
@@ -87,20 +88,20 @@ impl CmEvent {
         }
     }
 
-    /// [`ud_param`](Self::ud_param) made into what a work request needs.
+    /// [`ud_param`](Self::ud_param) as the destination of a work request.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the event tells no such thing, or `pd` is of another device.
+    /// [`Error::Argument`] if the event has none, or `pd` is of another device.
     pub fn ud_peer(&self, pd: &ProtectionDomain) -> Result<UdPeer, Error> {
         let param =
             self.ud_param().ok_or(ArgumentError::NotThisEvent { kind: self.kind, lacks: "address of datagrams" })?;
         Ok(UdPeer { ah: pd.create_ah_of(&param.ah_attr)?, qpn: Qpn::new(param.qp_num), qkey: Qkey(param.qkey) })
     }
 
-    /// The event itself if it tells a success or what a peer did, or the failure in words.
+    /// Returns the event itself, unless it reports a failure.
     ///
     /// # Errors
-    /// [`Error::Peer`].
+    /// [`Error::Peer`] or [`Error::Environment`], with a [`FailedConnection`].
     pub fn check(self) -> Result<Self, Error> {
         use CmEventKind::{AddrError, ConnectError, DeviceRemoval, MulticastError, Rejected, RouteError, Unreachable};
         match self.kind {
@@ -111,10 +112,10 @@ impl CmEvent {
         }
     }
 
-    /// The event itself if it is of this kind.
+    /// Returns the event itself if it is of this kind.
     ///
     /// # Errors
-    /// [`Error::Peer`]; its text says how it went instead.
+    /// [`Error::Peer`] or [`Error::Environment`] for another event; the text describes it.
     pub fn expect(self, kind: CmEventKind) -> Result<Self, Error> {
         if self.kind == kind { Ok(self) } else { Err(self.failure()) }
     }
@@ -124,13 +125,13 @@ impl CmEvent {
     }
 }
 
-/// Where datagrams go, for [`WorkRequest::to`](crate::WorkRequest::to).
+/// Destination of datagrams, for [`WorkRequest::to`](crate::WorkRequest::to).
 #[derive(Clone, Copy, Debug)]
 pub struct UdPeer {
-    /// The address.
+    /// Address of the peer.
     pub ah: AddressHandle,
-    /// The queue pair there.
+    /// Queue pair of the peer.
     pub qpn: Qpn,
-    /// Its key.
+    /// Q_Key of that queue pair.
     pub qkey: Qkey,
 }

@@ -1,11 +1,12 @@
-//! Ids: an end of a connection, a listener, a datagram service or its client; the event channels of
-//! ids.
+//! Connection ids (an end of a connection, a listener, a datagram service or its client) and their
+//! event channels.
 
 use crate::cm::{Address, ConnParam, Ece, IdOption, JoinFlags, Path, PortSpace};
 use crate::lock::IdNames;
 use crate::{
     AsyncEventKind, AttrMask, Context, Device, EnvironmentError, Error, Gid, ObjectId, QpAttr, QpState, Service,
 };
+use roxe_provider as provider;
 use roxe_provider::cm;
 use roxe_provider::lock::Mutex;
 use std::net::SocketAddr;
@@ -27,7 +28,7 @@ impl EventChannel {
     }
 }
 
-/// Readable while events are pending.
+/// The descriptor is readable while events are pending.
 impl AsFd for EventChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
@@ -40,8 +41,6 @@ impl AsRawFd for EventChannel {
         self.0.fd()
     }
 }
-
-use roxe_provider as provider;
 
 /// An id of the connection manager: `rdma_cm_id` in C. Clones are the same id.
 ///
@@ -64,11 +63,11 @@ use roxe_provider as provider;
 #[derive(Clone, Debug)]
 pub struct CmId(Arc<Held>);
 
-/// The id of the provider, destroyed with its last owner.
+/// An id of the provider, destroyed with its last clone.
 #[derive(Debug)]
 struct Held {
     id: Arc<cm::Id>,
-    name: ObjectId,
+    identity: ObjectId,
 }
 
 impl Drop for Held {
@@ -78,36 +77,36 @@ impl Drop for Held {
 }
 
 impl CmId {
-    /// Makes one whose events come to `channel`.
+    /// Creates an id that reports its events to `channel`.
     ///
     /// # Errors
-    /// [`Error::Resources`] if there are too many.
+    /// [`Error::Resources`] if there are too many ids.
     pub fn create(channel: &EventChannel, port_space: PortSpace) -> Result<Self, Error> {
-        let name = ObjectId::next();
-        let id = cm::Id::create(&channel.0, port_space, name.0)?;
-        Ok(Self(Arc::new(Held { id, name })))
+        let identity = ObjectId::next();
+        let id = cm::Id::create(&channel.0, port_space, identity.0)?;
+        Ok(Self(Arc::new(Held { id, identity })))
     }
 
-    /// Makes one whose events come to `channel`, for queue pairs of another service than is usual
-    /// in the port space: UC, the two sides of XRC, or UD in the IB port space.
+    /// Creates an id for queue pairs of a service that is not the default of the port space: UC,
+    /// the two sides of XRC, or UD in the IB port space.
     ///
     /// # Errors
     /// As [`create`](Self::create).
     pub fn create_for(channel: &EventChannel, port_space: PortSpace, service: Service) -> Result<Self, Error> {
-        let name = ObjectId::next();
-        let id = cm::Id::create_for(&channel.0, port_space, service, name.0)?;
-        Ok(Self(Arc::new(Held { id, name })))
+        let identity = ObjectId::next();
+        let id = cm::Id::create_for(&channel.0, port_space, service, identity.0)?;
+        Ok(Self(Arc::new(Held { id, identity })))
     }
 
-    /// Takes what an event brought.
+    /// Takes over the id of a connection request.
     pub(crate) fn own(id: Arc<cm::Id>) -> Self {
-        let name = Self::identity(&id);
-        Self(Arc::new(Held { id, name }))
+        let identity = Self::identity(&id);
+        Self(Arc::new(Held { id, identity }))
     }
 
-    /// The name of `id`. An id from a peer's request gets its name at the first use.
+    /// The identity of `id`. An id from a connection request gets its identity on first use.
     pub(crate) fn identity(id: &cm::Id) -> ObjectId {
-        /// Serializes naming, so that two threads give a new id one name.
+        /// Held while a new id gets its identity, so that two threads assign only one.
         static NAMING: Mutex<IdNames, ()> = Mutex::new(());
         if id.user() == 0 {
             let _naming = NAMING.lock();
@@ -118,34 +117,35 @@ impl CmId {
         ObjectId(id.user())
     }
 
-    /// Its identity in events.
+    /// Identity of the id in events.
     pub fn id(&self) -> ObjectId {
-        self.0.name
+        self.0.identity
     }
 
-    /// The space that its port belongs to.
+    /// Port space of the id.
     pub fn port_space(&self) -> PortSpace {
         self.0.id.port_space()
     }
 
-    /// Takes an own address, and a port; port 0 chooses one. An unspecified address (`0.0.0.0`,
-    /// `::`) stands for all.
+    /// Binds the id to a local address and port; port 0 chooses one. An unspecified address
+    /// (`0.0.0.0`, `::`) stands for all.
     ///
     /// # Errors
-    /// [`Error::Environment`] if another program has the port, or no device the address.
+    /// [`Error::Environment`] if another program uses the port, or no device has the address.
     pub fn bind(&self, addr: impl Into<Address>) -> Result<(), Error> {
         Ok(self.0.id.bind(&addr.into())?)
     }
 
-    /// Finds out which device leads to `dst`, and binds to it; `from` asks for an own address.
+    /// Resolves `dst`: finds the device that reaches it and binds the id to it. `from` requests a
+    /// local address.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the id is not new, or `from` cannot be had.
+    /// [`Error::Argument`] if the id is not new, or `from` is not available.
     pub fn resolve_addr(&self, from: Option<Address>, dst: impl Into<Address>, timeout: Duration) -> Result<(), Error> {
         Ok(self.0.id.resolve_addr(from.as_ref(), &dst.into(), millis(timeout))?)
     }
 
-    /// Finds the path to the address that was resolved.
+    /// Finds the path to the resolved address.
     ///
     /// # Errors
     /// [`Error::Argument`] before `AddrResolved`.
@@ -153,17 +153,19 @@ impl CmId {
         Ok(self.0.id.resolve_route(millis(timeout))?)
     }
 
-    /// Listens for requests; at most `backlog` may be unanswered, 0 for the system's default.
+    /// Listens for connection requests. At most `backlog` wait unanswered; 0 for the system's
+    /// default.
     ///
     /// # Errors
-    /// [`Error::Environment`] if another listens there, or the id is in use.
+    /// [`Error::Environment`] if another program listens there, or the id is in use.
     pub fn listen(&self, backlog: u32) -> Result<(), Error> {
         Ok(self.0.id.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?)
     }
 
-    /// Asks the peer for a connection, or for the queue pair of a datagram service. With a queue
-    /// pair built on the id ([`QueuePairBuilder::build_on`](crate::QueuePairBuilder::build_on))
-    /// everything follows by itself.
+    /// Requests a connection from the peer, or the queue pair of a datagram service. If a queue
+    /// pair was built on the id
+    /// ([`QueuePairBuilder::build_on`](crate::QueuePairBuilder::build_on)), it is connected without
+    /// further calls.
     ///
     /// # Errors
     /// [`Error::Argument`] before `RouteResolved`, or if the private data is too long: 56 bytes
@@ -172,21 +174,21 @@ impl CmId {
         Ok(self.0.id.connect(param)?)
     }
 
-    /// Accepts the request that made this id. For READs and atomics, `param` may not say more than
-    /// the request offers.
+    /// Accepts the request of this id. The READs and atomics in `param` must not exceed those of
+    /// the request.
     ///
     /// # Errors
-    /// [`Error::Argument`] if there is nothing to accept, or the private data is too long: 196
-    /// bytes fit, 136 for datagrams.
+    /// [`Error::Argument`] if there is no request, or the private data is too long: 196 bytes fit,
+    /// 136 for datagrams.
     pub fn accept(&self, param: &ConnParam) -> Result<(), Error> {
         Ok(self.0.id.accept(param)?)
     }
 
-    /// Refuses the request that made this id, or the peer's answer. The peer gets up to 148 bytes,
+    /// Rejects the request of this id, or the peer's answer, with up to 148 bytes of private data,
     /// 136 for datagrams.
     ///
     /// # Errors
-    /// [`Error::Argument`] if there is nothing to refuse.
+    /// [`Error::Argument`] if there is neither.
     pub fn reject(&self, private_data: &[u8]) -> Result<(), Error> {
         Ok(self.0.id.reject(private_data, roxe_wire::cm::RejReason::ConsumerDefined)?)
     }
@@ -194,13 +196,13 @@ impl CmId {
     /// Confirms the peer's answer (`ConnectResponse`), for queue pairs that are not built on an id.
     ///
     /// # Errors
-    /// [`Error::Argument`] if there is nothing to confirm.
+    /// [`Error::Argument`] if there is no answer.
     pub fn establish(&self) -> Result<(), Error> {
         Ok(self.0.id.establish()?)
     }
 
-    /// Ends the connection; the queue pair goes to the error state, which flushes its requests.
-    /// After `Disconnected` it answers the peer.
+    /// Ends the connection; the queue pair enters the error state, which flushes its requests.
+    /// After `Disconnected`, this answers the peer.
     ///
     /// # Errors
     /// [`Error::Argument`] if there is no connection.
@@ -208,8 +210,8 @@ impl CmId {
         Ok(self.0.id.disconnect()?)
     }
 
-    /// Attributes to move a queue pair that is not built on the id to `state`, for
-    /// [`QueuePair::modify`](crate::QueuePair::modify).
+    /// Returns the attributes for [`QueuePair::modify`](crate::QueuePair::modify) to move a queue
+    /// pair that is not built on the id to `state`.
     ///
     /// # Errors
     /// [`Error::Argument`] if they are not known yet.
@@ -217,41 +219,41 @@ impl CmId {
         Ok(self.0.id.init_qp_attr(state)?)
     }
 
-    /// Tells of an event of a queue pair that is not built on the id: with
-    /// [`CommEst`](crate::AsyncEventKind::CommEst) an accepted connection is established, though
-    /// the peer's confirmation is lost. With [`PathMig`](crate::AsyncEventKind::PathMig), of any
-    /// queue pair, messages follow it to the alternate path.
+    /// Reports an asynchronous event of the connection's queue pair.
+    /// [`CommEst`](crate::AsyncEventKind::CommEst), of a queue pair that is not built on the id,
+    /// establishes an accepted connection whose confirmation by the peer was lost.
+    /// [`PathMig`](crate::AsyncEventKind::PathMig) moves the messages of the connection manager to
+    /// the alternate path.
     ///
     /// # Errors
-    /// [`Error::Argument`] for any other event, or if it is established already, or there is no
-    /// such path.
+    /// [`Error::Argument`] for any other event, if the connection is established already, or if
+    /// there is no alternate path.
     pub fn notify(&self, event: AsyncEventKind) -> Result<(), Error> {
         Ok(self.0.id.notify(event)?)
     }
 
-    /// Sets whether the queue pair on this id loads alternate paths that the peer proposes; off by
-    /// default, because it lets the peer choose where packets go.
+    /// Allows the peer to load alternate paths into the queue pair on this id, or forbids it.
+    /// Forbidden by default, because the peer then chooses the destination of packets.
     ///
     /// # Errors
-    /// [`Error::Argument`] if it is not connected, or has no queue pair.
+    /// [`Error::Argument`] if the id is not connected, or has no queue pair.
     pub fn take_alternates(&self, takes: bool) -> Result<(), Error> {
         Ok(self.0.id.take_alternates(takes)?)
     }
 
-    /// Proposes another path to the peer, between other addresses of the same devices.
-    /// `RouteResolved` tells that both queue pairs have it: when packets have gone both ways they
-    /// may [`migrate`](crate::QueuePair::migrate), and do so when the first path fails. The status
-    /// of `RouteError` is `-EOPNOTSUPP` if the peer does not want any.
+    /// Proposes an alternate path to the peer, between other addresses of the same devices. After
+    /// `RouteResolved` both queue pairs have the path. Once packets have arrived at both ends, they
+    /// can [`migrate`](crate::QueuePair::migrate), and do so when the first path fails. The status
+    /// of `RouteError` is `-EOPNOTSUPP` if the peer does not accept paths.
     ///
     /// # Errors
-    /// [`Error::Argument`] if it is not connected, has no queue pair, has another proposal under
-    /// way, or `path` does not begin at an address of its device.
+    /// [`Error::Argument`] if the id is not connected, has no queue pair or an unanswered proposal,
+    /// or `path` does not begin at an address of its device.
     pub fn load_alternate(&self, path: &Path) -> Result<(), Error> {
         Ok(self.0.id.load_alternate(path)?)
     }
 
-    /// Offers the peer options of a vendor with the next message (enhanced connection
-    /// establishment).
+    /// Offers vendor options to the peer with the next message (enhanced connection establishment).
     ///
     /// # Errors
     /// [`Error::Argument`] if it is too late.
@@ -259,24 +261,24 @@ impl CmId {
         Ok(self.0.id.set_local_ece(ece)?)
     }
 
-    /// The options of a vendor that the peer's last message offers.
+    /// The vendor options in the peer's last message.
     pub fn remote_ece(&self) -> Ece {
         self.0.id.remote_ece()
     }
 
-    /// Joins a multicast group; `MulticastJoin` tells where it is. A queue pair on the id receives
-    /// what is sent to it.
+    /// Joins a multicast group; `MulticastJoin` carries its address. A queue pair on the id
+    /// receives the group's messages.
     ///
     /// # Errors
-    /// [`Error::Argument`] if `group` is none, or the id is bound to no device.
+    /// [`Error::Argument`] if `group` is not a multicast address, or the id is bound to no device.
     pub fn join_multicast(&self, group: impl Into<Address>, flags: JoinFlags) -> Result<(), Error> {
         Ok(self.0.id.join_multicast(&group.into(), flags, 0)?)
     }
 
-    /// Leaves it.
+    /// Leaves a multicast group.
     ///
     /// # Errors
-    /// [`Error::Argument`] if it was not joined.
+    /// [`Error::Argument`] if the id is not a member.
     pub fn leave_multicast(&self, group: impl Into<Address>) -> Result<(), Error> {
         Ok(self.0.id.leave_multicast(&group.into())?)
     }
@@ -284,29 +286,30 @@ impl CmId {
     /// Sets an option.
     ///
     /// # Errors
-    /// [`Error::Argument`] if it is too late for it, or the value is none.
+    /// [`Error::Argument`] if it is too late for the option, or its value is invalid.
     pub fn set_option(&self, option: IdOption) -> Result<(), Error> {
         Ok(self.0.id.set_option(option)?)
     }
 
-    /// Lets its events, those that are pending too, come to another channel.
+    /// Moves the id and its pending events to another channel.
     ///
     /// # Errors
-    /// [`Error::Argument`] if it is being destroyed.
+    /// [`Error::Argument`] if the id is being destroyed.
     pub fn migrate(&self, to: &EventChannel) -> Result<(), Error> {
         Ok(self.0.id.migrate(&to.0)?)
     }
 
-    /// The device that its address belongs to; none before `AddrResolved`, or if it is bound to
-    /// all.
+    /// The device of the local address; `None` before `AddrResolved`, or if the id is bound to all
+    /// addresses.
     pub fn device(&self) -> Option<Device> {
         self.0.id.device().map(Device)
     }
 
-    /// That device, opened: all ids on it share one context as long as something uses it.
+    /// The open device of the local address. All ids on a device share one context as long as it is
+    /// used.
     ///
     /// # Errors
-    /// [`Error::Environment`] if there is none yet, or it cannot be opened.
+    /// [`Error::Environment`] if the id has no device yet, or the device cannot be opened.
     pub fn context(&self) -> Result<Context, Error> {
         let none = || EnvironmentError::NoDevice {
             name: "for an id without an address".into(),
@@ -315,27 +318,27 @@ impl CmId {
         self.device().ok_or_else(none)?.share()
     }
 
-    /// Its own address and port, once it has them.
+    /// Local address and port, once bound.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         ip(self.0.id.local_addr())
     }
 
-    /// The peer's address and port, once they are known.
+    /// Address and port of the peer, once known.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         ip(self.0.id.peer_addr())
     }
 
-    /// The path to the peer, once it is resolved or the peer named it.
+    /// The path to the peer, once it is resolved or received in a request.
     pub fn path(&self) -> Option<Path> {
         self.0.id.path()
     }
 
-    /// The service of the queue pairs that go with it.
+    /// Transport service of the queue pairs on this id.
     pub fn service(&self) -> Service {
         self.0.id.service()
     }
 
-    /// The own address as the GID table has it.
+    /// The local address as a GID.
     pub(crate) fn local_gid(&self) -> Option<Gid> {
         self.0.id.local_addr().map(|addr| addr.gid())
     }

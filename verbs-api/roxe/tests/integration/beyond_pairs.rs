@@ -1,4 +1,4 @@
-//! The Rust API over the loopback device: XRC domains, and a second way for a connection.
+//! The Rust API over the loopback device: XRC domains and alternate paths.
 
 use roxe::{
     AlternatePath, AsyncEventKind, CompletionQueue, Context, Error, MigState, PostError, ProtectionDomain, QueuePair,
@@ -69,15 +69,15 @@ fn same_file_opens_the_same_domain() {
     target.connect(&sender.endpoint()).unwrap();
     sender.post_send(&WorkRequest::send_inline(b"").to_srq(srq.number().unwrap())).unwrap();
     assert_eq!(xrc.cq.wait(PATIENCE).unwrap().check().unwrap().wr_id(), 5);
-    let alone = context.open_xrc_domain().unwrap();
-    let number = alone.create_srq(&xrc.pd, &xrc.cq, 4, 1).unwrap().number().unwrap();
+    let separate = context.open_xrc_domain().unwrap();
+    let number = separate.create_srq(&xrc.pd, &xrc.cq, 4, 1).unwrap().number().unwrap();
     sender.post_send(&WorkRequest::send_inline(b"").to_srq(number).signaled()).unwrap();
     assert_eq!(xrc.sends.wait(PATIENCE).unwrap().status(), WcStatus::RemInvReqErr, "a queue of another domain");
 }
 
-/// Two connected queue pairs that report to one queue, and the index of an address of the other
+/// Two connected queue pairs with one completion queue, and an alternate path of the other address
 /// family.
-fn two_ways(service: Service) -> Option<(Context, CompletionQueue, [QueuePair; 2], AlternatePath)> {
+fn two_paths(service: Service) -> Option<(Context, CompletionQueue, [QueuePair; 2], AlternatePath)> {
     let context = Context::open_first().unwrap();
     let entries = context.gid_entries();
     let Some(second) = entries.iter().find(|entry| entry.gid.is_ipv4() != entries[0].gid.is_ipv4()) else {
@@ -92,7 +92,7 @@ fn two_ways(service: Service) -> Option<(Context, CompletionQueue, [QueuePair; 2
     Some((context, cq, ends, path))
 }
 
-/// A message from one end to the other.
+/// Sends a message from one end to the other.
 fn ping(cq: &CompletionQueue, from: &QueuePair, to: &QueuePair) {
     to.post_recv(0, &[]).unwrap();
     from.post_send(&WorkRequest::send_inline(b"").signaled()).unwrap();
@@ -103,7 +103,7 @@ fn ping(cq: &CompletionQueue, from: &QueuePair, to: &QueuePair) {
 #[test]
 fn connection_migrates_to_the_offered_path() {
     for service in [Service::Rc, Service::Uc] {
-        let Some((context, cq, [alice, bob], path)) = two_ways(service) else { return };
+        let Some((context, cq, [alice, bob], path)) = two_paths(service) else { return };
         alice.offer_path(&path).unwrap();
         assert_eq!([&alice, &bob].map(QueuePair::path_state), [MigState::Rearm, MigState::Migrated]);
         bob.offer_path(&path).unwrap();
@@ -125,7 +125,7 @@ fn connection_migrates_to_the_offered_path() {
 
 #[test]
 fn migrate_without_armed_path_is_rejected() {
-    let Some((_context, _cq, [alice, _bob], path)) = two_ways(Service::Rc) else { return };
+    let Some((_context, _cq, [alice, _bob], path)) = two_paths(Service::Rc) else { return };
     let wrong = AlternatePath { gid_index: 0, ..path };
     assert!(matches!(alice.offer_path(&wrong), Err(Error::Argument(_))), "addresses of two families");
     alice.offer_path(&path).unwrap();

@@ -16,19 +16,17 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LOOKUP: Duration = Duration::from_secs(2);
 const HERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// Private data that says `text`, in an answer.
-fn saying(param: ConnParam, text: &[u8]) -> ConnParam {
+fn with_data(param: ConnParam, text: &[u8]) -> ConnParam {
     ConnParam { private_data: text.to_vec(), ..param }
 }
 
 /// Private data as received: `text`, padded with zeros to `len`.
-fn said(text: &[u8], len: usize) -> Vec<u8> {
+fn padded(text: &[u8], len: usize) -> Vec<u8> {
     let mut all = text.to_vec();
     all.resize(len, 0);
     all
 }
 
-/// The errno of the refusal.
 fn errno<T>(result: Result<T, Error>) -> i32 {
     match result {
         Err(error) => error.refusal().expect("it is a refusal").errno(),
@@ -36,14 +34,14 @@ fn errno<T>(result: Result<T, Error>) -> i32 {
     }
 }
 
-/// A queue pair on `id`, with a completion queue of its own.
+/// A queue pair on `id`, with a new completion queue.
 fn queue_pair(id: &CmId) -> QueuePair {
     let pd = id.context().unwrap().alloc_pd().unwrap();
     let cq = pd.context().create_cq(32).unwrap();
     pd.create_qp(&cq, &cq).build_on(id).unwrap()
 }
 
-/// One message from one queue pair to the other.
+/// Sends a message from one queue pair to the other.
 fn send(from: &QueuePair, to: &QueuePair) {
     let inbox = to.pd().alloc_mr(64, Access::LOCAL_WRITE).unwrap();
     to.post_recv(1, &[inbox.slice(..).unwrap()]).unwrap();
@@ -53,7 +51,7 @@ fn send(from: &QueuePair, to: &QueuePair) {
     assert_eq!(inbox.to_vec(..9).unwrap(), b"a message");
 }
 
-/// Both ends of a connection of the types that wait; the first one asked for it.
+/// The client's and the server's end of a connection of the blocking types.
 fn connected() -> (Connection, Connection) {
     let listener = Listener::bind(HERE).unwrap();
     let address = listener.local_addr();
@@ -100,17 +98,17 @@ fn private_data_travels_both_ways() {
     let address = listener.local_addr();
     let server = std::thread::spawn(move || {
         let request = listener.next_request().unwrap();
-        assert_eq!(request.private_data(), said(b"who is there?", 56));
+        assert_eq!(request.private_data(), padded(b"the client", 56));
         assert_eq!((request.param().responder_resources, request.param().initiator_depth), (5, 3), "as seen from here");
-        let (qp, answer) = (queue_pair(request.id()), saying(request.answer(), b"the server"));
+        let (qp, answer) = (queue_pair(request.id()), with_data(request.answer(), b"the server"));
         request.accept(qp, &answer).unwrap()
     });
     let request = Outgoing::resolve(address).unwrap();
     let param = ConnParam { responder_resources: 3, initiator_depth: 5, ..ConnParam::default() };
     let qp = queue_pair(request.id());
-    let client = request.connect(qp, &saying(param, b"who is there?")).unwrap();
+    let client = request.connect(qp, &with_data(param, b"the client")).unwrap();
     let server = server.join().unwrap();
-    assert_eq!(client.private_data(), said(b"the server", 196));
+    assert_eq!(client.private_data(), padded(b"the server", 196));
     let (own, peers) = (client.qp().query(), server.qp().query());
     assert_eq!((own.max_rd_atomic, own.max_dest_rd_atomic), (5, 3));
     assert_eq!((peers.max_rd_atomic, peers.max_dest_rd_atomic), (3, 5));
@@ -122,19 +120,19 @@ fn rejection_carries_private_data() {
     let address = listener.local_addr();
     let server = std::thread::spawn(move || {
         listener.next_request().unwrap().reject(b"no room").unwrap();
-        drop(listener.next_request().unwrap()); // as good as a refusal
+        drop(listener.next_request().unwrap()); // Rejects the request.
     });
     for why in [&b"no room"[..], b""] {
         let Err(Error::Peer(PeerError::Connection(failed))) = Connection::connect(address) else {
-            panic!("nobody accepted");
+            panic!("the connection was accepted");
         };
-        assert_eq!((failed.kind, failed.status, failed.private_data), (CmEventKind::Rejected, 28, said(why, 148)));
+        assert_eq!((failed.kind, failed.status, failed.private_data), (CmEventKind::Rejected, 28, padded(why, 148)));
     }
     server.join().unwrap();
-    let error = Connection::connect(address).expect_err("nobody listens any more");
+    let error = Connection::connect(address).expect_err("the listener was dropped");
     let failed = error.connection().expect("it is a connection that failed");
     assert_eq!((failed.kind, failed.status, error.errno()), (CmEventKind::Rejected, 8, libc::ECONNREFUSED));
-    assert_eq!(error.to_string(), "the connection was refused: nobody listens on that port there");
+    assert_eq!(error.to_string(), "the connection was refused: no program listens on that port");
 }
 
 #[test]
@@ -142,9 +140,9 @@ fn private_data_has_its_limits() {
     let listener = Listener::bind(HERE).unwrap();
     let outgoing = Outgoing::resolve(listener.local_addr()).unwrap();
     let qp = queue_pair(outgoing.id());
-    let too_long = saying(ConnParam::default(), &[1; 57]);
+    let too_long = with_data(ConnParam::default(), &[1; 57]);
     assert_eq!(errno(outgoing.id().connect(&too_long)), libc::EINVAL);
-    outgoing.id().connect(&saying(ConnParam::default(), &[1; 56])).unwrap();
+    outgoing.id().connect(&with_data(ConnParam::default(), &[1; 56])).unwrap();
     let incoming = listener.next_request().unwrap();
     assert_eq!(incoming.private_data(), [1; 56]);
     assert_eq!(errno(incoming.reject(&[2; 149])), libc::EINVAL);
@@ -182,7 +180,7 @@ fn queue_pair_keeps_its_connection() {
     server.wait_disconnected().unwrap();
 }
 
-/// An id that is ready to connect to `address`, and its channel.
+/// An id with a resolved path to `address`, and its channel.
 fn parts(address: SocketAddr) -> (CmId, EventChannel) {
     let channel = EventChannel::create().unwrap();
     let id = CmId::create(&channel, PortSpace::Tcp).unwrap();
@@ -197,8 +195,7 @@ fn resolve(id: &CmId, channel: &EventChannel, address: SocketAddr) {
     channel.next_event().unwrap().expect(CmEventKind::RouteResolved).unwrap();
 }
 
-/// The next event, which must be of this kind, but for the late ends of connections that were over
-/// before.
+/// The next event, which must be of this kind. Skips late events of earlier connections.
 fn next(channel: &EventChannel, kind: CmEventKind) -> CmEvent {
     loop {
         let event = channel.next_event().unwrap();
@@ -221,7 +218,7 @@ fn listening(channel: &EventChannel, port_space: PortSpace) -> (CmId, SocketAddr
 #[test]
 fn events_name_their_ids() {
     let (servers, clients) = (EventChannel::create().unwrap(), EventChannel::create().unwrap());
-    assert!(servers.try_next().is_none(), "nothing has happened, and nobody waits");
+    assert!(servers.try_next().is_none(), "no event, and no wait");
     assert_eq!(servers.as_fd().as_raw_fd(), servers.as_raw_fd());
     let (listener, address) = listening(&servers, PortSpace::Tcp);
     let ids = [(); 2].map(|()| CmId::create(&clients, PortSpace::Tcp).unwrap());
@@ -235,7 +232,7 @@ fn events_name_their_ids() {
         let taken = request.take_request().unwrap();
         assert!(request.take_request().is_none());
         ends.push(queue_pair(&taken));
-        taken.accept(&saying(request.param().unwrap().clone(), b"")).unwrap();
+        taken.accept(&with_data(request.param().unwrap().clone(), b"")).unwrap();
         assert_eq!(next(&servers, CmEventKind::Established).id(), taken.id());
         assert_eq!(next(&clients, CmEventKind::Established).id(), id.id());
         id.disconnect().unwrap();
@@ -285,7 +282,7 @@ fn program_modifies_its_own_queue_pair() {
     let taken = request.take_request().unwrap();
     walk(&peers, &taken);
     let terms = request.param().unwrap().clone();
-    taken.accept(&ConnParam { qp_num: peers.qp_num().get(), ..saying(terms, b"") }).unwrap();
+    taken.accept(&ConnParam { qp_num: peers.qp_num().get(), ..with_data(terms, b"") }).unwrap();
     clients.next_event().unwrap().expect(CmEventKind::ConnectResponse).unwrap();
     walk(&own, &id);
     id.establish().unwrap();
@@ -305,7 +302,7 @@ fn both_ends_load_an_alternate_path() {
     let mut request = next(&servers, CmEventKind::ConnectRequest);
     let taken = request.take_request().unwrap();
     let peers = queue_pair(&taken);
-    taken.accept(&saying(request.param().unwrap().clone(), b"")).unwrap();
+    taken.accept(&with_data(request.param().unwrap().clone(), b"")).unwrap();
     next(&clients, CmEventKind::Established);
     next(&servers, CmEventKind::Established);
     let here = Gid::from(IpAddr::V6(Ipv6Addr::LOCALHOST));
@@ -352,7 +349,7 @@ fn multicast_group_is_joined_by_address() {
 }
 
 #[test]
-fn uc_connection_has_its_service() {
+fn uc_connection_reports_uc_and_sends() {
     let (servers, clients) = (EventChannel::create().unwrap(), EventChannel::create().unwrap());
     let listener = CmId::create_for(&servers, PortSpace::Tcp, Service::Uc).unwrap();
     listener.bind(HERE).unwrap();
@@ -366,13 +363,13 @@ fn uc_connection_has_its_service() {
     let taken = request.take_request().unwrap();
     let peers = queue_pair(&taken);
     assert_eq!(peers.service(), Service::Uc);
-    taken.accept(&saying(request.param().unwrap().clone(), b"")).unwrap();
+    taken.accept(&with_data(request.param().unwrap().clone(), b"")).unwrap();
     clients.next_event().unwrap().expect(CmEventKind::Established).unwrap();
     servers.next_event().unwrap().expect(CmEventKind::Established).unwrap();
     send(&own, &peers);
 }
 
-/// A member of a datagram service: its queue pair and what that needs.
+/// One end of a datagram service: a queue pair with its completion queue and memory.
 struct Datagrams {
     pd: ProtectionDomain,
     cq: CompletionQueue,
@@ -391,11 +388,11 @@ impl Datagrams {
         Self { pd, cq, qp, inbox }
     }
 
-    fn say(&self, text: &[u8], peer: &UdPeer) {
+    fn send(&self, text: &[u8], peer: &UdPeer) {
         self.qp.post_send(&WorkRequest::send_inline(text).to(&peer.ah, peer.qpn, peer.qkey)).unwrap();
     }
 
-    fn hears(&self, text: &[u8]) {
+    fn receives(&self, text: &[u8]) {
         let received = *self.cq.wait(PATIENCE).unwrap().check().unwrap();
         assert_eq!(received.byte_len() as usize, 40 + text.len());
         assert_eq!(self.inbox.to_vec(40..40 + text.len()).unwrap(), text);
@@ -409,20 +406,20 @@ fn datagram_service_is_found_by_port() {
     let id = CmId::create(&clients, PortSpace::Udp).unwrap();
     resolve(&id, &clients, address);
     let client = Datagrams::new(&id);
-    id.connect(&saying(ConnParam::default(), b"where?")).unwrap();
+    id.connect(&with_data(ConnParam::default(), b"where?")).unwrap();
 
     let mut request = servers.next_event().unwrap().expect(CmEventKind::ConnectRequest).unwrap();
-    assert_eq!(request.private_data(), said(b"where?", 180));
+    assert_eq!(request.private_data(), padded(b"where?", 180));
     let taken = request.take_request().unwrap();
     let server = Datagrams::new(&taken);
-    taken.accept(&saying(ConnParam::default(), b"here")).unwrap();
+    taken.accept(&with_data(ConnParam::default(), b"here")).unwrap();
 
     let found = clients.next_event().unwrap().expect(CmEventKind::Established).unwrap();
-    assert_eq!(found.private_data(), said(b"here", 136));
+    assert_eq!(found.private_data(), padded(b"here", 136));
     let peer = found.ud_peer(&client.pd).unwrap();
     assert_eq!(peer.qpn, server.qp.qp_num());
-    client.say(b"datagram", &peer);
-    server.hears(b"datagram");
+    client.send(b"datagram", &peer);
+    server.receives(b"datagram");
 }
 
 #[test]
@@ -461,16 +458,16 @@ fn port_in_use_is_refused_to_a_second_listener() {
     let listener = Listener::bind(HERE).unwrap();
     let taken = listener.local_addr();
     assert_eq!(errno(Listener::bind(taken)), libc::EADDRINUSE);
-    // The kernel's error if the port is taken on some address.
+    // The kernel's error if the port is in use on some address.
     assert_eq!(errno(Listener::bind((Ipv4Addr::UNSPECIFIED, taken.port()))), libc::EADDRNOTAVAIL);
     drop(listener);
     Listener::bind(taken).unwrap();
-    // Reserved for documentation, so no host has them.
+    // Addresses reserved for documentation, which no host has.
     let foreign: SocketAddr = (Ipv4Addr::new(192, 0, 2, 1), 0).into();
     assert_eq!(errno(Listener::bind(foreign)), libc::EADDRNOTAVAIL);
 }
 
-/// `localhost`, for a program whose devices are elsewhere.
+/// `localhost` for a program whose devices are on other interfaces.
 // clause: CM-LOOPBACK
 #[test]
 fn loopback_address_without_device_is_this_host() {
@@ -520,7 +517,7 @@ fn late_option_is_rejected() {
     let mut request = channel.next_event().unwrap().expect(CmEventKind::ConnectRequest).unwrap();
     let taken = request.take_request().unwrap();
     let peers = queue_pair(&taken);
-    taken.accept(&saying(request.param().unwrap().clone(), b"")).unwrap();
+    taken.accept(&with_data(request.param().unwrap().clone(), b"")).unwrap();
     for _ in 0..2 {
         channel.next_event().unwrap().expect(CmEventKind::Established).unwrap();
     }

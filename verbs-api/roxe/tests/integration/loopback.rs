@@ -1,5 +1,5 @@
-//! The Rust API over the loopback device, both ends in this process: what is special to it, and
-//! what misuse ends in. What requests do is told by `tests/tests/integration/cases`.
+//! The Rust API over the loopback device, both ends in this process: features of this API, and
+//! errors of misuse. `tests/tests/integration/cases` tests the effects of requests.
 
 use roxe::{
     Access, AddressHandle, ArgumentError, CompletionChannel, CompletionQueue, Context, Error, MemoryRegion,
@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const REMOTE: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
-/// Two connected queue pairs, each with a queue and a region of its own.
+/// Two connected queue pairs, each with its own completion queue and region.
 struct Pair {
     pd: ProtectionDomain,
     alice: End,
@@ -38,7 +38,7 @@ impl End {
         self.cq.wait(PATIENCE).unwrap()
     }
 
-    /// Waits for success.
+    /// Waits for a successful completion.
     fn done(&self) -> WorkCompletion {
         *self.wait().check().unwrap()
     }
@@ -125,7 +125,7 @@ fn completion_event_wakes_the_waiter() {
     assert_eq!(channel.get_event().unwrap(), cq.id());
     assert_eq!(cq.wait(PATIENCE).unwrap().wr_id(), 1);
 
-    // Not one of a thousand comes, but the period ends.
+    // The count of a thousand is not reached, but the period ends.
     cq.moderate(1000, Duration::from_millis(1));
     cq.resize(100).unwrap();
     taker.post_recv(2, &[]).unwrap();
@@ -180,7 +180,7 @@ fn threads_post_to_one_queue_pair() {
     assert_eq!(bob.region.to_vec(..80).unwrap(), [1; 80]);
 }
 
-/// Peers remember a queue pair for some time after its end, and take the next one of its number for
+/// Peers remember a queue pair for some time after its end, and treat a new one with its number as
 /// stale.
 #[test]
 fn qpn_is_not_reused_soon() {
@@ -385,7 +385,7 @@ fn devices_are_found_by_name() {
     assert!(error.contains("mlx5_0") && error.contains("roxe0"), "{error}");
 }
 
-/// A ping-pong of empty messages until both ends know that every message is answered at once.
+/// Exchanges empty messages until both ends have learnt that every message is answered at once.
 fn settle(alice: &End, bob: &End) {
     for _ in 0..100 {
         for (from, to) in [(alice, bob), (bob, alice)] {
@@ -396,8 +396,8 @@ fn settle(alice: &End, bob: &End) {
     }
 }
 
-/// The acknowledgement of a message may wait for its answer; it comes all the same when there is
-/// none. No retransmission asks for it: the timeout of the queue pairs is off.
+/// The acknowledgement of a message may wait for the program's answer, but is sent even without
+/// one. No retransmission requests it: the queue pairs have no timeout.
 // clause: ACK-BEFORE-REQUESTS
 #[test]
 fn message_is_acknowledged_before_the_qp_ends() {

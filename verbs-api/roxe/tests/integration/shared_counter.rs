@@ -1,6 +1,6 @@
-//! The example of 60 lines, as a test: what the documentation tells a newcomer is enough.
+//! Runs the example as a test.
 
-#[allow(dead_code)] // Its `main` is for the command line.
+#[allow(dead_code)] // `main` is not called here.
 #[path = "../../examples/shared_counter.rs"]
 mod example;
 

@@ -2,14 +2,13 @@
 
 use std::arch::global_asm;
 
-// Between `roxe_guard_begin` and `roxe_guard_end` no instruction moves the stack pointer or the
-// link register and nothing is called, so at a fault anywhere in between, jumping to
-// `roxe_guard_fault` returns 1 to the caller. All functions return 0 otherwise.
+// Between `roxe_guard_begin` and `roxe_guard_end` no instruction calls a function or changes the
+// stack pointer or the link register. So after a fault anywhere in between, a jump to
+// `roxe_guard_fault` returns 1 to the caller. Otherwise all functions return 0.
 //
-// copy(x0 = to, x1 = from, x2 = length): the head, then the tail, which is what lies in the last
-// aligned word of the destination (x4 = its bytes). Stores may become visible in any order here,
-// but for the barrier that keeps the tail behind all of them. move() is the same without it, for
-// bytes that no program waits for.
+// copy(x0 = to, x1 = from, x2 = length) copies the head, then the tail: the bytes in the last
+// aligned word of the destination (x4 = their number). A barrier makes the tail visible after the
+// head. move() has no barrier: it is for bytes that no program waits for.
 global_asm!(
     ".pushsection .text.roxe_guard,\"ax\",@progbits",
     ".p2align 6",
@@ -75,7 +74,7 @@ global_asm!(
     "3:",
     "cbz w5, 4f",
     "dmb ishst",
-    // The tail: x4 = 0..=8 bytes, of which only 8 has bit 3.
+    // The tail: x4 = 0..=8 bytes. Bit 3 is set for 8 only.
     "4:",
     "tbz x4, #3, 5f",
     "ldr x6, [x1]",
@@ -99,8 +98,8 @@ global_asm!(
     "ret",
     ".cfi_endproc",
     ".size roxe_guard_copy, . - roxe_guard_copy",
-    // cas(x0 = word, x1 = compare, x2 = swap, x3 = where the old value goes): what differs is
-    // stored back, so that a page that cannot be written is a fault in any case.
+    // cas(x0 = word, x1 = compare, x2 = swap, x3 = address for the old value): stores even if the
+    // comparison fails, so that a read-only page always faults.
     ".type roxe_guard_cas,@function",
     "roxe_guard_cas:",
     ".cfi_startproc",
@@ -115,7 +114,7 @@ global_asm!(
     "ret",
     ".cfi_endproc",
     ".size roxe_guard_cas, . - roxe_guard_cas",
-    // add(x0 = word, x1 = what to add, x2 = where the old value goes)
+    // add(x0 = word, x1 = addend, x2 = address for the old value)
     ".type roxe_guard_add,@function",
     "roxe_guard_add:",
     ".cfi_startproc",

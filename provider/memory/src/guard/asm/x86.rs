@@ -2,21 +2,20 @@
 
 use std::arch::global_asm;
 
-// Between `roxe_guard_begin` and `roxe_guard_end` no instruction moves the stack pointer and
-// nothing is called, so at a fault anywhere in between, jumping to `roxe_guard_fault` returns 1 to
-// the caller. All functions return 0 otherwise.
+// Between `roxe_guard_begin` and `roxe_guard_end` no instruction calls a function or changes the
+// stack pointer. So after a fault anywhere in between, a jump to `roxe_guard_fault` returns 1 to
+// the caller. Otherwise all functions return 0.
 //
-// copy(rdi = to, rsi = from, rdx = length): the head, then the tail, which is what lies in the last
-// aligned word of the destination (r8 = its bytes). Every byte is stored once, and stores become
-// visible in program order, a string instruction as a whole before the stores behind it. Below the
-// threshold 16-byte moves beat the start-up of `rep movsq`, which is as fast as `rep movsb`, and
-// eight times as fast on an emulated processor.
+// copy(rdi = to, rsi = from, rdx = length) copies the head, then the tail: the bytes in the last
+// aligned word of the destination (r8 = their number). Every byte is stored once. Stores become
+// visible in program order, those of a string instruction before the stores after it. Below the
+// threshold, 16-byte moves are faster than the start-up of `rep movsq`. That is as fast as `rep
+// movsb`, and much faster on an emulated processor.
 //
-// move() is the same with 16-byte moves only, and asks for the lines 1024 bytes further on at both
-// ends, those that are written as its own. Not for lines behind the end, which the other processor
-// is about to use. wide() moves 64 bytes at a time. Where two processors share no cache, a bare
-// ring with `rep movsq` in and plain moves out moves 8.5 to 9.2 GB/s, with move() at both ends 10.5
-// to 12, and with wide() 11.5 to 12.4.
+// move() uses 16-byte moves only, and prefetches 1024 bytes ahead on both sides, for writing at the
+// destination. It does not prefetch beyond the end: the other processor is about to use those
+// lines. wide() moves 64 bytes at a time. Between processors that share no cache, move() is faster
+// than `rep movsq`, and wide() faster than move().
 global_asm!(
     ".macro roxe_ask_ahead",
     "prefetcht0 [rsi + 1024]",
@@ -36,7 +35,7 @@ global_asm!(
     "prefetcht0 [rsi + 4224]",
     "prefetcht0 [rsi + 4288]",
     ".endm",
-    // Moves `sum` ahead by ymm15, into `to`.
+    // Shifts `sum` by the multiplier ymm15 and adds it to `to`.
     ".macro roxe_fold_into sum, to",
     "vpclmulqdq ymm10, \\sum, ymm15, 0x00",
     "vpclmulqdq ymm11, \\sum, ymm15, 0x11",
@@ -53,13 +52,13 @@ global_asm!(
     "vmovdqu \\sum, [rsi + \\at]",
     "vmovdqu [rdi + \\at], \\sum",
     ".endm",
-    // Moves `sum` ahead by zmm8, and adds `next`.
+    // Shifts `sum` by the multiplier zmm8 and adds `next`.
     ".macro roxe_fold_wide sum, next, aside",
     "vpclmulqdq \\aside, \\sum, zmm8, 0x00",
     "vpclmulqdq \\sum, \\sum, zmm8, 0x11",
     "vpternlogq \\sum, \\aside, \\next, 0x96",
     ".endm",
-    // Moves `sum` ahead by the pair at `by`, into xmm3.
+    // Shifts `sum` by the pair at `by` and adds it to xmm3.
     ".macro roxe_fold_last sum, by, aside",
     "vpclmulqdq xmm4, \\sum, [r8 + \\by], 0x00",
     "vpclmulqdq \\aside, \\sum, [r8 + \\by], 0x11",
@@ -85,7 +84,7 @@ global_asm!(
     ".globl roxe_guard_fold, roxe_guard_fold_256, roxe_guard_move, roxe_guard_wide",
     ".hidden roxe_guard_fold, roxe_guard_fold_256, roxe_guard_move, roxe_guard_wide",
     "roxe_guard_begin:",
-    // wide(rdi = to, rsi = from, rdx = length): the last 8 to 71 bytes as move() does.
+    // wide(rdi = to, rsi = from, rdx = length): leaves the last 8 to 71 bytes to move().
     ".type roxe_guard_wide,@function",
     "roxe_guard_wide:",
     ".cfi_startproc",
@@ -135,8 +134,8 @@ global_asm!(
     "jz 7f",
     "cmp rdx, r9",
     "jb 1f",
-    // Zen 4 and 5: it takes up to 5 times as long where the target is 1 to 31 bytes further in its
-    // page.
+    // On Zen 4 and 5, `rep movsq` is much slower if the destination's offset in its page is 1 to 31
+    // bytes above the source's.
     "mov eax, edi",
     "sub eax, esi",
     "dec eax",
@@ -203,7 +202,7 @@ global_asm!(
     "mov [rdi], al",
     "inc rsi",
     "inc rdi",
-    // The tail: r8 = 0..=8 bytes, of which only 8 has bit 3.
+    // The tail: r8 = 0..=8 bytes. Bit 3 is set for 8 only.
     "7:",
     "test r8b, 8",
     "jz 8f",
@@ -240,7 +239,7 @@ global_asm!(
     "jmp 20b",
     ".cfi_endproc",
     ".size roxe_guard_copy, . - roxe_guard_copy",
-    // cas(rdi = word, rsi = compare, rdx = swap, rcx = where the old value goes)
+    // cas(rdi = word, rsi = compare, rdx = swap, rcx = address for the old value)
     ".type roxe_guard_cas,@function",
     "roxe_guard_cas:",
     ".cfi_startproc",
@@ -251,7 +250,7 @@ global_asm!(
     "ret",
     ".cfi_endproc",
     ".size roxe_guard_cas, . - roxe_guard_cas",
-    // add(rdi = word, rsi = what to add, rdx = where the old value goes)
+    // add(rdi = word, rsi = addend, rdx = address for the old value)
     ".type roxe_guard_add,@function",
     "roxe_guard_add:",
     ".cfi_startproc",
@@ -261,7 +260,7 @@ global_asm!(
     "ret",
     ".cfi_endproc",
     ".size roxe_guard_add, . - roxe_guard_add",
-    // fold_256() is as fold() below, for processors that multiply 256 bits at once.
+    // fold_256(): as fold() below, for processors that multiply 256 bits at once.
     ".type roxe_guard_fold_256,@function",
     "roxe_guard_fold_256:",
     ".cfi_startproc",
@@ -305,10 +304,10 @@ global_asm!(
     "jmp 30f",
     ".cfi_endproc",
     ".size roxe_guard_fold_256, . - roxe_guard_fold_256",
-    // fold(rdi = to, rsi = from, rdx = length, a multiple of 256 and not 0, rcx = where the CRC-32
-    // register goes that was 0 before all of it, r8 = `FOLD`): copies, and folds blocks of 256
-    // bytes into one on the way (V. Gopal and others, Fast CRC Computation for Generic Polynomials
-    // Using PCLMULQDQ Instruction).
+    // fold(rdi = to, rsi = from, rdx = length, a multiple of 256 but not 0, rcx = address for the
+    // CRC-32 register, starting from 0, r8 = `FOLD`): copies, and folds blocks of 256 bytes into
+    // one meanwhile (V. Gopal and others, Fast CRC Computation for Generic Polynomials Using
+    // PCLMULQDQ Instruction).
     ".type roxe_guard_fold,@function",
     "roxe_guard_fold:",
     ".cfi_startproc",
@@ -352,7 +351,7 @@ global_asm!(
     "roxe_fold_last xmm0, 48, xmm0",
     "roxe_fold_last xmm1, 64, xmm1",
     "roxe_fold_last xmm2, 80, xmm2",
-    // 128 bits into 96, 64 and, by Barrett, 32.
+    // Reduces 128 bits to 96, 64 and, by Barrett's method, 32.
     "30:",
     "vpclmulqdq xmm0, xmm3, [r8 + 80], 0x10",
     "vpsrldq xmm1, xmm3, 8",
