@@ -175,19 +175,19 @@ fn looks_like_a_card() -> Verdict {
     if !installed("ibv_rc_pingpong") {
         return missing("ibv_rc_pingpong");
     }
-    for (layout, profile, limits) in [
-        ("ROXE_GID_LAYOUT=mellanox", "qedr", " vendor_part_id: 32880 max_sge_rd: 4 "),
-        ("ROXE_DEVICE_NAME=mlx5_0", "cx5", " vendor_part_id: 4119 max_sge_rd: 30 "),
-    ] {
-        if let failed @ Verdict::Failed(_) = looks_like(layout, profile, limits) {
+    let qedr: &[&str] = &["ROXE_DEVICE_NAME=mlx5_0", "ROXE_GID_LAYOUT=mellanox"];
+    for (variables, profile, limits) in
+        [(qedr, "qedr", " vendor_part_id: 32880 max_sge_rd: 4 "), (&[], "cx5", " vendor_part_id: 4119 max_sge_rd: 30 ")]
+    {
+        if let failed @ Verdict::Failed(_) = looks_like(variables, profile, limits) {
             return failed;
         }
     }
     Verdict::Passed
 }
 
-fn looks_like(layout: &str, profile: &str, limits: &str) -> Verdict {
-    let card = ["env", "ROXE_DEVICE_NAME=mlx5_0", layout, roxe(), "run", "--profile", profile, "--"];
+fn looks_like(variables: &[&str], profile: &str, limits: &str) -> Verdict {
+    let card = [&["env"], variables, &[roxe(), "run", "--profile", profile, "--"]].concat();
     let files = "cd /sys/class/infiniband; ls; cat mlx5_0/ports/1/gid_attrs/types/[23]; ls /dev/infiniband; \
                  ibv_devinfo -v | grep -E 'vendor_part_id|max_sge_rd:' | tr -s '[:space:]' ' '";
     let script = pingpong("-d mlx5_0 -g 3", files);
