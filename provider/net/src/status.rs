@@ -66,6 +66,9 @@ impl ObjectKind {
     }
 }
 
+/// Last line of a list that is not complete.
+pub const SHORTENED: &str = "shortened\n";
+
 /// Content of an answer.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Query {
