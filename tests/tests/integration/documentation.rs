@@ -128,6 +128,33 @@ fn pages() -> Vec<PathBuf> {
 }
 
 #[test]
+fn debian_packages_that_work_name_their_suites() {
+    let suites: BTreeSet<String> = files::below(&root().join("tests/tests/suites"), "rs")
+        .iter()
+        .filter_map(|file| Some(file.file_stem()?.to_str()?.to_owned()))
+        .collect();
+    let page = fs::read_to_string(root().join("docs/reference/debian.md")).unwrap();
+    let rows: Vec<Vec<&str>> =
+        page.lines().filter(|line| line.starts_with("| ")).skip(1).map(|line| line.split('|').collect()).collect();
+    assert!(rows.len() > 20);
+    for row in rows {
+        let [_, package, result, reason, _] = row.iter().map(|cell| cell.trim()).collect::<Vec<_>>()[..] else {
+            panic!("{row:?} has no three columns");
+        };
+        // Only the words in front of the details are names of suites.
+        let head = reason.split([':', ';', '(']).next().unwrap_or_default();
+        let named: Vec<&str> = head.split('`').skip(1).step_by(2).collect();
+        match result {
+            "works" => assert!(head == "by hand" || !named.is_empty(), "{package} works; which suite shows it?"),
+            "no" => assert!(!reason.is_empty(), "{package} does not work; why?"),
+            _ => assert_eq!((result, reason), ("not tried", ""), "{package}"),
+        }
+        let unknown = named.iter().find(|name| !suites.contains(**name));
+        assert!(result != "works" || unknown.is_none(), "{package}: there is no suite {unknown:?}");
+    }
+}
+
+#[test]
 fn readme_is_short_and_narrow() {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
     assert!(readme.lines().count() <= 100);
