@@ -39,11 +39,11 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "ROXE_PROFILE",
         default: "none",
-        help: "Card whose identity and limits to take on: cx3, cx5, cx6, cx6lx, qedr or rxe.",
+        help: "Card whose identity and limits to take on: cx3, cx5, cx6, cx6lx, bnxt, e810, qedr or rxe.",
     },
     Knob {
         name: "ROXE_DEVICE_NAME",
-        default: "roxe0",
+        default: "that of the profile, or roxe0",
         help: "Name of the first device, such as mlx5_0; further devices get the following numbers.",
     },
     Knob {
@@ -349,15 +349,17 @@ fn parse(get: impl Fn(&str) -> Option<String>) -> Result<Config, ConfigError> {
     let vendor_part_id = parse_with(&get, "ROXE_VENDOR_PART_ID", "it must be a number below 2^32", None, |text| {
         text.parse().ok().map(Some)
     })?;
-    let profile = parse_with(&get, "ROXE_PROFILE", "it must be cx3, cx5, cx6, cx6lx, qedr or rxe", None, |text| {
-        profile::named(text).map(Some)
-    })?;
+    let profile =
+        parse_with(&get, "ROXE_PROFILE", "it must be cx3, cx5, cx6, cx6lx, bnxt, e810, qedr or rxe", None, |text| {
+            profile::named(text).map(Some)
+        })?;
     let layout = profile.map_or(GidLayout::Plain, GidLayout::of);
+    let name = profile.and_then(|card| DeviceName::parse(card.device_name)).unwrap_or_default();
     Ok(Config {
         netdevs,
         vendor_part_id,
         profile,
-        device_name: parse_with(&get, "ROXE_DEVICE_NAME", DeviceName::RULE, DeviceName::default(), DeviceName::parse)?,
+        device_name: parse_with(&get, "ROXE_DEVICE_NAME", DeviceName::RULE, name, DeviceName::parse)?,
         gid_layout: parse_with(&get, "ROXE_GID_LAYOUT", "it must be plain or mellanox", layout, |text| {
             word(&LAYOUTS, text)
         })?,
@@ -545,13 +547,15 @@ mod tests {
         for (profile, layout) in [("cx5", GidLayout::Mellanox), ("qedr", GidLayout::Plain), ("rxe", GidLayout::Plain)] {
             assert_eq!(with("ROXE_PROFILE", profile).unwrap().gid_layout, layout, "{profile}");
         }
-        let plain = |name: &str| {
-            [("ROXE_PROFILE", "cx5"), ("ROXE_GID_LAYOUT", "plain")]
-                .into_iter()
-                .find(|(n, _)| *n == name)
-                .map(|(_, v)| v.to_owned())
+        for card in profile::PROFILES {
+            assert_eq!(with("ROXE_PROFILE", card.name).unwrap().device_name.nth(0), card.device_name);
+        }
+        let both = |name: &str| {
+            let chosen = [("ROXE_PROFILE", "cx5"), ("ROXE_GID_LAYOUT", "plain"), ("ROXE_DEVICE_NAME", "roxe0")];
+            chosen.into_iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_owned())
         };
-        assert_eq!(parse(plain).unwrap().gid_layout, GidLayout::Plain, "what is said wins");
+        let chosen = parse(both).unwrap();
+        assert_eq!((chosen.gid_layout, chosen.device_name.nth(0)), (GidLayout::Plain, "roxe0".to_owned()));
         assert!(["ROXE_PROFILE", "ROXE_GID_LAYOUT"].iter().all(|name| with(name, "cx99").is_err()));
         assert_eq!(with("ROXE_WINDOW", "65536").unwrap().window, Some(65536));
         assert_eq!(with("ROXE_WINDOW", "67108864").unwrap().window, Some(1 << 26));

@@ -1,9 +1,11 @@
 //! Cards whose limits the device can take on (`ROXE_PROFILE`), so that a program which asks for too
 //! much fails here as it would there.
 //!
-//! Every number is one that a card printed: `source` says where that was published. Limits never
-//! published (room for inline data, for instance) are not in the table, and roxe's own limit is
-//! in force. Nothing but a table.
+//! Every number is one that a card printed, or stands in its driver: `source` says where that was
+//! published. Limits never published (room for inline data, for instance) are not in the table, and
+//! roxe's own limit is in force. Nothing but tables.
+
+use roxe_transport::wr::WcStatus;
 
 /// The known limits of a card; `None` if unknown. The smaller of the card's and roxe's limit is in
 /// force.
@@ -39,10 +41,68 @@ pub struct Profile {
     pub max_srq_wr: Option<u32>,
     /// `max_srq_sge`.
     pub max_srq_sge: Option<u32>,
+    /// Name of the first device.
+    pub device_name: &'static str,
+    /// `vendor_err` of error completions, as far as it is known.
+    pub vendor_errs: &'static [VendorErrOf],
 }
+
+impl Profile {
+    /// `vendor_err` of a completion with an error; `None` if it is unknown.
+    pub fn vendor_err(&self, is_receive: bool, status: WcStatus) -> Option<u32> {
+        let mut known = self.vendor_errs.iter();
+        known.find(|known| (known.is_receive, known.status) == (is_receive, status)).map(|known| known.vendor_err)
+    }
+}
+
+/// `vendor_err` of the completions with one status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VendorErrOf {
+    /// The status.
+    pub status: WcStatus,
+    /// True for receives, false for send requests.
+    pub is_receive: bool,
+    /// The value.
+    pub vendor_err: u32,
+    /// Where messages with both were published.
+    pub source: &'static str,
+}
+
+const fn of_send(status: WcStatus, vendor_err: u32, source: &'static str) -> VendorErrOf {
+    VendorErrOf { status, is_receive: false, vendor_err, source }
+}
+
+/// Values of ConnectX cards from the fourth generation on (driver mlx5).
+const MLX5_ERRS: &[VendorErrOf] = &[
+    of_send(
+        WcStatus::LocProtErr,
+        0x51,
+        "https://github.com/openucx/ucx/issues/7774, https://github.com/NVIDIA/nccl/issues/214",
+    ),
+    of_send(WcStatus::RemInvReqErr, 0x8a, "https://github.com/charmplusplus/charm/issues/2532"),
+    of_send(WcStatus::RemAccessErr, 0x88, "https://github.com/openucx/ucx/issues/1569"),
+    of_send(
+        WcStatus::RemOpErr,
+        0x89,
+        "https://github.com/openucx/ucx/issues/5472, https://github.com/NVIDIA/nccl/issues/214",
+    ),
+    of_send(
+        WcStatus::RetryExcErr,
+        0x81,
+        "https://github.com/openucx/ucx/issues/6000, https://github.com/NVIDIA/nccl/issues/426",
+    ),
+    VendorErrOf {
+        status: WcStatus::WrFlushErr,
+        is_receive: true,
+        vendor_err: 0xf9,
+        source: "https://github.com/linux-nvme/nvme-cli/issues/3268",
+    },
+];
 
 /// `vendor_id` of the cards of Mellanox, now NVIDIA.
 pub const MELLANOX: u32 = 0x02c9;
+
+const CONNECTX: Profile = Profile { device_name: "mlx5_0", vendor_errs: MLX5_ERRS, vendor_id: MELLANOX, ..UNKNOWN };
 
 const UNKNOWN: Profile = Profile {
     name: "",
@@ -60,6 +120,8 @@ const UNKNOWN: Profile = Profile {
     max_srq: None,
     max_srq_wr: None,
     max_srq_sge: None,
+    device_name: "",
+    vendor_errs: &[],
 };
 
 /// All profiles.
@@ -80,11 +142,12 @@ pub const PROFILES: &[Profile] = &[
         max_srq: Some(65_472),
         max_srq_wr: Some(16_383),
         max_srq_sge: Some(31),
+        device_name: "mlx4_0",
+        vendor_errs: &[],
     },
     Profile {
         name: "cx5",
         source: "https://github.com/open-mpi/ompi/pull/6137",
-        vendor_id: MELLANOX,
         vendor_part_id: 4119,
         max_qp: Some(262_144),
         max_qp_wr: Some(32_768),
@@ -94,22 +157,20 @@ pub const PROFILES: &[Profile] = &[
         max_cqe: Some(4_194_303),
         max_mr: Some(16_777_216),
         max_pd: Some(16_777_216),
-        ..UNKNOWN
+        ..CONNECTX
     },
     Profile {
         name: "cx6",
         // The vendor of the first is the maker of the server.
         source: "https://github.com/openucx/ucx/issues/8229, https://github.com/openucx/ucx/issues/4556",
-        vendor_id: MELLANOX,
         vendor_part_id: 4123,
         max_qp: Some(262_144),
         max_qp_wr: Some(32_768),
-        ..UNKNOWN
+        ..CONNECTX
     },
     Profile {
         name: "cx6lx",
         source: "https://github.com/openucx/ucx/issues/10317",
-        vendor_id: MELLANOX,
         vendor_part_id: 4127,
         max_qp: Some(131_072),
         max_qp_wr: Some(32_768),
@@ -120,6 +181,35 @@ pub const PROFILES: &[Profile] = &[
         max_srq: Some(8_388_608),
         max_srq_wr: Some(32_767),
         max_srq_sge: Some(31),
+        ..CONNECTX
+    },
+    Profile {
+        name: "bnxt",
+        // Chips of the series BCM575xx; the driver takes other limits from the firmware.
+        source: "https://github.com/torvalds/linux/blob/v6.6/drivers/infiniband/hw/bnxt_re/qplib_sp.c",
+        vendor_id: 0x14e4,
+        vendor_part_id: 0x1750,
+        max_sge: Some(6),
+        max_sge_rd: Some(6),
+        max_pd: Some(65_536),
+        device_name: "bnxt_re0",
+        ..UNKNOWN
+    },
+    Profile {
+        name: "e810",
+        source: "https://github.com/deepseek-ai/3FS/issues/192",
+        vendor_id: 0x8086,
+        vendor_part_id: 5522,
+        max_qp: Some(4092),
+        max_qp_wr: Some(8127),
+        max_sge: Some(6),
+        max_sge_rd: Some(6),
+        max_cq: Some(8189),
+        max_cqe: Some(1_048_574),
+        max_mr: Some(4_194_301),
+        max_pd: Some(262_141),
+        max_srq: Some(0),
+        device_name: "irdma0",
         ..UNKNOWN
     },
     Profile {
@@ -135,6 +225,7 @@ pub const PROFILES: &[Profile] = &[
         max_cqe: Some(8_388_480),
         max_mr: Some(131_070),
         max_pd: Some(65_536),
+        device_name: "qedr0",
         ..UNKNOWN
     },
     Profile {
@@ -154,10 +245,28 @@ pub const PROFILES: &[Profile] = &[
         max_srq: Some(960),
         max_srq_wr: Some(16_384),
         max_srq_sge: Some(27),
+        device_name: "rxe0",
+        vendor_errs: &[],
     },
 ];
 
 /// The profile with this name.
 pub fn named(name: &str) -> Option<&'static Profile> {
     PROFILES.iter().find(|profile| profile.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vendor_err_depends_on_status_and_queue() {
+        let card = named("cx6").unwrap();
+        assert_eq!(card.vendor_err(false, WcStatus::RetryExcErr), Some(129));
+        assert_eq!(card.vendor_err(true, WcStatus::WrFlushErr), Some(249));
+        assert_eq!(card.vendor_err(false, WcStatus::WrFlushErr), None);
+        assert_eq!(named("qedr").unwrap().vendor_err(false, WcStatus::RetryExcErr), None);
+        let sources = PROFILES.iter().flat_map(|card| card.vendor_errs).map(|known| known.source);
+        assert!(sources.into_iter().all(|source| source.starts_with("https://")));
+    }
 }

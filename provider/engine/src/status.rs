@@ -9,7 +9,7 @@
 use crate::engine::Engine;
 use crate::interceptor::process;
 use crate::queue_pair::{QpStats, QueuePair};
-use roxe_net::status::{ObjectKind, Query};
+use roxe_net::status::{ObjectKind, Query, SHORTENED};
 use roxe_observe::counter_files::port_counters;
 use roxe_transport::qp::{QpStatus, Service};
 use std::fmt::{Arguments, Write};
@@ -18,8 +18,6 @@ use std::sync::Arc;
 /// Length of a list of objects in bytes at which it ends: more would find no room in the buffer of
 /// the socket that asks.
 const MAX_LIST: usize = 1 << 20;
-/// Last line of a list that ended early.
-const SHORTENED: &str = "shortened\n";
 
 impl Engine {
     /// Answers pending requests. Background thread only.

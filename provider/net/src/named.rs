@@ -58,6 +58,10 @@ impl Space {
         SockAddr::unix(OsStr::from_bytes(&bytes[..MAX_PATH - unused]))
     }
 
+    pub(super) fn namespace(&self) -> u64 {
+        self.namespace
+    }
+
     fn path(&self, name: &impl fmt::Display) -> PathBuf {
         self.dir.path().join(format!("{}{name}", Prefix(self.namespace)))
     }
@@ -81,6 +85,15 @@ pub(super) struct Prefix(pub(super) u64);
 impl fmt::Display for Prefix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{VERSION}-{:x}-", self.0)
+    }
+}
+
+impl Prefix {
+    /// Parses the beginning of a file's name; returns the rest, too.
+    pub(super) fn of(file: &str) -> Option<(Self, &str)> {
+        let rest = file.strip_prefix(&format!("{VERSION}-"))?;
+        let (namespace, name) = rest.split_once('-')?;
+        Some((Self(u64::from_str_radix(namespace, 16).ok()?), name))
     }
 }
 

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// Most bytes of a datagram: less than the least send buffer of a socket (`man 7 socket`,
 /// `wmem_default`).
 const PART: usize = 32 << 10;
-/// First word of a datagram, followed by the name of the answering socket.
+/// First word of a datagram, followed by the file name of the answering socket.
 const LAST: &str = "last";
 const MORE: &str = "more";
 const KIND: &str = "status-";
@@ -65,6 +65,9 @@ impl ObjectKind {
     }
 }
 
+/// Last line of a list that is not complete.
+pub const SHORTENED: &str = "shortened\n";
+
 /// Content of an answer.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Query {
@@ -108,6 +111,7 @@ impl Query {
     }
 }
 
+/// A device of a process, in the network namespace of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Name {
     process: u32,
@@ -120,13 +124,27 @@ impl fmt::Display for Name {
     }
 }
 
-impl Name {
-    /// Parses the name at the end of `text`.
+/// A device of a process on this host. Hosts of `roxe lab` and containers share interface indices,
+/// and process numbers if they have process namespaces of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    namespace: u64,
+    name: Name,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", Prefix(self.namespace), self.name)
+    }
+}
+
+impl Place {
+    /// Parses the name of a socket's file.
     fn of(text: &str) -> Option<Self> {
-        let (_, name) = text.rsplit_once(KIND)?;
-        let (process, ifindex) = name.split_once('-')?;
+        let (Prefix(namespace), name) = Prefix::of(text)?;
+        let (process, ifindex) = name.strip_prefix(KIND)?.split_once('-')?;
         let number = |digits| u32::from_str_radix(digits, 16).ok();
-        Some(Self { process: number(process)?, ifindex: number(ifindex)? })
+        Some(Self { namespace, name: Name { process: number(process)?, ifindex: number(ifindex)? } })
     }
 }
 
@@ -134,7 +152,7 @@ impl Name {
 #[derive(Debug)]
 pub struct StatusSocket {
     socket: NamedSocket,
-    name: Name,
+    place: Place,
 }
 
 impl StatusSocket {
@@ -143,7 +161,8 @@ impl StatusSocket {
         let name = Name { process: std::process::id(), ifindex };
         let socket = NamedSocket::bind(&name)?;
         socket.set_nonblocking(true)?;
-        Ok(Self { socket, name })
+        let place = Place { namespace: socket.space().namespace(), name };
+        Ok(Self { socket, place })
     }
 
     /// The descriptor, readable when there is a query.
@@ -174,7 +193,7 @@ impl StatusSocket {
                 // A peer that has exited or whose buffer is full gets no more parts.
                 let _ = parts(&text).try_for_each(|(part, is_last)| {
                     let state = if is_last { LAST } else { MORE };
-                    self.socket.send_to(format!("{state} {}\n{part}", self.name).as_bytes(), &asker).map(drop)
+                    self.socket.send_to(format!("{state} {}\n{part}", self.place).as_bytes(), &asker).map(drop)
                 });
             }
         }
@@ -200,7 +219,9 @@ fn parts(text: &str) -> impl Iterator<Item = (&str, bool)> {
 /// State of one device of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// The process.
+    /// Network namespace of the process.
+    pub namespace: u64,
+    /// Number of the process, in its own process namespace.
     pub process: u32,
     /// Index of the interface of the device.
     pub ifindex: u32,
@@ -212,49 +233,44 @@ pub struct Answer {
 
 /// Queries all processes of this user, or `process` alone, and waits up to `limit` for answers.
 pub fn ask(process: Option<u32>, limit: Duration) -> io::Result<Vec<Answer>> {
-    ask_those(&Query::Status, |name, _| process.is_none_or(|process| process == name.process), limit)
+    ask_those(&Query::Status, |place| process.is_none_or(|process| process == place.name.process), limit)
 }
 
 /// Queries one device of `process`. `None` if no process of this user in this network namespace has
 /// this number and a device open.
 pub fn ask_one(process: u32, query: &Query, limit: Duration) -> io::Result<Option<Answer>> {
-    let here = Prefix(namespace()?).to_string();
-    let is_meant = |name: &Name, file: &str| name.process == process && file.starts_with(&here);
+    let here = namespace()?;
+    let is_meant = |place: &Place| place.name.process == process && place.namespace == here;
     Ok(ask_some(query, is_meant, 1, limit)?.pop())
 }
 
-/// As [`ask`], for `query` and all processes of this user.
-pub fn ask_all(query: &Query, limit: Duration) -> io::Result<Vec<Answer>> {
-    ask_those(query, |_, _| true, limit)
+/// As [`ask`], for `query` and the processes in these network namespaces.
+pub fn ask_in(namespaces: &[u64], query: &Query, limit: Duration) -> io::Result<Vec<Answer>> {
+    ask_those(query, |place| namespaces.contains(&place.namespace), limit)
 }
 
-/// As [`ask_all`], for the processes in this network namespace.
+/// As [`ask_in`], for the network namespace of this thread.
 pub fn ask_here(query: &Query, limit: Duration) -> io::Result<Vec<Answer>> {
-    let here = Prefix(namespace()?).to_string();
-    ask_those(query, |_, file| file.starts_with(&here), limit)
+    ask_in(&[namespace()?], query, limit)
 }
 
-fn ask_those(query: &Query, is_meant: impl Fn(&Name, &str) -> bool, limit: Duration) -> io::Result<Vec<Answer>> {
+fn ask_those(query: &Query, is_meant: impl Fn(&Place) -> bool, limit: Duration) -> io::Result<Vec<Answer>> {
     ask_some(query, is_meant, usize::MAX, limit)
 }
 
 /// As [`ask_those`], but at most `most` devices.
-fn ask_some(
-    query: &Query,
-    is_meant: impl Fn(&Name, &str) -> bool,
-    most: usize,
-    limit: Duration,
-) -> io::Result<Vec<Answer>> {
+fn ask_some(query: &Query, is_meant: impl Fn(&Place) -> bool, most: usize, limit: Duration) -> io::Result<Vec<Answer>> {
     let dir = RuntimeDir::get()?;
     let (socket, _path) = bind_at_random(datagram_socket()?, dir.path())?;
     let mut answers = BTreeMap::new();
     for entry in fs::read_dir(dir.path())? {
         let path = entry?.path();
         let file = path.file_name().map(|file| file.to_string_lossy()).unwrap_or_default();
-        let Some(name) = Name::of(&file).filter(|name| answers.len() < most && is_meant(name, &file)) else { continue };
+        let Some(place) = Place::of(&file).filter(|place| answers.len() < most && is_meant(place)) else { continue };
         // Refused by a dead process.
         if SockAddr::unix(&path).and_then(|address| socket.send_to(query.text().as_bytes(), &address)).is_ok() {
-            answers.insert(name, Answer { process: name.process, ifindex: name.ifindex, ..Answer::default() });
+            let Place { namespace, name: Name { process, ifindex } } = place;
+            answers.insert(place, Answer { namespace, process, ifindex, ..Answer::default() });
         }
     }
     let until = Instant::now() + limit;
@@ -266,7 +282,7 @@ fn ask_some(
     Ok(answers.into_values().collect())
 }
 
-fn receive(mut socket: &Socket, limit: Duration, answers: &mut BTreeMap<Name, Answer>) -> io::Result<()> {
+fn receive(mut socket: &Socket, limit: Duration, answers: &mut BTreeMap<Place, Answer>) -> io::Result<()> {
     socket.set_read_timeout(Some(limit.max(Duration::from_millis(1))))?;
     let mut datagram = vec![0; PART + 64];
     let len = match socket.read(&mut datagram) {
@@ -275,10 +291,11 @@ fn receive(mut socket: &Socket, limit: Duration, answers: &mut BTreeMap<Name, An
     };
     let text = String::from_utf8_lossy(datagram.get(..len).unwrap_or_default());
     if let Some((head, part)) = text.split_once('\n')
-        && let Some(answer) = Name::of(head).and_then(|name| answers.get_mut(&name))
+        && let Some((state, place)) = head.split_once(' ')
+        && let Some(answer) = Place::of(place).and_then(|place| answers.get_mut(&place))
     {
         answer.text.push_str(part);
-        answer.is_whole = head.starts_with(LAST);
+        answer.is_whole = state == LAST;
     }
     Ok(())
 }
@@ -290,9 +307,14 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(30);
 
+    fn unanswered(ifindex: u32) -> Answer {
+        let namespace = namespace().unwrap();
+        Answer { namespace, process: std::process::id(), ifindex, ..Answer::default() }
+    }
+
     /// Queries this process about `ifindex`, since other tests may run beside.
     fn ask_this(ifindex: u32, limit: Duration) -> Vec<Answer> {
-        let own = |name: &Name, _: &str| name.ifindex == ifindex && name.process == std::process::id();
+        let own = |place: &Place| place.name == Name { process: std::process::id(), ifindex };
         ask_those(&Query::Status, own, limit).unwrap()
     }
 
@@ -313,8 +335,7 @@ mod tests {
             answers
         });
         assert!(text.len() > PART);
-        let expected = Answer { process: std::process::id(), ifindex: 0xfff1, text, is_whole: true };
-        assert_eq!(answers, [expected]);
+        assert_eq!(answers, [Answer { text, is_whole: true, ..unanswered(0xfff1) }]);
     }
 
     #[test]
@@ -329,7 +350,7 @@ mod tests {
     fn silent_process_is_not_awaited_beyond_limit() {
         let _socket = StatusSocket::open(0xfff3).unwrap();
         let answers = ask_this(0xfff3, Duration::from_millis(1));
-        assert_eq!(answers, [Answer { process: std::process::id(), ifindex: 0xfff3, ..Answer::default() }]);
+        assert_eq!(answers, [unanswered(0xfff3)]);
     }
 
     #[test]
@@ -344,9 +365,36 @@ mod tests {
     }
 
     #[test]
-    fn names_roundtrip() {
-        let name = Name { process: 0x1234, ifindex: 1 };
-        assert_eq!(Name::of(&format!("2-1-{name}")), Some(name));
-        assert_eq!(Name::of("2-1-slot-7"), None);
+    fn file_names_roundtrip() {
+        let place = Place { namespace: 0xabc, name: Name { process: 0x1234, ifindex: 1 } };
+        assert_eq!(Place::of(&place.to_string()), Some(place));
+        for other in ["2-1-slot-7", "1-abc-status-1234-1", "status-1234-1", "2-abc-status-1234"] {
+            assert_eq!(Place::of(other), None);
+        }
+    }
+
+    #[test]
+    fn other_network_namespace_is_not_asked() {
+        let _socket = StatusSocket::open(0xfff4).unwrap();
+        let here = namespace().unwrap();
+        let asked = |namespace: u64| {
+            let answers = ask_in(&[namespace], &Query::Status, Duration::from_millis(1)).unwrap();
+            answers.contains(&unanswered(0xfff4))
+        };
+        assert!(asked(here) && !asked(here + 1));
+    }
+
+    #[test]
+    fn equal_process_of_other_namespace_has_own_answer() {
+        let (asker, _path) = bind_at_random(datagram_socket().unwrap(), RuntimeDir::get().unwrap().path()).unwrap();
+        let address = asker.local_addr().unwrap();
+        let name = Name { process: 12, ifindex: 2 };
+        let [first, second] = [1, 2].map(|namespace| Place { namespace, name });
+        let mut answers = BTreeMap::from([first, second].map(|place| (place, Answer::default())));
+        for (place, text) in [(first, "one\n"), (second, "two\n")] {
+            datagram_socket().unwrap().send_to(format!("{LAST} {place}\n{text}").as_bytes(), &address).unwrap();
+            receive(&asker, LONG, &mut answers).unwrap();
+        }
+        assert_eq!([&answers[&first].text, &answers[&second].text], ["one\n", "two\n"]);
     }
 }

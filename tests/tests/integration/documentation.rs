@@ -7,9 +7,10 @@
 use roxe_check::Rule;
 use roxe_provider::Counters;
 use roxe_provider::config::KNOBS;
-use roxe_provider::profile::{PROFILES, Profile};
+use roxe_provider::profile::{PROFILES, Profile, VendorErrOf};
 use roxe_tests::files;
-use std::collections::BTreeSet;
+use roxe_transport::wr::WC_STATUS_TEXTS;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +20,7 @@ type Part = (&'static str, &'static str, fn() -> String);
 const GENERATED: &[Part] = &[
     ("knobs", "docs/reference/environment.md", knobs),
     ("profiles", "docs/reference/profiles.md", profiles),
+    ("vendor errors", "docs/reference/profiles.md", vendor_errs),
     ("counters", "docs/reference/counters.md", counters),
     ("fault rules", "docs/reference/fault-rules.md", fault_rules),
 ];
@@ -53,11 +55,12 @@ fn profiles() -> String {
         "`max_srq`",
         "`max_srq_wr`",
         "`max_srq_sge`",
+        "device",
         "source",
     ];
     let number = |limit: Option<u32>| limit.map_or_else(|| "?".to_owned(), |limit| limit.to_string());
     let rows = PROFILES.iter().map(|card| {
-        let Profile { name, vendor_id, vendor_part_id, source, .. } = card;
+        let Profile { name, vendor_id, vendor_part_id, device_name, source, .. } = card;
         let limits = [
             card.max_qp,
             card.max_qp_wr,
@@ -72,9 +75,27 @@ fn profiles() -> String {
             card.max_srq_sge,
         ];
         let limits = limits.map(number).join(" | ");
-        format!("| `{name}` | {vendor_id:#06x} | {vendor_part_id} | {limits} | {source} |\n")
+        format!("| `{name}` | {vendor_id:#06x} | {vendor_part_id} | {limits} | `{device_name}` | {source} |\n")
     });
     format!("| {} |\n|{}\n{}", head.join(" | "), "---|".repeat(head.len()), rows.collect::<String>())
+}
+
+fn vendor_errs() -> String {
+    let cards = |of: &VendorErrOf| {
+        let with = PROFILES.iter().filter(|card| card.vendor_errs.contains(of));
+        with.map(|card| format!("`{}`", card.name)).collect::<Vec<_>>().join(", ")
+    };
+    let mut all: Vec<&VendorErrOf> = PROFILES.iter().flat_map(|card| card.vendor_errs).collect();
+    all.dedup();
+    let known: BTreeMap<u32, &VendorErrOf> = all.into_iter().map(|of| (of.vendor_err, of)).collect();
+    let row = |of: &VendorErrOf| {
+        let VendorErrOf { status, is_receive, vendor_err, source } = of;
+        let side = if *is_receive { "receive" } else { "send request" };
+        let text = WC_STATUS_TEXTS[*status as usize].to_string_lossy();
+        format!("| {vendor_err} ({vendor_err:#x}) | {side} | {text} | {} | {source} |\n", cards(of))
+    };
+    let rows: String = known.into_values().map(row).collect();
+    format!("| `vendor_err` | of a | status | cards | source |\n|---|---|---|---|---|\n{rows}")
 }
 
 fn root() -> &'static Path {
@@ -104,6 +125,33 @@ fn generated_parts_of_pages_match_the_code() {
 /// Returns the pages of the manual.
 fn pages() -> Vec<PathBuf> {
     files::below(&root().join("docs"), "md")
+}
+
+#[test]
+fn debian_packages_that_work_name_their_suites() {
+    let suites: BTreeSet<String> = files::below(&root().join("tests/tests/suites"), "rs")
+        .iter()
+        .filter_map(|file| Some(file.file_stem()?.to_str()?.to_owned()))
+        .collect();
+    let page = fs::read_to_string(root().join("docs/reference/debian.md")).unwrap();
+    let rows: Vec<Vec<&str>> =
+        page.lines().filter(|line| line.starts_with("| ")).skip(1).map(|line| line.split('|').collect()).collect();
+    assert!(rows.len() > 20);
+    for row in rows {
+        let [_, package, result, reason, _] = row.iter().map(|cell| cell.trim()).collect::<Vec<_>>()[..] else {
+            panic!("{row:?} has no three columns");
+        };
+        // Only the words in front of the details are names of suites.
+        let head = reason.split([':', ';', '(']).next().unwrap_or_default();
+        let named: Vec<&str> = head.split('`').skip(1).step_by(2).collect();
+        match result {
+            "works" => assert!(head == "by hand" || !named.is_empty(), "{package} works; which suite shows it?"),
+            "no" => assert!(!reason.is_empty(), "{package} does not work; why?"),
+            _ => assert_eq!((result, reason), ("not tried", ""), "{package}"),
+        }
+        let unknown = named.iter().find(|name| !suites.contains(**name));
+        assert!(result != "works" || unknown.is_none(), "{package}: there is no suite {unknown:?}");
+    }
 }
 
 #[test]

@@ -9,8 +9,9 @@ use core::ffi::{CStr, c_char, c_int};
 use roxe_provider::Device;
 use roxe_provider::lock::Mutex;
 use roxe_provider::standard_error;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Read;
+use std::path::Path;
 use std::sync::Arc;
 
 /// `IBV_NODE_CA`.
@@ -69,9 +70,24 @@ pub(crate) fn handles() -> Result<Vec<*mut ibv_device>> {
     if entries.is_empty() {
         let devices =
             roxe_provider::devices().inspect_err(|error| standard_error::write(&format!("roxe: {error}\n")))?;
+        report_ucx(&devices);
         entries.extend(devices.into_iter().map(|device| &*Box::leak(Box::new(DeviceEntry::new(device)))));
     }
     Ok(entries.iter().map(|entry| (&raw const entry.public).cast_mut()).collect())
+}
+
+/// Reports that UCX will not use the devices: UCX takes a device only if the file of its character
+/// device exists, which only the view of `roxe run` shows.
+fn report_ucx(devices: &[Arc<Device>]) {
+    let Some(name) = devices.first().map(|device| device.name()) else { return };
+    let node = format!("/dev/infiniband/{name}");
+    let has_ucx = || fs::read_to_string("/proc/self/maps").is_ok_and(|maps| maps.contains("/libuct_ib.so"));
+    if !Path::new(&node).exists() && has_ucx() {
+        standard_error::write(&format!(
+            "roxe: UCX will not use {name}: only roxe run shows it {node}; start the program, or its mpirun, by \
+             roxe run\n"
+        ));
+    }
 }
 
 /// A NULL-terminated array that `free` releases.

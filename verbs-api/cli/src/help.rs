@@ -311,7 +311,7 @@ const PAGES: &[(&str, &str, &str)] = pages! {
     "how-to/": "install" "build-systems" "without-roxe-run" "containers" "several-hosts" "two-hosts" "kernel-rxe"
         "programs" "explain" "error-paths" "captures" "judge-captures" "trace" "watch";
     "reference/": "environment" "fault-rules" "checker" "explanations" "completions" "scripts" "agent" "profiles"
-        "connections" "rust" "features";
+        "connections" "rust" "features" "debian";
     "explanation/": "packets" "security" "weakest" "performance" "limits" "decisions";
 };
 

@@ -14,6 +14,7 @@ use std::env::var_os;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Names that programs are linked with.
@@ -64,6 +65,12 @@ pub(crate) fn own_program() -> Option<PathBuf> {
     std::env::current_exe().ok().or_else(called)
 }
 
+/// Returns true if `file` is this program.
+pub(crate) fn is_own_program(file: &Path) -> bool {
+    let identity = |file: &Path| file.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
+    own_program().is_some_and(|own| identity(&own).is_some() && identity(&own) == identity(file))
+}
+
 /// Returns the file that a shell starts for the name `called`.
 fn found_as(called: &Path, path: Option<OsString>) -> Option<PathBuf> {
     if called.components().count() > 1 {
@@ -108,6 +115,8 @@ pub(crate) fn commands(links: &Path) -> Result<Option<PathBuf>, FolderError> {
 
 /// The command of iproute2 that this program stands in for.
 pub(crate) const RDMA: &str = "rdma";
+/// Folders in which distributions install commands.
+pub(crate) const SYSTEM_COMMANDS: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
 pub(crate) const LIBRARY: &str = "libroxe.so";
 /// The socket shim beside the library, under its name in rdma-core.

@@ -6,7 +6,7 @@
 //! process id, signals and exit status.
 
 use crate::files::{FolderError, base_folder, place_link, private_folder};
-use crate::library::{self, LINKS, LibraryError, SHIM};
+use crate::library::{self, LINKS, LibraryError, SHIM, is_own_program};
 use crate::output::Result;
 use crate::program::{self, Elf, ProgramError};
 use crate::view::{self, Shown};
@@ -261,7 +261,8 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
 fn watch(args: &Args, library: &Path, file: Option<&Path>, was_reported: bool) -> Result<(), RunError> {
     let looks = args.options.explain || stderr().is_terminal();
     let file = file.filter(|_| !was_reported);
-    let unused = file.filter(|_| !unused::asks_for_help(&args.command));
+    // A `roxe run` in this one reports its own program.
+    let unused = file.filter(|file| !unused::asks_for_help(&args.command) && !is_own_program(file));
     if looks || unused.is_some_and(unused::may_use_verbs) {
         let watched = bypass::Args::new(library, &library::link_folder(library)?);
         // Without it, the program runs all the same.

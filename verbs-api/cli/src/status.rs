@@ -135,7 +135,7 @@ pub(crate) mod tests {
         let text =
             format!("device roxe0 lo\ncounter sent_packets 3\ncounter sent_bytes {sent_bytes}\n{qp}\nnews of later\n");
         // No process has this number.
-        Process::of(&Answer { process: u32::MAX, ifindex: 1, text, is_whole: true })
+        Process::of(&Answer { process: u32::MAX, ifindex: 1, text, is_whole: true, ..Answer::default() })
     }
 
     #[test]

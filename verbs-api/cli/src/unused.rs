@@ -115,8 +115,8 @@ const ONLY_LISTED: Words = ("a process has asked for the list of devices and use
 
 const WAYS: &[&str] = &[
     "what it sees   roxe run -- ibv_devinfo",
-    "other names    ROXE_DEVICE_NAME=mlx5_0 for programs that look for the name of a card",
-    "GID index 3    --profile cx5, or ROXE_GID_LAYOUT=mellanox",
+    "other names    --profile cx6 for programs that look for mlx5_0, ROXE_DEVICE_NAME for others",
+    "GID index 3    --profile cx6, or ROXE_GID_LAYOUT=mellanox",
     "libfabric      takes no loopback interface: --netdev eth0",
 ];
 

@@ -299,9 +299,9 @@ impl Completions for QpHost<'_> {
 impl QpHost<'_> {
     /// Appends `cqe` to the queue of `side`.
     #[inline]
-    pub(super) fn append(&mut self, side: Side, cqe: Cqe) -> Result<(), Overrun> {
+    pub(super) fn append(&mut self, side: Side, mut cqe: Cqe) -> Result<(), Overrun> {
         if cqe.status != WcStatus::Success {
-            self.note_failure(side, cqe);
+            cqe = self.note_failure(side, cqe);
         }
         if side == Side::Recv && self.qp.service == Service::XrcTgt {
             // A completion for a destroyed shared queue is dropped.

@@ -19,6 +19,7 @@ mod next_hop;
 mod one_process;
 mod port;
 mod processes;
+mod profile;
 mod queues;
 mod raw;
 mod shared_queues;

@@ -1,5 +1,5 @@
-//! Programs of the field that measure or move data, unmodified, over both links: qperf, fio and
-//! dapl's dapltest, as Debian has them. Each connects through librdmacm.
+//! Programs of the field that measure or move data, unmodified, over both links: qperf, fio, dapl's
+//! dapltest and QEMU's live migration, as Debian has them. Each connects through librdmacm.
 
 use roxe_tests::pair::{self, Outcome, Place, Program};
 use roxe_tests::rdmacm::local;
@@ -63,6 +63,7 @@ pub(crate) fn main() -> ExitCode {
         for args in DAPLTEST {
             checks.push(Check::new(format!("dapltest {args}, link {link}"), move || dapltest(link, args)));
         }
+        checks.push(Check::new(format!("qemu migrates a guest, link {link}"), move || qemu(link)));
         checks.push(Check::new(format!("dapltest ends its server, link {link}"), move || dapltest_quits(link)));
     }
     report::main(checks)
@@ -161,6 +162,30 @@ fn fio_messages(link: &str, verify: &str, is_good: impl Fn(&[Outcome; 2]) -> boo
         Ok(ends) => {
             let good = is_good(&ends) && carried(link, &ends[1], 2000);
             verdict(&ends, good)
+        }
+    }
+}
+
+/// Migrates a guest of QEMU that runs its firmware, with most of its memory zero.
+fn qemu(link: &str) -> Verdict {
+    if let Some(verdict) = missing("qemu-system-x86_64") {
+        return verdict;
+    }
+    let port = port();
+    let machine = "-machine q35,accel=tcg -m 64 -display none -serial none -nodefaults";
+    let shell = |script: String| Program { name: "sh".to_owned(), args: vec!["-c".to_owned(), script] };
+    let server = program("qemu-system-x86_64", &format!("{machine} -monitor none -incoming rdma:127.0.0.1:{port}"));
+    let commands = format!("printf 'migrate rdma:127.0.0.1:{port}\\ninfo migrate\\nquit\\n'");
+    let client = format!("{commands} | qemu-system-x86_64 {machine} -monitor stdio");
+    let envs = [("ROXE_LINK", link), ("ROXE_STATS", "on")];
+    let ready = |_: &str| local::listens(process::id(), port);
+    match pair::run_client(&server, &shell(client), &envs, ready, LIMIT) {
+        Err(e) => Verdict::Failed(e.to_string()),
+        Ok(ends) => {
+            let [_, client] = &ends;
+            let is_done = client.output.contains("Migration status: completed");
+            let moved = pair::counter(&client.output, "sent_bytes");
+            verdict(&ends, client.ok && is_done && moved > 1 << 20 && carried(link, client, 100))
         }
     }
 }

@@ -27,6 +27,7 @@ pub(crate) fn main() -> ExitCode {
         Check::new("lab: failing host ends the others and sets the exit status", failure_ends_all),
         Check::new("lab: kill -9 leaves nothing behind", nothing_is_left),
         Check::new("lab: scenario starts hosts in order and waits for text and ports", scenario_orders),
+        Check::new("lab: process number of another host is not taken for a listener", numbers_collide),
         Check::new("lab: scenario cuts and heals a link at its times", scenario_changes_links),
         Check::new("lab: scenario ends by failure and by timeout", scenario_ends),
         Check::new("lab: wrong scenario is refused with its place", scenario_refused),
@@ -67,7 +68,7 @@ fn scenario(name: &str, text: &str) -> Result<Output, Verdict> {
     let folder = folder(name);
     let file = in_folder(&folder, "lab.toml");
     fs::write(&file, text).unwrap();
-    output(&mut roxe_lab(&["timeout", "60"], &[&file]))
+    output(roxe_lab(&["timeout", "60"], &[&file]).current_dir(&*folder))
 }
 
 /// The second host starts when the first has printed a word, the third when a program of the second
@@ -96,6 +97,45 @@ fn scenario_orders() -> Verdict {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let at = ["one", "two", "three", "four"].map(|word| said.find(&format!("| {word}\n")));
     if output.status.success() && at.is_sorted() && at[0].is_some() && said.contains("host3 | ping data: rdma-ping-4") {
+        return Verdict::Passed;
+    }
+    Verdict::Failed(text_of(&output))
+}
+
+/// The first host's server has, in a process namespace of its own, the number that a process of
+/// the second host has in the namespace of the lab. Only the first host is ready, until the third,
+/// which follows it, lets the second one start its server.
+fn numbers_collide() -> Verdict {
+    let text = r#"
+        timeout = "20s"
+        [[host]]
+        run = """
+        until [ -s number ]; do :; done
+        exec unshare --pid --fork --mount-proc sh -c '
+            echo $(($(cat number) - 1)) > /proc/sys/kernel/ns_last_pid
+            rping -s -a host1 -C 1 & [ $! = $(cat number) ] || exit 9
+            wait'
+        """
+        listens = 7174
+        daemon = true
+        [[host]]
+        run = "echo $$ > number; until [ -e go ]; do :; done; rping -s -a host2 -C 1"
+        listens = 7174
+        daemon = true
+        [[host]]
+        after = 1
+        run = "echo three; touch go"
+        [[host]]
+        after = 2
+        run = "echo four; rping -c -a host2 -C 1"
+    "#;
+    let output = match scenario("numbers", text) {
+        Ok(output) => output,
+        Err(verdict) => return verdict,
+    };
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let at = ["three", "four"].map(|word| said.find(&format!("| {word}\n")));
+    if output.status.success() && at.is_sorted() && at[0].is_some() {
         return Verdict::Passed;
     }
     Verdict::Failed(text_of(&output))

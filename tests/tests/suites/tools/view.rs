@@ -69,6 +69,7 @@ pub(crate) fn main() -> ExitCode {
         Check::new("rdma: devices are listed as by iproute2", || as_root(&|prefix| lists_devices(prefix))),
         Check::new("rdma: devices are listed for other users", || without_rights(&|prefix| lists_devices(prefix))),
         Check::new("rdma: devices are listed by roxe env and without a view", lists_without_view),
+        Check::new("view: UCX without a view is told to start by roxe run", ucx_without_view),
         Check::new("rdma: objects of running programs have the kernel's keys", lists_objects),
         Check::new("rdma: wrong names and changes are refused", refuses_changes),
         Check::new("umad: programs that need it get one line, ibstat works", management_programs),
@@ -175,19 +176,19 @@ fn looks_like_a_card() -> Verdict {
     if !installed("ibv_rc_pingpong") {
         return missing("ibv_rc_pingpong");
     }
-    for (layout, profile, limits) in [
-        ("ROXE_GID_LAYOUT=mellanox", "qedr", " vendor_part_id: 32880 max_sge_rd: 4 "),
-        ("ROXE_DEVICE_NAME=mlx5_0", "cx5", " vendor_part_id: 4119 max_sge_rd: 30 "),
-    ] {
-        if let failed @ Verdict::Failed(_) = looks_like(layout, profile, limits) {
+    let qedr: &[&str] = &["ROXE_DEVICE_NAME=mlx5_0", "ROXE_GID_LAYOUT=mellanox"];
+    for (variables, profile, limits) in
+        [(qedr, "qedr", " vendor_part_id: 32880 max_sge_rd: 4 "), (&[], "cx6", " vendor_part_id: 4123 max_sge_rd: 32 ")]
+    {
+        if let failed @ Verdict::Failed(_) = looks_like(variables, profile, limits) {
             return failed;
         }
     }
     Verdict::Passed
 }
 
-fn looks_like(layout: &str, profile: &str, limits: &str) -> Verdict {
-    let card = ["env", "ROXE_DEVICE_NAME=mlx5_0", layout, roxe(), "run", "--profile", profile, "--"];
+fn looks_like(variables: &[&str], profile: &str, limits: &str) -> Verdict {
+    let card = [&["env"], variables, &[roxe(), "run", "--profile", profile, "--"]].concat();
     let files = "cd /sys/class/infiniband; ls; cat mlx5_0/ports/1/gid_attrs/types/[23]; ls /dev/infiniband; \
                  ibv_devinfo -v | grep -E 'vendor_part_id|max_sge_rd:' | tr -s '[:space:]' ' '";
     let script = pingpong("-d mlx5_0 -g 3", files);
@@ -295,6 +296,26 @@ fn lists_devices(prefix: &[&str]) -> Verdict {
         true";
     let none = "0: roxe0: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0 srq 0 \n";
     exactly(&under_roxe(prefix, script), &format!("{LINK}{LINK_TEXT}{none}"))
+}
+
+/// UCX asks for the devices and then for files that only a view has.
+fn ucx_without_view() -> Verdict {
+    if !installed("ucx_info") {
+        return missing("ucx_info");
+    }
+    let env = format!("eval \"$({} env)\"; ucx_info -d", roxe());
+    let line = "roxe: UCX will not use roxe0: only roxe run shows it /dev/infiniband/roxe0; start the program, or its \
+                mpirun, by roxe run\n";
+    for (output, error, device) in [
+        (run(&["sh", "-c", &env], &[]), line, false),
+        (run(&[roxe(), "run", "--no-view", "--"], &["ucx_info", "-d"]), line, false),
+        (run(&[roxe(), "run", "--"], &["ucx_info", "-d"]), "", true),
+    ] {
+        if text(&output.stderr) != error || text(&output.stdout).contains("roxe0") != device {
+            return Verdict::Failed(said(&output));
+        }
+    }
+    Verdict::Passed
 }
 
 fn lists_without_view() -> Verdict {

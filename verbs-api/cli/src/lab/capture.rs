@@ -66,18 +66,17 @@ fn copy(mut frames: Box<dyn DataLinkReceiver>, mut to: BufWriter<File>, ends: &A
             // An interface that goes down reports so once.
             Err(error) => {
                 to.flush()?;
-                let is_pause =
-                    matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock | ErrorKind::Interrupted);
-                if ends.load(Ordering::Relaxed) || !is_pause && error.raw_os_error() != Some(NETDOWN) {
+                let goes_on = matches!(
+                    error.kind(),
+                    ErrorKind::TimedOut | ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::NetworkDown
+                );
+                if ends.load(Ordering::Relaxed) || !goes_on {
                     return Ok(());
                 }
             }
         }
     }
 }
-
-/// `ENETDOWN`.
-const NETDOWN: i32 = 100;
 
 /// Head of a pcap file with microseconds and Ethernet frames (`man 5 pcap-savefile`).
 fn head() -> [u8; 24] {

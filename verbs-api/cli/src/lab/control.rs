@@ -4,6 +4,7 @@
 //! util-linux enters their namespaces.
 
 use super::net::{NUMBER, Net, SWITCH, status_of};
+use super::scenario;
 use crate::child::own;
 use crate::output::Result;
 use std::collections::BTreeMap;
@@ -30,9 +31,8 @@ pub(crate) struct Control {
     lab: Option<u32>,
 }
 
-/// Parses `2` or `host2`.
 fn number(text: &str) -> Result<u8, String> {
-    text.strip_prefix("host").unwrap_or(text).parse().map_err(|_| "a host is needed, such as 2 or host2".to_owned())
+    scenario::number(text).ok_or_else(|| "a host is needed, such as 2 or host2".to_owned())
 }
 
 /// A lab that runs.

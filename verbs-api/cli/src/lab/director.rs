@@ -7,7 +7,7 @@ use super::scenario::{self, Event, Ready, Scenario};
 use crate::child::ip;
 use crate::output::Result;
 use crate::status::Facts;
-use roxe_provider::{ObjectKind, Query, ask_all};
+use roxe_provider::{Answer, ObjectKind, Query, ask_in};
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -36,6 +36,8 @@ struct Member {
     waiting: Option<Host>,
     /// Process id of its first process.
     process: u32,
+    /// Its network namespace.
+    namespace: u64,
     is_ready: bool,
     has_ended: bool,
 }
@@ -52,8 +54,8 @@ pub(super) struct Director {
 impl Director {
     pub(super) fn new(scenario: Scenario, hosts: Vec<Host>) -> Self {
         let member = |host: Host| {
-            let process = host.child.id();
-            Member { waiting: Some(host), process, is_ready: false, has_ended: false }
+            let (process, namespace) = (host.child.id(), host.namespace);
+            Member { waiting: Some(host), process, namespace, is_ready: false, has_ended: false }
         };
         let (members, events) =
             (hosts.into_iter().map(member).collect(), scenario.events.iter().rev().copied().collect());
@@ -146,13 +148,18 @@ impl Director {
         })
     }
 
+    /// Notes the hosts on which a program listens. Asks the programs of all hosts that are awaited
+    /// at once, unless the kernel knows the listener.
     fn look_at_ports(&mut self) {
-        let found: Vec<usize> = self
-            .awaits_port()
-            .filter(|(at, port)| listens(self.members[*at].process, *port))
-            .map(|(at, _)| at)
-            .collect();
-        found.into_iter().for_each(|at| self.members[at].is_ready = true);
+        let (mut found, others): (Vec<_>, Vec<_>) =
+            self.awaits_port().partition(|(at, port)| listens_by_tcp(self.members[*at].process, *port));
+        if !others.is_empty() {
+            let namespaces: Vec<u64> = others.iter().map(|(at, _)| self.members[*at].namespace).collect();
+            let answers = ask_in(&namespaces, &Query::Objects(ObjectKind::CmId), LIMIT).unwrap_or_default();
+            let is_found = |(at, port): &(usize, u16)| listens_by_rdma(&answers, self.members[*at].namespace, *port);
+            found.extend(others.into_iter().filter(is_found));
+        }
+        found.into_iter().for_each(|(at, _)| self.members[at].is_ready = true);
     }
 }
 
@@ -161,16 +168,15 @@ fn set_link(host: u8, heals: bool) -> Result<()> {
     ip(&format!("link set v{host} {}\n", if heals { "up" } else { "down" }))
 }
 
-/// Returns true if a program in the network namespace of `process` listens on a port by TCP or by
-/// librdmacm.
-fn listens(process: u32, port: u16) -> bool {
+/// Returns true if a program in the network namespace of `process` listens on a port of TCP.
+fn listens_by_tcp(process: u32, port: u16) -> bool {
     let tables =
         ["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/{process}/net/{name}")).unwrap_or_default());
-    tables.iter().any(|table| listens_by_tcp(table, port)) || listens_by_rdma(process, port)
+    tables.iter().any(|table| has_listener(table, port))
 }
 
 /// Returns true if the table (`man 5 proc`, `/proc/net/tcp`) has a listener on a port.
-fn listens_by_tcp(table: &str, port: u16) -> bool {
+fn has_listener(table: &str, port: u16) -> bool {
     table.lines().any(|line| {
         let mut words = line.split_whitespace().skip(1);
         let is_port = words.next().is_some_and(|local| local.ends_with(&format!(":{port:04X}")));
@@ -179,11 +185,11 @@ fn listens_by_tcp(table: &str, port: u16) -> bool {
     })
 }
 
-fn listens_by_rdma(process: u32, port: u16) -> bool {
-    let namespace = |process: u32| fs::read_link(format!("/proc/{process}/ns/net")).ok();
-    let here = namespace(process);
-    let answers = ask_all(&Query::Objects(ObjectKind::CmId), LIMIT).unwrap_or_default();
-    let of_host = answers.iter().filter(|answer| here.is_some() && namespace(answer.process) == here);
+/// Returns true if a program in this network namespace listens on a port of librdmacm. Process
+/// numbers would not tell hosts apart: those in a process namespace of a program's own are equal to
+/// others.
+fn listens_by_rdma(answers: &[Answer], namespace: u64, port: u16) -> bool {
+    let of_host = answers.iter().filter(|answer| answer.namespace == namespace);
     let end = format!(":{port}");
     let is_listener = |line: &str| {
         let id = Facts::of(line);
@@ -213,7 +219,7 @@ fn print(mut host: Host, at: usize, text: Option<String>, report: Sender<News>) 
         }
     })?;
     thread::Builder::new().spawn(move || {
-        let Host { name, mut child, input, output } = host;
+        let Host { name, mut child, input, output, .. } = host;
         for line in lines(Some(output)) {
             of_output(&line);
             println!("{name} | {line}");
@@ -240,7 +246,14 @@ mod tests {
     fn listener_is_found_in_the_table_of_the_kernel() {
         let table = "  sl  local_address rem_address   st\n   0: 00000000:1C06 00000000:0000 0A 00000000:00000000\n   1: \
                      0100007F:4853 0100007F:9999 01 0\n";
-        assert!(listens_by_tcp(table, 7174));
-        assert!(!listens_by_tcp(table, 18515) && !listens_by_tcp(table, 9999) && !listens_by_tcp("", 7174));
+        assert!(has_listener(table, 7174));
+        assert!(!has_listener(table, 18515) && !has_listener(table, 9999) && !has_listener("", 7174));
+    }
+    #[test]
+    fn listener_of_librdmacm_counts_for_its_namespace() {
+        let text = "device roxe0 eth0\ncm_id n=1 state=LISTEN ps=TCP src=10.89.0.1:7174 dst=0.0.0.0:0\n".to_owned();
+        let answers = [Answer { namespace: 5, text, ..Answer::default() }];
+        assert!(listens_by_rdma(&answers, 5, 7174));
+        assert!(!listens_by_rdma(&answers, 6, 7174) && !listens_by_rdma(&answers, 5, 71));
     }
 }

@@ -3,6 +3,7 @@
 use super::net::{NUMBER, Net};
 use crate::child::own;
 use crate::output::Result;
+use roxe_provider::network_namespace;
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -14,6 +15,8 @@ pub(super) struct Host {
     pub(super) child: Child,
     pub(super) input: ChildStdin,
     pub(super) output: BufReader<ChildStdout>,
+    /// Its network namespace once it has done a step.
+    pub(super) namespace: u64,
 }
 
 impl Host {
@@ -28,14 +31,15 @@ impl Host {
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err("a host has no streams".into());
         };
-        Ok(Self { name: Net::name(number), child, input, output: BufReader::new(output) })
+        Ok(Self { name: Net::name(number), child, input, output: BufReader::new(output), namespace: 0 })
     }
 
     /// Waits until the host reports that a step is done.
     pub(super) fn await_step(&mut self) -> Result<()> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
-        if line == DONE {
+        if let Ok(namespace) = line.trim_end().parse() {
+            self.namespace = namespace;
             return Ok(());
         }
         let mut said = String::new();
@@ -44,17 +48,18 @@ impl Host {
     }
 
     pub(super) fn go_on(&mut self) -> Result<()> {
-        Ok(self.input.write_all(DONE.as_bytes())?)
+        Ok(self.input.write_all(GO_ON.as_bytes())?)
     }
 }
 
-/// The line by which a host and the switch tell each other that a step is done.
-const DONE: &str = "done\n";
+/// The line by which the switch lets a host go on.
+const GO_ON: &str = "go\n";
 
-/// Tells the switch that a step is done, and waits until it goes on.
+/// Tells the switch by the number of this network namespace that a step is done, and waits until it
+/// lets this host go on.
 pub(super) fn step() -> Result<()> {
-    io::stdout().write_all(DONE.as_bytes())?;
+    println!("{}", network_namespace()?);
     io::stdout().flush()?;
-    let mut line = [0; DONE.len()];
+    let mut line = [0; GO_ON.len()];
     Ok(io::stdin().read_exact(&mut line)?)
 }

@@ -1,7 +1,7 @@
 //! The network of a lab, its names, and the tools that configure it.
 
 use super::link::Link;
-use super::scenario::Scenario;
+use super::scenario::{HOSTS, MTUS, Scenario};
 use crate::output::Result;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::ExitStatusExt;
@@ -17,10 +17,10 @@ pub(super) const NUMBER: &str = "LAB_HOST";
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Net {
     /// Number of hosts [default: 2].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(HOSTS))]
     pub(super) hosts: Option<u8>,
     /// MTU of the links [default: 1500].
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1280..=65535))]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(MTUS))]
     pub(super) mtu: Option<u32>,
     /// Impair every link: a rate, a delay, a jitter and losses, such as '10gbit 20us jitter 5us
     /// loss 0.1%'.

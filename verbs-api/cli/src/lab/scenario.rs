@@ -2,6 +2,7 @@
 
 use super::link::Link;
 use crate::files::read_text;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use toml::{Table, Value};
@@ -60,16 +61,24 @@ pub(super) fn read(file: &Path) -> Result<Scenario, String> {
     Scenario::parse(&read_text(file)?).map_err(|why| format!("wrong scenario: {}: {why}", file.display()))
 }
 
-const MOST_HOSTS: i64 = 64;
+/// Numbers of hosts that a lab can have.
+pub(super) const HOSTS: RangeInclusive<i64> = 1..=64;
+/// MTUs that links can have.
+pub(super) const MTUS: RangeInclusive<i64> = 1280..=65_535;
+
+/// Parses the number or the name of a host: `2` or `host2`.
+pub(super) fn number(text: &str) -> Option<u8> {
+    text.strip_prefix("host").unwrap_or(text).parse().ok()
+}
 
 impl Scenario {
     fn parse(text: &str) -> Result<Self, String> {
         let table: Table = text.parse().map_err(|error: toml::de::Error| error.to_string().trim().to_owned())?;
         let mut keys = Keys { table, place: String::new() };
         let common = keys.take("link", link)?.unwrap_or_default();
-        let count = keys.take("hosts", |value| whole(value, 1..=MOST_HOSTS))?;
+        let count = keys.take("hosts", |value| whole(value, HOSTS))?;
         let mut scenario = Self {
-            mtu: keys.take("mtu", |value| whole(value, 1280..=65_535))?.map(|mtu| mtu as u32),
+            mtu: keys.take("mtu", |value| whole(value, MTUS))?.map(|mtu| mtu as u32),
             ipv6: keys.take("ipv6", truth)?.unwrap_or_default(),
             captures: keys.take("captures", string)?.map(PathBuf::from),
             timeout: keys.take("timeout", duration)?,
@@ -77,8 +86,9 @@ impl Scenario {
         };
         let listed = keys.tables("host")?;
         let count = count.unwrap_or(listed.len() as i64);
-        if !(1..=MOST_HOSTS).contains(&count) || listed.len() as i64 > count {
-            return Err(format!("hosts: {} [[host]] tables; 1 to {MOST_HOSTS}, and no more than hosts", listed.len()));
+        if !HOSTS.contains(&count) || listed.len() as i64 > count {
+            let (tables, most) = (listed.len(), HOSTS.end());
+            return Err(format!("hosts: {tables} [[host]] tables; 1 to {most}, and no more than hosts"));
         }
         scenario.hosts = vec![Host { link: common.clone(), ..Host::default() }; count as usize];
         for (host, table) in scenario.hosts.iter_mut().zip(listed) {
@@ -194,7 +204,7 @@ fn truth(value: &Value) -> Result<bool, String> {
     value.as_bool().ok_or_else(|| "true or false is needed".to_owned())
 }
 
-fn whole(value: &Value, range: std::ops::RangeInclusive<i64>) -> Result<i64, String> {
+fn whole(value: &Value, range: RangeInclusive<i64>) -> Result<i64, String> {
     let found = value.as_integer().filter(|number| range.contains(number));
     found.ok_or_else(|| format!("a number from {} to {} is needed", range.start(), range.end()))
 }
@@ -215,9 +225,9 @@ fn duration(value: &Value) -> Result<Duration, String> {
 
 /// Reads the number or the name of a host.
 fn host_number(value: &Value, hosts: u8) -> Result<u8, String> {
-    let named = value.as_str().and_then(|name| name.strip_prefix("host")?.parse().ok());
-    let number = value.as_integer().and_then(|number| u8::try_from(number).ok()).or(named);
-    number
+    let whole = value.as_integer().and_then(|number| u8::try_from(number).ok());
+    whole
+        .or_else(|| number(value.as_str()?))
         .filter(|number| (1..=hosts).contains(number))
         .ok_or_else(|| format!("no such host; they are 1 to {hosts}, or host1 to host{hosts}"))
 }

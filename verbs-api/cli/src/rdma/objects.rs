@@ -6,7 +6,7 @@ use crate::output::Result;
 use crate::status::{Facts, command_of};
 use crate::view::words;
 use roxe_provider::config::variable;
-use roxe_provider::{Answer, Device, ObjectKind, Query, ask_here, counter_files, preview};
+use roxe_provider::{Answer, Device, ObjectKind, Query, SHORTENED, ask_here, counter_files, preview};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -92,10 +92,7 @@ impl Card {
         let mut record = Record::default();
         record.shown_as("ifindex", index, format!("{index}: ")).shown_as("ifname", name, format!("{name}: "));
         for kind in ObjectKind::ALL {
-            let counts = self.lines(answers, "count").filter_map(|(_, line)| line.split_once(' '));
-            let of_kind =
-                counts.filter(|(of, _)| *of == kind.name()).filter_map(|(_, count)| count.parse::<u64>().ok());
-            record.number(kind.name(), of_kind.sum());
+            record.number(kind.name(), self.sum(answers, "count", kind.name()));
         }
         record
     }
@@ -109,6 +106,12 @@ impl Card {
         })
     }
 
+    /// Sum over the processes of the values in lines of `word` and `name`.
+    fn sum(&self, answers: &[Answer], word: &str, name: &str) -> u64 {
+        let named = self.lines(answers, word).filter_map(|(_, line)| line.split_once(' '));
+        named.filter(|(of, _)| *of == name).filter_map(|(_, value)| value.parse::<u64>().ok()).sum()
+    }
+
     /// The objects of one kind. `qps` are answers about queue pairs, for shared receive queues.
     pub(super) fn objects(&self, kind: ObjectKind, answers: &[Answer], qps: &[Answer]) -> Vec<Record> {
         let objects = self.lines(answers, kind.name()).map(|(process, line)| (process, Facts::of(line)));
@@ -116,46 +119,41 @@ impl Card {
     }
 
     fn object(&self, kind: ObjectKind, process: u32, facts: &Facts<'_>, qps: &[Answer]) -> Record {
+        let has_link = matches!(kind, ObjectKind::Qp | ObjectKind::CmId);
+        let mut record = if has_link { self.of_link() } else { self.of_device() };
         match kind {
-            ObjectKind::Qp | ObjectKind::CmId => {
-                let mut record = self.of_link();
-                if kind == ObjectKind::Qp {
-                    facts.qp(process, &mut record)
-                } else {
-                    facts.cm_id(process, &mut record)
-                }
-                record
-            }
-            _ => {
-                let mut record = self.of_device();
-                match kind {
-                    ObjectKind::Pd => {
-                        record.number("pdn", facts.number("n")).hex("local_dma_lkey", 0);
-                        record.number("users", facts.number("users")).number("ctxn", facts.number("ctx"));
-                    }
-                    ObjectKind::Cq => {
-                        record.number("cqn", facts.number("n")).number("cqe", facts.number("cqe"));
-                        record.number("users", facts.number("users"));
-                        record.shown_as("adaptive-moderation", false, "adaptive-moderation off ");
-                        record.number("ctxn", facts.number("ctx"));
-                    }
-                    ObjectKind::Mr => {
-                        record.number("mrn", facts.number("n"));
-                        record.hex("rkey", facts.number("rkey")).hex("lkey", facts.number("lkey"));
-                        record.number("mrlen", facts.number("len")).number("pdn", facts.number("pd"));
-                    }
-                    ObjectKind::Srq => {
-                        record.number("srqn", facts.number("n")).word("type", facts.text("type"));
-                        self.add_qps(process, facts.number("n"), qps, &mut record);
-                        record.number("pdn", facts.number("pd"));
-                        facts.add_number("cqn", "cq", &mut record);
-                    }
-                    _ => _ = record.number("ctxn", facts.number("n")),
-                }
+            ObjectKind::Qp => facts.qp(&mut record),
+            ObjectKind::CmId => {
+                facts.cm_id(&mut record);
                 add_process(process, &mut record);
-                record
+                record.word("src-addr", facts.text("src")).word("dst-addr", facts.text("dst"));
+                return record;
             }
+            ObjectKind::Pd => {
+                record.number("pdn", facts.number("n")).hex("local_dma_lkey", 0);
+                record.number("users", facts.number("users")).number("ctxn", facts.number("ctx"));
+            }
+            ObjectKind::Cq => {
+                record.number("cqn", facts.number("n")).number("cqe", facts.number("cqe"));
+                record.number("users", facts.number("users"));
+                record.shown_as("adaptive-moderation", false, "adaptive-moderation off ");
+                record.number("ctxn", facts.number("ctx"));
+            }
+            ObjectKind::Mr => {
+                record.number("mrn", facts.number("n"));
+                record.hex("rkey", facts.number("rkey")).hex("lkey", facts.number("lkey"));
+                record.number("mrlen", facts.number("len")).number("pdn", facts.number("pd"));
+            }
+            ObjectKind::Srq => {
+                record.number("srqn", facts.number("n")).word("type", facts.text("type"));
+                self.add_qps(process, facts.number("n"), qps, &mut record);
+                record.number("pdn", facts.number("pd"));
+                facts.add_number("cqn", "cq", &mut record);
+            }
+            ObjectKind::Ctx => _ = record.number("ctxn", facts.number("n")),
         }
+        add_process(process, &mut record);
+        record
     }
 
     /// Adds the queue pairs that take their receives from the queue `number` of `process`.
@@ -197,9 +195,7 @@ impl Card {
         for path in counter_files() {
             let Some(name) = path.strip_prefix("hw_counters/") else { continue };
             let shown = files.as_ref().and_then(|files| fs::read_to_string(files.join(path)).ok()?.trim().parse().ok());
-            let values =
-                self.lines(answers, "hw").filter_map(|(_, line)| line.strip_prefix(name)?.trim().parse::<u64>().ok());
-            record.number(name, shown.unwrap_or_else(|| values.sum()));
+            record.number(name, shown.unwrap_or_else(|| self.sum(answers, "hw", name)));
         }
         record
     }
@@ -230,7 +226,7 @@ impl Facts<'_> {
         }
     }
 
-    fn qp(&self, process: u32, record: &mut Record) {
+    fn qp(&self, record: &mut Record) {
         let service = service(self.text("type"));
         record.number("lqpn", self.number("qpn"));
         // As the kernel, which leaves out what a service does not have.
@@ -247,17 +243,15 @@ impl Facts<'_> {
             record.word("path-mig-state", self.text("migration"));
         }
         record.number("pdn", self.number("pd"));
-        add_process(process, record);
     }
 
-    fn cm_id(&self, process: u32, record: &mut Record) {
+    /// Adds what precedes the process.
+    fn cm_id(&self, record: &mut Record) {
         record.number("cm-idn", self.number("n"));
         if self.has("qpn") {
             record.number("lqpn", self.number("qpn")).word("qp-type", service(self.text("type")));
         }
         record.word("state", self.text("state")).word("ps", self.text("ps"));
-        add_process(process, record);
-        record.word("src-addr", self.text("src")).word("dst-addr", self.text("dst"));
     }
 }
 
@@ -288,7 +282,7 @@ fn ranges(numbers: &[u64]) -> Vec<String> {
 /// are not complete.
 pub(super) fn answers(query: Query) -> Result<Vec<Answer>> {
     let answers = ask_here(&query, LIMIT)?;
-    for answer in answers.iter().filter(|answer| !answer.is_whole || answer.text.ends_with("shortened\n")) {
+    for answer in answers.iter().filter(|answer| !answer.is_whole || answer.text.ends_with(SHORTENED)) {
         eprintln!(
             "rdma: the list of process {} is not complete: it is stopped, or has too many objects",
             answer.process

@@ -1,14 +1,13 @@
 //! The `rdma` of iproute2 for the devices of the kernel, if this host has any: its output precedes
 //! that of roxe.
 
-use crate::library::{RDMA, own_program};
+use crate::library::{RDMA, SYSTEM_COMMANDS, is_own_program};
 use crate::output::Result;
 use crate::view;
 use serde_json::Value;
 use std::env::{split_paths, var_os};
 use std::ffi::OsString;
-use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -22,19 +21,13 @@ pub(super) fn find() -> Option<Tool> {
     if !view::shows_other_cards() {
         return None;
     }
-    let own = own_program().and_then(|own| identity(&own));
     let path = var_os("PATH").unwrap_or_default();
-    let folders = split_paths(&path).chain(["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from));
-    let files = folders.map(|folder| folder.join(RDMA)).filter(|file| is_program(file));
-    files.into_iter().find(|file| identity(file) != own).map(Tool)
+    let folders = split_paths(&path).chain(SYSTEM_COMMANDS.map(PathBuf::from));
+    folders.map(|folder| folder.join(RDMA)).find(|file| is_program(file) && !is_own_program(file)).map(Tool)
 }
 
 fn is_program(file: &Path) -> bool {
     file.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
-}
-
-fn identity(file: &Path) -> Option<(u64, u64)> {
-    fs::metadata(file).ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
 impl Tool {
