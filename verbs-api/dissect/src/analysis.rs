@@ -7,7 +7,8 @@
 
 use crate::event::{Cause, Event};
 use crate::reader::{Captured, Integrity};
-use crate::requests::{Requests, Seq, psn_of};
+use crate::requests::Requests;
+use crate::sequence::{Seq, psn_of};
 use roxe_transport::time::rnr_wait;
 use roxe_wire::capture::Direction;
 use roxe_wire::cm::{CommId, Mad, Message as CmMessage};

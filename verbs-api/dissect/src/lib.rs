@@ -14,6 +14,7 @@ pub mod ladder;
 mod page;
 mod reader;
 mod requests;
+mod sequence;
 mod words;
 
 pub use analysis::{Analysis, Finding, Flow, FlowKey, Message, Outcome};

@@ -2,7 +2,7 @@
 
 use super::charge::{Card, Charge, Role, Rule};
 use super::history::History;
-use crate::requests::Seq;
+use crate::sequence::Seq;
 use roxe_wire::{Psn, opcode::Service};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -110,14 +110,5 @@ impl Channel {
         self.charges.push(charge);
         let last = self.charges.len() - 1;
         &mut self.charges[last]
-    }
-
-    /// Returns the number of PSNs of a READ of `len` bytes: least and most.
-    pub(super) fn span(&self, len: u32) -> (i64, i64) {
-        let packets = |mtu: u32| i64::from(len.div_ceil(mtu).max(1));
-        match self.terms.mtu {
-            Some(mtu) => (packets(mtu), packets(mtu)),
-            None => (packets(4096), packets(256)),
-        }
     }
 }

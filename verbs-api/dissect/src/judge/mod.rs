@@ -242,18 +242,12 @@ impl<'f> Judged<'f> {
 
     fn run(mut self, all: &[Seen], index: usize, connections: &mut Vec<Connection>, charges: &mut Vec<Charge>) {
         let places = self.flows.map(|flow| flow.map_or(&[][..], |flow| &flow.packets));
-        let (mut members, mut next) = (Vec::new(), [0, 0]);
-        let mut pkeys = [None; 2];
+        let tagged = places.iter().enumerate().flat_map(|(way, places)| places.iter().map(move |place| (*place, way)));
+        let mut order: Vec<_> = tagged.collect();
+        order.sort_unstable();
+        let (mut members, mut pkeys) = (Vec::new(), [None; 2]);
         let services = places.map(|places| services(places, all));
-        loop {
-            let heads = [0, 1].map(|way| places[way].get(next[way]).copied());
-            let way = match heads {
-                [None, None] => break,
-                [Some(one), Some(two)] => usize::from(two < one),
-                [one, _] => usize::from(one.is_none()),
-            };
-            let Some(place) = heads[way] else { break };
-            next[way] += 1;
+        for (place, way) in order {
             let seen = &all[place];
             members.push(seen.index);
             self.pkey(seen, way, &mut pkeys);

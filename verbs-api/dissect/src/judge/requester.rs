@@ -2,9 +2,9 @@
 
 use super::channel::{Channel, Nak, State};
 use super::charge::{Class, Rule};
-use super::history::{MOST_STARTS, Place, Record, asks, atomic, reth};
+use super::history::{MOST_STARTS, Record, asks, atomic, reth};
 use super::seen::Seen;
-use crate::requests::{Seq, psn_of};
+use crate::sequence::{Place, Seq, psn_of, read_span};
 use roxe_transport::qp::takes_receive;
 use roxe_wire::opcode::{Operation, PayloadRule, Position, Service};
 use roxe_wire::{Kind, Request};
@@ -27,22 +27,22 @@ impl Channel {
         if !self.state.history.has_begun {
             self.state.history.begin(self.terms.start.unwrap_or(psn));
         }
-        let mut seq = self.state.history.seq_of(psn);
+        let mut seq = self.state.history.sequence.nearest(psn);
         if let Some((old, stray)) = self.parked.take()
-            && (old.history.seq_of(psn) - old.history.next.0).abs() < NEAR
+            && (old.history.sequence.nearest(psn) - old.history.sequence.next().0).abs() < NEAR
         {
             // The connection goes on where it was before.
             self.state = *old;
-            seq = self.state.history.seq_of(psn);
-            let expected = psn_of(self.state.history.next.0);
+            seq = self.state.history.sequence.nearest(psn);
+            let expected = psn_of(self.state.history.sequence.next().0);
             self.requester(Rule::PsnOrder, stray, format!("the PSN leaves the sequence, in which {expected} is next"));
-        } else if self.state.history.place(seq) == Place::Elsewhere {
+        } else if self.state.history.sequence.place(seq) == Place::Elsewhere {
             self.parked = Some((Box::new(std::mem::take(&mut self.state)), seen.index));
             self.terms.start = None;
             self.state.history.begin(psn);
-            seq = self.state.history.seq_of(psn);
+            seq = self.state.history.sequence.nearest(psn);
         }
-        match self.state.history.place(seq) {
+        match self.state.history.sequence.place(seq) {
             Place::Again | Place::Elsewhere => self.repeated(seen, request, seq),
             place => self.first_time(seen, request, seq, place),
         }
@@ -61,7 +61,7 @@ impl Channel {
 
     fn first_time(&mut self, seen: &Seen, request: Request, seq: Seq, place: Place) {
         let index = seen.index;
-        let expected = psn_of(self.state.history.next.1);
+        let expected = psn_of(self.state.history.sequence.next().1);
         // clause: PSN-START
         if place == Place::BeforeFirst && self.terms.start.is_some() && self.parked.is_none() {
             let start = self.terms.start.unwrap_or_default();
@@ -71,7 +71,8 @@ impl Channel {
         }
         // clause: PSN-SPAN
         if place == Place::BehindGap && self.terms.is_complete {
-            let text = format!("the PSN skips {} packets: {expected} is next", seq - self.state.history.next.1);
+            let text =
+                format!("the PSN skips {} packets: {expected} is next", seq - self.state.history.sequence.next().1);
             self.requester(Rule::PsnSpan, index, text);
         }
         if matches!(place, Place::Next | Place::BehindGap) {
@@ -80,7 +81,7 @@ impl Channel {
         self.lengths(seen, request, index);
         self.position(seen, request, seq, index);
         let (span, most) = match request {
-            Request::Read(reth) => self.span(reth.dma_len),
+            Request::Read(reth) => read_span(reth.dma_len, self.terms.mtu),
             _ => (1, 1),
         };
         let sum = self.sum(seen, request, seq, index);

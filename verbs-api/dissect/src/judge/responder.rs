@@ -4,7 +4,7 @@ use super::channel::{Channel, Nak};
 use super::charge::{Class, Rule};
 use super::history::{MOST_STARTS, Record, asks};
 use super::seen::Seen;
-use crate::requests::{Seq, psn_of};
+use crate::sequence::{Seq, psn_of};
 use roxe_transport::qp::takes_receive;
 use roxe_transport::time::rnr_wait;
 use roxe_wire::{Aeth, Kind, NakCode, Request, Response, Syndrome};
@@ -18,12 +18,12 @@ impl Channel {
         if !self.state.history.has_begun || seen.is_lost {
             return;
         }
-        let (index, seq) = (seen.index, self.state.history.seq_of(seen.header.bth.psn));
+        let (index, seq) = (seen.index, self.state.history.sequence.nearest(seen.header.bth.psn));
         let syndrome = response.aeth().map(|aeth| aeth.syndrome);
         let is_nak = matches!(syndrome, Some(Syndrome::Nak(NakCode::PsnSequence)));
         // A sequence NAK tells of a request behind the one that it names.
         let claimed = if is_nak { seq + 1 } else { seq };
-        let is_ghost = claimed >= self.state.history.next.1;
+        let is_ghost = claimed >= self.state.history.sequence.next().1;
         // The capture may lack the first transmission: then the repetition after an RNR NAK looks
         // new and comes behind its answer.
         let may_be_repeated = matches!(syndrome, Some(Syndrome::RnrNak { .. })) && !self.terms.is_complete;
@@ -97,7 +97,7 @@ impl Channel {
                 None => return,
             },
         };
-        let (least, most) = (history.messages(complete).0, history.messages(history.next.1).1);
+        let (least, most) = (history.messages(complete).0, history.messages(history.sequence.next().1).1);
         let said = i64::from(aeth.msn.get());
         let is_first = self.terms.start.is_some() && self.state.base.is_none();
         let (low, high) = match self.state.base {
