@@ -6,6 +6,7 @@ use crate::output::{self, Result};
 use roxe_dissect::judge::{Charge, Class, Judgement, Rule, Vantage, judge};
 use roxe_dissect::{Captured, Item, Others, items};
 use serde_json::{Value, json};
+use std::error::Error;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -47,13 +48,14 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     let (mut faults, mut is_unusable, mut told) = (0, false, Vec::new());
     for path in &args.captures {
-        match judge_file(path, args) {
+        let about = |error: Box<dyn Error>| format!("{}: {error}", path.display()).into();
+        match dump::read(path, "judge").and_then(|file| judge_file(path, &file, args).map_err(about)) {
             Ok((found, value)) => {
                 faults += found;
                 told.extend(value);
             }
             Err(error) => {
-                eprintln!("roxe judge: {}: {error}", path.display());
+                eprintln!("roxe judge: {error}");
                 is_unusable = true;
             }
         }
@@ -69,10 +71,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// Prints the charges of a file, or returns them. Returns the number of faults.
-fn judge_file(path: &Path, args: &Args) -> Result<(usize, Option<Value>)> {
-    let file = dump::read(path, "judge")?;
+fn judge_file(path: &Path, file: &[u8], args: &Args) -> Result<(usize, Option<Value>)> {
     let (mut captured, mut others, mut broken) = (Vec::new(), Others::default(), None);
-    for item in items(&file, roxe_provider::is_probe)? {
+    for item in items(file, roxe_provider::is_probe)? {
         match item {
             Item::Packet(packet) => captured.push(packet),
             Item::Other(other) => others.add(other),

@@ -91,6 +91,15 @@ fn unusable_input_exits_with_2() {
 }
 
 #[test]
+fn message_about_an_unreadable_file_names_it_once() {
+    let text = stderr(&judge(&["missing.pcap"], &[]));
+    assert!(text.starts_with("roxe judge: cannot read missing.pcap: "), "{text}");
+    assert_eq!(text.matches("missing.pcap").count(), 1, "{text}");
+    let text = stderr(&judge(&["-"], &[0x1f, 0x8b, 8]));
+    assert!(text.starts_with("roxe judge: -: it is compressed"), "{text}");
+}
+
+#[test]
 fn json_has_the_charges_of_each_file() {
     let output = judge(&["--json", "-"], &faulty(""));
     let value: Value = serde_json::from_str(&stdout(&output)).unwrap();
