@@ -324,7 +324,7 @@ mod tests {
                 Some('l') => (Verdict::Fail(Failure::default()), 95),
                 other => panic!("run again: {other:?}"),
             };
-            Outcome { verdict, log: Log::default(), late: Duration::from_millis(late) }
+            Outcome { verdict, log: Log::default(), late: Duration::from_millis(late), figures: Vec::new() }
         };
         let Judged { outcome, tries, .. } = judge(burden, run);
         (outcome.verdict.word(), tries)

@@ -13,6 +13,7 @@
 mod agent;
 pub mod conform;
 mod craft;
+pub mod figures;
 pub mod fuzz;
 mod layout;
 mod log;

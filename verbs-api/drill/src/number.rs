@@ -12,6 +12,8 @@ pub(crate) type Names = BTreeMap<String, u64>;
 /// Deepest nesting of brackets, and longest chain of operations.
 const MAX_DEPTH: usize = 16;
 
+const BY_ZERO: &str = "division by 0";
+
 /// An expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Number {
@@ -70,6 +72,17 @@ impl Number {
     pub(crate) fn value(&self, names: &Names) -> Result<u64, String> {
         value(&self.root, names)
     }
+
+    /// Evaluates the number; `None` if it divides by 0.
+    ///
+    /// # Errors
+    /// As [`Self::value`].
+    pub(crate) fn quotient(&self, names: &Names) -> Result<Option<u64>, String> {
+        match self.value(names) {
+            Err(text) if text == BY_ZERO => Ok(None),
+            value => value.map(Some),
+        }
+    }
 }
 
 impl fmt::Display for Number {
@@ -105,7 +118,7 @@ fn value(node: &Node, names: &Names) -> Result<u64, String> {
                 '+' => left.wrapping_add(right),
                 '-' => left.wrapping_sub(right),
                 '*' => left.wrapping_mul(right),
-                _ => left.checked_div(right).ok_or("division by 0")?,
+                _ => left.checked_div(right).ok_or(BY_ZERO)?,
             }
         }
     })

@@ -6,6 +6,7 @@ mod peer;
 mod state;
 pub(crate) mod trace;
 
+use crate::figures::Figure;
 use crate::log::Log;
 use crate::script::Case;
 use crate::script::steps::{Line, Step};
@@ -27,11 +28,13 @@ pub struct Outcome {
     pub log: Log,
     /// Longest delay of the judge, which may have changed the card's behaviour.
     pub late: Duration,
+    /// Numbers that the script measured.
+    pub figures: Vec<Figure>,
 }
 
 /// Resets the target and runs `case` of the script `name`.
 pub fn run(name: &str, case: &Case, target: &mut dyn Target) -> Outcome {
-    let early = |verdict| Outcome { verdict, log: Log::default(), late: Duration::ZERO };
+    let early = |verdict| Outcome { verdict, log: Log::default(), late: Duration::ZERO, figures: Vec::new() };
     let Some(ipv6) = case.is_ipv6.iter().copied().find(|ipv6| target.card(*ipv6).is_some()) else {
         return early(Verdict::Unsupported("the card has no address of this family".into()));
     };
@@ -52,7 +55,7 @@ pub fn run(name: &str, case: &Case, target: &mut dyn Target) -> Outcome {
             run.verdict(name, None, Stop::Differs { expected, received })
         }
     };
-    Outcome { verdict, log: run.log, late: run.late }
+    Outcome { verdict, log: run.log, late: run.late, figures: run.figures }
 }
 
 impl Run<'_> {
@@ -96,6 +99,13 @@ impl Run<'_> {
             Step::Let(name, number) => {
                 let value = number.value(&self.names)?;
                 self.names.insert(name.clone(), value);
+                Ok(())
+            }
+            Step::Count(count) => self.count(count),
+            Step::Figure(figure) => {
+                if let Some(value) = figure.number.quotient(&self.names)? {
+                    self.figures.push(Figure { name: figure.name.clone(), unit: figure.unit, value });
+                }
                 Ok(())
             }
             Step::Peer(peer) => self.peer(peer),

@@ -4,7 +4,7 @@ use super::state::{Run, Stop, Tie};
 use crate::craft::{self, Values};
 use crate::layout::BTH_LEN;
 use crate::mad;
-use crate::script::steps::{Expectation, Spec};
+use crate::script::steps::{Count, Expectation, Spec};
 use crate::target::Datagram;
 use roxe_wire::{Gid, NetHeader};
 use std::time::Duration;
@@ -30,6 +30,7 @@ impl Run<'_> {
         // Without a wait in between, the script means at once.
         self.note_late(self.last + self.let_pass);
         (self.last, self.let_pass) = (self.target.now(), Duration::ZERO);
+        self.give_names(spec, &datagram.bytes);
         self.log.add(self.last, false, datagram.clone());
         self.target.send(&datagram)?;
         Ok(())
@@ -108,6 +109,7 @@ impl Run<'_> {
             Some(_) => mad::GSI,
             None => self.world.tie(wanted.spec.qp.as_deref())?.near,
         };
+        let since = wanted.since.as_ref().map(|name| self.time_of(name)).transpose()?;
         let mut received = "nothing";
         loop {
             let before = self.last;
@@ -124,12 +126,13 @@ impl Run<'_> {
             }
             if differences.is_empty() {
                 let least = wanted.after.as_ref().map_or(Ok(Duration::ZERO), |after| self.time(after))?;
-                let waited = self.last.saturating_sub(before);
+                let waited = self.last.saturating_sub(since.unwrap_or(before));
                 if waited + self.card.jitter >= least {
-                    self.give_names(wanted, &packet);
+                    self.give_names(&wanted.spec, &packet);
                     return Ok(());
                 }
-                differences.push(format!("it came {waited:?} after the packet before it"));
+                let name = wanted.since.as_deref().unwrap_or("the packet before it");
+                differences.push(format!("it came {waited:?} after {name}"));
             } else if craft::is_skipped(&wanted.spec, wanted.skips, to == near, &packet, &self.names)? {
                 received = "nothing but packets that this step passes over";
                 continue;
@@ -140,12 +143,51 @@ impl Run<'_> {
         }
     }
 
-    /// Names the fields of a packet as the script demands.
-    fn give_names(&mut self, wanted: &Expectation, packet: &[u8]) {
-        let Some(name) = &wanted.named else { return };
-        for field in wanted.spec.layout().0.iter().filter(|field| !field.name.starts_with('_')) {
+    /// Counts packets of the card until the time has passed. Fails if another packet than a CNP
+    /// comes beside them.
+    pub(super) fn count(&mut self, wanted: &Count) -> Result<(), Stop> {
+        let until = self.target.now() + self.time(&wanted.time)?;
+        let near = self.world.tie(wanted.spec.qp.as_deref())?.near;
+        let (mut count, mut first) = (0, None);
+        while let Some(packet) = self.next(until)? {
+            let to = u32::from_be_bytes([0, packet[5], packet[6], packet[7]]);
+            let differences = craft::differences(&wanted.spec, &packet, &self.names)?;
+            if to == near && differences.is_empty() {
+                count += 1;
+                first.get_or_insert(self.last);
+                self.give_names(&wanted.spec, &packet);
+            } else if packet.first() != Some(&0x81) {
+                self.log.remark("it is not counted");
+                let received = format!("{} ({})", craft::describe(&packet), differences.join("; "));
+                return Err(self.differs(&wanted.spec, received));
+            }
+        }
+        if let Some(name) = &wanted.spec.named {
+            self.names.insert(format!("{name}.count"), count);
+            first.map(|first| self.names.insert(format!("{name}.first"), first.as_nanos() as u64));
+        }
+        let Some([least, most]) = &wanted.range else { return Ok(()) };
+        let (least, most) = (least.value(&self.names)?, most.value(&self.names)?);
+        if (least..=most).contains(&count) {
+            return Ok(());
+        }
+        let expected = format!("{least} to {most} packets {}", wanted.spec.name);
+        Err(Stop::Differs { expected, received: format!("{count} of them in {}", wanted.time) })
+    }
+
+    /// Names the time of the newest packet and its fields as the script demands.
+    fn give_names(&mut self, spec: &Spec, packet: &[u8]) {
+        let Some(name) = &spec.named else { return };
+        self.names.insert(format!("{name}.at"), self.last.as_nanos() as u64);
+        for field in spec.layout().0.iter().filter(|field| !field.name.starts_with('_')) {
             self.names.insert(format!("{name}.{}", field.name), field.get(packet).unwrap_or_default());
         }
+    }
+
+    /// Returns the time of the packet of this name.
+    fn time_of(&self, name: &str) -> Result<Duration, Stop> {
+        let at = self.names.get(&format!("{name}.at"));
+        at.map(|at| Duration::from_nanos(*at)).ok_or_else(|| Stop::Script(format!("there is no packet `{name}`")))
     }
 
     /// Returns the next packet of the card. Fails if it is malformed.

@@ -1,5 +1,6 @@
 //! State of a run: the script's names, objects of the far side, packets; and reasons to stop.
 
+use crate::figures::Figure;
 use crate::log::Log;
 use crate::mad;
 use crate::number::{Names, Number};
@@ -56,6 +57,7 @@ pub(super) struct Run<'a> {
     /// True if the newest packet of the card went to the stranger's address.
     pub(super) came_to_stranger: bool,
     pub(super) steps: usize,
+    pub(super) figures: Vec<Figure>,
 }
 
 impl<'a> Run<'a> {
@@ -70,7 +72,8 @@ impl<'a> Run<'a> {
         }
         let (world, log, last) = (World::default(), Log::default(), target.now());
         let (let_pass, late) = (Duration::ZERO, Duration::ZERO);
-        Self { target, card, names, world, log, last, let_pass, late, came_to_stranger: false, steps: 0 }
+        let (came_to_stranger, steps, figures) = (false, 0, Vec::new());
+        Self { target, card, names, world, log, last, let_pass, late, came_to_stranger, steps, figures }
     }
 
     /// Evaluates a duration.

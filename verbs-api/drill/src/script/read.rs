@@ -1,8 +1,10 @@
 //! Parses a line into a step.
 
 use super::steps::{
-    Act, Bind, Completion, Damage, Data, Expectation, Modify, Numbers, Peer, Post, QpSpec, Sge, Skips, Spec, Step,
+    Act, Bind, Completion, Count, Damage, Data, Expectation, Figure, Modify, Numbers, Peer, Post, QpSpec, Sge, Skips,
+    Spec, Step,
 };
+use crate::figures::Unit;
 use crate::number::Number;
 use crate::{layout, mad};
 use roxe_peer::protocol::from_hex;
@@ -73,6 +75,13 @@ pub(super) fn step(service: &str, word: &str, rest: &str) -> Result<Step, String
             }
             Step::Let(name.into(), Number::parse(words.next("the number")?)?)
         }
+        "count" => Step::Count(count(service, &mut words)?),
+        "figure" => {
+            let name = words.next("the name")?.to_owned();
+            let unit = words.next("the unit")?;
+            let unit = Unit::of(unit).ok_or_else(|| format!("`{unit}` is no unit of a figure: time, number"))?;
+            Step::Figure(Figure { name, unit, number: Number::parse(words.next("the number")?)? })
+        }
         "peer" => Step::Peer(peer(service, &mut words)?),
         _ => return Err(format!("there is no step `{word}`")),
     };
@@ -118,7 +127,8 @@ fn spec(service: &str, words: &mut Words<'_>) -> Result<Spec, String> {
         stranger: words.flag("stranger"),
         group: words.text("group").map(address).transpose()?,
     };
-    let (qp, payload) = (words.text("of").map(str::to_owned), words.data()?);
+    let [qp, named] = ["of", "as"].map(|name| words.text(name).map(str::to_owned));
+    let payload = words.data()?;
     for (field, value) in words.rest() {
         let (field, value) = match (field, value) {
             ("noackreq", None) => ("ackreq", Number::parse("0")?),
@@ -130,7 +140,7 @@ fn spec(service: &str, words: &mut Words<'_>) -> Result<Spec, String> {
         };
         set(field, value);
     }
-    Ok(Spec { opcode, name, message, fields, payload, qp, damage })
+    Ok(Spec { opcode, name, message, fields, payload, qp, named, damage })
 }
 
 /// Returns true if a script may name this field.
@@ -146,7 +156,10 @@ fn address(text: &str) -> Result<IpAddr, String> {
 fn expectation(service: &str, words: &mut Words<'_>) -> Result<Expectation, String> {
     let (after, within) = (words.behind("after")?, words.behind("within")?);
     let (each, eventually) = (words.flag("each"), words.flag("eventually"));
-    let named = words.text("as").map(str::to_owned);
+    let since = words.text("since").map(str::to_owned);
+    if since.is_some() && after.is_none() {
+        return Err("since= says from which packet the time of `after` counts".into());
+    }
     let spec = spec(service, words)?;
     let is_ack = spec.opcode & 0x1f == 0x11 && spec.name == "ACK";
     let skips = match (each, eventually) {
@@ -156,7 +169,16 @@ fn expectation(service: &str, words: &mut Words<'_>) -> Result<Expectation, Stri
         _ if spec.message.is_some() => Skips::Patience,
         _ => Skips::Nothing,
     };
-    Ok(Expectation { spec, after, within, skips, named })
+    Ok(Expectation { spec, after, since, within, skips })
+}
+
+fn count(service: &str, words: &mut Words<'_>) -> Result<Count, String> {
+    let time = words.behind("for")?.ok_or("for how long is missing")?;
+    let range = words.text("range").map(|range| {
+        let (least, most) = range.split_once("..").ok_or("a range is `range=LEAST..MOST`")?;
+        Ok::<_, String>([Number::parse(least)?, Number::parse(most)?])
+    });
+    Ok(Count { range: range.transpose()?, time, spec: spec(service, words)? })
 }
 
 fn peer(service: &str, words: &mut Words<'_>) -> Result<Peer, String> {

@@ -1,5 +1,6 @@
 //! The types of steps. Numbers are evaluated when a step runs.
 
+use crate::figures::Unit;
 use crate::layout::{self, Field};
 use crate::mad::Message;
 use crate::number::{Names, Number};
@@ -23,6 +24,8 @@ pub(crate) enum Step {
     Silence(Number, bool),
     Wait(Number),
     Let(String, Number),
+    Count(Count),
+    Figure(Figure),
     /// Repeats lines; the name `i` counts from 0.
     Repeat(Number, Vec<Line>),
     /// The far side calls a verb, or its state is checked.
@@ -42,6 +45,8 @@ pub(crate) struct Spec {
     pub(crate) payload: Option<Data>,
     /// Queue pair of the card; the first one by default.
     pub(crate) qp: Option<String>,
+    /// Prefix for the names of its fields and of its time.
+    pub(crate) named: Option<String>,
     pub(crate) damage: Damage,
 }
 
@@ -72,13 +77,30 @@ pub(crate) struct Damage {
 #[derive(Debug)]
 pub(crate) struct Expectation {
     pub(crate) spec: Spec,
-    /// Shortest time since the previous packet in either direction.
+    /// Shortest time since the packet of this name, or since the previous packet in either
+    /// direction.
     pub(crate) after: Option<Number>,
+    pub(crate) since: Option<String>,
     /// Time limit from the begin of the step.
     pub(crate) within: Option<Number>,
     pub(crate) skips: Skips,
-    /// Prefix for the names of its fields.
-    pub(crate) named: Option<String>,
+}
+
+/// `count`: packets of the card that match.
+#[derive(Debug)]
+pub(crate) struct Count {
+    pub(crate) spec: Spec,
+    /// Smallest and largest number of them.
+    pub(crate) range: Option<[Number; 2]>,
+    pub(crate) time: Number,
+}
+
+/// `figure`: a number for the report, without a verdict.
+#[derive(Debug)]
+pub(crate) struct Figure {
+    pub(crate) name: String,
+    pub(crate) unit: Unit,
+    pub(crate) number: Number,
 }
 
 /// Packets to ignore before an expected one.

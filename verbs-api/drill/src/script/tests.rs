@@ -35,7 +35,7 @@ fn message_has_the_fields_of_packet_and_mad() {
     };
     assert_eq!((spec.opcode, spec.message.map(|message| message.name)), (0x64, Some("REP")));
     assert_eq!(expectation.spec.message.map(|message| message.attribute), Some(0x15));
-    assert_eq!((expectation.named.as_deref(), expectation.skips), (Some("d"), steps::Skips::Patience));
+    assert_eq!((expectation.spec.named.as_deref(), expectation.skips), (Some("d"), steps::Skips::Patience));
 }
 
 #[test]
@@ -71,6 +71,13 @@ fn invalid_script_is_reported_with_its_line() {
         ("expect NAK within 1ms", "a.drill:2: which NAK is missing\n    expect NAK within 1ms"),
         ("expect NAK no_reason", "a.drill:2: there is no NAK `no_reason`\n    expect NAK no_reason"),
         ("expect ACK within", "a.drill:2: what is within is missing\n    expect ACK within"),
+        (
+            "expect ACK since=a",
+            "a.drill:2: since= says from which packet the time of `after` counts\n    expect ACK since=a",
+        ),
+        ("count CNP", "a.drill:2: for how long is missing\n    count CNP"),
+        ("count CNP range=3 for 1ms", "a.drill:2: a range is `range=LEAST..MOST`\n    count CNP range=3 for 1ms"),
+        ("figure wait ms 3", "a.drill:2: `ms` is no unit of a figure: time, number\n    figure wait ms 3"),
         ("peer dance q", "a.drill:2: the peer cannot `dance`\n    peer dance q"),
         ("peer reg m access=lots", "a.drill:2: there is no right `lots`\n    peer reg m access=lots"),
         ("peer reg m sise=3", "a.drill:2: `sise=3` means nothing here\n    peer reg m sise=3"),

@@ -43,6 +43,11 @@ fn alterations(line: &str) -> Vec<String> {
             altered.push(replaced(1, if opcode == "CNP" { "ACK" } else { "CNP" }.to_owned()));
             2
         }
+        ["count", ..] => {
+            let range = words.iter().position(|word| word.starts_with("range="));
+            altered.extend(range.map(|at| replaced(at, "range=9999..9999".to_owned())));
+            return altered;
+        }
         ["peer", "complete" | "memory" | "request" | "cm", ..] => 3,
         ["peer", "state", _, state, ..] => {
             altered.push(replaced(3, if state == "ERR" { "RTS" } else { "ERR" }.to_owned()));
@@ -57,7 +62,7 @@ fn alterations(line: &str) -> Vec<String> {
     for (at, word) in words.iter().enumerate().skip(numbers_from) {
         if let Some((name, value)) = word.split_once('=') {
             let changed = match name {
-                "as" | "of" => continue,
+                "as" | "of" | "since" => continue,
                 "status" if value == "SUCCESS" => "LOC_LEN_ERR".to_owned(),
                 "status" => "SUCCESS".to_owned(),
                 "opcode" if value == "RECV" => "SEND".to_owned(),
@@ -159,11 +164,13 @@ fn unexpected_packets_and_completions_fail() {
         if !passes(&verdicts(&name, &text, &mut VirtualCard::default())) {
             continue;
         }
+        // The packet that is repeated is a CNP, and each mark may raise one.
+        let counts_cnps = name == "congestion/cnp_interval";
         // Steps pass over CNPs, and only `idle` forbids completions.
         let forbids_cnps = name == "congestion/not_marked";
         let forbids_completions = text.contains("peer idle");
         let mistakes = [
-            ("packet", Mistake::Repeat as fn(usize) -> Mistake, true),
+            ("packet", Mistake::Repeat as fn(usize) -> Mistake, !counts_cnps),
             ("CNP", Mistake::Cnp, forbids_cnps),
             ("completion", Mistake::Extra, forbids_completions),
         ];

@@ -4,6 +4,7 @@ use crate::fuzz::{Mistake, Wrong};
 use roxe_drill::conform::{self, Progress};
 use roxe_drill::{Deviations, VirtualCard};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/conform");
 
@@ -87,4 +88,15 @@ fn lossy_path_fails_no_case() {
     assert!(names.is_empty(), "{names:?}");
     assert!(report.tried.iter().filter(|tried| tried.tries > 1).count() > 8);
     assert!(report.facts.iter().any(|(name, _)| name == "steadiness"));
+}
+
+/// A delay that the judge's own measurement still takes for punctual.
+#[test]
+fn judge_that_is_late_by_15_ms_fails_no_case() {
+    let mut late = Wrong::new(Mistake::Late(Duration::from_millis(15)));
+    let scripts = conform::catalogue(&[]).expect("scripts that can be read");
+    let report = conform::run(&scripts, &mut late, &Deviations::default(), |_| ());
+    let failed = report.tried.iter().filter(|tried| !tried.outcome.verdict.is_good());
+    let failed: Vec<_> = failed.map(|tried| format!("{}: {:?}", tried.name(), tried.outcome.verdict)).collect();
+    assert!(failed.is_empty(), "{} cases:\n{}", failed.len(), failed.join("\n"));
 }

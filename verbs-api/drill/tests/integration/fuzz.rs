@@ -31,6 +31,8 @@ pub(crate) enum Mistake {
     Loss(u64),
     /// It completes its last work request again at the n-th poll of an empty queue.
     Extra(usize),
+    /// None; but the near side ends each wait and sends each packet later by this time.
+    Late(Duration),
     /// None; but the near side has one address, on an Ethernet of MTU 1500.
     None,
 }
@@ -53,6 +55,11 @@ impl Wrong {
         // A linear congruential generator: a fixed period would lose the same packet each time.
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (self.random >> 33).is_multiple_of(period)
+    }
+
+    /// Returns the delay of the near side.
+    fn late(&self) -> Duration {
+        if let Mistake::Late(late) = self.mistake { late } else { Duration::ZERO }
     }
 
     pub(crate) fn new(mistake: Mistake) -> Self {
@@ -146,8 +153,8 @@ impl FarSide for Wrong {
 impl Extensions for Wrong {}
 
 impl Target for Wrong {
-    delegate! {
-        pause(until: Duration) -> ();
+    fn pause(&mut self, until: Duration) {
+        self.card.pause(until + self.late());
     }
 
     fn card(&self, ipv6: bool) -> Option<Card> {
@@ -174,6 +181,7 @@ impl Target for Wrong {
         if self.loses() {
             return Ok(());
         }
+        self.card.pause(self.card.now() + self.late());
         self.card.send(datagram)
     }
 

@@ -61,6 +61,18 @@ fn unexpected_packet_is_reported_with_the_expected_one() {
             "SEND_ONLY",
             "RC SEND_ONLY dqpn=0x2a psn=500 ackreq migreq len=0 (it came 67.108864ms after the packet before it)",
         ),
+        (
+            "peer post q SEND id=1\nexpect SEND_ONLY as=first\nwait 50ms\nsend RNR timer=1 psn=501 as=rnr\n\
+             expect SEND_ONLY after 60ms since=rnr",
+            "SEND_ONLY",
+            "RC SEND_ONLY dqpn=0x2a psn=500 ackreq migreq len=0 (it came 17.108864ms after rnr)",
+        ),
+        ("send WRITE_ONLY psn=100 ackreq\ncount ACK range=2..3 for 3ms", "2 to 3 packets ACK", "1 of them in 3ms"),
+        (
+            "send WRITE_ONLY psn=100 ackreq\ncount ACK psn=101 for 3ms",
+            "ACK psn=101",
+            "RC ACK dqpn=0x2a psn=100 migreq ack msn=1 len=0 (psn is 100, not 101)",
+        ),
     ] {
         let (at, is_expected, is_received) = failure(text);
         let last = 3 + text.lines().count();
@@ -108,12 +120,26 @@ fn invalid_step_is_inconclusive() {
         ("send SEND_ONLY of=p", "there is no queue pair `p`"),
         ("peer memory m len=1", "there is no memory `m`"),
         ("peer qp r srq=s", "there is no shared queue `s`"),
+        ("expect ACK after 1ms since=x", "there is no packet `x`"),
         ("repeat 200000\nlet a = 1\nend", "the script has too many steps"),
     ] {
         let Verdict::Inconclusive(failure) = outcome(text).verdict else { panic!("{text}") };
         assert_eq!(failure.received, why);
     }
     assert_eq!(outcome("peer qp r type=RD").verdict, Verdict::Unsupported("no such service here (errno 95)".into()));
+}
+
+#[test]
+fn figures_are_measured_from_times_and_counts() {
+    let text = "send WRITE_ONLY psn=100 ackreq\nsend WRITE_ONLY psn=101 ackreq\ncount ACK for 3ms as=acks\n\
+                figure acks number acks.count\nfigure last_psn number acks.psn\n\
+                figure interval time (acks.at-acks.first)/(acks.count-2)\n\
+                peer post q SEND id=1\nexpect SEND_ONLY as=first\nexpect SEND_ONLY as=again\n\
+                figure retry time again.at-first.at\nsend ACK psn=500 msn=1";
+    let outcome = outcome(text);
+    assert_eq!(outcome.verdict, Verdict::Pass);
+    let figures: Vec<_> = outcome.figures.iter().map(|figure| (figure.name.as_str(), figure.value)).collect();
+    assert_eq!(figures, [("acks", 2), ("last_psn", 101), ("retry", 67_108_864)], "no figure divides by 0");
 }
 
 #[test]
