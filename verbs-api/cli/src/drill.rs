@@ -4,9 +4,11 @@
 use crate::child::KillOnDrop;
 use crate::output::Result;
 use crate::{files, output, progress, token};
+use roxe_drill::compare::{self, Comparison, Kind};
 use roxe_drill::conform::{self, Progress, Report, Tried};
 use roxe_drill::{AgentCard, Deviations, Script, Target, Verdict, VirtualCard, report};
 use roxe_peer::client;
+use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Write as _, stdout};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -60,7 +62,7 @@ pub(crate) struct ConformArgs {
     /// Print every case before it runs.
     #[arg(long, short)]
     verbose: bool,
-    /// Write the cases to this file as JSON.
+    /// Write the report to this file as JSON (roxe help conformance-report).
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Write the cases to this file as JUnit XML.
@@ -69,6 +71,13 @@ pub(crate) struct ConformArgs {
     /// Write a page of HTML: a table by clause, and the packets of every case that did not pass.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// Write a badge for a README: JSON for an endpoint of shields.io.
+    #[arg(long, value_name = "FILE")]
+    badge: Option<PathBuf>,
+    /// Compare with this older report (roxe help conformance-report). The exit status is 1 if a
+    /// case got worse. If the target is a report, too, no case runs.
+    #[arg(long, value_name = "FILE")]
+    compare: Option<PathBuf>,
 }
 
 pub(crate) fn drill(args: &DrillArgs) -> Result<()> {
@@ -89,6 +98,12 @@ pub(crate) fn drill(args: &DrillArgs) -> Result<()> {
 }
 
 pub(crate) fn conform(args: &ConformArgs) -> Result<()> {
+    // Read first: a run takes minutes.
+    let old = args.compare.as_deref().map(read_report).transpose()?;
+    if let Some(new) = args.common.target.strip_suffix(".json").map(|_| Path::new(&args.common.target)) {
+        let old = old.ok_or_else(|| format!("{} is a report; --compare FILE compares it", new.display()))?;
+        return finish_compared(&Comparison::of(&old, &read_report(new)?)?, None);
+    }
     let mut scripts = conform::catalogue(&args.only)?;
     scripts.retain(|script| !args.skip.iter().any(|word| script.name().contains(word.as_str())));
     if scripts.is_empty() {
@@ -111,15 +126,41 @@ pub(crate) fn conform(args: &ConformArgs) -> Result<()> {
     let command = std::env::args().skip(1).map(token::without_token).collect::<Vec<_>>().join(" ");
     report.facts.push(("judge".to_owned(), format!("roxe {}", env!("CARGO_PKG_VERSION"))));
     report.facts.push(("command".to_owned(), format!("roxe {command}")));
-    for (path, text) in
-        [(&args.json, report::json as fn(&Report) -> String), (&args.junit, report::junit), (&args.html, report::html)]
-    {
-        if let Some(path) = path {
-            files::write(path, text(&report))?;
+    let value = report::value(&report);
+    let compared = old.map(|old| Comparison::of(&old, &value)).transpose()?;
+    let write = |path: &Option<PathBuf>, text: &dyn Fn() -> String| {
+        path.as_ref().map_or(Ok(()), |path| files::write(path, text()))
+    };
+    write(&args.json, &|| format!("{value:#}\n"))?;
+    write(&args.junit, &|| report::junit(&report))?;
+    write(&args.html, &|| report::page(&report, compared.as_ref()))?;
+    write(&args.badge, &|| report::badge(&report))?;
+    write!(stdout().lock(), "{}", report::text(&report))?;
+    match compared {
+        Some(compared) => finish_compared(&compared, report.lost()),
+        None => finish(&report),
+    }
+}
+
+/// Reads a report that was kept.
+fn read_report(path: &Path) -> Result<Value> {
+    let wrong = |why: String| format!("{} is no report of roxe conform --json: {why}", path.display());
+    let value = serde_json::from_str(&files::read_text(path)?).map_err(|error| wrong(error.to_string()))?;
+    compare::check(&value).map_err(wrong)?;
+    Ok(value)
+}
+
+/// Prints a comparison. Fails if a case got worse or the agent was lost.
+fn finish_compared(compared: &Comparison, lost: Option<String>) -> Result<()> {
+    write!(stdout().lock(), "\n{}", compared.text())?;
+    match (compared.count(Kind::Worse), lost) {
+        (0, None) => Ok(()),
+        (0, Some(lost)) => Err(lost.into()),
+        (worse, lost) => {
+            let lost = lost.map(|lost| format!("; {lost}")).unwrap_or_default();
+            Err(format!("{worse} cases got worse{lost}").into())
         }
     }
-    write!(stdout().lock(), "{}", report::text(&report))?;
-    finish(&report)
 }
 
 /// Fails if a case failed.

@@ -245,8 +245,9 @@ const COMMANDS: &[(&str, &[About])] = &[
                 examples: &[
                     ("roxe conform virtual atomic", "the scripts about atomics, against roxe's transport"),
                     ("roxe conform peer://192.0.2.7 --html page.html", "all cases, against a card with an agent"),
+                    ("roxe conform peer://192.0.2.7 --compare old.json", "fail only if a case got worse"),
                 ],
-                status: "0 if no case failed or is inconclusive, otherwise 1.",
+                status: "0 if no case failed or is inconclusive, otherwise 1. With --compare: 1 if a case got worse.",
                 variables: TOKEN,
             },
             About {
@@ -311,6 +312,7 @@ const PAGES: &[(&str, &str, &str)] = pages! {
     "how-to/": "install" "build-systems" "without-roxe-run" "containers" "several-hosts" "two-hosts" "kernel-rxe"
         "programs" "explain" "error-paths" "captures" "judge-captures" "trace" "watch";
     "reference/": "environment" "fault-rules" "checker" "explanations" "completions" "scripts" "agent" "profiles"
+        "conformance-report"
         "connections" "rust" "features" "debian";
     "explanation/": "packets" "security" "weakest" "performance" "limits" "decisions";
 };

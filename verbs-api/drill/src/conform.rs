@@ -3,6 +3,7 @@
 //! A file of known deviations lists cases that may fail: `SCRIPT: REASON` or `SCRIPT [PARAMETERS]:
 //! REASON`; `SCRIPT` may end in `*`, and `#` begins a comment.
 
+use crate::clauses::{self, Class};
 use crate::run::{self, Failure, Outcome, Verdict};
 use crate::script::{Case, Script, ScriptError};
 use crate::target::Target;
@@ -18,8 +19,12 @@ pub struct Tried {
     pub script: String,
     /// Title of the script.
     pub title: String,
-    /// Clauses that the script cites.
+    /// Clauses that the script cites; the first one is what it judges.
     pub clauses: Vec<String>,
+    /// Class of that clause.
+    pub class: Class,
+    /// Sources of that clause.
+    pub sources: String,
     /// Values of loops.
     pub parameters: String,
     /// Outcome of the last run.
@@ -46,6 +51,8 @@ pub struct Report {
     pub facts: Vec<(String, String)>,
     /// Cases, in the order they ran.
     pub tried: Vec<Tried>,
+    /// Number of cases that failed and passed, because packets are lost or the card is not steady.
+    pub unsteady: usize,
     /// Number of cases that did not run because the agent was lost.
     pub not_run: Option<usize>,
 }
@@ -54,6 +61,12 @@ impl Report {
     /// Returns the number of cases whose verdict has this word.
     pub fn count(&self, word: &str) -> usize {
         self.tried.iter().filter(|tried| tried.outcome.verdict.word() == word).count()
+    }
+
+    /// Returns the number of cases of this class that failed.
+    pub fn failed(&self, class: Class) -> usize {
+        let is_it = |tried: &&Tried| tried.class == class && matches!(tried.outcome.verdict, Verdict::Fail(_));
+        self.tried.iter().filter(is_it).count()
     }
 
     /// Returns true if every case ran and none failed or was inconclusive.
@@ -103,7 +116,7 @@ const LOSSY_TRIES: u32 = 10;
 const LOSSY_PACKETS: usize = 40;
 /// Number of failures that convict a card, and on a path that loses packets.
 const FAILURES: u32 = 2;
-const LOSSY_FAILURES: u32 = 4;
+pub(crate) const LOSSY_FAILURES: u32 = 4;
 
 /// Number of failures that convict a card, and most tries of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,16 +215,19 @@ pub fn run(
     mut progress: impl FnMut(Progress<'_>),
 ) -> Report {
     let name = target.card(false).or_else(|| target.card(true)).map_or_else(String::new, |card| card.name);
-    let mut report = Report { target: name, facts: target.identity(), tried: Vec::new(), not_run: None };
+    let mut report = Report { target: name, facts: target.identity(), tried: Vec::new(), unsteady: 0, not_run: None };
     let cases: Vec<_> =
         scripts.iter().flat_map(|script| script.cases().iter().map(move |case| (script, case))).collect();
-    let (mut burdens, mut mixed) = (Vec::new(), 0);
+    let (known, mut burdens) = (clauses::known(), Vec::new());
     for (script, case) in &cases {
         progress(Progress::Begins(script, &case.to_string()));
-        let burden = if mixed > 0 { Burden::LOSSY } else { Burden::USUAL };
-        let (tried, is_mixed) = try_case(script, case, target, deviations, burden);
+        let burden = if report.unsteady > 0 { Burden::LOSSY } else { Burden::USUAL };
+        let (mut tried, is_mixed) = try_case(script, case, target, deviations, burden);
+        if let Some(clause) = script.clauses().first().and_then(|judged| known.get(judged)) {
+            (tried.class, tried.sources) = (clause.class(), clause.sources.clone());
+        }
         progress(Progress::Ended(&tried));
-        mixed += u32::from(is_mixed);
+        report.unsteady += usize::from(is_mixed);
         burdens.push(burden);
         report.tried.push(tried);
         if target.is_lost() {
@@ -219,19 +235,18 @@ pub fn run(
             return report;
         }
     }
-    if mixed == 0 {
+    if report.unsteady == 0 {
         return report;
     }
     // Packets are lost: what failed before that was known is tried again.
     for (tried, ((script, case), burden)) in report.tried.iter_mut().zip(cases.iter().zip(burdens)) {
         if matches!(tried.outcome.verdict, Verdict::Fail(_)) && burden == Burden::USUAL && !target.is_lost() {
             let (again, _) = try_case(script, case, target, deviations, Burden::LOSSY);
-            *tried = Tried { tries: tried.tries + again.tries, took: tried.took + again.took, ..again };
+            (tried.outcome, tried.tries, tried.took) =
+                (again.outcome, tried.tries + again.tries, tried.took + again.took);
             progress(Progress::Again(tried));
         }
     }
-    let fact = format!("{mixed} cases failed and passed, so FAIL means {LOSSY_FAILURES} failures");
-    report.facts.push(("steadiness".to_owned(), fact));
     report
 }
 
@@ -252,6 +267,8 @@ fn try_case(
         script: script.name().into(),
         title: script.title().into(),
         clauses: script.clauses().to_vec(),
+        class: Class::Advisory,
+        sources: String::new(),
         parameters,
         outcome,
         tries,

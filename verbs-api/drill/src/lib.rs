@@ -11,6 +11,8 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod clauses;
+pub mod compare;
 pub mod conform;
 mod craft;
 pub mod figures;
@@ -27,6 +29,7 @@ pub mod target;
 mod virtual_card;
 
 pub use agent::AgentCard;
+pub use clauses::Class;
 pub use conform::Deviations;
 pub use log::{Log, Seen};
 pub use run::{Failure, Outcome, Verdict, run};

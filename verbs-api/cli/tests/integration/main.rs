@@ -1,5 +1,6 @@
 //! The program `roxe`, started as its users start it.
 
+mod conform;
 mod dump;
 mod judge;
 mod peer;

@@ -10,6 +10,9 @@ use std::time::Duration;
 
 /// Interval between two queries of the far side.
 const INTERVAL: Duration = Duration::from_millis(5);
+/// Default code of the ACK timeout, 268 ms: longer than a busy host delays the answer of the near
+/// side, shorter than a step waits for a packet.
+const ACK_TIMEOUT: u64 = 16;
 
 impl Run<'_> {
     pub(super) fn peer(&mut self, peer: &Peer) -> Result<(), Stop> {
@@ -33,7 +36,11 @@ impl Run<'_> {
             Peer::Qp(spec) => self.create_qp(spec)?,
             Peer::Modify(modify) => self.modify(modify)?,
             Peer::Destroy(name) => self.target.destroy_qp(self.world.tie(Some(name))?.qp)?,
-            Peer::Post(post) => self.post(post)?,
+            Peer::Post(post) => {
+                let begun = self.target.now();
+                self.post(post)?;
+                self.note_late(begun);
+            }
             Peer::Recv { queue, id, sges } => {
                 let (id, pieces) = (id.value(&self.names)?, self.pieces(sges)?);
                 match self.world.srqs.get(queue) {
@@ -96,12 +103,16 @@ impl Run<'_> {
                 })?;
                 reached.ok_or_else(|| differs(format!("{qp} is in {state}"), format!("it is in {last}")))
             }
-            Peer::Memory { mr, at, data } => {
+            Peer::Memory { mr, at, data, within } => {
                 let region = self.world.region(mr)?;
                 let at = at.as_ref().map_or(Ok(0), |at| at.value(&self.names))?;
                 let wanted = data.bytes(&self.names)?;
-                let is = self.target.read(region.mr, at, wanted.len() as u64)?;
-                let differ = bytes_differ(&format!("{mr} at {at}"), &wanted, &is);
+                let mut differ = None;
+                self.wait(Some(within), |run| {
+                    let is = run.target.read(region.mr, at, wanted.len() as u64)?;
+                    differ = bytes_differ(&format!("{mr} at {at}"), &wanted, &is);
+                    Ok(differ.is_none().then_some(()))
+                })?;
                 differ.map_or(Ok(()), |text| Err(differs(format!("{} bytes of {mr}", wanted.len()), text)))
             }
             Peer::Event { name, within } => {
@@ -249,7 +260,7 @@ impl Run<'_> {
         if is_rc {
             rtr.max_dest_rd_atomic = byte("dest_rd_atomic", 4)?;
             rtr.min_rnr_timer = byte("rnr_timer", 12)?;
-            rts.timeout = byte("timeout", 14)?;
+            rts.timeout = byte("timeout", ACK_TIMEOUT)?;
             rts.retry_cnt = byte("retry_cnt", 7)?;
             rts.rnr_retry = byte("rnr_retry", 7)?;
             rts.max_rd_atomic = byte("rd_atomic", 4)?;

@@ -213,7 +213,10 @@ fn peer(service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
             let within = words.behind("within")?;
             Peer::State { qp: name, state: one_of(&STATES, words.next("the state")?)?, within }
         }
-        "memory" => Peer::Memory { mr: name, at: words.number("at")?, data: words.data()?.ok_or("no bytes")? },
+        "memory" => {
+            let within = words.behind("within")?.map_or_else(|| Number::parse_time("0ns"), Ok)?;
+            Peer::Memory { mr: name, at: words.number("at")?, data: words.data()?.ok_or("no bytes")?, within }
+        }
         "write" => Peer::Write { mr: name, at: words.number("at")?, data: words.data()?.ok_or("no bytes")? },
         "event" if name == "none" => Peer::NoEvent { time: words.behind("for")? },
         "event" => Peer::Event { name, within: words.behind("within")? },

@@ -194,7 +194,7 @@ pub(crate) enum Peer {
     /// `state NAME STATE`
     State { qp: String, state: String, within: Option<Number> },
     /// `memory NAME`
-    Memory { mr: String, at: Option<Number>, data: Data },
+    Memory { mr: String, at: Option<Number>, data: Data, within: Number },
     /// `write NAME`: the program of the far side writes to its memory.
     Write { mr: String, at: Option<Number>, data: Data },
     /// `event NAME`

@@ -3,6 +3,7 @@
 use crate::fuzz::{Mistake, Wrong};
 use roxe_drill::conform::{self, Progress};
 use roxe_drill::{Deviations, VirtualCard};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -63,6 +64,20 @@ fn scripts_cite_existing_clauses() {
 }
 
 #[test]
+fn manual_names_the_figures_of_the_catalogue() {
+    let text = |(_, path)| std::fs::read_to_string(path).expect("a script");
+    let texts: String = scripts_of_the_folder().into_iter().map(text).collect();
+    let name = |line: &str| line.split(' ').next().unwrap_or_default().to_owned();
+    let measured: BTreeSet<_> = texts.lines().filter_map(|line| line.strip_prefix("figure ")).map(name).collect();
+    let manual = include_str!("../../../../docs/reference/conformance-report.md");
+    let (_, table) = manual.split_once("\n## Figures of the catalogue\n").expect("a section");
+    let table = table.split("\n## ").next().unwrap_or_default();
+    let rows = table.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
+    let named: BTreeSet<_> = rows.map(|(name, _)| name.to_owned()).collect();
+    assert_eq!(measured, named);
+}
+
+#[test]
 fn virtual_card_passes_every_case() {
     let scripts = conform::catalogue(&[]).expect("scripts that can be read");
     let mut failures = Vec::new();
@@ -87,16 +102,31 @@ fn lossy_path_fails_no_case() {
     let names: Vec<_> = failed.iter().map(|tried| tried.name()).collect();
     assert!(names.is_empty(), "{names:?}");
     assert!(report.tried.iter().filter(|tried| tried.tries > 1).count() > 8);
-    assert!(report.facts.iter().any(|(name, _)| name == "steadiness"));
+    assert!(report.unsteady > 0);
 }
 
-/// A delay that the judge's own measurement still takes for punctual.
-#[test]
-fn judge_that_is_late_by_15_ms_fails_no_case() {
-    let mut late = Wrong::new(Mistake::Late(Duration::from_millis(15)));
+/// Returns the cases of a verdict, if the judge and the posts of the card's host are late.
+fn judged_late(late: Duration, word: &str) -> Vec<String> {
+    let mut late = Wrong::new(Mistake::Late(late));
     let scripts = conform::catalogue(&[]).expect("scripts that can be read");
     let report = conform::run(&scripts, &mut late, &Deviations::default(), |_| ());
-    let failed = report.tried.iter().filter(|tried| !tried.outcome.verdict.is_good());
-    let failed: Vec<_> = failed.map(|tried| format!("{}: {:?}", tried.name(), tried.outcome.verdict)).collect();
+    let are = report.tried.iter().filter(|tried| tried.outcome.verdict.word() == word);
+    are.map(|tried| format!("{}: {:?}", tried.name(), tried.outcome.verdict)).collect()
+}
+
+/// The judge's own measurement still takes this delay for punctual.
+#[test]
+fn judge_that_is_late_by_15_ms_fails_no_case() {
+    for word in ["FAIL", "inconclusive"] {
+        let are = judged_late(Duration::from_millis(15), word);
+        assert!(are.is_empty(), "{} cases {word}:\n{}", are.len(), are.join("\n"));
+    }
+}
+
+#[test]
+fn judge_that_is_late_by_300_ms_blames_no_card() {
+    let late = Duration::from_millis(300);
+    let failed = judged_late(late, "FAIL");
     assert!(failed.is_empty(), "{} cases:\n{}", failed.len(), failed.join("\n"));
+    assert!(judged_late(late, "inconclusive").len() > 10);
 }

@@ -31,7 +31,8 @@ pub(crate) enum Mistake {
     Loss(u64),
     /// It completes its last work request again at the n-th poll of an empty queue.
     Extra(usize),
-    /// None; but the near side ends each wait and sends each packet later by this time.
+    /// None; but each wait and each post takes longer by this time, and the near side sends each
+    /// packet later by it.
     Late(Duration),
     /// None; but the near side has one address, on an Ethernet of MTU 1500.
     None,
@@ -119,11 +120,15 @@ impl FarSide for Wrong {
         modify_qp(qp: Handle, change: &Change) -> Answer<()>;
         query_qp(qp: Handle) -> Answer<String>;
         destroy_qp(qp: Handle) -> Answer<()>;
-        post_send(qp: Handle, work: &Work) -> Answer<()>;
         post_recv(qp: Handle, wr_id: u64, pieces: &[Piece]) -> Answer<()>;
         post_srq_recv(srq: Handle, wr_id: u64, pieces: &[Piece]) -> Answer<()>;
         write(mr: Handle, at: u64, bytes: &[u8]) -> Answer<()>;
         events() -> Answer<Vec<String>>;
+    }
+
+    fn post_send(&mut self, qp: Handle, work: &Work) -> Answer<()> {
+        self.card.pause(self.card.now() + self.late());
+        self.card.post_send(qp, work)
     }
 
     fn poll(&mut self, cq: Handle) -> Answer<Vec<Completed>> {
@@ -161,6 +166,10 @@ impl Target for Wrong {
         let mut card = self.card.card(ipv6)?;
         if self.mistake == Mistake::None {
             (card.near[1], card.max_mtu, card.max_datagram) = (Gid::default(), 1024, MAX_DATAGRAM);
+        }
+        if matches!(self.mistake, Mistake::Late(_)) {
+            // Only the lateness of a judge that has no virtual clock is measured.
+            card.jitter = Duration::from_nanos(1);
         }
         Some(card)
     }

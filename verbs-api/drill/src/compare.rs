@@ -1,0 +1,275 @@
+//! Compares a report with an older one that was kept as JSON.
+
+use crate::figures::Unit;
+use crate::report::FORMAT;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+
+/// Verdicts from the best to the worst.
+const ORDER: [&str; 5] = ["pass", "tolerated", "unsupported", "inconclusive", "fail"];
+/// Most lines about new or missing cases.
+const SHOWN: usize = 20;
+/// A figure is shown if it has changed by this factor.
+const NOTABLE: u64 = 2;
+
+/// The change of a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// Its verdict is worse.
+    Worse,
+    /// It failed, and is inconclusive now.
+    Unclear,
+    /// Its verdict is better.
+    Better,
+    /// The older report does not have it.
+    New,
+    /// Only the older report has it.
+    Gone,
+}
+
+impl Kind {
+    const ALL: [Self; 5] = [Self::Worse, Self::Unclear, Self::Better, Self::New, Self::Gone];
+
+    /// Returns its name.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Worse => "worse",
+            Self::Unclear => "unclear",
+            Self::Better => "better",
+            Self::New => "new",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+/// A case with another verdict than before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The change.
+    pub kind: Kind,
+    /// Script with the values of loops.
+    pub name: String,
+    /// Verdicts, before and now.
+    pub verdicts: [Option<String>; 2],
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.verdicts {
+            [Some(old), Some(new)] => write!(f, "{old} -> {new}"),
+            [old, new] => f.write_str(new.as_ref().or(old.as_ref()).map_or("", String::as_str)),
+        }
+    }
+}
+
+/// A figure that has changed much.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// Figure and case.
+    pub name: String,
+    /// Medians with their unit, before and now.
+    pub medians: [String; 2],
+}
+
+/// Checks that this is a report.
+///
+/// # Errors
+/// If it has another format.
+pub fn check(report: &Value) -> Result<(), String> {
+    Kept::of(report).map(drop)
+}
+
+/// A report compared with an older one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Comparison {
+    /// Card and date of the older report.
+    pub with: String,
+    /// Changes by kind, each in the order of names.
+    pub changes: Vec<Change>,
+    /// Figures in the order of their cases.
+    pub moved: Vec<Moved>,
+}
+
+impl Comparison {
+    /// Compares two reports.
+    ///
+    /// # Errors
+    /// If one of them has another format.
+    pub fn of(old: &Value, new: &Value) -> Result<Self, String> {
+        let (before, now) = (Kept::of(old)?, Kept::of(new)?);
+        let mut changes = Vec::new();
+        for (name, new) in &now.cases {
+            let old = before.cases.get(name);
+            let kind = match old.map(|old| old.rank) {
+                None => Kind::New,
+                Some(old) if new.rank > old => Kind::Worse,
+                Some(old) if new.rank < old && ORDER[new.rank] == "inconclusive" => Kind::Unclear,
+                Some(old) if new.rank < old => Kind::Better,
+                Some(_) => continue,
+            };
+            let verdict = |case: &Case<'_>| ORDER[case.rank].to_owned();
+            changes.push(Change { kind, name: name.clone(), verdicts: [old.map(verdict), Some(verdict(new))] });
+        }
+        let gone = before.cases.iter().filter(|(name, _)| !now.cases.contains_key(*name));
+        changes.extend(gone.map(|(name, case)| Change {
+            kind: Kind::Gone,
+            name: name.clone(),
+            verdicts: [Some(ORDER[case.rank].to_owned()), None],
+        }));
+        changes.sort_by_key(|change| change.kind);
+        let both = now.cases.iter().filter_map(|(name, new)| Some((name, before.cases.get(name)?, new)));
+        let moved = both.flat_map(|(name, old, new)| moved(name, old, new)).collect();
+        Ok(Self { with: before.name, changes, moved })
+    }
+
+    /// Returns the number of changes of this kind.
+    pub fn count(&self, kind: Kind) -> usize {
+        self.changes.iter().filter(|change| change.kind == kind).count()
+    }
+
+    /// Returns the numbers of changes.
+    pub fn sums(&self) -> String {
+        let counts = Kind::ALL.map(|kind| format!("{} {}", self.count(kind), kind.word()));
+        format!("compared with {}: {}", self.with, counts.join(", "))
+    }
+
+    /// Returns a line for each change, and sums.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        for kind in Kind::ALL {
+            let lines = if matches!(kind, Kind::New | Kind::Gone) { SHOWN } else { usize::MAX };
+            let of_kind = self.changes.iter().filter(|change| change.kind == kind);
+            for change in of_kind.clone().take(lines) {
+                _ = writeln!(text, "{:8} {}: {change}", kind.word(), change.name);
+            }
+            let rest = of_kind.count().saturating_sub(lines);
+            if rest > 0 {
+                _ = writeln!(text, "{:8} {rest} more", kind.word());
+            }
+        }
+        for Moved { name, medians: [old, new] } in &self.moved {
+            _ = writeln!(text, "figure   {name}: {old} -> {new}");
+        }
+        _ = writeln!(text, "{}", self.sums());
+        text
+    }
+}
+
+/// A case of a report that was kept.
+struct Case<'a> {
+    /// Place of its verdict in [`ORDER`].
+    rank: usize,
+    figures: &'a [Value],
+}
+
+/// A report that was kept.
+struct Kept<'a> {
+    name: String,
+    cases: BTreeMap<String, Case<'a>>,
+}
+
+impl<'a> Kept<'a> {
+    fn of(report: &'a Value) -> Result<Self, String> {
+        if report["format"] != FORMAT {
+            let is = report.get("format").map_or_else(|| "none".to_owned(), Value::to_string);
+            return Err(format!("its format is {is}, not {FORMAT}"));
+        }
+        let text = |value: &'a Value, name: &str| value[name].as_str().ok_or_else(|| format!("it lacks {name}"));
+        let mut cases = BTreeMap::new();
+        for case in report["cases"].as_array().ok_or("it lacks cases")? {
+            let (script, parameters, verdict) =
+                (text(case, "script")?, text(case, "parameters")?, text(case, "verdict")?);
+            let name = if parameters.is_empty() { script.to_owned() } else { format!("{script} [{parameters}]") };
+            let rank = ORDER.iter().position(|known| *known == verdict);
+            let rank = rank.ok_or_else(|| format!("there is no verdict `{verdict}`"))?;
+            let figures = case["figures"].as_array().map_or(&[][..], Vec::as_slice);
+            cases.insert(name, Case { rank, figures });
+        }
+        Ok(Self { name: format!("{} of {}", text(report, "target")?, text(report, "date")?), cases })
+    }
+}
+
+/// Returns the figures of a case that have changed by the factor [`NOTABLE`].
+fn moved(case: &str, old: &Case<'_>, new: &Case<'_>) -> Vec<Moved> {
+    let median = |figure: &Value| figure["median"].as_u64();
+    let pairs = new.figures.iter().filter_map(|now| {
+        let before =
+            old.figures.iter().find(|before| before["name"] == now["name"] && before["unit"] == now["unit"])?;
+        let unit = Unit::of(now["unit"].as_str()?)?;
+        let (old, new) = (median(before)?, median(now)?);
+        let is_notable = old.max(new) / NOTABLE >= old.min(new) && old != new;
+        let name = format!("{} of {case}", now["name"].as_str()?);
+        is_notable.then(|| Moved { name, medians: [unit.show(old), unit.show(new)] })
+    });
+    pairs.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn report(cases: &[(&str, &str, u64)]) -> Value {
+        let case = |(script, verdict, median): &(&str, &str, u64)| {
+            let figures = json!([{"name": "wait", "unit": "time", "median": median}]);
+            json!({"script": script, "parameters": "n=1", "verdict": verdict, "figures": figures})
+        };
+        let cases: Vec<_> = cases.iter().map(case).collect();
+        json!({"format": FORMAT, "target": "card", "date": "2026-11-28", "cases": cases})
+    }
+
+    #[test]
+    fn changes_are_grouped_the_worst_first() {
+        let old = report(&[
+            ("a", "fail", 10),
+            ("b", "pass", 1_000_000),
+            ("c", "pass", 10),
+            ("d", "fail", 10),
+            ("e", "pass", 10),
+            ("f", "tolerated", 10),
+        ]);
+        let new = report(&[
+            ("a", "pass", 10),
+            ("b", "fail", 2_000_000),
+            ("d", "inconclusive", 10),
+            ("e", "pass", 19),
+            ("f", "unsupported", 10),
+            ("g", "fail", 10),
+        ]);
+        let compared = Comparison::of(&old, &new).unwrap();
+        assert_eq!(
+            compared.text(),
+            "worse    b [n=1]: pass -> fail\nworse    f [n=1]: tolerated -> unsupported\nunclear  d [n=1]: fail -> \
+             inconclusive\nbetter   a [n=1]: fail -> pass\nnew      g [n=1]: fail\ngone     c [n=1]: pass\nfigure   \
+             wait of b [n=1]: 1.0ms -> 2.0ms\ncompared with card of 2026-11-28: 2 worse, 1 unclear, 1 better, 1 new, 1 \
+             gone\n"
+        );
+        assert_eq!(Comparison::of(&new, &new).unwrap().count(Kind::Worse), 0);
+    }
+
+    #[test]
+    fn many_new_cases_are_counted() {
+        let names: Vec<_> = (0..25).map(|number| format!("s{number:02}")).collect();
+        let cases: Vec<_> = names.iter().map(|name| (name.as_str(), "pass", 1)).collect();
+        let compared = Comparison::of(&report(&[]), &report(&cases)).unwrap();
+        let text = compared.text();
+        assert!(text.contains("new      s19 [n=1]: pass\nnew      5 more\n"), "{text}");
+        assert_eq!(compared.count(Kind::Worse), 0, "a case that is new has no worse verdict than before");
+    }
+
+    #[test]
+    fn report_of_another_format_is_refused() {
+        let good = report(&[("a", "pass", 1)]);
+        for (old, why) in [
+            (json!({"cases": []}), "its format is none, not 1"),
+            (json!({"format": 2}), "its format is 2, not 1"),
+            (json!([]), "its format is none, not 1"),
+            (json!({"format": 1, "cases": 3}), "it lacks cases"),
+            (json!({"format": 1, "cases": [{"script": "a"}]}), "it lacks parameters"),
+            (report(&[("a", "good", 1)]), "there is no verdict `good`"),
+        ] {
+            assert_eq!(Comparison::of(&old, &good), Err(why.to_owned()));
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! The report as a page of HTML.
+
+use super::{WORDS, date, escape, reason, rows, sum, unsteady};
+use crate::clauses::Class;
+use crate::compare::{Comparison, Kind, Moved};
+use crate::conform::{Report, Tried};
+use crate::craft::describe;
+use std::fmt::Write;
+use std::time::SystemTime;
+
+const STYLE: &str = "\
+:root{color-scheme:light dark;--text:#222;--back:#fff;--line:#ddd;--soft:#f5f5f5;--faint:#666;--bad:#fdecea;\
+--known:#fff6dd;--card:#0a7a45;--near:#0b5fc0;--remark:#b00020;--link:#0b5fc0}\
+@media(prefers-color-scheme:dark){:root{--text:#ddd;--back:#16181c;--line:#3a3d44;--soft:#22252b;--faint:#9aa0a8;\
+--bad:#4a2020;--known:#42381a;--card:#5fd39a;--near:#7ab7ff;--remark:#ff8a80;--link:#7ab7ff}}\
+body{font:15px/1.4 system-ui,sans-serif;margin:2em auto;max-width:75em;padding:0 1em;color:var(--text);\
+background:var(--back)}a{color:var(--link)}:focus-visible{outline:2px solid var(--link);outline-offset:2px}\
+table{border-collapse:collapse;width:100%}.wide{overflow-x:auto}\
+td,th{text-align:left;vertical-align:top;padding:.25em .6em;border-bottom:1px solid var(--line)}\
+.facts{width:auto}.facts td{overflow-wrap:anywhere}\
+td.n,th.n{text-align:right}tr.bad td{background:var(--bad)}tr.known td{background:var(--known)}\
+h3{margin:1.5em 0 .2em}pre{background:var(--soft);padding:.6em;overflow-x:auto}\
+.card{color:var(--card)}.near{color:var(--near)}.remark{color:var(--remark)}summary{cursor:pointer;margin:.4em 0}\
+:target{scroll-margin-top:1em;outline:2px solid var(--link)}small{color:var(--faint)}";
+
+/// Number of failures that are expanded initially; more would hide the list.
+const OPEN: usize = 20;
+
+/// Note on the sources of clauses.
+const SOURCES: &str = "Clauses are in our own words, with their sources in parentheses. IBA is the InfiniBand \
+                       Architecture Specification, whose text was not at hand: section numbers are pointers, not \
+                       quotations.";
+
+/// Returns a page of HTML, with the comparison with an older report if there is one.
+pub fn page(report: &Report, compared: Option<&Comparison>) -> String {
+    let target = escape(&report.target);
+    let mut page = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width\"><title>Conformance of {target}</title>\n\
+         <style>{STYLE}</style></head><body>\n<h1>RoCEv2 conformance</h1>\n<p>{} cases: {}</p>\n",
+        report.tried.len(),
+        sum(WORDS.map(|word| report.count(word))),
+    );
+    let facts = [("card".to_owned(), report.target.clone()), ("date".to_owned(), date(SystemTime::now()))];
+    page.push_str("<table class=\"facts\">\n");
+    for (name, value) in facts.iter().chain(&report.facts) {
+        let _ = writeln!(page, "<tr><th>{}</th><td>{}</td></tr>", escape(name), escape(value));
+    }
+    page.push_str("</table>\n");
+    for remark in report.lost().into_iter().chain(unsteady(report)) {
+        let _ = writeln!(page, "<p class=\"remark\">{}</p>", escape(&remark));
+    }
+    compared.into_iter().for_each(|compared| comparison(compared, &mut page));
+    let mut failed: Vec<_> = report.tried.iter().filter(|tried| tried.outcome.verdict.failure().is_some()).collect();
+    failed.sort_by_key(|tried| {
+        let verdict = WORDS.iter().position(|word| *word == tried.outcome.verdict.word());
+        (verdict.unwrap_or(0), tried.class)
+    });
+    let _ = writeln!(page, "<h2 id=\"cases\">Cases that did not pass: {}</h2>\n<ul>", failed.len());
+    for class in Class::ALL {
+        let (word, count) = (class.word(), report.failed(class));
+        let _ = writeln!(page, "<li>{word}: {count} failed. Each {word} case {}.</li>", class.text());
+    }
+    page.push_str("</ul>\n");
+    failed.iter().enumerate().for_each(|(at, tried)| case(tried, at < OPEN, &mut page));
+    unsupported(report, &mut page);
+    figures(report, &mut page);
+    page.push_str("<h2 id=\"clauses\">Clauses</h2>\n");
+    let _ = writeln!(page, "<p>{SOURCES}</p>");
+    table(report, &failed, &mut page);
+    page.push_str("</body></html>\n");
+    page
+}
+
+/// Writes the unsupported cases by reason.
+fn unsupported(report: &Report, page: &mut String) {
+    let reasons = super::unsupported(report);
+    let count = reasons.values().map(Vec::len).sum::<usize>();
+    if count == 0 {
+        return;
+    }
+    let _ = writeln!(page, "<h2 id=\"unsupported\">Unsupported cases: {count}</h2>\n<table>");
+    page.push_str("<tr><th>Reason</th><th>Cases</th></tr>\n");
+    for (reason, names) in reasons {
+        let _ = writeln!(page, "<tr><td>{}</td><td>{}</td></tr>", escape(reason), escape(&names.join(", ")));
+    }
+    page.push_str("</table>\n");
+}
+
+fn figures(report: &Report, page: &mut String) {
+    let figures = super::figures(report);
+    if figures.is_empty() {
+        return;
+    }
+    page.push_str("<h2 id=\"figures\">Figures</h2>\n<table><tr><th>Figure</th><th>Case</th>");
+    page.push_str("<th class=\"n\">Values</th><th class=\"n\">Least</th><th class=\"n\">Median</th>");
+    page.push_str("<th class=\"n\">Largest</th></tr>\n");
+    for (series, tried) in figures {
+        let (name, title) = (escape(&tried.name()), escape(&tried.title));
+        let _ = write!(page, "<tr><td>{}</td><td>{name} <small>{title}</small></td>", escape(&series.name));
+        let _ = write!(page, "<td class=\"n\">{}</td>", series.count());
+        series.range().iter().for_each(|value| {
+            let _ = write!(page, "<td class=\"n\">{}</td>", series.unit.show(*value));
+        });
+        page.push_str("</tr>\n");
+    }
+    page.push_str("</table>\n");
+}
+
+fn comparison(comparison: &Comparison, page: &mut String) {
+    let _ = writeln!(page, "<h2 id=\"comparison\">Changes</h2>\n<p>{}</p>\n<table>", escape(&comparison.sums()));
+    for change in &comparison.changes {
+        let class = if change.kind == Kind::Worse { " class=\"bad\"" } else { "" };
+        let (kind, name) = (change.kind.word(), escape(&change.name));
+        let _ =
+            writeln!(page, "<tr{class}><td>{kind}</td><td>{name}</td><td>{}</td></tr>", escape(&change.to_string()));
+    }
+    for Moved { name, medians: [old, new] } in &comparison.moved {
+        let (name, change) = (escape(name), escape(&format!("{old} -> {new}")));
+        let _ = writeln!(page, "<tr><td>figure</td><td>{name}</td><td>{change}</td></tr>");
+    }
+    page.push_str("</table>\n");
+}
+
+fn table(report: &Report, unpassed: &[&Tried], page: &mut String) {
+    let mut section = String::new();
+    for row in rows(report) {
+        if row.clause.section != section {
+            page.push_str(if section.is_empty() { "" } else { "</table></div>\n" });
+            section.clone_from(&row.clause.section);
+            let _ = write!(
+                page,
+                "<h3>{}</h3><div class=\"wide\"><table><tr><th>Clause</th><th>Requirement</th>",
+                escape(&section)
+            );
+            WORDS.iter().for_each(|word| {
+                let _ = write!(page, "<th class=\"n\">{word}</th>");
+            });
+            page.push_str("</tr>\n");
+        }
+        let [_, failed, tolerated, _, inconclusive] = row.counts;
+        let class = match (failed + inconclusive, tolerated) {
+            (0, 0) => "",
+            (0, _) => " class=\"known\"",
+            _ => " class=\"bad\"",
+        };
+        let (name, text, sources) = (&row.name, escape(&row.clause.text), escape(&row.clause.sources));
+        let _ = write!(page, "<tr{class} id=\"{name}\"><td>{name}</td><td>{text} <small>({sources})</small>");
+        for tried in unpassed.iter().filter(|tried| tried.clauses.iter().any(|clause| clause == name)) {
+            let case = escape(&tried.name());
+            let _ = write!(page, "<br><a href=\"#{}\">{case}</a>", anchor(&tried.name()));
+        }
+        page.push_str("</td>");
+        row.counts.iter().for_each(|count| {
+            let _ = write!(page, "<td class=\"n\">{count}</td>");
+        });
+        page.push_str("</tr>\n");
+    }
+    page.push_str(if section.is_empty() { "" } else { "</table></div>\n" });
+}
+
+fn anchor(name: &str) -> String {
+    name.chars().map(|char| if char.is_ascii_alphanumeric() { char } else { '-' }).collect()
+}
+
+fn case(tried: &Tried, is_open: bool, page: &mut String) {
+    let verdict = &tried.outcome.verdict;
+    let Some(failure) = verdict.failure() else { return };
+    let (name, title) = (escape(&tried.name()), escape(&tried.title));
+    let (step, expected, received) = (escape(&failure.step), escape(&failure.expected), escape(&failure.received));
+    let links: Vec<_> =
+        tried.clauses.iter().map(|clause| format!("<a href=\"#{0}\">{0}</a>", escape(clause))).collect();
+    let reason = reason(verdict).map_or_else(String::new, |reason| format!("<p>{}</p>\n", escape(reason)));
+    let _ = write!(
+        page,
+        "<details id=\"{}\"{}><summary><b>{}</b> ({}) {name}: {title}</summary>\n<p>Clauses: {}; script \
+         <code>tests/conform/{}.drill</code></p>\n{reason}<table>\
+         <tr><th>Step</th><td>{}: <code>{step}</code></td></tr><tr><th>Expected</th><td>{expected}</td></tr>\
+         <tr><th>Received</th><td>{received}</td></tr></table>\n<pre>",
+        anchor(&tried.name()),
+        if is_open { " open" } else { "" },
+        verdict.word(),
+        tried.class.word(),
+        links.join(", "),
+        escape(&tried.script),
+        escape(&failure.at),
+    );
+    let start = tried.outcome.log.packets().first().map_or_else(Default::default, |seen| seen.at);
+    for seen in tried.outcome.log.packets() {
+        let (class, arrow) = if seen.from_card { ("card", "&larr;") } else { ("near", "&rarr;") };
+        let time = seen.at.saturating_sub(start).as_secs_f64();
+        let packet = escape(&describe(&seen.datagram.bytes));
+        let _ = write!(page, "{time:10.6} <span class=\"{class}\">{arrow} {packet}</span>");
+        if !seen.remark.is_empty() {
+            let _ = write!(page, " <span class=\"remark\">{}</span>", escape(&seen.remark));
+        }
+        page.push('\n');
+    }
+    page.push_str("</pre></details>\n");
+}
