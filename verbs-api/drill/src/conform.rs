@@ -109,26 +109,29 @@ pub enum Progress<'a> {
 
 /// Tolerated delay of the judge, shorter than any timer of a case.
 const ON_TIME: Duration = Duration::from_millis(20);
-/// Most tries of a case, and on a path that loses packets.
-const TRIES: u32 = 6;
-const LOSSY_TRIES: u32 = 10;
+/// Most tries of a case.
+const TRIES: u32 = 10;
 /// Most packets of a failing run on a path that loses packets: of more, one is lost often enough.
 const LOSSY_PACKETS: usize = 40;
 /// Number of failures that convict a card, and on a path that loses packets.
 const FAILURES: u32 = 2;
 pub(crate) const LOSSY_FAILURES: u32 = 4;
 
-/// Number of failures that convict a card, and most tries of a case.
+/// What it takes to convict a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Burden {
-    failures: u32,
-    tries: u32,
+enum Burden {
+    Usual,
+    /// Of a path that loses packets: a case fails often although the card is right.
+    Lossy,
 }
 
 impl Burden {
-    const USUAL: Self = Self { failures: FAILURES, tries: TRIES };
-    /// For a path that loses packets: a case fails often although the card is right.
-    const LOSSY: Self = Self { failures: LOSSY_FAILURES, tries: LOSSY_TRIES };
+    const fn failures(self) -> u32 {
+        match self {
+            Self::Usual => FAILURES,
+            Self::Lossy => LOSSY_FAILURES,
+        }
+    }
 }
 
 /// The result of the runs of a case.
@@ -169,15 +172,15 @@ fn judge(burden: Burden, mut run: impl FnMut() -> Outcome) -> Judged {
         tries += 1;
         let mut outcome = run();
         let is_late = outcome.late > ON_TIME;
-        let is_last = tries >= burden.tries;
+        let is_last = tries >= TRIES;
         let is_mixed = failures > 0 && (passes > 0 || matches!(outcome.verdict, Verdict::Pass));
         if let (Verdict::Fail(failure), false) = (&outcome.verdict, is_late) {
             places.push(Place::of(failure, &outcome));
         }
         match &outcome.verdict {
-            Verdict::Fail(failure) if !is_late && failures + 1 >= burden.failures => {
+            Verdict::Fail(failure) if !is_late && failures + 1 >= burden.failures() => {
                 let is_long = outcome.log.packets().len() > LOSSY_PACKETS;
-                if burden == Burden::LOSSY && (is_long || agreeing(&places) + 1 < places.len()) {
+                if burden == Burden::Lossy && (is_long || agreeing(&places) + 1 < places.len()) {
                     let received = format!("{}; packets are lost on the way, not always the same", failure.received);
                     outcome.verdict = Verdict::Inconclusive(Failure { received, ..failure.clone() });
                 }
@@ -221,7 +224,7 @@ pub fn run(
     let (known, mut burdens) = (clauses::known(), Vec::new());
     for (script, case) in &cases {
         progress(Progress::Begins(script, &case.to_string()));
-        let burden = if report.unsteady > 0 { Burden::LOSSY } else { Burden::USUAL };
+        let burden = if report.unsteady > 0 { Burden::Lossy } else { Burden::Usual };
         let (mut tried, is_mixed) = try_case(script, case, target, deviations, burden);
         if let Some(clause) = script.clauses().first().and_then(|judged| known.get(judged)) {
             (tried.class, tried.sources) = (clause.class(), clause.sources.clone());
@@ -240,8 +243,8 @@ pub fn run(
     }
     // Packets are lost: what failed before that was known is tried again.
     for (tried, ((script, case), burden)) in report.tried.iter_mut().zip(cases.iter().zip(burdens)) {
-        if matches!(tried.outcome.verdict, Verdict::Fail(_)) && burden == Burden::USUAL && !target.is_lost() {
-            let (again, _) = try_case(script, case, target, deviations, Burden::LOSSY);
+        if matches!(tried.outcome.verdict, Verdict::Fail(_)) && burden == Burden::Usual && !target.is_lost() {
+            let (again, _) = try_case(script, case, target, deviations, Burden::Lossy);
             (tried.outcome, tried.tries, tried.took) =
                 (again.outcome, tried.tries + again.tries, tried.took + again.took);
             progress(Progress::Again(tried));
@@ -328,7 +331,7 @@ mod tests {
     /// Returns word and number of runs of a case whose runs end like this: `F` fails, `P` passes,
     /// `l` fails while the judge is late, `i` finds no target.
     fn judged(ends: &str) -> (&'static str, u32) {
-        judged_by(Burden::USUAL, ends)
+        judged_by(Burden::Usual, ends)
     }
 
     fn judged_by(burden: Burden, ends: &str) -> (&'static str, u32) {
@@ -358,7 +361,7 @@ mod tests {
 
     #[test]
     fn lossy_path_fails_a_case_only_after_four_failures() {
-        let lossy = |ends| judged_by(Burden::LOSSY, ends);
+        let lossy = |ends| judged_by(Burden::Lossy, ends);
         assert_eq!(lossy("FFFF"), ("FAIL", 4));
         assert_eq!(lossy("FFPFF"), ("FAIL", 5));
         assert_eq!(lossy("FFFPP"), ("pass", 5));
@@ -369,9 +372,9 @@ mod tests {
     fn late_judge_retries_and_is_inconclusive() {
         assert_eq!(judged("lP"), ("pass", 2));
         assert_eq!(judged("llFF"), ("FAIL", 4));
-        assert_eq!(judged("llllll"), ("inconclusive", 6));
-        assert_eq!(judged("Flllll"), ("inconclusive", 6));
-        assert_eq!(judged("lllllF"), ("inconclusive", 6));
+        assert_eq!(judged("llllllllll"), ("inconclusive", 10));
+        assert_eq!(judged("Flllllllll"), ("inconclusive", 10));
+        assert_eq!(judged("lllllllllF"), ("inconclusive", 10));
     }
 
     #[test]
