@@ -27,8 +27,11 @@ impl Run<'_> {
         };
         let bytes = craft::build(spec, &usual, &net, &self.names)?;
         let datagram = Datagram { net, bytes };
-        // Without a wait in between, the script means at once.
-        self.note_late(self.last + self.let_pass);
+        // Without a wait in between, the script means at once. Before the first packet it does not
+        // matter how long the far side takes to create objects.
+        if !self.log.packets().is_empty() {
+            self.note_late(self.last + self.let_pass);
+        }
         (self.last, self.let_pass) = (self.target.now(), Duration::ZERO);
         self.give_names(spec, &datagram.bytes);
         self.log.add(self.last, false, datagram.clone());

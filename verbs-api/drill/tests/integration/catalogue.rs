@@ -2,7 +2,7 @@
 
 use crate::fuzz::{Mistake, Wrong};
 use roxe_drill::conform::{self, Progress};
-use roxe_drill::{Deviations, VirtualCard};
+use roxe_drill::{Deviations, Script, VirtualCard, run};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -129,4 +129,16 @@ fn judge_that_is_late_by_300_ms_blames_no_card() {
     let failed = judged_late(late, "FAIL");
     assert!(failed.is_empty(), "{} cases:\n{}", failed.len(), failed.join("\n"));
     assert!(judged_late(late, "inconclusive").len() > 10);
+}
+
+#[test]
+fn slow_setup_before_the_first_packet_is_no_lateness() {
+    let text = "title t\npeer qp q\nsend WRITE_ONLY psn=100 ackreq\nexpect ACK psn=100\npeer qp r";
+    let late = |text: &str| {
+        let script = Script::parse("a", text).expect("a script");
+        run("a", &script.cases()[0], &mut Wrong::new(Mistake::SlowSetup(Duration::from_millis(80)))).late
+    };
+    assert_eq!(late(text), Duration::ZERO);
+    let later = format!("{text}\nsend WRITE_ONLY psn=101 ackreq\nexpect ACK psn=101");
+    assert_eq!(late(&later), Duration::from_millis(80), "the card may wait for the packet");
 }

@@ -34,6 +34,8 @@ pub(crate) enum Mistake {
     /// None; but each wait and each post takes longer by this time, and the near side sends each
     /// packet later by it.
     Late(Duration),
+    /// None; but it takes this time to create a queue pair.
+    SlowSetup(Duration),
     /// None; but the near side has one address, on an Ethernet of MTU 1500.
     None,
 }
@@ -116,7 +118,6 @@ impl FarSide for Wrong {
         deregister(mr: Handle) -> Answer<()>;
         create_cq(cqe: u32) -> Answer<Handle>;
         create_srq(pd: Option<Handle>) -> Answer<Handle>;
-        create_qp(new: &NewQp) -> Answer<(Handle, u32)>;
         modify_qp(qp: Handle, change: &Change) -> Answer<()>;
         query_qp(qp: Handle) -> Answer<String>;
         destroy_qp(qp: Handle) -> Answer<()>;
@@ -124,6 +125,13 @@ impl FarSide for Wrong {
         post_srq_recv(srq: Handle, wr_id: u64, pieces: &[Piece]) -> Answer<()>;
         write(mr: Handle, at: u64, bytes: &[u8]) -> Answer<()>;
         events() -> Answer<Vec<String>>;
+    }
+
+    fn create_qp(&mut self, new: &NewQp) -> Answer<(Handle, u32)> {
+        if let Mistake::SlowSetup(time) = self.mistake {
+            self.card.pause(self.card.now() + time);
+        }
+        self.card.create_qp(new)
     }
 
     fn post_send(&mut self, qp: Handle, work: &Work) -> Answer<()> {
@@ -167,7 +175,7 @@ impl Target for Wrong {
         if self.mistake == Mistake::None {
             (card.near[1], card.max_mtu, card.max_datagram) = (Gid::default(), 1024, MAX_DATAGRAM);
         }
-        if matches!(self.mistake, Mistake::Late(_)) {
+        if matches!(self.mistake, Mistake::Late(_) | Mistake::SlowSetup(_)) {
             // Only the lateness of a judge that has no virtual clock is measured.
             card.jitter = Duration::from_nanos(1);
         }
