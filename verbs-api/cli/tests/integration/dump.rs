@@ -2,6 +2,7 @@
 
 use roxe_wire::capture::{Direction, Outgoing, write_interface, write_packet, write_section};
 use roxe_wire::{Bth, Header, Kind, NetHeader, Psn, Qpn, Request, SendTail, icrc};
+use std::collections::BTreeMap;
 use std::fs;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -82,7 +83,26 @@ fn retransmissions_and_naks_are_printed_and_counted() {
     assert!(last.starts_with("1591 RoCEv2 packets, 0 of them bad") && last.contains("; NAKs: 6"), "{last}");
     assert!(lines.iter().all(|line| line.ends_with("  icrc ok")), "{text}");
     assert_eq!(lines.iter().filter(|line| line.contains("  NAK: PSN sequence error, expects ")).count(), 6);
-    assert!(lines.iter().any(|line| line.contains(", 2nd time, after the NAK")));
+    assert!(lines.iter().any(|line| line.contains(", 3rd time, after the NAK")));
+}
+
+/// The capture begins behind packets that are lost, whose retransmissions it has.
+#[test]
+fn transmissions_are_counted_from_the_first_in_the_capture() {
+    let text = stdout(&dump(&[&capture("lossy_atomic.pcap")]));
+    let word = |line: &str, name: &str| Some(line.split_once(name)?.1.split(' ').next()?.to_owned());
+    let (mut counts, mut named) = (BTreeMap::new(), 0);
+    for line in text.lines().filter(|line| line.contains(" RC FETCH_ADD ")) {
+        let psn = (word(line, " dqpn="), word(line, " psn="));
+        let count = counts.entry(psn).or_insert(0);
+        *count += 1;
+        if let Some((before, _)) = line.split_once(" time, ") {
+            let digits = |text: &str| text.trim_end_matches(char::is_alphabetic).parse::<u32>().ok();
+            assert_eq!(before.rsplit(' ').next().and_then(digits), Some(*count), "{line}");
+            named += 1;
+        }
+    }
+    assert!(named > 800, "{named}");
 }
 
 #[test]
