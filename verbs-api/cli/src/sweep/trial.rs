@@ -298,7 +298,7 @@ fn supervise(args: &InnerArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The name of the last process of these namespaces that has no child.
+/// The name of the last process of these namespaces that has no child and is not roxe itself.
 fn childless() -> Option<String> {
     let entries = fs::read_dir("/proc").ok()?.flatten();
     let pids: BTreeSet<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
@@ -307,7 +307,10 @@ fn childless() -> Option<String> {
         stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse::<u32>().ok()
     };
     let parents: BTreeSet<_> = pids.iter().filter_map(parent).collect();
-    Some(command_of(*pids.difference(&parents).max()?))
+    let program = |pid: &str| fs::read_link(format!("/proc/{pid}/exe")).ok();
+    // A zombie has no program.
+    let is_foreign = |pid: &&u32| program(&pid.to_string()).is_some_and(|found| Some(found) != program("self"));
+    Some(command_of(*pids.difference(&parents).filter(is_foreign).max()?))
 }
 
 fn over(status: ExitStatus) -> String {
