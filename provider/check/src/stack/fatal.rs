@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::{io, ptr};
 
 /// Most return addresses of a stack.
@@ -15,7 +15,7 @@ const MOST: usize = 48;
 /// Signals whose default action ends the process and that a mistake of the program raises.
 const FATAL: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGABRT, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
 
-/// How long a dying thread waits for its stack to be written: 200 times 10 ms.
+/// How long a thread waits for its stack to be written: 200 times 10 ms.
 const LOOKS: u32 = 200;
 
 /// One message from the handler to the writer, below `PIPE_BUF`, so that it arrives in one piece.
@@ -32,6 +32,8 @@ struct Message {
 static PIPE: OnceLock<(OwnedFd, OwnedFd)> = OnceLock::new();
 /// Number of stacks that were written.
 static WRITTEN: AtomicU32 = AtomicU32::new(0);
+/// The thread that writes them.
+static WRITER: AtomicI32 = AtomicI32::new(0);
 
 /// The signal by which `roxe sweep` asks each thread for its stack.
 pub(crate) fn question() -> i32 {
@@ -92,15 +94,19 @@ extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, _: *mut c_void)
         // SAFETY: the whole structure, which outlives the call.
         unsafe { libc::write(writer.as_raw_fd(), (&raw const message).cast(), size_of::<Message>()) };
     }
-    if signal == question() {
-        return;
-    }
-    for _ in 0..LOOKS {
-        if WRITTEN.load(Ordering::Acquire) != before {
+    let is_question = signal == question();
+    let looks = if thread == WRITER.load(Ordering::Relaxed) { 0 } else { LOOKS };
+    for _ in 0..looks {
+        // A question comes before the end of the run. A program whose call it has interrupted must
+        // not end by itself before all stacks are written.
+        if !is_question && WRITTEN.load(Ordering::Acquire) != before {
             break;
         }
         // SAFETY: no descriptors, only a time.
         unsafe { libc::poll(ptr::null_mut(), 0, 10) };
+    }
+    if is_question {
+        return;
     }
     // SAFETY: async-signal-safe calls without pointers. A fault of an instruction happens again
     // after the return; a signal that a process sent has to be sent again.
@@ -126,6 +132,8 @@ pub(crate) fn ask(process: u32) {
 /// Passes thread, signal and return addresses of each stack to `write`, for ever.
 pub(crate) fn serve(write: impl Fn(i32, i32, &[usize])) {
     let Some((reader, _)) = PIPE.get() else { return };
+    // SAFETY: takes no arguments.
+    WRITER.store(unsafe { libc::gettid() }, Ordering::Relaxed);
     loop {
         let mut message = MaybeUninit::<Message>::zeroed();
         // SAFETY: room for one message, which outlives the call.

@@ -331,13 +331,15 @@ fn note_hang(outcome: &Path) {
     let pids: BTreeSet<_> = pids.filter(|pid| Path::new(&format!("/proc/{pid}")).exists()).collect();
     let threads = |pid: &u32| fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
     let expected: usize = pids.iter().map(threads).sum();
+    // The question interrupts system calls, upon which a program may end.
+    let left = childless();
     pids.iter().for_each(|pid| ask_for_stacks(*pid));
     let (start, pause) = (Instant::now(), Duration::from_millis(10));
     // Threads that block the signal do not answer.
     while text().lines().filter(|line| line.starts_with("stack\t")).count() < expected && start.elapsed() < PATIENCE {
         thread::sleep(pause);
     }
-    if let Some(program) = childless() {
+    if let Some(program) = left {
         _ = append(outcome, &format!("left\t{program}\n"));
     }
     let processes = known(None).unwrap_or_default();
