@@ -62,7 +62,7 @@ pub(crate) struct Args {
     /// Time after which a run hangs [default: ten times the first run, and 3 s].
     #[arg(long, value_name = "TIME", value_parser = time)]
     timeout: Option<Duration>,
-    /// Begin no run after this time; the most different faults come first.
+    /// Begin no run but the first after this time; the most different faults come first.
     #[arg(long = "for", value_name = "TIME", value_parser = time)]
     budget: Option<Duration>,
     /// Write the findings to this file: .html, .xml (JUnit), .sarif or .json; may be repeated. For
@@ -247,7 +247,10 @@ impl<'a> Bench<'a> {
         let next = AtomicUsize::new(0);
         let shared = Mutex::new((known, Progress::new(todo.len())));
         let work = |job: usize| -> Result<(), String> {
-            while let Some(fault) = todo.get(next.fetch_add(1, Ordering::Relaxed)).filter(|_| !self.is_over()) {
+            // The first run is always made.
+            let is_due = |at: &usize| *at == 0 || !self.is_over();
+            let take = || todo.get(Some(next.fetch_add(1, Ordering::Relaxed)).filter(is_due)?);
+            while let Some(fault) = take() {
                 let judged = self.judge(&format!("run{job}"), fault).map_err(|error| {
                     // The other jobs begin no more runs.
                     next.store(todo.len(), Ordering::Relaxed);
