@@ -2,8 +2,8 @@
 //! examples run on roxe. Only the device name in those of rrddmma is changed.
 //!
 //! `tests/crates` fixes their versions and dependencies. The package is assembled and built in
-//! `target/crates`, with the system's libibverbs at build time and roxe's at run time. Without
-//! cmake, libclang or access to the registry the checks are skipped.
+//! `crates` of the target folder, with the system's libibverbs at build time and roxe's at run time.
+//! Without cmake, libclang or access to the registry the checks are skipped.
 
 use roxe_tests::build;
 use roxe_tests::pair::{self, Outcome, Program};
@@ -72,8 +72,11 @@ fn libraries() -> impl Iterator<Item = String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned())
 }
 
+/// The target folder, unless its path has a blank, at which rdma-core's files for cmake split it.
 fn folder() -> PathBuf {
-    build::target_dir().join("crates")
+    let target = build::target_dir();
+    let has_blank = target.to_string_lossy().contains(char::is_whitespace);
+    if has_blank { build::shared_dir() } else { target }.join("crates")
 }
 
 /// The package as `tests/crates` has it, without its programs.
