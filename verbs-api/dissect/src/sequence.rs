@@ -133,8 +133,8 @@ impl Sequence {
 
     /// Removes `begin..end` from the gaps.
     fn close(&mut self, begin: Seq, end: Seq) {
-        let hit: Vec<_> = self.gaps.range(..end).rev().take_while(|(_, last)| **last > begin).collect();
-        let hit: Vec<_> = hit.into_iter().map(|(first, last)| (*first, *last)).collect();
+        let gaps = self.gaps.range(..end).rev().map(|(first, last)| (*first, *last));
+        let hit: Vec<_> = gaps.take_while(|(_, last)| *last > begin).collect();
         for (first, last) in hit {
             self.gaps.remove(&first);
             for (first, last) in [(first, begin.min(last)), (end.max(first), last)] {

@@ -9,6 +9,11 @@ use crate::target::Datagram;
 use roxe_wire::{Gid, NetHeader};
 use std::time::Duration;
 
+/// Returns the queue pair number to which a packet goes.
+const fn destination(packet: &[u8]) -> u32 {
+    u32::from_be_bytes([0, packet[5], packet[6], packet[7]])
+}
+
 impl Run<'_> {
     pub(super) fn send(&mut self, spec: &Spec) -> Result<(), Stop> {
         let usual = self.usual(spec)?;
@@ -119,14 +124,7 @@ impl Run<'_> {
             let Some(packet) = self.next(deadline)? else {
                 return Err(self.differs(&wanted.spec, received.into()));
             };
-            let mut differences = craft::differences(&wanted.spec, &packet, &self.names)?;
-            let to = u32::from_be_bytes([0, packet[5], packet[6], packet[7]]);
-            if to != near {
-                differences.push(format!("it goes to queue pair {to:#x}, not {near:#x}"));
-            }
-            if self.world.has_alternate && self.came_to_stranger != wanted.spec.damage.stranger {
-                differences.push("it came by the other path".into());
-            }
+            let mut differences = self.mismatch(&wanted.spec, &packet, near)?;
             if differences.is_empty() {
                 let least = wanted.after.as_ref().map_or(Ok(Duration::ZERO), |after| self.time(after))?;
                 let waited = self.last.saturating_sub(since.unwrap_or(before));
@@ -136,7 +134,8 @@ impl Run<'_> {
                 }
                 let name = wanted.since.as_deref().unwrap_or("the packet before it");
                 differences.push(format!("it came {waited:?} after {name}"));
-            } else if craft::is_skipped(&wanted.spec, wanted.skips, to == near, &packet, &self.names)? {
+            } else if craft::is_skipped(&wanted.spec, wanted.skips, destination(&packet) == near, &packet, &self.names)?
+            {
                 received = "nothing but packets that this step passes over";
                 continue;
             }
@@ -153,14 +152,13 @@ impl Run<'_> {
         let near = self.world.tie(wanted.spec.qp.as_deref())?.near;
         let (mut count, mut first) = (0, None);
         while let Some(packet) = self.next(until)? {
-            let to = u32::from_be_bytes([0, packet[5], packet[6], packet[7]]);
-            let differences = craft::differences(&wanted.spec, &packet, &self.names)?;
-            if to == near && differences.is_empty() {
+            let differences = self.mismatch(&wanted.spec, &packet, near)?;
+            if differences.is_empty() {
                 count += 1;
                 first.get_or_insert(self.last);
                 self.give_names(&wanted.spec, &packet);
             } else if packet.first() != Some(&0x81) {
-                self.log.remark("it is not counted");
+                self.log.remark(&differences.join("; "));
                 let received = format!("{} ({})", craft::describe(&packet), differences.join("; "));
                 return Err(self.differs(&wanted.spec, received));
             }
@@ -176,6 +174,19 @@ impl Run<'_> {
         }
         let expected = format!("{least} to {most} packets {}", wanted.spec.name);
         Err(Stop::Differs { expected, received: format!("{count} of them in {}", wanted.time) })
+    }
+
+    /// Returns the differences between the newest packet and the expected one to this queue pair.
+    fn mismatch(&self, spec: &Spec, packet: &[u8], near: u32) -> Result<Vec<String>, Stop> {
+        let mut differences = craft::differences(spec, packet, &self.names)?;
+        let to = destination(packet);
+        if to != near {
+            differences.push(format!("it goes to queue pair {to:#x}, not {near:#x}"));
+        }
+        if self.world.has_alternate && self.came_to_stranger != spec.damage.stranger {
+            differences.push("it came by the other path".into());
+        }
+        Ok(differences)
     }
 
     /// Names the time of the newest packet and its fields as the script demands.
