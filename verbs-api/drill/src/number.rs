@@ -70,7 +70,7 @@ impl Number {
     /// # Errors
     /// If a name is unknown.
     pub(crate) fn value(&self, names: &Names) -> Result<u64, String> {
-        value(&self.root, names)
+        value(&self.root, names, u64::checked_div)
     }
 
     /// Evaluates the number; `None` if it divides by 0.
@@ -78,10 +78,17 @@ impl Number {
     /// # Errors
     /// As [`Self::value`].
     pub(crate) fn quotient(&self, names: &Names) -> Result<Option<u64>, String> {
-        match self.value(names) {
-            Err(text) if text == BY_ZERO => Ok(None),
-            value => value.map(Some),
-        }
+        unless_by_zero(self.value(names))
+    }
+
+    /// Evaluates the difference of two times, or a quotient of it; `None` if it divides by 0 or is
+    /// negative, because the clock was set back in between.
+    ///
+    /// # Errors
+    /// As [`Self::value`].
+    pub(crate) fn time(&self, names: &Names) -> Result<Option<u64>, String> {
+        let time = unless_by_zero(value(&self.root, names, signed_quotient))?;
+        Ok(time.filter(|time| i64::try_from(*time).is_ok()))
     }
 }
 
@@ -108,17 +115,29 @@ fn unit(node: &Node) -> Option<Unit> {
     }
 }
 
-fn value(node: &Node, names: &Names) -> Result<u64, String> {
+fn unless_by_zero(value: Result<u64, String>) -> Result<Option<u64>, String> {
+    match value {
+        Err(text) if text == BY_ZERO => Ok(None),
+        value => value.map(Some),
+    }
+}
+
+/// Returns the quotient of two numbers in two's complement.
+fn signed_quotient(left: u64, right: u64) -> Option<u64> {
+    left.cast_signed().checked_div(right.cast_signed()).map(i64::cast_unsigned)
+}
+
+fn value(node: &Node, names: &Names, divide: fn(u64, u64) -> Option<u64>) -> Result<u64, String> {
     Ok(match node {
         Node::Value(value, _) => *value,
         Node::Name(name) => *names.get(name).ok_or_else(|| format!("nothing here has the name `{name}`"))?,
         Node::Operation(left, operation, right) => {
-            let (left, right) = (value(left, names)?, value(right, names)?);
+            let (left, right) = (value(left, names, divide)?, value(right, names, divide)?);
             match operation {
                 '+' => left.wrapping_add(right),
                 '-' => left.wrapping_sub(right),
                 '*' => left.wrapping_mul(right),
-                _ => left.checked_div(right).ok_or(BY_ZERO)?,
+                _ => divide(left, right).ok_or(BY_ZERO)?,
             }
         }
     })
@@ -210,6 +229,17 @@ mod tests {
         ] {
             assert_eq!(of(text), Ok(value), "{text}");
         }
+    }
+
+    #[test]
+    fn negative_time_has_no_value() {
+        let time = |text: &str| Number::parse(text).unwrap().time(&Names::new());
+        for (text, value) in
+            [("7-2", Some(5)), ("7-7", Some(0)), ("2-7", None), ("(2-7)/2", None), ("(7-2)/2", Some(2)), ("7/0", None)]
+        {
+            assert_eq!(time(text), Ok(value), "{text}");
+        }
+        assert!(time("x").is_err());
     }
 
     #[test]

@@ -6,7 +6,7 @@ mod peer;
 mod state;
 pub(crate) mod trace;
 
-use crate::figures::Figure;
+use crate::figures::{Figure, Unit};
 use crate::log::Log;
 use crate::script::Case;
 use crate::script::steps::{Line, Step};
@@ -103,7 +103,11 @@ impl Run<'_> {
             }
             Step::Count(count) => self.count(count),
             Step::Figure(figure) => {
-                if let Some(value) = figure.number.quotient(&self.names)? {
+                let value = match figure.unit {
+                    Unit::Time => figure.number.time(&self.names)?,
+                    Unit::Number => figure.number.quotient(&self.names)?,
+                };
+                if let Some(value) = value {
                     self.figures.push(Figure { name: figure.name.clone(), unit: figure.unit, value });
                 }
                 Ok(())

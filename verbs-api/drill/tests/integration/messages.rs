@@ -135,11 +135,19 @@ fn figures_are_measured_from_times_and_counts() {
                 figure acks number acks.count\nfigure last_psn number acks.psn\n\
                 figure interval time (acks.at-acks.first)/(acks.count-2)\n\
                 peer post q SEND id=1\nexpect SEND_ONLY as=first\nexpect SEND_ONLY as=again\n\
-                figure retry time again.at-first.at\nsend ACK psn=500 msn=1";
+                figure retry time again.at-first.at\nfigure back time first.at-again.at\n\
+                figure half_back time (first.at-again.at)/2\nsend ACK psn=500 msn=1";
     let outcome = outcome(text);
     assert_eq!(outcome.verdict, Verdict::Pass);
     let figures: Vec<_> = outcome.figures.iter().map(|figure| (figure.name.as_str(), figure.value)).collect();
-    assert_eq!(figures, [("acks", 2), ("last_psn", 101), ("retry", 268_435_456)], "no figure divides by 0");
+    assert_eq!(figures, [("acks", 2), ("last_psn", 101), ("retry", 268_435_456)], "no division by 0, no negative time");
+}
+
+#[test]
+fn count_names_the_queue_pair_of_a_packet_to_another_one() {
+    let outcome = outcome("peer qp r\nsend WRITE_ONLY psn=100 ackreq of=q\ncount ACK of=r for 3ms");
+    let failure = outcome.verdict.failure().expect("it fails");
+    assert!(failure.received.contains("(it goes to queue pair 0x2a, not 0x2b)"), "{}", failure.received);
 }
 
 #[test]
