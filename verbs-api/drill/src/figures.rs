@@ -12,7 +12,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// Returns the unit that scripts call so.
+    /// Returns the unit with this name.
     pub(crate) fn of(word: &str) -> Option<Self> {
         [Self::Time, Self::Number].into_iter().find(|unit| unit.word() == word)
     }

@@ -79,7 +79,8 @@ pub(super) fn step(service: &str, word: &str, rest: &str) -> Result<Step, String
         "figure" => {
             let name = words.next("the name")?.to_owned();
             let unit = words.next("the unit")?;
-            let unit = Unit::of(unit).ok_or_else(|| format!("`{unit}` is no unit of a figure: time, number"))?;
+            let unit =
+                Unit::of(unit).ok_or_else(|| format!("`{unit}` is not a unit of a figure; write time or number"))?;
             Step::Figure(Figure { name, unit, number: Number::parse(words.next("the number")?)? })
         }
         "peer" => Step::Peer(peer(service, &mut words)?),
@@ -158,7 +159,7 @@ fn expectation(service: &str, words: &mut Words<'_>) -> Result<Expectation, Stri
     let (each, eventually) = (words.flag("each"), words.flag("eventually"));
     let since = words.text("since").map(str::to_owned);
     if since.is_some() && after.is_none() {
-        return Err("since= says from which packet the time of `after` counts".into());
+        return Err("since= needs `after TIME`".into());
     }
     let spec = spec(service, words)?;
     let is_ack = spec.opcode & 0x1f == 0x11 && spec.name == "ACK";
