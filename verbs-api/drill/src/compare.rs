@@ -3,11 +3,13 @@
 use crate::figures::Unit;
 use crate::report::FORMAT;
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::fmt::{self, Write};
 
 /// Verdicts from the best to the worst.
 const ORDER: [&str; 5] = ["pass", "tolerated", "unsupported", "inconclusive", "fail"];
+/// Place in [`ORDER`] of a verdict for which the judge's own host may be the reason.
+const INCONCLUSIVE: usize = 3;
 /// Most lines about new or missing cases.
 const SHOWN: usize = 20;
 /// A figure is shown if it has changed by this factor.
@@ -18,7 +20,7 @@ const NOTABLE: u64 = 2;
 pub enum Kind {
     /// Its verdict is worse.
     Worse,
-    /// It failed, and is inconclusive now.
+    /// It was inconclusive, or is now: another run may give another verdict.
     Unclear,
     /// Its verdict is better.
     Better,
@@ -103,10 +105,10 @@ impl Comparison {
             let old = before.cases.get(name);
             let kind = match old.map(|old| old.rank) {
                 None => Kind::New,
+                Some(old) if new.rank == old => continue,
+                Some(old) if [old, new.rank].contains(&INCONCLUSIVE) => Kind::Unclear,
                 Some(old) if new.rank > old => Kind::Worse,
-                Some(old) if new.rank < old && ORDER[new.rank] == "inconclusive" => Kind::Unclear,
-                Some(old) if new.rank < old => Kind::Better,
-                Some(_) => continue,
+                Some(_) => Kind::Better,
             };
             let verdict = |case: &Case<'_>| ORDER[case.rank].to_owned();
             changes.push(Change { kind, name: name.clone(), verdicts: [old.map(verdict), Some(verdict(new))] });
@@ -126,6 +128,12 @@ impl Comparison {
     /// Returns the number of changes of this kind.
     pub fn count(&self, kind: Kind) -> usize {
         self.changes.iter().filter(|change| change.kind == kind).count()
+    }
+
+    /// Returns the number of cases that have become inconclusive.
+    pub fn unclear_now(&self) -> usize {
+        let is_now = |change: &&Change| change.verdicts[1].as_deref() == Some(ORDER[INCONCLUSIVE]);
+        self.changes.iter().filter(|change| change.kind == Kind::Unclear).filter(is_now).count()
     }
 
     /// Returns the numbers of changes.
@@ -156,6 +164,11 @@ impl Comparison {
     }
 }
 
+/// Escapes control characters: the file may be of another person, and terminals obey them.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
+}
+
 /// A case of a report that was kept.
 struct Case<'a> {
     /// Place of its verdict in [`ORDER`].
@@ -173,18 +186,22 @@ impl<'a> Kept<'a> {
     fn of(report: &'a Value) -> Result<Self, String> {
         if report["format"] != FORMAT {
             let is = report.get("format").map_or_else(|| "none".to_owned(), Value::to_string);
-            return Err(format!("its format is {is}, not {FORMAT}"));
+            return Err(format!("its format is {}, not {FORMAT}", printable(&is)));
         }
-        let text = |value: &'a Value, name: &str| value[name].as_str().ok_or_else(|| format!("it lacks {name}"));
+        let text =
+            |value: &Value, name: &str| value[name].as_str().map(printable).ok_or_else(|| format!("it lacks {name}"));
         let mut cases = BTreeMap::new();
         for case in report["cases"].as_array().ok_or("it lacks cases")? {
             let (script, parameters, verdict) =
                 (text(case, "script")?, text(case, "parameters")?, text(case, "verdict")?);
-            let name = if parameters.is_empty() { script.to_owned() } else { format!("{script} [{parameters}]") };
+            let name = if parameters.is_empty() { script } else { format!("{script} [{parameters}]") };
             let rank = ORDER.iter().position(|known| *known == verdict);
             let rank = rank.ok_or_else(|| format!("there is no verdict `{verdict}`"))?;
             let figures = case["figures"].as_array().map_or(&[][..], Vec::as_slice);
-            cases.insert(name, Case { rank, figures });
+            match cases.entry(name) {
+                Entry::Vacant(place) => _ = place.insert(Case { rank, figures }),
+                Entry::Occupied(place) => return Err(format!("it has {} twice", place.key())),
+            }
         }
         Ok(Self { name: format!("{} of {}", text(report, "target")?, text(report, "date")?), cases })
     }
@@ -199,7 +216,7 @@ fn moved(case: &str, old: &Case<'_>, new: &Case<'_>) -> Vec<Moved> {
         let unit = Unit::of(now["unit"].as_str()?)?;
         let (old, new) = (median(before)?, median(now)?);
         let is_notable = old.max(new) / NOTABLE >= old.min(new) && old != new;
-        let name = format!("{} of {case}", now["name"].as_str()?);
+        let name = format!("{} of {case}", printable(now["name"].as_str()?));
         is_notable.then(|| Moved { name, medians: [unit.show(old), unit.show(new)] })
     });
     pairs.collect()
@@ -228,6 +245,8 @@ mod tests {
             ("d", "fail", 10),
             ("e", "pass", 10),
             ("f", "tolerated", 10),
+            ("h", "pass", 10),
+            ("i", "inconclusive", 10),
         ]);
         let new = report(&[
             ("a", "pass", 10),
@@ -236,16 +255,38 @@ mod tests {
             ("e", "pass", 19),
             ("f", "unsupported", 10),
             ("g", "fail", 10),
+            ("h", "inconclusive", 10),
+            ("i", "fail", 10),
         ]);
         let compared = Comparison::of(&old, &new).unwrap();
         assert_eq!(
             compared.text(),
             "worse    b [n=1]: pass -> fail\nworse    f [n=1]: tolerated -> unsupported\nunclear  d [n=1]: fail -> \
-             inconclusive\nbetter   a [n=1]: fail -> pass\nnew      g [n=1]: fail\ngone     c [n=1]: pass\nfigure   \
-             wait of b [n=1]: 1.0ms -> 2.0ms\ncompared with card of 2026-11-28: 2 worse, 1 unclear, 1 better, 1 new, 1 \
+             inconclusive\nunclear  h [n=1]: pass -> inconclusive\nunclear  i [n=1]: inconclusive -> fail\nbetter   a [n=1]: fail -> pass\nnew      g [n=1]: fail\ngone     c [n=1]: pass\nfigure   \
+             wait of b [n=1]: 1.0ms -> 2.0ms\ncompared with card of 2026-11-28: 2 worse, 3 unclear, 1 better, 1 new, 1 \
              gone\n"
         );
+        assert_eq!(compared.unclear_now(), 2, "d and h");
         assert_eq!(Comparison::of(&new, &new).unwrap().count(Kind::Worse), 0);
+    }
+
+    #[test]
+    fn control_characters_of_a_report_are_escaped() {
+        let hostile = "a\u{1b}[2J\u{9b}b";
+        let mut old = report(&[(hostile, "pass", 1)]);
+        (old["target"], old["date"]) = (hostile.into(), hostile.into());
+        let mut new = report(&[(hostile, "fail", 9)]);
+        for report in [&mut old, &mut new] {
+            report["cases"][0]["figures"][0]["name"] = hostile.into();
+        }
+        let text = Comparison::of(&old, &new).unwrap().text();
+        let escaped = "a\\u{1b}[2J\\u{9b}b";
+        assert_eq!(text.matches(escaped).count(), 5, "{text}");
+        assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text}");
+        for old in [report(&[("a", hostile, 1)]), json!({"format": hostile})] {
+            let why = Comparison::of(&old, &new).unwrap_err();
+            assert!(why.contains("2J") && !why.contains(char::is_control), "{why}");
+        }
     }
 
     #[test]
@@ -267,6 +308,7 @@ mod tests {
             (json!([]), "its format is none, not 1"),
             (json!({"format": 1, "cases": 3}), "it lacks cases"),
             (json!({"format": 1, "cases": [{"script": "a"}]}), "it lacks parameters"),
+            (report(&[("a", "pass", 1), ("a", "fail", 1)]), "it has a [n=1] twice"),
             (report(&[("a", "good", 1)]), "there is no verdict `good`"),
         ] {
             assert_eq!(Comparison::of(&old, &good), Err(why.to_owned()));
