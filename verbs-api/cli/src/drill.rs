@@ -5,10 +5,11 @@ use crate::child::KillOnDrop;
 use crate::output::Result;
 use crate::{files, output, progress, token};
 use roxe_drill::compare::{self, Comparison, Kind};
-use roxe_drill::conform::{self, Progress, Report, Tried};
+use roxe_drill::conform::{self, Lost, Progress, Report};
 use roxe_drill::{AgentCard, Deviations, Script, Target, Verdict, VirtualCard, report};
 use roxe_peer::client;
 use serde_json::Value;
+use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _, stdout};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -75,9 +76,32 @@ pub(crate) struct ConformArgs {
     #[arg(long, value_name = "FILE")]
     badge: Option<PathBuf>,
     /// Compare with this older report (roxe help conformance-report). The exit status is 1 if a
-    /// case got worse. If the target is a report, too, no case runs.
+    /// case got worse or the agent was lost. If TARGET is a file whose name ends in `.json`,
+    /// compare that report and run no case.
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
+}
+
+impl ConformArgs {
+    /// Returns an option or argument that has an effect only if cases run.
+    fn option_of_runs(&self) -> Option<&'static str> {
+        let common = &self.common;
+        let given = [
+            (!self.only.is_empty(), "a word for names of scripts"),
+            (!self.skip.is_empty(), "--skip"),
+            (self.list, "--list"),
+            (self.verbose, "--verbose"),
+            (self.json.is_some(), "--json"),
+            (self.junit.is_some(), "--junit"),
+            (self.html.is_some(), "--html"),
+            (self.badge.is_some(), "--badge"),
+            (common.captures.is_some(), "--captures"),
+            (common.tolerate.is_some(), "--tolerate"),
+            (common.token_file.is_some(), "--token-file"),
+            (!common.near.is_empty(), "--near"),
+        ];
+        given.iter().find(|(is_given, _)| *is_given).map(|(_, name)| *name)
+    }
 }
 
 pub(crate) fn drill(args: &DrillArgs) -> Result<()> {
@@ -102,6 +126,9 @@ pub(crate) fn conform(args: &ConformArgs) -> Result<()> {
     let old = args.compare.as_deref().map(read_report).transpose()?;
     if let Some(new) = args.common.target.strip_suffix(".json").map(|_| Path::new(&args.common.target)) {
         let old = old.ok_or_else(|| format!("{} is a report; --compare FILE compares it", new.display()))?;
+        if let Some(option) = args.option_of_runs() {
+            return Err(format!("the target {} is a report: {option} needs a run", new.display()).into());
+        }
         return finish_compared(&Comparison::of(&old, &read_report(new)?)?, None);
     }
     let mut scripts = conform::catalogue(&args.only)?;
@@ -123,7 +150,11 @@ pub(crate) fn conform(args: &ConformArgs) -> Result<()> {
             output::line(format_args!("{} [{parameters}]", script.name()));
         }
     })?;
-    let command = std::env::args().skip(1).map(token::without_token).collect::<Vec<_>>().join(" ");
+    let command = std::env::args_os()
+        .skip(1)
+        .map(|argument| token::without_token(argument.to_string_lossy().into_owned()))
+        .collect::<Vec<_>>()
+        .join(" ");
     report.facts.push(("judge".to_owned(), format!("roxe {}", env!("CARGO_PKG_VERSION"))));
     report.facts.push(("command".to_owned(), format!("roxe {command}")));
     let value = report::value(&report);
@@ -137,30 +168,42 @@ pub(crate) fn conform(args: &ConformArgs) -> Result<()> {
     write(&args.badge, &|| report::badge(&report))?;
     write!(stdout().lock(), "{}", report::text(&report))?;
     match compared {
-        Some(compared) => finish_compared(&compared, report.lost()),
+        Some(compared) => finish_compared(&compared, report.lost.as_ref()),
         None => finish(&report),
     }
 }
 
 /// Reads a report that was kept.
 fn read_report(path: &Path) -> Result<Value> {
-    let wrong = |why: String| format!("{} is no report of roxe conform --json: {why}", path.display());
+    let wrong = |why: String| format!("{} is not a report of `roxe conform --json`: {why}", path.display());
     let value = serde_json::from_str(&files::read_text(path)?).map_err(|error| wrong(error.to_string()))?;
     compare::check(&value).map_err(wrong)?;
     Ok(value)
 }
 
 /// Prints a comparison. Fails if a case got worse or the agent was lost.
-fn finish_compared(compared: &Comparison, lost: Option<String>) -> Result<()> {
+fn finish_compared(compared: &Comparison, lost: Option<&Lost>) -> Result<()> {
     write!(stdout().lock(), "\n{}", compared.text())?;
-    match (compared.count(Kind::Worse), lost) {
-        (0, None) => Ok(()),
-        (0, Some(lost)) => Err(lost.into()),
-        (worse, lost) => {
-            let lost = lost.map(|lost| format!("; {lost}")).unwrap_or_default();
-            Err(format!("{worse} cases got worse{lost}").into())
-        }
+    let worse = match compared.count(Kind::Worse) {
+        0 => None,
+        1 => Some("1 case got worse".to_owned()),
+        worse => Some(format!("{worse} cases got worse")),
+    };
+    let unclear = match compared.unclear_now() {
+        0 => None,
+        1 => Some("1 case is unclear: run it again".to_owned()),
+        unclear => Some(format!("{unclear} cases are unclear: run them again")),
+    };
+    let is_good = worse.is_none() && lost.is_none();
+    let message: Vec<_> = worse.into_iter().chain(lost.map(Lost::to_string)).chain(unclear).collect();
+    let message = message.join("; ");
+    if !is_good {
+        return Err(message.into());
     }
+    if !message.is_empty() {
+        eprintln!("roxe conform: {message}");
+    }
+    Ok(())
 }
 
 /// Fails if a case failed.
@@ -169,7 +212,7 @@ fn finish(report: &Report) -> Result<()> {
         return Ok(());
     }
     let [failed, unknown] = ["FAIL", "inconclusive"].map(|word| report.count(word));
-    let lost = report.lost().map(|lost| format!("; {lost}")).unwrap_or_default();
+    let lost = report.lost.as_ref().map(|lost| format!("; {lost}")).unwrap_or_default();
     Err(format!("{failed} of {} cases failed, {unknown} are inconclusive{lost}", report.tried.len()).into())
 }
 
@@ -194,6 +237,9 @@ fn run(
             let word = tried.outcome.verdict.word();
             output::line(format_args!("{word} {}: tried again, because packets are lost on the way", tried.name()));
         }
+        if let (Some(folder), None) = (&common.captures, &trouble) {
+            trouble = keep_capture(folder, &told).err();
+        }
         let Progress::Ended(tried) = told else { return };
         if let Verdict::Fail(failure) | Verdict::Inconclusive(failure) = &tried.outcome.verdict {
             line.clear();
@@ -204,18 +250,24 @@ fn run(
                 tried.title
             ));
         }
-        if let (Some(folder), Some(_), None) = (&common.captures, tried.outcome.verdict.failure(), &trouble) {
-            trouble = write_capture(folder, tried).err();
-        }
         line.step(&tried.name());
     });
     drop(line);
     trouble.map_or(Ok(report), |error| Err(error.into()))
 }
 
-fn write_capture(folder: &Path, tried: &Tried) -> Result<(), String> {
+/// Writes a capture of a case that did not pass. Removes it if the case has passed since.
+fn keep_capture(folder: &Path, progress: &Progress<'_>) -> Result<(), String> {
+    let (Progress::Ended(tried) | Progress::Again(tried)) = progress else { return Ok(()) };
     let name: String = tried.name().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-    files::write(&folder.join(format!("{}.pcapng", name.trim_matches('-'))), tried.outcome.log.to_pcapng())
+    let path = folder.join(format!("{}.pcapng", name.trim_matches('-')));
+    if tried.outcome.verdict.failure().is_some() {
+        files::write(&path, tried.outcome.log.to_pcapng())
+    } else if matches!(progress, Progress::Again(_)) {
+        fs::remove_file(&path).map_err(|cause| format!("cannot remove {}: {cause}", path.display()))
+    } else {
+        Ok(())
+    }
 }
 
 /// A target, and the agent that this process started for it.
@@ -263,4 +315,30 @@ fn start_agent() -> Result<(KillOnDrop, client::Target)> {
         return Err(format!("roxe peer did not start: {line}").into());
     };
     Ok((agent, client::Target { token: token.to_owned(), address: address.to_owned() }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::tests::Scratch;
+
+    #[test]
+    fn capture_of_a_case_that_passes_later_is_removed() {
+        let text = "title t\nclause GAP-NAK\npeer qp q\nsend WRITE_ONLY psn=100 ackreq\nexpect ACK msn=9";
+        let script = Script::parse("a/bad", text).unwrap();
+        let report = conform::run(&[script], &mut VirtualCard::default(), &Deviations::default(), |_| ());
+        let failed = report.tried[0].clone();
+        let mut passed = failed.clone();
+        passed.outcome.verdict = Verdict::Pass;
+        let folder = Scratch::new("captures");
+        let file = folder.join("a-bad.pcapng");
+        keep_capture(&folder, &Progress::Ended(&failed)).unwrap();
+        assert_eq!(fs::read(&file).unwrap(), failed.outcome.log.to_pcapng());
+        let mut again = failed.clone();
+        again.outcome.log = roxe_drill::Log::default();
+        keep_capture(&folder, &Progress::Again(&again)).unwrap();
+        assert_eq!(fs::read(&file).unwrap(), again.outcome.log.to_pcapng());
+        keep_capture(&folder, &Progress::Again(&passed)).unwrap();
+        assert!(!file.exists());
+    }
 }

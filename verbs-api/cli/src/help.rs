@@ -247,7 +247,8 @@ const COMMANDS: &[(&str, &[About])] = &[
                     ("roxe conform peer://192.0.2.7 --html page.html", "all cases, against a card with an agent"),
                     ("roxe conform peer://192.0.2.7 --compare old.json", "fail only if a case got worse"),
                 ],
-                status: "0 if no case failed or is inconclusive, otherwise 1. With --compare: 1 if a case got worse.",
+                status: "0 if no case failed or is inconclusive, otherwise 1. With --compare: 1 if a \
+                         case got worse, the agent was lost or an error occurred, otherwise 0.",
                 variables: TOKEN,
             },
             About {

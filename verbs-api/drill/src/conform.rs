@@ -7,6 +7,7 @@ use crate::clauses::{self, Class};
 use crate::run::{self, Failure, Outcome, Verdict};
 use crate::script::{Case, Script, ScriptError};
 use crate::target::Target;
+use std::fmt;
 use std::time::{Duration, Instant};
 
 /// Name and text of each script of `tests/conform`, which the build script lists.
@@ -53,8 +54,36 @@ pub struct Report {
     pub tried: Vec<Tried>,
     /// Number of cases that failed and passed, because packets are lost or the card is not steady.
     pub unsteady: usize,
-    /// Number of cases that did not run because the agent was lost.
-    pub not_run: Option<usize>,
+    /// The loss of the agent, if it was lost.
+    pub lost: Option<Lost>,
+}
+
+/// The loss of the agent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lost {
+    /// The case in which it was lost, with values of loops.
+    pub case: String,
+    /// Script of that case.
+    pub script: String,
+    /// Number of cases that did not run.
+    pub not_run: usize,
+}
+
+impl Lost {
+    fn during(tried: &Tried, not_run: usize) -> Self {
+        Self { case: tried.name(), script: tried.script.clone(), not_run }
+    }
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { case, script, not_run } = self;
+        write!(
+            f,
+            "the agent has stopped answering in {case}: its host may have crashed, its console says so; {not_run} \
+             more cases were not run (`--skip {script}` leaves this script out)"
+        )
+    }
 }
 
 impl Report {
@@ -63,26 +92,15 @@ impl Report {
         self.tried.iter().filter(|tried| tried.outcome.verdict.word() == word).count()
     }
 
-    /// Returns the number of cases of this class that failed.
-    pub fn failed(&self, class: Class) -> usize {
-        let is_it = |tried: &&Tried| tried.class == class && matches!(tried.outcome.verdict, Verdict::Fail(_));
-        self.tried.iter().filter(is_it).count()
+    /// Returns the cases of this class that failed.
+    pub fn failed(&self, class: Class) -> impl Iterator<Item = &Tried> {
+        let is_it = move |tried: &&Tried| tried.class == class && matches!(tried.outcome.verdict, Verdict::Fail(_));
+        self.tried.iter().filter(is_it)
     }
 
     /// Returns true if every case ran and none failed or was inconclusive.
     pub fn is_good(&self) -> bool {
-        self.not_run.is_none() && self.tried.iter().all(|tried| tried.outcome.verdict.is_good())
-    }
-
-    /// Returns an explanation if the agent was lost.
-    pub fn lost(&self) -> Option<String> {
-        let (last, not_run) = (self.tried.last()?, self.not_run?);
-        Some(format!(
-            "the agent has stopped answering in {}: its host may have crashed, its console says so; {not_run} more \
-             cases were not run (`--skip {}` leaves this script out)",
-            last.name(),
-            last.script
-        ))
+        self.lost.is_none() && self.tried.iter().all(|tried| tried.outcome.verdict.is_good())
     }
 }
 
@@ -114,8 +132,10 @@ const TRIES: u32 = 10;
 /// Most packets of a failing run on a path that loses packets: of more, one is lost often enough.
 const LOSSY_PACKETS: usize = 40;
 /// Number of failures that convict a card, and on a path that loses packets.
-const FAILURES: u32 = 2;
-pub(crate) const LOSSY_FAILURES: u32 = 4;
+const FAILURES: usize = 2;
+pub(crate) const LOSSY_FAILURES: usize = 4;
+/// Number of passes after a failure that acquit a card.
+const PASSES: u32 = 2;
 
 /// What it takes to convict a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,7 +146,7 @@ enum Burden {
 }
 
 impl Burden {
-    const fn failures(self) -> u32 {
+    const fn failures(self) -> usize {
         match self {
             Self::Usual => FAILURES,
             Self::Lossy => LOSSY_FAILURES,
@@ -162,52 +182,66 @@ fn agreeing(places: &[Place]) -> usize {
 }
 
 /// Calls `run` for a case until the verdict is certain: a card fails if it fails as often as
-/// `burden` says while the judge is on time, before it passes twice. If the judge is late too
-/// often, the case is inconclusive; so it is on a lossy path if it is long, or fails at different
-/// places, as a loss does.
+/// `burden` says, before it passes twice. After a failure, tries in which the judge is late do not
+/// count, nor does a late failure before it. If too many tries do not decide, the case is
+/// inconclusive; so it is on a lossy path if it is long, or fails at different places, as a loss
+/// does.
 fn judge(burden: Burden, mut run: impl FnMut() -> Outcome) -> Judged {
-    let (mut failed, mut failures, mut passes) = (None, 0, 0);
-    let (mut tries, mut places) = (0, Vec::new());
+    let (mut tries, mut passes) = (0, 0);
+    let (mut failed, mut places) = (None, Vec::new());
     loop {
         tries += 1;
-        let mut outcome = run();
+        let outcome = run();
         let is_late = outcome.late > ON_TIME;
-        let is_last = tries >= TRIES;
-        let is_mixed = failures > 0 && (passes > 0 || matches!(outcome.verdict, Verdict::Pass));
-        if let (Verdict::Fail(failure), false) = (&outcome.verdict, is_late) {
-            places.push(Place::of(failure, &outcome));
-        }
         match &outcome.verdict {
-            Verdict::Fail(failure) if !is_late && failures + 1 >= burden.failures() => {
-                let is_long = outcome.log.packets().len() > LOSSY_PACKETS;
-                if burden == Burden::Lossy && (is_long || agreeing(&places) + 1 < places.len()) {
-                    let received = format!("{}; packets are lost on the way, not always the same", failure.received);
-                    outcome.verdict = Verdict::Inconclusive(Failure { received, ..failure.clone() });
+            Verdict::Fail(failure) if !is_late => {
+                places.push(Place::of(failure, &outcome));
+                if places.len() >= burden.failures() {
+                    let is_long = outcome.log.packets().len() > LOSSY_PACKETS;
+                    let is_loss = burden == Burden::Lossy && (is_long || agreeing(&places) + 1 < places.len());
+                    let why = "packets are lost on the way, not always the same";
+                    let outcome = if is_loss { inconclusive(outcome, why) } else { outcome };
+                    return Judged { outcome, tries, is_mixed: passes > 0 };
                 }
-                return Judged { outcome, tries, is_mixed };
+                failed = Some(outcome.clone());
             }
-            Verdict::Fail(_) if !is_late && !is_last => {
-                failures += 1;
-                failed = Some(outcome);
+            Verdict::Pass if places.is_empty() => return Judged { outcome, tries, is_mixed: false },
+            Verdict::Pass if !is_late => {
+                passes += 1;
+                if passes == PASSES {
+                    return Judged { outcome, tries, is_mixed: true };
+                }
             }
-            Verdict::Fail(failure) if is_last => {
-                let failure = failure.clone();
-                let why = if is_late {
-                    format!("the judge was late by {:.0?}", outcome.late)
-                } else {
-                    format!("{} of {tries} runs failed while the judge was on time", failures + 1)
-                };
-                let received = format!("{}; {why}", failure.received);
-                outcome.verdict = Verdict::Inconclusive(Failure { received, ..failure });
-                return Judged { outcome, tries, is_mixed };
+            Verdict::Fail(_) | Verdict::Pass => {}
+            // The target is lost, maybe because of the failure; one lost packet may be the failure.
+            Verdict::Inconclusive(_) => {
+                let outcome = failed.filter(|_| burden == Burden::Usual).unwrap_or(outcome);
+                return Judged { outcome, tries, is_mixed: passes > 0 };
             }
-            Verdict::Fail(_) => {}
-            Verdict::Pass if failures > 0 && passes == 0 && !is_last => passes += 1,
-            // The target is lost, maybe because of the failure.
-            Verdict::Inconclusive(_) => return Judged { outcome: failed.unwrap_or(outcome), tries, is_mixed },
-            _ => return Judged { outcome, tries, is_mixed },
+            Verdict::Tolerated(..) | Verdict::Unsupported(_) => {
+                return Judged { outcome, tries, is_mixed: passes > 0 };
+            }
+        }
+        if tries >= TRIES {
+            let is_pass = matches!(outcome.verdict, Verdict::Pass);
+            let outcome = if is_pass { failed.unwrap_or(outcome) } else { outcome };
+            let why = if outcome.late > ON_TIME {
+                format!("the judge was late by {:.0?}", outcome.late)
+            } else {
+                format!("{} of {tries} runs failed while the judge was on time", places.len())
+            };
+            return Judged { outcome: inconclusive(outcome, &why), tries, is_mixed: passes > 0 };
         }
     }
+}
+
+/// Returns a failed outcome as an inconclusive one for this reason.
+fn inconclusive(mut outcome: Outcome, why: &str) -> Outcome {
+    if let Verdict::Fail(failure) = outcome.verdict {
+        let received = format!("{}; {why}", failure.received);
+        outcome.verdict = Verdict::Inconclusive(Failure { received, ..failure });
+    }
+    outcome
 }
 
 /// Runs all cases of `scripts`; calls `progress` at begin and end of each.
@@ -218,7 +252,7 @@ pub fn run(
     mut progress: impl FnMut(Progress<'_>),
 ) -> Report {
     let name = target.card(false).or_else(|| target.card(true)).map_or_else(String::new, |card| card.name);
-    let mut report = Report { target: name, facts: target.identity(), tried: Vec::new(), unsteady: 0, not_run: None };
+    let mut report = Report { target: name, facts: target.identity(), tried: Vec::new(), unsteady: 0, lost: None };
     let cases: Vec<_> =
         scripts.iter().flat_map(|script| script.cases().iter().map(move |case| (script, case))).collect();
     let (known, mut burdens) = (clauses::known(), Vec::new());
@@ -232,9 +266,11 @@ pub fn run(
         progress(Progress::Ended(&tried));
         report.unsteady += usize::from(is_mixed);
         burdens.push(burden);
-        report.tried.push(tried);
         if target.is_lost() {
-            report.not_run = Some(cases.len() - report.tried.len());
+            report.lost = Some(Lost::during(&tried, cases.len() - report.tried.len() - 1));
+        }
+        report.tried.push(tried);
+        if report.lost.is_some() {
             return report;
         }
     }
@@ -243,12 +279,18 @@ pub fn run(
     }
     // Packets are lost: what failed before that was known is tried again.
     for (tried, ((script, case), burden)) in report.tried.iter_mut().zip(cases.iter().zip(burdens)) {
-        if matches!(tried.outcome.verdict, Verdict::Fail(_)) && burden == Burden::Usual && !target.is_lost() {
-            let (again, _) = try_case(script, case, target, deviations, Burden::Lossy);
-            (tried.outcome, tried.tries, tried.took) =
-                (again.outcome, tried.tries + again.tries, tried.took + again.took);
-            progress(Progress::Again(tried));
+        if !matches!(tried.outcome.verdict, Verdict::Fail(_)) || burden == Burden::Lossy {
+            continue;
         }
+        let (again, _) = try_case(script, case, target, deviations, Burden::Lossy);
+        (tried.tries, tried.took) = (tried.tries + again.tries, tried.took + again.took);
+        if target.is_lost() {
+            // The failure of the earlier runs stands: a loss does not acquit the card.
+            report.lost = Some(Lost::during(tried, 0));
+            break;
+        }
+        tried.outcome = again.outcome;
+        progress(Progress::Again(tried));
     }
     report
 }
@@ -329,12 +371,18 @@ mod tests {
     use crate::log::Log;
 
     /// Returns word and number of runs of a case whose runs end like this: `F` fails, `P` passes,
-    /// `l` fails while the judge is late, `i` finds no target.
+    /// `l` and `p` do so while the judge is late, `i` finds no target.
     fn judged(ends: &str) -> (&'static str, u32) {
         judged_by(Burden::Usual, ends)
     }
 
     fn judged_by(burden: Burden, ends: &str) -> (&'static str, u32) {
+        let (outcome, tries, _) = judgement(burden, ends);
+        (outcome.verdict.word(), tries)
+    }
+
+    /// Returns also true if the case failed and passed.
+    fn judgement(burden: Burden, ends: &str) -> (Outcome, u32, bool) {
         let mut ends = ends.chars();
         let run = || {
             let (verdict, late) = match ends.next() {
@@ -342,12 +390,13 @@ mod tests {
                 Some('F') => (Verdict::Fail(Failure::default()), 0),
                 Some('i') => (Verdict::Inconclusive(Failure::default()), 0),
                 Some('l') => (Verdict::Fail(Failure::default()), 95),
+                Some('p') => (Verdict::Pass, 95),
                 other => panic!("run again: {other:?}"),
             };
             Outcome { verdict, log: Log::default(), late: Duration::from_millis(late), figures: Vec::new() }
         };
-        let Judged { outcome, tries, .. } = judge(burden, run);
-        (outcome.verdict.word(), tries)
+        let Judged { outcome, tries, is_mixed } = judge(burden, run);
+        (outcome, tries, is_mixed)
     }
 
     #[test]
@@ -366,6 +415,8 @@ mod tests {
         assert_eq!(lossy("FFPFF"), ("FAIL", 5));
         assert_eq!(lossy("FFFPP"), ("pass", 5));
         assert_eq!(lossy("FFlllllllF"), ("inconclusive", 10));
+        assert_eq!(lossy("FFFllllllP"), ("inconclusive", 10));
+        assert_eq!(lossy("Fi"), ("inconclusive", 2), "a loss may be the failure");
     }
 
     #[test]
@@ -375,6 +426,21 @@ mod tests {
         assert_eq!(judged("llllllllll"), ("inconclusive", 10));
         assert_eq!(judged("Flllllllll"), ("inconclusive", 10));
         assert_eq!(judged("lllllllllF"), ("inconclusive", 10));
+        assert_eq!(judged("FllllllllP"), ("inconclusive", 10), "it passed once");
+        let (outcome, ..) = judgement(Burden::Usual, "FllllllllP");
+        let received = &outcome.verdict.failure().unwrap().received;
+        assert_eq!(received, "; 1 of 10 runs failed while the judge was on time");
+    }
+
+    #[test]
+    fn late_pass_after_a_failure_does_not_count() {
+        assert_eq!(judged("p"), ("pass", 1));
+        assert_eq!(judged("lp"), ("pass", 2), "no failure counts before it");
+        assert_eq!(judged("FppPP"), ("pass", 5));
+        assert_eq!(judged("FpF"), ("FAIL", 3));
+        assert_eq!(judged("FPpppppppp"), ("inconclusive", 10));
+        let is_mixed = ["FpF", "Fppppppppp", "FPF"].map(|ends| judgement(Burden::Usual, ends).2);
+        assert_eq!(is_mixed, [false, false, true]);
     }
 
     #[test]

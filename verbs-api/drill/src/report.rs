@@ -90,8 +90,7 @@ pub fn text(report: &Report) -> String {
         let _ = writeln!(text, "  {:24} {source:22} {}", row.name, sum(row.counts));
     }
     for class in Class::ALL {
-        let failed = report.tried.iter().filter(|tried| tried.class == class && tried.outcome.verdict.word() == "FAIL");
-        for (index, tried) in failed.enumerate() {
+        for (index, tried) in report.failed(class).enumerate() {
             if index == 0 {
                 let _ = writeln!(text, "\nFailed, {}: each {}", class.word(), class.text());
             }

@@ -3,7 +3,7 @@
 use super::{WORDS, date, escape, reason, rows, sum, unsteady};
 use crate::clauses::Class;
 use crate::compare::{Comparison, Kind, Moved};
-use crate::conform::{Report, Tried};
+use crate::conform::{Lost, Report, Tried};
 use crate::craft::describe;
 use std::fmt::Write;
 use std::time::SystemTime;
@@ -47,7 +47,7 @@ pub fn page(report: &Report, compared: Option<&Comparison>) -> String {
         let _ = writeln!(page, "<tr><th>{}</th><td>{}</td></tr>", escape(name), escape(value));
     }
     page.push_str("</table>\n");
-    for remark in report.lost().into_iter().chain(unsteady(report)) {
+    for remark in report.lost.as_ref().map(Lost::to_string).into_iter().chain(unsteady(report)) {
         let _ = writeln!(page, "<p class=\"remark\">{}</p>", escape(&remark));
     }
     compared.into_iter().for_each(|compared| comparison(compared, &mut page));
@@ -58,7 +58,7 @@ pub fn page(report: &Report, compared: Option<&Comparison>) -> String {
     });
     let _ = writeln!(page, "<h2 id=\"cases\">Cases that did not pass: {}</h2>\n<ul>", failed.len());
     for class in Class::ALL {
-        let (word, count) = (class.word(), report.failed(class));
+        let (word, count) = (class.word(), report.failed(class).count());
         let _ = writeln!(page, "<li>{word}: {count} failed. Each {word} case {}.</li>", class.text());
     }
     page.push_str("</ul>\n");

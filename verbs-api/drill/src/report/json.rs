@@ -14,12 +14,12 @@ pub(crate) const FORMAT: u64 = 1;
 pub fn value(report: &Report) -> Value {
     let sums: Value = WORDS.iter().map(|word| (word.to_ascii_lowercase(), json!(report.count(word)))).collect();
     let failed: Value =
-        Class::ALL.iter().map(|class| (class.word().to_owned(), json!(report.failed(*class)))).collect();
+        Class::ALL.iter().map(|class| (class.word().to_owned(), json!(report.failed(*class).count()))).collect();
     let facts: Value = report.facts.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
     let cases: Vec<_> = report.tried.iter().map(case).collect();
     json!({
         "format": FORMAT, "target": report.target, "date": date(SystemTime::now()), "facts": facts, "sums": sums,
-        "failed": failed, "unsteady": report.unsteady, "not_run": report.not_run, "cases": cases,
+        "failed": failed, "unsteady": report.unsteady, "not_run": report.lost.as_ref().map(|lost| lost.not_run), "cases": cases,
     })
 }
 
@@ -51,21 +51,30 @@ fn case(tried: &Tried) -> Value {
 pub fn badge(report: &Report) -> String {
     let passed = report.count("pass");
     let ran = report.tried.len() - report.count("unsupported");
-    let strict = report.failed(Class::Strict);
+    let strict = report.failed(Class::Strict).count();
     let color = match (report.is_good(), strict) {
+        _ if ran == 0 => "lightgrey",
         (true, _) => "brightgreen",
         (false, 0) => "yellow",
         _ => "red",
     };
-    let failed = if strict > 0 { format!(", {strict} strict failures") } else { String::new() };
-    let message = format!("{passed} of {ran} cases pass{failed}");
+    let failed = match strict {
+        0 => String::new(),
+        1 => ", 1 strict failure".into(),
+        _ => format!(", {strict} strict failures"),
+    };
+    let not_run = report.lost.as_ref().map_or(0, |lost| lost.not_run);
+    let not_run = if not_run > 0 { format!(", {not_run} not run") } else { String::new() };
+    let message = format!("{passed} of {ran} cases pass{failed}{not_run}");
     format!("{:#}\n", json!({"schemaVersion": 1, "label": "RoCEv2 conformance", "message": message, "color": color}))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::conform::Lost;
     use crate::report::tests::report;
+    use crate::run::Verdict;
     use std::collections::BTreeSet;
 
     #[test]
@@ -85,11 +94,31 @@ mod tests {
     fn badge_counts_what_the_card_supports() {
         let mut report = report();
         let badge = |report: &Report| serde_json::from_str::<Value>(&badge(report)).unwrap();
-        let is = badge(&report);
-        assert_eq!((&is["message"], &is["color"]), (&json!("1 of 3 cases pass, 1 strict failures"), &json!("red")));
-        report.tried.remove(1);
-        let is = badge(&report);
-        assert_eq!((&is["message"], &is["color"]), (&json!("1 of 2 cases pass"), &json!("brightgreen")));
+        let is = |report: &Report, message: &str, color: &str| {
+            let is = badge(report);
+            assert_eq!((&is["message"], &is["color"]), (&json!(message), &json!(color)));
+        };
+        is(&report, "1 of 3 cases pass, 1 strict failure", "red");
+        report.tried.push(report.tried[1].clone());
+        is(&report, "1 of 4 cases pass, 2 strict failures", "red");
+        report.tried.retain(|tried| !matches!(tried.outcome.verdict, Verdict::Fail(_)));
+        is(&report, "1 of 2 cases pass", "brightgreen");
+    }
+
+    #[test]
+    fn badge_of_an_incomplete_run_is_not_green() {
+        let mut report = report();
+        let badge = |report: &Report| {
+            let is = serde_json::from_str::<Value>(&badge(report)).unwrap();
+            [is["message"].as_str().unwrap().to_owned(), is["color"].as_str().unwrap().to_owned()]
+        };
+        report.tried.retain(|tried| matches!(tried.outcome.verdict, Verdict::Pass));
+        report.lost = Some(Lost { not_run: 836, ..Lost::default() });
+        assert_eq!(badge(&report), ["1 of 1 cases pass, 836 not run", "yellow"]);
+        report.tried.clear();
+        assert_eq!(badge(&report), ["0 of 0 cases pass, 836 not run", "lightgrey"]);
+        report.lost = None;
+        assert_eq!(badge(&report), ["0 of 0 cases pass", "lightgrey"]);
     }
 
     /// Returns the fields of a table of the manual, with their types.
@@ -127,7 +156,7 @@ mod tests {
     fn manual_names_the_fields_that_are_written() {
         let [mut whole, mut lost] = [report(), report()];
         whole.tried[0].took = std::time::Duration::from_millis(1500);
-        lost.not_run = Some(3);
+        lost.lost = Some(Lost { not_run: 3, ..Lost::default() });
         let [whole, lost] = [value(&whole), value(&lost)];
         let cases = || whole["cases"].as_array().unwrap().iter();
         assert_eq!(documented("Report"), written([&whole, &lost]));

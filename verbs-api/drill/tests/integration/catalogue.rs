@@ -1,7 +1,7 @@
 //! The catalogue of conformance cases is complete and valid, and roxe's transport passes it.
 
 use crate::fuzz::{Mistake, Wrong};
-use roxe_drill::conform::{self, Progress};
+use roxe_drill::conform::{self, Progress, Report};
 use roxe_drill::{Deviations, Script, VirtualCard, run};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -32,6 +32,16 @@ fn catalogue_lists_every_script_of_the_folder() {
     let scripts = conform::catalogue(&[]).expect("scripts that can be read");
     let listed: Vec<_> = scripts.iter().map(|script| script.name().to_owned()).collect();
     assert_eq!(listed, names, "build.rs lists other scripts than tests/conform has");
+}
+
+/// A comparison of reports finds a case by its name.
+#[test]
+fn cases_of_the_catalogue_have_different_names() {
+    let scripts = conform::catalogue(&[]).expect("scripts that can be read");
+    for script in &scripts {
+        let names: BTreeSet<_> = script.cases().iter().map(ToString::to_string).collect();
+        assert_eq!(names.len(), script.cases().len(), "{}", script.name());
+    }
 }
 
 /// Transcripts of earlier runs keep the number of their day.
@@ -103,6 +113,31 @@ fn lossy_path_fails_no_case() {
     assert!(names.is_empty(), "{names:?}");
     assert!(report.tried.iter().filter(|tried| tried.tries > 1).count() > 8);
     assert!(report.unsteady > 0);
+}
+
+/// `wrong` fails in the first two runs and `lossy` in the third one; the sixth run is that of
+/// `wrong` again.
+#[test]
+fn agent_lost_in_the_last_tries_leaves_the_failure_and_is_reported() {
+    let script = |name: &str, msn| {
+        let text = format!("title t\nclause GAP-NAK\npeer qp q\nsend WRITE_ONLY psn=100 ackreq\nexpect ACK msn={msn}");
+        Script::parse(name, &text).expect("a script")
+    };
+    let scripts = [script("wrong", 9), script("lossy", 1)];
+    let mut again = 0;
+    let report = |lost, again: &mut usize| {
+        let mut card = Wrong::new(Mistake::LostAgent { lossy: 3, lost });
+        conform::run(&scripts, &mut card, &Deviations::default(), |progress| {
+            *again += usize::from(matches!(progress, Progress::Again(_)));
+        })
+    };
+    let words = |report: &Report| report.tried.iter().map(|tried| tried.outcome.verdict.word()).collect::<Vec<_>>();
+    let steady = report(usize::MAX, &mut again);
+    assert_eq!((words(&steady), steady.unsteady, steady.lost, again), (vec!["FAIL", "pass"], 1, None, 1));
+    let report = report(6, &mut again);
+    assert_eq!((words(&report), report.tried[0].tries, again), (vec!["FAIL", "pass"], 3, 1), "{:?}", report.tried);
+    let lost = report.lost.as_ref().expect("a loss");
+    assert_eq!((lost.script.as_str(), lost.not_run, report.is_good()), ("wrong", 0, false));
 }
 
 /// Returns the cases of a verdict, if the judge and the posts of the card's host are late.

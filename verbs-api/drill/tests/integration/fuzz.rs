@@ -29,6 +29,9 @@ pub(crate) enum Mistake {
     Cnp(usize),
     /// None; but one of n packets to or from it is lost on the way.
     Loss(u64),
+    /// None; but the packets of one run are lost on the way, and at the start of a later run the
+    /// agent is lost.
+    LostAgent { lossy: usize, lost: usize },
     /// It completes its last work request again at the n-th poll of an empty queue.
     Extra(usize),
     /// None; but each wait and each post takes longer by this time, and the near side sends each
@@ -47,6 +50,8 @@ pub(crate) struct Wrong {
     last_packet: Option<Datagram>,
     last_completion: Option<Completed>,
     chances: usize,
+    /// Number of runs that have begun.
+    runs: usize,
     random: u64,
     has_erred: bool,
 }
@@ -54,7 +59,11 @@ pub(crate) struct Wrong {
 impl Wrong {
     /// Returns true if the network loses the next packet.
     fn loses(&mut self) -> bool {
-        let Mistake::Loss(period) = self.mistake else { return false };
+        let period = match self.mistake {
+            Mistake::Loss(period) => period,
+            Mistake::LostAgent { lossy, .. } => return self.runs == lossy,
+            _ => return false,
+        };
         // A linear congruential generator: a fixed period would lose the same packet each time.
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (self.random >> 33).is_multiple_of(period)
@@ -67,7 +76,7 @@ impl Wrong {
 
     pub(crate) fn new(mistake: Mistake) -> Self {
         let (card, last_packet, last_completion) = (VirtualCard::default(), None, None);
-        Self { card, mistake, last_packet, last_completion, chances: 0, random: 1, has_erred: false }
+        Self { card, mistake, last_packet, last_completion, chances: 0, runs: 0, random: 1, has_erred: false }
     }
 
     /// Returns true if the card has made its mistake `Repeat`, `Cnp` or `Extra`.
@@ -184,7 +193,15 @@ impl Target for Wrong {
 
     fn begin(&mut self, ipv6: bool) -> Answer<()> {
         (self.last_packet, self.last_completion, self.chances) = (None, None, 0);
+        self.runs += 1;
+        if self.is_lost() {
+            return Err(Refused::broken("the agent has closed the connection"));
+        }
         self.card.begin(ipv6)
+    }
+
+    fn is_lost(&self) -> bool {
+        matches!(self.mistake, Mistake::LostAgent { lost, .. } if self.runs >= lost)
     }
 
     fn now(&self) -> Duration {
