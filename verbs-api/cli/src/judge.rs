@@ -50,9 +50,13 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     for path in &args.captures {
         let about = |error: Box<dyn Error>| format!("{}: {error}", path.display()).into();
         match dump::read(path, "judge").and_then(|file| judge_file(path, &file, args).map_err(about)) {
-            Ok((found, value)) => {
-                faults += found;
-                told.extend(value);
+            Ok(judged) => {
+                faults += judged.faults;
+                told.extend(judged.value);
+                if let Some(broken) = judged.broken {
+                    eprintln!("roxe judge: {}: {broken}", path.display());
+                    is_unusable = true;
+                }
             }
             Err(error) => {
                 eprintln!("roxe judge: {error}");
@@ -70,8 +74,17 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     })
 }
 
-/// Prints the charges of a file, or returns them. Returns the number of faults.
-fn judge_file(path: &Path, file: &[u8], args: &Args) -> Result<(usize, Option<Value>)> {
+/// The result of a file.
+struct Judged {
+    faults: usize,
+    /// The charges in JSON, if they are not printed as text.
+    value: Option<Value>,
+    /// The reason why the rest of the file is unreadable.
+    broken: Option<String>,
+}
+
+/// Prints the charges of a file, or returns them.
+fn judge_file(path: &Path, file: &[u8], args: &Args) -> Result<Judged> {
     let (mut captured, mut others, mut broken) = (Vec::new(), Others::default(), None);
     for item in items(file, roxe_provider::is_probe)? {
         match item {
@@ -94,14 +107,14 @@ fn judge_file(path: &Path, file: &[u8], args: &Args) -> Result<(usize, Option<Va
     let shown = Shown { path, captured: &captured, judgement: &judgement, args };
     if args.json {
         let mut value = shown.json();
-        if let Some(broken) = broken {
-            value["broken"] = broken.into();
+        if let Some(broken) = &broken {
+            value["broken"] = broken.as_str().into();
         }
-        return Ok((faults, Some(value)));
+        return Ok(Judged { faults, value: Some(value), broken });
     }
     output::line(shown.text().trim_end());
     dump::unseen(&others).iter().for_each(|note| eprintln!("roxe judge: {}: {note}", path.display()));
-    broken.map_or(Ok((faults, None)), |error| Err(error.into()))
+    Ok(Judged { faults, value: None, broken })
 }
 
 /// A judgement with its file.

@@ -1,11 +1,12 @@
 //! `roxe dump` with filters and as a page of HTML; runs in a browser if one is installed.
 
+use crate::common::{Scratch, stderr, stdout};
 use roxe_wire::capture::{Direction, Outgoing, write_interface, write_packet, write_section};
 use roxe_wire::{Bth, Header, Kind, NetHeader, Psn, Qpn, Request, SendTail, icrc};
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 
 /// A remark that would change the page if it became markup.
@@ -15,35 +16,15 @@ fn dump(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_roxe")).arg("dump").args(arguments).output().unwrap()
 }
 
-fn stdout(output: &Output) -> String {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout.clone()).unwrap()
+/// Returns the output of a process that succeeded.
+fn text_of(output: &Output) -> String {
+    assert!(output.status.success(), "{}", stderr(output));
+    stdout(output)
 }
 
 fn capture(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/captures").join(name);
     path.to_str().unwrap().to_owned()
-}
-
-/// A folder of this test, removed at its end.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("roxe-dump-test-{}-{name}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.0.join(name).to_str().unwrap().to_owned()
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }
 
 /// A capture of SENDs with these PSNs, each with a hostile remark.
@@ -73,12 +54,12 @@ fn document(page: &str, scratch: &Scratch) -> Option<String> {
     let arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", &profile];
     let output = Command::new("chromium").args(arguments).arg(format!("file://{page}")).output();
     let output = output.inspect_err(|error| eprintln!("skipped: the page in a browser: chromium: {error}")).ok()?;
-    Some(stdout(&output))
+    Some(text_of(&output))
 }
 
 #[test]
 fn retransmissions_and_naks_are_printed_and_counted() {
-    let text = stdout(&dump(&["--odd", &capture("lossy_atomic.pcap")]));
+    let text = text_of(&dump(&["--odd", &capture("lossy_atomic.pcap")]));
     let (last, lines) = text.lines().rev().collect::<Vec<_>>().split_first().map(|(l, r)| (*l, r.to_vec())).unwrap();
     assert!(last.starts_with("1591 RoCEv2 packets, 0 of them bad") && last.contains("; NAKs: 6"), "{last}");
     assert!(lines.iter().all(|line| line.ends_with("  icrc ok")), "{text}");
@@ -89,7 +70,7 @@ fn retransmissions_and_naks_are_printed_and_counted() {
 /// The capture begins behind packets that are lost, whose retransmissions it has.
 #[test]
 fn transmissions_are_counted_from_the_first_in_the_capture() {
-    let text = stdout(&dump(&[&capture("lossy_atomic.pcap")]));
+    let text = text_of(&dump(&[&capture("lossy_atomic.pcap")]));
     let word = |line: &str, name: &str| Some(line.split_once(name)?.1.split(' ').next()?.to_owned());
     let (mut counts, mut named) = (BTreeMap::new(), 0);
     for line in text.lines().filter(|line| line.contains(" RC FETCH_ADD ")) {
@@ -109,7 +90,7 @@ fn transmissions_are_counted_from_the_first_in_the_capture() {
 fn lines_are_filtered_by_queue_pair_psn_and_opcode() {
     let file = capture("rping.pcap");
     let lines = |arguments: &[&str]| {
-        let text = stdout(&dump(&[arguments, &[&*file]].concat()));
+        let text = text_of(&dump(&[arguments, &[&*file]].concat()));
         assert!(text.lines().last().unwrap().starts_with("65 RoCEv2 packets"), "all are counted: {text}");
         text.lines().count() - 1
     };
@@ -123,14 +104,14 @@ fn lines_are_filtered_by_queue_pair_psn_and_opcode() {
 
 #[test]
 fn output_without_terminal_has_no_colours() {
-    assert!(!stdout(&dump(&[&capture("lossy_atomic.pcap")])).contains('\x1b'));
+    assert!(!text_of(&dump(&[&capture("lossy_atomic.pcap")])).contains('\x1b'));
 }
 
 #[test]
 fn page_shows_packets_in_a_browser() {
     let scratch = Scratch::new("page");
     let page = scratch.path("page.html");
-    stdout(&dump(&["--html", &page, &capture("lossy_atomic.pcap")]));
+    text_of(&dump(&["--html", &page, &capture("lossy_atomic.pcap")]));
     let Some(document) = document(&page, &scratch) else { return };
     assert!(document.contains("data-rows=\"1591\""));
     assert!(document.contains("1591 packets"));
@@ -145,7 +126,7 @@ fn markup_in_a_capture_stays_text_in_a_browser() {
     let scratch = Scratch::new("hostile");
     let (file, page) = (scratch.path("<script>x.pcapng"), scratch.path("page.html"));
     fs::write(&file, hostile_capture(&[1, 2, 2])).unwrap();
-    stdout(&dump(&["--html", &page, &file]));
+    text_of(&dump(&["--html", &page, &file]));
     let Some(document) = document(&page, &scratch) else { return };
     assert!(document.contains("data-rows=\"3\""));
     assert!(document.contains("&lt;/script&gt;&lt;script&gt;document.title='taken'"), "the remark is shown");

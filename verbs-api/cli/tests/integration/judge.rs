@@ -1,5 +1,6 @@
 //! `roxe judge`: exit statuses, text and JSON.
 
+use crate::common::{stderr, stdout};
 use roxe_wire::capture::{Direction, Outgoing, write_interface, write_packet, write_section};
 use roxe_wire::{Bth, Header, Kind, NetHeader, Psn, Qpn, Request, SendTail, icrc};
 use serde_json::Value;
@@ -15,14 +16,6 @@ fn judge(arguments: &[&str], input: &[u8]) -> Output {
     let mut child = command.spawn().unwrap();
     child.stdin.take().unwrap().write_all(input).unwrap();
     child.wait_with_output().unwrap()
-}
-
-fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
 }
 
 fn capture(name: &str) -> Vec<u8> {
@@ -88,6 +81,23 @@ fn unusable_input_exits_with_2() {
         assert!(stderr(&output).starts_with("roxe judge: -: ") && stderr(&output).contains(why), "{}", stderr(&output));
     }
     assert_eq!(judge(&[], &[]).status.code(), Some(2));
+}
+
+/// The last record is cut; those before it are judged.
+#[test]
+fn damaged_capture_exits_with_2_and_is_judged_up_to_the_damage() {
+    let whole = faulty("");
+    let damaged = &whole[..whole.len() - 8];
+    let output = judge(&["--json", "-"], damaged);
+    assert_eq!(output.status.code(), Some(2));
+    let value: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!((&value[0]["packets"], &value[0]["charges"][0]["rule"]), (&2.into(), &"pkey".into()));
+    let broken = value[0]["broken"].as_str().unwrap();
+    assert!(broken.starts_with("cannot read on after frame 2: "), "{broken}");
+    assert_eq!(stderr(&output), format!("roxe judge: -: {broken}\n"));
+    let output = judge(&["-"], damaged);
+    assert_eq!((output.status.code(), stderr(&output)), (Some(2), format!("roxe judge: -: {broken}\n")));
+    assert!(stdout(&output).contains("[pkey PKEY-MATCH]"));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The program `roxe`, started as its users start it.
 
+mod common;
 mod conform;
 mod dump;
 mod judge;

@@ -1,5 +1,6 @@
 //! `roxe peer` and its controllers: the token, and limits on connections.
 
+use crate::common::stderr;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
@@ -48,10 +49,6 @@ impl Drop for Agent {
         let _ = self.child.wait();
         let _ = std::fs::remove_dir_all(&self.folder);
     }
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 #[test]

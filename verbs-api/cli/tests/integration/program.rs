@@ -1,5 +1,6 @@
 //! Output and exit status of the program.
 
+use crate::common::{Scratch, stderr, stdout};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -18,39 +19,10 @@ fn output(args: &[&str]) -> Output {
     roxe(args).output().unwrap()
 }
 
-fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
-}
-
 fn captures() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/captures");
     let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     files.filter(|path| path.extension().is_some_and(|extension| extension == "pcap")).collect()
-}
-
-/// A file for one test, removed at its end.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str, bytes: &[u8]) -> Self {
-        let path = std::env::temp_dir().join(format!("roxe-test-{}-{name}", std::process::id()));
-        fs::write(&path, bytes).unwrap();
-        Self(path)
-    }
-
-    fn path(&self) -> &str {
-        self.0.to_str().unwrap()
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
 }
 
 #[test]
@@ -126,23 +98,25 @@ fn dump_check_stops_at_damaged_packet() {
     let mut bytes = fs::read(file).unwrap();
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
-    let damaged = Scratch::new("damaged.pcap", &bytes);
+    let scratch = Scratch::new("damaged");
+    let damaged = scratch.file("damaged.pcap", &bytes);
 
-    let checked = output(&["dump", "--check", damaged.path()]);
+    let checked = output(&["dump", "--check", &damaged]);
     assert_eq!(checked.status.code(), Some(1));
     let frames = roxe_wire::capture::frames(&bytes).unwrap().count();
     assert!(stderr(&checked).contains(&format!("frame {frames} is bad: icrc wrong")), "{}", stderr(&checked));
     assert!(stdout(&checked).lines().last().unwrap().contains("icrc wrong"));
 
-    let shown = output(&["dump", damaged.path()]);
+    let shown = output(&["dump", &damaged]);
     assert!(shown.status.success());
     assert!(stdout(&shown).lines().last().unwrap().contains(" 1 of them bad; "));
 }
 
 #[test]
 fn file_without_capture_is_refused_with_advice() {
-    let text = Scratch::new("text", b"not a capture at all");
-    let output_of_text = output(&["dump", text.path()]);
+    let scratch = Scratch::new("text");
+    let text = scratch.file("text", b"not a capture at all");
+    let output_of_text = output(&["dump", &text]);
     assert_eq!(output_of_text.status.code(), Some(1));
     assert!(stderr(&output_of_text).contains("tcpdump"));
     let missing = output(&["dump", "/nonexistent/file"]);
@@ -168,13 +142,14 @@ fn demo_refuses_unknown_word() {
 
 #[test]
 fn run_keeps_exit_status_and_puts_library_first() {
-    let library = Scratch::new("libroxe.so", b"");
+    let scratch = Scratch::new("library");
+    let library = scratch.file("libroxe.so", b"");
     let home = std::env::temp_dir().join(format!("roxe-test-{}-runtime", std::process::id()));
     fs::create_dir_all(&home).unwrap();
     let script = "readlink ${LD_LIBRARY_PATH%%:*}/libibverbs.so.1 ${LD_LIBRARY_PATH%%:*}/librdmacm.so.1; \
                   echo $LD_LIBRARY_PATH $ROXE_NETDEV $ROXE_STATS $LD_PRELOAD; exit 42";
     let output = roxe(&["run", "--netdev", "eth7", "--stats", "--", "sh", "-c", script])
-        .env("ROXE_LIB", library.path())
+        .env("ROXE_LIB", &library)
         .env("XDG_RUNTIME_DIR", &home)
         .env("LD_LIBRARY_PATH", "/before")
         .output()
@@ -183,7 +158,7 @@ fn run_keeps_exit_status_and_puts_library_first() {
     assert_eq!(output.status.code(), Some(42), "{}", stderr(&output));
     let text = stdout(&output);
     let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(&lines[..2], [library.path(), library.path()]);
+    assert_eq!(&lines[..2], [&library, &library]);
     assert!(lines[2].ends_with(":/before eth7 words"), "{text}");
 }
 
@@ -231,11 +206,12 @@ fn option_files_become_absolute_paths() {
 
 #[test]
 fn unstartable_program_has_exit_status_of_a_shell() {
-    let library = Scratch::new("libroxe2.so", b"");
+    let scratch = Scratch::new("library2");
+    let library = scratch.file("libroxe2.so", b"");
     let home = std::env::temp_dir();
     let run = |program: &str| {
         let mut command = roxe(&["run", "--", program]);
-        command.env("ROXE_LIB", library.path()).env("XDG_RUNTIME_DIR", &home).output().unwrap()
+        command.env("ROXE_LIB", &library).env("XDG_RUNTIME_DIR", &home).output().unwrap()
     };
     assert_eq!(run("no-such-program-anywhere").status.code(), Some(127));
     assert_eq!(run("/").status.code(), Some(126));
