@@ -2,8 +2,8 @@
 //! examples run on roxe. Only the device name in those of rrddmma is changed.
 //!
 //! `tests/crates` fixes their versions and dependencies. The package is assembled and built in
-//! `crates` of the target folder, with the system's libibverbs at build time and roxe's at run time.
-//! Without cmake, libclang or access to the registry the checks are skipped.
+//! `crates` of the target folder, with the system's libibverbs at build time and roxe's at run
+//! time. Without cmake, libclang or access to the registry the checks are skipped.
 
 use roxe_tests::build;
 use roxe_tests::pair::{self, Outcome, Program};
