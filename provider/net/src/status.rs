@@ -233,7 +233,8 @@ pub struct Answer {
 
 /// Queries all processes of this user, or `process` alone, and waits up to `limit` for answers.
 pub fn ask(process: Option<u32>, limit: Duration) -> io::Result<Vec<Answer>> {
-    ask_those(&Query::Status, |place| process.is_none_or(|process| process == place.name.process), limit)
+    let is_meant = |place: &Place| process.is_none_or(|process| process == place.name.process);
+    ask_those(&Query::Status, is_meant, usize::MAX, limit)
 }
 
 /// Queries one device of `process`. `None` if no process of this user in this network namespace has
@@ -241,12 +242,12 @@ pub fn ask(process: Option<u32>, limit: Duration) -> io::Result<Vec<Answer>> {
 pub fn ask_one(process: u32, query: &Query, limit: Duration) -> io::Result<Option<Answer>> {
     let here = namespace()?;
     let is_meant = |place: &Place| place.name.process == process && place.namespace == here;
-    Ok(ask_some(query, is_meant, 1, limit)?.pop())
+    Ok(ask_those(query, is_meant, 1, limit)?.pop())
 }
 
 /// As [`ask`], for `query` and the processes in these network namespaces.
 pub fn ask_in(namespaces: &[u64], query: &Query, limit: Duration) -> io::Result<Vec<Answer>> {
-    ask_those(query, |place| namespaces.contains(&place.namespace), limit)
+    ask_those(query, |place| namespaces.contains(&place.namespace), usize::MAX, limit)
 }
 
 /// As [`ask_in`], for the network namespace of this thread.
@@ -254,12 +255,13 @@ pub fn ask_here(query: &Query, limit: Duration) -> io::Result<Vec<Answer>> {
     ask_in(&[namespace()?], query, limit)
 }
 
-fn ask_those(query: &Query, is_meant: impl Fn(&Place) -> bool, limit: Duration) -> io::Result<Vec<Answer>> {
-    ask_some(query, is_meant, usize::MAX, limit)
-}
-
-/// As [`ask_those`], but at most `most` devices.
-fn ask_some(query: &Query, is_meant: impl Fn(&Place) -> bool, most: usize, limit: Duration) -> io::Result<Vec<Answer>> {
+/// Queries up to `most` devices and waits up to `limit` for answers.
+fn ask_those(
+    query: &Query,
+    is_meant: impl Fn(&Place) -> bool,
+    most: usize,
+    limit: Duration,
+) -> io::Result<Vec<Answer>> {
     let dir = RuntimeDir::get()?;
     let (socket, _path) = bind_at_random(datagram_socket()?, dir.path())?;
     let mut answers = BTreeMap::new();
@@ -315,7 +317,7 @@ mod tests {
     /// Queries this process about `ifindex`, since other tests may run beside.
     fn ask_this(ifindex: u32, limit: Duration) -> Vec<Answer> {
         let own = |place: &Place| place.name == Name { process: std::process::id(), ifindex };
-        ask_those(&Query::Status, own, limit).unwrap()
+        ask_those(&Query::Status, own, usize::MAX, limit).unwrap()
     }
 
     #[test]
@@ -382,6 +384,34 @@ mod tests {
             answers.contains(&unanswered(0xfff4))
         };
         assert!(asked(here) && !asked(here + 1));
+    }
+
+    #[test]
+    fn ask_one_skips_dead_sockets_and_other_namespaces() {
+        // No process has this number.
+        const PROCESS: u32 = u32::MAX - 6;
+        let here = namespace().unwrap();
+        let bind = |namespace, ifindex| {
+            let place = Place { namespace, name: Name { process: PROCESS, ifindex } };
+            let path = RuntimeDir::get().unwrap().path().join(place.to_string());
+            let socket = datagram_socket().unwrap();
+            // Left by a run that was killed.
+            let _ = fs::remove_file(&path);
+            socket.bind(&SockAddr::unix(&path).unwrap()).unwrap();
+            (socket, path)
+        };
+        let dead: Vec<_> = (1..9).map(|ifindex| bind(here, ifindex).1).collect();
+        let others: Vec<_> = (1..9).map(|ifindex| bind(u64::MAX, ifindex)).collect();
+        let live = bind(here, 9);
+        let answer = ask_one(PROCESS, &Query::Faults(None), Duration::from_millis(1)).unwrap();
+        let expected = Answer { namespace: here, process: PROCESS, ifindex: 9, ..Answer::default() };
+        drop(live.0);
+        let none = ask_one(PROCESS, &Query::Faults(None), Duration::from_millis(1)).unwrap();
+        for path in dead.iter().chain(others.iter().map(|(_, path)| path)).chain([&live.1]) {
+            // Other processes may have removed those of dead sockets.
+            let _ = fs::remove_file(path);
+        }
+        assert_eq!((answer, none), (Some(expected), None));
     }
 
     #[test]
