@@ -158,8 +158,10 @@ fn text(processes: &[Process], detail: Detail) -> String {
 type Label<'a> = (&'static str, &'a str);
 
 fn of_process(process: &Process) -> Vec<Label<'_>> {
-    let Process { pid, command, device, netdev, .. } = process;
-    vec![("pid", pid), ("program", command), ("device", device), ("netdev", netdev)]
+    let Process { pid, namespace, command, device, netdev, .. } = process;
+    let mut labels: Vec<Label<'_>> = vec![("pid", pid), ("program", command), ("device", device), ("netdev", netdev)];
+    labels.extend((!namespace.is_empty()).then_some(("netns", namespace.as_str())));
+    labels
 }
 
 fn of_qp<'a>(process: &'a Process, qp: &'a Qp, detail: Detail) -> Vec<Label<'a>> {
@@ -202,7 +204,7 @@ impl Exposition {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::tests::process;
+    use crate::status::tests::{equal_pids, process};
     use std::collections::HashSet;
 
     fn exposition() -> String {
@@ -246,6 +248,16 @@ mod tests {
             }
         }
         assert!(text.ends_with('\n') && begun.len() > 70 && samples.len() == begun.len());
+    }
+
+    #[test]
+    fn equal_pids_of_two_namespaces_have_own_samples() {
+        let text = text(&equal_pids([96, 97]), Detail::Sums);
+        let samples: Vec<&str> = text.lines().filter(|line| line.starts_with("roxe_qp_sends_total{")).collect();
+        assert!(samples.len() == 2 && samples.iter().all(|sample| sample.ends_with("} 5")), "{samples:?}");
+        let other = format!("pid=\"{}\",program=\"\",device=\"roxe0\",netdev=\"eth0\",netns=\"8\"", std::process::id());
+        assert!(text.contains(&format!("roxe_sent_bytes_total{{{other}}} 97\n")), "{text}");
+        assert_eq!(text.matches("netns=").count(), text.matches("netdev=").count() / 2);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Reads devices and queue pairs of running processes, for `roxe top` and `roxe metrics`.
 
 use crate::output::Result;
-use roxe_provider::{Answer, ask};
+use roxe_provider::{Answer, ask, network_namespace};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -14,7 +14,11 @@ const LIMIT: Duration = Duration::from_millis(500);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) pid: String,
-    /// Name of the command, from `/proc`.
+    /// Number of its network namespace; empty if it is that of this process. Processes of two
+    /// namespaces can have one PID.
+    pub(crate) namespace: String,
+    /// Name of the command, from `/proc`; empty in another network namespace, where the PID may be
+    /// that of another process here.
     pub(crate) command: String,
     pub(crate) device: String,
     pub(crate) netdev: String,
@@ -71,10 +75,13 @@ impl Process {
         self.counters.iter().find(|(known, _)| known == name).map_or(0, |(_, value)| *value)
     }
 
-    fn of(answer: &Answer) -> Self {
+    /// Parses an answer to a process in the network namespace `here`.
+    pub(crate) fn of(answer: &Answer, here: u64) -> Self {
+        let is_here = answer.namespace == here;
         let mut process = Self {
             pid: answer.process.to_string(),
-            command: command_of(answer.process),
+            namespace: if is_here { String::new() } else { answer.namespace.to_string() },
+            command: if is_here { command_of(answer.process) } else { String::new() },
             answers: answer.is_whole,
             ..Self::default()
         };
@@ -112,7 +119,8 @@ fn printable(text: &str) -> String {
 
 /// Returns the devices of all processes of this user, or of one.
 pub(crate) fn processes(process: Option<u32>) -> io::Result<Vec<Process>> {
-    Ok(ask(process, LIMIT)?.iter().map(Process::of).collect())
+    let here = network_namespace()?;
+    Ok(ask(process, LIMIT)?.iter().map(|answer| Process::of(answer, here)).collect())
 }
 
 /// As [`processes`], but fails if the named process has no device open.
@@ -135,7 +143,24 @@ pub(crate) mod tests {
         let text =
             format!("device roxe0 lo\ncounter sent_packets 3\ncounter sent_bytes {sent_bytes}\n{qp}\nnews of later\n");
         // No process has this number.
-        Process::of(&Answer { process: u32::MAX, ifindex: 1, text, is_whole: true, ..Answer::default() })
+        Process::of(&Answer { process: u32::MAX, ifindex: 1, text, is_whole: true, ..Answer::default() }, 0)
+    }
+
+    /// Returns two processes of one PID, the second one in another network namespace. The PID is
+    /// that of this process.
+    pub(crate) fn equal_pids(sent_bytes: [u64; 2]) -> Vec<Process> {
+        let answer = |(namespace, sent_bytes)| {
+            let text = format!("device roxe0 eth0\ncounter sent_bytes {sent_bytes}\nqp qpn=0x11 sends=5\n");
+            Answer { namespace, process: std::process::id(), ifindex: 1, text, is_whole: true }
+        };
+        (7..).zip(sent_bytes).map(answer).map(|answer| Process::of(&answer, 7)).collect()
+    }
+
+    #[test]
+    fn process_of_other_network_namespace_has_no_command() {
+        let [here, other] = &equal_pids([1, 2])[..] else { panic!("two processes") };
+        assert_eq!((here.namespace.as_str(), here.command.is_empty()), ("", false));
+        assert_eq!((other.namespace.as_str(), other.command.as_str()), ("8", ""));
     }
 
     #[test]

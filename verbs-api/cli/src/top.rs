@@ -64,7 +64,9 @@ impl Look {
     }
 
     fn find(&self, process: &Process) -> Option<&Process> {
-        self.processes.iter().find(|known| (&known.pid, &known.device) == (&process.pid, &process.device))
+        self.processes.iter().find(|known| {
+            known.namespace == process.namespace && known.pid == process.pid && known.device == process.device
+        })
     }
 }
 
@@ -201,7 +203,7 @@ fn json(look: &Look) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::tests::process;
+    use crate::status::tests::{equal_pids, process};
 
     fn look(sent_bytes: u64, qp: &str) -> Look {
         Look { at: Instant::now(), processes: vec![process(sent_bytes, qp)] }
@@ -223,6 +225,18 @@ mod tests {
         assert_eq!(lines[1], ["4294967295", "roxe0", "lo", "0", "0", "2.0", "0"]);
         let expected = "0x11 0x12 10.0.0.1 RC RTS 10 5.0 0 0 1.0 0 2 3/64 3 4/5 RetryExcErr";
         assert_eq!(lines[2].join(" "), expected);
+    }
+
+    #[test]
+    fn equal_pids_of_two_namespaces_have_own_rates() {
+        let look = |sent_bytes| Look { at: Instant::now(), processes: equal_pids(sent_bytes) };
+        let text = table(&look([1_000_000, 50_000_000]), &look([3_000_000, 90_000_000]), 1.0).to_string();
+        let rates: Vec<&str> = text
+            .lines()
+            .filter(|line| line.contains("eth0"))
+            .filter_map(|line| line.split_whitespace().nth_back(1))
+            .collect();
+        assert_eq!(rates, ["2.0", "40"], "{text}");
     }
 
     #[test]
