@@ -17,6 +17,7 @@ use crate::output::Result;
 use crate::program;
 use namespace::Space;
 pub(crate) use namespace::{capabilities, mount_own_proc, unshare_as_root};
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 pub(crate) use sysfs::{CLASS, shows_other_cards, words};
@@ -121,13 +122,16 @@ fn prepare(program: Option<&Path>) -> Result<Vec<sysfs::DeviceFiles>, ViewError>
 
 /// Puts both folders in place. Returns true if that of the counters is.
 fn show(cards: &[sysfs::DeviceFiles], scratch: &Path, report: impl Fn(ViewError)) -> bool {
-    let open = |names| overlay::Opened { names, without: sysfs::is_ours };
+    // Read before the class is replaced.
+    let outer = sysfs::outer_devices(Path::new(CLASS), Path::new(sysfs::NODES));
+    let without = |name: &OsStr| outer.contains(name) || sysfs::has_name_of_ours(name);
+    let open = |names| overlay::Opened { names, without: &without };
     let (sys, dev) = (Path::new("/sys/class"), Path::new("/dev"));
     let class = open(&["infiniband", "infiniband_verbs"]);
     let class = overlay::add(scratch, sys, &class, |to| sysfs::write_class(cards, to));
     let dev = overlay::add(scratch, dev, &open(&["infiniband"]), |to| sysfs::write_dev(cards, to));
     let shown = class.is_ok();
-    for (target, result) in [(CLASS, class), ("/dev/infiniband", dev)] {
+    for (target, result) in [(CLASS, class), (sysfs::NODES, dev)] {
         if let Err(cause) = result {
             report(ViewError::Mount { target, cause });
         }

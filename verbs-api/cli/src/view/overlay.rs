@@ -13,9 +13,9 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 /// Folders in a target that get entries, too, and a filter for those of their entries to leave out.
-pub(super) struct Opened {
+pub(super) struct Opened<'a> {
     pub(super) names: &'static [&'static str],
-    pub(super) without: fn(&OsStr) -> bool,
+    pub(super) without: &'a dyn Fn(&OsStr) -> bool,
 }
 
 /// Adds the files of `write` to `target` and its folders in `open`; `scratch` is a folder to mount
@@ -23,7 +23,7 @@ pub(super) struct Opened {
 pub(super) fn add(
     scratch: &Path,
     target: &Path,
-    open: &Opened,
+    open: &Opened<'_>,
     write: impl FnOnce(&Path) -> io::Result<()>,
 ) -> io::Result<()> {
     let entries: Vec<DirEntry> = fs::read_dir(target)?.collect::<io::Result<_>>()?;
@@ -37,7 +37,7 @@ pub(super) fn add(
     moved
 }
 
-fn build(to: &Path, target: &Path, entries: &[DirEntry], open: &Opened) -> io::Result<()> {
+fn build(to: &Path, target: &Path, entries: &[DirEntry], open: &Opened<'_>) -> io::Result<()> {
     for entry in entries {
         let copy = to.join(entry.file_name());
         if open.names.iter().any(|name| entry.file_name() == *name) && entry.path().is_dir() {

@@ -2,12 +2,15 @@
 //! state at the start of the program.
 
 use roxe_provider::{Device, DeviceAttr, GID_TABLE_LEN, PortAttr, config, counter_files};
-use std::ffi::OsStr;
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
+/// The folder that holds the character devices.
+pub(super) const NODES: &str = "/dev/infiniband";
 /// The folder that holds the counter files of devices.
 pub(crate) const CLASS: &str = "/sys/class/infiniband";
 /// An empty slot of the GID table.
@@ -15,6 +18,10 @@ const NO_GID: [u8; 16] = [0; 16];
 /// A file of every kernel whose `read` fails with EINVAL, because the loopback interface has no
 /// speed. No file of a tmpfs can do that.
 const REFUSES: &str = "/sys/class/net/lo/speed";
+/// Content of `hca_type`; the kernel's drivers have other ones, or no such file.
+const HCA_TYPE: &str = "roxe";
+/// Target of the links in [`NODES`].
+const NO_NODE: &str = "../null";
 
 #[derive(Debug)]
 pub(super) struct DeviceFiles {
@@ -53,7 +60,7 @@ impl DeviceFiles {
             ("node_desc", format!("{} on {}", self.name, self.netdev)),
             ("fw_ver", self.attr.fw_ver.to_owned()),
             ("hw_rev", format!("{:x}", self.attr.hw_ver)),
-            ("hca_type", "roxe".to_owned()),
+            ("hca_type", HCA_TYPE.to_owned()),
             ("board_id", "roxe".to_owned()),
         ]
         .map(|(name, value)| (name.to_owned(), value))
@@ -135,22 +142,32 @@ pub(super) fn write_class(cards: &[DeviceFiles], to: &Path) -> io::Result<()> {
 pub(super) fn write_dev(cards: &[DeviceFiles], to: &Path) -> io::Result<()> {
     let folder = to.join("infiniband");
     fs::create_dir_all(&folder)?;
-    cards.iter().try_for_each(|card| symlink("../null", folder.join(&card.name)))
+    cards.iter().try_for_each(|card| symlink(NO_NODE, folder.join(&card.name)))
 }
 
 /// Returns true if the kernel shows devices that are not roxe's.
 pub(crate) fn shows_other_cards() -> bool {
     let entries = fs::read_dir(CLASS).into_iter().flatten().flatten();
-    entries.into_iter().any(|entry| !is_ours(&entry.file_name()))
+    entries.into_iter().any(|entry| !is_of_view(&entry.path()) && !has_name_of_ours(&entry.file_name()))
 }
 
-/// Returns true if an entry of these folders has a default name or one of ROXE_DEVICE_NAME: it
-/// belongs to the view of an outer `roxe run`.
-pub(super) fn is_ours(name: &OsStr) -> bool {
-    let index = name.to_str().and_then(|name| name.strip_prefix("roxe"));
-    let is_default = index.is_some_and(|index| !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit()));
-    let named = config::config().ok().map(|config| &config.device_name);
-    is_default || named.is_some_and(|ours| name.to_str().is_some_and(|name| ours.matches(name)))
+/// Returns the names of devices in the view of an outer `roxe run`, which may have another profile.
+pub(super) fn outer_devices(class: &Path, nodes: &Path) -> BTreeSet<OsString> {
+    let entries = |folder| fs::read_dir(folder).into_iter().flatten().flatten();
+    let classes = entries(class).filter(|entry| is_of_view(&entry.path()));
+    let nodes = entries(nodes).filter(|entry| fs::read_link(entry.path()).is_ok_and(|to| to == Path::new(NO_NODE)));
+    classes.chain(nodes).map(|entry| entry.file_name()).collect()
+}
+
+/// Returns true if a folder of the class is that of a device of roxe.
+fn is_of_view(folder: &Path) -> bool {
+    fs::read_to_string(folder.join("hca_type")).is_ok_and(|kind| kind.trim_end() == HCA_TYPE)
+}
+
+/// Returns true if a device of this process can have this name, which hides a card of the host.
+pub(super) fn has_name_of_ours(name: &OsStr) -> bool {
+    let ours = config::config().ok().map(|config| &config.device_name);
+    ours.is_some_and(|ours| name.to_str().is_some_and(|name| ours.matches(name)))
 }
 
 /// Writes a file of one line and its folders. The mode does not depend on the umask.
@@ -230,9 +247,24 @@ mod tests {
     }
 
     #[test]
-    fn entries_of_another_view_are_recognized_by_name() {
-        assert!(is_ours(OsStr::new("roxe0")) && is_ours(OsStr::new("roxe12")));
-        assert!(["roxe", "roxe0a", "mlx5_0", "rxe0"].iter().all(|name| !is_ours(OsStr::new(name))));
+    fn devices_of_outer_view_are_recognized_by_content() {
+        let view = Scratch::new("outer");
+        let (class, nodes) = (view.join("class"), view.join("dev"));
+        fs::create_dir_all(&nodes).unwrap();
+        for (name, kind) in [("mlx5_0", "roxe"), ("mlx5_1", "MT4123"), ("roxe1", "roxes")] {
+            write(&class.join(name).join("hca_type"), kind, 0o444).unwrap();
+        }
+        fs::create_dir(class.join("rxe0")).unwrap();
+        symlink("../null", nodes.join("irdma0")).unwrap();
+        symlink("../zero", nodes.join("uverbs1")).unwrap();
+        fs::write(nodes.join("uverbs0"), "").unwrap();
+        assert_eq!(outer_devices(&class, &nodes), ["irdma0", "mlx5_0"].map(OsString::from).into());
+    }
+
+    #[test]
+    fn own_names_hide_cards_of_the_host() {
+        assert!(has_name_of_ours(OsStr::new("roxe0")) && has_name_of_ours(OsStr::new("roxe12")));
+        assert!(["roxe", "roxe0a", "mlx5_0", "rxe0"].iter().all(|name| !has_name_of_ours(OsStr::new(name))));
     }
 
     #[test]
