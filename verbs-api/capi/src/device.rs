@@ -13,6 +13,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// `IBV_NODE_CA`.
 const NODE_CA: c_int = 1;
@@ -70,22 +71,29 @@ pub(crate) fn handles() -> Result<Vec<*mut ibv_device>> {
     if entries.is_empty() {
         let devices =
             roxe_provider::devices().inspect_err(|error| standard_error::write(&format!("roxe: {error}\n")))?;
-        report_ucx(&devices);
         entries.extend(devices.into_iter().map(|device| &*Box::leak(Box::new(DeviceEntry::new(device)))));
+    }
+    // UCX may be loaded after the first list.
+    if let Some(first) = entries.first() {
+        report_ucx(first.device.name());
     }
     Ok(entries.iter().map(|entry| (&raw const entry.public).cast_mut()).collect())
 }
 
-/// Reports that UCX will not use the devices: UCX takes a device only if the file of its character
-/// device exists, which only the view of `roxe run` shows.
-fn report_ucx(devices: &[Arc<Device>]) {
-    let Some(name) = devices.first().map(|device| device.name()) else { return };
+/// Reports once that UCX does not use the devices: UCX takes a device only if the file of its
+/// character device exists, which only the view of `roxe run` shows.
+fn report_ucx(name: &str) {
+    static IS_REPORTED: AtomicBool = AtomicBool::new(false);
     let node = format!("/dev/infiniband/{name}");
     let has_ucx = || fs::read_to_string("/proc/self/maps").is_ok_and(|maps| maps.contains("/libuct_ib.so"));
-    if !Path::new(&node).exists() && has_ucx() {
+    if !IS_REPORTED.load(Ordering::Relaxed)
+        && !Path::new(&node).exists()
+        && has_ucx()
+        && !IS_REPORTED.swap(true, Ordering::Relaxed)
+    {
         standard_error::write(&format!(
-            "roxe: UCX will not use {name}: only roxe run shows it {node}; start the program, or its mpirun, by \
-             roxe run\n"
+            "roxe: UCX does not use {name} in this process: only roxe run shows it {node}; start the program, or its \
+             mpirun, by roxe run\n"
         ));
     }
 }

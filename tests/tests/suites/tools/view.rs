@@ -58,6 +58,7 @@ pub(crate) fn main() -> ExitCode {
             as_root(&|prefix| sees(prefix, &[roxe(), "run", "--"]))
         }),
         Check::new("view: nested view shows a card", || without_rights(&|prefix| sees(prefix, &[roxe(), "run", "--"]))),
+        Check::new("view: nested view of another profile shows only its card", nested_profiles),
         Check::new("view: user and group are kept", || without_rights(&keeps_user)),
         Check::new("view: system folders are unchanged", leaves_the_system_alone),
         Check::new("view: device has the name, GIDs and limits of a card", looks_like_a_card),
@@ -70,6 +71,7 @@ pub(crate) fn main() -> ExitCode {
         Check::new("rdma: devices are listed for other users", || without_rights(&|prefix| lists_devices(prefix))),
         Check::new("rdma: devices are listed by roxe env and without a view", lists_without_view),
         Check::new("view: UCX without a view is told to start by roxe run", ucx_without_view),
+        Check::new("view: UCX that is loaded after the first list is reported once", ucx_loaded_later),
         Check::new("rdma: objects of running programs have the kernel's keys", lists_objects),
         Check::new("rdma: wrong names and changes are refused", refuses_changes),
         Check::new("umad: programs that need it get one line, ibstat works", management_programs),
@@ -144,6 +146,16 @@ fn without_rights(check: &dyn Fn(&[&str]) -> Verdict) -> Verdict {
 fn sees(prefix: &[&str], between: &[&str]) -> Verdict {
     let program: Vec<&str> = [&[roxe(), "run", "--"], between, &["sh", "-c", LOOK]].concat();
     exactly(&run(prefix, &program), SEEN)
+}
+
+/// The cards of two profiles have different names.
+fn nested_profiles() -> Verdict {
+    without_rights(&|prefix| {
+        let outer = [prefix, &[roxe(), "run", "--profile", "cx6", "--"]].concat();
+        let look = "cd /sys/class; ls infiniband infiniband_verbs /dev/infiniband";
+        let output = run(&outer, &[roxe(), "run", "--profile", "e810", "--", "sh", "-c", look]);
+        exactly(&output, "/dev/infiniband:\nirdma0\n\ninfiniband:\nirdma0\n\ninfiniband_verbs:\nabi_version\nirdma0\n")
+    })
 }
 
 fn keeps_user(prefix: &[&str]) -> Verdict {
@@ -298,17 +310,18 @@ fn lists_devices(prefix: &[&str]) -> Verdict {
     exactly(&under_roxe(prefix, script), &format!("{LINK}{LINK_TEXT}{none}"))
 }
 
+const UCX_LINE: &str = "roxe: UCX does not use roxe0 in this process: only roxe run shows it /dev/infiniband/roxe0; \
+                        start the program, or its mpirun, by roxe run\n";
+
 /// UCX asks for the devices and then for files that only a view has.
 fn ucx_without_view() -> Verdict {
     if !installed("ucx_info") {
         return missing("ucx_info");
     }
     let env = format!("eval \"$({} env)\"; ucx_info -d", roxe());
-    let line = "roxe: UCX will not use roxe0: only roxe run shows it /dev/infiniband/roxe0; start the program, or its \
-                mpirun, by roxe run\n";
     for (output, error, device) in [
-        (run(&["sh", "-c", &env], &[]), line, false),
-        (run(&[roxe(), "run", "--no-view", "--"], &["ucx_info", "-d"]), line, false),
+        (run(&["sh", "-c", &env], &[]), UCX_LINE, false),
+        (run(&[roxe(), "run", "--no-view", "--"], &["ucx_info", "-d"]), UCX_LINE, false),
         (run(&[roxe(), "run", "--"], &["ucx_info", "-d"]), "", true),
     ] {
         if text(&output.stderr) != error || text(&output.stdout).contains("roxe0") != device {
@@ -316,6 +329,26 @@ fn ucx_without_view() -> Verdict {
         }
     }
     Verdict::Passed
+}
+
+/// As an MPI that tries libfabric first. The library with the name of UCX's is a copy of libm.
+fn ucx_loaded_later() -> Verdict {
+    let script = "
+import ctypes, shutil, tempfile
+verbs = ctypes.CDLL('libibverbs.so.1')
+verbs.ibv_get_device_list(None)
+ctypes.CDLL('libm.so.6')
+libm = next(line.split()[-1] for line in open('/proc/self/maps') if '/libm.so' in line or '/libm-' in line)
+with tempfile.TemporaryDirectory() as folder:
+    ctypes.CDLL(shutil.copy(libm, folder + '/libuct_ib.so.0'))
+    for _ in range(2):
+        verbs.ibv_get_device_list(None)
+";
+    let output = run(&[roxe(), "run", "--no-view", "--"], &["python3", "-c", script]);
+    if output.status.success() && text(&output.stderr) == UCX_LINE {
+        return Verdict::Passed;
+    }
+    Verdict::Failed(said(&output))
 }
 
 fn lists_without_view() -> Verdict {
