@@ -174,8 +174,8 @@ pub(crate) fn switch(args: &InnerArgs) -> Result<ExitCode> {
     let captures = net.captures.as_deref().map(|folder| Captures::start(folder, &ends)).transpose()?;
     // All links are up before the first command starts.
     hosts.iter_mut().try_for_each(Host::go_on)?;
-    hosts.iter_mut().try_for_each(Host::await_step)?;
-    let status = Director::new(plan, hosts).run()?;
+    let namespaces = hosts.iter_mut().map(Host::await_step).collect::<Result<Vec<_>>>()?;
+    let status = Director::new(plan, hosts.into_iter().zip(namespaces)).run()?;
     captures.map_or(Ok(()), Captures::end)?;
     // When this process ends, the kernel ends the other hosts.
     Ok(ExitCode::from(status))

@@ -103,14 +103,13 @@ fn scenario_orders() -> Verdict {
 }
 
 /// The first host's server has, in a process namespace of its own, the number that a process of
-/// the second host has in the namespace of the lab. Only the first host is ready, until the third,
-/// which follows it, lets the second one start its server.
+/// the second host has in the namespace of the lab. Host 2 starts its server only after host 3,
+/// which waits for host 1. So host 2 must not count as ready before.
 fn numbers_collide() -> Verdict {
     let text = r#"
-        timeout = "20s"
         [[host]]
         run = """
-        until [ -s number ]; do :; done
+        until [ -s number ]; do sleep 0.05; done
         exec unshare --pid --fork --mount-proc sh -c '
             echo $(($(cat number) - 1)) > /proc/sys/kernel/ns_last_pid
             rping -s -a host1 -C 1 & [ $! = $(cat number) ] || exit 9
@@ -119,7 +118,7 @@ fn numbers_collide() -> Verdict {
         listens = 7174
         daemon = true
         [[host]]
-        run = "echo $$ > number; until [ -e go ]; do :; done; rping -s -a host2 -C 1"
+        run = "echo $$ > number; until [ -e go ]; do sleep 0.05; done; rping -s -a host2 -C 1"
         listens = 7174
         daemon = true
         [[host]]

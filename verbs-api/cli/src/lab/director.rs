@@ -52,13 +52,13 @@ pub(super) struct Director {
 }
 
 impl Director {
-    pub(super) fn new(scenario: Scenario, hosts: Vec<Host>) -> Self {
-        let member = |host: Host| {
-            let (process, namespace) = (host.child.id(), host.namespace);
+    /// `hosts` are hosts with their network namespaces.
+    pub(super) fn new(scenario: Scenario, hosts: impl Iterator<Item = (Host, u64)>) -> Self {
+        let member = |(host, namespace): (Host, u64)| {
+            let process = host.child.id();
             Member { waiting: Some(host), process, namespace, is_ready: false, has_ended: false }
         };
-        let (members, events) =
-            (hosts.into_iter().map(member).collect(), scenario.events.iter().rev().copied().collect());
+        let (members, events) = (hosts.map(member).collect(), scenario.events.iter().rev().copied().collect());
         Self { scenario, members, events, news: channel() }
     }
 
@@ -148,8 +148,8 @@ impl Director {
         })
     }
 
-    /// Notes the hosts on which a program listens. Asks the programs of all hosts that are awaited
-    /// at once, unless the kernel knows the listener.
+    /// Notes the hosts on which a program listens. The kernel's tables answer for TCP; one query to
+    /// the programs of the other hosts answers for librdmacm.
     fn look_at_ports(&mut self) {
         let (mut found, others): (Vec<_>, Vec<_>) =
             self.awaits_port().partition(|(at, port)| listens_by_tcp(self.members[*at].process, *port));
@@ -186,8 +186,7 @@ fn has_listener(table: &str, port: u16) -> bool {
 }
 
 /// Returns true if a program in this network namespace listens on a port of librdmacm. Process
-/// numbers would not tell hosts apart: those in a process namespace of a program's own are equal to
-/// others.
+/// numbers are not compared: programs in process namespaces of their own may have equal ones.
 fn listens_by_rdma(answers: &[Answer], namespace: u64, port: u16) -> bool {
     let of_host = answers.iter().filter(|answer| answer.namespace == namespace);
     let end = format!(":{port}");

@@ -15,8 +15,6 @@ pub(super) struct Host {
     pub(super) child: Child,
     pub(super) input: ChildStdin,
     pub(super) output: BufReader<ChildStdout>,
-    /// Its network namespace once it has done a step.
-    pub(super) namespace: u64,
 }
 
 impl Host {
@@ -31,16 +29,15 @@ impl Host {
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err("a host has no streams".into());
         };
-        Ok(Self { name: Net::name(number), child, input, output: BufReader::new(output), namespace: 0 })
+        Ok(Self { name: Net::name(number), child, input, output: BufReader::new(output) })
     }
 
-    /// Waits until the host reports that a step is done.
-    pub(super) fn await_step(&mut self) -> Result<()> {
+    /// Waits until the host reports that a step is done. Returns its network namespace.
+    pub(super) fn await_step(&mut self) -> Result<u64> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
         if let Ok(namespace) = line.trim_end().parse() {
-            self.namespace = namespace;
-            return Ok(());
+            return Ok(namespace);
         }
         let mut said = String::new();
         self.child.stderr.take().map(|mut stream| stream.read_to_string(&mut said)).transpose()?;
@@ -55,11 +52,28 @@ impl Host {
 /// The line by which the switch lets a host go on.
 const GO_ON: &str = "go\n";
 
+/// Fails if the switch is gone.
+fn report(mut switch: impl Write) -> Result<()> {
+    writeln!(switch, "{}", network_namespace()?)?;
+    Ok(switch.flush()?)
+}
+
 /// Tells the switch by the number of this network namespace that a step is done, and waits until it
 /// lets this host go on.
 pub(super) fn step() -> Result<()> {
-    println!("{}", network_namespace()?);
-    io::stdout().flush()?;
+    report(io::stdout())?;
     let mut line = [0; GO_ON.len()];
     Ok(io::stdin().read_exact(&mut line)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn report_to_a_switch_that_is_gone_fails() {
+        let (reader, writer) = io::pipe().unwrap();
+        drop(reader);
+        assert!(report(writer).unwrap_err().to_string().contains("Broken pipe"));
+    }
 }
