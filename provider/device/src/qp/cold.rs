@@ -8,7 +8,7 @@ use super::host::QpHost;
 use crate::mr::note_use;
 use crate::weakest::{self, WeakQp};
 use roxe_base::clock;
-use roxe_base::config::{Explain, config};
+use roxe_base::config::Explain;
 use roxe_check::explain::explains;
 use roxe_check::{Event, faults, is_checking, is_on, tell};
 use roxe_engine::queue_pair::{Deadline, VisitOutcome};
@@ -19,7 +19,7 @@ use roxe_transport::cx::{AtomicOp, Ending, MemError, RxPayload, Side};
 use roxe_transport::fault::{Completion, CompletionFault, CompletionVerdict};
 use roxe_transport::qp::EarlyPackets;
 use roxe_transport::time::Instant;
-use roxe_transport::wr::{Access, Bind, Cqe, Sge, VendorErr, WcStatus};
+use roxe_transport::wr::{Access, Bind, Cqe, Sge, WcStatus};
 use roxe_wire::{NetHeader, Packet, RKey};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -108,7 +108,7 @@ impl QpHost<'_> {
 
     #[cold]
     #[inline(never)]
-    pub(super) fn note_failure(&mut self, side: Side, cqe: Cqe) -> Cqe {
+    pub(super) fn note_failure(&mut self, side: Side, cqe: Cqe) {
         let is_flushed = cqe.status == WcStatus::WrFlushErr;
         let entry = if is_flushed { Entry::Flushed(side, 1) } else { Entry::Failed(side, cqe.wr_id, cqe.status) };
         self.state.history.note(self.now, entry);
@@ -124,11 +124,6 @@ impl QpHost<'_> {
             self.state.stats.error = Some(cqe.status);
             failure::note(&mut self.state.failed, side, &cqe);
             self.report |= VisitOutcome::FAILED;
-        }
-        let card = config().ok().and_then(|config| config.profile);
-        match card.and_then(|card| card.vendor_err(side == Side::Recv, cqe.status)) {
-            Some(code) => Cqe { vendor_err: VendorErr(code), ..cqe },
-            None => cqe,
         }
     }
 

@@ -8,6 +8,7 @@ use super::watch::Watch;
 use crate::cq::{Cq, Unpolled};
 use crate::srq::Srq;
 use crate::weakest::WeakQp;
+use roxe_base::config::config;
 use roxe_base::instruments;
 use roxe_check::{Event, tell};
 use roxe_engine::engine::Engine;
@@ -26,7 +27,7 @@ use roxe_transport::cx::{
 };
 use roxe_transport::qp::Service;
 use roxe_transport::time::Instant;
-use roxe_transport::wr::{Access, Av, Bind, Cqe, Sge, WcStatus};
+use roxe_transport::wr::{Access, Av, Bind, Cqe, Sge, VendorErr, WcStatus};
 use roxe_wire::{Qpn, RKey, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -301,7 +302,8 @@ impl QpHost<'_> {
     #[inline]
     pub(super) fn append(&mut self, side: Side, mut cqe: Cqe) -> Result<(), Overrun> {
         if cqe.status != WcStatus::Success {
-            cqe = self.note_failure(side, cqe);
+            self.note_failure(side, cqe);
+            cqe = with_vendor_err_of_card(side, cqe);
         }
         if side == Side::Recv && self.qp.service == Service::XrcTgt {
             // A completion for a destroyed shared queue is dropped.
@@ -485,6 +487,16 @@ impl QpHostState {
             self.flow = None;
         }
         self.flow.get_or_insert_with(|| engine.flows.get(key, now, || engine.receiver_at(key)))
+    }
+}
+
+/// Returns the completion as a card of the profile reports it.
+#[cold]
+fn with_vendor_err_of_card(side: Side, cqe: Cqe) -> Cqe {
+    let card = config().ok().and_then(|config| config.profile);
+    match card.and_then(|card| card.vendor_err(side == Side::Recv, cqe.status)) {
+        Some(code) => Cqe { vendor_err: VendorErr(code), ..cqe },
+        None => cqe,
     }
 }
 
