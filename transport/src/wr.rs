@@ -471,6 +471,6 @@ pub struct TmInfo {
     pub flags: TmFlags,
 }
 
-/// Detail of a failure, reported as `vendor_err`; the numbers are listed in the README.
+/// Detail of a failure, reported as `vendor_err` (docs/reference/completions.md).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct VendorErr(pub u32);

@@ -29,7 +29,7 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "ROXE_NETDEV",
         default: "lo",
-        help: "Network interfaces to open as roxe0, roxe1, ... in this order, separated by commas.",
+        help: "Network interfaces to open, separated by commas, as devices 0, 1, ... in this order.",
     },
     Knob {
         name: "ROXE_VENDOR_PART_ID",

@@ -3,7 +3,7 @@
 //!
 //! Every number is one that a card printed, or stands in its driver: `source` says where that was
 //! published. Limits never published (room for inline data, for instance) are not in the table, and
-//! roxe's own limit is in force. Nothing but tables.
+//! roxe's own limit is in force.
 
 use roxe_transport::wr::WcStatus;
 
@@ -13,7 +13,7 @@ use roxe_transport::wr::WcStatus;
 pub struct Profile {
     /// The value of `ROXE_PROFILE`.
     pub name: &'static str,
-    /// Where what `ibv_devinfo -v` prints of such a card was published.
+    /// Address of the published output of `ibv_devinfo -v`, or of the driver.
     pub source: &'static str,
     /// `vendor_id`.
     pub vendor_id: u32,
@@ -64,7 +64,7 @@ pub struct VendorErrOf {
     pub is_receive: bool,
     /// The value.
     pub vendor_err: u32,
-    /// Where messages with both were published.
+    /// Addresses of published messages with this status and value.
     pub source: &'static str,
 }
 
@@ -72,7 +72,7 @@ const fn of_send(status: WcStatus, vendor_err: u32, source: &'static str) -> Ven
     VendorErrOf { status, is_receive: false, vendor_err, source }
 }
 
-/// Values of ConnectX cards from the fourth generation on (driver mlx5).
+/// Values that ConnectX cards with the driver mlx5 reported.
 const MLX5_ERRS: &[VendorErrOf] = &[
     of_send(
         WcStatus::LocProtErr,

@@ -28,7 +28,7 @@ impl Device {
         &self.adapter
     }
 
-    /// Name: `roxe0`, `roxe1`, ...
+    /// Name: `roxe0`, `roxe1`, ..., or the names of the profile or of `ROXE_DEVICE_NAME`.
     pub fn name(&self) -> &str {
         self.adapter.name()
     }

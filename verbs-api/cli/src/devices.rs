@@ -24,7 +24,8 @@ pub(crate) struct Args {
 /// The interfaces that this process opens.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Netdev {
-    /// Network interfaces to open, separated by commas; the first becomes roxe0 [default: lo].
+    /// Network interfaces to open, separated by commas, as devices 0, 1, ... in this order
+    /// [default: lo].
     #[arg(long, value_name = "NAMES")]
     netdev: Option<String>,
 }

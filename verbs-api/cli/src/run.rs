@@ -25,7 +25,8 @@ use std::process::Command;
 /// Options that become variables of the program, for `roxe run` and `roxe env`.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Options {
-    /// Open these network interfaces, separated by commas; the first becomes roxe0 [default: lo].
+    /// Network interfaces to open, separated by commas, as devices 0, 1, ... in this order
+    /// [default: lo].
     #[arg(long, value_name = "NAMES")]
     pub(crate) netdev: Option<String>,
     /// Report the identity of a hardware card and enforce its limits (roxe help profiles).

@@ -16,8 +16,7 @@ pub use provider::{AhAttr, AsyncEventKind, DeviceAttr, GidEntry, PortAttr};
 /// The only port a device has.
 const PORT: u8 = 1;
 
-/// The devices of this machine: the loopback interface as `roxe0`, or the interfaces in
-/// `ROXE_NETDEV`.
+/// The devices of this machine: the loopback interface, or the interfaces in `ROXE_NETDEV`.
 ///
 /// # Errors
 /// [`Error::Environment`] if an interface in `ROXE_NETDEV` does not exist or cannot be used.
@@ -54,7 +53,8 @@ impl Deref for DeviceList {
 pub struct Device(pub(crate) Arc<provider::Device>);
 
 impl Device {
-    /// Name of the device: `roxe0`, `roxe1`, ...
+    /// Name of the device: `roxe0`, `roxe1`, ..., or the names of the profile or of
+    /// `ROXE_DEVICE_NAME`.
     pub fn name(&self) -> &str {
         self.0.name()
     }

@@ -379,7 +379,8 @@ pub struct FailedCompletion {
     pub opcode: WcOpcode,
     /// Status of the completion.
     pub status: WcStatus,
-    /// Detail: a number from the list in docs/reference/use.md, 0 if there is none.
+    /// Detail, listed in docs/reference/completions.md, or the value of the card under a profile; 0
+    /// if there is none.
     pub vendor_err: u32,
 }
 

@@ -245,7 +245,7 @@ impl Facts<'_> {
         record.number("pdn", self.number("pd"));
     }
 
-    /// Adds what precedes the process.
+    /// Adds the fields in front of the process.
     fn cm_id(&self, record: &mut Record) {
         record.number("cm-idn", self.number("n"));
         if self.has("qpn") {
