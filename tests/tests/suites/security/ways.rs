@@ -138,25 +138,37 @@ const WAYS: &[Way] = &[
 ];
 
 /// Programs that load a libibverbs in different ways, in a folder that every user may read.
-struct Programs(Scratch);
+struct Programs {
+    folder: Scratch,
+    /// A folder for runtime folders. Its path is short: roxe passes over a longer runtime folder, in
+    /// which sockets could not have their names, and takes that of all programs of the user.
+    runtime: Scratch,
+}
+
+/// Longest path of a runtime folder in bytes.
+const MAX_RUNTIME: usize = 33;
 
 impl Programs {
     fn new() -> Result<Self, String> {
-        let programs = Self(Scratch::new("ways")?);
+        let programs = Self { folder: Scratch::new("ways")?, runtime: Scratch::new("w")? };
+        let longest = programs.runtime.join("XXXX/roxe");
+        if longest.as_os_str().len() > MAX_RUNTIME {
+            return Err(format!("{} is too long for a runtime folder; set TMPDIR to a short path", longest.display()));
+        }
         programs.make().map(|()| programs)
     }
 
     fn at(&self, name: &str) -> PathBuf {
-        self.0.join(name)
+        self.folder.join(name)
     }
 
     fn make(&self) -> Result<(), String> {
         let io = |error: std::io::Error| error.to_string();
         let system = system_library().ok_or("the system has no libibverbs.so.1")?;
-        for folder in ["runtime", "lib", "env/bin", "env/lib/python3.11/site-packages/x.libs"] {
+        for folder in ["lib", "env/bin", "env/lib/python3.11/site-packages/x.libs"] {
             fs::create_dir_all(self.at(folder)).map_err(io)?;
         }
-        fs::set_permissions(self.at("runtime"), fs::Permissions::from_mode(0o1777)).map_err(io)?;
+        fs::set_permissions(&*self.runtime, fs::Permissions::from_mode(0o1777)).map_err(io)?;
         for copy in ["lib/libibverbs.so.1", HASHED] {
             fs::copy(&system, self.at(copy)).map_err(io)?;
         }
@@ -197,11 +209,10 @@ impl Programs {
         command.arg("30").args(prefix).args(["sh", "-c"]).stdin(Stdio::null());
         // A runtime folder for each, as `roxe run` looks there whether the program has opened a
         // device, and a library of this suite, as it asks whether another process has the library.
-        let runtime = self.at("runtime");
         let mut all = format!(
-            "export XDG_RUNTIME_DIR=$(mktemp -d {0}/XXXXXX) XDG_CACHE_HOME={0}/cache-$(id -u); mkdir -p -m 700 \
+            "export XDG_RUNTIME_DIR=$(mktemp -d {0}/XXXX) XDG_CACHE_HOME={0}/cache-$(id -u); mkdir -p -m 700 \
              $XDG_CACHE_HOME; ",
-            runtime.display()
+            self.runtime.display()
         );
         let system = system_library().unwrap_or_default();
         let names = [
