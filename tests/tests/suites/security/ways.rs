@@ -140,8 +140,8 @@ const WAYS: &[Way] = &[
 /// Programs that load a libibverbs in different ways, in a folder that every user may read.
 struct Programs {
     folder: Scratch,
-    /// A folder for runtime folders. Its path is short: roxe passes over a longer runtime folder, in
-    /// which sockets could not have their names, and takes that of all programs of the user.
+    /// A folder for runtime folders. Its path is short: roxe passes over a longer runtime folder,
+    /// in which sockets could not have their names, and takes that of all programs of the user.
     runtime: Scratch,
 }
 
