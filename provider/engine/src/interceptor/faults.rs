@@ -55,8 +55,7 @@ impl Current {
 
     fn judge(&mut self, at: Duration, seen: &Seen<'_>) -> Fate {
         let verdict = self.injector.judge(&Seen { at, ..*seen });
-        let id = verdict.rule.map(|id| id.0);
-        let rule = id.and_then(|id| Some((u32::from(id) + 1, self.rules.list().get(usize::from(id))?)));
+        let rule = verdict.rule.and_then(|id| Some((id, self.rules.list().get(usize::from(id.0))?)));
         Fate { rule, verdict, ..Fate::PASS }
     }
 
@@ -85,7 +84,7 @@ impl Faults {
         let fates: Vec<_> = packets.map(|seen| seen.map_or(Fate::PASS, |seen| current.judge(at, &seen))).collect();
         drop(current);
         let rules = fates.iter().filter_map(|fate| fate.rule);
-        rules.filter(|(number, _)| *number as usize <= configured).for_each(|(_, rule)| faults::spoiled(rule));
+        rules.filter(|(id, _)| usize::from(id.0) < configured).for_each(|(_, rule)| faults::spoiled(rule));
         fates
     }
 

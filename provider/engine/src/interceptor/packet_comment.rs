@@ -2,7 +2,7 @@
 //! a fault rule did to it.
 
 use roxe_transport::cx::PacketNote;
-use roxe_transport::fault::{Rule, Verdict};
+use roxe_transport::fault::{Rule, RuleId, Verdict};
 use roxe_wire::{ParseError, Qpn};
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub(crate) struct PacketComment {
 
 impl PacketComment {
     pub(crate) fn new(origin: Origin, fate: &Fate) -> Self {
-        Self { origin, fate: fate.verdict.rule.map(|_| fate.to_string()) }
+        Self { origin, fate: fate.rule.map(|_| fate.to_string()) }
     }
 }
 
@@ -36,8 +36,8 @@ pub(crate) enum Origin {
 /// The outcome of the fault rules for a packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fate {
-    /// The rule that applied first, numbered from 1.
-    pub rule: Option<(u32, &'static Rule)>,
+    /// The rule that applied first.
+    pub rule: Option<(RuleId, &'static Rule)>,
     /// All effects of the rules on the packet.
     pub verdict: Verdict,
     /// True for a copy.
@@ -85,9 +85,8 @@ impl fmt::Display for Origin {
 
 impl fmt::Display for Fate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.rule {
-            Some((number, rule)) => write!(f, "rule {number}: {rule}: ")?,
-            None => f.write_str("fault: ")?,
+        if let Some((id, rule)) = self.rule {
+            write!(f, "rule {id}: {rule}: ")?;
         }
         let Verdict { drop, copies, delay, corrupt, mark_ce, rnr, forged, .. } = self.verdict;
         let mut separator = "";
@@ -116,7 +115,7 @@ impl fmt::Display for Fate {
 mod tests {
     use super::*;
     use roxe_transport::cx::TxReason;
-    use roxe_transport::fault::RuleId;
+    use roxe_transport::fault::Forged;
     use std::time::Duration;
 
     #[test]
@@ -126,7 +125,7 @@ mod tests {
         assert_eq!(PacketComment::new(sent, &Fate::PASS).to_string(), "qp 0x11 wr_id 7 first");
         let rule: &'static Rule = Box::leak(Box::new("drop 3%".parse().unwrap()));
         let verdict = Verdict { drop: true, rule: Some(RuleId(1)), ..Verdict::PASS };
-        let fate = Fate { rule: Some((2, rule)), verdict, ..Fate::PASS };
+        let fate = Fate { rule: Some((RuleId(1), rule)), verdict, ..Fate::PASS };
         let answer = Origin::Sent(PacketNote::answer(qpn, TxReason::ReadResponse));
         let packet_comment = PacketComment::new(answer, &fate);
         assert_eq!(packet_comment.to_string(), "qp 0x11 read response | rule 2: drop 3%: dropped");
@@ -134,6 +133,9 @@ mod tests {
         let fate = Fate { verdict, ..fate };
         assert_eq!(fate.to_string(), "rule 2: drop 3%: duplicated, marked CE, delayed 80 us");
         assert_eq!(fate.of_copy().to_string(), "rule 2: drop 3%: copy, marked CE, delayed 80 us");
+        let verdict = Verdict { forged: Some(Forged::Cnp), ..verdict };
+        let forged = PacketComment::new(sent, &Fate { verdict, ..fate }.of_forged());
+        assert_eq!(forged.to_string(), "qp 0x11 wr_id 7 first | rule 2: drop 3%: forged");
         assert_eq!(Origin::Malformed(qpn, ParseError::Pad).to_string().lines().count(), 1);
     }
 }

@@ -143,7 +143,7 @@ fn spoiled() -> Vec<Check> {
         ("ibv_rc_pingpong", rc, "corrupt icrc rx op=SEND_LAST nth=3,5", &["corrupted"]),
         ("ibv_rc_pingpong", rc, "ecn 20%", &["marked CE"]),
         ("ibv_rc_pingpong", rc, "rnr msg=5..7 times=3", &["no receive"]),
-        ("ibv_rc_pingpong", rc, "nak psn_sequence 3%; nak 0x21 2%; cnp 5%", &["forged", "behind a forged packet"]),
+        ("ibv_rc_pingpong", rc, "nak psn_sequence 3%; nak 0x21 2%; cnp 5%", &[": forged", "behind a forged packet"]),
         (
             "ibv_rc_pingpong",
             "-g 1 -c -n 200",
