@@ -164,8 +164,8 @@ impl Comparison {
     }
 }
 
-/// Escapes control characters: the file may be of another person, and terminals obey them.
-fn printable(text: &str) -> String {
+/// Escapes control characters of untrusted text, because terminals obey them.
+pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 

@@ -3,7 +3,7 @@
 //! A file of known deviations lists cases that may fail: `SCRIPT: REASON` or `SCRIPT [PARAMETERS]:
 //! REASON`; `SCRIPT` may end in `*`, and `#` begins a comment.
 
-use crate::clauses::{self, Class};
+use crate::clauses::{self, Class, Clause};
 use crate::run::{self, Failure, Outcome, Verdict};
 use crate::script::{Case, Script, ScriptError};
 use crate::target::Target;
@@ -137,7 +137,7 @@ pub(crate) const LOSSY_FAILURES: usize = 4;
 /// Number of passes after a failure that acquit a card.
 const PASSES: u32 = 2;
 
-/// What it takes to convict a card.
+/// The number of failures that convict a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Burden {
     Usual,
@@ -161,6 +161,24 @@ struct Judged {
     tries: u32,
     /// True if the case failed and passed while the judge was on time.
     is_mixed: bool,
+}
+
+/// Runs a case until its verdict is certain; a known deviation is tolerated.
+fn try_case(
+    script: &Script,
+    case: &Case,
+    target: &mut dyn Target,
+    deviations: &Deviations,
+    burden: Burden,
+) -> (Judged, Duration) {
+    let start = Instant::now();
+    let mut judged = judge(burden, || run::run(script.name(), case, target));
+    if let Verdict::Fail(failure) = &judged.outcome.verdict
+        && let Some(reason) = deviations.reason(script.name(), &case.to_string())
+    {
+        judged.outcome.verdict = Verdict::Tolerated(reason.to_owned(), failure.clone());
+    }
+    (judged, start.elapsed())
 }
 
 /// Place of a failure: its step, the number of packets so far, opcode and PSN of the last one.
@@ -257,12 +275,22 @@ pub fn run(
         scripts.iter().flat_map(|script| script.cases().iter().map(move |case| (script, case))).collect();
     let (known, mut burdens) = (clauses::known(), Vec::new());
     for (script, case) in &cases {
-        progress(Progress::Begins(script, &case.to_string()));
+        let parameters = case.to_string();
+        progress(Progress::Begins(script, &parameters));
         let burden = if report.unsteady > 0 { Burden::Lossy } else { Burden::Usual };
-        let (mut tried, is_mixed) = try_case(script, case, target, deviations, burden);
-        if let Some(clause) = script.clauses().first().and_then(|judged| known.get(judged)) {
-            (tried.class, tried.sources) = (clause.class(), clause.sources.clone());
-        }
+        let (Judged { outcome, tries, is_mixed }, took) = try_case(script, case, target, deviations, burden);
+        let clause = script.clauses().first().and_then(|judged| known.get(judged));
+        let tried = Tried {
+            script: script.name().into(),
+            title: script.title().into(),
+            clauses: script.clauses().to_vec(),
+            class: clause.map_or(Class::Advisory, Clause::class),
+            sources: clause.map_or_else(String::new, |clause| clause.sources.clone()),
+            parameters,
+            outcome,
+            tries,
+            took,
+        };
         progress(Progress::Ended(&tried));
         report.unsteady += usize::from(is_mixed);
         burdens.push(burden);
@@ -282,8 +310,8 @@ pub fn run(
         if !matches!(tried.outcome.verdict, Verdict::Fail(_)) || burden == Burden::Lossy {
             continue;
         }
-        let (again, _) = try_case(script, case, target, deviations, Burden::Lossy);
-        (tried.tries, tried.took) = (tried.tries + again.tries, tried.took + again.took);
+        let (again, took) = try_case(script, case, target, deviations, Burden::Lossy);
+        (tried.tries, tried.took) = (tried.tries + again.tries, tried.took + took);
         if target.is_lost() {
             // The failure of the earlier runs stands: a loss does not acquit the card.
             report.lost = Some(Lost::during(tried, 0));
@@ -293,33 +321,6 @@ pub fn run(
         progress(Progress::Again(tried));
     }
     report
-}
-
-/// Runs a case until its verdict is certain. Returns true if it failed and passed.
-fn try_case(
-    script: &Script,
-    case: &Case,
-    target: &mut dyn Target,
-    deviations: &Deviations,
-    burden: Burden,
-) -> (Tried, bool) {
-    let (start, parameters) = (Instant::now(), case.to_string());
-    let Judged { mut outcome, tries, is_mixed } = judge(burden, || run::run(script.name(), case, target));
-    if let (Verdict::Fail(failure), Some(reason)) = (&outcome.verdict, deviations.reason(script.name(), &parameters)) {
-        outcome.verdict = Verdict::Tolerated(reason.to_owned(), failure.clone());
-    }
-    let tried = Tried {
-        script: script.name().into(),
-        title: script.title().into(),
-        clauses: script.clauses().to_vec(),
-        class: Class::Advisory,
-        sources: String::new(),
-        parameters,
-        outcome,
-        tries,
-        took: start.elapsed(),
-    };
-    (tried, is_mixed)
 }
 
 /// Known deviations of a card.

@@ -12,8 +12,6 @@ pub(crate) type Names = BTreeMap<String, u64>;
 /// Deepest nesting of brackets, and longest chain of operations.
 const MAX_DEPTH: usize = 16;
 
-const BY_ZERO: &str = "division by 0";
-
 /// An expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Number {
@@ -70,24 +68,24 @@ impl Number {
     /// # Errors
     /// If a name is unknown.
     pub(crate) fn value(&self, names: &Names) -> Result<u64, String> {
-        value(&self.root, names, u64::checked_div)
+        self.quotient(names)?.ok_or_else(|| "division by 0".to_owned())
     }
 
     /// Evaluates the number; `None` if it divides by 0.
     ///
     /// # Errors
-    /// As [`Self::value`].
+    /// If a name is unknown.
     pub(crate) fn quotient(&self, names: &Names) -> Result<Option<u64>, String> {
-        unless_by_zero(self.value(names))
+        value(&self.root, names, u64::checked_div)
     }
 
     /// Evaluates the difference of two times, or a quotient of it; `None` if it divides by 0 or is
     /// negative, because the clock was set back in between.
     ///
     /// # Errors
-    /// As [`Self::value`].
+    /// If a name is unknown.
     pub(crate) fn time(&self, names: &Names) -> Result<Option<u64>, String> {
-        let time = unless_by_zero(value(&self.root, names, signed_quotient))?;
+        let time = value(&self.root, names, signed_quotient)?;
         Ok(time.filter(|time| i64::try_from(*time).is_ok()))
     }
 }
@@ -115,30 +113,25 @@ fn unit(node: &Node) -> Option<Unit> {
     }
 }
 
-fn unless_by_zero(value: Result<u64, String>) -> Result<Option<u64>, String> {
-    match value {
-        Err(text) if text == BY_ZERO => Ok(None),
-        value => value.map(Some),
-    }
-}
-
 /// Returns the quotient of two numbers in two's complement.
 fn signed_quotient(left: u64, right: u64) -> Option<u64> {
     left.cast_signed().checked_div(right.cast_signed()).map(i64::cast_unsigned)
 }
 
-fn value(node: &Node, names: &Names, divide: fn(u64, u64) -> Option<u64>) -> Result<u64, String> {
+/// Evaluates a node; `None` if it divides by 0.
+fn value(node: &Node, names: &Names, divide: fn(u64, u64) -> Option<u64>) -> Result<Option<u64>, String> {
     Ok(match node {
-        Node::Value(value, _) => *value,
-        Node::Name(name) => *names.get(name).ok_or_else(|| format!("nothing here has the name `{name}`"))?,
+        Node::Value(value, _) => Some(*value),
+        Node::Name(name) => Some(*names.get(name).ok_or_else(|| format!("nothing here has the name `{name}`"))?),
         Node::Operation(left, operation, right) => {
             let (left, right) = (value(left, names, divide)?, value(right, names, divide)?);
-            match operation {
-                '+' => left.wrapping_add(right),
-                '-' => left.wrapping_sub(right),
-                '*' => left.wrapping_mul(right),
-                _ => divide(left, right).ok_or(BY_ZERO)?,
-            }
+            let operate = |left: u64, right: u64| match operation {
+                '+' => Some(left.wrapping_add(right)),
+                '-' => Some(left.wrapping_sub(right)),
+                '*' => Some(left.wrapping_mul(right)),
+                _ => divide(left, right),
+            };
+            left.zip(right).and_then(|(left, right)| operate(left, right))
         }
     })
 }

@@ -110,7 +110,7 @@ pub fn arguments(value: Value) -> Result<Map<String, Value>> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text} (errno {errno})")]
 pub struct Refusal {
-    /// What failed and why.
+    /// The operation that failed, and the reason.
     pub text: String,
     /// The errno of the verb; `EINVAL` if the agent refused the request itself.
     pub errno: i32,

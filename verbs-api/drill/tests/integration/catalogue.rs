@@ -118,7 +118,7 @@ fn lossy_path_fails_no_case() {
 /// `wrong` fails in the first two runs and `lossy` in the third one; the sixth run is that of
 /// `wrong` again.
 #[test]
-fn agent_lost_in_the_last_tries_leaves_the_failure_and_is_reported() {
+fn agent_lost_on_retry_keeps_the_failure() {
     let script = |name: &str, msn| {
         let text = format!("title t\nclause GAP-NAK\npeer qp q\nsend WRITE_ONLY psn=100 ackreq\nexpect ACK msn={msn}");
         Script::parse(name, &text).expect("a script")
