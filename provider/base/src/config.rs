@@ -422,16 +422,20 @@ fn read_weakest(get: impl Fn(&str) -> Option<String>) -> Result<Option<Wanted>, 
     Ok((!wanted.weaknesses.is_empty()).then_some(wanted))
 }
 
-/// The rules of `ROXE_FAULTS`, or of the file that it names; what is wrong with them is the
-/// parser's to say.
+/// The fault rules of `text`, or of the file that it names with `@`. Errors: in words.
+pub fn fault_rules(text: &str) -> Result<Rules, String> {
+    let text = match text.trim().strip_prefix('@') {
+        Some(file) => &std::fs::read_to_string(file).map_err(|e| format!("cannot read the file {file}: {e}"))?,
+        None => text,
+    };
+    text.parse::<Rules>().map_err(|e| e.to_string())
+}
+
+/// The rules of `ROXE_FAULTS`. Errors have the words of the parser.
 fn read_faults(get: impl Fn(&str) -> Option<String>) -> Result<Option<Rules>, ConfigError> {
     let name = "ROXE_FAULTS";
     let Some(value) = set_value(get, name) else { return Ok(None) };
-    let text = match value.trim().strip_prefix('@') {
-        Some(file) => std::fs::read_to_string(file).map_err(|e| format!("cannot read the file {file}: {e}")),
-        None => Ok(value.clone()),
-    };
-    let rules = text.and_then(|text| text.parse::<Rules>().map_err(|e| e.to_string()));
+    let rules = fault_rules(&value);
     let rules = rules.map_err(|expected| ConfigError { name, value, expected: expected.into() })?;
     Ok(Some(rules))
 }

@@ -11,7 +11,6 @@ use crate::random;
 use bitflags::bitflags;
 use roxe_transport::fault::mix;
 use std::io;
-use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -152,7 +151,7 @@ impl Occasions {
     /// Counts an occasion. Returns true if it is in the range.
     fn is_next_used(&self) -> bool {
         let number = self.seen.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        RangeInclusive::new(self.first.load(Ordering::Relaxed), self.last.load(Ordering::Relaxed)).contains(&number)
+        (self.first.load(Ordering::Relaxed)..=self.last.load(Ordering::Relaxed)).contains(&number)
     }
 }
 

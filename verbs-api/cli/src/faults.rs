@@ -1,10 +1,9 @@
 //! `roxe faults PID [RULES]`: prints or replaces the fault rules of a running program.
 
-use crate::files;
 use crate::output::{self, Result};
 use crate::status::command_of;
+use roxe_provider::config::fault_rules;
 use roxe_provider::{Query, ask_one};
-use roxe_transport::fault::Rules;
 use std::time::Duration;
 
 /// Time limit for the program to answer.
@@ -22,7 +21,7 @@ pub(crate) struct Args {
 
 /// Prints each rule with what it has seen and done.
 pub(crate) fn run(args: &Args) -> Result {
-    let rules = args.rules.as_deref().map(parsed).transpose()?.map(|rules| rules.to_string());
+    let rules = args.rules.as_deref().map(fault_rules).transpose()?.map(|rules| rules.to_string());
     let answer = ask_one(args.pid, &Query::Faults(rules), LIMIT)?.ok_or_else(|| {
         format!("process {} is no program of yours in this network namespace that has a device of roxe open", args.pid)
     })?;
@@ -43,13 +42,4 @@ pub(crate) fn run(args: &Args) -> Result {
     }
     output::line(if counts.is_empty() { "none".to_owned() } else { counts.join("\n") });
     Ok(())
-}
-
-/// Parses rules, which may be in a file.
-fn parsed(rules: &str) -> Result<Rules> {
-    let text = match rules.trim().strip_prefix('@') {
-        Some(file) => files::read_text(file.as_ref())?,
-        None => rules.to_owned(),
-    };
-    Ok(text.parse()?)
 }

@@ -1,6 +1,7 @@
 //! Reads devices and queue pairs of running processes, for `roxe top` and `roxe metrics`.
 
 use crate::output::Result;
+use roxe_drill::compare::printable;
 use roxe_provider::{Answer, ask, network_namespace};
 use std::collections::BTreeMap;
 use std::fs;
@@ -106,15 +107,11 @@ impl Process {
     }
 }
 
-/// Returns the name of a process's command; empty if the process has ended.
+/// Returns the name of a process's command, which the program chooses; empty if the process has
+/// ended.
 pub(crate) fn command_of(process: u32) -> String {
     let command = fs::read(format!("/proc/{process}/comm")).unwrap_or_default();
     printable(String::from_utf8_lossy(&command).trim_end_matches('\n'))
-}
-
-/// Escapes control characters: programs choose their own names.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
 /// Returns the devices of all processes of this user, or of one.

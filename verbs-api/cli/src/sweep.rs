@@ -116,8 +116,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     if let Some(fault) = &args.fault {
         return repeat(args, &folder, &Fault::parse(fault)?);
     }
-    let limits =
-        Limits { time: args.timeout.unwrap_or(Duration::from_secs(600)), census: true, capture: false, shows: false };
+    let limits = Limits { time: args.timeout.unwrap_or(Duration::from_secs(600)), census: true, ..Limits::default() };
     let first = Trial::run(&folder.path, "first", &Fault::none(), &args.command, limits)?;
     if !first.succeeded() {
         let said = first.said();
@@ -201,7 +200,7 @@ impl Drop for Folder {
 /// `--fault`: one run, with what the program prints.
 fn repeat(args: &Args, folder: &Folder, fault: &Fault) -> Result<ExitCode> {
     let bench = Bench::make(args, folder, args.timeout.unwrap_or(Duration::from_secs(60)))?;
-    let limits = Limits { time: args.limit_after(&bench.plain), census: false, capture: false, shows: true };
+    let limits = Limits { time: args.limit_after(&bench.plain), shows: true, ..Limits::default() };
     let trial = Trial::run(&folder.path, "fault", fault, &args.command, limits)?;
     let judged = judge(fault, &trial, &bench.plain);
     output::line(report::one(&judged));
@@ -221,7 +220,7 @@ struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     fn make(args: &'a Args, folder: &'a Folder, limit: Duration) -> Result<Self> {
-        let limits = Limits { time: limit, census: false, capture: false, shows: false };
+        let limits = Limits { time: limit, ..Limits::default() };
         let plain = Trial::run(&folder.path, "plain", &Fault::none(), &args.command, limits)?;
         Ok(Self { args, folder, limit, plain, start: Instant::now() })
     }
@@ -233,7 +232,7 @@ impl<'a> Bench<'a> {
 
     /// Makes the run `name` with a fault.
     fn judge(&self, name: &str, fault: &Fault) -> Result<Judged> {
-        let limits = Limits { time: self.limit, census: false, capture: false, shows: false };
+        let limits = Limits { time: self.limit, ..Limits::default() };
         let trial = Trial::run(&self.folder.path, name, fault, &self.args.command, limits)?;
         Ok(judge(fault, &trial, &self.plain))
     }
@@ -296,7 +295,7 @@ impl<'a> Bench<'a> {
     /// Adds the packets to each finding, from one more run.
     fn add_packets(&self, findings: &mut [Finding]) -> Result<()> {
         for finding in findings.iter_mut().take_while(|_| !self.is_over()) {
-            let limits = Limits { time: self.limit, census: false, capture: true, shows: false };
+            let limits = Limits { time: self.limit, capture: true, ..Limits::default() };
             let fault = Fault::parse(&finding.fault)?;
             let trial = Trial::run(&self.folder.path, "packets", &fault, &self.args.command, limits)?;
             // The capture may keep the fault from happening: packets take another way.

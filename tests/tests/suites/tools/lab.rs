@@ -90,13 +90,19 @@ fn scenario_orders() -> Verdict {
         after = 3
         run = "echo four"
     "#;
-    let output = match scenario("order", text) {
+    judge_order("order", text, &["| one\n", "| two\n", "| three\n", "| four\n"], "host3 | ping data: rdma-ping-4")
+}
+
+/// Runs a scenario, which has to succeed and to print these lines in their order, and `other`
+/// anywhere.
+fn judge_order(name: &str, text: &str, lines: &[&str], other: &str) -> Verdict {
+    let output = match scenario(name, text) {
         Ok(output) => output,
         Err(verdict) => return verdict,
     };
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let at = ["one", "two", "three", "four"].map(|word| said.find(&format!("| {word}\n")));
-    if output.status.success() && at.is_sorted() && at[0].is_some() && said.contains("host3 | ping data: rdma-ping-4") {
+    let said = String::from_utf8_lossy(&output.stdout);
+    let at: Option<Vec<_>> = lines.iter().map(|line| said.find(line)).collect();
+    if output.status.success() && at.is_some_and(|at| at.is_sorted()) && said.contains(other) {
         return Verdict::Passed;
     }
     Verdict::Failed(text_of(&output))
@@ -128,16 +134,7 @@ fn numbers_collide() -> Verdict {
         after = 2
         run = "echo four; rping -c -a host2 -C 1"
     "#;
-    let output = match scenario("numbers", text) {
-        Ok(output) => output,
-        Err(verdict) => return verdict,
-    };
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let at = ["three", "four"].map(|word| said.find(&format!("| {word}\n")));
-    if output.status.success() && at.is_sorted() && at[0].is_some() {
-        return Verdict::Passed;
-    }
-    Verdict::Failed(text_of(&output))
+    judge_order("numbers", text, &["| three\n", "| four\n"], "")
 }
 
 /// The first host sees its link go down and come up again; the second one has no command.

@@ -218,7 +218,7 @@ fn print(mut host: Host, at: usize, text: Option<String>, report: Sender<News>) 
         }
     })?;
     thread::Builder::new().spawn(move || {
-        let Host { name, mut child, input, output, .. } = host;
+        let Host { name, mut child, input, output } = host;
         for line in lines(Some(output)) {
             of_output(&line);
             println!("{name} | {line}");
@@ -248,6 +248,7 @@ mod tests {
         assert!(has_listener(table, 7174));
         assert!(!has_listener(table, 18515) && !has_listener(table, 9999) && !has_listener("", 7174));
     }
+
     #[test]
     fn listener_of_librdmacm_counts_for_its_namespace() {
         let text = "device roxe0 eth0\ncm_id n=1 state=LISTEN ps=TCP src=10.89.0.1:7174 dst=0.0.0.0:0\n".to_owned();

@@ -47,7 +47,7 @@ pub(crate) struct InnerArgs {
 }
 
 /// Conditions of a run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Limits {
     /// Time after which it hangs.
     pub(super) time: Duration,
