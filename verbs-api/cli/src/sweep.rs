@@ -275,9 +275,10 @@ impl<'a> Bench<'a> {
         Ok(faults.iter().filter_map(of).collect())
     }
 
-    /// Reduces the weaknesses of findings on the weakest card to those that matter.
+    /// Reduces the weaknesses of findings on the weakest card to those that matter, as far as the
+    /// time of `--for` allows.
     fn reduced(&self, mut findings: Vec<Finding>) -> Result<Vec<Finding>> {
-        for finding in &mut findings {
+        for finding in findings.iter_mut().take_while(|_| !self.is_over()) {
             let Some(seed) = plan::seed_of(&finding.fault) else { continue };
             let breaks = |names: &[String]| {
                 Ok(!self.is_over() && self.judge("reduce", &Fault::weakest(seed, names))?.class == finding.class)
