@@ -2,7 +2,7 @@
 //! programs of the Rust API make them: address, path, queue pair, request, answer, disconnect, and
 //! everything is freed.
 //!
-//! `cargo bench -p roxe-tests --bench connections -- [SECONDS]`
+//! `cargo bench -p roxe-tests --bench connections -- [SECONDS [WIDTH...]]`
 
 use roxe::cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
 use roxe::{CompletionQueue, ObjectId, ProtectionDomain, QueuePair};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Numbers of connections established at a time.
-const WIDTHS: [usize; 3] = [1, 8, 64];
+const WIDTHS: [u32; 3] = [1, 8, 64];
 /// Timeout of address resolution.
 const LOOKUP: Duration = Duration::from_secs(2);
 
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let result = match words.first().map(String::as_str) {
         Some("serve") => serve(),
-        _ => compare(words.iter().find_map(|word| word.parse().ok()).unwrap_or(5)),
+        _ => compare(&words.iter().filter_map(|word| word.parse().ok()).collect::<Vec<_>>()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -35,13 +35,18 @@ fn main() -> ExitCode {
     }
 }
 
-fn compare(seconds: u64) -> Result<()> {
+fn compare(numbers: &[u32]) -> Result<()> {
+    let (seconds, widths) = match numbers {
+        [] => (5, &WIDTHS[..]),
+        [seconds] => (*seconds, &WIDTHS[..]),
+        [seconds, widths @ ..] => (*seconds, widths),
+    };
     println!("connections opened and closed by two processes over the loopback device, {seconds} s each");
-    for width in WIDTHS {
+    for &width in widths {
         let (mut server, address) = start_server()?;
         let mut client = Client { end: End::new()?, address };
         let begun = Instant::now();
-        let count = client.run(width, begun + Duration::from_secs(seconds))?;
+        let count = client.run(width, begun + Duration::from_secs(seconds.into()))?;
         println!("{width:3} at a time: {:7.0} per second", f64::from(count) / begun.elapsed().as_secs_f64());
         server.kill()?;
         server.wait()?;
@@ -115,7 +120,7 @@ struct Client {
 
 impl Client {
     /// Opens and closes connections, `width` at a time, until then. Returns their number.
-    fn run(&mut self, width: usize, until: Instant) -> Result<u32> {
+    fn run(&mut self, width: u32, until: Instant) -> Result<u32> {
         let mut resolving = HashMap::new();
         let (mut under_way, mut done) = (0, 0);
         while under_way > 0 || Instant::now() < until {

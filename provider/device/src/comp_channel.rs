@@ -9,6 +9,7 @@ use roxe_base::lock::{RwLock, rank};
 use roxe_base::uses::{ObjectId, UseCount};
 use roxe_check::{Event, Made, Tracked, is_on, tell};
 use roxe_engine::engine::Engine;
+use roxe_engine::presence::Awaited;
 use roxe_engine::queue_pair::Deadline;
 use roxe_transport::time::Instant;
 use std::io;
@@ -90,7 +91,7 @@ impl CompChannel {
         let wait = || {
             // Only the main engine is polled here; the others have threads of their own.
             self.engines.others().iter().for_each(|engine| engine.before_sleep_elsewhere());
-            self.engines.main().before_sleep(is_over)
+            self.engines.main().before_sleep(Awaited::Completion, is_over)
         };
         Ok((sleep_on, (watched, sleep_on.map(|_| wait()))))
     }

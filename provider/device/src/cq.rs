@@ -23,6 +23,7 @@ use roxe_base::{clock, instruments};
 use roxe_check::explain::{self, Cause};
 use roxe_check::{Event, Made, Tracked, is_checking, is_on, outcome, tell};
 use roxe_engine::engine::Engine;
+use roxe_engine::presence::Awaited;
 use roxe_engine::queue_pair::Deadline;
 use roxe_transport::cx::Overrun;
 use roxe_transport::time::Instant;
@@ -200,8 +201,8 @@ impl Cq {
         if self.announces(verdict) {
             self.notify();
         }
-        self.engine().arm();
-        self.engines.others().iter().for_each(|engine| engine.arm());
+        self.engine().arm(Awaited::Completion);
+        self.engines.others().iter().for_each(|engine| engine.arm(Awaited::Completion));
     }
 
     /// Changes the capacity and keeps the entries; EINVAL if they do not fit, or beyond `max_cqe`.

@@ -17,6 +17,7 @@ use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::random;
 use roxe_base::uses::ObjectId;
 use roxe_engine::engine::{Engine, Services};
+use roxe_engine::presence::Awaited;
 use roxe_net::status::ObjectKind;
 use roxe_observe::adapter::Adapter;
 use roxe_transport::cm::{Cm, Cx, ListenId, Route, Settings};
@@ -121,7 +122,7 @@ impl Agent {
     pub(crate) fn run<T>(&self, engine: &Engine, verb: impl FnOnce(&mut Session<'_>) -> T) -> Result<T, Error> {
         engine.start_with_links()?;
         // The caller is likely to wait for an event next.
-        engine.arm();
+        engine.arm(Awaited::Connection);
         let value = {
             let mut core = self.core.lock();
             let core = self.ensure(&mut core, engine)?;

@@ -88,7 +88,7 @@ impl Runtime {
         self.engine
     }
 
-    pub(crate) fn engine(&self) -> &Engine {
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
 

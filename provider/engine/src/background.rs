@@ -140,7 +140,7 @@ impl Engine {
         if found {
             presence.note_served();
         }
-        let (is_armed, waits_itself) = (presence.waits_for_event(), presence.waits_itself.load(Relaxed));
+        let (is_armed, waits_itself) = (presence.waits_for_event(), presence.waits_itself());
         let served = Served { found, is_polled, is_armed, waits_itself };
         if served.is_wanted() {
             presence.muting.add(SERVED);

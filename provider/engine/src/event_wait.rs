@@ -5,25 +5,28 @@
 
 use crate::engine::Engine;
 use crate::poll_policy::spin::Poll;
-use crate::presence::Waiters;
+use crate::presence::{Awaited, Waiters};
 use roxe_base::cancel::uncancelled;
 use roxe_base::clock;
 use roxe_base::uses::Counted;
 use roxe_transport::time::Instant;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
 /// A waiting thread.
-pub struct Wait<'a> {
-    engine: &'a Engine,
-    _counted: Counted<'a>,
+#[derive(Debug)]
+pub struct Wait {
+    engine: Arc<Engine>,
+    awaited: Awaited,
     since: Instant,
     /// True if it polled in vain, or not at all.
     sleeps: bool,
 }
 
-impl Drop for Wait<'_> {
+impl Drop for Wait {
     fn drop(&mut self) {
+        self.engine.scheduler.presence.waits(self.awaited).threads.fetch_sub(1, SeqCst);
         if self.sleeps {
             let waited = clock::now().since(self.since);
             self.engine.waiters().note_sleep(waited, self.engine.usual_patience());
@@ -32,13 +35,14 @@ impl Drop for Wait<'_> {
 }
 
 impl Engine {
-    /// Called before the calling thread sleeps until `is_over`: receives first. The result is
-    /// dropped after the sleep.
-    pub fn before_sleep(&self, is_over: impl Fn() -> bool) -> Wait<'_> {
+    /// Called before the calling thread sleeps until `is_over`, an event that is `awaited`:
+    /// receives first. The result is dropped after the sleep.
+    pub fn before_sleep(self: &Arc<Self>, awaited: Awaited, is_over: impl Fn() -> bool) -> Wait {
         let (presence, waiters) = (&self.scheduler.presence, self.waiters());
-        let counted = Counted::new(&waiters.waiting);
-        presence.waits_itself.store(true, Relaxed);
-        let mut wait = Wait { engine: self, _counted: counted, since: clock::now(), sleeps: false };
+        let waits = presence.waits(awaited);
+        waits.threads.fetch_add(1, SeqCst);
+        waits.itself.store(true, Relaxed);
+        let mut wait = Wait { engine: Arc::clone(self), awaited, since: clock::now(), sleeps: false };
         // A thread that is cancelled must not hold our locks.
         wait.sleeps = uncancelled(|| !self.is_started() || !self.receive_until(&is_over));
         if wait.sleeps {

@@ -13,7 +13,7 @@
 mod ack_wait;
 mod background;
 pub mod engine;
-mod event_wait;
+pub mod event_wait;
 pub mod flow_control;
 mod follow;
 mod forward_queue;
@@ -26,7 +26,7 @@ mod multicast;
 pub mod poll_policy;
 #[allow(unsafe_code)]
 mod poller;
-mod presence;
+pub mod presence;
 mod progress;
 pub mod queue_pair;
 mod raw_frames;

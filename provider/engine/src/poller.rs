@@ -46,7 +46,7 @@ pub(crate) struct Poller {
     timer: RawFd,
     /// Epoll instance of sockets that wait for room in their send buffers.
     room: Arc<SendRoom>,
-    /// Expiry time of the timer in nanoseconds; 0 if not set.
+    /// Expiry time of the timer in nanoseconds; 0 if not set, or read since it expired.
     timer_at: AtomicU64,
     closed: AtomicBool,
 }
@@ -140,15 +140,17 @@ impl Poller {
 
     fn drain(&self) {
         let mut count = [0u8; 8];
-        for fd in [self.kick, self.timer] {
-            // SAFETY: eight bytes of room; the descriptors do not block.
-            unsafe { libc::read(fd, count.as_mut_ptr().cast(), count.len()) };
+        // SAFETY: eight bytes of room; the descriptors do not block.
+        let mut read = |fd| unsafe { libc::read(fd, count.as_mut_ptr().cast(), count.len()) };
+        read(self.kick);
+        if read(self.timer) > 0 {
+            self.timer_at.store(0, Ordering::Relaxed);
         }
     }
 
     fn set_timer(&self, until: Option<Instant>, now: Instant) {
         let at = until.map_or(0, |until| until.0.max(1));
-        if self.timer_at.swap(at, Ordering::Relaxed) == at && until.is_none() {
+        if self.timer_at.swap(at, Ordering::Relaxed) == at {
             return;
         }
         // Zero would disarm the timer, so a deadline in the past becomes one nanosecond.
@@ -209,6 +211,18 @@ mod tests {
         poller.sleep(Watch::All, Some(Instant(1_000_000)), Instant(0));
         // In the past.
         poller.sleep(Watch::Quiet, Some(Instant(5)), Instant(10));
+    }
+
+    #[test]
+    fn deadline_that_has_passed_can_be_set_again() {
+        let poller = Poller::new().unwrap();
+        let deadline = Some(Instant(1_000_000));
+        for watch in [Watch::All, Watch::Quiet, Watch::All] {
+            poller.sleep(watch, deadline, Instant(0));
+        }
+        poller.kick();
+        poller.sleep(Watch::All, deadline, Instant(0));
+        poller.sleep(Watch::All, deadline, Instant(0));
     }
 
     #[test]

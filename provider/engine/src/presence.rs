@@ -30,8 +30,11 @@ pub(crate) struct Presence {
     pub(crate) muting: Muting,
     /// Threads that wait for an event, and may receive meanwhile.
     pub(crate) waiters: Waiters,
-    /// True if the program waits in this way, so arming need not wake the background thread.
-    pub(crate) waits_itself: AtomicBool,
+    /// How the program waits for completions and for events of connections.
+    completions: Waits,
+    connections: Waits,
+    /// True if it armed for a connection last.
+    armed_for_connection: AtomicBool,
     /// Deadline for which the sleeping thread wakes; [`AWAKE`] if it need not be informed of
     /// others.
     pub(crate) sleeps_until: AtomicU64,
@@ -45,7 +48,9 @@ impl Default for Presence {
             polls_since_arming: AtomicU32::new(u32::MAX),
             muting: Muting::default(),
             waiters: Waiters::default(),
-            waits_itself: AtomicBool::new(false),
+            completions: Waits::default(),
+            connections: Waits::default(),
+            armed_for_connection: AtomicBool::new(false),
             sleeps_until: AtomicU64::new(AWAKE),
         }
     }
@@ -69,9 +74,27 @@ impl Presence {
 
     /// Called when the program is going to wait. Returns true if the background thread must be
     /// woken.
-    pub(crate) fn arm(&self) -> bool {
+    pub(crate) fn arm(&self, awaited: Awaited) -> bool {
         self.polls_since_arming.store(0, Relaxed);
-        !self.waits_itself.load(Relaxed) && self.muting.hand_over()
+        self.armed_for_connection.store(awaited == Awaited::Connection, Relaxed);
+        !self.waits_itself() && self.muting.hand_over()
+    }
+
+    /// Returns true if threads receive themselves before they sleep until the event that the
+    /// program armed for last, so that arming need not wake the background thread.
+    pub(crate) fn waits_itself(&self) -> bool {
+        self.armed().itself.load(Relaxed)
+    }
+
+    pub(crate) fn waits(&self, awaited: Awaited) -> &Waits {
+        match awaited {
+            Awaited::Completion => &self.completions,
+            Awaited::Connection => &self.connections,
+        }
+    }
+
+    fn armed(&self) -> &Waits {
+        if self.armed_for_connection.load(Relaxed) { &self.connections } else { &self.completions }
     }
 
     /// Returns true, once, if the sleeping thread would oversleep `deadline`. Call after publishing
@@ -112,16 +135,40 @@ impl Presence {
     /// Called when the background thread has received. A program that armed and waits elsewhere
     /// (`poll(2)`) wants the thread to be woken the next time.
     pub(crate) fn note_served(&self) {
-        if self.waits_for_event() && !self.waiters.any_waiting() {
-            self.waits_itself.store(false, Relaxed);
+        let waits = self.armed();
+        if self.waits_for_event() && waits.threads.load(Relaxed) == 0 {
+            waits.itself.store(false, Relaxed);
         }
     }
+
+    /// Forgets the waiting threads, which the child of a fork does not have.
+    pub(crate) fn abandon(&self) {
+        let counts = [&self.completions.threads, &self.connections.threads, &self.waiters.spinning];
+        counts.into_iter().for_each(|count| count.store(0, Relaxed));
+    }
+}
+
+/// What a program waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaited {
+    /// An event of a completion queue.
+    Completion,
+    /// An event of the connection manager.
+    Connection,
+}
+
+/// How the program waits for one kind of event. Advisory.
+#[derive(Debug, Default)]
+pub(crate) struct Waits {
+    /// Threads that wait.
+    pub(crate) threads: AtomicU32,
+    /// True if they receive before they sleep.
+    pub(crate) itself: AtomicBool,
 }
 
 /// Threads that wait for events. Advisory, except for `spinning`.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
-    pub(crate) waiting: AtomicU32,
     pub(crate) spinning: AtomicU32,
     /// When a spinning thread last found its event, in nanoseconds; 0 if one has given up since.
     pub(crate) last_catch: AtomicU64,
@@ -131,18 +178,9 @@ pub(crate) struct Waiters {
 }
 
 impl Waiters {
-    pub(crate) fn any_waiting(&self) -> bool {
-        self.waiting.load(Relaxed) > 0
-    }
-
     /// Returns true if a waiter receives, or did a moment ago and is expected to again.
     pub(crate) fn receive(&self, now: Instant) -> bool {
         self.spinning.load(SeqCst) > 0 || is_expected_back(now.since(Instant(self.last_catch.load(SeqCst))))
-    }
-
-    pub(crate) fn abandon(&self) {
-        self.waiting.store(0, Relaxed);
-        self.spinning.store(0, Relaxed);
     }
 
     /// Notes that a thread gave up, slept, and was woken `waited` after it began to wait.
@@ -165,7 +203,7 @@ mod tests {
     #[test]
     fn thread_is_muted_at_score_zero() {
         let presence = Presence::default();
-        presence.arm();
+        presence.arm(Awaited::Completion);
         let muted: Vec<_> = [1, 30, 1, 1].map(|points| presence.mute(points)).into();
         assert_eq!(muted, [false, false, true, true]);
     }
@@ -184,10 +222,10 @@ mod tests {
     #[test]
     fn arming_wakes_muted_thread_and_fills_score() {
         let presence = Presence::default();
-        assert!(!presence.arm());
+        assert!(!presence.arm(Awaited::Completion));
         presence.muting.mute();
-        assert!(presence.arm());
-        assert!(!presence.arm());
+        assert!(presence.arm(Awaited::Completion));
+        assert!(!presence.arm(Awaited::Completion));
         assert_eq!(presence.muting.add(0), FULL);
         assert!(presence.waits_for_event());
         (0..=POLLS_AFTER_ARMING).for_each(|_| presence.note_poll(Instant(1)));
@@ -196,16 +234,29 @@ mod tests {
 
     #[test]
     fn arming_skips_wakeup_until_program_waits_elsewhere() {
+        for awaited in [Awaited::Completion, Awaited::Connection] {
+            let presence = Presence::default();
+            presence.waits(awaited).itself.store(true, Relaxed);
+            presence.muting.mute();
+            assert!(!presence.arm(awaited));
+            let waiting = Counted::new(&presence.waits(awaited).threads);
+            presence.note_served();
+            assert!(!presence.arm(awaited), "it waits itself");
+            drop(waiting);
+            presence.note_served();
+            assert!(presence.arm(awaited));
+        }
+    }
+
+    /// One thread waits for connections for ever, another one arms and waits in `poll(2)`.
+    #[test]
+    fn waiter_for_connections_hides_no_waiter_for_completions() {
         let presence = Presence::default();
-        presence.waits_itself.store(true, Relaxed);
+        let _waiting = Counted::new(&presence.waits(Awaited::Connection).threads);
+        presence.waits(Awaited::Connection).itself.store(true, Relaxed);
         presence.muting.mute();
-        assert!(!presence.arm());
-        let waiting = Counted::new(&presence.waiters.waiting);
-        presence.note_served();
-        assert!(!presence.arm(), "it waits itself");
-        drop(waiting);
-        presence.note_served();
-        assert!(presence.arm());
+        assert!(!presence.arm(Awaited::Connection));
+        assert!(presence.arm(Awaited::Completion));
     }
 
     #[test]
@@ -223,13 +274,11 @@ mod tests {
     #[test]
     fn receiving_waiter_counts_until_it_gives_up() {
         let (waiters, now) = (Waiters::default(), Instant(1_000_000_000));
-        assert!(!waiters.receive(now) && !waiters.any_waiting());
-        let waiting = Counted::new(&waiters.waiting);
-        assert!(!waiters.receive(now) && waiters.any_waiting(), "it sleeps");
+        assert!(!waiters.receive(now), "it sleeps");
         let spinning = Counted::new(&waiters.spinning);
         assert!(waiters.receive(now));
-        drop((spinning, waiting));
-        assert!(!waiters.receive(now) && !waiters.any_waiting());
+        drop(spinning);
+        assert!(!waiters.receive(now));
         waiters.last_catch.store(now.0, SeqCst);
         assert!(waiters.receive(now.after(BETWEEN_WAITS / 2)));
         assert!(!waiters.receive(now.after(BETWEEN_WAITS)));

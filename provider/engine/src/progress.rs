@@ -6,6 +6,7 @@
 use crate::engine::Engine;
 use crate::flow_control::Turn;
 use crate::poller::{Poller, Watch};
+use crate::presence::Awaited;
 use crate::rx_state::{PollSource, Rx};
 use crate::scheduler::{Ready, Task, TimerOwner};
 use roxe_base::clock;
@@ -122,10 +123,11 @@ impl Engine {
         }
     }
 
-    /// Called before the program waits for an event: the background thread takes over.
-    pub fn arm(&self) {
+    /// Called before the program waits for an event that is `awaited`: the background thread takes
+    /// over, unless the program receives itself ([`Engine::before_sleep`]).
+    pub fn arm(&self, awaited: Awaited) {
         self.serve_ready(clock::now());
-        if self.scheduler.presence.arm() {
+        if self.scheduler.presence.arm(awaited) {
             self.scheduler.kick();
         }
     }

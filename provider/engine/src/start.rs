@@ -197,7 +197,7 @@ impl Engine {
             thread.poller().close();
         }
         self.forget_sockets();
-        self.scheduler.presence.waiters.abandon();
+        self.scheduler.presence.abandon();
     }
 }
 

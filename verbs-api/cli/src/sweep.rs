@@ -59,7 +59,7 @@ pub(crate) struct Args {
     /// Runs at a time [default: one for each processor].
     #[arg(short, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     jobs: Option<u16>,
-    /// Time after which a run hangs [default: ten times the first run, and 3 s].
+    /// Time after which a run hangs [default: five times the first run, and 3 s].
     #[arg(long, value_name = "TIME", value_parser = time)]
     timeout: Option<Duration>,
     /// Begin no run but the first after this time; the most different faults come first.
@@ -98,7 +98,8 @@ fn time(text: &str) -> Result<Duration, String> {
     Some(unit * value).filter(|time| !time.is_zero()).ok_or_else(wrong)
 }
 
-/// Time that a run may take beyond ten times the first run.
+/// A run hangs after this many times the first run, and a time for the retries of lost packets.
+const PATIENCE: u32 = 5;
 const GRACE: Duration = Duration::from_secs(3);
 
 /// Longest run for which pairs of weaknesses are tried one by one.
@@ -156,7 +157,7 @@ impl Args {
 
     /// Time after which a run hangs, given one without faults.
     fn limit_after(&self, plain: &Trial) -> Duration {
-        self.timeout.unwrap_or(plain.time * 10 + GRACE)
+        self.timeout.unwrap_or(plain.time * PATIENCE + GRACE)
     }
 }
 

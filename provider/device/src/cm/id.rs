@@ -24,6 +24,9 @@ use roxe_base::lock::{Mutex, MutexGuard, rank};
 use roxe_base::uses::ObjectId;
 use roxe_base::weakest::{Subject, number_for};
 use roxe_check::{Event as CheckEvent, tell};
+use roxe_engine::engine::Engine;
+use roxe_engine::event_wait::Wait;
+use roxe_engine::presence::Awaited;
 use roxe_engine::queue_pair::Deadline;
 use roxe_net::netlink::NextHop;
 use roxe_observe::adapter::Adapter;
@@ -34,7 +37,7 @@ use roxe_wire::Psn;
 use roxe_wire::cm::{CommId, PortSpace};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -44,12 +47,14 @@ use std::{fmt, io};
 pub struct Channel {
     /// Pending events, each with the id that it is for; requests are for the listener.
     pub(super) events: EventQueue<Event>,
+    /// Engine of the id that raised the first event: threads that wait receive for it.
+    engine: OnceLock<Arc<Engine>>,
 }
 
 impl Channel {
     /// Creates a channel. EMFILE: no descriptor is left.
     pub fn create() -> Result<Arc<Self>, Error> {
-        Ok(Arc::new(Self { events: EventQueue::new()? }))
+        Ok(Arc::new(Self { events: EventQueue::new()?, engine: OnceLock::new() }))
     }
 
     /// Descriptor that is readable while events are pending. The channel owns it; it may be polled
@@ -66,13 +71,17 @@ impl Channel {
     /// Waits for the next event. EAGAIN: the descriptor is non-blocking and no event is pending.
     /// EINTR: as `read(2)`.
     pub fn next(&self) -> Result<Event, Error> {
+        let _wait = self.before_wait();
         Ok(fetched(self.events.next()?))
     }
 
-    /// Returns the descriptor to read a unit from, for a caller that sleeps itself; `None` if an
-    /// event is pending. EAGAIN: [`Channel::fd`] is non-blocking and no event is pending.
-    pub fn before_wait(&self) -> io::Result<Option<RawFd>> {
-        self.events.sleep_on()
+    /// Prepares a wait by a caller that sleeps itself: receives what has arrived, and returns the
+    /// descriptor to read a unit from (`None` if an event is pending) and a guard for the wait.
+    /// EAGAIN: [`Channel::fd`] is non-blocking and no event is pending.
+    pub fn before_wait(&self) -> io::Result<(Option<RawFd>, Option<Wait>)> {
+        let sleep_on = self.events.sleep_on()?;
+        let engine = self.engine.get().filter(|_| sleep_on.is_some());
+        Ok((sleep_on, engine.map(|engine| engine.before_sleep(Awaited::Connection, || !self.events.is_empty()))))
     }
 
     /// Returns the next event to a caller of [`Channel::before_wait`]; `slept` is true if it has
@@ -399,7 +408,11 @@ impl Id {
     pub(super) fn raise_in(&self, inner: &Inner, kind: EventKind, status: i32, data: EventData) {
         if let Some(id) = self.me.upgrade().filter(|_| inner.state != State::Destroyed) {
             tell(|| CheckEvent::Connection { id: self.name, kind: &kind, status });
-            self.channel.lock().events.push(self.name, Event { kind, status, id, listener: None, data }, None);
+            let channel = self.channel.lock();
+            if let Some(DeviceAddr { runtime, .. }) = &inner.device_addr {
+                channel.engine.get_or_init(|| Arc::clone(runtime.engine()));
+            }
+            channel.events.push(self.name, Event { kind, status, id, listener: None, data }, None);
         }
     }
 

@@ -40,7 +40,7 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     };
     wait_for_event(
         find,
-        |inner| Ok((inner.channel.before_wait()?, ())),
+        |inner| Ok(inner.channel.before_wait()?),
         |inner, slept| {
             let _turn = inner.turn.lock();
             let Some(next) = inner.channel.take(slept).and_then(|next| deliver(&next)) else { return Ok(false) };
@@ -233,7 +233,7 @@ mod tests {
             let channel = rdma_create_event_channel();
             let copy = |fd| BorrowedFd::borrow_raw(fd).try_clone_to_owned().unwrap();
             let fd = copy((*channel).fd);
-            let mut units = File::from(copy(inner(channel).unwrap().channel.before_wait().unwrap().unwrap()));
+            let mut units = File::from(copy(inner(channel).unwrap().channel.before_wait().unwrap().0.unwrap()));
             let address = channel.expose_provenance();
             let waiting = thread::spawn(move || {
                 let mut event = null_mut();
