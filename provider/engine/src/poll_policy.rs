@@ -104,7 +104,8 @@ impl Background {
     /// enters; it is called only where that matters.
     pub(crate) fn course(&mut self, seen: &WakeUp, is_present: impl FnOnce() -> bool) -> Course {
         let polls_alone = seen.is_muted && seen.since_poll < RECENT;
-        if !seen.is_polled() || !(seen.waiter_receives || polls_alone || is_present()) {
+        // A thread that receives may have been preempted: looking again and again would delay it.
+        if !seen.is_polled() || !(seen.waiter_receives || polls_alone || seen.is_receiving || is_present()) {
             self.unneeded = 0;
             return Course::Serve;
         }
@@ -193,6 +194,7 @@ mod tests {
             (POLLED, false, Course::Serve),
             (none, true, Course::Serve),
             (WakeUp { is_receiving: true, ..none }, true, Course::Leave(UNNEEDED)),
+            (WakeUp { is_receiving: true, ..none }, false, Course::Leave(UNNEEDED)),
             (waiter, false, Course::Leave(FULL)),
             (WakeUp { since_poll: POLLS_WITHIN, ..waiter }, false, Course::Serve),
         ] {
@@ -206,7 +208,7 @@ mod tests {
         let late = WakeUp { since_poll: RECENT, ..muted };
         let mut policy = Background::default();
         assert_eq!(policy.course(&POLLED, || false), Course::Serve, "it may have been the last poll");
-        assert_eq!(policy.course(&late, || false), Course::Serve, "nobody receives since then");
+        assert_eq!(policy.course(&late, || false), Course::Serve, "no thread has received since then");
         assert_eq!(policy.course(&muted, || false), Course::Leave(UNNEEDED));
     }
 
