@@ -12,6 +12,7 @@ use roxe_base::error::Error;
 use roxe_base::own_threads::{Wake, started_by_caller};
 use roxe_net::netlink::LinkEvents;
 use roxe_net::port_owners::owner_of_port;
+use roxe_net::runtime_dir;
 use roxe_net::slot::SlotSocket;
 use roxe_net::status::StatusSocket;
 use roxe_net::steer::Steering;
@@ -103,6 +104,7 @@ impl Engine {
             .and_then(|link_events| poller.watch_for(Woken::LinkEvents, link_events.fd()).map(|()| link_events));
         // One socket serves all engines of the device.
         let status = || {
+            runtime_dir::note_start();
             let socket = StatusSocket::open(self.ifindex()).ok()?;
             poller.watch_for(Woken::Status, socket.fd()).ok().map(|()| Arc::new(socket))
         };

@@ -6,24 +6,21 @@
 
 use crate::bpf::DROP;
 use crate::named;
-use crate::runtime_dir::{self, common_dir};
+use crate::runtime_dir::{self, PORT, common_dir, open_locked};
 use crate::sys;
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::privilege::effective_uid;
 use roxe_wire::{Gid, ROCE_PORT};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::sync::{Arc, Weak};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Longest wait for a process that is agreeing on the port, and the pause between attempts. A
-/// stopped process is passed over.
-const PATIENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(1));
+/// Longest wait for a process that is agreeing on the port.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// The UDP port by which a user claims an address.
 const CLAIM_PORT: u16 = ROCE_PORT + 1;
 
@@ -36,6 +33,7 @@ static CURRENT: Mutex<rank::LocalPort, Weak<LocalPort>> = Mutex::new(Weak::new()
 /// address as the source (`IP_PKTINFO`). But while a socket of one user has a port at the wildcard
 /// address, the kernel refuses that port to other users at every address. The processes of a user
 /// agree on one such port by a file in the common directory, and each holds it while it has links.
+/// A sweep removes the file when no process of the network namespace is left.
 #[derive(Debug)]
 pub struct LocalPort {
     number: u16,
@@ -55,11 +53,7 @@ impl LocalPort {
         if let Some(port) = current.upgrade().filter(|port| port.namespace == namespace) {
             return Ok(port);
         }
-        let path = common_dir()?.join(format!("port-{namespace:x}"));
-        let mut options = File::options();
-        options.read(true).write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        let mut file = options.open(path)?;
-        wait_for_lock(&file)?;
+        let mut file = open_locked(&common_dir()?.join(format!("{PORT}{namespace:x}")), PATIENCE)?;
         let agreed = agree(&mut file);
         // Closing is not enough: a child that is forked meanwhile shares the lock.
         let _ = file.unlock();
@@ -90,18 +84,6 @@ impl LocalPort {
 /// The lock of the current port, for the fork handlers.
 pub fn lock() -> &'static dyn Lockable {
     &CURRENT
-}
-
-fn wait_for_lock(file: &File) -> io::Result<()> {
-    let (limit, pause) = PATIENCE;
-    let begun = Instant::now();
-    loop {
-        match file.try_lock() {
-            Err(TryLockError::WouldBlock) if begun.elapsed() < limit => thread::sleep(pause),
-            Ok(()) | Err(TryLockError::WouldBlock) => return Ok(()),
-            Err(TryLockError::Error(cause)) => return Err(cause),
-        }
-    }
 }
 
 /// Binds the port in `file`, or another one if there is none or another user has it; then writes

@@ -16,19 +16,32 @@ use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::private_dir::{self, are_all_users_mapped, overflow_uid};
 use roxe_base::random;
 use socket2::{Domain, SockAddr, Socket, Type};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
+use std::thread;
+use std::time::{Duration, Instant};
 
 const SWEEPER: &str = "sweeper.lock";
-/// Name of the file that a process opens when it asks for the devices.
-pub const LISTED: &str = "devices.listed";
+/// Beginning of the names of files for a network namespace, whose number follows. A process opens
+/// such a file only while it has a socket with a name.
+pub(super) const PORT: &str = "port-";
+/// Most files of network namespaces that one sweep removes.
+const MOST_UNUSED: usize = 256;
+/// Folder in the runtime directory that `roxe run` watches. It exists if there was such a program.
+const WATCHED: &str = "watched";
+/// Name of the file in it that a process opens when it asks for the devices.
+pub const LISTED: &str = "listed";
+/// Name of the file in it that a process opens when it starts a device.
+pub const STARTED: &str = "started";
+/// Pause between attempts to lock a file.
+const PAUSE: Duration = Duration::from_millis(1);
 /// Longest path of a Unix socket in bytes, without the final zero (`man 7 unix`).
 pub(super) const MAX_PATH: usize = 107;
 /// Longest file name of a socket in bytes: `2-`, a network namespace of 32 bits, `-`, and the
@@ -181,10 +194,48 @@ impl RuntimeDir {
             names.map(|entry| entry.path()).filter(|path| is_dead(&probe, path)).for_each(|path| {
                 let _ = fs::remove_file(path);
             });
+            self.remove_unused_ports();
         }
         // Closing is not enough: a child that is forked meanwhile shares the lock.
         let _ = lock.unlock();
         true
+    }
+
+    /// Removes the files [`PORT`] of network namespaces in which no process has a name. The names
+    /// are read again once the files are locked: a process that got its name later waits for the
+    /// lock, and finds that its file is removed ([`open_locked`]).
+    fn remove_unused_ports(&self) {
+        let lock = |namespace: String| {
+            let path = self.path.join(format!("{PORT}{namespace}"));
+            let file = File::open(&path).ok().filter(|file| file.try_lock().is_ok())?;
+            Some((namespace, path, file))
+        };
+        let (ports, used) = self.namespaces();
+        let locked: Vec<_> = ports.difference(&used).take(MOST_UNUSED).cloned().filter_map(lock).collect();
+        if locked.is_empty() {
+            return;
+        }
+        let (_, used) = self.namespaces();
+        for (namespace, path, file) in locked {
+            if !used.contains(&namespace) {
+                let _ = fs::remove_file(path);
+            }
+            let _ = file.unlock();
+        }
+    }
+
+    /// The network namespaces that have a file [`PORT`], and those in which a process has a name.
+    fn namespaces(&self) -> (BTreeSet<String>, BTreeSet<String>) {
+        let (mut ports, mut used) = (BTreeSet::new(), BTreeSet::new());
+        for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
+            let file = entry.file_name().to_string_lossy().into_owned();
+            if let Some(namespace) = file.strip_prefix(PORT) {
+                ports.insert(namespace.to_owned());
+            } else if let Some(namespace) = file.split('-').nth(1).filter(|_| is_name(&entry)) {
+                used.insert(namespace.to_owned());
+            }
+        }
+        (ports, used)
     }
 
     pub(super) fn open_lock(&self) -> io::Result<File> {
@@ -197,17 +248,53 @@ impl RuntimeDir {
     }
 }
 
+/// Opens the file at `path`, which other processes may remove while they have locked it, and locks
+/// it. A process that keeps the lock for longer than `patience` is passed over.
+pub(super) fn open_locked(path: &Path, patience: Duration) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let begun = Instant::now();
+    loop {
+        let file = options.open(path)?;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) if begun.elapsed() < patience => thread::sleep(PAUSE),
+            Err(TryLockError::Error(cause)) => return Err(cause),
+            Ok(()) | Err(TryLockError::WouldBlock) if file.metadata()?.nlink() > 0 => return Ok(file),
+            Ok(()) | Err(TryLockError::WouldBlock) => {}
+        }
+    }
+}
+
 /// The directory in which the processes of this user find each other, created if needed. Programs
 /// may keep files in it. Errors: EACCES, with the list of candidates, if none can be used.
 pub fn runtime_dir() -> io::Result<PathBuf> {
     RuntimeDir::get().map(|dir| dir.path().to_owned())
 }
 
+/// Folder for [`LISTED`] and [`STARTED`] that `roxe run` watches, created if needed. It is not the
+/// runtime directory, because a watch takes time for each name that the folder ever had.
+///
+/// # Errors
+/// Those of [`runtime_dir`], and of creating the folder.
+pub fn watched_dir() -> io::Result<PathBuf> {
+    let path = runtime_dir()?.join(WATCHED);
+    private_dir::make(&path).map(|folder| folder.path).map_err(io::Error::other)
+}
+
 /// Opens [`LISTED`] once, by which `roxe run` notices that this process has asked for the devices.
 pub fn note_listing() {
     static NOTED: Once = Once::new();
-    // Errors are ignored.
-    NOTED.call_once(|| drop(RuntimeDir::get().and_then(|dir| dir.open_file(LISTED))));
+    NOTED.call_once(|| note(LISTED));
+}
+
+/// Opens [`STARTED`], by which `roxe run` notices that this process uses a device.
+pub fn note_start() {
+    note(STARTED);
+}
+
+/// Errors are ignored: without the folder no program watches it.
+fn note(name: &str) {
+    let _ = RuntimeDir::get().and_then(|dir| dir.open_file(&format!("{WATCHED}/{name}")));
 }
 
 /// The common directory, or without one that of this process, for files shared by all processes of

@@ -2,21 +2,19 @@
 //! once they have ended.
 //!
 //! Some libraries choose their transport themselves and silently bypass roxe, such as Open MPI as
-//! Debian configures it. A process that asks for the devices opens a file in the runtime folder
-//! ([`roxe_provider::runtime_dir`]), and one that opens a device creates another. An inotify watch
+//! Debian configures it. A process that asks for the devices opens a file in a folder
+//! ([`roxe_provider::watched_dir`]), and one that starts a device opens another. An inotify watch
 //! reports both.
 
 use crate::asks;
 use nix::sys::inotify::{AddWatchFlags, Inotify};
-use roxe_provider::LISTED;
+use roxe_provider::{LISTED, STARTED};
 use std::ffi::OsString;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// Bytes of `inotify_event` before its name.
 const HEADER: usize = 16;
-/// A part of the name that an open device has in the runtime folder.
-const DEVICE: &[u8] = b"-status-";
 /// Libraries of Open MPI's launcher and of programs built with it.
 const OPEN_MPI: [&str; 2] = ["libopen-rte.so", "libmpi.so.40"];
 
@@ -32,8 +30,7 @@ pub(crate) struct Opened {
 
 /// Adds devices to the watch.
 pub(crate) fn watch_devices(opened: &Inotify) -> io::Result<()> {
-    let folder = roxe_provider::runtime_dir()?;
-    opened.add_watch(&folder, AddWatchFlags::IN_OPEN | AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO)?;
+    opened.add_watch(&roxe_provider::watched_dir()?, AddWatchFlags::IN_OPEN)?;
     Ok(())
 }
 
@@ -52,9 +49,8 @@ impl Opened {
             let word = |at: usize| header[at..].first_chunk().map_or(0, |word| u32::from_ne_bytes(*word));
             let (mask, len) = (word(4), word(12) as usize);
             let name = rest.get(..len).unwrap_or_default().split(|byte| *byte == 0).next().unwrap_or_default();
-            // After an overflow, a device may have been opened.
-            self.device |= name.windows(DEVICE.len()).any(|part| part == DEVICE)
-                || mask & AddWatchFlags::IN_Q_OVERFLOW.bits() != 0;
+            // After an overflow, a device may have been started.
+            self.device |= name == STARTED.as_bytes() || mask & AddWatchFlags::IN_Q_OVERFLOW.bits() != 0;
             self.list |= name == LISTED.as_bytes();
             let kind = mask & (AddWatchFlags::IN_OPEN | AddWatchFlags::IN_ISDIR).bits();
             self.library |= name.is_empty() && kind == AddWatchFlags::IN_OPEN.bits();
@@ -137,11 +133,11 @@ mod tests {
     fn inotify_events_distinguish_library_list_and_device() {
         let library = event(AddWatchFlags::IN_OPEN, "");
         let list = event(AddWatchFlags::IN_OPEN, LISTED);
-        let other = event(AddWatchFlags::IN_CREATE, "sweeper.lock");
-        // Any process may list the runtime folder, or remove it.
+        let other = event(AddWatchFlags::IN_OPEN, "other");
+        // Any process may list the folder, or remove it.
         let folder = event(AddWatchFlags::IN_OPEN | AddWatchFlags::IN_ISDIR, "");
         let removed = event(AddWatchFlags::IN_IGNORED, "");
-        let device = event(AddWatchFlags::IN_CREATE, "2-a-status-1022-1");
+        let device = event(AddWatchFlags::IN_OPEN, STARTED);
         let read = |events: &[&[u8]]| Opened::read(&mut events.concat().as_slice());
         assert_eq!(read(&[]), Opened::default());
         assert_eq!(read(&[&folder, &removed]), Opened::default());

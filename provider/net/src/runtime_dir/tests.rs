@@ -204,3 +204,41 @@ fn sweep_removes_only_dead_names() {
     assert!(dir.sweep());
     assert!(!dead.exists() && alive.exists() && file.exists());
 }
+
+#[test]
+fn sweep_removes_only_ports_of_unused_namespaces() {
+    let scratch = Scratch::new();
+    let dir = scratch.prepare().unwrap();
+    let port = |namespace: &str| dir.path().join(format!("{PORT}{namespace}"));
+    let [used, unused, locked] = ["1a", "2b", "3c"].map(port);
+    [&used, &unused, &locked].into_iter().for_each(|path| fs::write(path, "40000").unwrap());
+    let _name = UnixDatagram::bind(dir.path().join("2-1a-slot-1-001")).unwrap();
+    let lock = open_locked(&locked, Duration::ZERO).unwrap();
+    assert!(dir.sweep());
+    assert_eq!([&used, &unused, &locked].map(|path| path.exists()), [true, false, true]);
+    lock.unlock().unwrap();
+    assert!(dir.sweep());
+    assert!(!locked.exists());
+}
+
+#[test]
+fn file_removed_before_it_was_locked_is_opened_anew() {
+    let scratch = Scratch::new();
+    let path = scratch.prepare().unwrap().path().join("file");
+    let sweeper = open_locked(&path, Duration::ZERO).unwrap();
+    let opened = thread::scope(|scope| {
+        let opening = scope.spawn(|| open_locked(&path, Duration::from_secs(60)).unwrap());
+        // It has the file open, and waits for the lock.
+        let is_open = || {
+            let files = fs::read_dir("/proc/self/fd").unwrap().flatten();
+            files.filter(|fd| fs::read_link(fd.path()).is_ok_and(|file| file == path)).count() == 2
+        };
+        while !is_open() {
+            thread::yield_now();
+        }
+        fs::remove_file(&path).unwrap();
+        sweeper.unlock().unwrap();
+        opening.join().unwrap()
+    });
+    assert_eq!(opened.metadata().unwrap().ino(), fs::metadata(&path).unwrap().ino());
+}
