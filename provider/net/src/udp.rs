@@ -289,22 +289,27 @@ impl UdpLink {
 
     /// Metadata of `len` received bytes with the control messages `control`.
     fn meta_of(&self, len: usize, src: Gid, src_port: u16, control: &Control) -> RxMeta {
-        let mut meta = RxMeta { src_port, ..RxMeta::alone(len, src, self.gid) };
-        for (level, kind, data) in control.iter() {
-            let value = cmsg::int(data);
-            match (level, kind) {
-                (libc::IPPROTO_UDP, libc::UDP_GRO) => meta.segment = usize::try_from(value).unwrap_or(0).max(1),
-                (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
-                    meta.traffic_class = value.to_le_bytes()[0];
-                }
-                (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
-                    meta.hop_limit = value.to_le_bytes()[0];
-                }
-                _ => {}
-            }
-        }
-        meta
+        meta_of(RxMeta { src_port, ..RxMeta::alone(len, src, self.gid) }, control)
     }
+}
+
+/// Adds the header fields in `control` to the metadata of received bytes.
+#[inline]
+fn meta_of(mut meta: RxMeta, control: &Control) -> RxMeta {
+    for (level, kind, data) in control.iter() {
+        let value = cmsg::int(data);
+        match (level, kind) {
+            (libc::IPPROTO_UDP, libc::UDP_GRO) => meta.segment = usize::try_from(value).unwrap_or(0).max(1),
+            (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                meta.traffic_class = value.to_le_bytes()[0];
+            }
+            (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+                meta.hop_limit = value.to_le_bytes()[0];
+            }
+            _ => {}
+        }
+    }
+    meta
 }
 
 #[cfg(any(test, feature = "testing"))]
@@ -381,6 +386,7 @@ impl LocalSender {
 /// packets leave with DF and identification 0.
 #[derive(Debug)]
 pub struct BareLink {
+    gid: Gid,
     /// Receives at the RoCE port.
     pub receiver: Socket,
     /// `None` if the peer is on another host.
@@ -400,20 +406,23 @@ impl BareLink {
         sys::set_option(receiver.as_raw_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
         let peer_is_here = UdpSocket::bind((peer.to_ip(), 0)).is_ok();
         let local = if peer_is_here { Some(LocalSender::open(gid, 0)?) } else { None };
-        Ok(Self { receiver, local })
+        Ok(Self { gid, receiver, local })
     }
 
-    /// Receives a packet without blocking: its length, source address and port, and the kernel's
-    /// receive time. `None` if there is none.
+    /// Receives a packet without blocking: its metadata and the kernel's receive time. `None` if
+    /// there is none.
     ///
     /// # Errors
     /// As recv(2).
-    pub fn receive(&self, buf: &mut [u8]) -> io::Result<Option<(usize, Gid, u16, SystemTime)>> {
+    pub fn receive(&self, buf: &mut [u8]) -> io::Result<Option<(RxMeta, SystemTime)>> {
         let mut control = Control::new();
         let received = sys::recv(self.receiver.as_raw_fd(), buf, &mut control)?;
         let stamp =
             control.iter().find_map(|(_, kind, data)| cmsg::time(data).filter(|_| kind == libc::SCM_TIMESTAMPNS));
-        Ok(received.map(|(len, src, port)| (len, src, port, stamp.unwrap_or_else(SystemTime::now))))
+        Ok(received.map(|(len, src, src_port)| {
+            let meta = meta_of(RxMeta { src_port, ..RxMeta::alone(len, src, self.gid) }, &control);
+            (meta, stamp.unwrap_or_else(SystemTime::now))
+        }))
     }
 
     /// The socket for sending to the peer.

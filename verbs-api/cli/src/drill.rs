@@ -69,7 +69,8 @@ pub(crate) struct ConformArgs {
     /// Write the cases to this file as JUnit XML.
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
-    /// Write a page of HTML: a table by clause, and the packets of every case that did not pass.
+    /// Write a page of HTML: a table by clause, the packets of every case that did not pass, and
+    /// plots of figures; for two reports, their changes and figures.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Write a badge for a README: JSON for an endpoint of shields.io.
@@ -93,7 +94,6 @@ impl ConformArgs {
             (self.verbose, "--verbose"),
             (self.json.is_some(), "--json"),
             (self.junit.is_some(), "--junit"),
-            (self.html.is_some(), "--html"),
             (self.badge.is_some(), "--badge"),
             (common.captures.is_some(), "--captures"),
             (common.tolerate.is_some(), "--tolerate"),
@@ -129,7 +129,12 @@ pub(crate) fn conform(args: &ConformArgs) -> Result<()> {
         if let Some(option) = args.option_of_runs() {
             return Err(format!("the target {} is a report: {option} needs a run", new.display()).into());
         }
-        return finish_compared(&Comparison::of(&old, &read_report(new)?)?, None);
+        let new = read_report(new)?;
+        let compared = Comparison::of(&old, &new)?;
+        if let Some(path) = &args.html {
+            files::write(path, report::comparison_page(&old, &new, &compared))?;
+        }
+        return finish_compared(&compared, None);
     }
     let mut scripts = conform::catalogue(&args.only)?;
     scripts.retain(|script| !args.skip.iter().any(|word| script.name().contains(word.as_str())));
@@ -158,13 +163,13 @@ pub(crate) fn conform(args: &ConformArgs) -> Result<()> {
     report.facts.push(("judge".to_owned(), format!("roxe {}", env!("CARGO_PKG_VERSION"))));
     report.facts.push(("command".to_owned(), format!("roxe {command}")));
     let value = report::value(&report);
-    let compared = old.map(|old| Comparison::of(&old, &value)).transpose()?;
+    let compared = old.as_ref().map(|old| Comparison::of(old, &value)).transpose()?;
     let write = |path: &Option<PathBuf>, text: &dyn Fn() -> String| {
         path.as_ref().map_or(Ok(()), |path| files::write(path, text()))
     };
     write(&args.json, &|| format!("{value:#}\n"))?;
     write(&args.junit, &|| report::junit(&report))?;
-    write(&args.html, &|| report::page(&report, compared.as_ref()))?;
+    write(&args.html, &|| report::page(&report, compared.as_ref().zip(old.as_ref())))?;
     write(&args.badge, &|| report::badge(&report))?;
     write!(stdout().lock(), "{}", report::text(&report))?;
     match compared {

@@ -2,8 +2,9 @@
 
 mod html;
 mod json;
+mod plots;
 
-pub use html::page;
+pub use html::{comparison_page, page};
 pub(crate) use json::FORMAT;
 pub use json::{badge, value};
 
@@ -262,12 +263,35 @@ pub(crate) mod tests {
         assert!(page.contains("Unsupported cases: 1") && page.contains("b/other"), "{page}");
         assert!(!page.contains("<script") && !page.contains("http"), "self-contained");
         assert!(page.contains("strict: 1 failed") && page.contains("<b>FAIL</b> (strict) a/bad: T"), "{page}");
+        assert!(!page.contains("<svg"), "no figure of several cases");
         assert!(page.contains("<td>acks</td><td>a/good <small>T &lt;a/good&gt;</small></td><td class=\"n\">3</td>"));
         assert!(page.find("id=\"cases\"") < page.find("id=\"clauses\""), "what failed comes first");
         for target in page.split("href=\"#").skip(1).filter_map(|rest| rest.split('"').next()) {
             assert!(page.contains(&format!("id=\"{target}\"")), "#{target} leads nowhere: {page}");
         }
         assert!(page.contains("href=\"#"), "{page}");
+    }
+
+    #[test]
+    fn comparison_page_shows_both_reports_side_by_side() {
+        let new = value(&report());
+        let mut old = new.clone();
+        (old["target"], old["date"]) = ("<old>".into(), "2026-01-02".into());
+        (old["facts"]["kernel"], old["cases"][1]["verdict"]) = ("6.1".into(), "pass".into());
+        let compared = crate::compare::Comparison::of(&old, &new).unwrap();
+        let page = comparison_page(&old, &new, &compared);
+        assert!(page.starts_with("<!DOCTYPE html>") && page.trim_end().ends_with("</html>"));
+        let target = new["target"].as_str().unwrap();
+        for part in [
+            format!("<tr><th>card</th><td>&lt;old&gt;</td><td>{target}</td></tr>"),
+            "<tr><th>FAIL</th><td>1</td><td>1</td></tr>".into(),
+            "<tr><th>kernel</th><td>6.1</td><td></td></tr>".into(),
+            "<td>worse</td><td>a/bad</td><td>pass -&gt; fail</td>".into(),
+            "<th class=\"n\">Median before</th>".into(),
+        ] {
+            assert!(page.contains(&part), "{part}\n{page}");
+        }
+        assert!(!page.contains("<script") && !page.contains("http"), "self-contained");
     }
 
     #[test]

@@ -20,6 +20,7 @@ use roxe_transport::wr::{
 use roxe_wire::{Gid, ImmDt, LKey, Packet, PathMtu, Psn, Qkey, Qpn, RKey};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 /// Number of the first queue pair.
@@ -28,6 +29,8 @@ const FIRST_QPN: u32 = 0x11;
 const FIRST_NEAR: u32 = 0x2a;
 /// Most bytes of a region.
 const MAX_REGION: u32 = 64 << 20;
+/// Line rate in bit/s, with which queue pairs obey CNPs.
+const LINE_RATE: Option<NonZeroU64> = NonZeroU64::new(100_000_000_000);
 /// Most timer or transmit rounds in one step; more mean that the transport hangs.
 const MAX_ROUNDS: usize = 100_000;
 
@@ -275,7 +278,7 @@ impl FarSide for VirtualCard {
         };
         let qpn = FIRST_QPN + self.members.len() as u32;
         let srq_max_sge = new.srq.map(|_| SRQ_MAX_SGE as u32);
-        let config = QpConfig { srq_max_sge, ..QpConfig::new(Qpn::new(qpn), service, caps) };
+        let config = QpConfig { srq_max_sge, line_rate: LINE_RATE, ..QpConfig::new(Qpn::new(qpn), service, caps) };
         let host = SimHost::with_depth(16);
         let srq = new.srq.map(|srq| srq as usize);
         let looked = [0; 2];

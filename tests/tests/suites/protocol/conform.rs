@@ -9,6 +9,7 @@ use roxe_tests::build;
 use roxe_tests::guest::link;
 use roxe_tests::report::{self, Check, Verdict};
 use roxe_tests::veth::{End, Veth};
+use serde_json::Value;
 use std::io::{self, BufRead as _, BufReader};
 use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::{fs, thread};
@@ -40,13 +41,14 @@ pub(crate) fn main() -> ExitCode {
     let gone = Check::new("conform names the case in which the agent is lost", gone);
     let unread = Check::new("conform exits quietly when its reader closes the pipe", unread);
     let long = Check::new("packet that exceeds the link MTU is no failure of the card", long);
+    let marks = Check::new("conform sees the TOS of the card's packets", marks);
     let stopped = Check::new("drill continues after SIGSTOP while it waits for packets", stopped);
     let words: &[&str] = if all { &[] } else { &BETWEEN_HOSTS };
     let between = Check::new("conform over a veth pair supports every case", move || match &veth {
         Some(veth) => conforms_between(veth, words),
         None => Verdict::Skipped("needs root: two network namespaces with a link".into()),
     });
-    report::main(catalogue.chain([drill, manager, gone, unread, long, stopped, between]).collect())
+    report::main(catalogue.chain([drill, manager, gone, unread, long, marks, stopped, between]).collect())
 }
 
 /// A second network namespace, with two addresses of each family here and one there.
@@ -198,6 +200,23 @@ fn stopped() -> Verdict {
         return Verdict::Passed;
     }
     Verdict::Failed(format!("{ended:?}"))
+}
+
+/// roxe sends CNPs with DSCP 48.
+fn marks() -> Verdict {
+    let file = build::target_dir().join("marks.json");
+    let output = roxe(&["conform", "self", "congestion/cnp_by_rate", "--json", &file.to_string_lossy()]);
+    let text = fs::read_to_string(&file).unwrap_or_default();
+    let report: Value = serde_json::from_str(&text).unwrap_or_default();
+    let cases = report["cases"].as_array().map_or(&[][..], Vec::as_slice);
+    let is_dscp = |figure: &&Value| figure["name"] == "cnp_dscp";
+    let dscp = |case: &Value| case["figures"].as_array()?.iter().find(is_dscp)?["median"].as_u64();
+    let dscps: Vec<_> = cases.iter().map(dscp).collect();
+    if output.status.success() && !dscps.is_empty() && dscps.iter().all(|dscp| *dscp == Some(48)) {
+        fs::remove_file(&file).expect("our file");
+        return Verdict::Passed;
+    }
+    Verdict::Failed(format!("{}: {dscps:?}\n{text}", output.status))
 }
 
 /// Longer than any datagram may be.

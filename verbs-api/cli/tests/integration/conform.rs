@@ -56,6 +56,19 @@ fn comparison_of_equal_reports_exits_with_0() {
 }
 
 #[test]
+fn two_reports_are_compared_on_a_page() {
+    let folder = Scratch::new("two");
+    let (old, page) = (folder.path("old.json"), folder.path("page.html"));
+    let output = conform(&["virtual", "requester/rnr_wait", "--json", &old]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let output = conform(&[&old, "--compare", &old, "--html", &page]);
+    assert_eq!((output.status.code(), stderr(&output)), (Some(0), String::new()));
+    let page = fs::read_to_string(page).unwrap();
+    assert_eq!(page.matches("<svg").count(), 1, "a plot of rnr_wait by its timer: {page}");
+    assert_eq!(page.matches("<circle").count(), 16, "a point for each timer of both reports: {page}");
+}
+
+#[test]
 fn case_that_becomes_inconclusive_is_unclear_and_exits_with_0() {
     let folder = Scratch::new("unclear");
     let old = older(&folder, "pass");
@@ -75,7 +88,6 @@ fn options_of_runs_are_refused_for_two_reports() {
     let folder = Scratch::new("options");
     let old = older(&folder, "pass");
     for (option, value) in [
-        ("--html", Some("x")),
         ("--json", Some("x")),
         ("--junit", Some("x")),
         ("--badge", Some("x")),

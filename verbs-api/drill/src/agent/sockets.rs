@@ -1,6 +1,7 @@
 //! The UDP sockets of the near side and of the stranger, a second address without connections.
 
 use crate::mad;
+use roxe_net::link::RxMeta;
 use roxe_net::udp::BareLink;
 use roxe_wire::{Gid, NetHeader, ROCE_PORT};
 use std::collections::BTreeMap;
@@ -145,7 +146,7 @@ impl Sockets {
         loop {
             // 0 would mean no timeout.
             let wait = deadline.saturating_duration_since(Instant::now()).clamp(Duration::from_micros(1), SLICE);
-            match take(near, gid, wait) {
+            match take(near, wait) {
                 Ok(received) if is_of_this_case(&received.1, first) => return Ok(Some(received)),
                 other if timed_out(&other)? && Instant::now() >= deadline => return Ok(None),
                 _ => {}
@@ -169,15 +170,16 @@ fn timed_out<T>(result: &io::Result<T>) -> io::Result<bool> {
     }
 }
 
-fn take(near: &Near, address: Gid, wait: Duration) -> io::Result<Received> {
+fn take(near: &Near, wait: Duration) -> io::Result<Received> {
     let mut buffer = [0; MAX_DATAGRAM];
     near.receiver.set_read_timeout(Some(wait))?;
     near.receiver.peek(&mut buffer[..1])?;
-    let (len, src, src_port, stamp) = near.link.receive(&mut buffer)?.ok_or(io::ErrorKind::WouldBlock)?;
+    let (meta, stamp) = near.link.receive(&mut buffer)?.ok_or(io::ErrorKind::WouldBlock)?;
     // Fails if the clock was set meanwhile.
     let arrived = Instant::now() - stamp.elapsed().unwrap_or_default();
-    let bytes = buffer.get(..len).unwrap_or_default().to_vec();
-    let net = NetHeader { src, dst: address, src_port, hop_limit: 64, ..NetHeader::default() };
+    let bytes = buffer.get(..meta.len).unwrap_or_default().to_vec();
+    let RxMeta { src, src_port, traffic_class, hop_limit, .. } = meta;
+    let net = NetHeader { src, dst: meta.dst, src_port, traffic_class, hop_limit, ..NetHeader::default() };
     // Sockets do not show the IP identification; the ICRC determines it.
     let ident = roxe_wire::icrc::solve_ident(&net, &bytes, 0).unwrap_or_default();
     Ok((NetHeader { ident, ..net }, bytes, arrived))

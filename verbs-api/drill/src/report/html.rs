@@ -1,18 +1,21 @@
 //! The report as a page of HTML.
 
-use super::{WORDS, date, escape, reason, rows, sum, unsteady};
+use super::{WORDS, date, escape, plots, reason, rows, sum, unsteady, value};
 use crate::clauses::Class;
-use crate::compare::{Comparison, Kind, Moved};
+use crate::compare::{Comparison, Kind, Moved, printable};
 use crate::conform::{Lost, Report, Tried};
 use crate::craft::describe;
+use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::time::SystemTime;
 
 const STYLE: &str = "\
 :root{color-scheme:light dark;--text:#222;--back:#fff;--line:#ddd;--soft:#f5f5f5;--faint:#666;--bad:#fdecea;\
---known:#fff6dd;--card:#0a7a45;--near:#0b5fc0;--remark:#b00020;--link:#0b5fc0}\
+--known:#fff6dd;--card:#0a7a45;--near:#0b5fc0;--remark:#b00020;--link:#0b5fc0;--before:#a35a00}\
 @media(prefers-color-scheme:dark){:root{--text:#ddd;--back:#16181c;--line:#3a3d44;--soft:#22252b;--faint:#9aa0a8;\
---bad:#4a2020;--known:#42381a;--card:#5fd39a;--near:#7ab7ff;--remark:#ff8a80;--link:#7ab7ff}}\
+--bad:#4a2020;--known:#42381a;--card:#5fd39a;--near:#7ab7ff;--remark:#ff8a80;--link:#7ab7ff;\
+--before:#e3a857}}\
 body{font:15px/1.4 system-ui,sans-serif;margin:2em auto;max-width:75em;padding:0 1em;color:var(--text);\
 background:var(--back)}a{color:var(--link)}:focus-visible{outline:2px solid var(--link);outline-offset:2px}\
 table{border-collapse:collapse;width:100%}.wide{overflow-x:auto}\
@@ -31,16 +34,22 @@ const SOURCES: &str = "Clauses are in our own words, with their sources in paren
                        Architecture Specification, whose text was not at hand: section numbers are pointers, not \
                        quotations.";
 
-/// Returns a page of HTML, with the comparison with an older report if there is one.
-pub fn page(report: &Report, compared: Option<&Comparison>) -> String {
-    let target = escape(&report.target);
-    let mut page = format!(
+/// Returns the head of a page with this title.
+fn head(title: &str) -> String {
+    format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width\"><title>Conformance of {target}</title>\n\
-         <style>{STYLE}</style></head><body>\n<h1>RoCEv2 conformance</h1>\n<p>{} cases: {}</p>\n",
-        report.tried.len(),
-        sum(WORDS.map(|word| report.count(word))),
-    );
+         <meta name=\"viewport\" content=\"width=device-width\"><title>{}</title>\n\
+         <style>{STYLE}{}</style></head><body>\n",
+        escape(title),
+        plots::STYLE,
+    )
+}
+
+/// Returns a page of HTML, with the comparison with an older report if there is one.
+pub fn page(report: &Report, compared: Option<(&Comparison, &Value)>) -> String {
+    let mut page = head(&format!("Conformance of {}", report.target));
+    let counts = sum(WORDS.map(|word| report.count(word)));
+    let _ = writeln!(page, "<h1>RoCEv2 conformance</h1>\n<p>{} cases: {counts}</p>", report.tried.len());
     let facts = [("card".to_owned(), report.target.clone()), ("date".to_owned(), date(SystemTime::now()))];
     page.push_str("<table class=\"facts\">\n");
     for (name, value) in facts.iter().chain(&report.facts) {
@@ -50,7 +59,7 @@ pub fn page(report: &Report, compared: Option<&Comparison>) -> String {
     for remark in report.lost.as_ref().map(Lost::to_string).into_iter().chain(unsteady(report)) {
         let _ = writeln!(page, "<p class=\"remark\">{}</p>", escape(&remark));
     }
-    compared.into_iter().for_each(|compared| comparison(compared, &mut page));
+    compared.into_iter().for_each(|(compared, _)| comparison(compared, &mut page));
     let mut failed: Vec<_> = report.tried.iter().filter(|tried| tried.outcome.verdict.failure().is_some()).collect();
     failed.sort_by_key(|tried| {
         let verdict = WORDS.iter().position(|word| *word == tried.outcome.verdict.word());
@@ -64,7 +73,7 @@ pub fn page(report: &Report, compared: Option<&Comparison>) -> String {
     page.push_str("</ul>\n");
     failed.iter().enumerate().for_each(|(at, tried)| case(tried, at < OPEN, &mut page));
     unsupported(report, &mut page);
-    figures(report, &mut page);
+    plots::section(&value(report), compared.map(|(_, old)| old), &mut page);
     page.push_str("<h2 id=\"clauses\">Clauses</h2>\n");
     let _ = writeln!(page, "<p>{SOURCES}</p>");
     table(report, &failed, &mut page);
@@ -87,24 +96,34 @@ fn unsupported(report: &Report, page: &mut String) {
     page.push_str("</table>\n");
 }
 
-fn figures(report: &Report, page: &mut String) {
-    let figures = super::figures(report);
-    if figures.is_empty() {
-        return;
+/// Returns a page of HTML that compares two reports that were kept.
+pub fn comparison_page(old: &Value, new: &Value, compared: &Comparison) -> String {
+    let text = |report: &Value, name: &str| report[name].as_str().map(printable).unwrap_or_default();
+    let mut page = head(&format!("Conformance of {}, compared", text(new, "target")));
+    page.push_str("<h1>RoCEv2 conformance: two reports</h1>\n<table class=\"facts\">\n");
+    let _ = writeln!(page, "<tr><th></th><th>Before</th><th>Now</th></tr>");
+    let mut line = |name: &str, values: [String; 2]| {
+        let [before, now] = values.map(|value| escape(&value));
+        let _ = writeln!(page, "<tr><th>{}</th><td>{before}</td><td>{now}</td></tr>", escape(name));
+    };
+    line("card", [old, new].map(|report| text(report, "target")));
+    line("date", [old, new].map(|report| text(report, "date")));
+    let count = |report: &Value, word: &str| report["sums"][word].as_u64().filter(|count| *count > 0);
+    for word in WORDS {
+        let counts = [old, new].map(|report| count(report, &word.to_ascii_lowercase()));
+        if counts != [None; 2] {
+            line(word, counts.map(|count| count.unwrap_or_default().to_string()));
+        }
     }
-    page.push_str("<h2 id=\"figures\">Figures</h2>\n<table><tr><th>Figure</th><th>Case</th>");
-    page.push_str("<th class=\"n\">Values</th><th class=\"n\">Least</th><th class=\"n\">Median</th>");
-    page.push_str("<th class=\"n\">Largest</th></tr>\n");
-    for (series, tried) in figures {
-        let (name, title) = (escape(&tried.name()), escape(&tried.title));
-        let _ = write!(page, "<tr><td>{}</td><td>{name} <small>{title}</small></td>", escape(&series.name));
-        let _ = write!(page, "<td class=\"n\">{}</td>", series.count());
-        series.range().iter().for_each(|value| {
-            let _ = write!(page, "<td class=\"n\">{}</td>", series.unit.show(*value));
-        });
-        page.push_str("</tr>\n");
+    let names = [old, new].into_iter().filter_map(|report| report["facts"].as_object());
+    for name in names.flat_map(serde_json::Map::keys).collect::<BTreeSet<_>>() {
+        line(&printable(name), [old, new].map(|report| text(&report["facts"], name)));
     }
     page.push_str("</table>\n");
+    comparison(compared, &mut page);
+    plots::section(new, Some(old), &mut page);
+    page.push_str("</body></html>\n");
+    page
 }
 
 fn comparison(comparison: &Comparison, page: &mut String) {

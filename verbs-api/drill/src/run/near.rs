@@ -38,8 +38,8 @@ impl Run<'_> {
             self.note_late(self.last + self.let_pass);
         }
         (self.last, self.let_pass) = (self.target.now(), Duration::ZERO);
-        self.give_names(spec, &datagram.bytes);
         self.log.add(self.last, false, datagram.clone());
+        self.give_names(spec, &datagram.bytes);
         self.target.send(&datagram)?;
         Ok(())
     }
@@ -189,10 +189,12 @@ impl Run<'_> {
         Ok(differences)
     }
 
-    /// Names the time of the newest packet and its fields as the script demands.
+    /// Names time, TOS and fields of the newest packet as the script demands.
     fn give_names(&mut self, spec: &Spec, packet: &[u8]) {
         let Some(name) = &spec.named else { return };
         self.names.insert(format!("{name}.at"), self.last.as_nanos() as u64);
+        let tos = self.log.packets().last().map_or(0, |seen| seen.datagram.net.traffic_class);
+        self.names.insert(format!("{name}.tos"), tos.into());
         for field in spec.layout().0.iter().filter(|field| !field.name.starts_with('_')) {
             self.names.insert(format!("{name}.{}", field.name), field.get(packet).unwrap_or_default());
         }

@@ -144,6 +144,15 @@ fn figures_are_measured_from_times_and_counts() {
 }
 
 #[test]
+fn packet_has_its_tos_as_a_name() {
+    let text = "send WRITE_ONLY psn=100 tos=3 as=mark\nexpect CNP as=cnp\n\
+                figure mark number mark.tos\nfigure dscp number cnp.tos/4";
+    let figures = outcome(text).figures;
+    let figures: Vec<_> = figures.iter().map(|figure| (figure.name.as_str(), figure.value)).collect();
+    assert_eq!(figures, [("mark", 3), ("dscp", 48)]);
+}
+
+#[test]
 fn count_names_the_queue_pair_of_a_packet_to_another_one() {
     let outcome = outcome("peer qp r\nsend WRITE_ONLY psn=100 ackreq of=q\ncount ACK of=r for 3ms");
     let failure = outcome.verdict.failure().expect("it fails");
