@@ -12,7 +12,7 @@ const MANAGER: [&str; 2] = ["Connection manager", "Messages of the connection ma
 pub enum Class {
     /// The standard, as public sources give it.
     Strict,
-    /// Known cards and drivers, or a choice of this project.
+    /// Known cards and drivers, an optional part of the standard, or a choice of this project.
     Advisory,
     /// The connection manager: software of the host.
     Host,
@@ -35,7 +35,7 @@ impl Class {
     pub const fn text(self) -> &'static str {
         match self {
             Self::Strict => "rests on the standard, as public sources give it",
-            Self::Advisory => "rests on known cards and drivers, or on a choice of this project",
+            Self::Advisory => "rests on known cards and drivers, on an optional part of the standard, or on a choice of this project",
             Self::Host => "is about the connection manager, which is software of the host and not the card",
         }
     }
@@ -53,7 +53,8 @@ pub(crate) struct Clause {
 
 impl Clause {
     pub(crate) fn class(&self) -> Class {
-        let is_standard = |source: &str| source.starts_with("IBA ") && !source.contains("unverified");
+        let is_weak = |source: &str| ["unverified", "optional"].iter().any(|word| source.contains(word));
+        let is_standard = |source: &str| source.starts_with("IBA ") && !is_weak(source);
         if MANAGER.contains(&self.section.as_str()) {
             Class::Host
         } else if self.sources.split(';').any(|source| is_standard(source.trim())) {
@@ -113,6 +114,10 @@ mod tests {
             ("TIMER-RANGE", Class::Advisory),
             ("DUP-ACK-BOUND", Class::Advisory),
             ("FLUSH-RESERVED", Class::Advisory),
+            ("ATOMIC-WRITE-LENGTH", Class::Advisory),
+            ("CNP-WHEN", Class::Advisory),
+            ("UD-PORT-MTU", Class::Advisory),
+            ("INVALIDATE-REFUSED", Class::Advisory),
             ("CM-MRA", Class::Host),
             ("CM-DREQ-UNKNOWN", Class::Host),
         ] {
