@@ -35,7 +35,9 @@ impl Class {
     pub const fn text(self) -> &'static str {
         match self {
             Self::Strict => "rests on the standard, as public sources give it",
-            Self::Advisory => "rests on known cards and drivers, on an optional part of the standard, or on a choice of this project",
+            Self::Advisory => {
+                "rests on known cards and drivers, on an optional part of the standard, or on a choice of this project"
+            }
             Self::Host => "is about the connection manager, which is software of the host and not the card",
         }
     }

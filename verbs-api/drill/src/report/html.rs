@@ -2,7 +2,7 @@
 
 use super::{WORDS, date, escape, plots, reason, rows, sum, unsteady, value};
 use crate::clauses::Class;
-use crate::compare::{Comparison, Kind, Moved, printable};
+use crate::compare::{Change, Comparison, Kind, Moved, printable};
 use crate::conform::{Lost, Report, Tried};
 use crate::craft::describe;
 use serde_json::Value;
@@ -126,19 +126,26 @@ pub fn comparison_page(old: &Value, new: &Value, compared: &Comparison) -> Strin
     page
 }
 
+/// Writes the changes. Cases that only one report has are collapsed: they may be hundreds.
 fn comparison(comparison: &Comparison, page: &mut String) {
     let _ = writeln!(page, "<h2 id=\"comparison\">Changes</h2>\n<p>{}</p>\n<table>", escape(&comparison.sums()));
-    for change in &comparison.changes {
+    let row = |change: &Change| {
         let class = if change.kind == Kind::Worse { " class=\"bad\"" } else { "" };
-        let (kind, name) = (change.kind.word(), escape(&change.name));
-        let _ =
-            writeln!(page, "<tr{class}><td>{kind}</td><td>{name}</td><td>{}</td></tr>", escape(&change.to_string()));
-    }
+        let (kind, name, change) = (change.kind.word(), escape(&change.name), escape(&change.to_string()));
+        format!("<tr{class}><td>{kind}</td><td>{name}</td><td>{change}</td></tr>\n")
+    };
+    let is_of_one = |change: &&Change| matches!(change.kind, Kind::New | Kind::Gone);
+    page.extend(comparison.changes.iter().filter(|change| !is_of_one(change)).map(row));
     for Moved { name, medians: [old, new] } in &comparison.moved {
         let (name, change) = (escape(name), escape(&format!("{old} -> {new}")));
         let _ = writeln!(page, "<tr><td>figure</td><td>{name}</td><td>{change}</td></tr>");
     }
     page.push_str("</table>\n");
+    let of_one: Vec<_> = comparison.changes.iter().filter(is_of_one).map(row).collect();
+    if !of_one.is_empty() {
+        let (count, rows) = (of_one.len(), of_one.concat());
+        let _ = writeln!(page, "<details><summary>{count} new or gone</summary><table>\n{rows}</table></details>");
+    }
 }
 
 fn table(report: &Report, unpassed: &[&Tried], page: &mut String) {

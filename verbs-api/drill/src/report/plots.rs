@@ -15,7 +15,9 @@ const HEIGHT: f64 = 230.0;
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 14.0;
-const BOTTOM: f64 = 44.0;
+const BOTTOM: f64 = 52.0;
+/// Width of a letter.
+const LETTER: f64 = 7.0;
 /// Distance of the values of two reports from the middle of their place.
 const APART: f64 = 4.0;
 /// Ratio of the largest to the smallest value from which on the axis is logarithmic.
@@ -190,22 +192,22 @@ pub(super) fn section(now: &Value, before: Option<&Value>, page: &mut String) {
     page.push_str("<h2 id=\"figures\">Figures</h2>\n");
     let figures: Vec<Vec<&Row>> =
         rows.chunk_by(|a, b| a.figure == b.figure).map(|figure| figure.iter().collect()).collect();
-    let plotted: Vec<_> = figures.iter().map(|rows| (rows, plots(rows))).filter(|(_, plots)| !plots.is_empty()).collect();
+    let plotted: Vec<_> =
+        figures.iter().map(|rows| (rows, plots(rows))).filter(|(_, plots)| !plots.is_empty()).collect();
     if !plotted.is_empty() {
-        page.push_str("<p>A point is a median, a bar goes from the least to the largest value.");
-        if before.is_some() {
-            page.push_str(" Full points and lines: now. Hollow points and broken lines: before.");
+        let reports =
+            if before.is_some() { " Full points and lines: now. Hollow points and broken lines: before." } else { "" };
+        let _ = writeln!(
+            page,
+            "<p>A point is a median, a bar goes from the least to the largest value.{reports}</p>\n<div class=\"plots\">"
+        );
+        for (rows, plots) in plotted {
+            let values = || rows.iter().flat_map(|row| row.values.iter().flatten());
+            let least = values().map(|values| values.range[0]).min().unwrap_or_default();
+            let most = values().map(|values| values.range[2]).max().unwrap_or_default();
+            let scale = Scale::of(least, most);
+            plots.iter().for_each(|plot| draw(plot, &scale, page));
         }
-        page.push_str("</p>\n");
-    }
-    for (rows, plots) in plotted {
-        let values = rows.iter().flat_map(|row| row.values.iter().flatten());
-        let (least, most) = values.fold((u64::MAX, 0), |(least, most), values| {
-            (least.min(values.range[0]), most.max(values.range[2]))
-        });
-        let scale = Scale::of(least, most);
-        let _ = writeln!(page, "<h3>{}</h3>\n<div class=\"plots\">", escape(&rows[0].figure));
-        plots.iter().for_each(|plot| draw(plot, &scale, page));
         page.push_str("</div>\n");
     }
     table(&rows, before.is_some(), page);
@@ -213,24 +215,25 @@ pub(super) fn section(now: &Value, before: Option<&Value>, page: &mut String) {
 
 fn draw(plot: &Plot<'_>, scale: &Scale, page: &mut String) {
     let row = plot.points[0].1;
-    let label = escape(&format!("{} {}", row.script, plot.title));
+    let (figure, label) = (escape(&row.figure), escape(format!("{} {}", row.script, plot.title).trim()));
     let _ = writeln!(
         page,
-        "<figure><figcaption><small>{}</small></figcaption><svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" \
-         height=\"{HEIGHT}\" role=\"img\" aria-label=\"{} of {}\">",
-        label.trim(),
-        escape(&row.figure),
-        label.trim(),
+        "<figure><figcaption><b>{figure}</b> <small>{label}</small></figcaption><svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
+         width=\"{WIDTH}\" height=\"{HEIGHT}\" role=\"img\" aria-label=\"{figure} of {label}\">",
     );
     for mark in &scale.marks {
         let (y, text) = (scale.y(*mark), escape(&row.unit.show(*mark)));
-        let _ = writeln!(page, "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>", WIDTH - RIGHT);
+        let _ =
+            writeln!(page, "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>", WIDTH - RIGHT);
         let _ = writeln!(page, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{text}</text>", LEFT - 6.0, y + 4.0);
     }
     let place = (WIDTH - LEFT - RIGHT) / plot.points.len() as f64;
     let x = |at: usize| LEFT + place * (at as f64 + 0.5);
+    let longest = plot.points.iter().map(|(value, _)| value.chars().count()).max().unwrap_or_default();
+    let is_narrow = longest as f64 * LETTER > place;
     for (at, (value, _)) in plot.points.iter().enumerate() {
-        let (x, y) = (x(at), HEIGHT - BOTTOM + 16.0);
+        let lower = if is_narrow && at % 2 == 1 { 12.0 } else { 0.0 };
+        let (x, y) = (x(at), HEIGHT - BOTTOM + 16.0 + lower);
         let _ = writeln!(page, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{}</text>", escape(value));
     }
     let _ = writeln!(
@@ -368,10 +371,10 @@ mod tests {
 
     #[test]
     fn hostile_report_is_escaped() {
-        let hostile = report(&[("t=<b>\u{1b}", "<i>", [1; 3]), ("t=\"2", "<i>", [u64::MAX; 3])]);
+        let hostile = report(&[("t=<s>\u{1b}", "<i>", [1; 3]), ("t=\"2", "<i>", [u64::MAX; 3])]);
         let mut page = String::new();
         section(&hostile, Some(&json!([])), &mut page);
-        assert!(!page.contains("<b>") && !page.contains("<i>") && !page.contains("[t=\"2"), "{page}");
+        assert!(!page.contains("<s>") && !page.contains("<i>") && !page.contains("[t=\"2"), "{page}");
         assert!(!page.contains(|c: char| c.is_control() && c != '\n'), "{page}");
     }
 }
