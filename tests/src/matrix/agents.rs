@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Longest time for the checks; the guest's processor is emulated.
-const LIMIT: Duration = Duration::from_secs(400);
+const LIMIT: Duration = Duration::from_secs(600);
 /// Lines of the guest's kernel log that report a broken kernel.
 const TROUBLE: &str = "BUG:|Oops|WARNING:|blocked for more than|soft lockup|general protection";
 /// Time limit for an agent to listen.
@@ -26,6 +26,8 @@ const READY_LIMIT: Duration = Duration::from_secs(60);
 pub struct Agents {
     command: &'static str,
     options: &'static str,
+    /// Rules of netem in the guest; empty for a network without loss.
+    netem: &'static str,
     is_good: fn(&Outcome) -> bool,
     /// Lines of the kernel log that are allowed: known faults of rxe that the command finds.
     known: &'static str,
@@ -37,18 +39,21 @@ const NOTHING: &str = "^$";
 impl Agents {
     /// Its name in the results.
     pub fn name(&self) -> String {
-        format!("agents {} {}", self.command, self.options).trim_end().to_owned()
+        let words = ["agents", self.command, self.netem, self.options];
+        words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
     }
 
     /// Runs it.
     pub fn run(&self, runner: &mut Runner) -> Shown {
         let start = Instant::now();
         let ending = self.try_run(runner).unwrap_or_else(|e| Ending::Failed(e.to_string()));
+        let ending = runner.guest.netem("").map_or_else(|e| Ending::Failed(e.to_string()), |()| ending);
         Shown { name: self.name(), ending, seconds: start.elapsed().as_secs_f32(), tries: 1, capture: None }
     }
 
     fn try_run(&self, runner: &mut Runner) -> io::Result<Ending> {
         runner.set(super::Condition::Clean)?;
+        runner.guest.netem(self.netem)?;
         let (roxe, guest) = (build::roxe(), &runner.guest);
         let (agent, Target { address, token }) = start(guest, Side::Rxe, &[])?;
         let client = format!("{} {} {address} {}", roxe.display(), self.command, self.options);
@@ -113,7 +118,8 @@ fn fell_silent(output: &str) -> bool {
 const REPEATS: u64 = 440;
 
 /// Every check passed.
-const CHECKS: Agents = Agents { command: "check-peer", options: "", is_good: |outcome| outcome.ok, known: NOTHING };
+const CHECKS: Agents =
+    Agents { command: "check-peer", options: "", netem: "", is_good: |outcome| outcome.ok, known: NOTHING };
 
 /// Passes if it ends, whatever it finds, and the honest connection is served all the time. It finds
 /// each time that rxe completes with SUCCESS after an invalid syndrome, and that queue pairs have a
@@ -121,6 +127,7 @@ const CHECKS: Agents = Agents { command: "check-peer", options: "", is_good: |ou
 const FUZZ: Agents = Agents {
     command: "fuzz",
     options: "--seconds 60 --spare",
+    netem: "",
     is_good: |outcome| outcome.output.contains(" packets a second") && !outcome.output.contains("honest connection"),
     known: "rxe_completer|__rxe_cleanup",
 };
@@ -134,13 +141,21 @@ const CONFORM: Agents = Agents {
         env!("CARGO_MANIFEST_DIR"),
         "/conform/rxe-6.1.txt"
     ),
+    netem: "",
     is_good: |outcome| outcome.ok,
     known: "rxe_completer",
 };
 
+/// Lost packets make cases inconclusive, but none fail.
+const CONFORM_WITH_LOSS: Agents = Agents {
+    netem: "loss 1%",
+    is_good: |outcome| outcome.ok || outcome.output.contains("roxe conform: 0 of "),
+    ..CONFORM
+};
+
 /// Every check, the catalogue, and a minute of cases.
 pub fn all() -> Vec<Agents> {
-    vec![CHECKS, CONFORM, FUZZ]
+    vec![CHECKS, CONFORM, CONFORM_WITH_LOSS, FUZZ]
 }
 
 /// The checks of one MTU and family.

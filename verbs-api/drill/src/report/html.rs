@@ -5,6 +5,7 @@ use crate::clauses::Class;
 use crate::compare::{Change, Comparison, Kind, Moved, printable};
 use crate::conform::{Lost, Report, Tried};
 use crate::craft::describe;
+use crate::run::Verdict;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -68,7 +69,12 @@ pub fn page(report: &Report, compared: Option<(&Comparison, &Value)>) -> String 
     let _ = writeln!(page, "<h2 id=\"cases\">Cases that did not pass: {}</h2>\n<ul>", failed.len());
     for class in Class::ALL {
         let (word, count) = (class.word(), report.failed(class).count());
-        let _ = writeln!(page, "<li>{word}: {count} failed. Each {word} case {}.</li>", class.text());
+        let is_tolerated = |tried: &&Tried| tried.class == class && matches!(tried.outcome.verdict, Verdict::Tolerated(..));
+        let tolerated = match report.tried.iter().filter(is_tolerated).count() {
+            0 => String::new(),
+            count => format!(", {count} tolerated"),
+        };
+        let _ = writeln!(page, "<li>{word}: {count} failed{tolerated}. Each {word} case {}.</li>", class.text());
     }
     page.push_str("</ul>\n");
     failed.iter().enumerate().for_each(|(at, tried)| case(tried, at < OPEN, &mut page));
