@@ -262,7 +262,10 @@ pub(crate) mod tests {
         assert!(page.contains("A gap is answered with one sequence NAK"), "the clause itself: {page}");
         assert!(page.contains("Unsupported cases: 1") && page.contains("b/other"), "{page}");
         assert!(!page.contains("<script") && !page.contains("http"), "self-contained");
-        assert!(page.contains("strict: 1 failed, 1 tolerated. ") && page.contains("<b>FAIL</b> (strict) a/bad: T"), "{page}");
+        assert!(
+            page.contains("strict: 1 failed, 1 tolerated. ") && page.contains("<b>FAIL</b> (strict) a/bad: T"),
+            "{page}"
+        );
         assert!(!page.contains("<svg"), "no figure of several cases");
         assert!(page.contains("<td>acks</td><td>a/good <small>T &lt;a/good&gt;</small></td><td class=\"n\">3</td>"));
         assert!(page.find("id=\"cases\"") < page.find("id=\"clauses\""), "what failed comes first");

@@ -69,7 +69,8 @@ pub fn page(report: &Report, compared: Option<(&Comparison, &Value)>) -> String 
     let _ = writeln!(page, "<h2 id=\"cases\">Cases that did not pass: {}</h2>\n<ul>", failed.len());
     for class in Class::ALL {
         let (word, count) = (class.word(), report.failed(class).count());
-        let is_tolerated = |tried: &&Tried| tried.class == class && matches!(tried.outcome.verdict, Verdict::Tolerated(..));
+        let is_tolerated =
+            |tried: &&Tried| tried.class == class && matches!(tried.outcome.verdict, Verdict::Tolerated(..));
         let tolerated = match report.tried.iter().filter(is_tolerated).count() {
             0 => String::new(),
             count => format!(", {count} tolerated"),

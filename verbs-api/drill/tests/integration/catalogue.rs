@@ -44,6 +44,22 @@ fn cases_of_the_catalogue_have_different_names() {
     }
 }
 
+#[test]
+fn deviation_of_rxe_names_a_script_and_a_place_in_its_source() {
+    let scripts = conform::catalogue(&[]).expect("scripts that can be read");
+    let names: Vec<_> = scripts.iter().map(Script::name).collect();
+    let list = include_str!("../../../../tests/conform/rxe-6.1.txt");
+    for line in list.lines().filter(|line| !line.starts_with('#')) {
+        let (case, reason) = line.split_once(": ").expect(line);
+        let script = case.split(" [").next().unwrap_or_default();
+        let is_it = |name: &&str| script.strip_suffix('*').map_or(*name == script, |start| name.starts_with(start));
+        assert!(names.iter().any(is_it), "no script of this name: {line}");
+        let (_, place) = reason.rsplit_once('(').expect(line);
+        let is_place = |part: &str| part.split(' ').any(|word| word.contains(".c"));
+        assert!(place.ends_with(')') && is_place(place), "no place: {line}");
+    }
+}
+
 /// Transcripts of earlier runs keep the number of their day.
 #[test]
 fn manual_has_the_number_of_cases() {
