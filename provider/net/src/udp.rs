@@ -406,7 +406,12 @@ impl BareLink {
         sys::set_option(receiver.as_raw_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
         let peer_is_here = UdpSocket::bind((peer.to_ip(), 0)).is_ok();
         let local = if peer_is_here { Some(LocalSender::open(gid, 0)?) } else { None };
-        Ok(Self { gid, receiver, local })
+        let link = Self { gid, receiver, local };
+        if !gid.is_ipv4() {
+            // The kernel would draw a flow label, which receivers see in the GRH.
+            sys::set_option(link.sender().as_raw_fd(), libc::IPPROTO_IPV6, libc::IPV6_AUTOFLOWLABEL, 0)?;
+        }
+        Ok(link)
     }
 
     /// Receives a packet without blocking: its metadata and the kernel's receive time. `None` if

@@ -25,9 +25,10 @@ impl Refused {
         Self { text: text.into(), errno: libc::EOPNOTSUPP }
     }
 
-    /// Returns true if the card does not support the verb or its arguments.
+    /// Returns true if the card does not support the verb or its arguments, or if its host has too
+    /// few file descriptors.
     pub(crate) const fn is_unsupported(&self) -> bool {
-        matches!(self.errno, libc::EOPNOTSUPP | libc::ENOSYS)
+        matches!(self.errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::EMFILE | libc::ENFILE)
     }
 }
 
@@ -419,5 +420,17 @@ pub trait Target: FarSide + Extensions {
     /// If the target cannot be used.
     fn renew(&mut self) -> Answer<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_without_file_descriptors_is_no_fault_of_the_card() {
+        let refused = |errno| Refused { text: "ibv_create_comp_channel".into(), errno };
+        assert!([libc::EMFILE, libc::ENFILE].iter().all(|errno| refused(*errno).is_unsupported()));
+        assert!(!refused(libc::EINVAL).is_unsupported());
     }
 }
