@@ -9,6 +9,7 @@ use roxe_drill::conform::{self, Lost, Progress, Report};
 use roxe_drill::{AgentCard, Deviations, Script, Target, Verdict, VirtualCard, report};
 use roxe_peer::client;
 use serde_json::Value;
+use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _, stdout};
 use std::net::IpAddr;
@@ -162,6 +163,7 @@ pub(crate) fn conform(args: &ConformArgs) -> Result<()> {
         .join(" ");
     report.facts.push(("judge".to_owned(), format!("roxe {}", env!("CARGO_PKG_VERSION"))));
     report.facts.push(("command".to_owned(), format!("roxe {command}")));
+    report.facts.extend(environment().map(|settings| ("environment".to_owned(), settings)));
     let value = report::value(&report);
     let compared = old.as_ref().map(|old| Comparison::of(old, &value)).transpose()?;
     let write = |path: &Option<PathBuf>, text: &dyn Fn() -> String| {
@@ -176,6 +178,18 @@ pub(crate) fn conform(args: &ConformArgs) -> Result<()> {
         Some(compared) => finish_compared(&compared, report.lost.as_ref()),
         None => finish(&report),
     }
+}
+
+/// Returns the settings of roxe in the environment, without the token of an agent.
+fn environment() -> Option<String> {
+    let text = |text: OsString| text.to_string_lossy().into_owned();
+    let all = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
+    let mut settings: Vec<_> = all
+        .filter(|(name, _)| name.starts_with("ROXE_") && name != token::VARIABLE)
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    settings.sort();
+    (!settings.is_empty()).then(|| settings.join(" "))
 }
 
 /// Reads a report that was kept.

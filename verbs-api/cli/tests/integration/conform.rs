@@ -126,6 +126,20 @@ fn argument_that_is_not_utf_8_is_reported_with_replacements() {
 }
 
 #[test]
+fn report_has_the_settings_of_the_environment_without_the_token() {
+    let folder = Scratch::new("environment");
+    let path = folder.path("report.json");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_roxe"));
+    command.args(["conform", "virtual", "responder/gap_nak", "--json", &path]);
+    let output = command.envs([("ROXE_DCQCN", "on"), ("ROXE_PEER_TOKEN", "0123456789abcdef")]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let facts = json_of(&path)["facts"].clone();
+    let settings = facts["environment"].as_str().unwrap();
+    assert!(settings.split(' ').any(|setting| setting == "ROXE_DCQCN=on"), "{settings}");
+    assert!(!facts.to_string().contains("0123456789abcdef"), "{facts}");
+}
+
+#[test]
 fn file_that_is_no_report_is_refused_before_the_run() {
     let folder = Scratch::new("refused");
     let (text, other) = (folder.file("text.json", "no JSON"), folder.file("other.json", "{\"format\": 2}"));

@@ -17,7 +17,7 @@ const RIGHT: f64 = 14.0;
 const TOP: f64 = 14.0;
 const BOTTOM: f64 = 52.0;
 /// Width of a letter.
-const LETTER: f64 = 7.0;
+const LETTER: f64 = 7.5;
 /// Distance of the values of two reports from the middle of their place.
 const APART: f64 = 4.0;
 /// Ratio of the largest to the smallest value from which on the axis is logarithmic.
