@@ -12,6 +12,7 @@ use crate::poll_policy::spin::{Poll, SpinGovernor};
 use crate::poll_policy::{Background, Course, SERVED, SHORT_TICK, Served, WakeUp};
 use crate::poller::{Poller, Watch, Woken};
 use crate::presence::AWAKE;
+use crate::routes::BEFORE_HELD;
 use crate::rx_state::PollSource;
 use crate::scheduler::Task;
 use crate::thread::{self, Thread};
@@ -25,6 +26,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Weak;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
+
+/// Longest time for which the thread spins before it looks at events other than packets.
+const HELD_ROUND: Duration = Duration::from_millis(1);
 
 struct Sleep {
     watch: Watch,
@@ -116,7 +120,10 @@ impl Engine {
                     return Sleep::muted(self.scheduler.due(Task::Steering), now, experience.policy.tick());
                 }
             }
-            Course::Serve => self.serve_woken(&seen, &experience.governor, now),
+            Course::Serve => {
+                self.serve_woken(&seen, &experience.governor, now);
+                self.await_held(now);
+            }
         }
         presence.muting.unmute();
         experience.policy.note_listening(&seen);
@@ -189,14 +196,28 @@ impl Engine {
         });
     }
 
+    /// Spins while a packet that a fault rule delays is due soon, at most for [`HELD_ROUND`].
+    fn await_held(&self, begun: Instant) {
+        let Some(interceptor) = self.interceptor() else { return };
+        loop {
+            let now = clock::now();
+            let is_near = interceptor.delayed.next().is_some_and(|due| due <= now.after(BEFORE_HELD));
+            if !is_near || now.since(begun) > HELD_ROUND {
+                return;
+            }
+            self.serve(PollSource::Spinning, now);
+            std::thread::yield_now();
+        }
+    }
+
     /// Publishes the next deadline, then reads it again: a thread that adds an earlier one
     /// meanwhile either sees the published one or is seen here.
     fn plan_sleep(&self) -> Sleep {
         self.publish_counters(clock::now());
         loop {
-            let until = self.next_deadline();
+            let until = self.wake_deadline();
             self.scheduler.presence.sleeps_until.store(until.map_or(u64::MAX, |until| until.0), SeqCst);
-            if self.next_deadline() == until {
+            if self.wake_deadline() == until {
                 let now = clock::now();
                 // Packets that entered a ring meanwhile rang no doorbell.
                 let until = if self.rings.prepare_sleep() { Some(now) } else { until };

@@ -15,6 +15,14 @@ use roxe_transport::wr::Av;
 use roxe_wire::{Gid, Qpn};
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// Time by which the background thread wakes before a delayed packet is due, to spin until then.
+pub(crate) const BEFORE_HELD: Duration = Duration::from_micros(80);
+
+fn before_held(due: Instant) -> Instant {
+    Instant(due.0.saturating_sub(BEFORE_HELD.as_nanos() as u64))
+}
 
 impl Engine {
     /// Returns true if a process owns `slot`.
@@ -86,12 +94,19 @@ impl Engine {
         self.scheduler.next_deadline().into_iter().chain(held).min()
     }
 
+    /// Returns the time at which the background thread shall wake: early for a delayed packet,
+    /// because the kernel's timer may be late.
+    pub(crate) fn wake_deadline(&self) -> Option<Instant> {
+        let held = self.interceptor().and_then(|interceptor| interceptor.delayed.next());
+        self.scheduler.next_deadline().into_iter().chain(held.map(before_held)).min()
+    }
+
     /// Delays a packet until `due`; beyond [`MAX_HELD`] packets it is lost.
     pub(crate) fn hold(&self, interceptor: &Interceptor, due: Instant, packet: Held) {
         if !interceptor.delayed.add_up_to(MAX_HELD, due, packet) {
             self.counters().fault_dropped.add(1);
         } else {
-            self.scheduler.wake_for(Some(due));
+            self.scheduler.wake_for(Some(before_held(due)));
         }
     }
 

@@ -22,6 +22,16 @@ const MESSAGE: &[u8] = b"libibverbs: ";
 /// Size of the largest file that is searched for [`MESSAGE`].
 const SEARCHED: u64 = 256 << 20;
 
+/// Functions of libibumad, libibmad, libibnetdisc and libosmvendor that open /dev/infiniband/umad.
+/// ibstat links the same libraries, but only reads files.
+const OPEN_UMAD: [&str; 4] = ["umad_open_port", "mad_rpc_open_port", "ibnd_discover_fabric", "osm_vendor_new"];
+/// Name prefixes of those libraries.
+const UMAD: [&str; 4] = ["libibumad", "libibmad", "libibnetdisc", "libosmvendor"];
+/// The program that scripts of infiniband-diags start, such as ibhosts.
+const DISCOVERY: &str = "ibnetdiscover";
+/// Size of the largest script that is searched for its name.
+const SCRIPT: u64 = 64 << 10;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Asks {
     /// The loader loads libibverbs with the program.
@@ -34,6 +44,18 @@ pub(crate) enum Asks {
 pub(crate) fn of(program: &Path) -> Option<Asks> {
     Elf::open(program)?;
     if needs(program, &VERBS) { Some(Asks::Links) } else { has(program, NAME).then_some(Asks::Names) }
+}
+
+/// Returns true for programs and scripts of infiniband-diags, opensm and others that send management
+/// datagrams by umad.
+pub(crate) fn sends_mads(program: &Path) -> bool {
+    match Elf::open(program) {
+        Some(elf) => {
+            let links = |name: &String| UMAD.iter().any(|prefix| name.starts_with(prefix));
+            elf.needed().iter().any(links) && OPEN_UMAD.iter().any(|name| has(program, name.as_bytes()))
+        }
+        None => program.metadata().is_ok_and(|meta| meta.len() <= SCRIPT) && has(program, DISCOVERY.as_bytes()),
+    }
 }
 
 /// Returns true if a library with one of these name prefixes is loaded with `program`.

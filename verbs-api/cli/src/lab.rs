@@ -33,8 +33,8 @@ use capture::Captures;
 use control::Control;
 use director::Director;
 use host::{Host, step};
-use link::Link;
-use net::{NUMBER, Net, SWITCH, status_of, tc};
+use link::{Link, Shaper};
+use net::{NUMBER, Net, RULES, SWITCH, status_of, tc};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl::set_pdeathsig;
@@ -75,6 +75,9 @@ pub(crate) struct InnerArgs {
     /// Number of this host, from 1.
     #[arg(long, default_value_t = 0)]
     number: u8,
+    /// Queueing discipline of this host's end of the link.
+    #[arg(long)]
+    uplink: Option<String>,
     /// Arguments of `roxe run`; a host without them is idle.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     run: Vec<OsString>,
@@ -147,15 +150,15 @@ pub(crate) fn switch(args: &InnerArgs) -> Result<ExitCode> {
     };
     let links: Vec<Link> =
         plan.hosts.iter().map(|host| net.link.clone().unwrap_or_else(|| host.link.clone())).collect();
-    let rules = impairments(&links)?;
+    let shaper = shaper(&links, mtu)?;
     let mut hosts = Vec::new();
-    for ((number, host), rules) in (1..).zip(&plan.hosts).zip(&rules) {
+    for ((number, host), link) in (1..).zip(&plan.hosts).zip(&links) {
         let run = match (&args.scenario, &host.run) {
             (None, _) => args.run.clone(),
             (Some(_), Some(command)) => with_command(&args.run, command),
             (Some(_), None) => Vec::new(),
         };
-        hosts.push(Host::start(net, number, &with_rules(&run, rules))?);
+        hosts.push(Host::start(net, number, &run, link.uplink(shaper, mtu), &link.fault_rules(shaper))?);
     }
     let mut batch = String::new();
     for (number, host) in (1..).zip(&mut hosts) {
@@ -165,9 +168,10 @@ pub(crate) fn switch(args: &InnerArgs) -> Result<ExitCode> {
         batch += &format!("link set v{number} master br0 up\n");
     }
     ip(&batch)?;
-    for ((number, link), rules) in (1..).zip(&links).zip(&rules) {
-        if !link.text.is_empty() && rules.is_empty() {
-            tc(&format!("v{number}"), link)?;
+    for (number, link) in (1..).zip(&links) {
+        if let Some(qdisc) = link.qdisc(shaper, mtu) {
+            let failed = |cause| format!("cannot impair the link of {}: {cause}", Net::name(number));
+            tc(&format!("v{number}"), &qdisc).map_err(failed)?;
         }
     }
     let ends: Vec<_> = (1..=net.hosts()).map(|number| (format!("v{number}"), Net::name(number))).collect();
@@ -202,6 +206,9 @@ pub(crate) fn host(args: &InnerArgs) -> Result<ExitCode> {
         ip("link set eth0 gso_max_segs 1\n")?;
     }
     ip(&format!("link set lo up\naddr add {address}/{prefix} dev eth0{nodad}\nlink set eth0 up\n"))?;
+    if let Some(uplink) = &args.uplink {
+        tc("eth0", &uplink.split(' ').map(str::to_owned).collect::<Vec<_>>())?;
+    }
     step()?;
     if args.run.is_empty() {
         // Idle until the switch ends; this process is what keeps the namespaces.
@@ -210,7 +217,8 @@ pub(crate) fn host(args: &InnerArgs) -> Result<ExitCode> {
     }
     let list = |of: &dyn Fn(u8) -> String| (1..=net.hosts()).map(of).collect::<Vec<_>>().join(" ");
     let mut run = Command::new(own()?);
-    run.args(["run", "--netdev", "eth0"]).args(&args.run).stdin(Stdio::null());
+    let rules = std::env::var(RULES).unwrap_or_default();
+    run.args(["run", "--netdev", "eth0"]).args(with_rules(&args.run, &rules)).stdin(Stdio::null());
     run.env(NUMBER, number.to_string()).env("LAB_HOSTS", net.hosts().to_string());
     run.env("LAB_NAMES", list(&|number| Net::name(number))).env("LAB_ADDRS", list(&|number| net.address(number)));
     Err(run.exec().into())
@@ -228,19 +236,19 @@ fn show_hosts_file(text: &str) -> io::Result<()> {
     Ok(umount2(place, MntFlags::MNT_DETACH)?)
 }
 
-/// Returns fault rules for each link that stand in for netem where the kernel lacks it, otherwise
-/// empty ones.
-fn impairments(links: &[Link]) -> Result<Vec<String>> {
-    let none = || Ok(vec![String::new(); links.len()]);
-    let Some(link) = links.iter().find(|link| !link.text.is_empty()) else { return none() };
+/// Chooses what impairs the links, by what the kernel has.
+fn shaper(links: &[Link], mtu: u32) -> Result<Shaper> {
+    let Some(wanted) = links.iter().find_map(|link| link.qdisc(Shaper::Netem, mtu)) else { return Ok(Shaper::Netem) };
     ip("link add probe0 type veth peer name probe1\n")?;
-    let is_known = tc("probe0", link).is_ok();
+    let has_netem = tc("probe0", &wanted).is_ok();
     ip("link del probe0\n")?;
-    if is_known {
-        return none();
+    if has_netem {
+        return Ok(Shaper::Netem);
     }
-    eprintln!("roxe lab: this kernel has no netem; fault rules of roxe impair RoCE packets, and no others");
-    Ok(links.iter().map(Link::fault_rules).collect::<Result<_, _>>()?)
+    if links.iter().any(|link| !link.fault_rules(Shaper::Rules).is_empty()) {
+        eprintln!("roxe lab: this kernel has no netem: fault rules of roxe delay and lose RoCE packets, and no others");
+    }
+    Ok(Shaper::Rules)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 use crate::files::{FolderError, base_folder, place_link, private_folder};
 use crate::library::{self, LINKS, LibraryError, SHIM, is_own_program};
 use crate::output::Result;
-use crate::program::{self, Elf, ProgramError};
+use crate::program::{self, ProgramError};
 use crate::view::{self, Shown};
 use crate::{asks, bypass, checkers, stats, unused};
 use roxe_base::private_file::{self, names_process, with_process_id};
@@ -246,7 +246,7 @@ fn prepare(args: &Args) -> Result<Command, RunError> {
     if let Some(why) = &missing {
         eprintln!("roxe run: {} may not use roxe: {why}", Path::new(program).display());
     }
-    if file.as_deref().is_some_and(sends_mads) {
+    if file.as_deref().is_some_and(asks::sends_mads) {
         eprintln!(
             "roxe run: {} sends management datagrams, which roxe does not carry (no /dev/infiniband/umad); ibstat, rdma \
              and roxe devices show devices and links, rdma statistic the counters",
@@ -270,12 +270,6 @@ fn watch(args: &Args, library: &Path, file: Option<&Path>, was_reported: bool) -
         _ = bypass::watch(&watched.about(file.filter(|_| looks), unused, !looks, args.options.explain));
     }
     Ok(())
-}
-
-/// Returns true for the programs of infiniband-diags that need umad, judged by the libraries of the
-/// file; ibstat, which reads /sys only, does without libibmad.
-fn sends_mads(program: &Path) -> bool {
-    Elf::open(program).is_some_and(|elf| elf.needed().iter().any(|name| name.starts_with("libibmad.so")))
 }
 
 /// Returns why a program will not load roxe, judged by its file.

@@ -7,6 +7,7 @@ use crate::interceptor::{self, Fate, Held, Incoming, Interceptor, Origin, Packet
 use crate::queue_pair::QueuePair;
 use crate::run::{Run, header_of, numbered};
 use crate::rx_state::RxState;
+use roxe_base::clock;
 use roxe_net::link::RxMeta;
 use roxe_transport::fault::{Direction, Seen, Verdict};
 use roxe_transport::time::Instant;
@@ -100,6 +101,8 @@ impl Engine {
                 None => self.admit_mads(state, run),
             };
         }
+        // Packets may have arrived after `now`, which was read before they were received.
+        let arrived = clock::now();
         for (arrival, fate) in arrivals.iter().zip(&fates) {
             let verdict = fate.verdict;
             interceptor::count(self.counters(), &verdict);
@@ -125,7 +128,7 @@ impl Engine {
                 if delay.is_zero() {
                     self.deliver_one(state, qp, &packet, now);
                 } else {
-                    self.hold(interceptor, now.after(delay), Held::Incoming(packet));
+                    self.hold(interceptor, arrived.after(delay), Held::Incoming(packet));
                 }
             }
         }
@@ -180,4 +183,45 @@ fn spoil(meta: &RxMeta, arrival: &Arrival<'_>, qpn: Qpn, verdict: &Verdict) -> I
     let traffic_class = interceptor::marked(arrival.net, verdict).traffic_class;
     let meta = RxMeta { len, segment: len.max(1), first_index: arrival.index, traffic_class, ..*meta };
     Incoming { qpn, meta, bytes, rnr: verdict.rnr, is_copy: false }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::private_engine;
+    use roxe_base::config::config;
+    use roxe_wire::{Bth, Header, Kind, Psn, Request, SendTail};
+    use std::process::Command;
+
+    const DELAY: Duration = Duration::from_millis(5);
+
+    /// The rules of a process are read once, so the test is a process of its own.
+    #[test]
+    fn delay_begins_when_a_packet_has_arrived() {
+        let this = "rx::intercepted::tests::process_with_delay";
+        let mut program = Command::new(std::env::current_exe().unwrap());
+        let output = program.args(["--exact", this]).env("ROXE_FAULTS", "delay rx by=5ms").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+
+    #[test]
+    fn process_with_delay() {
+        let config = config().unwrap();
+        if config.faults.is_none() {
+            return;
+        }
+        let (engine, interceptor) = (private_engine(config), Interceptor::open(config, "roxe0").unwrap().unwrap());
+        let send = Kind::RcRequest(Request::SendOnly(SendTail::Plain));
+        let header = Header { bth: Bth::new(Qpn::GSI, Psn::new(1)), kind: send };
+        let mut bytes = vec![0; header.padded_len(0) + icrc::LEN];
+        header.emit(0, &mut bytes[..header.padded_len(0)]).unwrap();
+        let (here, begun) = (roxe_wire::Gid::default(), clock::now());
+        let meta = RxMeta::alone(bytes.len(), here, here);
+        icrc::seal(&header_of(&meta, 0), &mut bytes);
+        let run = Run { meta: &meta, bytes: &bytes, index: 0 };
+        // The visit has read the clock a second before the packet arrived.
+        let early = Instant(begun.0 - Duration::from_secs(1).as_nanos() as u64);
+        engine.deliver_intercepted(&interceptor, &mut engine.rx.lock().state, None, run, early);
+        assert!(interceptor.delayed.next().unwrap() >= begun.after(DELAY));
+    }
 }

@@ -438,9 +438,14 @@ fn management_programs() -> Verdict {
     if !ibstat.status.success() || !text(&ibstat.stdout).contains("CA 'roxe0'") || !ibstat.stderr.is_empty() {
         return Verdict::Failed(said(&ibstat));
     }
-    let perfquery = run(&[roxe(), "run", "--"], &["perfquery"]);
-    let line = "roxe run: perfquery sends management datagrams, which roxe does not carry";
-    if text(&perfquery.stderr).starts_with(line) { Verdict::Passed } else { Verdict::Failed(said(&perfquery)) }
+    for program in ["perfquery", "ibhosts"] {
+        let output = run(&[roxe(), "run", "--"], &[program]);
+        let line = format!("roxe run: {program} sends management datagrams, which roxe does not carry");
+        if !text(&output.stderr).starts_with(&line) {
+            return Verdict::Failed(said(&output));
+        }
+    }
+    Verdict::Passed
 }
 
 fn sum_of_processes() -> Verdict {

@@ -3,7 +3,7 @@
 //! The lab is found in /proc by its process 1, a host by the variable with its number. `nsenter` of
 //! util-linux enters their namespaces.
 
-use super::net::{NUMBER, Net, SWITCH, status_of};
+use super::net::{NUMBER, Net, RULES, SWITCH, status_of};
 use super::scenario;
 use crate::child::own;
 use crate::output::Result;
@@ -139,7 +139,10 @@ fn set_link(lab: Lab, host: u8, state: &str) -> Result<ExitCode> {
 fn shell(lab: Lab, number: u8, command: &[OsString]) -> Result<Command> {
     let (process, variables) = host(lab, number)?;
     let mut shell = enter(process, &["-n", "-m", "-u", "-i", "-p"]);
-    shell.arg(own()?).args(["run", "--netdev", "eth0", "--"]);
+    shell.arg(own()?).args(["run", "--netdev", "eth0"]);
+    let rules = variables.get(OsStr::new(RULES)).filter(|rules| !rules.is_empty());
+    shell.args(rules.map(|rules| OsString::from_iter([OsStr::new("--faults="), rules])));
+    shell.arg("--");
     // Entering a mount namespace leaves this folder.
     shell.args(["sh", "-c", "cd \"$1\" 2>/dev/null; shift; exec \"$@\"", "sh"]).arg(std::env::current_dir()?);
     if command.is_empty() {

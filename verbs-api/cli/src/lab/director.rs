@@ -214,7 +214,9 @@ fn print(mut host: Host, at: usize, text: Option<String>, report: Sender<News>) 
     let copy_errors = thread::Builder::new().spawn(move || {
         for line in lines(errors) {
             of_errors(&line);
-            eprintln!("{name} | {line}");
+            // In one write, because standard output may be the same file and has a lock of its own.
+            let line = format!("{name} | {line}\n");
+            eprint!("{line}");
         }
     })?;
     thread::Builder::new().spawn(move || {

@@ -1,6 +1,6 @@
 //! A host of a lab as the switch holds it, and the steps of its start.
 
-use super::net::{NUMBER, Net};
+use super::net::{NUMBER, Net, RULES};
 use crate::child::own;
 use crate::output::Result;
 use roxe_provider::network_namespace;
@@ -18,12 +18,21 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Starts host `number`, which becomes `roxe run` with the words of `run`.
-    pub(super) fn start(net: &Net, number: u8, run: &[OsString]) -> Result<Self> {
+    /// Starts host `number`, which becomes `roxe run` with the words of `run`. It impairs its end of
+    /// the link by the queueing discipline `uplink` and by fault rules.
+    pub(super) fn start(
+        net: &Net,
+        number: u8,
+        run: &[OsString],
+        uplink: Option<Vec<String>>,
+        rules: &str,
+    ) -> Result<Self> {
         let mut command = Command::new(own()?);
-        command.arg("lab-host").args(net.words()).arg(format!("--number={number}")).arg("--").args(run);
-        // Also for programs that look for the host from outside.
-        command.env(NUMBER, number.to_string());
+        command.arg("lab-host").args(net.words()).arg(format!("--number={number}"));
+        command.args(uplink.map(|words| format!("--uplink={}", words.join(" "))));
+        command.arg("--").args(run);
+        // Also for `roxe lab --shell`, which reads the variables of the first process of a host.
+        command.env(NUMBER, number.to_string()).env(RULES, rules);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {

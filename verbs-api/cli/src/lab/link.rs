@@ -1,18 +1,53 @@
-//! Impairments of a link: words of the command line, arguments of netem, fault rules.
+//! Impairments of a link: words of the command line, arguments of `tc`, fault rules.
+//!
+//! The kernel's netem does all of them. Without it tbf limits the rate, and fault rules delay and
+//! drop packets. Congestion marks are always fault rules: netem marks packets only in place of
+//! losing them.
+//!
+//! A rate limits both directions of a link. Towards the switch the frames of a host wait without
+//! limit, as in front of a network card. Towards the host they wait in a queue of the switch, which
+//! drops those that find it full.
 
 use crate::output::Result;
 use std::str::FromStr;
+use std::time::Duration;
+
+/// Frames that a limited rate lets wait, unless the link says another number. It is netem's own.
+const QUEUE: u32 = 1000;
+/// Frames that wait in front of a host's network card at most. The send buffers of its sockets hold
+/// fewer.
+const UPLINK_QUEUE: u32 = 100_000;
+/// Time for which tbf may send faster after a pause. On a busy machine its timer is late by a part
+/// of it.
+const BURST: Duration = Duration::from_millis(1);
+/// Header of a frame, which limits of tbf count.
+const ETHERNET: u32 = 14;
 
 /// Impairments of a link.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Link {
     /// The words, as they were given.
     pub(super) text: String,
-    rate: Option<String>,
-    delay: Option<String>,
-    jitter: Option<String>,
-    loss: Option<String>,
+    /// In bits per second.
+    rate: Option<f64>,
+    /// Frames that may wait for a limited rate.
+    queue: Option<u32>,
+    /// In microseconds.
+    delay: Option<f64>,
+    /// In microseconds.
+    jitter: Option<f64>,
+    /// In percent.
+    loss: Option<f64>,
+    /// Share of packets that are marked as congested, in percent.
+    ecn: Option<f64>,
 }
+
+/// Units and their factors.
+type Units = [(&'static str, f64)];
+
+const RATES: &Units = &[("kbit", 1e3), ("mbit", 1e6), ("gbit", 1e9)];
+const TIMES: &Units = &[("us", 1.0), ("ms", 1e3), ("s", 1e6)];
+const SHARES: &Units = &[("%", 1.0)];
 
 impl FromStr for Link {
     type Err = String;
@@ -22,94 +57,188 @@ impl FromStr for Link {
         let mut words = text.split_whitespace();
         while let Some(word) = words.next() {
             let (place, value) = match word {
-                "jitter" => (&mut link.jitter, words.next().filter(|value| is_quantity(value, &["us", "ms", "s"]))),
-                "loss" => (&mut link.loss, words.next().filter(|value| is_quantity(value, &["%"]))),
-                _ if is_quantity(word, &["kbit", "mbit", "gbit"]) => (&mut link.rate, Some(word)),
-                _ if is_quantity(word, &["us", "ms", "s"]) => (&mut link.delay, Some(word)),
-                _ => return Err(format!("{word:?} is no rate (10gbit), delay (20us), jitter TIME or loss P%")),
+                "jitter" => (&mut link.jitter, words.next().and_then(|value| quantity(value, TIMES))),
+                "loss" => (&mut link.loss, words.next().and_then(percent)),
+                "ecn" => (&mut link.ecn, words.next().and_then(percent)),
+                "queue" => {
+                    let frames = words.next().and_then(|value| value.parse().ok()).filter(|frames| *frames > 0);
+                    let frames = frames.ok_or("queue needs a number of frames, such as queue 100")?;
+                    if link.queue.replace(frames).is_some() {
+                        return Err("queue: given twice".to_owned());
+                    }
+                    continue;
+                }
+                _ => match (quantity(word, RATES).filter(|rate| *rate > 0.0), quantity(word, TIMES)) {
+                    (rate @ Some(_), _) => (&mut link.rate, rate),
+                    (None, delay @ Some(_)) => (&mut link.delay, delay),
+                    (None, None) => {
+                        return Err(format!(
+                            "{word:?} is no rate (10gbit), delay (20us), jitter TIME, loss P%, ecn P% or queue FRAMES"
+                        ));
+                    }
+                },
             };
-            let value = value.ok_or_else(|| format!("{word} needs a value, such as jitter 5us or loss 0.1%"))?;
-            if place.replace(value.to_owned()).is_some() {
-                return Err(format!("{value}: given twice"));
+            let value =
+                value.ok_or_else(|| format!("{word} needs a value, such as jitter 5us, loss 0.1% or ecn 1%"))?;
+            if place.replace(value).is_some() {
+                return Err(format!("{word}: given twice"));
             }
         }
-        if link.jitter.is_some() && link.delay.is_none() {
-            return Err("jitter needs a delay before it, such as 20us jitter 5us".to_owned());
+        if link.jitter.is_some_and(|jitter| link.delay.is_none_or(|delay| delay < jitter)) {
+            return Err("jitter needs a delay that is not shorter, such as 20us jitter 5us".to_owned());
+        }
+        if link.queue.is_some() && link.rate.is_none() {
+            return Err("queue needs a rate, such as 1gbit queue 100".to_owned());
         }
         Ok(link)
     }
 }
 
-/// Returns the number and the unit of a word such as `20us` or `0.1%`.
-fn quantity(word: &str) -> Option<(f64, &str)> {
+/// Returns the value of a word such as `20us`.
+fn quantity(word: &str, units: &Units) -> Option<f64> {
     let number = word.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == '%');
-    let value = number.parse().ok().filter(|value| *value >= 0.0)?;
-    Some((value, &word[number.len()..]))
+    let value = number.parse().ok().filter(|value: &f64| value.is_finite() && *value >= 0.0)?;
+    let (_, factor) = units.iter().find(|(unit, _)| *unit == &word[number.len()..])?;
+    Some(value * factor)
 }
 
-/// Returns true for a decimal number followed by one of these units.
-fn is_quantity(word: &str, units: &[&str]) -> bool {
-    quantity(word).is_some_and(|(_, unit)| units.contains(&unit))
+/// Returns a share with the six decimals that fault rules have at most.
+fn percent(word: &str) -> Option<f64> {
+    quantity(word, SHARES).filter(|share| *share <= 100.0).map(|share| (share * 1e6).round() / 1e6)
+}
+
+/// What impairs the links of a lab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shaper {
+    Netem,
+    /// tbf and fault rules.
+    Rules,
 }
 
 impl Link {
-    /// Returns the arguments of `tc qdisc add dev DEV root netem`.
-    pub(super) fn netem(&self) -> Vec<String> {
-        let words = [("rate", &self.rate), ("delay", &self.delay), ("", &self.jitter), ("loss", &self.loss)];
-        let given = words.into_iter().filter_map(|(name, value)| Some([name.to_owned(), value.clone()?]));
-        given.flatten().filter(|word| !word.is_empty()).collect()
+    /// Returns the arguments of `tc qdisc add dev DEV root` for the switch's end of a link of this
+    /// MTU; none if nothing is left to the kernel.
+    pub(super) fn qdisc(&self, shaper: Shaper, mtu: u32) -> Option<Vec<String>> {
+        match shaper {
+            Shaper::Netem => words(&self.netem()),
+            Shaper::Rules => words(&self.tbf(mtu, self.queue.unwrap_or(QUEUE))),
+        }
     }
 
-    /// Returns fault rules that do the same to packets that a host receives.
-    pub(super) fn fault_rules(&self) -> Result<String, &'static str> {
-        if self.rate.is_some() {
-            return Err(
-                "this kernel has no netem (sch_netem), and fault rules cannot limit a rate; leave the rate out",
-            );
+    /// Returns the same for the host's end.
+    pub(super) fn uplink(&self, shaper: Shaper, mtu: u32) -> Option<Vec<String>> {
+        match shaper {
+            Shaper::Netem => {
+                words(&Self { rate: self.rate, queue: self.rate.map(|_| UPLINK_QUEUE), ..Self::default() }.netem())
+            }
+            Shaper::Rules => words(&self.tbf(mtu, UPLINK_QUEUE)),
         }
-        let delay = match (&self.delay, &self.jitter) {
-            (Some(delay), Some(jitter)) => Some(format!("delay rx by={delay}..{}", sum(delay, jitter))),
-            (Some(delay), None) => Some(format!("delay rx by={delay}")),
-            (None, _) => None,
+    }
+
+    fn netem(&self) -> String {
+        let mut words = "netem".to_owned();
+        let mut add = |name: &str, value: Option<f64>, unit: &str| {
+            words += &value.map(|value| format!(" {name} {value}{unit}")).unwrap_or_default();
         };
-        let loss = self.loss.as_ref().map(|loss| format!("drop rx {loss}"));
-        Ok([loss, delay].into_iter().flatten().collect::<Vec<_>>().join("; "))
+        add("rate", self.rate, "bit");
+        add("limit", self.queue.map(f64::from), "");
+        add("delay", self.delay, "us");
+        add("", self.jitter, "us");
+        add("loss", self.loss, "%");
+        words
+    }
+
+    fn tbf(&self, mtu: u32, queue: u32) -> String {
+        let (Some(rate), frame) = (self.rate, mtu + ETHERNET) else { return String::new() };
+        let burst = (rate / 8.0 * BURST.as_secs_f64()).max(f64::from(2 * frame));
+        let limit = u64::from(frame) * u64::from(queue);
+        format!("tbf rate {rate}bit burst {burst:.0} limit {limit}")
+    }
+
+    /// Returns fault rules for what the kernel does not do, about packets that a host receives.
+    pub(super) fn fault_rules(&self, shaper: Shaper) -> String {
+        let whole = |micros: f64| micros.round() as u64;
+        let delay = self.delay.filter(|_| shaper == Shaper::Rules).map(|delay| {
+            let jitter = self.jitter.unwrap_or_default();
+            (whole(delay - jitter), whole(delay + jitter))
+        });
+        let delay = delay.filter(|(_, longest)| *longest > 0);
+        let rules = [
+            self.loss.filter(|_| shaper == Shaper::Rules).map(|loss| format!("drop rx {loss}%")),
+            delay.map(|(least, longest)| format!("delay rx by={least}us..{longest}us")),
+            self.ecn.map(|share| format!("ecn rx {share}%")),
+        ];
+        rules.into_iter().flatten().collect::<Vec<_>>().join("; ")
     }
 }
 
-/// Adds two times; fault rules take whole microseconds.
-fn sum(a: &str, b: &str) -> String {
-    let micros = |text: &str| {
-        let (value, unit) = quantity(text).unwrap_or_default();
-        let scale = match unit {
-            "us" => 1.0,
-            "ms" => 1e3,
-            _ => 1e6,
-        };
-        (value * scale) as u64
-    };
-    format!("{}us", micros(a) + micros(b))
+/// Returns the words of a queueing discipline; none if it has no arguments.
+fn words(text: &str) -> Option<Vec<String>> {
+    let words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+    (words.len() > 1).then_some(words)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn link(text: &str) -> Link {
+        text.parse().unwrap()
+    }
+
     #[test]
-    fn link_words_become_netem_or_fault_rules() {
-        let link: Link = "10gbit 20us jitter 5us loss 0.1%".parse().unwrap();
-        assert_eq!(link.netem().join(" "), "rate 10gbit delay 20us 5us loss 0.1%");
-        assert!(link.fault_rules().is_err());
-        let rules = |text: &str| text.parse::<Link>().unwrap().fault_rules().unwrap();
-        assert_eq!(rules("20us jitter 5us loss 0.1%"), "drop rx 0.1%; delay rx by=20us..25us");
-        assert_eq!(rules("1ms"), "delay rx by=1ms");
-        assert!(rules("20us jitter 5us loss 0.1%").parse::<roxe_transport::fault::Rules>().is_ok());
-        assert_eq!(rules(""), "");
+    fn link_becomes_netem_and_rules_for_marks() {
+        let link = link("10gbit queue 50 20us jitter 5us loss 0.1% ecn 2%");
+        let qdisc = link.qdisc(Shaper::Netem, 1500).unwrap();
+        assert_eq!(qdisc.join(" "), "netem rate 10000000000bit limit 50 delay 20us 5us loss 0.1%");
+        assert_eq!(link.uplink(Shaper::Netem, 1500).unwrap().join(" "), "netem rate 10000000000bit limit 100000");
+        assert_eq!(link.fault_rules(Shaper::Netem), "ecn rx 2%");
+    }
+
+    #[test]
+    fn link_without_netem_becomes_tbf_and_rules() {
+        let of = |text: &str| {
+            let (link, qdisc) = (link(text), |words: Vec<String>| words.join(" "));
+            (link.qdisc(Shaper::Rules, 1500).map(qdisc).unwrap_or_default(), link.fault_rules(Shaper::Rules))
+        };
+        let pair = |qdisc: &str, rules: &str| (qdisc.to_owned(), rules.to_owned());
+        assert_eq!(of("1gbit queue 100"), pair("tbf rate 1000000000bit burst 125000 limit 151400", ""));
+        assert_eq!(
+            of("100mbit 1ms"),
+            pair("tbf rate 100000000bit burst 12500 limit 1514000", "delay rx by=1000us..1000us")
+        );
+        let uplink = link("1mbit queue 1").uplink(Shaper::Rules, 1500).unwrap().join(" ");
+        assert_eq!(uplink, "tbf rate 1000000bit burst 3028 limit 151400000");
+        assert_eq!(link("20us").uplink(Shaper::Rules, 1500).or_else(|| link("20us").uplink(Shaper::Netem, 1500)), None);
+        let all = of("20us jitter 5us loss 0.1% ecn 1%");
+        assert_eq!(all, pair("", "drop rx 0.1%; delay rx by=15us..25us; ecn rx 1%"));
+        assert!(all.1.parse::<roxe_transport::fault::Rules>().is_ok());
+        assert_eq!(
+            (of(""), of("0us"), of("1.5ms").1.as_str()),
+            (pair("", ""), pair("", ""), "delay rx by=1500us..1500us")
+        );
     }
 
     #[test]
     fn wrong_link_words_are_refused() {
-        for text in ["fast", "loss", "loss 3", "jitter 5us", "1ms 2ms", "10gbit jitter", "-1ms", "loss -1%"] {
+        for text in [
+            "fast",
+            "loss",
+            "loss 3",
+            "loss 101%",
+            "jitter 5us",
+            "5us jitter 6us",
+            "1ms 2ms",
+            "10gbit jitter",
+            "-1ms",
+            "loss -1%",
+            "NaNus",
+            "0gbit",
+            "queue 5",
+            "1gbit queue 0",
+            "1gbit queue 1 queue 2",
+            "ecn",
+        ] {
             assert!(text.parse::<Link>().is_err(), "{text}");
         }
     }

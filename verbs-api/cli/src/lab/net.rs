@@ -12,6 +12,8 @@ use std::process::{Command, ExitStatus, Stdio};
 pub(super) const SWITCH: &str = "lab-switch";
 /// Variable with the number of a host.
 pub(super) const NUMBER: &str = "LAB_HOST";
+/// Variable with the fault rules that impair the link of a host.
+pub(super) const RULES: &str = "LAB_FAULTS";
 
 /// The network between the hosts. Options precede what a scenario says.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -22,8 +24,8 @@ pub(crate) struct Net {
     /// MTU of the links [default: 1500].
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(MTUS))]
     pub(super) mtu: Option<u32>,
-    /// Impair every link: a rate, a delay, a jitter and losses, such as '10gbit 20us jitter 5us
-    /// loss 0.1%'.
+    /// Impair every link: a rate and its queue, a delay and its jitter, losses and congestion
+    /// marks, such as '1gbit queue 100 20us jitter 5us loss 0.1% ecn 1%'.
     #[arg(long, value_name = "WORDS")]
     pub(super) link: Option<Link>,
     /// Give the hosts IPv6 addresses instead of IPv4 ones.
@@ -85,9 +87,10 @@ impl Net {
     }
 }
 
-pub(super) fn tc(device: &str, link: &Link) -> Result<()> {
+/// Adds a queueing discipline to an interface.
+pub(super) fn tc(device: &str, qdisc: &[String]) -> Result<()> {
     let mut command = Command::new("tc");
-    command.args(["qdisc", "add", "dev", device, "root", "netem"]).args(link.netem());
+    command.args(["qdisc", "add", "dev", device, "root"]).args(qdisc);
     let output =
         command.stdin(Stdio::null()).output().map_err(|cause| format!("cannot start tc of iproute2: {cause}"))?;
     let said = String::from_utf8_lossy(&output.stderr);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use toml::{Table, Value};
 
 /// A lab.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Scenario {
     pub(super) mtu: Option<u32>,
     pub(super) ipv6: bool,
@@ -22,7 +22,7 @@ pub(super) struct Scenario {
 }
 
 /// A host of a lab.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Host {
     pub(super) link: Link,
     /// Command for `sh -c`; a host without one stays idle until the others have ended.
