@@ -23,6 +23,10 @@ pub(crate) fn main() -> ExitCode {
         Check::new("lab: rping between two hosts of an ordinary user", || rping(&UNPRIVILEGED, &[], "host1")),
         Check::new("lab: rping over IPv6", || rping(&[], &["--ipv6"], "fd89::1")),
         Check::new("lab: rping with losses", || rping(&[], &["--link", "50us loss 2%"], "host1")),
+        Check::new("lab: rate of a link is not exceeded", rate_is_kept),
+        Check::new("lab: rate of a link is not exceeded for an ordinary user", rate_is_kept_for_others),
+        Check::new("lab: delay of a link is not undercut", delay_is_kept),
+        Check::new("lab: shells and idle hosts have the fault rules of their link", rules_reach_shells),
         Check::new("lab: each host has its name, address, interface and card", hosts_differ),
         Check::new("lab: failing host ends the others and sets the exit status", failure_ends_all),
         Check::new("lab: kill -9 leaves nothing behind", nothing_is_left),
@@ -323,6 +327,84 @@ fn rping(prefix: &[&str], options: &[&str], address: &str) -> Verdict {
             Verdict::Passed
         }
         Ok(output) => Verdict::Failed(text_of(&output)),
+        Err(verdict) => verdict,
+    }
+}
+
+/// Server and client of a program of perftest.
+fn perftest(program: &str) -> String {
+    format!(
+        "if [ $LAB_HOST = 1 ]; then exec {program} -F -x 0 >&2; fi
+        for i in $(seq 100); do {program} -F -x 0 host1 && exit 0; sleep 0.1; done; exit 1"
+    )
+}
+
+/// Runs a program of perftest over links with these words. Returns the numbers of its last line.
+fn figures(prefix: &[&str], link: &str, program: &str) -> Result<Vec<f64>, Verdict> {
+    if let Some(missing) = program.split(' ').next().filter(|program| !installed(program)) {
+        return Err(Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)")));
+    }
+    let output = output(&mut lab(prefix, &["--link", link], &perftest(program)))?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let numbers = |line: &str| {
+        let words = line.strip_prefix("host2 | ")?.split_whitespace();
+        words.map(|word| word.parse().ok()).collect::<Option<Vec<f64>>>().filter(|numbers| numbers.len() > 3)
+    };
+    let last = said.lines().filter_map(numbers).next_back();
+    last.filter(|_| output.status.success()).ok_or_else(|| Verdict::Failed(text_of(&output)))
+}
+
+fn rate_is_kept() -> Verdict {
+    rate(&[])
+}
+
+fn rate_is_kept_for_others() -> Verdict {
+    if link::is_root() {
+        rate(&UNPRIVILEGED)
+    } else {
+        Verdict::Skipped("takes root, to become an ordinary user".into())
+    }
+}
+
+/// A part of 1/50 is what tbf sends at once after a pause.
+fn rate(prefix: &[&str]) -> Verdict {
+    match figures(prefix, "20mbit queue 50", "ib_write_bw -s 65536 -n 20 --report_gbits") {
+        Ok(figures) if (0.0..=0.0204).contains(&figures[3]) => Verdict::Passed,
+        Ok(figures) => Verdict::Failed(format!("{figures:?}: more than 0.02 Gb/s on average")),
+        Err(verdict) => verdict,
+    }
+}
+
+/// A READ crosses both links.
+fn delay_is_kept() -> Verdict {
+    match figures(&[], "50us", "ib_read_lat -s 64 -n 2000") {
+        Ok(figures) if figures[2] >= 100.0 => Verdict::Passed,
+        Ok(figures) => Verdict::Failed(format!("{figures:?}: less than 100 us at least")),
+        Err(verdict) => verdict,
+    }
+}
+
+/// The third host has no command.
+fn rules_reach_shells() -> Verdict {
+    let folder = folder("shells");
+    let file = in_folder(&folder, "lab.toml");
+    let roxe = build::roxe().display().to_string();
+    let text = format!(
+        "hosts = 3
+        link = \"ecn 1%\"
+        [[host]]
+        run = \"{roxe} lab --shell 3 -- ibv_devinfo\"
+        [[host]]
+        run = \"echo $LAB_FAULTS\""
+    );
+    fs::write(&file, text).unwrap();
+    match output(roxe_lab(&["timeout", "60"], &[&file]).current_dir(&*folder)) {
+        Ok(output) => {
+            let said = text_of(&output);
+            let lines = ["ecn 1% rx: 0 packets matched", "host2 | ecn rx 1%"];
+            let is_good = output.status.success() && lines.iter().all(|line| said.contains(line));
+            if is_good { Verdict::Passed } else { Verdict::Failed(said) }
+        }
         Err(verdict) => verdict,
     }
 }
