@@ -249,11 +249,14 @@ fn among(maps: &[u8], is_ours: impl Fn(&Path) -> bool) -> Loaded {
     for line in maps.split(|byte| *byte == b'\n') {
         let Some(at) = line.iter().position(|byte| *byte == b'/') else { continue };
         let path = Path::new(OsStr::from_bytes(line.get(at..).unwrap_or_default()));
-        let begins = |begin: &[u8]| path.file_name().is_some_and(|name| name.as_bytes().starts_with(begin));
-        if (begins(VERBS.as_bytes()) || begins(library::LIBRARY.as_bytes())) && is_ours(path) {
+        let name = path.file_name().unwrap_or_default().as_bytes();
+        // Extension modules of pyverbs are called libibverbs_enums and libibverbs.cpython.
+        let is_verbs =
+            name.strip_prefix(VERBS.as_bytes()).is_some_and(|end| end.starts_with(b".so") || end.starts_with(b"-"));
+        if (is_verbs || name.starts_with(library::LIBRARY.as_bytes())) && is_ours(path) {
             return Loaded::Ours;
         }
-        if begins(VERBS.as_bytes()) {
+        if is_verbs {
             other = Some(path.to_owned());
         }
     }
@@ -345,6 +348,8 @@ mod tests {
         assert_eq!(among(line("/usr/lib/libc.so.6").as_bytes(), ours), Loaded::Nothing);
         let other = Loaded::Other("/home/me/libs/libibverbs-1a2b3c4d.so.1.14".into());
         assert_eq!(among(own.as_bytes(), ours), other);
+        let modules = ["/x/pyverbs/libibverbs_enums.cpython-311.so", "/x/pyverbs/libibverbs.cpython-311.so"];
+        assert_eq!(among(modules.map(line).concat().as_bytes(), ours), Loaded::Nothing);
         assert_eq!(among((own + &line("/opt/lib/libroxe.so")).as_bytes(), ours), Loaded::Ours);
     }
 

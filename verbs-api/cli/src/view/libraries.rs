@@ -71,7 +71,8 @@ fn of_prefixes(program: Option<&Path>) -> impl Iterator<Item = PathBuf> {
 fn own_prefixes(program: &Path) -> Vec<PathBuf> {
     let of = |path: PathBuf| Some(path.parent()?.parent()?.to_owned());
     let environment = var_os("VIRTUAL_ENV").map(PathBuf::from);
-    let prefixes = [of(program.to_owned()), program.canonicalize().ok().and_then(of), environment];
+    let named = std::path::absolute(program).ok();
+    let prefixes = [named.and_then(of), program.canonicalize().ok().and_then(of), environment];
     prefixes.into_iter().flatten().filter(|prefix| prefix.is_absolute()).collect()
 }
 
@@ -143,6 +144,13 @@ mod tests {
         fs::create_dir_all(packages.join("nixl")).unwrap();
         let path = std::env::join_paths([Path::new("/nonexistent"), &*packages]).unwrap();
         assert_eq!(wheels(&path), [packages.join("nixl.libs")]);
+    }
+
+    #[test]
+    fn relative_program_has_the_environment_of_its_folder() {
+        let here = std::env::current_dir().unwrap();
+        assert!(own_prefixes(Path::new("venv/bin/python3")).contains(&here.join("venv")));
+        assert!(own_prefixes(Path::new("bin/python3")).contains(&here));
     }
 
     #[test]
