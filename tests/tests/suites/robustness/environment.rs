@@ -13,6 +13,7 @@ use std::time::Duration;
 use std::{env, io};
 
 mod chroot;
+mod containers;
 mod seccomp;
 
 const LIMIT: Duration = Duration::from_secs(40);
@@ -57,6 +58,7 @@ pub(crate) fn main() -> ExitCode {
     let mut checks: Vec<Check> = environments().into_iter().map(check).collect();
     checks.push(Check::new("port 4791 taken by another program is reported", foreign_port));
     checks.extend(chroot::checks());
+    checks.extend(containers::checks());
     report::main(checks)
 }
 
