@@ -2,6 +2,7 @@
 //! without leftovers.
 
 use roxe_tests::build;
+use roxe_tests::cc::Compiled;
 use roxe_tests::files::Scratch;
 use roxe_tests::guest::link;
 use roxe_tests::pair::{UNPRIVILEGED, installed};
@@ -37,6 +38,8 @@ pub(crate) fn main() -> ExitCode {
         Check::new("lab: wrong scenario is refused with its place", scenario_refused),
         Check::new("lab: RC survives a link that is cut and healed by hand", || survives_cut(&[])),
         Check::new("lab: RC of an ordinary user survives a cut link", || survives_cut(&UNPRIVILEGED)),
+        Check::new("lab: MPI over three hosts", || mpi(&[])),
+        Check::new("lab: MPI over three hosts of an ordinary user", || mpi(&UNPRIVILEGED)),
         Check::new("lab: each link is captured", captures),
     ])
 }
@@ -280,6 +283,47 @@ fn cut_and_heal(prefix: &[&str], process: &str) -> Verdict {
         }
     }
     Verdict::Passed
+}
+
+/// Each host has one rank. The page shows the script by which mpirun reaches the other hosts.
+fn mpi(prefix: &[&str]) -> Verdict {
+    if !prefix.is_empty() && !link::is_root() {
+        return Verdict::Skipped("takes root, to become an ordinary user".to_owned());
+    }
+    if let Some(missing) = ["mpicc.openmpi", "mpirun.openmpi"].into_iter().find(|tool| !installed(tool)) {
+        return Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)"));
+    }
+    let folder = folder("mpi");
+    let tag = format!("lab-{}", prefix.len());
+    let exchange = match Compiled::new("mpicc.openmpi", "mpi/exchange.c", &[], &tag) {
+        Ok(exchange) => exchange,
+        Err(why) => return Verdict::Failed(why),
+    };
+    let page = include_str!("../../../../docs/how-to/several-hosts.md");
+    let (_, script) = page.split_once("```sh,file=rsh.sh\n").expect("the page has the script");
+    let (script, _) = script.split_once("```").expect("the script ends");
+    let text = r#"
+        hosts = 3
+        [[host]]
+        run = """
+        exec mpirun.openmpi --allow-run-as-root --host host1,host2,host3 --mca plm_rsh_agent "sh $PWD/rsh.sh" \
+            --mca pml ucx --mca btl ^openib,ofi -x UCX_TLS=rc_v,self ./exchange
+        """
+    "#;
+    let files = fs::write(folder.join("rsh.sh"), script)
+        .and_then(|()| fs::write(folder.join("lab.toml"), text))
+        .and_then(|()| fs::copy(&exchange.program, folder.join("exchange")));
+    if let Err(e) = files {
+        return Verdict::Failed(e.to_string());
+    }
+    let bin = build::roxe().parent().map(|bin| bin.display().to_string()).unwrap_or_default();
+    let mut lab = roxe_lab(&[prefix, &["timeout", "60"]].concat(), &[&in_folder(&folder, "lab.toml")]);
+    lab.current_dir(&*folder).env("HOME", &*folder).env("PATH", format!("{bin}:/usr/bin:/bin:/usr/sbin:/sbin"));
+    match output(&mut lab) {
+        Ok(output) if output.status.success() && text_of(&output).contains("bytes as expected") => Verdict::Passed,
+        Ok(output) => Verdict::Failed(text_of(&output)),
+        Err(verdict) => verdict,
+    }
 }
 
 fn captures() -> Verdict {
