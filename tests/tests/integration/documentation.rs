@@ -140,12 +140,18 @@ fn pages() -> Vec<PathBuf> {
 }
 
 #[test]
-fn debian_packages_that_work_name_their_suites() {
+fn packages_that_work_name_their_suites() {
+    for page in ["docs/reference/debian.md", "docs/reference/pypi.md"] {
+        judge_packages(&fs::read_to_string(root().join(page)).unwrap());
+    }
+}
+
+/// Checks that each row of a table has a result and what goes with it.
+fn judge_packages(page: &str) {
     let suites: BTreeSet<String> = files::below(&root().join("tests/tests/suites"), "rs")
         .iter()
         .filter_map(|file| Some(file.file_stem()?.to_str()?.to_owned()))
         .collect();
-    let page = fs::read_to_string(root().join("docs/reference/debian.md")).unwrap();
     let rows: Vec<Vec<&str>> =
         page.lines().filter(|line| line.starts_with("| ")).skip(1).map(|line| line.split('|').collect()).collect();
     assert!(rows.len() > 20);

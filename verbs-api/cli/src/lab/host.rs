@@ -18,8 +18,8 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Starts host `number`, which becomes `roxe run` with the words of `run`. It impairs its end of
-    /// the link by the queueing discipline `uplink` and by fault rules.
+    /// Starts host `number`, which becomes `roxe run` with the words of `run`. It impairs its end
+    /// of the link by the queueing discipline `uplink` and by fault rules.
     pub(super) fn start(
         net: &Net,
         number: u8,
