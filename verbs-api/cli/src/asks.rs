@@ -46,8 +46,8 @@ pub(crate) fn of(program: &Path) -> Option<Asks> {
     if needs(program, &VERBS) { Some(Asks::Links) } else { has(program, NAME).then_some(Asks::Names) }
 }
 
-/// Returns true for programs and scripts of infiniband-diags, opensm and others that send management
-/// datagrams by umad.
+/// Returns true for programs and scripts of infiniband-diags, opensm and others that send
+/// management datagrams by umad.
 pub(crate) fn sends_mads(program: &Path) -> bool {
     match Elf::open(program) {
         Some(elf) => {
