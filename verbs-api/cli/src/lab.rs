@@ -105,7 +105,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         switch.arg("--").args(&args.command);
     }
     // The first child after `unshare` is process 1 of the namespace.
-    Ok(ExitCode::from(status_of(switch.status()?)))
+    let status = switch.status()?;
+    // Opening the folder removes what killed programs have left there.
+    let _ = roxe_provider::runtime_dir();
+    Ok(ExitCode::from(status_of(status)))
 }
 
 /// Returns the file if the command is a scenario.
