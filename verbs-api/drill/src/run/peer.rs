@@ -14,6 +14,16 @@ const INTERVAL: Duration = Duration::from_millis(5);
 /// side, shorter than a step waits for a packet.
 const ACK_TIMEOUT: u64 = 16;
 
+/// Returns the sum of the 16-bit words in ones' complement, as IP headers have it.
+fn ones_complement_sum(bytes: &[u8]) -> u16 {
+    let word = |pair: &[u8]| u64::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)]));
+    let mut sum: u64 = bytes.chunks(2).map(word).sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
+
 impl Run<'_> {
     pub(super) fn peer(&mut self, peer: &Peer) -> Result<(), Stop> {
         match peer {
@@ -34,6 +44,7 @@ impl Run<'_> {
             Peer::Deregister(name) => self.target.deregister(self.world.region(name)?.mr)?,
             Peer::Srq { name, pd, xrcd } => self.create_srq(name, pd.as_ref(), xrcd.as_ref())?,
             Peer::Qp(spec) => self.create_qp(spec)?,
+            Peer::Restart(spec) => self.restart(spec)?,
             Peer::Modify(modify) => self.modify(modify)?,
             Peer::Destroy(name) => self.target.destroy_qp(self.world.tie(Some(name))?.qp)?,
             Peer::Post(post) => {
@@ -70,6 +81,7 @@ impl Run<'_> {
         let mut change = self.change(&modify.numbers)?;
         change.to.clone_from(&modify.to);
         change.migration.clone_from(&modify.migration);
+        change.access = modify.access;
         if modify.alternate {
             let stranger = self.card.near[1];
             if stranger.is_zero() {
@@ -114,6 +126,15 @@ impl Run<'_> {
                     Ok(differ.is_none().then_some(()))
                 })?;
                 differ.map_or(Ok(()), |text| Err(differs(format!("{} bytes of {mr}", wanted.len()), text)))
+            }
+            Peer::Checksum { mr, at, len } => {
+                let region = self.world.region(mr)?;
+                let at = at.as_ref().map_or(Ok(0), |at| at.value(&self.names))?;
+                let bytes = self.target.read(region.mr, at, len.value(&self.names)?)?;
+                match ones_complement_sum(&bytes) {
+                    0xffff => Ok(()),
+                    sum => Err(differs(format!("a checksum that makes the sum of {mr} 0xffff"), format!("{sum:#x}"))),
+                }
             }
             Peer::Event { name, within } => {
                 let found = self.wait(within.as_ref(), |run| {
@@ -212,14 +233,10 @@ impl Run<'_> {
 
     fn create_qp(&mut self, spec: &QpSpec) -> Result<(), Stop> {
         let number = |name, usual| self.attribute(&spec.numbers, name, usual);
-        let mtu = number("mtu", u64::from(self.card.max_mtu.min(1024)))?;
-        if mtu > u64::from(self.card.max_mtu) {
-            return Err(Stop::Unsupported(format!("the port carries {} bytes, not {mtu}", self.card.max_mtu)));
-        }
-        let (rq_psn, sq_psn) = (number("rq_psn", 100)?, number("sq_psn", 500)?);
         let qkey = number("qkey", 0x1111_1111)? as u32;
         let caps = [number("sends", 64)?, number("receives", 64)?, number("sges", 4)?, number("inline", 64)?];
         let cqe = number("cqe", 256)? as u32;
+        let begins = self.begins(spec)?;
         let srq = spec.srq.as_ref().map(|name| Ok::<_, Stop>(known(&self.world.srqs, "shared queue", name)?.srq));
         let xrcd = self.world.xrc_domain(spec.xrcd.as_ref())?;
         let cq = self.target.create_cq(cqe)?;
@@ -233,15 +250,41 @@ impl Run<'_> {
         };
         let (qp, qpn) = self.target.create_qp(&new)?;
         let near = self.card.first_near + self.world.ties.len() as u32;
-        let tie = Tie { name: spec.name.clone(), qp, cq, qpn, near, qkey, is_datagram: spec.service == "UD" };
-        let values = [("qpn", qpn.into()), ("near", near.into()), ("psn", rq_psn), ("first", sq_psn), ("mtu", mtu)];
-        for (part, value) in values {
-            self.name(&spec.name, part, value);
-        }
-        for change in self.ladder(spec, &tie, [mtu, rq_psn, sq_psn])? {
-            self.target.modify_qp(qp, &change)?;
-        }
+        let name = self.world.indexed(&spec.name);
+        self.name(&name, "qpn", qpn.into());
+        self.name(&name, "near", near.into());
+        let tie = Tie { name, qp, cq, qpn, near, qkey, is_datagram: spec.service == "UD" };
+        self.connect_qp(spec, &tie, begins)?;
         self.world.ties.push(tie);
+        Ok(())
+    }
+
+    /// Resets a queue pair and connects it again.
+    fn restart(&mut self, spec: &QpSpec) -> Result<(), Stop> {
+        let tie = self.world.tie(Some(&spec.name))?.clone();
+        let begins = self.begins(spec)?;
+        self.target.modify_qp(tie.qp, &Change { to: "RESET".into(), ..Change::default() })?;
+        self.connect_qp(spec, &tie, begins)
+    }
+
+    /// Returns the path MTU and both first PSNs of a queue pair.
+    fn begins(&self, spec: &QpSpec) -> Result<[u64; 3], Stop> {
+        let number = |name, usual| self.attribute(&spec.numbers, name, usual);
+        let mtu = number("mtu", u64::from(self.card.max_mtu.min(1024)))?;
+        if mtu > u64::from(self.card.max_mtu) {
+            return Err(Stop::Unsupported(format!("the port carries {} bytes, not {mtu}", self.card.max_mtu)));
+        }
+        Ok([mtu, number("rq_psn", 100)?, number("sq_psn", 500)?])
+    }
+
+    /// Brings a queue pair from RESET to the state that the script wants.
+    fn connect_qp(&mut self, spec: &QpSpec, tie: &Tie, begins: [u64; 3]) -> Result<(), Stop> {
+        for (part, value) in ["mtu", "psn", "first"].into_iter().zip(begins) {
+            self.name(&tie.name, part, value);
+        }
+        for change in self.ladder(spec, tie, begins)? {
+            self.target.modify_qp(tie.qp, &change)?;
+        }
         Ok(())
     }
 

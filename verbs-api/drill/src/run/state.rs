@@ -128,6 +128,8 @@ pub(super) struct SharedQueue {
 /// Objects of the far side by their names in the script.
 #[derive(Debug, Default)]
 pub(super) struct World {
+    /// Number of the repetition, for names of queue pairs with `[i]`.
+    pub(super) index: u64,
     pub(super) ties: Vec<Tie>,
     pub(super) regions: BTreeMap<String, Region>,
     pub(super) domains: BTreeMap<String, Handle>,
@@ -146,11 +148,19 @@ pub(super) struct World {
 }
 
 impl World {
+    /// Returns the name of a queue pair with the number of the repetition in place of `[i]`.
+    pub(super) fn indexed(&self, name: &str) -> String {
+        name.replace("[i]", &format!("[{}]", self.index))
+    }
+
     /// Returns the queue pair with this name; without a name, the first.
     pub(super) fn tie(&self, name: Option<&str>) -> Result<&Tie, Stop> {
         let found = match name {
             None => self.ties.first(),
-            Some(name) => self.ties.iter().find(|tie| tie.name == name),
+            Some(name) => {
+                let name = self.indexed(name);
+                self.ties.iter().find(|tie| tie.name == name)
+            }
         };
         found.ok_or_else(|| Stop::Script(format!("there is no queue pair `{}`", name.unwrap_or_default())))
     }

@@ -201,6 +201,7 @@ fn peer(service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
         }
         "xrcd" => Peer::Xrcd(name),
         "qp" => Peer::Qp(Box::new(new_qp(service, name, words)?)),
+        "restart" => Peer::Restart(Box::new(restarted(service, name, words)?)),
         "modify" => Peer::Modify(Box::new(modify(name, words)?)),
         "destroy" => Peer::Destroy(name),
         "post" => Peer::Post(Box::new(post(name, words)?)),
@@ -217,6 +218,9 @@ fn peer(service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
         "memory" => {
             let within = words.behind("within")?.map_or_else(|| Number::parse_time("0ns"), Ok)?;
             Peer::Memory { mr: name, at: words.number("at")?, data: words.data()?.ok_or("no bytes")?, within }
+        }
+        "checksum" => {
+            Peer::Checksum { mr: name, at: words.number("at")?, len: words.number("len")?.ok_or("len= is missing")? }
         }
         "write" => Peer::Write { mr: name, at: words.number("at")?, data: words.data()?.ok_or("no bytes")? },
         "event" if name == "none" => Peer::NoEvent { time: words.behind("for")? },
@@ -255,10 +259,20 @@ fn new_qp(service: &str, name: String, words: &mut Words<'_>) -> Result<QpSpec, 
     })
 }
 
+/// Parses the attributes of a queue pair that is reset; its objects stay as they are.
+fn restarted(service: &str, name: String, words: &mut Words<'_>) -> Result<QpSpec, String> {
+    let spec = new_qp(service, name, words)?;
+    match (&spec.pd, &spec.srq, &spec.xrcd) {
+        (None, None, None) => Ok(spec),
+        _ => Err("a queue pair keeps its objects".into()),
+    }
+}
+
 fn modify(qp: String, words: &mut Words<'_>) -> Result<Modify, String> {
     Ok(Modify {
         qp,
         to: one_of(&STATES, words.text("to").ok_or("to which state is missing")?)?,
+        access: words.text("access").map(access).transpose()?,
         alternate: words.flag("alternate"),
         migration: words.text("migration").map(|word| one_of(&MIGRATION, word)).transpose()?,
         numbers: numbers(words, &ATTRIBUTES)?,

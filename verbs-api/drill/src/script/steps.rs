@@ -179,6 +179,8 @@ pub(crate) enum Peer {
     Xrcd(String),
     /// `qp NAME`: creates a queue pair and connects it to the near side.
     Qp(Box<QpSpec>),
+    /// `restart NAME`: resets a queue pair and connects it again.
+    Restart(Box<QpSpec>),
     /// `modify NAME to=STATE`
     Modify(Box<Modify>),
     /// `destroy NAME`
@@ -195,6 +197,8 @@ pub(crate) enum Peer {
     State { qp: String, state: String, within: Option<Number> },
     /// `memory NAME`
     Memory { mr: String, at: Option<Number>, data: Data, within: Number },
+    /// `checksum NAME`: these bytes have a valid IP checksum.
+    Checksum { mr: String, at: Option<Number>, len: Number },
     /// `write NAME`: the program of the far side writes to its memory.
     Write { mr: String, at: Option<Number>, data: Data },
     /// `event NAME`
@@ -224,6 +228,7 @@ pub(crate) struct Modify {
     pub(crate) qp: String,
     pub(crate) to: String,
     pub(crate) numbers: Numbers,
+    pub(crate) access: Option<u32>,
     /// True to set the path to the stranger's address as the alternate one.
     pub(crate) alternate: bool,
     /// State of path migration.
