@@ -11,9 +11,17 @@ use std::fs;
 /// the reason.
 const UNTOLD: &[(&str, &str, &str)] = &[
     ("congestion/cnp", "", "other steps pass over CNPs, which a card may send for any packet"),
+    ("congestion/marked", "", "other steps pass over CNPs, which a card may send for any packet"),
+    ("requester/modify_timeout", "", "the answer that follows comes before the packet would be sent again"),
+    ("requester/nak_then_timeout", "", "the answer that follows comes before the packets would be sent again"),
+    ("requester/second_life_retries", "", "RESET comes before the packet would be sent again"),
+    ("requester/second_life_rnr_retries", "", "the answer that follows comes before the packet would be sent again"),
     ("requester/retry_reload", "", "the next step expects the same packet, sent again"),
     ("requester/rnr_", "", "the answer that follows comes before the packet would be sent again"),
     ("responder/ack_within_message", "", "a later ACK covers it, as a card may send one for several packets"),
+    ("responder/duplicate_in_", "", "a later ACK covers it, as a card may send one for several packets"),
+    ("responder/wrap_", "", "a later ACK covers it, as a card may send one for several packets"),
+    ("responder/write_imm_empty", "", "a later ACK covers it, as a card may send one for several packets"),
     ("robustness/flood_duplicates", "", "a later ACK covers it, as a card may send one for several packets"),
 ];
 
@@ -48,7 +56,7 @@ fn alterations(line: &str) -> Vec<String> {
             altered.extend(range.map(|at| replaced(at, "range=9999..9999".to_owned())));
             return altered;
         }
-        ["peer", "complete" | "memory" | "request" | "cm", ..] => 3,
+        ["peer", "complete" | "memory" | "checksum" | "request" | "cm", ..] => 3,
         ["peer", "state", _, state, ..] => {
             altered.push(replaced(3, if state == "ERR" { "RTS" } else { "ERR" }.to_owned()));
             return altered;
