@@ -1,12 +1,15 @@
 //! The broken builds in `tests/mutants` and `tests/checked` still apply, and the tests they name
 //! exist. `tests/mutants/run` and `tests/checked/run` build and run them.
 
+use roxe_tests::files::Scratch;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Fewer would prove too little.
 const AT_LEAST: usize = 12;
+/// Faults of a card that `tests/mutants/outside/run` shows to `roxe conform`.
+const OUTSIDE: &str = "tests/mutants/outside";
 /// Checkers of `tests/checked/run`.
 const CHECKERS: [&str; 3] = ["thread", "address", "miri"];
 
@@ -49,11 +52,57 @@ fn every_mutant_applies() {
     check_that_they_apply(&patches("tests/mutants"));
 }
 
+/// Applies patches one behind the other to a copy of the files that they change.
+fn apply_in_a_copy(files: &[PathBuf]) {
+    let folder = Scratch::new("faults").expect("a folder");
+    for file in files {
+        let text = fs::read_to_string(file).expect("a patch");
+        for path in text.lines().filter_map(|line| line.strip_prefix("+++ b/")) {
+            let copy = folder.join(path);
+            fs::create_dir_all(copy.parent().expect("a folder")).expect("a folder");
+            if !copy.exists() {
+                fs::copy(root().join(path), copy).unwrap_or_else(|e| panic!("{}: {path}: {e}", file.display()));
+            }
+        }
+        let mut apply = Command::new("git");
+        apply.args(["apply", "-C1"]).arg(file).current_dir(&*folder).env("GIT_CEILING_DIRECTORIES", &*folder);
+        let applied = apply.output().expect("git");
+        assert!(applied.status.success(), "{}: {}", file.display(), String::from_utf8_lossy(&applied.stderr));
+    }
+}
+
+#[test]
+fn faults_seen_from_outside_apply_alone_and_together() {
+    let faults = patches(OUTSIDE);
+    faults.iter().for_each(|file| check_that_they_apply(std::slice::from_ref(file)));
+    apply_in_a_copy(&faults);
+}
+
+/// Each has a sentence, a day, and a script that finds it, unless nobody can tell it from outside.
+#[test]
+fn faults_seen_from_outside_are_listed() {
+    let list = fs::read_to_string(root().join(OUTSIDE).join("list.txt")).expect("a list");
+    let rows = list.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+    let rows: Vec<Vec<_>> = rows.map(|line| line.split_whitespace().collect()).collect();
+    let named: Vec<_> = rows.iter().map(|row| row[0].to_owned()).collect();
+    let stem = |file: &PathBuf| file.file_stem().expect("a name").to_string_lossy().into_owned();
+    assert_eq!(named, patches(OUTSIDE).iter().map(stem).collect::<Vec<_>>());
+    for (row, file) in rows.iter().zip(patches(OUTSIDE)) {
+        let [name, day, before, now, ..] = row[..] else { panic!("{row:?}") };
+        assert!(day.len() == 10 && day.starts_with("20"), "{name}: on which day was it written?");
+        for script in [before, now].into_iter().filter(|script| !["-", "unseen"].contains(script)) {
+            assert!(root().join("tests/conform").join(script).with_extension("drill").exists(), "{name}: {script}");
+        }
+        let text = fs::read_to_string(file).expect("a fault");
+        assert!(text.lines().next().is_some_and(|line| line.ends_with('.')), "{name}: what is broken?");
+    }
+}
+
 /// Code that asks for another number would be switched on with that mutant, and code that asks for
 /// none would always be on.
 #[test]
 fn every_mutant_asks_for_its_own_number() {
-    for file in patches("tests/mutants") {
+    for file in [patches("tests/mutants"), patches(OUTSIDE)].concat() {
         let mutant = fs::read_to_string(&file).expect("a mutant");
         let name = file.file_name().and_then(|name| name.to_str()).expect("a name");
         let number = name.split('-').next().unwrap_or_default().trim_start_matches('0');

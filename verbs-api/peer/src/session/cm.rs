@@ -139,6 +139,7 @@ fn address(args: &Args, name: &str, port: u16) -> Result<Option<SocketAddr>> {
 fn conn_param(args: &Args, qp: &Qp) -> Result<rdma_conn_param> {
     Ok(rdma_conn_param {
         qp_num: qp.number(),
+        srq: u8::from(qp.has_shared_receives()),
         responder_resources: args.or("responder_resources", 1)?,
         initiator_depth: args.or("initiator_depth", 1)?,
         retry_count: args.or("retry_cnt", 7)?,

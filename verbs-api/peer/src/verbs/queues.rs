@@ -289,6 +289,10 @@ impl Qp {
         self.init.kind
     }
 
+    pub(crate) const fn has_shared_receives(&self) -> bool {
+        self.init.srq.is_some()
+    }
+
     pub(crate) fn number(&self) -> u32 {
         // SAFETY: the queue pair is alive.
         unsafe { (*self.raw).qp_num }
