@@ -26,7 +26,9 @@ fn catalogue_packets_bring_no_charge_against_the_card() {
     let mut card = VirtualCard::default();
     let address = card.card(false).expect("an address").address;
     let (mut wrong, mut cases, mut near) = (Vec::new(), 0, 0);
-    for script in conform::catalogue(&[]).expect("the catalogue") {
+    let catalogue = conform::catalogue(&[]).expect("the catalogue");
+    // A capture does not show that a queue pair is reset: both lives would be judged as one.
+    for script in catalogue.iter().filter(|script| !script.name().contains("/second_life")) {
         for case in script.cases() {
             let outcome = roxe_drill::run(script.name(), case, &mut card);
             let file = outcome.log.to_pcapng();
