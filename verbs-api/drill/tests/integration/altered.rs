@@ -20,11 +20,13 @@ const UNTOLD: &[(&str, &str, &str)] = &[
     ("requester/second_life_rnr_retries", "", "the answer that follows comes before the packet would be sent again"),
     ("requester/retry_reload", "", "the next step expects the same packet, sent again"),
     ("requester/rnr_", "", "the answer that follows comes before the packet would be sent again"),
+    ("requester/timeout_long", "", "the answer that follows comes before the packet would be sent again"),
     ("responder/ack_within_message", "", "a later ACK covers it, as a card may send one for several packets"),
     ("responder/duplicate_in_", "", "a later ACK covers it, as a card may send one for several packets"),
     ("responder/mtu_exact", "", "a later ACK covers it, as a card may send one for several packets"),
+    ("responder/srq_limits", "", "a later ACK covers it, as a card may send one for several packets"),
     ("responder/wrap_", "", "a later ACK covers it, as a card may send one for several packets"),
-    ("responder/write_imm_empty", "", "a later ACK covers it, as a card may send one for several packets"),
+    ("responder/write_imm_", "", "a later ACK covers it, as a card may send one for several packets"),
     ("robustness/flood_duplicates", "", "a later ACK covers it, as a card may send one for several packets"),
 ];
 
