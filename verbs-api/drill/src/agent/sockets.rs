@@ -29,12 +29,14 @@ struct Near {
     link: BareLink,
     /// TOS that is set now.
     tos: u8,
+    /// Hop limit that was set.
+    ttl: Option<u8>,
 }
 
 impl Near {
     fn open(address: Gid, card: Gid) -> io::Result<Self> {
         let link = BareLink::open(address, card)?;
-        Ok(Self { receiver: link.receiver.try_clone()?.into(), link, tos: 0 })
+        Ok(Self { receiver: link.receiver.try_clone()?.into(), link, tos: 0, ttl: None })
     }
 }
 
@@ -103,6 +105,15 @@ impl Sockets {
                 options.set_tclass_v6(tos)?
             }
             near.tos = net.traffic_class;
+        }
+        if near.ttl != Some(net.hop_limit) {
+            let ttl = u32::from(net.hop_limit);
+            if net.is_ipv4() {
+                options.set_ttl_v4(ttl)?
+            } else {
+                options.set_unicast_hops_v6(ttl)?
+            }
+            near.ttl = Some(net.hop_limit);
         }
         if let (IpAddr::V4(group), IpAddr::V4(from)) = (net.dst.to_ip(), net.src.to_ip())
             && group.is_multicast()

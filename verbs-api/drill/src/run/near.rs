@@ -22,12 +22,13 @@ impl Run<'_> {
             return Err(Stop::Unsupported("the near side has one address".into()));
         }
         let tos = spec.damage.tos.as_ref().map_or(Ok(0), |tos| tos.value(&self.names))?;
+        let ttl = spec.damage.ttl.as_ref().map_or(Ok(64), |ttl| ttl.value(&self.names))?;
         let net = NetHeader {
             src: if spec.damage.stranger { stranger } else { near },
             dst: spec.damage.group.map_or(self.card.address, Gid::from),
             src_port: self.card.near_port,
             traffic_class: tos as u8,
-            hop_limit: 64,
+            hop_limit: ttl as u8,
             ..NetHeader::default()
         };
         let bytes = craft::build(spec, &usual, &net, &self.names)?;

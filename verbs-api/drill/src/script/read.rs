@@ -125,6 +125,7 @@ fn spec(service: &str, words: &mut Words<'_>) -> Result<Spec, String> {
         extra: words.number("extra")?,
         icrc: words.number("icrc")?,
         tos: words.number("tos")?,
+        ttl: words.number("ttl")?,
         stranger: words.flag("stranger"),
         group: words.text("group").map(address).transpose()?,
     };

@@ -68,6 +68,8 @@ pub(crate) struct Damage {
     pub(crate) icrc: Option<Number>,
     /// IPv4 TOS or IPv6 traffic class.
     pub(crate) tos: Option<Number>,
+    /// IPv4 TTL or IPv6 hop limit, 64 by default.
+    pub(crate) ttl: Option<Number>,
     /// True to send from, or receive at, the stranger's address.
     pub(crate) stranger: bool,
     /// Multicast group to send to instead of the card.
