@@ -25,10 +25,10 @@ impl Refused {
         Self { text: text.into(), errno: libc::EOPNOTSUPP }
     }
 
-    /// Returns true if the card does not support the verb or its arguments, or its host has no file
-    /// descriptor left.
+    /// Returns true if the card does not support the verb or its arguments, or if its host has too
+    /// few file descriptors.
     pub(crate) const fn is_unsupported(&self) -> bool {
-        matches!(self.errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::EMFILE)
+        matches!(self.errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::EMFILE | libc::ENFILE)
     }
 }
 
