@@ -6,21 +6,25 @@
 
 use crate::bpf::DROP;
 use crate::named;
-use crate::runtime_dir::{self, PORT, common_dir, open_locked};
+use crate::runtime_dir::{self, HELD, HOLDERS, common_dir};
 use crate::sys;
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::privilege::effective_uid;
 use roxe_wire::{Gid, ROCE_PORT};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
-/// Longest wait for a process that is agreeing on the port.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest wait for a process that is agreeing on the port, and the pause between attempts. A
+/// stopped process is passed over.
+const PATIENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(1));
 /// The UDP port by which a user claims an address.
 const CLAIM_PORT: u16 = ROCE_PORT + 1;
 
@@ -33,13 +37,14 @@ static CURRENT: Mutex<rank::LocalPort, Weak<LocalPort>> = Mutex::new(Weak::new()
 /// address as the source (`IP_PKTINFO`). But while a socket of one user has a port at the wildcard
 /// address, the kernel refuses that port to other users at every address. The processes of a user
 /// agree on one such port by a file in the common directory, and each holds it while it has links.
-/// A sweep removes the file when no process of the network namespace is left.
 #[derive(Debug)]
 pub struct LocalPort {
     number: u16,
     namespace: u64,
     /// Bound to the port at the wildcard address.
     guard: Socket,
+    /// The file of the port, with a shared lock.
+    _file: File,
 }
 
 impl LocalPort {
@@ -53,12 +58,8 @@ impl LocalPort {
         if let Some(port) = current.upgrade().filter(|port| port.namespace == namespace) {
             return Ok(port);
         }
-        let mut file = open_locked(&common_dir()?.join(format!("{PORT}{namespace:x}")), PATIENCE)?;
-        let agreed = agree(&mut file);
-        // Closing is not enough: a child that is forked meanwhile shares the lock.
-        let _ = file.unlock();
-        let (number, guard) = agreed?;
-        let port = Arc::new(Self { number, namespace, guard });
+        let (number, guard, file) = hold_port(&common_dir()?, namespace)?;
+        let port = Arc::new(Self { number, namespace, guard, _file: file });
         *current = Arc::downgrade(&port);
         Ok(port)
     }
@@ -84,6 +85,39 @@ impl LocalPort {
 /// The lock of the current port, for the fork handlers.
 pub fn lock() -> &'static dyn Lockable {
     &CURRENT
+}
+
+/// Agrees with the other processes of this user in a network namespace on a port, by a file in
+/// `dir`.
+fn hold_port(dir: &Path, namespace: u64) -> io::Result<(u16, Socket, File)> {
+    let open = |name: &str| {
+        let mut options = File::options();
+        options.read(true).write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        options.open(dir.join(name))
+    };
+    let lock = open(HOLDERS)?;
+    wait_for_lock(&lock)?;
+    let held = open(&format!("{HELD}{namespace:x}")).and_then(|mut file| {
+        // Fails only if the sweep was stopped for seconds; then the file may be removed.
+        let _ = file.try_lock_shared();
+        let (number, guard) = agree(&mut file)?;
+        Ok((number, guard, file))
+    });
+    // Closing is not enough: a child that is forked meanwhile shares the lock.
+    let _ = lock.unlock();
+    held
+}
+
+fn wait_for_lock(file: &File) -> io::Result<()> {
+    let (limit, pause) = PATIENCE;
+    let begun = Instant::now();
+    loop {
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) if begun.elapsed() < limit => thread::sleep(pause),
+            Ok(()) | Err(TryLockError::WouldBlock) => return Ok(()),
+            Err(TryLockError::Error(cause)) => return Err(cause),
+        }
+    }
 }
 
 /// Binds the port in `file`, or another one if there is none or another user has it; then writes
@@ -307,6 +341,21 @@ mod tests {
             let error = UdpSocket::bind((address, port.number())).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "{address}");
         }
+    }
+
+    #[test]
+    fn file_of_a_port_is_removed_when_no_process_holds_it() {
+        let dir = std::env::temp_dir().join(format!("roxe-held-ports-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        let (first, second) = (hold_port(&dir, 5).unwrap(), hold_port(&dir, 5).unwrap());
+        assert_eq!(first.0, second.0);
+        drop(first);
+        runtime_dir::remove_unheld(&dir);
+        assert!(dir.join("local-port-5").exists());
+        drop(second);
+        runtime_dir::remove_unheld(&dir);
+        assert!(!dir.join("local-port-5").exists());
+        fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]

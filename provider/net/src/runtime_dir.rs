@@ -16,32 +16,28 @@ use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::private_dir::{self, are_all_users_mapped, overflow_uid};
 use roxe_base::random;
 use socket2::{Domain, SockAddr, Socket, Type};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
-use std::thread;
-use std::time::{Duration, Instant};
 
 const SWEEPER: &str = "sweeper.lock";
-/// Beginning of the names of files for a network namespace, whose number follows. A process opens
-/// such a file only while it has a socket with a name.
-pub(super) const PORT: &str = "port-";
-/// Most files of network namespaces that one sweep removes.
-const MOST_UNUSED: usize = 256;
+/// Beginning of the names of files that processes hold by a shared lock. A sweep removes those that
+/// no process holds.
+pub(super) const HELD: &str = "local-port-";
+/// File that is locked while such a file is opened or removed.
+pub(super) const HOLDERS: &str = "holders.lock";
 /// Folder in the runtime directory that `roxe run` watches. It exists if there was such a program.
 const WATCHED: &str = "watched";
 /// Name of the file in it that a process opens when it asks for the devices.
 pub const LISTED: &str = "listed";
 /// Name of the file in it that a process opens when it starts a device.
 pub const STARTED: &str = "started";
-/// Pause between attempts to lock a file.
-const PAUSE: Duration = Duration::from_millis(1);
 /// Longest path of a Unix socket in bytes, without the final zero (`man 7 unix`).
 pub(super) const MAX_PATH: usize = 107;
 /// Longest file name of a socket in bytes: `2-`, a network namespace of 32 bits, `-`, and the
@@ -194,48 +190,11 @@ impl RuntimeDir {
             names.map(|entry| entry.path()).filter(|path| is_dead(&probe, path)).for_each(|path| {
                 let _ = fs::remove_file(path);
             });
-            self.remove_unused_ports();
         }
+        remove_unheld(&self.path);
         // Closing is not enough: a child that is forked meanwhile shares the lock.
         let _ = lock.unlock();
         true
-    }
-
-    /// Removes the files [`PORT`] of network namespaces in which no process has a name. The names
-    /// are read again once the files are locked: a process that got its name later waits for the
-    /// lock, and finds that its file is removed ([`open_locked`]).
-    fn remove_unused_ports(&self) {
-        let lock = |namespace: String| {
-            let path = self.path.join(format!("{PORT}{namespace}"));
-            let file = File::open(&path).ok().filter(|file| file.try_lock().is_ok())?;
-            Some((namespace, path, file))
-        };
-        let (ports, used) = self.namespaces();
-        let locked: Vec<_> = ports.difference(&used).take(MOST_UNUSED).cloned().filter_map(lock).collect();
-        if locked.is_empty() {
-            return;
-        }
-        let (_, used) = self.namespaces();
-        for (namespace, path, file) in locked {
-            if !used.contains(&namespace) {
-                let _ = fs::remove_file(path);
-            }
-            let _ = file.unlock();
-        }
-    }
-
-    /// The network namespaces that have a file [`PORT`], and those in which a process has a name.
-    fn namespaces(&self) -> (BTreeSet<String>, BTreeSet<String>) {
-        let (mut ports, mut used) = (BTreeSet::new(), BTreeSet::new());
-        for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
-            let file = entry.file_name().to_string_lossy().into_owned();
-            if let Some(namespace) = file.strip_prefix(PORT) {
-                ports.insert(namespace.to_owned());
-            } else if let Some(namespace) = file.split('-').nth(1).filter(|_| is_name(&entry)) {
-                used.insert(namespace.to_owned());
-            }
-        }
-        (ports, used)
     }
 
     pub(super) fn open_lock(&self) -> io::Result<File> {
@@ -248,21 +207,20 @@ impl RuntimeDir {
     }
 }
 
-/// Opens the file at `path`, which other processes may remove while they have locked it, and locks
-/// it. A process that keeps the lock for longer than `patience` is passed over.
-pub(super) fn open_locked(path: &Path, patience: Duration) -> io::Result<File> {
-    let mut options = File::options();
-    options.read(true).write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    let begun = Instant::now();
-    loop {
-        let file = options.open(path)?;
-        match file.try_lock() {
-            Err(TryLockError::WouldBlock) if begun.elapsed() < patience => thread::sleep(PAUSE),
-            Err(TryLockError::Error(cause)) => return Err(cause),
-            Ok(()) | Err(TryLockError::WouldBlock) if file.metadata()?.nlink() > 0 => return Ok(file),
-            Ok(()) | Err(TryLockError::WouldBlock) => {}
+/// Removes the files in `dir` that no process [holds](HELD).
+pub(super) fn remove_unheld(dir: &Path) {
+    let open = |path: &Path| File::options().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path);
+    // Without this file there are none.
+    let Some(lock) = open(&dir.join(HOLDERS)).ok().filter(|lock| lock.try_lock().is_ok()) else { return };
+    let is_held = |entry: &fs::DirEntry| entry.file_name().as_bytes().starts_with(HELD.as_bytes());
+    let files = fs::read_dir(dir).into_iter().flatten().flatten().filter(is_held);
+    for path in files.map(|entry| entry.path()) {
+        if open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
+            let _ = fs::remove_file(path);
         }
     }
+    // Closing is not enough: a child that is forked meanwhile shares the lock.
+    let _ = lock.unlock();
 }
 
 /// The directory in which the processes of this user find each other, created if needed. Programs
