@@ -78,7 +78,7 @@ fn faults_seen_from_outside_apply_alone_and_together() {
     apply_in_a_copy(&faults);
 }
 
-/// Each has a sentence, a day, and a script that finds it, unless no packet tells it from a legal card.
+/// Each has a sentence, a day, and a script that finds it, unless no packet tells it apart.
 #[test]
 fn faults_seen_from_outside_are_listed() {
     let list = fs::read_to_string(root().join(OUTSIDE).join("list.txt")).expect("a list");
