@@ -6,7 +6,7 @@
 
 use crate::bpf::DROP;
 use crate::named;
-use crate::runtime_dir::{self, HELD, HOLDERS, common_dir};
+use crate::runtime_dir::{self, HOLDERS, PORT, common_dir};
 use crate::sys;
 use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::privilege::effective_uid;
@@ -43,25 +43,42 @@ pub struct LocalPort {
     namespace: u64,
     /// Bound to the port at the wildcard address.
     guard: Socket,
-    /// The file of the port, with a shared lock.
-    _file: File,
 }
 
+/// The file of the port, with a shared lock, for a process that may have no name in the runtime
+/// folder: a sweep leaves it alone.
+#[derive(Debug)]
+pub(super) struct HeldFile(#[expect(dead_code, reason = "dropping it ends the lock")] File);
+
 impl LocalPort {
-    /// The port of this user in the network namespace of the calling thread.
+    /// The port of this user in the network namespace of the calling thread, for a process with a
+    /// name in the runtime folder.
     ///
     /// # Errors
     /// Those of the common directory and its file, and of opening a socket.
     pub fn get() -> io::Result<Arc<Self>> {
-        let namespace = named::namespace()?;
+        Ok(Self::find(named::namespace()?, false)?.0)
+    }
+
+    /// As [`LocalPort::get`], for any process.
+    pub(super) fn get_held() -> io::Result<(Arc<Self>, HeldFile)> {
+        let (port, file) = Self::find(named::namespace()?, true)?;
+        Ok((port, HeldFile(file.ok_or(io::ErrorKind::NotFound)?)))
+    }
+
+    fn find(namespace: u64, holds: bool) -> io::Result<(Arc<Self>, Option<File>)> {
         let mut current = CURRENT.lock();
-        if let Some(port) = current.upgrade().filter(|port| port.namespace == namespace) {
-            return Ok(port);
+        let known = current.upgrade().filter(|port| port.namespace == namespace);
+        if let (Some(port), false) = (&known, holds) {
+            return Ok((Arc::clone(port), None));
         }
-        let (number, guard, file) = hold_port(&common_dir()?, namespace)?;
-        let port = Arc::new(Self { number, namespace, guard, _file: file });
+        let (agreed, file) = agree_in(&common_dir()?, namespace, known.as_ref().map(|port| port.number), holds)?;
+        let port = match (known, agreed) {
+            (Some(port), _) => port,
+            (None, (number, guard)) => Arc::new(Self { number, namespace, guard }),
+        };
         *current = Arc::downgrade(&port);
-        Ok(port)
+        Ok((port, file))
     }
 
     /// Sends `bytes` to the RoCE port of `to`, an address of this host.
@@ -88,8 +105,9 @@ pub fn lock() -> &'static dyn Lockable {
 }
 
 /// Agrees with the other processes of this user in a network namespace on a port, by a file in
-/// `dir`.
-fn hold_port(dir: &Path, namespace: u64) -> io::Result<(u16, Socket, File)> {
+/// `dir`, which is returned with a shared lock if the process `holds` it. `known` is the port of
+/// this process, if it has one already.
+fn agree_in(dir: &Path, namespace: u64, known: Option<u16>, holds: bool) -> io::Result<((u16, Socket), Option<File>)> {
     let open = |name: &str| {
         let mut options = File::options();
         options.read(true).write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
@@ -97,15 +115,16 @@ fn hold_port(dir: &Path, namespace: u64) -> io::Result<(u16, Socket, File)> {
     };
     let lock = open(HOLDERS)?;
     wait_for_lock(&lock)?;
-    let held = open(&format!("{HELD}{namespace:x}")).and_then(|mut file| {
-        // Fails only if the sweep was stopped for seconds; then the file may be removed.
-        let _ = file.try_lock_shared();
-        let (number, guard) = agree(&mut file)?;
-        Ok((number, guard, file))
+    let agreed = open(&format!("{PORT}{namespace:x}")).and_then(|mut file| {
+        if holds {
+            // Fails only if the sweep was stopped for seconds; then the file may be removed.
+            let _ = file.try_lock_shared();
+        }
+        Ok((agree(&mut file, known)?, holds.then_some(file)))
     });
     // Closing is not enough: a child that is forked meanwhile shares the lock.
     let _ = lock.unlock();
-    held
+    agreed
 }
 
 fn wait_for_lock(file: &File) -> io::Result<()> {
@@ -120,19 +139,20 @@ fn wait_for_lock(file: &File) -> io::Result<()> {
     }
 }
 
-/// Binds the port in `file`, or another one if there is none or another user has it; then writes
-/// that to the file.
-fn agree(file: &mut File) -> io::Result<(u16, Socket)> {
+/// Binds the port in `file`, else the `known` one, else another one, if another user has it; then
+/// writes that to the file.
+fn agree(file: &mut File, known: Option<u16>) -> io::Result<(u16, Socket)> {
     let mut text = String::new();
     // Invalid text names no port.
     let _ = file.read_to_string(&mut text);
-    if let Ok(number @ 1..) = text.trim().parse::<u16>() {
+    let written = text.trim().parse().ok().filter(|number| *number > 0);
+    if let Some(number) = written {
         match hold(number) {
             Err(cause) if cause.kind() == io::ErrorKind::AddrInUse => {}
             held => return Ok((number, held?)),
         }
     }
-    let guard = hold(0)?;
+    let guard = hold(known.unwrap_or(0))?;
     let number = guard.local_addr()?.as_socket().ok_or(io::ErrorKind::InvalidData)?.port();
     file.rewind()?;
     file.set_len(0)?;
@@ -344,35 +364,30 @@ mod tests {
     }
 
     #[test]
-    fn file_of_a_port_is_removed_when_no_process_holds_it() {
-        let dir = std::env::temp_dir().join(format!("roxe-held-ports-{}", std::process::id()));
-        fs::create_dir(&dir).unwrap();
-        let (first, second) = (hold_port(&dir, 5).unwrap(), hold_port(&dir, 5).unwrap());
-        assert_eq!(first.0, second.0);
-        drop(first);
-        runtime_dir::remove_unheld(&dir);
-        assert!(dir.join("local-port-5").exists());
-        drop(second);
-        runtime_dir::remove_unheld(&dir);
-        assert!(!dir.join("local-port-5").exists());
-        fs::remove_dir_all(dir).unwrap();
+    fn held_file_keeps_the_number_of_the_process() {
+        let port = LocalPort::get().unwrap();
+        let path = common_dir().unwrap().join(format!("{PORT}{:x}", named::namespace().unwrap()));
+        // As a sweep does while no process has a name.
+        fs::remove_file(&path).unwrap();
+        let (same, _held) = LocalPort::get_held().unwrap();
+        assert_eq!((same.number(), fs::read_to_string(&path).unwrap()), (port.number(), port.number().to_string()));
     }
 
     #[test]
     fn agreement_survives_restart_and_leaves_taken_ports() {
         let path = std::env::temp_dir().join(format!("roxe-local-port-{}", std::process::id()));
         let open = || File::options().read(true).write(true).create(true).truncate(false).open(&path).unwrap();
-        let first = agree(&mut open()).unwrap();
-        let second = agree(&mut open()).unwrap();
+        let first = agree(&mut open(), None).unwrap();
+        let second = agree(&mut open(), None).unwrap();
         assert_eq!(first.0, second.0, "two processes share the port");
         drop((first.1, second.1));
         let other_user = UdpSocket::bind((Ipv4Addr::new(127, 78, 1, 2), first.0)).unwrap();
-        let third = agree(&mut open()).unwrap();
+        let third = agree(&mut open(), None).unwrap();
         assert_ne!(third.0, first.0, "a port that another user has at one address proves nothing");
         drop(other_user);
-        assert_eq!(agree(&mut open()).unwrap().0, third.0);
+        assert_eq!(agree(&mut open(), None).unwrap().0, third.0);
         fs::write(&path, "no port").unwrap();
-        assert!(agree(&mut open()).is_ok());
+        assert!(agree(&mut open(), None).is_ok());
         fs::remove_file(path).unwrap();
     }
 

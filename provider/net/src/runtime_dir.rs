@@ -16,7 +16,7 @@ use roxe_base::lock::{Lockable, Mutex, rank};
 use roxe_base::private_dir::{self, are_all_users_mapped, overflow_uid};
 use roxe_base::random;
 use socket2::{Domain, SockAddr, Socket, Type};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
@@ -27,10 +27,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 
 const SWEEPER: &str = "sweeper.lock";
-/// Beginning of the names of files that processes hold by a shared lock. A sweep removes those that
-/// no process holds.
-pub(super) const HELD: &str = "local-port-";
-/// File that is locked while such a file is opened or removed.
+/// Beginning of the names of files for a network namespace, whose number follows. A sweep removes
+/// those of namespaces in which no process has a name, unless a process holds them by a lock.
+pub(super) const PORT: &str = "port-";
+/// File that is locked while such a file is opened, read and written, or removed. Before, a process
+/// gets its name.
 pub(super) const HOLDERS: &str = "holders.lock";
 /// Folder in the runtime directory that `roxe run` watches. It exists if there was such a program.
 const WATCHED: &str = "watched";
@@ -191,7 +192,7 @@ impl RuntimeDir {
                 let _ = fs::remove_file(path);
             });
         }
-        remove_unheld(&self.path);
+        remove_unused_ports(&self.path);
         // Closing is not enough: a child that is forked meanwhile shares the lock.
         let _ = lock.unlock();
         true
@@ -207,15 +208,22 @@ impl RuntimeDir {
     }
 }
 
-/// Removes the files in `dir` that no process [holds](HELD).
-pub(super) fn remove_unheld(dir: &Path) {
+/// Removes the files [`PORT`] in `dir` that no process needs.
+fn remove_unused_ports(dir: &Path) {
     let open = |path: &Path| File::options().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path);
     // Without this file there are none.
     let Some(lock) = open(&dir.join(HOLDERS)).ok().filter(|lock| lock.try_lock().is_ok()) else { return };
-    let is_held = |entry: &fs::DirEntry| entry.file_name().as_bytes().starts_with(HELD.as_bytes());
-    let files = fs::read_dir(dir).into_iter().flatten().flatten().filter(is_held);
-    for path in files.map(|entry| entry.path()) {
-        if open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
+    let (mut ports, mut used) = (Vec::new(), BTreeSet::new());
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let file = entry.file_name().to_string_lossy().into_owned();
+        if let Some(namespace) = file.strip_prefix(PORT) {
+            ports.push((namespace.to_owned(), entry.path()));
+        } else if let Some(namespace) = file.split('-').nth(1).filter(|_| is_name(&entry)) {
+            used.insert(namespace.to_owned());
+        }
+    }
+    for (_, path) in ports.iter().filter(|(namespace, _)| !used.contains(namespace)) {
+        if open(path).is_ok_and(|file| file.try_lock().is_ok()) {
             let _ = fs::remove_file(path);
         }
     }

@@ -12,7 +12,7 @@ mod tests;
 use crate::bpf::DROP;
 use crate::cmsg::{self, Control};
 use crate::link::{HOP_LIMIT, MAX_SEGMENTS, Run, RxMeta, SendError, Taken, TxQueue};
-use crate::port_owners::LocalPort;
+use crate::port_owners::{HeldFile, LocalPort};
 use crate::sys::{self, Name, SendRoom};
 use libc::c_int;
 use roxe_base::lock::{Mutex, rank};
@@ -44,6 +44,8 @@ const SEGMENTS_IN_PART: u8 = 2;
 pub struct LocalSender {
     socket: Socket,
     port: Arc<LocalPort>,
+    /// `None` beside an engine, whose process has a name.
+    _held: Option<HeldFile>,
 }
 
 /// The link of one local address of a device.
@@ -163,7 +165,7 @@ impl UdpLink {
     #[cold]
     fn open_local(&self) -> Option<&LocalSender> {
         let port = Arc::clone(self.local_port.as_ref()?);
-        let opened = LocalSender::at(self.gid, self.scope, port).ok()?;
+        let opened = LocalSender::at(self.gid, self.scope, port, None).ok()?;
         let _ = self.local.set(opened);
         self.local.get()
     }
@@ -359,16 +361,17 @@ impl LocalSender {
     /// # Errors
     /// Those of [`LocalPort::get`]; `EADDRNOTAVAIL` if the address is not of this host.
     pub fn open(gid: Gid, ifindex: u32) -> io::Result<Self> {
-        Self::at(gid, ifindex, LocalPort::get()?)
+        let (port, held) = LocalPort::get_held()?;
+        Self::at(gid, ifindex, port, Some(held))
     }
 
-    fn at(gid: Gid, ifindex: u32, port: Arc<LocalPort>) -> io::Result<Self> {
+    fn at(gid: Gid, ifindex: u32, port: Arc<LocalPort>, held: Option<HeldFile>) -> io::Result<Self> {
         let mut address = socket_addr(gid, ifindex);
         address.set_port(port.number());
         let socket = bare_socket(address, ifindex, BUFFER)?;
         sys::attach_filter(socket.as_raw_fd(), libc::SO_ATTACH_FILTER, &mut [DROP])?;
         socket.bind(&SockAddr::from(address))?;
-        Ok(Self { socket, port })
+        Ok(Self { socket, port, _held: held })
     }
 
     /// The socket, which receives nothing.

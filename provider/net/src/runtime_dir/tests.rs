@@ -204,3 +204,26 @@ fn sweep_removes_only_dead_names() {
     assert!(dir.sweep());
     assert!(!dead.exists() && alive.exists() && file.exists());
 }
+
+#[test]
+fn sweep_removes_only_ports_of_unused_namespaces() {
+    let scratch = Scratch::new();
+    let dir = scratch.prepare().unwrap();
+    let port = |namespace: &str| dir.path().join(format!("{PORT}{namespace}"));
+    let [used, unused, held] = ["1a", "2b", "3c"].map(port);
+    [&used, &unused, &held].into_iter().for_each(|path| fs::write(path, "40000").unwrap());
+    let _name = UnixDatagram::bind(dir.path().join("2-1a-slot-1-001")).unwrap();
+    let holder = File::open(&held).unwrap();
+    holder.lock_shared().unwrap();
+    let is_there = || [&used, &unused, &held].map(|path| path.exists());
+    let lock = dir.open_file(HOLDERS).unwrap();
+    lock.lock().unwrap();
+    assert!(dir.sweep());
+    assert_eq!(is_there(), [true; 3], "a process is agreeing on a port");
+    lock.unlock().unwrap();
+    assert!(dir.sweep());
+    assert_eq!(is_there(), [true, false, true]);
+    holder.unlock().unwrap();
+    assert!(dir.sweep());
+    assert_eq!(is_there(), [true, false, false]);
+}
