@@ -198,11 +198,9 @@ impl Engine {
 
     /// Spins while a packet that a fault rule delays is due soon, at most for [`HELD_ROUND`].
     fn await_held(&self, begun: Instant) {
-        let Some(interceptor) = self.interceptor() else { return };
-        loop {
+        while let Some(due) = self.held_until() {
             let now = clock::now();
-            let is_near = interceptor.delayed.next().is_some_and(|due| due <= now.after(BEFORE_HELD));
-            if !is_near || now.since(begun) > HELD_ROUND {
+            if due > now.after(BEFORE_HELD) || now.since(begun) > HELD_ROUND {
                 return;
             }
             self.serve(PollSource::Spinning, now);

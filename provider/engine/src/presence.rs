@@ -30,7 +30,7 @@ pub(crate) struct Presence {
     pub(crate) muting: Muting,
     /// Threads that wait for an event, and may receive meanwhile.
     pub(crate) waiters: Waiters,
-    /// How the program waits for completions and for events of connections.
+    /// Waits for completions and for events of connections.
     completions: Waits,
     connections: Waits,
     /// True if it armed for a connection last.
@@ -148,7 +148,7 @@ impl Presence {
     }
 }
 
-/// What a program waits for.
+/// Kind of event that a program waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
     /// An event of a completion queue.
@@ -157,7 +157,7 @@ pub enum Awaited {
     Connection,
 }
 
-/// How the program waits for one kind of event. Advisory.
+/// Waits of the program for one kind of event. Advisory.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
     /// Threads that wait.

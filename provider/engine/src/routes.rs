@@ -89,16 +89,19 @@ impl Engine {
         self.links.send_queued(self.counters(), |ready| self.flows.push_ready(ready.into_iter()))
     }
 
+    /// When the first packet that a fault rule delays is due.
+    pub(crate) fn held_until(&self) -> Option<Instant> {
+        self.interceptor()?.delayed.next()
+    }
+
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        let held = self.interceptor().and_then(|interceptor| interceptor.delayed.next());
-        self.scheduler.next_deadline().into_iter().chain(held).min()
+        self.scheduler.next_deadline().into_iter().chain(self.held_until()).min()
     }
 
     /// Returns the time at which the background thread shall wake: early for a delayed packet,
     /// because the kernel's timer may be late.
     pub(crate) fn wake_deadline(&self) -> Option<Instant> {
-        let held = self.interceptor().and_then(|interceptor| interceptor.delayed.next());
-        self.scheduler.next_deadline().into_iter().chain(held.map(before_held)).min()
+        self.scheduler.next_deadline().into_iter().chain(self.held_until().map(before_held)).min()
     }
 
     /// Delays a packet until `due`; beyond [`MAX_HELD`] packets it is lost.

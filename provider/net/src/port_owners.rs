@@ -45,11 +45,6 @@ pub struct LocalPort {
     guard: Socket,
 }
 
-/// The file of the port, with a shared lock, for a process that may have no name in the runtime
-/// folder: a sweep leaves it alone.
-#[derive(Debug)]
-pub(super) struct HeldFile(#[expect(dead_code, reason = "dropping it ends the lock")] File);
-
 impl LocalPort {
     /// The port of this user in the network namespace of the calling thread, for a process with a
     /// name in the runtime folder.
@@ -57,16 +52,16 @@ impl LocalPort {
     /// # Errors
     /// Those of the common directory and its file, and of opening a socket.
     pub fn get() -> io::Result<Arc<Self>> {
-        Ok(Self::find(named::namespace()?, false)?.0)
+        Ok(Self::find(false)?.0)
     }
 
-    /// As [`LocalPort::get`], for any process.
-    pub(super) fn get_held() -> io::Result<(Arc<Self>, HeldFile)> {
-        let (port, file) = Self::find(named::namespace()?, true)?;
-        Ok((port, HeldFile(file.ok_or(io::ErrorKind::NotFound)?)))
+    /// As [`LocalPort::get`], for any process: while the file is open, a sweep leaves it alone.
+    pub(super) fn get_held() -> io::Result<(Arc<Self>, Option<File>)> {
+        Self::find(true)
     }
 
-    fn find(namespace: u64, holds: bool) -> io::Result<(Arc<Self>, Option<File>)> {
+    fn find(holds: bool) -> io::Result<(Arc<Self>, Option<File>)> {
+        let namespace = named::namespace()?;
         let mut current = CURRENT.lock();
         let known = current.upgrade().filter(|port| port.namespace == namespace);
         if let (Some(port), false) = (&known, holds) {

@@ -12,12 +12,13 @@ mod tests;
 use crate::bpf::DROP;
 use crate::cmsg::{self, Control};
 use crate::link::{HOP_LIMIT, MAX_SEGMENTS, Run, RxMeta, SendError, Taken, TxQueue};
-use crate::port_owners::{HeldFile, LocalPort};
+use crate::port_owners::LocalPort;
 use crate::sys::{self, Name, SendRoom};
 use libc::c_int;
 use roxe_base::lock::{Mutex, rank};
 use roxe_wire::{Gid, NetHeader, Qpn, ROCE_PORT};
 use socket2::{Domain, InterfaceIndexOrAddress, Protocol, SockAddr, Socket, Type};
+use std::fs::File;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
@@ -44,8 +45,8 @@ const SEGMENTS_IN_PART: u8 = 2;
 pub struct LocalSender {
     socket: Socket,
     port: Arc<LocalPort>,
-    /// `None` beside an engine, whose process has a name.
-    _held: Option<HeldFile>,
+    /// The file of the port; `None` beside an engine, whose process has a name.
+    _held: Option<File>,
 }
 
 /// The link of one local address of a device.
@@ -362,10 +363,10 @@ impl LocalSender {
     /// Those of [`LocalPort::get`]; `EADDRNOTAVAIL` if the address is not of this host.
     pub fn open(gid: Gid, ifindex: u32) -> io::Result<Self> {
         let (port, held) = LocalPort::get_held()?;
-        Self::at(gid, ifindex, port, Some(held))
+        Self::at(gid, ifindex, port, held)
     }
 
-    fn at(gid: Gid, ifindex: u32, port: Arc<LocalPort>, held: Option<HeldFile>) -> io::Result<Self> {
+    fn at(gid: Gid, ifindex: u32, port: Arc<LocalPort>, held: Option<File>) -> io::Result<Self> {
         let mut address = socket_addr(gid, ifindex);
         address.set_port(port.number());
         let socket = bare_socket(address, ifindex, BUFFER)?;

@@ -29,11 +29,12 @@ fn mutants() -> Vec<PathBuf> {
     [patches("tests/mutants"), patches("tests/checked")].concat()
 }
 
-/// All of these can be applied, one behind the other.
-fn check_that_they_apply(files: &[PathBuf]) {
-    let check = Command::new("git").args(["apply", "--check", "-C1"]).args(files).current_dir(root()).output();
+/// This patch applies to the tree. Of several, `git apply --check` compares each with the tree, not
+/// with the patches before it; for those see [`apply_in_a_copy`].
+fn check_that_it_applies(file: &Path) {
+    let check = Command::new("git").args(["apply", "--check", "-C1"]).arg(file).current_dir(root()).output();
     let check = check.expect("git");
-    assert!(check.status.success(), "{files:?}: {}", String::from_utf8_lossy(&check.stderr));
+    assert!(check.status.success(), "{}: {}", file.display(), String::from_utf8_lossy(&check.stderr));
 }
 
 /// Package, target and path of the tests that catch this mutant.
@@ -46,10 +47,8 @@ fn catchers(mutant: &str) -> impl Iterator<Item = [&str; 3]> {
 fn every_mutant_applies() {
     let mutants = mutants();
     assert!(mutants.len() >= AT_LEAST, "{} mutants", mutants.len());
-    for file in &mutants {
-        check_that_they_apply(std::slice::from_ref(file));
-    }
-    check_that_they_apply(&patches("tests/mutants"));
+    mutants.iter().for_each(|file| check_that_it_applies(file));
+    apply_in_a_copy(&patches("tests/mutants"));
 }
 
 /// Applies patches one behind the other to a copy of the files that they change.
@@ -74,7 +73,7 @@ fn apply_in_a_copy(files: &[PathBuf]) {
 #[test]
 fn faults_seen_from_outside_apply_alone_and_together() {
     let faults = patches(OUTSIDE);
-    faults.iter().for_each(|file| check_that_they_apply(std::slice::from_ref(file)));
+    faults.iter().for_each(|file| check_that_it_applies(file));
     apply_in_a_copy(&faults);
 }
 

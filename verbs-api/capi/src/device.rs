@@ -12,8 +12,7 @@ use roxe_provider::standard_error;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
 
 /// `IBV_NODE_CA`.
 const NODE_CA: c_int = 1;
@@ -83,18 +82,15 @@ pub(crate) fn handles() -> Result<Vec<*mut ibv_device>> {
 /// Reports once that UCX does not use the devices: UCX takes a device only if the file of its
 /// character device exists, which only the view of `roxe run` shows.
 fn report_ucx(name: &str) {
-    static IS_REPORTED: AtomicBool = AtomicBool::new(false);
+    static REPORT: Once = Once::new();
     let node = format!("/dev/infiniband/{name}");
     let has_ucx = || fs::read_to_string("/proc/self/maps").is_ok_and(|maps| maps.contains("/libuct_ib.so"));
-    if !IS_REPORTED.load(Ordering::Relaxed)
-        && !Path::new(&node).exists()
-        && has_ucx()
-        && !IS_REPORTED.swap(true, Ordering::Relaxed)
-    {
-        standard_error::write(&format!(
+    if !REPORT.is_completed() && !Path::new(&node).exists() && has_ucx() {
+        let text = format!(
             "roxe: UCX does not use {name} in this process: only roxe run shows it {node}; start the program, or its \
              mpirun, by roxe run\n"
-        ));
+        );
+        REPORT.call_once(|| standard_error::write(&text));
     }
 }
 

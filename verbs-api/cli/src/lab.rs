@@ -239,7 +239,7 @@ fn show_hosts_file(text: &str) -> io::Result<()> {
     Ok(umount2(place, MntFlags::MNT_DETACH)?)
 }
 
-/// Chooses what impairs the links, by what the kernel has.
+/// Chooses the mechanism that impairs the links: netem, if the kernel has it.
 fn shaper(links: &[Link], mtu: u32) -> Result<Shaper> {
     let Some(wanted) = links.iter().find_map(|link| link.qdisc(Shaper::Netem, mtu)) else { return Ok(Shaper::Netem) };
     ip("link add probe0 type veth peer name probe1\n")?;

@@ -107,7 +107,7 @@ fn percent(word: &str) -> Option<f64> {
     quantity(word, SHARES).filter(|share| *share <= 100.0).map(|share| (share * 1e6).round() / 1e6)
 }
 
-/// What impairs the links of a lab.
+/// Mechanism that impairs the links of a lab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shaper {
     Netem,

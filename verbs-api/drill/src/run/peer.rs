@@ -6,6 +6,7 @@ use crate::craft::bytes_differ;
 use crate::number::Number;
 use crate::script::steps::{Act, Bind, Completion, Data, Modify, Numbers, Peer, Post, QpSpec, Sge};
 use crate::target::{Answer, Bound, Change, Completed, ConnectionEvent, NewQp, Piece, Terms, Work};
+use roxe_wire::net::checksum_is_right;
 use std::time::Duration;
 
 /// Interval between two queries of the far side.
@@ -13,16 +14,6 @@ const INTERVAL: Duration = Duration::from_millis(5);
 /// Default code of the ACK timeout, 268 ms: longer than a busy host delays the answer of the near
 /// side, shorter than a step waits for a packet.
 const ACK_TIMEOUT: u64 = 16;
-
-/// Returns the sum of the 16-bit words in ones' complement, as IP headers have it.
-fn ones_complement_sum(bytes: &[u8]) -> u16 {
-    let word = |pair: &[u8]| u64::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)]));
-    let mut sum: u64 = bytes.chunks(2).map(word).sum();
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    sum as u16
-}
 
 impl Run<'_> {
     pub(super) fn peer(&mut self, peer: &Peer) -> Result<(), Stop> {
@@ -131,9 +122,10 @@ impl Run<'_> {
                 let region = self.world.region(mr)?;
                 let at = at.as_ref().map_or(Ok(0), |at| at.value(&self.names))?;
                 let bytes = self.target.read(region.mr, at, len.value(&self.names)?)?;
-                match ones_complement_sum(&bytes) {
-                    0xffff => Ok(()),
-                    sum => Err(differs(format!("a checksum that makes the sum of {mr} 0xffff"), format!("{sum:#x}"))),
+                if checksum_is_right(&bytes) {
+                    Ok(())
+                } else {
+                    Err(differs(format!("a right Internet checksum in {mr}"), format!("{bytes:02x?}")))
                 }
             }
             Peer::Event { name, within } => {
