@@ -38,16 +38,16 @@ pub fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
 }
 
-/// A folder for what tests run, the same for all tests of one build. Other users, the guest, and
-/// environments that hide /tmp or the folder of this user see it wherever the sources lie, and its
-/// path has no blank.
+/// A folder for the programs that tests run, one per target folder and profile. Other users, the
+/// guest, and environments that hide /tmp or the folder of this user see it wherever the sources
+/// lie, and its path has no blank.
 pub fn shared_dir() -> PathBuf {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let make = || {
         let (mut hasher, uid) = (DefaultHasher::new(), own_uid()?);
         let target = target_dir();
         fs::create_dir_all(&target)?;
-        target.canonicalize()?.hash(&mut hasher);
+        (target.canonicalize()?, profile()).hash(&mut hasher);
         let folder = PathBuf::from(format!("/var/tmp/roxe-tests-{uid}-{:016x}", hasher.finish()));
         match DirBuilder::new().mode(0o755).create(&folder) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
