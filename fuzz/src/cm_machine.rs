@@ -74,7 +74,7 @@ impl<'a> Host<'a> {
         let by_address = Listen { addresses: Addresses::Ip, ..Listen::new(SERVICES[0], Takes::Both, BACKLOG) };
         let masked = Listen { service_mask: !0xffff, ..Listen::new(SERVICES[1], Takes::Both, BACKLOG) };
         for listen in [by_address, masked] {
-            cm.listen(listen).expect("two services");
+            cm.listen(listen).expect("listen on two services");
         }
         let (known, tid) = (BTreeMap::new(), TransactionId(0));
         Self { cm, script, now: Instant(1_000_000_000), drawn: 0, known, tid, qpns: 0x100 }
@@ -305,15 +305,15 @@ impl<'a> Host<'a> {
         let is_new = matches!(message, Message::Req(_) | Message::Rep(_));
         let is_strange = |own: Route| own != route && !(is_new && own.remote == route.remote);
         let strange = |known: &Known| !known.is_over && known.route.is_some_and(is_strange);
-        // Those with an alternate path may be spoken of from there.
-        let spoken = [address(11), address(12)];
-        let elsewhere = !spoken.contains(&route.local) && !spoken.contains(&route.remote);
-        let all = self.known.iter().filter(|(_, known)| elsewhere && strange(known));
+        // Messages about a connection with an alternate path may arrive from that path.
+        let alternates = [address(11), address(12)];
+        let is_unknown = !alternates.contains(&route.local) && !alternates.contains(&route.remote);
+        let all = self.known.iter().filter(|(_, known)| is_unknown && strange(known));
         all.map(|(id, _)| (*id, self.cm.state(*id))).collect()
     }
 
-    /// Takes at most `most` outgoing messages.
-    fn fetch(&mut self, most: usize) {
+    /// Takes at max `max` outgoing messages.
+    fn fetch(&mut self, max: usize) {
         let mut sent = 0;
         while let Some(out) = self.cm.poll_transmit() {
             assert_eq!(Mad::parse(&out.mad.to_bytes()).as_ref(), Ok(&out.mad));
@@ -322,7 +322,7 @@ impl<'a> Host<'a> {
             }
             sent += 1;
         }
-        assert!(sent <= most, "{sent} answers to one message");
+        assert!(sent <= max, "{sent} answers to one message");
         while let Some(event) = self.cm.poll_event() {
             self.hear(&event);
         }

@@ -35,18 +35,19 @@ pub fn frame(data: &[u8]) {
     let Some(key) = FrameKey::of(frame) else { return assert!(frame.len() < 14) };
     let (mut wanted, field) = (FrameMatch::default(), FIELDS[usize::from(choice[0]) % FIELDS.len()]);
     for field in FIELDS.iter().filter(|field| choice[1] & 1 << (**field as u8 % 8) != 0).chain([&field]) {
-        wanted.require(*field, key.get(*field), choice).expect("a frame does not contradict itself");
+        wanted.require(*field, key.get(*field), choice).expect("require the fields of one frame");
     }
     assert!(wanted.matches(&key));
     let mut other = key.get(field).to_vec();
     other.iter_mut().zip(choice).for_each(|(byte, mask)| *byte ^= mask & mask.wrapping_neg());
     let mut unwanted = FrameMatch::default();
-    unwanted.require(field, &other, choice).expect("the first");
+    unwanted.require(field, &other, choice).expect("add the first requirement");
     assert_eq!(unwanted.matches(&key), other == key.get(field));
     check_rules(&key, choice, wanted, unwanted);
 }
 
-/// The table asks its rules in their order, and stops where it must.
+/// Checks that the table applies its rules in their order, and stops at a rule that ends the
+/// search.
 fn check_rules(key: &FrameKey, choice: &[u8; 16], wanted: FrameMatch, unwanted: FrameMatch) {
     let mut rules = Rules::default();
     let mut expected = Vec::new();

@@ -5,7 +5,7 @@ use roxe_wire::{Gid, NetHeader, ROCE_PORT, icrc};
 
 /// The other implementation.
 const ORACLE: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISO_HDLC);
-/// Bytes of the input that become the network header.
+/// Number of bytes of the input that become the network header.
 const NET_LEN: usize = 48;
 
 /// The input is a network header and the bytes after it.
@@ -23,7 +23,7 @@ pub fn icrc(data: &[u8]) {
     }
     let mut sealed = [covered, &[0; icrc::LEN]].concat();
     icrc::seal(&net, &mut sealed);
-    let (_, trailer) = sealed.split_last_chunk().expect("an ICRC");
+    let (_, trailer) = sealed.split_last_chunk().expect("split off the ICRC");
     assert_eq!(u32::from_le_bytes(*trailer), oracle(&net, covered));
     assert!(icrc::verify(&net, &sealed));
 
@@ -37,7 +37,7 @@ pub fn icrc(data: &[u8]) {
 fn check_solution(net: &NetHeader, sealed: &mut [u8], likely: u16) {
     let bit = usize::from(likely) % (sealed.len() * 8);
     sealed[bit / 8] ^= 1 << (bit % 8);
-    let (covered, trailer) = sealed.split_last_chunk().expect("an ICRC");
+    let (covered, trailer) = sealed.split_last_chunk().expect("split off the ICRC");
     if let Some(ident) = icrc::solve_ident(net, sealed, likely) {
         assert_eq!(u32::from_le_bytes(*trailer), oracle(&NetHeader { ident, ..*net }, covered), "{ident} does not");
     }

@@ -1,6 +1,6 @@
 //! Fuzz targets as ordinary functions, and their corpora replayed by `cargo test`.
 //!
-//! A target takes any bytes and panics if a property does not hold; each function lists its
+//! A target accepts any bytes and panics if a property does not hold; each function lists its
 //! properties. There are parsers, a differential target ([`icrc()`]), models of both roles of a
 //! queue pair ([`responder()`], [`requester()`]), hostile peers, and the simulation
 //! ([`qp_pair()`]).

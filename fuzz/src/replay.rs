@@ -23,9 +23,9 @@ pub fn replay(name: &str, target: impl Fn(&[u8]), mutations: u32) {
 fn corpus(name: &str) -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
     let entries = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
-    let mut files: Vec<_> = entries.map(|entry| entry.expect("an entry of the corpus").path()).collect();
+    let mut files: Vec<_> = entries.map(|entry| entry.expect("read the folder of the corpus").path()).collect();
     files.sort();
-    files.iter().map(|path| fs::read(path).expect("a file of the corpus")).collect()
+    files.iter().map(|path| fs::read(path).expect("read a file of the corpus")).collect()
 }
 
 fn run(target: impl Fn(&[u8]), input: &[u8]) {
@@ -63,7 +63,7 @@ fn mutate(corpus: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
     input
 }
 
-/// Xorshift: the same numbers everywhere, which is all that is asked of it.
+/// Xorshift: it only has to give the same numbers on every machine.
 struct Random(u64);
 
 impl Random {

@@ -4,7 +4,7 @@ use roxe_transport::fault::{Direction, Injector, Rules, Seen};
 use roxe_wire::{Gid, NetHeader, Packet, Qpn, icrc};
 use std::time::Duration;
 
-/// Bytes of the input behind the text that become one packet each.
+/// Number of bytes after the text of the input that become one packet each.
 const PACKET_LEN: usize = 40;
 
 /// The input is a text and, after a zero byte, packets.

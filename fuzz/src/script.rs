@@ -19,7 +19,7 @@ pub fn script(data: &[u8]) {
     };
     let cases = script.cases();
     assert!(!cases.is_empty() && !script.title().is_empty());
-    // Large repeat counts would only be slow.
+    // Large counts of `repeat` would only be slow.
     if text.len() <= MAX_LEN && !text.contains("repeat") {
         let outcome = run("fuzz", &cases[0], &mut VirtualCard::default());
         assert!(outcome.verdict.failure().is_none_or(|failure| !failure.to_string().is_empty()));

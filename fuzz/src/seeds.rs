@@ -53,7 +53,7 @@ fn first_of_each_message() -> BTreeMap<String, Vec<u8>> {
     for file in captures() {
         for_each_packet(&file, |_, packet| {
             if let Some(mad) = Mad::of_packet(&packet) {
-                let name = name_of(&mad.expect("a message of another implementation"));
+                let name = name_of(&mad.expect("parse a MAD of another implementation"));
                 found.entry(name).or_insert_with(|| packet.payload.to_vec());
             }
         });
@@ -98,21 +98,21 @@ fn made_messages() -> impl Iterator<Item = Mad> {
     messages.into_iter().map(|message| Mad { tid: TransactionId(0x77), modifier: 0, message })
 }
 
-/// The contents of all captures, in the order of their names.
+/// Contents of all captures, sorted by file name.
 fn captures() -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/captures");
-    let entries = fs::read_dir(&folder).expect("the folder of captures");
-    let mut files: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
+    let entries = fs::read_dir(&folder).expect("open the folder of captures");
+    let mut files: Vec<_> = entries.map(|entry| entry.expect("read the folder of captures").path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "pcap"));
     files.sort();
-    files.iter().map(|path| fs::read(path).expect("a capture")).collect()
+    files.iter().map(|path| fs::read(path).expect("read a capture")).collect()
 }
 
 fn for_each_packet(file: &[u8], mut take: impl FnMut(NetHeader, Packet<'_>)) {
-    for frame in frames(file).expect("a capture file").map_while(Result::ok) {
+    for frame in frames(file).expect("parse a capture file").map_while(Result::ok) {
         let Some(ip) = ip_packet(frame.link, frame.data) else { continue };
         let Ok((net, datagram)) = NetHeader::parse_ip(ip) else { continue };
-        take(net, Packet::parse(datagram).expect("a packet of another implementation"));
+        take(net, Packet::parse(datagram).expect("parse a packet of another implementation"));
     }
 }
 
@@ -135,7 +135,7 @@ fn shorten(header: &Header, payload: &[u8]) -> Vec<u8> {
 fn seal(net: &NetHeader, header: &Header, payload: &[u8]) -> Vec<u8> {
     let covered = header.padded_len(payload.len());
     let mut bytes = vec![0; covered + icrc::LEN];
-    header.emit(payload.len(), &mut bytes[..covered]).expect("an exact slot").copy_from_slice(payload);
+    header.emit(payload.len(), &mut bytes[..covered]).expect("emit into a slot of exact size").copy_from_slice(payload);
     icrc::seal(net, &mut bytes);
     bytes
 }

@@ -22,7 +22,7 @@ pub enum MemError {
     Access,
     /// Outside the region, or the address overflows, or the list is shorter than the data.
     Range,
-    /// The memory behind the key is no longer mapped.
+    /// The memory of the key is no longer mapped.
     Fault,
 }
 
@@ -175,7 +175,7 @@ pub trait SharedReceives {
     /// Tag matching: a message that counted as unexpected broke off before its completion.
     fn forget_unexpected(&mut self) {}
 
-    /// XRC: selects the shared queue `srqn` of the QP's XRC domain for receives, their completions
+    /// XRC: selects the SRQ `srqn` of the QP's XRC domain for receives, their completions
     /// and the domain of remote keys. Returns false if there is none; the QP then has no receive,
     /// completion or memory.
     fn select_srq(&mut self, srqn: u32) -> bool {
@@ -187,7 +187,7 @@ pub trait SharedReceives {
 /// Limits the bytes in flight towards the receiving socket of the peer.
 ///
 /// A socket drops silently when its buffer is full, so the bytes that all QPs have in flight to one
-/// socket are bounded here. When `reserve` refuses, the QP stops, and the host calls
+/// socket are bounded by this trait. When `reserve` refuses, the QP stops, and the host calls
 /// `poll_transmit` again once there is room.
 pub trait FlowControl {
     /// Bytes charged for a packet of a longer message, with `payload` bytes of payload: about its
@@ -204,8 +204,9 @@ pub trait FlowControl {
     fn reserve(&mut self, av: &Av, qpn: Qpn, bytes: u32, own: u32) -> bool;
 
     /// Reserves `bytes` for a packet that would leave in the same send as the one before it
-    /// ([`TxBatch::fits_same_send`]; RC only). A host may exceed its window by the rest of a run,
-    /// which costs less than a new send. After a refusal the QP calls [`FlowControl::reserve`].
+    /// ([`TxBatch::fits_same_send`]; RC only). A host may exceed its window by the remaining
+    /// packets of a run, which costs less than a new send. After a refusal the QP calls
+    /// [`FlowControl::reserve`].
     fn reserve_in_run(&mut self, av: &Av, qpn: Qpn, bytes: u32) -> bool {
         let _ = (av, qpn, bytes);
         false
@@ -241,7 +242,7 @@ pub enum TxReason {
     ReadResponse,
     /// A response to an atomic.
     AtomicResponse,
-    /// A repeated response to a duplicate request.
+    /// A retransmitted response to a duplicate request.
     Replay,
     /// An acknowledgement.
     Ack,
@@ -308,7 +309,7 @@ pub trait TxBatch {
         false
     }
 
-    /// Returns room behind the last slot's payload for one to `count` further payloads of `len`
+    /// Returns room after the last slot's payload for one to `count` further payloads of `len`
     /// bytes each. Their packets follow in PSN order, differ from the one in the slot only in the
     /// PSN, and request no acknowledgement; the peer handles them with
     /// [`crate::Qp::handle_joined`]. `None` if the batch does not join packets or has no room.
@@ -491,7 +492,7 @@ mod tests {
     #[test]
     fn packet_bytes_are_equal_in_both_kinds_of_room() {
         for (header, len) in packets() {
-            let form = header.form(len).expect("a payload that fits");
+            let form = header.form(len).expect("the payload fits the header");
             let (mut own, room, payload) = (vec![0xa5; form.len()], shared(form.len()), vec![7; len]);
             for room in [TxRoom::Own(&mut own), TxRoom::Shared(&room)] {
                 assert_eq!(room.put_header(&header, &form).and_then(|room| room.put(&payload)), Some(()));
@@ -503,7 +504,7 @@ mod tests {
     #[test]
     fn room_of_wrong_size_is_refused() {
         for (header, len) in packets() {
-            let form = header.form(len).expect("a payload that fits");
+            let form = header.form(len).expect("the payload fits the header");
             for wrong in [0, 1, form.len() - 1, form.len() + 1] {
                 let (mut own, room) = (vec![0; wrong], shared(wrong));
                 for room in [TxRoom::Own(&mut own), TxRoom::Shared(&room)] {

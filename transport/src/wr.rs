@@ -5,7 +5,7 @@ use bitflags::bitflags;
 use core::ffi::CStr;
 use roxe_wire::{Feth, Gid, ImmDt, LKey, Placement, Qkey, Qpn, RKey, Selectivity};
 
-/// Longest message, bytes (IBA §9.7.7: 2^31).
+/// Maximum message length in bytes (IBA §9.7.7: 2^31).
 pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 
 /// Length of the remote word of an atomic and of an ATOMIC WRITE, in bytes.
@@ -35,7 +35,7 @@ bitflags! {
         const REMOTE_READ = 1 << 2;
         /// Peers may do atomics.
         const REMOTE_ATOMIC = 1 << 3;
-        /// Memory windows may be bound here.
+        /// Memory windows may be bound to this memory.
         const MW_BIND = 1 << 4;
         /// Addresses start at zero.
         const ZERO_BASED = 1 << 5;
@@ -53,7 +53,7 @@ bitflags! {
 }
 
 impl Access {
-    /// Rights of peers to read, write and change memory by atomics.
+    /// Rights of peers to read, write and change memory with atomics.
     pub const OF_PEERS: Self = Self::REMOTE_READ.union(Self::REMOTE_WRITE).union(Self::REMOTE_ATOMIC);
 
     /// Returns the C names (`enum ibv_access_flags`), joined by `separator`.
@@ -275,7 +275,7 @@ pub struct SendRequest<'a> {
     pub flags: SendFlags,
     /// Payload.
     pub data: SendData<'a>,
-    /// Destination; required on UD, ignored elsewhere.
+    /// Destination; required on UD, ignored on other services.
     pub ud: Option<UdDest>,
 }
 
@@ -465,7 +465,7 @@ pub struct TmInfo {
     /// Tag of a matched message, when its data begins to arrive; else 0. An ordinary receive has
     /// the tag in its data.
     pub tag: u64,
-    /// Application context beside the tag, set by the sender; likewise.
+    /// Application context sent with the tag; 0 in the same cases.
     pub app_ctx: u32,
     /// Flags.
     pub flags: TmFlags,

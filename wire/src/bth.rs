@@ -5,7 +5,8 @@ use crate::num::{Pkey, Psn, Qpn};
 use crate::opcode::Opcode;
 use core::fmt;
 
-/// The BTH without opcode, pad count and header version, which follow from the rest of the packet.
+/// The BTH without opcode, pad count and header version, which follow from the other headers and
+/// the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bth {
     /// Destination queue pair.

@@ -24,7 +24,7 @@ pub enum CaptureError {
     Truncated,
     /// A length or an interface number in a block is wrong.
     BadBlock,
-    /// A frame names an interface beyond the first [`MAX_INTERFACES`] of its section.
+    /// A frame has the index of an interface beyond the first [`MAX_INTERFACES`] of its section.
     TooManyInterfaces,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for CaptureError {
             Self::UnknownFormat => "neither a pcap nor a pcapng file",
             Self::Truncated => "the capture file ends too early",
             Self::BadBlock => "a block of the capture file contradicts itself",
-            Self::TooManyInterfaces => "a frame names an interface beyond the first 1024 of its section",
+            Self::TooManyInterfaces => "a frame has the index of an interface beyond the first 1024 of its section",
         })
     }
 }
@@ -602,10 +602,10 @@ fn text(whole: &str) -> &[u8] {
     cut.unwrap_or_default().as_bytes()
 }
 
-/// Bytes of an IPv6 and a UDP header.
+/// Size in bytes of an IPv6 and a UDP header.
 const MAX_HEADERS: usize = 48;
 
-/// The IP and UDP headers in front of `payload`.
+/// The IP and UDP headers before `payload`.
 fn headers<'r>(net: &NetHeader, payload: &[u8], room: &'r mut [u8; MAX_HEADERS]) -> &'r [u8] {
     let udp = if net.is_ipv4() { net.udp_header(payload.len()) } else { net.udp_header_with_checksum(payload) };
     let area = net.to_grh(payload.len());

@@ -14,7 +14,7 @@ pub enum Field {
     DstMac,
     /// Source MAC, 6 bytes.
     SrcMac,
-    /// EtherType behind the last VLAN tag, 2 bytes.
+    /// EtherType after the last VLAN tag, 2 bytes.
     EtherType,
     /// Outermost VLAN tag, 2 bytes: priority 3 bits, DEI 1, VLAN 12.
     VlanTag,
@@ -145,7 +145,7 @@ pub struct Contradiction;
 /// Conditions on frames; the default matches all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameMatch {
-    /// Required values of the bits in `mask`; zero elsewhere.
+    /// Required values of the bits in `mask`; the other bits are zero.
     value: [u8; LEN],
     mask: [u8; LEN],
 }
@@ -198,9 +198,9 @@ impl FrameMatch {
     }
 }
 
-/// Bytes of the two addresses and the EtherType: the shortest frame.
+/// Size in bytes of the two addresses and the EtherType: the shortest frame.
 pub const ETH_LEN: usize = 14;
-/// Bytes of a VLAN tag.
+/// Size of a VLAN tag in bytes.
 pub const TAG_LEN: usize = 4;
 /// Maximum number of VLAN tags; hardware reads two.
 const MAX_TAGS: usize = 2;
@@ -222,7 +222,7 @@ const FRAGMENT_OFFSET: u16 = 0x1fff;
 pub(super) struct Layout {
     /// The outermost VLAN tag.
     pub(super) tag: Option<u16>,
-    /// The EtherType behind the last tag.
+    /// The EtherType after the last tag.
     pub(super) ether_type: u16,
     pub(super) ip: Option<Ip>,
 }
@@ -251,8 +251,8 @@ impl Layout {
         let mut at = ETH_LEN;
         let (mut tag, mut ether_type) = (None, u16_at(frame, at - 2)?);
         for _ in 0..MAX_TAGS {
-            let behind = u16_at(frame, at).zip(u16_at(frame, at + 2));
-            let Some((tci, next)) = behind.filter(|_| ETHERTYPE_TAGS.contains(&ether_type)) else { break };
+            let words = u16_at(frame, at).zip(u16_at(frame, at + 2));
+            let Some((tci, next)) = words.filter(|_| ETHERTYPE_TAGS.contains(&ether_type)) else { break };
             tag.get_or_insert(tci);
             ether_type = next;
             at += TAG_LEN;
@@ -288,7 +288,7 @@ impl Ip {
         }
         let claimed = start + IPV6_LEN + usize::from(u16_at(header, 4)?);
         let end = claimed.min(frame.len());
-        let (l4, is_fragment) = behind_extensions(frame.get(..end)?, header[6], start + IPV6_LEN);
+        let (l4, is_fragment) = after_extensions(frame.get(..end)?, header[6], start + IPV6_LEN);
         Some(Self { is_v4: false, start, end, is_whole: end == claimed && !is_fragment, l4 })
     }
 }
@@ -299,9 +299,9 @@ impl L4 {
     }
 }
 
-/// Returns the protocol and position behind the IPv6 extension headers, which begin with `next` at
+/// Returns the protocol and position after the IPv6 extension headers, which begin with `next` at
 /// `at`; and true for a fragment.
-fn behind_extensions(packet: &[u8], mut next: u8, mut at: usize) -> (Option<L4>, bool) {
+fn after_extensions(packet: &[u8], mut next: u8, mut at: usize) -> (Option<L4>, bool) {
     const HOP_BY_HOP: u8 = 0;
     const ROUTING: u8 = 43;
     const FRAGMENT: u8 = 44;

@@ -1,9 +1,9 @@
 //! The invariant CRC: the last 4 bytes of every packet, over everything that routers do not change.
 //!
 //! It is the CRC-32 of Ethernet over 8 bytes of ones (in place of a header that RoCE lacks), then
-//! IP header, UDP header, BTH and the rest, with the fields that routers change replaced by ones;
-//! least significant byte first on the wire. The IP and UDP lengths follow from the packet's
-//! length.
+//! IP header, UDP header, BTH and everything after it, with the fields that routers change replaced
+//! by ones; least significant byte first on the wire. The IP and UDP lengths follow from the
+//! packet's length.
 
 use crate::bth::Bth;
 use crate::net::{IPV4_LEN, IPV6_LEN, NetHeader, UDP_LEN, wire_length};
@@ -14,7 +14,7 @@ use crc32fast::Hasher;
 pub const LEN: usize = 4;
 
 /// CRC register after the 8 bytes of ones.
-const BEHIND_PREFIX: u32 = !0x2144_df1c;
+const AFTER_PREFIX: u32 = !0x2144_df1c;
 
 /// Below this many bytes, table lookups are faster than setting up a wide CRC.
 const FEW: usize = 64;
@@ -47,11 +47,11 @@ pub trait Crc {
     fn update(register: u32, bytes: &[u8]) -> u32;
 
     /// Returns the register after `lane` and `bytes`, starting from 0.
-    fn update_behind(lane: u128, bytes: &[u8]) -> u32;
+    fn update_after(lane: u128, bytes: &[u8]) -> u32;
 
     /// Returns the register after `lane`, `bytes` and `blocks` times [`BLOCK`] zero bytes, starting
     /// from 0; `None` if `blocks` is too large.
-    fn shift_behind(lane: u128, bytes: &[u8], blocks: u8) -> Option<u32>;
+    fn shift_after(lane: u128, bytes: &[u8], blocks: u8) -> Option<u32>;
 }
 
 /// Table lookups for short inputs, `crc32fast` for long ones.
@@ -68,12 +68,12 @@ impl Crc for Tables {
         !hasher.finalize()
     }
 
-    fn update_behind(lane: u128, bytes: &[u8]) -> u32 {
+    fn update_after(lane: u128, bytes: &[u8]) -> u32 {
         Self::update(update_bytes(0, &lane.to_le_bytes()), bytes)
     }
 
-    fn shift_behind(lane: u128, bytes: &[u8], blocks: u8) -> Option<u32> {
-        shift(Self::update_behind(lane, bytes), blocks)
+    fn shift_after(lane: u128, bytes: &[u8], blocks: u8) -> Option<u32> {
+        shift(Self::update_after(lane, bytes), blocks)
     }
 }
 
@@ -104,9 +104,9 @@ impl Sealer {
     pub fn new(net: &NetHeader) -> Self {
         let is_ipv4 = net.is_ipv4();
         let plain = if is_ipv4 {
-            update_bytes(BEHIND_PREFIX, &masked_ipv4(net))
+            update_bytes(AFTER_PREFIX, &masked_ipv4(net))
         } else {
-            update_bytes(BEHIND_PREFIX, &masked_ipv6(net))
+            update_bytes(AFTER_PREFIX, &masked_ipv6(net))
         };
         // No UDP payload has length 0, so the first packet computes the register.
         Self { src: net.src, dst: net.dst, src_port: net.src_port, is_ipv4, plain, udp_payload_len: 0, register: plain }
@@ -144,20 +144,20 @@ impl Sealer {
     #[inline]
     fn icrc<C: Crc>(&mut self, ident: u16, packet: &[u8]) -> u32 {
         match packet.split_first_chunk() {
-            Some((bth, rest)) => !C::update_behind(self.lane(ident, packet.len(), bth), rest),
+            Some((bth, rest)) => !C::update_after(self.lane(ident, packet.len(), bth), rest),
             // Too short for a packet: any CRC will do.
-            None => !update_bytes(BEHIND_PREFIX, packet),
+            None => !update_bytes(AFTER_PREFIX, packet),
         }
     }
 
     /// The ICRC of `packet` without reading the summed part; `None` if that part is not within the
-    /// packet behind the BTH.
+    /// packet after the BTH.
     fn icrc_around<C: Crc>(&mut self, ident: u16, packet: &[u8], summed: &Summed) -> Option<u32> {
         let (bth, rest) = packet.split_first_chunk()?;
         let (before, rest) = rest.split_at_checked(summed.start.checked_sub(Bth::LEN)?)?;
         let after = rest.get(usize::from(summed.blocks) * BLOCK..)?;
         let lane = self.lane(ident, packet.len(), bth);
-        let register = C::shift_behind(lane, before, summed.blocks)? ^ summed.remainder;
+        let register = C::shift_after(lane, before, summed.blocks)? ^ summed.remainder;
         // Most packets have no pad, and skipping the update is faster than updating with no bytes.
         Some(if after.is_empty() { !register } else { !C::update(register, after) })
     }
@@ -166,14 +166,14 @@ impl Sealer {
     #[inline]
     fn lane(&mut self, ident: u16, len: usize, bth: &[u8; Bth::LEN]) -> u128 {
         let [a, b, c, d, _, e, f, g, h, i, j, k] = *bth;
-        let first = u32::from_le_bytes([a, b, c, d]) ^ self.behind_udp(ident, len.saturating_add(LEN));
+        let first = u32::from_le_bytes([a, b, c, d]) ^ self.after_udp(ident, len.saturating_add(LEN));
         // The ICRC covers ones in place of the byte with the congestion bits.
         let [second, third] = [u32::from_le_bytes([0xff, e, f, g]), u32::from_le_bytes([h, i, j, k])];
         u128::from(first) << 32 | u128::from(second) << 64 | u128::from(third) << 96
     }
 
     #[inline]
-    fn behind_udp(&mut self, ident: u16, udp_payload_len: usize) -> u32 {
+    fn after_udp(&mut self, ident: u16, udp_payload_len: usize) -> u32 {
         if self.udp_payload_len != udp_payload_len {
             self.udp_payload_len = udp_payload_len;
             let ip = if self.is_ipv4 {
@@ -245,11 +245,11 @@ pub fn solve_ident(net: &NetHeader, udp_payload: &[u8], likely: u16) -> Option<u
 /// `ident`.
 #[cold]
 fn ident_for(difference: u32, len: usize, ident: u16) -> Option<u16> {
-    // Between the identification and the ICRC: the rest of the IP header, the UDP header, the
+    // Between the identification and the ICRC: the end of the IP header, the UDP header, the
     // packet.
-    let behind = len.checked_add(20 - 6 + 8)?;
+    let following = len.checked_add(20 - 6 + 8)?;
     // The register also shifted over the two bytes of the identification.
-    let delta = unshift(difference, u16::try_from(behind.checked_add(2)?).ok()?);
+    let delta = unshift(difference, u16::try_from(following.checked_add(2)?).ok()?);
     Some(u16::try_from(delta).ok()?.swap_bytes() ^ ident)
 }
 
@@ -265,13 +265,13 @@ static BYTES: [[u32; 256]; 4] = [bytes(8), bytes(16), bytes(24), bytes(32)];
 struct Field([[u32; 256]; 2]);
 
 /// Header fields, by the number of bytes between the field and the BTH.
-static IPV4_LENGTH: Field = Field::in_front_of(24);
-static IPV6_LENGTH: Field = Field::in_front_of(42);
-static UDP_LENGTH: Field = Field::in_front_of(2);
-static IDENT: Field = Field::in_front_of(22);
+static IPV4_LENGTH: Field = Field::preceding(24);
+static IPV6_LENGTH: Field = Field::preceding(42);
+static UDP_LENGTH: Field = Field::preceding(2);
+static IDENT: Field = Field::preceding(22);
 
 impl Field {
-    const fn in_front_of(others: u32) -> Self {
+    const fn preceding(others: u32) -> Self {
         Self([bytes(8 * others + 16), bytes(8 * others + 8)])
     }
 

@@ -2,8 +2,8 @@
 //!
 //! # Checks
 //!
-//! [`Packet::parse`] takes the payload of a UDP datagram and returns either a packet that is legal
-//! in itself (a defined opcode, exactly its extended headers, a legal payload and pad) or a
+//! [`Packet::parse`] accepts the payload of a UDP datagram and returns either a packet that is
+//! legal in itself (a defined opcode, exactly its extended headers, a legal payload and pad) or a
 //! [`ParseError`]. It does not check the ICRC, which needs the IP header: use [`icrc::verify`], or
 //! [`icrc::solve_ident`] if the IPv4 identification is unknown. The transport checks everything
 //! that depends on a queue pair: keys, PSNs, the order of opcodes, the path MTU.
@@ -32,7 +32,8 @@
 //!
 //! let mut datagram = vec![0; header.padded_len(5) + icrc::LEN];
 //! let room = datagram.len() - icrc::LEN;
-//! header.emit(5, &mut datagram[..room]).expect("an exact slot").copy_from_slice(b"hello");
+//! header.emit(5, &mut datagram[..room]).expect("emit into a slot of exact
+//! size").copy_from_slice(b"hello");
 //! icrc::seal(&net, &mut datagram);
 //!
 //! assert!(icrc::verify(&net, &datagram));

@@ -57,7 +57,7 @@ impl NetHeader {
         self.traffic_class |= ECN;
     }
 
-    /// The 40 bytes in front of the payload in a UD receive buffer: the IPv6 header, or 20 zero
+    /// The 40 bytes before the payload in a UD receive buffer: the IPv6 header, or 20 zero
     /// bytes and the IPv4 header with a valid checksum. `udp_payload_len` counts from the BTH to
     /// the ICRC.
     // clause: UD-GRH
@@ -153,7 +153,7 @@ impl NetHeader {
         [s0, s1, d0, d1, len_high, len_low, 0, 0]
     }
 
-    /// The UDP header with the checksum that IPv6 asks for, in front of `payload`.
+    /// The UDP header of `payload`, with the checksum that IPv6 requires.
     pub(crate) fn udp_header_with_checksum(&self, payload: &[u8]) -> [u8; UDP_LEN] {
         let mut header = self.udp_header(payload.len());
         let ends = word_sum(&self.src.0) + word_sum(&self.dst.0);
@@ -233,8 +233,8 @@ fn parse_ipv6(packet: &[u8]) -> Result<IpParts<'_>, ParseError> {
 }
 
 /// Returns source port, available payload and the payload length that the header gives, of a
-/// datagram to the RoCEv2 port. `most` is the length that the IP header leaves for the datagram.
-fn parse_udp(datagram: &[u8], most: usize) -> Result<(u16, &[u8], usize), ParseError> {
+/// datagram to the RoCEv2 port. `max` is the length that the IP header leaves for the datagram.
+fn parse_udp(datagram: &[u8], max: usize) -> Result<(u16, &[u8], usize), ParseError> {
     let mut rest = Reader(datagram);
     let [src_port, dst_port, len, _checksum] = [rest.u16()?, rest.u16()?, rest.u16()?, rest.u16()?];
     // clause: UDP-PORT
@@ -242,7 +242,7 @@ fn parse_udp(datagram: &[u8], most: usize) -> Result<(u16, &[u8], usize), ParseE
         return Err(ParseError::NotRoce);
     }
     let len = usize::from(len);
-    if len > most {
+    if len > max {
         return Err(ParseError::Truncated);
     }
     let len = len.checked_sub(UDP_LEN).ok_or(ParseError::Truncated)?;
@@ -298,7 +298,7 @@ mod tests {
     // clause: UD-GRH
     #[test]
     fn grh_checksum_is_valid() {
-        let (net, _) = NetHeader::parse_ip(&PACKET).expect("a RoCE packet");
+        let (net, _) = NetHeader::parse_ip(&PACKET).expect("parse a RoCE packet");
         let grh = net.to_grh(0);
         let words = grh[20..].chunks(2).map(|word| u64::from(word[0]) << 8 | u64::from(word[1]));
         assert_eq!(words.sum::<u64>() % 0xffff, 0);

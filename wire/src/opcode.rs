@@ -120,7 +120,7 @@ pub struct Facts {
     pub name: &'static str,
     /// Position in the message.
     pub position: Position,
-    /// Bytes of extended headers, without those that a service adds (XRCETH, DETH).
+    /// Size in bytes of the extended headers, without those that a service adds (XRCETH, DETH).
     pub ext_len: usize,
     /// Legal payloads.
     pub payload: PayloadRule,

@@ -27,7 +27,7 @@ pub struct Form {
 }
 
 impl Form {
-    /// Bytes of headers, payload and pad: everything but the ICRC.
+    /// Size in bytes of headers, payload and pad: everything but the ICRC.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a packet is never empty")]
     pub const fn len(&self) -> usize {
@@ -38,9 +38,9 @@ impl Form {
 /// A packet in a borrowed buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<'a> {
-    /// Its headers.
+    /// BTH and extended headers.
     pub header: Header,
-    /// Its payload without the pad.
+    /// Payload without the pad.
     pub payload: &'a [u8],
 }
 
@@ -180,14 +180,14 @@ impl Header {
         }
     }
 
-    /// Bytes of BTH and extended headers.
+    /// Size in bytes of BTH and extended headers.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a header is never empty")]
     pub const fn len(&self) -> usize {
         self.len_as(self.opcode())
     }
 
-    /// Bytes of BTH and extended headers when the opcode is known.
+    /// Size in bytes of BTH and extended headers when the opcode is known.
     #[inline]
     const fn len_as(&self, opcode: Opcode) -> usize {
         let of_service = match self.kind {
@@ -198,7 +198,7 @@ impl Header {
         Bth::LEN + of_service + opcode.facts().ext_len
     }
 
-    /// Bytes of headers, `payload` bytes of payload and the pad: everything but the ICRC.
+    /// Size in bytes of headers, `payload` bytes of payload and the pad: everything but the ICRC.
     #[inline]
     pub const fn padded_len(&self, payload: usize) -> usize {
         self.len().saturating_add(payload).saturating_add(pad_of(payload))
@@ -326,7 +326,7 @@ mod tests {
     use crate::opcode::{Request, SendTail};
     use ParseError as E;
 
-    /// Parses a packet of opcode, flags byte and zeros, with `len` bytes behind the BTH, ICRC
+    /// Parses a packet of opcode, flags byte and zeros, with `len` bytes after the BTH, ICRC
     /// included.
     fn parse(opcode: u8, flags: u8, len: usize) -> Result<usize, ParseError> {
         let mut bytes = [0; 5000];

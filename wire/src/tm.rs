@@ -39,8 +39,8 @@ impl Tmh {
     /// Length on the wire, bytes.
     pub const LEN: usize = 16;
 
-    /// Returns the header of `message` and the rest; `None` if it is too short or the operation is
-    /// unknown. Reserved bytes are ignored.
+    /// Returns the header of `message` and the bytes after it; `None` if it is too short or the
+    /// operation is unknown. Reserved bytes are ignored.
     // clause: TM-HEADER
     pub fn parse(message: &[u8]) -> Option<(Self, &[u8])> {
         let mut from = Reader(message);
@@ -71,7 +71,7 @@ pub struct Rvh {
 }
 
 impl Rvh {
-    /// Parses the header behind a [`Tmh`].
+    /// Parses the header after a [`Tmh`].
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let mut from = Reader(bytes);
         Some(Self { va: from.u64().ok()?, rkey: RKey(from.u32().ok()?), len: from.u32().ok()? })

@@ -1,5 +1,5 @@
-//! One queue pair without a peer: its surroundings, its clock, and what every target asks of any
-//! queue pair.
+//! One queue pair without a peer: its host, its clock, and the properties that every target checks
+//! for any queue pair.
 
 use roxe_sim::host::SimHost;
 use roxe_sim::setup::qpn;
@@ -13,12 +13,12 @@ use roxe_wire::{Header, NetHeader, Packet, Qpn, icrc};
 use std::num::NonZeroU64;
 use std::ops::Range;
 
-/// Which of the two the queue pair is; the input plays the other.
-pub(super) const WHO: Peer = Peer::B;
-/// Numbers of the shared queues of an XRC target, and those that an initiator names.
+/// End of the pair that the queue pair plays; the input plays the other one.
+pub(super) const OWN_END: Peer = Peer::B;
+/// Numbers of the SRQs of an XRC target, and in the packets of an initiator.
 pub(super) const QUEUES: [u32; 2] = [0x21, 0x4_0022];
-/// Deadlines that may run out before a queue pair without peer must be at rest.
-const PATIENCE: u32 = 2000;
+/// Maximum number of deadlines that may expire before a queue pair without peer is at rest.
+const MAX_DEADLINES: u32 = 2000;
 /// Source of all payloads, so that every byte shows its position.
 pub(super) static PATTERN: [u8; 1024] = pattern();
 
@@ -32,7 +32,7 @@ const fn pattern() -> [u8; 1024] {
     bytes
 }
 
-/// Which of [`QUEUES`] request `wr_id` is for.
+/// Returns the index in [`QUEUES`] of request `wr_id`.
 pub(super) const fn queue_of(wr_id: u64) -> usize {
     (wr_id % QUEUES.len() as u64) as usize
 }
@@ -53,24 +53,24 @@ pub(super) struct Alone<'a> {
     next: [u64; 2],
     /// The newest that completed.
     done: [u64; 2],
-    /// The newest that completed in each shared queue of XRC.
+    /// The newest receive that completed in each SRQ of XRC.
     shared_done: [u64; QUEUES.len()],
 }
 
 impl<'a> Alone<'a> {
     /// A queue pair of this setup, moved to `state`.
     pub(super) fn new(setup: Setup, state: QpState, choices: Script<'a>) -> Self {
-        let (mut qp, mut host) = setup.make_with(qpn(WHO));
+        let (mut qp, mut host) = setup.make_with(qpn(OWN_END));
         host.clock = Instant(1_000_000_000);
         if setup.service == Service::XrcTgt {
             host.xrc = QUEUES.map(|number| XrcQueue { number, ..XrcQueue::default() }).into();
         }
-        setup.bring_up(&setup.endpoints_of(WHO, setup.places()), &mut qp, &mut host, state);
+        setup.bring_up(&setup.endpoints_of(OWN_END, setup.places()), &mut qp, &mut host, state);
         let (sent, next, done, shared_done) = (Sent::default(), [1; 2], [0; 2], [0; QUEUES.len()]);
         Self { choices, setup, qp, host, sent, next, done, shared_done }
     }
 
-    /// Posts a send whose `wr_id` is set here; returns it.
+    /// Posts a send with a new `wr_id`; returns it.
     pub(super) fn post_send(&mut self, req: &SendRequest<'_>) -> Result<u64, PostError> {
         let wr_id = self.next[0];
         self.qp.post_send_to_srq(QUEUES[queue_of(wr_id)], &SendRequest { wr_id, ..*req })?;
@@ -78,7 +78,7 @@ impl<'a> Alone<'a> {
         Ok(wr_id)
     }
 
-    /// Posts a receive, to the shared queue if there is one, whose `wr_id` is set here; returns it.
+    /// Posts a receive with a new `wr_id`, to the SRQ if there is one; returns it.
     pub(super) fn post_recv(&mut self, req: &RecvRequest<'_>) -> Result<u64, PostError> {
         let wr_id = self.next[1];
         let req = RecvRequest { wr_id, ..*req };
@@ -126,7 +126,7 @@ impl<'a> Alone<'a> {
                 let packet = Packet::parse(&self.sent.bytes[range.clone()]).expect("what is sent is a packet");
                 judge(note, &packet);
             }
-            // A full batch leaves the rest for later when the input says so.
+            // After a full batch the input decides if the remaining packets are sent later.
             if state == TxState::Drained || self.choices.chance(300) {
                 return;
             }
@@ -158,14 +158,14 @@ impl<'a> Alone<'a> {
         Some(cqe)
     }
 
-    /// Takes a completion of a shared queue of XRC: of a receive that was posted there, in the
+    /// Takes a completion of an SRQ of XRC: of a receive that was posted to it, in the
     /// order of that queue.
     fn take_shared(&mut self) -> Option<Cqe> {
         let at = self.host.xrc.iter().position(|queue| !queue.done.is_empty())?;
         let cqe = self.host.xrc[at].done.pop_front()?;
         let (done, next) = (self.shared_done[at], self.next[1]);
         assert!(done < cqe.wr_id && cqe.wr_id < next, "{cqe:?} after {done}, before {next}");
-        assert_eq!(queue_of(cqe.wr_id), at, "{cqe:?} was posted elsewhere");
+        assert_eq!(queue_of(cqe.wr_id), at, "{cqe:?} was posted to another queue");
         self.shared_done[at] = cqe.wr_id;
         Some(cqe)
     }
@@ -173,13 +173,13 @@ impl<'a> Alone<'a> {
     /// Lets every deadline expire; the queue pair must come to rest.
     pub(super) fn rest(&mut self, mut judge: impl FnMut(&PacketNote, &Packet<'_>)) {
         self.choices = Script::new(&[]);
-        for _ in 0..PATIENCE {
+        for _ in 0..MAX_DEADLINES {
             self.transmit(64, &mut judge);
             if !self.wait() {
                 return;
             }
         }
-        panic!("never at rest, in {:?}", self.qp.state());
+        panic!("deadlines never end in {:?}", self.qp.state());
     }
 }
 

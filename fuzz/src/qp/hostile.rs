@@ -1,7 +1,7 @@
 //! A queue pair in any state, its application at work, and everything that strangers and a mad peer
 //! can send.
 
-use super::alone::{Alone, PATTERN, QUEUES, WHO, line_rate};
+use super::alone::{Alone, PATTERN, QUEUES, OWN_END, line_rate};
 use super::headers;
 use roxe_sim::SimHost;
 use roxe_sim::setup::{QKEY, av, qpn};
@@ -98,7 +98,7 @@ impl<'a> Victim<'a> {
             _ => SendOp::SendImm(ImmDt([1, 2, 3, 4])),
         };
         let flags = if self.alone.choices.chance(500) { SendFlags::SIGNALED } else { SendFlags::FENCE };
-        let ud = Some(UdDest { av: av(WHO), qpn: qpn(WHO.other()), qkey: QKEY });
+        let ud = Some(UdDest { av: av(OWN_END), qpn: qpn(OWN_END.other()), qkey: QKEY });
         let (list, word) = ([self.mr.sge(0, len / 3), self.mr.sge(len / 3, len)], [self.mr.sge(0, 8)]);
         // Refused where the state, the depth or the service says so.
         let data = match op {
@@ -115,7 +115,7 @@ impl<'a> Victim<'a> {
         let _ = self.alone.post_recv(&RecvRequest { wr_id: 0, sges: &list });
     }
 
-    /// The application asks for some state, legal or not.
+    /// The application requests a state, legal or not.
     fn modify(&mut self) {
         let state = self.alone.choices.pick(&[QpState::Sqd, QpState::Rts, QpState::Err]);
         let attr = QpAttr { state, ..*self.alone.qp.attr() };
@@ -131,17 +131,17 @@ impl<'a> Victim<'a> {
         bytes.fill_with(|| self.alone.choices.below(256) as u8);
         if self.alone.choices.chance(500) && len >= Bth::LEN {
             let psn = self.psn(self.alone.qp.expected_psn());
-            bytes[4..8].copy_from_slice(&qpn(WHO).get().to_be_bytes());
+            bytes[4..8].copy_from_slice(&qpn(OWN_END).get().to_be_bytes());
             bytes[9..12].copy_from_slice(&psn.get().to_be_bytes()[1..]);
         }
         let Ok(packet) = Packet::parse(bytes) else { return };
-        let _ = self.alone.receive(&net_header(&av(WHO.other())), &packet.header, packet.payload);
+        let _ = self.alone.receive(&net_header(&av(OWN_END.other())), &packet.header, packet.payload);
     }
 
     /// Sends a packet that any host but the peer could send.
     fn stranger(&mut self) {
         let mut header = self.header();
-        let mut net = net_header(&av(WHO.other()));
+        let mut net = net_header(&av(OWN_END.other()));
         let connected = self.alone.setup.service != Service::Ud;
         match self.alone.choices.below(3) {
             0 if connected => net = NetHeader { src: Gid([9; 16]), ..net },
@@ -159,7 +159,7 @@ impl<'a> Victim<'a> {
         let before = self.alone.qp.state();
         // Sometimes with the mark of a congested switch.
         let traffic_class = if self.alone.choices.chance(200) { 3 } else { 0 };
-        self.inject(&NetHeader { traffic_class, ..net_header(&av(WHO.other())) }, &header);
+        self.inject(&NetHeader { traffic_class, ..net_header(&av(OWN_END.other())) }, &header);
         let after = self.alone.qp.state();
         let served = matches!(before, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
         assert!(served || after == before, "{before:?} became {after:?} by {header:?}");
@@ -175,10 +175,10 @@ impl<'a> Victim<'a> {
         let kind = self.kind();
         // Around the next PSN of the peer (requests) and the first of the victim (responses).
         let near = match kind {
-            Kind::RcResponse(_) | Kind::XrcResponse(_) => Psn::new(self.alone.setup.psn[WHO.index()]),
+            Kind::RcResponse(_) | Kind::XrcResponse(_) => Psn::new(self.alone.setup.psn[OWN_END.index()]),
             _ => self.alone.qp.expected_psn(),
         };
-        let mut bth = Bth::new(qpn(WHO), self.psn(near));
+        let mut bth = Bth::new(qpn(OWN_END), self.psn(near));
         bth.ack_req = self.alone.choices.chance(500);
         bth.solicited = self.alone.choices.chance(100);
         Header { bth, kind }
@@ -240,7 +240,7 @@ impl<'a> Victim<'a> {
     }
 }
 
-/// Completions in the shared queues of XRC.
+/// Completions in the SRQs of XRC.
 fn done_in_shared(host: &SimHost) -> usize {
     host.xrc.iter().map(|queue| queue.done.len()).sum()
 }

@@ -16,7 +16,7 @@ use roxe_transport::qp::Service;
 pub fn qp_pair(data: &[u8]) {
     let mut script = Script::new(data);
     let service = script.pick(&[Service::Rc, Service::Uc, Service::Ud, Service::XrcIni]);
-    // Enough for everything to meet everything; more only makes an input slower.
+    // Enough for any two operations to overlap; more only makes an input slower.
     let work = Work { messages: script.between(1, 12), max_len: script.between(1, 1200), mishaps: true };
     let mut pair = random_pair(service, 100, false, script);
     // Decided by what was drawn already, so that older inputs mean what they meant.

@@ -1,6 +1,6 @@
 //! A requester with work outstanding whose peer is the input, and a model of what may complete.
 
-use super::alone::{Alone, PATTERN, QUEUES, WHO, line_rate, queue_of};
+use super::alone::{Alone, PATTERN, QUEUES, OWN_END, line_rate, queue_of};
 use super::headers;
 use roxe_sim::setup::{QKEY, av, qpn};
 use roxe_sim::wire::net_header;
@@ -12,12 +12,12 @@ use roxe_wire::{Bth, Header, ImmDt, Kind, NetHeader, Packet, PathMtu, Psn, RKey,
 use std::collections::VecDeque;
 
 const MTU: u32 = PathMtu::Mtu256.bytes();
-/// Longest message, bytes.
+/// Maximum message length in bytes.
 const MAX_LEN: u32 = 900;
 /// READs and atomics land in one of these places by their number.
 const SLOTS: u64 = 16;
 
-/// The input is what one queue pair is asked to send, and what the responses to it are.
+/// The input is the work requests of one queue pair and the responses to it.
 ///
 /// Properties: requests complete at most once and in order, those that ask for it exactly once;
 /// none succeeds before a response says that its last packet was executed; a successful READ or
@@ -98,7 +98,7 @@ impl<'a> Asking<'a> {
         let source = memory.register(1024, Access::empty());
         let sink = memory.register(SLOTS as u32 * MAX_LEN, Access::LOCAL_WRITE);
         memory.bytes_mut(source).copy_from_slice(&PATTERN);
-        let next = Psn::new(setup.psn[WHO.index()]);
+        let next = Psn::new(setup.psn[OWN_END.index()]);
         Self { alone, source, sink, posted: VecDeque::new(), line: Line { next, acked: next.sub(1) } }
     }
 
@@ -166,7 +166,7 @@ impl<'a> Asking<'a> {
         }
         let inline = len <= 64 && lands == 0 && self.alone.choices.chance(200);
         let data = if inline { SendData::Inline(&PATTERN[..len as usize]) } else { SendData::Sges(&list) };
-        let ud = Some(UdDest { av: av(WHO), qpn: qpn(WHO.other()), qkey: QKEY });
+        let ud = Some(UdDest { av: av(OWN_END), qpn: qpn(OWN_END.other()), qkey: QKEY });
         // Refused when the queue is full, the state or the service is wrong.
         if let Ok(wr_id) = self.alone.post_send(&SendRequest { wr_id: 0, op, flags, data, ud }) {
             self.posted.push_back(Posted { wr_id, ..posted });
@@ -185,8 +185,8 @@ impl<'a> Asking<'a> {
 
     /// The peer says that the network is congested.
     fn notify(&mut self) {
-        let header = Header { bth: Bth::new(qpn(WHO), Psn::default()), kind: Kind::Cnp };
-        let _ = self.alone.receive(&net_header(&av(WHO.other())), &header, &[]);
+        let header = Header { bth: Bth::new(qpn(OWN_END), Psn::default()), kind: Kind::Cnp };
+        let _ = self.alone.receive(&net_header(&av(OWN_END.other())), &header, &[]);
     }
 
     /// A response around what is outstanding, often one that the oldest request waits for.
@@ -210,10 +210,10 @@ impl<'a> Asking<'a> {
             Service::XrcIni => Kind::XrcResponse(response),
             _ => Kind::RcResponse(response),
         };
-        let header = Header { bth: Bth::new(qpn(WHO), psn), kind };
+        let header = Header { bth: Bth::new(qpn(OWN_END), psn), kind };
         let before = (self.alone.qp.state(), self.alone.host.sends.len(), self.alone.qp.poll_timeout());
         let traffic_class = if self.alone.choices.chance(100) { 3 } else { 0 };
-        let net = NetHeader { traffic_class, ..net_header(&av(WHO.other())) };
+        let net = NetHeader { traffic_class, ..net_header(&av(OWN_END.other())) };
         let Some(result) = self.alone.receive(&net, &header, payload_of(psn, len)) else { return };
         if ghost || !self.alone.setup.service.is_reliable() {
             let after = (self.alone.qp.state(), self.alone.host.sends.len(), self.alone.qp.poll_timeout());
@@ -283,7 +283,7 @@ impl<'a> Asking<'a> {
         let (posted, line) = (&mut self.posted, &mut self.line);
         self.alone.rest(|note, packet| line.on_request(posted, note, packet));
         self.reap();
-        // Without a timeout a requester may wait for ever.
+        // Without a timeout a requester may wait forever.
         let patient = self.alone.setup.timeout == 0 && self.alone.qp.state() != QpState::Err;
         assert!(patient || self.posted.iter().all(|request| !request.signaled), "a request never completed");
     }
@@ -299,7 +299,7 @@ impl Line {
         let request = request.unwrap_or_else(|| panic!("{packet} belongs to nothing outstanding"));
         assert!(!psn.is_after(self.next), "{packet}: {} comes next", self.next);
         if let Kind::XrcRequest(xrc, _) = packet.header.kind {
-            assert_eq!(xrc.0, QUEUES[queue_of(request.wr_id)], "{packet} names another queue");
+            assert_eq!(xrc.0, QUEUES[queue_of(request.wr_id)], "{packet} carries the number of another SRQ");
         }
         let first = *request.first.get_or_insert(psn);
         let span = if request.lands > 0 && !request.atomic { request.packets } else { 1 };

@@ -1,6 +1,6 @@
 //! A responder whose peer is the input, and a model of the memory it guards.
 
-use super::alone::{Alone, PATTERN, QUEUES, WHO};
+use super::alone::{Alone, PATTERN, QUEUES, OWN_END};
 use super::headers;
 use roxe_sim::setup::{QKEY, av, qpn};
 use roxe_sim::wire::net_header;
@@ -14,20 +14,20 @@ use roxe_wire::{
 };
 
 const MTU: u32 = PathMtu::Mtu256.bytes();
-/// Bytes of the region that the peer may use.
+/// Size in bytes of the region that the peer may use.
 const OPEN_LEN: u32 = 2048;
 /// Receives land in one of these places by their number.
 const SLOTS: u64 = 16;
 const SLOT_LEN: u32 = 700;
-/// Bytes of a GRH, in front of every datagram.
+/// Length in bytes of the GRH that precedes every received datagram.
 const GRH_LEN: usize = 40;
 
-/// The input is what one queue pair, in any state, is asked to do by its peer.
+/// The input is a sequence of requests of the peer to one queue pair in any state.
 ///
 /// Properties: memory holds what the accepted requests, each executed once, make of it, and a
 /// refused request changes nothing; the expected PSN moves only by the expected request; nothing is
 /// acknowledged that was not executed; READ responses carry what the memory holds; a receive
-/// completes at most once, in order, with the bytes of its message; UC and UD answer nothing.
+/// completes at most once, in order, with the bytes of its message; UC and UD send no response.
 ///
 /// # Panics
 /// When a property does not hold.
@@ -63,7 +63,7 @@ struct Served<'a> {
     open: Mr,
     readable: Mr,
     closed: Mr,
-    /// Where receives land.
+    /// Region of the receives.
     sink: Mr,
     model: Model,
 }
@@ -74,7 +74,7 @@ struct Model {
     memory: [u8; OPEN_LEN as usize],
     /// The open WRITE: offset of its next byte, and remaining bytes.
     write: (u64, u32),
-    /// Index of the shared queue that the open message names (XRC).
+    /// Index of the SRQ of the open message (XRC).
     queue: usize,
     /// The message that a SEND is made of so far.
     message: Vec<u8>,
@@ -86,8 +86,8 @@ struct Model {
     empty: Vec<Psn>,
     /// Number of FLUSHes in `empty`.
     flushes: u32,
-    /// The peer asked for other bytes under a PSN it had used: what such an answer holds is its own
-    /// business.
+    /// The peer requested other bytes with a PSN it had used: the content of such a response is its
+    /// own business.
     mad: bool,
 }
 
@@ -135,7 +135,7 @@ impl<'a> Served<'a> {
         let payload = &PATTERN[header.bth.psn.get() as usize % 512..][..len];
         let before = self.alone.qp.expected_psn();
         let state = self.alone.qp.state();
-        let net = net_header(&av(WHO.other()));
+        let net = net_header(&av(OWN_END.other()));
         let Some(result) = self.alone.receive(&net, &header, payload) else { return };
         let advanced = self.alone.qp.expected_psn().distance(before);
         let request = request_of(&header.kind);
@@ -188,7 +188,7 @@ impl<'a> Served<'a> {
             2 => Psn::new(choices.below(1 << 24)),
             _ => expected,
         };
-        let mut bth = Bth::new(qpn(WHO), psn);
+        let mut bth = Bth::new(qpn(OWN_END), psn);
         bth.ack_req = choices.chance(500);
         (Header { bth, kind }, len)
     }
@@ -223,7 +223,7 @@ impl<'a> Served<'a> {
         let (service, model) = (self.alone.setup.service, &self.model);
         let (open, readable) = (self.open, self.readable);
         self.alone.transmit(room, |note, packet| {
-            assert!(service.is_reliable(), "{packet} answers nobody");
+            assert!(service.is_reliable(), "{packet} is a response on an unreliable service");
             model.judge([open, readable], expected, note, packet);
         });
     }
@@ -271,7 +271,7 @@ impl Model {
             self.memory[at as usize..at as usize + payload.len()].copy_from_slice(payload);
         }
         let len = payload.len() as u32;
-        self.write = (at.wrapping_add(len.into()), left.checked_sub(len).expect("no more than was announced"));
+        self.write = (at.wrapping_add(len.into()), left.checked_sub(len).expect("a WRITE carries at most its announced length"));
     }
 
     fn word(&mut self, at: u64, change: impl Fn(u64) -> u64) {
@@ -305,7 +305,7 @@ impl Model {
     /// Judges one answer; `expected` is the PSN of the next request.
     fn judge(&self, regions: [Mr; 2], expected: Psn, note: &PacketNote, packet: &Packet<'_>) {
         let (Kind::RcResponse(response) | Kind::XrcResponse(response)) = &packet.header.kind else {
-            panic!("{note:?}: {packet} is no answer")
+            panic!("{note:?}: {packet} is not a response")
         };
         let psn = packet.header.bth.psn;
         let refusal = match response {
@@ -328,7 +328,7 @@ impl Model {
         if packet.payload.is_empty() && self.empty.contains(&psn) {
             return;
         }
-        let asked = self.reads.iter().rev().find(|(first, _)| !psn.is_before(*first)).expect("an accepted READ");
+        let asked = self.reads.iter().rev().find(|(first, _)| !psn.is_before(*first)).expect("find the accepted READ");
         let offset = psn.distance(asked.0) as u32 * MTU;
         let va = asked.1.va.wrapping_add(offset.into());
         if packet.payload.is_empty() {
@@ -342,12 +342,12 @@ impl Model {
     }
 }
 
-/// Returns true if `reth` names no bytes, at the end of `mr`.
+/// Returns true if the range of `reth` is empty and at the end of `mr`.
 fn is_end(mr: Mr, reth: &Reth) -> bool {
     reth.rkey == mr.rkey() && reth.dma_len == 0 && reth.va == mr.addr + u64::from(mr.len)
 }
 
-/// Returns true if all bytes that `reth` names are in `mr`. An empty range is inside everywhere.
+/// Returns true if all bytes of the range of `reth` are in `mr`. An empty range is always inside.
 fn is_within(mr: Mr, reth: &Reth) -> bool {
     let end = mr.addr + u64::from(mr.len);
     let inside = reth.va >= mr.addr && reth.va.checked_add(reth.dma_len.into()).is_some_and(|last| last <= end);
@@ -366,7 +366,7 @@ fn request_of(kind: &Kind) -> Option<Request> {
     }
 }
 
-/// PSNs that a request takes.
+/// Number of PSNs that a request occupies.
 fn packets(request: &Request) -> u32 {
     if let Request::Read(reth) = request { reth.dma_len.div_ceil(MTU).max(1) } else { 1 }
 }

@@ -11,7 +11,7 @@ fn every_opcode_of_the_captures_is_in_the_corpora() {
     for (target, name, content) in seeds() {
         let file = corpus.join(target).join(&name);
         if std::env::var_os("ROXE_WRITE_SEEDS").is_some() {
-            fs::write(&file, &content).expect("a corpus that can be written");
+            fs::write(&file, &content).expect("write the corpus");
         }
         assert!(fs::read(&file).is_ok_and(|kept| kept == content), "{} is not the captured packet", file.display());
     }

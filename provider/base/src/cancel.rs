@@ -1,4 +1,4 @@
-//! Sections of code that `pthread_cancel` must not interrupt. **Unsafe room**:
+//! Sections of code that `pthread_cancel` must not interrupt. Unsafe code:
 //! `pthread_setcancelstate`.
 
 use libc::c_int;

@@ -1,8 +1,9 @@
 //! Every `ROXE_*` environment variable, parsed once.
 //!
-//! Lives here: the table [`KNOBS`] (what `roxe config` and docs/reference/environment.md print),
-//! the parsed `Config`, and what devices are called. Nothing else in the crate reads the
-//! environment. Touches only `std::env`, and the file of rules that `ROXE_FAULTS` may name.
+//! This file has the table [`KNOBS`] (printed by `roxe config` and in
+//! docs/reference/environment.md), the parsed `Config`, and the names of devices. No other file of
+//! the crate reads the environment. It reads only `std::env` and the file of rules in
+//! `ROXE_FAULTS=@FILE`.
 
 use crate::privilege::is_privileged_start;
 use crate::profile::{self, Profile};
@@ -39,7 +40,7 @@ pub const KNOBS: &[Knob] = &[
     Knob {
         name: "ROXE_PROFILE",
         default: "none",
-        help: "Card whose identity and limits to take on: cx3, cx5, cx6, cx6lx, bnxt, e810, qedr or rxe.",
+        help: "Card whose identity and limits the device has: cx3, cx5, cx6, cx6lx, bnxt, e810, qedr or rxe.",
     },
     Knob {
         name: "ROXE_DEVICE_NAME",
@@ -172,24 +173,24 @@ pub enum Explain {
     Off,
     /// A line for each failure.
     Line,
-    /// All that is known.
+    /// All known details of each failure.
     Full,
 }
 
-/// In which order the addresses of an interface stand in its GID table.
+/// Order of the addresses of an interface in its GID table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GidLayout {
-    /// As they come, IPv4 first, each once.
+    /// The order of the interface, IPv4 first, each address once.
     #[default]
     Plain,
-    /// As on the port of a Mellanox card
+    /// The order of a port of a Mellanox card
     /// (<https://github.com/ofiwg/libfabric/issues/12673>): each twice, for RoCE v1 and v2; an
     /// IPv6 address at 0 and 1, IPv4 addresses from 2 on.
     Mellanox,
 }
 
 impl GidLayout {
-    /// That of this card.
+    /// Returns the order of `card`.
     fn of(card: &Profile) -> Self {
         if card.vendor_id == profile::MELLANOX { Self::Mellanox } else { Self::Plain }
     }
@@ -202,12 +203,12 @@ pub enum ReportFormat {
     Lines,
     /// SARIF 2.1.0.
     Sarif,
-    /// The XML in which test runners tell their results.
+    /// JUnit XML, as written by test runners.
     Junit,
 }
 
 impl ReportFormat {
-    /// That which a file's name asks for.
+    /// Returns the format for the extension of a file.
     pub fn of(path: &Path) -> Self {
         match path.extension().and_then(|end| end.to_str()) {
             Some("sarif") => Self::Sarif,
@@ -225,11 +226,11 @@ pub enum Stats {
     Off,
     /// Names and values, in one line.
     Line,
-    /// The same, and what each counts.
+    /// Names, values and descriptions.
     Words,
 }
 
-/// The values in force.
+/// Parsed values of the environment variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Names of network devices, in order; never empty.
@@ -241,13 +242,14 @@ pub struct Config {
     pub profile: Option<&'static Profile>,
     /// Names of the devices.
     pub device_name: DeviceName,
-    /// In which order addresses stand in GID tables.
+    /// Order of addresses in GID tables.
     pub gid_layout: GidLayout,
-    /// Bytes under way towards one receiving process; `None`: derive it from the receive buffer.
+    /// Maximum bytes in flight towards one receiving process; `None`: derived from the receive
+    /// buffer.
     pub window: Option<u32>,
-    /// Bytes of receive buffer to ask for.
+    /// Requested size in bytes of the receive buffer.
     pub rcvbuf: usize,
-    /// Microseconds of looking before sleeping.
+    /// Microseconds of polling before a thread sleeps.
     pub spin_us: u32,
     /// True to attach the steering program.
     pub steering: bool,
@@ -261,35 +263,35 @@ pub struct Config {
     pub dcqcn: bool,
     /// Counters to print at the end of the process.
     pub stats: Stats,
-    /// Where every process leaves what it would print, in case it cannot.
+    /// Folder to which a process writes its counters if it may be unable to print them.
     pub stats_files: Option<PathBuf>,
-    /// Where every device has files that show its counters.
+    /// Folder with the files of the counters of each device.
     pub counters: Option<PathBuf>,
     /// Amount of explanation of failures.
     pub explain: Explain,
-    /// Which misuse to report; `None`: none is looked for.
+    /// Checker rules to apply; `None` disables the checker.
     pub check: Option<String>,
-    /// Where reports go besides standard error.
+    /// File for reports, in addition to standard error.
     pub check_report: Option<PathBuf>,
-    /// Format of the report file; `None`: by its name.
+    /// Format of the report file; `None`: from the extension of its name.
     pub check_report_format: Option<ReportFormat>,
-    /// Which reports are not wanted.
+    /// File with the suppressed reports.
     pub check_suppressions: Option<PathBuf>,
-    /// In which ways the card is weak; `None`: in none.
+    /// Weaknesses of the card; `None`: no weakness.
     pub weakest: Option<Wanted>,
     /// Fault rules, also those for other processes.
     pub faults: Option<Rules>,
-    /// Where each process says what could fail.
+    /// File to which each process writes the calls that can fail.
     pub census: Option<PathBuf>,
-    /// Where each process says how it ended.
+    /// File to which each process writes how it ended.
     pub outcome: Option<PathBuf>,
-    /// Where to record packets, with `%p` for the process id.
+    /// File of recorded packets, with `%p` for the process id.
     pub capture: Option<PathBuf>,
-    /// Where to write the time line, with `%p` for the process id.
+    /// File of the time line, with `%p` for the process id.
     pub trace: Option<PathBuf>,
 }
 
-/// The words of knobs that have some.
+/// Words that are values of variables.
 const LAYOUTS: [(&str, GidLayout); 2] = [("plain", GidLayout::Plain), ("mellanox", GidLayout::Mellanox)];
 const LINKS: [(&str, bool); 2] = [("auto", true), ("udp", false)];
 const EXPLANATIONS: [(&str, Explain); 3] = [("off", Explain::Off), ("line", Explain::Line), ("full", Explain::Full)];
@@ -332,7 +334,7 @@ pub fn config() -> Result<&'static Config, ConfigError> {
     CONFIG.get_or_init(|| parse(text_of)).as_ref().map_err(Clone::clone)
 }
 
-/// Checks the environment; an error names the variable and its valid values.
+/// Checks the environment; an error has the variable and its valid values.
 pub fn check() -> Result<(), ConfigError> {
     config().map(drop)
 }
@@ -422,7 +424,7 @@ fn read_weakest(get: impl Fn(&str) -> Option<String>) -> Result<Option<Wanted>, 
     Ok((!wanted.weaknesses.is_empty()).then_some(wanted))
 }
 
-/// The fault rules of `text`, or of the file that it names with `@`. Errors: in words.
+/// Parses the fault rules of `text`, or of the file after `@`. The error is a text.
 pub fn fault_rules(text: &str) -> Result<Rules, String> {
     let text = match text.trim().strip_prefix('@') {
         Some(file) => &std::fs::read_to_string(file).map_err(|e| format!("cannot read the file {file}: {e}"))?,
@@ -481,7 +483,7 @@ impl Default for DeviceName {
 }
 
 impl DeviceName {
-    const RULE: &str = "it must be letters, _ and - with a number behind, such as mlx5_0";
+    const RULE: &str = "it must be letters, _ and - followed by a number, such as mlx5_0";
     /// Bytes that leave room for a number in the 64 of a name.
     const MAX: usize = 56;
 

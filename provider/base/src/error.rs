@@ -40,19 +40,19 @@ impl Error {
         Self { is_about_host: true, text, ..self }
     }
 
-    /// EINVAL: an argument that the caller has to change.
+    /// EINVAL for an argument that the caller has to change.
     pub fn invalid(text: impl Into<Cow<'static, str>>) -> Self {
         Self::new(libc::EINVAL, text)
     }
 
-    /// EBUSY: the object still has `count` users, which have to be destroyed first.
+    /// EBUSY for an object with `count` users, which have to be destroyed first.
     pub fn busy(what: &str, users: &str, count: u32) -> Self {
         let (users, them) = if count == 1 { (users.trim_end_matches('s'), "it") } else { (users, "them") };
         Self::new(libc::EBUSY, format!("the {what} is still used by {count} {users}; destroy {them} first"))
     }
 
-    /// A failed system call; keeps its errno. Without one, a refused permission is EACCES about the
-    /// host, anything else EIO.
+    /// The error of a failed system call, with its errno. Without an errno, a refused permission is
+    /// EACCES about the host, any other failure EIO.
     pub fn os(what: impl std::fmt::Display, cause: &io::Error) -> Self {
         let text = format!("{what}: {cause}");
         match (cause.raw_os_error(), cause.kind()) {

@@ -1,5 +1,5 @@
 //! Tasks for the end of a process that returns from `main` or calls `exit`; waiting for the end of
-//! another process. **Unsafe room**: `on_exit` or `atexit`, `pidfd_open`.
+//! another process. Unsafe code: `on_exit` or `atexit`, `pidfd_open`.
 //!
 //! A process that is killed, or ends by `_exit`, runs no task.
 

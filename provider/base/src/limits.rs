@@ -65,7 +65,7 @@ pub const MAX_SGE: u32 = 32;
 /// Bytes of inline data. Programs probe upwards until creation fails, so the limit must be
 /// realistic.
 pub const MAX_INLINE_DATA: u32 = 1024;
-/// Bytes of inline data that every queue pair gets, even if it asks for fewer. Stock programs
+/// Bytes of inline data that every queue pair gets, even if it requests fewer. Stock programs
 /// (`rdma_xclient`) rely on it, because cards store inline data in place of the first list element.
 pub const MIN_INLINE_DATA: u32 = 16;
 /// Outstanding READs and atomics of one QP, as requester and as responder, that the device reports.
@@ -95,7 +95,7 @@ pub const MAX_TM_OPS: u32 = 1024;
 pub const MAX_TM_RNDV_HDR: u32 = roxe_transport::qp::MAX_RENDEZVOUS_REQUEST;
 /// Elements of the list of a posted tag.
 pub const MAX_TM_SGE: u32 = 4;
-/// Memory regions of one process on one device. A region takes 200 bytes; programs use a million.
+/// Memory regions of one process on one device. A region needs 200 bytes; programs use a million.
 pub const MAX_MR: u32 = 1 << 22;
 /// Memory windows of one process on one device.
 pub const MAX_MW: u32 = 1 << 22;
@@ -125,7 +125,7 @@ pub const MAX_RWQ_TABLES: u32 = MAX_QP;
 pub const MAX_CQ_MODERATION: u16 = u16::MAX;
 /// Completion vectors: one, because one thread serves all channels.
 pub const NUM_COMP_VECTORS: u32 = 1;
-/// Multicast groups of one process; each takes a socket or two.
+/// Multicast groups of one process; each needs one or two sockets.
 pub const MAX_MCAST_GRP: u32 = 256;
 /// Queue pairs of one process attached to one group.
 pub const MAX_MCAST_QP_ATTACH: u32 = 256;

@@ -1,8 +1,8 @@
-//! Locks, and the order in which a thread may take them. **Unsafe room**: the traits of `lock_api`
+//! Locks, and the order in which a thread may acquire them. Unsafe code: the traits of `lock_api`
 //! and forced unlocks.
 //!
 //! The type of a lock includes its rank; [`rank`] lists the ranks from outermost to innermost. A
-//! thread that holds a lock may wait only for locks of later ranks. Only the fork handlers take
+//! thread that holds a lock may wait only for locks of later ranks. Only the fork handlers acquire
 //! several locks of one rank. `try_lock` works at any rank, because it does not wait, but the lock
 //! then counts as held.
 //!
@@ -275,7 +275,7 @@ impl<R: Rank, T> DerefMut for OwnedMutexGuard<R, T> {
     }
 }
 
-/// A lock that the fork handlers take in one call and release in another.
+/// A lock that the fork handlers acquire in one call and release in another.
 pub trait Lockable: Sync {
     /// The [`Rank::LEVEL`] of the lock.
     fn level(&self) -> u16;
@@ -300,7 +300,7 @@ pub trait Lockable: Sync {
 
 /// Takes `lock` as [`Lockable::lock_raw`] does, and returns the result of `look` on its value.
 pub fn lock_raw_and_look<R: Rank, T, V>(lock: &RwLock<R, T>, look: impl FnOnce(&T) -> V) -> V {
-    let guard = held::beside_others(|| lock.write());
+    let guard = held::allowing_same_rank(|| lock.write());
     let found = look(&guard);
     std::mem::forget(guard);
     found
@@ -312,7 +312,7 @@ impl<R: Rank, T: Send> Lockable for Mutex<R, T> {
     }
 
     fn lock_raw(&self) {
-        std::mem::forget(held::beside_others(|| self.lock()));
+        std::mem::forget(held::allowing_same_rank(|| self.lock()));
     }
 
     unsafe fn unlock_raw(&self) {

@@ -1,4 +1,4 @@
-//! Threads of roxe, which must not keep a process alive. **Unsafe room**: a key of thread-specific
+//! Threads of roxe, which must not keep a process alive. Unsafe code: a key of thread-specific
 //! data, because the C library runs no thread-local destructors when the main thread calls
 //! `pthread_exit`.
 //!

@@ -1,4 +1,4 @@
-//! The user and the privileges of the process. **Unsafe room**: `geteuid`, `getauxval`,
+//! The user and the privileges of the process. Unsafe code: `geteuid`, `getauxval`,
 //! `getxattr`.
 
 use std::ffi::CString;

@@ -1,4 +1,4 @@
-//! Cards whose limits the device can take on (`ROXE_PROFILE`), so that a program which asks for too
+//! Cards whose limits the device can have (`ROXE_PROFILE`), so that a program which requests too
 //! much fails here as it would there.
 //!
 //! Every number is one that a card printed, or stands in its driver: `source` says where that was
@@ -185,7 +185,7 @@ pub const PROFILES: &[Profile] = &[
     },
     Profile {
         name: "bnxt",
-        // Chips of the series BCM575xx; the driver takes other limits from the firmware.
+        // Chips of the series BCM575xx; the driver reads other limits from the firmware.
         source: "https://github.com/torvalds/linux/blob/v6.6/drivers/infiniband/hw/bnxt_re/qplib_sp.c",
         vendor_id: 0x14e4,
         vendor_part_id: 0x1750,

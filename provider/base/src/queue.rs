@@ -4,7 +4,7 @@ use crate::lock::{Lockable, Mutex, Rank};
 use crate::ready::ReadyFlag;
 use std::collections::VecDeque;
 
-/// Entries that any thread may take, oldest first.
+/// Entries that any thread may remove, oldest first.
 #[derive(Debug)]
 pub struct Queue<R: Rank, T> {
     entries: Mutex<R, VecDeque<T>>,

@@ -1,5 +1,5 @@
 //! The standard error that the process began with, for reports after the program may have closed
-//! it. **Unsafe room**: `fcntl`.
+//! it. Unsafe code: `fcntl`.
 //!
 //! If a program closes descriptor 2, the next file that it opens gets that number, and a report
 //! must not end up in that file.

@@ -28,7 +28,7 @@ pub struct Slots<T> {
 }
 
 /// Aligned to a cache line, so that a lookup of a value of up to 56 bytes misses the cache once. Of
-/// a million regions, hardly any is still in a cache when a message names it.
+/// a million regions, most are no longer in a cache when a message uses their key.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Slot<T> {

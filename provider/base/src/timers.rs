@@ -1,7 +1,7 @@
 //! Deadlines: a heap that several threads share, whose earliest entry can be read without the lock.
 //!
 //! Queue pairs use it lazily. A QP adds an entry only when its deadline becomes earlier than its
-//! registered one, never removes an entry, and is asked for its deadline when an entry fires. So a
+//! registered one, never removes an entry, and returns its deadline when an entry fires. So a
 //! QP that postpones its retransmission timer with every message costs one entry per timeout, not
 //! one per message.
 
@@ -68,11 +68,11 @@ impl<R: Rank, T: Send> Timers<R, T> {
         self.add_up_to(usize::MAX, deadline, item);
     }
 
-    /// Adds `item` with `deadline`; returns true. If the heap has `most` entries, drops `item` and
+    /// Adds `item` with `deadline`; returns true. If the heap has `max` entries, drops `item` and
     /// returns false.
-    pub fn add_up_to(&self, most: usize, deadline: Instant, item: T) -> bool {
+    pub fn add_up_to(&self, max: usize, deadline: Instant, item: T) -> bool {
         let mut heap = self.heap.lock();
-        if heap.entries.len() >= most {
+        if heap.entries.len() >= max {
             return false;
         }
         let number = heap.number;

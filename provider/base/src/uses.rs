@@ -1,4 +1,4 @@
-//! Use counts behind the EBUSY of destroy verbs, quotas of objects, and ids that are never reused.
+//! Use counts for the EBUSY of destroy verbs, quotas of objects, and ids that are never reused.
 //!
 //! Handles are `Arc`s, so any order of destruction is safe. The counts report a wrong order with
 //! EBUSY, as a driver would.
@@ -36,9 +36,9 @@ impl UseCount {
         Use(Arc::clone(&self.0))
     }
 
-    /// Counts one more user if there are fewer than `most`.
-    fn hold_below(&self, most: u32) -> Option<Use> {
-        let more = |count| (count < most).then_some(count + 1);
+    /// Counts one more user if there are fewer than `max`.
+    fn hold_below(&self, max: u32) -> Option<Use> {
+        let more = |count| (count < max).then_some(count + 1);
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok().then(|| Use(Arc::clone(&self.0)))
     }
 
@@ -91,13 +91,13 @@ impl Drop for Counted<'_> {
 #[derive(Debug)]
 pub struct Quota {
     count: UseCount,
-    most: u32,
+    max: u32,
     what: &'static str,
 }
 
 impl Quota {
-    fn new(most: u32, what: &'static str) -> Self {
-        Self { count: UseCount::default(), most, what }
+    fn new(max: u32, what: &'static str) -> Self {
+        Self { count: UseCount::default(), max, what }
     }
 
     /// Reserves a slot until the returned value is dropped.
@@ -105,9 +105,9 @@ impl Quota {
     /// # Errors
     /// ENOMEM if the quota is used up.
     pub fn take(&self) -> Result<Use, Error> {
-        let Self { count, most, what } = self;
-        let full = || Error::new(libc::ENOMEM, format!("the device has {most} {what}; destroy one first"));
-        count.hold_below(*most).ok_or_else(full)
+        let Self { count, max, what } = self;
+        let full = || Error::new(libc::ENOMEM, format!("the device has {max} {what}; destroy one first"));
+        count.hold_below(*max).ok_or_else(full)
     }
 }
 
@@ -134,16 +134,16 @@ pub struct Quotas {
 
 impl Default for Quotas {
     fn default() -> Self {
-        let most = limits::in_force();
+        let max = limits::in_force();
         Self {
             ahs: Quota::new(limits::MAX_AH, "address handles"),
-            cqs: Quota::new(most.max_cq, "completion queues"),
-            mrs: Quota::new(most.max_mr, "memory regions"),
+            cqs: Quota::new(max.max_cq, "completion queues"),
+            mrs: Quota::new(max.max_mr, "memory regions"),
             mws: Quota::new(limits::MAX_MW, "memory windows"),
-            pds: Quota::new(most.max_pd, "protection domains"),
-            qps: Quota::new(most.max_qp, "queue pairs"),
+            pds: Quota::new(max.max_pd, "protection domains"),
+            qps: Quota::new(max.max_qp, "queue pairs"),
             rwq_tables: Quota::new(limits::MAX_RWQ_TABLES, "indirection tables"),
-            srqs: Quota::new(most.max_srq, "shared receive queues"),
+            srqs: Quota::new(max.max_srq, "shared receive queues"),
         }
     }
 }

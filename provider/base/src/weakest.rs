@@ -15,17 +15,17 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 bitflags! {
-    /// Liberties of the standard that common cards do not take. `ROXE_WEAKEST` and
+    /// Liberties of the standard that common cards do not use. `ROXE_WEAKEST` and
     /// docs/explanation/weakest.md use the names in lower case.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Weakness: u16 {
         /// The limits are those of a small card.
         const LIMITS = 1 << 0;
-        /// A slot of a send queue is free only after a completion at or behind it was polled;
+        /// A slot of a send queue is free only after a completion at or after it was polled;
         /// inline data is limited to the requested size.
         const SLOTS = 1 << 1;
         /// Payload reaches memory in pieces, in any order, at the latest before an operation that
-        /// is ordered behind it.
+        /// is ordered after it.
         const PLACEMENT = 1 << 2;
         /// Completions are late, in any order between queues, and fewer per poll than requested.
         const COMPLETIONS = 1 << 3;
@@ -114,7 +114,7 @@ fn parse_occasions(weakness: Weakness, range: &str) -> Result<(u32, u32), String
     match (first.parse(), last.parse()) {
         _ if !Weakness::OCCASIONAL.contains(weakness) => Err(format!("={range}: this weakness has no occasions")),
         (Ok(first @ 1..), Ok(last)) if first <= last => Ok((first, last)),
-        _ => Err(format!("{range} is no range of occasions; write 17 or 3..9")),
+        _ => Err(format!("{range} is not a range of occasions; write 17 or 3..9")),
     }
 }
 

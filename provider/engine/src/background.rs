@@ -27,7 +27,7 @@ use std::sync::Weak;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
-/// Longest time for which the thread spins before it looks at events other than packets.
+/// Maximum time for which the thread spins before it checks for events other than packets.
 const HELD_ROUND: Duration = Duration::from_millis(1);
 
 struct Sleep {
@@ -174,7 +174,7 @@ impl Engine {
     /// Spins for a while, so that a peer that is about to respond need not wake the thread.
     fn spin(&self, governor: &SpinGovernor) {
         let seen = self.scheduler.presence.last_poll.load(Relaxed);
-        governor.spin_until(self.usual_patience(), || {
+        governor.spin_until(self.default_spin_time(), || {
             let now = clock::now();
             let found = self.serve(PollSource::Spinning, now);
             if found {

@@ -114,8 +114,8 @@ impl Debug for Engine {
 }
 
 impl Engine {
-    /// The first engine for `adapter`. Errors: EINVAL if an environment variable is invalid, and
-    /// those of opening a capture file.
+    /// Creates the first engine for `adapter`. EINVAL if an environment variable is invalid; also
+    /// the errors of opening a capture file.
     pub fn create(adapter: &Arc<Adapter>, services: Arc<dyn Services>) -> Result<Arc<Self>, Error> {
         let config = config().map_err(|e| Error::invalid(e.to_string()))?;
         let interceptor = Interceptor::open(config, adapter.name())?;

@@ -20,7 +20,7 @@ pub struct Wait {
     engine: Arc<Engine>,
     awaited: Awaited,
     since: Instant,
-    /// True if it polled in vain, or not at all.
+    /// True if all its polls were empty, or it did not poll.
     sleeps: bool,
 }
 
@@ -29,7 +29,7 @@ impl Drop for Wait {
         self.engine.scheduler.presence.waits(self.awaited).threads.fetch_sub(1, SeqCst);
         if self.sleeps {
             let waited = clock::now().since(self.since);
-            self.engine.waiters().note_sleep(waited, self.engine.usual_patience());
+            self.engine.waiters().note_sleep(waited, self.engine.default_spin_time());
         }
     }
 }
@@ -70,7 +70,7 @@ impl Engine {
                 false => Poll::Empty,
             }
         };
-        let is_over = waiters.governor.spin_until(waiters.patience(self.usual_patience()), poll);
+        let is_over = waiters.governor.spin_until(waiters.spin_time(self.default_spin_time()), poll);
         if is_over {
             waiters.governor.note_find();
             waiters.last_catch.store(clock::now().0, SeqCst);
@@ -78,7 +78,7 @@ impl Engine {
         is_over
     }
 
-    pub(crate) fn usual_patience(&self) -> Duration {
+    pub(crate) fn default_spin_time(&self) -> Duration {
         Duration::from_micros(self.config.spin_us.into())
     }
 

@@ -217,7 +217,7 @@ pub struct Owed {
     pub bytes: u32,
 }
 
-/// Most senders remembered at a time.
+/// Maximum number of senders remembered at a time.
 const MAX_OWED: usize = 64;
 
 impl Credits {
@@ -322,7 +322,7 @@ mod tests {
         assert!(flow.reserve_stream(1000, 0) && !flow.reserve_stream(1, 1000));
         flow.release_stream(200, T0);
         assert!(!flow.reserve_stream(1, 800));
-        assert!(flow.reserve_stream(10, 0), "who has nothing under way is never refused, and opens it for nobody else");
+        assert!(flow.reserve_stream(10, 0), "a sender with nothing in flight is never refused, and the window stays closed for others");
         assert!(!flow.reserve_stream(1, 10));
         flow.release_stream(61, T0);
         assert!(flow.reserve_stream(1, 749) && flow.reserve_stream(250, 750));
@@ -336,7 +336,7 @@ mod tests {
         assert!(flow.reserve_stream(100, 900), "what was refused holds nothing and leaves the window open");
         flow.release_stream(900, T0);
         flow.wait(Pool::Stream, Qpn::new(7), 1);
-        assert!(!flow.reserve_ahead(1), "somebody waits");
+        assert!(!flow.reserve_ahead(1), "another queue pair waits");
         let full = flows().get(key(1), T0, || Receiver::Remote);
         assert!(full.reserve_stream(1000, 0) && !full.reserve_stream(1, 1000));
         full.release_stream(200, T0);
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_sender_beside_ring_keeps_window() {
+    fn socket_sender_next_to_ring_keeps_window() {
         let flows = flows();
         let flow = flows.get(key(2), T0, || Receiver::Credits);
         let reserve = |bytes, by_ring| flow.reserve_datagram(bytes, T0, || panic!("the receiver is known"), || by_ring);

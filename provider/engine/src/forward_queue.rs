@@ -10,7 +10,7 @@ use roxe_net::slot::SlotSocket;
 use std::collections::VecDeque;
 use std::io;
 
-/// Most bytes that wait for one owner: more than the largest window of a few senders.
+/// Maximum number of bytes that wait for one owner: more than the largest window of a few senders.
 const MAX_PER_OWNER: usize = 4 << 20;
 const MAX_OWNERS: usize = 16;
 
@@ -37,7 +37,7 @@ pub(crate) enum ForwardOutcome {
 }
 
 impl ForwardQueue {
-    /// Sends `body` under `frame` to `to`, behind the frames queued for it.
+    /// Sends `body` under `frame` to `to`, after the frames queued for it.
     pub(crate) fn send(&mut self, from: &SlotSocket, to: Mailbox, frame: &Frame, body: &[u8]) -> ForwardOutcome {
         let header = frame.header();
         let Some(outbox) = self.boxes.iter_mut().find(|outbox| outbox.to == to) else {

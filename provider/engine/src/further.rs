@@ -142,6 +142,6 @@ mod tests {
         let thread = second.scheduler.thread.read().clone().unwrap();
         drop(second);
         engine.release();
-        assert_eq!(Arc::strong_count(&thread), 1, "nobody else has it");
+        assert_eq!(Arc::strong_count(&thread), 1, "no other thread holds it");
     }
 }

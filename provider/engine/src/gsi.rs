@@ -4,8 +4,8 @@
 //! process that listens for its service, other messages to the process whose slot is in the id they
 //! name, messages for no process to this one, which rejects them. A REQ waits up to
 //! `MAX_LISTENER_WAIT` for its listener, since programs such as perftest use one connection to
-//! agree on the next. A REJ for timeout names only its sender's id and follows the route of its REQ
-//! Messages of this process to this host are routed here too, without a socket.
+//! agree on the next. A REJ for timeout carries only its sender's id and follows the route of its
+//! REQ Messages of this process to this host are routed here too, without a socket.
 
 use crate::engine::Engine;
 use crate::forward_queue::ForwardOutcome;
@@ -28,7 +28,7 @@ use std::time::Duration;
 
 /// Ordinal of queue pair 1 for fault rules.
 pub const GSI_ORDINAL: u32 = u32::MAX;
-/// Longest wait of a request for a listener before it is rejected.
+/// Maximum wait of a request for a listener before it is rejected.
 const MAX_LISTENER_WAIT: Duration = Duration::from_millis(150);
 /// Interval until the first check for a listener; it doubles each time.
 const FIRST_RETRY: Duration = Duration::from_millis(1);
@@ -201,7 +201,7 @@ impl Engine {
         (fate != ForwardOutcome::Unowned).then_some(MadRoute::Sent(to))
     }
 
-    /// Receives requests for `place` in this process from now on. Errors: EADDRINUSE if another
+    /// Receives requests for `place` in this process from now on. EADDRINUSE if another
     /// process listens.
     pub fn open_service(&self, place: Place) -> Result<(), Error> {
         let claim = |e| Error::os(format!("cannot listen for {}", place.service), &e);

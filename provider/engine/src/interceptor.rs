@@ -26,7 +26,7 @@ use roxe_observe::counters::Counters;
 use roxe_transport::fault::{Seen, Verdict};
 use roxe_wire::{NetHeader, Packet, Qpn, icrc};
 
-/// Most delayed packets at a time; further ones are lost.
+/// Maximum number of delayed packets at a time; further ones are lost.
 pub(crate) const MAX_HELD: usize = 1 << 14;
 
 /// A packet delayed by a fault rule.

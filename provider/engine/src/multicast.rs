@@ -21,7 +21,7 @@ use roxe_wire::{Gid, Qpn};
 use std::sync::Arc;
 
 impl Engine {
-    /// Attaches `qp` to the group `mgid`, unless it is attached. Errors: ENOMEM beyond the limits
+    /// Attaches `qp` to the group `mgid`, unless it is attached. ENOMEM beyond the limits
     /// of the device.
     pub fn attach(&self, qp: &Arc<dyn QueuePair>, mgid: Gid) -> Result<(), Error> {
         let mut rx = self.rx.lock();
@@ -36,7 +36,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Detaches `qp`; the last one closes the sockets. Errors: EINVAL if it is not attached.
+    /// Detaches `qp`; the last one closes the sockets. EINVAL if it is not attached.
     pub fn detach(&self, qp: &dyn QueuePair, mgid: Gid) -> Result<(), Error> {
         let mut rx = self.rx.lock();
         let groups = &mut rx.state.groups;

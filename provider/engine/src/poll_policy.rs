@@ -3,7 +3,7 @@
 //!
 //! This module decides whether the background thread serves, spins, or leaves packets to the
 //! program, and how long a thread spins before it waits for an event. `spin` ends spinning, `idle`
-//! makes vain polls yield, `delayed_ack` delays acknowledgements. The constants interact, so tests
+//! makes empty polls yield, `delayed_ack` delays acknowledgements. The constants interact, so tests
 //! replay what real programs did (`traces/`).
 
 pub(crate) mod delayed_ack;
@@ -34,9 +34,9 @@ const LONGEST_TICK: Duration = Duration::from_millis(8);
 pub(crate) const RECENT: Duration = Duration::from_micros(50);
 /// A program that polls more often than this after arming is not waiting for the event.
 pub(crate) const POLLS_AFTER_ARMING: u32 = 4;
-/// Points that a wake-up adds to the score if it had packets to serve, and takes if the program did
-/// not need it. Consecutive unneeded ones cost twice as much each: the cause wakes the thread again
-/// until the program has received, which may wait for this CPU.
+/// Points that a wake-up adds to the score if it had packets to serve, and subtracts if the program
+/// did not need it. Consecutive unneeded ones cost twice as much each: the cause wakes the thread
+/// again until the program has received, which may wait for this CPU.
 pub(crate) const SERVED: i32 = 2;
 pub(crate) const UNNEEDED: i32 = 1;
 
@@ -83,9 +83,9 @@ impl Served {
         self.found && self.is_polled
     }
 
-    /// Returns true if the thread should spin, because the peer may respond soon. Not beside a
-    /// program that polls or that receives before it sleeps. `may_spin` is asked only if the
-    /// program has not armed.
+    /// Returns true if the thread should spin, because the peer may respond soon. Returns false
+    /// while the program polls, or if it receives before it sleeps. `may_spin` is called only if
+    /// the program has not armed.
     pub(crate) fn wants_spin(self, may_spin: impl FnOnce() -> bool) -> bool {
         self.found && !self.waits_itself && (self.is_armed || !self.is_polled && may_spin())
     }
@@ -134,8 +134,8 @@ impl Background {
 
 /// Time within which a thread that received its event itself is expected to wait again.
 pub(crate) const BETWEEN_WAITS: Duration = Duration::from_micros(50);
-/// A thread woken within this multiple of the usual patience gave up too soon; the next waits are
-/// as patient. Otherwise two peers may both sleep before every message.
+/// A thread woken within this multiple of the default spin time gave up too soon, so the next waits
+/// spin for this multiple. Otherwise two peers may both sleep before every message.
 pub(crate) const LONG: u32 = 4;
 
 /// Returns true if a thread that found its event `since_catch` ago will wait again at once.
@@ -144,13 +144,13 @@ pub(crate) fn is_expected_back(since_catch: Duration) -> bool {
 }
 
 /// Returns true if a thread woken `waited` after it began to wait gave up too soon.
-pub(crate) fn gave_up_too_soon(waited: Duration, usual: Duration) -> bool {
-    waited < usual * LONG
+pub(crate) fn gave_up_too_soon(waited: Duration, default: Duration) -> bool {
+    waited < default * LONG
 }
 
-/// Spin time before sleeping; `are_patient` if the last sleeper [`gave_up_too_soon`].
-pub(crate) fn patience(usual: Duration, are_patient: bool) -> Duration {
-    if are_patient { usual * LONG } else { usual }
+/// Spin time before sleeping; `spins_longer` if the last sleeper [`gave_up_too_soon`].
+pub(crate) fn spin_time(default: Duration, spins_longer: bool) -> Duration {
+    if spins_longer { default * LONG } else { default }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Epoll instances of the background thread. **Unsafe room**: epoll, eventfd, timerfd.
+//! Epoll instances of the background thread. Unsafe code: epoll, eventfd, timerfd.
 //!
 //! There are two: one with all descriptors, and a quiet one without sockets, used while threads of
 //! the program receive, so that packets do not wake the background thread.
@@ -231,7 +231,7 @@ mod tests {
         let (mut a, b) = UnixStream::pair().unwrap();
         poller.watch_for(Woken::LinkEvents, b.as_raw_fd()).unwrap();
         poller.kick();
-        assert_eq!(poller.sleep(Watch::All, LONG, Instant(0)), Woken::Other, "a kick is no news");
+        assert_eq!(poller.sleep(Watch::All, LONG, Instant(0)), Woken::Other, "a kick does not mean that packets arrived");
         a.write_all(b"x").unwrap();
         assert_eq!(poller.sleep(Watch::All, LONG, Instant(0)), Woken::LinkEvents);
         assert_eq!(poller.sleep(Watch::Quiet, LONG, Instant(0)), Woken::LinkEvents);

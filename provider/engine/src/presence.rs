@@ -126,14 +126,14 @@ impl Presence {
         self.polls_since_arming.load(Relaxed) <= POLLS_AFTER_ARMING
     }
 
-    /// Takes `points` off the score. Returns true if the background thread is muted now: packets do
-    /// not wake it.
+    /// Subtracts `points` from the score. Returns true if the background thread is muted now:
+    /// packets do not wake it.
     pub(crate) fn mute(&self, points: i32) -> bool {
         self.muting.add(-points) <= 0 && self.muting.mute()
     }
 
-    /// Called when the background thread has received. A program that armed and waits elsewhere
-    /// (`poll(2)`) wants the thread to be woken the next time.
+    /// Called when the background thread has received. A program that armed and waits in `poll(2)`
+    /// outside of roxe needs the thread to be woken the next time.
     pub(crate) fn note_served(&self) {
         let waits = self.armed();
         if self.waits_for_event() && waits.threads.load(Relaxed) == 0 {
@@ -173,7 +173,7 @@ pub(crate) struct Waiters {
     /// When a spinning thread last found its event, in nanoseconds; 0 if one has given up since.
     pub(crate) last_catch: AtomicU64,
     /// True if the next waits spin longer.
-    pub(crate) are_patient: AtomicBool,
+    pub(crate) spins_longer: AtomicBool,
     pub(crate) governor: SpinGovernor,
 }
 
@@ -184,12 +184,12 @@ impl Waiters {
     }
 
     /// Notes that a thread gave up, slept, and was woken `waited` after it began to wait.
-    pub(crate) fn note_sleep(&self, waited: Duration, usual: Duration) {
-        self.are_patient.store(gave_up_too_soon(waited, usual), Relaxed);
+    pub(crate) fn note_sleep(&self, waited: Duration, default: Duration) {
+        self.spins_longer.store(gave_up_too_soon(waited, default), Relaxed);
     }
 
-    pub(crate) fn patience(&self, usual: Duration) -> Duration {
-        poll_policy::patience(usual, self.are_patient.load(Relaxed))
+    pub(crate) fn spin_time(&self, default: Duration) -> Duration {
+        poll_policy::spin_time(default, self.spins_longer.load(Relaxed))
     }
 }
 
@@ -248,7 +248,7 @@ mod tests {
         }
     }
 
-    /// One thread waits for connections for ever, another one arms and waits in `poll(2)`.
+    /// One thread waits for connections forever, another one arms and waits in `poll(2)`.
     #[test]
     fn waiter_for_connections_hides_no_waiter_for_completions() {
         let presence = Presence::default();
@@ -286,11 +286,11 @@ mod tests {
 
     #[test]
     fn early_give_up_makes_next_wait_longer() {
-        let (waiters, usual) = (Waiters::default(), Duration::from_micros(50));
-        assert_eq!(waiters.patience(usual), usual);
-        waiters.note_sleep(2 * usual, usual);
-        assert_eq!(waiters.patience(usual), LONG * usual);
-        waiters.note_sleep(LONG * usual, usual);
-        assert_eq!(waiters.patience(usual), usual, "not even that would have been enough");
+        let (waiters, default) = (Waiters::default(), Duration::from_micros(50));
+        assert_eq!(waiters.spin_time(default), default);
+        waiters.note_sleep(2 * default, default);
+        assert_eq!(waiters.spin_time(default), LONG * default);
+        waiters.note_sleep(LONG * default, default);
+        assert_eq!(waiters.spin_time(default), default, "not even that would have been enough");
     }
 }

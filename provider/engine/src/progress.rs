@@ -17,10 +17,11 @@ use roxe_net::udp::UdpLink;
 use roxe_transport::time::Instant;
 use std::sync::Arc;
 
-/// Most receive rounds before a queue pair is destroyed, in case a peer never stops sending.
+/// Maximum number of receive rounds before a queue pair is destroyed, in case a peer never stops
+/// sending.
 pub(crate) const DRAIN_ROUNDS: u32 = 16;
-/// Rounds after which every source has been read once over, even if its peer goes on sending: one
-/// round takes more than a 2,048th of the capacity of each socket, mailbox and ring.
+/// Number of rounds after which every source has been emptied once, even if its peer goes on
+/// sending: one round reads more than a 2,048th of the capacity of each socket, mailbox and ring.
 const ROUNDS_OF_ALL: u32 = 2048;
 
 impl Engine {

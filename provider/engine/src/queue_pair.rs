@@ -70,7 +70,7 @@ impl QpStats {
     }
 }
 
-/// Bytes of a queue pair that a lookup prefetches: its own cache lines and the lock's.
+/// Number of bytes of a queue pair that a lookup prefetches: its own cache lines and the lock's.
 pub const PREFETCHED: usize = 1152;
 
 /// The engine's interface to a queue pair.

@@ -17,17 +17,17 @@ use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// Longest wait for an answer of the network; a more distant one is missed.
-const PATIENCE: Duration = Duration::from_millis(50);
+/// Maximum wait for an ICMP answer; an answer from farther away is missed.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// Longest wait for a neighbour before the verb fails.
+/// Maximum wait for a neighbour before the verb fails.
 const NEIGHBOUR_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time for which a resolved next hop is trusted.
 const FRESH: Duration = Duration::from_secs(1);
 const CAPACITY: usize = 1024;
 
 impl Engine {
-    /// Waits up to a second until packets can leave on `route`. Errors: ENETUNREACH, EHOSTUNREACH,
+    /// Waits up to a second until packets can leave on `route`. ENETUNREACH, EHOSTUNREACH or
     /// EACCES if there is no route; ETIMEDOUT if the neighbour does not answer.
     pub fn await_next_hop(&self, route: Route) -> Result<(), Error> {
         let Some(mut hop) = self.find_next_hop(route)? else { return Ok(()) };
@@ -78,7 +78,7 @@ impl Engine {
         })
     }
 
-    /// The reason why the end of `route` is unreachable, in words. `asked` is an earlier probe. May
+    /// Returns in words why the far end of `route` is unreachable. `asked` is an earlier probe. May
     /// wait briefly, so call it only for explanations.
     pub fn why_unreachable(&self, route: Route, asked: Option<&Probe>) -> Option<String> {
         let name = self.adapter.netdev();
@@ -94,16 +94,16 @@ impl Engine {
             .or_else(|| self.silent_neighbour(route))
     }
 
-    /// Checks whether the peer is reached by another interface.
+    /// Returns a text if packets to the peer leave through another interface.
     fn wrong_interface(&self, route: Route) -> Option<String> {
         let (source, peer) = (source_towards(route.remote).ok()?, route.remote.to_ip());
         let netdev = Netdev::all().into_iter().find(|netdev| netdev.addresses.contains(&source))?;
         let (other, own) = (netdev.name, self.adapter.netdev());
         (netdev.ifindex != self.ifindex())
-            .then(|| format!("packets to {peer} leave by {other}, and this device is {own}: set ROXE_NETDEV={other}"))
+            .then(|| format!("packets to {peer} leave through {other}, and this device is {own}: set ROXE_NETDEV={other}"))
     }
 
-    /// Checks whether the peer, or the router to it, does not answer ARP.
+    /// Returns a text if the peer, or the router to it, does not answer ARP.
     fn silent_neighbour(&self, route: Route) -> Option<String> {
         let (peer, own) = (route.remote.to_ip(), self.adapter.netdev());
         is_silent_neighbour(&std::fs::read_to_string("/proc/net/arp").ok()?, peer, own)
@@ -115,7 +115,7 @@ impl Engine {
         let answer = match asked.and_then(Probe::answer) {
             Some(answer) => answer,
             None => match self.probe(route) {
-                Ok(probe) => probe.wait_for_answer(PATIENCE)?,
+                Ok(probe) => probe.wait_for_answer(ANSWER_TIMEOUT)?,
                 Err(e) => e,
             },
         };

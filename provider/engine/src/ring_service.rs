@@ -105,7 +105,7 @@ impl Engine {
         self.flows.push_ready(ready.into_iter());
     }
 
-    /// Reads the rest of rings whose writers are gone, then closes them.
+    /// Reads the remaining records of rings whose writers have died, then closes the rings.
     fn close_dead_inbound(&self, rx: &mut crate::rx_state::Rx) {
         // A writer's control socket has no other event.
         let is_gone = |ring: &Arc<Inbound>| !matches!(ring.control.poll(), PeerEvent::Nothing);

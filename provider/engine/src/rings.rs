@@ -23,16 +23,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
-/// Most rings of a process in each direction, over all engines; further peers are reached by
-/// socket. A ring takes two descriptors and its memory.
+/// Maximum number of rings of a process in each direction, over all engines; further peers are
+/// reached through sockets. A ring needs two descriptors and its memory.
 pub(crate) const MAX_RINGS: usize = 128;
 /// Number of written rings from which on new ones are small.
 const FEW: usize = 16;
-/// Interval after which a process that refused or did not exist is asked again.
+/// Interval after which the next offer is sent to a process that refused or did not exist.
 pub(crate) const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// Interval after which a process with a full mailbox is asked again.
+/// Interval after which the next offer is sent to a process with a full mailbox.
 const BUSY: Duration = Duration::from_millis(5);
-/// Longest wait of requests for an agreement: the peer may be stopped or not scheduled.
+/// Maximum wait of requests for an agreement: the peer may be stopped or not scheduled.
 const AGREEMENT: Duration = Duration::from_millis(200);
 
 /// Data bytes of the next ring to be written; `None` if the limit is reached.

@@ -13,7 +13,7 @@ use roxe_wire::{Bth, Gid, Header, NetHeader, Operation, Packet};
 pub struct Run<'a> {
     /// Source of the packets; `len` is that of the whole receive.
     pub meta: &'a RxMeta,
-    /// The packets, one behind the other.
+    /// The packets, one after the other.
     pub bytes: &'a [u8],
     /// Index of the first packet in the sender's run.
     pub index: u16,
@@ -25,9 +25,9 @@ impl<'a> Run<'a> {
         self.meta.packets_in(self.bytes.len())
     }
 
-    /// The packets with their indices. A shorter acknowledgement behind requests comes first: its
-    /// sender can only place it last in a run. One behind responses acknowledges later requests and
-    /// stays last. The weakest legal card keeps the order of arrival.
+    /// The packets with their indices. A shorter acknowledgement after requests is returned first:
+    /// its sender can only place it last in a run. An acknowledgement after responses acknowledges
+    /// later requests and stays last. The weakest legal card keeps the order of arrival.
     #[inline]
     pub fn packets(self) -> Packets<'a> {
         let (rest, ack) = self.split_ack();
@@ -135,7 +135,7 @@ pub struct RxTools<'a> {
 }
 
 impl RxTools<'_> {
-    /// Returns true if packets from `src` behind a gap have probably overtaken the missing ones:
+    /// Returns true if packets from `src` after a gap have probably overtaken the missing ones:
     /// sockets of this host lose nothing, but some packets are forwarded by another process.
     pub fn may_overtake(&self, src: Gid) -> bool {
         self.may_overtake && self.locals.contains(&src)
@@ -175,7 +175,7 @@ pub struct Joined<'a> {
     pub len: usize,
     /// Payload of all packets.
     pub payload: SharedBytes<'a>,
-    /// Bytes of all packets with headers of their own.
+    /// Size in bytes of all packets with headers of their own.
     pub bytes: usize,
 }
 
@@ -221,7 +221,7 @@ mod tests {
 
     // clause: ACK-BEFORE-REQUESTS
     #[test]
-    fn ack_is_first_behind_requests_last_behind_responses() {
+    fn ack_is_first_after_requests_last_after_responses() {
         let here = Gid::default();
         let order = |first: Operation| {
             let bytes = [[first as u8; 40].as_slice(), &[Operation::Acknowledge as u8; 20]].concat();

@@ -32,10 +32,10 @@ pub(crate) const COLD: u32 = 16;
 pub(crate) const BESIDE_RINGS: Duration = Duration::from_micros(20);
 /// Upper bound of the extra interval, which doubles after each poll that finds nothing.
 pub(crate) const SELDOM: Duration = Duration::from_micros(80);
-/// Most visits for which found packets defer due timers: by then, all packets that had arrived when
-/// the timers became due have been received.
+/// Maximum number of visits for which found packets defer due timers: by then, all packets that had
+/// arrived when the timers became due have been received.
 pub(crate) const MAX_OVERDUE: u32 = 256;
-/// Largest datagram: 64 KB of packets, or as much behind a frame header.
+/// Maximum size of a datagram in bytes: 64 KB of packets, or as much after a frame header.
 pub(crate) const BUFFER: usize = (64 << 10) + 4096;
 /// A queue pair that received packets of the current batch.
 #[derive(Debug)]
@@ -78,7 +78,7 @@ pub(crate) struct RxState {
     pub(crate) locals: Vec<Gid>,
     /// Source ports from which packets of this host are accepted.
     pub(crate) source_ports: SourcePorts,
-    /// True after packets arrived by a ring: polls then skip the sockets most of the time.
+    /// True after packets arrived through a ring: polls then skip the sockets most of the time.
     pub(crate) prefers_rings: bool,
     /// A queue pair whose packets wait for receives in such number that rings are left unread.
     pub(crate) crowded: Option<Arc<dyn QueuePair>>,
@@ -155,7 +155,7 @@ impl RxState {
         is_time
     }
 
-    /// Polls all sockets by one system call.
+    /// Polls all sockets with one system call.
     pub(crate) fn poll_sockets(&mut self, links: &[Arc<UdpLink>]) {
         let mailboxes = self.slots.iter().map(SlotSocket::fd).chain(self.services.iter().map(ServiceSocket::fd));
         let groups = self.groups.iter().flat_map(|group| &group.links);
@@ -274,11 +274,11 @@ impl Request {
     }
 }
 
-/// Most remembered requests, oldest dropped first. Senders give up within a minute.
+/// Maximum number of remembered requests, oldest dropped first. Senders give up within a minute.
 const MAX_REQUESTS: usize = 256;
 
 /// The last forwarded CM requests, by route and the sender's communication id. A REJ for timeout
-/// names only that id (IBA 12.6.7.2), so it follows the route of its request.
+/// carries only that id (IBA 12.6.7.2), so it follows the route of its request.
 #[derive(Debug, Default)]
 pub(crate) struct ForwardedRequests(VecDeque<(Route, CommId, Mailbox)>);
 
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_sockets_beside_rings_are_polled_less_often() {
+    fn empty_sockets_are_polled_less_often_while_rings_carry() {
         let (mut state, start) = (RxState { prefers_rings: true, ..RxState::default() }, clock::now());
         let mut looks = |found: bool, micros: std::ops::Range<u32>| {
             let is_look = |at: &u32| {

@@ -1,7 +1,7 @@
 //! Deadlines, readiness of services, presence of threads, and waking the background thread.
 //!
-//! An idle poll asks only for the next deadline (`Scheduler::next_deadline`) and for the word of
-//! ready services (`Ready`).
+//! An idle poll reads only the next deadline (`Scheduler::next_deadline`) and the word of ready
+//! services (`Ready`).
 
 use crate::poll_policy::idle;
 use crate::poller::Poller;
@@ -64,7 +64,7 @@ pub(crate) enum Task {
     /// Retry of sends refused by a full mailbox; renewal of filters.
     Retry,
     CounterFiles,
-    /// Sending of an acknowledgement that waited in vain for the program's next packet.
+    /// Sending of an acknowledgement that waited for the program's next packet until its limit.
     DelayedAck,
 }
 
@@ -204,13 +204,13 @@ impl Scheduler {
         self.idle_visits.store(0, Ordering::Relaxed);
     }
 
-    /// Yields if the program has long polled in vain: the peer may need this CPU to respond.
+    /// Yields after long empty polling of the program: the peer may need this CPU to respond.
     pub(crate) fn yield_when_idle(&self, now: Instant) {
         let visits = self.idle_visits.load(Ordering::Relaxed);
         if visits == 0 {
             self.idle_since.store(now.0, Ordering::Relaxed);
         }
-        if idle::is_young(visits) {
+        if idle::is_below_idle_limit(visits) {
             self.idle_visits.store(visits + 1, Ordering::Relaxed);
         } else if idle::yields(now.since(Instant(self.idle_since.load(Ordering::Relaxed)))) {
             std::thread::yield_now();
@@ -223,7 +223,7 @@ impl Scheduler {
         }
     }
 
-    /// The poller of the background thread. Errors: ENODEV if the thread does not run.
+    /// Returns the poller of the background thread; ENODEV if the thread does not run.
     pub(crate) fn poller(&self) -> Result<Arc<Poller>, Error> {
         let poller = self.thread.read().as_ref().map(|thread| Arc::clone(thread.poller()));
         poller.ok_or_else(|| Error::new(libc::ENODEV, "the engine of this device is not running"))

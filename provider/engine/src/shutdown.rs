@@ -9,9 +9,9 @@ use roxe_transport::time::Instant;
 use std::thread;
 use std::time::Duration;
 
-/// Longest wait for a lock, which the exiting thread itself may hold.
+/// Maximum wait for a lock, which the exiting thread itself may hold.
 pub const LOCK_LIMIT: Duration = Duration::from_millis(50);
-/// Longest wait for processes that do not read their mailbox.
+/// Maximum wait for processes that do not read their mailbox.
 const MAIL_LIMIT: Duration = Duration::from_millis(200);
 const RETRY: Duration = Duration::from_millis(1);
 
@@ -106,7 +106,7 @@ mod tests {
         drop((held, link));
         engine.release();
         let mut buf = [0; 200];
-        let (len, _) = owner.recv(&mut buf).unwrap().expect("the packet is lost");
+        let (len, _) = owner.recv(&mut buf).unwrap().expect("receive the forwarded packet");
         assert!(matches!(Frame::parse(&buf[..len]), Some((Frame::Packets(_), body)) if body == packet));
     }
 }

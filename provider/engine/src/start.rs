@@ -25,7 +25,7 @@ use std::sync::{Arc, Once, Weak};
 use std::thread;
 use std::time::Duration;
 
-/// Longest wait for steering to include a new socket: the duration of a measurement while a process
+/// Maximum wait for steering to include a new socket: the duration of a measurement while a process
 /// does not answer.
 const TO_STEER: Duration = Duration::from_millis(100);
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
@@ -248,7 +248,7 @@ mod tests {
             assert_eq!(Arc::strong_count(&thread), 3, "the engine, the thread and this test have it");
             other.scheduler.kick();
             other.release();
-            assert_eq!(Arc::strong_count(&thread), 1, "nobody else has it");
+            assert_eq!(Arc::strong_count(&thread), 1, "no other thread holds it");
         }
     }
 }

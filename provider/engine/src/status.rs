@@ -16,7 +16,7 @@ use std::fmt::{Arguments, Write};
 use std::sync::Arc;
 
 /// Length of a list of objects in bytes at which it ends: more would find no room in the buffer of
-/// the socket that asks.
+/// the querying socket.
 const MAX_LIST: usize = 1 << 20;
 
 impl Engine {

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Most QPs of a slot, so that a random number is soon found to be free.
+/// Maximum number of QPs of a slot, so that a random number is soon found to be free.
 const MAX_PER_SLOT: usize = QPNS_PER_SLOT as usize * 3 / 4;
 
 const RECENT: usize = 16;

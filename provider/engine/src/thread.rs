@@ -1,4 +1,4 @@
-//! Start and end of the background thread, and its scheduling. **Unsafe room**: pthread_sigmask,
+//! Start and end of the background thread, and its scheduling. Unsafe code: pthread_sigmask,
 //! pthread_timedjoin_np, sched_setattr, getrusage.
 //!
 //! Other providers have no thread, so programs do things between two verbs that are only safe while
@@ -16,7 +16,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Longest waits for the thread to start and to end, which normally takes microseconds. They are
+/// Maximum waits for the thread to start and to end, which normally takes microseconds. They are
 /// bounded because the thread may need the lock of the dynamic loader, which a program holds when
 /// it opens or closes a device in a library's constructor or destructor. Tests hold no such lock.
 pub(crate) const START_LIMIT: Duration = Duration::from_millis(100);
@@ -78,7 +78,7 @@ impl Thread {
 
 /// Joins a thread, or detaches it after `limit`.
 fn join(handle: JoinHandle<()>, limit: Duration) {
-    // pthread_timedjoin_np takes wall-clock time.
+    // pthread_timedjoin_np needs wall-clock time.
     let until = timespec(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() + limit);
     // An integer or a pointer, depending on the C library.
     let thread = handle.into_pthread_t() as libc::pthread_t;

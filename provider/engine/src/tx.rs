@@ -28,12 +28,12 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of a batch: a run that begins in the first half is never cut short by its end. More would
-/// not fit the second level cache beside the program's data.
+/// Size of a batch in bytes: a run that begins in the first half is never cut short by its end.
+/// More would not fit the second level cache together with the program's data.
 const BUFFER: usize = 2 * MAX_BYTES;
 const MAX_PACKETS: usize = 2 * MAX_SEGMENTS;
-/// Most bytes moved to put an acknowledgement behind them; moving more costs as much as a system
-/// call.
+/// Maximum number of bytes moved to put an acknowledgement after them; moving more costs as much as
+/// a system call.
 const MAX_TURNED: usize = 8 << 10;
 
 /// A payload summed while it was copied into a packet.
@@ -253,7 +253,7 @@ impl Batch {
         at
     }
 
-    /// Moves an acknowledgement at `at` behind following longer packets of one size, so that all
+    /// Moves an acknowledgement at `at` after the following longer packets of one size, so that all
     /// leave in one system call: only the last packet of a run may be shorter. The receiver, roxe
     /// on this host, processes it first ([`Run::packets`]).
     ///

@@ -1,5 +1,5 @@
-//! CRC-32 of packets, by carry-less multiplications of up to 512 bits where the processor has them.
-//! **Unsafe room**: loads.
+//! CRC-32 of packets, with carry-less multiplications of up to 512 bits where the processor has
+//! them. Unsafe code: loads of several bytes at a time.
 //!
 //! Method: V. Gopal and others, Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
 //! Instruction. It is faster than crc32fast for short and long packets. For headers it is faster
@@ -40,12 +40,12 @@ mod aarch64 {
         }
 
         #[inline]
-        fn update_behind(lane: u128, bytes: &[u8]) -> u32 {
+        fn update_after(lane: u128, bytes: &[u8]) -> u32 {
             Self::update(Self::update(0, &lane.to_le_bytes()), bytes)
         }
 
-        fn shift_behind(lane: u128, bytes: &[u8], blocks: u8) -> Option<u32> {
-            Tables::shift_behind(lane, bytes, blocks)
+        fn shift_after(lane: u128, bytes: &[u8], blocks: u8) -> Option<u32> {
+            Tables::shift_after(lane, bytes, blocks)
         }
     }
 
@@ -66,7 +66,7 @@ mod x86 {
         _mm512_loadu_si512, _mm512_ternarylogic_epi64, _mm512_xor_si512, _mm512_zextsi128_si512,
     };
 
-    /// Bytes of a lane, 128 bits.
+    /// Size of a lane in bytes, 128 bits.
     const LANE: usize = 16;
 
     /// The multipliers: pairs that shift the halves of 128 bits by 2048, 1024, 512, 384, 256 and
@@ -118,34 +118,34 @@ mod x86 {
     impl Crc for Folding {
         fn update(register: u32, bytes: &[u8]) -> u32 {
             match bytes.split_first_chunk() {
-                Some((first, rest)) => Self::update_behind(u128::from_le_bytes(*first) ^ u128::from(register), rest),
+                Some((first, rest)) => Self::update_after(u128::from_le_bytes(*first) ^ u128::from(register), rest),
                 None => Tables::update(register, bytes),
             }
         }
 
         #[inline]
-        fn update_behind(lane: u128, bytes: &[u8]) -> u32 {
+        fn update_after(lane: u128, bytes: &[u8]) -> u32 {
             if !std::is_x86_feature_detected!("pclmulqdq") {
-                return Tables::update_behind(lane, bytes);
+                return Tables::update_after(lane, bytes);
             }
             // SAFETY: the processor has the instructions that the function is compiled for.
-            unsafe { update_behind(lane, bytes) }
+            unsafe { update_after(lane, bytes) }
         }
 
         #[inline]
-        fn shift_behind(lane: u128, bytes: &[u8], blocks: u8) -> Option<u32> {
+        fn shift_after(lane: u128, bytes: &[u8], blocks: u8) -> Option<u32> {
             if !std::is_x86_feature_detected!("pclmulqdq") {
-                return Tables::shift_behind(lane, bytes, blocks);
+                return Tables::shift_after(lane, bytes, blocks);
             }
             // SAFETY: the processor has the instructions that the function is compiled for.
-            unsafe { shift_behind(lane, bytes, blocks) }
+            unsafe { shift_after(lane, bytes, blocks) }
         }
     }
 
     #[target_feature(enable = "pclmulqdq")]
-    fn update_behind(lane: u128, bytes: &[u8]) -> u32 {
+    fn update_after(lane: u128, bytes: &[u8]) -> u32 {
         let (short, long) = bytes.split_at(bytes.len() % BLOCK);
-        let sum = behind(lane, short);
+        let sum = after(lane, short);
         let (blocks, _) = long.as_chunks();
         if blocks.is_empty() {
             reduce_lane(sum)
@@ -158,26 +158,26 @@ mod x86 {
     }
 
     #[target_feature(enable = "pclmulqdq")]
-    fn shift_behind(lane: u128, bytes: &[u8], blocks: u8) -> Option<u32> {
+    fn shift_after(lane: u128, bytes: &[u8], blocks: u8) -> Option<u32> {
         let by = BLOCKS.get(usize::from(blocks))?;
-        let sum = behind(lane, bytes);
+        let sum = after(lane, bytes);
         Some(reduce_lane(if blocks == 0 { sum } else { moved_128(sum, lane_of(*by)) }))
     }
 
     /// Returns a lane that is equal, modulo the polynomial, to `lane` followed by `bytes`.
     #[inline]
     #[target_feature(enable = "pclmulqdq")]
-    fn behind(lane: u128, bytes: &[u8]) -> __m128i {
+    fn after(lane: u128, bytes: &[u8]) -> __m128i {
         let (odd, rest) = bytes.split_at(bytes.len() % LANE);
         let (lanes, _) = rest.as_chunks();
-        let (start, by) = (if odd.is_empty() { load_number(lane) } else { behind_odd(lane, odd) }, pair(5));
+        let (start, by) = (if odd.is_empty() { load_number(lane) } else { after_odd(lane, odd) }, pair(5));
         lanes.iter().fold(start, |sum, lane| _mm_xor_si128(moved_128(sum, by), load_lane(lane)))
     }
 
-    /// As [`behind`], for 1 to 15 bytes.
+    /// As [`after`], for 1 to 15 bytes.
     #[inline]
     #[target_feature(enable = "pclmulqdq")]
-    fn behind_odd(lane: u128, odd: &[u8]) -> __m128i {
+    fn after_odd(lane: u128, odd: &[u8]) -> __m128i {
         let (words, bytes) = odd.as_chunks::<4>();
         let (mut end, mut bits) = (0, 0);
         for word in words {
@@ -309,7 +309,7 @@ mod tests {
                     assert_eq!(wide, ordinary, "{len} {register:x} {skew}");
                 }
                 for lane in [0, LANE, LANE << 32] {
-                    let [wide, ordinary] = [Folding::update_behind, Tables::update_behind].map(|sum| sum(lane, bytes));
+                    let [wide, ordinary] = [Folding::update_after, Tables::update_after].map(|sum| sum(lane, bytes));
                     assert_eq!(wide, ordinary, "{len} {lane:x} {skew}");
                 }
             }
@@ -321,12 +321,12 @@ mod tests {
         let bytes = bytes();
         for len in 0..40 {
             for blocks in 0..=16 {
-                let shifted = Folding::shift_behind(LANE, &bytes[..len], blocks);
-                assert_eq!(shifted, Tables::shift_behind(LANE, &bytes[..len], blocks), "{len} {blocks}");
+                let shifted = Folding::shift_after(LANE, &bytes[..len], blocks);
+                assert_eq!(shifted, Tables::shift_after(LANE, &bytes[..len], blocks), "{len} {blocks}");
                 let zeros = [&bytes[..len], &vec![0; usize::from(blocks) * 256]].concat();
-                assert_eq!(shifted, Some(Tables::update_behind(LANE, &zeros)), "{len} {blocks}");
+                assert_eq!(shifted, Some(Tables::update_after(LANE, &zeros)), "{len} {blocks}");
             }
-            assert_eq!(Folding::shift_behind(LANE, &bytes[..len], 17), None);
+            assert_eq!(Folding::shift_after(LANE, &bytes[..len], 17), None);
         }
     }
 }

@@ -69,8 +69,8 @@ pub(crate) fn read_summed(addr: u64, out: &[AtomicU8]) -> Result<Option<Sum>, Fa
 }
 
 /// Copies `data` to `addr` of the application, in increasing order. The bytes in the last aligned
-/// 8-byte word are written last, a naturally aligned integer at the very end by one store, because
-/// programs wait for these bytes to change.
+/// 8-byte word are written last, a naturally aligned integer at the very end with one store,
+/// because programs wait for these bytes to change.
 #[inline]
 pub fn write(addr: u64, data: &[u8]) -> Result<(), Fault> {
     arch::write(addr, data)
@@ -90,7 +90,7 @@ pub(crate) fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
     arch::atomic(addr, op)
 }
 
-/// Stores `word` at the aligned address `addr` by one instruction, after all earlier stores.
+/// Stores `word` at the aligned address `addr` with one instruction, after all earlier stores.
 #[inline]
 pub(crate) fn store(addr: u64, word: [u8; 8]) -> Result<(), Fault> {
     debug_assert!(addr.is_multiple_of(8));

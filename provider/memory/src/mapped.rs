@@ -124,7 +124,7 @@ fn size_of_fd(fd: RawFd) -> Result<Option<u64>, Error> {
     Ok(u64::try_from(found.st_size).ok().filter(|_| has_size))
 }
 
-/// Bytes of a page, a power of two.
+/// Page size in bytes, a power of two.
 pub fn page_size() -> u64 {
     // SAFETY: takes no pointers.
     u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)

@@ -1,17 +1,18 @@
-//! Prefetches into the cache. **Unsafe room**: one instruction.
+//! Prefetches into the cache. Unsafe code: the prefetch instruction.
 //!
-//! Work on an idle queue pair misses the cache some twenty times, one miss after the other.
+//! Work on an idle queue pair causes many cache misses, one after the other.
 //! Prefetching the lines together overlaps the misses.
 
 const LINE: usize = 64;
 
-/// Prefetches all of `value`, by one instruction per line.
+/// Prefetches all of `value`, with one instruction per cache line.
 #[inline]
 pub fn prefetch<T: ?Sized>(value: &T) {
     prefetch_at(std::ptr::from_ref(value).addr(), size_of_val(value));
 }
 
-/// Prefetches `len` bytes at an address, mapped or not.
+/// Prefetches the cache lines at `start`, `start + 64`, ... below `start + len`. The addresses may
+/// be unmapped. If `start` is not aligned, the line of the last byte can be missing.
 #[inline]
 pub fn prefetch_at(start: usize, len: usize) {
     // Counting from 0 lets the compiler unroll the loop for a constant length; `step_by` would

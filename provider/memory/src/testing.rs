@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 
-/// Bytes of a page on the machines that run the tests.
+/// Page size in bytes of the machines that run the tests.
 pub const PAGE: u64 = 4096;
 
 /// Loads the word at `addr`, as another thread of the application would.

@@ -6,7 +6,7 @@ use std::mem::size_of;
 use std::os::fd::RawFd;
 use std::time::{Duration, SystemTime};
 
-/// Bytes of control messages of one call: five small ones.
+/// Size in bytes of the control messages of one call: five small ones.
 pub(crate) const CAPACITY: usize = 128;
 const MAX_DESCRIPTORS: usize = 4;
 const HEADER: usize = size_of::<libc::cmsghdr>();
@@ -62,8 +62,8 @@ impl Control {
     pub(crate) fn iter(&self) -> impl Iterator<Item = Message<'_>> {
         let mut rest = self.as_bytes();
         std::iter::from_fn(move || {
-            let (message, behind) = split_message(rest)?;
-            rest = behind;
+            let (message, next) = split_message(rest)?;
+            rest = next;
             Some(message)
         })
     }
@@ -77,15 +77,15 @@ impl Default for Control {
 
 type Message<'a> = (c_int, c_int, &'a [u8]);
 
-/// The first message of `bytes` and the rest.
+/// The first message of `bytes` and the bytes after it.
 fn split_message(bytes: &[u8]) -> Option<(Message<'_>, &[u8])> {
     let (header, rest) = bytes.split_first_chunk::<HEADER>()?;
     let len = usize::from_ne_bytes(*header.first_chunk()?);
     let level = c_int::from_ne_bytes(*header[HEADER - 8..].first_chunk()?);
     let kind = c_int::from_ne_bytes(*header.last_chunk()?);
     let data = rest.get(..len.checked_sub(HEADER)?)?;
-    let behind = rest.get(data.len().next_multiple_of(WORD)..).unwrap_or_default();
-    Some(((level, kind, data), behind))
+    let next = rest.get(data.len().next_multiple_of(WORD)..).unwrap_or_default();
+    Some(((level, kind, data), next))
 }
 
 /// The `struct timespec` of a message, as time since 1970.

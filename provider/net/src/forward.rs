@@ -7,7 +7,7 @@ use crate::link::RxMeta;
 use crate::slot::Slot;
 use roxe_wire::Gid;
 
-/// Bytes of the header of every frame.
+/// Size in bytes of the header of every frame.
 pub const HEADER: usize = 48;
 
 /// A frame without its body.
@@ -24,8 +24,8 @@ pub enum Frame {
         /// Bytes in the units of the engine's flow control.
         bytes: u32,
     },
-    /// The probe `nonce` for `index` arrived here; the body lists the slots of this process, two
-    /// bytes each.
+    /// The probe `nonce` for `index` arrived at the sender of this frame; the body lists the slots
+    /// of this process, two bytes each.
     ProbeSeen {
         /// Nonce of the probe.
         nonce: u64,
@@ -34,7 +34,7 @@ pub enum Frame {
         /// Index in the reuseport group.
         index: u32,
     },
-    /// Offer of a ring to be read here, with its descriptors.
+    /// Offer of a ring to be read by the receiver of this frame, with its descriptors.
     Ring {
         /// Data bytes of the ring.
         size: u32,

@@ -13,20 +13,21 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Largest UDP payload of one send or receive in bytes: that of an IPv4 packet (65,535 − 20 − 8).
+/// Maximum UDP payload of one send or receive in bytes: that of an IPv4 packet (65,535 − 20 − 8).
 pub const MAX_BYTES: usize = 65_507;
-/// Most packets of one send. Kernels before 6.9 refuse more.
+/// Maximum number of packets of one send. Kernels before 6.9 refuse more.
 pub const MAX_SEGMENTS: usize = 64;
 /// TTL of packets whose address vector says 0 (unset) or 1 (would not leave the host), as in
 /// hardware.
 pub const HOP_LIMIT: u8 = 64;
-/// Most bytes that wait: a batch of 128 KB of each of eight threads that find the socket full.
+/// Maximum number of bytes that wait: a batch of 128 KB of each of eight threads that find the
+/// socket full.
 const QUEUE_LIMIT: usize = 1 << 20;
 
-/// The hop limit on the wire for `asked` in an address vector.
+/// Returns the hop limit on the wire for `requested` in an address vector.
 // clause: IP-TTL
-pub const fn hop_limit(asked: u8) -> u8 {
-    if asked > 1 { asked } else { HOP_LIMIT }
+pub const fn hop_limit(requested: u8) -> u8 {
+    if requested > 1 { requested } else { HOP_LIMIT }
 }
 
 /// Source and format of a received run of packets.
@@ -121,7 +122,7 @@ impl Run {
 }
 
 /// Runs that wait for room in the send buffer of a socket, in order, and the queue pairs waiting
-/// behind them.
+/// for them.
 ///
 /// Sends never block, because the sender holds locks that receiving needs. A run that finds no room
 /// is copied here, up to `QUEUE_LIMIT`, and [`SendRoom`] wakes the background thread when the
@@ -139,7 +140,7 @@ struct State {
     runs: VecDeque<(Run, Box<[u8]>)>,
     bytes: usize,
     waiters: Vec<Qpn>,
-    /// Total number of runs sent from here.
+    /// Total number of queued runs that were sent.
     left: u64,
     /// True after nothing has left for long: datagrams are dropped until something does.
     is_stalled: bool,
@@ -157,8 +158,8 @@ impl TxQueue {
         !self.has_runs.load(Ordering::Acquire)
     }
 
-    /// Sends a run by `send`, which does not block, or queues it behind others. `socket` is the one
-    /// that `send` uses.
+    /// Sends a run with `send`, which does not block, or queues it after others. `socket` is the
+    /// one that `send` uses.
     #[inline]
     pub(crate) fn send(
         &self,
@@ -249,7 +250,7 @@ impl TxQueue {
         Some(state.left)
     }
 
-    /// Total number of runs sent from here.
+    /// Total number of queued runs that were sent.
     pub fn left(&self) -> u64 {
         self.state.lock().left
     }

@@ -1,5 +1,5 @@
-//! Unix datagram sockets with names in the runtime directory: binding a name claims what it stands
-//! for.
+//! Unix datagram sockets with names in the runtime directory: binding a name claims the object of
+//! that name, for example a slot.
 //!
 //! A socket is bound to a random name, then `link(2)` claims the real name atomically, so that
 //! every real name is or was a bound socket. The kernel closes it when the process dies, and
@@ -27,9 +27,9 @@ use std::time::{Duration, Instant};
 const VERSION: u32 = 2;
 /// Attempts to bind a random name, which a sweep may remove before it is bound.
 const ATTEMPTS: u32 = 8;
-/// Longest time for which a claim is retried while another process removes dead names, and the
+/// Maximum time for which a claim is retried while another process removes dead names, and the
 /// pause between attempts.
-const PATIENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(1));
+const CLAIM_RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(1));
 
 /// The names of one network namespace in the directory of this process and in the common one.
 #[derive(Clone, Debug)]
@@ -67,7 +67,7 @@ impl Space {
     }
 
     /// Claims the name at `path` in the common directory, and returns the symlink there, if needed.
-    /// Errors: `AlreadyExists` if a process with another directory has it.
+    /// `AlreadyExists` if a process with another directory has it.
     fn announce(&self, path: &Path) -> io::Result<Option<PathBuf>> {
         let Some(link) = self.dir.link_to(path) else { return Ok(None) };
         match symlink(path, &link) {
@@ -89,7 +89,7 @@ impl fmt::Display for Prefix {
 }
 
 impl Prefix {
-    /// Parses the beginning of a file's name; returns the rest, too.
+    /// Parses the beginning of a file's name; also returns the remaining text.
     pub(super) fn of(file: &str) -> Option<(Self, &str)> {
         let rest = file.strip_prefix(&format!("{VERSION}-"))?;
         let (namespace, name) = rest.split_once('-')?;
@@ -118,9 +118,10 @@ pub struct NamedSocket {
 }
 
 impl NamedSocket {
-    /// Binds `name` to a new socket that receives credentials. Errors: EADDRINUSE if it is held.
+    /// Binds `name` to a new socket that receives credentials; EADDRINUSE if a live process holds
+    /// the name.
     pub(super) fn bind(name: &impl fmt::Display) -> io::Result<Self> {
-        let (limit, pause) = PATIENCE;
+        let (limit, pause) = CLAIM_RETRY;
         let begun = Instant::now();
         loop {
             match Self::bind_first(std::iter::once(name)).map(|(_, socket)| socket) {
@@ -138,7 +139,7 @@ impl NamedSocket {
         }
     }
 
-    /// Binds the first of `names` that does not exist; returns its index. Errors: EADDRINUSE.
+    /// Binds the first of `names` that does not exist; returns its index. EADDRINUSE if all exist.
     pub(super) fn bind_first<N: fmt::Display>(names: impl Iterator<Item = N> + Clone) -> io::Result<(usize, Self)> {
         let mut attempts = 1..ATTEMPTS;
         loop {

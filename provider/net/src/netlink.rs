@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
-/// Bytes of `nlmsghdr`, and of the `rtmsg` or `ndmsg` behind it.
+/// Length in bytes of `nlmsghdr`, and of the `rtmsg` or `ndmsg` after it.
 const HEADER: usize = 16;
 const BODY: usize = 12;
 /// Attributes of routes and of neighbours (<linux/rtnetlink.h>, <linux/neighbour.h>).
@@ -26,7 +26,7 @@ const NUD_FAILED: u16 = 0x20;
 const DISCARD: u16 = 9;
 /// More bytes than a message about one route or neighbour has.
 const ROOM: usize = 4096;
-/// Position of the interface index in both `ifinfomsg` and `ifaddrmsg`, behind `nlmsghdr`.
+/// Position of the interface index in both `ifinfomsg` and `ifaddrmsg`, after `nlmsghdr`.
 const IFINDEX: std::ops::Range<usize> = 20..24;
 
 /// A destination whose neighbour has not told its link address yet.
@@ -153,7 +153,7 @@ impl LinkEvents {
     pub fn are_about(&self, ifindex: u32) -> bool {
         let mut found = false;
         loop {
-            // The rest of a message is truncated.
+            // The end of a message is truncated.
             let mut head = [0; IFINDEX.end];
             match (&self.0.socket).read(&mut head) {
                 Ok(_) => found |= head[IFINDEX] == ifindex.to_ne_bytes(),
@@ -217,7 +217,7 @@ impl Netlink {
         Ok(Some(Route { gateway: attribute(RTA_GATEWAY).and_then(address).or_else(via), ifindex }))
     }
 
-    /// State (`NUD_...`) of a neighbour. Errors: ENOENT if the interface has no such entry.
+    /// Returns the state (`NUD_...`) of a neighbour; ENOENT if the interface has no such entry.
     fn neighbour_state(&mut self, neighbour: IpAddr, ifindex: u32) -> io::Result<u16> {
         let mut body = [0; BODY];
         body[0] = family(neighbour);

@@ -22,9 +22,9 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Longest wait for a process that is agreeing on the port, and the pause between attempts. A
-/// stopped process is passed over.
-const PATIENCE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(1));
+/// Maximum wait for a process that is agreeing on the port, and the pause between attempts. A
+/// stopped process is not waited for any longer.
+const LOCK_RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_millis(1));
 /// The UDP port by which a user claims an address.
 const CLAIM_PORT: u16 = ROCE_PORT + 1;
 
@@ -79,7 +79,7 @@ impl LocalPort {
     /// Sends `bytes` to the RoCE port of `to`, an address of this host.
     ///
     /// # Errors
-    /// As sendto(2).
+    /// Those of sendto(2).
     pub(super) fn send(&self, to: Gid, bytes: &[u8]) -> io::Result<()> {
         let to = match (to.to_ip(), self.guard.local_addr()?.is_ipv6()) {
             (IpAddr::V4(ip), true) => ip.to_ipv6_mapped().into(),
@@ -123,7 +123,7 @@ fn agree_in(dir: &Path, namespace: u64, known: Option<u16>, holds: bool) -> io::
 }
 
 fn wait_for_lock(file: &File) -> io::Result<()> {
-    let (limit, pause) = PATIENCE;
+    let (limit, pause) = LOCK_RETRY;
     let begun = Instant::now();
     loop {
         match file.try_lock() {
@@ -138,7 +138,7 @@ fn wait_for_lock(file: &File) -> io::Result<()> {
 /// writes that to the file.
 fn agree(file: &mut File, known: Option<u16>) -> io::Result<(u16, Socket)> {
     let mut text = String::new();
-    // Invalid text names no port.
+    // Invalid text counts as no port.
     let _ = file.read_to_string(&mut text);
     let written = text.trim().parse().ok().filter(|number| *number > 0);
     if let Some(number) = written {

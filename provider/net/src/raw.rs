@@ -1,10 +1,11 @@
 //! The raw link: Ethernet frames of one network interface (`man 7 packet`). Needs CAP_NET_RAW.
 //!
 //! A [`FrameSender`] is bound to no protocol and receives nothing. A [`FrameReceiver`] gets a copy
-//! of every received frame, besides the network stack of the host. Sent frames for a group or for
-//! the interface itself are received as well, as on a card with local loopback; on the loopback
-//! interface the kernel already does that, so sent frames are filtered out there. `pnet_datalink`
-//! is not used, because it moves one frame per system call and does not restore the VLAN tag.
+//! of every received frame, in addition to the network stack of the host. Sent frames for a group
+//! or for the interface itself are received as well, as on a card with local loopback; on the
+//! loopback interface the kernel already does that, so sent frames are filtered out there.
+//! `pnet_datalink` is not used, because it moves one frame per system call and does not restore the
+//! VLAN tag.
 
 #[allow(unsafe_code)]
 mod sys;
@@ -25,9 +26,9 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 const BUFFER: usize = 8 << 20;
-/// Bytes of the receive area, unless one frame needs more.
+/// Size in bytes of the receive area, unless one frame needs more.
 const AREA: usize = 128 << 10;
-/// Bytes of the two addresses in front of a VLAN tag.
+/// Length in bytes of the two addresses before a VLAN tag.
 const ADDRESSES: usize = ETH_LEN - 2;
 
 /// A network interface.
@@ -37,7 +38,7 @@ pub struct Interface {
     pub index: u32,
     /// MAC address; all zero on loopback.
     pub mac: [u8; 6],
-    /// Bytes of the largest frame, including a VLAN tag.
+    /// Maximum frame size in bytes, including a VLAN tag.
     pub max_frame: usize,
 }
 
@@ -58,7 +59,7 @@ pub struct FrameSender {
 const FRAME: Run = Run { to: None, segment: usize::MAX };
 
 impl FrameSender {
-    /// Opens the interface; `room` watches the send buffer. Errors: EPERM without CAP_NET_RAW,
+    /// Opens the interface; `room` watches the send buffer. EPERM without CAP_NET_RAW,
     /// EOPNOTSUPP if the interface does not carry Ethernet frames.
     pub fn open(interface: &Interface, room: &Arc<SendRoom>) -> Result<Self, Error> {
         let socket = open(interface).map_err(|e| explain(&e))?;
@@ -77,7 +78,7 @@ impl FrameSender {
         })
     }
 
-    /// Sends one frame, or queues it behind others.
+    /// Sends one frame, or queues it after others.
     pub fn send_later(&self, frame: &[u8]) -> Result<Taken, SendError> {
         self.queue.send(
             FRAME,
@@ -196,7 +197,7 @@ impl FrameReceiver {
     }
 }
 
-/// Inserts the VLAN tag behind the addresses of a frame, which starts [`TAG_LEN`] bytes into
+/// Inserts the VLAN tag after the addresses of a frame, which starts [`TAG_LEN`] bytes into
 /// `room`.
 fn restore_tag(room: &mut [u8], tag: [u8; TAG_LEN]) {
     if room.len() >= TAG_LEN + ADDRESSES {
@@ -252,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tag_is_inserted_behind_addresses() {
+    fn tag_is_inserted_after_addresses() {
         let mut room: Vec<u8> = (0..22).collect();
         restore_tag(&mut room, [0x81, 0, 0xac, 0x0c]);
         let expected: Vec<u8> = (4..16).chain([0x81, 0, 0xac, 0x0c]).chain(16..22).collect();

@@ -3,15 +3,16 @@
 
 use roxe_wire::{Kind, Request};
 
-/// Cost besides the payload: the longest header (BTH, RETH, ImmDt) and 64 bytes of bookkeeping.
+/// Cost in addition to the payload: the longest header (BTH, RETH, ImmDt) and 64 bytes of
+/// bookkeeping.
 const OVERHEAD: u32 = 96;
-/// Least cost of a packet, because socket buffers have fixed sizes.
+/// Minimum cost of a packet in bytes, because socket buffers have fixed sizes.
 const LEAST: u32 = 832;
-/// Largest payload of a single packet with the least cost.
+/// Maximum payload in bytes of a single packet with the minimum cost.
 const SMALL: u32 = 128;
 /// Headers and kernel overhead added to a larger payload before rounding.
 const ALONE: u32 = 410;
-/// Bytes of the kernel's descriptor of a packet.
+/// Size in bytes of the kernel's descriptor of a packet.
 const DESCRIPTION: u32 = 256;
 
 /// Cost of a packet with this payload when the kernel coalesces it with others of its message.

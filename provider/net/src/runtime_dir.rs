@@ -4,7 +4,7 @@
 //! can enter it. All processes of a user share the RoCE port and must find each other, so the
 //! candidates are fixed and tried in one order. `XDG_RUNTIME_DIR` may name a further one; processes
 //! there leave symlinks to their names in the first fixed one, the *common* directory. A name is
-//! *live* while a socket is bound to it, then *dead* for ever. Only `RuntimeDir::sweep` removes
+//! *live* while a socket is bound to it, then *dead* forever. Only `RuntimeDir::sweep` removes
 //! dead names, one process at a time, so that no live name can replace one between the check and
 //! the removal.
 
@@ -35,14 +35,14 @@ pub(super) const PORT: &str = "port-";
 pub(super) const HOLDERS: &str = "holders.lock";
 /// Folder in the runtime directory that `roxe run` watches. It exists if there was such a program.
 const WATCHED: &str = "watched";
-/// Name of the file in it that a process opens when it asks for the devices.
+/// Name of the file in it that a process opens when it lists the devices.
 pub const LISTED: &str = "listed";
 /// Name of the file in it that a process opens when it starts a device.
 pub const STARTED: &str = "started";
-/// Longest path of a Unix socket in bytes, without the final zero (`man 7 unix`).
+/// Maximum path length of a Unix socket in bytes, without the final zero (`man 7 unix`).
 pub(super) const MAX_PATH: usize = 107;
-/// Longest file name of a socket in bytes: `2-`, a network namespace of 32 bits, `-`, and the
-/// longest name, of a service at an IPv6 address (`svc`, interface, service, address).
+/// Maximum length of a socket's file name in bytes: `2-`, a network namespace of 32 bits, `-`, and
+/// the longest name, of a service at an IPv6 address (`svc`, interface, service, address).
 const MAX_FILE_NAME: usize = 2 + 8 + 1 + 4 + 9 + 17 + 32;
 
 /// A directory that only this user can enter.
@@ -91,14 +91,14 @@ fn list(tried: &[(PathBuf, String)]) -> String {
 }
 
 enum Refusal {
-    /// It cannot be used by any process of this user.
+    /// No process of this user can use the directory.
     Unfit(String),
     /// A resource is exhausted.
     Failed(io::Error),
 }
 
 impl RuntimeDir {
-    /// The directory of this user, created and swept on the first call. Errors: EACCES.
+    /// The directory of this user, created and swept on the first call; EACCES if none can be used.
     pub(crate) fn get() -> io::Result<Arc<Self>> {
         let uid = roxe_base::privilege::effective_uid();
         let mut current = CURRENT.lock();
@@ -170,7 +170,7 @@ impl RuntimeDir {
         let dir = Self { path: folder.path, uid, _shared: shared, common: None };
         try_folder(&dir.path).map_err(|cause| match cause.raw_os_error() {
             Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS) => Refusal::Failed(cause),
-            _ => Refusal::Unfit(format!("it takes no sockets: {cause}")),
+            _ => Refusal::Unfit(format!("sockets cannot be bound in it: {cause}")),
         })?;
         Ok(dir)
     }
@@ -232,7 +232,7 @@ fn remove_unused_ports(dir: &Path) {
 }
 
 /// The directory in which the processes of this user find each other, created if needed. Programs
-/// may keep files in it. Errors: EACCES, with the list of candidates, if none can be used.
+/// may keep files in it. EACCES with the list of candidates if none can be used.
 pub fn runtime_dir() -> io::Result<PathBuf> {
     RuntimeDir::get().map(|dir| dir.path().to_owned())
 }
@@ -247,7 +247,7 @@ pub fn watched_dir() -> io::Result<PathBuf> {
     private_dir::make(&path).map(|folder| folder.path).map_err(io::Error::other)
 }
 
-/// Opens [`LISTED`] once, by which `roxe run` notices that this process has asked for the devices.
+/// Opens [`LISTED`] once, so that `roxe run` notices that this process has listed the devices.
 pub fn note_listing() {
     static NOTED: Once = Once::new();
     NOTED.call_once(|| note(LISTED));
@@ -421,7 +421,7 @@ fn is_dead(probe: &Socket, path: &Path) -> bool {
     connected.is_err_and(|e| matches!(e.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound))
 }
 
-/// Checks that sockets can be bound, named and found in `dir`.
+/// Checks that sockets can be bound, renamed and found in `dir`.
 fn try_folder(dir: &Path) -> io::Result<()> {
     let (_socket, bound) = bind_at_random(datagram_socket()?, dir)?;
     let named = RemovedOnDrop::random(dir)?;

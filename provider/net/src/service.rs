@@ -67,7 +67,7 @@ impl fmt::Display for AddressPart {
 pub struct Place {
     /// The service.
     pub service: ServiceId,
-    /// Its addresses.
+    /// Addresses at which the service listens.
     pub scope: Scope,
 }
 
@@ -101,7 +101,7 @@ impl fmt::Display for ClaimName {
 }
 
 impl ClaimName {
-    /// Claims the name while the socket lives. Errors: `EADDRINUSE` if it is held.
+    /// Claims the name while the socket lives; `EADDRINUSE` if another process holds it.
     pub fn hold(&self) -> io::Result<NamedSocket> {
         NamedSocket::bind(self)
     }
@@ -124,7 +124,7 @@ pub struct ServiceSocket {
 }
 
 impl ServiceSocket {
-    /// Opens the mailbox. Errors: `EADDRINUSE` if another process has it.
+    /// Opens the mailbox; `EADDRINUSE` if another process has it.
     pub fn open(ifindex: u32, place: Place) -> io::Result<Self> {
         Ok(Self { place, socket: slot::mailbox(&mailbox_name(ifindex, place))? })
     }

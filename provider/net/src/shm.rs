@@ -29,7 +29,7 @@ const OFFERED: usize = 3;
 pub struct Doorbell(OwnedFd);
 
 impl Doorbell {
-    /// From a descriptor of the other process. Errors: EINVAL if writing to it could block.
+    /// Wraps a descriptor of the other process; EINVAL if writing to it could block.
     fn new(fd: OwnedFd) -> io::Result<Self> {
         if sys::may_block(fd.as_raw_fd())? {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -150,7 +150,7 @@ pub struct Inbound {
 
 impl Inbound {
     /// Accepts an offer of a ring with `size` bytes of data and these `descriptors`. `doorbell`
-    /// wakes this process; `watch` is called with the control socket to wait on. Errors: EINVAL if
+    /// wakes this process; `watch` is called with the control socket to wait on. EINVAL if
     /// the memory or a descriptor is not as this library makes them.
     pub fn accept(
         size: usize,

@@ -63,7 +63,7 @@ pub struct SlotSocket {
 }
 
 impl SlotSocket {
-    /// Claims a free slot of the interface, starting at a random one. Errors: `ENOSPC` if all are
+    /// Claims a free slot of the interface, starting at a random one. `ENOSPC` if all are
     /// owned.
     pub fn claim(ifindex: u32) -> io::Result<Self> {
         match Self::claim_any(ifindex) {
@@ -87,7 +87,7 @@ impl SlotSocket {
         Ok(Self { slot: slot(at as u16), ifindex, socket: with_room(socket)? })
     }
 
-    /// Claims `slot`. Errors: `EADDRINUSE` if a process owns it.
+    /// Claims `slot`; `EADDRINUSE` if a process owns it.
     #[cfg(any(test, feature = "testing"))]
     pub fn claim_one(ifindex: u32, slot: Slot) -> io::Result<Self> {
         Ok(Self { slot, ifindex, socket: mailbox(&Name { ifindex, slot })? })

@@ -23,7 +23,7 @@ use std::time::Duration;
 const PERIOD: Duration = Duration::from_millis(20);
 /// Time for which the owner of an address is cached.
 const OWNER_KEPT: Duration = Duration::from_secs(1);
-/// Shortest pause between reads of the kernel's table, which a flood from many addresses causes.
+/// Minimum pause between reads of the kernel's table, which a flood from many addresses causes.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 const MAX_CARDS: usize = 64;
 /// Offset of the network header, and in it of the source address, in a program whose other offsets

@@ -2,8 +2,8 @@
 //! changes of its fault rules, for `roxe faults`.
 //!
 //! Each process holds a named Unix datagram socket ([`crate::named`]) per device. A query is
-//! answered by a few datagrams of text to the asking socket, without blocking: parts that find no
-//! room are dropped.
+//! answered with a few datagrams of text to the querying socket, without blocking: parts that find
+//! no room are dropped.
 
 use crate::named::{NamedSocket, Prefix, namespace};
 use crate::runtime_dir::{RuntimeDir, bind_at_random, datagram_socket};
@@ -15,8 +15,8 @@ use std::io::{self, Read};
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
-/// Most bytes of a datagram: less than the least send buffer of a socket (`man 7 socket`,
-/// `wmem_default`).
+/// Maximum size of a datagram in bytes: less than the minimum send buffer of a socket (`man 7
+/// socket`, `wmem_default`).
 const PART: usize = 32 << 10;
 /// First word of a datagram, followed by the file name of the answering socket.
 const LAST: &str = "last";
@@ -83,7 +83,7 @@ pub enum Query {
 
 /// First word of a datagram of [`Query::Faults`].
 const FAULTS: &str = "faults";
-/// Bytes of a query at which it is too long and not answered.
+/// Size in bytes from which on a query is too long and not answered.
 const MAX_QUERY: usize = 128 << 10;
 
 impl Query {
@@ -156,7 +156,7 @@ pub struct StatusSocket {
 }
 
 impl StatusSocket {
-    /// Opens the socket for the device on interface `ifindex`. Errors: EADDRINUSE.
+    /// Opens the socket for the device on interface `ifindex`; EADDRINUSE if it is open already.
     pub fn open(ifindex: u32) -> io::Result<Self> {
         let name = Name { process: std::process::id(), ifindex };
         let socket = NamedSocket::bind(&name)?;
@@ -255,11 +255,11 @@ pub fn ask_here(query: &Query, limit: Duration) -> io::Result<Vec<Answer>> {
     ask_in(&[namespace()?], query, limit)
 }
 
-/// Queries up to `most` devices and waits up to `limit` for answers.
+/// Queries up to `max` devices and waits up to `limit` for answers.
 fn ask_those(
     query: &Query,
     is_meant: impl Fn(&Place) -> bool,
-    most: usize,
+    max: usize,
     limit: Duration,
 ) -> io::Result<Vec<Answer>> {
     let dir = RuntimeDir::get()?;
@@ -268,7 +268,7 @@ fn ask_those(
     for entry in fs::read_dir(dir.path())? {
         let path = entry?.path();
         let file = path.file_name().map(|file| file.to_string_lossy()).unwrap_or_default();
-        let Some(place) = Place::of(&file).filter(|place| answers.len() < most && is_meant(place)) else { continue };
+        let Some(place) = Place::of(&file).filter(|place| answers.len() < max && is_meant(place)) else { continue };
         // Refused by a dead process.
         if SockAddr::unix(&path).and_then(|address| socket.send_to(query.text().as_bytes(), &address)).is_ok() {
             let Place { namespace, name: Name { process, ifindex } } = place;
@@ -314,7 +314,7 @@ mod tests {
         Answer { namespace, process: std::process::id(), ifindex, ..Answer::default() }
     }
 
-    /// Queries this process about `ifindex`, since other tests may run beside.
+    /// Queries this process about `ifindex`, since other tests may run at the same time.
     fn ask_this(ifindex: u32, limit: Duration) -> Vec<Answer> {
         let own = |place: &Place| place.name == Name { process: std::process::id(), ifindex };
         ask_those(&Query::Status, own, usize::MAX, limit).unwrap()
@@ -343,7 +343,7 @@ mod tests {
     #[test]
     fn text_is_not_built_without_query() {
         let socket = StatusSocket::open(0xfff2).unwrap();
-        socket.answer(|_| panic!("nobody asks"));
+        socket.answer(|_| panic!("an answer without a query"));
         drop(socket);
         assert!(ask(Some(0), LONG).unwrap().is_empty());
     }

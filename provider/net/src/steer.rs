@@ -29,29 +29,31 @@ use std::time::Duration;
 
 /// First byte of a probe, an opcode that RoCE does not use.
 pub const PROBE: u8 = 0xfe;
-/// Bytes of a probe: [`PROBE`], the round, two zero bytes, index and nonce in network order.
+/// Size of a probe in bytes: [`PROBE`], the round, two zero bytes, index and nonce in network
+/// order.
 const PROBE_LEN: usize = 16;
-/// Longest wait for the next answer of a session.
+/// Maximum wait for the next answer of a session.
 const MAX_ANSWER_WAIT: Duration = Duration::from_millis(60);
-/// Longest wait for the next answer after some numbers have not answered.
+/// Maximum wait for the next answer after some numbers have not answered.
 const NEXT_ANSWER_WAIT: Duration = Duration::from_millis(10);
-/// Most outstanding probes. A mailbox holds 10 datagrams in a new network namespace
+/// Maximum number of outstanding probes. A mailbox holds 10 datagrams in a new network namespace
 /// (`net.unix.max_dgram_qlen`), and answers to a full one are lost.
 const WINDOW: usize = 8;
 /// Number of sockets from which on a session waits for others that join, and the wait per socket:
 /// as long as measuring takes.
 const GATHERING: (usize, Duration) = (32, Duration::from_micros(100));
-/// First and longest pause while another process is the builder; it doubles every four checks.
+/// First and maximum pause while another process is the builder; it doubles every four checks.
 const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(80));
-/// Longest wait for another builder, which may be stopped.
+/// Maximum wait for another builder, which may be stopped.
 const YIELDS: Duration = Duration::from_secs(2);
 /// Age at which the measurements of a session that was stopped are discarded.
 const STALE: Duration = Duration::from_millis(400);
-/// Shortest and longest pause between sessions caused by packets for other processes.
+/// Minimum and maximum pause between sessions caused by packets for other processes.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
-/// Shortest pause before a session caused by unanswered packets: a usual retransmission timeout.
+/// Minimum pause before a session caused by unanswered packets: a common retransmission timeout.
 const UNANSWERED: Duration = Duration::from_millis(250);
-/// Most slots of a program: the kernel accepts 4,096 instructions, and a slot needs five.
+/// Maximum number of slots of a program: the kernel accepts 4,096 instructions, and a slot needs
+/// five.
 const MAX_SLOTS: usize = 800;
 /// Result of the program for an unknown slot before any process has answered: an invalid number, so
 /// that the kernel chooses by hash.
@@ -193,7 +195,7 @@ impl Steering {
     }
 
     /// Becomes the builder and starts a session, or schedules it. `None` if it is scheduled or not
-    /// needed. Errors: `EADDRINUSE` while another process is the builder.
+    /// needed. `EADDRINUSE` while another process is the builder.
     fn begin(&mut self, now: Instant) -> io::Result<Option<Session>> {
         if let Some(builder) = self.builder.take() {
             let count = count_bound(self.link.gid())?;
@@ -220,7 +222,7 @@ impl Steering {
         if count < 2 { Ok(None) } else { Session::begin(&self.link, count, builder, now).map(Some) }
     }
 
-    /// Continues to wait, repeats the round, or attaches the program and ends the session.
+    /// Continues to wait, starts another round, or attaches the program and ends the session.
     fn go_on(&mut self, mut session: Session, now: Instant) -> Option<Session> {
         let (complete, late) = (session.is_complete(), now >= session.deadline);
         if now >= session.deadline.after(STALE) {
@@ -362,7 +364,7 @@ fn probe(round: u8, index: u32, nonce: u64) -> [u8; PROBE_LEN] {
 }
 
 /// Answers `packet` if it is a probe from the port of this user. Returns true if the answer left;
-/// `None` if it is no such probe.
+/// `None` if it is not such a probe.
 pub fn answer(packet: &[u8], meta: &RxMeta, local_port: u16, mine: &[SlotSocket]) -> Option<bool> {
     let Ok(&[PROBE, round, _, _, i0, i1, i2, i3, ref nonce @ ..]) = <&[u8; PROBE_LEN]>::try_from(packet) else {
         return None;

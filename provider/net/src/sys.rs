@@ -1,4 +1,4 @@
-//! System calls on sockets that no safe crate offers completely. **Unsafe room.**
+//! System calls on sockets that no safe crate offers completely. Unsafe code: these system calls.
 //!
 //! Sends, receives, wake-ups and name lookups bypass the C library: its functions are cancellation
 //! points (`man 7 pthreads`), at which a thread may hold our locks.
@@ -93,7 +93,7 @@ fn get<const N: usize>(fd: RawFd, level: c_int, name: c_int) -> io::Result<[u8; 
     check(rc).map(|_| value)
 }
 
-/// Datagrams that the kernel has dropped in front of a socket (`SK_MEMINFO_DROPS`).
+/// Number of datagrams that the kernel has dropped before a socket's queue (`SK_MEMINFO_DROPS`).
 pub(super) fn drops(fd: RawFd) -> io::Result<u32> {
     /// Index of the drops in `SO_MEMINFO` (<linux/sock_diag.h>).
     const DROPS: usize = 8;
@@ -275,7 +275,7 @@ pub(super) fn credentials(control: &Control) -> Option<libc::uid_t> {
     Some(libc::uid_t::from_ne_bytes(uid.try_into().ok()?))
 }
 
-/// The network namespace cookie of a socket, unique until reboot. Errors: ENOPROTOOPT before
+/// The network namespace cookie of a socket, unique until reboot. ENOPROTOOPT before
 /// Linux 5.14.
 pub(super) fn namespace_cookie(fd: RawFd) -> io::Result<u64> {
     /// From `<asm-generic/socket.h>`.

@@ -32,7 +32,7 @@ const BUFFER: usize = 4 << 20;
 const FIRST_PAUSE: u32 = MAX_SEGMENTS as u32;
 /// The longest pause in sends: about a second of small packets.
 const LONGEST_PAUSE: u32 = 1 << 16;
-/// Most remembered destinations; the oldest is dropped.
+/// Maximum number of remembered destinations; the oldest is dropped.
 const MAX_REFUSED: usize = 16;
 
 /// States: no send is segmented, all are, or all but those to some destinations.
@@ -45,7 +45,7 @@ const SEGMENTS_IN_PART: u8 = 2;
 pub struct LocalSender {
     socket: Socket,
     port: Arc<LocalPort>,
-    /// The file of the port; `None` beside an engine, whose process has a name.
+    /// The file of the port; `None` in a process with an engine, which has a name.
     _held: Option<File>,
 }
 
@@ -70,7 +70,7 @@ pub struct UdpLink {
 }
 
 impl UdpLink {
-    /// Opens the address `gid` of the interface `ifindex`. Errors: `EADDRINUSE` if another user, or
+    /// Opens the address `gid` of the interface `ifindex`. `EADDRINUSE` if another user, or
     /// a program that does not share the port, has it.
     pub fn open(gid: Gid, ifindex: u32, gso: bool, gro: bool) -> io::Result<Self> {
         let link = Self::bind(gid, ifindex, gso, gro)?;
@@ -244,7 +244,7 @@ impl UdpLink {
         sys::attach_filter(self.fd(), libc::SO_ATTACH_REUSEPORT_CBPF, program)
     }
 
-    /// Passes a run to the kernel, which takes all of it or nothing.
+    /// Passes a run to the kernel, which accepts all of it or nothing.
     fn send_now(&self, run: &Run, bytes: &[u8]) -> Result<(), SendError> {
         let Run { to: Some(to), segment } = run else { return Err(SendError::Lost) };
         let segment = (*segment < bytes.len()).then(|| u16::try_from(*segment).unwrap_or(u16::MAX));
@@ -341,15 +341,15 @@ impl UdpLink {
     }
 
     /// Sends `bytes` as packets of `segment` bytes each, of which the last may be shorter: at most
-    /// [`MAX_BYTES`](crate::link::MAX_BYTES) and [`UdpLink::max_segments`] packets. `to` names the
-    /// destination and the source port, which is the RoCE port or the local port. Never blocks.
+    /// [`MAX_BYTES`](crate::link::MAX_BYTES) and [`UdpLink::max_segments`] packets. `to` specifies
+    /// the destination and the source port, which is the RoCE port or the local port. Never blocks.
     #[inline]
     pub fn send(&self, to: &NetHeader, bytes: &[u8], segment: usize) -> Result<Taken, SendError> {
         let run = Run { to: Some(*to), segment };
         self.queue.send(run, bytes, |run| self.sender_of(run), |run, bytes| self.send_now(run, bytes))
     }
 
-    /// Most packets of the next send to `dst`. To be called once per send.
+    /// Returns the maximum number of packets of the next send to `dst`. To be called once per send.
     #[inline]
     pub fn max_segments(&self, dst: Gid) -> usize {
         self.segments.most(dst)
@@ -401,7 +401,7 @@ impl BareLink {
     /// Opens sockets at `gid` to send to `peer`, from the local port if that is on this host.
     ///
     /// # Errors
-    /// `EADDRINUSE` if another user has the RoCE port there; `EADDRNOTAVAIL` if `gid` is not of
+    /// `EADDRINUSE` if another user has the RoCE port of `gid`; `EADDRNOTAVAIL` if `gid` is not of
     /// this host.
     pub fn open(gid: Gid, peer: Gid) -> io::Result<Self> {
         let address = socket_addr(gid, 0);
@@ -422,7 +422,7 @@ impl BareLink {
     /// there is none.
     ///
     /// # Errors
-    /// As recv(2).
+    /// Those of recv(2).
     pub fn receive(&self, buf: &mut [u8]) -> io::Result<Option<(RxMeta, SystemTime)>> {
         let mut control = Control::new();
         let received = sys::recv(self.receiver.as_raw_fd(), buf, &mut control)?;
@@ -485,7 +485,7 @@ impl Segments {
         Self { state: AtomicU8::new(if is_on { SEGMENTS_ON } else { SEGMENTS_OFF }), refused: Mutex::default() }
     }
 
-    /// Most packets of the next send to `dst`. To be called once per send.
+    /// Returns the maximum number of packets of the next send to `dst`. To be called once per send.
     #[inline]
     fn most(&self, dst: Gid) -> usize {
         match self.state.load(Relaxed) {

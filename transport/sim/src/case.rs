@@ -9,7 +9,7 @@
 //! let case: Case = "service=rc net=star nodes=3 gbps=10 connections=6 only=1 \
 //!                   messages=4 max_len=2000 seed=7
 //!                   drop tx qp=#2 nth=3".parse()?;
-//! case.play(&|_| {}).expect("one lost packet breaks no promise");
+//! case.play(&|_| {}).expect("play a case with one lost packet");
 //! # Ok::<(), String>(())
 //! ```
 //!
@@ -244,13 +244,13 @@ impl FromStr for Case {
         let (words, rules) = text.trim().split_once('\n').unwrap_or((text, ""));
         let mut case = Self { rules: rules.parse().map_err(|error| format!("{error}"))?, ..Self::default() };
         for word in words.split_whitespace() {
-            case.take(word).ok_or_else(|| format!("{word:?} is not understood"))?;
+            case.take(word).ok_or_else(|| format!("{word:?} is not a word of a case"))?;
         }
         let known = |end: usize| end < 2 * case.connections;
         let sane = case.nodes >= 2
             && case.only.iter().flatten().all(|&connection| known(2 * connection))
             && case.accidents.iter().all(|(_, accident)| !matches!(accident, Accident::Error(end) if !known(*end)));
-        if sane { Ok(case) } else { Err("it names nodes or ends that do not exist".into()) }
+        if sane { Ok(case) } else { Err("a node or end in it does not exist".into()) }
     }
 }
 

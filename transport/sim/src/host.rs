@@ -75,7 +75,7 @@ pub struct XrcQueue {
 pub struct Flow {
     /// Window in bytes; `None`: unlimited.
     pub limit: Option<u32>,
-    /// Bytes beyond the window for the rest of a run.
+    /// Bytes beyond the window for the remaining packets of a run.
     pub in_run: u32,
     pub reserved: u32,
     /// Bytes reserved by other QPs of this node in the same window.
@@ -110,7 +110,7 @@ pub struct SimHost {
     pub srq: Srq,
     /// The tags of that queue, if it matches tags.
     pub tags: Option<TagList>,
-    /// The shared queues of the XRC domain of a target.
+    /// The SRQs of the XRC domain of a target.
     pub xrc: Vec<XrcQueue>,
     pub selected: Option<usize>,
     pub flow: Flow,
@@ -126,14 +126,14 @@ impl SimHost {
 
 impl Memory for SimHost {
     fn gather(&mut self, sges: &[Sge], offset: u32, out: TxRoom<'_>) -> Result<(), MemError> {
-        let TxRoom::Own(out) = out else { panic!("nobody else has this room") };
+        let TxRoom::Own(out) = out else { panic!("the room is not this process's own") };
         self.memory.walk(sges, offset, out.len(), Access::empty(), |at, piece| {
             out[at..at + piece.len()].copy_from_slice(piece)
         })
     }
 
     fn scatter(&mut self, _side: Side, sges: &[Sge], offset: u32, data: RxPayload<'_>) -> Result<(), MemError> {
-        let data = data.bytes().expect("nobody else has this memory");
+        let data = data.bytes().expect("own memory can be borrowed as bytes");
         let put = |at: usize, piece: &mut [u8]| piece.copy_from_slice(&data[at..at + piece.len()]);
         self.memory.walk(sges, offset, data.len(), Access::LOCAL_WRITE, put)
     }
@@ -149,7 +149,7 @@ impl Memory for SimHost {
     }
 
     fn write_remote(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Result<(), MemError> {
-        let data = data.bytes().expect("nobody else has this memory");
+        let data = data.bytes().expect("own memory can be borrowed as bytes");
         self.memory.access(rkey.0, va, data.len() as u64, Access::REMOTE_WRITE)?.copy_from_slice(data);
         Ok(())
     }
@@ -273,7 +273,7 @@ impl FlowControl for SimHost {
 
     fn release(&mut self, _av: &Av, _qpn: Qpn, bytes: u32) {
         let left = self.flow.reserved.checked_sub(bytes);
-        self.flow.reserved = left.expect("a QP released more than it had reserved");
+        self.flow.reserved = left.expect("a QP releases at most what it has reserved");
     }
 
     fn ack_interval(&mut self, _av: &Av, _qpn: Qpn) -> u32 {
@@ -379,7 +379,7 @@ impl VecMemory {
     }
 
     pub fn bytes(&self, mr: Mr) -> &[u8] {
-        &self.regions[index_of(mr.key).expect("a key of ours")].bytes
+        &self.regions[index_of(mr.key).expect("find the region of the key")].bytes
     }
 
     pub fn bytes_mut(&mut self, mr: Mr) -> &mut [u8] {
@@ -393,7 +393,7 @@ impl VecMemory {
     }
 
     fn region_mut(&mut self, mr: Mr) -> &mut Region {
-        &mut self.regions[index_of(mr.key).expect("a key of ours")]
+        &mut self.regions[index_of(mr.key).expect("find the region of the key")]
     }
 
     /// Returns the bytes `addr..addr + len` under `key`, after every check.

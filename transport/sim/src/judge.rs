@@ -1,8 +1,8 @@
 //! The promises of a queue pair that are checked after every call and for every packet, and the
 //! report of a broken one.
 //!
-//! Checks return a [`Broken`] instead of panicking, so that a search can repeat the run with less
-//! in it. They read the PSNs of the QP ([`Probe`]) and compare them with earlier ones and with
+//! Checks return a [`Broken`] instead of panicking, so that a search can run again with a smaller
+//! case. They read the PSNs of the QP ([`Probe`]) and compare them with earlier ones and with
 //! those of the peer.
 
 use crate::host::SimHost;
@@ -137,7 +137,8 @@ impl Watch {
     }
 }
 
-/// Newest PSN of a response: a NAK names the expected request, all others the one before.
+/// Newest PSN of a response: a NAK carries the PSN of the expected request, all others the one
+/// before.
 fn newest_answer(response: &Response, expected: Psn) -> Psn {
     match response {
         Response::Ack(aeth) if is_nak(aeth.syndrome) => expected,

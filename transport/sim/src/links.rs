@@ -206,7 +206,7 @@ mod tests {
         let mut marks = Vec::new();
         for ecn in [0b10, 0b10, 0b10, 0b00, 0b01, 0b11] {
             let mut net = net(ecn);
-            link.carry(Instant(0), &mut net, LEN).expect("no limit");
+            link.carry(Instant(0), &mut net, LEN).expect("carry a packet without a limit");
             marks.push(net.traffic_class);
         }
         assert_eq!(marks, [0x42, 0x42, 0x43, 0x40, 0x43, 0x43]);

@@ -152,7 +152,7 @@ impl<C: Choices> Pair<C> {
     pub fn inject_from(&mut self, to: Peer, net: &NetHeader, header: &Header, payload: &[u8]) {
         let len = header.padded_len(payload.len());
         let mut bytes = vec![0; len + icrc::LEN];
-        let room = header.emit(payload.len(), &mut bytes[..len]).expect("the payload goes with the header");
+        let room = header.emit(payload.len(), &mut bytes[..len]).expect("the payload fits the header");
         room.copy_from_slice(payload);
         assert!(self.inject_bytes(to, net, &bytes), "a forged packet parses");
     }

@@ -4,7 +4,7 @@
 /// quietly.
 pub trait Choices: Sized {
     /// Returns an independent second source, whose decisions do not depend on the number of
-    /// decisions taken here.
+    /// decisions taken by this source.
     fn fork(&mut self) -> Self;
 
     /// Returns a number in `0..n`; 0 if `n` is 0.

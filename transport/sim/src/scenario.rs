@@ -8,7 +8,7 @@
 //!   failures;
 //! * a successful receive, READ or atomic placed exactly the right bytes and no byte beyond them;
 //! * RC delivers every message once and in order, and remote memory ends as if every operation ran
-//!   once, in order; XRC does so for each shared queue;
+//!   once, in order; XRC does so for each SRQ;
 //! * UC and UD deliver a message completely and correctly or not at all.
 
 mod post;
@@ -28,7 +28,7 @@ use roxe_wire::{Feth, ImmDt, LKey, Placement, RKey, Selectivity};
 use std::collections::VecDeque;
 
 const UNTOUCHED: u8 = 0x5a;
-/// Numbers of the shared queues of an XRC target.
+/// Numbers of the SRQs of an XRC target.
 const QUEUES: [u32; 2] = [0x21, 0x4_0022];
 /// Key of the one window that an end binds.
 const WINDOW: u32 = 0xff00_0017;
@@ -72,7 +72,7 @@ impl Report {
     }
 }
 
-/// A destination of `len` bytes with a guard behind.
+/// A destination of `len` bytes, followed by a guard.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     index: u32,
@@ -101,7 +101,7 @@ struct PostedSend {
 impl PostedSend {
     /// Returns true if a successful completion matches this request; lengths matter for placed
     /// data.
-    fn is_told_by(&self, cqe: &Cqe) -> bool {
+    fn matches(&self, cqe: &Cqe) -> bool {
         let landed = if let Expect::Bytes { slot, .. } = self.expect { Some(slot.len) } else { None };
         self.opcode == cqe.opcode && landed.is_none_or(|len| len == cqe.byte_len)
     }
@@ -111,7 +111,7 @@ impl PostedSend {
 struct PostedRecv {
     wr_id: u64,
     slot: Slot,
-    /// Index of the shared queue (XRC), else 0.
+    /// Index of the SRQ (XRC), else 0.
     queue: usize,
 }
 
@@ -122,7 +122,7 @@ struct Message {
     len: u32,
     imm: Option<ImmDt>,
     write: bool,
-    /// Index of the shared queue that it names (XRC), else 0.
+    /// Index of the SRQ of the message (XRC), else 0.
     queue: usize,
 }
 
@@ -140,7 +140,7 @@ struct Side<C> {
     what: C,
     active: bool,
     quota: u32,
-    /// True if failures are allowed here: only "at most once, in order, right" is checked.
+    /// True if failures are allowed at this end: only "at most once, in order, right" is checked.
     fragile: bool,
     source: Mr,
     sink: Mr,
@@ -156,7 +156,7 @@ struct Side<C> {
     uc_write_next: u32,
     posted: u32,
     next_id: u64,
-    /// Index of the peer's shared queue that the next send names (XRC).
+    /// Index of the peer's SRQ for the next send (XRC).
     queue: usize,
     flushes: u32,
     /// True after the post of a window on `shared`, and its key once it is bound.
@@ -468,7 +468,7 @@ impl<C: Choices> Scenario<C> {
                 return Ok(());
             }
             ensure!(!this || posted.signaled, Completions, me, at, "unsignaled success reported: {cqe:?}");
-            ensure!(!this || posted.is_told_by(cqe), Completions, me, at, "{cqe:?} for {posted:?}");
+            ensure!(!this || posted.matches(cqe), Completions, me, at, "{cqe:?} for {posted:?}");
             self.sides[id].ok_sends += 1;
             self.check_landed(id, &posted)?;
             if posted.opcode == WcOpcode::BindWindow {
@@ -503,7 +503,7 @@ impl<C: Choices> Scenario<C> {
         range(self.world.ends[id].host.memory.bytes(sink), slot.index * slot_size(self.work.max_len), len)
     }
 
-    /// Checks that bytes behind the first `len` of a slot are untouched.
+    /// Checks that the bytes after the first `len` of a slot are untouched.
     fn check_guard(&self, id: usize, slot: Slot, len: u32) -> Result<(), Broken> {
         let all = self.slot(id, slot, slot.len + GUARD);
         let kept = all[len as usize..].iter().all(|&b| b == UNTOUCHED);
@@ -544,7 +544,8 @@ impl<C: Choices> Scenario<C> {
             self.sides[id ^ 1].messages.remove(found);
         }
         let landed = match (cqe.opcode, service) {
-            // UC reuses the receive of a lost longer message, whose data may lie behind this one.
+            // UC reuses the receive of a lost longer message, whose data may follow this message's
+            // data.
             (_, Service::Uc) => slot.len,
             (WcOpcode::Recv, _) => cqe.byte_len,
             _ => 0,
@@ -597,7 +598,7 @@ impl<C: Choices> Scenario<C> {
     }
 }
 
-/// Guard bytes behind each slot, which must stay untouched.
+/// Guard bytes after each slot, which must stay untouched.
 const GUARD: u32 = 16;
 
 /// Unit of the region sizes in bytes, larger than the longest message.

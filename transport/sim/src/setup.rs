@@ -141,7 +141,7 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// Maximum bytes of the rest of a run.
+    /// Maximum bytes of the remaining packets of a run.
     pub(crate) fn in_run(&self) -> u32 {
         self.run.saturating_sub(1) * SimHost::charge(self.path_mtu.bytes())
     }
@@ -244,7 +244,7 @@ impl Setup {
                 _ => QpState::Rts,
             };
             let attr = QpAttr { state, ..self.attr_of(endpoints) };
-            qp.modify(host, &attr, self.mask(state)).expect("a legal step of the ladder");
+            qp.modify(host, &attr, self.mask(state)).expect("modify the QP to its next state");
         }
     }
 
@@ -253,7 +253,7 @@ impl Setup {
         let before = [QpState::Reset, QpState::Init, QpState::Rtr];
         let step = before.into_iter().find(|before| *before as u8 + 1 == state as u8);
         let attributes = step.and_then(|before| transition(self.service, before, state));
-        AttrMask::STATE | attributes.expect("a step of the ladder").0
+        AttrMask::STATE | attributes.expect("look up the step to the next state").0
     }
 }
 

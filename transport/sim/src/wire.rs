@@ -250,7 +250,7 @@ impl Wire {
         if scripted.is_none() && self.faults.is_none() {
             return Verdict::PASS;
         }
-        let packet = Packet::parse(bytes).expect("a QP emitted a packet that does not parse");
+        let packet = Packet::parse(bytes).expect("parse the packet that a QP emitted");
         let counts = &mut stream.counts[dir as usize];
         counts.add(&packet);
         if let Some((count, rule)) = scripted {
@@ -459,7 +459,7 @@ impl TxBatch for OpenBatch<'_> {
     }
 
     fn retract(&mut self) {
-        let (av, note, mut bytes) = self.batch.packets.pop().expect("a QP retracted a slot it had not taken");
+        let (av, note, mut bytes) = self.batch.packets.pop().expect("retract a taken slot");
         let Joined { len, packets, newest } = self.joined;
         if newest == 0 {
             return self.pool.put(bytes);

@@ -261,7 +261,7 @@ impl<C: Choices> World<C> {
     }
 
     /// Updates and checks the sum of reservations between two nodes. Each QP may exceed the limit
-    /// by one packet when it has nothing in flight, and by the rest of a run.
+    /// by one packet when it has nothing in flight, and by the remaining packets of a run.
     fn count_window(&mut self, id: usize) -> Result<(), Broken> {
         let end = &mut self.ends[id];
         let flow = &end.host.flow;
@@ -313,14 +313,14 @@ impl<C: Choices> World<C> {
         if let Some(tamper) = &mut self.tamper {
             tamper(id, &mut flight.bytes);
         }
-        let packet = Packet::parse(&flight.bytes).expect("a QP emitted a packet that does not parse");
+        let packet = Packet::parse(&flight.bytes).expect("parse the packet that a QP emitted");
         let result = self.deliver_to_qp(id, &flight.net, &packet, verdict.rnr);
         self.wire.pool.put(flight.bytes);
         result
     }
 
     fn receiver(&self, net: &NetHeader, bytes: &[u8]) -> Option<usize> {
-        let packet = Packet::parse(bytes).expect("a QP emitted a packet that does not parse");
+        let packet = Packet::parse(bytes).expect("parse the packet that a QP emitted");
         self.by_place.get(&(node_at(net.dst)?, packet.header.bth.dest_qpn.get())).copied()
     }
 
@@ -409,7 +409,7 @@ impl<C: Choices> World<C> {
         let mut batch = core::mem::take(&mut self.batch);
         for (net, note, bytes) in batch.drain() {
             let end = &mut self.ends[id];
-            let packet = Packet::parse(&bytes).expect("a QP emitted a packet that does not parse");
+            let packet = Packet::parse(&bytes).expect("parse the packet that a QP emitted");
             let fits = end.watch.on_emitted(&end.qp, &packet.header, self.now);
             fits.map_err(|broken| Broken { end: Some(id), ..broken })?;
             let (header, len) = (packet.header, packet.payload.len());
@@ -491,7 +491,7 @@ impl End {
         }
     }
 
-    /// Posts a receive to its own or its shared queue.
+    /// Posts a receive to the QP's own queue or its SRQ.
     pub fn post_recv(&mut self, req: &RecvRequest<'_>) -> Result<(), PostError> {
         if self.setup.srq {
             self.host.srq.post(req);

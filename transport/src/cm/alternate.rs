@@ -3,12 +3,12 @@
 //!
 //! ```text
 //!   load_alternate ─ LAP ─► AlternateRequest ─ answer_alternate ─ APR ─► AlternateReply
-//!      (repeated, then AlternateUnanswered)    └─ delay ─ MRA(LAP) ─►  (waits longer)
+//!      (retried, then AlternateUnanswered)     └─ delay ─ MRA(LAP) ─►  (waits longer)
 //! ```
 //!
 //! Either end may propose, one path at a time; if both do at once, the active side's proposal
 //! stands. A LAP is refused unless the program has enabled it. Queue pairs migrate on their own;
-//! the program then reports the migration here.
+//! the program then reports the migration to this module.
 
 use super::connection::{Connection, Loading, State};
 use super::messages;
@@ -27,7 +27,7 @@ pub enum AlternateState {
     MraLapRcvd,
     /// The peer proposed a path; our program has to answer.
     LapRcvd,
-    /// The peer proposed a path; we asked it to wait.
+    /// The peer proposed a path; we requested it to wait.
     MraLapSent,
 }
 
@@ -97,7 +97,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Reason to refuse a path without asking the program.
+    /// Reason to refuse a path without a decision of the program.
     fn why_not(&self, lap: &Lap) -> Option<AprStatus> {
         if !self.takes_alternates || self.orphan {
             Some(AprStatus::Unsupported)
@@ -173,7 +173,7 @@ impl Connection {
         }
     }
 
-    /// Our queue pair has migrated: messages take the new path. The old one stays valid, because
+    /// Our queue pair has migrated: messages use the new path. The old one stays valid, because
     /// the peer may migrate later.
     // clause: CM-MIGRATED
     pub(super) fn migrate(&mut self) -> Result<(), CmError> {

@@ -16,11 +16,11 @@ pub enum State {
     MraReqRcvd,
     /// Active: the peer accepts; our program has to confirm or reject.
     RepRcvd,
-    /// Active: as `RepRcvd`, and the peer was asked to wait.
+    /// Active: as `RepRcvd`, and the peer was requested to wait.
     MraRepSent,
     /// Passive: our program has to accept or reject.
     ReqRcvd,
-    /// Passive: as `ReqRcvd`, and the peer was asked to wait.
+    /// Passive: as `ReqRcvd`, and the peer was requested to wait.
     MraReqSent,
     /// Passive: REP sent, not confirmed.
     RepSent,
@@ -95,9 +95,9 @@ pub(super) enum Loading {
     Nothing,
     /// We proposed `route` by `lap`; `mra_received` after an MRA of the peer.
     LapSent { lap: Box<Mad>, route: Route, mra_received: bool },
-    /// The peer proposed `route`; `mra` if it was asked to wait.
+    /// The peer proposed `route`; `mra` if it was requested to wait.
     LapReceived { tid: TransactionId, route: Route, mra: Option<Box<Mad>> },
-    /// Our APR, to answer a repeated LAP.
+    /// Our APR, to answer a duplicate LAP.
     AprSent(Box<Mad>),
 }
 
@@ -234,7 +234,7 @@ impl ReqRetry {
     }
 }
 
-/// Longest wait that a message can request, as a code: 65.5 s, the kernel's own MRA value.
+/// Maximum wait that a message can request, as a code: 65.5 s, the kernel's own MRA value.
 const LONGEST_WAIT: u8 = 24;
 
 /// The wait of a 5-bit code: 4.096 µs · 2^code, rounded like the kernel to at least one

@@ -3,8 +3,8 @@
 //!
 //! A message causes at most one answer, to its sender, so that a peer cannot make us flood a third
 //! party. Two exceptions: the rejection of a stale request is sent with the DREQ of the connection
-//! that it makes stale, to the same peer; and an accepted request's REP is repeated until the peer
-//! confirms it, though only on request while many peers do not confirm.
+//! that it makes stale, to the same peer; and an accepted request's REP is retransmitted until the
+//! peer confirms it, though only on a duplicate REQ while many peers do not confirm.
 
 use super::alternate::AlternateState;
 use super::connection::{Connection, Peer, State};
@@ -109,7 +109,7 @@ impl Cm {
     /// Active side: confirms the peer's REP. The queue pair must be ready to receive and send.
     ///
     /// # Errors
-    /// As with [`accept`](Self::accept).
+    /// Those of [`accept`](Self::accept).
     pub fn confirm(&mut self, id: CommId, private_data: &PrivateData<224>) -> Result<(), CmError> {
         self.with(id, |conn, _, out| conn.confirm(private_data, out))
     }
@@ -117,16 +117,17 @@ impl Cm {
     /// Rejects a REQ or REP of the peer. The id is free.
     ///
     /// # Errors
-    /// As with [`accept`](Self::accept).
+    /// Those of [`accept`](Self::accept).
     pub fn reject(&mut self, id: CommId, refusal: &Refusal) -> Result<(), CmError> {
         self.with(id, |conn, _, out| conn.reject(refusal, out))
     }
 
-    /// Asks the peer to wait for our answer, at least for the 5-bit time code. Without this verb a
-    /// peer that repeats itself is asked to wait for [`Settings::service_timeout`].
+    /// Requests the peer to wait for our answer, at least for the 5-bit time code. Without this
+    /// verb a peer that retransmits its message is requested to wait for
+    /// [`Settings::service_timeout`].
     ///
     /// # Errors
-    /// As with [`accept`](Self::accept).
+    /// Those of [`accept`](Self::accept).
     pub fn delay(&mut self, id: CommId, service_timeout: TimeCode) -> Result<(), CmError> {
         self.with(id, |conn, _, out| conn.delay(service_timeout, out))
     }
@@ -134,7 +135,7 @@ impl Cm {
     /// Passive side: data arrived over the connection, so the peer has our REP.
     ///
     /// # Errors
-    /// As with [`accept`](Self::accept).
+    /// Those of [`accept`](Self::accept).
     pub fn establish(&mut self, id: CommId) -> Result<(), CmError> {
         self.with(id, |conn, _, out| conn.establish(out))
     }
@@ -142,7 +143,7 @@ impl Cm {
     /// Ends a connection, or agrees to its end.
     ///
     /// # Errors
-    /// As with [`accept`](Self::accept).
+    /// Those of [`accept`](Self::accept).
     pub fn disconnect(&mut self, cx: &mut Cx<'_>, id: CommId) -> Result<(), CmError> {
         let tid = cx.tid();
         self.with(id, |conn, _, out| conn.disconnect(cx.now, tid, out))
@@ -181,7 +182,7 @@ impl Cm {
         self.with(id, |conn, _, out| conn.answer_alternate(answer, out))
     }
 
-    /// The queue pair has migrated to the alternate path; messages now take it too.
+    /// The queue pair has migrated to the alternate path; messages now use it too.
     ///
     /// # Errors
     /// [`CmError::UnknownId`]; [`CmError::State`]: there is no alternate path.
@@ -253,7 +254,7 @@ impl Cm {
     }
 
     /// The process ends: as [`destroy`](Self::destroy), for each id of [`all`](Self::all). Further
-    /// calls repeat the final message, because no process will be left to retransmit it over a
+    /// calls retransmit the final message, because no process will be left to do so over a
     /// lossy network.
     // clause: CM-PARTING
     pub fn shut_down(&mut self, cx: &mut Cx<'_>, id: CommId) {
@@ -345,7 +346,7 @@ impl Cm {
     }
 
     /// All connections and lookups with their routes, including released ones and closed ones for
-    /// which [`shut_down`](Self::shut_down) may repeat a message.
+    /// which [`shut_down`](Self::shut_down) may retransmit a message.
     pub fn all(&self) -> impl Iterator<Item = (CommId, Route)> {
         self.table.iter().map(|conn| (conn.id, conn.route())).chain(self.sidr.all()).chain(self.closed.all())
     }
@@ -513,7 +514,7 @@ impl Cm {
         self.apply(id, |conn, _, out| conn.on_rej(cx.now, rej, out))
     }
 
-    /// A peer that gives up may not know our id; it then names its GUID.
+    /// A peer that gives up may not know our id; it then sends its GUID.
     fn find_by_guid(&self, route: Route, rej: &Rej) -> Option<CommId> {
         let guid: &[u8; 8] = rej.info.as_bytes().first_chunk().filter(|_| rej.reason == RejReason::Timeout)?;
         let id = self.table.by_remote_id(route.remote, Guid(u64::from_be_bytes(*guid)), rej.local_comm_id)?;
@@ -532,7 +533,7 @@ impl Cm {
         self.apply(id, |conn, _, out| conn.on_dreq(cx.now, tid, dreq, out))
     }
 
-    /// Rejects a path for an unknown connection, so that the peer stops repeating it.
+    /// Rejects a path for an unknown connection, so that the peer stops retransmitting its LAP.
     // clause: CM-LAP
     fn on_lap(&mut self, (route, tid): (Route, TransactionId), lap: &Lap) -> Result<(), Ignored> {
         let (ours, theirs) = (lap.remote_comm_id, lap.local_comm_id);

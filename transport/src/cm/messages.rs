@@ -159,7 +159,7 @@ const fn answered(conn: &Connection) -> Answered {
     }
 }
 
-/// A rejection by the program. In ReqRcvd it names no id of ours.
+/// A rejection by the program. In ReqRcvd it carries no id of ours.
 // clause: CM-REJECT
 pub(super) fn rejection(conn: &Connection, refusal: &Refusal) -> Rej {
     let local_comm_id = if conn.state == State::ReqRcvd { CommId::NONE } else { conn.id };
@@ -240,7 +240,7 @@ pub(super) fn check_request(route: Route, req: &Req) -> Result<PathMtu, Rejectio
 }
 
 /// Checks that the private data begins with the addresses required by the listener. They must be
-/// those of the request itself, so that no host asks in another's name.
+/// those of the request itself, so that no host sends requests in another's name.
 // clause: CM-IP-CHECKS
 pub(super) fn addresses_fit(addresses: Addresses, route: Route, private_data: &[u8]) -> bool {
     if addresses == Addresses::Unchecked {

@@ -1,8 +1,8 @@
 //! Lookups of datagram services (SIDR): one request, one answer, no lasting state.
 //!
 //! ```text
-//!   client:  resolve ─ SIDR_REQ ─► asked ─ SIDR_REP ─► LookupReply   (repeated, then Unreachable)
-//!   server:  SIDR_REQ ─► LookupRequest, asked ─ answer ─ SIDR_REP ─►   (asked again: a new one)
+//!   client:  resolve ─ SIDR_REQ ─► waits ─ SIDR_REP ─► LookupReply   (retried, then Unreachable)
+//!   server:  SIDR_REQ ─► LookupRequest ─ answer ─ SIDR_REP ─►   (a retried SIDR_REQ is a new one)
 //! ```
 
 use super::connection::{ReqRetry, Timer, wait};

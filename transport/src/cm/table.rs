@@ -152,15 +152,15 @@ impl Table {
     }
 }
 
-/// Removes `key` unless it now names another connection.
+/// Removes `key` unless it now belongs to another connection.
 fn forget(map: &mut BTreeMap<Theirs, CommId>, key: Theirs, id: CommId) {
     if map.get(&key) == Some(&id) {
         map.remove(&key);
     }
 }
 
-/// Time after TimeWait in which a peer may repeat its DREQ: rdma_cm repeats after this and the
-/// lifetime of two packets, which TimeWait covers.
+/// Time after TimeWait in which a peer may retransmit its DREQ: rdma_cm retransmits after this and
+/// the lifetime of two packets, which TimeWait covers.
 const REPEAT_WITHIN: TimeCode = TimeCode::new(20);
 /// Maximum number of closed connections; the oldest are dropped.
 // clause: CM-BOUNDS

@@ -296,7 +296,7 @@ pub struct Settings {
     pub guid: Guid,
     /// Maximum delay of the device's acknowledgements, a code.
     pub ack_delay: TimeCode,
-    /// Wait requested from a peer that repeats itself, a code.
+    /// Wait requested from a peer that retransmits its message, a code.
     pub service_timeout: TimeCode,
     /// Upper 12 bits of every id, which distinguish several state machines at one address; see
     /// [`CommId::prefix`](roxe_wire::cm::CommId::prefix). The other bits are unpredictable.
@@ -374,7 +374,7 @@ pub struct Event {
     pub kind: EventKind,
 }
 
-/// Kind of event. "The id is free" means that no further event names it and no verb accepts it.
+/// Kind of event. "The id is free" means that no further event has it and no verb accepts it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// A peer requests a connection: accept or reject it.
@@ -442,7 +442,8 @@ pub(super) struct Outbox {
 
 impl Outbox {
     /// Maximum number of queued messages. A driver that fetches them after every call reaches it
-    /// only when very many timers are due at once; dropped messages are repeated like lost ones.
+    /// only when very many timers are due at once; dropped messages are retransmitted like lost
+    /// ones.
     // clause: CM-BOUNDS
     pub(super) const MOST: usize = 4096;
 

@@ -83,7 +83,7 @@ impl Connection {
         self.emit(EventKind::ConnectReply(Box::new(rep.clone()), ece), out);
     }
 
-    /// Handles a repeated REP: our RTU is lost or not yet sent.
+    /// Handles a duplicate REP: our RTU is lost or not yet sent.
     // clause: CM-REP-DUPLICATE
     pub(super) fn on_duplicate_rep(&mut self, settings: &Settings, out: &mut Outbox) -> Result<(), Ignored> {
         match self.state {
@@ -142,7 +142,7 @@ impl Connection {
         }
     }
 
-    /// Handles a repeated REQ. A REP has a retry timer of its own, except during a flood.
+    /// Handles a duplicate REQ. A REP has a retry timer of its own, except during a flood.
     // clause: CM-REQ-DUPLICATE
     pub(super) fn on_duplicate_req(
         &mut self,
@@ -302,7 +302,7 @@ impl Connection {
         self.send(messages::drep(self.id, self.remote_id()), out);
     }
 
-    /// Releases the connection as the kernel does, except that a DREQ is repeated.
+    /// Releases the connection as the kernel does, except that a DREQ is retransmitted.
     // clause: CM-DESTROY
     pub(super) fn destroy(&mut self, now: Instant, tid: TransactionId, settings: &Settings, out: &mut Outbox) {
         self.orphan = true;
@@ -315,7 +315,7 @@ impl Connection {
         }
     }
 
-    /// The process ends: sends or repeats the message that ends the connection.
+    /// The process ends: sends or retransmits the message that ends the connection.
     // clause: CM-PARTING
     pub(super) fn shut_down(&mut self, now: Instant, tid: TransactionId, settings: &Settings, out: &mut Outbox) {
         self.orphan = true;
@@ -366,8 +366,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Handles an expired timer. During a flood unconfirmed REPs are not repeated: a peer that
-    /// waits for one repeats its REQ.
+    /// Handles an expired timer. During a flood unconfirmed REPs are not retransmitted: a peer that
+    /// waits for one retransmits its REQ.
     pub(super) fn on_timeout(&mut self, now: Instant, settings: &Settings, is_flooded: bool, out: &mut Outbox) {
         match self.state {
             State::ReqSent if self.req_retry.is_pausing => {

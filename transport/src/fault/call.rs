@@ -194,7 +194,7 @@ pub enum EventFault {
     DeviceFatal,
     /// The queue pair of a completion failed and enters the error state.
     QpFatal,
-    /// The completion queue of a completion failed and takes no more entries.
+    /// The completion queue of a completion failed and accepts no more entries.
     CqErr,
     /// `rdma_resolve_addr` finds no route.
     AddrError,
@@ -340,14 +340,14 @@ pub enum CallAction {
         state: Option<Box<str>>,
         /// Error.
         errno: Errno,
-        /// True if the error may be one that the call never gives.
+        /// True if `errno` may be one that the call never returns.
         illegal: bool,
     },
-    /// A call takes longer.
+    /// A call returns later.
     Slow {
         /// The call.
         verb: &'static Verb,
-        /// As for `Fail`.
+        /// Requested state of `ibv_modify_qp`; `None` matches any.
         state: Option<Box<str>>,
         /// Time before the call.
         by: Hold,
@@ -483,7 +483,7 @@ impl Display for WcOps {
 pub struct Call<'a> {
     /// The call.
     pub verb: &'static Verb,
-    /// The state that `ibv_modify_qp` asks for.
+    /// The state that `ibv_modify_qp` requests.
     pub state: Option<&'a str>,
     /// Time since the rules came into force.
     pub at: core::time::Duration,

@@ -34,11 +34,11 @@ pub struct CompletionVerdict {
 /// A fault of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionFault {
-    /// It reports this status.
+    /// The completion reports this status.
     Status(WcStatus),
-    /// Its queue pair fails (`QP_FATAL`).
+    /// The queue pair of the completion fails (`QP_FATAL`).
     QpFatal,
-    /// Its completion queue fails (`CQ_ERR`).
+    /// The completion queue of the completion fails (`CQ_ERR`).
     CqErr,
 }
 

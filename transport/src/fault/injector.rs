@@ -79,7 +79,7 @@ impl fmt::Display for RuleReport<'_> {
 
 /// Applies [`Rules`] to the packets of a process.
 ///
-/// It keeps state for each queue pair until [`Injector::forget`].
+/// An injector keeps state for each queue pair until [`Injector::forget`].
 #[derive(Debug)]
 pub struct Injector {
     seed: u64,
@@ -249,7 +249,7 @@ const REACH: i32 = 1 << 22;
 #[derive(Clone, Copy, Debug)]
 struct Start {
     psn: Psn,
-    /// Length of a READ in bytes, whose response takes one PSN per packet; 0 for other requests.
+    /// Length of a READ in bytes, whose response occupies one PSN per packet; 0 for other requests.
     read: u32,
 }
 
@@ -266,8 +266,8 @@ impl Messages {
         Self { starts: VecDeque::with_capacity(REMEMBERED), count: 0, next: Psn::default() }
     }
 
-    /// Returns the message number of a request and counts a new message. A packet behind a gap of a
-    /// reliable connection has none, because it will be retransmitted behind the missing ones.
+    /// Returns the message number of a request and counts a new message. A packet after a gap of a
+    /// reliable connection has none, because it will be retransmitted after the missing ones.
     /// `mtu` is that of the path, if known.
     pub(super) fn of_request(&mut self, header: &Header, mtu: Option<PathMtu>) -> Option<u64> {
         if let Kind::Ud { .. } = header.kind {

@@ -3,7 +3,7 @@
 //!
 //! [`Rules`] are parsed from text. [`Injector::judge`] decides the fate of one packet, and its
 //! caller carries the [`Verdict`] out; [`CallInjector`] does the same for calls of verbs,
-//! completions and events. Nothing here holds packets, clocks or threads; a program without rules
+//! completions and events. This module holds no packets, clocks or threads; a program without rules
 //! has no injector and pays one test per packet.
 //!
 //! # The language

@@ -25,7 +25,7 @@ const WORDS: &str = "a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, at=, serv
 const CALL_WORDS: &str = "a rate like 0.5%, errno=, illegal, by=, call=, process=, site=, at=, qp=, op=, wr_id=, nth= \
                           and times=";
 
-/// Why a text is not a list of fault rules.
+/// A text that is not a list of fault rules.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("fault rule{}: {problem}", number_of(*rule))]
 pub struct RuleError {
@@ -47,7 +47,7 @@ impl FromStr for Rules {
     fn from_str(text: &str) -> Result<Self, RuleError> {
         let too_much = |problem: String| RuleError { rule: 0, problem };
         if text.len() > MAX_TEXT {
-            return Err(too_much(format!("{} bytes of text, {MAX_TEXT} at most", text.len())));
+            return Err(too_much(format!("{} bytes of text exceed the maximum of {MAX_TEXT}", text.len())));
         }
         let (mut seed, mut list, mut calls) = (None, Vec::new(), Vec::new());
         let statements = text.split([';', '\n']).map(str::trim).filter(|statement| !statement.is_empty());
@@ -89,7 +89,7 @@ fn parse_rule(text: &str) -> Result<Rule, Problem> {
         "rnr" => Action::Rnr,
         "nak" => Action::Forge(refusal(words.next().unwrap_or_default())?),
         "cnp" => Action::Forge(Forged::Cnp),
-        word => return Err(format!("{} is no action; the actions are {ACTIONS}", quoted(word))),
+        word => return Err(format!("{} is not an action; known are {ACTIONS}", quoted(word))),
     };
     let mut draft = Draft { rule: Rule::new(action), by: None, copies: None };
     words.try_for_each(|word| draft.take(word))?;
@@ -126,7 +126,7 @@ impl Draft {
             "process" => set(&mut rule.process, name(value, word)?, word),
             "by" => set(&mut self.by, hold(value)?, word),
             "copies" => set(&mut self.copies, bounded(value, 1, MAX_COPIES)?, word),
-            _ => Err(format!("{} is no word of a rule; known are {WORDS}", quoted(word))),
+            _ => Err(format!("{} is not a word of a packet rule; known are {WORDS}", quoted(word))),
         }
     }
 
@@ -134,7 +134,7 @@ impl Draft {
         match self.rule.dir {
             Some(before) if before != dir => {
                 let (before, word) = (before.name(), quoted(word));
-                Err(format!("{word} contradicts {before}; for both directions say neither tx nor rx"))
+                Err(format!("{word} contradicts {before}; for both directions write neither tx nor rx"))
             }
             _ => {
                 self.rule.dir = Some(dir);
@@ -144,7 +144,7 @@ impl Draft {
     }
 
     fn take_peer(&mut self, value: &str, word: &str) -> Result<(), Problem> {
-        let address: IpAddr = value.parse().map_err(|_| format!("{} is no IPv4 or IPv6 address", quoted(value)))?;
+        let address: IpAddr = value.parse().map_err(|_| format!("{} is not an IPv4 or IPv6 address", quoted(value)))?;
         set(&mut self.rule.peer, address.into(), word)
     }
 
@@ -154,18 +154,18 @@ impl Draft {
             (Action::Duplicate { copies, after }, by, more) => {
                 Action::Duplicate { copies: more.unwrap_or(copies), after: by.unwrap_or(after) }
             }
-            (_, _, Some(_)) => return Err("copies= goes with duplicate only".into()),
+            (_, _, Some(_)) => return Err("copies= is valid only for duplicate".into()),
             (Action::Delay(_), Some(hold), _) => Action::Delay(hold),
             (Action::Delay(_), None, _) => return Err("delay needs by=TIME, for example by=5ms".into()),
             (Action::Reorder(_), Some(Hold { min, max }), _) if min == max => Action::Reorder(max),
             (Action::Reorder(_), Some(_), _) => {
-                return Err("reorder takes one time, not a range; delay takes one".into());
+                return Err("reorder needs one time, not a range; only delay and duplicate accept a range".into());
             }
             (action, None, _) => action,
-            (_, Some(_), _) => return Err("by= goes with delay, reorder and duplicate only".into()),
+            (_, Some(_), _) => return Err("by= is valid only for delay, reorder and duplicate".into()),
         };
         if self.rule.action == Action::Rnr {
-            let of_rx = |_| "rnr is for packets that arrive: say rx or nothing".to_owned();
+            let of_rx = |_| "rnr applies only to received packets: write rx or no direction".to_owned();
             self.take_dir(Direction::Rx, "rnr").map_err(of_rx)?;
         }
         Ok(self.rule)
@@ -199,14 +199,14 @@ fn parse_call_rule(text: &str) -> Result<Option<CallRule>, Problem> {
     if state.is_some()
         && !matches!(&action, CallAction::Fail { verb, .. } | CallAction::Slow { verb, .. } if verb.name == "ibv_modify_qp")
     {
-        return Err("a state goes with ibv_modify_qp only".into());
+        return Err("a state is valid only for ibv_modify_qp".into());
     }
     let mut draft = CallDraft { rule: CallRule::new(action), errno: None, illegal: false, by: None, call: None };
     words.try_for_each(|word| draft.take(word))?;
     draft.finish().map(Some)
 }
 
-/// States of a queue pair, as `fail ibv_modify_qp STATE` names them.
+/// States of a queue pair, as in `fail ibv_modify_qp STATE`.
 const STATES: [&str; 7] = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
 
 struct CallDraft {
@@ -230,7 +230,7 @@ impl CallDraft {
                 Ok(())
             }
             "errno" => {
-                let errno = Errno::named(value).ok_or_else(|| format!("{} is no error number", quoted(value)))?;
+                let errno = Errno::named(value).ok_or_else(|| format!("{} is not the name of an error; write it as errno.h does, for example ENOMEM", quoted(value)))?;
                 set(&mut self.errno, errno, word)
             }
             "by" => set(&mut self.by, hold(value)?, word),
@@ -243,7 +243,7 @@ impl CallDraft {
             "wr_id" => set(&mut rule.wr_id, ids(value)?, word),
             "nth" => set(&mut rule.nth, spans(value)?, word),
             "times" => set(&mut rule.times, bounded(value, 1, u32::MAX)?, word),
-            _ => Err(format!("{} is no word of such a rule; known are {CALL_WORDS}", quoted(word))),
+            _ => Err(format!("{} is not a word of a rule about calls, completions or events; known are {CALL_WORDS}", quoted(word))),
         }
     }
 
@@ -251,7 +251,7 @@ impl CallDraft {
         let Self { mut rule, errno, illegal, by, call } = self;
         let with = |is_wrong: bool, problem: &str| if is_wrong { Err(problem.to_owned()) } else { Ok(()) };
         let is_fail = matches!(rule.action, CallAction::Fail { .. });
-        with(!is_fail && (errno.is_some() || illegal), "errno= and illegal go with fail only")?;
+        with(!is_fail && (errno.is_some() || illegal), "errno= and illegal are valid only for fail")?;
         let about = match &mut rule.action {
             CallAction::Fail { verb, errno: wanted, illegal: allows, .. } => {
                 *wanted = errno.unwrap_or(*wanted);
@@ -259,9 +259,9 @@ impl CallDraft {
                 if !illegal && !verb.errnos.contains(wanted) {
                     let known: Vec<_> = verb.errnos.iter().map(|errno| errno.name).collect();
                     let (verb, known) = (verb.name, known.join(", "));
-                    return Err(format!("{verb} does not fail with {}, but with {known}; or say illegal", wanted.name));
+                    return Err(format!("{verb} does not fail with {}, but with {known}; or write illegal", wanted.name));
                 }
-                with(by.is_some(), "by= goes with slow and with some events, not with fail")?;
+                with(by.is_some(), "by= is valid only for slow and some events, not for fail")?;
                 About::Call
             }
             CallAction::Slow { by: wait, .. } => {
@@ -269,14 +269,14 @@ impl CallDraft {
                 About::Call
             }
             CallAction::Complete(_) => {
-                with(by.is_some(), "by= goes with slow and with some events, not with complete")?;
+                with(by.is_some(), "by= is valid only for slow and some events, not for complete")?;
                 About::Completion
             }
             CallAction::Event { event, call: place, by: time } => {
-                with(by.is_some() && !event.takes_time(), "by= goes with PORT_ERR and DISCONNECTED only")?;
+                with(by.is_some() && !event.takes_time(), "for events, by= is valid only for PORT_ERR and DISCONNECTED")?;
                 with(
                     call.is_some() && !event.is_of_device(),
-                    "call= goes with PORT_ERR, GID_CHANGE and DEVICE_FATAL only",
+                    "call= is valid only for the events PORT_ERR, GID_CHANGE and DEVICE_FATAL",
                 )?;
                 (*place, *time) = (call, by);
                 match event {
@@ -286,10 +286,10 @@ impl CallDraft {
                 }
             }
         };
-        with(call.is_some() && !matches!(rule.action, CallAction::Event { .. }), "call= goes with events only")?;
-        with(about != About::Call && rule.site.is_some(), "site= goes with calls only")?;
+        with(call.is_some() && !matches!(rule.action, CallAction::Event { .. }), "call= is valid only for events")?;
+        with(about != About::Call && rule.site.is_some(), "site= is valid only for calls")?;
         let is_of_completions = rule.qp.is_some() || rule.ops.is_some() || rule.wr_id.is_some();
-        with(about != About::Completion && is_of_completions, "qp=, op= and wr_id= go with completions only")?;
+        with(about != About::Completion && is_of_completions, "qp=, op= and wr_id= are valid only for completions")?;
         Ok(rule)
     }
 }
@@ -303,17 +303,17 @@ enum About {
 }
 
 fn verb(name: &str) -> Result<&'static Verb, Problem> {
-    let unknown = || format!("{} is no call that rules know, such as reg_mr, post_send or rdma_connect", quoted(name));
+    let unknown = || format!("{} is not a call with fault rules; examples are reg_mr, post_send and rdma_connect", quoted(name));
     Verb::named(name).ok_or_else(unknown)
 }
 
 fn unknown(kind: &str, name: &str, known: Vec<&str>) -> Problem {
-    format!("{} is no {kind} that rules know; known are {}", quoted(name), known.join(", "))
+    format!("{} is not a known {kind}; known are {}", quoted(name), known.join(", "))
 }
 
 /// Parses the value of `process=` or `site=`.
 fn name(value: &str, word: &str) -> Result<Box<str>, Problem> {
-    if value.is_empty() { Err(format!("{} names nothing", quoted(word))) } else { Ok(value.into()) }
+    if value.is_empty() { Err(format!("{} has no value", quoted(word))) } else { Ok(value.into()) }
 }
 
 fn wc_ops(value: &str) -> Result<WcOps, Problem> {
@@ -323,18 +323,18 @@ fn wc_ops(value: &str) -> Result<WcOps, Problem> {
     })
 }
 
-/// Fills `slot`, once.
+/// Fills `slot`; an error if it has a value.
 fn set<T>(slot: &mut Option<T>, value: T, word: &str) -> Result<(), Problem> {
     match slot.replace(value) {
         None => Ok(()),
-        Some(_) => Err(format!("{} says something that was said before", quoted(word))),
+        Some(_) => Err(format!("{} sets a value that an earlier word has set", quoted(word))),
     }
 }
 
 fn part(word: &str) -> Result<Part, Problem> {
     let parts = [Part::Payload, Part::Header, Part::Icrc];
     let found = parts.into_iter().find(|part| part.name() == word);
-    found.ok_or_else(|| format!("corrupt {}: what can be corrupted is payload, header or icrc", quoted(word)))
+    found.ok_or_else(|| format!("corrupt {}: the part must be payload, header or icrc", quoted(word)))
 }
 
 /// Parses the name of a NAK, or a syndrome.
@@ -344,7 +344,7 @@ fn refusal(word: &str) -> Result<Forged, Problem> {
     }
     let byte = bounded(word, 0, u8::MAX).map_err(|_| {
         let names: Vec<_> = Forged::names().collect();
-        format!("nak {}: a refusal is {}, or a syndrome like 0x2c", quoted(word), names.join(", "))
+        format!("nak {}: the NAK must be {}, or a syndrome like 0x2c", quoted(word), names.join(", "))
     })?;
     Ok(Forged::Nak(Syndrome::from_u8(byte)))
 }
@@ -359,7 +359,7 @@ fn qp(value: &str) -> Result<QpSelector, Problem> {
 fn services(value: &str) -> Result<ServiceSet, Problem> {
     value.split(',').try_fold(ServiceSet::EMPTY, |set, name| match ServiceSet::named(name) {
         Some(named) => Ok(set.union(named)),
-        None => Err(format!("{} is no service; known are RC, UC, UD and XRC", quoted(name))),
+        None => Err(format!("{} is not a service; known are RC, UC, UD and XRC", quoted(name))),
     })
 }
 
@@ -368,7 +368,7 @@ fn ops(value: &str) -> Result<OpSet, Problem> {
         Some(named) => Ok(set.union(named)),
         None => {
             let known: Vec<_> = OpSet::names().collect();
-            Err(format!("{} is no opcode; known are {}", quoted(name), known.join(", ")))
+            Err(format!("{} is not an opcode; known are {}", quoted(name), known.join(", ")))
         }
     })
 }
@@ -411,13 +411,13 @@ fn ranges<T: Copy>(
 }
 
 fn too_many(value: &str) -> Problem {
-    format!("{} has more than {} elements", quoted(value), Spans::MAX)
+    format!("{} has more than the maximum of {} elements", quoted(value), Spans::MAX)
 }
 
 fn number(word: &str) -> Result<u64, Problem> {
     let (digits, radix) = word.strip_prefix("0x").map_or((word, 10), |hex| (hex, 16));
     let number = if digits.starts_with('+') { None } else { u64::from_str_radix(digits, radix).ok() };
-    number.ok_or_else(|| format!("{} is no number; write 17 or 0x11", quoted(word)))
+    number.ok_or_else(|| format!("{} is not a number; write 17 or 0x11", quoted(word)))
 }
 
 fn bounded<T: TryFrom<u64> + PartialOrd + fmt::Display>(word: &str, min: T, max: T) -> Result<T, Problem> {
@@ -430,7 +430,7 @@ fn hold(value: &str) -> Result<Hold, Problem> {
     let (min, max) = value.split_once("..").unwrap_or((value, value));
     let hold = Hold { min: time(min)?, max: time(max)? };
     if hold.max.is_zero() || hold.min > hold.max {
-        return Err(format!("{} is no time to wait; a range runs from the shorter to the longer", quoted(value)));
+        return Err(format!("{} is not a delay; it must exceed 0, and a range must start with the shorter time", quoted(value)));
     }
     Ok(hold)
 }
@@ -438,7 +438,7 @@ fn hold(value: &str) -> Result<Hold, Problem> {
 /// Parses `TIME..TIME` or `TIME..`.
 fn window(value: &str) -> Result<Window, Problem> {
     let parts = value.split_once("..");
-    let (from, until) = parts.ok_or_else(|| format!("{} is no span of time; write 2s..3s or 2s..", quoted(value)))?;
+    let (from, until) = parts.ok_or_else(|| format!("{} is not a time range; write 2s..3s or 2s..", quoted(value)))?;
     let until = if until.is_empty() { None } else { Some(time(until)?) };
     let window = Window { from: time(from)?, until };
     if window.until.is_some_and(|until| until <= window.from) {
@@ -454,12 +454,12 @@ fn time(word: &str) -> Result<Duration, Problem> {
         count.checked_mul(*micros)
     });
     let time = micros.map(Duration::from_micros).filter(|time| *time <= Hold::LIMIT);
-    time.ok_or_else(|| format!("{} is no time; write 250us, 5ms or 1s, one hour at most", quoted(word)))
+    time.ok_or_else(|| format!("{} is not a time; write 250us, 5ms or 1s; the maximum is one hour", quoted(word)))
 }
 
 /// Parses the number of `word`, a rate, without its `%`.
 fn whole_rate(rate: &str, word: &str) -> Result<Rate, Problem> {
-    let bad = || format!("{} is no rate; write 3% or 0.1%, 100% at most, six decimals at most", quoted(word));
+    let bad = || format!("{} is not a rate; write 3% or 0.1%; the maximum is 100%, with up to six decimals", quoted(word));
     parse_rate(rate).ok_or_else(bad)
 }
 

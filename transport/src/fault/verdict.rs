@@ -81,13 +81,13 @@ impl Corruption {
 /// Fate of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// True drops it; nothing else is set then.
+    /// True if the packet is dropped; no other field is set then.
     pub drop: bool,
-    /// Number of copies besides the packet itself, with the same damage and mark.
+    /// Number of copies in addition to the packet itself, with the same damage and mark.
     pub copies: u8,
-    /// Delay of the copies behind the packet.
+    /// Delay of the copies after the packet.
     pub copies_after: Duration,
-    /// Delay of the packet, but not of those behind it.
+    /// Delay of the packet, but not of those after it.
     pub delay: Duration,
     /// Bit to flip after the packet was sealed, or before its ICRC is checked.
     pub corrupt: Option<Corruption>,

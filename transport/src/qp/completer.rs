@@ -1,7 +1,7 @@
 //! The requester's receive path: acknowledgements, READ responses, atomic responses, NAKs.
 //!
 //! A response first retires what it acknowledges, strictly in order, so an error is reported only
-//! behind everything before it (IBA §9.7.5.2, §10.8.5). Everything else is a [`ResponseError`],
+//! after everything before it (IBA §9.7.5.2, §10.8.5). Everything else is a [`ResponseError`],
 //! handled in [`Requester::react`].
 
 use crate::cx::{Host, RxPayload, Side};
@@ -13,7 +13,7 @@ use crate::qp::shared::{DropReason, Shared};
 use crate::wr::{SendData, WcStatus};
 use roxe_wire::{NakCode, PathMtu, Psn, Response, Syndrome};
 
-/// Consequence of a response besides retiring what it acknowledges.
+/// Consequence of a response in addition to retiring what it acknowledges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ResponseError {
     /// The oldest unacknowledged packet, or its response, was lost.
@@ -89,8 +89,8 @@ impl Requester {
         if !is_next || count * mtu.bytes() != len || index.saturating_add(count) >= end {
             return false;
         }
-        // If memory refuses a part, the caller handles the packets one by one and writes the rest
-        // twice.
+        // If a part of the memory is refused, the caller handles the packets one by one and writes
+        // the other parts twice.
         if self.place(host, &wqe, segment::offset(index, mtu), payload).is_err() {
             return false;
         }
@@ -194,7 +194,7 @@ impl Requester {
 
     /// Retires packet `index` of the oldest work request, answered with `len` bytes of READ data.
     fn on_answered<H: Host>(&mut self, sh: &mut Shared, host: &mut H, wqe: &SendWqe, index: u32, len: u32) {
-        // Requests that a retry has not repeated yet are not counted.
+        // Requests that a retry has not retransmitted yet are not counted.
         if self.una_psn.is_before(self.cursor.psn) {
             self.bytes_due = self.bytes_due.saturating_sub(len);
             if ends_request(wqe, sh.attr.path_mtu, index) {
@@ -220,7 +220,7 @@ impl Requester {
                 return Err(ResponseError::Lost);
             }
             let (from, to) = (index_of(self.una_psn, wqe), index_of(end, wqe).min(wqe.packets));
-            // Packets that a retry has not repeated yet are not charged.
+            // Packets that a retry has not retransmitted yet are not charged.
             let ahead = u32::try_from(self.cursor.psn.distance(self.una_psn)).unwrap_or(0);
             let held = to.min(from.saturating_add(ahead));
             self.in_flight.on_acked(charge_range::<H>(wqe.length, wqe.packets, sh.attr.path_mtu, from, held));

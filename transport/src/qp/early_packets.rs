@@ -1,11 +1,11 @@
-//! A reorder buffer in front of a [`Qp`], for packets that arrive before the program has posted a
+//! A reorder buffer before a [`Qp`], for packets that arrive before the program has posted a
 //! receive, or before packets that were sent earlier.
 //!
 //! A card drops datagrams without a receive (UC-LOST, UD-LOST), but here the same CPUs also run the
 //! program: on a busy machine its receive queue may run empty before it is scheduled. Packets
 //! between processes of one host may also overtake each other when another process forwards some of
 //! them. Such packets wait in order. On RC only overtaking packets wait, because go-back-N would
-//! otherwise repeat everything behind the gap.
+//! otherwise retransmit everything after the gap.
 //!
 //! The buffer is bounded in bytes and time; a packet that waited too long goes to the [`Qp`], which
 //! drops it or reports the gap. A driver whose packets are never early or reordered needs no
@@ -25,7 +25,7 @@ pub const MAX_WAIT: Duration = Duration::from_millis(100);
 /// Maximum wait of an RC request. It delays the NAK of a real loss; a forwarding process may have
 /// to wait for a CPU first.
 pub const MAX_WAIT_RC: Duration = Duration::from_millis(50);
-/// Interval of checks for a receive in a shared queue, where posts notify no QP.
+/// Interval of checks for a receive in an SRQ, where posts notify no QP.
 const RECHECK: Duration = Duration::from_millis(1);
 /// Maximum bytes waiting for one queue pair, headers included.
 const MAX_BYTES: usize = 4 << 20;
@@ -67,20 +67,20 @@ impl<T> EarlyPacket<T> {
 pub struct EarlyPackets<T> {
     packets: VecDeque<EarlyPacket<T>>,
     bytes: usize,
-    most: usize,
+    max_bytes: usize,
     next_check: Option<Instant>,
 }
 
 impl<T> Default for EarlyPackets<T> {
     fn default() -> Self {
-        Self { packets: VecDeque::new(), bytes: 0, most: MAX_BYTES, next_check: None }
+        Self { packets: VecDeque::new(), bytes: 0, max_bytes: MAX_BYTES, next_check: None }
     }
 }
 
 impl<T> EarlyPackets<T> {
     /// A buffer in which nothing waits, as on a card that drops early packets.
     pub fn none() -> Self {
-        Self { most: 0, ..Self::default() }
+        Self { max_bytes: 0, ..Self::default() }
     }
 
     /// Returns true if nothing waits.
@@ -107,7 +107,7 @@ impl<T> EarlyPackets<T> {
     /// Keeps a packet for `qp` if it is early and there is room. If it returns false, the caller
     /// passes the packet to `qp` now.
     ///
-    /// `may_have_overtaken` returns true if packets of this sender take several paths, so that a
+    /// `may_have_overtaken` returns true if packets of this sender use several paths, so that a
     /// gap may still be filled. A reliable connection on which it is always false keeps nothing.
     #[inline]
     pub fn keep<H: Host>(
@@ -119,7 +119,7 @@ impl<T> EarlyPackets<T> {
         may_have_overtaken: impl FnOnce() -> bool,
     ) -> bool {
         let is_ahead = |qp: &Qp| (1..MAX_AHEAD).contains(&packet.header.bth.psn.distance(qp.expected_psn()));
-        let is_behind_others = match packet.header.kind {
+        let follows_others = match packet.header.kind {
             Kind::Ud { .. } => !self.is_empty(),
             Kind::UcRequest(_) => is_ahead(qp) && (may_have_overtaken() || !self.is_empty()),
             Kind::RcRequest(_) => {
@@ -129,7 +129,7 @@ impl<T> EarlyPackets<T> {
             }
             _ => false,
         };
-        (is_behind_others || qp.lacks_receive(host, net, packet))
+        (follows_others || qp.lacks_receive(host, net, packet))
             && self.push(qp.service(), host.now(), (net, packet), tag, MAX_WAIT)
     }
 
@@ -145,22 +145,22 @@ impl<T> EarlyPackets<T> {
     ) -> bool {
         let (header, payload) = (packet.header, packet.payload.to_vec());
         let early = EarlyPacket { net: *net, header, payload, tag, until: now.after(max_wait) };
-        if self.bytes + early.len() > self.most {
+        if self.bytes + early.len() > self.max_bytes {
             return false;
         }
         self.bytes += early.len();
         self.next_check.get_or_insert_with(|| now.after(RECHECK));
-        // A duplicate stays behind the first, which has waited longer.
+        // A duplicate stays after the first, which has waited longer.
         let goes_before = |other: &&EarlyPacket<T>| service != Service::Ud && other.psn().is_after(early.psn());
-        let behind = self.packets.iter().rev().take_while(goes_before).count();
-        self.packets.insert(self.packets.len() - behind, early);
+        let later = self.packets.iter().rev().take_while(goes_before).count();
+        self.packets.insert(self.packets.len() - later, early);
         true
     }
 
     /// Delivers to `qp` every packet whose turn has come or whose wait is over. Call it after `qp`
     /// handled a packet, after a receive was posted, and at the [deadline](EarlyPackets::deadline).
     /// `on_delivered` gets each packet with the result of [`Qp::handle_packet`] and the queue pair
-    /// behind it.
+    /// after it.
     #[inline]
     pub fn deliver<H: Host>(
         &mut self,

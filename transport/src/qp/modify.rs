@@ -20,7 +20,7 @@ pub enum ModifyError {
     #[error("the transition also needs {0}")]
     Missing(AttrMask),
     /// The transition does not accept these attributes.
-    #[error("the transition does not take {0}")]
+    #[error("the transition does not accept {0}")]
     Forbidden(AttrMask),
     /// The value of this attribute is out of range.
     #[error("the value of {0} is out of range")]

@@ -29,7 +29,7 @@ pub struct Qp {
     pub(super) responder: Responder,
     /// Work was posted in SQE or ERR; the next `poll_transmit` flushes it.
     flush_due: bool,
-    /// A lone acknowledgement leaves behind one batch of requests.
+    /// True if a lone acknowledgement leaves after one batch of requests.
     acks_last: bool,
     /// One batch of requests has left before the acknowledgement that is due.
     ack_has_waited: bool,
@@ -176,7 +176,7 @@ impl Qp {
     }
 
     /// Returns true if this UC or UD packet would be dropped only because no receive is posted.
-    /// Takes a receive from the shared queue if there is one.
+    /// Takes a receive from the SRQ if there is one.
     pub fn lacks_receive<H: Host>(&mut self, host: &mut H, net: &NetHeader, packet: &Packet<'_>) -> bool {
         let (service, kind) = (self.shared.config.service, &packet.header.kind);
         matches!((service, kind), (Service::Ud, Kind::Ud { .. }) | (Service::Uc, Kind::UcRequest(_)))
@@ -258,8 +258,8 @@ impl Qp {
 
     /// Handles consecutive MIDDLE packets of one message at once. Their headers differ from `first`
     /// only in the PSN, none requests an acknowledgement, and `payload` holds `len` bytes of each.
-    /// Returns false, without effect, if a packet needs the full checks; the caller then handles
-    /// the packets one by one.
+    /// Returns false, with the queue pair unchanged, if a packet needs the full checks; the caller
+    /// then handles the packets one by one.
     pub fn handle_joined<H: Host>(
         &mut self,
         host: &mut H,
@@ -328,8 +328,8 @@ impl Qp {
         self.settle(host);
     }
 
-    /// If `acks_last`, a lone acknowledgement leaves behind one batch of requests. Both orders are
-    /// legal; programs must not depend on either.
+    /// Sets whether a lone acknowledgement leaves after one batch of requests, or before. Both
+    /// orders are legal; programs must not depend on either.
     pub fn set_acks_last(&mut self, acks_last: bool) {
         self.acks_last = acks_last;
     }
@@ -380,7 +380,7 @@ impl Qp {
     }
 
     /// Tells the QP that the link accepts no more packets. The ACK timer runs during this time: an
-    /// RC QP behind a link that never drains ends with `RETRY_EXC_ERR`, like one whose packets are
+    /// RC QP on a link that never drains ends with `RETRY_EXC_ERR`, like one whose packets are
     /// lost.
     pub fn on_link_full(&mut self, now: Instant) {
         self.requester.on_link_full(&self.shared, now);

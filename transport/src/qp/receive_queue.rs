@@ -1,4 +1,4 @@
-//! The receive queue of a QP: its own ring, or a receive taken from a shared queue.
+//! The receive queue of a QP: its own ring, or a receive taken from an SRQ.
 //!
 //! Messages are scattered into the oldest receive, the *current* one, which stays in place until it
 //! completes. Acquiring a receive therefore changes nothing that the application can see.
@@ -84,7 +84,7 @@ impl Ring {
     }
 }
 
-/// A receive taken from a shared queue. It belongs to this QP until it completes (IBA §10.2.9).
+/// A receive taken from an SRQ. It belongs to this QP until it completes (IBA §10.2.9).
 #[derive(Debug)]
 struct SrqReceive {
     slot: Option<Slot>,
@@ -126,7 +126,7 @@ pub(crate) struct RecvQueue {
     source: Source,
     /// Fault injection: true while no receive is found, whatever is posted.
     pub(super) receive_hidden: bool,
-    /// XRC: the shared queue that the newest request named; the host has selected it.
+    /// XRC: the SRQ number in the newest request; the host has selected this SRQ.
     pub(super) srqn: u32,
     matches_tags: bool,
     tag_match: TagMatch,
@@ -157,7 +157,7 @@ impl RecvQueue {
         matches!(self.source, Source::Shared(_))
     }
 
-    /// Posts a receive; refused on a QP with a shared queue (`man ibv_post_recv`: `EINVAL`).
+    /// Posts a receive; refused on a QP with an SRQ (`man ibv_post_recv`: `EINVAL`).
     pub(crate) fn post(&mut self, req: &RecvRequest<'_>) -> Result<(), PostError> {
         match &mut self.source {
             Source::Own(ring) => ring.push(req.wr_id, req.sges),
@@ -166,7 +166,7 @@ impl RecvQueue {
         }
     }
 
-    /// Returns true if there is a current receive; takes one from the shared queue if needed.
+    /// Returns true if there is a current receive; takes one from the SRQ if needed.
     #[inline]
     pub(crate) fn acquire<H: Host>(&mut self, host: &mut H) -> bool {
         match &mut self.source {
@@ -204,7 +204,7 @@ impl RecvQueue {
         }
     }
 
-    /// Longest message for the current receive, in bytes; 0 without one.
+    /// Maximum length of a message for the current receive, in bytes; 0 without a receive.
     pub(crate) fn room(&self) -> u64 {
         self.current().map_or(0, |(slot, _)| slot.room + u64::from(self.skipped))
     }
@@ -214,7 +214,7 @@ impl RecvQueue {
         received.saturating_sub(self.skipped)
     }
 
-    /// The list of the receive taken last from a shared queue.
+    /// The list of the receive taken last from an SRQ.
     pub(crate) fn last_list(&self) -> &[Sge] {
         if let Source::Shared(taken) = &self.source { &taken.sges } else { &[] }
     }
@@ -272,7 +272,7 @@ impl RecvQueue {
         }
     }
 
-    /// Flushes all receives, oldest first. Receives still in a shared queue stay there.
+    /// Flushes all receives, oldest first. Receives still in an SRQ stay in it.
     pub(crate) fn flush<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
         let cqe = Cqe { status: WcStatus::WrFlushErr, opcode: WcOpcode::Recv, ..Cqe::default() };
         while self.complete(sh, host, cqe) {}

@@ -23,14 +23,13 @@ pub(crate) enum Refusal {
     Misaligned,
     /// The remote key does not grant this right on this range.
     RemoteAccess,
-    /// The memory behind a valid remote key is unmapped.
+    /// The memory of a valid remote key is unmapped.
     RemoteFault,
     /// The list of the receive is not writable.
     LocalProtection,
-    /// A SEND with Invalidate names a key that cannot be invalidated; its data is placed.
+    /// A SEND with Invalidate carries a key that cannot be invalidated; its data is placed.
     Invalidate,
-    /// XRC: the domain lacks the shared receive queue that the packet names, or the queue changed
-    /// within a message.
+    /// XRC: the domain lacks the SRQ in the packet's XRCETH, or the SRQ changed within a message.
     SharedQueue,
 }
 
@@ -41,7 +40,7 @@ pub(crate) enum Answer {
     Nak(NakCode),
 }
 
-/// For refusals that always have a receive to report on.
+/// Event of refusals that always have a receive to report on.
 const NO_EVENT: QpEvents = QpEvents::empty();
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,15 +67,15 @@ impl Refusal {
         Some(match self {
             Self::OpcodeSequence => "its opcode does not continue the message before it",
             Self::NotAllowed => {
-                "its operation is not enabled: the type of the responding queue pair does not do it, or its \
+                "its operation is not enabled: the type of the responding queue pair does not support it, or its \
                  qp_access_flags lack the right"
             }
-            Self::TooManyReads => "more READs and atomics came at once than max_dest_rd_atomic of the responder allows",
-            Self::Length => "its length does not go with its opcode, the path MTU of the responder or its first packet",
+            Self::TooManyReads => "more READs and atomics were outstanding than max_dest_rd_atomic of the responder allows",
+            Self::Length => "its length does not fit its opcode, the path MTU of the responder or its first packet",
             Self::ReceiveTooShort => "the message is longer than the receive that was posted for it",
             Self::Misaligned => "the address of an atomic is not a multiple of 8",
-            Self::LocalProtection => "the list of the receive that it would land in cannot be written",
-            Self::SharedQueue => "it names a shared receive queue that the XRC domain does not have",
+            Self::LocalProtection => "the list of the receive for it cannot be written",
+            Self::SharedQueue => "the XRC domain does not have the shared receive queue in its XRCETH",
             Self::NoReceive | Self::RemoteAccess | Self::RemoteFault | Self::Invalidate => return None,
         })
     }
@@ -100,7 +99,7 @@ impl Refusal {
             | Self::Misaligned
             | Self::SharedQueue => fatal(N::InvalidRequest, S::RemInvReqErr, E::REQ_ERR, D::InvalidRequest),
             Self::ReceiveTooShort => fatal(N::InvalidRequest, S::LocLenErr, NO_EVENT, D::InvalidRequest),
-            // Only a WRITE with immediate data has a receive in use here.
+            // Of these requests only a WRITE with immediate data has a receive in use.
             // clause: STATUS-WRITE-IMM
             Self::RemoteAccess => fatal(N::RemoteAccess, S::LocAccessErr, E::ACCESS_ERR, D::RemoteAccess),
             // clause: INVALIDATE-REFUSED

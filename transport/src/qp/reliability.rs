@@ -19,8 +19,8 @@ const RNR_FOREVER: u8 = 7;
 const MIN_ACK_TIMEOUT: Duration = Duration::from_nanos(4096 << 10);
 
 /// Limit of longer timeouts: from the third in a row on, each grows up to four times the first,
-/// because an overloaded machine may take that long to schedule the responder.
-const PATIENT_ACK_TIMEOUT: Duration = Duration::from_millis(250);
+/// because an overloaded machine may need that long to schedule the responder.
+const MAX_GROWN_ACK_TIMEOUT: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timer {
@@ -86,7 +86,7 @@ impl Retry {
         let first = wait.max(MIN_ACK_TIMEOUT);
         match self.consecutive_timeouts {
             0 | 1 => first,
-            count => (wait * (1 << (count - 1).min(2))).min(PATIENT_ACK_TIMEOUT).max(first),
+            count => (wait * (1 << (count - 1).min(2))).min(MAX_GROWN_ACK_TIMEOUT).max(first),
         }
     }
 
@@ -156,7 +156,7 @@ pub(crate) struct InFlight {
 
 impl InFlight {
     /// Reserves `first` and then `more` bytes beyond what is in flight. If there is plenty,
-    /// reserves `run()` bytes for the packets behind the first instead of `more`.
+    /// reserves `run()` bytes for the packets after the first instead of `more`.
     /// `fits_same_send(n)` is true if `n` packets leave in the same send as the last one.
     #[inline]
     pub(crate) fn reserve<F: FlowControl>(
@@ -283,9 +283,9 @@ impl AckReqPacing {
         by_bytes.min(u32::try_from(by_packets).unwrap_or(0))
     }
 
-    /// Counts `packets` of `bytes` in total; `asks` if one of them requests an acknowledgement.
-    pub(super) fn add(&mut self, packets: u32, bytes: u32, asks: bool) {
-        (self.packets, self.bytes) = if asks { (0, 0) } else { (self.packets + packets as i32, self.bytes + bytes) };
+    /// Counts `packets` of `bytes` in total; `ack_req` if one of them requests an acknowledgement.
+    pub(super) fn add(&mut self, packets: u32, bytes: u32, ack_req: bool) {
+        (self.packets, self.bytes) = if ack_req { (0, 0) } else { (self.packets + packets as i32, self.bytes + bytes) };
     }
 }
 

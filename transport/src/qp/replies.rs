@@ -1,5 +1,5 @@
 //! Responses of a reliable responder, sent strictly in PSN order, and the replay ring of requests
-//! that a duplicate must answer is_replay: READs, atomics, ATOMIC WRITEs and FLUSHes.
+//! that a duplicate must answer again: READs, atomics, ATOMIC WRITEs and FLUSHes.
 //!
 //! READ data is read from memory when its packet is built. Acknowledgements coalesce: one per
 //! `poll_transmit`, for the newest executed request. [`ReplayRing`] keeps the newest
@@ -116,7 +116,7 @@ impl Replies {
     }
 
     /// The request that the unsent NAK is about has arrived; `e_psn` is expected now. The NAK then
-    /// reports the next gap, if a request behind it was dropped and has not arrived again. Returns
+    /// reports the next gap, if a request after it was dropped and has not arrived again. Returns
     /// true in that case.
     // clause: GAP-NAK
     #[inline]
@@ -401,7 +401,7 @@ pub(crate) struct ReadJob {
     pub(crate) first: bool,
     /// True for a duplicate, which is never refused: a failure stays silent.
     pub(crate) is_replay: bool,
-    /// XRC: the shared receive queue named by the request, which selects the domain of the key.
+    /// XRC: the SRQ number in the request, which selects the domain of the key.
     pub(crate) srqn: u32,
 }
 
@@ -454,7 +454,7 @@ pub(crate) struct Entry {
     /// True if an acknowledgement of earlier requests must leave before this answer: old HCAs do
     /// not accept a READ response as one.
     pub(crate) ack_before: bool,
-    /// XRC: the shared receive queue named by the request.
+    /// XRC: the SRQ number in the request.
     pub(crate) srqn: u32,
 }
 
@@ -546,7 +546,7 @@ impl ReplayRing {
         Some((seq, self.entry(seq)?.psn))
     }
 
-    /// Answers request `seq` is_replay, a READ from the start of `job`.
+    /// Answers request `seq` again, a READ from the start of `job`.
     ///
     /// Answers leave in PSN order, so later answers stay due: a newer request widens the window, an
     /// older one moves its start back, and one inside the window is already due.

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   una_psn       oldest unacknowledged PSN, in the oldest work request (`sq.head`)
-//!   cursor        next packet to send; behind `sent_psn` only during a retransmission
+//!   cursor        next packet to send; before `sent_psn` only during a retransmission
 //!   sent_psn      PSN after the newest ever sent; `first_unstarted` is the first work request
 //!                 never started
 //! ```
@@ -72,7 +72,7 @@ pub(crate) struct Requester {
     /// `una_psn` and the cursor.
     pub(crate) reads_out: u32,
     pub(crate) bytes_due: u32,
-    /// Send window in PSNs. Go-back-N repeats the whole window, so a slow receiver would fall
+    /// Send window in PSNs. Go-back-N retransmits the whole window, so a slow receiver would fall
     /// further behind: a loss halves the window, acknowledgements widen it again.
     pub(super) window: i32,
     pub(crate) in_flight: InFlight,
@@ -248,7 +248,7 @@ impl Requester {
         if again { TxReason::Retransmission } else { TxReason::First }
     }
 
-    /// Numbers the work request at the cursor if it starts here; idempotent.
+    /// Numbers the work request at the cursor if the cursor is at its first packet; idempotent.
     pub(crate) fn begin(&mut self, mtu: PathMtu) {
         let Cursor { wqe, packet: 0, psn } = self.cursor else { return };
         if let Some(wqe) = self.sq.get_mut(wqe) {
@@ -257,7 +257,7 @@ impl Requester {
         }
     }
 
-    /// Advances the cursor behind the packet just sent, which took `span` PSNs.
+    /// Advances the cursor past the packet just sent, which occupied `span` PSNs.
     // clause: SEND-ORDER
     pub(crate) fn advance(&mut self, span: u32) {
         let Some(wqe) = self.sq.get(self.cursor.wqe) else { return };
@@ -346,7 +346,7 @@ impl Requester {
     }
 
     /// Completes the oldest work request with an error; the QP leaves RTS before the call returns
-    /// (IBA §10.8.3.2). The error is fatal on RC; elsewhere only the send queue stops.
+    /// (IBA §10.8.3.2). The error is fatal on RC; on UC and UD only the send queue stops.
     // clause: WC-ORDER
     pub(crate) fn fail_head<H: Host>(&mut self, sh: &mut Shared, host: &mut H, status: WcStatus) {
         if let Some(wqe) = self.sq.pop() {
@@ -406,7 +406,7 @@ impl Requester {
             };
         };
         let cost = packet.cost::<H>();
-        let run = || packet.charge_behind::<H>(wqe, self.cursor.packet, mtu);
+        let run = || packet.charge_after::<H>(wqe, self.cursor.packet, mtu);
         // Built in place: moving a struct that was just written in small pieces stalls on store
         // forwarding.
         let mut tx_packet = TxPacket {
@@ -441,7 +441,7 @@ impl Requester {
         Step::Sent(packet.len)
     }
 
-    /// Sends the MIDDLE packets behind the packet just sent. Most of the per-packet work is done
+    /// Sends the MIDDLE packets after the packet just sent. Most of the per-packet work is done
     /// once for all of them.
     pub(super) fn send_middles<H: Host, T: TxBatch>(&mut self, sh: &mut Shared, host: &mut H, tx: &mut T) -> Step {
         let (mtu, Cursor { wqe: at, packet: index, .. }) = (sh.attr.path_mtu, self.cursor);
@@ -463,16 +463,16 @@ impl Requester {
             let until_due = if joins { self.ack_pacing.packets_until_due(cost, self.window) } else { 0 };
             let unacked = until_due.min(wqe.packets - 1 - index);
             let joined = if unacked > 0 {
-                let behind = H::charge(segment::payload_len(wqe.length, mtu, index + unacked));
-                let run = || packet.charge_behind::<H>(wqe, index + unacked - 1, mtu);
-                let room = self.in_flight.reserve(sh, host, unacked * cost, behind, run, |_| false);
+                let following = H::charge(segment::payload_len(wqe.length, mtu, index + unacked));
+                let run = || packet.charge_after::<H>(wqe, index + unacked - 1, mtu);
+                let room = self.in_flight.reserve(sh, host, unacked * cost, following, run, |_| false);
                 if room == Room::Both { tx_packet.join(host, tx, &packet, unacked) } else { 0 }
             } else {
                 0
             };
             let mut asks_ack = false;
             if joined == 0 {
-                let run = || packet.charge_behind::<H>(wqe, index, mtu);
+                let run = || packet.charge_after::<H>(wqe, index, mtu);
                 let fits_same_send = |count| tx.fits_same_send(form.len(), count);
                 let room = self.in_flight.reserve(sh, host, cost, H::charge(next), run, fits_same_send);
                 if room == Room::None {

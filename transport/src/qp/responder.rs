@@ -3,8 +3,8 @@
 //!
 //! The `check_*` steps change nothing that the application can see, so a refused request can be
 //! retransmitted. The first failing step returns a [`Refusal`]; `refusal.rs` maps it to a NAK.
-//! During execution only memory can still refuse. Responses are left in [`Replies`]. UC takes the
-//! same steps (IBA §9.8) with its own PSN rules; UD is in `unreliable.rs`.
+//! Once execution starts, only a memory access or an invalidate can fail. Responses are left in
+//! [`Replies`]. UC uses the same steps (IBA §9.8) with its own PSN rules; UD is in `unreliable.rs`.
 
 use crate::cx::{AtomicOp, Host, RxPayload};
 use crate::qp::features::tags::MAX_RENDEZVOUS;
@@ -47,13 +47,13 @@ pub(super) enum OpenMessage {
     Write(OpenWrite),
 }
 
-/// The NAK sent for the current gap; it is not repeated for later packets.
+/// NAK sent for the current gap. Later packets after the gap cause no further NAK.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum NakState {
     #[default]
     None,
     Sequence,
-    /// The expected packet found no receive; the packets behind it are not a gap.
+    /// The expected packet found no receive; the packets after it are not a gap.
     NotReady,
 }
 
@@ -105,7 +105,7 @@ impl Responder {
         (self.receiving, self.established, self.flushed) = (false, false, false);
     }
 
-    /// The QP entered ERR: flushes all receives. A QP on a shared queue then holds none and raises
+    /// The QP entered ERR: flushes all receives. A QP with an SRQ then holds none and raises
     /// `LAST_WQE_REACHED` once (IBA §11.6.3).
     pub(crate) fn flush<H: Host>(&mut self, sh: &mut Shared, host: &mut H) {
         self.replies.abandon();
@@ -152,14 +152,17 @@ impl Responder {
         }
     }
 
+    /// Handles consecutive MIDDLE packets of one SEND or WRITE whose payloads were coalesced into
+    /// one record of a ring. Returns false if the caller must handle the packets one by one; some
+    /// of their bytes may then be written already.
     pub(crate) fn handle_joined<H: Host>(&mut self, sh: &mut Shared, host: &mut H, incoming: Incoming<'_>) -> bool {
         let Incoming { bth, req, payload } = incoming;
         let (len, mtu) = (len_of(payload.len()), sh.attr.path_mtu.bytes());
         if bth.psn != self.progress.e_psn || !len.is_multiple_of(mtu) {
             return false;
         }
-        // If memory refuses a part, the caller handles the packets one by one and writes the rest
-        // twice.
+        // If a part of the memory is refused, the caller handles the packets one by one and writes
+        // the other parts twice.
         let is_placed = matches!(self.place_middle(sh, host, req, payload), Some(Ok(())));
         if is_placed {
             self.begin_expected(sh);
@@ -174,7 +177,7 @@ impl Responder {
         self.note_established(sh);
     }
 
-    /// Handles a packet behind a gap. One NAK reports the gap; later packets are dropped silently
+    /// Handles a packet after a gap. One NAK reports the gap; later packets are dropped silently
     /// (IBA §9.7.5), also when the expected packet arrived but found no receive.
     // clause: GAP-DROPPED
     fn handle_future(&mut self, psn: Psn) -> DropReason {
@@ -187,7 +190,7 @@ impl Responder {
         DropReason::OutOfSequence
     }
 
-    /// Handles a duplicate: answers it again, never executes it again (IBA C9-105).
+    /// Answers a duplicate. Only READs are executed again; atomics are replayed (IBA C9-105).
     fn handle_duplicate<H: Host>(&mut self, sh: &Shared, host: &mut H, incoming: Incoming<'_>) -> DropReason {
         let psn = incoming.bth.psn;
         let answered = match incoming.req {
@@ -228,7 +231,8 @@ impl Responder {
         let in_order = bth.psn == self.progress.e_psn;
         // clause: UC-RESYNC
         self.progress.e_psn = bth.psn.next();
-        // After a gap or a new start, the next message reuses the receive.
+        // A gap, or a FIRST or ONLY packet within a message, drops that message; the next one
+        // reuses its receive.
         // clause: UC-NEW-START
         if !in_order || starts(&req) {
             // clause: UC-RECEIVE-KEPT
@@ -390,7 +394,7 @@ impl Responder {
         if self.open == OpenMessage::None {
             self.progress.msn = self.progress.msn.next();
         }
-        // A request with its own response gets it without asking.
+        // A request with its own response gets it without an AckReq bit.
         // clause: ACK-ASKED
         if bth.ack_req && !has_own_answer(req) {
             self.replies.acknowledge();
@@ -425,7 +429,7 @@ impl Responder {
 }
 
 impl Responder {
-    /// Executes the request. Only memory can still refuse.
+    /// Executes the request. Only a memory access or an invalidate can fail.
     pub(super) fn execute<H: Host>(
         &mut self,
         sh: &mut Shared,
@@ -635,7 +639,7 @@ pub(super) fn check_rkey<H: Host>(host: &mut H, req: &Request) -> Result<(), Ref
     checked.map_err(Refusal::remote)
 }
 
-/// Reports a wrong length to the host; a receive that is too short is reported elsewhere.
+/// Reports a wrong length to the host. `place_send` reports a receive that is too short.
 #[cold]
 #[inline(never)]
 pub(super) fn note_length<H: Host>(host: &mut H, refusal: Refusal, req: &Request, len: usize) {

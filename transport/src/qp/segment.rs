@@ -59,7 +59,7 @@ pub(crate) const fn position(index: u32, packets: u32) -> Position {
 }
 
 /// End of the READ REQUEST that covers packet `index` of a READ. Requests end at fixed places, even
-/// when a retry starts in the middle of one, so that a retry always asks for a tail of the original
+/// when a retry starts in the middle of one, so that a retry always requests a tail of the original
 /// (IBA §9.7.5.1.3).
 pub(crate) fn read_chunk_end(index: u32, packets: u32, mtu: PathMtu) -> u32 {
     let chunk = READ_CHUNK_PACKETS.min(READ_CHUNK_BYTES >> shift(mtu));
@@ -149,7 +149,7 @@ impl Outgoing {
 
     /// Bytes charged for the next [`RUN`] packets of the same message; this is packet `index` of
     /// `wqe`.
-    pub(crate) fn charge_behind<F: FlowControl>(&self, wqe: &SendWqe, index: u32, mtu: PathMtu) -> u32 {
+    pub(crate) fn charge_after<F: FlowControl>(&self, wqe: &SendWqe, index: u32, mtu: PathMtu) -> u32 {
         let next = index + self.span;
         charge_range::<F>(wqe.length, wqe.packets, mtu, next, wqe.packets.min(next + RUN))
     }
@@ -186,7 +186,7 @@ impl Outgoing {
         self.next_len = (index + 1 < wqe.packets).then(|| payload_len(wqe.length, mtu, index + 1));
     }
 
-    /// A request whose response takes `span` PSNs; only an ATOMIC WRITE has a payload.
+    /// A request whose response occupies `span` PSNs; only an ATOMIC WRITE has a payload.
     fn non_posted(request: Request, span: u32, read_bytes: u32) -> Self {
         // clause: SEND-ASK-LAST
         Self { request, len: 0, offset: 0, span, read_bytes, next_len: None, asks_ack: true, solicited: false }
@@ -231,7 +231,7 @@ impl TxPacket<'_> {
         Put::Fault
     }
 
-    /// Joins `packet` and up to `count` - 1 packets behind it to the last packet in the batch.
+    /// Joins `packet` and up to `count` - 1 packets after it to the last packet in the batch.
     /// Returns how many; 0 if the batch does not join packets or a payload could not be read.
     #[inline]
     pub(crate) fn join<M: Memory, T: TxBatch>(&self, memory: &mut M, tx: &mut T, packet: &Outgoing, count: u32) -> u32 {

@@ -1,7 +1,7 @@
 //! The send queue: a ring of work requests with their lists, inline bytes and destinations in side
 //! arrays.
 //!
-//! A running index that wraps at 2^32 names an entry; `slot` maps it into the arrays. The arrays
+//! An entry has a running index that wraps at 2^32; `slot` maps it into the arrays. The arrays
 //! are allocated by the first post that needs them and double on demand, so that thousands of QPs
 //! with few requests stay small. An empty queue restarts at its first slot, which is still in the
 //! cache.
@@ -250,7 +250,7 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Appends a READ of the card into `sges` and stores the FIN beside it. The ring has room.
+    /// Appends a READ of the card into `sges` and stores the FIN with it. The ring has room.
     pub(crate) fn push_rendezvous(&mut self, rendezvous: &Rendezvous, sges: &[Sge]) {
         let Rendezvous { wr_id, va, rkey, len, solicited, ref fin } = *rendezvous;
         let slot = self.next_slot();
@@ -326,7 +326,7 @@ impl SendQueue {
             }
             SendData::Inline(bytes) => {
                 let is_word = matches!(req.op, SendOp::AtomicWrite { .. });
-                let most = if is_word { ATOMIC_LEN } else { self.caps.max_inline_data };
+                let max = if is_word { ATOMIC_LEN } else { self.caps.max_inline_data };
                 let length = u32::try_from(bytes.len()).ok().filter(|length| *length <= most);
                 length.ok_or(PostError::InlineTooLong)?
             }
@@ -346,9 +346,9 @@ impl SendQueue {
 /// throughput, and acknowledgements will soon trigger the next transmission.
 const MIN_UNDER_WAY: u32 = 16;
 
-/// A program that reached this depth once will do so again: behind its first request, which brings
-/// an acknowledgement, the others may wait. This serves programs that post the next list when the
-/// previous one has completed.
+/// A program that reached this depth once will do so again: after its first request, which causes
+/// an acknowledgement, the other requests may wait. This serves programs that post the next list
+/// when the previous one has completed.
 const DEEP: u32 = 32;
 
 /// Number of consecutive shallow phases after which a program no longer counts as deep.
@@ -361,8 +361,8 @@ const MAX_COALESCED_BYTES: u32 = 60 << 10;
 /// Estimates how many requests a program keeps in flight.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Depth {
-    /// Maximum since the queue was empty.
-    most: u32,
+    /// Maximum depth since the queue was empty.
+    max: u32,
     /// Nonzero while recent phases reached [`DEEP`].
     deep_times: u8,
 }
@@ -372,14 +372,14 @@ impl Depth {
     #[inline]
     pub(crate) fn note(&mut self, count: u32) {
         if count == 1 {
-            self.deep_times = if self.most >= DEEP { SHALLOW_TIMES } else { self.deep_times.saturating_sub(1) };
-            self.most = 0;
+            self.deep_times = if self.max >= DEEP { SHALLOW_TIMES } else { self.deep_times.saturating_sub(1) };
+            self.max = 0;
         }
-        self.most = self.most.max(count);
+        self.max = self.max.max(count);
     }
 
     /// Returns true if the newest of `waiting` requests, of `length` bytes, may wait for more
-    /// behind `under_way` started ones.
+    /// after `under_way` started ones.
     #[inline]
     pub(crate) fn may_wait(&self, under_way: u32, waiting: u32, length: u32) -> bool {
         let is_many = under_way >= MIN_UNDER_WAY || under_way > 0 && self.deep_times > 0;

@@ -166,7 +166,7 @@ pub struct QpAttr {
     pub en_sqd_async_notify: bool,
     /// Maximum number of READs and atomics outstanding at the peer.
     pub max_rd_atomic: u8,
-    /// Maximum number of READs and atomics of the peer outstanding here.
+    /// Maximum number of outstanding READs and atomics of the peer at this queue pair.
     pub max_dest_rd_atomic: u8,
     /// Code of the wait requested by RNR NAKs, 0..=31.
     pub min_rnr_timer: u8,
@@ -226,9 +226,9 @@ pub enum Service {
     Uc,
     /// Unreliable datagram.
     Ud,
-    /// XRC initiator: every message names a shared receive queue of the peer.
+    /// XRC initiator: every message carries the number of an SRQ of the peer.
     XrcIni,
-    /// XRC target: receives come from the shared queue that the message names.
+    /// XRC target: receives are taken from the SRQ whose number the message carries.
     XrcTgt,
     /// Whole Ethernet frames.
     Raw,

@@ -76,7 +76,7 @@ pub struct Probe {
     pub state: QpState,
     /// Oldest unacknowledged PSN.
     pub una: Psn,
-    /// PSN of the next packet to send; behind `sent` only during a retransmission.
+    /// PSN of the next packet to send; before `sent` only during a retransmission.
     pub next: Psn,
     /// PSN after the newest one ever sent.
     pub sent: Psn,
@@ -232,7 +232,7 @@ impl Qp {
             PostError::QueueFull => format!("{error}: max_recv_wr is {}", caps.max_recv_wr),
             PostError::TooManySges => format!("{error}: num_sge is {num_sge}, max_recv_sge {}", caps.max_recv_sge),
             PostError::BadOpcode => {
-                format!("{error}: its receives come from elsewhere, as from a shared receive queue")
+                format!("{error}: it has no receive queue of its own, for example because it uses a shared receive queue")
             }
             _ => error.to_string(),
         }

@@ -1,5 +1,5 @@
 //! UC and UD: sending of both, receiving of UD. A work request completes when its last packet is in
-//! the batch. A received datagram is placed behind the 40 bytes of its GRH, or silently dropped
+//! the batch. A received datagram is placed after the 40 bytes of its GRH, or silently dropped
 //! (IBA §9.8.3). The responder handles UC requests.
 
 use crate::cx::{Host, RxPayload, TxBatch};
@@ -97,7 +97,7 @@ fn qkey_to_send(sh: &Shared, asked: Qkey) -> Qkey {
     }
 }
 
-/// Length of the GRH in front of a received datagram, in bytes (`man ibv_post_recv`).
+/// Length of the GRH before a received datagram, in bytes (`man ibv_post_recv`).
 pub const GRH_LEN: u32 = 40;
 
 /// Type of the layer-3 header, which hardware reports in `sl` on RoCEv2. UCX reads it to find the

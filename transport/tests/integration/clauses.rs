@@ -76,7 +76,7 @@ fn unreliable_services_send_no_answers() {
     recv(&mut p, B, 1, &[]);
     p.inject(B, &Header { bth: bth(B, 100, true), kind: uc(Request::SendOnly(SendTail::Plain)) }, &[]);
     p.transmit(B);
-    assert_eq!((recvs(&mut p, B), p.log.len()), (each(1..=1, WcStatus::Success), 0), "whoever asks");
+    assert_eq!((recvs(&mut p, B), p.log.len()), (each(1..=1, WcStatus::Success), 0), "each sender is acknowledged");
 }
 
 // clause: CNP-FORMAT, CNP-RECEIVED
@@ -187,7 +187,7 @@ fn retransmission_reads_memory_again() {
     p.end(A).host.memory.bytes_mut(src).fill(7);
     p.run();
     assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
-    assert_eq!(bytes(&p, B, dst), [[0; 256].as_slice(), &[7; 344]].concat(), "the first packet was not repeated");
+    assert_eq!(bytes(&p, B, dst), [[0; 256].as_slice(), &[7; 344]].concat(), "the first packet was not retransmitted");
 }
 
 // clause: RNR-TABLE
@@ -238,7 +238,7 @@ fn first_failing_check_determines_the_nak() {
 
 // clause: GAP-DROPPED
 #[test]
-fn request_behind_a_gap_has_no_effect() {
+fn request_after_a_gap_has_no_effect() {
     let mut p = alone(B, Setup::default());
     let mr = blank(&mut p, B, 8);
     recv(&mut p, B, 1, &[mr.all()]);

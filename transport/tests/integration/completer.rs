@@ -301,7 +301,7 @@ fn joined_read_data_that_needs_checks_has_no_effect() {
     assert_eq!(s.answer(100, Response::ReadFirst(ACK), &[1; 256]), None);
     for (what, psn, len) in [
         ("a duplicate", 100, 2 * 256),
-        ("behind a gap", 102, 2 * 256),
+        ("after a gap", 102, 2 * 256),
         ("the end of a request", 101, 63 * 256),
         ("beyond a request", 101, 70 * 256),
         ("no whole packets", 101, 300),

@@ -246,14 +246,14 @@ fn packets_are_ecn_capable_with_a_line_rate() {
         (user, emitted(&mut p, B).iter().map(|(net, ..)| net.traffic_class).collect::<Vec<_>>())
     };
     let line = NonZeroU64::new(10_000_000_000);
-    // The CNP, on RC the RNR NAK, and the SEND: DSCP as asked, ECT(0) as decided here.
+    // The CNP, on RC the RNR NAK, and the SEND: DSCP as requested, ECT(0) as set by the device.
     assert_eq!(classes(line, Service::Rc), (0x69, vec![0xc2, 0x6a, 0x6a]));
     assert_eq!(classes(line, Service::Uc), (0x69, vec![0xc2, 0x6a]));
-    assert_eq!(classes(None, Service::Rc), (0x69, vec![0xc1, 0x69, 0x69]), "off: what the program asked for");
+    assert_eq!(classes(None, Service::Rc), (0x69, vec![0xc1, 0x69, 0x69]), "off: the traffic class of the program");
 }
 
 /// The rate is 100 Mbit/s: 31 packets leave, and the next 31 when these have had their time. The
-/// last of each burst asks for an acknowledgement, so that nothing waits for one across a pause.
+/// last of each burst requests an acknowledgement, so that no request waits for one across a pause.
 // clause: DCQCN-PACING
 #[test]
 fn a_limited_requester_sends_burst_by_burst() {
@@ -362,7 +362,7 @@ fn a_notification_in_a_state_that_cannot_send_is_dropped() {
     }
 }
 
-/// A notification every microsecond for ever: the least rate stays, 100 Mbit/s. In 20 ms they carry
+/// With a notification every microsecond the minimum rate stays, 100 Mbit/s. In 20 ms they carry
 /// 229 packets, and one more burst is under way.
 // clause: DCQCN-LEAST
 #[test]

@@ -25,7 +25,7 @@ fn line(name: &str, len: u32, loss: u32) -> String {
         post(&mut p, A, id, op, &[src.sge(0, len)]);
         p.run();
         assert_eq!(sends(&mut p, A), each(id..=id, WcStatus::Success));
-        // Only a SEND takes a receive; start the next message with a clean queue all the same.
+        // Only a SEND consumes a receive; start the next message with a clean queue in any case.
         if name != "SEND" {
             post(&mut p, A, id, SendOp::Send, &[]);
             p.run();
@@ -49,7 +49,7 @@ fn table_equals_the_reviewed_one() {
     ] {
         for &len in lens {
             for loss in [0, 1, 5, 10] {
-                writeln!(table, "{}", line(name, len, loss)).expect("a string takes everything");
+                writeln!(table, "{}", line(name, len, loss)).expect("write to a String");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! UD: one packet is one message, behind 40 bytes of GRH; the Q_Key selects the receiver.
+//! UD: one packet is one message, placed after 40 bytes of GRH; the Q_Key selects the receiver.
 
 use super::*;
 use roxe_sim::wire::net_header;
@@ -24,7 +24,7 @@ fn send_to(dest: UdDest, sges: &[Sge]) -> SendRequest<'_> {
 
 // clause: UD-GRH
 #[test]
-fn datagram_is_placed_behind_its_grh() {
+fn datagram_is_placed_after_its_grh() {
     for mtu in PathMtu::ALL {
         let mut p = Pair::new(Setup { path_mtu: mtu, ..setup() });
         let (src, dst) = (filled(&mut p, A, mtu.bytes()), blank(&mut p, B, mtu.bytes() + 41));
@@ -118,7 +118,7 @@ fn without_a_receive_a_datagram_is_lost() {
     post(&mut p, A, 1, SendOp::Send, &[]);
     p.run();
     assert_eq!((sends(&mut p, A), p.ends[1].dropped.0), (each(1..=1, Success), Some(DropReason::NoReceive)));
-    assert_eq!(p.log.len(), 1, "and nobody is told");
+    assert_eq!(p.log.len(), 1, "and no event is raised");
 }
 
 // clause: UD-PORT-MTU

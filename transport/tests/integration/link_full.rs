@@ -116,7 +116,7 @@ fn response_waiting_for_the_link_does_not_stop_the_timer() {
 
 // clause: TIMER-LINK-FULL, STATE-SQD
 #[test]
-fn draining_a_send_queue_behind_a_full_link_ends_in_an_error() {
+fn draining_a_send_queue_on_a_full_link_ends_in_an_error() {
     let mut p = held_up(1);
     let end = p.end(A);
     let attr = QpAttr { state: QpState::Sqd, ..*end.qp.attr() };

@@ -6,7 +6,7 @@ use roxe_transport::wr::WcOpcode;
 use roxe_transport::wr::WcStatus::{MwBindErr, RemAccessErr, Success, WrFlushErr};
 use roxe_wire::{LKey, RKey};
 
-/// A key with an index that is no region's.
+/// A key with an index that belongs to no region.
 const WINDOW: RKey = RKey(0x00ff_0001);
 
 fn bind_to(mr: Mr, access: Access) -> SendOp {

@@ -1,8 +1,8 @@
 //! Scripts for the queue pair: what goes in, exactly what comes out, both sides of every limit.
 //!
-//! Lives here: helpers that make the scripts short. The world they run in is `roxe-sim`. One file
+//! This file has helpers that make the scripts short. They run in the world of `roxe-sim`. One file
 //! per subject: `reliable` (what RC does when nothing goes wrong), `nonposted` (ATOMIC WRITE,
-//! FLUSH), `loss`, `link_full` (a link that takes no packets), `rnr`, `refusals` (NAKs and their
+//! FLUSH), `loss`, `link_full` (a link that accepts no packets), `rnr`, `refusals` (NAKs and their
 //! statuses), `ranges` (of remote keys), `responder`, `requester` and `completer` (one side against
 //! forged packets), `outgoing` (packets of each operation), `states`, `unreliable` (UC), `datagram`
 //! (UD), `raw` (frames), `xrc`, `tags` (tag matching), `local` (operations that send nothing),

@@ -114,7 +114,7 @@ fn dead_path_is_left_after_all_retries() {
         let mut p = armed(Setup { retry_cnt, ..Setup::default() });
         let (src, dst) = (filled(&mut p, A, 5000), blank(&mut p, B, 5000));
         let back = blank(&mut p, A, 5000);
-        // Packets with M = 0 take the old path, which fails after some packets.
+        // Packets with M = 0 use the old path, which fails after some packets.
         drop_if(&mut p, A, |n, packet| n > 3 && !packet.header.bth.mig_req);
         post(&mut p, A, 1, write_to(dst), &[src.all()]);
         post(&mut p, A, 2, read_from(dst), &[back.all()]);

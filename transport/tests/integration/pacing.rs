@@ -60,7 +60,7 @@ fn rate_limit_holds_for_every_service() {
         assert!((35..=40).contains(&count(&p, A)), "{service:?}: {} packets", count(&p, A));
         limit(&mut p, A, mbps(0));
         p.transmit(A);
-        assert_eq!(count(&p, A), 60, "{service:?}: the rest leaves at once");
+        assert_eq!(count(&p, A), 60, "{service:?}: the other packets leave at once");
         p.run();
         assert!(sends(&mut p, A).iter().all(|(_, status)| *status == WcStatus::Success));
         p.assert_settled();
@@ -88,7 +88,7 @@ fn max_burst_sets_the_burst_length() {
     load(&mut p, 60);
     p.transmit(A);
     assert_eq!(count(&p, A), 2, "one, and one for the time before");
-    assert!(p.log[1].header.bth.ack_req, "the last one before a pause asks for an answer");
+    assert!(p.log[1].header.bth.ack_req, "the last one before a pause requests an acknowledgement");
     limit(&mut p, A, RateLimit { kbps: 100_000, max_burst: 40_000 });
     p.transmit(A);
     assert_eq!(count(&p, A), 2 + 38, "37 are less than the burst, with what was not used before");

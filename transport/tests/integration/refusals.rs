@@ -42,7 +42,7 @@ fn no_receive(send: WcStatus, events: QpEvents) -> Outcome {
     Outcome { send, recv: WrFlushErr, events }
 }
 
-/// Every operation that names remote memory, aimed at `remote_addr` under `rkey`.
+/// Every operation on remote memory, at `remote_addr` with `rkey`.
 fn remote_ops(remote_addr: u64, rkey: RKey) -> [SendOp; 4] {
     [
         SendOp::Write { remote_addr, rkey },
@@ -330,7 +330,7 @@ fn a_region_deregistered_during_a_write_ends_it() {
 fn a_region_deregistered_during_a_read_ends_it() {
     let mut p = Pair::new(Setup { batch: 2, ..Setup::default() });
     let (dst, src) = (blank(&mut p, A, 2560), filled(&mut p, B, 2560));
-    // The fourth response is lost; by the time it is asked for again the key is bad.
+    // The fourth response is lost; when it is requested again, the key is bad.
     drop_nth(&mut p, B, 3);
     post(&mut p, A, 1, read_from(src), &[dst.all()]);
     p.run_for(Duration::from_micros(11));

@@ -103,8 +103,8 @@ fn joined_packets_equal_single_ones() {
     }
 }
 
-/// The packets of a WRITE of 64 packets to which only `readable` bytes can be read, and the rest
-/// not.
+/// The packets of a WRITE of 64 packets of which only `readable` bytes can be read, and the other
+/// bytes not.
 fn before_a_fault(joins: bool, readable: u32) -> Vec<Vec<u8>> {
     let mut p = Pair::new(Setup::default());
     let (here, there) = (filled(&mut p, A, 1 << 14), blank(&mut p, B, 1 << 14));
@@ -521,7 +521,7 @@ fn lone_ack_leaves_before_requests() {
     }
 }
 
-/// An acknowledgement must not wait behind everything that there is to send.
+/// An acknowledgement must not wait until all queued requests are sent.
 // clause: ACK-BEFORE-REQUESTS
 #[test]
 fn lone_ack_set_last_lets_one_batch_go_first() {

@@ -207,7 +207,7 @@ fn response_of_wrong_kind_is_bad_resp_err() {
         (write, 0, Response::ReadOnly(ok()), 0),
         (read, 300, Response::AtomicAck(ok(), value), 0),
         (add_to(FAR, 1), 8, Response::ReadOnly(ok()), 8),
-        // A READ answer must be exactly as long as asked: one MTU, or the rest.
+        // A READ response must be exactly as long as requested: one MTU, or the remaining bytes.
         (read, 300, Response::ReadFirst(ok()), 252),
         (read, 300, Response::ReadOnly(ok()), 256),
         (read, 300, Response::ReadOnly(ok()), 300),
@@ -408,7 +408,7 @@ fn last_packet_before_a_full_window_requests_an_ack() {
 }
 
 #[test]
-fn request_may_wait_only_behind_many_in_flight() {
+fn request_may_wait_only_after_many_in_flight() {
     let write = || write_to(FAR);
     let mut s = Script::new(Setup::default());
     let may_coalesce = |s: &Script| s.p.ends[0].qp.may_coalesce();
@@ -437,10 +437,10 @@ fn request_may_wait_only_behind_many_in_flight() {
 }
 
 #[test]
-fn deep_program_may_wait_behind_its_first_request() {
+fn deep_program_may_wait_after_its_first_request() {
     let mut s = Script::new(Setup::default());
     let (mut id, mut psn) = (0, 100);
-    // Returns true if the second of `count` requests may wait behind the first; then acknowledges
+    // Returns true if the second of `count` requests may wait after the first; then acknowledges
     // all.
     let mut burst = |s: &mut Script, count: u32| {
         let mut may_wait = None;

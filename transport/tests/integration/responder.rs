@@ -170,7 +170,7 @@ fn window_is_half_the_psn_space() {
 
 // clause: GAP-AFTER-RNR
 #[test]
-fn gap_behind_an_rnr_nak_is_not_nakked() {
+fn gap_after_an_rnr_nak_is_not_nakked() {
     let mut s = Script::new(Setup::default());
     let write = Request::WriteOnly(s.reth(0, 0), None);
     assert_eq!(s.say(100, SEND_ONLY, &[]), ["rnr 100"]);
@@ -280,7 +280,7 @@ fn responses_leave_in_psn_order() {
         s.p.inject(B, &request(B, psn, req), &[]);
     }
     s.p.transmit(B);
-    // The acknowledgement asked for at 100 is sent by itself: some requesters do not take a READ
+    // The acknowledgement requested at 100 is sent alone: some requesters do not accept a READ
     // answer for it.
     let heads: Vec<_> = s.answers().iter().map(|a| a.split(" msn").next().unwrap_or_default().to_string()).collect();
     assert_eq!(heads, ["ack 100", "first 101", "middle 102", "last 103", "atomic 104", "ack 105"]);
@@ -439,7 +439,7 @@ fn strangers_change_nothing() {
     s.p.transmit(B);
     assert_eq!(s.answers(), [""; 0]);
     assert!(bytes(&s.p, B, s.mr).iter().all(|&b| b == 0));
-    // A limited member of our partition is no stranger.
+    // A limited member of our partition may send to us.
     good.bth.pkey = Pkey(0x7fff);
     assert_eq!(s.hear(&good, b"good"), ["ack 100 msn 1"]);
     assert_eq!(s.p.ends[1].events, QpEvents::empty());

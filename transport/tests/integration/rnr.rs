@@ -92,7 +92,7 @@ fn nothing_is_sent_during_the_wait() {
 
 // clause: GAP-DROPPED
 #[test]
-fn requests_behind_the_refused_one_change_nothing() {
+fn requests_after_the_refused_one_change_nothing() {
     let mut p = Pair::new(Setup { min_rnr_timer: 24, ..Setup::default() });
     let (src, dst) = (filled(&mut p, A, 64), blank(&mut p, B, 64));
     post(&mut p, A, 1, SendOp::Send, &[]);
@@ -101,7 +101,7 @@ fn requests_behind_the_refused_one_change_nothing() {
     p.run_for(ms(1));
     assert_eq!(bytes(&p, B, dst), vec![0; 64], "packets after the refused one must not be executed");
     assert_eq!(rnr_naks(&p, B), [(100, 24)]);
-    // A sequence NAK for the packets behind it, if any, must not cut the wait short.
+    // A sequence NAK for the packets after it, if any, must not cut the wait short.
     assert_eq!(request_psns(&p, A), [100, 101, 102]);
     recv(&mut p, B, 1, &[]);
     p.run();

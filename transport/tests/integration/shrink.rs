@@ -1,4 +1,4 @@
-//! The checks and the search find a deliberately broken card and give a text to repeat it.
+//! The checks and the search find a deliberately broken card and print a text to reproduce it.
 
 use roxe_sim::case::Case;
 use roxe_sim::case::shrink;
@@ -92,7 +92,7 @@ fn every_promise_is_checked() {
     // The syndrome says: remote operational error.
     let refused = broken(|world| world.tamper = Some(rewrites_acks(|bytes| bytes[12] = 0x63)));
     assert_eq!(refused.promise, Promise::Completions, "{refused}");
-    // The syndrome says: not ready, for ever.
+    // The syndrome means "receiver not ready", and it never changes.
     let never = broken(|world| world.tamper = Some(rewrites_acks(|bytes| bytes[12] = 0x21)));
     assert_eq!(never.promise, Promise::Progress, "{never}");
     let credit = broken(|world| world.ends[1].host.flow.reserved = 1);

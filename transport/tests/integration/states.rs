@@ -141,7 +141,7 @@ fn err_flushes_both_queues_in_order() {
     p.run();
     assert_eq!((sends(&mut p, A), recvs(&mut p, A)), (each(6..=6, WrFlushErr), each(16..=16, WrFlushErr)));
     assert_eq!(p.log.len(), 0, "nothing was sent");
-    assert_eq!(p.end(A).events, QpEvents::empty(), "a modify to ERR is no asynchronous event");
+    assert_eq!(p.end(A).events, QpEvents::empty(), "a modify to ERR raises no asynchronous event");
 }
 
 // clause: STATE-ERR
@@ -224,7 +224,7 @@ fn comm_est_is_raised_once_by_the_first_good_request_in_rtr() {
     let dst = blank(&mut p, B, 8);
     post(&mut p, A, 1, write_to(dst), &[]);
     p.run();
-    assert_eq!(p.ends[1].events, QpEvents::empty(), "in RTS it is no news");
+    assert_eq!(p.ends[1].events, QpEvents::empty(), "no COMM_EST in RTS");
 }
 
 // clause: TAKE-RESPONSES, STATE-SQD, STATE-SQ-DRAINED
@@ -347,7 +347,7 @@ fn the_last_shared_receive_is_announced_once() {
     p.transmit_all();
     assert_eq!(recvs(&mut p, B), each(1..=1, WrFlushErr));
     assert_eq!(p.ends[1].events, QpEvents::LAST_WQE_REACHED);
-    assert_eq!(p.ends[1].host.srq.len(), 1, "the shared queue itself is not flushed");
+    assert_eq!(p.ends[1].host.srq.len(), 1, "the SRQ is not flushed");
 }
 
 #[test]

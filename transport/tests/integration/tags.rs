@@ -1,4 +1,4 @@
-//! Tag matching: A sends, B has a shared queue that matches tags.
+//! Tag matching: A sends, B has an SRQ that matches tags.
 
 use super::*;
 use proptest::prelude::*;
@@ -15,7 +15,7 @@ fn setup() -> Setup {
 
 /// Posts a tag of B; all bits count.
 fn tag(pair: &mut Pair, wr_id: u64, tag: u64, sges: &[Sge]) {
-    let tags = pair.end(B).host.tags.as_mut().expect("the setup asks for tags");
+    let tags = pair.end(B).host.tags.as_mut().expect("the setup enables tags");
     tags.add(&TagRecv { wr_id, tag, mask: !0, sges }).expect("room");
 }
 
@@ -27,7 +27,7 @@ fn message(pair: &mut Pair, op: TmOp, tag: u64, len: u32) -> Mr {
     mr
 }
 
-/// Registers a rendezvous request of A for `len` bytes of `data`, with `extra` bytes behind the
+/// Registers a rendezvous request of A for `len` bytes of `data`, with `extra` bytes after the
 /// headers.
 fn request_for(pair: &mut Pair, tag: u64, data: Mr, len: u32, extra: u32) -> Mr {
     let mr = message(pair, TmOp::Rendezvous, tag, 16 + extra);
@@ -192,7 +192,7 @@ fn rendezvous_are_limited_to_16() {
             recv(&mut p, A, id, &[small.all()]);
             recv(&mut p, A, id, &[small.all()]);
         }
-        // The answers to the READs of B are kept back until all requests are there.
+        // The responses to the READs of B are kept back until all requests have arrived.
         drop_if(&mut p, A, |_, packet| matches!(packet.header.kind, Kind::RcResponse(_)));
         (0..16).for_each(|id| post(&mut p, A, id, SendOp::Send, &[request.all()]));
         p.run_for(ms(1));

@@ -59,7 +59,7 @@ fn messages_of_every_size_arrive_and_complete_when_sent() {
             assert_eq!(bytes(&p, B, dst)[..len as usize], bytes(&p, A, src)[..len as usize]);
         }
         assert_eq!(responses(&p, B), []);
-        assert!(p.log.iter().all(|l| !l.header.bth.ack_req), "nobody asks for acknowledgements");
+        assert!(p.log.iter().all(|l| !l.header.bth.ack_req), "no packet requests an acknowledgement");
         p.assert_settled();
     }
 }

@@ -1,4 +1,4 @@
-//! Extended reliable connections: A is an initiator, B its target with two shared queues in the
+//! Extended reliable connections: A is an initiator, B its target with two SRQs in the
 //! domain.
 
 use super::*;
@@ -76,7 +76,7 @@ fn message_completes_in_the_named_queue() {
     let named = |(kind, _)| if let Kind::XrcRequest(xrc, _) = kind { Some(xrc.0) } else { None };
     let names: Vec<_> = sent(&p, A).into_iter().map(named).collect();
     let [a, b] = QUEUES.map(Some);
-    assert_eq!(names, [b, b, b, a, a], "all packets of a message name its queue");
+    assert_eq!(names, [b, b, b, a, a], "all packets of a message carry the number of its SRQ");
     assert!(sent(&p, B).iter().all(|(kind, _)| matches!(kind, Kind::XrcResponse(_))));
     p.assert_settled();
 }

@@ -28,14 +28,14 @@ impl Bits {
         self.byte..self.byte + (self.bit + self.width).div_ceil(8)
     }
 
-    /// Bits behind the field in its last byte.
-    const fn behind(self) -> usize {
+    /// Number of bits after the field in its last byte.
+    const fn trailing_bits(self) -> usize {
         (self.bit + self.width).next_multiple_of(8) - self.bit - self.width
     }
 
     /// The bits of the field in the number that its span forms.
     const fn mask(self) -> u64 {
-        u64::MAX.unbounded_shr(64_u32.saturating_sub(self.width as u32)) << self.behind()
+        u64::MAX.unbounded_shr(64_u32.saturating_sub(self.width as u32)) << self.trailing_bits()
     }
 
     fn bytes(self, area: &[u8]) -> Result<&[u8], MadError> {
@@ -44,13 +44,13 @@ impl Bits {
 
     fn read(self, area: &[u8]) -> Result<u64, MadError> {
         let word = self.bytes(area)?.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
-        Ok((word & self.mask()) >> self.behind())
+        Ok((word & self.mask()) >> self.trailing_bits())
     }
 
     /// ORs the low bits of `value` into the bits of the field, which are zero.
     // clause: CM-RESERVED
     fn write(self, area: &mut [u8], value: u64) {
-        let word = value << self.behind() & self.mask();
+        let word = value << self.trailing_bits() & self.mask();
         let bytes = area.get_mut(self.span()).unwrap_or_default();
         for (byte, part) in bytes.iter_mut().rev().zip(word.to_le_bytes()) {
             *byte |= part;

@@ -12,7 +12,7 @@ use crate::packet::{Header, Packet};
 use core::fmt;
 use core::net::SocketAddr;
 
-/// Bytes of every MAD.
+/// Size of every MAD in bytes.
 pub const MAD_LEN: usize = 256;
 const HEADER_LEN: usize = 24;
 
@@ -55,7 +55,7 @@ impl MadHeader {
 /// A message of the connection manager with its MAD header fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mad {
-    /// Transaction: new with REQ, DREQ, LAP and SIDR_REQ; answers repeat it.
+    /// Transaction: new with REQ, DREQ, LAP and SIDR_REQ; answers carry the same.
     ///
     /// On the wire: byte 8 of the MAD, 64 bits.
     pub tid: TransactionId,
@@ -171,7 +171,7 @@ macro_rules! messages {
 
 messages! {
     0x0010 "REQ" Req, "Request for a connection";
-    0x0011 "MRA" Mra, "The answer takes longer";
+    0x0011 "MRA" Mra, "The answer will be sent later";
     0x0012 "REJ" Rej, "Rejection";
     0x0013 "REP" Rep, "Reply to a request";
     0x0014 "RTU" Rtu, "Ready to use";

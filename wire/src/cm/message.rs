@@ -62,7 +62,7 @@ layout! {
         responder_resources: u8 = [35, 0, 8];
         /// End-to-end context of the sender; reliable datagram only.
         local_eecn: Qpn = [36, 0, 24];
-        /// READs and atomics that the sender wants to have outstanding.
+        /// Maximum number of READs and atomics that the sender will have outstanding.
         initiator_depth: u8 = [39, 0, 8];
         /// End-to-end context of the receiver; reliable datagram only.
         remote_eecn: Qpn = [40, 0, 24];
@@ -88,7 +88,7 @@ layout! {
         rnr_retry_count: Small<3> = [50, 5, 3];
         /// Retries of connection management messages on both sides.
         max_cm_retries: Small<4> = [51, 0, 4];
-        /// True if the sender's queue pair receives from a shared queue.
+        /// True if the sender's queue pair receives from an SRQ.
         srq: bool = [51, 4, 1];
         /// Path of the connection.
         primary: Path = [52, 0, 352];
@@ -97,7 +97,7 @@ layout! {
         /// True if the sender implements alternate path migration by message (suggested alternate
         /// path).
         sap_supported: bool = [139, 5, 1];
-        /// Private data of the program, on RDMA CM behind an [`IpCmHeader`](super::ip::IpCmHeader).
+        /// Private data of the program, on RDMA CM after an [`IpCmHeader`](super::ip::IpCmHeader).
         private_data: PrivateData<92> = [140, 0, 736];
     }
 }
@@ -110,7 +110,7 @@ impl Req {
 }
 
 layout! {
-    /// Message receipt acknowledgement: the answer takes longer.
+    /// Message receipt acknowledgement: the answer will be sent later.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Mra of 232 bytes {
         /// The sender's id of the connection.
@@ -136,7 +136,7 @@ layout! {
         remote_comm_id: CommId = [4, 0, 32];
         /// Rejected message.
         answered: Answered = [8, 0, 2];
-        /// Additional information that goes with the reason: with a timeout the node GUID of the
+        /// Additional information for the reason: with a timeout the node GUID of the
         /// sender, with a GID the one to use.
         info: Info = [9, 0, 7] [12, 0, 576];
         /// Reason.
@@ -176,7 +176,7 @@ layout! {
         flow_control: bool = [26, 7, 1];
         /// Retries after receiver-not-ready; 7 for no limit.
         rnr_retry_count: Small<3> = [27, 0, 3];
-        /// True if the sender's queue pair receives from a shared queue.
+        /// True if the sender's queue pair receives from an SRQ.
         srq: bool = [27, 3, 1];
         /// Node GUID of the sender.
         local_ca_guid: Guid = [28, 0, 64];
@@ -292,7 +292,7 @@ layout! {
         local_comm_id: CommId = [0, 0, 32];
         /// The receiver's id of the connection.
         remote_comm_id: CommId = [4, 0, 32];
-        /// Additional information that goes with the status.
+        /// Additional information for the status.
         info: Info = [8, 0, 8] [12, 0, 576];
         /// Status of the path.
         status: AprStatus = [9, 0, 8];
@@ -311,7 +311,7 @@ layout! {
         pkey: Pkey = [4, 0, 16];
         /// Requested service.
         service_id: ServiceId = [8, 0, 64];
-        /// Private data of the program, on RDMA CM behind an [`IpCmHeader`](super::ip::IpCmHeader).
+        /// Private data of the program, on RDMA CM after an [`IpCmHeader`](super::ip::IpCmHeader).
         private_data: PrivateData<216> = [16, 0, 1728];
     }
 }
@@ -324,7 +324,7 @@ layout! {
         request_id: CommId = [0, 0, 32];
         /// Status of the request.
         status: SidrStatus = [4, 0, 8];
-        /// Additional information that goes with the status.
+        /// Additional information for the status.
         info: Info = [5, 0, 8] [24, 0, 576];
         /// Vendor of the options that the sender has chosen.
         vendor_id: VendorId = [6, 0, 16] [11, 0, 8];

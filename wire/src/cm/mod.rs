@@ -2,9 +2,9 @@
 //! writes them.
 //!
 //! A MAD travels as the payload of an unreliable datagram between the queue pairs 1 of two ports,
-//! with the Q_Key [`Qkey::GSI`](crate::Qkey::GSI). [`Mad::parse`] takes that payload;
+//! with the Q_Key [`Qkey::GSI`](crate::Qkey::GSI). [`Mad::parse`] parses that payload;
 //! [`gsi_header`] makes the packet header around it. [`message`] has the messages, [`num`] their
-//! numbers and codes, and [`ip`] the header that RDMA CM puts in front of private data.
+//! numbers and codes, and [`ip`] the header that RDMA CM puts before private data.
 //!
 //! A parsed message is written back byte for byte, except for reserved bits, which are ignored and
 //! sent as 0.

@@ -35,7 +35,7 @@ impl fmt::Display for CommId {
     }
 }
 
-/// Transaction id of a MAD: opaque, an answer repeats the one of its request.
+/// Transaction id of a MAD: opaque, an answer carries the one of its request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TransactionId(pub u64);
 
@@ -267,7 +267,7 @@ numbers! {
     MtuCode, u8: Self::new, Self::get;
 }
 
-/// An enum of codes on the wire with their meaning in words, and `Other` for the rest.
+/// An enum of codes on the wire with their meaning in words, and `Other` for other codes.
 macro_rules! codes {
     ($(#[$meta:meta])* $name:ident: $int:ty { $($variant:ident = $code:literal, $text:literal;)+ }) => {
         $(#[$meta])*

@@ -45,12 +45,12 @@ fn l4_of(frame: &[u8]) -> Option<L4> {
 }
 
 #[test]
-fn headers_are_found_behind_tags_options_and_extensions() {
+fn headers_are_found_after_tags_options_and_extensions() {
     let plain = ethernet(0x0800, &ipv4(UDP, &udp(b"hi")));
     assert_eq!(l4_of(&plain), Some(L4 { protocol: UDP, start: 34 }));
     let mut tagged = plain.clone();
     tagged.splice(12..12, [0x88, 0xa8, 0xac, 0x0c, 0x81, 0, 0, 7]);
-    let layout = Layout::of(&tagged).expect("a frame");
+    let layout = Layout::of(&tagged).expect("parse the layout of a frame");
     assert_eq!((layout.tag, layout.ether_type, l4_of(&tagged).map(|l4| l4.start)), (Some(0xac0c), 0x0800, Some(42)));
     let mut options = plain.clone();
     (options[14], options[17]) = (0x46, options[17] + 4);
@@ -64,12 +64,12 @@ fn headers_are_found_behind_tags_options_and_extensions() {
 fn incomplete_headers_count_as_payload() {
     let frame = ethernet(0x0800, &ipv4(UDP, &udp(b"hi")));
     assert_eq!(Layout::of(&frame[..13]), None);
-    assert_eq!(Layout::of(&frame[..33]).expect("a frame").ip, None);
+    assert_eq!(Layout::of(&frame[..33]).expect("parse the layout of a frame").ip, None);
     assert_eq!(Layout::of(&ethernet(0x8100, &[1])).map(|layout| layout.tag), Some(None));
-    let cut = Layout::of(&frame[..40]).and_then(|layout| layout.ip).expect("an IP header");
+    let cut = Layout::of(&frame[..40]).and_then(|layout| layout.ip).expect("find the IP header");
     assert!(!cut.is_whole && cut.end == 40);
     let padded = [&frame[..], &[0; 20]].concat();
-    let ip = Layout::of(&padded).and_then(|layout| layout.ip).expect("an IP header");
+    let ip = Layout::of(&padded).and_then(|layout| layout.ip).expect("find the IP header");
     assert!(ip.is_whole && ip.end == frame.len());
 }
 
@@ -145,18 +145,18 @@ fn match_ignores_bits_outside_its_mask() {
     let key = key(&ethernet(0x0800, &ipv4(17, &udp(b""))));
     let mut wanted = FrameMatch::default();
     assert!(wanted.mask == [0; LEN] && wanted.matches(&key));
-    wanted.require(Field::DstIp, &[2, 2, 9, 9], &[0xff, 0xff, 0, 0]).expect("no contradiction");
+    wanted.require(Field::DstIp, &[2, 2, 9, 9], &[0xff, 0xff, 0, 0]).expect("add a requirement that contradicts no other");
     assert!(wanted.matches(&key) && wanted.dst_mac().is_none());
-    wanted.require_exactly(Field::DstMac, &[1, 0x50, 0x56, 0x19, 0x20, 0xa7]).expect("no contradiction");
+    wanted.require_exactly(Field::DstMac, &[1, 0x50, 0x56, 0x19, 0x20, 0xa7]).expect("add a requirement that contradicts no other");
     assert!(wanted.matches(&key) && wanted.dst_mac().is_some());
-    wanted.require_exactly(Field::L4, &[6]).expect("no contradiction");
+    wanted.require_exactly(Field::L4, &[6]).expect("add a requirement that contradicts no other");
     assert!(!wanted.matches(&key));
 }
 
 #[test]
 fn contradictory_conditions_are_rejected() {
     let mut wanted = FrameMatch::default();
-    wanted.require(Field::EtherType, &[8, 0], &[0xff, 0xff]).expect("the first");
+    wanted.require(Field::EtherType, &[8, 0], &[0xff, 0xff]).expect("add the first requirement");
     assert_eq!(wanted.require(Field::EtherType, &[8, 6], &[0xff, 0xf0]), Ok(()));
     assert_eq!(wanted.require(Field::EtherType, &[8, 6], &[0xff, 0xff]), Err(Contradiction));
 }

@@ -71,7 +71,7 @@ impl File {
     }
 
     fn frames(&self) -> Vec<Result<Frame<'_>, CaptureError>> {
-        frames(&self.bytes).expect("a capture file").collect()
+        frames(&self.bytes).expect("parse the capture file").collect()
     }
 }
 
@@ -181,7 +181,7 @@ fn broken_files_are_refused_where_they_break() {
 }
 
 #[test]
-fn ip_packet_is_found_behind_any_link_header() {
+fn ip_packet_is_found_after_any_link_header() {
     let with = |header: &[u8]| [header, b"IP"].concat();
     let ethernet = |rest: &[u8]| with(&[&[0; 12], rest].concat());
     let ip = Some(&b"IP"[..]);

@@ -109,9 +109,9 @@ fn gsi_header_carries_a_mad_to_qp1() {
     let header = gsi_header(Psn::new(5));
     let mut datagram = vec![0; header.padded_len(MAD_LEN) + icrc::LEN];
     let end = datagram.len() - icrc::LEN;
-    header.emit(MAD_LEN, &mut datagram[..end]).expect("an exact slot").copy_from_slice(&req().to_bytes());
+    header.emit(MAD_LEN, &mut datagram[..end]).expect("emit into a slot of exact size").copy_from_slice(&req().to_bytes());
     assert_eq!(datagram.len() + 8, 288, "bytes of UDP");
-    let packet = Packet::parse(&datagram).expect("a packet");
+    let packet = Packet::parse(&datagram).expect("parse the packet");
     assert!(packet.header.bth.mig_req);
     assert_eq!(Mad::of_packet(&packet), Some(Ok(req())));
     let to = |dest_qpn| {
@@ -328,7 +328,7 @@ impl Area<'_> {
         PrivateData::new(&self.0[byte..byte + N]).expect("as long")
     }
 
-    /// Compares instead of constructing: `Info` keeps the ignored bytes behind its length.
+    /// Compares instead of constructing: `Info` keeps the ignored bytes after its length.
     fn has_info(&self, info: &Info, len: u64, byte: usize) -> bool {
         info.as_bytes() == &self.0[byte..byte + len as usize]
     }
@@ -488,7 +488,7 @@ proptest! {
     // clause: CM-RESERVED
     #[test]
     fn parsed_mads_are_written_back_except_reserved_bits((map, mad) in random_mad()) {
-        let parsed = Mad::parse(&mad).expect("a message");
+        let parsed = Mad::parse(&mad).expect("parse the MAD");
         let mut expected: Vec<_> = mad.iter().zip(mask(map)).map(|(byte, mask)| byte & mask).collect();
         // The extended transport type of a request is reserved in all others.
         if mad[17] == 0x10 && mad[24 + 43] & 6 != 6 {
@@ -501,7 +501,7 @@ proptest! {
     // clause: CM-FIELDS, CM-TRANSPORT
     #[test]
     fn cm_fields_are_at_their_specified_bits((_, mad) in random_mad()) {
-        let parsed = Mad::parse(&mad).expect("a message");
+        let parsed = Mad::parse(&mad).expect("parse the MAD");
         prop_assert_eq!(parsed.tid.0.to_be_bytes(), &mad[8..16]);
         prop_assert_eq!(parsed.modifier.to_be_bytes(), &mad[20..24]);
         prop_assert_eq!(&Area(&mad[24..]).message(&parsed.message), &parsed.message);
@@ -531,7 +531,7 @@ proptest! {
 
     #[test]
     fn every_message_prints_as_one_line((_, mad) in random_mad()) {
-        let line = Mad::parse(&mad).expect("a message").to_string();
+        let line = Mad::parse(&mad).expect("parse the MAD").to_string();
         prop_assert!(line.starts_with("CM ") && !line.contains('\n'), "{line}");
     }
 }

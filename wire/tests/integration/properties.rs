@@ -133,7 +133,7 @@ fn packet() -> impl Strategy<Value = (Header, Vec<u8>)> {
 fn emit(net: &NetHeader, header: &Header, payload: &[u8]) -> Vec<u8> {
     let covered = header.padded_len(payload.len());
     let mut bytes = vec![0xee; covered + icrc::LEN];
-    header.emit(payload.len(), &mut bytes[..covered]).expect("a slot of exact size").copy_from_slice(payload);
+    header.emit(payload.len(), &mut bytes[..covered]).expect("emit into a slot of exact size").copy_from_slice(payload);
     icrc::seal(net, &mut bytes);
     bytes
 }
@@ -177,10 +177,10 @@ proptest! {
     #[test]
     fn emit_shared_writes_the_same_bytes((header, payload) in packet(), wrong in 0..5000_usize) {
         let mut own = vec![0xee; header.padded_len(payload.len())];
-        header.emit(payload.len(), &mut own).expect("a slot of exact size").copy_from_slice(&payload);
+        header.emit(payload.len(), &mut own).expect("emit into a slot of exact size").copy_from_slice(&payload);
         let form = header.form(payload.len()).expect("it was emitted");
         let shared: Vec<_> = own.iter().map(|_| AtomicU8::new(0xee)).collect();
-        let room = header.emit_shared_as(&form, &shared).expect("a slot of exact size");
+        let room = header.emit_shared_as(&form, &shared).expect("emit into a slot of exact size");
         prop_assert_eq!(room.len(), payload.len());
         room.iter().zip(&payload).for_each(|(to, byte)| to.store(*byte, Relaxed));
         prop_assert_eq!(shared.iter().map(|byte| byte.load(Relaxed)).collect::<Vec<_>>(), own);
@@ -206,8 +206,8 @@ proptest! {
                 let mut next = emit(&net, &next, &payload);
                 all.push(next.clone());
                 // The extended headers or the payload differ, too.
-                let behind = next.len() - 12;
-                next[12 + at.index(behind)] ^= flip;
+                let len = next.len() - 12;
+                next[12 + at.index(len)] ^= flip;
                 all.push(next);
             }
             bytes[at.index(12)] ^= flip;
@@ -225,7 +225,7 @@ proptest! {
     #[test]
     fn icrc_equals_that_of_another_crc(net in net(), (header, payload) in packet()) {
         let bytes = emit(&net, &header, &payload);
-        let (covered, trailer) = bytes.split_last_chunk().expect("an ICRC");
+        let (covered, trailer) = bytes.split_last_chunk().expect("split off the ICRC");
         prop_assert_eq!(u32::from_le_bytes(*trailer), oracle(&net, covered));
     }
 

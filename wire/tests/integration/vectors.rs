@@ -17,7 +17,7 @@ fn hex(text: &str) -> Vec<u8> {
 fn emit(net: &NetHeader, header: &Header, payload: &[u8]) -> Vec<u8> {
     let covered = header.padded_len(payload.len());
     let mut bytes = vec![0xee; covered + icrc::LEN];
-    header.emit(payload.len(), &mut bytes[..covered]).expect("a slot of exact size").copy_from_slice(payload);
+    header.emit(payload.len(), &mut bytes[..covered]).expect("emit into a slot of exact size").copy_from_slice(payload);
     icrc::seal(net, &mut bytes);
     bytes
 }
@@ -75,7 +75,7 @@ fn uc_send_over_ipv6() {
     );
 }
 
-/// RoCEv1 has another network header in front of the same packets.
+/// RoCEv1 has another network header before the same packets.
 #[test]
 fn packets_of_a_roce_v1_capture_parse() {
     for (packet, line) in [
@@ -205,7 +205,7 @@ fn one_of_every_kind() {
 #[test]
 fn pad_count_without_payload_is_ignored() {
     let bytes = hex("1130ffff0000001200000100 1f000001 00000000");
-    let packet = Packet::parse(&bytes).expect("an ACK");
+    let packet = Packet::parse(&bytes).expect("parse the ACK");
     assert!(matches!(packet.header.kind, Kind::RcResponse(_)));
     assert_eq!(emit(&NetHeader::default(), &packet.header, &[])[1], 0);
 }
@@ -215,7 +215,7 @@ fn pad_count_without_payload_is_ignored() {
 fn reserved_bits_are_ignored_and_not_repeated() {
     let plain = hex("0400ffff0000001180000100 00000000");
     let reserved = hex("0400ffff3f000011ff000100 00000000");
-    let packet = Packet::parse(&reserved).expect("a SEND");
+    let packet = Packet::parse(&reserved).expect("parse the SEND");
     assert_eq!(Ok(packet), Packet::parse(&plain));
     assert_eq!(emit(&NetHeader::default(), &packet.header, &[])[..12], plain[..12]);
 }

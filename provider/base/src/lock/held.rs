@@ -32,7 +32,7 @@ thread_local! {
     // of a message in builds with this check.
     static HELD: RefCell<Vec<Held>> = RefCell::new(Vec::with_capacity(32));
     /// True while locks of one rank are taken together.
-    static BESIDE_OTHERS: Cell<bool> = const { Cell::new(false) };
+    static SAME_RANK_ALLOWED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Call before waiting for `lock`. Aborts if the lock order forbids this thread to wait for it.
@@ -57,9 +57,9 @@ pub(super) fn check<R: Rank>(lock: &impl Sized) {
 
 /// Returns the lock of this thread that forbids waiting for `wanted`.
 fn conflict(wanted: &Held) -> Option<Held> {
-    let beside = BESIDE_OTHERS.try_with(Cell::get).unwrap_or(false);
+    let same_rank_allowed = SAME_RANK_ALLOWED.try_with(Cell::get).unwrap_or(false);
     let forbids = |held: &&Held| {
-        held.level > wanted.level || held.level == wanted.level && (!beside || held.address == wanted.address)
+        held.level > wanted.level || held.level == wanted.level && (!same_rank_allowed || held.address == wanted.address)
     };
     HELD.try_with(|held| held.try_borrow().ok()?.iter().rev().find(forbids).copied()).ok().flatten()
 }
@@ -103,10 +103,10 @@ fn forget_at(address: usize) {
 }
 
 /// Takes a lock with `lock`, even if this thread holds another of its rank.
-pub(super) fn beside_others<G>(lock: impl FnOnce() -> G) -> G {
-    let _ = BESIDE_OTHERS.try_with(|beside| beside.set(true));
+pub(super) fn allowing_same_rank<G>(lock: impl FnOnce() -> G) -> G {
+    let _ = SAME_RANK_ALLOWED.try_with(|allowed| allowed.set(true));
     let guard = lock();
-    let _ = BESIDE_OTHERS.try_with(|beside| beside.set(false));
+    let _ = SAME_RANK_ALLOWED.try_with(|allowed| allowed.set(false));
     guard
 }
 

@@ -274,7 +274,7 @@ impl QpCore {
         tx_path.put_back();
         let report = host.end();
         if is_blocked && !self.resources.service.is_reliable() {
-            state.stalls_at.get_or_insert_with(|| now.after(TxPath::PATIENCE));
+            state.stalls_at.get_or_insert_with(|| now.after(TxPath::ROOM_TIMEOUT));
         }
         report
     }

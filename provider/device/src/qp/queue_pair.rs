@@ -200,7 +200,7 @@ impl QueuePair for QpCore {
         }
         inner.registered = None;
         if inner.state.stalls_at.is_some_and(|at| at <= now) && !self.resources.service.is_reliable() {
-            inner.tx.end_patience(self.engine());
+            inner.tx.note_room_timeout(self.engine());
         }
         inner.state.on_timer(self.engine(), self.resources.service, now);
         let retry_early = inner.early.deadline().is_some_and(|at| at <= now);

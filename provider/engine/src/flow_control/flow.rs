@@ -16,7 +16,7 @@ pub const STALL: Duration = Duration::from_millis(100);
 /// Time without releases after which a sender of RC with nothing under way assumes that others'
 /// bytes will never be released.
 pub const STREAM_STALL: Duration = Duration::from_secs(1);
-/// Most bytes of the packet of a short message.
+/// Maximum size in bytes of the packet of a short message.
 const SHORT: u32 = 1024;
 
 /// Identifies a receiving process.
@@ -100,12 +100,12 @@ impl Flow {
         self.take_stream(bytes, self.window, self.window)
     }
 
-    /// Takes `bytes` if at most `most` are then in use, or none were. Up to `limit`, the window
+    /// Takes `bytes` if at most `max` are then in use, or none were. Up to `limit`, the window
     /// counts as open.
-    pub(crate) fn take_stream(&self, bytes: u32, limit: u32, most: u32) -> bool {
+    pub(crate) fn take_stream(&self, bytes: u32, limit: u32, max: u32) -> bool {
         let before = self.stream.take(bytes);
         let used = before.saturating_add(bytes);
-        let fits = used <= most || before == 0;
+        let fits = used <= max || before == 0;
         if used <= limit && self.is_full.load(Ordering::Relaxed) {
             self.is_full.store(false, Ordering::Relaxed);
         }
@@ -116,10 +116,10 @@ impl Flow {
         fits
     }
 
-    /// Takes `bytes` of the RC window if at most `most` are then in use.
-    pub(crate) fn take_up_to(&self, bytes: u32, most: u32) -> bool {
+    /// Takes `bytes` of the RC window if at most `max` are then in use.
+    pub(crate) fn take_up_to(&self, bytes: u32, max: u32) -> bool {
         let used = self.stream.take(bytes).saturating_add(bytes);
-        if used > most {
+        if used > max {
             self.give(Pool::Stream, bytes);
         }
         used <= most
@@ -246,7 +246,7 @@ impl Flow {
     }
 }
 
-/// Room held for one queue pair; dropped just before that asks for what it needs.
+/// Room held for one queue pair; dropped just before that queue pair reserves its room.
 #[derive(Debug)]
 pub struct Grant {
     pub(crate) flow: Arc<Flow>,

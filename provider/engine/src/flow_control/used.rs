@@ -3,7 +3,7 @@
 use crate::sync::{AtomicU32, Ordering};
 
 /// Used bytes. Each operation is one atomic step, so that a release which finds no waiter and a
-/// waiter which registers and asks again cannot miss each other.
+/// waiter which registers and tries again cannot miss each other.
 #[derive(Debug, Default)]
 pub(crate) struct Used(AtomicU32);
 

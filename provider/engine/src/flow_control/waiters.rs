@@ -10,9 +10,9 @@ use std::collections::VecDeque;
 /// The two windows of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pool {
-    /// Bytes of RC.
+    /// Needed bytes of RC.
     Stream,
-    /// Bytes of UC and UD.
+    /// Needed bytes of UC and UD.
     Datagrams,
 }
 

@@ -97,7 +97,7 @@ impl fmt::Display for Fate {
             (corrupt.is_some(), "corrupted"),
             (mark_ce, "marked CE"),
             (rnr, "no receive"),
-            (forged.is_some() && !self.is_forged, "behind a forged packet"),
+            (forged.is_some() && !self.is_forged, "after a forged packet"),
             (self.is_forged, "forged"),
         ];
         for (_, effect) in effects.into_iter().filter(|(is, _)| *is) {

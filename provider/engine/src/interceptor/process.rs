@@ -78,7 +78,7 @@ pub fn abandon() {
     FAULTS.get().into_iter().for_each(Faults::abandon);
 }
 
-/// Resumes in the child of a fork; does nothing elsewhere.
+/// Resumes in the child of a fork; does nothing in other processes.
 pub(crate) fn resume() -> Result<(), Error> {
     let _starting = STARTING.lock();
     if !ABANDONED.load(Ordering::Relaxed) {

@@ -3,7 +3,7 @@
 //!
 //! Each batch is written with one system call, so the file of a killed process is complete up to
 //! its last batch. The file is locked while the process lives: a second process with the same name,
-//! and the child of a fork, write beside it.
+//! and the child of a fork, write files of their own next to it.
 
 use roxe_base::cancel::uncancelled;
 use roxe_base::lock::{Lockable, Mutex, MutexGuard, rank};
@@ -173,9 +173,9 @@ fn open(path: &Path) -> io::Result<Option<File>> {
     Ok(Some(file))
 }
 
-/// Opens a file of this process beside the configured one and reports that.
+/// Opens a file of this process next to the configured one and reports that.
 fn open_beside(wanted: &Path) -> io::Result<File> {
-    let path = beside(wanted);
+    let path = path_with_process_suffix(wanted);
     let file = open(&path)?.ok_or_else(|| io::Error::from(io::ErrorKind::AlreadyExists))?;
     notice::tell(&format_args!(
         "capture: another process writes {}, this one ({}) writes {}",
@@ -187,7 +187,7 @@ fn open_beside(wanted: &Path) -> io::Result<File> {
 }
 
 /// The path `name.PID.pcapng` for `name.pcapng`.
-fn beside(path: &Path) -> PathBuf {
+fn path_with_process_suffix(path: &Path) -> PathBuf {
     let id = std::process::id().to_string();
     let extension = path.extension().map(|extension| extension.to_string_lossy().into_owned());
     path.with_extension(extension.map_or_else(|| id.clone(), |extension| format!("{id}.{extension}")))
@@ -201,7 +201,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::{MetadataExt, chown, symlink};
 
-    /// A file name of one test, removed with the files beside it.
+    /// A file name of one test, removed with the files next to it.
     struct Scratch(PathBuf);
 
     impl Scratch {
@@ -212,7 +212,7 @@ mod tests {
 
     impl Drop for Scratch {
         fn drop(&mut self) {
-            for path in [self.0.clone(), beside(&self.0), with_process_id(&self.0)] {
+            for path in [self.0.clone(), path_with_process_suffix(&self.0), with_process_id(&self.0)] {
                 let _ = fs::remove_file(path);
             }
         }
@@ -261,15 +261,15 @@ mod tests {
     }
 
     #[test]
-    fn second_process_writes_beside_and_old_file_is_overwritten() {
+    fn second_process_writes_own_file_and_old_file_is_overwritten() {
         let scratch = Scratch::new("twice");
-        fs::write(&scratch.0, "an old file, longer than what comes".repeat(100)).unwrap();
+        fs::write(&scratch.0, "an old file, longer than the new one".repeat(100)).unwrap();
         let first = Recorder::create(&scratch.0).unwrap();
         let second = Recorder::create(&scratch.0).unwrap();
         record(&first, &["first"]);
         record(&second, &["second"]);
         assert_eq!(remarks(&scratch.0), ["first"]);
-        assert_eq!(remarks(&beside(&scratch.0)), ["second"]);
+        assert_eq!(remarks(&path_with_process_suffix(&scratch.0)), ["second"]);
     }
 
     #[test]
@@ -278,11 +278,11 @@ mod tests {
         let recorder = Recorder::create(&scratch.0).unwrap();
         record(&recorder, &["of the parent"]);
         recorder.abandon();
-        record(&recorder, &["of nobody"]);
+        record(&recorder, &["of no process"]);
         recorder.resume().unwrap();
         record(&recorder, &["of the child"]);
         assert_eq!(remarks(&scratch.0), ["of the parent"]);
-        assert_eq!(remarks(&beside(&scratch.0)), ["of the child"]);
+        assert_eq!(remarks(&path_with_process_suffix(&scratch.0)), ["of the child"]);
     }
 
     #[test]
@@ -321,7 +321,7 @@ mod tests {
     #[test]
     fn second_file_has_process_id_before_extension() {
         let id = std::process::id();
-        assert_eq!(beside(Path::new("/tmp/a.b.pcapng")), PathBuf::from(format!("/tmp/a.b.{id}.pcapng")));
-        assert_eq!(beside(Path::new("plain")), PathBuf::from(format!("plain.{id}")));
+        assert_eq!(path_with_process_suffix(Path::new("/tmp/a.b.pcapng")), PathBuf::from(format!("/tmp/a.b.{id}.pcapng")));
+        assert_eq!(path_with_process_suffix(Path::new("plain")), PathBuf::from(format!("plain.{id}")));
     }
 }

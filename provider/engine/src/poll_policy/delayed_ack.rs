@@ -6,15 +6,16 @@
 use roxe_transport::time::Instant;
 use std::time::Duration;
 
-/// An answer within this time is quick. Longer than the longest delay, because sending a delayed
-/// acknowledgement locks the queue pair and so holds up the program.
+/// An answer within this time is quick. This time exceeds the maximum delay, because sending a
+/// delayed acknowledgement locks the queue pair and so holds up the program.
 const QUICK: Duration = Duration::from_micros(1000);
-/// Least and most delay of an acknowledgement. It is twice the usual time of an answer.
-const PATIENCE: (Duration, Duration) = (Duration::from_micros(20), Duration::from_micros(500));
+/// Minimum and maximum delay of an acknowledgement. The delay is twice the average time of an
+/// answer.
+const DELAY_LIMITS: (Duration, Duration) = (Duration::from_micros(20), Duration::from_micros(500));
 /// Score from which on a quick answer is expected. A missing one delays the peer's completion by
-/// [`PATIENCE`], or by a tick of the background thread if the program does not poll.
+/// [`DELAY_LIMITS`], or by a tick of the background thread if the program does not poll.
 const ENOUGH: u8 = 32;
-/// Points lost by an answer that does not come. A long ping-pong survives single ones, as the
+/// Points lost if no answer is posted in time. A long ping-pong survives single misses, as the
 /// system may preempt the program at any time.
 const MISS: u8 = 64;
 /// Points lost by a slow answer while no acknowledgement waits for it.
@@ -45,22 +46,22 @@ pub struct DelayedAck {
     score: u8,
     request_at: Option<Instant>,
     waits: bool,
-    /// Usual time of a quick answer in nanoseconds.
+    /// Average time of a quick answer in nanoseconds.
     usual: u32,
 }
 
 impl DelayedAck {
-    /// Called for a request that wants an acknowledgement. Returns until when to delay that, if at
-    /// all.
+    /// Called for a request whose sender requests an acknowledgement. Returns until when to delay
+    /// the acknowledgement; `None` sends it at once.
     pub fn on_request(&mut self, now: Instant) -> Option<Instant> {
         // clause: ACK-BEFORE-REQUESTS
-        // Two requests without an answer between them are no ping-pong.
+        // Two requests without an answer between them are not a ping-pong.
         if self.request_at.replace(now).is_some() {
             self.lose(MISS);
         }
         self.waits = self.score >= ENOUGH;
         let twice = Duration::from_nanos(2 * u64::from(self.usual));
-        self.waits.then(|| now.after(twice.clamp(PATIENCE.0, PATIENCE.1)))
+        self.waits.then(|| now.after(twice.clamp(DELAY_LIMITS.0, DELAY_LIMITS.1)))
     }
 
     /// Called when the program posts a request.
@@ -109,7 +110,7 @@ mod tests {
     #[test]
     fn ack_waits_after_enough_quick_answers() {
         let (mut delayed_ack, now) = settled();
-        assert_eq!(delayed_ack.on_request(now), Some(now.after(PATIENCE.0)));
+        assert_eq!(delayed_ack.on_request(now), Some(now.after(DELAY_LIMITS.0)));
     }
 
     #[test]

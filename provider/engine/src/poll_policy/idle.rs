@@ -1,15 +1,15 @@
-//! When a thread that polls in vain yields its CPU, which the peer may need.
+//! Decides when a thread with empty polls yields its CPU, which the peer may need.
 
 use std::time::Duration;
 
-/// Consecutive vain polls before a poller starts to yield.
+/// Number of consecutive empty polls before a poller starts to yield.
 const IDLE_VISITS: u32 = 24;
-/// Least duration of vain polls before a poller yields, since polls of rings are short.
+/// Minimum duration of empty polls before a poller yields, since polls of rings are short.
 const IDLE_TIME: Duration = Duration::from_micros(10);
 
-/// Returns true while a poller has polled in vain too seldom to yield.
+/// Returns true if a poller had too few consecutive empty polls to yield.
 #[inline]
-pub(crate) fn is_young(visits: u32) -> bool {
+pub(crate) fn is_below_idle_limit(visits: u32) -> bool {
     visits < IDLE_VISITS
 }
 
@@ -18,7 +18,7 @@ pub(crate) fn is_young(visits: u32) -> bool {
 /// while the lock is taken. In the other stretches the scheduler preempts at any point.
 const STRETCH_MS: u128 = 8;
 
-/// Returns true if a poller that is not young yields after `idle` in vain.
+/// Returns true if a poller above the limit of empty polls yields; `idle` is their duration.
 #[inline]
 pub(crate) fn yields(idle: Duration) -> bool {
     idle >= IDLE_TIME && (idle.as_millis() / STRETCH_MS).is_multiple_of(2)
@@ -29,8 +29,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn poller_yields_after_many_vain_polls() {
-        let yields = |visits, idle| !is_young(visits) && yields(Duration::from_nanos(idle));
+    fn poller_yields_after_many_empty_polls() {
+        let yields = |visits, idle| !is_below_idle_limit(visits) && yields(Duration::from_nanos(idle));
         assert_eq!(
             [(23, 20_000), (24, 9_999), (24, 10_000)].map(|(visits, idle)| yields(visits, idle)),
             [false, false, true]

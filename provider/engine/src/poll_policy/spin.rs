@@ -1,6 +1,6 @@
 //! Spinning before sleep: its duration, and its effect on other threads.
 //!
-//! If another thread wants the CPU, sleeping is better, also the next times: a woken thread is
+//! If another thread needs the CPU, sleeping is better, also the next times: a woken thread is
 //! scheduled first, a yielding one gets less time later. [`SpinGovernor::spin_until`] is the loop.
 
 use crate::thread;
@@ -13,8 +13,9 @@ use std::time::Duration;
 /// A poll that takes longer was preempted, if the thread's count of preemptions says so. Time
 /// stolen by a hypervisor does not count: sleeping would not help.
 const CROWDED: Duration = Duration::from_micros(500);
-/// After finding packets for long, a thread polls in vain for a quarter of that time, but at most
-/// for this multiple of its patience. Streams have pauses in which a receiver should not sleep.
+/// After finding packets for long, a thread accepts empty polls for a quarter of that time, but at
+/// most for this multiple of its spin time. Streams have pauses in which a receiver should not
+/// sleep.
 const STRETCH: u32 = 4;
 /// Rounds without spinning after contention; doubled each time it happens again.
 const CROWDED_ROUNDS: u32 = 16;
@@ -41,18 +42,18 @@ pub(crate) enum Next {
 
 #[derive(Debug)]
 pub(crate) struct SpinRound {
-    patience: Duration,
+    spin_time: Duration,
     start: Instant,
     last_poll: Instant,
     last_found: Instant,
-    /// Preemptions of the thread at the first vain poll; not read if the first poll succeeds.
+    /// Preemptions of the thread at the first empty poll; not read if the first poll succeeds.
     preemptions: Option<u64>,
 }
 
 impl SpinRound {
-    /// A round begins at `now` and ends when nothing arrives for `patience`.
-    pub(crate) fn new(patience: Duration, now: Instant) -> Self {
-        Self { patience, start: now, last_poll: now, last_found: now, preemptions: None }
+    /// A round begins at `now` and ends when nothing arrives for `spin_time`.
+    pub(crate) fn new(spin_time: Duration, now: Instant) -> Self {
+        Self { spin_time, start: now, last_poll: now, last_found: now, preemptions: None }
     }
 
     pub(crate) fn before_yield(&mut self, preemptions: impl FnOnce() -> u64) {
@@ -78,9 +79,9 @@ impl SpinRound {
         Next::Poll
     }
 
-    /// Time of vain polls, given how long the thread has found packets.
+    /// Maximum time of empty polls, given how long the thread has found packets.
     fn stretched(&self) -> Duration {
-        (self.last_found.since(self.start) / STRETCH).clamp(self.patience, self.patience * STRETCH)
+        (self.last_found.since(self.start) / STRETCH).clamp(self.spin_time, self.spin_time * STRETCH)
     }
 }
 
@@ -110,10 +111,10 @@ impl SpinGovernor {
         self.penalty.store(0, Relaxed);
     }
 
-    /// Polls until `poll` returns [`Poll::Enough`], nothing has arrived for `patience`, or another
+    /// Polls until `poll` returns [`Poll::Enough`], nothing has arrived for `spin_time`, or another
     /// thread wants the CPU. Returns true in the first case.
-    pub(crate) fn spin_until(&self, patience: Duration, mut poll: impl FnMut() -> Poll) -> bool {
-        let mut round = SpinRound::new(patience, clock::now());
+    pub(crate) fn spin_until(&self, spin_time: Duration, mut poll: impl FnMut() -> Poll) -> bool {
+        let mut round = SpinRound::new(spin_time, clock::now());
         loop {
             let result = poll();
             if result == Poll::Empty {
@@ -138,15 +139,15 @@ impl SpinGovernor {
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_micros(50);
+    const SPIN_TIME: Duration = Duration::from_micros(50);
     const US: Duration = Duration::from_micros(1);
-    const VAIN: (Poll, Duration, u64) = (Poll::Empty, US, 0);
+    const EMPTY: (Poll, Duration, u64) = (Poll::Empty, US, 0);
 
     /// Runs a round of polls of given durations and preemptions, the last one forever. Returns its
     /// end and the number of polls.
     fn round(polls: &[(Poll, Duration, u64)]) -> (Next, usize) {
         let (mut now, mut preemptions) = (Instant(1), 0);
-        let mut round = SpinRound::new(PATIENCE, now);
+        let mut round = SpinRound::new(SPIN_TIME, now);
         for at in 0.. {
             let (poll, takes, preempted) = polls[at.min(polls.len() - 1)];
             (now, preemptions) = (now.after(takes), preemptions + preempted);
@@ -162,18 +163,18 @@ mod tests {
     }
 
     #[test]
-    fn round_ends_when_enough_or_nothing_for_patience() {
-        assert_eq!(round(&[VAIN, (Poll::Found, US, 0), (Poll::Enough, US, 0)]), (Next::Enough, 3));
-        assert_eq!(round(&[VAIN]), (Next::GiveUp, 50));
-        assert_eq!(round(&[VAIN, (Poll::Found, 100 * US, 0), VAIN]), (Next::GiveUp, 52));
+    fn round_ends_on_event_or_after_idle_spin_time() {
+        assert_eq!(round(&[EMPTY, (Poll::Found, US, 0), (Poll::Enough, US, 0)]), (Next::Enough, 3));
+        assert_eq!(round(&[EMPTY]), (Next::GiveUp, 50));
+        assert_eq!(round(&[EMPTY, (Poll::Found, 100 * US, 0), EMPTY]), (Next::GiveUp, 52));
     }
 
     #[test]
-    fn long_success_lengthens_patience() {
-        for (found, patience) in [(1, 50), (3, 75), (4, 100), (8, 200), (100, 200)] {
+    fn long_success_lengthens_spin_time() {
+        for (found, spin_time) in [(1, 50), (3, 75), (4, 100), (8, 200), (100, 200)] {
             let mut polls = vec![(Poll::Found, 100 * US, 0); found];
-            polls.push(VAIN);
-            assert_eq!(round(&polls), (Next::GiveUp, found + patience));
+            polls.push(EMPTY);
+            assert_eq!(round(&polls), (Next::GiveUp, found + spin_time));
         }
     }
 
@@ -182,10 +183,10 @@ mod tests {
         let stolen = (Poll::Found, CROWDED, 0);
         let preempted = (Poll::Found, CROWDED, 1);
         let enough = (Poll::Enough, US, 0);
-        assert_eq!(round(&[VAIN, preempted, enough]), (Next::Contended, 2));
+        assert_eq!(round(&[EMPTY, preempted, enough]), (Next::Contended, 2));
         assert_eq!(round(&[stolen, preempted, enough]), (Next::Contended, 2));
         // Neither stolen time without preemption nor a short preemption counts.
-        assert_eq!(round(&[VAIN, stolen, stolen, (Poll::Found, US, 1), enough]), (Next::Enough, 5));
+        assert_eq!(round(&[EMPTY, stolen, stolen, (Poll::Found, US, 1), enough]), (Next::Enough, 5));
         assert_eq!(round(&[stolen, stolen, enough]), (Next::Enough, 3));
     }
 

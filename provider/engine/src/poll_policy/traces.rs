@@ -1,24 +1,26 @@
-//! Traces of real programs, replayed through the policy. The first line of a trace names its
-//! program; each other line is one event with its time in nanoseconds.
+//! Traces of real programs, replayed through the policy. The first line of a trace is the name of
+//! its program; each other line is one event with its time in nanoseconds.
 //!
 //! - `poll FROM UNTIL FOUND`: polling without a pause of 10 us, which found packets FOUND times
 //! - `served AT`: the background thread received packets
 //! - `request AT`, `post AT`: a request that wants an acknowledgement arrived; the program posted
 //! - `silence AT`: the delay of an acknowledgement expired
 //! - `arm AT`: the program requested an event
-//! - `wait AT`, then `awake AT`, or `sleep AT` and `woken AT`: it waited for the event and received
-//!   it, or slept
+//! - `wait AT`, then `awake AT`, or `sleep AT` and `woken AT`: the program waited for the event and
+//!   received it, or slept
+//!
+//! Replays ignore `silence`, `arm` and `sleep`; they are for the reader.
 
 use super::delayed_ack::{DelayedAck, due_in_background};
 use super::spin::{Next, Poll, SpinRound};
-use super::{Background, Course, SERVED, SHORT_TICK, Served, WakeUp, gave_up_too_soon, patience};
+use super::{Background, Course, SERVED, SHORT_TICK, Served, WakeUp, gave_up_too_soon, spin_time};
 use crate::presence::Presence;
 use roxe_transport::time::Instant;
 use std::time::Duration;
 
 const US: Duration = Duration::from_micros(1);
 /// Default of `ROXE_SPIN_US`.
-const PATIENCE: Duration = Duration::from_micros(50);
+const SPIN_TIME: Duration = Duration::from_micros(50);
 
 macro_rules! trace {
     ($name:literal) => {
@@ -42,7 +44,7 @@ fn events(trace: &str) -> Vec<Event<'_>> {
         .collect()
 }
 
-/// Start of traces: long after anything a new policy remembers.
+/// Start of traces in nanoseconds, far from the zero time of a new policy.
 const START: u64 = 1_000_000_000;
 
 /// Delays of acknowledgements for the requests and posts of `events`.
@@ -51,7 +53,7 @@ struct Acks {
     /// For each request, the delay of its acknowledgement.
     waits: Vec<Option<Duration>>,
     /// Acknowledgements that left without an answer.
-    in_vain: usize,
+    unanswered: usize,
 }
 
 fn replay_acks(events: &[Event<'_>]) -> Acks {
@@ -59,7 +61,7 @@ fn replay_acks(events: &[Event<'_>]) -> Acks {
     for &(name, at, _) in events {
         if waiting.take_if(|until| due_in_background(*until) <= at).is_some() {
             policy.on_expiry();
-            acks.in_vain += 1;
+            acks.unanswered += 1;
         }
         match name {
             "request" => {
@@ -93,7 +95,7 @@ impl Acks {
 fn ping_pong_acks_wait_from_33rd_request_on() {
     for trace in [trace!("ib_write_lat_shm_acks"), trace!("ib_write_lat_udp_acks")] {
         let acks = replay_acks(&trace);
-        assert_eq!((acks.first(), acks.share(), acks.in_vain), (Some(32), 100, 0), "{acks:?}");
+        assert_eq!((acks.first(), acks.share(), acks.unanswered), (Some(32), 100, 0), "{acks:?}");
         assert!(acks.waits.iter().flatten().all(|&waits| waits <= 200 * US), "{acks:?}");
     }
 }
@@ -102,7 +104,7 @@ fn ping_pong_acks_wait_from_33rd_request_on() {
 fn stumbling_ping_pong_acks_mostly_wait() {
     let acks = replay_acks(&trace!("ucx_tag_lat_udp_acks"));
     assert!(acks.first().is_some_and(|first| (32..64).contains(&first)), "{acks:?}");
-    assert!(acks.share() >= 60 && acks.in_vain <= 2, "{acks:?}");
+    assert!(acks.share() >= 60 && acks.unanswered <= 2, "{acks:?}");
 }
 
 #[test]
@@ -111,7 +113,7 @@ fn stream_acks_never_wait() {
     assert_eq!((acks.first(), acks.waits.len()), (None, 400));
 }
 
-/// Behaviour of the background thread beside the program of a trace.
+/// Behaviour of the background thread while the program of a trace runs.
 #[derive(Debug, Default)]
 struct Wakeups {
     count: usize,
@@ -189,7 +191,7 @@ fn replay_background(events: &[Event<'_>]) -> Wakeups {
 }
 
 #[test]
-fn thread_is_mostly_muted_beside_polling_program() {
+fn thread_is_mostly_muted_while_program_polls() {
     for (trace, per_ms) in [
         (trace!("ib_write_lat_shm_polls"), 3.2),
         (trace!("ib_write_lat_udp_polls"), 2.0),
@@ -213,14 +215,14 @@ fn sleeping_read_target_is_served_at_once() {
 
 /// Number of waits in `events`, and of those that end without a sleep.
 fn replay_waits(events: &[Event<'_>]) -> (usize, usize) {
-    let (mut waits, mut awake, mut are_patient, mut since) = (0, 0, false, None);
+    let (mut waits, mut awake, mut spins_longer, mut since) = (0, 0, false, None);
     for &(name, at, _) in events {
         match name {
             "wait" => since = Some(at),
             "awake" | "woken" => {
                 let Some(since) = since.take() else { continue };
                 waits += 1;
-                let mut round = SpinRound::new(patience(PATIENCE, are_patient), since);
+                let mut round = SpinRound::new(spin_time(SPIN_TIME, spins_longer), since);
                 let polls = (1..).map(|nth| since.after(nth * US));
                 let next = polls.map(|now| {
                     let poll = if now >= at { Poll::Enough } else { Poll::Empty };
@@ -229,7 +231,7 @@ fn replay_waits(events: &[Event<'_>]) -> (usize, usize) {
                 if next.into_iter().find(|next| *next != Next::Poll) == Some(Next::Enough) {
                     awake += 1;
                 } else {
-                    are_patient = gave_up_too_soon(at.since(since), PATIENCE);
+                    spins_longer = gave_up_too_soon(at.since(since), SPIN_TIME);
                 }
             }
             _ => {}

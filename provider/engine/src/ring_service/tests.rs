@@ -16,7 +16,7 @@ use std::net::Ipv4Addr;
 use std::sync::mpsc;
 use std::time::{self, Duration};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// A length of which a ring holds some.
 const LONG: usize = 4112;
 
@@ -70,7 +70,7 @@ fn ring_taken_up_by_program_thread_wakes_sleeper() {
         let start = time::Instant::now();
         // Only the ring could wake it.
         while !offer.writer.must_wake() {
-            assert!(start.elapsed() < PATIENCE, "the writer of ring {n} believes that its reader is awake");
+            assert!(start.elapsed() < TIMEOUT, "the writer of ring {n} believes that its reader is awake");
             std::thread::yield_now();
         }
         offer.writer.slot(&heading(), LONG).unwrap().put(&[0; LONG]).unwrap();
@@ -233,7 +233,7 @@ fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = look() {
             return found;
         }
-        assert!(start.elapsed() < PATIENCE, "{what}");
+        assert!(start.elapsed() < TIMEOUT, "{what}");
         std::thread::yield_now();
     }
 }
@@ -380,7 +380,7 @@ fn ring_of_dead_reader_closes_without_blocking_writer() {
         done.send("writer").unwrap();
     });
     assert!(
-        is_opened.recv_timeout(PATIENCE).unwrap(),
+        is_opened.recv_timeout(TIMEOUT).unwrap(),
         "the first datagram goes into ring A, whose lock is held from here"
     );
     drop(inbound);
@@ -394,11 +394,11 @@ fn ring_of_dead_reader_closes_without_blocking_writer() {
     };
     let start = time::Instant::now();
     while !is_given_up() {
-        assert!(start.elapsed() < PATIENCE, "who closes ring A keeps the list of rings until it has the ring");
+        assert!(start.elapsed() < TIMEOUT, "the thread that closes ring A holds the list of rings until it has the ring");
         std::thread::yield_now();
     }
     go.send(()).unwrap();
-    let mut ended = [(); 2].map(|()| is_done.recv_timeout(PATIENCE).expect("both come to an end"));
+    let mut ended = [(); 2].map(|()| is_done.recv_timeout(TIMEOUT).expect("receive the end of both threads"));
     ended.sort_unstable();
     assert_eq!(ended, ["tender", "writer"]);
 }
@@ -412,7 +412,7 @@ fn rings_are_small_beyond_limit_across_engines() {
     let slot = rx.state.slots[0].slot();
     let _offer = engine.offer_ring(&rx.state, slot).unwrap();
     let mut buf = [0; 64];
-    let (len, _) = rx.state.slots[0].recv(&mut buf).unwrap().expect("the offer");
+    let (len, _) = rx.state.slots[0].recv(&mut buf).unwrap().expect("receive the offer");
     let Some((Frame::Ring { size }, _)) = Frame::parse(&buf[..len]) else { panic!("{:?}", &buf[..len]) };
     assert_eq!(size as usize, shm::SMALL);
 }
@@ -454,7 +454,7 @@ fn through_ring(packets: &[(u8, usize)]) -> (Vec<u8>, usize) {
 
 // clause: ACK-BEFORE-REQUESTS
 #[test]
-fn ack_is_taken_before_request_behind_it_in_a_ring() {
+fn ack_is_taken_before_request_after_it_in_a_ring() {
     const ACK: (u8, usize) = (0x11, 16);
     assert_eq!(through_ring(&[ACK]), (vec![0x11], 1));
     assert_eq!(through_ring(&[ACK, (1, 60)]), (vec![0x11, 1], 1), "one record for both");

@@ -17,8 +17,8 @@ use roxe_transport::time::Instant;
 use std::sync::Arc;
 
 const RING_BUDGET: usize = 32;
-/// Bytes of a packet that are copied out of a ring before it is parsed: the longest headers and an
-/// ATOMIC WRITE's payload.
+/// Number of bytes of a packet that are copied out of a ring before it is parsed: the longest
+/// headers and an ATOMIC WRITE's payload.
 const HEAD: usize = 96;
 /// Shorter packets are copied whole.
 const LONG: usize = 1024;

@@ -98,7 +98,7 @@ impl Exit<'_> {
         at
     }
 
-    /// Applies `fate` to packet `at` and sends it by itself.
+    /// Applies `fate` to packet `at` and sends it alone.
     fn send_spoiled(&mut self, batch: &mut Batch, at: usize, fate: &Fate, link: &Arc<UdpLink>, av: &Av) {
         let verdict = fate.verdict;
         interceptor::count(self.engine.counters(), &verdict);

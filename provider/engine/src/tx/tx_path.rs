@@ -43,7 +43,7 @@ enum Wait {
     Ring {
         ring: SharedSender,
         /// Read position of the ring at the last check. `None` for unreliable queue pairs: their
-        /// first check may come less than [`TxPath::PATIENCE`] after they began to wait.
+        /// first check may run less than [`TxPath::ROOM_TIMEOUT`] after they began to wait.
         read: Option<u64>,
     },
     /// For the agreement on a ring, which [`crate::rings`] bounds in time.
@@ -83,9 +83,9 @@ impl TxCache {
         }
     }
 
-    /// Called after datagrams have waited for [`TxPath::PATIENCE`]. If no room was made meanwhile,
-    /// later datagrams are lost, as at a socket whose buffer is full.
-    pub fn end_patience(&mut self, engine: &Engine) {
+    /// Called after datagrams have waited for [`TxPath::ROOM_TIMEOUT`]. If no room was made
+    /// meanwhile, later datagrams are lost, as at a socket whose buffer is full.
+    pub fn note_room_timeout(&mut self, engine: &Engine) {
         if !self.link_moved(engine) {
             match &self.waits {
                 Some(Wait::Ring { ring, .. }) => ring.lock().is_stalled = true,
@@ -153,13 +153,13 @@ impl Built {
     }
 }
 
-/// Bytes of an acknowledgement (BTH and AETH) without its ICRC.
+/// Size in bytes of an acknowledgement (BTH and AETH) without its ICRC.
 const ACK_LEN: usize = Bth::LEN + 4;
-/// Longest packet, with its ICRC, that an acknowledgement shares a record with. No other packet
-/// shares its header then, as the smallest path MTU is larger than its payload.
+/// Maximum size in bytes of a packet, with its ICRC, that shares a record with an acknowledgement.
+/// No other packet shares its header then, as the smallest path MTU is larger than its payload.
 const MAX_BEFORE_ACK: usize = 256;
 
-/// An acknowledgement that is placed behind the next packet, in the same record: a record of its
+/// An acknowledgement that is placed after the next packet, in the same record: a record of its
 /// own costs the reader as much as a packet. The reader processes it first
 /// ([`crate::run::Run::packets`]).
 struct LateAck {
@@ -172,7 +172,7 @@ struct LateAck {
 impl LateAck {
     /// Returns true if the acknowledgement can follow a packet of `total` bytes: only the last
     /// packet of a record may be shorter.
-    fn goes_behind(&self, total: usize, heading: &Heading) -> bool {
+    fn can_follow_packet(&self, total: usize, heading: &Heading) -> bool {
         let lengths = ACK_LEN + icrc::LEN + 1..=MAX_BEFORE_ACK;
         !self.is_due && lengths.contains(&total) && self.heading == *heading
     }
@@ -188,7 +188,7 @@ pub struct TxPath<'a> {
     /// True for RC: unacknowledged packets are retransmitted.
     is_reliable: bool,
     open: Option<OpenRing>,
-    /// True if an acknowledgement may share a record with a packet behind it.
+    /// True if an acknowledgement may share a record with the packet after it.
     pub joins_acks: bool,
     late_ack: Option<LateAck>,
     has_written: bool,
@@ -197,7 +197,7 @@ pub struct TxPath<'a> {
 
 impl<'a> TxPath<'a> {
     /// Time that datagrams wait for room before they are lost.
-    pub const PATIENCE: Duration = Duration::from_secs(1);
+    pub const ROOM_TIMEOUT: Duration = Duration::from_secs(1);
 
     /// For the queue pair `qpn`, whose packets are acknowledged if it `is_reliable`.
     pub fn new(engine: &'a Engine, cache: &'a mut TxCache, qpn: Qpn, is_reliable: bool) -> Self {
@@ -282,12 +282,12 @@ impl<'a> TxPath<'a> {
         };
         !queue.is_empty() && {
             let queue = Arc::clone(queue);
-            self.wait_behind(&queue)
+            self.wait_for_queue(&queue)
         }
     }
 
     #[cold]
-    fn wait_behind(&mut self, queue: &Arc<TxQueue>) -> bool {
+    fn wait_for_queue(&mut self, queue: &Arc<TxQueue>) -> bool {
         if !self.is_reliable && queue.is_stalled() {
             return false;
         }
@@ -332,7 +332,7 @@ impl<'a> TxPath<'a> {
         }
         let is_empty = self.batch.as_ref().is_none_or(|batch| batch.packets.is_empty());
         if !is_same {
-            // The batch is flushed first, then the caller asks again.
+            // The batch is flushed first, then the caller calls this again.
             if !is_empty {
                 return false;
             }
@@ -409,7 +409,7 @@ impl<'a> TxPath<'a> {
         }
     }
 
-    /// Returns true if the ring has room for an acknowledgement and the packet in front of it.
+    /// Returns true if the ring has room for an acknowledgement and the packet before it.
     #[inline]
     fn keeps_room_for_ack(&mut self) -> bool {
         let both = record_len(ACK_LEN + icrc::LEN) + record_len(MAX_BEFORE_ACK);
@@ -431,7 +431,7 @@ impl TxBatch for TxPath<'_> {
             return self.batch().room(av, to, len, note).map(TxRoom::Own);
         }
         match &mut self.late_ack {
-            Some(ack) if ack.goes_behind(total, &heading) => ack.is_due = true,
+            Some(ack) if ack.can_follow_packet(total, &heading) => ack.is_due = true,
             Some(_) => self.put_late_ack(),
             None => {
                 let is_ack = note.reason == TxReason::Ack && len == ACK_LEN;

@@ -14,11 +14,11 @@ static PREVIOUS: [AtomicPtr<libc::sigaction>; 2] = [const { AtomicPtr::new(std::
 
 pub(super) fn install() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(put_in_front);
+    ONCE.call_once(install_first);
 }
 
-/// Installs our handler in front of the current handlers.
-pub(super) fn put_in_front() {
+/// Installs our handler before the current handlers.
+pub(super) fn install_first() {
     for (&signal, previous) in SIGNALS.iter().zip(&PREVIOUS) {
         let action = current_action(signal);
         // Leaked, because a handler may run at any later time. Stored first, so that our handler
@@ -75,7 +75,7 @@ fn is_guarded(instruction: usize) -> bool {
 fn chain(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
     let slot = SIGNALS.iter().zip(&PREVIOUS).find(|(known, _)| **known == signal);
     let previous = slot.map_or(std::ptr::null_mut(), |(_, previous)| previous.load(Ordering::Acquire));
-    // SAFETY: null, or a box that `put_in_front` leaked and never writes again.
+    // SAFETY: null, or a box that `install_first` leaked and never writes again.
     let Some(previous) = (unsafe { previous.as_ref() }) else { return give_up(signal, info) };
     if previous.sa_flags & libc::SA_RESETHAND != 0 {
         reset(signal);

@@ -1,4 +1,5 @@
-//! System calls of packet sockets that no safe crate offers completely. **Unsafe room.**
+//! System calls of packet sockets that no safe crate offers completely. Unsafe code: these system
+//! calls.
 
 use crate::cmsg::{CAPACITY, Control};
 use crate::sys::{check, set};
@@ -9,7 +10,7 @@ use std::io;
 use std::mem::{size_of, zeroed};
 use std::os::fd::RawFd;
 
-/// Most frames per call in each direction, limited by the stack they need.
+/// Maximum number of frames per call in each direction, limited by the stack they need.
 pub(super) const MAX_SEND: usize = 16;
 pub(super) const MAX_RECV: usize = 16;
 
@@ -83,7 +84,7 @@ pub(super) fn send<'a>(fd: RawFd, frames: impl Iterator<Item = &'a [u8]>) -> io:
     }
 }
 
-/// Receives frames without blocking, one into each `slot` bytes of `area`, `front` bytes behind the
+/// Receives frames without blocking, one into each `slot` bytes of `area`, `front` bytes after the
 /// start of the slot. Calls `each` with the area, the start of the frame, its true length (which
 /// may exceed the room), and the VLAN tag that the kernel has removed.
 pub(super) fn recv(

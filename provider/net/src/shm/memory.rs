@@ -1,4 +1,4 @@
-//! Memory shared with one other process. **Unsafe room**: a sealed memfd, mapped, and bytes copied
+//! Memory shared with one other process. Unsafe code: a sealed memfd, mapped, and bytes copied
 //! in and out.
 //!
 //! The file is a page of atomic words, and data written by one side, whose headers are atomic words
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes before the data: a multiple of every Linux page size.
 const CONTROL: usize = 64 << 10;
-/// Bytes of a word, and words of a cache line.
+/// Size of a word in bytes, and of a cache line in words.
 const WORD: usize = size_of::<AtomicU64>();
 const LINE: usize = 8;
 /// Seals against resizing by the other process.
@@ -51,7 +51,7 @@ unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
     /// Creates memory with `size` bytes of data, a power of two and a multiple of 64 KiB, and the
-    /// file for the other process. Errors: EFBIG if it exceeds the file size limit.
+    /// file for the other process. EFBIG if it exceeds the file size limit.
     pub(super) fn create(size: usize) -> io::Result<(Self, OwnedFd)> {
         // SAFETY: the name is a constant with its terminating zero.
         let fd = unsafe { libc::memfd_create(c"roxe".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
@@ -68,7 +68,7 @@ impl SharedMemory {
         Ok((Self::map(&fd, size)?, fd))
     }
 
-    /// Opens memory of another process. Errors: EINVAL unless made by [`SharedMemory::create`].
+    /// Opens memory of another process; EINVAL unless made by [`SharedMemory::create`].
     pub(super) fn open(fd: &OwnedFd, size: usize) -> io::Result<Self> {
         // SAFETY: an all-zero stat is valid, and the call fills it.
         let stat = unsafe {

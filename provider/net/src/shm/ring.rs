@@ -27,17 +27,18 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub const SIZE: usize = 2 << 20;
 /// Data bytes of a ring of a process with many rings.
 pub const SMALL: usize = 256 << 10;
-/// Most packet bytes of a record. The reader works on one while the writer fills the next.
+/// Maximum number of packet bytes of a record. The reader works on one while the writer fills the
+/// next.
 pub const MAX_RUN: usize = 32 << 10;
 const HEADER_LEN: usize = 8;
 const ADDRESSES: usize = 32;
-/// Largest offset of packets in a record.
+/// Maximum offset of packets in a record.
 const START: usize = HEADER_LEN + ADDRESSES + ALIGN;
 const ALIGN: usize = 16;
 const LINE: u64 = 64;
-/// Records of packets of at most this many bytes are built beside the ring, up to [`STAGE`] bytes
+/// Records of packets of at most this many bytes are built outside the ring, up to [`STAGE`] bytes
 /// of them: while the reader polls the header, each locked operation between two stores to its line
-/// would stall. Besides, stores to shared memory are made byte by byte.
+/// would stall. Also, stores to shared memory are made byte by byte.
 const STAGED: usize = 256;
 const STAGE: usize = 2 << 10;
 
@@ -68,8 +69,8 @@ pub struct Heading {
     pub hop_limit: u8,
 }
 
-/// Most free bytes needed for a record with `len` bytes of packets, including the cleared header of
-/// the next record.
+/// Maximum number of free bytes needed for a record with `len` bytes of packets, including the
+/// cleared header of the next record.
 #[inline]
 pub fn record_len(len: usize) -> u64 {
     ((START + len) as u64).next_multiple_of(LINE) + LINE
@@ -85,7 +86,7 @@ const fn start(goes_on: bool, segment: usize) -> usize {
 /// The header word of a record; 0 if there is no record yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RecordHeader {
-    /// Bytes of all packets, and of the first.
+    /// Size in bytes of all packets, and of the first.
     len: usize,
     segment: usize,
     /// Number of packets that share one packet header.
@@ -135,7 +136,7 @@ pub struct Record<'a> {
     pub bytes: SharedBytes<'a>,
     /// Number of packets represented by one header, whose payloads follow it contiguously.
     pub joined: u8,
-    /// True if there is no record behind it yet.
+    /// True if there is no record after it yet.
     pub is_last: bool,
 }
 
@@ -227,7 +228,7 @@ impl Writer {
         self.memory.room(self.tail + at as u64, len)
     }
 
-    /// Moves the bytes built beside the ring into it; from `at` on nothing more is staged.
+    /// Moves the bytes built outside the ring into it; from `at` on nothing more is staged.
     #[inline(never)]
     fn unstage(&mut self, at: usize) {
         if let Some(staged) = staged_lines(&self.staged, at) {
@@ -287,7 +288,7 @@ impl Writer {
         match if segment <= STAGED { staged_lines(&self.staged, end) } else { None } {
             Some(staged) => self.memory.put(self.tail, staged),
             None if goes_on => {}
-            // A record not built beside the ring lacks the addresses.
+            // A record not built outside the ring lacks the addresses.
             None => self.memory.put(self.tail + HEADER_LEN as u64, [src.0, dst.0].as_flattened().as_chunks().0),
         }
         self.memory.header(self.tail).store(header.to_word(), Ordering::Release);
@@ -357,7 +358,7 @@ struct Open {
     goes_on: bool,
     segment: usize,
     len: usize,
-    /// Bytes of the last packet or extension.
+    /// Size in bytes of the last packet or extension.
     last: usize,
     /// Packets that share one header, and those added by the last extension.
     joined: u8,
@@ -463,7 +464,7 @@ impl Reader {
     /// Returns true, once, if the waiting writer must be woken because there is room. Call after
     /// reading.
     ///
-    /// It looks once for each quarter of the ring, since the fence stalls: a writer waits until
+    /// Checks once for each quarter of the ring, since the fence stalls: a writer waits until
     /// half of the ring is free, so at least one quarter ends between that and an empty ring.
     #[inline]
     pub fn must_tell(&self) -> bool {

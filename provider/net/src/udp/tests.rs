@@ -40,7 +40,7 @@ fn hop_limits_0_and_1_are_sent_as_64() {
             20,
         )
         .unwrap();
-        assert_eq!(recv(&b, &mut buf).hop_limit, sent, "asked for {asked}");
+        assert_eq!(recv(&b, &mut buf).hop_limit, sent, "requested {asked}");
     }
 }
 

@@ -143,7 +143,7 @@ fn spoiled() -> Vec<Check> {
         ("ibv_rc_pingpong", rc, "corrupt icrc rx op=SEND_LAST nth=3,5", &["corrupted"]),
         ("ibv_rc_pingpong", rc, "ecn 20%", &["marked CE"]),
         ("ibv_rc_pingpong", rc, "rnr msg=5..7 times=3", &["no receive"]),
-        ("ibv_rc_pingpong", rc, "nak psn_sequence 3%; nak 0x21 2%; cnp 5%", &[": forged", "behind a forged packet"]),
+        ("ibv_rc_pingpong", rc, "nak psn_sequence 3%; nak 0x21 2%; cnp 5%", &[": forged", "after a forged packet"]),
         (
             "ibv_rc_pingpong",
             "-g 1 -c -n 200",
@@ -390,7 +390,7 @@ fn replaced() -> Verdict {
         answers(client.faults(&["delay by=1ms tx"]), "delay by=1ms tx: ")?;
         let applied = || Ok(!client.faults(&[])?.ends_with(" 0 faults"));
         until(applied, "a delayed packet")?;
-        refuses(client.faults(&["delay by=1ms lost"]), "fault rule 1: \"lost\" is no word of a rule")?;
+        refuses(client.faults(&["delay by=1ms lost"]), "fault rule 1: \"lost\" is not a word of a packet rule")?;
         answers(client.faults(&[]), "delay by=1ms tx: ")?;
         answers(client.faults(&["@/dev/null"]), "none")?;
         refuses(server.faults(&["fail post_send"]), "started with rules about packets only")?;

@@ -56,7 +56,7 @@ fn rep_sets_the_qp_terms() {
     assert_eq!((terms.route, terms.dest_qpn, terms.rq_psn, terms.sq_psn), {
         (route(), PEER_QPN, Psn::new(100), Psn::new(200))
     });
-    assert_eq!((terms.max_rd_atomic, terms.max_dest_rd_atomic), (5, 3), "of 8 and 4, the peer serves 5 and wants 3");
+    assert_eq!((terms.max_rd_atomic, terms.max_dest_rd_atomic), (5, 3), "of 8 and 4, the peer serves 5 and requests 3");
     assert_eq!((terms.retry_cnt.get(), terms.rnr_retry.get(), terms.timeout.get()), (7, 2, 18));
     assert_eq!((node.sent(), node.state(id), node.cm.poll_timeout()), (vec![], State::RepRcvd, None));
     node.cm.confirm(id, &PrivateData::new(b"go").unwrap()).unwrap();
@@ -121,7 +121,7 @@ fn a_rej_ends_the_request() {
     node.run_out();
     assert!(node.events().is_empty());
     let id = node.answered();
-    assert_eq!(node.takes(nameless(id)), Err(Ignored::UnknownId), "the peer has a name by now");
+    assert_eq!(node.takes(nameless(id)), Err(Ignored::UnknownId), "the peer's id is known by now");
 }
 
 /// The REJ of a peer without a listener.
@@ -145,7 +145,7 @@ fn req_without_listener_is_retried() {
     let last = node.cm.state(id);
     for pause in [10, 20, 40, 80, 160, 160] {
         assert_eq!((node.takes(nobody(id)), node.cm.state(id)), (Ok(()), last));
-        assert_eq!(node.takes(nobody(id)), Err(Ignored::Duplicate), "the network repeated it");
+        assert_eq!(node.takes(nobody(id)), Err(Ignored::Duplicate), "the network duplicated it");
         assert_eq!((node.sent(), node.events()), (vec![], vec![]));
         assert_eq!((node.wait().as_millis(), node.names()), (pause, vec!["REQ"]));
     }
@@ -163,7 +163,7 @@ fn retried_req_equals_the_first() {
     node.wait();
     assert_eq!(node.names(), ["REQ"]);
     for _ in 0..15 {
-        assert_eq!((node.wait().as_millis(), node.names()), (4608, vec!["REQ"]), "nobody answers");
+        assert_eq!((node.wait().as_millis(), node.names()), (4608, vec!["REQ"]), "the peer does not answer");
     }
     assert_eq!(node.takes(rep(id)), Ok(()));
     assert!(matches!(node.events()[..], [EventKind::ConnectReply(..)]));

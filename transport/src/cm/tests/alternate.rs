@@ -118,7 +118,7 @@ fn repeated_lap_gets_the_same_apr() {
 #[test]
 fn program_may_delay_its_apr() {
     let (mut node, id) = Node::willing(Node::connected);
-    assert_eq!(node.cm.delay(id, TimeCode::new(20)), Err(CmError::State), "nobody asks");
+    assert_eq!(node.cm.delay(id, TimeCode::new(20)), Err(CmError::State), "no request is pending");
     assert_eq!(node.takes(lap(id)), Ok(()));
     node.cm.delay(id, TimeCode::new(20)).unwrap();
     let Message::Mra(mra) = node.one_sent() else { panic!("no MRA") };
@@ -181,8 +181,8 @@ fn unanswered_lap_is_repeated_and_abandoned() {
     assert_eq!(node.names(), ["LAP"]);
     assert_eq!(node.takes(mra(id, Answered::Neither)), Ok(()));
     assert_eq!(node.alternate(id), AlternateState::MraLapRcvd);
-    assert_eq!(node.takes(mra(id, Answered::Neither)), Err(Ignored::State), "it counts once");
-    assert!(node.wait() > usual * 3, "the peer has asked for 16 s");
+    assert_eq!(node.takes(mra(id, Answered::Neither)), Err(Ignored::State), "a second MRA is ignored");
+    assert!(node.wait() > usual * 3, "the peer has requested 16 s");
     let mut laps = node.names().len();
     while node.cm.poll_timeout().is_some() {
         assert_eq!(node.wait(), usual);
@@ -219,7 +219,7 @@ fn messages_migrate_with_the_queue_pair() {
     node.cm.migrated(id).unwrap();
     node.disconnect(id).unwrap();
     assert_eq!(node.cm.poll_transmit().map(|out| (out.route, out.mad.message.name())), Some((other_route(), "DREQ")));
-    assert_eq!(node.takes(drep(id)), Ok(()), "the peer has not gone over yet");
+    assert_eq!(node.takes(drep(id)), Ok(()), "the peer has not migrated yet");
     node.run_out();
     let (mut node, id) = Node::willing(Node::connected);
     let tid = node.proposes(id);

@@ -238,7 +238,7 @@ fn recorded_connections_are_replayed_as_either_side() {
     }
 }
 
-/// On RoCE a group is joined by IGMP alone: what mckey has sent besides is data for the group's
+/// On RoCE a group is joined by IGMP alone: the other packets of mckey are data for the group's
 /// queue pair and Q_Key.
 #[test]
 fn multicast_capture_has_no_cm_messages() {

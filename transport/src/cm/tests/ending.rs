@@ -37,7 +37,7 @@ fn connection_ends_with_the_peer_process() {
     let mut node = Node::new();
     let id = node.connected();
     node.disconnect(id).unwrap();
-    assert_eq!(node.call(|cm, cx| cm.lose_peer(cx, id)), Ok(()), "nobody will answer");
+    assert_eq!(node.call(|cm, cx| cm.lose_peer(cx, id)), Ok(()), "the peer will not answer");
     assert_eq!((node.events(), node.state(id)), (vec![EventKind::Disconnected(Ending::Agreed)], State::TimeWait));
 }
 
@@ -173,7 +173,7 @@ fn shut_down_sends_nothing_to_peers_that_know_the_end() {
     for _ in 0..3 {
         [id, asked, lookup].into_iter().for_each(|id| node.call(|cm, cx| cm.shut_down(cx, id)));
     }
-    assert_eq!(node.names(), ["REJ"], "to who asked, once");
+    assert_eq!(node.names(), ["REJ"], "one REJ, to the sender of the request");
     assert_eq!((node.state(id), node.cm.len()), (State::TimeWait, 1));
 }
 
@@ -194,7 +194,7 @@ fn drep_is_repeatable_while_the_peer_may_repeat_dreq() {
     assert_eq!(node.names(), ["DREP"]);
     node.now = node.now.after(Duration::from_millis(1));
     node.call(|cm, cx| cm.shut_down(cx, id));
-    assert_eq!(node.names(), [""; 0], "it has asked again, and was answered");
+    assert_eq!(node.names(), [""; 0], "the peer has retried and was answered");
     let next = told_to_end(&mut node);
     node.run_out();
     assert!(node.cm.all().eq([(next, route())]), "the older one makes room");

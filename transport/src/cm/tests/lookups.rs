@@ -59,11 +59,11 @@ fn lookup_without_listener_is_retried() {
     assert_eq!((node.names(), node.wait().as_millis(), node.names()), (vec!["SIDR_REQ"], 4096, vec!["SIDR_REQ"]));
     for pause in [10, 20, 40, 80, 160, 160] {
         assert_eq!(node.takes(nobody.clone()), Ok(()));
-        assert_eq!(node.takes(nobody.clone()), Err(Ignored::Duplicate), "the network repeated it");
+        assert_eq!(node.takes(nobody.clone()), Err(Ignored::Duplicate), "the network duplicated it");
         assert_eq!((node.sent(), node.events()), (vec![], vec![]));
         assert_eq!((node.wait().as_millis(), node.names()), (pause, vec!["SIDR_REQ"]));
     }
-    assert_eq!((node.wait().as_millis(), node.names()), (4096, vec!["SIDR_REQ"]), "nobody answers");
+    assert_eq!((node.wait().as_millis(), node.names()), (4096, vec!["SIDR_REQ"]), "the peer does not answer");
     assert_eq!(node.takes(nobody.clone()), Ok(()));
     assert_eq!(node.events(), [EventKind::LookupReply(Box::new(nobody), Ece::NONE)]);
     assert!(node.cm.is_empty());

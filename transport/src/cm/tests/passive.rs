@@ -20,7 +20,7 @@ fn req_becomes_connect_request_and_rep() {
     let Message::Rep(rep) = node.one_sent() else { panic!("no REP") };
     assert_eq!((rep.local_comm_id, rep.remote_comm_id, rep.local_ca_guid), (id, PEER_ID, OUR_GUID));
     assert_eq!((rep.local_qpn, rep.starting_psn, rep.target_ack_delay.get()), (OUR_QPN, Psn::new(300), 15));
-    assert_eq!((rep.responder_resources, rep.initiator_depth), (2, 5), "2 and 9 wanted, 6 and 5 offered");
+    assert_eq!((rep.responder_resources, rep.initiator_depth), (2, 5), "2 and 9 requested, 6 and 5 offered");
     assert_eq!((rep.failover.get(), rep.rnr_retry_count.get(), rep.srq), (0, 7, false));
     let terms = node.cm.qp_terms(id).unwrap();
     assert_eq!((terms.route, terms.dest_qpn, terms.rq_psn, terms.sq_psn), {
@@ -124,7 +124,7 @@ fn qp_of_a_closed_connection_may_connect_again() {
     assert_eq!((node.takes(again.clone()), node.names()), (Ok(()), vec![]));
     let new = node.cm.poll_event().unwrap().id;
     let other = Req { local_comm_id: CommId(0x9999), ..again };
-    assert_eq!(node.takes(other), Err(Ignored::Stale), "that one is not over");
+    assert_eq!(node.takes(other), Err(Ignored::Stale), "the previous connection is not over");
     node.destroy(new).unwrap();
     node.run_out();
 }
@@ -243,7 +243,7 @@ fn req_from_a_connected_qp_ends_the_old_connection() {
     let mut liar = Req { local_comm_id: CommId(0x9999), ..req() };
     liar.primary.local_gid = address(3);
     node.listen_more();
-    assert_eq!(node.takes_from(elsewhere, liar), Ok(()), "the same numbers from elsewhere are another queue pair");
+    assert_eq!(node.takes_from(elsewhere, liar), Ok(()), "the same numbers from another address are another queue pair");
 }
 
 impl Node {
@@ -265,7 +265,7 @@ fn pending_requests_are_limited_by_the_backlog() {
     assert_eq!((rej.reason, rej.remote_comm_id, node.cm.len()), (RejReason::NoResources, CommId(3), 2));
     let first = node.cm.poll_event().unwrap().id;
     node.call(|cm, cx| cm.accept(cx, first, &accept())).unwrap();
-    assert_eq!(node.takes(other(4)), Ok(()), "who is answered waits no more");
+    assert_eq!(node.takes(other(4)), Ok(()), "an answered request waits no more");
     let second = node.cm.poll_event().unwrap().id;
     node.destroy(second).unwrap();
     assert_eq!(node.takes(other(5)), Ok(()));
@@ -302,7 +302,7 @@ fn listener_at_one_address_precedes_wildcard() {
     let id = node.asked();
     assert_eq!(node.cm.stop_listening(here), Ok(()));
     assert_eq!(node.cm.stop_listening(here), Err(CmError::UnknownId));
-    assert_eq!(node.call(|cm, cx| cm.accept(cx, id, &accept())), Ok(()), "who waits can still be answered");
+    assert_eq!(node.call(|cm, cx| cm.accept(cx, id, &accept())), Ok(()), "a waiting request can still be answered");
     node.cm.stop_listening(all).unwrap();
     node.names();
     let other = Req { local_comm_id: CommId(1), local_qpn: Qpn::new(1), ..req() };
@@ -318,9 +318,9 @@ fn listener_mask_matches_many_services() {
     let many = Listen { service_mask: !0xff, ..Listen::new(ServiceId(SERVICE.0 & !0xff), Takes::Both, 9) };
     let id = node.cm.listen(many).unwrap();
     assert_eq!(node.cm.listen(Listen::new(SERVICE, Takes::Lookups, 9)), Err(CmError::InUse), "one of them");
-    let beside = ServiceId(SERVICE.0 + 0x100);
-    let one = node.cm.listen(Listen::new(beside, Takes::Both, 9)).unwrap();
-    for (service_id, listener) in [(SERVICE, id), (ServiceId(SERVICE.0 ^ 1), id), (beside, one)] {
+    let other = ServiceId(SERVICE.0 + 0x100);
+    let one = node.cm.listen(Listen::new(other, Takes::Both, 9)).unwrap();
+    for (service_id, listener) in [(SERVICE, id), (ServiceId(SERVICE.0 ^ 1), id), (other, one)] {
         let qpn = Qpn::new(service_id.0 as u32 & 0xfff);
         assert_eq!(node.takes(Req { service_id, local_qpn: qpn, local_comm_id: CommId(qpn.get()), ..req() }), Ok(()));
         let Some(Event { kind: EventKind::ConnectRequest(origin, ..), .. }) = node.cm.poll_event() else { panic!() };

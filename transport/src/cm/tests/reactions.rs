@@ -1,5 +1,5 @@
-//! Every message in every state: the reactions are reviewed in `reactions.txt`; also repeated, from
-//! other addresses, and with wrong ids.
+//! Every message in every state: the reactions are reviewed in `reactions.txt`; also duplicates,
+//! from other addresses, and with wrong ids.
 
 use super::*;
 use roxe_wire::cm::{Apr, AprStatus, Lap, MadError, SidrReq, SidrStatus};
@@ -204,7 +204,7 @@ fn everywhere(mut attack: impl FnMut(&str, Node, CommId, Message)) {
     }
 }
 
-/// A repeated request is answered by one MRA while our program decides.
+/// A duplicate request is answered with one MRA while our program decides.
 fn patient(standing: String) -> String {
     match standing.as_str() {
         "ReqRcvd" | "RepRcvd" | "LapRcvd" => format!("Mra{}", standing.replace("Rcvd", "Sent")),
@@ -238,7 +238,7 @@ fn message_with_wrong_address_changes_no_state() {
             let (before, held) = (standing(&node, id), node.cm.len());
             let is_request = matches!(message, Message::SidrReq(_));
             let outcome = node.takes_from(route, message);
-            assert_eq!(outcome.is_ok(), is_request, "{name}: somebody else's lookup is welcome");
+            assert_eq!(outcome.is_ok(), is_request, "{name}: a lookup of another peer is accepted");
             let answers: Vec<_> = std::iter::from_fn(|| node.cm.poll_transmit()).collect();
             assert!(answers.len() <= 1 && answers.iter().all(|answer| answer.route == route), "{name}: {answers:?}");
             assert_eq!((standing(&node, id), node.cm.len()), (before, held + usize::from(is_request)), "{name}");

@@ -21,7 +21,7 @@ fn messages_for_unknown_connections_are_rejected() {
         assert_eq!(node.takes(message), Err(Ignored::UnknownId));
     }
     assert_eq!(node.takes(rej(NOBODY, Answered::Req, RejReason::NoQp)), Err(Ignored::UnknownId));
-    assert!(node.sent().is_empty(), "nobody waits for an answer to these");
+    assert!(node.sent().is_empty(), "no peer waits for an answer to these");
 }
 
 // clause: CM-DREQ-UNKNOWN

@@ -1,5 +1,5 @@
-//! Two `Cm`s with random programs over a network that loses, repeats, delays and reorders messages:
-//! in virtual time, from seeds.
+//! Two `Cm`s with random programs over a network that loses, duplicates, delays and reorders
+//! messages: in virtual time, from seeds.
 
 use super::*;
 use roxe_sim::Choices;
@@ -13,9 +13,9 @@ struct Climate {
     loss: u32,
     /// Per mille.
     repeats: u32,
-    /// Longest delay of a message, ms.
+    /// Maximum delay of a message, ms.
     delay: u32,
-    /// Longest delay of a program, ms.
+    /// Maximum delay of a program, ms.
     thought: u32,
     /// Rate of rejections and released connections, per mille.
     whims: u32,
@@ -214,8 +214,8 @@ impl World {
         }
         // Usually one program ends it long before the other.
         let todo = if self.rng.chance(self.climate.whims) { Todo::Destroy } else { Todo::Disconnect };
-        let patience = self.rng.pick(&[1, 1, 20]);
-        self.plan(self.climate.thought * patience, Happens::Program(end, id, todo));
+        let factor = self.rng.pick(&[1, 1, 20]);
+        self.plan(self.climate.thought * factor, Happens::Program(end, id, todo));
     }
 
     /// Executes an action of a program, unless it has become impossible.

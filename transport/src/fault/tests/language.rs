@@ -80,89 +80,89 @@ fn errors_name_the_rule_the_word_and_the_allowed_words() {
     for (text, error) in [
         (
             "drop; dorp 3%",
-            "fault rule 2: \"dorp\" is no action; the actions are drop, duplicate, delay, reorder, corrupt, ecn, rnr, nak, cnp, fail, slow, complete, event, seed=N, and none",
+            "fault rule 2: \"dorp\" is not an action; known are drop, duplicate, delay, reorder, corrupt, ecn, rnr, nak, cnp, fail, slow, complete, event, seed=N, and none",
         ),
         (
             "drop somtimes",
-            "fault rule 1: \"somtimes\" is no word of a rule; known are a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, at=, service=, op=, psn=, msg=, nth=, times=, process=, by= and copies=",
+            "fault rule 1: \"somtimes\" is not a word of a packet rule; known are a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, at=, service=, op=, psn=, msg=, nth=, times=, process=, by= and copies=",
         ),
         (
             "drop tx=1",
-            "fault rule 1: \"tx=1\" is no word of a rule; known are a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, at=, service=, op=, psn=, msg=, nth=, times=, process=, by= and copies=",
+            "fault rule 1: \"tx=1\" is not a word of a packet rule; known are a rate like 0.5%, tx, rx, qp=, peer=, from=, to=, at=, service=, op=, psn=, msg=, nth=, times=, process=, by= and copies=",
         ),
-        ("corrupt", "fault rule 1: corrupt \"\": what can be corrupted is payload, header or icrc"),
+        ("corrupt", "fault rule 1: corrupt \"\": the part must be payload, header or icrc"),
         (
             "nak busy",
-            "fault rule 1: nak \"busy\": a refusal is psn_sequence, invalid_request, remote_access, remote_operation, invalid_rd, or a syndrome like 0x2c",
+            "fault rule 1: nak \"busy\": the NAK must be psn_sequence, invalid_request, remote_access, remote_operation, invalid_rd, or a syndrome like 0x2c",
         ),
-        ("corrupt body", "fault rule 1: corrupt \"body\": what can be corrupted is payload, header or icrc"),
-        ("drop 3% 4%", "fault rule 1: \"4%\" says something that was said before"),
-        ("drop nth=1 nth=1", "fault rule 1: \"nth=1\" says something that was said before"),
-        ("drop 100.1%", "fault rule 1: \"100.1%\" is no rate; write 3% or 0.1%, 100% at most, six decimals at most"),
-        ("drop tx rx", "fault rule 1: \"rx\" contradicts tx; for both directions say neither tx nor rx"),
+        ("corrupt body", "fault rule 1: corrupt \"body\": the part must be payload, header or icrc"),
+        ("drop 3% 4%", "fault rule 1: \"4%\" sets a value that an earlier word has set"),
+        ("drop nth=1 nth=1", "fault rule 1: \"nth=1\" sets a value that an earlier word has set"),
+        ("drop 100.1%", "fault rule 1: \"100.1%\" is not a rate; write 3% or 0.1%; the maximum is 100%, with up to six decimals"),
+        ("drop tx rx", "fault rule 1: \"rx\" contradicts tx; for both directions write neither tx nor rx"),
         (
             "drop tx from=1.2.3.4",
-            "fault rule 1: \"from=1.2.3.4\" contradicts tx; for both directions say neither tx nor rx",
+            "fault rule 1: \"from=1.2.3.4\" contradicts tx; for both directions write neither tx nor rx",
         ),
-        ("drop peer=host", "fault rule 1: \"host\" is no IPv4 or IPv6 address"),
-        ("drop service=RC,RD", "fault rule 1: \"RD\" is no service; known are RC, UC, UD and XRC"),
+        ("drop peer=host", "fault rule 1: \"host\" is not an IPv4 or IPv6 address"),
+        ("drop service=RC,RD", "fault rule 1: \"RD\" is not a service; known are RC, UC, UD and XRC"),
         ("drop qp=0x1000000", "fault rule 1: \"0x1000000\" is not in 0..16777215"),
-        ("drop qp=#-1", "fault rule 1: \"-1\" is no number; write 17 or 0x11"),
-        ("drop psn=5..", "fault rule 1: \"\" is no number; write 17 or 0x11"),
+        ("drop qp=#-1", "fault rule 1: \"-1\" is not a number; write 17 or 0x11"),
+        ("drop psn=5..", "fault rule 1: \"\" is not a number; write 17 or 0x11"),
         ("drop msg=0", "fault rule 1: \"0\" is not in 1..18446744073709551615"),
         ("drop nth=5..3", "fault rule 1: 5..3 ends before it starts"),
         ("drop times=0", "fault rule 1: \"0\" is not in 1..4294967295"),
         ("delay", "fault rule 1: delay needs by=TIME, for example by=5ms"),
-        ("delay by=5", "fault rule 1: \"5\" is no time; write 250us, 5ms or 1s, one hour at most"),
-        ("delay by=3601s", "fault rule 1: \"3601s\" is no time; write 250us, 5ms or 1s, one hour at most"),
-        ("delay by=0ms", "fault rule 1: \"0ms\" is no time to wait; a range runs from the shorter to the longer"),
+        ("delay by=5", "fault rule 1: \"5\" is not a time; write 250us, 5ms or 1s; the maximum is one hour"),
+        ("delay by=3601s", "fault rule 1: \"3601s\" is not a time; write 250us, 5ms or 1s; the maximum is one hour"),
+        ("delay by=0ms", "fault rule 1: \"0ms\" is not a delay; it must exceed 0, and a range must start with the shorter time"),
         (
             "delay by=2ms..1ms",
-            "fault rule 1: \"2ms..1ms\" is no time to wait; a range runs from the shorter to the longer",
+            "fault rule 1: \"2ms..1ms\" is not a delay; it must exceed 0, and a range must start with the shorter time",
         ),
-        ("reorder by=1ms..2ms", "fault rule 1: reorder takes one time, not a range; delay takes one"),
-        ("drop at=1s", "fault rule 1: \"1s\" is no span of time; write 2s..3s or 2s.."),
+        ("reorder by=1ms..2ms", "fault rule 1: reorder needs one time, not a range; only delay and duplicate accept a range"),
+        ("drop at=1s", "fault rule 1: \"1s\" is not a time range; write 2s..3s or 2s.."),
         ("drop at=2s..2s", "fault rule 1: \"2s..2s\" ends before it begins"),
-        ("drop by=1ms", "fault rule 1: by= goes with delay, reorder and duplicate only"),
-        ("drop copies=2", "fault rule 1: copies= goes with duplicate only"),
+        ("drop by=1ms", "fault rule 1: by= is valid only for delay, reorder and duplicate"),
+        ("drop copies=2", "fault rule 1: copies= is valid only for duplicate"),
         ("duplicate copies=17", "fault rule 1: \"17\" is not in 1..16"),
-        ("rnr tx", "fault rule 1: rnr is for packets that arrive: say rx or nothing"),
+        ("rnr tx", "fault rule 1: rnr applies only to received packets: write rx or no direction"),
         (
             "fail mailman",
-            "fault rule 1: \"mailman\" is no call that rules know, such as reg_mr, post_send or rdma_connect",
+            "fault rule 1: \"mailman\" is not a call with fault rules; examples are reg_mr, post_send and rdma_connect",
         ),
-        ("fail reg_mr RTR", "fault rule 1: a state goes with ibv_modify_qp only"),
-        ("fail reg_mr errno=ENUFF", "fault rule 1: \"ENUFF\" is no error number"),
+        ("fail reg_mr RTR", "fault rule 1: a state is valid only for ibv_modify_qp"),
+        ("fail reg_mr errno=ENUFF", "fault rule 1: \"ENUFF\" is not the name of an error; write it as errno.h does, for example ENOMEM"),
         (
             "fail post_send errno=ETIMEDOUT",
-            "fault rule 1: ibv_post_send does not fail with ETIMEDOUT, but with ENOMEM, EINVAL, EFAULT; or say illegal",
+            "fault rule 1: ibv_post_send does not fail with ETIMEDOUT, but with ENOMEM, EINVAL, EFAULT; or write illegal",
         ),
-        ("fail reg_mr by=5ms", "fault rule 1: by= goes with slow and with some events, not with fail"),
+        ("fail reg_mr by=5ms", "fault rule 1: by= is valid only for slow and some events, not for fail"),
         ("slow reg_mr", "fault rule 1: slow needs by=TIME, for example by=5ms"),
-        ("slow reg_mr by=1s errno=EIO", "fault rule 1: errno= and illegal go with fail only"),
-        ("fail reg_mr qp=#0", "fault rule 1: qp=, op= and wr_id= go with completions only"),
-        ("fail reg_mr call=poll_cq", "fault rule 1: call= goes with events only"),
-        ("complete GENERAL_ERR site=main", "fault rule 1: site= goes with calls only"),
+        ("slow reg_mr by=1s errno=EIO", "fault rule 1: errno= and illegal are valid only for fail"),
+        ("fail reg_mr qp=#0", "fault rule 1: qp=, op= and wr_id= are valid only for completions"),
+        ("fail reg_mr call=poll_cq", "fault rule 1: call= is valid only for events"),
+        ("complete GENERAL_ERR site=main", "fault rule 1: site= is valid only for calls"),
         (
             "event REJECTED call=rdma_connect",
-            "fault rule 1: call= goes with PORT_ERR, GID_CHANGE and DEVICE_FATAL only",
+            "fault rule 1: call= is valid only for the events PORT_ERR, GID_CHANGE and DEVICE_FATAL",
         ),
-        ("event GID_CHANGE by=1ms", "fault rule 1: by= goes with PORT_ERR and DISCONNECTED only"),
-        ("fail reg_mr process=", "fault rule 1: \"process=\" names nothing"),
-        ("seed=x", "fault rule 1: \"x\" is no number; write 17 or 0x11"),
-        ("seed=1;seed=2", "fault rule 2: \"seed=2\" says something that was said before"),
+        ("event GID_CHANGE by=1ms", "fault rule 1: for events, by= is valid only for PORT_ERR and DISCONNECTED"),
+        ("fail reg_mr process=", "fault rule 1: \"process=\" has no value"),
+        ("seed=x", "fault rule 1: \"x\" is not a number; write 17 or 0x11"),
+        ("seed=1;seed=2", "fault rule 2: \"seed=2\" sets a value that an earlier word has set"),
     ] {
         assert_eq!(text.parse::<Rules>().expect_err(text).to_string(), error, "{text}");
     }
-    let error = "drop op=SEND,PING".parse::<Rule>().expect_err("no opcode").to_string();
-    assert!(error.starts_with("fault rule 1: \"PING\" is no opcode; known are REQUEST, RESPONSE, SEND, "), "{error}");
+    let error = "drop op=SEND,PING".parse::<Rule>().expect_err("PING is not an opcode").to_string();
+    assert!(error.starts_with("fault rule 1: \"PING\" is not an opcode; known are REQUEST, RESPONSE, SEND, "), "{error}");
 }
 
 #[test]
 fn errors_quote_short_escaped_words() {
     let word = format!("\u{1b}[2J{}", "ä".repeat(1000));
-    let error = word.parse::<Rules>().expect_err("no action").to_string();
-    let quoted = format!("fault rule 1: \"\\u{{1b}}[2J{}\"... is no action;", "ä".repeat(36));
+    let error = word.parse::<Rules>().expect_err("the word is not an action").to_string();
+    let quoted = format!("fault rule 1: \"\\u{{1b}}[2J{}\"... is not an action;", "ä".repeat(36));
     assert!(error.starts_with(&quoted), "{error}");
 }
 
@@ -192,11 +192,11 @@ fn text_rules_and_lists_are_bounded() {
     let error = many(Rules::MAX + 1).parse::<Rules>().expect_err("too many");
     assert_eq!(error.to_string(), "fault rules: more than 256 rules");
     let long = " ".repeat(65 << 10).parse::<Rules>().expect_err("too long");
-    assert_eq!(long.to_string(), "fault rules: 66560 bytes of text, 65536 at most");
+    assert_eq!(long.to_string(), "fault rules: 66560 bytes of text exceed the maximum of 65536");
     let list = |count: usize| format!("drop nth={}", vec!["5"; count].join(","));
     assert!(list(Spans::MAX).parse::<Rule>().is_ok());
     let error = list(Spans::MAX + 1).parse::<Rule>().expect_err("too many").to_string();
-    assert!(error.ends_with("has more than 64 elements"), "{error}");
+    assert!(error.ends_with("has more than the maximum of 64 elements"), "{error}");
 }
 
 #[test]
@@ -290,7 +290,7 @@ fn any_rule() -> impl Strategy<Value = Rule> {
     )
 }
 
-/// Text made of what rules are made of.
+/// Text made of fragments of rules.
 fn near_rules() -> impl Strategy<Value = String> {
     let words = [
         "drop",

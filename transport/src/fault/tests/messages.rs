@@ -41,7 +41,7 @@ fn messages_are_numbered_from_1() {
     assert_eq!(numbers.of_send(tx(), 100), [Some(1); 3]);
     assert_eq!(numbers.of(tx(), 103, SEND, 4), Some(2));
     assert_eq!(numbers.of_send(tx(), 104), [Some(3); 3]);
-    assert_eq!(numbers.of_send(rx(), 500), [Some(1); 3], "the other direction counts by itself");
+    assert_eq!(numbers.of_send(rx(), 500), [Some(1); 3], "the other direction counts separately");
     assert_eq!(numbers.of_send(Way { ordinal: 1, ..tx() }, 104), [Some(1); 3], "so does another queue pair");
     assert_eq!(numbers.of(tx(), 107, CNP, 0), None);
 }
@@ -51,7 +51,7 @@ fn retransmission_keeps_its_message_number() {
     let mut numbers = Numbers::new();
     assert_eq!(numbers.of_send(tx(), 100), [Some(1); 3]);
     assert_eq!(numbers.of_send(tx(), 103), [Some(2); 3]);
-    // Goes back into the first message, and on.
+    // Retransmits from the middle of the first message on.
     let [_, (middle, len), (last, rest)] = parts();
     assert_eq!(numbers.of(tx(), 101, middle, len), Some(1));
     assert_eq!(numbers.of(tx(), 102, last, rest), Some(1));
@@ -71,16 +71,16 @@ fn message_numbers_survive_psn_wrap() {
 }
 
 #[test]
-fn a_packet_behind_a_gap_has_no_number_until_the_gap_is_filled() {
+fn packet_after_gap_has_no_number_until_gap_is_filled() {
     let mut numbers = Numbers::new();
     assert_eq!(numbers.of(rx(), 10, SEND, 4), Some(1));
-    assert_eq!(numbers.of(rx(), 12, SEND, 4), None, "11 was lost before it came here");
+    assert_eq!(numbers.of(rx(), 12, SEND, 4), None, "11 was lost before the injector");
     assert_eq!(numbers.of(rx(), 11, SEND, 4), Some(2));
     assert_eq!(numbers.of(rx(), 12, SEND, 4), Some(3));
 }
 
 #[test]
-fn uc_message_numbers_continue_behind_a_gap() {
+fn uc_message_numbers_continue_after_a_gap() {
     let mut numbers = Numbers::new();
     let send = uc(Request::SendOnly(SendTail::Plain));
     assert_eq!(numbers.of(rx(), 10, send, 4), Some(1));
@@ -106,13 +106,13 @@ fn first_packet_may_be_a_middle() {
 #[test]
 fn responses_count_as_the_message_they_answer() {
     let mut numbers = Numbers::new();
-    assert_eq!(numbers.of(rx(), 100, ack(), 0), None, "nothing was asked");
+    assert_eq!(numbers.of(rx(), 100, ack(), 0), None, "no request was sent");
     assert_eq!(numbers.of_send(tx(), 100), [Some(1); 3]);
     assert_eq!(numbers.of(tx(), 103, SEND, 4), Some(2));
     assert_eq!(numbers.of(rx(), 102, ack(), 0), Some(1));
     assert_eq!(numbers.of(rx(), 103, nak(), 0), Some(2));
-    assert_eq!(numbers.of(rx(), 104, ack(), 0), None, "of something that was never sent");
-    assert_eq!(numbers.of(tx(), 103, ack(), 0), None, "the peer asked nothing");
+    assert_eq!(numbers.of(rx(), 104, ack(), 0), None, "acknowledges a PSN that was never sent");
+    assert_eq!(numbers.of(tx(), 103, ack(), 0), None, "the peer sent no request");
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn read_occupies_one_psn_per_response() {
     let middle = Kind::RcResponse(Response::ReadMiddle);
     assert_eq!((numbers.of(rx(), 100, first, MTU), numbers.of(rx(), 101, middle, MTU)), (Some(1), Some(1)));
     assert_eq!(numbers.of(tx(), 104, read(2500), 0), Some(3));
-    assert_eq!(numbers.of(tx(), 108, SEND, 4), None, "now it is: the next is 107");
+    assert_eq!(numbers.of(tx(), 108, SEND, 4), None, "the MTU is known now: the next PSN is 107");
     assert_eq!(numbers.of(rx(), 106, middle, MTU), Some(3));
     assert_eq!(numbers.of(rx(), 107, ack(), 0), None);
     assert_eq!(numbers.of(tx(), 107, SEND, 4), Some(4));
@@ -172,9 +172,9 @@ fn path_mtu_is_learned_from_full_packets_only() {
     assert_eq!(numbers.of(tx(), 100, read(2500), 0), Some(1));
     assert_eq!(numbers.of(rx(), 102, last, 256), Some(1), "the last one may have any size");
     assert_eq!(numbers.of(rx(), 101, middle, 1000), Some(1), "no path has this MTU");
-    assert_eq!(numbers.of(tx(), 101, SEND, 4), Some(2), "so where the READ ends is not known");
+    assert_eq!(numbers.of(tx(), 101, SEND, 4), Some(2), "so the last PSN of the READ is not known");
     assert_eq!(numbers.of(tx(), 102, read(2500), 0), Some(3));
     assert_eq!(numbers.of(rx(), 102, first, MTU), Some(3));
     assert_eq!(numbers.of(rx(), 103, middle, 1000), Some(3));
-    assert_eq!(numbers.of(tx(), 106, SEND, 4), None, "what is known stays known: the next is 105");
+    assert_eq!(numbers.of(tx(), 106, SEND, 4), None, "the known MTU stays: the next PSN is 105");
 }

@@ -98,7 +98,7 @@ const ALL_DROPPED: [(u32, Option<DropReason>); 3] =
 
 #[test]
 fn overtaking_packets_are_delivered_in_psn_order() {
-    // Service, true if its packets take several paths, order of arrival, order of delivery.
+    // Service, true if its packets use several paths, order of arrival, order of delivery.
     let cases: [(Service, bool, &[u32], &[u32]); 8] = [
         (Service::Uc, true, &[0, 1, 2, 3], &[0, 1, 2, 3]),
         (Service::Uc, true, &[3, 2, 1, 0], &[0, 1, 2, 3]),

@@ -2,9 +2,9 @@
 //!
 //! The *notification point* receives packets marked by a switch (ECN = CE) and sends congestion
 //! notification packets (CNP) to the peer, at most one per [`NOTICE_INTERVAL`]. It is always
-//! active, because a peer whose packets can be marked has asked for that. The *reaction point*
-//! receives CNPs and slows down ([`Rate`]). It is active only with a line rate; only then are
-//! packets sent as ECN-capable.
+//! active, because a peer that sends ECN-capable packets expects notifications. The *reaction
+//! point* receives CNPs and slows down ([`Rate`]). It is active only with a line rate; only then
+//! are packets sent as ECN-capable.
 //!
 //! UD does neither: marks of any stranger would trigger CNPs, and it has no single rate.
 //! [`RateLimit`] and the static rate of the path pace every service in the same way.
@@ -51,7 +51,7 @@ struct Limit {
 }
 
 impl Limit {
-    /// The lower of both, `path` in Mbit/s; 0 is unlimited. A burst takes at most a millisecond.
+    /// The lower of both, `path` in Mbit/s; 0 is unlimited. A burst lasts at most a millisecond.
     fn of(own: RateLimit, path: u32) -> Option<Self> {
         let (own_speed, path_speed) = (u64::from(own.kbps) * 1000, u64::from(path) * 1_000_000);
         let speed = [own_speed, path_speed].into_iter().filter(|speed| *speed != 0).min()?;
@@ -226,10 +226,10 @@ const MAX_BURST: u64 = 1 << 30;
 /// Lateness of a pause's end that costs no throughput, because a sleeping thread oversleeps. Unused
 /// time up to this much is added to the next burst.
 const LATE: Duration = Duration::from_micros(100);
-/// Approximate bytes of a packet on Ethernet besides its payload.
+/// Approximate bytes of a packet on Ethernet in addition to its payload.
 const OVERHEAD: u64 = 64;
 
-/// Paces packets by the time their bytes take.
+/// Paces packets by the time that their bytes need on the line.
 #[derive(Debug)]
 struct Pacer {
     /// Bit/s.

@@ -17,8 +17,8 @@ impl Shared {
 }
 
 impl Requester {
-    /// Migrates to the alternate path if armed, and repeats unacknowledged packets there. Returns
-    /// true if it migrated.
+    /// Migrates to the alternate path if armed, and retransmits unacknowledged packets on it.
+    /// Returns true if it migrated.
     pub(crate) fn migrate<F: FlowControl>(&mut self, sh: &mut Shared, flow: &mut F) -> bool {
         if sh.attr.path_mig_state != MigState::Armed {
             return false;

@@ -11,8 +11,8 @@ use crate::wr::{Cqe, MAX_MESSAGE, Sge, TmFlags, TmInfo, WcOpcode, WcStatus};
 use roxe_wire::{RKey, Rvh, TmOp, Tmh};
 use std::collections::VecDeque;
 
-/// Unconfirmed unexpected messages before the program is asked to synchronise: cards count in 16
-/// bits.
+/// Maximum number of unconfirmed unexpected messages before the program is requested to
+/// synchronise: cards count in 16 bits.
 const MAX_UNCONFIRMED: u32 = 0x3fff;
 
 /// A tag to post.
@@ -106,7 +106,7 @@ impl TagList {
         self.unexpected != self.confirmed
     }
 
-    /// Posts a tag behind all others.
+    /// Posts a tag after all others.
     // clause: TM-ORDER
     pub fn add(&mut self, recv: &TagRecv<'_>) -> Result<TagHandle, TagError> {
         if recv.sges.len() > self.max_sge {
@@ -209,12 +209,12 @@ pub(crate) enum TagMatch {
         /// True if the program should synchronise.
         asks_sync: bool,
     },
-    /// The data behind the header goes to a posted tag.
+    /// The data after the header is placed in a posted tag.
     Matched(TmInfo),
     /// A rendezvous message matched, and the card reads the data; the message itself is dropped.
     Rendezvous(Rendezvous),
     /// A rendezvous message matched, but the card cannot read the data: the posted tag gets the
-    /// bytes behind the header, and the program reads the data.
+    /// bytes after the header, and the program reads the data.
     Incomplete(TmInfo),
 }
 

@@ -1,4 +1,4 @@
-//! XRC: every request names a shared receive queue of the target's domain.
+//! XRC: every request carries the number of a shared receive queue of the target's domain.
 
 use crate::cx::Host;
 use crate::qp::refusal::Refusal;
@@ -8,7 +8,7 @@ use roxe_wire::XrcEth;
 
 impl Responder {
     /// Handles an XRC request: as [`Responder::handle_request`], with the receives, completions and
-    /// key domain of the shared queue that the packet names.
+    /// key domain of the SRQ in the packet's XRCETH.
     ///
     /// # Errors
     /// The request was not executed.

@@ -128,7 +128,7 @@ impl Script {
         self.settle();
         let parse = |bytes: &Vec<u8>| {
             let Packet { header: Header { bth, kind }, payload } = Packet::parse(bytes).expect("a legal packet");
-            let Kind::RcResponse(response) = kind else { panic!("{kind:?} is no response") };
+            let Kind::RcResponse(response) = kind else { panic!("{kind:?} is not a response") };
             assert_eq!((bth.dest_qpn, bth.ack_req, bth.solicited), (Qpn::new(3), false, false));
             (bth.psn.get(), response, payload.to_vec())
         };

@@ -46,7 +46,7 @@ impl Script {
 
 // clause: UD-COMPLETION
 #[test]
-fn datagram_is_placed_behind_its_grh() {
+fn datagram_is_placed_after_its_grh() {
     let mut s = script(None);
     s.receive(5, &[s.mr.sge(0, 44), s.mr.sge(100, 100)]);
     let imm = ImmDt([1, 2, 3, 4]);

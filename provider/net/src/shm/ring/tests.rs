@@ -101,7 +101,7 @@ fn equal_packets_with_short_end_are_one_run() {
 }
 
 #[test]
-fn payloads_are_aligned_behind_any_header_size() {
+fn payloads_are_aligned_after_any_header_size() {
     let (mut writer, reader) = ring();
     for header in [12, 16, 20, 28, 32] {
         for _ in 0..3 {
@@ -166,7 +166,7 @@ fn retracted_packet_leaves_no_trace() {
     assert_eq!(take(&reader), [(100, [[1; 100], [3; 100]].concat())]);
 }
 
-/// Small records are built beside the ring and grow into it; some packets are retracted.
+/// Small records are built outside the ring and grow into it; some packets are retracted.
 #[test]
 fn packets_of_all_sizes_roundtrip() {
     let (mut writer, reader) = ring();
@@ -230,7 +230,8 @@ fn full_ring_refuses_until_reader_wakes_writer() {
     assert!(writer.is_half_free() && put(&mut writer, &heading(1), 4112, 7));
 }
 
-/// It looks only once for each quarter of the ring, wherever the ring was full.
+/// The reader checks only once for each quarter of the ring, at whatever position the ring was
+/// full.
 #[test]
 fn waiting_writer_is_told_once_before_ring_is_empty() {
     let (mut writer, reader) = ring();
@@ -246,7 +247,7 @@ fn waiting_writer_is_told_once_before_ring_is_empty() {
             }
         }
         assert_eq!(told, [(true, false)]);
-        // The next lap begins elsewhere in the ring.
+        // The next lap begins at another offset of the ring.
         (0..7).for_each(|_| assert!(put(&mut writer, &heading(1), 4112, 7)));
         writer.publish();
         take(&reader);
@@ -297,7 +298,7 @@ fn changing_header_is_read_once() {
     }
     std::thread::scope(|scope| {
         let _stop = Stop(&ends);
-        // Where the reader stands, each header is there for a moment, with other bytes behind some
+        // At the reader's position each header is visible for a moment, with other bytes after some
         // of them.
         scope.spawn(|| {
             for (byte, headers) in (0..=u8::MAX).cycle().zip(headers.chunks(10).cycle()) {
@@ -379,7 +380,7 @@ fn broken_writer_is_detected() {
     }
 }
 
-/// The first are built beside the ring, the others in it.
+/// The first records are built outside the ring, the others in it.
 #[test]
 fn many_small_packets_share_a_record() {
     let (mut writer, reader) = ring();

@@ -82,7 +82,7 @@ fn joined_packets_that_need_checks_have_no_effect() {
     for (what, mut s, psn, req, payload) in [
         ("a duplicate", before(), FIRST, write_middle, &all[..]),
         ("partly a duplicate", before(), FIRST - 1, write_middle, &all),
-        ("behind a gap", before(), FIRST + 2, write_middle, &all),
+        ("after a gap", before(), FIRST + 2, write_middle, &all),
         ("of another message", before(), FIRST + 1, Request::SendMiddle, &all),
         ("the end", before(), FIRST + 1, Request::WriteLast(None), &all),
         ("longer than the message", begun(write, (COUNT * MTU) as u32), FIRST + 1, write_middle, &all),

@@ -152,6 +152,6 @@ fn max_dest_rd_atomic_limits_outstanding_requests() {
     assert_eq!(s.put(FIRST + 2, Request::Read(s.reth(0, 1)), b""), Ok(()), "one is answered");
     assert_eq!(s.put(FIRST + 3, Request::Read(s.reth(0, 1)), b""), Err(DropReason::InvalidRequest));
     let psns: Vec<_> = s.out().into_iter().map(|(psn, ..)| psn).collect();
-    assert_eq!(psns, [FIRST + 1, FIRST + 2, FIRST + 3], "the NAK behind the answers before it");
+    assert_eq!(psns, [FIRST + 1, FIRST + 2, FIRST + 3], "the NAK after the responses before it");
     assert_eq!((s.sh.state, s.sh.events), (QpState::Err, QpEvents::REQ_ERR));
 }
