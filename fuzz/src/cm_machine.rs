@@ -1,5 +1,5 @@
-//! One connection manager, its program at work, and everything that strangers and a mad peer can
-//! send.
+//! One connection manager, its program at work, and any messages that strangers and a faulty peer
+//! can send.
 
 use roxe_sim::{Choices, Script};
 use roxe_transport::cm::{
@@ -23,16 +23,16 @@ const GUIDS: [Guid; 3] = [Guid(2), Guid(3), Guid(0)];
 const BACKLOG: usize = 3;
 /// The most connections and lookups of the machine.
 const MOST: usize = 12;
-/// No wait is longer, however mad the peer; the last is that of TimeWait.
+/// Maximum wait in nanoseconds, whatever the peer sends; the last wait is that of TimeWait.
 const LONGEST_WAIT: u64 = 200_000_000_000;
 
-/// The input is what a program does and what peers send to its connection manager, and how much
-/// time passes between.
+/// The input is the verbs of a program, the messages of peers to its connection manager, and the
+/// times between them.
 ///
-/// Properties: no panic; a message is answered by at most two, which parse as what they are; an
-/// address other than the peer's changes nothing of a connection; what ends is told once and never
-/// heard of again; what is held is bounded; and when the program has forgotten everything nothing
-/// is left, in bounded time.
+/// Properties: no panic; a message causes at most two answers, which parse to equal messages; a
+/// message from an address other than the peer's changes no connection; the end of a connection is
+/// reported once, as its last event; memory is bounded; and after the program has destroyed all
+/// connections none is left, in bounded time.
 ///
 /// # Panics
 /// When a property does not hold.
@@ -121,14 +121,14 @@ impl<'a> Host<'a> {
         assert!(self.known.insert(id, known).is_none_or(|old| old.is_over), "{id} is taken");
     }
 
-    /// One of the ids that the program knows, or another.
+    /// One of the program's ids, or another number.
     fn id(&mut self) -> CommId {
         let which = self.script.below(20) as usize;
         let newest = self.known.keys().rev().nth(which).copied();
         newest.unwrap_or_else(|| CommId::with_prefix(0x123, which as u32))
     }
 
-    /// The program does something to a connection, possible or not.
+    /// The program calls a verb on a connection, allowed or not.
     fn act(&mut self) {
         let id = self.id();
         let (qpn, time) = (Qpn::new(0x80), TimeCode::new(self.script.below(32) as u8));
@@ -312,7 +312,7 @@ impl<'a> Host<'a> {
         all.map(|(id, _)| (*id, self.cm.state(*id))).collect()
     }
 
-    /// Takes at max `max` outgoing messages.
+    /// Takes at most `max` outgoing messages.
     fn fetch(&mut self, max: usize) {
         let mut sent = 0;
         while let Some(out) = self.cm.poll_transmit() {
@@ -347,7 +347,7 @@ impl<'a> Host<'a> {
         );
     }
 
-    /// The program forgets everything.
+    /// The program destroys all connections and listeners.
     fn end(&mut self) {
         let all: Vec<_> = self.known.iter().filter(|(_, known)| !known.is_over).map(|(id, _)| *id).collect();
         for id in all {

@@ -4,8 +4,8 @@ use roxe_wire::cm::{IpCmHeader, MAD_LEN, Mad, Message, PrivateData};
 
 /// The input is a MAD; one of another length is refused, and then cut or filled with zeros.
 ///
-/// Properties: parsing never panics; what parses is written back without a bit that was not there,
-/// to something that parses to the same; it prints as one line; the addresses in private data are
+/// Properties: parsing never panics; a parsed message is written back without additional bits,
+/// and parses to an equal message; it prints as one line; the addresses in private data are
 /// written back as well.
 ///
 /// # Panics

@@ -1,6 +1,7 @@
 //! Input that another process of this host controls: a frame in a mailbox, the bytes of a ring.
 
-/// Properties: reading never panics; what is read is written back as what reads the same.
+/// Properties: parsing never panics; a parsed value is written back to text that parses to an equal
+/// value.
 ///
 /// # Panics
 /// When a property does not hold.

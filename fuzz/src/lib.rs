@@ -7,7 +7,7 @@
 //!
 //! `cargo test -p roxe-fuzz` runs each on its corpus (`corpus/NAME/`, see [`seeds()`]) and on the
 //! same few thousand mutations of it, on the stable compiler. `fuzz/run MINUTES [NAME...]` searches
-//! for new inputs. Add an input that broke something to the corpus.
+//! for new inputs. Add an input that found a bug to the corpus.
 
 mod capture;
 mod cm_machine;

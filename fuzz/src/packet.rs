@@ -3,7 +3,7 @@
 use roxe_wire::{NetHeader, Packet, icrc};
 use std::net::Ipv4Addr;
 
-/// Properties: parsing never panics; what parses is written back to something that parses to the
+/// Properties: parsing never panics; a parsed packet is written back to bytes that parse to the
 /// same; it prints as one line; its ICRC is right when sealed, says which identification it was
 /// sealed with, and is wrong with any other bit.
 ///

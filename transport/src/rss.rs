@@ -142,7 +142,7 @@ mod tests {
         bytes.extend(destination);
         ports.iter().for_each(|port| bytes.extend(port.to_be_bytes()));
         bytes.resize(bytes.len() + 16, 0);
-        FrameKey::of(&bytes).expect("a frame")
+        FrameKey::of(&bytes).expect("parse the frame")
     }
 
     fn hash(fields: HashFields, frame: &FrameKey) -> u32 {
@@ -162,7 +162,7 @@ mod tests {
         }
         let addresses = F::SRC_IPV6 | F::DST_IPV6;
         for ((from, from_port), (to, to_port), plain, with_ports) in IPV6 {
-            let octets = |text: &str| text.parse::<Ipv6Addr>().expect("an address").octets();
+            let octets = |text: &str| text.parse::<Ipv6Addr>().expect("parse the address").octets();
             let frame = frame(&octets(from), &octets(to), [from_port, to_port], UDP);
             assert_eq!(hash(addresses, &frame), plain, "{from}");
             assert_eq!(hash(addresses | F::SRC_PORT_UDP | F::DST_PORT_UDP, &frame), with_ports, "{from}");

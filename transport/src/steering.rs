@@ -124,7 +124,7 @@ mod tests {
     fn key(dst: u8) -> FrameKey {
         let mut frame = [0; 14];
         frame[0] = dst;
-        FrameKey::of(&frame).expect("a frame")
+        FrameKey::of(&frame).expect("parse the frame")
     }
 
     fn rule(kind: RuleKind, wanted: FrameMatch, target: char) -> Rule<char> {
@@ -138,7 +138,7 @@ mod tests {
     /// Frames whose first byte is `dst`.
     fn to(dst: u8) -> FrameMatch {
         let mut wanted = any();
-        wanted.require_exactly(Field::DstMac, &[dst]).expect("the first");
+        wanted.require_exactly(Field::DstMac, &[dst]).expect("add the first requirement");
         wanted
     }
 

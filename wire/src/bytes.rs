@@ -91,7 +91,7 @@ pub enum ParseError {
     NotIp,
     /// Not UDP, or not to port 4791.
     NotRoce,
-    /// Shorter than the headers or the length fields say.
+    /// Shorter than its headers or its length fields require.
     Truncated,
     /// The transport header version is not 0.
     Version,

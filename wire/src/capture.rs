@@ -129,7 +129,7 @@ enum Order {
     Little,
 }
 
-/// A cursor that knows the byte order.
+/// A cursor with a byte order.
 #[derive(Clone, Copy, Debug)]
 struct Fields<'a> {
     order: Order,

@@ -112,7 +112,7 @@ impl Sealer {
         Self { src: net.src, dst: net.dst, src_port: net.src_port, is_ipv4, plain, udp_payload_len: 0, register: plain }
     }
 
-    /// Changes the addresses to those of `net`, which are usually the same.
+    /// Changes the addresses to those of `net`, which rarely differ.
     #[inline]
     pub fn retarget(&mut self, net: &NetHeader) {
         if (self.src, self.dst, self.src_port) != (net.src, net.dst, net.src_port) {

@@ -67,7 +67,7 @@ pub enum Operation {
     SendOnlyInvalidate = 0x17,
     Flush = 0x1c,
     AtomicWrite = 0x1d,
-    /// Low bits 1, like SEND_MIDDLE; bit 5 tells the two apart.
+    /// Low bits 1, like SEND_MIDDLE; bit 5 distinguishes the two.
     Cnp = 0x21,
 }
 
@@ -302,7 +302,7 @@ pub enum SendTail {
     Invalidate(Ieth),
 }
 
-/// A request of a reliable connection: goes to the responder.
+/// A request of a reliable connection, sent to the responder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "named as in the specification")]
 pub enum Request {
@@ -321,7 +321,7 @@ pub enum Request {
     AtomicWrite(Reth),
 }
 
-/// A response of a reliable connection: goes to the requester.
+/// A response of a reliable connection, sent to the requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "named as in the specification")]
 pub enum Response {

@@ -8,7 +8,7 @@ use crate::num::RKey;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum TmOp {
-    /// Not tagged: goes to an ordinary receive.
+    /// Not tagged: placed in an ordinary receive.
     NoTag = 0,
     /// Rendezvous request: a [`Rvh`] with the location of the data follows.
     Rendezvous = 1,

@@ -170,7 +170,7 @@ impl<'a> Alone<'a> {
         Some(cqe)
     }
 
-    /// Lets every deadline expire; the queue pair must come to rest.
+    /// Lets every deadline expire, until the queue pair sets no timer.
     pub(super) fn rest(&mut self, mut judge: impl FnMut(&PacketNote, &Packet<'_>)) {
         self.choices = Script::new(&[]);
         for _ in 0..MAX_DEADLINES {
@@ -212,7 +212,7 @@ impl TxBatch for Sent {
     }
 
     fn retract(&mut self) {
-        let (_, range) = self.packets.pop().expect("a slot is taken before it is taken back");
+        let (_, range) = self.packets.pop().expect("retract a taken slot");
         self.bytes.truncate(range.start);
     }
 }

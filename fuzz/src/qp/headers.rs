@@ -1,4 +1,4 @@
-//! Headers that the input chooses, with numbers near those that mean something.
+//! Headers that the input chooses, with numbers near the valid ones.
 
 use roxe_sim::host::Mr;
 use roxe_sim::{Choices, Script};

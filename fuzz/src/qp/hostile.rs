@@ -1,5 +1,5 @@
-//! A queue pair in any state, its application at work, and everything that strangers and a mad peer
-//! can send.
+//! A queue pair in any state, its application at work, and any packets that strangers and a faulty
+//! peer can send.
 
 use super::alone::{Alone, PATTERN, QUEUES, OWN_END, line_rate};
 use super::headers;
@@ -16,12 +16,12 @@ use roxe_wire::{
 
 const LEN: u32 = 2048;
 
-/// The input is what strangers and a mad peer send to one queue pair, in every state, while its
-/// application works.
+/// The input is the packets of strangers and a faulty peer to one queue pair, in every state, while
+/// its application works.
 ///
 /// Properties: no panic; a packet that does not belong to the connection changes neither the state
-/// nor memory nor any completion; work requests complete at most once and in order; no packet moves
-/// a queue pair that is not served.
+/// nor memory nor any completion; work requests complete at most once and in order; no packet
+/// changes the state of a queue pair that is not in RTR, RTS, SQD or SQE.
 ///
 /// # Panics
 /// When a property does not hold.
@@ -100,7 +100,7 @@ impl<'a> Victim<'a> {
         let flags = if self.alone.choices.chance(500) { SendFlags::SIGNALED } else { SendFlags::FENCE };
         let ud = Some(UdDest { av: av(OWN_END), qpn: qpn(OWN_END.other()), qkey: QKEY });
         let (list, word) = ([self.mr.sge(0, len / 3), self.mr.sge(len / 3, len)], [self.mr.sge(0, 8)]);
-        // Refused where the state, the depth or the service says so.
+        // The state, the depth or the service may refuse it.
         let data = match op {
             SendOp::AtomicWrite { .. } => SendData::Inline(&PATTERN[..8]),
             SendOp::Flush { .. } => SendData::Sges(&[]),
@@ -153,7 +153,7 @@ impl<'a> Victim<'a> {
         assert_eq!(self.snapshot(), before, "{header:?} from {net:?}");
     }
 
-    /// A packet that the peer could send if it were mad.
+    /// A packet from the peer's address with any content.
     fn peer(&mut self) {
         let header = self.header();
         let before = self.alone.qp.state();
@@ -170,7 +170,7 @@ impl<'a> Victim<'a> {
         let _ = self.alone.receive(net, header, &PATTERN[..len]);
     }
 
-    /// Any header, with numbers near those that mean something.
+    /// Any header, with numbers near the valid ones.
     fn header(&mut self) -> Header {
         let kind = self.kind();
         // Around the next PSN of the peer (requests) and the first of the victim (responses).

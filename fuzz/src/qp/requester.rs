@@ -14,15 +14,15 @@ use std::collections::VecDeque;
 const MTU: u32 = PathMtu::Mtu256.bytes();
 /// Maximum message length in bytes.
 const MAX_LEN: u32 = 900;
-/// READs and atomics land in one of these places by their number.
+/// Number of slots for the results of READs and atomics.
 const SLOTS: u64 = 16;
 
 /// The input is the work requests of one queue pair and the responses to it.
 ///
-/// Properties: requests complete at most once and in order, those that ask for it exactly once;
-/// none succeeds before a response says that its last packet was executed; a successful READ or
-/// atomic landed the bytes of the responses; a response to what was never sent changes nothing; new
-/// PSNs follow each other without a gap; in ERR nothing is sent.
+/// Properties: requests complete at most once and in order, signaled ones exactly once;
+/// none succeeds before a response acknowledges its last packet; a successful READ or atomic placed
+/// the bytes of the responses; a response to a request that was never sent has no effect; new PSNs
+/// follow each other without a gap; in ERR no packet is sent.
 ///
 /// # Panics
 /// When a property does not hold.
@@ -167,7 +167,7 @@ impl<'a> Asking<'a> {
         let inline = len <= 64 && lands == 0 && self.alone.choices.chance(200);
         let data = if inline { SendData::Inline(&PATTERN[..len as usize]) } else { SendData::Sges(&list) };
         let ud = Some(UdDest { av: av(OWN_END), qpn: qpn(OWN_END.other()), qkey: QKEY });
-        // Refused when the queue is full, the state or the service is wrong.
+        // A full queue, the state or the service may refuse it.
         if let Ok(wr_id) = self.alone.post_send(&SendRequest { wr_id: 0, op, flags, data, ud }) {
             self.posted.push_back(Posted { wr_id, ..posted });
         }
@@ -183,7 +183,7 @@ impl<'a> Asking<'a> {
         });
     }
 
-    /// The peer says that the network is congested.
+    /// The peer sends a congestion notification.
     fn notify(&mut self) {
         let header = Header { bth: Bth::new(qpn(OWN_END), Psn::default()), kind: Kind::Cnp };
         let _ = self.alone.receive(&net_header(&av(OWN_END.other())), &header, &[]);

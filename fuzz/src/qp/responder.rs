@@ -16,7 +16,7 @@ use roxe_wire::{
 const MTU: u32 = PathMtu::Mtu256.bytes();
 /// Size in bytes of the region that the peer may use.
 const OPEN_LEN: u32 = 2048;
-/// Receives land in one of these places by their number.
+/// Number of slots for receives.
 const SLOTS: u64 = 16;
 const SLOT_LEN: u32 = 700;
 /// Length in bytes of the GRH that precedes every received datagram.
@@ -24,9 +24,9 @@ const GRH_LEN: usize = 40;
 
 /// The input is a sequence of requests of the peer to one queue pair in any state.
 ///
-/// Properties: memory holds what the accepted requests, each executed once, make of it, and a
-/// refused request changes nothing; the expected PSN moves only by the expected request; nothing is
-/// acknowledged that was not executed; READ responses carry what the memory holds; a receive
+/// Properties: memory holds the results of the accepted requests, each executed once, and a refused
+/// request changes nothing; only the expected request advances the expected PSN; only executed
+/// requests are acknowledged; READ responses carry the content of the memory; a receive
 /// completes at most once, in order, with the bytes of its message; UC and UD send no response.
 ///
 /// # Panics
@@ -51,7 +51,7 @@ pub fn responder(data: &[u8]) {
     served.alone.rest(|_, _| {});
 }
 
-/// Mostly everything, sometimes a subset.
+/// Access rights of the queue pair: mostly all, sometimes a subset.
 fn access(script: &mut Script<'_>) -> Access {
     let all = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC | Access::FLUSH_GLOBAL;
     if script.chance(250) { all & Access::from_bits_retain(script.below(512)) } else { all }
@@ -126,7 +126,7 @@ impl<'a> Served<'a> {
         let place = place(self.alone.next(1));
         let (first, second) = (self.alone.choices.below(300), self.alone.choices.below(SLOT_LEN - 300));
         let list = [self.sink.sge(place, first), self.sink.sge(place + first, second)];
-        // Refused where the state or the depth says so.
+        // The state or the depth may refuse it.
         let _ = self.alone.post_recv(&RecvRequest { wr_id: 0, sges: &list });
     }
 
@@ -193,7 +193,7 @@ impl<'a> Served<'a> {
         (Header { bth, kind }, len)
     }
 
-    /// Memory is what the model says, and receives have the right bytes.
+    /// Checks that memory equals the model, and that receives have the right bytes.
     fn check(&mut self) {
         let memory = &self.alone.host.memory;
         assert_eq!(memory.bytes(self.open), self.model.memory, "the open region");

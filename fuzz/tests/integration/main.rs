@@ -1,4 +1,4 @@
-//! Every fuzz target on its corpus, and where the corpora come from.
+//! Runs every fuzz target on its corpus, and checks the seeds of the corpora.
 
 mod seeds;
 mod targets;

@@ -156,7 +156,7 @@ pub const KNOBS: &[Knob] = &[
     },
 ];
 
-/// A variable holds something it may not.
+/// A variable with an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("wrong {name}: {value}; {expected}")]
 pub struct ConfigError {
@@ -494,7 +494,7 @@ impl DeviceName {
         }
         let stem = text.trim_end_matches(|digit: char| digit.is_ascii_digit());
         let number = &text[stem.len()..];
-        // "x007" would come back as "x7", and "x" as "x0".
+        // "x007" would be printed as "x7", and "x" as "x0".
         let first: u32 = number.parse().ok().filter(|first: &u32| first.to_string() == number)?;
         first.checked_add(u32::from(u16::MAX))?;
         Some(Self { stem: stem.to_owned(), first })

@@ -1,4 +1,4 @@
-//! The error type of the provider: a text that says what failed and what to do, and the errno for a
+//! The error type of the provider: a text with the failure and the remedy, and the errno for a
 //! C caller.
 //!
 //! Outcomes of the protocol are not errors: they are completions, events and counters.

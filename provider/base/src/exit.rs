@@ -20,7 +20,7 @@ unsafe extern "C" {
 /// The order of tasks: tasks that move packets run before tasks that report them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// Peers are told that this process ends.
+    /// Informs peers that this process ends.
     Shutdown,
     /// Counters and reports are written for the user.
     Report,

@@ -1,9 +1,9 @@
-//! The foundation of the provider: nothing here deals with packets, program memory or queue pairs.
+//! The foundation of the provider, without packets, program memory or queue pairs.
 //!
 //! Start with [`lock`] and [`lock::rank`], which every thread of the provider uses, then [`error`]
 //! and [`config`], which every verb uses.
 //!
-//! - [`error`]: the error type: a text that says what failed and what to do, and an errno
+//! - [`error`]: the error type: a text with the failure and the remedy, and an errno
 //! - [`config`]: the environment variables and their defaults; names of devices
 //! - [`limits`]: the limits that `ibv_query_device` reports; [`profile`]: the limits of cards
 //! - [`lock`]: locks with a rank in their type; [`lock::rank`]: the lock order
@@ -22,10 +22,10 @@
 //!
 //! # The life of a lock
 //!
-//! A `Mutex<rank::Qp, _>` names a row of the table. `lock()` first checks, in builds with debug
-//! assertions, that this thread holds no lock of the same or a later row, then waits, then records
-//! the lock with its source line; dropping the guard removes the record. A violation ends the
-//! process with both lines. Before a fork all locks are taken by rank ([`lock::Lockable`]) and
+//! The type `Mutex<rank::Qp, _>` contains a row of the table. `lock()` first checks, in builds with
+//! debug assertions, that this thread holds no lock of the same or a later row, then waits, then
+//! records the lock with its source line; dropping the guard removes the record. A violation ends
+//! the process with both lines. Before a fork all locks are taken by rank ([`lock::Lockable`]) and
 //! released on both sides.
 //!
 //! # Unsafe code

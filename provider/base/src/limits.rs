@@ -144,9 +144,9 @@ pub fn min_inline_data() -> u32 {
     if has(Weakness::SLOTS) { 0 } else { MIN_INLINE_DATA }
 }
 
-/// Returns `small`, the limit of small real cards, on the weakest card; else `usual`.
-fn limit(usual: u32, small: u32) -> u32 {
-    if has(Weakness::LIMITS) { small } else { usual }
+/// Returns `small`, the limit of small real cards, on the weakest card; else `default`.
+fn limit(default: u32, small: u32) -> u32 {
+    if has(Weakness::LIMITS) { small } else { default }
 }
 
 #[cfg(test)]

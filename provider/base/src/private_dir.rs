@@ -23,7 +23,7 @@ pub struct Trusted {
     /// The path without links.
     pub path: PathBuf,
     /// True if a folder above is writable by all (and sticky): another user can take the name once
-    /// the folder is gone, for example after a restart of the system.
+    /// the folder no longer exists, for example after a restart of the system.
     pub is_in_shared: bool,
 }
 

@@ -96,7 +96,7 @@ pub struct Engine {
     /// True once the background thread and the sockets exist in this process.
     pub(crate) started: AtomicBool,
     /// Held while sockets and thread are started, while links are added, and while the port follows
-    /// its interface. Guards the control sockets, which `None` says are not open yet.
+    /// its interface. Guards the control sockets; `None` while they are not open yet.
     pub(crate) starting: Mutex<rank::Starting, Option<ControlSockets>>,
     pub(crate) me: Weak<Self>,
     pub(crate) rx: Mutex<rank::Rx, Rx>,
@@ -232,7 +232,7 @@ impl Engine {
     /// engine if needed.
     pub fn slot(&self) -> Result<Slot, Error> {
         self.start()?;
-        self.table.first_slot().ok_or_else(|| Error::new(libc::ENODEV, "the engine of this device has no numbers"))
+        self.table.first_slot().ok_or_else(|| Error::new(libc::ENODEV, "the engine of this device has no queue pair numbers yet"))
     }
 
     /// Removes a queue pair; later packets for it are dropped.

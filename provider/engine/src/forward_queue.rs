@@ -52,7 +52,7 @@ impl ForwardQueue {
     }
 
     /// Sends queued frames as far as there is room. Returns the number of frames lost because their
-    /// owners are gone, or by a system error.
+    /// owners have died, or because of a system error.
     pub(crate) fn retry(&mut self, from: &SlotSocket) -> u64 {
         let mut lost = 0;
         self.boxes.retain_mut(|outbox| outbox.drain(from, &mut lost));

@@ -20,7 +20,7 @@ use std::sync::{Arc, LazyLock, Weak};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-/// Held while an engine is created, so that a fork knows all of them.
+/// Held while an engine is created, so that the fork handlers see all engines.
 static MAKING: Mutex<rank::MakingEngines, ()> = Mutex::new(());
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 /// Number of engines; more than CPUs would waste memory.

@@ -110,7 +110,7 @@ impl Background {
             return Course::Serve;
         }
         if seen.waiter_receives {
-            // The waiter goes on until it hands over.
+            // The waiter receives until it hands over.
             return Course::Leave(FULL);
         }
         let before = self.unneeded;

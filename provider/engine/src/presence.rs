@@ -15,7 +15,7 @@ pub(crate) use muting::Muting;
 
 /// Time to watch for a thread of the program, which leaves the engine briefly between two polls.
 pub(crate) const WATCH: Duration = Duration::from_micros(1);
-/// Deadline while the thread is awake, or will look at the deadlines of its own accord.
+/// Deadline while the thread is awake, or will read the deadlines without being woken.
 pub(crate) const AWAKE: u64 = 0;
 
 /// State shared between threads. All fields but `sleeps_until` are advisory.

@@ -195,7 +195,7 @@ impl Engine {
                 Some(qp) => qp.serve_waiter(grant, now),
                 None => drop(grant),
             }
-            // Unused room goes to the next waiter.
+            // The next waiter gets unused room.
             flow.into_iter().for_each(|flow| self.flows.wake(&flow));
         }
     }

@@ -90,7 +90,7 @@ pub trait QueuePair: Debug + Send + Sync {
     /// Numbers of its protection domain and, if it has one, of its shared receive queue.
     fn owners(&self) -> (u32, Option<u32>);
 
-    /// True for a receive work queue, which programs do not know as a queue pair.
+    /// True for a receive work queue, which has no queue pair in the verbs API.
     fn is_work_queue(&self) -> bool;
 
     /// Receives a run of packets. Responses leave in [`QueuePair::serve`], or at once if `tools`

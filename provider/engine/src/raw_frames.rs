@@ -22,7 +22,7 @@ impl Engine {
             None => slot.insert(FrameSide::open(&self.adapter, &*self.scheduler.poller()?)?),
         };
         if side.rules.len() >= limits::MAX_FLOWS as usize {
-            return Err(Error::new(libc::ENOMEM, "no more flows; destroy one first"));
+            return Err(Error::new(libc::ENOMEM, "the device has its maximum number of flows; destroy one first"));
         }
         let filtered = side.receiver.set_filter(filter_of(&rule), true);
         if let Err(cause) = filtered {

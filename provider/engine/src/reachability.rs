@@ -86,7 +86,7 @@ impl Engine {
             Ok(Some(netdev)) if !netdev.up => {
                 return Some(format!("the interface {name} is down: `ip link set {name} up`"));
             }
-            Ok(None) => return Some(format!("the interface {name} is gone")),
+            Ok(None) => return Some(format!("the interface {name} no longer exists")),
             _ => {}
         }
         self.wrong_interface(route)
@@ -131,7 +131,7 @@ impl Engine {
                 Some(format!("{peer} is a broadcast address, which no queue pair can have as its GID"))
             }
             libc::EACCES | libc::EPERM => {
-                Some(format!("a firewall does not let packets to UDP port 4791 of {peer} pass"))
+                Some(format!("a firewall drops packets to UDP port 4791 of {peer}"))
             }
             _ => None,
         }

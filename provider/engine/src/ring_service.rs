@@ -45,7 +45,7 @@ impl Engine {
         Ok(offer)
     }
 
-    /// Accepts a ring offered by another process, which otherwise goes on using the socket.
+    /// Accepts a ring offered by another process, which otherwise continues to use the socket.
     pub(crate) fn accept_ring(&self, size: u32, descriptors: Vec<OwnedFd>) {
         let size = size as usize;
         let is_wanted = self.rings.is_on && [shm::SIZE, shm::SMALL].contains(&size) && shm::read() < MAX_RINGS;

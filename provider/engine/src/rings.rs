@@ -334,7 +334,8 @@ impl Rings {
     }
 
     /// Registers `qpn` for room in `ring`, which the caller has locked as `sender`. Returns true if
-    /// the background thread must be woken, because there is room now and the reader will not ring.
+    /// the background thread must be woken, because there is room now and the reader will not wake
+    /// it.
     #[must_use]
     pub(crate) fn wait(&self, ring: &SharedSender, sender: &mut Sender, qpn: Qpn, has_written: bool) -> bool {
         if has_written {
@@ -398,7 +399,7 @@ impl Rings {
 
 impl RingState {
     /// Polls the control socket; returns how packets reach the slot from now on. Queue pairs that
-    /// waited are added to `ready`. A ring that is no longer read is put into `gone`, which the
+    /// waited are added to `ready`. A ring that is no longer read is added to `gone`, which the
     /// caller closes after unlocking the list.
     pub(crate) fn poll_control(&mut self, ready: &mut Vec<Qpn>, gone: &mut Vec<SharedSender>) -> Option<Receiver> {
         let (Self::Offered(_, control, _) | Self::Ready(_, control)) = self else { return None };

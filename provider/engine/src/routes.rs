@@ -75,7 +75,7 @@ impl Engine {
         if self.rings.is_ready(slot) {
             self.flows.set_receiver(slot, Receiver::Ring);
         }
-        // A sleeping background thread does not know of the ring yet.
+        // A sleeping background thread does not watch the ring yet.
         self.scheduler.kick();
     }
 

@@ -52,7 +52,7 @@ impl<'a> Run<'a> {
 /// The packets of a run: see [`Run::packets`].
 #[derive(Debug)]
 pub struct Packets<'a> {
-    /// The acknowledgement that comes first.
+    /// Acknowledgement returned before the other packets.
     ack: Option<&'a [u8]>,
     rest: &'a [u8],
     segment: usize,

@@ -316,7 +316,7 @@ impl Engine {
     }
 
     /// Sends the responses of the queue pairs that received packets, then raises their completion
-    /// events: a program that exits on a completion must not take a response with it.
+    /// events: a response must have left before a program that exits on a completion.
     fn finish_batch(&self, state: &mut RxState, now: Instant) {
         for Touched { qp, report } in &state.touched {
             if report.contains(VisitOutcome::HAS_WORK) {

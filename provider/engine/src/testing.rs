@@ -55,7 +55,7 @@ impl Services for Nobody {
     }
 }
 
-/// A queue pair that accepts everything and does nothing.
+/// A queue pair that accepts all packets and ignores them.
 #[derive(Debug)]
 pub(crate) struct FakeQp(pub(crate) Qpn);
 

@@ -4,7 +4,8 @@
 //! Other providers have no thread, so programs do things between two verbs that are only safe while
 //! no other thread runs. Libfabric patches libc functions (madvise, mmap, munmap ...) right after
 //! listing devices; a thread that is allocating inside one of them crashes. Therefore starting the
-//! thread waits until it has allocated what it needs, and the last close waits until it is gone.
+//! thread waits until it has allocated what it needs, and the last close waits until the thread has
+//! ended.
 
 use crate::poller::Poller;
 use roxe_base::cancel::uncancelled;
@@ -98,8 +99,8 @@ fn spawn_without_signals(name: &str, f: impl FnOnce() + Send + 'static) -> io::R
     unsafe {
         let (mut all, mut old): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
-        // Faults of the thread itself must reach their handlers (a registered page may be gone, see
-        // `guard`).
+        // Faults of the thread itself must reach their handlers (a registered page may be unmapped,
+        // see `guard`).
         for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP] {
             libc::sigdelset(&raw mut all, fault);
         }

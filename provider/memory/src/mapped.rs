@@ -63,7 +63,7 @@ impl Mapping {
     /// mapped, `length` is 0, or the range exceeds its end.
     pub fn of_fd(fd: RawFd, offset: u64, length: u64, write: bool) -> Result<Self, Error> {
         let inside = offset & (page_size() - 1);
-        let outside = || Error::invalid(format!("{length} bytes from {offset} on are not inside of descriptor {fd}"));
+        let outside = || Error::invalid(format!("{length} bytes at offset {offset} exceed the file of descriptor {fd}"));
         let end = offset.checked_add(length).filter(|end| *end > offset).ok_or_else(outside)?;
         if size_of_fd(fd)?.is_some_and(|size| end > size) {
             return Err(outside());
@@ -111,7 +111,7 @@ fn map(length: usize, rights: i32, flags: i32, fd: RawFd, start: libc::off_t) ->
     if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(at.expose_provenance() as u64) }
 }
 
-/// Size of the file behind the descriptor; `None` if it reports none, like a device.
+/// Size of the descriptor's file; `None` if it reports none, like a device.
 fn size_of_fd(fd: RawFd) -> Result<Option<u64>, Error> {
     let mut found = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: `fstat` accepts any descriptor number and fills a `stat`.
@@ -168,7 +168,7 @@ pub fn why_unusable(addr: u64, length: u64, write: bool) -> String {
     match (is_listed(&maps, first, end, "r"), is_listed(&maps, first, end, "rw")) {
         (false, _) => "the memory is mapped without PROT_READ now".to_owned(),
         (true, false) if write => "the memory is mapped read-only now, without PROT_WRITE".to_owned(),
-        _ => "the memory is mapped, and the file behind it has become shorter".to_owned(),
+        _ => "the memory is mapped, but its file has become shorter".to_owned(),
     }
 }
 

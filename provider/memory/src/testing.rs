@@ -92,7 +92,7 @@ impl Pages {
         is_resident(self.page(index) as u64)
     }
 
-    /// Truncates the file behind the mapping to 0 bytes.
+    /// Truncates the mapped file to 0 bytes.
     pub fn truncate_file(&self) {
         self.file.as_ref().unwrap().set_len(0).unwrap();
     }

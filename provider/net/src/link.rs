@@ -142,7 +142,7 @@ struct State {
     waiters: Vec<Qpn>,
     /// Total number of queued runs that were sent.
     left: u64,
-    /// True after nothing has left for long: datagrams are dropped until something does.
+    /// True if no run has left for long: datagrams are dropped until one leaves.
     is_stalled: bool,
 }
 
@@ -190,7 +190,7 @@ impl TxQueue {
             return Err(SendError::QueueFull);
         }
         if state.runs.is_empty() {
-            // There may be room by now; if not, the socket is watched before anything is queued.
+            // There may be room by now; if not, the socket is watched before the run is queued.
             match send(&run, bytes) {
                 Err(SendError::Full) => self.watch(socket(&run))?,
                 other => return other.map(|()| Taken::Sent),

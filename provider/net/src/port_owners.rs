@@ -1,4 +1,4 @@
-//! UDP ports that tell the users of one host apart, since the kernel gives a port to one user.
+//! UDP ports that identify the users of one host, since the kernel gives a port to one user.
 //!
 //! - [`LocalPort`]: source port of packets between addresses of this host
 //! - [`owner_of_port`] and others: owners of the RoCE port according to the kernel's table

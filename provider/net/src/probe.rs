@@ -92,7 +92,7 @@ mod tests {
         let probe = Probe::send(here, NOBODY.into(), 1, |port| port.to_be_bytes().to_vec()).unwrap();
         let refused = probe.wait_for_answer(Duration::from_secs(10)).map(|e| e.kind());
         assert_eq!(refused, Some(io::ErrorKind::ConnectionRefused));
-        assert!(probe.answer().is_none(), "it is told once");
+        assert!(probe.answer().is_none(), "the error is reported once");
     }
 
     #[test]

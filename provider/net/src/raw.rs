@@ -206,7 +206,7 @@ fn restore_tag(room: &mut [u8], tag: [u8; TAG_LEN]) {
     }
 }
 
-/// A socket that sends by the interface and receives nothing.
+/// A socket that sends through the interface and receives nothing.
 fn open(interface: &Interface) -> io::Result<Socket> {
     let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(0)))?;
     socket.set_send_buffer_size(BUFFER)?;

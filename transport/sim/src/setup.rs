@@ -76,7 +76,7 @@ pub struct Setup {
     pub path_mtu: PathMtu,
     pub caps: QpCaps,
     pub sq_sig_all: bool,
-    /// True if receives come from the hosts' shared receive queues.
+    /// True if receives are taken from the hosts' shared receive queues.
     pub srq: bool,
     /// True if B has a tag-matching shared receive queue; its program cannot send.
     pub tag_matching: bool,

@@ -137,7 +137,7 @@ impl Listeners {
         room
     }
 
-    /// Releases a place in the backlog. The listener may be gone.
+    /// Releases a place in the backlog. The listener may have been destroyed.
     pub(super) fn leave(&mut self, id: ListenId) {
         if let Some(listener) = self.by_id.get_mut(&id) {
             listener.waiting = listener.waiting.saturating_sub(1);

@@ -72,7 +72,7 @@ impl Cm {
     /// Starts listening for a service.
     ///
     /// # Errors
-    /// [`CmError::InUse`]: another listener has the service.
+    /// [`CmError::InUse`] if another listener uses the service id.
     pub fn listen(&mut self, listen: Listen) -> Result<ListenId, CmError> {
         self.listeners.add(listen)
     }
@@ -101,7 +101,7 @@ impl Cm {
     /// Passive side: accepts a request. The queue pair must be ready to receive.
     ///
     /// # Errors
-    /// [`CmError::UnknownId`], [`CmError::State`]: the request is gone or answered.
+    /// [`CmError::UnknownId`] or [`CmError::State`] if the request was withdrawn or is answered.
     pub fn accept(&mut self, cx: &mut Cx<'_>, id: CommId, accept: &Accept) -> Result<(), CmError> {
         self.with(id, |conn, settings, out| conn.accept(cx.now, accept, settings, out))
     }
@@ -168,7 +168,8 @@ impl Cm {
     /// before.
     ///
     /// # Errors
-    /// [`CmError::UnknownId`]; [`CmError::State`]: not established, or another proposal is pending.
+    /// [`CmError::UnknownId`]; [`CmError::State`] if the connection is not established or another
+    /// proposal is pending.
     pub fn load_alternate(&mut self, cx: &mut Cx<'_>, id: CommId, alternate: &Alternate) -> Result<(), CmError> {
         let tid = cx.tid();
         self.with(id, |conn, settings, out| conn.load_alternate(cx.now, tid, alternate, settings, out))
@@ -177,7 +178,7 @@ impl Cm {
     /// Answers the peer's proposal. To report success, the queue pair must have the path.
     ///
     /// # Errors
-    /// [`CmError::UnknownId`]; [`CmError::State`]: no proposal is pending.
+    /// [`CmError::UnknownId`]; [`CmError::State`] if no proposal is pending.
     pub fn answer_alternate(&mut self, id: CommId, answer: &AlternateAnswer) -> Result<(), CmError> {
         self.with(id, |conn, _, out| conn.answer_alternate(answer, out))
     }
@@ -185,16 +186,16 @@ impl Cm {
     /// The queue pair has migrated to the alternate path; messages now use it too.
     ///
     /// # Errors
-    /// [`CmError::UnknownId`]; [`CmError::State`]: there is no alternate path.
+    /// [`CmError::UnknownId`]; [`CmError::State`] if there is no alternate path.
     pub fn migrated(&mut self, id: CommId) -> Result<(), CmError> {
         self.with(id, |conn, _, _| conn.migrate())
     }
 
-    /// The peer process is gone: handles the DREQ that the peer's system would have sent. Ends in
+    /// The peer process has died: handles the DREQ that the peer's system would have sent. Ends in
     /// [`Disconnected`](super::EventKind::Disconnected).
     ///
     /// # Errors
-    /// [`CmError::UnknownId`], [`CmError::State`]: the connection does not depend on the process.
+    /// [`CmError::UnknownId`]; [`CmError::State`] if the connection does not depend on the process.
     // clause: CM-PEER-GONE
     pub fn lose_peer(&mut self, cx: &mut Cx<'_>, id: CommId) -> Result<(), CmError> {
         let (Some(conn), tid) = (self.table.get(id), cx.tid()) else { return Err(CmError::UnknownId) };
@@ -209,7 +210,7 @@ impl Cm {
     /// [`Unreachable`](super::EventKind::Unreachable).
     ///
     /// # Errors
-    /// [`CmError::UnknownId`]; [`CmError::State`]: not an unanswered request.
+    /// [`CmError::UnknownId`]; [`CmError::State`] if `id` is not an unanswered request.
     pub fn give_up(&mut self, id: CommId) -> Result<(), CmError> {
         self.with(id, |conn, settings, out| {
             conn.check_state(&[State::ReqSent])?;
@@ -328,12 +329,13 @@ impl Cm {
         [self.table.next_due(), self.sidr.next_due()].into_iter().flatten().min()
     }
 
-    /// The state of a connection; `None` if it is gone.
+    /// Returns the state of a connection; `None` if the connection does not exist.
     pub fn state(&self, id: CommId) -> Option<State> {
         self.table.get(id).map(|conn| conn.state)
     }
 
-    /// The alternate path negotiation of a connection; `None` if it is gone.
+    /// Returns the alternate path negotiation of a connection; `None` if the connection does not
+    /// exist.
     pub fn alternate_state(&self, id: CommId) -> Option<AlternateState> {
         self.table.get(id).map(Connection::alternate_state)
     }
@@ -374,7 +376,7 @@ pub enum Addressee {
     Service(ServiceId),
     /// The one that created this id.
     Id(CommId),
-    /// The one that has a connection with the sender, which does not know our id.
+    /// Returns the connection with the sender, which does not know our id.
     Anyone,
 }
 

@@ -318,20 +318,20 @@ impl Settings {
     }
 }
 
-/// Why a verb of the program was refused.
+/// Refusal of a verb of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CmError {
-    /// There is no such connection, lookup or listener.
-    #[error("no such connection")]
+    /// The id belongs to no connection, lookup or listener.
+    #[error("the id belongs to no connection, lookup or listener")]
     UnknownId,
     /// The connection is in a state that does not allow it.
-    #[error("not possible in this state of the connection")]
+    #[error("the state of the connection does not allow this call")]
     State,
     /// Another listener accepts the same requests.
-    #[error("another listener has this service")]
+    #[error("another listener uses this service id")]
     InUse,
     /// The limit of connections is reached.
-    #[error("too many connections")]
+    #[error("the device has its maximum number of connections")]
     Full,
 }
 

@@ -403,7 +403,7 @@ impl Connection {
         }
     }
 
-    /// Gives up on a silent peer and tells it, because only its messages may be lost.
+    /// Gives up on a silent peer and sends it a REJ, because only the peer's messages may be lost.
     // clause: CM-RETRIES
     pub(super) fn give_up(&mut self, settings: &Settings, out: &mut Outbox) {
         out.send(self.route(), self.tid, messages::timeout(self, settings.guid));

@@ -186,7 +186,7 @@ impl Verb {
 /// An event that rules may raise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventFault {
-    /// The port goes down, and comes up after the time of the rule.
+    /// The port is down for the time of the rule.
     PortErr,
     /// The GID table changed.
     GidChange,
@@ -485,7 +485,7 @@ pub struct Call<'a> {
     pub verb: &'static Verb,
     /// The state that `ibv_modify_qp` requests.
     pub state: Option<&'a str>,
-    /// Time since the rules came into force.
+    /// Time since the rules were set.
     pub at: core::time::Duration,
 }
 
@@ -500,7 +500,7 @@ pub struct Completion {
     pub qpn: roxe_wire::Qpn,
     /// Number of that queue pair in order of creation, from 0.
     pub ordinal: u32,
-    /// Time since the rules came into force.
+    /// Time since the rules were set.
     pub at: core::time::Duration,
 }
 

@@ -47,7 +47,7 @@ pub enum CompletionFault {
 pub struct Raised {
     /// Time until the event.
     pub wait: Duration,
-    /// Time of the rule: until the port comes up, or until the connection ends.
+    /// Time of the rule: until the port is up again, or until the connection ends.
     pub time: Duration,
     /// The text of the rule.
     pub rule: String,

@@ -174,7 +174,7 @@ fn is_due(rule: &Rule, count: &Count, random: u64) -> bool {
 }
 
 impl Verdict {
-    /// Adds the action of a rule. Returns false if another rule has already set the same.
+    /// Adds the action of a rule. Returns false if another rule has already set this action.
     fn add(&mut self, judged: &Judged, seen: &Seen<'_>, random: u64) -> bool {
         match judged.rule.action {
             Action::Drop => self.drop = true,

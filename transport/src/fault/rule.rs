@@ -54,7 +54,7 @@ impl Hold {
     }
 }
 
-/// A span of time since the rules came into force; the end is excluded.
+/// A span of time since the rules were set; the end is excluded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// Start.

@@ -43,7 +43,7 @@ pub struct Seen<'a> {
     pub ordinal: u32,
     /// Address of the peer.
     pub peer: Gid,
-    /// Time since the rules came into force.
+    /// Time since the rules were set.
     pub at: Duration,
     /// The packet, undamaged.
     pub packet: &'a Packet<'a>,

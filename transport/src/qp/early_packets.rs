@@ -7,8 +7,8 @@
 //! them. Such packets wait in order. On RC only overtaking packets wait, because go-back-N would
 //! otherwise retransmit everything after the gap.
 //!
-//! The buffer is bounded in bytes and time; a packet that waited too long goes to the [`Qp`], which
-//! drops it or reports the gap. A driver whose packets are never early or reordered needs no
+//! The buffer is bounded in bytes and time; a packet that waited too long is passed to the [`Qp`],
+//! which drops it or reports the gap. A driver whose packets are never early or reordered needs no
 //! buffer.
 
 use super::queue_pair::Qp;

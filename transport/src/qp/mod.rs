@@ -1,5 +1,5 @@
 //! The queue pair and its parts. Begin at [`Qp`] (`queue_pair.rs`): it owns a requester and a
-//! responder, which know nothing of each other, and routes posts, packets and timeouts to them.
+//! responder, which do not use each other, and routes posts, packets and timeouts to them.
 //!
 //! * `shared`: attributes, configuration and state, read by both roles; `modify`: the table of
 //!   legal state changes.

@@ -9,7 +9,7 @@ use thiserror::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ModifyError {
     /// There is no such transition.
-    #[error("a queue pair cannot go from {from:?} to {to:?}; the way is Reset, Init, Rtr, Rts")]
+    #[error("a queue pair cannot go from {from:?} to {to:?}; the order is Reset, Init, Rtr, Rts")]
     BadTransition {
         /// Current state.
         from: QpState,
@@ -188,7 +188,7 @@ fn is_alternate(attr: &QpAttr) -> bool {
     is_unicast_path(&attr.alt_av) && attr.alt_port == 1 && attr.alt_pkey_index == 0 && attr.alt_timeout <= 31
 }
 
-/// Returns true if software may set this migration state now. ARMED comes from the peer.
+/// Returns true if software may set this migration state now. The peer sets ARMED.
 // clause: APM-LOAD
 fn may_set_migration(sh: &Shared, attr: &QpAttr, mask: AttrMask) -> bool {
     use MigState::{Armed, Migrated, Rearm};

@@ -124,7 +124,7 @@ enum Source {
 #[derive(Debug)]
 pub(crate) struct RecvQueue {
     source: Source,
-    /// Fault injection: true while no receive is found, whatever is posted.
+    /// Fault injection: true while no receive is found, even if one is posted.
     pub(super) receive_hidden: bool,
     /// XRC: the SRQ number in the newest request; the host has selected this SRQ.
     pub(super) srqn: u32,

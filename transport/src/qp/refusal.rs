@@ -168,12 +168,12 @@ mod tests {
             assert_eq!(refusal as u32, number, "ALL is complete and in order");
             for service in [Service::Rc, Service::Uc] {
                 let Reaction { answer, fatal, status, event, reason } = refusal.reaction(service);
-                write!(text, "{service:?} {refusal:?}: {answer:?}, counted as {}", reason.name()).expect("a String");
+                write!(text, "{service:?} {refusal:?}: {answer:?}, counted as {}", reason.name()).expect("write to a String");
                 if fatal {
-                    write!(text, "; error state, receive ends with {status:?}").expect("a String");
+                    write!(text, "; error state, receive ends with {status:?}").expect("write to a String");
                 }
                 for (name, _) in event.iter_names() {
-                    write!(text, " or {name}").expect("a String");
+                    write!(text, " or {name}").expect("write to a String");
                 }
                 text.push('\n');
             }

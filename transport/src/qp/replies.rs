@@ -280,8 +280,8 @@ impl Replies {
         }
     }
 
-    /// The memory of an accepted READ is gone. A first response becomes a NAK with the failing PSN
-    /// and the QP fails; a replay ends silently.
+    /// Handles an accepted READ whose memory was unmapped. A first response becomes a NAK with the
+    /// failing PSN and the QP fails; a replay ends silently.
     fn give_up_read(&mut self, sh: &mut Shared, job: ReadJob, error: MemError) {
         // clause: DUP-READ-SILENT
         if job.is_replay {
@@ -312,7 +312,7 @@ enum Sent {
     Unreadable(ReadJob, MemError),
 }
 
-/// Writes one packet. The credit field always says "no limit": receives may be shared, and today's
+/// Writes one packet. The credit field is always "no limit": receives may be shared, and today's
 /// requesters rely on RNR NAK.
 fn send<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, reply: Reply, msn: Msn) -> Sent {
     // clause: ACK-NO-LIMIT
@@ -441,7 +441,7 @@ impl OnceKind {
 pub(crate) enum Op {
     /// Reads memory when it is answered, and again for a duplicate.
     Read(Reth),
-    /// Executed once. Holds the original value of an atomic, 0 for the others.
+    /// Executed once. Holds the original value of an atomic, 0 for other requests.
     Once(OnceKind, u64),
 }
 

@@ -327,7 +327,7 @@ impl SendQueue {
             SendData::Inline(bytes) => {
                 let is_word = matches!(req.op, SendOp::AtomicWrite { .. });
                 let max = if is_word { ATOMIC_LEN } else { self.caps.max_inline_data };
-                let length = u32::try_from(bytes.len()).ok().filter(|length| *length <= most);
+                let length = u32::try_from(bytes.len()).ok().filter(|length| *length <= max);
                 length.ok_or(PostError::InlineTooLong)?
             }
         };

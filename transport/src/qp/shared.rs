@@ -280,7 +280,7 @@ pub struct QpConfig {
     pub service: Service,
     /// Queue depths.
     pub caps: QpCaps,
-    /// True if every send work request reports success, whatever its flags say.
+    /// True if every send work request reports success, also without `SIGNALED`.
     pub sq_sig_all: bool,
     /// Maximum number of list elements in the shared receive queue; `None` without one.
     pub srq_max_sge: Option<u32>,
@@ -458,14 +458,14 @@ pub enum PostError {
     #[error("the inline data is longer than max_inline_data")]
     InlineTooLong,
     /// The service or `max_rd_atomic` = 0 excludes this operation, or its data cannot be inline.
-    #[error("this queue pair cannot do this operation")]
+    #[error("the queue pair does not support this operation")]
     BadOpcode,
     /// The message is longer than 2^31 bytes, an ATOMIC WRITE does not have 8 bytes, or a FLUSH has
     /// data.
     #[error("the length is out of range")]
     BadLength,
     /// A datagram without a destination.
-    #[error("the message needs a destination")]
+    #[error("the datagram needs an address handle")]
     MissingDestination,
 }
 

@@ -146,10 +146,10 @@ impl Qp {
                 "a dgid of one host, of the same IP version as the GID at sgid_index".to_owned(),
             ),
             AttrMask::PATH_MTU => {
-                let most = self.config().port_mtu;
+                let max = self.config().port_mtu;
                 (
                     format!("{} bytes", attr.path_mtu.bytes()),
-                    format!("the active_mtu of the port at most, {most} bytes"),
+                    format!("at most the active_mtu of the port, {max} bytes"),
                 )
             }
             AttrMask::TIMEOUT => (attr.timeout.to_string(), "0 to 31".to_owned()),
@@ -171,7 +171,7 @@ impl Qp {
             ),
             AttrMask::PATH_MIG_STATE => (
                 format!("{:?}", attr.path_mig_state),
-                format!("a step from {:?} that software may take, with an alternate path", self.attr().path_mig_state),
+                format!("a transition from {:?} that software may request, with an alternate path", self.attr().path_mig_state),
             ),
             AttrMask::RATE_LIMIT => (
                 format!("{} kbit/s with bursts of {} bytes", attr.rate_limit.kbps, attr.rate_limit.max_burst),

@@ -69,7 +69,7 @@ impl Requester {
     }
 
     /// The message at the cursor of a UD queue. One that does not fit a packet fails with a local
-    /// length error, as on hardware; IBA §9.8.3 only says that nothing is sent.
+    /// length error, as on hardware; IBA §9.8.3 only requires that no packet is sent.
     fn next_ud(&mut self, sh: &Shared) -> Result<NextPacket, WcStatus> {
         self.begin(PathMtu::Mtu4096);
         let index = self.cursor.wqe;
@@ -157,7 +157,7 @@ impl Responder {
     }
 }
 
-/// Why a datagram is dropped, with the refusal if its length is wrong.
+/// Reason of a dropped datagram, with the refusal if its length is wrong.
 type Lost = (DropReason, Option<Refusal>);
 
 /// Acquires a receive and returns the bytes that the datagram occupies in it.

@@ -319,7 +319,7 @@ fn joined_read_data_that_needs_checks_has_no_effect() {
     let mr = s.mr;
     s.pair.end(Peer::A).host.memory.deregister(mr);
     assert_eq!(s.psns(), [164]);
-    assert!(!s.joined(164, &[9; 2 * 256]), "memory that is gone");
+    assert!(!s.joined(164, &[9; 2 * 256]), "unmapped memory");
     assert_eq!(s.state(), QpState::Rts);
     let mut s = Script::new();
     s.post(1, ADD, 8);

@@ -47,7 +47,7 @@ fn emitted(pair: &mut Pair, side: Peer) -> Vec<(NetHeader, Header, Vec<u8>)> {
     let world = &mut **pair;
     let end = &mut world.ends[side.index()];
     let _ = end.qp.poll_transmit(&mut end.host, &mut batch.open(&mut world.wire.pool, 64, false, 0));
-    let header = |bytes: &[u8]| Packet::parse(bytes).expect("a legal packet").header;
+    let header = |bytes: &[u8]| Packet::parse(bytes).expect("parse the packet").header;
     batch.drain().map(|(net, _, bytes)| (net, header(&bytes), bytes)).collect()
 }
 

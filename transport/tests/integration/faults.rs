@@ -89,7 +89,7 @@ impl Bench {
         let state = self.qps[side.index()].poll_transmit(&mut self.hosts[side.index()], &mut batch);
         assert_eq!(state, TxState::Drained);
         for (av, note, bytes) in batch.0 {
-            let packet = Packet::parse(&bytes).expect("a legal packet");
+            let packet = Packet::parse(&bytes).expect("parse the packet");
             assert_eq!(note.qpn, qpn(side));
             let (op, psn) = (packet.header.opcode().operation(), packet.header.bth.psn.get());
             self.sent.push((side, op, psn, note.reason, note.wr_id));
@@ -103,7 +103,7 @@ impl Bench {
     }
 
     fn deliver(&mut self, to: Peer, net: &NetHeader, bytes: &[u8]) {
-        let packet = Packet::parse(bytes).expect("a legal packet");
+        let packet = Packet::parse(bytes).expect("parse the packet");
         let verdict = self.judge(to, Direction::Rx, &packet);
         let (qp, host) = (&mut self.qps[to.index()], &mut self.hosts[to.index()]);
         let result = match verdict {
@@ -303,7 +303,7 @@ fn hidden_receive_leaves_the_shared_queue_unchanged() {
     bench.hosts[1].srq.post(&RecvRequest { wr_id: 4, sges: &[] });
     bench.post(1, SendOp::Send, &[]);
     bench.transmit(A);
-    let (to, net, bytes) = bench.link.pop_front().expect("a packet");
+    let (to, net, bytes) = bench.link.pop_front().expect("a packet is on the link");
     bench.deliver(to, &net, &bytes);
     assert_eq!((bench.dropped.as_slice(), bench.hosts[1].srq.len()), (&[DropReason::NoReceive][..], 1));
     bench.run();
@@ -348,15 +348,15 @@ fn injected_rnr_affects_one_request_that_needs_a_receive() {
     bench.transmit(A);
     // A WRITE, and then the SEND, whose first copy finds no receive and whose second is a
     // duplicate.
-    let (_, net, write) = bench.link.pop_front().expect("a packet");
-    let (_, _, send) = bench.link.pop_front().expect("a packet");
+    let (_, net, write) = bench.link.pop_front().expect("a packet is on the link");
+    let (_, _, send) = bench.link.pop_front().expect("a packet is on the link");
     for (bytes, starved, expected) in [
         (&write, true, Ok(())),
         (&send, true, Err(DropReason::NoReceive)),
         (&send, false, Ok(())),
         (&send, true, Err(DropReason::DuplicateRequest)),
     ] {
-        let packet = Packet::parse(bytes).expect("a legal packet");
+        let packet = Packet::parse(bytes).expect("parse the packet");
         let (qp, host) = (&mut bench.qps[1], &mut bench.hosts[1]);
         let handled = match starved {
             true => qp.handle_packet_without_receive(host, &net, &packet),
@@ -391,12 +391,12 @@ fn a_loss_halves_the_window_and_acknowledgements_widen_it() {
         bench.sent.len() - before
     };
     assert_eq!(burst(&mut bench), 400);
-    // The first one is lost, the NAK for it comes; then nothing comes any more.
+    // The first one is lost and its NAK arrives; then no packet arrives any more.
     let lost = core::mem::take(&mut bench.link);
     let (to, net, bytes) = &lost[1];
     bench.deliver(*to, net, bytes);
     bench.transmit(B);
-    let (to, net, nak) = bench.link.pop_front().expect("a NAK");
+    let (to, net, nak) = bench.link.pop_front().expect("a NAK is on the link");
     bench.deliver(to, &net, &nak);
     for expected in [200, 100, 64, 64] {
         assert_eq!(burst(&mut bench), expected);

@@ -83,7 +83,7 @@ fn waiting_for_a_shared_link_costs_no_retry() {
 fn the_timer_runs_again_after_a_nak_and_after_an_rnr_wait() {
     let (mut p, remote) = pair();
     recv(&mut p, B, 1, &[]);
-    // The first packet is lost, and the second is answered by a NAK, which comes when the link is
+    // The first packet is lost, and the second causes a NAK, which arrives when the link is
     // full.
     drop_nth(&mut p, A, 0);
     post(&mut p, A, 1, write_to(remote), &[]);

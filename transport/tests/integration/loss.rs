@@ -52,7 +52,7 @@ impl Bench {
     }
 }
 
-/// Packets of each side when all goes well.
+/// Packets of each side without losses.
 fn quiet_counts() -> [u64; 2] {
     let mut bench = Bench::new(Setup::default(), 1000);
     bench.post_all();
@@ -295,7 +295,7 @@ fn lost_read_response_is_requested_again_from_the_gap() {
         p.run();
         assert_eq!(sends(&mut p, A), each(1..=1, WcStatus::Success));
         assert_eq!(bytes(&p, A, dst), bytes(&p, B, src));
-        let again = p.log.iter().filter(|l| l.from == A).nth(1).expect("a second READ REQUEST");
+        let again = p.log.iter().filter(|l| l.from == A).nth(1).expect("find the second READ REQUEST");
         let Kind::RcRequest(Request::Read(reth)) = again.header.kind else { panic!("{again:?}") };
         assert_eq!(again.header.bth.psn.get(), 100 + lost);
         assert_eq!((reth.va, reth.dma_len), (src.addr + u64::from(lost) * 256, 1000 - lost * 256));

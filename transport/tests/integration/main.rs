@@ -1,7 +1,7 @@
-//! Scripts for the queue pair: what goes in, exactly what comes out, both sides of every limit.
+//! Scripts for the queue pair: its inputs, its exact outputs, both sides of every limit.
 //!
 //! This file has helpers that make the scripts short. They run in the world of `roxe-sim`. One file
-//! per subject: `reliable` (what RC does when nothing goes wrong), `nonposted` (ATOMIC WRITE,
+//! per subject: `reliable` (RC without losses and errors), `nonposted` (ATOMIC WRITE,
 //! FLUSH), `loss`, `link_full` (a link that accepts no packets), `rnr`, `refusals` (NAKs and their
 //! statuses), `ranges` (of remote keys), `responder`, `requester` and `completer` (one side against
 //! forged packets), `outgoing` (packets of each operation), `states`, `unreliable` (UC), `datagram`
@@ -88,7 +88,7 @@ fn post_with(pair: &mut Pair, side: Peer, wr_id: u64, op: SendOp, flags: SendFla
     assert_eq!(try_post(pair, side, wr_id, op, flags, sges), Ok(()));
 }
 
-/// Posts a request and returns what the queue says.
+/// Posts a request and returns the result.
 fn try_post(
     pair: &mut Pair,
     side: Peer,
@@ -127,7 +127,7 @@ fn each(ids: core::ops::RangeInclusive<u64>, status: WcStatus) -> Vec<(u64, WcSt
 
 /// Takes the one completion of a receive.
 fn one_recv(pair: &mut Pair, side: Peer) -> Cqe {
-    let cqe = pair.recv_done(side).expect("a receive completed");
+    let cqe = pair.recv_done(side).expect("poll the receive completion");
     assert_eq!(pair.recv_done(side), None, "only one receive completed");
     cqe
 }
@@ -181,7 +181,7 @@ fn drop_nth(pair: &mut Pair, from: Peer, n: u64) {
     pair.wire.set_rule(from, Box::new(move |count, _| (count == n).then_some(LOST)));
 }
 
-/// Loses everything that `from` sends while `lost` says so.
+/// Loses all packets that `from` sends while `lost` is true.
 fn drop_if(pair: &mut Pair, from: Peer, lost: impl Fn(u64, &Packet<'_>) -> bool + Send + 'static) {
     pair.wire.set_rule(from, Box::new(move |count, packet| lost(count, packet).then_some(LOST)));
 }

@@ -76,7 +76,7 @@ fn nonposted_requests_execute_once_under_loss() {
         let mut p = Pair::new(setup());
         let rule =
             if lost <= 5 { format!("drop tx qp=#0 nth={lost}") } else { format!("drop tx qp=#1 nth={}", lost - 5) };
-        p.wire.set_faults(&rule.parse::<Rules>().expect("a rule"), 0);
+        p.wire.set_faults(&rule.parse::<Rules>().expect("parse the rule"), 0);
         let to = target(&mut p);
         let from = append(&mut p, to);
         p.run();

@@ -42,7 +42,7 @@ fn qp(state: QpState, host: &mut SimHost) -> Qp {
         if qp.state() == state {
             break;
         }
-        qp.modify(host, &QpAttr { state: step, ..QpAttr::default() }, mask).expect("a legal step");
+        qp.modify(host, &QpAttr { state: step, ..QpAttr::default() }, mask).expect("modify the QP to its next state");
     }
     qp
 }

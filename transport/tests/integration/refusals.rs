@@ -337,8 +337,8 @@ fn a_region_deregistered_during_a_read_ends_it() {
     p.end(B).host.memory.deregister(src);
     p.run();
     let done = sends(&mut p, A);
-    // A duplicate READ whose key is gone is dropped (IBA C9-107), so the retries run out, unless it
-    // was refused at first.
+    // A duplicate READ whose key was invalidated is dropped (IBA C9-107), so the retries run out,
+    // unless it was refused at first.
     assert!(matches!(done[..], [(1, RetryExcErr | RemAccessErr | RemOpErr)]), "{done:?}");
 }
 

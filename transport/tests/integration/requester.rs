@@ -251,7 +251,7 @@ fn both_read_response_styles_are_accepted_after_a_retry() {
         let mut s = Script::new(Setup::default());
         s.post(1, read_from(FAR), 600);
         s.answer(100, Response::ReadFirst(ok()), &[1; 256]);
-        // 101 is lost: 102 tells.
+        // 101 is lost, and 102 causes the NAK.
         s.answer(102, Response::ReadLast(ok()), &[3; 88]);
         assert_eq!(s.psns(), [100, 101]);
         let first = if fresh { Response::ReadFirst(ok()) } else { Response::ReadMiddle };

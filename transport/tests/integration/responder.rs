@@ -339,7 +339,7 @@ fn payloads_of_the_wrong_length_are_invalid_requests() {
             (vec![(Request::SendFirst, 256), (send_last(), 0)], false),
             (vec![(SEND_ONLY, 256)], true),
             (vec![(SEND_ONLY, 257)], false),
-            // A WRITE is exactly as long as its RETH says.
+            // A WRITE is exactly as long as the length in its RETH.
             (vec![(Request::WriteOnly(s.reth(0, 10), None), 10)], true),
             (vec![(Request::WriteOnly(s.reth(0, 10), None), 9)], false),
             (vec![(Request::WriteOnly(s.reth(0, 10), None), 11)], false),

@@ -38,7 +38,7 @@ const BUSY: &str = "service=rc net=star nodes=8 gbps=10 connections=24 messages=
 
 #[test]
 fn a_broken_card_is_found_and_shrunk_to_one_lost_packet() {
-    let case: Case = BUSY.parse().expect("a legal case");
+    let case: Case = BUSY.parse().expect("parse the case");
     case.play(&|_| {}).expect("a good card keeps every promise");
     let failure = case.play(&breaks).expect_err("a broken card is found");
     assert_eq!(failure.broken.promise, Promise::Bytes, "{failure:?}");
@@ -65,7 +65,7 @@ fn failing_case_text_reproduces_the_failure() {
         drop tx qp=#6 nth=2
         delay tx qp=#7 nth=1 by=20us"
             .parse()
-            .expect("a legal case");
+            .expect("parse the case");
     let report = case.play(&|_| {}).expect("kept");
     assert_eq!((report.tally.dropped, report.tally.delayed), (1, 1));
     assert!(report.sends == 12 && report.failed == 0, "{report:?}");
@@ -89,7 +89,7 @@ fn every_promise_is_checked() {
     // One more is acknowledged than arrived (bytes 9 to 11 are the PSN).
     let early = broken(|world| world.tamper = Some(rewrites_acks(|bytes| bytes[11] = bytes[11].wrapping_add(1))));
     assert_eq!(early.promise, Promise::Windows, "{early}");
-    // The syndrome says: remote operational error.
+    // The syndrome means "remote operational error".
     let refused = broken(|world| world.tamper = Some(rewrites_acks(|bytes| bytes[12] = 0x63)));
     assert_eq!(refused.promise, Promise::Completions, "{refused}");
     // The syndrome means "receiver not ready", and it never changes.
@@ -126,7 +126,7 @@ fn cases_can_be_read_and_written() {
 
 #[test]
 fn a_panic_is_a_broken_promise_too() {
-    let case: Case = BUSY.parse().expect("a legal case");
+    let case: Case = BUSY.parse().expect("parse the case");
     let failure = case
         .play(&|world| {
             let mut left = 100;
@@ -147,7 +147,7 @@ fn every_kind_of_fault_can_be_made_explicit() {
         seed=2; drop tx 1%; duplicate tx 1% by=1us..9us; reorder 1% by=30us; corrupt payload 1%; corrupt header rx 1%;
         corrupt icrc 1%; ecn 1%; rnr 1%"
         .parse()
-        .expect("a legal case");
+        .expect("parse the case");
     let fails_late = |world: &mut World<Rng>| {
         let mut left = 300;
         world.tamper = Some(Box::new(move |_, _| {

@@ -109,7 +109,7 @@ fn rendezvous(setup: Setup, len: u32) -> (Pair, Mr, Mr) {
     (p, data, to)
 }
 
-/// Both completions of a rendezvous of `len` bytes that goes well.
+/// Both completions of a successful rendezvous of `len` bytes.
 fn both(len: u32) -> [(u64, WcStatus, WcOpcode, u32, TmInfo); 2] {
     let second = TmInfo { flags: TmFlags::DATA_VALID, ..TmInfo::default() };
     [
@@ -157,7 +157,7 @@ fn a_rendezvous_survives_the_loss_of_any_packet() {
             p.run();
             assert_eq!(done(&mut p), both(2000), "without packet {nth} of {from:?}");
             assert_eq!(bytes(&p, B, to), bytes(&p, A, data));
-            let (request, fin) = (p.send_done(A).expect("a completion"), one_recv(&mut p, A));
+            let (request, fin) = (p.send_done(A).expect("poll a completion"), one_recv(&mut p, A));
             assert_eq!((request.status, fin.status, fin.wr_id), (WcStatus::Success, WcStatus::Success, 70));
             assert!(request.timestamp <= fin.timestamp, "without packet {nth} of {from:?} the end comes first");
         }

@@ -109,7 +109,7 @@ impl Mad {
 /// The enum of messages: attribute id and name of each.
 macro_rules! messages {
     ($($attribute:literal $name:literal $variant:ident, $doc:literal;)+) => {
-        /// A message: its attribute id says which.
+        /// A message, identified by its attribute id.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub enum Message {
             $(

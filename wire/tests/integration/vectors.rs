@@ -1,4 +1,4 @@
-//! Packets whose bytes come from independent sources: captures of hardware, tests of other
+//! Packets with bytes from independent sources: captures of hardware, tests of other
 //! projects, and one packet of every kind from a script.
 
 use roxe_wire::{Header, Kind, NetHeader, Packet, icrc};

@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::io::Write;
 use std::panic::Location;
 
-/// A lock that a thread holds or wants.
+/// A lock that a thread holds or waits for.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     level: u16,

@@ -122,7 +122,7 @@ impl Flow {
         if used > max {
             self.give(Pool::Stream, bytes);
         }
-        used <= most
+        used <= max
     }
 
     /// Bytes in use below which a full window opens again.

@@ -47,7 +47,7 @@ pub struct DelayedAck {
     request_at: Option<Instant>,
     waits: bool,
     /// Average time of a quick answer in nanoseconds.
-    usual: u32,
+    average: u32,
 }
 
 impl DelayedAck {
@@ -60,7 +60,7 @@ impl DelayedAck {
             self.lose(MISS);
         }
         self.waits = self.score >= ENOUGH;
-        let twice = Duration::from_nanos(2 * u64::from(self.usual));
+        let twice = Duration::from_nanos(2 * u64::from(self.average));
         self.waits.then(|| now.after(twice.clamp(DELAY_LIMITS.0, DELAY_LIMITS.1)))
     }
 
@@ -71,9 +71,9 @@ impl DelayedAck {
         let took = now.since(request_at);
         if took < QUICK {
             self.score = self.score.saturating_add(1);
-            self.usual = self.usual - self.usual / 8 + took.subsec_nanos() / 8;
+            self.average = self.average - self.average / 8 + took.subsec_nanos() / 8;
         } else if !self.waits {
-            // A delayed acknowledgement travels with the slow answer all the same.
+            // A delayed acknowledgement leaves with the slow answer in any case.
             self.lose(SLOW);
         }
     }
@@ -95,7 +95,7 @@ mod tests {
 
     const SOON: Duration = Duration::from_micros(1);
 
-    /// A queue pair that has just come to expect quick answers, and the time.
+    /// A queue pair that expects quick answers from now on, and the time.
     fn settled() -> (DelayedAck, Instant) {
         let (mut delayed_ack, mut now) = (DelayedAck::default(), Instant(1_000_000));
         for _ in 0..ENOUGH {

@@ -36,7 +36,7 @@ pub(crate) enum Next {
     Enough,
     /// Sleep: nothing has arrived for too long.
     GiveUp,
-    /// Sleep: another thread wants the CPU.
+    /// Sleep: another thread needs the CPU.
     Contended,
 }
 
@@ -112,7 +112,7 @@ impl SpinGovernor {
     }
 
     /// Polls until `poll` returns [`Poll::Enough`], nothing has arrived for `spin_time`, or another
-    /// thread wants the CPU. Returns true in the first case.
+    /// thread needs the CPU. Returns true in the first case.
     pub(crate) fn spin_until(&self, spin_time: Duration, mut poll: impl FnMut() -> Poll) -> bool {
         let mut round = SpinRound::new(spin_time, clock::now());
         loop {

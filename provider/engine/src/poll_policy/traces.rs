@@ -3,7 +3,7 @@
 //!
 //! - `poll FROM UNTIL FOUND`: polling without a pause of 10 us, which found packets FOUND times
 //! - `served AT`: the background thread received packets
-//! - `request AT`, `post AT`: a request that wants an acknowledgement arrived; the program posted
+//! - `request AT`, `post AT`: a request with AckReq arrived; the program posted a request
 //! - `silence AT`: the delay of an acknowledgement expired
 //! - `arm AT`: the program requested an event
 //! - `wait AT`, then `awake AT`, or `sleep AT` and `woken AT`: the program waited for the event and

@@ -123,7 +123,7 @@ fn only_sleeping_thread_is_woken_for_room() {
     assert!(!rings.prepare_sleep() && !fill_and_wait());
     read(&inbound);
     assert!(inbound.reader.must_tell());
-    // Room appears before the reader can know of the waiter.
+    // Room appears before the reader can see the waiter.
     assert!(rings.wait(&ring, &mut ring.lock(), Qpn::new(8), false));
     rings.awake();
     assert!(!rings.wait(&ring, &mut ring.lock(), Qpn::new(9), false), "it is awake, and looks");

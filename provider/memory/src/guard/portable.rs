@@ -1,5 +1,5 @@
-//! Guarded access through system calls, for processors without assembly here: slower, with the same
-//! guarantees.
+//! Guarded access through system calls, for processors without assembly in `asm`: slower, with the
+//! same guarantees.
 //!
 //! The kernel copies within this process, and returns EFAULT where a load would raise a signal. One
 //! limit: an atomic first makes the kernel populate the page and then uses an atomic instruction. A

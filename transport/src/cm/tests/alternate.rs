@@ -28,7 +28,7 @@ impl Node {
     /// Proposes a path, and returns the transaction.
     fn proposes(&mut self, id: CommId) -> TransactionId {
         self.call(|cm, cx| cm.load_alternate(cx, id, &Alternate::new(other_route()))).unwrap();
-        let sent = self.cm.poll_transmit().expect("a LAP");
+        let sent = self.cm.poll_transmit().expect("poll the LAP");
         assert!(matches!(sent.mad.message, Message::Lap(_)));
         sent.mad.tid
     }
@@ -177,15 +177,15 @@ fn unanswered_lap_is_repeated_and_abandoned() {
     let mut node = Node::new();
     let id = node.connected();
     node.proposes(id);
-    let usual = node.wait();
+    let default_wait = node.wait();
     assert_eq!(node.names(), ["LAP"]);
     assert_eq!(node.takes(mra(id, Answered::Neither)), Ok(()));
     assert_eq!(node.alternate(id), AlternateState::MraLapRcvd);
     assert_eq!(node.takes(mra(id, Answered::Neither)), Err(Ignored::State), "a second MRA is ignored");
-    assert!(node.wait() > usual * 3, "the peer has requested 16 s");
+    assert!(node.wait() > default_wait * 3, "the peer has requested 16 s");
     let mut laps = node.names().len();
     while node.cm.poll_timeout().is_some() {
-        assert_eq!(node.wait(), usual);
+        assert_eq!(node.wait(), default_wait);
         laps += node.names().len();
     }
     assert_eq!((laps, node.events()), (14, vec![EventKind::AlternateUnanswered]), "16 with the first two");

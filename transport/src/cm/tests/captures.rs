@@ -14,10 +14,10 @@ type Recorded = (Route, Mad);
 /// All messages in a capture.
 fn recorded(name: &str) -> Vec<Recorded> {
     let path = format!("{}/../tests/captures/{name}.pcap", env!("CARGO_MANIFEST_DIR"));
-    let file = std::fs::read(&path).expect("a capture");
+    let file = std::fs::read(&path).expect("read the capture");
     let mut all = Vec::new();
-    for frame in frames(&file).expect("a capture file") {
-        let Frame { link, data, .. } = frame.expect("a whole frame");
+    for frame in frames(&file).expect("parse the capture file") {
+        let Frame { link, data, .. } = frame.expect("read the frame");
         let Some(Ok((net, datagram))) = ip_packet(link, data).map(NetHeader::parse_ip) else { continue };
         let Ok(packet) = Packet::parse(datagram) else { continue };
         if let Some(Ok(mad)) = Mad::of_packet(&packet) {
@@ -159,7 +159,7 @@ impl Replay {
 
     /// Returns the id of the first matching event; earlier events are discarded.
     fn event(&mut self, fits: impl Fn(&Event) -> bool) -> CommId {
-        std::iter::from_fn(|| self.node.cm.poll_event()).find(fits).expect("the event").id
+        std::iter::from_fn(|| self.node.cm.poll_event()).find(fits).expect("find the event").id
     }
 
     /// Our message must be the recorded one with our ids.
@@ -244,17 +244,17 @@ fn recorded_connections_are_replayed_as_either_side() {
 fn multicast_capture_has_no_cm_messages() {
     assert_eq!(recorded("mckey"), []);
     let path = format!("{}/../tests/captures/mckey.pcap", env!("CARGO_MANIFEST_DIR"));
-    let file = std::fs::read(path).expect("a capture");
+    let file = std::fs::read(path).expect("read the capture");
     let (mut data, mut igmp) = (0, 0);
-    for frame in frames(&file).expect("a capture file") {
-        let Frame { link, data: bytes, .. } = frame.expect("a whole frame");
-        let ip = ip_packet(link, bytes).expect("an IP packet");
+    for frame in frames(&file).expect("parse the capture file") {
+        let Frame { link, data: bytes, .. } = frame.expect("read the frame");
+        let ip = ip_packet(link, bytes).expect("find the IP packet");
         let Ok((net, datagram)) = NetHeader::parse_ip(ip) else {
             assert_eq!(ip[9], 2, "neither UDP nor IGMP");
             igmp += 1;
             continue;
         };
-        let packet = Packet::parse(datagram).expect("a RoCE packet");
+        let packet = Packet::parse(datagram).expect("parse the RoCE packet");
         let Kind::Ud { deth, .. } = packet.header.kind else { panic!("{packet:?}") };
         assert_eq!((net.dst, packet.header.bth.dest_qpn), (Ipv4Addr::new(239, 1, 2, 3).into(), Qpn::MULTICAST));
         assert_eq!(deth.qkey.0, 0x0123_4567);

@@ -167,7 +167,7 @@ fn shut_down_sends_nothing_to_peers_that_know_the_end() {
     node.listen(1);
     let again = Req { local_comm_id: CommId(0x8888), local_qpn: Qpn::new(0x33), ..req() };
     assert_eq!(node.takes(again), Ok(()));
-    let asked = node.cm.poll_event().expect("a request").id;
+    let asked = node.cm.poll_event().expect("poll the request event").id;
     let lookup = node.call(|cm, cx| cm.resolve(cx, &Resolve::new(route(), SERVICE))).unwrap();
     assert_eq!((node.names(), node.cm.all().count()), (vec!["SIDR_REQ"], 3));
     for _ in 0..3 {

@@ -111,7 +111,7 @@ impl Node {
 
     /// Lets time pass until the next timer and returns how long that was.
     fn wait(&mut self) -> Duration {
-        let due = self.cm.poll_timeout().expect("a timer");
+        let due = self.cm.poll_timeout().expect("a timer is set");
         let waited = due.since(self.now);
         self.now = due;
         self.cm.handle_timeout(due);
@@ -157,7 +157,7 @@ impl Node {
     /// Receives a REQ; returns our id.
     fn asked(&mut self) -> CommId {
         assert_eq!(self.takes(req()), Ok(()));
-        let event = self.cm.poll_event().expect("an event");
+        let event = self.cm.poll_event().expect("poll the next event");
         assert!(matches!(event.kind, EventKind::ConnectRequest(..)));
         assert_eq!((self.names(), self.state(event.id)), (vec![], State::ReqRcvd));
         event.id

@@ -14,7 +14,7 @@ impl CallInjector {
     }
 
     fn made(&mut self, function: &str, state: Option<&str>, stack: &[&str]) -> CallVerdict {
-        let verb = Verb::called(function).expect("a verb");
+        let verb = Verb::called(function).expect("the verb is known");
         self.call(&Call { verb, state, at: Duration::ZERO }, &mut |site| stack.contains(&site))
     }
 

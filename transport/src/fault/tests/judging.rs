@@ -68,17 +68,17 @@ fn naks_are_forged_from_responses_cnps_from_any_packet() {
     let mut injector = injector("cnp rx nth=2");
     assert_eq!(injector.see(rx(), 4, CNP, b""), Verdict::PASS, "none is made of another one");
     assert_eq!(injector.see(rx(), 4, SEND, b"data"), Verdict::PASS);
-    let forged = injector.see(rx(), 5, SEND, b"data").forged.expect("the second packet");
+    let forged = injector.see(rx(), 5, SEND, b"data").forged.expect("forge a packet ahead of the second");
     let header = Header { bth: Bth::new(Qpn::new(99), Psn::new(5)), kind: SEND };
-    let bytes = forged.packet(&Packet { header, payload: b"data" }).expect("a notification");
-    let cnp = Packet::parse(&bytes).expect("a packet").header;
+    let bytes = forged.packet(&Packet { header, payload: b"data" }).expect("build the notification");
+    let cnp = Packet::parse(&bytes).expect("a packet is on the link").header;
     assert_eq!((cnp.kind, cnp.bth.dest_qpn, cnp.bth.becn), (Kind::Cnp, Qpn::new(99), true));
 }
 
 #[test]
 fn peer_word_filters_by_address() {
     let stranger = |way| Way { peer: peer(12), ..way };
-    let v6 = Gid("fe80::1".parse::<std::net::Ipv6Addr>().expect("an address").octets());
+    let v6 = Gid("fe80::1".parse::<std::net::Ipv6Addr>().expect("parse the address").octets());
     for (text, expected) in [
         ("drop peer=10.77.0.11", [true, true, false, false, false]),
         ("drop from=10.77.0.11", [false, true, false, false, false]),
@@ -247,7 +247,7 @@ fn damaged(part: &str, n: u32) -> (Vec<u8>, Vec<u8>, NetHeader) {
     let payload = b"hello";
     let mut bytes = vec![0; header.padded_len(payload.len()) + icrc::LEN];
     let room = bytes.len() - icrc::LEN;
-    header.emit(payload.len(), &mut bytes[..room]).expect("an exact slot").copy_from_slice(payload);
+    header.emit(payload.len(), &mut bytes[..room]).expect("emit into a slot of exact size").copy_from_slice(payload);
     icrc::seal(&net, &mut bytes);
     let mut injector = Injector::new(&rules(&format!("corrupt {part}")), u64::from(n));
     let verdict = injector.see(tx(), n, header.kind, payload);

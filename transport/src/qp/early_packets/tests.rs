@@ -36,8 +36,8 @@ fn connected(service: Service, srq_max_sge: Option<u32>, host: &mut SimHost) -> 
     let attr =
         QpAttr { av, dest_qpn: QPN_A, qkey: QKEY, rq_psn: Psn::new(FIRST), min_rnr_timer: 12, ..QpAttr::default() };
     for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
-        let (required, _) = transition(service, qp.state(), state).expect("a step from RESET to RTS");
-        qp.modify(host, &QpAttr { state, ..attr }, required | AttrMask::STATE).expect("a legal step");
+        let (required, _) = transition(service, qp.state(), state).expect("look up the transition");
+        qp.modify(host, &QpAttr { state, ..attr }, required | AttrMask::STATE).expect("modify the QP to its next state");
     }
     qp
 }

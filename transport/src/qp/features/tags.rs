@@ -2,9 +2,9 @@
 //! receive completes.
 //!
 //! The host owns the list, because several queue pairs share it. Receives match in posting order. A
-//! message without a match goes to an ordinary receive; it may belong to a tag that the program is
-//! just posting. New tags therefore match nothing until the program has confirmed all unexpected
-//! messages (rdma-core, `Documentation/tag_matching.md`).
+//! message without a match is placed in an ordinary receive; it may belong to a tag that the
+//! program is just posting. New tags therefore match nothing until the program has confirmed all
+//! unexpected messages (rdma-core, `Documentation/tag_matching.md`).
 
 use crate::cx::TagFit;
 use crate::wr::{Cqe, MAX_MESSAGE, Sge, TmFlags, TmInfo, WcOpcode, WcStatus};
@@ -202,9 +202,9 @@ pub(crate) enum TagMatch {
     /// A WRITE with immediate, or the queue matches no tags.
     #[default]
     Plain,
-    /// A message without a tag goes to an ordinary receive, with its header.
+    /// A message without a tag is placed in an ordinary receive, with its header.
     Untagged,
-    /// A message without a match goes to an ordinary receive, and the program matches it.
+    /// A message without a match is placed in an ordinary receive, and the program matches it.
     Unexpected {
         /// True if the program should synchronise.
         asks_sync: bool,

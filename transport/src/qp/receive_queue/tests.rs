@@ -83,7 +83,7 @@ fn completions_name_the_queue_pair_and_errors_are_solicited() {
     for status in [WcStatus::Success, WcStatus::LocProtErr] {
         rq.post(&RecvRequest { wr_id: 3, sges: &[] }).expect("room");
         assert!(rq.complete(&mut sh, &mut host, Cqe { status, ..Cqe::default() }));
-        let cqe = host.recvs.pop_front().expect("a completion");
+        let cqe = host.recvs.pop_front().expect("poll a completion");
         assert_eq!((cqe.wr_id, cqe.qpn, cqe.timestamp), (3, Qpn::new(2), 77));
         assert_eq!(cqe.solicited, status != WcStatus::Success);
     }

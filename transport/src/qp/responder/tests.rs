@@ -127,7 +127,7 @@ impl Script {
             self.responder.replies.poll_transmit(&mut self.sh, &mut self.host, &mut tx, self.responder.progress);
         self.settle();
         let parse = |bytes: &Vec<u8>| {
-            let Packet { header: Header { bth, kind }, payload } = Packet::parse(bytes).expect("a legal packet");
+            let Packet { header: Header { bth, kind }, payload } = Packet::parse(bytes).expect("parse the packet");
             let Kind::RcResponse(response) = kind else { panic!("{kind:?} is not a response") };
             assert_eq!((bth.dest_qpn, bth.ack_req, bth.solicited), (Qpn::new(3), false, false));
             (bth.psn.get(), response, payload.to_vec())

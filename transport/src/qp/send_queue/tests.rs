@@ -68,7 +68,7 @@ fn empty_queue_restarts_at_its_first_slot() {
             sq.push(&request(byte.into(), SendData::Inline(&[byte])), 0).expect("room");
         }
         for byte in [lap, lap + 100] {
-            let (index, wqe) = (sq.head_index(), *sq.head().expect("two are queued"));
+            let (index, wqe) = (sq.head_index(), *sq.head().expect("two requests are queued"));
             assert!(matches!(sq.payload(index, &wqe), SendData::Inline(&[found]) if found == byte));
             assert_eq!(sq.pop().map(|wqe| wqe.wr_id), Some(byte.into()));
         }
@@ -101,7 +101,7 @@ fn lists_inline_bytes_and_lengths_have_limits() {
     assert_eq!(sq.push(&request(0, SendData::Sges(&[sge(u32::MAX); 2])), 0), Err(PostError::BadLength));
     assert_eq!(sq.push(&request(0, SendData::Inline(&[0; 5])), 0), Err(PostError::InlineTooLong));
     assert_eq!(sq.push(&request(0, SendData::Inline(&[1, 2, 3, 4])), 0), Ok(()));
-    let wqe = *sq.get(1).expect("the second");
+    let wqe = *sq.get(1).expect("the second request is queued");
     assert!(matches!(sq.payload(1, &wqe), SendData::Inline(&[1, 2, 3, 4])));
 }
 

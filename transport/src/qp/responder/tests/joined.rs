@@ -88,8 +88,8 @@ fn joined_packets_that_need_checks_have_no_effect() {
         ("longer than the message", begun(write, (COUNT * MTU) as u32), FIRST + 1, write_middle, &all),
         ("longer than the receive", begun(send, (COUNT * MTU) as u32), FIRST + 1, Request::SendMiddle, &all),
         ("no whole packets", before(), FIRST + 1, write_middle, &all[1..]),
-        ("memory that is gone", stale, FIRST + 1, write_middle, &all),
-        ("a right that is gone", closed, FIRST + 1, write_middle, &all),
+        ("unmapped memory", stale, FIRST + 1, write_middle, &all),
+        ("a revoked right", closed, FIRST + 1, write_middle, &all),
     ] {
         let bytes = s.bytes(0, 1 << 16);
         assert!(!join(&mut s, psn, &req, payload, true), "{what}");

@@ -29,7 +29,7 @@ fn write_with_immediate_needs_a_receive_at_its_end() {
     s.receive(7, &[]);
     assert_eq!(s.put(FIRST + 1, Request::WriteLast(imm), &[8; 4]), Ok(()));
     assert_eq!(s.out(), [ack(FIRST + 1, 1)]);
-    let cqe = s.host.recvs.pop_front().expect("a completion");
+    let cqe = s.host.recvs.pop_front().expect("poll a completion");
     assert_eq!((cqe.wr_id, cqe.status, cqe.byte_len), (7, WcStatus::Success, 260));
     assert_eq!((cqe.opcode, cqe.extra), (WcOpcode::RecvRdmaWithImm, WcExtra::Imm(ImmDt([1, 2, 3, 4]))));
     assert_eq!(s.bytes(MTU, 4), [8; 4]);

@@ -76,7 +76,7 @@ proptest! {
     // clause: PSN-SPAN
     #[test]
     fn packets_partition_the_message(length in 0u32..100_000, code in 1u8..=5) {
-        let mtu = PathMtu::from_code(code).expect("a code");
+        let mtu = PathMtu::from_code(code).expect("the MTU code is valid");
         let n = packets(length, mtu);
         let mut at = 0;
         for i in 0..n {

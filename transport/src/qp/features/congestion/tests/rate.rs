@@ -20,7 +20,7 @@ fn kbits(rate: &mut Rate, at: Instant) -> u64 {
 }
 
 /// One notification: alpha is 1, so 4 us later the rate is halved while the target stays at the
-/// line. Then, every 1.5 ms, half of what is missing comes back.
+/// line. Then, every 1.5 ms, half of the difference is recovered.
 // clause: DCQCN-FIRST, DCQCN-CUT
 #[test]
 fn the_first_cut_halves_and_fast_recovery_halves_the_gap() {
