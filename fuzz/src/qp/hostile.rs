@@ -1,7 +1,7 @@
 //! A queue pair in any state, its application at work, and any packets that strangers and a faulty
 //! peer can send.
 
-use super::alone::{Alone, PATTERN, QUEUES, OWN_END, line_rate};
+use super::alone::{Alone, OWN_END, PATTERN, QUEUES, line_rate};
 use super::headers;
 use roxe_sim::SimHost;
 use roxe_sim::setup::{QKEY, av, qpn};

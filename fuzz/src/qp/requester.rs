@@ -1,6 +1,6 @@
 //! A requester with work outstanding whose peer is the input, and a model of what may complete.
 
-use super::alone::{Alone, PATTERN, QUEUES, OWN_END, line_rate, queue_of};
+use super::alone::{Alone, OWN_END, PATTERN, QUEUES, line_rate, queue_of};
 use super::headers;
 use roxe_sim::setup::{QKEY, av, qpn};
 use roxe_sim::wire::net_header;

@@ -1,6 +1,6 @@
 //! A responder whose peer is the input, and a model of the memory it guards.
 
-use super::alone::{Alone, PATTERN, QUEUES, OWN_END};
+use super::alone::{Alone, OWN_END, PATTERN, QUEUES};
 use super::headers;
 use roxe_sim::setup::{QKEY, av, qpn};
 use roxe_sim::wire::net_header;
@@ -271,7 +271,8 @@ impl Model {
             self.memory[at as usize..at as usize + payload.len()].copy_from_slice(payload);
         }
         let len = payload.len() as u32;
-        self.write = (at.wrapping_add(len.into()), left.checked_sub(len).expect("a WRITE carries at most its announced length"));
+        self.write =
+            (at.wrapping_add(len.into()), left.checked_sub(len).expect("a WRITE carries at most its announced length"));
     }
 
     fn word(&mut self, at: u64, change: impl Fn(u64) -> u64) {

@@ -112,7 +112,9 @@ const ALWAYS: (u32, u32) = (1, u32::MAX);
 fn parse_occasions(weakness: Weakness, range: &str) -> Result<(u32, u32), String> {
     let (first, last) = range.split_once("..").unwrap_or((range, range));
     match (first.parse(), last.parse()) {
-        _ if !Weakness::OCCASIONAL.contains(weakness) => Err(format!("={range} is not valid: this weakness has no occasions")),
+        _ if !Weakness::OCCASIONAL.contains(weakness) => {
+            Err(format!("={range} is not valid: this weakness has no occasions"))
+        }
         (Ok(first @ 1..), Ok(last)) if first <= last => Ok((first, last)),
         _ => Err(format!("{range} is not a range of occasions; write 17 or 3..9")),
     }

@@ -232,7 +232,9 @@ impl Engine {
     /// engine if needed.
     pub fn slot(&self) -> Result<Slot, Error> {
         self.start()?;
-        self.table.first_slot().ok_or_else(|| Error::new(libc::ENODEV, "the engine of this device has no queue pair numbers yet"))
+        self.table
+            .first_slot()
+            .ok_or_else(|| Error::new(libc::ENODEV, "the engine of this device has no queue pair numbers yet"))
     }
 
     /// Removes a queue pair; later packets for it are dropped.

@@ -322,7 +322,10 @@ mod tests {
         assert!(flow.reserve_stream(1000, 0) && !flow.reserve_stream(1, 1000));
         flow.release_stream(200, T0);
         assert!(!flow.reserve_stream(1, 800));
-        assert!(flow.reserve_stream(10, 0), "a sender with nothing in flight is never refused, and the window stays closed for others");
+        assert!(
+            flow.reserve_stream(10, 0),
+            "a sender with nothing in flight is never refused, and the window stays closed for others"
+        );
         assert!(!flow.reserve_stream(1, 10));
         flow.release_stream(61, T0);
         assert!(flow.reserve_stream(1, 749) && flow.reserve_stream(250, 750));

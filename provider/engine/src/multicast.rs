@@ -30,7 +30,10 @@ impl Engine {
             return group.add(qp);
         }
         if groups.len() >= limits::MAX_MCAST_GRP as usize {
-            return Err(Error::new(libc::ENOMEM, "the device has its maximum number of multicast groups; detach from one first"));
+            return Err(Error::new(
+                libc::ENOMEM,
+                "the device has its maximum number of multicast groups; detach from one first",
+            ));
         }
         groups.push(Group { mgid, links: self.join(mgid)?, members: vec![Arc::clone(qp)] });
         Ok(())

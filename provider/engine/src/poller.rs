@@ -231,7 +231,11 @@ mod tests {
         let (mut a, b) = UnixStream::pair().unwrap();
         poller.watch_for(Woken::LinkEvents, b.as_raw_fd()).unwrap();
         poller.kick();
-        assert_eq!(poller.sleep(Watch::All, LONG, Instant(0)), Woken::Other, "a kick does not mean that packets arrived");
+        assert_eq!(
+            poller.sleep(Watch::All, LONG, Instant(0)),
+            Woken::Other,
+            "a kick does not mean that packets arrived"
+        );
         a.write_all(b"x").unwrap();
         assert_eq!(poller.sleep(Watch::All, LONG, Instant(0)), Woken::LinkEvents);
         assert_eq!(poller.sleep(Watch::Quiet, LONG, Instant(0)), Woken::LinkEvents);

@@ -99,8 +99,9 @@ impl Engine {
         let (source, peer) = (source_towards(route.remote).ok()?, route.remote.to_ip());
         let netdev = Netdev::all().into_iter().find(|netdev| netdev.addresses.contains(&source))?;
         let (other, own) = (netdev.name, self.adapter.netdev());
-        (netdev.ifindex != self.ifindex())
-            .then(|| format!("packets to {peer} leave through {other}, and this device is {own}: set ROXE_NETDEV={other}"))
+        (netdev.ifindex != self.ifindex()).then(|| {
+            format!("packets to {peer} leave through {other}, and this device is {own}: set ROXE_NETDEV={other}")
+        })
     }
 
     /// Returns a text if the peer, or the router to it, does not answer ARP.
@@ -130,9 +131,7 @@ impl Engine {
             libc::EACCES if is_broadcast(route.remote) => {
                 Some(format!("{peer} is a broadcast address, which no queue pair can have as its GID"))
             }
-            libc::EACCES | libc::EPERM => {
-                Some(format!("a firewall drops packets to UDP port 4791 of {peer}"))
-            }
+            libc::EACCES | libc::EPERM => Some(format!("a firewall drops packets to UDP port 4791 of {peer}")),
             _ => None,
         }
     }

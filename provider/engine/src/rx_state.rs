@@ -251,7 +251,10 @@ impl Group {
             return Ok(());
         }
         if self.members.len() >= limits::MAX_MCAST_QP_ATTACH as usize {
-            return Err(Error::new(libc::ENOMEM, format!("the group {} has its maximum number of queue pairs", self.mgid)));
+            return Err(Error::new(
+                libc::ENOMEM,
+                format!("the group {} has its maximum number of queue pairs", self.mgid),
+            ));
         }
         self.members.push(Arc::clone(qp));
         Ok(())

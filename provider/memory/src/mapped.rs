@@ -63,7 +63,8 @@ impl Mapping {
     /// mapped, `length` is 0, or the range exceeds its end.
     pub fn of_fd(fd: RawFd, offset: u64, length: u64, write: bool) -> Result<Self, Error> {
         let inside = offset & (page_size() - 1);
-        let outside = || Error::invalid(format!("{length} bytes at offset {offset} exceed the file of descriptor {fd}"));
+        let outside =
+            || Error::invalid(format!("{length} bytes at offset {offset} exceed the file of descriptor {fd}"));
         let end = offset.checked_add(length).filter(|end| *end > offset).ok_or_else(outside)?;
         if size_of_fd(fd)?.is_some_and(|size| end > size) {
             return Err(outside());

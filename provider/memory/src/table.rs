@@ -50,7 +50,8 @@ impl MemoryTable {
     /// Replaces the entry of `key`. Returns when no access to the old entry is in progress.
     pub fn replace(&self, key: u32, region: Region) -> Result<(), Error> {
         let mut regions = self.regions.write();
-        let old = regions.get_mut(key).ok_or_else(|| Error::invalid(format!("the key {key:#x} belongs to no region")))?;
+        let old =
+            regions.get_mut(key).ok_or_else(|| Error::invalid(format!("the key {key:#x} belongs to no region")))?;
         old.check_free()?;
         *old = region;
         Ok(())

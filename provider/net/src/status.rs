@@ -256,12 +256,7 @@ pub fn ask_here(query: &Query, limit: Duration) -> io::Result<Vec<Answer>> {
 }
 
 /// Queries up to `max` devices and waits up to `limit` for answers.
-fn ask_those(
-    query: &Query,
-    is_meant: impl Fn(&Place) -> bool,
-    max: usize,
-    limit: Duration,
-) -> io::Result<Vec<Answer>> {
+fn ask_those(query: &Query, is_meant: impl Fn(&Place) -> bool, max: usize, limit: Duration) -> io::Result<Vec<Answer>> {
     let dir = RuntimeDir::get()?;
     let (socket, _path) = bind_at_random(datagram_socket()?, dir.path())?;
     let mut answers = BTreeMap::new();

@@ -230,7 +230,12 @@ impl CallDraft {
                 Ok(())
             }
             "errno" => {
-                let errno = Errno::named(value).ok_or_else(|| format!("{} is not the name of an error; write it as errno.h does, for example ENOMEM", quoted(value)))?;
+                let errno = Errno::named(value).ok_or_else(|| {
+                    format!(
+                        "{} is not the name of an error; write it as errno.h does, for example ENOMEM",
+                        quoted(value)
+                    )
+                })?;
                 set(&mut self.errno, errno, word)
             }
             "by" => set(&mut self.by, hold(value)?, word),
@@ -243,7 +248,10 @@ impl CallDraft {
             "wr_id" => set(&mut rule.wr_id, ids(value)?, word),
             "nth" => set(&mut rule.nth, spans(value)?, word),
             "times" => set(&mut rule.times, bounded(value, 1, u32::MAX)?, word),
-            _ => Err(format!("{} is not a word of a rule about calls, completions or events; known are {CALL_WORDS}", quoted(word))),
+            _ => Err(format!(
+                "{} is not a word of a rule about calls, completions or events; known are {CALL_WORDS}",
+                quoted(word)
+            )),
         }
     }
 
@@ -259,7 +267,10 @@ impl CallDraft {
                 if !illegal && !verb.errnos.contains(wanted) {
                     let known: Vec<_> = verb.errnos.iter().map(|errno| errno.name).collect();
                     let (verb, known) = (verb.name, known.join(", "));
-                    return Err(format!("{verb} does not fail with {}, but with {known}; or write illegal", wanted.name));
+                    return Err(format!(
+                        "{verb} does not fail with {}, but with {known}; or write illegal",
+                        wanted.name
+                    ));
                 }
                 with(by.is_some(), "by= is valid only for slow and some events, not for fail")?;
                 About::Call
@@ -273,7 +284,10 @@ impl CallDraft {
                 About::Completion
             }
             CallAction::Event { event, call: place, by: time } => {
-                with(by.is_some() && !event.takes_time(), "for events, by= is valid only for PORT_ERR and DISCONNECTED")?;
+                with(
+                    by.is_some() && !event.takes_time(),
+                    "for events, by= is valid only for PORT_ERR and DISCONNECTED",
+                )?;
                 with(
                     call.is_some() && !event.is_of_device(),
                     "call= is valid only for the events PORT_ERR, GID_CHANGE and DEVICE_FATAL",
@@ -303,7 +317,8 @@ enum About {
 }
 
 fn verb(name: &str) -> Result<&'static Verb, Problem> {
-    let unknown = || format!("{} is not a call with fault rules; examples are reg_mr, post_send and rdma_connect", quoted(name));
+    let unknown =
+        || format!("{} is not a call with fault rules; examples are reg_mr, post_send and rdma_connect", quoted(name));
     Verb::named(name).ok_or_else(unknown)
 }
 
@@ -430,7 +445,10 @@ fn hold(value: &str) -> Result<Hold, Problem> {
     let (min, max) = value.split_once("..").unwrap_or((value, value));
     let hold = Hold { min: time(min)?, max: time(max)? };
     if hold.max.is_zero() || hold.min > hold.max {
-        return Err(format!("{} is not a delay; it must exceed 0, and a range must start with the shorter time", quoted(value)));
+        return Err(format!(
+            "{} is not a delay; it must exceed 0, and a range must start with the shorter time",
+            quoted(value)
+        ));
     }
     Ok(hold)
 }
@@ -459,7 +477,8 @@ fn time(word: &str) -> Result<Duration, Problem> {
 
 /// Parses the number of `word`, a rate, without its `%`.
 fn whole_rate(rate: &str, word: &str) -> Result<Rate, Problem> {
-    let bad = || format!("{} is not a rate; write 3% or 0.1%; the maximum is 100%, with up to six decimals", quoted(word));
+    let bad =
+        || format!("{} is not a rate; write 3% or 0.1%; the maximum is 100%, with up to six decimals", quoted(word));
     parse_rate(rate).ok_or_else(bad)
 }
 

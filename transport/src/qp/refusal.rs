@@ -70,7 +70,9 @@ impl Refusal {
                 "its operation is not enabled: the type of the responding queue pair does not support it, or its \
                  qp_access_flags lack the right"
             }
-            Self::TooManyReads => "more READs and atomics were outstanding than max_dest_rd_atomic of the responder allows",
+            Self::TooManyReads => {
+                "more READs and atomics were outstanding than max_dest_rd_atomic of the responder allows"
+            }
             Self::Length => "its length does not fit its opcode, the path MTU of the responder or its first packet",
             Self::ReceiveTooShort => "the message is longer than the receive that was posted for it",
             Self::Misaligned => "the address of an atomic is not a multiple of 8",
@@ -168,7 +170,8 @@ mod tests {
             assert_eq!(refusal as u32, number, "ALL is complete and in order");
             for service in [Service::Rc, Service::Uc] {
                 let Reaction { answer, fatal, status, event, reason } = refusal.reaction(service);
-                write!(text, "{service:?} {refusal:?}: {answer:?}, counted as {}", reason.name()).expect("write to a String");
+                write!(text, "{service:?} {refusal:?}: {answer:?}, counted as {}", reason.name())
+                    .expect("write to a String");
                 if fatal {
                     write!(text, "; error state, receive ends with {status:?}").expect("write to a String");
                 }

@@ -147,10 +147,7 @@ impl Qp {
             ),
             AttrMask::PATH_MTU => {
                 let max = self.config().port_mtu;
-                (
-                    format!("{} bytes", attr.path_mtu.bytes()),
-                    format!("at most the active_mtu of the port, {max} bytes"),
-                )
+                (format!("{} bytes", attr.path_mtu.bytes()), format!("at most the active_mtu of the port, {max} bytes"))
             }
             AttrMask::TIMEOUT => (attr.timeout.to_string(), "0 to 31".to_owned()),
             AttrMask::RETRY_CNT => (attr.retry_cnt.to_string(), "0 to 7".to_owned()),
@@ -171,7 +168,10 @@ impl Qp {
             ),
             AttrMask::PATH_MIG_STATE => (
                 format!("{:?}", attr.path_mig_state),
-                format!("a transition from {:?} that software may request, with an alternate path", self.attr().path_mig_state),
+                format!(
+                    "a transition from {:?} that software may request, with an alternate path",
+                    self.attr().path_mig_state
+                ),
             ),
             AttrMask::RATE_LIMIT => (
                 format!("{} kbit/s with bursts of {} bytes", attr.rate_limit.kbps, attr.rate_limit.max_burst),
@@ -232,7 +232,9 @@ impl Qp {
             PostError::QueueFull => format!("{error}: max_recv_wr is {}", caps.max_recv_wr),
             PostError::TooManySges => format!("{error}: num_sge is {num_sge}, max_recv_sge {}", caps.max_recv_sge),
             PostError::BadOpcode => {
-                format!("{error}: it has no receive queue of its own, for example because it uses a shared receive queue")
+                format!(
+                    "{error}: it has no receive queue of its own, for example because it uses a shared receive queue"
+                )
             }
             _ => error.to_string(),
         }

@@ -25,7 +25,7 @@ fn line(name: &str, len: u32, loss: u32) -> String {
         post(&mut p, A, id, op, &[src.sge(0, len)]);
         p.run();
         assert_eq!(sends(&mut p, A), each(id..=id, WcStatus::Success));
-        // Only a SEND consumes a receive; start the next message with a clean queue in any case.
+        // Only a SEND consumes a receive; the next message starts with an empty queue in any case.
         if name != "SEND" {
             post(&mut p, A, id, SendOp::Send, &[]);
             p.run();

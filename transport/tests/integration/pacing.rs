@@ -104,7 +104,9 @@ fn slower_limit_of_program_and_path_applies() {
         attr.av.static_rate = static_rate;
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
             let mask = setup.mask(state) | if state == QpState::Rts { AttrMask::RATE_LIMIT } else { AttrMask::empty() };
-            end.qp.modify(&mut end.host, &QpAttr { state, rate_limit, ..attr }, mask).expect("modify the QP to its next state");
+            end.qp
+                .modify(&mut end.host, &QpAttr { state, rate_limit, ..attr }, mask)
+                .expect("modify the QP to its next state");
         }
         load(&mut p, 60);
         p.transmit(A);

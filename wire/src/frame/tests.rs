@@ -145,9 +145,13 @@ fn match_ignores_bits_outside_its_mask() {
     let key = key(&ethernet(0x0800, &ipv4(17, &udp(b""))));
     let mut wanted = FrameMatch::default();
     assert!(wanted.mask == [0; LEN] && wanted.matches(&key));
-    wanted.require(Field::DstIp, &[2, 2, 9, 9], &[0xff, 0xff, 0, 0]).expect("add a requirement that contradicts no other");
+    wanted
+        .require(Field::DstIp, &[2, 2, 9, 9], &[0xff, 0xff, 0, 0])
+        .expect("add a requirement that contradicts no other");
     assert!(wanted.matches(&key) && wanted.dst_mac().is_none());
-    wanted.require_exactly(Field::DstMac, &[1, 0x50, 0x56, 0x19, 0x20, 0xa7]).expect("add a requirement that contradicts no other");
+    wanted
+        .require_exactly(Field::DstMac, &[1, 0x50, 0x56, 0x19, 0x20, 0xa7])
+        .expect("add a requirement that contradicts no other");
     assert!(wanted.matches(&key) && wanted.dst_mac().is_some());
     wanted.require_exactly(Field::L4, &[6]).expect("add a requirement that contradicts no other");
     assert!(!wanted.matches(&key));

@@ -109,7 +109,10 @@ fn gsi_header_carries_a_mad_to_qp1() {
     let header = gsi_header(Psn::new(5));
     let mut datagram = vec![0; header.padded_len(MAD_LEN) + icrc::LEN];
     let end = datagram.len() - icrc::LEN;
-    header.emit(MAD_LEN, &mut datagram[..end]).expect("emit into a slot of exact size").copy_from_slice(&req().to_bytes());
+    header
+        .emit(MAD_LEN, &mut datagram[..end])
+        .expect("emit into a slot of exact size")
+        .copy_from_slice(&req().to_bytes());
     assert_eq!(datagram.len() + 8, 288, "bytes of UDP");
     let packet = Packet::parse(&datagram).expect("parse the packet");
     assert!(packet.header.bth.mig_req);

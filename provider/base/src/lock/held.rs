@@ -59,7 +59,8 @@ pub(super) fn check<R: Rank>(lock: &impl Sized) {
 fn conflict(wanted: &Held) -> Option<Held> {
     let same_rank_allowed = SAME_RANK_ALLOWED.try_with(Cell::get).unwrap_or(false);
     let forbids = |held: &&Held| {
-        held.level > wanted.level || held.level == wanted.level && (!same_rank_allowed || held.address == wanted.address)
+        held.level > wanted.level
+            || held.level == wanted.level && (!same_rank_allowed || held.address == wanted.address)
     };
     HELD.try_with(|held| held.try_borrow().ok()?.iter().rev().find(forbids).copied()).ok().flatten()
 }

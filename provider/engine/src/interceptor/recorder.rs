@@ -321,7 +321,10 @@ mod tests {
     #[test]
     fn second_file_has_process_id_before_extension() {
         let id = std::process::id();
-        assert_eq!(path_with_process_suffix(Path::new("/tmp/a.b.pcapng")), PathBuf::from(format!("/tmp/a.b.{id}.pcapng")));
+        assert_eq!(
+            path_with_process_suffix(Path::new("/tmp/a.b.pcapng")),
+            PathBuf::from(format!("/tmp/a.b.{id}.pcapng"))
+        );
         assert_eq!(path_with_process_suffix(Path::new("plain")), PathBuf::from(format!("plain.{id}")));
     }
 }

@@ -394,7 +394,10 @@ fn ring_of_dead_reader_closes_without_blocking_writer() {
     };
     let start = time::Instant::now();
     while !is_given_up() {
-        assert!(start.elapsed() < TIMEOUT, "the thread that closes ring A holds the list of rings until it has the ring");
+        assert!(
+            start.elapsed() < TIMEOUT,
+            "the thread that closes ring A holds the list of rings until it has the ring"
+        );
         std::thread::yield_now();
     }
     go.send(()).unwrap();

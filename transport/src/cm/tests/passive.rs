@@ -243,7 +243,11 @@ fn req_from_a_connected_qp_ends_the_old_connection() {
     let mut liar = Req { local_comm_id: CommId(0x9999), ..req() };
     liar.primary.local_gid = address(3);
     node.listen_more();
-    assert_eq!(node.takes_from(elsewhere, liar), Ok(()), "the same numbers from another address are another queue pair");
+    assert_eq!(
+        node.takes_from(elsewhere, liar),
+        Ok(()),
+        "the same numbers from another address are another queue pair"
+    );
 }
 
 impl Node {

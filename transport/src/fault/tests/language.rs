@@ -98,7 +98,10 @@ fn errors_name_the_rule_the_word_and_the_allowed_words() {
         ("corrupt body", "fault rule 1: corrupt \"body\": the part must be payload, header or icrc"),
         ("drop 3% 4%", "fault rule 1: \"4%\" sets a value that an earlier word has set"),
         ("drop nth=1 nth=1", "fault rule 1: \"nth=1\" sets a value that an earlier word has set"),
-        ("drop 100.1%", "fault rule 1: \"100.1%\" is not a rate; write 3% or 0.1%; the maximum is 100%, with up to six decimals"),
+        (
+            "drop 100.1%",
+            "fault rule 1: \"100.1%\" is not a rate; write 3% or 0.1%; the maximum is 100%, with up to six decimals",
+        ),
         ("drop tx rx", "fault rule 1: \"rx\" contradicts tx; for both directions write neither tx nor rx"),
         (
             "drop tx from=1.2.3.4",
@@ -115,12 +118,18 @@ fn errors_name_the_rule_the_word_and_the_allowed_words() {
         ("delay", "fault rule 1: delay needs by=TIME, for example by=5ms"),
         ("delay by=5", "fault rule 1: \"5\" is not a time; write 250us, 5ms or 1s; the maximum is one hour"),
         ("delay by=3601s", "fault rule 1: \"3601s\" is not a time; write 250us, 5ms or 1s; the maximum is one hour"),
-        ("delay by=0ms", "fault rule 1: \"0ms\" is not a delay; it must exceed 0, and a range must start with the shorter time"),
+        (
+            "delay by=0ms",
+            "fault rule 1: \"0ms\" is not a delay; it must exceed 0, and a range must start with the shorter time",
+        ),
         (
             "delay by=2ms..1ms",
             "fault rule 1: \"2ms..1ms\" is not a delay; it must exceed 0, and a range must start with the shorter time",
         ),
-        ("reorder by=1ms..2ms", "fault rule 1: reorder needs one time, not a range; only delay and duplicate accept a range"),
+        (
+            "reorder by=1ms..2ms",
+            "fault rule 1: reorder needs one time, not a range; only delay and duplicate accept a range",
+        ),
         ("drop at=1s", "fault rule 1: \"1s\" is not a time range; write 2s..3s or 2s.."),
         ("drop at=2s..2s", "fault rule 1: \"2s..2s\" ends before it begins"),
         ("drop by=1ms", "fault rule 1: by= is valid only for delay, reorder and duplicate"),
@@ -132,7 +141,10 @@ fn errors_name_the_rule_the_word_and_the_allowed_words() {
             "fault rule 1: \"mailman\" is not a call with fault rules; examples are reg_mr, post_send and rdma_connect",
         ),
         ("fail reg_mr RTR", "fault rule 1: a state is valid only for ibv_modify_qp"),
-        ("fail reg_mr errno=ENUFF", "fault rule 1: \"ENUFF\" is not the name of an error; write it as errno.h does, for example ENOMEM"),
+        (
+            "fail reg_mr errno=ENUFF",
+            "fault rule 1: \"ENUFF\" is not the name of an error; write it as errno.h does, for example ENOMEM",
+        ),
         (
             "fail post_send errno=ETIMEDOUT",
             "fault rule 1: ibv_post_send does not fail with ETIMEDOUT, but with ENOMEM, EINVAL, EFAULT; or write illegal",
@@ -155,7 +167,10 @@ fn errors_name_the_rule_the_word_and_the_allowed_words() {
         assert_eq!(text.parse::<Rules>().expect_err(text).to_string(), error, "{text}");
     }
     let error = "drop op=SEND,PING".parse::<Rule>().expect_err("PING is not an opcode").to_string();
-    assert!(error.starts_with("fault rule 1: \"PING\" is not an opcode; known are REQUEST, RESPONSE, SEND, "), "{error}");
+    assert!(
+        error.starts_with("fault rule 1: \"PING\" is not an opcode; known are REQUEST, RESPONSE, SEND, "),
+        "{error}"
+    );
 }
 
 #[test]

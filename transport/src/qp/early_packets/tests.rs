@@ -37,7 +37,8 @@ fn connected(service: Service, srq_max_sge: Option<u32>, host: &mut SimHost) -> 
         QpAttr { av, dest_qpn: QPN_A, qkey: QKEY, rq_psn: Psn::new(FIRST), min_rnr_timer: 12, ..QpAttr::default() };
     for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
         let (required, _) = transition(service, qp.state(), state).expect("look up the transition");
-        qp.modify(host, &QpAttr { state, ..attr }, required | AttrMask::STATE).expect("modify the QP to its next state");
+        qp.modify(host, &QpAttr { state, ..attr }, required | AttrMask::STATE)
+            .expect("modify the QP to its next state");
     }
     qp
 }

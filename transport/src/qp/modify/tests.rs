@@ -141,7 +141,8 @@ fn rate_limit_is_zero_or_at_least_the_minimum() {
 // clause: AV-VALID, MTU-PATH
 #[test]
 fn path_must_be_unicast_and_of_one_family() {
-    let mask = transition(Service::Uc, QpState::Init, QpState::Rtr).expect("look up the transition").0 | AttrMask::STATE;
+    let mask =
+        transition(Service::Uc, QpState::Init, QpState::Rtr).expect("look up the transition").0 | AttrMask::STATE;
     let mut sh = shared(Service::Uc, QpState::Init);
     sh.config.port_mtu = 1024;
     let at = |path_mtu| QpAttr { path_mtu, ..legal(QpState::Rtr) };
