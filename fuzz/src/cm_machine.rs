@@ -147,7 +147,7 @@ impl<'a> Host<'a> {
             _ => cm.answer(id, &Resolution::refused(SidrStatus::NoQp)).or_else(|_| cm.destroy(cx, id)),
         });
         let is_over = self.known.get(&id).is_none_or(|known| known.is_over);
-        assert!(done.is_err() || !is_over, "a verb on {id}, which is over");
+        assert!(done.is_err() || !is_over, "a verb on the ended connection {id}");
         if done.is_ok() && matches!(verb, 4 | 11) {
             self.known.entry(id).or_default().is_over = true;
         }
@@ -155,10 +155,10 @@ impl<'a> Host<'a> {
 
     fn wait(&mut self) {
         let Some(due) = self.cm.poll_timeout() else { return };
-        assert!(due.0 <= self.now.0 + LONGEST_WAIT, "a wait of more than minutes");
+        assert!(due.0 <= self.now.0 + LONGEST_WAIT, "the wait exceeds LONGEST_WAIT");
         self.now = self.now.max(due);
         self.cm.handle_timeout(self.now);
-        assert!(self.cm.poll_timeout().is_none_or(|next| next > self.now), "what was handled is due again");
+        assert!(self.cm.poll_timeout().is_none_or(|next| next > self.now), "a handled deadline is due again");
     }
 
     fn route(&mut self) -> Route {
@@ -296,7 +296,7 @@ impl<'a> Host<'a> {
             assert_eq!(self.cm.state(id), before, "{mad} changed the connection {id} of another peer");
         }
         self.fetch(2);
-        assert!(self.cm.len() <= MOST, "held after {mad}");
+        assert!(self.cm.len() <= MOST, "memory is held after {mad}");
     }
 
     /// States of the connections that a peer at `route` must not change. A peer that opens a new
@@ -351,7 +351,7 @@ impl<'a> Host<'a> {
     fn end(&mut self) {
         let all: Vec<_> = self.known.iter().filter(|(_, known)| !known.is_over).map(|(id, _)| *id).collect();
         for id in all {
-            self.call(|cm, cx| cm.destroy(cx, id)).expect("it was not over");
+            self.call(|cm, cx| cm.destroy(cx, id)).expect("destroy an open connection");
             self.known.entry(id).or_default().is_over = true;
         }
         self.fetch(usize::MAX);

@@ -46,7 +46,7 @@ fn check_solution(net: &NetHeader, sealed: &mut [u8], likely: u16) {
 fn net(bytes: &[u8; NET_LEN]) -> NetHeader {
     let [kind, traffic_class, hop_limit, p0, p1, i0, i1, l0, l1, l2, ..] = *bytes;
     let gid = |at: usize| {
-        let address: [u8; 16] = bytes[at..at + 16].try_into().expect("sixteen bytes");
+        let address: [u8; 16] = bytes[at..at + 16].try_into().expect("split into sixteen bytes");
         if kind & 1 == 0 {
             Gid::from(std::net::Ipv4Addr::new(address[0], address[1], address[2], address[3]))
         } else {

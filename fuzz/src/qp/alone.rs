@@ -121,9 +121,9 @@ impl<'a> Alone<'a> {
             let idle = !self.qp.has_work();
             self.sent.open(room);
             let state = self.qp.poll_transmit(&mut self.host, &mut self.sent);
-            assert!(self.sent.packets.is_empty() || !idle, "has_work was false, yet packets came");
+            assert!(self.sent.packets.is_empty() || !idle, "packets were sent although has_work was false");
             for (note, range) in &self.sent.packets {
-                let packet = Packet::parse(&self.sent.bytes[range.clone()]).expect("what is sent is a packet");
+                let packet = Packet::parse(&self.sent.bytes[range.clone()]).expect("parse the sent packet");
                 judge(note, &packet);
             }
             // After a full batch the input decides if the remaining packets are sent later.

@@ -251,7 +251,7 @@ impl<'a> Asking<'a> {
     fn reap(&mut self) {
         while let Some(cqe) = self.alone.take(0) {
             let request = loop {
-                let request = self.posted.pop_front().expect("only what was posted completes");
+                let request = self.posted.pop_front().expect("only posted requests complete");
                 if request.wr_id == cqe.wr_id {
                     break request;
                 }

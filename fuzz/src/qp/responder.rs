@@ -144,7 +144,7 @@ impl<'a> Served<'a> {
             let count = request.as_ref().map_or(0, packets);
             assert_eq!(advanced, if expected { count as i32 } else { 0 }, "{header:?} at {before}");
         }
-        assert!(result.is_err() || matches!(state, QpState::Rtr | QpState::Rts), "served in {state:?}");
+        assert!(result.is_err() || matches!(state, QpState::Rtr | QpState::Rts), "a request was executed in {state:?}");
         match (&header.kind, request) {
             (_, Some(request)) if result.is_ok() => self.model.execute(self.open, header.bth.psn, &request, payload),
             (Kind::Ud { .. }, _) if result.is_ok() => self.model.message = payload.to_vec(),

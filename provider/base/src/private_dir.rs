@@ -198,7 +198,7 @@ mod tests {
             check(&scratch.at("a/b/c")).unwrap();
         }
         scratch.set_mode("a", 0o1777);
-        assert!(make(&scratch.at("a/b/c")).unwrap().is_in_shared, "a sticky folder does");
+        assert!(make(&scratch.at("a/b/c")).unwrap().is_in_shared, "a sticky folder is accepted");
     }
 
     #[test]

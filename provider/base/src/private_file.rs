@@ -146,7 +146,7 @@ mod tests {
         }
         assert_eq!(fs::read(folder.join("write")).unwrap(), b"new");
         assert_eq!(fs::read(folder.join("replace")).unwrap(), b"new");
-        assert_eq!(fs::read_dir(&folder).unwrap().count(), WAYS.len(), "nothing else is left");
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), WAYS.len(), "no other file is left");
         fs::remove_dir_all(folder).unwrap();
     }
 

@@ -305,7 +305,7 @@ impl Engine {
         let [map, ready, credits] = self.flows.raw();
         let held = self.interceptor().map(|interceptor| interceptor.delayed.raw() as &dyn Lockable);
         let port = self.is_first().then(|| self.adapter.raw_port() as &dyn Lockable);
-        let told = self.adapter.files().filter(|_| self.is_first()).map(|files| files.raw() as &dyn Lockable);
+        let files = self.adapter.files().filter(|_| self.is_first()).map(|files| files.raw() as &dyn Lockable);
         let always: [&dyn Lockable; 13] = [
             &self.table.owned,
             &self.links.udp,
@@ -322,7 +322,7 @@ impl Engine {
             self.scheduler.timers.raw(),
             &self.scheduler.thread,
         ];
-        always.into_iter().chain(held).chain(port).chain(told)
+        always.into_iter().chain(held).chain(port).chain(files)
     }
 }
 

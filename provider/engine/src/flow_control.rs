@@ -309,7 +309,7 @@ mod tests {
         flow.release_stream(300, T0);
         assert!(!flow.reserve_stream(1, 950), "the window stays full");
         flow.release_stream(950, T0);
-        assert!(flow.reserve_stream(1000, 0), "nothing is held any more");
+        assert!(flow.reserve_stream(1000, 0), "no bytes are reserved any more");
         let flows = Flows::default();
         flows.set_window(None, 8 << 20);
         let flow = flows.get(key(1), T0, || Receiver::Remote);
@@ -336,7 +336,7 @@ mod tests {
     fn reserve_ahead_needs_free_window_without_waiters() {
         let flow = flows().get(key(1), T0, || Receiver::Remote);
         assert!(flow.reserve_ahead(900) && !flow.reserve_ahead(101));
-        assert!(flow.reserve_stream(100, 900), "what was refused holds nothing and leaves the window open");
+        assert!(flow.reserve_stream(100, 900), "a refused reservation holds no bytes and leaves the window open");
         flow.release_stream(900, T0);
         flow.wait(Pool::Stream, Qpn::new(7), 1);
         assert!(!flow.reserve_ahead(1), "another queue pair waits");
@@ -377,7 +377,7 @@ mod tests {
         assert_eq!(numbers(&ready(&flows)), [10, 11]);
         flows.wake(&flow);
         assert!(ready(&flows).is_empty());
-        assert!(flow.reserve_stream(1000, 1), "what they did not need is there again");
+        assert!(flow.reserve_stream(1000, 1), "unused reservations are released");
     }
 
     #[test]

@@ -139,7 +139,7 @@ mod tests {
         assert_eq!((fates[0], fates[199]), (ForwardOutcome::Forwarded, ForwardOutcome::Lost));
         let slot = owner.slot();
         drop(owner);
-        assert!(forward_queue.retry(&from) > 0, "what its owner can no longer get is counted");
+        assert!(forward_queue.retry(&from) > 0, "frames for a dead owner are counted");
         assert!(forward_queue.is_empty());
         assert_eq!(forward_queue.send(&from, Mailbox::Slot(slot), &FRAME, &body), ForwardOutcome::Unowned);
     }

@@ -171,7 +171,7 @@ mod tests {
             assert!(tick <= (polled + FIRST_TICK).min(SHORT_TICK).max(polled / SHARE), "{tick:?} after {polled:?}");
         }
         policy.note_listening(&POLLED);
-        assert!(policy.tick() > SHORT_TICK, "it was outside for once");
+        assert!(policy.tick() > SHORT_TICK, "the program was outside the engine once");
         policy.note_listening(&WakeUp { since_poll: POLLS_WITHIN, ..POLLED });
         assert_eq!(policy.tick(), FIRST_TICK);
     }
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(costs([true, true, true, true, true, false, true]), [a, b, c, d, e, Course::Serve, a]);
         (0..40).for_each(|_| match policy.course(&POLLED, || true) {
             Course::Leave(points) => assert!(points <= FULL),
-            Course::Serve => panic!("the program is there"),
+            Course::Serve => panic!("the program is receiving"),
         });
     }
 

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn arming_skips_wakeup_until_program_waits_elsewhere() {
+    fn arming_skips_wakeup_until_program_waits_in_poll() {
         for awaited in [Awaited::Completion, Awaited::Connection] {
             let presence = Presence::default();
             presence.waits(awaited).itself.store(true, Relaxed);
@@ -241,7 +241,7 @@ mod tests {
             assert!(!presence.arm(awaited));
             let waiting = Counted::new(&presence.waits(awaited).threads);
             presence.note_served();
-            assert!(!presence.arm(awaited), "it waits itself");
+            assert!(!presence.arm(awaited), "the program receives before it sleeps");
             drop(waiting);
             presence.note_served();
             assert!(presence.arm(awaited));
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn receiving_waiter_counts_until_it_gives_up() {
         let (waiters, now) = (Waiters::default(), Instant(1_000_000_000));
-        assert!(!waiters.receive(now), "it sleeps");
+        assert!(!waiters.receive(now), "the program sleeps");
         let spinning = Counted::new(&waiters.spinning);
         assert!(waiters.receive(now));
         drop(spinning);
@@ -291,6 +291,6 @@ mod tests {
         waiters.note_sleep(2 * default, default);
         assert_eq!(waiters.spin_time(default), LONG * default);
         waiters.note_sleep(LONG * default, default);
-        assert_eq!(waiters.spin_time(default), default, "not even that would have been enough");
+        assert_eq!(waiters.spin_time(default), default, "longer spinning would not have sufficed");
     }
 }

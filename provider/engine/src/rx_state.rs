@@ -29,7 +29,7 @@ use std::time::Duration;
 pub(crate) const COLD: u32 = 16;
 /// Interval of polling all sockets while packets arrive by rings or a timer is due. Each poll is a
 /// system call, so it is not made on every visit.
-pub(crate) const BESIDE_RINGS: Duration = Duration::from_micros(20);
+pub(crate) const WITH_RINGS: Duration = Duration::from_micros(20);
 /// Upper bound of the extra interval, which doubles after each poll that finds nothing.
 pub(crate) const SELDOM: Duration = Duration::from_micros(80);
 /// Maximum number of visits for which found packets defer due timers: by then, all packets that had
@@ -83,7 +83,7 @@ pub(crate) struct RxState {
     /// A queue pair whose packets wait for receives in such number that rings are left unread.
     pub(crate) crowded: Option<Arc<dyn QueuePair>>,
     pub(crate) polled_at: Instant,
-    /// Added to [`BESIDE_RINGS`] until the next poll of all sockets.
+    /// Added to [`WITH_RINGS`] until the next poll of all sockets.
     pub(crate) extra_interval: Duration,
     pub(crate) slots: Vec<SlotSocket>,
     pub(crate) steering: Vec<Steering>,
@@ -143,9 +143,9 @@ impl RxState {
     pub(crate) fn polls_all_sockets(&mut self, is_due: bool, now: Instant) -> bool {
         self.visits = self.visits.wrapping_add(1);
         let is_time = if is_due {
-            now.since(self.polled_at) >= BESIDE_RINGS
+            now.since(self.polled_at) >= WITH_RINGS
         } else if self.prefers_rings {
-            now.since(self.polled_at) >= BESIDE_RINGS + self.extra_interval
+            now.since(self.polled_at) >= WITH_RINGS + self.extra_interval
         } else {
             self.visits.is_multiple_of(COLD)
         };
@@ -189,7 +189,7 @@ impl RxState {
         if found {
             self.extra_interval = Duration::ZERO;
         } else if all {
-            self.extra_interval = (2 * self.extra_interval + BESIDE_RINGS).min(SELDOM);
+            self.extra_interval = (2 * self.extra_interval + WITH_RINGS).min(SELDOM);
         }
     }
 
@@ -307,7 +307,7 @@ mod tests {
     fn endless_packets_defer_timers_for_bounded_visits() {
         let mut state = RxState::default();
         for _ in 0..2 {
-            assert!(!state.runs_overdue_timers(true), "more of them may be there");
+            assert!(!state.runs_overdue_timers(true), "more datagrams may be queued");
             assert!((0..1 << 16).any(|_| state.runs_overdue_timers(true)));
         }
         assert!(state.runs_overdue_timers(false));

@@ -454,7 +454,7 @@ mod tests {
         push(&mut batch, &av(1), 0x1000, 4124);
         assert_eq!((left(&batch, 4124), left(&batch, 4108), left(&batch, 4128)), (14, 1, 0));
         push(&mut batch, &av(1), 0x1000, 4108);
-        assert_eq!((left(&batch, 4108), left(&batch, 4124)), (0, 0), "a shorter one has ended it");
+        assert_eq!((left(&batch, 4108), left(&batch, 4124)), (0, 0), "a shorter packet has ended the run");
         for more in (0..15).rev() {
             push(&mut batch, &av(1), 0x1000, 4108);
             assert_eq!((left(&batch, 4108), left(&batch, 16)), (more, 1), "{more}");

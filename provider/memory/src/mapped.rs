@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn unmapped_and_protected_memory_are_distinguished() {
         let pages = Pages::new(2);
-        assert!(why_unusable(pages.addr(), PAGE, true).contains("shorter"), "nothing is wrong with it");
+        assert!(why_unusable(pages.addr(), PAGE, true).contains("shorter"), "the mapping is usable");
         pages.protect(1, libc::PROT_READ);
         assert!(why_unusable(pages.addr(), 2 * PAGE, true).contains("read-only"));
         pages.protect(1, libc::PROT_NONE);
@@ -248,7 +248,7 @@ mod tests {
         assert!(mark(pages.addr() + 1, 2 * PAGE) && !mark(0, 1));
         assert!(is_still_there(pages.addr() + 1, 2 * PAGE));
         pages.protect(1, libc::PROT_READ);
-        assert!(is_still_there(pages.addr() + 1, 2 * PAGE), "whatever its rights are");
+        assert!(is_still_there(pages.addr() + 1, 2 * PAGE), "with any rights");
         pages.unmap(1, 1);
         assert!(!is_still_there(pages.addr() + 1, 2 * PAGE));
     }

@@ -323,7 +323,7 @@ mod tests {
     #[test]
     fn waiting_queue_pairs_are_served_when_queue_is_empty() {
         let (queue, wire, qpn) = (TxQueue::default(), Wire::default(), Qpn::new(7));
-        assert_eq!(queue.wait(qpn), None, "nothing waits");
+        assert_eq!(queue.wait(qpn), None, "no run waits");
         (1..=2).for_each(|n| assert_eq!(send(&queue, &wire, n).unwrap(), Taken::Queued));
         assert_eq!(queue.wait(qpn), Some(0));
         wire.room.set(1);

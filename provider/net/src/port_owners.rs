@@ -406,7 +406,7 @@ mod tests {
         assert_eq!(first.usable(&[a, b]), [a, b]);
         assert_eq!(second.usable(&[a]), [a]);
         let error = UdpSocket::bind((a.to_ip(), CLAIM_PORT)).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "what does not share it stands for another user");
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "a socket that does not share the port belongs to another user");
     }
 
     #[test]

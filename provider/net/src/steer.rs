@@ -654,7 +654,7 @@ mod tests {
         let link = Arc::new(UdpLink::open(gid, 1, true, true).unwrap());
         let (mut steering, mut now) = (Steering::new(link, NOWHERE, Instant(0)), Instant(0));
         steering.step(now);
-        assert_eq!(steering.deadline(), None, "it is alone");
+        assert_eq!(steering.deadline(), None, "the process is alone");
         assert!(steering.note_unanswered(now));
         assert_eq!(steering.deadline(), Some(now.after(UNANSWERED)));
         now = now.after(UNANSWERED);
@@ -670,7 +670,7 @@ mod tests {
             steering.step(now);
         }
         assert!(steering.note_unanswered(now.after(BACKOFF.1)));
-        assert_eq!(steering.deadline(), Some(now.after(BACKOFF.1)), "the first for long is followed up at once");
+        assert_eq!(steering.deadline(), Some(now.after(BACKOFF.1)), "the first trigger after a pause starts a session at once");
     }
 
     #[test]
@@ -683,7 +683,7 @@ mod tests {
         let asked = steering.deadline().unwrap();
         let woken = asked.after(STALE);
         steering.step(woken);
-        assert_eq!((steering.fd(), steering.deadline()), (None, Some(woken)), "it begins anew");
+        assert_eq!((steering.fd(), steering.deadline()), (None, Some(woken)), "the session begins again");
         steering.step(woken);
         assert_eq!(steering.deadline(), Some(woken.after(MAX_ANSWER_WAIT)));
     }

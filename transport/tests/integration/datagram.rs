@@ -196,7 +196,7 @@ fn datagrams_from_any_source_to_any_destination() {
 
 // clause: TAKE-REQUESTS
 #[test]
-fn datagrams_are_taken_from_rtr_on() {
+fn datagrams_are_accepted_from_rtr_on() {
     for state in [QpState::Reset, QpState::Init, QpState::Rtr] {
         let mut p = Pair::idle(setup(), Rng::new(1));
         p.bring_to(B, state);

@@ -68,7 +68,7 @@ fn local_operation_runs_in_order() {
 
 // clause: SEND-LOCAL-ORDER
 #[test]
-fn a_retry_does_not_repeat_a_local_operation() {
+fn a_retry_does_not_run_a_local_operation_again() {
     for (from, nth) in (0..8).flat_map(|nth| [(A, nth), (B, nth)]) {
         let mut p = Pair::new(Setup::default());
         let (src, dst, mr) = (filled(&mut p, A, 600), blank(&mut p, B, 600), bindable(&mut p, A));

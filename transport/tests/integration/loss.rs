@@ -271,7 +271,7 @@ fn is_nak(response: &Response) -> bool {
 
 // clause: RETRY-SAME-OPCODES
 #[test]
-fn retransmission_repeats_the_same_opcodes() {
+fn retransmission_uses_the_same_opcodes() {
     let mut p = Pair::new(Setup::default());
     let (src, dst) = (filled(&mut p, A, 256 * 4), blank(&mut p, B, 256 * 4));
     drop_nth(&mut p, A, 1);

@@ -60,7 +60,7 @@ fn sent(qp: &mut Qp, host: &mut SimHost) -> (Vec<Vec<u8>>, Vec<(u64, WcStatus)>)
 
 // clause: RAW-STATES
 #[test]
-fn raw_queue_pairs_take_no_attribute_but_the_port() {
+fn raw_queue_pairs_accept_only_the_port_attribute() {
     let mut host = SimHost::default();
     let mut qp = qp(QpState::Reset, &mut host);
     let attr = QpAttr { state: QpState::Init, ..QpAttr::default() };

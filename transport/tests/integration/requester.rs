@@ -322,7 +322,7 @@ fn a_nak_may_end_a_read_in_the_middle() {
 
 // clause: NAK-IMPLIED, ATOMIC-NATIVE
 #[test]
-fn ack_past_an_unanswered_atomic_repeats_it() {
+fn ack_past_an_unanswered_atomic_retransmits_it() {
     let mut s = Script::new(Setup::default());
     s.post(1, add_to(FAR, 1), 8);
     s.post(2, write_to(FAR), 0);

@@ -135,7 +135,7 @@ fn card_reads_rendezvous_data_and_sends_fin() {
 
 // clause: TM-RENDEZVOUS
 #[test]
-fn fin_repeats_the_rendezvous_header() {
+fn fin_carries_the_rendezvous_header() {
     let mut p = Pair::new(setup());
     let (data, to, fin) = (filled(&mut p, A, 8), blank(&mut p, B, 8), blank(&mut p, A, 16));
     let request = request_for(&mut p, 0x1234, data, 8, 0);

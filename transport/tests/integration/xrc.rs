@@ -104,7 +104,7 @@ fn writes_reads_and_atomics_go_through_a_queue_too() {
 
 // clause: XRC-DOMAIN
 #[test]
-fn read_uses_the_domain_of_its_queue() {
+fn read_uses_the_domain_of_its_srq() {
     let mut p = with_queues(alone(B, setup()));
     let to = filled(&mut p, B, 1024);
     let reth = Reth { va: to.addr, rkey: to.rkey(), dma_len: 512 };
@@ -134,7 +134,7 @@ fn unknown_queue_is_refused() {
 
 // clause: XRC-ONE-QUEUE
 #[test]
-fn a_message_cannot_change_its_queue() {
+fn a_message_cannot_change_its_srq() {
     for (first, rest) in
         [(Request::SendFirst, Request::SendMiddle), (Request::SendFirst, Request::SendLast(SendTail::Plain))]
     {
@@ -218,7 +218,7 @@ fn both_ends_accept_rc_attributes() {
 
 // clause: XRC-EVERY-REQUEST
 #[test]
-fn retransmissions_name_the_same_queue() {
+fn retransmissions_carry_the_same_srq() {
     for (lost_by, number) in [(A, 1), (A, 4), (B, 0)] {
         let mut p = xrc();
         let (from, to) = (filled(&mut p, A, 900), blank(&mut p, B, 900));

@@ -212,7 +212,7 @@ fn pad_count_without_payload_is_ignored() {
 
 // clause: BTH-RESERVED
 #[test]
-fn reserved_bits_are_ignored_and_not_repeated() {
+fn reserved_bits_are_ignored_and_not_written_back() {
     let plain = hex("0400ffff0000001180000100 00000000");
     let reserved = hex("0400ffff3f000011ff000100 00000000");
     let packet = Packet::parse(&reserved).expect("parse the SEND");

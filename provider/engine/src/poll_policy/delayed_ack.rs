@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn ack_waits_twice_the_usual_answer_within_bounds() {
+    fn ack_waits_twice_the_average_answer_within_bounds() {
         for (takes, waits) in
             [(1, 20..=20), (30, 50..=60), (400, 500..=500)].map(|(takes, waits)| (takes * SOON, waits))
         {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn ack_leaving_with_slow_answer_is_no_miss() {
+    fn ack_with_slow_answer_is_not_a_miss() {
         let (mut delayed_ack, now) = settled();
         for _ in 0..10 {
             assert!(delayed_ack.on_request(now).is_some());

@@ -101,7 +101,7 @@ fn ping_pong_acks_wait_from_33rd_request_on() {
 }
 
 #[test]
-fn stumbling_ping_pong_acks_mostly_wait() {
+fn irregular_ping_pong_acks_mostly_wait() {
     let acks = replay_acks(&trace!("ucx_tag_lat_udp_acks"));
     assert!(acks.first().is_some_and(|first| (32..64).contains(&first)), "{acks:?}");
     assert!(acks.share() >= 60 && acks.unanswered <= 2, "{acks:?}");

@@ -126,14 +126,14 @@ fn only_sleeping_thread_is_woken_for_room() {
     // Room appears before the reader can see the waiter.
     assert!(rings.wait(&ring, &mut ring.lock(), Qpn::new(8), false));
     rings.awake();
-    assert!(!rings.wait(&ring, &mut ring.lock(), Qpn::new(9), false), "it is awake, and looks");
+    assert!(!rings.wait(&ring, &mut ring.lock(), Qpn::new(9), false), "the awake reader reads without a wake-up");
 }
 
 #[test]
 fn offer_checks_back_off_until_accepted() {
     let rings = Rings::new(true, Default::default());
     let at = |us: u64| Instant(1_000_000_000 + us * 1000);
-    assert!(!rings.answers.are_due(at(0)), "nothing is offered");
+    assert!(!rings.answers.are_due(at(0)), "no ring is offered");
     let slot = Slot::of(Qpn::new(0x5000));
     let offer = Offer::new(shm::SIZE).unwrap();
     let poller = Poller::new().unwrap();
@@ -143,7 +143,7 @@ fn offer_checks_back_off_until_accepted() {
     let due: Vec<u64> = (0..1000).filter(|us| rings.answers.are_due(at(*us))).collect();
     assert_eq!(due, [20, 40, 80, 160, 320, 640]);
     rings.note_answers(&rings.out.lock());
-    assert!(rings.answers.are_due(at(1_000_000)), "it is offered still");
+    assert!(rings.answers.are_due(at(1_000_000)), "the ring is still offered");
     let _accepted = Inbound::accept(shm::SIZE, descriptors, poller.doorbell(), |_| Ok(())).unwrap();
     let mut out = rings.out.lock();
     let event = out.get_mut(&slot).and_then(|state| state.poll_control(&mut Vec::new(), &mut Vec::new()));
@@ -179,7 +179,7 @@ fn awaited_ring_accepted_or_refused_serves_once() {
         rings.out.lock().get_mut(&SLOT).unwrap().poll_control(&mut served, &mut Vec::new());
         assert_eq!(served, [QPN]);
         assert_eq!(matches!(rings.find(SLOT), RingRoute::Ring(_)), accepts);
-        assert!(!rings.await_ring(SLOT, QPN), "it is decided");
+        assert!(!rings.await_ring(SLOT, QPN), "the offer is answered");
         assert_eq!(rings.awaited_until(), None);
         drop(inbound);
     }
@@ -217,7 +217,7 @@ fn own_slot_has_a_ring_from_the_first_packet() {
     let key = Key { dst: here, slot };
     let flow = engine.flows.get(key, clock::now(), || engine.receiver_at(key));
     let RingRoute::Ring(ring) = engine.find_ring(&av, slot.qpn(5)) else { panic!("no ring") };
-    assert_eq!(*flow.receiver.lock(), Receiver::Ring, "datagrams need no credits there");
+    assert_eq!(*flow.receiver.lock(), Receiver::Ring, "datagrams need no credits in rings");
     let before = engine.counters().unknown_qp.get();
     assert_eq!(fill(&mut ring.lock(), |count| count == 1), 1);
     wait_for("the packet is not read", || {
@@ -297,7 +297,7 @@ fn new_owner_of_dead_slot_gets_own_ring() {
 }
 
 #[test]
-fn refusing_peer_is_not_asked_again_at_once() {
+fn refusing_peer_gets_no_second_offer_at_once() {
     let engine = engine();
     let stranger = Stranger::new(SlotSocket::claim(engine.ifindex()).unwrap());
     drop(stranger.take_up(&engine));

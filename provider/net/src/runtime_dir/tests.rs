@@ -45,7 +45,7 @@ fn created_or_readable_folder_becomes_private() {
     fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
     scratch.prepare().unwrap();
     assert_eq!(mode(dir.path()), 0o700);
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "trying it out leaves nothing");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "the check leaves no file");
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn replaceable_folder_is_refused_unless_sticky() {
     assert!(scratch.prepare().unwrap_err().starts_with("others can write in /tmp/x"));
     fs::set_permissions(&scratch.0, Permissions::from_mode(0o1777)).unwrap();
     let dir = scratch.prepare().unwrap();
-    assert!(dir._shared.is_some(), "tidying up by age leaves it alone");
+    assert!(dir._shared.is_some(), "tools that delete old files leave the sticky folder alone");
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn process_with_other_folder_is_found_in_common_one() {
         &Candidates { named: Some(common.candidate()), fixed: vec![common.candidate()] },
         roxe_base::privilege::effective_uid(),
     );
-    assert!(same.unwrap().common.is_none(), "it is the common one");
+    assert!(same.unwrap().common.is_none(), "it is the common directory");
     let alone = Candidates { named: Some(named.candidate()), fixed: vec!["/nowhere/roxe".into()] };
     assert!(RuntimeDir::open(&alone, roxe_base::privilege::effective_uid()).unwrap().common.is_none());
 }
@@ -199,7 +199,7 @@ fn sweep_removes_only_dead_names() {
     fs::write(&file, "").unwrap();
     let lock = dir.open_lock().unwrap();
     lock.lock().unwrap();
-    assert!(!dir.sweep() && dead.exists(), "another process is at it");
+    assert!(!dir.sweep() && dead.exists(), "another process is sweeping");
     lock.unlock().unwrap();
     assert!(dir.sweep());
     assert!(!dead.exists() && alive.exists() && file.exists());

@@ -109,7 +109,7 @@ fn refused_segmentation_is_retried_later_per_destination() {
     let to = NetHeader { dst: b.gid(), src_port: ROCE_PORT, hop_limit: 64, ..NetHeader::default() };
     assert!(matches!(a.send(&to, &[0; 400], 1), Err(SendError::NoSegments)));
     assert_eq!((a.max_segments(b.gid()), a.max_segments(a.gid())), (1, MAX_SEGMENTS));
-    assert!((0..MAX_SEGMENTS).any(|_| a.max_segments(b.gid()) == MAX_SEGMENTS), "it is never tried again");
+    assert!((0..MAX_SEGMENTS).any(|_| a.max_segments(b.gid()) == MAX_SEGMENTS), "segmentation is never tried again");
     a.send(&to, &[0; 40], 10).unwrap();
     assert_eq!(a.max_segments(b.gid()), MAX_SEGMENTS);
 }

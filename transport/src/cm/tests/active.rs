@@ -67,7 +67,7 @@ fn rep_sets_the_qp_terms() {
 
 // clause: CM-REP-DUPLICATE, CM-MRA
 #[test]
-fn repeated_rep_is_answered_by_mra_or_rtu() {
+fn duplicate_rep_is_answered_by_mra_or_rtu() {
     let mut node = Node::new();
     let id = node.answered();
     for _ in 0..2 {

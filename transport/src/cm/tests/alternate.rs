@@ -74,7 +74,7 @@ fn alternate_path_is_proposed_and_loaded() {
         let again = node.call(|cm, cx| cm.load_alternate(cx, id, &alternate));
         assert_eq!(again, Err(CmError::State), "one at a time");
         let stale = node.takes_with(TransactionId(tid.0 ^ 1), apr(id, AprStatus::Success));
-        assert_eq!((stale, node.events()), (Err(Ignored::State), vec![]), "the answer to another question");
+        assert_eq!((stale, node.events()), (Err(Ignored::State), vec![]), "the answer to another LAP");
         let answer = apr(id, AprStatus::Success);
         assert_eq!(node.takes_with(tid, answer.clone()), Ok(()));
         assert_eq!(node.events(), [EventKind::AlternateReply(Box::new(answer.clone()))]);
@@ -86,7 +86,7 @@ fn alternate_path_is_proposed_and_loaded() {
 
 // clause: CM-LAP, CM-LAP-DUPLICATE, CM-MRA
 #[test]
-fn repeated_lap_gets_the_same_apr() {
+fn duplicate_lap_gets_the_same_apr() {
     for reach in [Node::connected, Node::established] {
         let (mut node, id) = Node::willing(reach);
         assert_eq!(node.takes_with(TransactionId(1), lap(id)), Ok(()));
@@ -173,7 +173,7 @@ fn lap_requires_an_established_connection() {
 
 // clause: CM-RETRIES, CM-MRA
 #[test]
-fn unanswered_lap_is_repeated_and_abandoned() {
+fn unanswered_lap_is_retried_and_abandoned() {
     let mut node = Node::new();
     let id = node.connected();
     node.proposes(id);
@@ -224,7 +224,7 @@ fn messages_migrate_with_the_queue_pair() {
     let (mut node, id) = Node::willing(Node::connected);
     let tid = node.proposes(id);
     assert_eq!(node.takes_with(tid, apr(id, AprStatus::Success)), Ok(()));
-    assert_eq!(node.takes_from(other_route(), dreq(id)), Ok(()), "the peer has gone over");
+    assert_eq!(node.takes_from(other_route(), dreq(id)), Ok(()), "the peer has migrated");
     node.disconnect(id).unwrap();
     node.run_out();
 }

@@ -92,7 +92,7 @@ impl Replay {
             Message::SidrRep(rep) => self.answer(rep),
             other => panic!("{other:?} is in no capture"),
         }
-        let said = self.node.cm.poll_transmit().unwrap_or_else(|| panic!("instead of {mad} nothing"));
+        let said = self.node.cm.poll_transmit().unwrap_or_else(|| panic!("no message instead of {mad}"));
         assert_eq!(said.route, route);
         self.compare(&said.mad, mad);
     }

@@ -30,7 +30,7 @@ fn connection_ends_with_the_peer_process() {
     assert!(node.cm.peers().eq([Peer { id, route: route(), theirs: PEER_ID }]));
     assert_eq!((lose(&mut node), node.names()), (Ok(()), vec![]));
     assert_eq!(node.events(), [EventKind::Disconnected(Ending::Asked)]);
-    assert_eq!((node.cm.peers().count(), lose(&mut node)), (0, Err(CmError::State)), "it is known");
+    assert_eq!((node.cm.peers().count(), lose(&mut node)), (0, Err(CmError::State)), "the queue pair is known");
     node.disconnect(id).unwrap();
     node.run_out();
     assert_eq!(lose(&mut node), Err(CmError::UnknownId));
@@ -71,7 +71,7 @@ fn program_agrees_to_the_peers_disconnect() {
         assert_eq!((node.state(id), node.cm.poll_timeout()), (State::DreqRcvd, None));
         node.disconnect(id).unwrap();
         assert_eq!(node.sent(), [Message::Drep(messages::drep(id, PEER_ID))]);
-        assert_eq!((node.takes(dreq(id)), node.names()), (Ok(()), vec!["DREP"]), "the first was lost");
+        assert_eq!((node.takes(dreq(id)), node.names()), (Ok(()), vec!["DREP"]), "the first DREP was lost");
         node.run_out();
         assert_eq!(node.events(), [EventKind::TimeWaitExit]);
     }
@@ -124,7 +124,7 @@ fn destroyed_connection_informs_the_peer_without_events() {
 
 // clause: CM-PARTING
 #[test]
-fn shut_down_repeats_the_message_that_ends_a_connection() {
+fn shut_down_retransmits_the_ending_message() {
     let agreed: Reached = (told_to_end, "DREP");
     let reached: [Reached; 4] =
         [(Node::connected, "DREQ"), (Node::established, "DREQ"), (disconnecting, "DREQ"), agreed];
@@ -179,13 +179,13 @@ fn shut_down_sends_nothing_to_peers_that_know_the_end() {
 
 // clause: CM-PARTING
 #[test]
-fn drep_is_repeatable_while_the_peer_may_repeat_dreq() {
+fn drep_is_sent_again_while_the_peer_may_retry_dreq() {
     let mut node = Node::listening();
     let id = told_to_end(&mut node);
     node.run_out();
     assert_eq!(node.events(), [EventKind::TimeWaitExit]);
     for _ in 0..3 {
-        assert!(node.cm.all().eq([(id, route())]), "forgotten, and yet to be told");
+        assert!(node.cm.all().eq([(id, route())]), "forgotten before the peer was informed");
         node.call(|cm, cx| cm.shut_down(cx, id));
         assert_eq!(node.sent(), [Message::Drep(messages::drep(id, PEER_ID))]);
     }
@@ -197,7 +197,7 @@ fn drep_is_repeatable_while_the_peer_may_repeat_dreq() {
     assert_eq!(node.names(), [""; 0], "the peer has retried and was answered");
     let next = told_to_end(&mut node);
     node.run_out();
-    assert!(node.cm.all().eq([(next, route())]), "the older one makes room");
+    assert!(node.cm.all().eq([(next, route())]), "the older entry makes room");
 }
 
 // clause: CM-PARTING, CM-BOUNDS

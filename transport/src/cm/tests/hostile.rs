@@ -56,7 +56,7 @@ fn tell_lies(node: &mut Node, rng: &mut Rng, id: CommId, from: Gid, count: u32) 
         let _ = node.call(|cm, cx| cm.handle_message(cx, route, &mad));
         let answers = std::iter::from_fn(|| node.cm.poll_transmit()).count();
         assert!(answers <= 2, "{answers} answers to {mad}");
-        assert!(node.cm.len() <= 2 + BACKLOG, "held after {mad}");
+        assert!(node.cm.len() <= 2 + BACKLOG, "memory is held after {mad}");
         while let Some(event) = node.cm.poll_event() {
             if from != route_of_peer() {
                 assert_ne!(event.id, id, "{mad}");
@@ -140,7 +140,7 @@ fn request_flood_is_not_amplified() {
 
 // clause: CM-FLOOD
 #[test]
-fn repeated_requests_are_answered_during_a_flood() {
+fn duplicate_requests_are_answered_during_a_flood() {
     let mut node = Node::new();
     node.listen(1000);
     for n in 0..table::MANY_HALF_OPEN as u32 {

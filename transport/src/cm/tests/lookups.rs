@@ -71,7 +71,7 @@ fn lookup_without_listener_is_retried() {
 
 // clause: CM-SIDR
 #[test]
-fn repeated_lookup_is_one_event() {
+fn duplicate_lookup_is_one_event() {
     let mut node = Node::new();
     let listener = node.listen(1);
     for _ in 0..2 {

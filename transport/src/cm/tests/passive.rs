@@ -15,7 +15,7 @@ fn req_becomes_connect_request_and_rep() {
     assert_eq!(origin, Origin { listener, route: route() });
     assert_eq!((*request, node.sent(), node.cm.poll_timeout()), (req(), vec![], None));
     let offered = node.cm.qp_terms(id).unwrap();
-    assert_eq!((offered.max_dest_rd_atomic, offered.max_rd_atomic), (6, 5), "what the peer issues we serve");
+    assert_eq!((offered.max_dest_rd_atomic, offered.max_rd_atomic), (6, 5), "we serve as many READs as the peer issues");
     assert_eq!(node.call(|cm, cx| cm.accept(cx, id, &accept())), Ok(()));
     let Message::Rep(rep) = node.one_sent() else { panic!("no REP") };
     assert_eq!((rep.local_comm_id, rep.remote_comm_id, rep.local_ca_guid), (id, PEER_ID, OUR_GUID));
@@ -33,7 +33,7 @@ fn req_becomes_connect_request_and_rep() {
 
 // clause: CM-REP-TIMEOUT, CM-RETRIES
 #[test]
-fn unanswered_rep_is_repeated_and_abandoned() {
+fn unanswered_rep_is_retried_and_abandoned() {
     let mut node = Node::listening();
     let asks = Req { local_cm_response_timeout: TimeCode::new(18), max_cm_retries: Small::new(2), ..req() };
     assert_eq!(node.takes(asks), Ok(()));
@@ -69,7 +69,7 @@ fn rtu_or_data_establish_the_connection_once() {
 
 // clause: CM-REQ-DUPLICATE
 #[test]
-fn repeated_req_is_one_connection() {
+fn duplicate_req_is_one_connection() {
     let mut node = Node::listening();
     let id = node.asked();
     for _ in 0..2 {
@@ -108,7 +108,7 @@ fn peer_id_is_reusable_after_time_wait_before_the_timer() {
     assert_eq!((node.takes(req()), node.names()), (Err(Ignored::Duplicate), vec!["REJ"]));
     node.now = due;
     assert_eq!((node.takes(req()), node.names()), (Ok(()), vec![]));
-    assert_eq!((node.cm.poll_event().unwrap().id, node.state(old)), (old, State::Idle), "the end of the old one");
+    assert_eq!((node.cm.poll_event().unwrap().id, node.state(old)), (old, State::Idle), "the end of the old connection");
     assert!(matches!(node.events()[..], [EventKind::ConnectRequest(..)]));
 }
 
@@ -238,7 +238,7 @@ fn req_from_a_connected_qp_ends_the_old_connection() {
     assert_eq!(node.takes(drep(old)), Ok(()));
     assert_eq!(node.events(), [EventKind::Disconnected(Ending::Agreed)]);
     node.run_out();
-    assert_eq!(node.takes(again), Ok(()), "the queue pair is known no more");
+    assert_eq!(node.takes(again), Ok(()), "the queue pair has been forgotten");
     let elsewhere = Route { local: address(1), remote: address(3) };
     let mut liar = Req { local_comm_id: CommId(0x9999), ..req() };
     liar.primary.local_gid = address(3);

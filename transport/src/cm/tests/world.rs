@@ -123,7 +123,7 @@ impl World {
     /// Runs until nothing is due.
     fn run(&mut self) {
         while let Some(next) = self.next_time() {
-            assert!(next < Instant(3600 * 1_000_000_000), "an hour, and still not over");
+            assert!(next < Instant(3600 * 1_000_000_000), "connections remain after an hour");
             self.now = next;
             for end in [0, 1] {
                 self.ends[end].handle_timeout(next);
@@ -308,7 +308,7 @@ impl World {
     /// Checks the final state.
     fn judge(&self) {
         for end in [0, 1] {
-            assert!(self.ends[end].is_empty(), "something is left");
+            assert!(self.ends[end].is_empty(), "a connection is left");
             for (id, story) in &self.stories[end] {
                 assert_eq!(story.ends.len(), 1, "{id} of {end} must end once: {story:?}");
                 let partner = story.partner.and_then(|partner| self.stories[1 - end].get(&partner));

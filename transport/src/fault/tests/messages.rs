@@ -131,7 +131,7 @@ fn read_occupies_one_psn_per_response() {
 }
 
 #[test]
-fn repeated_read_tail_keeps_its_message_number() {
+fn retried_read_tail_keeps_its_message_number() {
     let mut numbers = Numbers::new();
     assert_eq!(numbers.of(tx(), 100, read(2500), 0), Some(1));
     let first = Kind::RcResponse(Response::ReadFirst(good()));

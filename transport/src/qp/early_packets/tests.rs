@@ -175,7 +175,7 @@ fn rc_gap_is_nakked_after_a_shorter_wait() {
 }
 
 #[test]
-fn repeated_packet_does_not_wait_longer_than_the_first() {
+fn duplicate_packet_does_not_wait_longer_than_the_first() {
     let mut script = Script::new(Service::Rc, 8);
     assert!(script.arrive(1, true));
     script.wait(MAX_WAIT_RC / 2);
@@ -238,7 +238,7 @@ fn deadline_is_set_while_packets_wait() {
 }
 
 #[test]
-fn shared_queue_is_checked_periodically() {
+fn srq_is_checked_periodically() {
     let mut script = Script::new(Service::Ud, 0);
     script.host = SimHost::default();
     script.qp = connected(Service::Ud, Some(4), &mut script.host);

@@ -76,7 +76,7 @@ fn shared_receive_is_kept_until_completion() {
 
 // clause: WC-SOLICITED
 #[test]
-fn completions_name_the_queue_pair_and_errors_are_solicited() {
+fn completions_carry_the_qpn_and_errors_are_solicited() {
     let mut rq = RecvQueue::new(&config(4, None));
     let (mut sh, mut host) = (Shared::new(config(4, None)), SimHost::default());
     host.clock = crate::time::Instant(77);

@@ -134,7 +134,7 @@ fn pending_replay_does_not_block_new_requests() {
 }
 
 #[test]
-fn repeated_answers_are_marked() {
+fn replayed_responses_are_marked() {
     let mut ring = ring(4, &[read(1, 1), read(2, 1)]);
     let is_again = |ring: &ReplayRing| matches!(ring.due(), Some(Due::Read(job)) if job.is_replay);
     assert!(!is_again(&ring));
