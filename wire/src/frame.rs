@@ -46,7 +46,7 @@ pub enum Field {
 }
 
 impl Field {
-    const fn place(self) -> Range<usize> {
+    const fn range(self) -> Range<usize> {
         match self {
             Self::DstMac => 0..6,
             Self::SrcMac => 6..12,
@@ -123,13 +123,13 @@ impl FrameKey {
 
     /// Writes the first bytes of `value`.
     fn set(&mut self, field: Field, value: &[u8]) {
-        let room = self.0.get_mut(field.place()).unwrap_or_default();
+        let room = self.0.get_mut(field.range()).unwrap_or_default();
         room.iter_mut().zip(value).for_each(|(to, from)| *to = *from);
     }
 
     /// The bytes of a field; all zero where the frame does not have it.
     pub fn get(&self, field: Field) -> &[u8] {
-        self.0.get(field.place()).unwrap_or_default()
+        self.0.get(field.range()).unwrap_or_default()
     }
 
     /// Returns true if the frame is for a group of stations, the broadcast address included.
@@ -163,8 +163,8 @@ impl FrameMatch {
     /// # Errors
     /// [`Contradiction`]; the match is then invalid.
     pub fn require(&mut self, field: Field, value: &[u8], mask: &[u8]) -> Result<(), Contradiction> {
-        let values = self.value.get_mut(field.place()).unwrap_or_default();
-        let masks = self.mask.get_mut(field.place()).unwrap_or_default();
+        let values = self.value.get_mut(field.range()).unwrap_or_default();
+        let masks = self.mask.get_mut(field.range()).unwrap_or_default();
         for ((old_value, old_mask), (value, mask)) in values.iter_mut().zip(masks).zip(value.iter().zip(mask)) {
             if (*old_value ^ value) & *old_mask & mask != 0 {
                 return Err(Contradiction);
@@ -192,9 +192,9 @@ impl FrameMatch {
 
     /// Returns the destination address, if exactly one is required.
     pub fn dst_mac(&self) -> Option<[u8; 6]> {
-        let place = Field::DstMac.place();
-        let is_whole = self.mask.get(place.clone())?.iter().all(|mask| *mask == 0xff);
-        self.value.get(place)?.first_chunk().copied().filter(|_| is_whole)
+        let range = Field::DstMac.range();
+        let is_whole = self.mask.get(range.clone())?.iter().all(|mask| *mask == 0xff);
+        self.value.get(range)?.first_chunk().copied().filter(|_| is_whole)
     }
 }
 

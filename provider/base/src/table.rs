@@ -66,7 +66,7 @@ impl<T> Slots<T> {
         // The weakest legal card reuses the slot that became free last, under its last key.
         let reuse = has(Weakness::NUMBERS);
         let at = if reuse { self.free.len() - 1 } else { self.random.next()? as usize % self.free.len() };
-        let place = self.free.get(at).copied().unwrap_or_default();
+        let index = self.free.get(at).copied().unwrap_or_default();
         let last = self.slots[place as usize].key;
         let key = if reuse && last != 0 { last } else { self.new_key(place)? };
         self.free.swap_remove(at);
@@ -93,14 +93,14 @@ impl<T> Slots<T> {
 
     /// The slot of `key`, which exists unless the table is empty.
     #[inline]
-    fn place(&self, key: u32) -> usize {
+    fn slot_index(&self, key: u32) -> usize {
         (key >> 8) as usize & self.slots.len().wrapping_sub(1)
     }
 
     /// The value under `key`.
     #[inline]
     pub fn get(&self, key: u32) -> Option<&T> {
-        let slot = self.slots.get(self.place(key))?;
+        let slot = self.slots.get(self.slot_index(key))?;
         // clause: KEY-32BITS
         slot.value.as_ref().filter(|_| slot.key == key)
     }
@@ -108,20 +108,20 @@ impl<T> Slots<T> {
     /// The current key of the value in the slot that `key` selects, if the two differ at most in
     /// their tags.
     pub fn key_of_slot(&self, key: u32) -> Option<u32> {
-        let slot = self.slots.get(self.place(key))?;
+        let slot = self.slots.get(self.slot_index(key))?;
         (slot.value.is_some() && slot.key >> 8 == key >> 8).then_some(slot.key)
     }
 
     /// Returns true if `key` was that of the last value of a slot that is empty now.
     pub fn was_last(&self, key: u32) -> bool {
-        key != 0 && self.slots.get(self.place(key)).is_some_and(|slot| slot.value.is_none() && slot.key == key)
+        key != 0 && self.slots.get(self.slot_index(key)).is_some_and(|slot| slot.value.is_none() && slot.key == key)
     }
 
     /// Replaces the value under `key` by `value`, and the tag of the key by `tag`.
     pub fn retag(&mut self, key: u32, tag: u8, value: T) {
-        let place = self.place(key);
+        let index = self.slot_index(key);
         if self.get(key).is_some()
-            && let Some(slot) = self.slots.get_mut(place)
+            && let Some(slot) = self.slots.get_mut(index)
         {
             *slot = Slot { key: key & !0xff | u32::from(tag), value: Some(value) };
         }
@@ -135,16 +135,16 @@ impl<T> Slots<T> {
     /// The value under `key`, mutable.
     pub fn get_mut(&mut self, key: u32) -> Option<&mut T> {
         self.get(key)?;
-        let place = self.place(key);
-        self.slots.get_mut(place)?.value.as_mut()
+        let index = self.slot_index(key);
+        self.slots.get_mut(index)?.value.as_mut()
     }
 
     /// Removes and returns the value under `key`.
     pub fn remove(&mut self, key: u32) -> Option<T> {
-        let place = self.place(key);
+        let index = self.slot_index(key);
         self.get(key)?;
-        let value = self.slots.get_mut(place)?.value.take();
-        self.free.push(place as u32);
+        let value = self.slots.get_mut(index)?.value.take();
+        self.free.push(index as u32);
         value
     }
 
@@ -156,9 +156,9 @@ impl<T> Slots<T> {
         }
         self.slots.resize_with((old * 2).max(FIRST_SIZE), || Slot::EMPTY);
         for at in FIRST_INDEX..old {
-            let place = self.place(self.slots[at].key);
-            if place != at {
-                self.slots[place] = std::mem::replace(&mut self.slots[at], Slot::EMPTY);
+            let index = self.slot_index(self.slots[at].key);
+            if index != at {
+                self.slots[index] = std::mem::replace(&mut self.slots[at], Slot::EMPTY);
             }
         }
         let is_free = |(slot, at): (&Slot<T>, u32)| slot.value.is_none().then_some(at);

@@ -197,10 +197,10 @@ impl Engine {
     }
 
     /// Spins while a packet that a fault rule delays is due soon, at most for [`HELD_ROUND`].
-    fn await_held(&self, begun: Instant) {
+    fn await_held(&self, start: Instant) {
         while let Some(due) = self.held_until() {
             let now = clock::now();
-            if due > now.after(BEFORE_HELD) || now.since(begun) > HELD_ROUND {
+            if due > now.after(BEFORE_HELD) || now.since(start) > HELD_ROUND {
                 return;
             }
             self.serve(PollSource::Spinning, now);

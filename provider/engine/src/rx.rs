@@ -175,16 +175,16 @@ impl Engine {
         found
     }
 
-    /// Reads frames from other processes; with `looked`, only from mailboxes found readable by the
-    /// last poll.
+    /// Reads frames from other processes; with `only_readable`, only from mailboxes that the last
+    /// poll reported as readable.
     #[inline]
-    fn drain_mailboxes(&self, buf: &mut [u8], state: &mut RxState, looked: bool, now: Instant) -> bool {
+    fn drain_mailboxes(&self, buf: &mut [u8], state: &mut RxState, only_readable: bool, now: Instant) -> bool {
         let mut found = false;
         self.flows.set_wants_credits(false);
         state.mail_visits = state.mail_visits.saturating_sub(1);
         for at in 0..state.slots.len() + state.services.len() {
             for _ in 0..BUDGET {
-                let mailbox = state.mailbox(at).filter(|fd| !looked || state.readiness.has(*fd));
+                let mailbox = state.mailbox(at).filter(|fd| !only_readable || state.readiness.has(*fd));
                 let Some(Ok(Some((len, fds)))) = mailbox.map(|fd| recv_frame(fd, buf, &mut state.control)) else {
                     break;
                 };

@@ -90,7 +90,7 @@ impl Engine {
         }
         for qp in self.all_qps() {
             let (status, stats) = qp.status();
-            line(&status, &stats, &mut text);
+            append_qp(&status, &stats, &mut text);
         }
         text
     }
@@ -121,7 +121,7 @@ fn describe(qp: &dyn QueuePair, status: &QpStatus, stats: &QpStats, line: &mut d
     ));
 }
 
-fn line(status: &QpStatus, stats: &QpStats, to: &mut String) {
+fn append_qp(status: &QpStatus, stats: &QpStats, to: &mut String) {
     let QpStatus { qpn, peer: (peer, address), path_mtu, sends, outstanding, .. } = status;
     let QpStatus { unacknowledged, window, reads, sent, received, expected, .. } = status;
     let (service, state) = (service_name(status.service), format!("{:?}", status.state).to_uppercase());

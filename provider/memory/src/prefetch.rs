@@ -19,14 +19,14 @@ pub fn prefetch_at(start: usize, len: usize) {
     // first compute the number of lines.
     let mut at = 0;
     while at < len {
-        line(std::ptr::without_provenance(start.wrapping_add(at)));
+        prefetch_line(std::ptr::without_provenance(start.wrapping_add(at)));
         at += LINE;
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[inline]
-fn line(at: *const i8) {
+fn prefetch_line(at: *const i8) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
     // SAFETY: every x86-64 has SSE, and a prefetch of any address has no visible effect.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(at) }
@@ -34,7 +34,7 @@ fn line(at: *const i8) {
 
 #[cfg(target_arch = "aarch64")]
 #[inline]
-fn line(at: *const i8) {
+fn prefetch_line(at: *const i8) {
     // SAFETY: a prefetch of any address has no visible effect.
     unsafe {
         std::arch::asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
@@ -43,4 +43,4 @@ fn line(at: *const i8) {
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 #[inline]
-fn line(_at: *const i8) {}
+fn prefetch_line(_at: *const i8) {}

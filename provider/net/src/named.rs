@@ -122,12 +122,12 @@ impl NamedSocket {
     /// the name.
     pub(super) fn bind(name: &impl fmt::Display) -> io::Result<Self> {
         let (limit, pause) = CLAIM_RETRY;
-        let begun = Instant::now();
+        let start = Instant::now();
         loop {
             match Self::bind_first(std::iter::once(name)).map(|(_, socket)| socket) {
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse && !Probe::new()?.finds(name) => {
                     // The process that held the name has died.
-                    if begun.elapsed() > limit {
+                    if start.elapsed() > limit {
                         return Err(e);
                     }
                     if !RuntimeDir::get()?.sweep() {

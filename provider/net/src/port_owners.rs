@@ -124,10 +124,10 @@ fn agree_in(dir: &Path, namespace: u64, known: Option<u16>, holds: bool) -> io::
 
 fn wait_for_lock(file: &File) -> io::Result<()> {
     let (limit, pause) = LOCK_RETRY;
-    let begun = Instant::now();
+    let start = Instant::now();
     loop {
         match file.try_lock() {
-            Err(TryLockError::WouldBlock) if begun.elapsed() < limit => thread::sleep(pause),
+            Err(TryLockError::WouldBlock) if start.elapsed() < limit => thread::sleep(pause),
             Ok(()) | Err(TryLockError::WouldBlock) => return Ok(()),
             Err(TryLockError::Error(cause)) => return Err(cause),
         }
@@ -406,7 +406,11 @@ mod tests {
         assert_eq!(first.usable(&[a, b]), [a, b]);
         assert_eq!(second.usable(&[a]), [a]);
         let error = UdpSocket::bind((a.to_ip(), CLAIM_PORT)).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "a socket that does not share the port belongs to another user");
+        assert_eq!(
+            error.kind(),
+            io::ErrorKind::AddrInUse,
+            "a socket that does not share the port belongs to another user"
+        );
     }
 
     #[test]

@@ -670,7 +670,11 @@ mod tests {
             steering.step(now);
         }
         assert!(steering.note_unanswered(now.after(BACKOFF.1)));
-        assert_eq!(steering.deadline(), Some(now.after(BACKOFF.1)), "the first trigger after a pause starts a session at once");
+        assert_eq!(
+            steering.deadline(),
+            Some(now.after(BACKOFF.1)),
+            "the first trigger after a pause starts a session at once"
+        );
     }
 
     #[test]

@@ -325,6 +325,6 @@ mod tests {
         assert_eq!(seen(), [false, true, true]);
         b.recv(&mut [0; 8]).unwrap();
         udp.recv(&mut [0; 8]).unwrap();
-        assert_eq!(seen(), [false; 3], "an earlier event ends the wait");
+        assert_eq!(seen(), [false; 3], "emptied sockets are no longer ready");
     }
 }

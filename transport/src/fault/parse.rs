@@ -84,7 +84,7 @@ fn parse_rule(text: &str) -> Result<Rule, Problem> {
         "duplicate" => Action::Duplicate { copies: 1, after: Hold::exactly(Duration::ZERO) },
         "delay" => Action::Delay(Hold::exactly(Duration::ZERO)),
         "reorder" => Action::Reorder(Action::REORDER_BY),
-        "corrupt" => Action::Corrupt(part(words.next().unwrap_or_default())?),
+        "corrupt" => Action::Corrupt(corrupt_part(words.next().unwrap_or_default())?),
         "ecn" => Action::Ecn,
         "rnr" => Action::Rnr,
         "nak" => Action::Forge(refusal(words.next().unwrap_or_default())?),
@@ -346,7 +346,7 @@ fn set<T>(slot: &mut Option<T>, value: T, word: &str) -> Result<(), Problem> {
     }
 }
 
-fn part(word: &str) -> Result<Part, Problem> {
+fn corrupt_part(word: &str) -> Result<Part, Problem> {
     let parts = [Part::Payload, Part::Header, Part::Icrc];
     let found = parts.into_iter().find(|part| part.name() == word);
     found.ok_or_else(|| format!("corrupt {}: the part must be payload, header or icrc", quoted(word)))

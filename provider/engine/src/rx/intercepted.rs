@@ -215,13 +215,13 @@ mod tests {
         let header = Header { bth: Bth::new(Qpn::GSI, Psn::new(1)), kind: send };
         let mut bytes = vec![0; header.padded_len(0) + icrc::LEN];
         header.emit(0, &mut bytes[..header.padded_len(0)]).unwrap();
-        let (here, begun) = (roxe_wire::Gid::default(), clock::now());
+        let (here, start) = (roxe_wire::Gid::default(), clock::now());
         let meta = RxMeta::alone(bytes.len(), here, here);
         icrc::seal(&header_of(&meta, 0), &mut bytes);
         let run = Run { meta: &meta, bytes: &bytes, index: 0 };
         // The visit has read the clock a second before the packet arrived.
-        let early = Instant(begun.0 - Duration::from_secs(1).as_nanos() as u64);
+        let early = Instant(start.0 - Duration::from_secs(1).as_nanos() as u64);
         engine.deliver_intercepted(&interceptor, &mut engine.rx.lock().state, None, run, early);
-        assert!(interceptor.delayed.next().unwrap() >= begun.after(DELAY));
+        assert!(interceptor.delayed.next().unwrap() >= start.after(DELAY));
     }
 }

@@ -103,18 +103,18 @@ impl SharedMemory {
         let base = NonNull::new(base.cast::<u8>()).filter(|base| base.as_ptr().cast() != libc::MAP_FAILED);
         // From here on dropping the value unmaps the reservation.
         let memory = Self { base: base.ok_or_else(io::Error::last_os_error)?, size };
-        memory.place(fd, 0, 0, CONTROL + size)?;
-        memory.place(fd, CONTROL + size, CONTROL, size)?;
+        memory.map_part(fd, 0, 0, CONTROL + size)?;
+        memory.map_part(fd, CONTROL + size, CONTROL, size)?;
         Ok(memory)
     }
 
     /// Maps `len` bytes of the file from offset `from` over the reservation at `at`.
-    fn place(&self, fd: &OwnedFd, at: usize, from: usize, len: usize) -> io::Result<()> {
+    fn map_part(&self, fd: &OwnedFd, at: usize, from: usize, len: usize) -> io::Result<()> {
         let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
         let from = libc::off_t::try_from(from).map_err(io::Error::other)?;
         // SAFETY: `at..at + len` is inside the reservation of this value, where nothing else lives.
-        let placed = unsafe { libc::mmap(self.base.as_ptr().add(at).cast(), len, rights, flags, fd.as_raw_fd(), from) };
-        if placed == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+        let mapped = unsafe { libc::mmap(self.base.as_ptr().add(at).cast(), len, rights, flags, fd.as_raw_fd(), from) };
+        if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
     pub(super) fn size(&self) -> u64 {

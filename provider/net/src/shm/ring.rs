@@ -385,8 +385,8 @@ pub struct Reader {
     memory: SharedMemory,
     /// Bytes read, as published in the shared word.
     head: AtomicU64,
-    /// Bytes read when [`Reader::must_tell`] last looked for a waiting writer.
-    looked: AtomicU64,
+    /// Bytes read when [`Reader::must_tell`] last checked for a waiting writer.
+    last_checked: AtomicU64,
     /// Source and destination of the last record, two words each.
     addresses: [AtomicU64; 4],
     _counted: Counted<'static>,
@@ -396,8 +396,8 @@ impl Reader {
     /// Opens the ring with `size` bytes of data in a file of its writer.
     pub(crate) fn open(fd: &OwnedFd, size: usize) -> io::Result<Self> {
         let (memory, addresses) = (SharedMemory::open(fd, size)?, Default::default());
-        let (head, looked, _counted) = (AtomicU64::new(0), AtomicU64::new(0), Counted::new(&READ));
-        Ok(Self { memory, head, looked, addresses, _counted })
+        let (head, last_checked, _counted) = (AtomicU64::new(0), AtomicU64::new(0), Counted::new(&READ));
+        Ok(Self { memory, head, last_checked, addresses, _counted })
     }
 
     /// Returns true if there is no record to read.
@@ -468,12 +468,12 @@ impl Reader {
     /// half of the ring is free, so at least one quarter ends between that and an empty ring.
     #[inline]
     pub fn must_tell(&self) -> bool {
-        let (head, looked, quarter) = (self.read_so_far(), &self.looked, self.memory.size() / 4);
+        let (head, last_checked, quarter) = (self.read_so_far(), &self.last_checked, self.memory.size() / 4);
         // The size is a power of two.
-        if (head ^ looked.load(Ordering::Relaxed)) < quarter {
+        if (head ^ last_checked.load(Ordering::Relaxed)) < quarter {
             return false;
         }
-        looked.store(head, Ordering::Relaxed);
+        last_checked.store(head, Ordering::Relaxed);
         wakeup::must_tell(self.memory.word(Word::Waits), head)
     }
 

@@ -15,7 +15,11 @@ fn req_becomes_connect_request_and_rep() {
     assert_eq!(origin, Origin { listener, route: route() });
     assert_eq!((*request, node.sent(), node.cm.poll_timeout()), (req(), vec![], None));
     let offered = node.cm.qp_terms(id).unwrap();
-    assert_eq!((offered.max_dest_rd_atomic, offered.max_rd_atomic), (6, 5), "we serve as many READs as the peer issues");
+    assert_eq!(
+        (offered.max_dest_rd_atomic, offered.max_rd_atomic),
+        (6, 5),
+        "we serve as many READs as the peer issues"
+    );
     assert_eq!(node.call(|cm, cx| cm.accept(cx, id, &accept())), Ok(()));
     let Message::Rep(rep) = node.one_sent() else { panic!("no REP") };
     assert_eq!((rep.local_comm_id, rep.remote_comm_id, rep.local_ca_guid), (id, PEER_ID, OUR_GUID));
@@ -108,7 +112,11 @@ fn peer_id_is_reusable_after_time_wait_before_the_timer() {
     assert_eq!((node.takes(req()), node.names()), (Err(Ignored::Duplicate), vec!["REJ"]));
     node.now = due;
     assert_eq!((node.takes(req()), node.names()), (Ok(()), vec![]));
-    assert_eq!((node.cm.poll_event().unwrap().id, node.state(old)), (old, State::Idle), "the end of the old connection");
+    assert_eq!(
+        (node.cm.poll_event().unwrap().id, node.state(old)),
+        (old, State::Idle),
+        "the end of the old connection"
+    );
     assert!(matches!(node.events()[..], [EventKind::ConnectRequest(..)]));
 }
 
