@@ -7,7 +7,7 @@ use roxe_wire::capture::{frames, ip_packet};
 /// error; every packet in a frame satisfies [`crate::packet()`].
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a property does not hold.
 pub fn capture(data: &[u8]) {
     let Ok(mut frames) = frames(data) else { return };
     let mut bytes = 0;

@@ -35,7 +35,7 @@ const LONGEST_WAIT: u64 = 200_000_000_000;
 /// connections none is left, in bounded time.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a property does not hold.
 pub fn cm_machine(data: &[u8]) {
     let mut host = Host::new(Script::new(data));
     while !host.script.is_empty() {

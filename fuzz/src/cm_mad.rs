@@ -9,7 +9,7 @@ use roxe_wire::cm::{IpCmHeader, MAD_LEN, Mad, Message, PrivateData};
 /// written back as well.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a property does not hold.
 pub fn cm_mad(data: &[u8]) {
     assert!(data.len() == MAD_LEN || Mad::parse(data).is_err());
     let mut bytes = [0; MAD_LEN];

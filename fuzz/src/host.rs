@@ -4,7 +4,7 @@
 /// value.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a property does not hold.
 pub fn mailbox(data: &[u8]) {
     roxe_net::forward::check(data);
 }
@@ -13,7 +13,7 @@ pub fn mailbox(data: &[u8]) {
 /// header says.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a property does not hold.
 pub fn ring(data: &[u8]) {
     roxe_net::shm::check_ring(data);
 }

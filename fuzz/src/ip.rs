@@ -6,7 +6,7 @@ use roxe_wire::NetHeader;
 /// back as it was but for what RoCEv2 does not use, and that reads as the same again.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a property does not hold.
 pub fn ip(data: &[u8]) {
     let Ok((net, payload)) = NetHeader::parse_ip(data) else { return };
     let grh = net.to_grh(payload.len());

@@ -8,7 +8,7 @@ use std::net::Ipv4Addr;
 /// sealed with, and is wrong with any other bit.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a property does not hold.
 pub fn packet(data: &[u8]) {
     let net = net(data);
     let _ = icrc::solve_ident(&net, data, 0);

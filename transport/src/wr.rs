@@ -212,7 +212,7 @@ impl SendOp {
         matches!(self, Self::Read { .. })
     }
 
-    /// Returns true if READ responses answer the operation; only those of a READ carry data.
+    /// Returns true if the operation causes READ responses; only those of a READ carry data.
     // clause: NONPOSTED-ANSWER
     pub(crate) const fn gets_read_response(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::AtomicWrite { .. } | Self::Flush { .. })
@@ -318,7 +318,7 @@ pub enum WcStatus {
     RemAccessErr = 10,
     /// The responder could not complete the operation.
     RemOpErr = 11,
-    /// No answer after `retry_cnt` retries.
+    /// No response after `retry_cnt` retries.
     RetryExcErr = 12,
     /// The responder stayed not-ready for `rnr_retry` retries.
     RnrRetryExcErr = 13,

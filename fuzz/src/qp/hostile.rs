@@ -24,7 +24,7 @@ const LEN: u32 = 2048;
 /// changes the state of a queue pair that is not in RTR, RTS, SQD or SQE.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a property does not hold.
 pub fn hostile(data: &[u8]) {
     let mut script = Script::new(data);
     let service = script.pick(&[Service::Rc, Service::Uc, Service::Ud, Service::XrcIni, Service::XrcTgt]);

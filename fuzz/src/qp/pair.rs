@@ -12,7 +12,7 @@ use roxe_transport::qp::Service;
 /// left is flushed.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a property does not hold.
 pub fn qp_pair(data: &[u8]) {
     let mut script = Script::new(data);
     let service = script.pick(&[Service::Rc, Service::Uc, Service::Ud, Service::XrcIni]);

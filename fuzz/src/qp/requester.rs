@@ -25,7 +25,7 @@ const SLOTS: u64 = 16;
 /// follow each other without a gap; in ERR no packet is sent.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a property does not hold.
 pub fn requester(data: &[u8]) {
     let mut script = Script::new(data);
     let service = script.pick(&[

@@ -30,7 +30,7 @@ const GRH_LEN: usize = 40;
 /// completes at most once, in order, with the bytes of its message; UC and UD send no response.
 ///
 /// # Panics
-/// When a property does not hold.
+/// If a property does not hold.
 pub fn responder(data: &[u8]) {
     let mut script = Script::new(data);
     let service = script.pick(&[Service::Rc, Service::Rc, Service::Uc, Service::Ud, Service::XrcTgt, Service::XrcTgt]);
@@ -82,7 +82,8 @@ struct Model {
     sending: bool,
     /// READs that were accepted: first PSN and what they ask for.
     reads: Vec<(Psn, Reth)>,
-    /// PSNs of ATOMIC WRITEs and FLUSHes that were accepted: they get an empty answer.
+    /// PSNs of ATOMIC WRITEs and FLUSHes that were accepted: the response is an empty READ
+    /// response.
     empty: Vec<Psn>,
     /// Number of FLUSHes in `empty`.
     flushes: u32,
@@ -303,7 +304,7 @@ impl Model {
         }
     }
 
-    /// Judges one answer; `expected` is the PSN of the next request.
+    /// Judges one response; `expected` is the PSN of the next request.
     fn judge(&self, regions: [Mr; 2], expected: Psn, note: &PacketNote, packet: &Packet<'_>) {
         let (Kind::RcResponse(response) | Kind::XrcResponse(response)) = &packet.header.kind else {
             panic!("{note:?}: {packet} is not a response")

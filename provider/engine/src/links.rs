@@ -19,7 +19,7 @@ pub(crate) struct Links {
     version: AtomicU32,
     pub(crate) frame_senders: Mutex<rank::FrameSenders, Vec<Weak<FrameSender>>>,
     pub(crate) host_addresses: RwLock<rank::HostAddresses, Vec<Gid>>,
-    /// When the next hop from a local to a remote address was last resolved.
+    /// Time at which the next hop from a local to a remote address was last resolved.
     pub(crate) next_hops: Mutex<rank::NextHops, HashMap<(Gid, Gid), Instant>>,
 }
 

@@ -170,7 +170,8 @@ pub(crate) struct Waits {
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     pub(crate) spinning: AtomicU32,
-    /// When a spinning thread last found its event, in nanoseconds; 0 if one has given up since.
+    /// Time in nanoseconds at which a spinning thread last found its event; 0 if one has given up
+    /// since.
     pub(crate) last_catch: AtomicU64,
     /// True if the next waits spin longer.
     pub(crate) spins_longer: AtomicBool,

@@ -155,7 +155,7 @@ pub(crate) struct Rings {
     pub(crate) answers: Answers,
 }
 
-/// When to check for the acceptance of an offered ring while the background thread spins: only a
+/// Times of checks for the acceptance of an offered ring while the background thread spins: only a
 /// sleeping one is woken by it.
 #[derive(Debug, Default)]
 pub(crate) struct Answers {

@@ -89,7 +89,7 @@ impl Engine {
         self.links.send_queued(self.counters(), |ready| self.flows.push_ready(ready.into_iter()))
     }
 
-    /// When the first packet that a fault rule delays is due.
+    /// Time at which the first packet that a fault rule delays is due.
     pub(crate) fn held_until(&self) -> Option<Instant> {
         self.interceptor()?.delayed.next()
     }

@@ -21,7 +21,7 @@ pub enum Promise {
     /// A successful operation placed exactly the right bytes in exactly the right place.
     Bytes,
     /// PSNs stay in their windows and never go back: at most 2^23 outstanding, nothing acknowledged
-    /// that did not arrive, nothing sent or answered outside.
+    /// that did not arrive, no request or response outside of the window.
     Windows,
     /// Reservations cover packets in flight: none leaks, a QP in the error state holds none, and
     /// their sum stays within the window.

@@ -335,7 +335,7 @@ impl Qp {
     }
 
     /// Writes the packets that may be sent now into `tx`, responses first: programs expect, as on
-    /// hardware, that a send completes before its answer is received.
+    /// hardware, that a send completes before the peer's answer to it is received.
     ///
     /// If [`crate::cx::FlowControl::reserve`] refuses, the QP stops and returns
     /// [`TxState::Drained`]; the host calls again when there is room.

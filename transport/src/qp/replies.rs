@@ -1,9 +1,9 @@
 //! Responses of a reliable responder, sent strictly in PSN order, and the replay ring of requests
-//! that a duplicate must answer again: READs, atomics, ATOMIC WRITEs and FLUSHes.
+//! that the responder must answer again for a duplicate: READs, atomics, ATOMIC WRITEs and FLUSHes.
 //!
 //! READ data is read from memory when its packet is built. Acknowledgements coalesce: one per
 //! `poll_transmit`, for the newest executed request. [`ReplayRing`] keeps the newest
-//! `max_dest_rd_atomic` requests; the answers in its window `[cursor, end)` are due. A [`Seq`]
+//! `max_dest_rd_atomic` requests; the responses in its window `[cursor, end)` are due. A [`Seq`]
 //! numbers the requests and never wraps.
 
 use crate::cx::{Host, MemError, PacketNote, TxBatch, TxReason, TxRoom, TxState};
@@ -146,7 +146,7 @@ impl Replies {
         self.ring.has_room(limit.into())
     }
 
-    /// Enqueues the answer to an executed request. A due acknowledgement leaves before it.
+    /// Enqueues the response to an executed request. A due acknowledgement leaves before it.
     pub(crate) fn answer(&mut self, psn: Psn, packets: u32, op: Op, limit: u8, srqn: u32) {
         // clause: ACK-BEFORE-READ
         let ack_before = core::mem::take(&mut self.ack);
@@ -341,7 +341,7 @@ fn send<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, reply: Reply
     }
 }
 
-/// Writes the next READ response. A replay begins with FIRST or ONLY like a new answer.
+/// Writes the next READ response. A replay begins with FIRST or ONLY like a new response.
 fn send_read<H: Host, T: TxBatch>(sh: &Shared, host: &mut H, tx: &mut T, job: ReadJob, ack: Aeth) -> Sent {
     let (len, last) = job.next_len(sh.attr.path_mtu);
     // clause: READ-RESPONSES
@@ -451,7 +451,7 @@ pub(crate) struct Entry {
     /// Number of PSNs, one per response packet.
     pub(crate) packets: u32,
     pub(crate) op: Op,
-    /// True if an acknowledgement of earlier requests must leave before this answer: old HCAs do
+    /// True if an acknowledgement of earlier requests must leave before this response: old HCAs do
     /// not accept a READ response as one.
     pub(crate) ack_before: bool,
     /// XRC: the SRQ number in the request.
@@ -473,7 +473,7 @@ pub(crate) struct ReplayRing {
     cursor: Seq,
     /// First request whose answer is not due.
     end: Seq,
-    /// First request that was never answered completely.
+    /// First request whose response was never sent completely.
     fresh: Seq,
     /// The READ at `cursor`, if partly sent or restarted in its middle.
     job: Option<ReadJob>,
@@ -485,7 +485,7 @@ impl ReplayRing {
         (self.base, self.cursor, self.end, self.fresh, self.job) = (0, 0, 0, 0, None);
     }
 
-    /// Cancels all answers that are due but keeps the requests.
+    /// Cancels all responses that are due but keeps the requests.
     pub(crate) fn abandon(&mut self) {
         (self.cursor, self.fresh, self.job) = (self.end, self.next_seq(), None);
     }
@@ -507,10 +507,10 @@ impl ReplayRing {
         self.next_seq() - self.fresh < limit as u64
     }
 
-    /// Appends a request whose answer is due now and drops the oldest beyond `limit`.
+    /// Appends a request whose response is due now and drops the oldest beyond `limit`.
     ///
     /// Given [`Self::has_room`], the oldest is answered. A pending replay of it is dropped too: the
-    /// new request shows that the peer has received the old answer.
+    /// new request shows that the peer has received the old response.
     pub(crate) fn push(&mut self, entry: Entry, limit: usize) {
         // clause: DUP-RING
         while self.entries.len() >= limit.max(1) {
@@ -548,8 +548,8 @@ impl ReplayRing {
 
     /// Answers request `seq` again, a READ from the start of `job`.
     ///
-    /// Answers leave in PSN order, so later answers stay due: a newer request widens the window, an
-    /// older one moves its start back, and one inside the window is already due.
+    /// Responses leave in PSN order, so later responses stay due: a newer request widens the
+    /// window, an older one moves its start back, and one inside the window is already due.
     // clause: DUP-READ-RANGE
     pub(crate) fn replay(&mut self, seq: Seq, job: Option<ReadJob>) {
         let restarts =

@@ -1,5 +1,4 @@
-//! Congestion: which marks are answered, what a CNP looks like and does, and what is left
-//! afterwards.
+//! Congestion: the marks that cause CNPs, the content and effect of a CNP, and the state after it.
 //!
 //! The numbers of DCQCN itself are checked in `qp/features/congestion.rs`. Here the line carries 10
 //! Gbit/s, packets hold 1024 bytes and count as 1088, so a burst of 32 KiB is 31 packets (31 · 1088
@@ -439,8 +438,8 @@ fn a_pause_ends_when_everything_is_acknowledged() {
     assert_eq!(p.end(A).qp.poll_timeout(), None);
 }
 
-/// The answer to a READ is paced like a request; acknowledgements are not, unless they have to wait
-/// for it anyway.
+/// The response to a READ is paced like a request; acknowledgements are not, unless they have to
+/// wait for it anyway.
 // clause: DCQCN-PACING
 #[test]
 fn dcqcn_paces_read_responses_and_not_acks() {

@@ -324,7 +324,7 @@ fn later_ack_reveals_a_lost_read_response() {
 fn lost_atomic_response_is_replayed_not_recomputed() {
     let mut p = Pair::new(Setup::default());
     let (old, word) = (blank(&mut p, A, 16), blank(&mut p, B, 8));
-    // The answer of the first is lost three times.
+    // The response to the first is lost three times.
     drop_if(&mut p, B, |n, _| n < 3);
     post(&mut p, A, 1, add_to(word, 5), &[old.sge(0, 8)]);
     p.run();

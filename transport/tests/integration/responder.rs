@@ -1,7 +1,7 @@
 //! A lone RC responder against forged requests: this packet in, exactly these packets out, nothing
 //! else.
 //!
-//! Answers are spelled as `ack 100 msn 1`, `nak PsnSequence 101`, `rnr 100`, `first 100`, `atomic
+//! Responses are written as `ack 100 msn 1`, `nak PsnSequence 101`, `rnr 100`, `first 100`, `atomic
 //! 100 = 7`.
 
 use super::*;
@@ -264,8 +264,8 @@ fn duplicate_send_ack_stops_before_read_or_atomic() {
     s.say(100, write, &[]);
     s.say(101, s.add(5), &[]);
     s.say(102, write, &[]);
-    // The answer of 101 may be lost: acknowledging 102 would make the peer ask for it,
-    // acknowledging 100 is safe, and so is giving that answer again.
+    // The response to 101 may be lost: acknowledging 102 would make the peer request it again;
+    // acknowledging 100 and sending the response again are safe.
     let answers = s.say(100, write, &[]);
     let safe = [vec!["ack 100 msn 3".to_string()], vec!["ack 100 msn 3".into(), "atomic 101 msn 3 = 0".into()]];
     assert!(safe.contains(&answers), "{answers:?}");

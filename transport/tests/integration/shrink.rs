@@ -97,7 +97,7 @@ fn every_promise_is_checked() {
     assert_eq!(never.promise, Promise::Progress, "{never}");
     let credit = broken(|world| world.ends[1].host.flow.reserved = 1);
     assert!(matches!(credit.promise, Promise::Credit | Promise::NoPanic), "{credit}");
-    // A packet to an unknown QP gets no answer, and its retry is the same packet.
+    // A packet to an unknown QP causes no response, and its retry is the same packet.
     let lost = broken(|world| world.wire.set_rule(roxe_sim::Peer::A, Box::new(|_, _| Some(roxe_sim::wire::LOST))));
     assert_eq!(lost.promise, Promise::Completions, "{lost}");
 }

@@ -26,7 +26,7 @@ const SLOW: u8 = 4;
 /// the ping-pong.
 pub(crate) const GRACE: Duration = Duration::from_micros(100);
 
-/// When the background thread sends an acknowledgement delayed until `until`.
+/// Returns when the background thread sends an acknowledgement delayed until `until`.
 pub(crate) fn due_in_background(until: Instant) -> Instant {
     until.after(GRACE)
 }

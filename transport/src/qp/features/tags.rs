@@ -177,8 +177,8 @@ impl TagList {
     }
 }
 
-/// The longest rendezvous request that the card answers itself, in bytes: the payload of one packet
-/// at any path MTU.
+/// Maximum size in bytes of a rendezvous request that the card serves itself: the payload of one
+/// packet at any path MTU.
 pub const MAX_RENDEZVOUS_REQUEST: u32 = 256;
 
 /// Maximum number of rendezvous of one QP; the program handles further ones.

@@ -1,4 +1,4 @@
-//! ATOMIC WRITE and FLUSH: executed once, answered by an empty READ response.
+//! ATOMIC WRITE and FLUSH: executed once, answered with an empty READ response.
 
 use super::*;
 

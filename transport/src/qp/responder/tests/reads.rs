@@ -1,4 +1,4 @@
-//! READs: answered in order, again, in part, or not at all.
+//! READs: responses in order, for duplicates, for a part of the READ, and none for refused ones.
 
 use super::*;
 
