@@ -11,7 +11,7 @@ use crate::wr::{Access, Av, Bind, Cqe, Sge};
 use core::sync::atomic::{AtomicU8, Ordering};
 use roxe_wire::{Form, Header, Qpn, RKey, Request};
 
-/// Why an access to memory was refused.
+/// Reason why an access to memory was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemError {
     /// The key does not exist, is stale, or was deregistered or invalidated.
@@ -123,7 +123,7 @@ pub enum Side {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overrun;
 
-/// Why the QP must enter the error state after a completion.
+/// Reason why the QP must enter the error state after a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// The completion queue is full, or the QP failed: it is unusable.
@@ -231,7 +231,7 @@ pub trait Host: Memory + Completions + SharedReceives + FlowControl {
     fn now(&self) -> Instant;
 }
 
-/// Why a packet is sent.
+/// Reason why a packet is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TxReason {
     /// First transmission of a request packet.
@@ -278,7 +278,7 @@ pub struct PacketNote {
     pub qpn: Qpn,
     /// The work request of the packet; `None` for a response.
     pub wr_id: Option<u64>,
-    /// Why it leaves.
+    /// Reason for sending the packet.
     pub reason: TxReason,
 }
 

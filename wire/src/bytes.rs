@@ -84,7 +84,7 @@ impl Sink for &[AtomicU8] {
     }
 }
 
-/// Why bytes are not a RoCEv2 packet. Such packets are dropped silently and counted.
+/// Reason why bytes are not a RoCEv2 packet. Such packets are dropped silently and counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ParseError {
     /// Not IPv4 or IPv6, or with options, extension headers or fragments that RoCEv2 does not use.

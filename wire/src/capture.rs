@@ -15,7 +15,7 @@ use crate::bytes::Reader;
 use crate::net::NetHeader;
 use core::fmt;
 
-/// Why a file, or its rest, cannot be read.
+/// Reason why a file, or the part after the last frame, cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureError {
     /// Neither pcap nor pcapng.

@@ -104,7 +104,7 @@ impl Syndrome {
     }
 }
 
-/// Why a request was refused (IBA §9.7.5.2.8, table 49).
+/// Reason why a request was refused (IBA §9.7.5.2.8, table 49).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NakCode {
     /// A packet is missing before the refused one: send again from the PSN in the BTH.

@@ -7,7 +7,7 @@ use crate::config::ConfigError;
 use std::borrow::Cow;
 use std::io;
 
-/// Why a verb was refused.
+/// Reason why a verb was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct Error {

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const FIRST_SIZE: usize = 1024;
 /// The table grows when fewer slots than this are free, so that the next slot stays unpredictable.
 const MIN_FREE: usize = 256;
-/// The first slot, and so index 0, stays unused: programs take key 0 for "none".
+/// The first slot, and so index 0, stays unused: programs use key 0 for "none".
 const FIRST_INDEX: usize = 1;
 
 /// Values by key.

@@ -67,8 +67,9 @@ impl Engine {
         self.rings.is_on && is_here(route.local) && is_here(route.remote)
     }
 
-    /// Routes a message of this process to this host. Returns false if it has to leave by socket,
-    /// because mailboxes are full; `None` if the receive lock was not acquired within `limit`.
+    /// Routes a message of this process to this host. Returns false if it has to leave through a
+    /// socket, because mailboxes are full; `None` if the receive lock was not acquired within
+    /// `limit`.
     pub fn route_own_mad(&self, route: Route, header: &Header, mad: &[u8; MAD_LEN], limit: Duration) -> Option<bool> {
         let mut rx = self.rx.try_lock_for(limit)?;
         if !rx.state.forward_queue.is_empty() {

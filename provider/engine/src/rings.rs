@@ -2,11 +2,11 @@
 //!
 //! The first packet to a slot of this host requests a ring. RC requests wait for the agreement: the
 //! next thread that receives offers the ring ([`roxe_net::shm`]), and the peer process accepts or
-//! refuses it. Without an answer for [`AGREEMENT`], packets go by socket until one arrives.
-//! Responses never wait, because their process may exit once its program has seen what they respond
-//! to. The ring of an engine to itself is made at once. Polls of a new ring read the sockets first,
-//! so that order is kept. A full ring blocks its writer; it loses no packets. Rings are closed
-//! under the receive lock.
+//! refuses it. Without an answer for [`AGREEMENT`], packets are sent through the socket until one
+//! arrives. Responses never wait, because their process may exit once its program has seen what
+//! they respond to. The ring of an engine to itself is made at once. Polls of a new ring read the
+//! sockets first, so that order is kept. A full ring blocks its writer; it loses no packets. Rings
+//! are closed under the receive lock.
 
 use crate::flow_control::Receiver;
 use roxe_base::clock;
@@ -130,7 +130,7 @@ pub(crate) enum RingState {
 #[derive(Debug)]
 pub(crate) enum RingRoute {
     Ring(SharedSender),
-    /// Requests wait for the agreement; responses go by socket.
+    /// Requests wait for the agreement; responses are sent through the socket.
     Awaited,
     Socket,
     /// By the ring of this engine to itself, which has to be made first.
@@ -198,7 +198,7 @@ impl Rings {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Returns true if packets to `slot` go by a ring.
+    /// Returns true if packets to `slot` are sent through a ring.
     pub(crate) fn is_ready(&self, slot: Slot) -> bool {
         self.is_on && matches!(self.out.lock().get(&slot), Some(RingState::Ready(..)))
     }

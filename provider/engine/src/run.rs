@@ -124,7 +124,7 @@ pub struct RxTools<'a> {
     pub locals: &'a [Gid],
     /// True if a fault makes the packets find no posted receive.
     pub no_receives: bool,
-    /// True for packets received by socket while no fault rules cause gaps.
+    /// True for packets received from a socket while no fault rules cause gaps.
     pub may_overtake: bool,
     /// True if no more packets are known of: the queue pair may send its responses while it is
     /// locked.

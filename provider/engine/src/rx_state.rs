@@ -27,8 +27,8 @@ use std::sync::Arc;
 use std::time::Duration;
 /// Sockets without traffic are polled on every n-th visit.
 pub(crate) const COLD: u32 = 16;
-/// Interval of polling all sockets while packets arrive by rings or a timer is due. Each poll is a
-/// system call, so it is not made on every visit.
+/// Interval of polling all sockets while packets arrive through rings or a timer is due. Each poll
+/// is a system call, so it is not made on every visit.
 pub(crate) const WITH_RINGS: Duration = Duration::from_micros(20);
 /// Upper bound of the extra interval, which doubles after each poll that finds nothing.
 pub(crate) const SELDOM: Duration = Duration::from_micros(80);
@@ -66,7 +66,7 @@ pub(crate) struct Sources {
     pub(crate) rings: Vec<Arc<Inbound>>,
     pub(crate) rings_version: u32,
     /// Remaining polls that empty the sockets before the rings, so that packets in a new ring do
-    /// not overtake those sent earlier by socket.
+    /// not overtake those sent earlier through the socket.
     pub(crate) new_ring_polls: u32,
 }
 

@@ -19,7 +19,7 @@ impl Engine {
     /// Notifies peers of open connections and forwards packets of other processes. Bounded in time.
     pub fn shut_down(&self) {
         if self.is_started() {
-            // Packets that wait for a ring leave by the socket.
+            // Packets that wait for a ring leave through the socket.
             self.flows.push_ready(self.rings.end_awaiting(Instant(u64::MAX)).into_iter());
             self.serve_ready(clock::now());
             // Packets of this process to itself may be in its own socket; peers get them before the

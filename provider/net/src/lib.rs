@@ -4,7 +4,7 @@
 //! [`udp`] sends to the network: [`udp::UdpLink::send`] passes a run to the kernel in one call, or
 //! queues it while the send buffer is full ([`link::TxQueue`]); at the receiver the program of
 //! [`steer`] selects the process, and [`forward`] passes on packets that reached the wrong one.
-//! [`shm`] connects processes of one user by rings in shared memory, [`raw`] carries Ethernet
+//! [`shm`] connects processes of one user through rings in shared memory, [`raw`] carries Ethernet
 //! frames. [`slot`], [`service`] and [`named`] let processes find each other; [`port_owners`] and
 //! [`source_ports`] keep out packets of other users of this host. Unsafe code is confined to `sys`,
 //! `raw::sys` (system calls) and `shm::memory`.

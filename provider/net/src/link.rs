@@ -82,7 +82,7 @@ impl RxMeta {
     }
 }
 
-/// Why a run was not sent.
+/// Reason why a run was not sent.
 #[derive(Debug)]
 pub enum SendError {
     /// The kernel refused to segment the run. Its packets leave one by one, as

@@ -195,8 +195,8 @@ impl Netlink {
         self.receive().map(drop)
     }
 
-    /// The route between two addresses, by the interface `scope` unless 0. `None` if it needs no
-    /// neighbour: to this host, or to a group.
+    /// The route between two addresses, through the interface `scope` unless 0. `None` if it needs
+    /// no neighbour: to this host, or to a group.
     fn route(&mut self, from: IpAddr, to: IpAddr, scope: u32) -> io::Result<Option<Route>> {
         let bits = if to.is_ipv4() { 32 } else { 128 };
         let mut body = [0; BODY];

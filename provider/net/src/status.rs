@@ -127,18 +127,18 @@ impl fmt::Display for Name {
 /// A device of a process on this host. Hosts of `roxe lab` and containers share interface indices,
 /// and process numbers if they have process namespaces of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct SocketId {
     namespace: u64,
     name: Name,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SocketId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", Prefix(self.namespace), self.name)
     }
 }
 
-impl Place {
+impl SocketId {
     /// Parses the name of a socket's file.
     fn of(text: &str) -> Option<Self> {
         let (Prefix(namespace), name) = Prefix::of(text)?;
@@ -152,7 +152,7 @@ impl Place {
 #[derive(Debug)]
 pub struct StatusSocket {
     socket: NamedSocket,
-    place: Place,
+    place: SocketId,
 }
 
 impl StatusSocket {
@@ -161,7 +161,7 @@ impl StatusSocket {
         let name = Name { process: std::process::id(), ifindex };
         let socket = NamedSocket::bind(&name)?;
         socket.set_nonblocking(true)?;
-        let place = Place { namespace: socket.space().namespace(), name };
+        let place = SocketId { namespace: socket.space().namespace(), name };
         Ok(Self { socket, place })
     }
 
@@ -233,7 +233,7 @@ pub struct Answer {
 
 /// Queries all processes of this user, or `process` alone, and waits up to `limit` for answers.
 pub fn ask(process: Option<u32>, limit: Duration) -> io::Result<Vec<Answer>> {
-    let is_meant = |place: &Place| process.is_none_or(|process| process == place.name.process);
+    let is_meant = |place: &SocketId| process.is_none_or(|process| process == place.name.process);
     ask_those(&Query::Status, is_meant, usize::MAX, limit)
 }
 
@@ -241,7 +241,7 @@ pub fn ask(process: Option<u32>, limit: Duration) -> io::Result<Vec<Answer>> {
 /// this number and a device open.
 pub fn ask_one(process: u32, query: &Query, limit: Duration) -> io::Result<Option<Answer>> {
     let here = namespace()?;
-    let is_meant = |place: &Place| place.name.process == process && place.namespace == here;
+    let is_meant = |place: &SocketId| place.name.process == process && place.namespace == here;
     Ok(ask_those(query, is_meant, 1, limit)?.pop())
 }
 
@@ -256,17 +256,22 @@ pub fn ask_here(query: &Query, limit: Duration) -> io::Result<Vec<Answer>> {
 }
 
 /// Queries up to `max` devices and waits up to `limit` for answers.
-fn ask_those(query: &Query, is_meant: impl Fn(&Place) -> bool, max: usize, limit: Duration) -> io::Result<Vec<Answer>> {
+fn ask_those(
+    query: &Query,
+    is_meant: impl Fn(&SocketId) -> bool,
+    max: usize,
+    limit: Duration,
+) -> io::Result<Vec<Answer>> {
     let dir = RuntimeDir::get()?;
     let (socket, _path) = bind_at_random(datagram_socket()?, dir.path())?;
     let mut answers = BTreeMap::new();
     for entry in fs::read_dir(dir.path())? {
         let path = entry?.path();
         let file = path.file_name().map(|file| file.to_string_lossy()).unwrap_or_default();
-        let Some(place) = Place::of(&file).filter(|place| answers.len() < max && is_meant(place)) else { continue };
+        let Some(place) = SocketId::of(&file).filter(|place| answers.len() < max && is_meant(place)) else { continue };
         // Refused by a dead process.
         if SockAddr::unix(&path).and_then(|address| socket.send_to(query.text().as_bytes(), &address)).is_ok() {
-            let Place { namespace, name: Name { process, ifindex } } = place;
+            let SocketId { namespace, name: Name { process, ifindex } } = place;
             answers.insert(place, Answer { namespace, process, ifindex, ..Answer::default() });
         }
     }
@@ -279,7 +284,7 @@ fn ask_those(query: &Query, is_meant: impl Fn(&Place) -> bool, max: usize, limit
     Ok(answers.into_values().collect())
 }
 
-fn receive(mut socket: &Socket, limit: Duration, answers: &mut BTreeMap<Place, Answer>) -> io::Result<()> {
+fn receive(mut socket: &Socket, limit: Duration, answers: &mut BTreeMap<SocketId, Answer>) -> io::Result<()> {
     socket.set_read_timeout(Some(limit.max(Duration::from_millis(1))))?;
     let mut datagram = vec![0; PART + 64];
     let len = match socket.read(&mut datagram) {
@@ -289,7 +294,7 @@ fn receive(mut socket: &Socket, limit: Duration, answers: &mut BTreeMap<Place, A
     let text = String::from_utf8_lossy(datagram.get(..len).unwrap_or_default());
     if let Some((head, part)) = text.split_once('\n')
         && let Some((state, place)) = head.split_once(' ')
-        && let Some(answer) = Place::of(place).and_then(|place| answers.get_mut(&place))
+        && let Some(answer) = SocketId::of(place).and_then(|place| answers.get_mut(&place))
     {
         answer.text.push_str(part);
         answer.is_whole = state == LAST;
@@ -311,7 +316,7 @@ mod tests {
 
     /// Queries this process about `ifindex`, since other tests may run at the same time.
     fn ask_this(ifindex: u32, limit: Duration) -> Vec<Answer> {
-        let own = |place: &Place| place.name == Name { process: std::process::id(), ifindex };
+        let own = |place: &SocketId| place.name == Name { process: std::process::id(), ifindex };
         ask_those(&Query::Status, own, usize::MAX, limit).unwrap()
     }
 
@@ -363,10 +368,10 @@ mod tests {
 
     #[test]
     fn file_names_roundtrip() {
-        let place = Place { namespace: 0xabc, name: Name { process: 0x1234, ifindex: 1 } };
-        assert_eq!(Place::of(&place.to_string()), Some(place));
+        let place = SocketId { namespace: 0xabc, name: Name { process: 0x1234, ifindex: 1 } };
+        assert_eq!(SocketId::of(&place.to_string()), Some(place));
         for other in ["2-1-slot-7", "1-abc-status-1234-1", "status-1234-1", "2-abc-status-1234"] {
-            assert_eq!(Place::of(other), None);
+            assert_eq!(SocketId::of(other), None);
         }
     }
 
@@ -387,7 +392,7 @@ mod tests {
         const PROCESS: u32 = u32::MAX - 6;
         let here = namespace().unwrap();
         let bind = |namespace, ifindex| {
-            let place = Place { namespace, name: Name { process: PROCESS, ifindex } };
+            let place = SocketId { namespace, name: Name { process: PROCESS, ifindex } };
             let path = RuntimeDir::get().unwrap().path().join(place.to_string());
             let socket = datagram_socket().unwrap();
             // Left by a run that was killed.
@@ -414,7 +419,7 @@ mod tests {
         let (asker, _path) = bind_at_random(datagram_socket().unwrap(), RuntimeDir::get().unwrap().path()).unwrap();
         let address = asker.local_addr().unwrap();
         let name = Name { process: 12, ifindex: 2 };
-        let [first, second] = [1, 2].map(|namespace| Place { namespace, name });
+        let [first, second] = [1, 2].map(|namespace| SocketId { namespace, name });
         let mut answers = BTreeMap::from([first, second].map(|place| (place, Answer::default())));
         for (place, text) in [(first, "one\n"), (second, "two\n")] {
             datagram_socket().unwrap().send_to(format!("{LAST} {place}\n{text}").as_bytes(), &address).unwrap();

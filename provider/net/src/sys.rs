@@ -101,7 +101,7 @@ pub(super) fn drops(fd: RawFd) -> io::Result<u32> {
     Ok(numbers.last_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes)))
 }
 
-/// Sends multicast of an IPv4 socket by the interface `ifindex`.
+/// Sends multicast of an IPv4 socket through the interface `ifindex`.
 pub(super) fn set_multicast_if_v4(fd: RawFd, ifindex: u32) -> io::Result<()> {
     let any = libc::in_addr { s_addr: 0 };
     let choice = libc::ip_mreqn { imr_multiaddr: any, imr_address: any, imr_ifindex: ifindex.cast_signed() };

@@ -5,7 +5,7 @@ use crate::qp::shared::{AttrMask, MigState, QpAttr, QpState, Service, Shared};
 use crate::wr::Av;
 use thiserror::Error;
 
-/// Why a modify was refused; nothing changed. `EINVAL` in C.
+/// Reason why a modify was refused; nothing changed. `EINVAL` in C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ModifyError {
     /// There is no such transition.

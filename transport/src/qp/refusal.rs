@@ -5,7 +5,7 @@ use crate::qp::shared::{DropReason, QpEvents, Service};
 use crate::wr::WcStatus;
 use roxe_wire::NakCode;
 
-/// Why a request is not executed. The number is the `vendor_err` of the receive that fails.
+/// Reason why a request is not executed. The number is the `vendor_err` of the receive that fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Refusal {

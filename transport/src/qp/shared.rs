@@ -442,7 +442,7 @@ impl Shared {
     }
 }
 
-/// Why a work request was refused; nothing was queued (`man ibv_post_send`).
+/// Reason why a work request was refused; nothing was queued (`man ibv_post_send`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 pub enum PostError {
     /// The state of the QP does not allow it.

@@ -180,7 +180,7 @@ numbers! {
     Pkey, u16: Pkey, |key: Pkey| key.0;
 }
 
-/// Why bytes are not a message of the connection manager. Such packets are dropped.
+/// Reason why bytes are not a message of the connection manager. Such packets are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MadError {
     /// Not 256 bytes.

@@ -48,7 +48,7 @@ pub struct IpCmHeader {
     pub addresses: IpPair,
 }
 
-/// Why private data does not begin with an RDMA CM header.
+/// Reason why private data does not begin with an RDMA CM header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IpCmError {
     /// Shorter than the header.

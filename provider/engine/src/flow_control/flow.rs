@@ -44,7 +44,7 @@ pub enum Receiver {
     Absent,
     /// A process on this host that returns credits.
     Credits,
-    /// A process reached by a ring, which has its own limit.
+    /// A process reached through a ring, which has its own limit.
     Ring,
 }
 

@@ -17,7 +17,7 @@ impl Used {
         self.0.fetch_add(bytes, Ordering::SeqCst)
     }
 
-    /// Releases `bytes`; at least zero remain, as bytes sent by ring were never taken.
+    /// Releases `bytes`; at least zero remain, as bytes sent through a ring were never taken.
     pub(crate) fn give(&self, bytes: u32) {
         let less = |used: u32| (used > 0).then(|| used.saturating_sub(bytes));
         let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);

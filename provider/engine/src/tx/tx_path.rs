@@ -33,13 +33,13 @@ pub struct TxCache {
     ring: Option<SharedSender>,
     version: u32,
     visits: u16,
-    waits: Option<Wait>,
+    waits: Option<RoomWait>,
     sent: u64,
 }
 
 /// Registration of a queue pair for room.
 #[derive(Debug)]
-enum Wait {
+enum RoomWait {
     Ring {
         ring: SharedSender,
         /// Read position of the ring at the last check. `None` for unreliable queue pairs: their
@@ -70,12 +70,12 @@ impl TxCache {
     pub fn link_moved(&mut self, engine: &Engine) -> bool {
         match &mut self.waits {
             None => false,
-            Some(Wait::Agreement) => true,
-            Some(Wait::Ring { ring, read }) => {
+            Some(RoomWait::Agreement) => true,
+            Some(RoomWait::Ring { ring, read }) => {
                 let now = ring.lock().read_so_far();
                 std::mem::replace(read, now) != now
             }
-            Some(Wait::Socket { queue, left }) => {
+            Some(RoomWait::Socket { queue, left }) => {
                 engine.send_all_queued();
                 let now = queue.left();
                 std::mem::replace(left, now) != now
@@ -88,9 +88,9 @@ impl TxCache {
     pub fn note_room_timeout(&mut self, engine: &Engine) {
         if !self.link_moved(engine) {
             match &self.waits {
-                Some(Wait::Ring { ring, .. }) => ring.lock().is_stalled = true,
-                Some(Wait::Socket { queue, .. }) => queue.set_stalled(),
-                Some(Wait::Agreement) | None => {}
+                Some(RoomWait::Ring { ring, .. }) => ring.lock().is_stalled = true,
+                Some(RoomWait::Socket { queue, .. }) => queue.set_stalled(),
+                Some(RoomWait::Agreement) | None => {}
             }
         }
     }
@@ -291,12 +291,12 @@ impl<'a> TxPath<'a> {
         if !self.is_reliable && queue.is_stalled() {
             return false;
         }
-        if matches!(&self.cache.waits, Some(Wait::Socket { queue: other, .. }) if Arc::ptr_eq(other, queue)) {
+        if matches!(&self.cache.waits, Some(RoomWait::Socket { queue: other, .. }) if Arc::ptr_eq(other, queue)) {
             return true;
         }
         let left = queue.wait(self.qpn);
         if let Some(left) = left {
-            self.cache.waits = Some(Wait::Socket { queue: Arc::clone(queue), left });
+            self.cache.waits = Some(RoomWait::Socket { queue: Arc::clone(queue), left });
         }
         left.is_some()
     }
@@ -363,7 +363,7 @@ impl<'a> TxPath<'a> {
     fn await_ring(&mut self, slot: Slot) -> bool {
         self.is_blocked = self.engine.rings.await_ring(slot, self.qpn);
         if self.is_blocked {
-            self.cache.waits = Some(Wait::Agreement);
+            self.cache.waits = Some(RoomWait::Agreement);
             // A program that only posts relies on the background thread for the agreement.
             self.engine.scheduler.kick();
         }
@@ -382,10 +382,10 @@ impl<'a> TxPath<'a> {
         self.is_blocked = true;
         let ring = OwnedMutexGuard::mutex(&open.sender);
         // The cache may still hold a registration with a ring of an earlier connection.
-        if !matches!(&self.cache.waits, Some(Wait::Ring { ring: other, .. }) if Arc::ptr_eq(other, ring)) {
+        if !matches!(&self.cache.waits, Some(RoomWait::Ring { ring: other, .. }) if Arc::ptr_eq(other, ring)) {
             let ring = Arc::clone(ring);
             let read = open.sender.read_so_far().filter(|_| self.is_reliable);
-            self.cache.waits = Some(Wait::Ring { ring: Arc::clone(&ring), read });
+            self.cache.waits = Some(RoomWait::Ring { ring: Arc::clone(&ring), read });
             if self.engine.rings.wait(&ring, &mut open.sender, self.qpn, self.has_written) {
                 self.engine.scheduler.kick();
             }

@@ -4,7 +4,7 @@
 //! The file is a page of atomic words, and data written by one side, whose headers are atomic words
 //! too. Its size is sealed, so that the other process cannot cause `SIGBUS`. The data is mapped
 //! twice in a row, so that ranges which wrap around are contiguous. The other process may change
-//! any byte at any time: bytes are written by atomics or the instructions of
+//! any byte at any time: bytes are written with atomics or the instructions of
 //! [`roxe_memory::guard`], and read by copying with those.
 
 use crate::sys::check;

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// A way into a state.
-type Reach = fn(&mut Node) -> CommId;
+type Situation = fn(&mut Node) -> CommId;
 
 /// Every state, for both sides where they differ.
-const SITUATIONS: [(&str, Reach); 21] = [
+const SITUATIONS: [(&str, Situation); 21] = [
     ("nothing", |_| CommId(0x4242)),
     ("ReqSent", Node::connects),
     ("MraReqRcvd", |node| told(node, Node::connects, |id| mra(id, Answered::Req).into())),
@@ -39,20 +39,20 @@ const SITUATIONS: [(&str, Reach); 21] = [
 ];
 
 /// Delivers a message after `reach`.
-fn told(node: &mut Node, reach: Reach, message: fn(CommId) -> Message) -> CommId {
+fn told(node: &mut Node, reach: Situation, message: fn(CommId) -> Message) -> CommId {
     let id = reach(node);
     let _ = node.cm.take_alternates(id, true);
     assert_eq!(node.takes(message(id)), Ok(()));
     id
 }
 
-fn delayed(node: &mut Node, reach: Reach) -> CommId {
+fn delayed(node: &mut Node, reach: Situation) -> CommId {
     let id = reach(node);
     node.cm.delay(id, TimeCode::new(20)).unwrap();
     id
 }
 
-fn proposed(node: &mut Node, reach: Reach) -> CommId {
+fn proposed(node: &mut Node, reach: Situation) -> CommId {
     let id = reach(node);
     let alternate = Alternate::new(Route { local: address(11), remote: address(12) });
     let Node { cm, now, .. } = node;
@@ -61,7 +61,7 @@ fn proposed(node: &mut Node, reach: Reach) -> CommId {
     id
 }
 
-fn disconnected(node: &mut Node, reach: Reach) -> CommId {
+fn disconnected(node: &mut Node, reach: Situation) -> CommId {
     let id = reach(node);
     node.disconnect(id).unwrap();
     id
@@ -115,7 +115,7 @@ fn messages(id: CommId) -> Vec<(&'static str, Message)> {
 }
 
 /// A node in a situation, earlier events and messages discarded.
-fn reached(reach: Reach) -> (Node, CommId) {
+fn reached(reach: Situation) -> (Node, CommId) {
     let mut node = Node::new();
     node.listen(2);
     let id = reach(&mut node);

@@ -32,7 +32,7 @@ pub struct TagRecv<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TagHandle(pub u32);
 
-/// Why a tag was not posted.
+/// Reason why a tag was not posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TagError {
     /// The list is full.
