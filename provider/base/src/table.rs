@@ -67,18 +67,18 @@ impl<T> Slots<T> {
         let reuse = has(Weakness::NUMBERS);
         let at = if reuse { self.free.len() - 1 } else { self.random.next()? as usize % self.free.len() };
         let index = self.free.get(at).copied().unwrap_or_default();
-        let last = self.slots[place as usize].key;
-        let key = if reuse && last != 0 { last } else { self.new_key(place)? };
+        let last = self.slots[index as usize].key;
+        let key = if reuse && last != 0 { last } else { self.new_key(index)? };
         self.free.swap_remove(at);
-        self.slots[place as usize] = Slot { key, value: Some(value) };
+        self.slots[index as usize] = Slot { key, value: Some(value) };
         Ok(key)
     }
 
-    /// A key for the slot `place`, other than its last one.
-    fn new_key(&mut self, place: u32) -> Result<u32, Error> {
-        let (mask, last) = (self.mask() << 8, self.slots[place as usize].key);
+    /// A key for the slot `index`, other than its last one.
+    fn new_key(&mut self, index: u32) -> Result<u32, Error> {
+        let (mask, last) = (self.mask() << 8, self.slots[index as usize].key);
         loop {
-            let key = self.random.next()? & !mask | place << 8;
+            let key = self.random.next()? & !mask | index << 8;
             if key != last {
                 return Ok(key);
             }
