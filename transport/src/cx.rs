@@ -20,7 +20,7 @@ pub enum MemError {
     WrongDomain,
     /// The region does not grant this right.
     Access,
-    /// Outside the region, or the address overflows, or the list is shorter than the data.
+    /// The range exceeds the region, the address overflows, or the list is shorter than the data.
     Range,
     /// The memory of the key is no longer mapped.
     Fault,
@@ -172,7 +172,7 @@ pub trait SharedReceives {
         None
     }
 
-    /// Tag matching: a message that counted as unexpected broke off before its completion.
+    /// Tag matching: a message that counted as unexpected was aborted before its completion.
     fn forget_unexpected(&mut self) {}
 
     /// XRC: selects the SRQ `srqn` of the QP's XRC domain for receives, their completions
@@ -255,7 +255,7 @@ pub enum TxReason {
 }
 
 impl TxReason {
-    /// The name shown in captures.
+    /// Name in captures.
     pub const fn name(self) -> &'static str {
         match self {
             Self::First => "first",
@@ -332,7 +332,7 @@ pub trait TxBatch {
 /// Result of [`crate::Qp::poll_transmit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TxState {
-    /// Nothing more to send now.
+    /// No packet is left to send now.
     Drained,
     /// The batch is full: send it and call again.
     BatchFull,

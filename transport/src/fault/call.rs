@@ -16,7 +16,7 @@ pub struct Errno {
 macro_rules! errnos {
     ($($name:ident $number:literal)+) => {
         $(const $name: Errno = Errno { name: stringify!($name), number: $number };)+
-        /// All error numbers that a rule may name.
+        /// All error numbers of rules.
         const ERRNOS: &[Errno] = &[$($name),+];
     };
 }
@@ -247,7 +247,7 @@ impl EventFault {
         matches!(self, Self::QpFatal | Self::CqErr)
     }
 
-    /// Returns true for events that a time follows or precedes.
+    /// Returns true for events that accept `by=TIME`.
     pub(super) const fn takes_time(self) -> bool {
         matches!(self, Self::PortErr | Self::Disconnected)
     }
@@ -370,7 +370,7 @@ pub enum CallAction {
 pub struct CallRule {
     /// Action.
     pub action: CallAction,
-    /// Share of what all other fields allow.
+    /// Share of the calls, completions or events that all other fields allow.
     pub rate: Option<Rate>,
     /// Program, or program and arguments; see [`Process`].
     pub process: Option<Box<str>>,
@@ -385,21 +385,21 @@ pub struct CallRule {
     pub ops: Option<WcOps>,
     /// `wr_id` of the completion.
     pub wr_id: Option<Spans>,
-    /// Positions among what the fields above allow, from 1.
+    /// Positions among those that the fields above allow, from 1.
     pub nth: Option<Spans>,
     /// Maximum number of faults.
     pub times: Option<u32>,
 }
 
 impl CallRule {
-    /// A rule that applies `action` to everything that it is about.
+    /// A rule that applies `action` to each of its calls, completions or events.
     pub fn new(action: CallAction) -> Self {
         let (rate, process, site, at, qp, ops, wr_id, nth, times) = Default::default();
         Self { action, rate, process, site, at, qp, ops, wr_id, nth, times }
     }
 }
 
-/// A process, as rules name it.
+/// Identification of a process in rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
     /// Name of the program's file.

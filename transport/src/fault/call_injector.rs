@@ -1,5 +1,5 @@
-//! [`CallInjector`] applies rules to calls, completions and events: it counts what each rule allows
-//! and derives random decisions from the seed.
+//! [`CallInjector`] applies rules to calls, completions and events: it keeps the counters of each
+//! rule and derives random decisions from the seed.
 
 use super::call::{Call, CallAction, CallRule, Completion, Errno, EventFault};
 use super::injector::{mix, salt};
@@ -14,7 +14,7 @@ use core::time::Duration;
 pub struct CallVerdict {
     /// Time to wait before the call.
     pub slow: Duration,
-    /// The error that the call gives without doing anything.
+    /// Error that the call returns without an effect.
     pub fail: Option<Errno>,
     /// Events of the device to raise before the call, with the time of `PORT_ERR`.
     pub events: Vec<(EventFault, Duration)>,
@@ -62,7 +62,8 @@ struct Judged {
 }
 
 impl Judged {
-    /// Counts something that the rule allows. Returns a random number if it is due for a fault.
+    /// Counts a call, completion or event that the rule allows. Returns a random number if a fault
+    /// is due.
     fn is_due(&mut self, seed: u64) -> Option<u64> {
         self.matched += 1;
         let random = mix(seed ^ self.salt ^ mix(self.matched));
@@ -115,7 +116,7 @@ impl CallInjector {
     }
 
     /// Decides the fate of a call. `is_at` compares a site with the stack of the call; it runs only
-    /// for rules that name one.
+    /// for rules with a site.
     pub fn call(&mut self, call: &Call<'_>, is_at: &mut dyn FnMut(&str) -> bool) -> CallVerdict {
         let mut verdict = CallVerdict::default();
         for judged in &mut self.rules {

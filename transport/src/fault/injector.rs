@@ -31,8 +31,8 @@ struct Flow {
 }
 
 impl Flow {
-    /// Returns the message number of a packet. A response has the number of its request, which went
-    /// the other way.
+    /// Returns the message number of a packet. A response has the number of its request, which has
+    /// the opposite direction.
     fn message(&mut self, seen: &Seen<'_>) -> Option<u64> {
         let header = &seen.packet.header;
         if header.opcode().facts().payload == PayloadRule::Full {

@@ -94,7 +94,7 @@ impl Part {
 /// Action of a rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Action {
-    /// Lose the packet.
+    /// Drop the packet.
     #[default]
     Drop,
     /// Deliver copies of it.

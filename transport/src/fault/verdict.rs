@@ -91,7 +91,7 @@ pub struct Verdict {
     pub delay: Duration,
     /// Bit to flip after the packet was sealed, or before its ICRC is checked.
     pub corrupt: Option<Corruption>,
-    /// True sets the congestion mark (CE) in the IP header.
+    /// True if the congestion mark (CE) is set in the IP header.
     pub mark_ce: bool,
     /// True if the responder must find no receive: [`crate::Qp::handle_packet_without_receive`].
     pub rnr: bool,
@@ -148,7 +148,7 @@ impl Forged {
         NAMES.iter().find(|(known, _)| *known == name).map(|(_, syndrome)| Self::Nak(*syndrome))
     }
 
-    /// Returns true if it can be forged from this packet: a NAK from a response with an AETH, a CNP
+    /// Returns true if this packet allows the forged one: a NAK from a response with an AETH, a CNP
     /// from all but CNPs.
     pub(super) const fn is_made_of(self, kind: &Kind) -> bool {
         match self {

@@ -29,7 +29,7 @@ pub enum QpState {
     Sqd = 4,
     /// A send failed on UC or UD: sends flush, receiving continues.
     Sqe = 5,
-    /// Everything flushes.
+    /// All work requests are flushed.
     Err = 6,
 }
 
@@ -288,8 +288,8 @@ pub struct QpConfig {
     pub tag_matching: bool,
     /// The port's active MTU: the largest UD payload in bytes. On raw packets the largest frame.
     pub port_mtu: u32,
-    /// Line rate in bit/s for DCQCN (RC and UC): obey CNPs and mark packets as ECN-capable. `None`
-    /// disables both.
+    /// Line rate in bit/s for DCQCN (RC and UC): react to CNPs and mark packets as ECN-capable.
+    /// `None` disables both.
     pub line_rate: Option<NonZeroU64>,
 }
 
@@ -470,8 +470,8 @@ pub enum PostError {
 }
 
 reasons! {
-    /// Reason for which a packet was dropped. Only counters record it: the peer must neither learn
-    /// nor break anything by it.
+    /// Reason for which a packet was dropped. Only counters record it, because a dropped packet
+    /// must have no effect on the connection.
     DropReason:
     /// The state of the QP does not allow this kind of packet.
     BadState => "bad_state",
