@@ -115,8 +115,8 @@ fn cases_can_be_read_and_written() {
     for (text, problem) in [
         ("service=rd", "service=rd"),
         ("latency=2", "latency=2"),
-        ("connections=2 only=2", "do not exist"),
-        ("nodes=1", "do not exist"),
+        ("connections=2 only=2", "does not exist"),
+        ("nodes=1", "does not exist"),
         ("seed=1\nlose tx", "lose"),
     ] {
         let error = text.parse::<Case>().expect_err(text);
