@@ -21,8 +21,8 @@ bitflags! {
     pub struct Weakness: u16 {
         /// The limits are those of a small card.
         const LIMITS = 1 << 0;
-        /// A slot of a send queue is free only after a completion for it or a later slot was polled;
-        /// inline data is limited to the requested size.
+        /// A slot of a send queue is free only after a completion for it or a later slot was
+        /// polled; inline data is limited to the requested size.
         const SLOTS = 1 << 1;
         /// Payload reaches memory in pieces, in any order, at the latest before an operation that
         /// is ordered after it.
