@@ -19,14 +19,14 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Most explanations of one process; later ones rarely add anything.
+/// Maximum number of explanations of one process; later ones rarely add anything.
 const LIMIT: usize = 50;
 
 /// Longest wait for pending explanations at the end of the process.
-const PATIENCE: Duration = Duration::from_millis(200);
+const EXIT_TIMEOUT: Duration = Duration::from_millis(200);
 
 static OWED: AtomicU32 = AtomicU32::new(0);
-static TOLD: Mutex<rank::Explained, Option<HashSet<String>>> = Mutex::new(None);
+static WRITTEN: Mutex<rank::Explained, Option<HashSet<String>>> = Mutex::new(None);
 
 /// The amount of explanation that the user asked for.
 pub fn explains() -> Explain {
@@ -110,7 +110,7 @@ pub fn refused(call: impl FnOnce() -> String, errno: i32) {
             return None;
         }
         verb.is_explained = verb.depth > 0;
-        let unknown = "which argument was refused is not known; see its man page, and `roxe run --check`";
+        let unknown = "the refused argument is unknown; see the man page, and use `roxe run --check`";
         verb.because.take().or_else(|| (wanted == Explain::Full && is_usage).then(|| unknown.to_owned()))
     });
     if let Some(why) = why.flatten() {
@@ -122,7 +122,7 @@ pub fn refused(call: impl FnOnce() -> String, errno: i32) {
 /// Announces an explanation before the program can see the failure, since it may exit at once. The
 /// process waits a limited time for the returned guard to be dropped before it ends.
 pub fn owe() -> Owed {
-    at_exit(Stage::Report, || _ = is_paid_within(PATIENCE));
+    at_exit(Stage::Report, || _ = is_paid_within(EXIT_TIMEOUT));
     OWED.fetch_add(1, Ordering::Relaxed);
     Owed(())
 }
@@ -232,7 +232,7 @@ pub struct Connection {
     /// Why.
     pub cause: String,
     /// The private data of the other end.
-    pub said: Option<String>,
+    pub private_data: Option<String>,
     /// Advice to the user.
     pub advice: &'static str,
 }
@@ -243,16 +243,16 @@ pub fn not_connected(connection: &Connection) {
     if wanted == Explain::Off {
         return;
     }
-    let Connection { what, event, status, cause, said, advice } = connection;
-    let said = said.as_ref().map_or_else(String::new, |said| format!(": private data {said}"));
-    let mut text = format!("roxe: {what} failed: {event}, status {status}: {cause}{said}\n");
+    let Connection { what, event, status, cause, private_data, advice } = connection;
+    let data = private_data.as_ref().map_or_else(String::new, |data| format!(": private data {data}"));
+    let mut text = format!("roxe: {what} failed: {event}, status {status}: {cause}{data}\n");
     if wanted == Explain::Full {
         let _ = writeln!(text, "    {:<14} {advice}", "what to do");
     }
     say(&text, "");
 }
 
-/// One line that names the request, both ends, the status and the cause.
+/// Returns one line with the request, both ends, the status and the cause.
 fn line(failure: &Failure<'_>, cause: &Cause) -> String {
     let Failure { qpn, service, attr, side, cqe, .. } = failure;
     let what = if *side == Side::Recv { "receive" } else { operation(cqe) };
@@ -299,23 +299,23 @@ fn general_text(failure: &Failure<'_>) -> String {
     let Failure { attr, side, service, .. } = failure;
     match (failure.cqe.status, service, side) {
         (WcStatus::RetryExcErr, ..) => {
-            format!("no answer came after {} (retry_cnt); why is not known", retries(attr.retry_cnt))
+            format!("no acknowledgment arrived after {} (retry_cnt); the cause is unknown", retries(attr.retry_cnt))
         }
         (WcStatus::RnrRetryExcErr, ..) => {
             let retries = retries(attr.rnr_retry);
-            format!("the peer answered that it had no receive posted, also after {retries} (rnr_retry)")
+            format!("the peer had no receive posted, even after {retries} (rnr_retry)")
         }
         (WcStatus::RemAccessErr, ..) => {
-            "the peer answered that the remote key, its range or its rights do not allow this; which is not known"
+            "the peer refused the access: the key, its range or its rights do not allow it; the cause is unknown"
                 .to_owned()
         }
         (WcStatus::LocAccessErr, ..) => {
             "a WRITE with immediate data of the peer was refused: its key, its range or its rights do not allow it"
                 .to_owned()
         }
-        (WcStatus::RemInvReqErr, ..) => "the peer answered that the request is illegal; why is not known".to_owned(),
+        (WcStatus::RemInvReqErr, ..) => "the peer refused the request as invalid; the cause is unknown".to_owned(),
         (WcStatus::RemOpErr, ..) => {
-            "the peer answered that it could not execute the request; why is not known".to_owned()
+            "the peer could not execute the request; the cause is unknown".to_owned()
         }
         (WcStatus::LocLenErr, Service::Ud, Side::Send) => {
             let most = failure.port_mtu;
@@ -336,12 +336,12 @@ fn general_text(failure: &Failure<'_>) -> String {
         (WcStatus::LocLenErr, Service::Raw, Side::Send) => {
             "the frame is shorter than an Ethernet header, or longer than a frame can be".to_owned()
         }
-        _ => "why is not known".to_owned(),
+        _ => "the cause is unknown".to_owned(),
     }
 }
 
 fn general_advice(failure: &Failure<'_>) -> String {
-    const MUTE: &str = "; the peer's process on this host gives no reasons: start it with `roxe run --explain` too";
+    const MUTE: &str = "; the peer's process on this host records no reasons: start it with `roxe run --explain` too";
     const FAR: &str = "; start the peer with `roxe run --explain` too if it is on this host, and capture both ends \
                        (`roxe run --capture FILE`, `roxe dump FILE`) to see what arrived";
     let Failure { side, service, .. } = failure;
@@ -387,20 +387,20 @@ pub const fn advice(status: WcStatus) -> &'static str {
             "compare dest_qp_num, GIDs, PSNs and path_mtu of both ends; the peer has to be in RTR or RTS"
         }
         WcStatus::RnrRetryExcErr => {
-            "post receives before the peer sends, or set rnr_retry to 7 (for ever) and a suitable min_rnr_timer"
+            "post receives before the peer sends, or set rnr_retry to 7 (forever) and a suitable min_rnr_timer"
         }
         WcStatus::RemAccessErr => "compare rkey, remote address, length and the region's access flags at the peer",
         WcStatus::RemInvReqErr => {
-            "compare the operation with qp_access_flags, max_dest_rd_atomic and receive sizes there"
+            "compare the operation with qp_access_flags, max_dest_rd_atomic and receive sizes of the peer"
         }
         WcStatus::RemOpErr => {
             "register the memory of receives with IBV_ACCESS_LOCAL_WRITE in the domain of the queue pair, and keep all \
              memory mapped"
         }
         WcStatus::LocAccessErr => "see why the request of the peer failed",
-        WcStatus::LocProtErr => "compare lkey, address, length and protection domain of the list with the regions here",
+        WcStatus::LocProtErr => "compare lkey, address, length and protection domain of the list with the registered regions",
         WcStatus::LocLenErr => "post receives that are long enough",
-        _ => "see man ibv_poll_cq, and what happened before with `roxe run --explain`",
+        _ => "see man ibv_poll_cq; `roxe run --explain` shows the earlier events",
     }
 }
 
@@ -425,14 +425,14 @@ pub(crate) fn name(status: WcStatus) -> &'static str {
 }
 
 pub(crate) fn lock() -> &'static dyn Lockable {
-    &TOLD
+    &WRITTEN
 }
 
 /// Writes a text unless it was written before or [`LIMIT`] is reached, and `more` with it.
 fn say(text: &str, more: &str) {
-    let mut told = TOLD.lock();
-    let told = told.get_or_insert_default();
-    if told.len() < LIMIT && told.insert(text.to_owned()) {
+    let mut written = WRITTEN.lock();
+    let written = written.get_or_insert_default();
+    if written.len() < LIMIT && written.insert(text.to_owned()) {
         // Several processes write to one terminal.
         let text = text.replacen("roxe: ", &format!("roxe: process {}: ", std::process::id()), 1);
         // Written under the lock, so that texts of several threads do not interleave.
@@ -457,22 +457,22 @@ mod tests {
     }
 
     #[test]
-    fn line_names_both_ends_the_request_and_the_cause() {
+    fn line_has_both_ends_the_request_and_the_cause() {
         let attr = QpAttr { dest_qpn: Qpn::new(0x22), retry_cnt: 3, ..QpAttr::default() };
         let text = failure(&attr, (Service::Rc, Side::Send), WcStatus::RetryExcErr, None);
-        for part in ["SEND with wr_id 7 ", "0x000011 (RC)", "0x000022", "(12)", "no answer came after 3 retries"] {
+        for part in ["SEND with wr_id 7 ", "0x000011 (RC)", "0x000022", "(12)", "no acknowledgment arrived after 3 retries"] {
             assert!(text.contains(part), "{part}: {text}");
         }
         let text = failure(&attr, (Service::Rc, Side::Send), WcStatus::RetryExcErr, Some("it is in ERR"));
-        assert!(text.contains(": it is in ERR\n") && !text.contains("no answer"), "{text}");
+        assert!(text.contains(": it is in ERR\n") && !text.contains("no acknowledgment"), "{text}");
     }
 
     #[test]
-    fn unknown_cause_is_called_unknown_with_a_way_to_find_out() {
+    fn unknown_cause_has_advice_for_finding_it() {
         let attr = QpAttr::default();
         for status in [WcStatus::RetryExcErr, WcStatus::RemAccessErr, WcStatus::RemInvReqErr, WcStatus::RemOpErr] {
             let text = failure(&attr, (Service::Rc, Side::Send), status, None);
-            assert!(text.contains("not known") && text.contains("gives no reasons: start it with"), "{text}");
+            assert!(text.contains("cause is unknown") && text.contains("records no reasons: start it with"), "{text}");
         }
     }
 

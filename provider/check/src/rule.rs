@@ -6,7 +6,7 @@ use std::fmt;
 /// Severity of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// It works, but costs time or safety.
+    /// Correct use that costs time or safety.
     Advice,
     /// Wrong on some card, or under some timing.
     Warning,
@@ -73,10 +73,10 @@ rules! {
         "Memory was deregistered or unmapped while an outstanding request used it."
         "man ibv_reg_mr; IBA 10.6.7.5: deregister only what no outstanding request uses";
     RemoteOverlap "remote-overlap" Warning
-        "Two remote operations are under way on the same bytes, one of them writes, and nothing orders them."
-        "IBA 10.8.3.3, man ibv_post_send: order is kept within one queue pair, behind READ and atomics by IBV_SEND_FENCE";
+        "Two remote operations are outstanding on the same bytes, one of them writes, and no rule orders them."
+        "IBA 10.8.3.3, man ibv_post_send: order is kept within one queue pair, after READs and atomics with IBV_SEND_FENCE";
     AtomicMixed "atomic-mixed" Warning
-        "The processor changed the word of a remote atomic while it was under way."
+        "The processor changed the word of a remote atomic while the atomic was outstanding."
         "man ibv_query_device: with IBV_ATOMIC_HCA atomics are atomic among themselves, not towards the processor";
     KeyConfused "key-confused" Error
         "A remote key was used as a local one, or the other way round."
@@ -95,21 +95,21 @@ rules! {
         "man ibv_reg_mr, man ibv_modify_qp: IBV_ACCESS_* of the region and qp_access_flags of the queue pair";
     AccessUnused "access-unused" Advice
         "A region granted a right to peers that none of them used."
-        "man ibv_reg_mr: whoever has the rkey may do what access allows; grant what is needed";
+        "man ibv_reg_mr: every peer that has the rkey can do what access allows; grant only the rights it needs";
     NeverSignaled "never-signaled" Error
-        "The send queue is full of requests without completion: nothing can ever free a place in it."
-        "man ibv_post_send: without IBV_SEND_SIGNALED there is no completion that frees the places before it";
+        "The send queue is full of unsignaled requests: no completion can ever free a slot in it."
+        "man ibv_post_send: without IBV_SEND_SIGNALED there is no completion that frees the slots before it";
     SlotsWithoutCompletion "slots-without-completion" Error
-        "A request was posted into a place of the send queue whose completion was never polled."
-        "man ibv_post_send; IBA 10.8.5.1: a place is free once a completion at or behind it was polled";
+        "A request was posted into a slot of the send queue whose completion was never polled."
+        "man ibv_post_send; IBA 10.8.5.1: a slot is free once its completion or a later one is polled";
     CqTooSmall "cq-too-small" Warning
-        "The queues of a completion queue can produce more completions than it holds, and it was nearly full."
+        "The queues of a completion queue can produce more completions than it can hold, and it was nearly full."
         "man ibv_create_cq: cqe has to suffice for all queues that complete there";
     CqOverrun "cq-overrun" Error
         "A completion queue overflowed: completions are lost and its queue pairs fail."
         "man ibv_create_cq, man ibv_get_async_event: IBV_EVENT_CQ_ERR";
     ReceiveLate "receive-late" Warning
-        "A message found no receive posted: the sender has to wait and to repeat, or the message is lost."
+        "A message found no receive posted: the sender has to wait and retransmit, or the message is lost."
         "IBA 9.7.5.2.8: RNR NAK; UD and UC lose the message";
     RnrTimerZero "rnr-timer-zero" Warning
         "min_rnr_timer is 0, which means 655.36 ms, and a sender had to wait for that long."
@@ -121,23 +121,23 @@ rules! {
         "A request was posted to a queue pair in the error state."
         "man ibv_post_send; IBA 10.3.1.5: it completes with IBV_WC_WR_FLUSH_ERR";
     SleepWithCompletions "sleep-with-completions" Error
-        "A thread waits for a completion event while completions lie in the queue and no event is due."
+        "A thread waits for a completion event while completions are queued and no event is due."
         "man ibv_get_cq_event: after ibv_req_notify_cq poll once more, then wait";
     EventUnread "event-unread" Warning
-        "Events lie unread while a thread sleeps in front of them: it waits for edges and took too few events."
+        "Events are unread while a thread sleeps in epoll_wait: it waits for edges and read too few events."
         "man epoll: with EPOLLET read until EAGAIN; man ibv_get_cq_event, man ibv_get_async_event: one at a time";
     EventsUnacked "events-unacked" Error
-        "An object was destroyed whose events were not all acknowledged: the call waits for ever."
+        "An object with unacknowledged events was destroyed: the call waits forever."
         "man ibv_ack_cq_events, man ibv_ack_async_event, man rdma_ack_cm_event";
     AckedTooMany "acked-too-many" Error
-        "More events were acknowledged than were taken."
+        "More events were acknowledged than were read."
         "man ibv_ack_cq_events: nevents";
     AsyncUnread "async-unread" Warning
-        "An asynchronous event that a queue or the device did not survive was not read for a second."
+        "The asynchronous event of a failed queue or device was not read for a second."
         "man ibv_get_async_event: nothing else says that the object has failed";
     CompletionOfTheDead "completion-of-the-dead" Warning
-        "A queue pair was destroyed with completions that nobody polled, and their queue was polled afterwards."
-        "man ibv_destroy_qp; IBA 10.2.4.2: whether its completions stay in the queue is left to the card";
+        "A queue pair was destroyed with unpolled completions, and their completion queue was polled afterwards."
+        "man ibv_destroy_qp; IBA 10.2.4.2: a card may keep its completions in the queue or remove them";
     MtuOverPort "mtu-over-port" Error
         "path_mtu is above the active_mtu of the port."
         "man ibv_modify_qp; IBA 11.2.5.2";
@@ -148,7 +148,7 @@ rules! {
         "rq_psn of one end is not sq_psn of the other."
         "man ibv_modify_qp; IBA 9.7.1: rq_psn is the peer's sq_psn";
     QkeyMismatch "qkey-mismatch" Error
-        "A datagram came with another Q_Key than its queue pair has."
+        "The Q_Key of a datagram differs from that of its queue pair."
         "man ibv_post_send, man ibv_modify_qp; IBA 9.6.1.4.1";
     DestMismatch "dest-mismatch" Error
         "The two ends of a connection do not name each other's queue pair number."
@@ -160,7 +160,7 @@ rules! {
         "The source GID is of another family than the destination, or not the address that the peer expects."
         "man ibv_modify_qp: ah_attr.grh.sgid_index; IBA 9.6.1.5";
     TimeoutZero "timeout-zero" Warning
-        "timeout 0 means to wait for ever, or retry_cnt 0 to give up at once, and a packet was lost."
+        "A packet was lost, and timeout 0 means to wait forever, or retry_cnt 0 to give up at once."
         "man ibv_modify_qp: timeout, retry_cnt; IBA 9.7.6.1.3";
     UdReceiveTooSmall "ud-receive-too-small" Error
         "A receive of a UD queue pair has no room for the 40 bytes of the GRH and the message."
@@ -169,17 +169,17 @@ rules! {
         "A queue pair was destroyed while requests had not completed: their buffers may still be in use."
         "IBA 10.2.4.2; man ibv_destroy_qp: move it to the error state and poll its completions first";
     ForkInFlight "fork-in-flight" Warning
-        "The program forked while requests were under way, and has not prepared for it."
+        "The program forked while requests were outstanding, and has not called ibv_fork_init."
         "man ibv_fork_init: before Linux 5.12 a page that a card uses may move to the child";
     DestroyOrder "destroy-order" Error
-        "An object was to be destroyed before those that use it."
+        "An object was to be destroyed before the objects that use it."
         "man ibv_dealloc_pd, man ibv_destroy_cq: EBUSY";
     UseAfterDestroy "use-after-destroy" Error
         "The handle of a destroyed object was used."
         "man ibv_destroy_qp and the other calls that destroy";
     Leak "leak" Warning
         "Objects were alive when the program ended."
-        "man ibv_close_device: it does not release what was made on the context";
+        "man ibv_close_device: it does not release the objects of the context";
     AttrGarbage "attr-garbage" Error
         "Attributes hold values that no card accepts: unknown bits, or memory that was never set."
         "man ibv_modify_qp, man ibv_create_qp_ex: unknown flags and comp_mask bits are refused";
@@ -230,12 +230,12 @@ impl Selection {
                 None if word == "wait" => halt = Halt::Wait,
                 None if word == "suggest" => suggests = true,
                 None if word == "all" => with.extend_from_slice(Rule::ALL),
-                None if word == "on" => with.extend(usual()),
+with.extend(usual()), =>                 None if word == "on" => with.extend(default_rules()), => with.extend(usual()),
                 None => with.push(Self::rule(word)?),
             }
         }
-        let wanted = if with.is_empty() { usual().collect() } else { with };
-        let rules = Rule::ALL.iter().copied().filter(|rule| wanted.contains(rule) && !without.contains(rule));
+        let selected = if with.is_empty() { default_rules().collect() } else { with };
+        let rules = Rule::ALL.iter().copied().filter(|rule| selected.contains(rule) && !without.contains(rule));
         Ok(Self { rules: rules.collect(), fails, halt, suggests })
     }
 
@@ -251,7 +251,7 @@ impl Selection {
 }
 
 /// Advice is about correct programs, so it is opt-in.
-fn usual() -> impl Iterator<Item = Rule> {
+fn default_rules() -> impl Iterator<Item = Rule> {
     Rule::ALL.iter().copied().filter(|rule| rule.severity() > Severity::Advice)
 }
 
@@ -264,7 +264,7 @@ mod tests {
         for (at, rule) in Rule::ALL.iter().enumerate() {
             let name = rule.name();
             assert!(name.chars().all(|c| c.is_ascii_lowercase() || c == '-'), "{name}");
-            assert!(Rule::ALL[at + 1..].iter().all(|other| other.name() != name), "{name} is there twice");
+            assert!(Rule::ALL[at + 1..].iter().all(|other| other.name() != name), "two rules are named {name}");
             assert!(rule.summary().ends_with('.') && !rule.source().is_empty(), "{name}");
         }
     }

@@ -20,7 +20,7 @@ struct Suppression {
 pub struct Suppressions(Vec<Suppression>);
 
 impl Suppressions {
-    /// Parses the text of a file; an error names the line.
+    /// Parses the text of a file; an error begins with the line number.
     pub fn parse(text: &str) -> Result<Self, String> {
         let lines = (1..).zip(text.lines().map(str::trim));
         let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
@@ -43,9 +43,9 @@ impl Suppressions {
 }
 
 fn parse(line: &str) -> Result<Suppression, String> {
-    let (what, reason) = line.split_once('#').ok_or("there is no reason; write it behind a #")?;
+    let (what, reason) = line.split_once('#').ok_or("the reason is missing; write it after a #")?;
     if reason.trim().is_empty() {
-        return Err("the reason behind the # is empty".to_owned());
+        return Err("the reason after the # is empty".to_owned());
     }
     match what.split_whitespace().collect::<Vec<_>>()[..] {
         [rule, _] if !Rule::ALL.iter().any(|known| matches(rule, known.name())) => {
@@ -135,7 +135,7 @@ mod tests {
         let good = Suppressions::parse("# known\n\nleak *ucp_init* # freed by the system\n").unwrap();
         assert_eq!(good.0, [Suppression { rule: "leak".into(), pattern: "*ucp_init*".into(), top: None }]);
         for (text, part) in [
-            ("leak x", "line 1: there is no reason"),
+            ("leak x", "line 1: the reason is missing"),
             ("\nleak x #", "line 2"),
             ("leak # x", "'leak'"),
             ("leek x # y", "no rule 'leek'"),

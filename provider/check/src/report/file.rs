@@ -14,7 +14,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Adds a report, if there is one, to the text of a document, which is empty at first. Returns
-/// `None` if the text is no document of this kind.
+/// `None` if the text is not a document of this kind.
 type Add = fn(&str, Option<&Named>) -> Option<String>;
 
 #[derive(Debug)]
@@ -56,7 +56,7 @@ fn update(path: &Path, add: Add, report: Option<&Named>) -> io::Result<()> {
     }
     let mut text = String::new();
     file.read_to_string(&mut text)?;
-    let other = || io::Error::other("it holds something else than reports of this format; name another file");
+    let other = || io::Error::other("the file holds other data than reports of this format; choose another file");
     let text = add(&text, report).ok_or_else(other)?;
     let mut new = path.as_os_str().to_owned();
     new.push(format!(".{}.tmp", std::process::id()));
@@ -112,7 +112,7 @@ mod tests {
         let file = scratch("other").join("notes.xml");
         fs::write(&file, "<notes/>").unwrap();
         let text = ReportFile::open(&file, ReportFormat::Junit).unwrap_err().to_string();
-        assert!(text.contains("name another file"), "{text}");
+        assert!(text.contains("choose another file"), "{text}");
         assert_eq!(fs::read_to_string(&file).unwrap(), "<notes/>");
         fs::remove_dir_all(file.parent().unwrap()).unwrap();
     }
@@ -130,7 +130,7 @@ mod tests {
         });
         let document: serde_json::Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
         assert_eq!(document["runs"][0]["results"].as_array().unwrap().len(), 20);
-        assert_eq!(fs::read_dir(file.parent().unwrap()).unwrap().count(), 1, "nothing else is left behind");
+        assert_eq!(fs::read_dir(file.parent().unwrap()).unwrap().count(), 1, "no other file is left");
         fs::remove_dir_all(file.parent().unwrap()).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Attributes of queue pairs that are wrong by themselves: above the limits of the port,
+//! Attributes of queue pairs that are wrong on their own: above the limits of the port,
 //! misunderstood or meaningless.
 
 use crate::event::Event;
@@ -14,7 +14,7 @@ use roxe_transport::qp::{AttrMask, QpAttr, QpState, RetryCounts};
 use roxe_transport::time::Instant;
 use std::time::Duration;
 
-/// Time after which an unanswered request of a live connection counts as lost.
+/// Time after which an unacknowledged request of a live connection counts as lost.
 const LOST: Duration = Duration::from_secs(1);
 
 /// `mtu-over-port`, `timeout-zero`, `attr-garbage`.
@@ -37,11 +37,11 @@ impl Observer for Attributes {
                 reports.extend(mtu_over_port(qp, (attr, mask), stack, world));
             }
             Event::Garbage { call, argument, value, accepted } => {
-                let sentence = format!("{argument} of {call} is {value:#x}; it takes {accepted}.");
+                let sentence = format!("{argument} of {call} is {value:#x}; accepted are {accepted}.");
                 reports.push(garbage(sentence, stack));
             }
             Event::Retried { qp, counts } => reports.extend(self.retried(qp, counts, world)),
-            Event::PostedSend { qp, .. } if never_repeats(qp, world) => {
+            Event::PostedSend { qp, .. } if has_no_ack_timer(qp, world) => {
                 self.waits.entry(qp).or_insert_with(clock::now);
             }
             Event::Completed { qp, side: Side::Send, .. } => {
@@ -75,11 +75,11 @@ impl Attributes {
         let (timeout, retry_cnt) = (AttrMask::TIMEOUT, AttrMask::RETRY_CNT);
         let (bit, sentence, advice) = if lost && attributes.has(retry_cnt) && attributes.values.retry_cnt == 0 {
             let sentence =
-                "A packet was lost or not answered in time, and retry_cnt 0 gives the connection up at once.";
-            (retry_cnt, sentence, "Set retry_cnt to 7, or to how often a packet may be lost in a row.")
+                "A packet was lost or not acknowledged in time, and with retry_cnt 0 the connection fails at once.";
+            (retry_cnt, sentence, "Set retry_cnt to 7, or to the number of times in a row that a packet may be lost.")
         } else if gaps && attributes.has(timeout) && attributes.values.timeout == 0 {
-            let sentence =
-                "A packet was lost that others followed; had it been the last, timeout 0 would wait for ever.";
+            let sentence = "A packet was lost, and a later one revealed it. Had it been the last packet, timeout 0 \
+                            would have waited forever.";
             (timeout, sentence, TIMEOUT_ADVICE)
         } else {
             return None;
@@ -91,17 +91,17 @@ impl Attributes {
         })
     }
 
-    /// A queue pair with timeout 0 ends while a request has been unanswered for [`LOST`].
+    /// Reports a queue pair with timeout 0 that ends with a request unacknowledged for [`LOST`].
     fn unanswered(&mut self, qp: ObjectId, world: &World) -> Option<Report> {
         let waited = clock::now().since(*self.waits.get(&qp)?);
         let first = world.outstanding(Side::Send, qp).find(|work| work.signaled && !work.completed)?;
-        if waited < LOST || !never_repeats(qp, world) || !self.reported.insert(qp) {
+        if waited < LOST || !has_no_ack_timer(qp, world) || !self.reported.insert(qp) {
             return None;
         }
         let (operation, wr_id, secs) = (first.operation(), first.wr_id, waited.as_secs_f64());
         let sentence = format!(
-            "The {operation} with wr_id {wr_id:#x} got no answer for {secs:.1} s: with timeout 0 a lost packet is \
-             never repeated."
+            "The {operation} with wr_id {wr_id} was not acknowledged for {secs:.1} s: with timeout 0 no timer \
+             retransmits a lost packet."
         );
         let report = Report::new(Rule::TimeoutZero, sentence).fact("queue pair", world.name(qp));
         let report = report.at("posted at", &first.posted);
@@ -109,26 +109,26 @@ impl Attributes {
     }
 }
 
-const TIMEOUT_ADVICE: &str = "Set timeout to 14, which is 67 ms, or to what the path needs.";
+const TIMEOUT_ADVICE: &str = "Set timeout to 14 (67 ms), or to a value that suits the path.";
 
-/// Returns true if the queue pair never retransmits.
-fn never_repeats(qp: ObjectId, world: &World) -> bool {
+/// Returns true if the queue pair is in RTS with timeout 0, so that no timer retransmits.
+fn has_no_ack_timer(qp: ObjectId, world: &World) -> bool {
     world
         .attributes(qp)
         .is_some_and(|own| own.has(AttrMask::TIMEOUT) && own.values.timeout == 0 && own.state == QpState::Rts)
 }
 
 fn mtu_over_port(qp: ObjectId, (attr, mask): (&QpAttr, AttrMask), stack: &Stack, world: &World) -> Option<Report> {
-    let (asked, most) = (attr.path_mtu.bytes(), world.qp(qp)?.port_mtu);
-    (mask.contains(AttrMask::PATH_MTU) && asked > most).then(|| {
-        let sentence = format!("path_mtu is {asked} bytes, and active_mtu of the port is {most} bytes.");
+    let (requested, max) = (attr.path_mtu.bytes(), world.qp(qp)?.port_mtu);
+    (mask.contains(AttrMask::PATH_MTU) && requested > max).then(|| {
+        let sentence = format!("path_mtu is {requested} bytes, but active_mtu of the port is {max} bytes.");
         let report = Report::new(Rule::MtuOverPort, sentence).fact("queue pair", world.name(qp));
-        let advice = "Use the smaller of active_mtu of both ends' ports, as ibv_query_port gives it.";
+        let advice = "Use the smaller active_mtu of the two ports; ibv_query_port returns it.";
         report.at("set at", stack).advice(advice)
     })
 }
 
-/// Numbers that exceed their field in packets or on cards.
+/// Reports a number that exceeds its field in packets or on cards.
 fn out_of_range(qp: ObjectId, (attr, mask): (&QpAttr, AttrMask), stack: &Stack, world: &World) -> Option<Report> {
     let values = [
         (AttrMask::TIMEOUT, "timeout", attr.timeout, 0..=31),
@@ -140,13 +140,13 @@ fn out_of_range(qp: ObjectId, (attr, mask): (&QpAttr, AttrMask), stack: &Stack, 
     let (_, name, value, range) =
         values.into_iter().find(|(bit, _, value, range)| mask.contains(*bit) && !range.contains(value))?;
     let (low, high) = range.into_inner();
-    let sentence = format!("{name} of ibv_modify_qp is {value}; it takes {low} to {high}.");
+    let sentence = format!("{name} of ibv_modify_qp is {value}; it must be {low} to {high}.");
     Some(garbage(sentence, stack).fact("queue pair", world.name(qp)))
 }
 
 fn garbage(sentence: String, stack: &Stack) -> Report {
     let advice =
-        "Set the whole structure to zero first, then each field that the mask names to a value from the manual.";
+        "Zero the whole structure first, then set each field that the mask selects to a documented value.";
     Report::new(Rule::AttrGarbage, sentence).at("called at", stack).advice(advice)
 }
 
@@ -173,16 +173,16 @@ mod tests {
     }
 
     #[test]
-    fn invalid_value_is_garbage_if_the_mask_names_it() {
+    fn invalid_value_selected_by_the_mask_is_reported() {
         let mut card = Card::new();
         let qp = card.qp();
         let attr = QpAttr { timeout: 32, retry_cnt: 7, ..QpAttr::default() };
         assert_eq!(refuse(&mut card, qp, &attr, AttrMask::TIMEOUT), [Rule::AttrGarbage]);
         assert_eq!(refuse(&mut card, qp, &attr, AttrMask::RETRY_CNT), []);
-        // Cards accept it and use the lower five bits only.
+        // Cards accept such a min_rnr_timer and use its lower five bits only.
         let attr = QpAttr { min_rnr_timer: 0x20, ..QpAttr::default() };
-        let taken = Event::Modified { qp, attr: &attr, mask: AttrMask::MIN_RNR_TIMER };
-        assert_eq!(card.tell(taken), [Rule::AttrGarbage]);
+        let modified = Event::Modified { qp, attr: &attr, mask: AttrMask::MIN_RNR_TIMER };
+        assert_eq!(card.tell(modified), [Rule::AttrGarbage]);
         let garbage = Event::Garbage { call: "ibv_modify_qp", argument: "attr_mask", value: 1 << 30, accepted: "bits" };
         assert_eq!(card.tell(garbage), [Rule::AttrGarbage]);
     }

@@ -13,7 +13,7 @@ use roxe_transport::qp::{AttrMask, QpState};
 use std::collections::BTreeSet;
 use std::thread::{self, ThreadId};
 
-/// Most queues that a report names.
+/// Maximum number of queues in a report.
 const NAMED: usize = 8;
 
 /// `cq-too-small`, `cq-overrun`, `sleep-with-completions`.
@@ -143,8 +143,8 @@ impl Observer for Completions {
 }
 
 impl Completions {
-    /// A thread waits without polling the completions that were queued when it armed. roxe raises
-    /// an event for those, as many cards do; the standard does not require it.
+    /// Reports a thread that waits without polling the completions that were queued when it armed.
+    /// roxe raises an event for those, as many cards do; the standard does not require it.
     fn armed_late(&mut self, channel: ObjectId, waits: &Stack, world: &World) -> Option<Report> {
         let user = User::current();
         let is_it = |id: &ObjectId, queue: &Queue| {
@@ -153,16 +153,16 @@ impl Completions {
         let (cq, queue) = self.queues.iter_mut().find(|(id, queue)| is_it(id, queue))?;
         queue.is_late_reported = true;
         let sentence = format!(
-            "A thread waits for an event of the {}, which it armed too late and has not polled since: {} there \
-             already, and a card need not raise an event for that.",
+            "A thread waits for an event of the {}, which it armed too late and has not polled since: {} already \
+             queued, and a card need not raise an event for that.",
             world.name(*cq),
-            lie(queue.missed)
+            counted(queue.missed)
         );
         let report = Report::new(Rule::SleepWithCompletions, sentence).warned().at("waits at", waits);
         Some(report.at("armed at", &queue.armed_at).advice(ADVICE))
     }
 
-    /// A thread waits although one of its queues (`wanted`, if given) holds completions.
+    /// Reports a thread that waits although one of its queues (`wanted`, if given) holds completions.
     fn sleeps(
         &self,
         channel: ObjectId,
@@ -185,20 +185,20 @@ impl Completions {
             return None;
         }
         let (held, why) = match queue.armed {
-            Armed::Any => (queue.held, "they were there when it was armed, and none came since"),
-            _ => (queue.held, "it was not armed again after its last event"),
+            Armed::Any => (queue.held, "the queue was armed too late, and nothing has completed since"),
+            _ => (queue.held, "the queue was not armed again after its last event"),
         };
         let sentence = format!(
-            "A thread waits for an event while {} in the {}, and no event of it is due: {why}.",
-            lie(held),
+            "A thread waits for an event while {} in the {}, and no event is due: {why}.",
+            counted(held),
             world.name(*cq)
         );
         Some(Report::new(Rule::SleepWithCompletions, sentence).at("armed at", &queue.armed_at).advice(ADVICE))
     }
 }
 
-fn lie(count: usize) -> String {
-    if count == 1 { "1 completion lies".to_owned() } else { format!("{count} completions lie") }
+fn counted(count: usize) -> String {
+    if count == 1 { "1 completion is".to_owned() } else { format!("{count} completions are") }
 }
 
 const ADVICE: &str =
@@ -210,7 +210,7 @@ fn is_of(cq: ObjectId, channel: ObjectId, world: &World) -> bool {
     matches!(made, Some(Made::Cq { channel: Some(of), .. }) if of == channel)
 }
 
-/// A queue, its side and the most requests that it holds.
+/// A queue, its side and the maximum number of requests in it.
 type Producer = (ObjectId, Side, u32);
 
 fn producers(cq: ObjectId, used: &IdSet<(ObjectId, Side)>, world: &World) -> Vec<Producer> {
@@ -236,34 +236,34 @@ fn producers(cq: ObjectId, used: &IdSet<(ObjectId, Side)>, world: &World) -> Vec
 }
 
 fn too_small(cq: ObjectId, held: usize, capacity: usize, producers: &[Producer], world: &World) -> Option<Report> {
-    let most: u64 = producers.iter().map(|(_, _, most)| u64::from(*most)).sum();
-    if most <= capacity as u64 {
+    let max: u64 = producers.iter().map(|(_, _, max)| u64::from(*max)).sum();
+    if max <= capacity as u64 {
         return None;
     }
     let sentence = format!(
-        "A completion queue of {capacity} entries holds {held} completions, and the queues that complete there can \
-         bring {most}."
+        "A completion queue of {capacity} entries holds {held} completions, but the queues that complete there can \
+         produce {max}."
     );
     let names = producers.iter().take(NAMED);
     let names: Vec<_> =
-        names.map(|(id, side, most)| format!("up to {most} {} of the {}", requests(*side), world.name(*id))).collect();
+        names.map(|(id, side, max)| format!("up to {max} {} of the {}", requests(*side), world.name(*id))).collect();
     Some(
         Report::new(Rule::CqTooSmall, sentence)
             .fact("attached", names.join("; "))
             .at("created at", &world.object(cq)?.created)
-            .advice(format!("Create it with cqe = {most} or more, or with smaller queues attached to it.")),
+            .advice(format!("Create it with cqe = {max} or more, or attach smaller queues to it.")),
     )
 }
 
 fn overrun(cq: ObjectId, producers: &[Producer], world: &World) -> Option<Report> {
     let Made::Cq { capacity, .. } = world.object(cq)?.made else { return None };
     let sentence = format!(
-        "A completion queue of {capacity} entries was full when one more completion came: that one is lost, and so \
-         are all later ones."
+        "A completion queue of {capacity} entries was full when another request completed: that completion is lost, \
+         and so are all later ones."
     );
-    let names = producers.iter().take(NAMED).map(|&(id, side, most)| {
+    let names = producers.iter().take(NAMED).map(|&(id, side, max)| {
         let unpolled = world.outstanding(side, id).filter(|work| work.completed).count();
-        format!("{unpolled} unpolled {} of the {}, which can have {most}", requests(side), world.name(id))
+        format!("{unpolled} unpolled {} of the {}, which can have {max}", requests(side), world.name(id))
     });
     let report = Report::new(Rule::CqOverrun, sentence).fact("filled by", names.collect::<Vec<_>>().join("; "));
     let is_unpolled = |(queue, work): &(ObjectId, &Work)| {
@@ -301,7 +301,7 @@ impl Observer for Dead {
         match *event {
             Event::Completed { qp, side, .. } => self.unpolled.entry(qp).or_default()[side as usize] += 1,
             Event::Polled { cq, cqe } => {
-                // Cards that keep them return them first.
+                // Cards that keep the completions of a destroyed queue pair return those first.
                 reports.extend(self.left.remove(&cq).map(|left| left.report(cq, world)));
                 let unpolled = world.qp_of(cq, cqe.qpn).and_then(|qp| self.unpolled.get_mut(&qp));
                 if let Some(unpolled) = unpolled {
@@ -343,7 +343,7 @@ impl Left {
         let what = if count == 1 { "completion" } else { "completions" };
         let sentence = format!(
             "{count} {what} of the {name} had not been polled when it was destroyed, and the program went on polling \
-             their queue: some cards leave them there, with the number of a queue pair that is gone."
+             their completion queue: some cards keep them there, with the number of the destroyed queue pair."
         );
         Report::new(Rule::CompletionOfTheDead, sentence)
             .fact("polled from", world.name(cq))
@@ -351,7 +351,7 @@ impl Left {
             .at("created at", &created)
             .advice(
                 "Poll all completions of a queue pair before it is destroyed: move it to IBV_QPS_ERR and poll until each \
-                 request has completed. Or look up qp_num of each completion, and expect that it may be gone.",
+                 request has completed. Or look up the qp_num of each completion, and ignore destroyed queue pairs.",
             )
     }
 }

@@ -56,7 +56,7 @@ impl Observer for Connections {
             Event::FamiliesDiffer { sgid, sgid_index, dgid } => {
                 let (sgid, dgid) = (sgid.to_ip(), dgid.to_ip());
                 let sentence = format!(
-                    "GID index {sgid_index} is {sgid}, and the destination {dgid} is of the other address family."
+                    "GID index {sgid_index} is {sgid}, but the destination {dgid} is of the other address family."
                 );
                 let report = Report::new(Rule::GidMismatch, sentence).at("called at", stack);
                 reports.push(report.advice(GID_ADVICE));
@@ -82,8 +82,8 @@ impl Observer for Connections {
     }
 }
 
-const GID_ADVICE: &str = "Set ah_attr.grh.sgid_index to the index of the address that the peer has as dgid, and choose it \
-     by ibv_query_gid_ex, not by a fixed number.";
+const GID_ADVICE: &str = "Set ah_attr.grh.sgid_index to the index of the address that the peer uses as dgid. Find it with \
+     ibv_query_gid_ex; do not use a fixed number.";
 
 type Found = Option<(ObjectId, Report)>;
 
@@ -99,7 +99,7 @@ impl Connections {
         report.map(|report| (end.qp, report))
     }
 
-    /// The peer starts with another PSN. A lost packet is retransmitted; a missing start is not.
+    /// Reports a peer that starts with another PSN. A lost packet is retransmitted; a missing start is not.
     fn psn(&mut self, end: End<'_>, packet: &Arrived) -> Option<Report> {
         let End { qp, own, world } = end;
         let (psn, expected) = (packet.header.bth.psn, packet.expected);
@@ -110,7 +110,7 @@ impl Connections {
         if let Some((id, peer)) = peer {
             let start = peer.values.sq_psn;
             return (start != expected).then(|| {
-                let sentence = format!("rq_psn is {expected}, and sq_psn of the peer is {start}: nothing can arrive.");
+                let sentence = format!("rq_psn is {expected}, but sq_psn of the peer is {start}: every request is dropped.");
                 let report = Report::new(Rule::PsnMismatch, sentence).fact("queue pair", world.name(qp));
                 let report = report.fact("peer", world.name(id)).at("rq_psn set at", &own.call(AttrMask::RQ_PSN));
                 report.at("sq_psn set at", &peer.call(AttrMask::SQ_PSN)).advice(PSN_ADVICE)
@@ -129,8 +129,8 @@ impl Connections {
         };
         (psn == *lowest && *times >= enough).then(|| {
             let sentence = format!(
-                "rq_psn is {expected}, and the peer began with PSN {psn}: what comes before rq_psn \
-                 is dropped as repeated, what comes behind it as early."
+                "rq_psn is {expected}, but the peer began with PSN {psn}: packets before rq_psn are \
+                 dropped as duplicates, packets after it as out of sequence."
             );
             let report = Report::new(Rule::PsnMismatch, sentence).fact("queue pair", world.name(qp));
             with_peer(report, end).at("rq_psn set at", &own.call(AttrMask::RQ_PSN)).advice(PSN_ADVICE)
@@ -138,7 +138,7 @@ impl Connections {
     }
 }
 
-const PSN_ADVICE: &str = "Set rq_psn of each end to what the other end sets as sq_psn.";
+const PSN_ADVICE: &str = "Set rq_psn of each end to the sq_psn of the other.";
 
 impl End<'_> {
     /// Returns true if the packet is a request and none of the peer was accepted yet.
@@ -154,7 +154,7 @@ const fn goes_on(kind: &Kind) -> bool {
     matches!(kind, Kind::RcRequest(SendMiddle | SendLast(_) | WriteMiddle | WriteLast(_)))
 }
 
-/// The peer, if it is in this process and both ends name each other.
+/// The peer, if it is in this process and each end is the other's destination.
 fn peer_of<'w>(end: End<'w>) -> Option<(ObjectId, &'w Attributes)> {
     let End { qp, own, world } = end;
     let number = world.qp(qp)?.qpn;
@@ -163,7 +163,7 @@ fn peer_of<'w>(end: End<'w>) -> Option<(ObjectId, &'w Attributes)> {
     })
 }
 
-/// The connected queue pair of this process that `end` names as its peer.
+/// The connected queue pair of this process that is the destination of `end`.
 fn destination<'w>(end: End<'w>) -> Option<(ObjectId, &'w Attributes)> {
     let End { own, world, .. } = end;
     let is_it = |(id, peer): &(ObjectId, &Attributes)| {
@@ -178,7 +178,7 @@ fn is_connected(attributes: &Attributes) -> bool {
     attributes.has(AttrMask::DEST_QPN) && matches!(attributes.state, QpState::Rtr | QpState::Rts)
 }
 
-/// A packet of the length of another path MTU.
+/// Reports a packet whose length does not fit the path MTU.
 fn mtu(end: End<'_>, request: &Request, len: usize) -> Option<Report> {
     use Request::{SendFirst, SendLast, SendMiddle, SendOnly, WriteFirst, WriteLast, WriteMiddle, WriteOnly};
     let End { qp, own, world } = end;
@@ -189,8 +189,8 @@ fn mtu(end: End<'_>, request: &Request, len: usize) -> Option<Report> {
         _ => false,
     };
     (is_wrong && own.has(AttrMask::PATH_MTU)).then(|| {
-        let what = if len > mtu { "a longer packet" } else { "a part of a message" };
-        let sentence = format!("path_mtu is {mtu} bytes, and the peer sent {what}, of {len} bytes.");
+        let what = if len > mtu { "a packet" } else { "a FIRST or MIDDLE packet" };
+        let sentence = format!("path_mtu is {mtu} bytes, but the peer sent {what} of {len} bytes.");
         let report = Report::new(Rule::MtuMismatch, sentence).fact("queue pair", world.name(qp));
         with_peer(report, end).at("set at", &own.call(AttrMask::PATH_MTU)).advice(MTU_ADVICE)
     })
@@ -209,21 +209,21 @@ fn with_peer(report: Report, end: End<'_>) -> Report {
     }
 }
 
-/// The response of a READ used another path MTU.
+/// Reports a READ response of another path MTU.
 fn mtu_of_read(qp: ObjectId, world: &World) -> Found {
     let own = world.attributes(qp)?;
     let (id, peer) = peer_of(End { qp, own, world })?;
     let (ours, theirs) = (own.values.path_mtu.bytes(), peer.values.path_mtu.bytes());
     (ours != theirs).then(|| {
         let sentence =
-            format!("path_mtu is {ours} bytes, and that of the peer, which answered a READ, {theirs} bytes.");
+            format!("path_mtu is {ours} bytes, but that of the peer, which responded to a READ, is {theirs} bytes.");
         let report = Report::new(Rule::MtuMismatch, sentence).fact("queue pair", world.name(qp));
         let report = report.fact("peer", world.name(id)).at("set at", &own.call(AttrMask::PATH_MTU));
         (qp, report.at("peer set at", &peer.call(AttrMask::PATH_MTU)).advice(MTU_ADVICE))
     })
 }
 
-/// More READs and atomics than max_dest_rd_atomic.
+/// Reports more outstanding READs and atomics than max_dest_rd_atomic.
 fn depth(end: End<'_>) -> Report {
     let End { qp, own, world } = end;
     let most = own.values.max_dest_rd_atomic;
@@ -238,7 +238,7 @@ fn depth(end: End<'_>) -> Report {
     report.at("peer set at", &peers).advice("Set max_rd_atomic of each end to at most max_dest_rd_atomic of the other.")
 }
 
-/// The first request of the connection has other addresses.
+/// Reports a first request that has other addresses than the connection.
 fn gid(end: End<'_>, packet: &Arrived) -> Option<Report> {
     let End { qp, own, world } = end;
     if !end.is_new(packet) || packet.header.bth.psn != packet.expected {
@@ -246,11 +246,11 @@ fn gid(end: End<'_>, packet: &Arrived) -> Option<Report> {
     }
     let av = &own.values.av;
     let differs = |what: &str, came: Gid, expected: Gid| {
-        (came != expected).then(|| format!("{what} {} and not {}", came.to_ip(), expected.to_ip()))
+        (came != expected).then(|| format!("{what} {} instead of {}", came.to_ip(), expected.to_ip()))
     };
     let differences = [differs("from", packet.src, av.dgid), differs("to", packet.dst, av.sgid)];
     let differences: Vec<_> = differences.into_iter().flatten().collect();
-    let sentence = format!("The first packet of the peer came {}, and is not taken.", differences.join(", and "));
+    let sentence = format!("The first packet of the peer was dropped: it arrived {}.", differences.join(" and "));
     let report = Report::new(Rule::GidMismatch, sentence).fact("queue pair", world.name(qp));
     Some(report.at("set at", &own.call(AttrMask::AV)).advice(GID_ADVICE))
 }
@@ -259,14 +259,15 @@ fn qkey(end: End<'_>, packet: &Arrived) -> Option<Report> {
     let End { qp, own, world } = end;
     let Kind::Ud { deth, .. } = packet.header.kind else { return None };
     let (came, ours) = (deth.qkey.0, own.values.qkey.0);
-    let sentence = format!("A datagram came with Q_Key {came:#x}, and the queue pair has {ours:#x}: it is dropped.");
+    let sentence = format!("A datagram with Q_Key {came:#x} was dropped: the queue pair has Q_Key {ours:#x}.");
     let report = Report::new(Rule::QkeyMismatch, sentence).fact("queue pair", world.name(qp));
     let sender = format!("queue pair {:#08x} at {}", deth.src_qpn.get(), packet.src.to_ip());
-    let advice = "Send with remote_qkey of the receiver, below 0x80000000, or set the same qkey at both.";
+    let advice = "Set remote_qkey of the send to the receiver's qkey (below 0x80000000), or set the same qkey at both \
+                  ends.";
     Some(report.fact("sender", sender).at("set at", &own.call(AttrMask::QKEY)).advice(advice))
 }
 
-/// A request timed out, and the two queue pairs, both of this process, do not name each other.
+/// Reports a timeout between two queue pairs of this process that are not each other's destination.
 fn dest(qp: ObjectId, world: &World) -> Found {
     let own = world.attributes(qp)?;
     let number = world.qp(qp)?.qpn;
@@ -282,7 +283,7 @@ fn dest(qp: ObjectId, world: &World) -> Found {
     };
     let (ours, theirs) = (own.values.dest_qpn.get(), peer.values.dest_qpn.get());
     let sentence = format!(
-        "A request got no answer: dest_qp_num of queue pair {:#08x} is {ours:#08x}, and that of queue pair {:#08x} is \
+        "A request timed out: dest_qp_num of queue pair {:#08x} is {ours:#08x}, and that of queue pair {:#08x} is \
          {theirs:#08x}.",
         number.get(),
         world.qp(id)?.qpn.get()

@@ -22,20 +22,19 @@ impl Observer for Events {
             Event::WaitsForAcks { object, what, left } => {
                 let whose = whose(object, world);
                 let sentence = format!(
-                    "A call that destroys an object waits and will not return: {left} {what}{whose} were taken and \
+                    "A call that destroys an object waits and will not return: {left} {what}{whose} were read and \
                      never acknowledged."
                 );
-                let advice = "Acknowledge each event that was taken: ibv_ack_cq_events (any number at a time), \
+                let advice = "Acknowledge each event that was read: ibv_ack_cq_events (any number at a time), \
                               ibv_ack_async_event or rdma_ack_cm_event, before the object is destroyed.";
                 reports.push(Report::new(Rule::EventsUnacked, sentence).at("destroyed at", stack).advice(advice));
             }
             Event::AckedTooMany { object, what, taken, acked } => {
                 let whose = whose(object, world);
                 let sentence =
-                    format!("{acked} {what}{whose} were acknowledged, of which the program had taken only {taken}.");
-                let advice = "Acknowledge as many events as ibv_get_cq_event or ibv_get_async_event gave. On other \
-                              implementations the count is wrong from here on, and destroying the object never \
-                              returns.";
+                    format!("{acked} {what}{whose} were acknowledged, but the program had read only {taken}.");
+                let advice = "Acknowledge as many events as ibv_get_cq_event or ibv_get_async_event returned. On other \
+                              implementations the count stays wrong, and destroying the object never returns.";
                 reports.push(Report::new(Rule::AckedTooMany, sentence).at("acknowledged at", stack).advice(advice));
             }
             _ => {}
@@ -43,7 +42,7 @@ impl Observer for Events {
     }
 }
 
-/// The source of the events. It may be destroyed already.
+/// The source of the events in words. The object may be destroyed already.
 fn whose(object: Option<ObjectId>, world: &World) -> String {
     let Some(id) = object else { return String::new() };
     let alive = world.object(id).map(|known| &known.made);
@@ -95,17 +94,17 @@ impl UnreadEvents {
         } else {
             ("descriptor of a completion channel", "ibv_get_cq_event")
         };
-        let what = if count == 1 { "an event has lain".to_owned() } else { format!("{count} events have lain") };
+        let what = if count == 1 { "an event has".to_owned() } else { format!("{count} events have") };
         let sentence = format!(
-            "A thread sleeps in epoll_wait although {what} in front of it for over a second: the {place} is in its set \
-             with EPOLLET, and the last time it was reported not all events were taken."
+            "A thread sleeps in epoll_wait although {what} been unread for over a second: the {place} is in its set \
+             with EPOLLET, and the thread did not read all events when the descriptor was last reported."
         );
         let report = Report::new(Rule::EventUnread, sentence);
         let report = if is_async { report } else { report.fact("oldest of", world.name(source)) };
         let made = if is_async { "opened at" } else { "channel made" };
         Some(report.at("armed at", self.armed.get(&source)).at(made, &known.created).advice(format!(
-            "With EPOLLET make the descriptor non-blocking and call {call} until it fails with EAGAIN, or leave EPOLLET \
-             away: each call takes one event, and there may be several."
+            "With EPOLLET, make the descriptor non-blocking and call {call} until it fails with EAGAIN, or do not set \
+             EPOLLET: each call returns one event, and several may be pending."
         )))
     }
 }
@@ -114,10 +113,10 @@ fn async_unread(source: ObjectId, kind: &dyn Debug, world: &World) -> Report {
     let known = world.object(source);
     let what = known.map_or_else(|| "device".to_owned(), |_| world.name(source));
     let sentence =
-        format!("The {what} has failed ({kind:?}), and the asynchronous event that says so was not read for a second.");
+        format!("The {what} has failed ({kind:?}), and its asynchronous event was not read for a second.");
     let report = Report::new(Rule::AsyncUnread, sentence).at("created at", known.map(|known| &known.created));
     report.advice(
-        "Read the events of each device context in a thread of its own, or by its async_fd in a loop: \
+        "Read the events of each device context in a thread of its own, or from its async_fd in an event loop: \
          ibv_get_async_event, then ibv_ack_async_event. Queues can fail without an error completion.",
     )
 }
@@ -148,7 +147,7 @@ mod tests {
             assert_eq!(card.tell(Event::Unread { channel, source: cq, count: 1 }), [Rule::EventUnread]);
         }
         card.tell(Event::Destroyed(channel));
-        assert_eq!(card.tell(Event::Unread { channel, source: cq, count: 1 }), [], "it went meanwhile");
+        assert_eq!(card.tell(Event::Unread { channel, source: cq, count: 1 }), [], "the channel is destroyed");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Keys that a request may not use, memory that disappears during requests, and rights that no peer
 //! used.
 //!
-//! The mistake behind a refused key follows from the attempt and the world: a confused key, another
+//! The mistake follows from the refused attempt and the known objects: a confused key, another
 //! domain, a dead key, a bad range or a missing right.
 
 use crate::event::{Event, Made, Memory};
@@ -120,7 +120,7 @@ impl Keys {
         let (queue, first) = *open.first()?;
         self.cut.extend(open.iter().map(|(queue, work)| ((*queue, work.wr_id), mr)));
         let (count, what) = (open.len(), first.operation());
-        let sentence = format!("The {} was deregistered while {count} outstanding requests use it.", world.name(mr));
+        let sentence = format!("The {} was deregistered while {count} outstanding requests used it.", world.name(mr));
         Some(
             Report::new(Rule::MemoryGoneInFlight, sentence)
                 .fact("queue", world.name(queue))
@@ -132,12 +132,12 @@ impl Keys {
     }
 }
 
-/// The memory of a region was unmapped first. A card keeps the pinned pages, and the program never
-/// sees data that peers write there.
+/// Reports a region whose memory was unmapped first. A card keeps the pinned pages, and the program
+/// never sees data that peers write there.
 fn unmapped(mr: ObjectId, stack: &Stack, world: &World) -> Report {
     let sentence = format!(
-        "The memory of the {} was unmapped while it was registered: a card keeps the old pages, whatever is mapped \
-         there since.",
+        "The memory of the {} was unmapped while it was registered: a card keeps the old pages, even if other memory \
+         is mapped there now.",
         world.name(mr)
     );
     let report = Report::new(Rule::MemoryGoneInFlight, sentence).warned().at("deregistered", stack);
@@ -159,7 +159,7 @@ fn is_served(queue: ObjectId, world: &World) -> bool {
     world.qp(queue).is_some() || world.objects().any(|(_, known)| serves(&known.made))
 }
 
-/// The party that names a key.
+/// The party that uses a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     /// A scatter/gather list of the program.
@@ -183,7 +183,7 @@ struct Attempt<'a> {
     work: Option<&'a Work>,
 }
 
-/// The memory behind a valid key.
+/// The memory of a valid key.
 struct Target<'a> {
     name: String,
     pd: Option<ObjectId>,
@@ -233,14 +233,14 @@ fn explain(attempt: &Attempt<'_>, windows: &Windows, world: &World) -> Option<Re
         let (made, ended) = (("registered at", &gone.created), ("deregistered", &gone.destroyed));
         return Some(attempt.stale(&name, made, ended, world));
     }
-    // The list uses a key that other requests name as a peer's.
+    // The list uses a key that other requests use as a peer's rkey.
     let names = |work: &Work| work.op.as_ref().and_then(remote).is_some_and(|(_, key)| key == attempt.key);
     let is_peers = attempt.by == By::List && world.all_outstanding().any(|(_, work)| names(work));
-    is_peers.then(|| attempt.confused("one that requests name as that of a peer's region", None, world))
+    is_peers.then(|| attempt.confused("the one that requests use for a peer's region", None, world))
 }
 
 impl Attempt<'_> {
-    /// The key is valid, but its target does not suffice.
+    /// Reports a valid key whose target does not allow the access.
     fn fault(&self, target: &Target<'_>, world: &World) -> Option<Report> {
         match self.error {
             MemError::BadKey => None,
@@ -255,18 +255,18 @@ impl Attempt<'_> {
 
     fn confused(&self, whose: &str, registered: Option<&Stack>, world: &World) -> Report {
         let (is, used, right) = match self.by {
-            By::List => ("a remote key", "the lkey of a list", "lkey of the region in the sg_list"),
-            By::Peer => ("a local key", "an rkey by a peer", "rkey of the region to the peer"),
+("a remote key", "the lkey of a list", "lkey of the region in the sg_list"), =>             By::List => ("a remote key", "the lkey of a list", "Use the lkey of the region in the sg_list"), => ("a remote key", "the lkey of a list", "lkey of the region in the sg_list"),
+("a local key", "an rkey by a peer", "rkey of the region to the peer"), =>             By::Peer => ("a local key", "an rkey by a peer", "Give the peer the rkey of the region"), => ("a local key", "an rkey by a peer", "rkey of the region to the peer"),
         };
         let sentence = format!("The key {:#x} is {is}, {whose}, and was used as {used}.", self.key);
         let report = self.report(Rule::KeyConfused, sentence, world).at("registered at", registered);
-        report.advice(format!("Give the {right}; the two keys of a region differ on most cards."))
+        report.advice(format!("{right}; the two keys of a region differ on most cards."))
     }
 
     fn stale(&self, name: &str, made: (&'static str, &Stack), ended: (&'static str, &Stack), world: &World) -> Report {
         let sentence = format!("{} uses the key {:#x} of {name}.", self.user(), self.key);
         self.report(Rule::KeyStale, sentence, world).at(ended.0, ended.1).at(made.0, made.1).advice(
-            "Let every request that names the key complete, on both ends, before the key dies; then no longer use it.",
+            "Let every request that uses the key complete, at both ends, before its memory is released; then drop the key.",
         )
     }
 
@@ -297,8 +297,8 @@ impl Attempt<'_> {
         let (begin, end) = (target.base, target.base.saturating_add(target.length));
         let last = self.va.saturating_add(self.len);
         let by = match (self.va < begin, last > end) {
-            (true, _) => format!("begin {} bytes before", begin - self.va),
-            (_, true) => format!("end {} bytes behind", last - end),
+format!("begin {} bytes before", begin - self.va), =>             (true, _) => format!("begin {} bytes before", begin - self.va), => format!("begin {} bytes before", begin - self.va),
+format!("end {} bytes behind", last - end), =>             (_, true) => format!("extend {} bytes beyond", last - end), => format!("end {} bytes behind", last - end),
             (false, false) => return None,
         };
         let sentence = format!("The {} bytes at {:#x} of {} {by} {}.", self.len, self.va, self.whose(), target.name);
@@ -311,12 +311,12 @@ impl Attempt<'_> {
             None => report,
         };
         Some(report.advice(
-            "Keep address and length inside what the key was registered for, or use the key of the other region.",
+            "Keep address and length inside the memory of the key, or use the key of the other region.",
         ))
     }
 
     fn unmapped(&self, target: &Target<'_>, world: &World) -> Report {
-        let sentence = format!("The memory of {} is no longer mapped, and {} uses it.", target.name, self.whose());
+        let sentence = format!("The memory of {} is no longer mapped, but {} uses it.", target.name, self.whose());
         self.report(Rule::MemoryGoneInFlight, sentence, world)
             .at(target.made.0, target.made.1)
             .advice("Unmap memory only once its region is deregistered and all requests that use it have completed.")
@@ -363,7 +363,7 @@ fn rights(access: Access) -> String {
     access.names(" | ")
 }
 
-/// Most dead keys kept for a window.
+/// Maximum number of former keys kept for a window.
 const REMEMBERED: usize = 16;
 
 /// A binding of a memory window.
@@ -471,7 +471,8 @@ impl Rights {
         let (flags, name) = (rights(unused), describe(&known.made));
         let sentence = format!("The {name} grants {flags}, which no peer had used when {until}.");
         Some(Report::new(Rule::AccessUnused, sentence).at("registered at", &known.created).advice(format!(
-            "Register it without {flags} unless another run needs it: who learns or guesses the rkey may use the right."
+            "Register it without {flags} unless another run needs it: any peer that learns or guesses the rkey can use \
+             the right."
         )))
     }
 }

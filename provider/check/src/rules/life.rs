@@ -15,9 +15,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
 
-/// Most users of an object in a report.
+/// Maximum number of users of an object in a report.
 const NAMED: usize = 8;
-/// Most remembered invalid handles.
+/// Maximum number of remembered invalid handles.
 const HANDLES: usize = 4096;
 
 /// `destroy-order`, `destroy-with-outstanding`, `fork-in-flight`, `use-after-destroy`, `leak`.
@@ -75,7 +75,7 @@ impl Life {
             Report::new(Rule::UseAfterDestroy, sentence)
                 .at("used at", stack)
                 .at("destroyed at", destroyed)
-                .advice("Do not keep a pointer to what was destroyed; set it to NULL, and end its users first."),
+                .advice("Set the pointer to a destroyed object to NULL, and stop the threads that use an object first."),
         )
     }
 }
@@ -102,7 +102,7 @@ fn leak(world: &World) -> Option<Report> {
         report = report.at(kind, &objects.first()?.1.created);
     }
     Some(report.advice(
-        "Destroy what was made, users first: queue pairs, then completion queues and shared receive queues, then \
+        "Destroy every object, users first: queue pairs, then completion queues and shared receive queues, then \
          channels, regions and domains, then the device context.",
     ))
 }
@@ -122,29 +122,29 @@ fn has_fork_support() -> bool {
     FORK_SUPPORT.load(Ordering::Relaxed) || asked
 }
 
-/// A fork shares pages that the card is using.
+/// Reports a fork that shares pages which the card is using.
 fn in_flight(stack: &Stack, world: &World) -> Option<Report> {
     let uses_memory = |work: &&Work| !work.completed && work.sges.iter().any(|sge| sge.length > 0);
     let open: Vec<_> = world.all_outstanding().map(|(_, work)| work).filter(uses_memory).collect();
     let (first, count) = (open.iter().min_by_key(|work| work.serial)?, open.len());
     let what = if count == 1 { "request was" } else { "requests were" };
     let sentence = format!(
-        "The program forked while {count} {what} under way, and has not called ibv_fork_init: where the system does \
-         not copy such pages for the child at once, the first write to one takes it away from the card."
+        "The program forked while {count} {what} outstanding, and has not called ibv_fork_init: where the kernel does \
+         not copy such pages for the child at once, the first write to a page detaches it from the card."
     );
     Some(
         Report::new(Rule::ForkInFlight, sentence)
-            .fact("oldest", format!("{}, wr_id {:#x}", first.operation(), first.wr_id))
+            .fact("oldest", format!("{}, wr_id {}", first.operation(), first.wr_id))
             .at("forked at", stack)
             .at("posted at", &first.posted)
             .advice(
-                "Call ibv_fork_init before any other verb, or ask ibv_is_fork_initialized; or fork before requests \
-                 are posted. A program that only starts another one may use posix_spawn.",
+                "Call ibv_fork_init before any other verb, or check ibv_is_fork_initialized; or fork before requests \
+                 are posted. To start another program, use posix_spawn.",
             ),
     )
 }
 
-/// The label of a kind of objects, and the structure behind its handle.
+/// The label of a kind of objects, and the structure of its handle.
 const fn kind(made: &Made) -> (&'static str, &'static str) {
     match made {
         Made::Context => ("context", "ibv_context"),
@@ -171,12 +171,12 @@ fn uses(made: &Made, of: ObjectId) -> bool {
     }
 }
 
-/// A destroy call was refused because of users.
+/// Reports a destroy call that was refused because of users.
 fn refused(id: ObjectId, error: &Error, stack: &Stack, world: &World) -> Option<Report> {
     let known = world.object(id)?;
     let mut users: Vec<_> = world.objects().filter(|(_, user)| uses(&user.made, id)).collect();
     users.sort_by_key(|(user, _)| *user);
-    let sentence = format!("The {} was to be destroyed, but others use it: {error}.", describe(&known.made));
+    let sentence = format!("The {} was to be destroyed, but other objects use it: {error}.", describe(&known.made));
     let mut report = Report::new(Rule::DestroyOrder, sentence);
     let names: Vec<_> = users.iter().take(NAMED).map(|(_, user)| describe(&user.made)).collect();
     if !names.is_empty() {
@@ -187,25 +187,25 @@ fn refused(id: ObjectId, error: &Error, stack: &Stack, world: &World) -> Option<
     Some(report.advice("Destroy its users first: queue pairs before their queues, everything before its domain."))
 }
 
-/// A queue pair was destroyed with unfinished sends, whose outcome stays unknown. Unused receives
-/// do no harm.
+/// Reports a queue pair that was destroyed with unfinished sends, whose outcome stays unknown.
+/// Unused receives do no harm.
 fn with_outstanding(id: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
     world.qp(id)?;
     let open: Vec<_> = world.outstanding(Side::Send, id).filter(|work| work.signaled && !work.completed).collect();
     let (first, count) = (open.first()?, open.len());
     let what = if count == 1 { "request was" } else { "requests were" };
     let sentence = format!(
-        "The {} was destroyed while {count} send {what} under way: nobody knows what the peer got of it.",
+        "The {} was destroyed while {count} send {what} outstanding: the peer may have received any part of the data.",
         world.name(id)
     );
     Some(
         Report::new(Rule::DestroyWithOutstanding, sentence)
-            .fact("oldest", format!("{}, wr_id {:#x}", first.operation(), first.wr_id))
+            .fact("oldest", format!("{}, wr_id {}", first.operation(), first.wr_id))
             .at("destroyed at", stack)
             .at("posted at", &first.posted)
             .advice(
-                "Poll the completions of all requests first; to give up what does not complete, move the queue pair \
-                 to IBV_QPS_ERR and poll until each request has its IBV_WC_WR_FLUSH_ERR.",
+                "Poll the completions of all requests first. To give up requests that do not complete, move the queue \
+                 pair to IBV_QPS_ERR and poll until each request has its IBV_WC_WR_FLUSH_ERR.",
             ),
     )
 }

@@ -14,9 +14,9 @@ use roxe_transport::qp::{AttrMask, QpState};
 use roxe_transport::wr::{Cqe, SendFlags, SendOp, Sge, WcOpcode, WcStatus};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Most remembered writes of the card.
+/// Maximum number of remembered writes of the card.
 const WRITTEN: usize = 1024;
-/// Most requests compared with a new one.
+/// Maximum number of requests compared with a new one.
 const COMPARED: usize = 512;
 
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +104,7 @@ impl Buffers {
             (
                 Rule::ReceiveChangedEarly,
                 format!("The program wrote into the buffer of a {} before the card did.", work.operation()),
-                "Leave the buffer alone from the call that posts it until its completion was polled.",
+                "Do not write the buffer from the call that posts it until its completion is polled.",
             )
         } else {
             (
@@ -137,7 +137,7 @@ impl Buffers {
                 .fact("other request", format!("{}, wr_id {}", other.operation(), other.wr_id))
                 .at("posted at", &work.posted)
                 .at("other posted", &other.posted)
-                .advice("Give each outstanding request bytes of its own, until its completion was polled."),
+                .advice("Give each outstanding request bytes of its own until its completion is polled."),
         )
     }
 }
@@ -194,10 +194,10 @@ impl Observer for Remote {
         match *event {
             Event::PostedSend { qp, request } => {
                 let Some(work) = world.outstanding(Side::Send, qp).next_back() else { return };
-                let Some(place) = Place::of(work).filter(|_| !self.reported.contains(&qp)) else { return };
+                let Some(place) = Place::from_work(work).filter(|_| !self.reported.contains(&qp)) else { return };
                 let is_fenced = request.flags.contains(SendFlags::FENCE);
                 let own = if is_fenced || !self.reads.contains(&qp) { None } else { before(qp, &place, world) };
-                let other = own.map(|other| (qp, other)).or_else(|| beside(qp, &place, world));
+                let other = own.map(|other| (qp, other)).or_else(|| elsewhere(qp, &place, world));
                 if let Some((queue, other)) = other {
                     self.reported.insert(qp);
                     reports.push(unordered((qp, work), (queue, other), &place, world));
@@ -220,47 +220,47 @@ const fn is_open(work: &Work) -> bool {
     !work.completed && work.signaled
 }
 
-/// An earlier READ or atomic of the queue pair that may be executed after its last request.
+/// Finds an earlier READ or atomic of the queue pair that may be executed after its last request.
 fn before<'w>(qp: ObjectId, place: &Place, world: &'w World) -> Option<&'w Work> {
     // READs and atomics are executed in order among themselves.
     let overtakes = |earlier: &Place| earlier.answers() && !place.answers();
     let earlier = world.outstanding(Side::Send, qp).rev().skip(1).take(COMPARED).filter(|work| is_open(work));
-    let mut earlier = earlier.filter_map(|work| Some((work, Place::of(work)?)));
+    let mut earlier = earlier.filter_map(|work| Some((work, Place::from_work(work)?)));
     earlier.find(|(_, at)| overtakes(at) && place.conflicts(at)).map(|(work, _)| work)
 }
 
-/// A conflicting request of another queue pair.
-fn beside<'w>(qp: ObjectId, place: &Place, world: &'w World) -> Option<(ObjectId, &'w Work)> {
+/// Finds a conflicting request of another queue pair.
+fn elsewhere<'w>(qp: ObjectId, place: &Place, world: &'w World) -> Option<(ObjectId, &'w Work)> {
     let others = world.sends().filter(|(queue, _)| *queue != qp);
     let open = others.flat_map(|(queue, works)| works.iter().map(move |work| (queue, work)));
     let mut open = open.take(COMPARED).filter(|(_, work)| is_open(work));
-    open.find(|(_, work)| Place::of(work).is_some_and(|at| place.conflicts(&at)))
+    open.find(|(_, work)| Place::from_work(work).is_some_and(|at| place.conflicts(&at)))
 }
 
 fn unordered((qp, work): (ObjectId, &Work), (queue, other): (ObjectId, &Work), place: &Place, world: &World) -> Report {
     let (whose, why) = if queue == qp {
-        ("of the same queue pair", "without IBV_SEND_FENCE it may be executed first")
+        ("of the same queue pair", "without IBV_SEND_FENCE the new request may be executed first")
     } else {
-        ("of another queue pair", "nothing orders the two")
+        ("of another queue pair", "no rule orders the two")
     };
     let (operation, earlier) = (work.operation(), other.operation());
     let sentence = format!(
         "The {operation} of {} bytes at {:#x} (rkey {:#x}) was posted while the {earlier} {whose} on some of these \
-         bytes is under way, and one of them writes: {why}.",
+         bytes was outstanding, and one of them writes: {why}.",
         place.end - place.begin,
         place.begin,
         place.key
     );
     Report::new(Rule::RemoteOverlap, sentence)
         .fact("queue pair", world.name(qp))
-        .fact("request", format!("{operation}, wr_id {:#x}", work.wr_id))
+        .fact("request", format!("{operation}, wr_id {}", work.wr_id))
         .fact("other queue", world.name(queue))
-        .fact("other request", format!("{earlier}, wr_id {:#x}", other.wr_id))
+        .fact("other request", format!("{earlier}, wr_id {}", other.wr_id))
         .at("posted at", &work.posted)
         .at("other posted", &other.posted)
         .advice(
-            "Poll the completion of the first before the second is posted. In one queue pair IBV_SEND_FENCE does it for \
-             READs and atomics.",
+            "Poll the completion of the first request before the second is posted. Within one queue pair, \
+             IBV_SEND_FENCE orders a request after READs and atomics.",
         )
 }
 
@@ -284,7 +284,7 @@ enum What {
 
 impl Place {
     /// The range of a request; `None` if it accesses no byte of a peer.
-    fn of(work: &Work) -> Option<Self> {
+    fn from_work(work: &Work) -> Option<Self> {
         let op = work.op.as_ref()?;
         let (begin, key) = remote(op)?;
         let what = match op {
@@ -314,10 +314,10 @@ impl Place {
     }
 }
 
-/// Most remembered words.
+/// Maximum number of remembered words.
 const WORDS: usize = 4096;
 
-/// `atomic-mixed`: words that peers change by atomics and the processor changes too.
+/// `atomic-mixed`: words that peers change with atomics and the processor changes too.
 ///
 /// The value that an atomic finds is compared with the value that the previous one left. A
 /// difference alone is legal: the program may reset a counter between rounds. It is a mistake if
@@ -414,19 +414,19 @@ fn requester(qp: ObjectId, world: &World) -> Option<ObjectId> {
 
 fn mixed(request: &Work, addr: u64, (left, found): (u64, u64), (qp, world): (ObjectId, &World)) -> Report {
     let sentence = format!(
-        "The processor changed the word at {addr:#x} from {left:#x} to {found:#x} while the {} on it was under way: it \
-         was posted before the atomic in front of it was executed.",
+        "The processor changed the word at {addr:#x} from {left:#x} to {found:#x} while the {} on it was outstanding: \
+         the request was posted before the previous atomic was executed.",
         request.operation()
     );
     let report = Report::new(Rule::AtomicMixed, sentence)
         .fact("executed by", world.name(qp))
-        .fact("request", format!("{}, wr_id {:#x}", request.operation(), request.wr_id))
+        .fact("request", format!("{}, wr_id {}", request.operation(), request.wr_id))
         .at("posted at", &request.posted);
     let holds = |memory: &Memory| addr.wrapping_sub(memory.addr) < memory.length;
     let region = world.regions().find(|(_, memory, _)| holds(memory));
     report.at("registered at", region.map(|(_, _, registered)| registered)).advice(
-        "Change the word by atomics of the card only, on its own host by way of a queue pair that is connected to \
-         itself; or let all of them complete before the processor writes it.",
+        "Change the word with atomics of the card only; on its own host, use a queue pair that is connected to \
+         itself. Or let all atomics complete before the processor writes the word.",
     )
 }
 

@@ -63,25 +63,25 @@ fn posted(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
         return never_signaled(qp, stack, world);
     }
     let sentence =
-        format!("{count} requests are in the send queue since a completion was polled, more than it has places.");
+        format!("{count} requests are in the send queue without a polled completion, more than max_send_wr.");
     full(Rule::SlotsWithoutCompletion, sentence, POLL, world.outstanding(Side::Send, qp).next(), (qp, stack, world))
 }
 
 const SIGNAL: &str = "Post at least one request in max_send_wr with IBV_SEND_SIGNALED, and poll its completion.";
 const POLL: &str = "Poll the completion queue before more than max_send_wr requests are posted.";
 
-/// No completion can ever free a slot.
+/// Reports a send queue of which no completion can ever free a slot.
 fn never_signaled(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
     let count = world.depth(Side::Send, qp);
-    let sentence = format!("All {count} places of the send queue hold requests without a completion.");
+    let sentence = format!("All {count} slots of the send queue hold unsignaled requests.");
     full(Rule::NeverSignaled, sentence, SIGNAL, world.outstanding(Side::Send, qp).next(), (qp, stack, world))
 }
 
-/// Completions that would free slots are not polled.
+/// Reports a full send queue whose completions are not polled.
 fn unpolled(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
     let completed = || world.outstanding(Side::Send, qp).filter(|work| work.completed);
     let count = completed().count();
-    let sentence = format!("The send queue is full, and {count} completions that would free places lie unpolled.");
+    let sentence = format!("The send queue is full, and {count} completions that would free slots are unpolled.");
     full(Rule::SlotsWithoutCompletion, sentence, POLL, completed().next(), (qp, stack, world))
 }
 
@@ -105,17 +105,17 @@ fn inline_over_grant(qp: ObjectId, inline: usize, wr_id: u64, stack: &Stack, wor
     let report = Report::new(Rule::InlineOverGrant, sentence).fact("queue pair", world.name(qp));
     Some(
         report
-            .fact("wr_id", format!("{wr_id:#x}"))
+            .fact("wr_id", format!("{wr_id}"))
             .at("posted at", stack)
             .at("created at", &world.object(qp)?.created)
             .advice(format!(
-                "Create the queue pair with cap.max_inline_data = {inline}, look at what ibv_create_qp leaves \
-                 there, and post longer data without IBV_SEND_INLINE. Some cards give more than is asked for."
+                "Create the queue pair with cap.max_inline_data = {inline}, read the granted value there after \
+                 ibv_create_qp, and post longer data without IBV_SEND_INLINE. Some cards grant more than requested."
             )),
     )
 }
 
-/// Bytes of the GRH in front of a datagram.
+/// Bytes of the GRH before a datagram.
 const GRH: u64 = 40;
 
 /// `receive-late`, `rnr-timer-zero`, `ud-receive-too-small`.
@@ -161,7 +161,7 @@ impl Observer for Receives {
 
 impl Receives {
     fn note_late(&mut self, qp: ObjectId, world: &World) {
-        // The packet, not the XRC target, names the queue of the receive.
+        // The packet, not the XRC target, selects the queue of the receive.
         let is_known = world.qp(qp).is_some_and(|pair| pair.service != Service::XrcTgt);
         if is_known && !self.reported.contains(&(qp, Rule::ReceiveLate)) {
             self.late.entry(qp).or_insert_with(clock::now);
@@ -184,7 +184,7 @@ impl Receives {
         waited.into_iter().filter_map(report).collect()
     }
 
-    /// The queue pair or the program ends without a receive.
+    /// Reports a queue pair that ended, or whose program ended, without a receive.
     fn never(&mut self, qp: ObjectId, world: &World) -> Option<Report> {
         let time = clock::now().since(self.late.remove(&qp)?).as_micros();
         let end = format!("none was posted in the {time} µs until the queue pair or the program ended");
@@ -195,20 +195,20 @@ impl Receives {
     fn late_report(&mut self, qp: ObjectId, end: &str, world: &World) -> Option<Report> {
         let service = world.qp(qp)?.service;
         let fate = if service.is_reliable() {
-            "the sender got an RNR NAK and has to wait and to repeat it"
+            "the sender got an RNR NAK and has to wait and retransmit it"
         } else {
-            "on a card it is lost"
+            "a card loses it"
         };
         self.reported.insert((qp, Rule::ReceiveLate)).then(|| {
             let sentence = format!("A message found no receive posted: {fate}; {end}.");
             Report::new(Rule::ReceiveLate, sentence).fact("queue pair", world.name(qp)).advice(
-                "Post receives before the peer can send: before it learns of the queue pair, and a new one before it \
-                 hears that the old one was used.",
+                "Post receives before the peer can send: the first before it learns of the queue pair, and each new \
+                 one before it learns that the previous one was used.",
             )
         })
     }
 
-    /// The sender waits for min_rnr_timer.
+    /// Reports a sender that waits for min_rnr_timer 0.
     fn wait(&mut self, qp: ObjectId, world: &World) -> Option<Report> {
         let (attributes, pair) = (world.attributes(qp)?, world.qp(qp)?);
         let is_zero = attributes.has(AttrMask::MIN_RNR_TIMER) && attributes.values.min_rnr_timer & 31 == 0;
@@ -221,20 +221,20 @@ impl Receives {
         })
     }
 
-    /// A receive too short for any datagram.
+    /// Reports a receive that is too short for any datagram.
     fn no_room(&mut self, queue: ObjectId, request: &RecvRequest<'_>, stack: &Stack, world: &World) -> Option<Report> {
         let (wr_id, room) = (request.wr_id, length(request.sges));
         if world.qp(queue)?.service != Service::Ud || room >= GRH {
             return None;
         }
         let sentence = format!(
-            "The receive with wr_id {wr_id:#x} has room for {room} bytes; the GRH alone, which comes before every \
-             datagram, has 40."
+            "The receive with wr_id {wr_id} has room for {room} bytes, but the GRH before each datagram alone has \
+             40."
         );
         self.too_small_report(queue, sentence, stack, world)
     }
 
-    /// A datagram was dropped because its receive is too short.
+    /// Reports a datagram that was dropped because its receive is too short.
     fn too_small(&mut self, qp: ObjectId, packet: &Arrived, world: &World) -> Option<Report> {
         if world.qp(qp)?.service != Service::Ud {
             return None;
@@ -247,7 +247,7 @@ impl Receives {
         }
         let missing = needed - room;
         let sentence = format!(
-            "A datagram of {len} bytes needs {needed} with its GRH, and the receive with wr_id {wr_id:#x} has room for \
+            "A datagram of {len} bytes needs {needed} with its GRH, but the receive with wr_id {wr_id} has room for \
              {room}: {missing} too few."
         );
         self.too_small_report(qp, sentence, &next.posted, world)
@@ -256,7 +256,8 @@ impl Receives {
     fn too_small_report(&mut self, qp: ObjectId, sentence: String, stack: &Stack, world: &World) -> Option<Report> {
         self.reported.insert((qp, Rule::UdReceiveTooSmall)).then(|| {
             let report = Report::new(Rule::UdReceiveTooSmall, sentence).fact("queue pair", world.name(qp));
-            let advice = "Post receives of 40 bytes more than the longest message, which begins behind those 40.";
+            let advice = "Post receives that are 40 bytes longer than the longest message; the message begins after \
+                          those 40 bytes.";
             report.at("posted at", stack).advice(advice)
         })
     }

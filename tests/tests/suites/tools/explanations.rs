@@ -48,7 +48,7 @@ const CASES: [(&str, &[&str]); 52] = [
     ("invalid-misaligned", &["(9)", "not a multiple of 8"]),
     ("operation-list", &["(11)", "the list of the receive for it cannot be written"]),
     ("rnr-shared", &["(13)", "had no receive posted: its shared receive queue (handle "]),
-    ("rnr-mute", &["(13)", "the peer answered that it had no receive posted", "gives no reasons: start it with"]),
+    ("rnr-mute", &["(13)", "the peer had no receive posted", "records no reasons: start it with"]),
     ("rnr", &["(13)", "had no receive posted", "RNR NAK received; PSN 7", "state ERR"]),
     ("local-key", &["(4)", "there is no region or window with this key"]),
     ("local-range", &["(4)", "not all of it is inside the region"]),
@@ -337,7 +337,7 @@ const FAR: [Far; 14] = [
         name: "network: packets vanish, a request",
         case: "retry-far",
         envs: &[("ROXE_NETDEV", "near"), ("PEER", "192.0.2.78")],
-        words: &["(12)", "no answer came after 1 retry (retry_cnt); why is not known"],
+        words: &["(12)", "no acknowledgment arrived after 1 retry (retry_cnt); the cause is unknown"],
     },
     Far {
         name: "network: long packets vanish",

@@ -191,7 +191,7 @@ fn option_files_become_absolute_paths() {
         ("--capture", "no/c.pcapng", "there is no folder"),
         ("--trace", "link", "link"),
         ("--suppressions", "missing", "No such file"),
-        ("--suppressions", "unknown", "there is no reason"),
+        ("--suppressions", "unknown", "the reason is missing"),
         ("--faults", "@missing", "missing"),
     ] {
         for command in [&["env"][..], &["run", "--", "true"]] {
