@@ -63,7 +63,7 @@ impl AhAttr {
     fn resolve(&self, sgid: Gid) -> Result<Av, Error> {
         // clause: AV-VALID
         if !self.has_grh {
-            return Err(Error::invalid("the address has no GRH; Ethernet needs one: set is_global and the grh fields"));
+            return Err(Error::invalid("the address has no GRH, which Ethernet needs: set is_global and the grh fields"));
         }
         if sgid.is_zero() {
             return Err(Error::invalid(format!("GID index {} is empty; choose one with an address", self.sgid_index)));

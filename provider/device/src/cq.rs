@@ -211,7 +211,7 @@ impl Cq {
         let mut state = self.state.lock();
         let held = state.ring.len();
         if held > capacity {
-            return Err(Error::invalid(format!("{held} completions wait and do not fit into {capacity} entries")));
+            return Err(Error::invalid(format!("{held} queued completions do not fit into {capacity} entries")));
         }
         state.capacity = capacity;
         state.ring.shrink_to(capacity.min(FIRST_ENTRIES));
@@ -259,7 +259,7 @@ impl Cq {
         self.state.lock().polled
     }
 
-    /// Fails the queue, as a fault rule asks: it takes no more entries.
+    /// Fails the queue, as a fault rule requests: it accepts no more entries.
     pub(crate) fn break_down(&self) {
         let was_whole = !std::mem::replace(&mut self.state.lock().overrun, true);
         if was_whole {
@@ -398,9 +398,9 @@ impl Drop for Cq {
 }
 
 fn check_size(cqe: u32) -> Result<usize, Error> {
-    let most = limits::in_force().max_cqe;
-    let wrong = || Error::invalid(format!("cqe is {cqe}; a completion queue takes 1 to {most} entries"));
-    if (1..=most).contains(&cqe) { Ok(cqe as usize) } else { Err(wrong()) }
+    let max = limits::in_force().max_cqe;
+    let wrong = || Error::invalid(format!("cqe is {cqe}; it must be 1 to {max}"));
+    if (1..=max).contains(&cqe) { Ok(cqe as usize) } else { Err(wrong()) }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -499,7 +499,7 @@ impl State {
 
     fn take(&mut self, max: usize, mut f: impl FnMut(&Cqe)) -> usize {
         let n = max.min(self.ring.len());
-        // Not `drain`: polls mostly take a few entries, and it would copy each once more.
+        // Not `drain`, which would copy each entry once more: most polls read few entries.
         for _ in 0..n {
             self.ring.front().into_iter().for_each(&mut f);
             self.ring.pop_front();
@@ -516,7 +516,7 @@ impl State {
         }
         let before = self.polled;
         self.polled += n;
-        // Skip dropped numbers in front of the oldest entry.
+        // Skip dropped numbers before the oldest entry.
         while let Some(&number) = self.dropped.front()
             && number <= self.polled
         {

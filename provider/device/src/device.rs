@@ -217,7 +217,7 @@ impl DmBudget {
         let used = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after);
         used.map(drop).map_err(|used| {
             let left = MAX_DM_SIZE.saturating_sub(used);
-            Error::new(libc::ENOMEM, format!("{left} bytes of device memory are left; free some, or ask for less"))
+            Error::new(libc::ENOMEM, format!("{left} bytes of device memory are left; free some, or request less"))
         })
     }
 

@@ -85,7 +85,7 @@ fn report() {
 fn choose(all: &[Netdev], names: &[String]) -> Result<Vec<Netdev>, Error> {
     let find = |(at, name): (usize, &String)| {
         if names[..at].contains(name) {
-            return Err(Error::invalid(format!("ROXE_NETDEV names {name} twice; name each interface once")));
+            return Err(Error::invalid(format!("ROXE_NETDEV lists {name} twice; list each interface once")));
         }
         all.iter().find(|dev| dev.name == *name).cloned().ok_or_else(|| no_such_netdev(all, name))
     };

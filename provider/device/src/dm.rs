@@ -1,6 +1,6 @@
 //! Device memory (`man ibv_alloc_dm`): pages of this process whose address the program never
-//! learns. As on hardware it is zero at first, limited per device (`max_dm_size`; here per
-//! process), shared by parent and child of a fork, and reached by lists and peers through a region.
+//! learns. As on hardware it is zero at first, shared by parent and child of a fork, and reached by
+//! SGEs and peers through a region. `max_dm_size` limits it per process instead of per device.
 //!
 //! No reference to these bytes exists, because peers and the child of a fork may write them at any
 //! time: all access goes through [`roxe_memory::guard`].
@@ -48,18 +48,18 @@ pub struct Dm {
 }
 
 impl Context {
-    /// Allocates `length` bytes of device memory, zeroed, aligned to `2^log_align` bytes. EINVAL:
-    /// no bytes, more than `max_dm_size`, or an alignment beyond a page. ENOMEM: not enough is
-    /// left.
+    /// Allocates `length` bytes of device memory, zeroed, aligned to `2^log_align` bytes. EINVAL if
+    /// `length` is 0 or above `max_dm_size`, or the alignment exceeds a page; ENOMEM if fewer bytes
+    /// are left.
     pub fn alloc_dm(self: &Arc<Self>, length: u64, log_align: u32) -> Result<Arc<Dm>, Error> {
         if length == 0 || length > MAX_DM_SIZE {
-            return Err(Error::invalid(format!("device memory comes in 1 to {MAX_DM_SIZE} bytes, not {length}")));
+            return Err(Error::invalid(format!("cannot allocate {length} bytes of device memory; request 1 to {MAX_DM_SIZE}")));
         }
         // Every buffer starts at a page boundary.
         let max_align = page_size().trailing_zeros();
         if log_align > max_align {
             return Err(Error::invalid(format!(
-                "device memory is aligned to at most 2^{max_align}, not 2^{log_align}"
+                "cannot align device memory to 2^{log_align} bytes; the maximum is 2^{max_align}"
             )));
         }
         guard::install();
@@ -80,9 +80,9 @@ impl Dm {
         self.length
     }
 
-    /// Copies `data` to `offset`. A peer that reads meanwhile may see a part of it. EINVAL: offset
-    /// or length is no multiple of 4, or the buffer is freed. EFAULT: beyond the buffer. ENOMEM:
-    /// the system has no page.
+    /// Copies `data` to `offset`. A peer that reads meanwhile may see a part of it. EINVAL if
+    /// `offset` or the length is not a multiple of 4, or the buffer is freed; EFAULT if the range
+    /// exceeds the buffer; ENOMEM if the system has no free page.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
         let (block, addr) = self.place(offset, data.len() as u64)?;
         let written = guard::write(addr, data);
@@ -98,8 +98,8 @@ impl Dm {
         read.map_err(no_page)
     }
 
-    /// Frees the memory: EBUSY while a region is registered in it, EINVAL if it is freed. Dropping
-    /// does it, too.
+    /// Frees the memory, as a drop does. EBUSY while a region is registered in it, EINVAL if it is
+    /// freed already.
     pub fn free(&self) -> Result<(), Error> {
         let mut block = self.block.lock();
         self.uses.check_unused("device memory", "memory regions")?;
@@ -109,7 +109,7 @@ impl Dm {
     /// Returns the block, to be kept during a copy, and the address of `offset`.
     fn place(&self, offset: u64, length: u64) -> Result<(Arc<Block>, u64), Error> {
         if !offset.is_multiple_of(DM_GRAIN) || !length.is_multiple_of(DM_GRAIN) {
-            return Err(Error::invalid(format!("{length} bytes from {offset}: both must be multiples of {DM_GRAIN}")));
+            return Err(Error::invalid(format!("{length} bytes at offset {offset}: both must be multiples of {DM_GRAIN}")));
         }
         if !self.holds(offset, length) {
             return Err(Error::new(libc::EFAULT, self.outside(offset, length)));
@@ -119,7 +119,7 @@ impl Dm {
         Ok((block, addr))
     }
 
-    /// Returns the bytes for a region. The result keeps them, and the buffer from being freed.
+    /// Returns the bytes for a region. The result keeps the pages, and keeps the buffer from being freed.
     pub(crate) fn part(&self, offset: u64, length: u64) -> Result<Part, Error> {
         if !self.holds(offset, length) {
             return Err(Error::invalid(self.outside(offset, length)));
@@ -134,16 +134,16 @@ impl Dm {
     }
 
     fn outside(&self, offset: u64, length: u64) -> String {
-        format!("{length} bytes from {offset} are not inside the {} bytes of device memory", self.length)
+        format!("{length} bytes at offset {offset} exceed the {} bytes of device memory", self.length)
     }
 }
 
 fn freed() -> Error {
-    Error::invalid("the device memory is freed")
+    Error::invalid("the device memory was freed")
 }
 
 fn no_page(Fault: Fault) -> Error {
-    Error::new(libc::ENOMEM, "the system has no page for device memory")
+    Error::new(libc::ENOMEM, "the system has no free page for device memory")
 }
 
 #[derive(Debug)]
@@ -191,9 +191,9 @@ mod tests {
             assert_eq!(errno(context.alloc_dm(length, log_align)), expected, "{length} bytes aligned to 2^{log_align}");
         }
         let budget = Arc::new(DmBudget::default());
-        let most = Block::alloc(&budget, max - 1).unwrap();
+        let largest = Block::alloc(&budget, max - 1).unwrap();
         assert_eq!(errno(Block::alloc(&budget, 1)), libc::ENOMEM, "a page belongs to one buffer");
-        drop(most);
+        drop(largest);
         assert_eq!(errno(Block::alloc(&budget, max)), 0);
         assert_eq!(budget.used(), 0);
     }
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn registrations_that_cannot_work_are_refused() {
+    fn dm_registration_with_invalid_range_or_rights_is_refused() {
         let pd = testing::pd();
         let (dm, other) = (dm(&pd, 64), testing::pd());
         let zero = Access::ZERO_BASED;
@@ -264,7 +264,7 @@ mod tests {
             assert_eq!(errno(pd.reg_dm_mr(&dm, offset, length, access)), expected, "{length} from {offset} {access:?}");
         }
         assert_eq!(errno(other.reg_dm_mr(&dm, 0, 64, zero)), libc::EINVAL, "a domain of another context");
-        assert_eq!(errno(dm.free()), 0, "what was refused holds nothing");
+        assert_eq!(errno(dm.free()), 0, "a refused registration holds nothing");
         assert_eq!(errno(pd.reg_dm_mr(&dm, 0, 64, zero)), libc::EINVAL);
         assert_eq!(errno(dm.free()), libc::EINVAL);
         assert_eq!(errno(dm.read(0, &mut [0; 4])), libc::EINVAL);

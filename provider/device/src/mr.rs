@@ -44,7 +44,7 @@ struct Terms {
     access: Access,
 }
 
-/// Memory behind a region.
+/// Memory of a region.
 #[derive(Debug)]
 enum Backing {
     Program,
@@ -204,7 +204,7 @@ impl Pd {
         let within_page = page_size() - 1;
         if !DMABUF_RIGHTS.contains(access) || part.offset & within_page != iova & within_page {
             return Err(Error::invalid(
-                "a dma-buf takes remote rights only, and an iova with its offset within the page",
+                "a region of a dma-buf accepts remote rights only, and an iova with its offset within the page",
             ));
         }
         check_rights(access)?;
@@ -429,15 +429,15 @@ impl Keys {
 }
 
 impl Backing {
-    /// Checks that a region of such memory can be registered anew, at another place if `moved`.
+    /// Checks that a region of such memory can be reregistered, at another address if `moved`.
     fn check_change(&self, moved: bool) -> Result<(), Error> {
         match self {
             Self::Device(_) if moved => {
-                Err(Error::invalid("a region in device memory keeps its place; deregister it and register another"))
+                Err(Error::invalid("a region in device memory cannot be moved; deregister it and register another"))
             }
             Self::Program | Self::Device(_) => Ok(()),
-            Self::Mapped(_) => Err(Error::new(libc::EOPNOTSUPP, "a region of a dma-buf cannot be registered anew")),
-            Self::None => Err(Error::invalid("a null region cannot be registered anew")),
+            Self::Mapped(_) => Err(Error::new(libc::EOPNOTSUPP, "a region of a dma-buf cannot be reregistered")),
+            Self::None => Err(Error::invalid("a null region cannot be reregistered")),
         }
     }
 }
@@ -456,9 +456,9 @@ fn marked(terms: Terms, backing: &Backing) -> bool {
 
 /// Returns true for the first regions deregistered, since examining all mappings takes long.
 fn may_check_mapping() -> bool {
-    const MOST: u32 = 1000;
+    const LIMIT: u32 = 1000;
     static EXAMINED: AtomicU32 = AtomicU32::new(0);
-    EXAMINED.fetch_add(1, Ordering::Relaxed) < MOST
+    EXAMINED.fetch_add(1, Ordering::Relaxed) < LIMIT
 }
 
 fn check_rights(access: Access) -> Result<(), Error> {
@@ -466,7 +466,7 @@ fn check_rights(access: Access) -> Result<(), Error> {
     if access.contains(Access::FLUSH_PERSISTENT) {
         return Err(Error::new(
             libc::EOPNOTSUPP,
-            "the device knows no persistent memory; register without FLUSH_PERSISTENT",
+            "the device does not support persistent memory; register without FLUSH_PERSISTENT",
         ));
     }
     // clause: KEY-LOCAL-WRITE
@@ -483,7 +483,7 @@ fn check_rights(access: Access) -> Result<(), Error> {
 fn check_device_rights(access: Access) -> Result<(), Error> {
     if !access.contains(Access::ZERO_BASED) || access.intersects(Access::ON_DEMAND | Access::HUGETLB) {
         return Err(Error::invalid(
-            "a region in device memory needs ZERO_BASED and takes neither ON_DEMAND nor HUGETLB",
+            "a region in device memory needs ZERO_BASED and accepts neither ON_DEMAND nor HUGETLB",
         ));
     }
     Ok(())
@@ -492,7 +492,7 @@ fn check_device_rights(access: Access) -> Result<(), Error> {
 fn check_range(addr: u64, base: u64, length: u64) -> Result<(), Error> {
     let fits = addr.checked_add(length).is_some() && base.checked_add(length).is_some();
     if !fits || length > MAX_MR_SIZE {
-        return Err(Error::invalid(format!("{length} bytes at {addr:#x} (named {base:#x}) exceed the address space")));
+        return Err(Error::invalid(format!("{length} bytes at {addr:#x} (iova {base:#x}) exceed the address space")));
     }
     Ok(())
 }

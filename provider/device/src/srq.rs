@@ -170,7 +170,7 @@ impl XrcQueues {
             .map(|_| slot.qpn(NEXT.fetch_add(1, Ordering::Relaxed)).get())
             .find(|number| !queues.contains_key(number))
             .ok_or_else(|| {
-                Error::new(libc::ENOMEM, "the XRC domain has no number left for another shared receive queue")
+                Error::new(libc::ENOMEM, "the XRC domain has no free number for another shared receive queue")
             })?;
         let kind = Kind::Xrc { domain: Arc::clone(self), cq: Arc::clone(cq), number };
         let srq = Srq::make(pd, init, kind, None, vec![opening, cq.uses.hold()])?;
@@ -296,7 +296,7 @@ impl Srq {
         check_limit(new_limit, new_max)?;
         if state.len() > new_max {
             let posted = state.len();
-            return Err(Error::invalid(format!("{posted} requests are posted and do not fit into {new_max}")));
+            return Err(Error::invalid(format!("{posted} posted requests do not fit into {new_max} entries")));
         }
         (state.attr.max_wr, state.attr.limit) = (new_max, new_limit);
         Ok(())
@@ -418,14 +418,14 @@ impl Drop for Srq {
 fn check_size(max_wr: u32) -> Result<(), Error> {
     let most = limits::in_force().max_srq_wr;
     if max_wr == 0 || max_wr > most {
-        return Err(Error::invalid(format!("max_wr is {max_wr}; a shared receive queue takes 1 to {most} requests")));
+        return Err(Error::invalid(format!("max_wr is {max_wr}; it must be 1 to {most}")));
     }
     Ok(())
 }
 
 fn check_limit(limit: u32, max_wr: u32) -> Result<(), Error> {
     if limit > max_wr {
-        return Err(Error::invalid(format!("srq_limit is {limit}; accepted is max_wr, {max_wr}, at most")));
+        return Err(Error::invalid(format!("srq_limit is {limit}; it must be at most max_wr, {max_wr}")));
     }
     Ok(())
 }
@@ -441,8 +441,8 @@ impl TagState {
     fn new(init: TagInit) -> Result<Self, Error> {
         let TagInit { max_tags, max_ops } = init;
         if !(1..=MAX_TM_TAGS).contains(&max_tags) || max_ops > MAX_TM_OPS {
-            let most = format!("the device takes 1 to {MAX_TM_TAGS} tags and up to {MAX_TM_OPS} operations");
-            return Err(Error::invalid(format!("{most}, not {max_tags} and {max_ops}")));
+            let limits = format!("the device accepts 1 to {MAX_TM_TAGS} tags and up to {MAX_TM_OPS} operations");
+            return Err(Error::invalid(format!("{limits}, not {max_tags} and {max_ops}")));
         }
         Ok(Self { list: TagList::new(max_tags, MAX_TM_SGE), max_ops, unpolled: Unpolled::default() })
     }

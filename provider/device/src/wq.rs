@@ -35,7 +35,7 @@ pub struct WqInit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum WqState {
-    /// Empty; takes neither receives nor frames.
+    /// Empty; accepts neither receives nor frames.
     Reset = 0,
     /// Takes receives and frames.
     Ready = 1,
@@ -76,8 +76,8 @@ impl Pd {
     pub fn create_wq(self: &Arc<Self>, init: WqInit) -> Result<Arc<Wq>, Error> {
         let WqInit { max_wr, max_sge, cq, user } = init;
         if !(1..=MAX_WQ_WR).contains(&max_wr) || max_sge > MAX_WQ_SGE {
-            let most = format!("a work queue takes 1 to {MAX_WQ_WR} receives of up to {MAX_WQ_SGE} elements");
-            return Err(Error::invalid(format!("{most}, not {max_wr} and {max_sge}")));
+            let limits = format!("a work queue accepts 1 to {MAX_WQ_WR} receives of up to {MAX_WQ_SGE} elements");
+            return Err(Error::invalid(format!("{limits}, not {max_wr} and {max_sge}")));
         }
         let caps = QpCaps { max_recv_wr: max_wr, max_recv_sge: max_sge, ..QpCaps::default() };
         let (service, sq_sig_all, srq, send_cq, recv_cq) = (Service::Raw, false, None, Arc::clone(&cq), cq);
@@ -91,7 +91,7 @@ impl Pd {
     /// context.
     pub fn create_hash_qp(self: &Arc<Self>, table: &Arc<RwqTable>, hash: RxHash, user: u64) -> Result<Arc<Qp>, Error> {
         if !hash.fields.is_possible() {
-            return Err(Error::invalid("one version of IP and one of TCP and UDP can be hashed at a time"));
+            return Err(Error::invalid("a table can hash one IP version and one of TCP and UDP at a time"));
         }
         if !Arc::ptr_eq(self.context(), &table.context) {
             return Err(Error::invalid("the table belongs to another context than the protection domain"));
@@ -111,7 +111,7 @@ impl Context {
     pub fn create_rwq_table(self: &Arc<Self>, wqs: &[Arc<Wq>]) -> Result<Arc<RwqTable>, Error> {
         let is_possible = wqs.len().is_power_of_two() && wqs.len() <= MAX_RWQ_TABLE as usize;
         let Some(first) = wqs.first().filter(|_| is_possible) else {
-            return Err(Error::invalid(format!("a table has 1, 2, 4 ... {MAX_RWQ_TABLE} queues, not {}", wqs.len())));
+            return Err(Error::invalid(format!("a table must have 1, 2, 4 ... {MAX_RWQ_TABLE} queues, not {}", wqs.len())));
         };
         if wqs.iter().any(|wq| !Arc::ptr_eq(wq.qp.pd().context(), self)) {
             return Err(Error::invalid("a work queue belongs to another context than the table"));
@@ -147,10 +147,10 @@ impl Wq {
         let _alone = self.modifies.lock();
         let from = self.state();
         if current.is_some_and(|current| current != from) {
-            return Err(Error::invalid(format!("the work queue is in the state {from:?}")));
+            return Err(Error::invalid(format!("the work queue is in state {from:?}, not in the given current state")));
         }
         match (from, state) {
-            (WqState::Error, WqState::Ready) => Err(Error::invalid("a work queue leaves the error state by a reset")),
+            (WqState::Error, WqState::Ready) => Err(Error::invalid("a work queue leaves the error state only through RESET")),
             (WqState::Ready, WqState::Ready) => Ok(()),
             (_, WqState::Reset) => self.step(QpState::Reset, AttrMask::empty()),
             (_, WqState::Error) => self.step(QpState::Err, AttrMask::empty()),

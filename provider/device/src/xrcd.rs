@@ -1,4 +1,4 @@
-//! XRC domains: the shared receive queues that XRC targets take receives from.
+//! XRC domains: the shared receive queues from which XRC targets take receives.
 //!
 //! Openings of one file (by device and inode) on one card share a domain within this process. In
 //! another process the file names another domain.
@@ -53,21 +53,21 @@ impl Shared {
         let mut named = NAMED.lock();
         named.retain(|shared| shared.strong_count() > 0);
         match named.iter().filter_map(Weak::upgrade).find(|shared| shared.name == name) {
-            Some(_) if init.exclusive => Err(Error::invalid("the file names an XRC domain already")),
+            Some(_) if init.exclusive => Err(Error::invalid("the file already has an XRC domain, and O_EXCL was passed")),
             Some(shared) => Ok(shared),
             None if init.create => {
                 let shared = Arc::new(Self { name, ..Self::default() });
                 named.push(Arc::downgrade(&shared));
                 Ok(shared)
             }
-            None => Err(Error::new(libc::EAGAIN, "the file names no XRC domain of this process; pass O_CREAT")),
+            None => Err(Error::new(libc::EAGAIN, "the file has no XRC domain in this process; pass O_CREAT")),
         }
     }
 }
 
 fn name_of(context: &Context, file: BorrowedFd<'_>) -> Result<Name, Error> {
     let metadata = file.try_clone_to_owned().and_then(|file| File::from(file).metadata());
-    let metadata = metadata.map_err(|e| Error::new(libc::EBADF, format!("cannot look at the file: {e}")))?;
+    let metadata = metadata.map_err(|e| Error::new(libc::EBADF, format!("cannot read the metadata of the file: {e}")))?;
     Ok((context.device().index(), metadata.dev(), metadata.ino()))
 }
 
@@ -109,7 +109,7 @@ impl Xrcd {
         self.shared.queues.create(pd, init, cq, (slot, self.uses.hold()))
     }
 
-    /// Creates a target in RESET. It receives for the shared queues of the domain that messages
+    /// Creates a target in RESET. It receives for the SRQs of the domain that messages
     /// name.
     pub fn create_target(self: &Arc<Self>, user: u64) -> Result<Arc<Qp>, Error> {
         let (send_cq, recv_cq) = (Arc::clone(&self.cq), Arc::clone(&self.cq));
@@ -127,11 +127,11 @@ impl Xrcd {
     /// others have dropped it. EINVAL: this process has no such target in the domain.
     pub fn open_target(&self, qpn: u32) -> Result<Arc<Qp>, Error> {
         self.shared.targets.lock().get(&qpn).and_then(Weak::upgrade).ok_or_else(|| {
-            Error::invalid(format!("the XRC domain has no target {qpn:#x}; it has those of this process only"))
+            Error::invalid(format!("this process has no target {qpn:#x} in the XRC domain"))
         })
     }
 
-    /// Checks that the opening may be closed: EBUSY while it has shared queues or targets.
+    /// Checks that the opening may be closed: EBUSY while it has SRQs or targets.
     pub fn close(&self) -> Result<(), Error> {
         self.uses.check_unused("XRC domain", "shared receive queues and targets")
     }

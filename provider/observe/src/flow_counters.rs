@@ -32,7 +32,7 @@ impl FlowCounters {
         let mut points = self.points.lock();
         self.uses.check_unused("set of counters", "flows")?;
         if points.len() >= MAX_POINTS {
-            return Err(Error::new(libc::ENOMEM, "a set of counters takes 64 points"));
+            return Err(Error::new(libc::ENOMEM, "a set of counters has at most 64 points"));
         }
         points.push((kind, index));
         Ok(())
@@ -42,7 +42,7 @@ impl FlowCounters {
     pub fn read(&self, values: &mut [u64]) -> Result<(), Error> {
         let points = self.points.lock();
         if points.iter().any(|(_, index)| *index as usize >= values.len()) {
-            return Err(Error::invalid("there are counters attached at higher indices"));
+            return Err(Error::invalid("counters are attached at higher indices than the array has"));
         }
         values.fill(0);
         for (kind, index) in points.iter() {

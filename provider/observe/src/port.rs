@@ -105,7 +105,7 @@ impl Netdev {
     pub fn find(ifindex: u32) -> Result<Option<Self>, Error> {
         let all = pnet_datalink::interfaces();
         if all.is_empty() {
-            return Err(Error::new(libc::EAGAIN, "the system does not list its network interfaces"));
+            return Err(Error::new(libc::EAGAIN, "the kernel did not list the network interfaces"));
         }
         Ok(all.iter().find(|interface| interface.index == ifindex).map(Self::describe))
     }
@@ -217,7 +217,7 @@ fn link_speed(name: &str) -> Result<u32, Error> {
     request.ifr_ifru.ifru_data = (&raw mut settings).cast();
     // SAFETY: SIOCETHTOOL reads the name and the command, and writes a `struct ethtool_cmd` to
     // where the `ifreq` points; both structures outlive the call.
-    unsafe { ask(&mut request, libc::SIOCETHTOOL) }.map_err(|e| Error::os(format!("no speed of {name}"), &e))?;
+    unsafe { ask(&mut request, libc::SIOCETHTOOL) }.map_err(|e| Error::os(format!("cannot read the speed of {name}"), &e))?;
     let speed = u32::from(settings.speed_high) << 16 | u32::from(settings.speed);
     Ok(if speed == UNKNOWN { 0 } else { speed })
 }

@@ -171,7 +171,7 @@ fn conditions(group: Group, seed: u64) -> Conditions {
         Direction::RoxeToRxe => 16,
         Direction::RxeToRoxe => 15,
     };
-    Conditions { seed, is_lossy, ack_timeout, patience_ms: 120_000, ..Conditions::default() }
+    Conditions { seed, is_lossy, ack_timeout, timeout_ms: 120_000, ..Conditions::default() }
 }
 
 /// The address of `side`.

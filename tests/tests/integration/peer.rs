@@ -46,7 +46,7 @@ fn endless_line_closes_connection_but_not_agent() {
     stream.write_all(&vec![b' '; limits::FIRST_LINE]).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
-    assert!(answer.contains("a line has at most"), "{answer}");
+    assert!(answer.contains("a line must have at most"), "{answer}");
     assert_eq!(agent.client().unwrap().name(), "roxe0");
 }
 
@@ -118,7 +118,7 @@ fn session_leaves_nothing_behind() {
     let pd = client.call(Do::AllocPd, Value::Null).unwrap()["pd"].clone();
     client.call(Do::CreateSrq, json!({ "pd": pd })).unwrap();
     let (text, errno) = refusal(client.call(Do::Destroy, json!({"kind": "pd", "handle": pd})));
-    assert_eq!((text.as_str(), errno), (format!("pd {pd} is still used").as_str(), libc::EBUSY));
+    assert_eq!((text.as_str(), errno), (format!("pd {pd} is still in use").as_str(), libc::EBUSY));
 }
 
 /// One MTU and family of the checks: the others take the same way through the agents, and rxe's

@@ -14,7 +14,7 @@ use roxe_wire::Gid;
 const WC_GRH: u32 = 1;
 /// Hop limit of a reply; the distance to the sender is unknown.
 const REPLY_HOP_LIMIT: u8 = 0xff;
-/// Bytes of the GRH area in front of a datagram.
+/// Bytes of the GRH area before a datagram.
 const GRH_LEN: usize = 40;
 
 pub(crate) fn ah_attr(attr: &ibv_ah_attr) -> AhAttr {
@@ -124,7 +124,7 @@ pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
     grh: *mut ibv_grh,
     attr: *mut ibv_ah_attr,
 ) -> c_int {
-    // SAFETY: a completion and the area in front of its datagram; NULL or a whole structure.
+    // SAFETY: a completion and the area before its datagram; NULL or a whole structure.
     zero(|| unsafe { write_out(attr, init_from_wc(handle, port, wc, grh)?) })
 }
 
@@ -135,7 +135,7 @@ pub(crate) unsafe extern "C" fn ibv_create_ah_from_wc(
     port: u8,
 ) -> *mut ibv_ah {
     pointer(|| {
-        // SAFETY: the program passes a completion and the area in front of its datagram.
+        // SAFETY: the program passes a completion and the area before its datagram.
         let attr = unsafe { init_from_wc(context_of(pd)?, port, wc, grh) }?;
         create(pd, &attr)
     })

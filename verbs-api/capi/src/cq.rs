@@ -30,7 +30,7 @@ const ENTRIES: &str = "1 to max_cqe of the device";
 /// `IBV_CQ_ATTR_MODERATE`: the field `moderate` is set.
 const ATTR_MODERATE: u32 = 1;
 
-/// The provider's CQ behind a handle from `ibv_create_cq_ex`; EINVAL for others.
+/// The provider's CQ of a handle from `ibv_create_cq_ex`; EINVAL for others.
 pub(crate) fn extended_cq<'a>(handle: *mut ibv_cq) -> Result<&'a Arc<Cq>> {
     let inner = &Object::<ibv_cq_ex>::live(handle)?.inner;
     let plain = || einval("the completion queue was created by ibv_create_cq, not ibv_create_cq_ex");
@@ -96,7 +96,7 @@ fn check_extended(attr: &ibv_cq_init_attr_ex) -> Result<()> {
         return Err(garbage::refuse(EINVAL, "ibv_create_cq_ex", ("wc_flags", value), accepted));
     }
     if attr.wc_flags & UNSUPPORTED_WC_FLAGS != 0 {
-        return Err(unsupported(|| "wc_flags asks for the VLAN tag (0x100), which no completion has".to_owned()));
+        return Err(unsupported(|| "wc_flags requests the VLAN tag (0x100), which no completion has".to_owned()));
     }
     if attr.comp_mask & !(MASK_FLAGS | MASK_PD) != 0 || flags & !(SINGLE_THREADED | IGNORE_OVERRUN) != 0 {
         return Err(garbage::cq_init(EOPNOTSUPP, attr.comp_mask, flags));

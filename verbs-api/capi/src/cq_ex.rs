@@ -17,7 +17,7 @@ pub(crate) fn exposed(base: ibv_cq) -> ibv_cq_ex {
     } with { base, ..ibv_cq_ex::ZERO })
 }
 
-/// The CQ behind a pointer of the extended interface.
+/// The CQ of a pointer of the extended interface.
 ///
 /// # Safety
 /// `cq` is NULL or a living CQ of ours.

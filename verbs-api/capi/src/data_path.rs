@@ -134,7 +134,7 @@ impl SgeList {
     /// `list` is NULL or points to `count` elements.
     pub(crate) unsafe fn fill(&mut self, list: *const ibv_sge, count: usize) -> Result<&[Sge]> {
         if count > self.items.len() {
-            return Err(invalid(|| format!("num_sge is {count}; any queue takes {MAX_SGE} at most")));
+            return Err(invalid(|| format!("num_sge is {count}; the device takes at most {MAX_SGE}")));
         }
         if list.is_null() && count > 0 {
             return Err(invalid(|| format!("num_sge is {count} and sg_list is NULL")));
@@ -167,7 +167,7 @@ impl InlineData {
             let count = sge.length as usize;
             let room = self.bytes.get_mut(len..).and_then(|rest| rest.get_mut(..count)).ok_or_else(|| {
                 let length: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();
-                invalid(|| format!("the inline data has {length} bytes; any queue takes {MAX_INLINE_DATA} at most"))
+                invalid(|| format!("the inline data has {length} bytes; the device takes at most {MAX_INLINE_DATA}"))
             })?;
             let from = core::ptr::with_exposed_provenance::<u8>(usize::try_from(sge.addr).map_err(|_| EINVAL)?);
             if count > 0 {
@@ -212,7 +212,7 @@ unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
             9 => SendOp::SendInvalidate(RKey(wr.imm_data)),
             15 => SendOp::AtomicWrite { remote_addr: rdma().remote_addr, rkey: RKey(rdma().rkey) },
             other => {
-                let accepted = "0 to 9 and 15 of enum ibv_wr_opcode; FLUSH is posted by ibv_wr_flush";
+                let accepted = "0 to 9 and 15 of enum ibv_wr_opcode; post FLUSH with ibv_wr_flush";
                 return Err(invalid(|| format!("opcode is {other}; accepted are {accepted}")));
             }
         })
@@ -266,7 +266,7 @@ pub(crate) fn report_long_inline(qp: &Qp, wr_id: u64, inline: usize) {
     tell(|| Event::PostRefused { queue: qp.id(), side: Side::Send, wr_id, inline, error });
 }
 
-/// Tells the checker if a refused request has more inline data than any QP takes.
+/// Tells the checker if a refused request has more inline data than any QP accepts.
 ///
 /// # Safety
 /// As [`convert`].

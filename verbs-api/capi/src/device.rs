@@ -21,7 +21,7 @@ const TRANSPORT_IB: c_int = 0;
 
 /// A device as programs see it.
 ///
-/// Provider libraries (libmlx5, libefa) look for a pointer of their own behind the public structure
+/// Provider libraries (libmlx5, libefa) look for a pointer of their own after the public structure
 /// of any device. The tail makes them find zero.
 #[repr(C)]
 struct DeviceEntry {

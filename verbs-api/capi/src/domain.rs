@@ -1,7 +1,7 @@
 //! Protection domains, parent domains, thread domains and XRC domains.
 //!
 //! A parent domain is an `ibv_pd` that shares another's access to memory (`man
-//! ibv_alloc_parent_domain`). The program's allocator supplies the block behind the handle of each
+//! ibv_alloc_parent_domain`). The program's allocator supplies the block for the handle of each
 //! QP, SRQ and CQ created in it. A thread domain promises that one thread at a time uses its
 //! objects; it changes nothing here, because an uncontended lock is cheap. A file names an XRC
 //! domain within this process only.
@@ -21,7 +21,7 @@ const MASK_PD_CONTEXT: u32 = 2;
 /// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC`: always the case here.
 const MASK_UNPROTECTED: u32 = 4;
 
-/// Marks the parent domain `handle` as used by a CQ; EINVAL if it is no parent domain.
+/// Marks the parent domain `handle` as used by a CQ; EINVAL if it is not a parent domain.
 pub(crate) fn hold_parent(handle: *mut ibv_pd) -> Result<Use> {
     let inner = &Object::<ibv_pd>::live(handle)?.inner;
     inner

@@ -95,7 +95,7 @@ pub(crate) fn no_comp_mask(comp_mask: u32) -> Result<()> {
     if comp_mask == 0 { Ok(()) } else { Err(invalid(|| format!("comp_mask is {comp_mask:#x}; accepted is 0"))) }
 }
 
-/// Borrows the structure behind a pointer that the program passed; EINVAL for NULL.
+/// Borrows the structure at a pointer that the program passed; EINVAL for NULL.
 macro_rules! required {
     ($pointer:ident) => {
         // SAFETY: NULL or a whole structure of the program (the first promise in `lib.rs`).

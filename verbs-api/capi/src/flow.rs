@@ -29,7 +29,7 @@ const ACTION_DROP: u32 = 0x1001;
 const ACTION_COUNT: u32 = 0x1003;
 /// `IBV_FLOW_SPEC_ESP`, `_VXLAN_TUNNEL`, `_GRE`, `_MPLS`, `_ACTION_HANDLE`: not supported.
 const REFUSED: [u32; 5] = [0x34, 0x50, 0x51, 0x60, 0x1002];
-/// Bytes of the type and the size in front of every specification.
+/// Bytes of the type and the size before every specification.
 const HEADER: usize = 6;
 /// Bytes of the longest specification, IPv6.
 const LONGEST: usize = 88;
@@ -297,11 +297,11 @@ mod tests {
         bytes
     }
 
-    /// A rule with `specs` behind it, in memory that is aligned for nothing.
+    /// A rule followed by `specs`, in memory without alignment.
     fn parse(attr: ibv_flow_attr, specs: &[Vec<u8>]) -> Result<FlowInit> {
         let attr = ibv_flow_attr { num_of_specs: specs.len() as u8, ..attr };
         let mut bytes = vec![0; 1 + size_of::<ibv_flow_attr>()];
-        // SAFETY: room for the structure behind the first byte.
+        // SAFETY: room for the structure after the first byte.
         unsafe { bytes.as_mut_ptr().add(1).cast::<ibv_flow_attr>().write_unaligned(attr) };
         bytes.extend(specs.concat());
         // SAFETY: the structure and the specifications it counts.

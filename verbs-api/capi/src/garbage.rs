@@ -1,5 +1,5 @@
 //! Arguments with values that no card accepts: the checker reports them before the program gets its
-//! error. Values that another card may accept are refused elsewhere.
+//! error. The verbs themselves refuse values that another card may accept.
 
 use crate::errno::{Errno, invalid};
 use crate::wr_batch;
@@ -33,14 +33,14 @@ pub(crate) fn refuse_unknown(
     errno: Errno,
     call: &'static str,
     field: Field,
-    (known, done): (u32, u32),
+    (known, supported): (u32, u32),
     accepted: &'static str,
 ) -> Errno {
     let (argument, value) = field;
     if value & !known != 0 {
         return refuse(errno, call, field, accepted);
     }
-    explain::because(|| format!("{argument} is {value:#x}; of {accepted} the device does {done:#x}"));
+    explain::because(|| format!("{argument} is {value:#x}; of {accepted}, the device supports {supported:#x}"));
     errno
 }
 

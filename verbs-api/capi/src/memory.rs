@@ -90,7 +90,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
     pointer(|| {
         let part = DmaBuf { fd, offset, length: length as u64 };
         let mr = pd(handle)?.reg_dmabuf_mr(part, iova, access(bits.cast_unsigned())?)?;
-        let addr = usize::try_from(offset).map_err(|_| invalid(|| format!("offset is {offset:#x}")))?;
+        let addr = usize::try_from(offset).map_err(|_| invalid(|| format!("offset {offset:#x} exceeds the address space")))?;
         publish(handle, core::ptr::without_provenance_mut(addr), length, mr)
     })
 }
@@ -117,7 +117,7 @@ fn change(flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize, bits:
         }));
     }
     if given(REREG_TRANSLATION) && (addr.is_null() || length == 0) {
-        return Err(invalid(|| format!("IBV_REREG_MR_CHANGE_TRANSLATION with addr {addr:p} and length {length}")));
+        return Err(invalid(|| format!("IBV_REREG_MR_CHANGE_TRANSLATION needs an addr and a length; they are {addr:p} and {length}")));
     }
     Ok(MrChange {
         pd: given(REREG_PD).then(|| objects::pd(pd).cloned()).transpose()?,
@@ -520,14 +520,14 @@ pub(crate) unsafe fn bind_type_2(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw
         let region = Object::<ibv_mr>::trusted(info.mr);
         if !mw.is_intact() || region.is_some_and(|region| !region.is_intact()) {
             return Err(einval(
-                "bind_mw.mw or bind_info.mr was overwritten: its field context or handle is not what it was",
+                "bind_mw.mw or bind_info.mr was overwritten: its field context or handle has changed",
             ));
         }
         bind_operation(&mw.inner, MwKind::Two, tagged_key(&mw.inner, rkey), region, info)
     }
 }
 
-/// The key of `mw` with the last byte of `rkey`; the program cannot choose the rest.
+/// The key of `mw` with the last byte of `rkey`; the program cannot choose the other bytes.
 fn tagged_key(mw: &Mw, rkey: u32) -> RKey {
     RKey(mw.rkey().0 & !0xff | rkey & 0xff)
 }
@@ -542,7 +542,7 @@ fn bind_operation(
     info: &ibv_mw_bind_info,
 ) -> Result<SendOp> {
     if mw.kind() != kind {
-        let (given, other) = (mw.kind(), "type One is bound by ibv_bind_mw, type Two by a work request");
+        let (given, other) = (mw.kind(), "type One is bound with ibv_bind_mw, type Two with a work request");
         return Err(invalid(|| format!("the memory window is of type {given:?}; {other}")));
     }
     if region.is_none() && info.length > 0 {

@@ -139,7 +139,7 @@ impl<E: Exposed> Object<E> {
     }
 
     /// Publishes an object in a block of the program's allocator if there is one, unless that
-    /// leaves the choice to us. Returns ENOMEM if it has no memory.
+    /// leaves the choice to us. Returns ENOMEM if the allocator returns no memory.
     pub(crate) fn publish_in(
         allocator: Option<ObjectAllocator>,
         token: Token,
@@ -169,7 +169,7 @@ impl<E: Exposed> Object<E> {
         handle
     }
 
-    /// Returns the object behind the handle of a control call; EINVAL if there is none of this
+    /// Returns the object of the handle of a control call; EINVAL if there is none of this
     /// kind or its identity fields were overwritten.
     ///
     /// The program promises not to destroy an object while another call uses it.
@@ -182,7 +182,7 @@ impl<E: Exposed> Object<E> {
         if handle.is_null() { Ok(None) } else { Self::live(handle).map(Some) }
     }
 
-    /// Returns the object behind the handle of a destroy call; EINVAL if there is none of this
+    /// Returns the object of the handle of a destroy call; EINVAL if there is none of this
     /// kind. Overwritten identity fields are ENOENT, the kernel's answer to an unknown number
     /// (`rdma_lookup_get_uobject`).
     pub(crate) fn to_destroy<'a>(handle: *mut E::Handle) -> Result<&'a Self> {
@@ -198,12 +198,12 @@ impl<E: Exposed> Object<E> {
         }
         explain::because(|| {
             let (kind, at) = (Self::kind(), handle.addr());
-            format!("the {kind} at {at:#x} was overwritten: its field context or handle is not what it was")
+            format!("the {kind} at {at:#x} was overwritten: its field context or handle has changed")
         });
         Err(changed)
     }
 
-    /// Returns the object behind a handle that the program stored and may have destroyed since.
+    /// Returns the object of a handle that the program stored and may have destroyed since.
     pub(crate) fn if_alive<'a>(handle: *mut E::Handle) -> Option<&'a Self> {
         Self::registered(handle).filter(|object| object.is_intact())
     }
@@ -224,7 +224,7 @@ impl<E: Exposed> Object<E> {
             if is_destroyed {
                 format!("the {kind} at {address:#x} is already destroyed")
             } else if is_other {
-                format!("the object at {address:#x} is no {kind} but another kind of object")
+                format!("the object at {address:#x} is not of kind {kind}")
             } else {
                 format!("there is no {kind} at {address:#x}: it was destroyed, or belongs to another library")
             }
@@ -248,7 +248,7 @@ impl<E: Exposed> Object<E> {
         self.identity.handle
     }
 
-    /// Calls `use_it` with the object behind a handle, even if its identity fields were
+    /// Calls `use_it` with the object of a handle, even if its identity fields were
     /// overwritten. The object cannot be retired meanwhile.
     pub(crate) fn with_live<T>(handle: *mut E::Handle, use_it: impl FnOnce(&Self) -> T) -> Result<T> {
         let registry = REGISTRY.lock();
@@ -319,7 +319,7 @@ impl<E: Exposed> Object<E> {
         Self::retire(handle).map(drop)
     }
 
-    /// Returns the object behind a handle of the data path; `None` for NULL and, with the checker
+    /// Returns the object of a handle of the data path; `None` for NULL and, with the checker
     /// on, for destroyed objects.
     ///
     /// # Safety

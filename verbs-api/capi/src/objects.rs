@@ -1,4 +1,4 @@
-//! The objects of libibverbs: for each the C structure that the program sees, the Rust part behind
+//! The objects of libibverbs: for each the C structure that the program sees, the Rust part next to
 //! it, and the way from a handle to the provider's object. Below the files that create and use
 //! them, because objects refer to each other.
 

@@ -43,7 +43,7 @@ pub(crate) fn service(qp_type: c_int) -> Result<Service> {
         8 => Ok(Service::Raw),
         XRC_INI => Ok(Service::XrcIni),
         _ => Err(unsupported(|| {
-            format!("qp_type is {qp_type}; the device makes RC 2, UC 3, UD 4, RAW_PACKET 8, XRC_SEND 9 and XRC_RECV 10")
+            format!("qp_type is {qp_type}; accepted are RC 2, UC 3, UD 4, RAW_PACKET 8, XRC_SEND 9 and XRC_RECV 10")
         })),
     }
 }

@@ -118,7 +118,7 @@ operations! {
 /// for the whole region.
 fn flush(rkey: RKey, remote_addr: u64, length: usize, placement: u8, level: u8) -> Result<SendOp> {
     let length = u32::try_from(length)
-        .map_err(|_| invalid(|| format!("length is {length}; accepted are 2147483648 at most")))?;
+        .map_err(|_| invalid(|| format!("length is {length}; it must be at most 2147483648")))?;
     let selectivity = match level {
         0 => Selectivity::Range,
         1 => Selectivity::Region,

@@ -43,7 +43,7 @@ const RATES: [Rate; 23] = [
     rate(24, 1_275_000, 480),
 ];
 
-/// `man ibv_rate_to_mult`: -1 if the rate is no multiple or unknown.
+/// `man ibv_rate_to_mult`: -1 if the rate is not a multiple or unknown.
 pub(crate) extern "C" fn ibv_rate_to_mult(rate: c_int) -> c_int {
     RATES.iter().find(|r| r.code == rate).and_then(|r| r.mult).unwrap_or(-1)
 }

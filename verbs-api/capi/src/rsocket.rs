@@ -1,7 +1,7 @@
 //! librdmacm's sockets: the functions of `rdma/rsocket.h`, over the crate `roxe-rsockets`.
 //!
 //! Each call behaves like the socket call of its name without the `r` (man section 2). This file
-//! interprets C's pointers and lengths: EBADF for a descriptor that is no rsocket, EFAULT for a
+//! interprets C's pointers and lengths: EBADF for a descriptor that is not an rsocket, EFAULT for a
 //! NULL that must not be.
 
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, length, minus_one, zero};

@@ -129,7 +129,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
 /// `man ibv_get_srq_num`: EINVAL for an SRQ of no XRC domain.
 pub(crate) unsafe extern "C" fn get_srq_num(handle: *mut ibv_srq, number: *mut u32) -> c_int {
     status(|| {
-        let none = || einval("the shared receive queue is of no XRC domain");
+        let none = || einval("the shared receive queue belongs to no XRC domain");
         // SAFETY: NULL or a variable of the program.
         unsafe { write_out(number, srq(handle)?.number().ok_or_else(none)?) }
     })

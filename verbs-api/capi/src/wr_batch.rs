@@ -98,7 +98,7 @@ impl Batch {
 
     pub(crate) fn begin(&mut self, wr_id: u64, flags: u32, op: SendOp) -> Result<()> {
         if operations_of(self.service) & bit(&op) == 0 {
-            return Err(unsupported(|| format!("a queue pair of this service has no operation {op:?}")));
+            return Err(unsupported(|| format!("the service of the queue pair does not support the operation {op:?}")));
         }
         if self.requests.len() >= self.cap.max_send_wr as usize {
             let most = self.cap.max_send_wr;
@@ -115,7 +115,7 @@ impl Batch {
     fn last(&mut self) -> Result<&mut Built> {
         self.requests
             .last_mut()
-            .ok_or_else(|| einval("a setter (ibv_wr_set_...) came before the request that it belongs to"))
+            .ok_or_else(|| einval("a setter (ibv_wr_set_...) was called before its request"))
     }
 
     /// The current request; EINVAL for a QP of another service.
@@ -126,7 +126,7 @@ impl Batch {
     fn last_with_data(&mut self) -> Result<&mut Built> {
         self.last().and_then(|built| match takes_data(&built.op) {
             true => Ok(built),
-            false => Err(invalid(|| format!("a list or inline data was set for {:?}, which takes none", built.op))),
+            false => Err(invalid(|| format!("a list or inline data was set for {:?}, which accepts none", built.op))),
         })
     }
 

@@ -1,4 +1,4 @@
-//! The program behind `roxe check-peer`: runs cells between two cards, each driven through its
+//! The program of `roxe check-peer`: runs cells between two cards, each driven through its
 //! agent, and judges every byte and completion of both sides.
 //!
 //! A [`Pair`] is two connected queue pairs with an area of memory on each side. A [`Course`] runs
@@ -84,17 +84,17 @@ pub struct Conditions {
     pub grace_ms: u64,
     /// Milliseconds within which requests must complete. A long message to an emulated processor
     /// takes seconds.
-    pub patience_ms: u64,
+    pub timeout_ms: u64,
 }
 
 impl Default for Conditions {
     fn default() -> Self {
-        let (ack_timeout, grace_ms, patience_ms) = (14, 300, 30_000);
-        Self { seed: 1, is_lossy: false, is_burst: false, ack_timeout, grace_ms, patience_ms }
+        let (ack_timeout, grace_ms, timeout_ms) = (14, 300, 30_000);
+        Self { seed: 1, is_lossy: false, is_burst: false, ack_timeout, grace_ms, timeout_ms }
     }
 }
 
-/// The agents beside the near and the far card.
+/// The agents next to the near and the far card.
 pub type Cards<'a> = [&'a mut Client; 2];
 
 /// The reason why the cards cannot be connected.

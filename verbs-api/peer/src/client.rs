@@ -18,10 +18,10 @@ pub enum ClientError {
     #[error("{0}")]
     Refused(#[from] Refusal),
     /// The connection failed.
-    #[error("the agent: {0}")]
+    #[error("the connection to the agent failed: {0}")]
     Connection(#[from] io::Error),
     /// The answer does not fit the request.
-    #[error("the agent answered something else: {0}")]
+    #[error("the agent sent an unexpected answer: {0}")]
     Protocol(String),
 }
 
@@ -53,7 +53,7 @@ impl std::str::FromStr for Target {
         let text = text.strip_prefix("peer://").unwrap_or(text);
         let (token, host) = text.rsplit_once('@').unwrap_or(("", text));
         if host.is_empty() {
-            return Err("no host: write TOKEN@HOST:PORT, as `roxe peer` printed them".to_owned());
+            return Err("the host is missing; write TOKEN@HOST:PORT, as `roxe peer` printed it".to_owned());
         }
         let has_port = host.rsplit_once(':').is_some_and(|(host, _)| !host.contains(':') || host.ends_with(']'));
         let address = if has_port { host.to_owned() } else { format!("{host}:{DEFAULT_PORT}") };

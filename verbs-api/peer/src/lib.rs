@@ -1,4 +1,4 @@
-//! The agent beside a card under test, and its controllers.
+//! The agent next to a card under test, and its controllers.
 //!
 //! A controller (a protocol script, a fuzzer, a check of two cards) sends requests to the agent as
 //! lines of JSON over TCP. The agent runs them as verbs of the `libibverbs.so.1` of its host, which

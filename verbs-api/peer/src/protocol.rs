@@ -44,13 +44,13 @@ impl Request {
         let value: Value =
             serde_json::from_slice(line).map_err(|error| (0, Refusal::invalid(format!("not JSON: {error}"))))?;
         let Value::Object(mut object) = value else {
-            return Err((0, Refusal::invalid("a request is a JSON object")));
+            return Err((0, Refusal::invalid("a request must be a JSON object")));
         };
         let id = object.remove("id").as_ref().and_then(Value::as_u64);
-        let id = id.ok_or_else(|| (0, Refusal::invalid("a request has an id, a number")))?;
+        let id = id.ok_or_else(|| (0, Refusal::invalid("the number id is missing")))?;
         let name = object.remove("do");
         let name = name.as_ref().and_then(Value::as_str);
-        let name = name.ok_or_else(|| (id, Refusal::invalid("a request has a name in \"do\"")))?;
+        let name = name.ok_or_else(|| (id, Refusal::invalid("the text do, a command, is missing")))?;
         let command = Command::named(name)
             .ok_or_else(|| (id, Refusal::invalid(format!("there is no command {}", shortened(name)))))?;
         if let Some(other) = object.keys().find(|key| !command.arguments().contains(&key.as_str())) {
@@ -296,7 +296,7 @@ impl Args {
     /// If it is not a number, or out of range.
     pub fn optional<T: TryFrom<u64>>(&self, name: &str) -> Result<Option<T>> {
         let Some(value) = self.value(name) else { return Ok(None) };
-        let number = read_number(value).ok_or_else(|| Refusal::invalid(format!("{name} is a number")))?;
+        let number = read_number(value).ok_or_else(|| Refusal::invalid(format!("{name} must be a number")))?;
         T::try_from(number).map(Some).map_err(|_| Refusal::invalid(format!("{name} {number} is too large")))
     }
 
@@ -323,7 +323,7 @@ impl Args {
     pub fn is_set(&self, name: &str) -> Result<bool> {
         match self.value(name) {
             None => Ok(false),
-            Some(value) => value.as_bool().ok_or_else(|| Refusal::invalid(format!("{name} is true or false"))),
+            Some(value) => value.as_bool().ok_or_else(|| Refusal::invalid(format!("{name} must be true or false"))),
         }
     }
 
@@ -333,7 +333,7 @@ impl Args {
     /// If it is missing or not a text.
     pub fn text(&self, name: &str) -> Result<&str> {
         let value = self.value(name).ok_or_else(|| missing(name))?;
-        value.as_str().ok_or_else(|| Refusal::invalid(format!("{name} is a text")))
+        value.as_str().ok_or_else(|| Refusal::invalid(format!("{name} must be a text")))
     }
 
     /// Returns the number of a name of the table.
@@ -355,7 +355,7 @@ impl Args {
         let union = |bits: u32, text: &str| Ok(bits | bit(text)?);
         match value {
             Value::Array(list) => list.iter().try_fold(0, |bits, text| {
-                let text = text.as_str().ok_or_else(|| Refusal::invalid(format!("{name} is a list of names")))?;
+                let text = text.as_str().ok_or_else(|| Refusal::invalid(format!("{name} must be a list of names")))?;
                 union(bits, text)
             }),
             Value::String(text) if read_number(value).is_none() => {
@@ -380,7 +380,7 @@ impl Args {
     pub fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let Some(value) = self.value(name) else { return Ok(None) };
         let bytes = value.as_str().and_then(from_hex);
-        bytes.map(Some).ok_or_else(|| Refusal::invalid(format!("{name} is bytes as a hexadecimal text")))
+        bytes.map(Some).ok_or_else(|| Refusal::invalid(format!("{name} must be bytes as a hexadecimal text")))
     }
 
     /// Returns an optional GID: an IPv6 address, or an IPv4 address, which is mapped.
@@ -394,7 +394,7 @@ impl Args {
         let address = match self.text(name)?.parse() {
             Ok(IpAddr::V4(address)) => address.to_ipv6_mapped(),
             Ok(IpAddr::V6(address)) => address,
-            Err(_) => return Err(Refusal::invalid(format!("{name} is an address, as of IPv6"))),
+            Err(_) => return Err(Refusal::invalid(format!("{name} must be an IPv6 or IPv4 address"))),
         };
         Ok(Some(Ipv6Addr::octets(&address)))
     }
@@ -405,13 +405,13 @@ impl Args {
     /// If it is not a list of objects, or an object has a member that is not in `known`.
     pub fn objects(&self, name: &str, known: &[&str]) -> Result<Vec<Self>> {
         let Some(value) = self.value(name) else { return Ok(Vec::new()) };
-        let list = value.as_array().ok_or_else(|| Refusal::invalid(format!("{name} is a list")))?;
+        let list = value.as_array().ok_or_else(|| Refusal::invalid(format!("{name} must be a list")))?;
         list.iter()
             .map(|item| match item {
                 Value::Object(object) if object.keys().all(|key| known.contains(&key.as_str())) => {
                     Ok(Self(object.clone()))
                 }
-                _ => Err(Refusal::invalid(format!("{name} is a list of objects with {}", known.join(", ")))),
+                _ => Err(Refusal::invalid(format!("{name} must be a list of objects with {}", known.join(", ")))),
             })
             .collect()
     }
@@ -434,7 +434,7 @@ fn missing(name: &str) -> Refusal {
 
 fn unknown(name: &str, text: &str, table: Table) -> Refusal {
     let known: Vec<_> = table.iter().map(|(name, _)| *name).collect();
-    Refusal::invalid(format!("{name} {}: must be of {}", shortened(text), known.join(", ")))
+    Refusal::invalid(format!("{name} {} is unknown; use {}", shortened(text), known.join(", ")))
 }
 
 /// Parses hexadecimal bytes.
@@ -516,9 +516,9 @@ mod tests {
 
     #[test]
     fn invalid_request_is_refused_with_its_id() {
-        assert_eq!(refused("[]"), (0, "a request is a JSON object".into()));
-        assert_eq!(refused("{\"do\":\"bye\"}"), (0, "a request has an id, a number".into()));
-        assert_eq!(refused("{\"id\":4}"), (4, "a request has a name in \"do\"".into()));
+        assert_eq!(refused("[]"), (0, "a request must be a JSON object".into()));
+        assert_eq!(refused("{\"do\":\"bye\"}"), (0, "the number id is missing".into()));
+        assert_eq!(refused("{\"id\":4}"), (4, "the text do, a command, is missing".into()));
         assert_eq!(refused("{\"id\":4,\"do\":\"jump\"}"), (4, "there is no command jump".into()));
         assert_eq!(refused("{\"id\":4,\"do\":\"bye\",\"now\":1}"), (4, "bye has no argument now".into()));
         assert!(refused("{\"id\":4,").1.starts_with("not JSON"));

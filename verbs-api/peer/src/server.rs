@@ -99,7 +99,7 @@ fn draw_token() -> protocol::Result<String> {
 }
 
 fn check_token(token: String) -> protocol::Result<String> {
-    let text = format!("a token has {} characters at least, and no space", limits::TOKEN);
+    let text = format!("a token must have at least {} characters, and no space", limits::TOKEN);
     let is_good = token.len() >= limits::TOKEN && token.chars().all(|c| c.is_ascii_graphic());
     if is_good { Ok(token) } else { Err(Refusal { text, errno: libc::EINVAL }) }
 }
@@ -118,7 +118,7 @@ impl Gate {
         let shown = request.as_ref().ok().filter(|request| request.command == Command::Hello);
         let shown = shown.and_then(|request| request.args.text("token").ok());
         if !shown.is_some_and(|shown| are_equal(shown.as_bytes(), self.token.as_bytes())) {
-            return refuse(&mut lines, "the first request is hello with the token", libc::EACCES);
+            return refuse(&mut lines, "the first request must be hello with the token", libc::EACCES);
         }
         // From here on, the connection is not closed to make room for another.
         drop(visit);
@@ -127,7 +127,7 @@ impl Gate {
             Ok(guard) => guard,
             Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(std::sync::TryLockError::WouldBlock) => {
-                return refuse(&mut lines, "another controller is served", libc::EBUSY);
+                return refuse(&mut lines, "another controller is connected", libc::EBUSY);
             }
         };
         let Options { device, port, .. } = &self.options;
@@ -190,7 +190,7 @@ impl Lines {
             return Ok(Some(line));
         }
         if line.len() >= limit {
-            let refusal = Refusal { text: format!("a line has at most {limit} bytes"), errno: libc::EMSGSIZE };
+            let refusal = Refusal { text: format!("a line must have at most {limit} bytes"), errno: libc::EMSGSIZE };
             self.send(&protocol::answer(0, &Err(refusal)))?;
         }
         Ok(None)

@@ -112,7 +112,7 @@ impl Session {
         if self.pd.is_none() {
             self.pd = Some(Rc::new(Pd::alloc(&self.context)?));
         }
-        self.pd.clone().ok_or_else(|| Refusal::invalid("there is no domain"))
+        self.pd.clone().ok_or_else(|| Refusal::invalid("the session has no protection domain"))
     }
 }
 
@@ -126,7 +126,7 @@ impl Drop for Session {
 fn deadline(args: &Args) -> Result<Instant> {
     let wait: u64 = args.or("timeout_ms", 0)?;
     if wait > limits::WAIT_MS {
-        return Err(Refusal::invalid(format!("timeout_ms is at most {}", limits::WAIT_MS)));
+        return Err(Refusal::invalid(format!("timeout_ms must be at most {}", limits::WAIT_MS)));
     }
     Ok(Instant::now() + Duration::from_millis(wait))
 }
@@ -213,10 +213,10 @@ impl Table {
     pub(super) fn has_room(&self, memory: usize) -> Result<()> {
         let refuse = |text: String| Err(Refusal { text, errno: libc::ENOMEM });
         if self.objects.len() >= limits::OBJECTS {
-            return refuse(format!("a session has at most {} objects", limits::OBJECTS));
+            return refuse(format!("a session can have at most {} objects", limits::OBJECTS));
         }
         if memory > limits::MEMORY - self.memory {
-            return refuse(format!("a session registers at most {} bytes", limits::MEMORY));
+            return refuse(format!("a session can register at most {} bytes", limits::MEMORY));
         }
         Ok(())
     }
@@ -234,7 +234,7 @@ impl Table {
         let object = self.objects.get(&handle).filter(|object| object.kind() == kind);
         let object = object.ok_or_else(|| not_there(kind, handle, self.objects.get(&handle)))?;
         if object.is_shared() {
-            return Err(Refusal { text: format!("{kind} {handle} is still used"), errno: libc::EBUSY });
+            return Err(Refusal { text: format!("{kind} {handle} is still in use"), errno: libc::EBUSY });
         }
         let Some(object) = self.objects.remove(&handle) else { return Ok(()) };
         if let Object::Mr(mr) = &object {

@@ -41,7 +41,7 @@ fn check_pointer<T>(verb: &str, pointer: *mut T) -> Result<*mut T, Refusal> {
 
 /// The refusal for a verb that the library does not have.
 fn missing(verb: &str) -> Refusal {
-    Refusal { text: format!("{verb}: the library has no such function"), errno: libc::EOPNOTSUPP }
+    Refusal { text: format!("the library does not have {verb}"), errno: libc::EOPNOTSUPP }
 }
 
 /// Waits until `fd` is readable or `until` has passed. Returns true if it is readable.
@@ -194,7 +194,7 @@ fn loader_error() -> String {
     // SAFETY: takes no arguments; the text is copied before another call of the loader.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
-        return "the library cannot be used".to_owned();
+        return "the dynamic loader gave no reason".to_owned();
     }
     // SAFETY: not NULL, so a nul-terminated text.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()

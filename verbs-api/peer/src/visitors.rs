@@ -1,6 +1,6 @@
 //! Limits of time and number for connections of clients that are not authenticated yet.
 //!
-//! With a limit per read, a client could stay for ever by sending single bytes, so the deadline is
+//! With a limit per read, a client could stay forever by sending single bytes, so the deadline is
 //! for a whole line or request. When too many connections wait, the oldest is closed, so that
 //! silent clients cannot block a client that sends its request at once.
 

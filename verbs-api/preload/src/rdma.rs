@@ -72,7 +72,7 @@ pub(crate) fn rdma() -> Option<&'static Rdma> {
         let _inside = Inside::enter();
         let loaded = open();
         if loaded.is_none() {
-            eprintln!("librspreload: no usable librdmacm.so.1: sockets stay ordinary");
+            eprintln!("librspreload: librdmacm.so.1 cannot be loaded; sockets stay those of the kernel");
         }
         loaded
     })

@@ -79,11 +79,8 @@ pub enum ArgumentError {
         /// The missing value.
         lacks: &'static str,
     },
-    /// The range is outside the memory region.
-    #[error(
-        "bytes {offset}..{} are not inside the region of {region} bytes, or not aligned for an atomic word",
-        offset.saturating_add(*len)
-    )]
+    /// The range exceeds the memory region, or an atomic word is not aligned.
+    #[error("{}", out_of_range(*offset, *len, *region))]
     OutOfRange {
         /// First byte.
         offset: usize,
@@ -136,7 +133,7 @@ pub enum EnvironmentError {
         netdev: String,
     },
     /// A name has no address.
-    #[error("cannot look the address up: {0}")]
+    #[error("cannot look up the address: {0}")]
     Lookup(std::io::Error),
     /// The program's event loop cannot watch a descriptor, or has ended.
     #[error("the event loop does not watch the descriptor: {0}")]
@@ -157,7 +154,7 @@ pub enum ResourceError {
     #[error(transparent)]
     QueueFull(RefusedRequest),
     /// A region could not be allocated.
-    #[error("no memory for a region of {bytes} bytes")]
+    #[error("cannot allocate a region of {bytes} bytes")]
     OutOfMemory {
         /// Size of the region.
         bytes: usize,
@@ -171,7 +168,7 @@ pub enum PeerError {
     /// The device reports a failed connection.
     #[error(transparent)]
     Refused(Refusal),
-    /// A work request failed at the peer, or was not answered.
+    /// A work request failed at the peer, or was not acknowledged.
     #[error(transparent)]
     Completion(FailedCompletion),
     /// The peer refused the connection, ended it, or did not answer.
@@ -410,10 +407,19 @@ impl FailedConnection {
     }
 }
 
+fn out_of_range(offset: usize, len: usize, region: usize) -> String {
+    let end = offset.saturating_add(len);
+    if end > region {
+        format!("bytes {offset}..{end} exceed the region of {region} bytes")
+    } else {
+        format!("offset {offset} is not aligned for an atomic word of {len} bytes")
+    }
+}
+
 const fn advice(refused: PostError) -> &'static str {
     match refused {
         PostError::State => "; receives can be posted from INIT on, sends from RTS on: connect it first",
-        PostError::QueueFull => "; take completions from the completion queue first, or build it with a longer queue",
+        PostError::QueueFull => "; poll the completion queue first, or build it with a longer queue",
         PostError::TooManySges => "; build it with more max_send_sge or max_recv_sge",
         PostError::InlineTooLong => "; build it with more max_inline_data, or send from a memory region",
         PostError::BadOpcode => {
@@ -421,7 +427,7 @@ const fn advice(refused: PostError) -> &'static str {
              carry immediate data, and only SEND invalidates"
         }
         PostError::BadLength => "; a message has at most 2^31 bytes, a datagram one path MTU, an ATOMIC WRITE 8",
-        PostError::MissingDestination => "; a datagram names it with `to`, an XRC message with `to_srq`",
+        PostError::MissingDestination => "; set it with `to` for a datagram, with `to_srq` for an XRC message",
     }
 }
 
@@ -431,9 +437,9 @@ const fn explain(status: WcStatus) -> &'static str {
         WcStatus::LocLenErr => {
             "the message does not fit (LOC_LEN_ERR); post larger receive buffers, or send less: a UD message is at most the path MTU"
         }
-        WcStatus::LocQpOpErr => "the queue pair cannot do this (LOC_QP_OP_ERR); check its service and attributes",
+        WcStatus::LocQpOpErr => "the queue pair does not support the operation (LOC_QP_OP_ERR); check its service and attributes",
         WcStatus::LocProtErr => {
-            "a local buffer may not be used like this (LOC_PROT_ERR); check its lkey, range and access rights, and that the region still exists"
+            "the memory protection of this side refused (LOC_PROT_ERR); check lkey, range and access rights of the buffer, and that its region still exists"
         }
         WcStatus::WrFlushErr => {
             "it was not executed, because the queue pair is in the error state (WR_FLUSH_ERR); look at the first failed completion for the reason"
@@ -449,12 +455,12 @@ const fn explain(status: WcStatus) -> &'static str {
         WcStatus::RemAccessErr => {
             "the peer's memory protection refused (REM_ACCESS_ERR); check address, rkey and the access rights of its region and queue pair"
         }
-        WcStatus::RemOpErr => "the peer could not complete it (REM_OP_ERR); look for an error on its side",
+        WcStatus::RemOpErr => "the peer could not execute it (REM_OP_ERR); look for an error on its side",
         WcStatus::RetryExcErr => {
-            "the peer does not answer (RETRY_EXC_ERR); is it running, is its queue pair connected to this one, does a firewall drop UDP port 4791?"
+            "the peer did not acknowledge it (RETRY_EXC_ERR); is it running, is its queue pair connected to this one, does a firewall drop UDP port 4791?"
         }
         WcStatus::RnrRetryExcErr => {
-            "the peer had no receive request for it (RNR_RETRY_EXC_ERR); post receives before the messages come, or set rnr_retry to 7 to wait for ever"
+            "the peer had no receive request for it (RNR_RETRY_EXC_ERR); post receives before the messages arrive, or set rnr_retry to 7 to retry forever"
         }
         WcStatus::TmErr => "the tag to remove was matched or removed before (TM_ERR)",
         WcStatus::TmRndvIncomplete => {
@@ -468,7 +474,7 @@ fn failure_text(kind: CmEventKind, status: i32) -> String {
     let because = match (kind, status) {
         (_, errno) if errno < 0 => std::io::Error::from_raw_os_error(errno.saturating_neg()).to_string(),
         (CmEventKind::Rejected, NO_LISTENER) => "no program listens on that port".into(),
-        (CmEventKind::Rejected, CONSUMER) => "the program there refused; its private data may say why".into(),
+        (CmEventKind::Rejected, CONSUMER) => "the peer's program refused; its private data may say why".into(),
         (CmEventKind::Rejected, STALE) => {
             "the peer still remembers an old connection of this queue pair; try again".into()
         }
@@ -478,7 +484,7 @@ fn failure_text(kind: CmEventKind, status: i32) -> String {
         (CmEventKind::Unreachable, status) if status > 0 => {
             format!("there is no such datagram service (status {status})")
         }
-        _ => "it came instead of the expected event".into(),
+        _ => "it arrived instead of the expected event".into(),
     };
     format!("{}: {because}", event_text(kind))
 }
@@ -490,7 +496,7 @@ const CONSUMER: i32 = 28;
 
 const fn event_text(kind: CmEventKind) -> &'static str {
     match kind {
-        CmEventKind::AddrError => "no device leads to the address",
+        CmEventKind::AddrError => "no device reaches the address",
         CmEventKind::RouteError => "there is no path to the address",
         CmEventKind::ConnectError => "the queue pair could not be connected",
         CmEventKind::Unreachable => "the peer cannot be reached",

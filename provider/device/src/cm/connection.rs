@@ -107,7 +107,7 @@ impl Id {
 
     /// Accepts a request; for a datagram id only `qp_num` and the private data of `param` count. On
     /// the active side, moves a queue pair attached after the request to RTS, and then does as
-    /// [`Id::establish`]; `param` has no effect. EINVAL: no request, too much private data, or
+    /// [`Id::establish`]; `param` has no effect. EINVAL without a request, with too much private data, or
     /// terms that the queue pair refuses; in the last case the request is rejected.
     pub fn accept(&self, param: &ConnParam) -> Result<(), Error> {
         self.runtime()?.cm(|session| {
@@ -176,13 +176,13 @@ impl Id {
             (inner.conn, inner.qp.clone())
         };
         if conn == ConnHandle::None {
-            return Err(Error::invalid("the id was never connected"));
+            return Err(Error::invalid("the id has not been connected"));
         }
         qp.map_or(Ok(()), |qp| fail(&qp))?;
         let ConnHandle::Alive(comm) = conn else { return Ok(()) };
         receive_before_end(&runtime);
         runtime.cm(|session| {
-            // As in the kernel, a disconnect that is too early or too late is no error.
+            // As in the kernel, a disconnect that is too early or too late is not an error.
             let _ = session.cm.disconnect(&mut session.cx, comm);
         })
     }
@@ -298,8 +298,8 @@ fn private_data<const N: usize>(user: &[u8]) -> Result<PrivateData<N>, Error> {
     PrivateData::new(user).ok_or_else(|| too_long(user.len(), N))
 }
 
-fn too_long(len: usize, most: usize) -> Error {
-    Error::invalid(format!("{len} bytes of private data; there is room for {most}"))
+fn too_long(len: usize, max: usize) -> Error {
+    Error::invalid(format!("{len} bytes of private data exceed the maximum of {max}"))
 }
 
 /// Limits a number of outstanding READs and atomics to that of the device.
@@ -381,7 +381,7 @@ impl Deadline for Cut {
         let id = self.0.clone();
         let end = move || {
             let _own = OwnThread::begin();
-            // Too late is no error.
+            // A call after the end of the connection is not an error.
             id.upgrade().map(|id| id.disconnect())
         };
         // Without a thread the connection goes on.
@@ -478,7 +478,7 @@ impl Id {
     pub fn attach_qp(&self, qp: &Arc<Qp>) -> Result<(), Error> {
         let mut inner = self.lock();
         if inner.qp.is_some() {
-            return Err(Error::invalid("the id has a queue pair"));
+            return Err(Error::invalid("the id already has a queue pair"));
         }
         inner.check_device(qp)?;
         if qp.service() == Service::Ud {
@@ -539,7 +539,7 @@ impl Inner {
         if self.device_addr()?.device.index() == qp.pd().context().device().index() {
             return Ok(());
         }
-        Err(Error::invalid("the queue pair is of another device"))
+        Err(Error::invalid("the queue pair belongs to another device than the id"))
     }
 
     fn qp_service(&self, default: Service) -> Service {
@@ -656,11 +656,11 @@ fn rts(terms: &QpTerms, service: Service, ack_timeout: Option<u8>) -> Modify {
 }
 
 fn no_reply_yet() -> Error {
-    Error::invalid("the peer has not answered yet")
+    Error::invalid("the peer has not responded to the request yet")
 }
 
 fn no_such_state() -> Error {
-    Error::invalid("a queue pair is given attributes on its way to INIT, RTR and RTS only")
+    Error::invalid("attributes exist only for the transitions to INIT, RTR and RTS")
 }
 
 impl Id {
@@ -713,7 +713,7 @@ impl Inner {
     fn index_of(&self, sgid: Gid) -> Result<u8, Error> {
         let found =
             self.device_addr()?.device.adapter().gids().used().find(|(_, gid)| *gid == sgid).map(|(index, _)| index);
-        found.ok_or_else(|| Error::invalid(format!("{sgid} is no address of the device")))
+        found.ok_or_else(|| Error::invalid(format!("{sgid} is not an address of the device")))
     }
 
     /// Loads an alternate path into the queue pair and arms it.

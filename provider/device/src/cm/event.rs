@@ -37,7 +37,7 @@ pub enum EventKind {
     MulticastJoin = 12,
     /// Joining a group failed.
     MulticastError = 13,
-    /// The address of the id is no longer one of its device, or the MAC address changed.
+    /// The device lost the address of the id, or the MAC address changed.
     AddrChange = 14,
     /// The connection has left timewait: no packet of it is left in the network.
     TimewaitExit = 15,

@@ -32,8 +32,8 @@ impl Id {
         let what = if self.service() == Service::Ud { "look-up" } else { "connection" };
         let end = |address: Option<Address>| address.map_or_else(|| "nowhere".to_owned(), |address| named(&address));
         let what = format!("the {what} from {} to {}", end(inner.local), end(inner.peer));
-        let said = private_data(data).map(shown);
-        explain::not_connected(&Connection { what, event: event_name(kind), status, cause, said, advice });
+        let private_data = private_data(data).map(shown);
+        explain::not_connected(&Connection { what, event: event_name(kind), status, cause, private_data, advice });
     }
 
     fn cause(
@@ -46,8 +46,8 @@ impl Id {
         Some(match kind {
             EventKind::AddrError => (error?.to_string(), route_advice(error?.errno())),
             EventKind::ConnectError => (
-                format!("the peer accepted, but the own queue pair could not be moved: {}", error?),
-                "create the queue pair on the device of the id (id->verbs), and leave its state to librdmacm",
+                format!("the peer accepted, but this end's queue pair could not change its state: {}", error?),
+                "create the queue pair on the device of the id (id->verbs), and let librdmacm change its state",
             ),
             EventKind::Unreachable if status > 0 => look_up(status, &peer()),
             EventKind::Unreachable => (unanswered(status, inner), UNANSWERED),
@@ -60,7 +60,7 @@ impl Id {
     }
 }
 
-const UNANSWERED: &str = "see that the host is up, that UDP port 4791 is open both ways, and that a program there \
+const UNANSWERED: &str = "check that the host is up, that UDP port 4791 is open both ways, and that a program there \
                           has opened its RDMA device on the interface with this address (ROXE_NETDEV)";
 
 /// Advice for an address that cannot be reached.
@@ -68,17 +68,17 @@ const fn route_advice(errno: i32) -> &'static str {
     match errno {
         libc::ENODEV => "open the interface that the route uses: `roxe run --netdev NAME`, or ROXE_NETDEV=NAME",
         libc::EADDRNOTAVAIL => "use an address of this host as the source; `ip addr` lists them",
-        _ => "see `ip route get ADDRESS`: the host needs a route, and its interface has to be up",
+        _ => "check `ip route get ADDRESS`: the host needs a route, and its interface has to be up",
     }
 }
 
 fn look_up(status: i32, peer: &str) -> Cause {
     match u8::try_from(status).map(SidrStatus::from_code) {
         Ok(SidrStatus::Unsupported) => {
-            (format!("no program there serves datagrams for {peer}"), "start the server, or correct the port")
+            (format!("no program serves datagrams at {peer}"), "start the server, or correct the port")
         }
-        Ok(SidrStatus::Reject) => ("the program there refused".to_owned(), "see the server's messages"),
-        _ => (format!("the other end answered with status {status}"), "see the server's messages"),
+        Ok(SidrStatus::Reject) => ("the server refused the look-up".to_owned(), "read the server's messages"),
+        _ => (format!("the server responded with status {status}"), "read the server's messages"),
     }
 }
 
@@ -89,7 +89,7 @@ fn unanswered(status: i32, inner: &Inner) -> String {
             format!("{host} reports that UDP port 4791 is closed: no RoCE device is open there")
         }
         libc::EHOSTUNREACH | libc::ENETUNREACH => format!("the network answers that the host {host} cannot be reached"),
-        _ => format!("{host} did not answer any request"),
+        _ => format!("{host} did not respond to any request"),
     }
 }
 
@@ -97,9 +97,9 @@ fn rejected(reason: RejReason, peer: &str, inner: &Inner, data: &EventData) -> C
     let other = |advice| (format!("the other end refused: {reason}"), advice);
     match reason {
         RejReason::InvalidServiceId => (
-            format!("a card answers, and nobody listens at {peer}"),
-            "start the server first, or correct the port; rdma_listen has to be called, on an id that is bound to \
-             this address or to all",
+            format!("a card responded, but no program listens at {peer}"),
+            "start the server first, or correct the port; the server has to call rdma_listen on an id that is bound \
+             to this address or to all addresses",
         ),
         RejReason::ConsumerDefined => consumer(inner, data),
         RejReason::StaleConnection => (
@@ -107,43 +107,43 @@ fn rejected(reason: RejReason, peer: &str, inner: &Inner, data: &EventData) -> C
             "create a new queue pair for each connection, and disconnect before it is destroyed",
         ),
         RejReason::Timeout if inner.side == Side::Passive => (
-            "the client gave up: its request was not answered in time (rdma_accept)".to_owned(),
-            "take RDMA_CM_EVENT_CONNECT_REQUEST from the channel and accept in time",
+            "the client gave up, because its request was not accepted in time (rdma_accept)".to_owned(),
+            "read RDMA_CM_EVENT_CONNECT_REQUEST from the channel and accept in time",
         ),
         RejReason::Timeout => (
-            "the other end accepted, and did not get the last message of the exchange in time".to_owned(),
-            "fetch and handle the events of the channel in time",
+            "the other end accepted, but did not receive the last message of the exchange in time".to_owned(),
+            "read and handle the events of the channel in time",
         ),
         RejReason::InvalidCommId | RejReason::InvalidCommInstance => (
             format!(
                 "the other end does not know this connection ({reason}): its program has ended, or destroyed the \
                  identifier"
             ),
-            "see why the other program ended while the connection was being made",
+            "find out why the other program ended during the connection attempt",
         ),
-        RejReason::NoResources | RejReason::NoQp => other("see why the other end could not create its queue pair"),
-        RejReason::InsufficientResponderResources => other("ask for a smaller initiator_depth"),
+        RejReason::NoResources | RejReason::NoQp => other("find out why the other end could not create its queue pair"),
+        RejReason::InsufficientResponderResources => other("request a smaller initiator_depth"),
         RejReason::InvalidGid | RejReason::InvalidAltGid => other("use a GID that the device of the other end has"),
-        RejReason::InvalidMtu => other("use a path_mtu that the port of the other end has (ibv_devinfo: active_mtu)"),
+        RejReason::InvalidMtu => other("use a path_mtu of at most the active_mtu of the other end's port (ibv_devinfo)"),
         RejReason::InvalidRnrRetry => other("use an rnr_retry_count of 7 or less"),
-        _ => other("see what the program and the connection manager of the other end log"),
+        _ => other("read the messages of the program and the connection manager of the other end"),
     }
 }
 
-/// The peer's program or its library refused; on this host the library's reason is known.
+/// Explains a refusal by the peer's program or its library; on this host the library's reason is known.
 fn consumer(inner: &Inner, data: &EventData) -> Cause {
     let reason = inner.qp.as_ref();
     let reason = reason.and_then(|qp| reasons::of_refusal(qp.pd().context().device().ifindex(), qp.qpn()));
     match reason {
         Some(reason) => {
-            (reason, "take the events of the listener's channel in time, or give rdma_listen a greater backlog")
+            (reason, "read the events of the listener's channel in time, or call rdma_listen with a larger backlog")
         }
         None if private_data(data).is_some() => {
-            ("the program there refused (rdma_reject) and gave a reason".to_owned(), "see its private data")
+            ("the peer's program refused (rdma_reject) and sent private data".to_owned(), "read its private data")
         }
         None => (
-            "the program there refused (rdma_reject), or its backlog was full".to_owned(),
-            "see the server's messages; on this host start it with `roxe run --explain` too",
+            "the peer's program refused (rdma_reject), or its backlog was full".to_owned(),
+            "read the server's messages; on this host start it with `roxe run --explain` too",
         ),
     }
 }
@@ -151,7 +151,7 @@ fn consumer(inner: &Inner, data: &EventData) -> Cause {
 /// Records for the peer that its request was refused without reaching the program.
 pub(super) fn note_refusal(ifindex: u32, peer: Qpn, backlog: usize) {
     reasons::note_refusal(ifindex, peer, || {
-        format!("the listener's backlog is full: {backlog} requests wait that its program has not fetched")
+        format!("the listener's backlog is full: its program has not read {backlog} requests")
     });
 }
 

@@ -40,7 +40,7 @@ impl Groups {
 
     /// Removes a group; returns false if it is unknown.
     pub(super) fn leave(&mut self, address: &Address, qp: Option<&Qp>) -> bool {
-        // The port of a group has no meaning.
+        // A group has no port.
         let is_group = |group: &Group| group.address.with_port(0) == address.with_port(0);
         let Some(at) = self.0.iter().position(is_group) else { return false };
         let mut group = self.0.remove(at);

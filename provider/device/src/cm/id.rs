@@ -303,7 +303,7 @@ impl Id {
         user: u64,
     ) -> Result<Arc<Self>, Error> {
         if service == Service::Raw {
-            return Err(Error::invalid("raw packets have no connections"));
+            return Err(Error::invalid("an id for raw packets cannot be connected"));
         }
         static IDS: AtomicU64 = AtomicU64::new(0);
         let psn = number_for(Subject::Psns, &IDS).map_err(|e| Error::os("cannot draw a random number", &e))?;
@@ -451,7 +451,7 @@ impl Id {
             IdOption::Tos(tos) => inner.options.tos = Some(tos),
             IdOption::ReuseAddr(reuse) => {
                 if inner.state != State::Idle && (!reuse || inner.state == State::Listening) {
-                    return Err(Error::invalid("an address that is in use cannot be shared differently"));
+                    return Err(Error::invalid("the options for sharing an address must be set before the id is bound"));
                 }
                 inner.options.reuse = reuse;
             }
@@ -461,7 +461,7 @@ impl Id {
             }
             IdOption::AckTimeout(code) => {
                 if !matches!(self.service, Service::Rc | Service::XrcIni) || code > 31 {
-                    return Err(Error::invalid("an ACK timeout is a code up to 31, of a reliable connection"));
+                    return Err(Error::invalid("the ACK timeout is a code from 0 to 31, for reliable connections only"));
                 }
                 inner.options.ack_timeout = Some(code);
             }

@@ -37,7 +37,7 @@ impl Id {
         }
         inner.check(&[State::Bound])?;
         if inner.claim().is_none() {
-            return Err(Error::invalid("the id was bound to connect, not to listen"));
+            return Err(Error::invalid("the id was bound for a connect, and cannot listen"));
         }
         inner.listen_later = match &inner.device_addr {
             Some(device_addr) => vec![device_addr.runtime.clone()],
@@ -143,7 +143,7 @@ impl Id {
     }
 }
 
-/// Service of the new id, if the listener takes it. A listener for connections takes RC and UC; XRC
+/// Service of the new id, if the listener accepts it. A listener for connections accepts RC and UC; XRC
 /// needs a listener of its own.
 fn service(request: Request<'_>, listener: &Id) -> Option<Service> {
     let Request::Connection(req, _) = request else { return Some(Service::Ud) };

@@ -32,7 +32,7 @@ impl Id {
     // clause: CM-MULTICAST
     pub fn join_multicast(&self, addr: &Address, flags: JoinFlags, user: u64) -> Result<(), Error> {
         if self.service() != Service::Ud || !addr.gid().is_multicast() {
-            return Err(Error::invalid(format!("{addr:?} is no group, or the id is not for datagrams")));
+            return Err(Error::invalid(format!("{addr:?} is not a multicast address, or the id is not for datagrams")));
         }
         let mut inner = self.lock();
         inner.check(&[State::Bound, State::AddrResolved])?;
@@ -47,14 +47,14 @@ impl Id {
         Ok(())
     }
 
-    /// Leaves the group `addr`; EADDRNOTAVAIL if the id is no member.
+    /// Leaves the group `addr`; EADDRNOTAVAIL if the id is not a member.
     pub fn leave_multicast(&self, addr: &Address) -> Result<(), Error> {
         let mut inner = self.lock();
         let (groups, qp) = inner.groups();
         if groups.leave(addr, qp) {
             return Ok(());
         }
-        Err(Error::new(libc::EADDRNOTAVAIL, format!("the id is no member of {addr:?}")))
+        Err(Error::new(libc::EADDRNOTAVAIL, format!("the id is not a member of {addr:?}")))
     }
 }
 
@@ -65,7 +65,7 @@ impl Inner {
         let device_addr = self.device_addr()?;
         let is_ipv4 = mgid.is_ipv4() || device_addr.gid.is_ipv4() && embedded_ipv4(mgid).is_some();
         if is_ipv4 != device_addr.gid.is_ipv4() {
-            return Err(Error::invalid(format!("no packet goes from {} to the group {mgid}", device_addr.gid)));
+            return Err(Error::invalid(format!("{} cannot send to the group {mgid}: they are of different IP versions", device_addr.gid)));
         }
         let ah_attr = AhAttr {
             dgid: mgid,

@@ -103,7 +103,7 @@ impl Id {
         }
         inner.peer = Some(*dst);
         if faults::happens(EventFault::AddrError) {
-            let error = Error::new(libc::ENETUNREACH, "a fault rule asked for ADDR_ERROR");
+            let error = Error::new(libc::ENETUNREACH, "a fault rule requested ADDR_ERROR");
             self.not_resolved(&mut inner, &error);
             return Ok(());
         }

@@ -188,7 +188,7 @@ fn no_device(gid: Gid) -> Error {
     }
     match UdpSocket::bind((ip, 0)) {
         Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
-            Error::new(libc::EADDRNOTAVAIL, format!("{ip} is no address of this host"))
+            Error::new(libc::EADDRNOTAVAIL, format!("{ip} is not an address of this host"))
         }
         _ => {
             let netdev = Netdev::all().into_iter().find(|netdev| netdev.addresses.contains(&gid));

@@ -195,7 +195,7 @@ fn overlapping(scope: Scope) -> Vec<Scope> {
 fn taken(wanted: Place, by: Scope) -> Error {
     let is_same = matches!((wanted.scope, by), (Scope::At(_), Scope::At(_)));
     let errno = if is_same { libc::EADDRINUSE } else { libc::EADDRNOTAVAIL };
-    Error::new(errno, format!("{} is taken at address {by}", wanted.service))
+    Error::new(errno, format!("{} is in use at address {by}", wanted.service))
 }
 
 /// Port of an active id, unique among those of this process and port space: peers find the id by

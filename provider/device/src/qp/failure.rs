@@ -60,12 +60,12 @@ pub(super) fn note_flush(
     let why = if ended_by_program {
         cause(
             "the program moved the queue pair to ERR (ibv_modify_qp or rdma_disconnect)".to_owned(),
-            "wait for the completions before the queue pair is moved, if they matter",
+            "poll the completions before the queue pair is moved, if they matter",
         )
     } else if let Some(by) = refusal {
         cause(
             format!("the queue pair went to ERR, and no request of its own had failed: after \"{by}\""),
-            "look for what the peer's request did wrong",
+            "find out why the peer's request was refused",
         )
     } else {
         cause(
@@ -90,7 +90,7 @@ impl Failed {
     ) {
         let Some((side, cqe)) = self.cqe else { return };
         if cqe.status == WcStatus::WrFlushErr {
-            // A flush is no failure: one line is enough.
+            // A flush is not a failure: one line is enough.
             let Some(Cause { text, advice }) = self.local else { return };
             let (number, service, first) = (qp.qpn.get(), qp.service.name(), cqe.wr_id);
             let text = format!(
@@ -120,16 +120,16 @@ impl Failed {
     }
 }
 
-/// The cause of a completion that a fault rule lets fail.
-pub(super) fn asked_for(rule: &str) -> Cause {
-    cause(format!("a fault rule asked for it: {rule}"), "leave the rule out (roxe run --faults, ROXE_FAULTS)")
+/// Returns the cause of a completion that a fault rule fails.
+pub(super) fn requested_by(rule: &str) -> Cause {
+    cause(format!("a fault rule requested it: {rule}"), "leave the rule out (roxe run --faults, ROXE_FAULTS)")
 }
 
 fn cause(text: String, advice: impl Into<String>) -> Cause {
     Cause { text, advice: advice.into() }
 }
 
-const NETWORK: &str = "see that the host is up, that UDP port 4791 is open both ways, and that a program there has \
+const NETWORK: &str = "check that the host is up, that UDP port 4791 is open both ways, and that a program there has \
                        opened its RDMA device on the interface with this address";
 
 /// Derives the cause from the responder's reason and the attributes of both ends.
@@ -139,7 +139,7 @@ fn mismatch_cause(reason: Reason, own: Qpn, attr: &QpAttr) -> Cause {
     match expects {
         Some((dest, _)) if dest != own => cause(
             format!(
-                "queue pair {peer:#08x} has {:#08x} as its dest_qp_num and not {:#08x}, so its responses go to another queue pair",
+                "queue pair {peer:#08x} has {:#08x} as its dest_qp_num instead of {:#08x}, so its responses go to another queue pair",
                 dest.get(),
                 own.get()
             ),
@@ -151,7 +151,7 @@ fn mismatch_cause(reason: Reason, own: Qpn, attr: &QpAttr) -> Cause {
         ),
         Some((_, psn)) => cause(
             format!("{text}: packets were lost on the way, as both ends began with PSN {:#x}", psn.get()),
-            "capture both ends (`roxe run --capture FILE`) and compare what was sent with what arrived",
+            "capture both ends (`roxe run --capture FILE`) and compare the packets sent with those received",
         ),
         None => cause(text, advice),
     }
@@ -163,7 +163,7 @@ fn owner_cause(owner: &Owner, qpn: Qpn) -> Option<Cause> {
     Some(match owner {
         Owner::None => cause(
             format!("no process of this user on this host has the queue pair {qpn:#08x} (any more)"),
-            "compare dest_qp_num with qp_num of the peer, and let its process live until both ends are done",
+            "compare dest_qp_num with qp_num of the peer, and keep its process running until both ends are done",
         ),
         Owner::Dead(process) => {
             cause(format!("process {process}, which had the queue pair {qpn:#08x}, has died"), "find out why it died")
@@ -182,8 +182,8 @@ fn suspect_mtu(attr: &QpAttr, unanswered: u32) -> Option<Cause> {
     (unanswered >= mtu).then(|| {
         cause(
             format!(
-                "no answer came to packets of {mtu} bytes, the path MTU, though there were answers before: if those \
-                 were to shorter ones, the way may lose long packets; try a smaller path_mtu"
+                "packets of {mtu} bytes, the path MTU, were not acknowledged, although earlier ones were: if those \
+                 were shorter, the path may lose long packets; try a smaller path_mtu"
             ),
             "`ping -M do -s SIZE ADDRESS` finds the longest packet that passes; set path_mtu below that at both ends",
         )
@@ -227,10 +227,10 @@ fn why_dropped(qp: &QpResources, machine: &Machine, reason: DropReason) -> Optio
     let (text, advice) = match reason {
         DropReason::BadState => {
             let advice = match machine.state() {
-                QpState::Err => "look for the first failure of the peer's queue pair, or for what moved it to ERR",
+                QpState::Err => "find the first failure of the peer's queue pair, or the call that moved it to ERR",
                 _ => "let the peer reach RTR before this end sends, for example by a message over the socket",
             };
-            (format!("is in state {:?}, which takes no such packets", machine.state()), advice)
+            (format!("is in state {:?}, which accepts no such packets", machine.state()), advice)
         }
         DropReason::WrongService => {
             ("is of another transport service than the packets".to_owned(), "create both with one qp_type")
@@ -254,7 +254,7 @@ fn why_dropped(qp: &QpResources, machine: &Machine, reason: DropReason) -> Optio
         }
         DropReason::DuplicateRequest => {
             expects = Some((attr.dest_qpn, attr.rq_psn));
-            ("took packets for duplicates".to_owned(), "")
+            ("regarded packets as duplicates".to_owned(), "")
         }
         DropReason::NoReceive => {
             status = WcStatus::RnrRetryExcErr;
@@ -286,7 +286,7 @@ fn ifindex(qp: &QpResources) -> u32 {
     qp.context.device().ifindex()
 }
 
-/// A range that a request names by a key.
+/// A range that a request accesses with a key.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KeyAccess {
     /// `lkey` or `rkey`.
@@ -304,7 +304,7 @@ impl KeyAccess {
         let (cause, advice) = match (error, facts) {
             (MemError::BadKey, KeyFacts::Dead) => (
                 "the region or window that had this key is gone: it was deregistered or deallocated".to_owned(),
-                "keep the region registered until the last request that names it is complete",
+                "keep the region registered until the last request that uses it has completed",
             ),
             (MemError::BadKey, KeyFacts::Rebound(now)) => (
                 format!("the memory window was bound again, under the key {now:#x}"),
@@ -316,14 +316,14 @@ impl KeyAccess {
             ),
             (MemError::WrongDomain, KeyFacts::Unbound) => (
                 "the memory window with this key is not bound: it was invalidated, or has never been bound".to_owned(),
-                "bind the window before its rkey is used, and use no rkey after its invalidation",
+                "bind the window before its rkey is used, and do not use an rkey after its invalidation",
             ),
             (MemError::WrongDomain, KeyFacts::Null) => {
                 ("the key is that of a null region, which only lists can use".to_owned(), "use the rkey of a region")
             }
             (MemError::WrongDomain, KeyFacts::Open { of_qp: true, .. }) => (
                 "the memory window of type 2 with this key is bound to another queue pair".to_owned(),
-                "bind the window by the queue pair whose peer uses it",
+                "bind the window on the queue pair whose peer uses it",
             ),
             (MemError::WrongDomain, KeyFacts::Open { is_window: true, .. }) if kind == "lkey" => {
                 ("the key is that of a memory window, which lists cannot use".to_owned(), "use the lkey of the region")
@@ -343,17 +343,17 @@ impl KeyAccess {
                 )
             }
             (MemError::Range, KeyFacts::Open { base, length, .. }) => (
-                format!("not all of it is inside the region, which has {length} bytes from {base:#x} on"),
-                "compare the address and the length with what was registered; the address is the virtual one, or \
+                format!("the range is not inside the region, which has {length} bytes from {base:#x} on"),
+                "compare the address and the length with those of the region; the address is the virtual one, or \
                  counts from 0 with ZERO_BASED",
             ),
-            (MemError::Range, _) => ("not all of it is inside the region".to_owned(), "compare address and length"),
+            (MemError::Range, _) => ("the range is not inside the region".to_owned(), "compare address and length"),
             (MemError::Fault, KeyFacts::Open { addr: memory, base, .. }) => (
                 why_unusable(memory.wrapping_add(addr.wrapping_sub(base)), len, is_written(access)),
                 "keep the memory mapped, with its rights, until it is deregistered",
             ),
             (MemError::Fault, _) => {
-                ("the memory is not usable any more".to_owned(), "keep the memory mapped until it is deregistered")
+                ("the memory can no longer be accessed".to_owned(), "keep the memory mapped until it is deregistered")
             }
         };
         Cause { text: format!("{len} bytes at {addr:#x} under {kind} {key:#x}: {cause}"), advice: advice.to_owned() }
@@ -375,7 +375,7 @@ pub(super) fn failed_invalidation(rkey: RKey, error: MemError, facts: KeyFacts) 
         (MemError::WrongDomain, _) => format!("rkey {rkey:#x} belongs to another protection domain"),
         (_, KeyFacts::Unbound) => format!("the memory window with rkey {rkey:#x} is not bound"),
         (_, KeyFacts::Open { is_window: true, .. }) => {
-            format!("rkey {rkey:#x} is that of a memory window of type 1, which is bound anew instead")
+            format!("rkey {rkey:#x} is that of a memory window of type 1, which must be bound again instead")
         }
         _ => format!("rkey {rkey:#x} is that of a region, and only memory windows of type 2 can be invalidated"),
     };
@@ -390,7 +390,7 @@ pub(super) fn failed_bind(bind: &Bind, error: MemError, (window, region): (KeyFa
     if matches!(window, KeyFacts::Unknown | KeyFacts::Dead) {
         return Cause {
             text: format!("there is no memory window whose rkey has the index of {rkey:#x}"),
-            advice: "take the key from ibv_mw.rkey, and change its low 8 bits only (ibv_inc_rkey)".to_owned(),
+            advice: "use the key in ibv_mw.rkey, and change its low 8 bits only (ibv_inc_rkey)".to_owned(),
         };
     }
     let (text, advice) = match (error, region) {
@@ -412,10 +412,10 @@ pub(super) fn failed_bind(bind: &Bind, error: MemError, (window, region): (KeyFa
                 true => (
                     format!(
                         "the region {lkey:#x} or the window does not allow these rights: the region grants {granted}, the \
-                         window asks for {}",
+                         window requests {}",
                         names(bind.access)
                     ),
-                    "a ZERO_BASED region takes no windows, and a ZERO_BASED window has to be of type 2",
+                    "a ZERO_BASED region cannot be bound to windows, and a ZERO_BASED window has to be of type 2",
                 ),
                 false => (
                     format!("the region with lkey {lkey:#x} does not grant {lacks}; it grants {granted}"),
@@ -546,7 +546,7 @@ impl fmt::Display for Entry {
                 }
                 write!(f, "; PSN {oldest} not acknowledged, next is {next}")
             }
-            Self::Dropped(reason, psn) => write!(f, "packet with PSN {psn} not taken: {}", reason.name()),
+            Self::Dropped(reason, psn) => write!(f, "packet with PSN {psn} dropped: {}", reason.name()),
             Self::LocalFault(side, error) => write!(f, "list of a {} request unusable: {error:?}", queue(side)),
             Self::RemoteFault(rkey, error) => write!(f, "rkey {:#x} refused: {error:?}", rkey.0),
             Self::Failed(side, wr_id, status) => {

@@ -65,10 +65,10 @@ impl Flow {
         init: FlowInit,
     ) -> Result<Self, Error> {
         if core.resources.service != Service::Raw {
-            return Err(Error::invalid("only a raw packet queue pair takes flows"));
+            return Err(Error::invalid("flows can be attached to raw packet queue pairs only"));
         }
         if init.passes && !matches!(init.kind, RuleKind::Normal(_)) {
-            return Err(Error::invalid("only a normal flow can pass frames on"));
+            return Err(Error::invalid("only a flow of type NORMAL can leave frames to other flows"));
         }
         let FlowInit { kind, wanted, passes, drops, tag, counters } = init;
         let uses = counters.iter().map(|counters| counters.hold()).chain([flows.count.hold()]).collect();

@@ -57,7 +57,7 @@ impl Pd {
         let least = if is_checking() { 0 } else { limits::min_inline_data() };
         let caps = QpCaps { max_inline_data: init.caps.max_inline_data.max(least), ..init.caps };
         let init = match init.service {
-            Service::XrcTgt => return Err(Error::invalid("an XRC target is made in an XRC domain")),
+            Service::XrcTgt => return Err(Error::invalid("an XRC target must be created in an XRC domain")),
             Service::XrcIni => {
                 let caps = QpCaps { max_recv_wr: 0, max_recv_sge: 0, ..caps };
                 QpInit { caps, srq: None, ..init }
@@ -222,7 +222,7 @@ impl Qp {
 
     fn change(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
         if self.rss.is_some() {
-            return Err(Error::new(libc::EOPNOTSUPP, "a hash queue pair has no states; its work queues do"));
+            return Err(Error::new(libc::EOPNOTSUPP, "a hash queue pair has no state; modify its work queues"));
         }
         for (bit, av) in [(AttrMask::AV, &attr.av), (AttrMask::ALT_PATH, &attr.alt_av)] {
             if mask.contains(bit) && !av.sgid.is_zero() {
@@ -288,7 +288,7 @@ impl Qp {
             return self.flows.attach(&self.core, self.rss.as_ref(), mgid);
         }
         if !mgid.is_multicast() || self.service() != Service::Ud {
-            return Err(Error::invalid(format!("{mgid} is no multicast group, or the queue pair is not UD")));
+            return Err(Error::invalid(format!("{mgid} is not a multicast group, or the queue pair is not UD")));
         }
         self.core.engine().attach(&(Arc::clone(&self.core) as _), mgid)
     }

@@ -247,7 +247,7 @@ fn is_second(request: &Value) -> bool {
 /// Each cell must fail when its requester makes the mistake.
 fn is_detected(sabotage: &Sabotage) -> Verdict {
     between("", Some(sabotage.tamper), |cards| {
-        let conditions = Conditions { grace_ms: 50, patience_ms: 1000, ..Conditions::default() };
+        let conditions = Conditions { grace_ms: 50, timeout_ms: 1000, ..Conditions::default() };
         let mut pair = Pair::register(cards).map_err(|error| error.to_string())?;
         let mut count = 0;
         for service in sabotage.services {

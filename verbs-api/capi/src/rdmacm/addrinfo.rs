@@ -74,7 +74,7 @@ fn ib(addr: sockaddr_ib) -> Address {
     })
 }
 
-/// Converts an address, with zeros behind it; all zero for `None`.
+/// Converts an address, padded with zeros; all zero for `None`.
 pub(crate) fn to_c(address: Option<&Address>) -> sockaddr_storage {
     match address {
         None => zeroed(),

@@ -81,7 +81,7 @@ fn check(object: &Object<CmId>, wanted: Option<&rdma_conn_param>) -> Result<()> 
         return Ok(());
     }
     Err(invalid(|| {
-        format!("responder_resources and initiator_depth are {given:?}; the device takes {most:?} at most, or 255")
+        format!("responder_resources and initiator_depth are {given:?}; the device takes at most {most:?}, or 255")
     }))
 }
 

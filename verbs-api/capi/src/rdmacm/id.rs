@@ -97,7 +97,7 @@ pub(super) struct State {
     pub(super) synchronous: bool,
     /// Attributes of the queue pairs of its requests (`man rdma_create_ep`).
     pub(super) template: Option<Template>,
-    /// Data in front of the private data when it connects (`ai_connect`).
+    /// Data before the private data when it connects (`ai_connect`).
     pub(super) connect_data: Vec<u8>,
     /// Outstanding READs and atomics that the peer proposes in a request.
     pub(super) proposal: Depths,
@@ -133,7 +133,7 @@ pub(super) struct Template(pub(super) ibv_qp_init_attr);
 // SAFETY: the handles in it may be used by any thread.
 unsafe impl Send for Template {}
 
-/// Returns the identifier behind a pointer of the program, after adopting the queue pair that the
+/// Returns the identifier of a pointer of the program, after adopting the queue pair that the
 /// program stored in it; EINVAL if there is none.
 pub(super) fn live<'a>(handle: *mut rdma_cm_id) -> Result<&'a Object<CmId>> {
     let object = Object::live(handle)?;
@@ -162,7 +162,7 @@ pub(super) fn provided<'a>(handle: *mut rdma_cm_id) -> Result<&'a Arc<Id>> {
 }
 
 pub(super) fn no_device() -> Errno {
-    einval("the identifier is bound to no device: call rdma_bind_addr or rdma_resolve_addr first")
+    einval("the identifier is not bound to a device: call rdma_bind_addr or rdma_resolve_addr first")
 }
 
 pub(super) fn port_space(code: c_int) -> Result<PortSpace> {

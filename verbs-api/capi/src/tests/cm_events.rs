@@ -264,7 +264,7 @@ impl OwnQueues {
 
     pub(super) fn end(self) {
         destroy(&self.qps);
-        // SAFETY: a living queue, not used elsewhere.
+        // SAFETY: a living queue that only this thread uses.
         assert_eq!(unsafe { ibv_destroy_cq(self.cq) }, 0);
     }
 }

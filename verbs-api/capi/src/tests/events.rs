@@ -67,7 +67,7 @@ fn destroy_cq_waits_for_acknowledgement() {
     destroy(&[a, b]);
     let address = cq.expose_provenance();
     let destroyer = std::thread::spawn(move || {
-        // SAFETY: a living CQ, not destroyed elsewhere.
+        // SAFETY: a living CQ that only this thread destroys.
         assert_eq!(unsafe { ibv_destroy_cq(ptr::with_exposed_provenance_mut(address)) }, 0);
         assert!(ACKED.load(Ordering::SeqCst), "destroyed before the event was acknowledged");
     });

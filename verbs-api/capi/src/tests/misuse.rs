@@ -124,7 +124,7 @@ fn ports_and_indices_out_of_range_are_refused() {
     // SAFETY: a living context and whole variables.
     unsafe {
         assert_eq!(ibv_query_port(rig.context, 1, &raw mut attr), 0);
-        assert_eq!(attr.port_cap_flags2, 0xabcd, "the old call must not write behind the old structure");
+        assert_eq!(attr.port_cap_flags2, 0xabcd, "the old call must not write beyond the old structure");
         assert_eq!(query_port(rig.context, 1, &raw mut attr, size_of::<ibv_port_attr>()), 0);
         assert_eq!((attr.state, attr.link_layer, attr.port_cap_flags2), (4, 2, 0));
         assert_eq!(query_port(rig.context, 2, &raw mut attr, size_of::<ibv_port_attr>()), libc::EINVAL);

@@ -334,22 +334,22 @@ impl Course {
 
     fn collect(&self, pair: &Pair, cards: &mut Cards<'_>) -> Result<(), Failed> {
         let end = &pair.ends[self.from];
-        let patience = self.conditions.patience_ms;
-        let until = Instant::now() + Duration::from_millis(patience);
+        let limit = self.conditions.timeout_ms;
+        let until = Instant::now() + Duration::from_millis(limit);
         let mut rest = self.signaled.iter();
         while let [due, ..] = rest.as_slice() {
             let left = until.saturating_duration_since(Instant::now()).as_millis() as u64;
             let missing = rest.len();
             let completions = poll(cards[self.from], end.send_cq, missing + 1, missing, left)?;
             if completions.is_empty() && left == 0 {
-                return wrong(format!("requester: no completion of message {due} within {} s", patience / 1000));
+                return wrong(format!("requester: no completion of message {due} within {} s", limit / 1000));
             }
             for completion in &completions {
                 if completion["status"] != "SUCCESS" {
                     return wrong(format!("requester: a request failed: {completion}"));
                 }
                 let Some(serial) = rest.next() else {
-                    return wrong(format!("requester: a completion too many: {completion}"));
+                    return wrong(format!("requester: an unexpected completion: {completion}"));
                 };
                 let mut expected = vec![
                     ("wr_id", self.wr_id(*serial).into()),
@@ -370,7 +370,7 @@ impl Course {
     /// lost.
     fn receive(&mut self, pair: &Pair, cards: &mut Cards<'_>) -> Result<(), Failed> {
         let end = &pair.ends[1 - self.from];
-        let wait = if self.is_reliable() { self.conditions.patience_ms } else { self.conditions.grace_ms };
+        let wait = if self.is_reliable() { self.conditions.timeout_ms } else { self.conditions.grace_ms };
         while self.cell.op.takes_receive() && self.delivered < self.sent {
             let completions = poll(cards[1 - self.from], end.recv_cq, 32, 1, wait)?;
             if completions.is_empty() {
@@ -388,7 +388,7 @@ impl Course {
         let (from, to) = (&pair.ends[self.from], &pair.ends[1 - self.from]);
         let (op, is_datagram) = (self.cell.op, self.cell.service == Service::Ud);
         if self.taken == self.posted {
-            return wrong(format!("responder: a completion too many: {completion}"));
+            return wrong(format!("responder: an unexpected completion: {completion}"));
         }
         if completion["status"] != "SUCCESS" {
             return wrong(format!("responder: a receive failed: {completion}"));
@@ -404,7 +404,7 @@ impl Course {
         expect("responder", completion, &expected)?;
         let imm = completion["imm"].as_u64().and_then(|imm| u32::try_from(imm).ok());
         if imm.is_some() != op.has_imm() {
-            return wrong(format!("responder: immediate data where there is none, or the reverse: {completion}"));
+            return wrong(format!("responder: the immediate data is unexpected or missing: {completion}"));
         }
         let slot = self.receive_slot(self.taken);
         self.taken += 1;
@@ -549,7 +549,7 @@ impl Course {
     fn expect_no_arrival(&mut self, pair: &Pair, cards: &mut Cards<'_>) -> Result<(), Failed> {
         let (from, to) = (&pair.ends[self.from], &pair.ends[1 - self.from]);
         let is_refused = self.refusal.is_some();
-        if !is_refused && poll(cards[self.from], from.send_cq, 1, 1, self.conditions.patience_ms)?.is_empty() {
+        if !is_refused && poll(cards[self.from], from.send_cq, 1, 1, self.conditions.timeout_ms)?.is_empty() {
             return wrong("requester: a datagram longer than the MTU neither completed nor was refused");
         }
         let wait = self.conditions.grace_ms / 10;
@@ -564,7 +564,7 @@ impl Course {
         for (side, cq) in [(self.from, from.send_cq), (self.from, from.recv_cq), (1 - self.from, to.send_cq)] {
             if let Some(completion) = poll(cards[side], cq, 1, 0, 0)?.first() {
                 let name = if side == self.from { "requester" } else { "responder" };
-                return wrong(format!("{name}: a completion too many: {completion}"));
+                return wrong(format!("{name}: an unexpected completion: {completion}"));
             }
         }
         for completion in &poll(cards[1 - self.from], to.recv_cq, 32, 0, 0)? {
@@ -587,10 +587,10 @@ fn messages(cell: &Cell, conditions: &Conditions) -> u32 {
     }
 }
 
-/// Checks the GRH in front of a datagram: an IPv6 header, or 20 undefined bytes and an IPv4 header.
+/// Checks the GRH before a datagram: an IPv6 header, or 20 undefined bytes and an IPv4 header.
 fn check_grh(grh: &[u8], from: &End, to: &End, completion: &Value) -> Result<(), Failed> {
     if !completion["flags"].as_array().is_some_and(|flags| flags.iter().any(|flag| flag == "GRH")) {
-        return wrong(format!("responder: no GRH flag: {completion}"));
+        return wrong(format!("responder: the GRH flag is missing: {completion}"));
     }
     let address = |end: &End| end.gid.parse::<Ipv6Addr>().map(|address| address.to_canonical());
     let is_right = match (address(from), address(to)) {

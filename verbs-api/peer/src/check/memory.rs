@@ -14,7 +14,7 @@ pub(super) const GUARD: usize = 64;
 /// Value of the guards of source memory. It differs from that at the destination, so that a byte
 /// too many is detected.
 pub(super) const SOURCE_GUARD: u8 = 0x5a;
-/// Bytes of the GRH in front of a received datagram.
+/// Bytes of the GRH before a received datagram.
 pub(super) const GRH: usize = 40;
 
 /// Memory of one message inside the area: up to three pieces, with guards around each.
@@ -125,7 +125,7 @@ pub(super) fn read(client: &mut Client, mr: u64, place: Range<usize>) -> Result<
         let length = (place.end - offset).min(limits::TRANSFER);
         let answer = client.call(Command::Read, json!({"mr": mr, "offset": offset, "length": length, "runs": true}))?;
         let part = from_runs(&answer["runs"], length);
-        bytes.extend(part.ok_or_else(|| ClientError::Protocol("not the requested bytes".to_owned()))?);
+        bytes.extend(part.ok_or_else(|| ClientError::Protocol("the bytes do not match the request".to_owned()))?);
     }
     Ok(bytes)
 }

@@ -15,7 +15,7 @@ const RIGHTS: &str = "LOCAL_WRITE|REMOTE_WRITE|REMOTE_READ|REMOTE_ATOMIC";
 const FIRST_PSN: u32 = 0xff_fff0;
 
 fn number(value: &Value, name: &str) -> Result<u64, ClientError> {
-    value[name].as_u64().ok_or_else(|| ClientError::Protocol(format!("no number {name} in {value}")))
+    value[name].as_u64().ok_or_else(|| ClientError::Protocol(format!("the number {name} is missing in {value}")))
 }
 
 /// One side of a pair: its area, and its queue pair.

@@ -69,7 +69,7 @@ impl Session {
                 return Ok(());
             }
             let errno = event.status.saturating_abs().max(1);
-            return Err(Refusal { text: format!("{name} instead of {wanted}"), errno });
+            return Err(Refusal { text: format!("the event {name} arrived instead of {wanted}"), errno });
         }
         Err(Refusal { text: format!("no {wanted}"), errno: libc::ETIMEDOUT })
     }

@@ -21,7 +21,7 @@ impl Session {
         let length: usize = args.number("length")?;
         self.table.has_room(length)?;
         if length == 0 {
-            return Err(Refusal::invalid("length is 0"));
+            return Err(Refusal::invalid("length must not be 0"));
         }
         let access = args.flags("access", names::ACCESS)?.unwrap_or(0);
         let mr = Rc::new(Mr::register(&self.pd(args)?, length, access, &fill(args)?)?);
@@ -118,7 +118,7 @@ impl Session {
         self.table.has_room(0)?;
         let kind: u32 = args.or("type", 1)?;
         if !(1..=2).contains(&kind) {
-            return Err(Refusal::invalid("type is 1 or 2"));
+            return Err(Refusal::invalid("type must be 1 or 2"));
         }
         let mw = Rc::new(Mw::alloc(&self.pd(args)?, kind)?);
         let rkey = mw.rkey();
@@ -169,7 +169,7 @@ impl Session {
 fn entries(args: &Args, name: &str) -> Result<u32> {
     let entries = args.or(name, DEFAULT_ENTRIES)?;
     if entries > limits::QUEUE {
-        return Err(Refusal::invalid(format!("{name} is at most {}", limits::QUEUE)));
+        return Err(Refusal::invalid(format!("{name} must be at most {}", limits::QUEUE)));
     }
     Ok(entries)
 }
@@ -180,7 +180,7 @@ fn fill(args: &Args) -> Result<Vec<u8>> {
         Some(Value::String(text)) => from_hex(text).filter(|bytes| !bytes.is_empty()),
         _ => Some(vec![args.or("fill", 0)?]),
     };
-    bytes.ok_or_else(|| Refusal::invalid("fill is a byte as a number, or bytes as a hexadecimal text"))
+    bytes.ok_or_else(|| Refusal::invalid("fill must be a byte as a number, or bytes as a hexadecimal text"))
 }
 
 fn qp_values(attr: &ibv_qp_attr) -> Value {
@@ -335,7 +335,7 @@ fn migration(
 
 fn mtu(bytes: u32) -> Result<c_int> {
     let mtu = [256, 512, 1024, 2048, 4096].iter().zip(1..).find(|(known, _)| **known == bytes);
-    mtu.map(|(_, mtu)| mtu).ok_or_else(|| Refusal::invalid("path_mtu is 256, 512, 1024, 2048 or 4096"))
+    mtu.map(|(_, mtu)| mtu).ok_or_else(|| Refusal::invalid("path_mtu must be 256, 512, 1024, 2048 or 4096"))
 }
 
 /// The path to the argument `dgid`, if given. It starts at the GID at `sgid_index`, by default at
@@ -375,7 +375,7 @@ fn source(dgid: [u8; 16], gids: &[ibv_gid_entry]) -> Result<u8> {
         entry.gid_type == ROCE_V2 && is_v4(&gid) == is_v4(&dgid) && is_link_local(&gid) == is_link_local(&dgid)
     };
     let found = gids.iter().find(fits).and_then(|entry| u8::try_from(entry.gid_index).ok());
-    found.ok_or_else(|| Refusal::invalid("the port has no RoCE v2 GID of the family of dgid; say sgid_index"))
+    found.ok_or_else(|| Refusal::invalid("the port has no RoCE v2 GID of the family of dgid; pass sgid_index"))
 }
 
 #[cfg(test)]

@@ -21,19 +21,19 @@ impl Session {
     fn segments(&self, args: &Args, is_inline: bool) -> Result<Vec<Segment>> {
         let list = args.objects("sge", SEGMENT)?;
         if list.len() > limits::SEGMENTS {
-            return Err(Refusal::invalid(format!("a request has at most {} segments", limits::SEGMENTS)));
+            return Err(Refusal::invalid(format!("a request can have at most {} segments", limits::SEGMENTS)));
         }
         list.iter()
             .map(|item| {
                 let length: u32 = item.number("length")?;
                 let Some(handle) = item.optional("mr")? else {
                     if is_inline {
-                        return Err(Refusal::invalid("inline data comes from a region, or from inline_data"));
+                        return Err(Refusal::invalid("inline data must be in a region, or in inline_data"));
                     }
                     return Ok(Segment { addr: item.number("addr")?, length, lkey: item.number("lkey")? });
                 };
                 if item.has("addr") {
-                    return Err(Refusal::invalid("a segment is of a region or of numbers, not both"));
+                    return Err(Refusal::invalid("a segment has either mr or addr, not both"));
                 }
                 let mr = self.table.mr(handle)?;
                 let addr = mr.addr(item.or("offset", 0)?, length as usize)?;
@@ -46,8 +46,13 @@ impl Session {
         let qp = self.table.qp(args.number("qp")?)?;
         let (opcode, mut send_flags) = (args.named("opcode", names::SEND_OPCODES)?, send_flags(args)?);
         let inline = args.bytes("inline_data")?;
-        if inline.as_ref().is_some_and(|bytes| bytes.len() > limits::TRANSFER || args.has("sge")) {
-            return Err(Refusal::invalid("inline_data is too long, or comes with sge"));
+        if let Some(bytes) = &inline {
+            if args.has("sge") {
+                return Err(Refusal::invalid("a request has either inline_data or sge, not both"));
+            }
+            if bytes.len() > limits::TRANSFER {
+                return Err(Refusal::invalid(format!("inline_data must have at most {} bytes", limits::TRANSFER)));
+            }
         }
         let is_datagram = qp.kind() == UD;
         let path = is_datagram.then(|| self.table.ah(args.number("ah")?)).transpose()?;
@@ -82,7 +87,7 @@ impl Session {
         match (args.optional("qp")?, args.optional("srq")?) {
             (Some(handle), None) => self.table.qp(handle)?.post_recv(wr_id, &segments),
             (None, Some(handle)) => self.table.srq(handle)?.post_recv(wr_id, &segments),
-            _ => Err(Refusal::invalid("a receive is of a qp or of an srq")),
+            _ => Err(Refusal::invalid("a receive needs either qp or srq")),
         }
     }
 
@@ -121,7 +126,7 @@ impl Session {
         let bytes = match (args.bytes("hex")?, args.optional("fill")?) {
             (Some(bytes), None) => bytes,
             (None, Some(fill)) => vec![fill; transfer(args)?],
-            _ => return Err(Refusal::invalid("write takes hex, or fill and length")),
+            _ => return Err(Refusal::invalid("write needs either hex, or fill and length")),
         };
         self.table.mr(args.number("mr")?)?.write(args.or("offset", 0)?, &bytes)
     }
@@ -131,7 +136,7 @@ impl Session {
 fn transfer(args: &Args) -> Result<usize> {
     let length = args.number("length")?;
     if length > limits::TRANSFER {
-        return Err(Refusal::invalid(format!("length is at most {}", limits::TRANSFER)));
+        return Err(Refusal::invalid(format!("length must be at most {}", limits::TRANSFER)));
     }
     Ok(length)
 }

@@ -117,7 +117,7 @@ fn with_private_data(terms: rdma_conn_param, private_data: &[u8]) -> Result<rdma
 }
 
 fn length(private_data: &[u8]) -> Result<u8, Refusal> {
-    u8::try_from(private_data.len()).map_err(|_| Refusal::invalid("too much private data"))
+    u8::try_from(private_data.len()).map_err(|_| Refusal::invalid("private data must have at most 255 bytes"))
 }
 
 /// An identifier: a listener, or a connection.

@@ -29,7 +29,7 @@ impl Pages {
 
     fn place(&self, offset: usize, len: usize) -> Result<*mut u8, Refusal> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
-            let text = format!("{len} bytes at {offset} are not within the region of {} bytes", self.len);
+            let text = format!("{len} bytes at offset {offset} exceed the region of {} bytes", self.len);
             return Err(Refusal::invalid(text));
         }
         Ok(self.begin.wrapping_add(offset))

@@ -49,7 +49,7 @@ impl Qp {
         flags: u32,
     ) -> Result<u32, Refusal> {
         if !Rc::ptr_eq(&mw.pd, &self.pd) {
-            return Err(Refusal::invalid("the window and the queue pair are of different domains"));
+            return Err(Refusal::invalid("the window and the queue pair belong to different protection domains"));
         }
         let bind_info = ibv_mw_bind_info { mr: mr.raw, ..part };
         if mw.kind() == 1 {
@@ -254,7 +254,7 @@ impl Qp {
             recv_cq: init.recv_cq.raw,
             srq: init.srq.as_ref().map_or(ptr::null_mut(), |srq| srq.raw),
             cap: init.cap,
-            qp_type: c_int::try_from(init.kind).map_err(|_| Refusal::invalid("no such type"))?,
+            qp_type: c_int::try_from(init.kind).map_err(|_| Refusal::invalid("type is out of range"))?,
             sq_sig_all: c_int::from(init.sig_all),
         };
         // SAFETY: the domain and the queues are alive, and the queue pair holds them.
@@ -268,7 +268,7 @@ impl Qp {
         let create = pd.context.extended().and_then(|more| more.create_qp_ex);
         let create = create.ok_or_else(|| missing("ibv_create_qp_ex"))?;
         let mut attr = ibv_qp_init_attr_ex {
-            qp_type: c_int::try_from(init.kind).map_err(|_| Refusal::invalid("no such type"))?,
+            qp_type: c_int::try_from(init.kind).map_err(|_| Refusal::invalid("type is out of range"))?,
             ..ibv_qp_init_attr_ex::ZERO
         };
         if init.kind == XRC_RECV {
@@ -299,14 +299,14 @@ impl Qp {
     }
 
     pub(crate) fn modify(&self, mut attr: ibv_qp_attr, mask: u32) -> Result<(), Refusal> {
-        let mask = c_int::try_from(mask).map_err(|_| Refusal::invalid("no such attribute"))?;
+        let mask = c_int::try_from(mask).map_err(|_| Refusal::invalid("the attribute mask is out of range"))?;
         // SAFETY: the queue pair is alive, the structure is the one of the ABI.
         check("ibv_modify_qp", unsafe { (self.pd.context.library.ibv_modify_qp)(self.raw, &raw mut attr, mask) })
     }
 
     /// The attributes, at least those of `mask`.
     pub(crate) fn query(&self, mask: u32) -> Result<ibv_qp_attr, Refusal> {
-        let mask = c_int::try_from(mask).map_err(|_| Refusal::invalid("no such attribute"))?;
+        let mask = c_int::try_from(mask).map_err(|_| Refusal::invalid("the attribute mask is out of range"))?;
         let (mut attr, mut init) = (ibv_qp_attr::ZERO, ibv_qp_init_attr::ZERO);
         let query = self.pd.context.library.ibv_query_qp;
         // SAFETY: the queue pair is alive, the structures are those of the ABI.
