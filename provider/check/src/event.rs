@@ -75,7 +75,7 @@ pub enum Event<'a> {
         side: Side,
         /// The identifier of the request.
         wr_id: u64,
-        /// Its bytes of inline data.
+        /// Bytes of inline data in the request.
         inline: usize,
         /// Reason.
         error: PostError,
@@ -109,7 +109,7 @@ pub enum Event<'a> {
         /// Reason of the failure.
         error: MemError,
     },
-    /// A peer's request could not access the memory behind a remote key.
+    /// A peer's request could not access the memory of a remote key.
     RemoteFault {
         /// The queue pair that executes the request.
         qp: ObjectId,
@@ -158,7 +158,7 @@ pub enum Event<'a> {
     },
     /// A peer uses a right of a region for the first time.
     FirstUse {
-        /// Its key for peers.
+        /// The remote key of the region.
         rkey: RKey,
         /// The right.
         right: Access,
@@ -223,7 +223,7 @@ pub enum Event<'a> {
     StateChanged {
         /// The queue pair.
         qp: ObjectId,
-        /// Its state now.
+        /// The new state.
         state: QpState,
     },
     /// An asynchronous event was queued for the program.
@@ -257,7 +257,7 @@ pub enum Event<'a> {
     FamiliesDiffer {
         /// The source.
         sgid: Gid,
-        /// Its index in the table of the port.
+        /// Index of the source in the GID table of the port.
         sgid_index: u8,
         /// The destination.
         dgid: Gid,
@@ -427,7 +427,7 @@ pub struct Arrived {
     pub src: Gid,
     /// Destination address.
     pub dst: Gid,
-    /// Its headers.
+    /// Headers of the packet.
     pub header: Header,
     /// Bytes of its payload.
     pub len: usize,
@@ -491,9 +491,9 @@ pub struct Pair {
     pub context: ObjectId,
     /// The domain.
     pub pd: ObjectId,
-    /// Its number.
+    /// Queue pair number.
     pub qpn: Qpn,
-    /// Its transport service.
+    /// Transport service.
     pub service: Service,
     /// Depths and limits as requested, not as granted.
     pub caps: QpCaps,
@@ -522,7 +522,7 @@ pub struct Memory {
     pub rkey: u32,
     /// Where the memory is.
     pub addr: u64,
-    /// Address by which requests name the first byte.
+    /// Address of the first byte in requests.
     pub base: u64,
     /// Bytes.
     pub length: u64,

@@ -168,13 +168,13 @@ pub struct Cause {
 pub struct Failure<'a> {
     /// The queue pair.
     pub qpn: Qpn,
-    /// Its transport service.
+    /// Transport service of the queue pair.
     pub service: Service,
-    /// Its attributes.
+    /// Attributes of the queue pair.
     pub attr: &'a QpAttr,
     /// The queue of the request.
     pub side: Side,
-    /// Its completion.
+    /// Completion of the request.
     pub cqe: &'a Cqe,
     /// The cause, as known by this end, its peer or the network.
     pub cause: Option<Cause>,
@@ -227,9 +227,9 @@ pub struct Connection {
     pub what: String,
     /// The event that the program gets.
     pub event: &'static str,
-    /// Its status.
+    /// Status of the event.
     pub status: i32,
-    /// Why.
+    /// Cause of the failure.
     pub cause: String,
     /// The private data of the other end.
     pub private_data: Option<String>,
@@ -314,9 +314,7 @@ fn general_text(failure: &Failure<'_>) -> String {
                 .to_owned()
         }
         (WcStatus::RemInvReqErr, ..) => "the peer refused the request as invalid; the cause is unknown".to_owned(),
-        (WcStatus::RemOpErr, ..) => {
-            "the peer could not execute the request; the cause is unknown".to_owned()
-        }
+        (WcStatus::RemOpErr, ..) => "the peer could not execute the request; the cause is unknown".to_owned(),
         (WcStatus::LocLenErr, Service::Ud, Side::Send) => {
             let most = failure.port_mtu;
             format!("the message is longer than the MTU of the port, {most} bytes; a datagram is one packet")
@@ -398,7 +396,9 @@ pub const fn advice(status: WcStatus) -> &'static str {
              memory mapped"
         }
         WcStatus::LocAccessErr => "see why the request of the peer failed",
-        WcStatus::LocProtErr => "compare lkey, address, length and protection domain of the list with the registered regions",
+        WcStatus::LocProtErr => {
+            "compare lkey, address, length and protection domain of the list with the registered regions"
+        }
         WcStatus::LocLenErr => "post receives that are long enough",
         _ => "see man ibv_poll_cq; `roxe run --explain` shows the earlier events",
     }
@@ -460,7 +460,9 @@ mod tests {
     fn line_has_both_ends_the_request_and_the_cause() {
         let attr = QpAttr { dest_qpn: Qpn::new(0x22), retry_cnt: 3, ..QpAttr::default() };
         let text = failure(&attr, (Service::Rc, Side::Send), WcStatus::RetryExcErr, None);
-        for part in ["SEND with wr_id 7 ", "0x000011 (RC)", "0x000022", "(12)", "no acknowledgment arrived after 3 retries"] {
+        for part in
+            ["SEND with wr_id 7 ", "0x000011 (RC)", "0x000022", "(12)", "no acknowledgment arrived after 3 retries"]
+        {
             assert!(text.contains(part), "{part}: {text}");
         }
         let text = failure(&attr, (Service::Rc, Side::Send), WcStatus::RetryExcErr, Some("it is in ERR"));

@@ -111,25 +111,26 @@ fn of_this_process(all: &Rules) -> Result<Rules, Error> {
 /// Fails with the reason if the rules of this process cannot be replaced.
 ///
 /// # Errors
-/// It was started without any.
+/// Returns the reason if the process was started without rules.
 pub fn check_changeable() -> Result<(), String> {
     match rules() {
         Ok(Some(_)) => Ok(()),
-        _ => Err("it was started without fault rules for it; start it with `roxe run --faults none`".to_owned()),
+        _ => Err("the process was started without fault rules; start it with `roxe run --faults none`".to_owned()),
     }
 }
 
 /// The rules of `text` for this process, which are to replace the present ones.
 ///
 /// # Errors
-/// As [`check_changeable`]; a text that cannot be parsed; calls are not judged; no seed.
+/// Fails as [`check_changeable`], if the text cannot be parsed, if calls are not judged, or without
+/// a seed.
 pub fn parse_replacement(text: &str) -> Result<Rules, String> {
     check_changeable()?;
     let all: Rules = text.parse().map_err(|error: RuleError| error.to_string())?;
     let rules = of_this_process(&all).map_err(|error| error.to_string())?;
     if !rules.calls().is_empty() && STATE.lock().is_none() {
         return Err(
-            "it was started with rules about packets only, so its calls are not judged; start it with `roxe run \
+            "the process was started with rules about packets only, so its calls are not judged; start it with `roxe run \
                     --faults none` or with a rule about calls"
                 .to_owned(),
         );
@@ -173,7 +174,7 @@ fn process() -> Process {
 /// Begins to judge and to count, once. Later calls do nothing.
 ///
 /// # Errors
-/// As [`rules`].
+/// Fails as [`rules`] does.
 pub fn start() -> Result<(), Error> {
     let mut state = STATE.lock();
     if state.is_some() {
@@ -210,7 +211,7 @@ pub fn raise_with(function: fn(EventFault, Duration)) {
 pub struct Failed(pub i32);
 
 /// Judges and counts a call of `function` by the program, then makes it with `body`. For
-/// `ibv_modify_qp`, `state` names the state that it asks for.
+/// `ibv_modify_qp`, `state` is the name of the requested state.
 ///
 /// # Errors
 /// The error number that a rule gives; `body` has not run.
@@ -236,7 +237,7 @@ pub fn call<T>(function: &str, state: Option<&str>, body: impl FnOnce() -> T) ->
     match verdict.fail {
         None => Ok(body()),
         Some(errno) => {
-            explain::because(|| format!("a fault rule asked for it: {}", verdict.rules.join("; ")));
+            explain::because(|| format!("a fault rule requested it: {}", verdict.rules.join("; ")));
             Err(Failed(errno.number))
         }
     }
@@ -282,7 +283,7 @@ pub fn spoiled(rule: &impl Display) {
     }
 }
 
-/// Returns true if `site=` names this frame.
+/// Returns true if `site=` matches this frame.
 fn is_site(frame: &Frame, site: &str) -> bool {
     let function = word(&frame.function);
     function == site
@@ -324,7 +325,7 @@ pub fn completion(done: Completion) -> Option<CompletionVerdict> {
     verdict
 }
 
-/// Judges and counts an occasion for `event`; returns what each rule that applies asks for.
+/// Judges and counts an occasion for `event`; returns the events of the rules that apply.
 pub fn occasion(event: EventFault) -> Vec<Raised> {
     if !is_on() {
         return Vec::new();
@@ -341,7 +342,7 @@ pub fn occasion(event: EventFault) -> Vec<Raised> {
     raised
 }
 
-/// Returns true if a rule asks for `event` on this occasion.
+/// Returns true if a rule requests `event` on this occasion.
 pub fn happens(event: EventFault) -> bool {
     !occasion(event).is_empty()
 }
@@ -361,7 +362,7 @@ fn end() {
     if outcome::is_wanted() {
         outcome::end();
     }
-    // Not a wait: another thread may hold the lock for ever.
+    // `try_lock`, because another thread may hold the lock forever.
     let Some(mut held) = STATE.try_lock() else { return };
     let Some(found) = &mut *held else { return };
     counts_of(&found.injector).iter().for_each(|count| write_line(count));

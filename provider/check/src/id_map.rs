@@ -29,7 +29,7 @@ impl Hasher for IdHasher {
     }
 
     fn finish(&self) -> u64 {
-        // Hash maps index by the low bits, which a multiplication hardly mixes.
+        // Hash maps index by the low bits, which a multiplication barely mixes.
         self.0 ^ (self.0 >> 32)
     }
 }

@@ -50,7 +50,7 @@ use stack::Stack;
 use std::path::Path;
 use world::World;
 
-/// The exit status of a program that ended well and in which a rule of severity error fired.
+/// The exit status of a program that exited with 0 and in which a rule of severity error fired.
 pub const EXIT_STATUS: i32 = 66;
 
 static CHECKER: Mutex<rank::Checker, Option<Checker>> = Mutex::new(None);
@@ -106,7 +106,7 @@ pub fn on_load() {
 /// Turns on the checker and the trace as the settings ask, once.
 ///
 /// # Errors
-/// EINVAL if a setting cannot be parsed or names an unusable file.
+/// EINVAL if a setting cannot be parsed or its file cannot be used.
 pub fn start() -> Result<(), Error> {
     let config = config()?;
     faults::start()?;

@@ -5,7 +5,7 @@
 //! PROGRAM PID`, `fault PID RULE STACK`, `polled PID STACK`, `stack PID THREAD SIGNAL STACK`, `end
 //! PID DESTROYED TRIED UNREAD POLLED`. DESTROYED and TRIED count calls after the first fault: calls
 //! that destroy something, and calls that try again. UNREAD counts asynchronous events of a program
-//! that took none, POLLED failed completions that it has.
+//! that read none, POLLED failed completions that it has polled.
 
 use crate::stack::{Frame, Stack, fatal};
 use roxe_base::config::config;
@@ -25,7 +25,7 @@ static TRIED: AtomicU64 = AtomicU64::new(0);
 static POLLED: AtomicU64 = AtomicU64::new(0);
 /// Asynchronous events that were raised and whose objects were not destroyed.
 static RAISED: AtomicU64 = AtomicU64::new(0);
-/// Asynchronous events that the program has taken.
+/// Asynchronous events that the program has read.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 /// Faults so far.
 static FAULTS: AtomicU64 = AtomicU64::new(0);
@@ -65,7 +65,7 @@ pub fn forgot_events(count: usize) {
     RAISED.fetch_sub(count as u64, Ordering::Relaxed);
 }
 
-/// Counts an asynchronous event that the program takes.
+/// Counts an asynchronous event that the program reads.
 pub fn took_event() {
     TAKEN.fetch_add(1, Ordering::Relaxed);
 }
@@ -96,7 +96,7 @@ pub(crate) fn fault(rule: &str, frames: &[Frame]) {
     note(&format!("fault\t{}\t{rule}\t{}", std::process::id(), words(frames)));
 }
 
-/// Counts a call behind a fault.
+/// Counts a call after a fault.
 pub(crate) fn called(verb: &Verb) {
     if FAULTS.load(Ordering::Relaxed) == 0 {
         return;

@@ -11,7 +11,7 @@ use crate::stack::{Frame, Stack};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// Most calls of a stack in the text.
+/// Maximum number of calls of a stack in the text.
 const CALLS: usize = 8;
 
 /// A finding of a rule.
@@ -33,7 +33,7 @@ pub(crate) struct Named {
 }
 
 impl Report {
-    /// Begins a report with one sentence that names the objects.
+    /// Begins a report with one sentence about the objects.
     pub(crate) fn new(rule: Rule, sentence: impl Into<String>) -> Self {
         Self {
             rule,
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn text_names_rule_place_and_advice() {
+    fn text_has_rule_place_and_advice() {
         let text = report().text();
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "roxe: error [key-stale]: The key 0x7 is dead.");
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn json_names_rule_place_and_facts() {
+    fn json_has_rule_place_and_facts() {
         let json = report().json();
         assert_eq!((&json["rule"], &json["severity"]), (&json!("key-stale"), &json!("error")));
         assert_eq!(json["stacks"][0]["calls"][0]["line"], json!(12));

@@ -230,7 +230,7 @@ impl Selection {
                 None if word == "wait" => halt = Halt::Wait,
                 None if word == "suggest" => suggests = true,
                 None if word == "all" => with.extend_from_slice(Rule::ALL),
-with.extend(usual()), =>                 None if word == "on" => with.extend(default_rules()), => with.extend(usual()),
+                None if word == "on" => with.extend(default_rules()),
                 None => with.push(Self::rule(word)?),
             }
         }

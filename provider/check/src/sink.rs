@@ -9,7 +9,7 @@ use crate::suppressions::{Suppressions, suggestion};
 use roxe_base::standard_error;
 use std::collections::HashMap;
 
-/// Most printed reports of one rule, from different places of the program.
+/// Maximum number of printed reports of one rule, from different places of the program.
 const LIMIT: u32 = 10;
 
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 
 /// Prefixes of roxe's own functions; the program's frames begin after the last of them.
 const OWN: [&str; 2] = ["roxe", "<roxe"];
-/// Headers with inline functions, whose frames are no calls of the program itself.
+/// Headers with inline functions, whose frames are not calls of the program itself.
 const HEADERS: [&str; 2] = ["infiniband/verbs.h", "rdma/rdma_verbs.h"];
 /// Outermost frames, which belong to the C library.
 const OUTERMOST: [&str; 3] = ["__libc_start", "_start", "start_thread"];
@@ -53,7 +53,7 @@ impl Stack {
     pub(crate) fn frames(&self) -> Vec<Frame> {
         let mut frames = Vec::new();
         for &address in &*self.0 {
-            // A return address points behind the call; the address before it has the line of the
+            // A return address points after the call; the address before it has the line of the
             // call.
             let address = address.wrapping_sub(1);
             // Skipped, because reading the debug information of these files can stall the card for
@@ -107,7 +107,8 @@ fn is_linked_for_its_place(path: &str) -> bool {
 /// Code ranges that are not symbolized.
 #[derive(Debug)]
 struct Nameless {
-    /// This library; empty if it is linked into the program, where names tell its functions apart.
+    /// Code of this library; empty if linked into the program, where names distinguish its
+    /// functions.
     own: Vec<Range<usize>>,
     /// The C library, which calls `main`, threads and callbacks such as that of `qsort`.
     libc: Vec<Range<usize>>,

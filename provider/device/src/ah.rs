@@ -36,8 +36,8 @@ pub struct AhAttr {
 }
 
 impl Context {
-    /// Resolves `attr`. EINVAL: no GRH, an unused `sgid_index`, a zero destination, or one of the
-    /// other address family.
+    /// Resolves `attr`. EINVAL without a GRH, or if `sgid_index` is unused, or the destination is
+    /// zero or of the other address family.
     pub fn resolve_av(&self, attr: &AhAttr) -> Result<Av, Error> {
         check_port(attr.port)?;
         let sgid = self.device().adapter().gids().get(attr.sgid_index.into()).unwrap_or_default();
@@ -47,8 +47,8 @@ impl Context {
 
 impl Pd {
     /// Creates an address handle, after the neighbour is resolved. Errors of
-    /// [`Context::resolve_av`]; ENETUNREACH, EHOSTUNREACH, EACCES: no route to the address.
-    /// ETIMEDOUT: the neighbour has not answered for a second. ENOMEM: the device has `max_ah`.
+    /// [`Context::resolve_av`]; ENETUNREACH, EHOSTUNREACH or EACCES without a route to the address;
+    /// ETIMEDOUT if the neighbour has not answered for a second; ENOMEM beyond `max_ah` handles.
     // clause: AV-NEXT-HOP
     pub fn create_ah(self: &Arc<Self>, attr: &AhAttr) -> Result<Ah, Error> {
         let av = self.context().resolve_av(attr)?;
@@ -63,7 +63,9 @@ impl AhAttr {
     fn resolve(&self, sgid: Gid) -> Result<Av, Error> {
         // clause: AV-VALID
         if !self.has_grh {
-            return Err(Error::invalid("the address has no GRH, which Ethernet needs: set is_global and the grh fields"));
+            return Err(Error::invalid(
+                "the address has no GRH, which Ethernet needs: set is_global and the grh fields",
+            ));
         }
         if sgid.is_zero() {
             return Err(Error::invalid(format!("GID index {} is empty; choose one with an address", self.sgid_index)));

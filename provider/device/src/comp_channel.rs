@@ -62,13 +62,13 @@ impl CompChannel {
         self.events.fd()
     }
 
-    /// As [`CompChannel::fd`], borrowed.
+    /// Borrows the descriptor of [`CompChannel::fd`].
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.events.as_fd()
     }
 
-    /// Waits for the next event and returns the `user` token of its CQ. EAGAIN: the descriptor is
-    /// non-blocking and no event is pending. EINTR: as `read(2)`.
+    /// Waits for the next event and returns the `user` token of its CQ. EAGAIN if the descriptor is
+    /// non-blocking and no event is pending; EINTR as for `read(2)`.
     pub fn get_event(&self) -> Result<u64, Error> {
         let _wait = self.before_wait();
         self.events.next()
@@ -76,7 +76,7 @@ impl CompChannel {
 
     /// Prepares a wait by a caller that sleeps itself: receives what has arrived, and returns the
     /// descriptor to read a unit from (`None` if an event is pending) and a guard for the wait.
-    /// EAGAIN: [`CompChannel::fd`] is non-blocking and no event is pending.
+    /// EAGAIN if [`CompChannel::fd`] is non-blocking and no event is pending.
     pub fn before_wait(&self) -> io::Result<(Option<RawFd>, impl Sized + '_)> {
         let is_over = || !self.events.is_empty();
         tell(|| Event::Waits { channel: self.id() });
@@ -102,7 +102,7 @@ impl CompChannel {
         self.events.take_next(slept)
     }
 
-    /// As [`CompChannel::get_event`], but never waits.
+    /// Returns an event like [`CompChannel::get_event`], but never waits.
     pub fn try_get_event(&self) -> Option<u64> {
         self.events.take_next(false)
     }

@@ -84,7 +84,7 @@ impl Context {
         self.events.fd()
     }
 
-    /// As [`Context::async_fd`], borrowed.
+    /// Borrows the descriptor of [`Context::async_fd`].
     pub fn async_as_fd(&self) -> BorrowedFd<'_> {
         self.events.as_fd()
     }
@@ -108,7 +108,7 @@ impl Context {
     }
 
     /// Returns the descriptor to read a unit from, for a caller that sleeps itself; `None` if an
-    /// event is pending. EAGAIN: `async_fd` is non-blocking and no event is pending.
+    /// event is pending. EAGAIN if `async_fd` is non-blocking and no event is pending.
     pub fn before_async_wait(&self) -> io::Result<Option<RawFd>> {
         self.events.sleep_on()
     }
@@ -119,7 +119,7 @@ impl Context {
         self.events.take_next(slept).inspect(|_| outcome::took_event())
     }
 
-    /// As [`Context::next_async_event`], but never waits.
+    /// Returns an event like [`Context::next_async_event`], but never waits.
     pub fn try_next_async_event(&self) -> Option<AsyncEvent> {
         self.events.take_next(false).inspect(|_| outcome::took_event())
     }

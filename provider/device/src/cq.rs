@@ -74,8 +74,8 @@ pub struct Cq {
 }
 
 impl Context {
-    /// Creates a completion queue. EINVAL: a size of 0 or beyond `max_cqe`, or an unknown vector.
-    /// ENOMEM: the device has `max_cq`.
+    /// Creates a completion queue. EINVAL if the size is 0 or above `max_cqe`, or the vector is
+    /// unknown; ENOMEM beyond `max_cq` queues.
     pub fn create_cq(self: &Arc<Self>, init: CqInit) -> Result<Arc<Cq>, Error> {
         let capacity = check_size(init.cqe)?;
         if init.comp_vector >= NUM_COMP_VECTORS {
@@ -182,7 +182,7 @@ impl Cq {
     }
 
     /// Requests one event for the next entry, or for the next solicited one. An unpolled entry that
-    /// no event has announced raises it at once: the standard does not ask for that, but cards do
+    /// no event has announced raises it at once: the standard does not require that, but cards do
     /// it, and UCX relies on it. Arming for any entry outweighs arming for solicited ones (IBA
     /// §11.4.2.2).
     pub fn req_notify(&self, solicited_only: bool) {
@@ -249,7 +249,7 @@ impl Cq {
         self.append(cqe, None)
     }
 
-    /// As [`Cq::push`], for a send, whose place in the send queue is taken until it is polled.
+    /// Adds a completion like [`Cq::push`], for a send, whose slot is in use until it is polled.
     pub(crate) fn push_send(&self, cqe: Cqe, unpolled: &mut Unpolled) -> Result<bool, Overrun> {
         self.append(cqe, Some(unpolled))
     }
@@ -552,7 +552,7 @@ impl State {
     }
 }
 
-/// Completions of one send queue that may be unpolled: their places in the send queue are taken.
+/// Completions of one send queue that may be unpolled: their slots in the send queue are in use.
 ///
 /// A poll has nothing to do: a queue pair that looks full asks the completion queue for
 /// [`Cq::polled`].

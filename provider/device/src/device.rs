@@ -145,7 +145,7 @@ pub struct DeviceAttr {
     pub max_qp_wr: u32,
     /// `enum ibv_device_cap_flags`.
     pub device_cap_flags: u32,
-    /// Those of `device_cap_flags`, and those of `enum ib_uverbs_device_cap_flags` beyond 32 bits.
+    /// Flags of `device_cap_flags`, and of `enum ib_uverbs_device_cap_flags` beyond 32 bits.
     pub device_cap_flags_ex: u64,
     /// Elements of a list.
     pub max_sge: u32,

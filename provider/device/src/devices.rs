@@ -15,9 +15,9 @@ use roxe_observe::port::Netdev;
 use roxe_observe::stats_file::{legend_of, line};
 use std::sync::Arc;
 
-/// Returns the devices of this process: the interfaces that `ROXE_NETDEV` names (by default the
-/// loopback interface) as `roxe0`, `roxe1`, ... Later calls return the same devices. ENODEV: an
-/// interface does not exist. EINVAL: one is named twice, or a `ROXE_*` variable is not understood.
+/// Returns the devices of this process: the interfaces in `ROXE_NETDEV` (by default the loopback
+/// interface) as `roxe0`, `roxe1`, ... Later calls return the same devices. ENODEV if an interface
+/// does not exist. EINVAL if one is listed twice, or a `ROXE_*` variable cannot be parsed.
 pub fn devices() -> Result<Vec<Arc<Device>>, Error> {
     let config = config()?;
     roxe_check::start()?;

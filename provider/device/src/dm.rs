@@ -53,7 +53,9 @@ impl Context {
     /// are left.
     pub fn alloc_dm(self: &Arc<Self>, length: u64, log_align: u32) -> Result<Arc<Dm>, Error> {
         if length == 0 || length > MAX_DM_SIZE {
-            return Err(Error::invalid(format!("cannot allocate {length} bytes of device memory; request 1 to {MAX_DM_SIZE}")));
+            return Err(Error::invalid(format!(
+                "cannot allocate {length} bytes of device memory; request 1 to {MAX_DM_SIZE}"
+            )));
         }
         // Every buffer starts at a page boundary.
         let max_align = page_size().trailing_zeros();
@@ -109,7 +111,9 @@ impl Dm {
     /// Returns the block, to be kept during a copy, and the address of `offset`.
     fn place(&self, offset: u64, length: u64) -> Result<(Arc<Block>, u64), Error> {
         if !offset.is_multiple_of(DM_GRAIN) || !length.is_multiple_of(DM_GRAIN) {
-            return Err(Error::invalid(format!("{length} bytes at offset {offset}: both must be multiples of {DM_GRAIN}")));
+            return Err(Error::invalid(format!(
+                "{length} bytes at offset {offset}: both must be multiples of {DM_GRAIN}"
+            )));
         }
         if !self.holds(offset, length) {
             return Err(Error::new(libc::EFAULT, self.outside(offset, length)));
@@ -119,7 +123,8 @@ impl Dm {
         Ok((block, addr))
     }
 
-    /// Returns the bytes for a region. The result keeps the pages, and keeps the buffer from being freed.
+    /// Returns the bytes for a region. The result keeps the pages, and keeps the buffer from being
+    /// freed.
     pub(crate) fn part(&self, offset: u64, length: u64) -> Result<Part, Error> {
         if !self.holds(offset, length) {
             return Err(Error::invalid(self.outside(offset, length)));

@@ -23,7 +23,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum AsyncEventKind {
-    /// A CQ overran; it takes no more entries.
+    /// A CQ overran; it accepts no more entries.
     CqErr = 0,
     /// A QP cannot report its completions any more and is in the error state.
     QpFatal = 1,
@@ -196,8 +196,8 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// As [`EventQueue::take_unit`], for kernels before 5.8, which cannot read an eventfd with
-    /// RWF_NOWAIT. Threads that begin to sleep meanwhile get EAGAIN and retry.
+    /// Reads a unit like [`EventQueue::take_unit`], for kernels before 5.8, which cannot read an
+    /// eventfd with RWF_NOWAIT. Threads that begin to sleep meanwhile get EAGAIN and retry.
     fn take_unit_by_mode(&self) {
         let set_mode = |mode: libc::c_int| {
             // SAFETY: takes no pointers.

@@ -42,8 +42,8 @@ thread_local! {
     static HELD: Cell<Option<ManuallyDrop<Held>>> = const { Cell::new(None) };
 }
 
-/// Returns the engine of `device` in this process, with fork handlers installed. EINVAL: an
-/// environment variable is not understood.
+/// Returns the engine of `device` in this process, with fork handlers installed. EINVAL if an
+/// environment variable cannot be parsed.
 pub(crate) fn runtime_of(device: &Device) -> Result<Runtime, Error> {
     install();
     Runtime::get(device)

@@ -1,6 +1,6 @@
 //! Objects of this process as other programs list them (`rdma resource`), by context and number.
 //!
-//! Each object that is created enters itself, and its [`Listing`] takes it out when it is dropped.
+//! Each new object enters itself, and its [`Listing`] removes it when it is dropped.
 //! The lists hold numbers and counts only, so that reading them keeps no object alive. Memory
 //! regions are read from the table of keys, queue pairs from the engine.
 

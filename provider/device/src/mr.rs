@@ -71,7 +71,7 @@ struct Registration {
 pub struct MrChange {
     /// New protection domain.
     pub pd: Option<Arc<Pd>>,
-    /// New address and length; the region is named by the new address from then on.
+    /// New address and length; requests use the new address from then on.
     pub range: Option<(u64, u64)>,
     /// New rights.
     pub access: Option<Access>,
@@ -163,8 +163,9 @@ impl Pd {
     /// meanwhile.
     ///
     /// # Errors
-    /// EINVAL: overflow, or remote write or atomic rights without `LOCAL_WRITE`. EFAULT: not mapped
-    /// with the needed rights. ENOMEM: the device has `max_mr`. EOPNOTSUPP: persistent memory.
+    /// EINVAL if the range overflows, or remote write or atomic rights lack `LOCAL_WRITE`; EFAULT
+    /// if the memory is not mapped with the needed rights; ENOMEM beyond `max_mr` regions;
+    /// EOPNOTSUPP for persistent memory.
     #[allow(unsafe_code)]
     pub unsafe fn reg_mr(
         self: &Arc<Self>,
@@ -177,10 +178,9 @@ impl Pd {
         Mr::enter(self, terms, terms.check(self, &backing)?, backing)
     }
 
-    /// Registers `length` bytes of device memory at `offset`; lists and peers name them by
-    /// addresses from 0. EINVAL: beyond the buffer, freed memory or that of another context, rights
-    /// without `ZERO_BASED`, with `ON_DEMAND` or with `HUGETLB`, or as for [`Pd::reg_mr`]. ENOMEM:
-    /// the device has `max_mr`.
+    /// Registers `length` bytes of device memory at `offset`; SGEs and peers address them from 0.
+    /// EINVAL if the range exceeds the buffer, the memory is freed or of another context, or the
+    /// rights lack `ZERO_BASED` or have `ON_DEMAND` or `HUGETLB`; errors of [`Pd::reg_mr`].
     pub fn reg_dm_mr(self: &Arc<Self>, dm: &Dm, offset: u64, length: u64, access: Access) -> Result<Arc<Mr>, Error> {
         if !Arc::ptr_eq(dm.context(), self.context()) {
             return Err(Error::invalid("the device memory belongs to another context than the protection domain"));
@@ -195,10 +195,10 @@ impl Pd {
     /// name it by addresses from `iova`. Any descriptor serves that `mmap` can map shared.
     ///
     /// # Errors
-    /// EINVAL: rights other than local and remote ones and relaxed ordering, remote write or atomic
-    /// rights without `LOCAL_WRITE`, an `iova` with another offset within its page than `part`, a
-    /// part that is empty or too long, or a descriptor that cannot be mapped. EBADF: no descriptor.
-    /// EACCES: opened without the needed rights.
+    /// EINVAL for rights other than local and remote ones and relaxed ordering, for remote write or
+    /// atomic rights without `LOCAL_WRITE`, for an `iova` with another offset within its page than
+    /// `part`, for a part that is empty or too long, or for a descriptor that cannot be mapped;
+    /// EBADF if `part` has no open descriptor; EACCES if it was opened without the needed rights.
     pub fn reg_dmabuf_mr(self: &Arc<Self>, part: DmaBuf, iova: u64, access: Access) -> Result<Arc<Mr>, Error> {
         // clause: KEY-DMABUF
         let within_page = page_size() - 1;
@@ -216,7 +216,7 @@ impl Pd {
     }
 
     /// Allocates a null region: any address reads as zeros, and writes are discarded. Only lists
-    /// can use its key. ENOMEM: too many regions and windows.
+    /// can use its key. ENOMEM beyond the limit of regions and windows.
     pub fn alloc_null_mr(self: &Arc<Self>) -> Result<Arc<Mr>, Error> {
         let terms = Terms { addr: 0, length: u64::MAX, iova: 0, access: Access::LOCAL_WRITE };
         let region = Region { users: Users::Null(self.id()), ..terms.region(self, 0) };
@@ -224,9 +224,9 @@ impl Pd {
     }
 
     /// Applies `advice` to the whole list, and returns when it is done; also for `ON_DEMAND`
-    /// regions. EFAULT: a key that is unknown, of another domain or without `LOCAL_WRITE` for
-    /// [`Advice::PrefetchWrite`], a range beyond its region, or memory not mapped with these
-    /// rights. Some of the list may have been applied.
+    /// regions. EFAULT if a key is unknown, of another domain or without `LOCAL_WRITE` for
+    /// [`Advice::PrefetchWrite`], a range exceeds its region, or memory is not mapped with these
+    /// rights; then the advice may have been applied to some of the list.
     pub fn advise_mr(&self, advice: Advice, list: &[Sge]) -> Result<(), Error> {
         let write = advice == Advice::PrefetchWrite;
         let ranges = list.iter().map(|sge| self.locate(sge, write)).collect::<Result<Vec<_>, _>>()?;
@@ -296,11 +296,12 @@ impl Mr {
     /// is in progress.
     ///
     /// # Errors
-    /// EINVAL: a domain of another context, or the region is deregistered or a null region.
-    /// EOPNOTSUPP: a region of a dma-buf. Others as for [`Pd::reg_mr`]. Nothing changed.
+    /// EINVAL if the domain is of another context, or the region is deregistered or a null region;
+    /// EOPNOTSUPP for a region of a dma-buf; errors of [`Pd::reg_mr`]. After an error nothing has
+    /// changed.
     ///
     /// # Safety
-    /// As [`Pd::reg_mr`], for the new memory.
+    /// The contract of [`Pd::reg_mr`], for the new memory.
     #[allow(unsafe_code)]
     pub unsafe fn reregister(&self, change: MrChange) -> Result<(), Error> {
         let mut now = self.registration.lock();
@@ -340,7 +341,8 @@ impl Mr {
         })
     }
 
-    /// As [`Mr::deregister`], but also closes bound memory windows. Dropping does it, too.
+    /// Deregisters like [`Mr::deregister`], but also closes bound memory windows. A drop revokes,
+    /// too.
     pub fn revoke(&self) {
         let _ = self.end(|keys, memory| {
             keys.revoke(memory);

@@ -35,7 +35,7 @@ impl Context {
 impl Pd {
     /// Creates a parent domain (`man ibv_alloc_parent_domain`): a handle for the same access to
     /// memory that counts its own objects. This domain is in use as long as the new one lives.
-    /// ENOMEM: the device has `max_pd` already.
+    /// ENOMEM beyond `max_pd` domains.
     pub fn extend(&self) -> Result<Arc<Self>, Error> {
         let _quota = self.context.device().quotas().pds.take()?;
         let (context, uses, tracked) = (Arc::clone(&self.context), UseCount::default(), tracked(&self.context));

@@ -153,7 +153,7 @@ pub(crate) struct XrcQueues(RwLock<rank::XrcQueues, HashMap<u32, Weak<Srq>>>);
 
 impl XrcQueues {
     /// Creates a queue with a free number of `slot`, whose receives complete in `cq`; `opening` is
-    /// its use of the domain. ENOMEM: the domain has [`MAX_XRC_SRQ`].
+    /// its use of the domain. ENOMEM beyond [`MAX_XRC_SRQ`] queues of the domain.
     pub(crate) fn create(
         self: &Arc<Self>,
         pd: &Arc<Pd>,
@@ -285,9 +285,9 @@ impl Srq {
         Ok(())
     }
 
-    /// Changes the size, the limit, or both. The limit fires when a request is taken, never here.
-    /// EINVAL: the size is beyond `max_srq_wr` or too small for the posted requests, or the limit
-    /// exceeds the size. Nothing changed.
+    /// Changes the size, the limit, or both. The limit event is raised when a message takes a
+    /// request, never by this call. EINVAL if the size is above `max_srq_wr` or too small for the
+    /// posted requests, or the limit exceeds the size; then nothing has changed.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), Error> {
         let mut state = self.state.lock();
         let new_max = max_wr.unwrap_or(state.attr.max_wr);

@@ -40,8 +40,8 @@ const MOST: usize = 1 << 18;
 const MOST_PIECES: usize = 12;
 /// Spins between the halves of an atomic, to let other processors in.
 const PAUSE: u32 = 200;
-/// Maximum number of successive polls that find nothing although there are entries.
-const MOST_IN_VAIN: u32 = 3;
+/// Maximum number of successive empty polls while entries are hidden.
+const MAX_EMPTY_POLLS: u32 = 3;
 const HIDDEN_FOR: [u64; 4] = [10, 50, 200, 1000];
 
 /// Makes the card's atomics atomic among themselves.
@@ -105,8 +105,8 @@ impl WeakQp {
         has(Weakness::PLACEMENT)
     }
 
-    /// Delays the payload `found`; it is in memory before anything that is ordered behind it.
-    /// Returns false if the usual path must do the write, and report the error: no place was found,
+    /// Delays the payload `found`; it is in memory before anything that is ordered after it.
+    /// Returns false if the fast path must write, and report the error: no place was found,
     /// or the memory is not mapped.
     pub(crate) fn delay(&mut self, side: Side, found: Option<Payload>, (engine, now): (&Engine, Instant)) -> bool {
         let is_mapped = |(addr, part): &(u64, Range<usize>)| {
@@ -114,7 +114,7 @@ impl WeakQp {
             guard::read(*addr, own_cells(&mut bytes)).is_ok()
         };
         let Some((bytes, places)) = found.filter(|(_, places)| places.iter().all(is_mapped)) else {
-            // The usual path writes behind everything delayed.
+            // The fast path writes after everything delayed.
             self.placement.place_where(|_| true);
             return false;
         };
@@ -136,7 +136,7 @@ impl WeakQp {
     }
 
     /// Returns true if the queue pair may send now, false if an acknowledgement waits for company.
-    /// Payload is in memory before it is acknowledged or answered.
+    /// Payload is in memory before an acknowledgement or a response leaves.
     pub(crate) fn may_send(&mut self, machine: &mut Machine, is_reliable: bool, engine: &Engine, now: Instant) -> bool {
         // Requests may send the payload of a READ.
         self.placement.settle(Side::Send);
@@ -147,7 +147,7 @@ impl WeakQp {
             }
             self.placement.settle(Side::Recv);
             self.ack = Ack::Undecided;
-            // Acknowledgements behind the requests that are ready.
+            // Acknowledgements leave after the requests that are ready.
             machine.set_acks_last(has(Weakness::ACKS) && self.acks.one_in(2) && is_used(Weakness::ACKS));
         }
         true
@@ -378,7 +378,7 @@ impl Placement {
 
 /// The weakest legal card's state of a completion queue.
 ///
-/// The newest entries may be hidden: neither polled nor announced, until a deadline or a few vain
+/// The newest entries may be hidden: neither polled nor announced, until a deadline or a few empty
 /// polls. A poll returns all entries that are shown, as its man page says, and entries keep their
 /// order. Arming may raise an event for a completion since the last event that was polled already.
 #[derive(Debug)]
@@ -390,7 +390,7 @@ pub(crate) struct WeakCq {
     weaknesses: Weakness,
     /// Number of hidden entries, the newest.
     pub(crate) hidden: usize,
-    in_vain: u32,
+    empty_polls: u32,
     is_scheduled: bool,
 }
 
@@ -405,10 +405,10 @@ impl WeakCq {
     fn new(seed: u64, number: u64, weaknesses: Weakness) -> Self {
         let choices = |subject| Choices::new(seed, subject, number);
         let [completions, polls, events] = [Subject::Completions, Subject::Polls, Subject::Events].map(choices);
-        Self { completions, polls, events, weaknesses, hidden: 0, in_vain: 0, is_scheduled: false }
+        Self { completions, polls, events, weaknesses, hidden: 0, empty_polls: 0, is_scheduled: false }
     }
 
-    /// Decides if an entry just appended is hidden; entries behind a hidden one are.
+    /// Decides if an entry just appended is hidden; entries after a hidden one are.
     pub(crate) fn hides(&mut self) -> bool {
         let may_be_late = self.weaknesses.contains(Weakness::COMPLETIONS);
         let hides = self.hidden > 0 || may_be_late && self.completions.one_in(2) && is_used(Weakness::COMPLETIONS);
@@ -446,12 +446,12 @@ impl WeakCq {
             return (0, 0);
         }
         if shown == 0 {
-            self.in_vain += 1;
-            if self.in_vain <= MOST_IN_VAIN && !self.polls.one_in(3) {
+            self.empty_polls += 1;
+            if self.empty_polls <= MAX_EMPTY_POLLS && !self.polls.one_in(3) {
                 return (0, 0);
             }
         }
-        self.in_vain = 0;
+        self.empty_polls = 0;
         let more = if shown == 0 { 1 + self.polls.below(self.hidden) } else { 0 };
         (max.min(shown + more), more)
     }

@@ -37,9 +37,9 @@ pub struct WqInit {
 pub enum WqState {
     /// Empty; accepts neither receives nor frames.
     Reset = 0,
-    /// Takes receives and frames.
+    /// Accepts receives and frames.
     Ready = 1,
-    /// Its receives are flushed; only a reset leads on.
+    /// Receives are flushed; the queue can only be reset.
     Error = 2,
 }
 
@@ -87,8 +87,8 @@ impl Pd {
     }
 
     /// Creates a queue pair without queues, whose flows spread frames over the work queues of
-    /// `table` by their hash. EINVAL: fields that cannot be hashed together, or a table of another
-    /// context.
+    /// `table` by their hash. EINVAL if the fields cannot be hashed together, or the table is of
+    /// another context.
     pub fn create_hash_qp(self: &Arc<Self>, table: &Arc<RwqTable>, hash: RxHash, user: u64) -> Result<Arc<Qp>, Error> {
         if !hash.fields.is_possible() {
             return Err(Error::invalid("a table can hash one IP version and one of TCP and UDP at a time"));
@@ -104,14 +104,17 @@ impl Pd {
 }
 
 impl Context {
-    /// Creates a table that spreads frames over `wqs`. EINVAL: their number is not a power of two
-    /// up to `max_rwq_indirection_table_size`, or they belong to another context. ENOMEM: the
-    /// device has `max_rwq_indirection_tables`.
+    /// Creates a table that spreads frames over `wqs`. EINVAL if their number is not a power of two
+    /// up to `max_rwq_indirection_table_size`, or they belong to another context; ENOMEM beyond
+    /// `max_rwq_indirection_tables` tables.
     // clause: RSS-TABLE
     pub fn create_rwq_table(self: &Arc<Self>, wqs: &[Arc<Wq>]) -> Result<Arc<RwqTable>, Error> {
         let is_possible = wqs.len().is_power_of_two() && wqs.len() <= MAX_RWQ_TABLE as usize;
         let Some(first) = wqs.first().filter(|_| is_possible) else {
-            return Err(Error::invalid(format!("a table must have 1, 2, 4 ... {MAX_RWQ_TABLE} queues, not {}", wqs.len())));
+            return Err(Error::invalid(format!(
+                "a table must have 1, 2, 4 ... {MAX_RWQ_TABLE} queues, not {}",
+                wqs.len()
+            )));
         };
         if wqs.iter().any(|wq| !Arc::ptr_eq(wq.qp.pd().context(), self)) {
             return Err(Error::invalid("a work queue belongs to another context than the table"));
@@ -150,7 +153,9 @@ impl Wq {
             return Err(Error::invalid(format!("the work queue is in state {from:?}, not in the given current state")));
         }
         match (from, state) {
-            (WqState::Error, WqState::Ready) => Err(Error::invalid("a work queue leaves the error state only through RESET")),
+            (WqState::Error, WqState::Ready) => {
+                Err(Error::invalid("a work queue leaves the error state only through RESET"))
+            }
             (WqState::Ready, WqState::Ready) => Ok(()),
             (_, WqState::Reset) => self.step(QpState::Reset, AttrMask::empty()),
             (_, WqState::Error) => self.step(QpState::Err, AttrMask::empty()),

@@ -1,7 +1,7 @@
 //! XRC domains: the shared receive queues from which XRC targets take receives.
 //!
 //! Openings of one file (by device and inode) on one card share a domain within this process. In
-//! another process the file names another domain.
+//! another process the file identifies another domain.
 
 use crate::context::Context;
 use crate::cq::{Cq, CqInit};
@@ -26,7 +26,7 @@ static NAMED: Mutex<rank::XrcNames, Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 /// Parameters of [`Context::open_xrcd`] (`man ibv_open_xrcd`).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct XrcdInit<'a> {
-    /// File that names the domain; a domain without a file is not shared.
+    /// File that identifies the domain; a domain without a file is not shared.
     pub file: Option<BorrowedFd<'a>>,
     /// `O_CREAT`: create the domain if this process has none of that name; otherwise EAGAIN.
     pub create: bool,
@@ -53,7 +53,9 @@ impl Shared {
         let mut named = NAMED.lock();
         named.retain(|shared| shared.strong_count() > 0);
         match named.iter().filter_map(Weak::upgrade).find(|shared| shared.name == name) {
-            Some(_) if init.exclusive => Err(Error::invalid("the file already has an XRC domain, and O_EXCL was passed")),
+            Some(_) if init.exclusive => {
+                Err(Error::invalid("the file already has an XRC domain, and O_EXCL was passed"))
+            }
             Some(shared) => Ok(shared),
             None if init.create => {
                 let shared = Arc::new(Self { name, ..Self::default() });
@@ -67,7 +69,8 @@ impl Shared {
 
 fn name_of(context: &Context, file: BorrowedFd<'_>) -> Result<Name, Error> {
     let metadata = file.try_clone_to_owned().and_then(|file| File::from(file).metadata());
-    let metadata = metadata.map_err(|e| Error::new(libc::EBADF, format!("cannot read the metadata of the file: {e}")))?;
+    let metadata =
+        metadata.map_err(|e| Error::new(libc::EBADF, format!("cannot read the metadata of the file: {e}")))?;
     Ok((context.device().index(), metadata.dev(), metadata.ino()))
 }
 
@@ -98,9 +101,9 @@ impl Xrcd {
     }
 
     /// Creates a shared receive queue of the domain, whose receives complete in `cq`. The first one
-    /// opens the sockets of the engine. EINVAL: beyond the limits of the device, or objects of
-    /// several contexts. ENOMEM: the domain has [`MAX_XRC_SRQ`](roxe_base::limits::MAX_XRC_SRQ).
-    /// EADDRINUSE: another user has the UDP port.
+    /// opens the sockets of the engine. EINVAL beyond the limits of the device, or for objects of
+    /// several contexts; ENOMEM beyond [`MAX_XRC_SRQ`](roxe_base::limits::MAX_XRC_SRQ) queues of
+    /// the domain; EADDRINUSE if another user has the UDP port.
     pub fn create_srq(self: &Arc<Self>, pd: &Arc<Pd>, cq: &Arc<Cq>, init: SrqInit) -> Result<Arc<Srq>, Error> {
         if !Arc::ptr_eq(pd.context(), self.context()) || !Arc::ptr_eq(cq.context(), self.context()) {
             return Err(Error::invalid("the XRC domain belongs to another context than the other objects"));
@@ -109,8 +112,7 @@ impl Xrcd {
         self.shared.queues.create(pd, init, cq, (slot, self.uses.hold()))
     }
 
-    /// Creates a target in RESET. It receives for the SRQs of the domain that messages
-    /// name.
+    /// Creates a target in RESET. Each message selects an SRQ of the domain.
     pub fn create_target(self: &Arc<Self>, user: u64) -> Result<Arc<Qp>, Error> {
         let (send_cq, recv_cq) = (Arc::clone(&self.cq), Arc::clone(&self.cq));
         let (service, caps) = (Service::XrcTgt, QpCaps::default());
@@ -124,11 +126,14 @@ impl Xrcd {
     }
 
     /// Returns the target with this number, which lives until its creator has destroyed it and all
-    /// others have dropped it. EINVAL: this process has no such target in the domain.
+    /// others have dropped it. EINVAL if this process has no such target in the domain.
     pub fn open_target(&self, qpn: u32) -> Result<Arc<Qp>, Error> {
-        self.shared.targets.lock().get(&qpn).and_then(Weak::upgrade).ok_or_else(|| {
-            Error::invalid(format!("this process has no target {qpn:#x} in the XRC domain"))
-        })
+        self.shared
+            .targets
+            .lock()
+            .get(&qpn)
+            .and_then(Weak::upgrade)
+            .ok_or_else(|| Error::invalid(format!("this process has no target {qpn:#x} in the XRC domain")))
     }
 
     /// Checks that the opening may be closed: EBUSY while it has SRQs or targets.

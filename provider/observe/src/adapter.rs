@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 
-/// Most engines of one device in a process.
+/// Maximum number of engines of one device in a process.
 pub const MAX_ENGINES: usize = 16;
 
 /// Observer of a port.
@@ -77,7 +77,7 @@ impl Adapter {
         }
     }
 
-    /// Reports a change that a fault rule asks for; the port stays as it is.
+    /// Reports a change that a fault rule requests; the port stays as it is.
     pub fn report(&self, change: PortChange) {
         let observers: Vec<_> = self.observers.lock().iter().filter_map(Weak::upgrade).collect();
         observers.iter().for_each(|observer| observer.port_changed(change));

@@ -2,9 +2,9 @@
 //!
 //! `roxe run` creates the files, one per counter, in the program's `/sys/class/infiniband`. All
 //! processes of the run add to them, so they hold the sum, including processes that have exited. A
-//! process adds at most `PERIOD` after a change, less often where writing is slow, and the rest
-//! when it exits in order. The lock of the directory (`man flock`) serializes the processes.
-//! Without writable files the process counts only for itself and reports no error.
+//! process adds at most `PERIOD` after a change, less often where writing is slow, and its last
+//! changes when it exits in order. The lock of the directory (`man flock`) serializes the
+//! processes. Without writable files the process counts only for itself and reports no error.
 
 use crate::counters::{Counters, FILES};
 use crate::stats_file::StatsFile;
@@ -20,7 +20,7 @@ use std::time::Duration;
 /// Maximum age of the files, as in the kernel (`hw_counters/lifespan`).
 const PERIOD: Duration = Duration::from_millis(10);
 
-/// Where writing is slow, the pause is this multiple of its duration, up to a limit.
+/// Factor from the duration of a write to the pause after it; `LONGEST` limits the pause.
 const SHARE: u32 = 512;
 const LONGEST: Duration = Duration::from_millis(100);
 

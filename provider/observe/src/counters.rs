@@ -178,7 +178,7 @@ impl Counters {
         self.drops[reason as usize].add(1);
     }
 
-    /// Counts a datagram to queue pair 1 that is no connection message.
+    /// Counts a datagram to queue pair 1 that is not a connection message.
     pub fn count_bad_mad(&self, reason: MadError) {
         self.bad_mads[reason as usize].add(1);
     }
@@ -280,7 +280,7 @@ impl Counters {
     }
 }
 
-/// Meaning of a counter: the first sentence of `words`, behind the subject of its kind.
+/// Meaning of a counter: the first sentence of `words`, after the subject of its kind.
 #[derive(Clone, Copy, Debug)]
 struct Words {
     about: &'static str,

@@ -13,7 +13,7 @@ use std::os::fd::AsRawFd;
 
 /// Entries of the GID table; few, because programs walk all of it.
 pub const GID_TABLE_LEN: usize = 16;
-/// Most addresses in the table: one entry stays empty, as programs expect of a card.
+/// Maximum number of addresses in the table: one entry stays empty, as programs expect of a card.
 const MAX_ADDRESSES: usize = GID_TABLE_LEN - 1;
 
 /// Attributes of a port (`struct ibv_port_attr`).
@@ -217,7 +217,8 @@ fn link_speed(name: &str) -> Result<u32, Error> {
     request.ifr_ifru.ifru_data = (&raw mut settings).cast();
     // SAFETY: SIOCETHTOOL reads the name and the command, and writes a `struct ethtool_cmd` to
     // where the `ifreq` points; both structures outlive the call.
-    unsafe { ask(&mut request, libc::SIOCETHTOOL) }.map_err(|e| Error::os(format!("cannot read the speed of {name}"), &e))?;
+    unsafe { ask(&mut request, libc::SIOCETHTOOL) }
+        .map_err(|e| Error::os(format!("cannot read the speed of {name}"), &e))?;
     let speed = u32::from(settings.speed_high) << 16 | u32::from(settings.speed);
     Ok(if speed == UNKNOWN { 0 } else { speed })
 }

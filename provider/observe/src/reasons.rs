@@ -2,9 +2,9 @@
 //! to its user (`ROXE_EXPLAIN`).
 //!
 //! The protocol tells a sender little, but on one host both ends belong to one user. Each process
-//! has a file in the user's private directory: the first line names the process, each further one a
-//! queue pair number and a [`Reason`], or a refused peer and why. The file is locked (`man flock`)
-//! while the process lives.
+//! has a file in the user's private directory: the first line identifies the process, each further
+//! one a queue pair number and a [`Reason`], or a refused peer and why. The file is locked (`man
+//! flock`) while the process lives.
 
 use roxe_base::config::Explain;
 use roxe_base::exit::{Stage, at_exit};
@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 const LIMIT: usize = 1000;
-/// Most reasons reported for a queue pair: the last ones.
+/// Maximum number of reasons reported for a queue pair: the last ones.
 const TOLD: usize = 3;
 /// Time for which the file of a killed process is kept: its peers give up within minutes, and its
 /// slot may get another owner.
@@ -113,7 +113,7 @@ pub struct Reason {
 }
 
 impl Reason {
-    /// Parses a line behind the queue pair number.
+    /// Parses a line after the queue pair number.
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.splitn(4, ' ');
         let mut number = || u32::from_str_radix(words.next()?, 16).ok();
@@ -324,7 +324,7 @@ mod tests {
     }
 
     /// An interface of another network namespace may have the same index, and thus the same file
-    /// name. The test starts itself again in such a namespace, which takes root.
+    /// name. The test starts itself again in such a namespace, which needs root.
     #[test]
     fn other_network_namespace_has_its_own_files() {
         const INSIDE: &str = "ROXE_TEST_INTERFACE";
@@ -342,7 +342,7 @@ mod tests {
             command
         };
         if !unshare().arg("true").status().is_ok_and(|status| status.success()) {
-            eprintln!("skipped: a network namespace takes root");
+            eprintln!("skipped: a network namespace needs root");
             return;
         }
         let Own { path, mut file, .. } = open(nowhere(3), slot).unwrap();

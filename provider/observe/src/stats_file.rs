@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_folder_is_no_error() {
+    fn missing_folder_is_ignored() {
         let file = StatsFile::new(Path::new("/nonexistent"), "roxe0");
         file.write(&Counters::default());
         file.remove();

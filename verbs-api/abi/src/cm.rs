@@ -65,7 +65,7 @@ c_structs! {
         62 packet_life_time: u8, 63 preference: u8,
     }
 
-    /// As a subnet administrator sends it: all multi-byte fields in network byte order.
+    /// The record of a subnet administrator: all multi-byte fields are in network byte order.
     ibv_path_record(64, 8) {
         0 service_id: u64, 8 dgid: ibv_gid, 24 sgid: ibv_gid, 40 dlid: u16, 42 slid: u16,
         44 flowlabel_hoplimit: u32, 48 tclass: u8, 49 reversible_numpath: u8, 50 pkey: u16,

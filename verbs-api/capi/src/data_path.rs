@@ -157,10 +157,10 @@ impl InlineData {
         Self { bytes: [MaybeUninit::uninit(); MAX_INLINE_DATA as usize] }
     }
 
-    /// Copies the memory that the list names, without checking keys (`man ibv_post_send`).
+    /// Copies the memory of the list, without checking keys (`man ibv_post_send`).
     ///
     /// # Safety
-    /// Every element of `sges` names memory that the program may read.
+    /// Every element of `sges` is memory that the program may read.
     unsafe fn gather(&mut self, sges: &[Sge]) -> Result<&[u8]> {
         let mut len = 0;
         for sge in sges {
@@ -269,7 +269,7 @@ pub(crate) fn report_long_inline(qp: &Qp, wr_id: u64, inline: usize) {
 /// Tells the checker if a refused request has more inline data than any QP accepts.
 ///
 /// # Safety
-/// As [`convert`].
+/// The contract of [`convert`].
 #[cold]
 unsafe fn check_inline(qp: &Qp, wr: &ibv_send_wr) {
     let count = usize::try_from(wr.num_sge).unwrap_or(0);

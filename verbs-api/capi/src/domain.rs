@@ -3,8 +3,8 @@
 //! A parent domain is an `ibv_pd` that shares another's access to memory (`man
 //! ibv_alloc_parent_domain`). The program's allocator supplies the block for the handle of each
 //! QP, SRQ and CQ created in it. A thread domain promises that one thread at a time uses its
-//! objects; it changes nothing here, because an uncontended lock is cheap. A file names an XRC
-//! domain within this process only.
+//! objects; roxe ignores it, because an uncontended lock is cheap. A file identifies an XRC domain
+//! within this process only.
 
 use crate::abi::{ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr, *};
 use crate::errno::{Errno, Result, einval, invalid, no_comp_mask, no_result, pointer, required, status};
@@ -119,7 +119,7 @@ pub(crate) fn xrcd<'a>(handle: *mut ibv_xrcd) -> Result<&'a Arc<Xrcd>> {
     Object::<ibv_xrcd>::live(handle).map(|object| &object.inner)
 }
 
-/// The file that names a domain: none for -1, EBADF if it is not open.
+/// The file that identifies a domain: none for -1, EBADF if it is not open.
 fn file<'a>(fd: c_int) -> Result<Option<BorrowedFd<'a>>> {
     if fd == -1 {
         return Ok(None);

@@ -183,7 +183,7 @@ fn kind(attr: &ibv_flow_attr) -> Result<(RuleKind, bool)> {
 }
 
 /// # Safety
-/// As [`specs`].
+/// The contract of [`specs`].
 unsafe fn rule(attr: *const ibv_flow_attr) -> Result<FlowInit> {
     // SAFETY: this function's contract.
     let (kind, passes) = kind(&unsafe { attr.read_unaligned() })?;

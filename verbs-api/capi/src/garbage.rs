@@ -84,7 +84,7 @@ pub(crate) fn srq_init(errno: Errno, comp_mask: u32) -> Errno {
     refuse_unknown(errno, "ibv_create_srq_ex", ("comp_mask", comp_mask), (SRQ_INIT, SRQ_INIT), accepted)
 }
 
-/// EINVAL for attributes without the bit that names the protection domain.
+/// EINVAL for attributes without the bit of the protection domain.
 pub(crate) fn lacks_pd(comp_mask: u32) -> Errno {
     invalid(|| {
         format!("comp_mask is {comp_mask:#x}, without the bit for pd (IBV_QP_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_PD)")

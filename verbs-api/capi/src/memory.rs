@@ -90,7 +90,8 @@ pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
     pointer(|| {
         let part = DmaBuf { fd, offset, length: length as u64 };
         let mr = pd(handle)?.reg_dmabuf_mr(part, iova, access(bits.cast_unsigned())?)?;
-        let addr = usize::try_from(offset).map_err(|_| invalid(|| format!("offset {offset:#x} exceeds the address space")))?;
+        let addr =
+            usize::try_from(offset).map_err(|_| invalid(|| format!("offset {offset:#x} exceeds the address space")))?;
         publish(handle, core::ptr::without_provenance_mut(addr), length, mr)
     })
 }
@@ -117,7 +118,9 @@ fn change(flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize, bits:
         }));
     }
     if given(REREG_TRANSLATION) && (addr.is_null() || length == 0) {
-        return Err(invalid(|| format!("IBV_REREG_MR_CHANGE_TRANSLATION needs an addr and a length; they are {addr:p} and {length}")));
+        return Err(invalid(|| {
+            format!("IBV_REREG_MR_CHANGE_TRANSLATION needs an addr and a length; they are {addr:p} and {length}")
+        }));
     }
     Ok(MrChange {
         pd: given(REREG_PD).then(|| objects::pd(pd).cloned()).transpose()?,
@@ -303,18 +306,18 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(handle: *mut ibv_pd, attr: *mut ib
         if given(MASK_DMAH) {
             return Err(EOPNOTSUPP);
         }
-        // SAFETY: a structure of the program. Only fields that the mask names are read: programs
+        // SAFETY: a structure of the program. Only fields that the mask selects are read: programs
         // built with earlier headers have a shorter structure.
         let (length, access, addr) = unsafe { ((*attr).length, (*attr).access, (*attr).addr) };
         if given(MASK_BUF) {
-            // SAFETY: as above; the mask names the last field.
+            // SAFETY: as above; the mask selects the last field.
             check(handle, unsafe { (*attr).buf }, addr, length)?;
         }
         // SAFETY: as above.
         Ok(unsafe {
             let offset = if given(MASK_FD_OFFSET) { (*attr).fd_offset } else { 0 };
-            let usual = if given(MASK_FD) { offset } else { addr.addr() as u64 };
-            let iova = if given(MASK_IOVA) { (*attr).iova } else { usual };
+            let default_iova = if given(MASK_FD) { offset } else { addr.addr() as u64 };
+            let iova = if given(MASK_IOVA) { (*attr).iova } else { default_iova };
             if given(MASK_FD) {
                 ibv_reg_dmabuf_mr(handle, offset, length, iova, (*attr).fd, access)
             } else {
@@ -519,9 +522,7 @@ pub(crate) unsafe fn bind_type_2(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw
             Object::<ibv_mw>::trusted(mw).zip(info.as_ref()).ok_or_else(|| null("bind_mw.mw or bind_info"))?;
         let region = Object::<ibv_mr>::trusted(info.mr);
         if !mw.is_intact() || region.is_some_and(|region| !region.is_intact()) {
-            return Err(einval(
-                "bind_mw.mw or bind_info.mr was overwritten: its field context or handle has changed",
-            ));
+            return Err(einval("bind_mw.mw or bind_info.mr was overwritten: its field context or handle has changed"));
         }
         bind_operation(&mw.inner, MwKind::Two, tagged_key(&mw.inner, rkey), region, info)
     }

@@ -68,7 +68,7 @@ pub(crate) use exposed;
 /// Fields of a structure that are written at creation and never again.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Identity {
-    /// Address of the context; 0 if the structure names none.
+    /// Address of the context; 0 if the structure has none.
     context: usize,
     /// Number of the object; 0 if the structure has none.
     handle: u32,

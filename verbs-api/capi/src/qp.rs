@@ -209,7 +209,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(handle: *mut ibv_qp, attr: *mut ib
     })
 }
 
-/// The name in fault rules of the state that `ibv_modify_qp` asks for; empty without one.
+/// The name in fault rules of the state that `ibv_modify_qp` requests; empty without one.
 fn wanted_state(attr: *const ibv_qp_attr, mask: c_int) -> &'static str {
     const NAMES: [&str; 7] = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
     // SAFETY: NULL or a whole structure of the program.

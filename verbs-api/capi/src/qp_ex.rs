@@ -117,8 +117,8 @@ operations! {
 /// `man ibv_wr_post`: `placement` is the required placement type, `level` is 0 for the range and 1
 /// for the whole region.
 fn flush(rkey: RKey, remote_addr: u64, length: usize, placement: u8, level: u8) -> Result<SendOp> {
-    let length = u32::try_from(length)
-        .map_err(|_| invalid(|| format!("length is {length}; it must be at most 2147483648")))?;
+    let length =
+        u32::try_from(length).map_err(|_| invalid(|| format!("length is {length}; it must be at most 2147483648")))?;
     let selectivity = match level {
         0 => Selectivity::Range,
         1 => Selectivity::Region,
@@ -179,7 +179,7 @@ batch_calls! {
 /// before the QP sees it.
 ///
 /// # Safety
-/// As for [`with_batch`], and every buffer is memory that the program may read.
+/// The contract of [`with_batch`], and every buffer is memory that the program may read.
 unsafe fn set_inline(qp: Qpx, batch: &mut Batch, buffers: impl Iterator<Item = ibv_data_buf> + Clone) -> Result<()> {
     // SAFETY: this function's contract.
     if let (true, Some((object, _))) = (roxe_check::is_on(), unsafe { builder(qp) }) {

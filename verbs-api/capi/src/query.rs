@@ -45,7 +45,8 @@ const PACED_QPTS: u32 = 1 << 2 | 1 << 3 | 1 << 4 | 1 << 8 | 1 << 9 | 1 << 10;
 /// The exported `ibv_query_port` predates the last field of the structure.
 const OLD_PORT_ATTR: usize = offset_of!(ibv_port_attr, port_cap_flags2);
 
-/// Copies the first `size` bytes of `value` to `dst`, and zeroes the other bytes of a newer structure.
+/// Copies the first `size` bytes of `value` to `dst`, and zeroes the other bytes of a newer
+/// structure.
 ///
 /// # Safety
 /// `dst` is NULL or points to `size` writable bytes.

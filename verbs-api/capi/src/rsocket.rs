@@ -60,7 +60,7 @@ unsafe fn slice_mut<'a, T>(start: *mut T, len: usize) -> Result<&'a mut [T]> {
 /// The program's buffer to read.
 ///
 /// # Safety
-/// As for [`slice`].
+/// The contract of [`slice`].
 unsafe fn bytes<'a>(start: *const c_void, len: usize) -> Result<&'a [u8]> {
     // SAFETY: this function's contract.
     unsafe { slice(start.cast(), len.min(MAX_BYTES)) }
@@ -69,7 +69,7 @@ unsafe fn bytes<'a>(start: *const c_void, len: usize) -> Result<&'a [u8]> {
 /// The program's buffer to write.
 ///
 /// # Safety
-/// As for [`slice_mut`].
+/// The contract of [`slice_mut`].
 unsafe fn bytes_mut<'a>(start: *mut c_void, len: usize) -> Result<&'a mut [u8]> {
     // SAFETY: this function's contract.
     unsafe { slice_mut(start.cast(), len.min(MAX_BYTES)) }
@@ -182,7 +182,7 @@ pub(crate) unsafe extern "C" fn rclose(fd: c_int) -> c_int {
 /// Writes an address; EFAULT without a length.
 ///
 /// # Safety
-/// As for [`AddressOut::write`].
+/// The contract of [`AddressOut::write`].
 unsafe fn write_address(addr: *mut sockaddr, len: *mut socklen_t, address: SocketAddr) -> Result<()> {
     if len.is_null() {
         return Err(EFAULT);
@@ -559,7 +559,7 @@ struct Buffers<'a> {
 
 impl<'a> Buffers<'a> {
     /// # Safety
-    /// As for [`buffers`]; no other code uses the buffers meanwhile.
+    /// The contract of [`buffers`]; no other code uses the buffers meanwhile.
     unsafe fn new(parts: *const iovec, count: usize) -> Result<Self> {
         // SAFETY: this function's contract.
         let (list, _) = unsafe { list(parts, count)? };

@@ -113,9 +113,7 @@ impl Batch {
 
     /// The current request; EINVAL before the first one.
     fn last(&mut self) -> Result<&mut Built> {
-        self.requests
-            .last_mut()
-            .ok_or_else(|| einval("a setter (ibv_wr_set_...) was called before its request"))
+        self.requests.last_mut().ok_or_else(|| einval("a setter (ibv_wr_set_...) was called before its request"))
     }
 
     /// The current request; EINVAL for a QP of another service.

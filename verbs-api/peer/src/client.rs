@@ -101,7 +101,7 @@ impl Client {
     /// Connects to the agent of a target.
     ///
     /// # Errors
-    /// As [`Self::connect`].
+    /// Errors of [`Self::connect`].
     pub fn open(target: &Target) -> Result<Self, ClientError> {
         Self::connect(&target.address, &target.token)
     }

@@ -27,7 +27,7 @@ impl Service {
     /// Every service.
     pub const ALL: [Self; 3] = [Self::Rc, Self::Uc, Self::Ud];
 
-    /// Its name in verbs.
+    /// Name of the service in verbs.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

@@ -23,7 +23,7 @@ pub(crate) struct Session {
     context: Rc<Context>,
     port: u8,
     table: Table,
-    /// The protection domain of objects whose request names none; created on first use.
+    /// The protection domain of objects whose request has none; created on first use.
     pd: Option<Rc<Pd>>,
     /// The channel of librdmacm, opened on first use.
     cm_channel: Option<Rc<CmChannel>>,
@@ -122,7 +122,7 @@ impl Drop for Session {
     }
 }
 
-/// The end of the wait that a request asks for.
+/// The end of the wait that a request specifies.
 fn deadline(args: &Args) -> Result<Instant> {
     let wait: u64 = args.or("timeout_ms", 0)?;
     if wait > limits::WAIT_MS {

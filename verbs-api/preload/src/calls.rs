@@ -68,12 +68,13 @@ macro_rules! fortified {
 // After the macro, which it uses.
 mod wait;
 
-fn behind(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
+fn rsocket_of(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
     Some((rdma()?, table::rsocket(fd)?))
 }
 
-/// The rsocket behind `fd` for a transfer of data. A socket that began as TCP moves to RDMA now.
-fn behind_data(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
+/// Returns the rsocket of `fd` for a transfer of data. A socket that began as TCP moves to RDMA
+/// now.
+fn rsocket_for_data(fd: c_int) -> Option<(&'static Rdma, RawFd)> {
     match table::fd_kind(fd) {
         FdKind::Plain => None,
         FdKind::Rsocket(number) => Some((rdma()?, number)),
@@ -132,7 +133,7 @@ fn behind_new(rdma: &Rdma, number: RawFd, domain: c_int, kind: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-    let Some((rdma, number)) = behind(fd) else { return call!(real.bind(fd, address, len)) };
+    let Some((rdma, number)) = rsocket_of(fd) else { return call!(real.bind(fd, address, len)) };
     let status = call!(rdma.rbind(number, address, len));
     if status == 0 {
         // SAFETY: an address that bind accepted has this many bytes.
@@ -143,7 +144,7 @@ unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
-    if let Some((rdma, number)) = behind(fd) {
+    if let Some((rdma, number)) = rsocket_of(fd) {
         return call!(rdma.rlisten(number, backlog));
     }
     let status = call!(real.listen(fd, backlog));
@@ -161,7 +162,7 @@ unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
-    if let Some((rdma, listener)) = behind(fd) {
+    if let Some((rdma, listener)) = rsocket_of(fd) {
         let number = call!(rdma.raccept(listener, address, len));
         epoll::used(fd, libc::POLLIN);
         return if number < 0 { number } else { behind_new(rdma, number, domain(fd), SOCK_STREAM | flags) };
@@ -177,7 +178,7 @@ unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut sockle
 /// non-blocking connect has no second try: it fails when the program checks its outcome.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-    if let Some((rdma, number)) = behind(fd) {
+    if let Some((rdma, number)) = rsocket_of(fd) {
         let status = call!(rdma.rconnect(number, address, len));
         epoll::used(fd, libc::POLLOUT);
         if status == 0 || [libc::EINPROGRESS, libc::EALREADY, libc::EISCONN, libc::EINTR].contains(&errno()) {
@@ -207,21 +208,21 @@ fn fall_back(rdma: &Rdma, fd: c_int, number: RawFd) {
 }
 
 forwarded! {
-    getpeername / rgetpeername by behind (address: *mut sockaddr, len: *mut socklen_t) -> c_int;
-    getsockname / rgetsockname by behind (address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    getpeername / rgetpeername by rsocket_of (address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    getsockname / rgetsockname by rsocket_of (address: *mut sockaddr, len: *mut socklen_t) -> c_int;
 }
 
 forwarded! {
-    recv / rrecv by behind_data (buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t, uses libc::POLLIN;
-    recvfrom / rrecvfrom by behind_data
+    recv / rrecv by rsocket_for_data (buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t, uses libc::POLLIN;
+    recvfrom / rrecvfrom by rsocket_for_data
         (buf: *mut c_void, len: size_t, flags: c_int, from: *mut sockaddr, from_len: *mut socklen_t) -> ssize_t,
         uses libc::POLLIN;
-    recvmsg / rrecvmsg by behind_data (message: *mut msghdr, flags: c_int) -> ssize_t, uses libc::POLLIN;
-    read / rread by behind_data (buf: *mut c_void, len: size_t) -> ssize_t, uses libc::POLLIN;
-    readv / rreadv by behind_data (parts: *const iovec, count: c_int) -> ssize_t, uses libc::POLLIN;
-    send / rsend by behind_data (buf: *const c_void, len: size_t, flags: c_int) -> ssize_t, uses libc::POLLOUT;
-    write / rwrite by behind_data (buf: *const c_void, len: size_t) -> ssize_t, uses libc::POLLOUT;
-    writev / rwritev by behind_data (parts: *const iovec, count: c_int) -> ssize_t, uses libc::POLLOUT;
+    recvmsg / rrecvmsg by rsocket_for_data (message: *mut msghdr, flags: c_int) -> ssize_t, uses libc::POLLIN;
+    read / rread by rsocket_for_data (buf: *mut c_void, len: size_t) -> ssize_t, uses libc::POLLIN;
+    readv / rreadv by rsocket_for_data (parts: *const iovec, count: c_int) -> ssize_t, uses libc::POLLIN;
+    send / rsend by rsocket_for_data (buf: *const c_void, len: size_t, flags: c_int) -> ssize_t, uses libc::POLLOUT;
+    write / rwrite by rsocket_for_data (buf: *const c_void, len: size_t) -> ssize_t, uses libc::POLLOUT;
+    writev / rwritev by rsocket_for_data (parts: *const iovec, count: c_int) -> ssize_t, uses libc::POLLOUT;
 }
 
 fortified! {
@@ -242,7 +243,7 @@ unsafe extern "C" fn sendto(
     to: *const sockaddr,
     to_len: socklen_t,
 ) -> ssize_t {
-    let Some((rdma, number)) = behind_data(fd) else { return call!(real.sendto(fd, buf, len, flags, to, to_len)) };
+    let Some((rdma, number)) = rsocket_for_data(fd) else { return call!(real.sendto(fd, buf, len, flags, to, to_len)) };
     let mut done = call!(rdma.rsendto(number, buf, len, flags, to, to_len));
     if done < 0 && !to.is_null() && is_stream(fd) {
         done = call!(rdma.rsend(number, buf, len, flags));
@@ -254,7 +255,7 @@ unsafe extern "C" fn sendto(
 /// `man 2 sendmsg`. A stream ignores the address, as on Linux; `rsendmsg` fails with EISCONN.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    let Some((rdma, number)) = behind_data(fd) else { return call!(real.sendmsg(fd, message, flags)) };
+    let Some((rdma, number)) = rsocket_for_data(fd) else { return call!(real.sendmsg(fd, message, flags)) };
     let mut done = call!(rdma.rsendmsg(number, message, flags));
     // SAFETY: NULL, or the caller's structure.
     let named = unsafe { message.as_ref() }.filter(|message| !message.msg_name.is_null());
@@ -281,7 +282,7 @@ unsafe extern "C" fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    if behind_data(fd).is_none() {
+    if rsocket_for_data(fd).is_none() {
         return call!(real.recvmmsg(fd, messages, count, flags, timeout));
     }
     one_by_one(messages, count, |message, at| {
@@ -294,7 +295,7 @@ unsafe extern "C" fn recvmmsg(
 /// `man 2 sendmmsg`. Sends to rsockets one by one.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-    if behind_data(fd).is_none() {
+    if rsocket_for_data(fd).is_none() {
         return call!(real.sendmmsg(fd, messages, count, flags));
     }
     one_by_one(messages, count, |message, _| {
@@ -320,7 +321,7 @@ fn one_by_one(messages: *mut mmsghdr, count: c_uint, mut pass: impl FnMut(*mut m
 /// `man 2 sendfile`. Copies through a buffer to rsockets.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendfile(out: c_int, file: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
-    if behind_data(out).is_none() {
+    if rsocket_for_data(out).is_none() {
         return call!(real.sendfile(out, file, offset, count));
     }
     // SAFETY: NULL, or the caller's variable.
@@ -374,7 +375,7 @@ fn copy(out: c_int, file: c_int, start: off_t, count: usize) -> (usize, bool) {
 }
 
 forwarded! {
-    shutdown / rshutdown by behind (how: c_int) -> c_int;
+    shutdown / rshutdown by rsocket_of (how: c_int) -> c_int;
 }
 
 /// `man 2 close`. Closing the last number of an rsocket closes it.
@@ -457,16 +458,16 @@ extern "C" fn fcntl64(fd: c_int, command: c_int, arg: c_long) -> c_int {
     fcntl(fd, command, arg)
 }
 
-/// Sets if calls on the rsocket behind `fd`, if any, block; -1 on failure.
+/// Sets if calls on the rsocket of `fd`, if any, block; -1 on failure.
 fn set_nonblocking(fd: c_int, on: bool) -> c_int {
     let flags = if on { O_NONBLOCK } else { 0 };
-    behind(fd).map_or(0, |(rdma, number)| call!(rdma.rfcntl(number, F_SETFL, c_long::from(flags))))
+    rsocket_of(fd).map_or(0, |(rdma, number)| call!(rdma.rfcntl(number, F_SETFL, c_long::from(flags))))
 }
 
 /// `man 2 ioctl`: `FIONBIO` and `FIONREAD` (up to 64 KiB); the kernel socket handles the others.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
-    if let Some((rdma, number)) = behind(fd) {
+    if let Some((rdma, number)) = rsocket_of(fd) {
         if request == libc::FIONBIO as c_ulong {
             // SAFETY: this request passes a variable.
             if set_nonblocking(fd, unsafe { *arg.cast::<c_int>() } != 0) < 0 {
@@ -491,7 +492,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_i
 #[unsafe(no_mangle)]
 unsafe extern "C" fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
     let plain = || call!(real.setsockopt(fd, level, name, value, len));
-    let Some((rdma, number)) = behind(fd) else { return plain() };
+    let Some((rdma, number)) = rsocket_of(fd) else { return plain() };
     let status = call!(rdma.rsetsockopt(number, level, name, value, len));
     let why = errno();
     let stored = plain();
@@ -512,7 +513,7 @@ unsafe extern "C" fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
-    if let Some((rdma, number)) = behind(fd) {
+    if let Some((rdma, number)) = rsocket_of(fd) {
         let status = call!(rdma.rgetsockopt(number, level, name, value, len));
         if status == 0 || !is_unknown(errno()) {
             return status;

@@ -213,7 +213,7 @@ pub(crate) fn hold() {
 
 /// # Safety
 ///
-/// This thread called `hold` before.
+/// The calling thread has called `hold` before.
 pub(crate) unsafe fn release() {
     // SAFETY: the caller's promise.
     unsafe { SETS.force_unlock() };

@@ -4,7 +4,7 @@
 //! transfers the first byte, the accepting side listens on the same port for RDMA, sends four zero
 //! bytes over TCP, and accepts. The connecting side waits for them before its first byte and
 //! connects. Then both drop the TCP connection. This is compatible with rdma-core's shim and shares
-//! its limits: a process that first waits with `poll` or `select` waits for ever, and a peer
+//! its limits: a process that first waits with `poll` or `select` waits forever, and a peer
 //! without the shim is not detected.
 
 use crate::rdma::{Rdma, rdma};

@@ -13,21 +13,21 @@
 //! use roxe::{Access, WorkRequest};
 //! use std::time::Duration;
 //!
-//! let patience = Duration::from_secs(10);
+//! let timeout = Duration::from_secs(10);
 //! let listener = Listener::bind("127.0.0.1:0")?;
 //! let address = listener.local_addr();
 //! let server = std::thread::spawn(move || {
 //!     let connection = listener.accept()?;
 //!     let qp = connection.qp();
 //!     qp.post_send(&WorkRequest::send_inline(b"hello").signaled())?;
-//!     qp.send_cq().wait(patience)?.check().map(drop) // the client has it
+//!     qp.send_cq().wait(timeout)?.check().map(drop) // the client has it
 //! });
 //!
 //! let connection = Connection::connect(address)?;
 //! let qp = connection.qp();
 //! let inbox = qp.pd().alloc_mr(4096, Access::LOCAL_WRITE)?;
 //! qp.post_recv(1, &[inbox.slice(..)?])?;
-//! assert_eq!(qp.recv_cq().wait(patience)?.check()?.byte_len(), 5);
+//! assert_eq!(qp.recv_cq().wait(timeout)?.check()?.byte_len(), 5);
 //! assert_eq!(inbox.to_vec(..5)?, b"hello");
 //! # server.join().unwrap()?;
 //! # Ok::<(), roxe::Error>(())

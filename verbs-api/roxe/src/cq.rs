@@ -32,7 +32,7 @@ impl Context {
     /// Creates a completion queue that can raise events on `channel`.
     ///
     /// # Errors
-    /// As [`create_cq`](Self::create_cq).
+    /// Errors of [`create_cq`](Self::create_cq).
     pub fn create_cq_with_channel(&self, cqe: u32, channel: &CompletionChannel) -> Result<CompletionQueue, Error> {
         CompletionQueue::create(self, cqe, Some(channel))
     }
@@ -192,7 +192,7 @@ impl WorkCompletion {
         self.0.opcode
     }
 
-    /// Bytes received, read or returned by an atomic. On UD this includes the 40 bytes in front of
+    /// Bytes received, read or returned by an atomic. On UD this includes the 40 bytes before
     /// the data.
     pub const fn byte_len(&self) -> u32 {
         self.0.byte_len

@@ -101,7 +101,7 @@ impl Context {
     /// Opens the first device: the loopback interface unless `ROXE_NETDEV` says otherwise.
     ///
     /// # Errors
-    /// As [`devices`] and [`Device::open`].
+    /// Errors of [`devices`] and [`Device::open`].
     pub fn open_first() -> Result<Self, Error> {
         let devices = devices()?;
         let nothing = || EnvironmentError::NoDevice { name: "at all".into(), present: "none".into() };

@@ -47,7 +47,7 @@ impl DeviceMemory {
     /// multiples of 4.
     ///
     /// # Errors
-    /// As [`write`](Self::write).
+    /// Errors of [`write`](Self::write).
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), Error> {
         Ok(self.dm.read(offset as u64, out)?)
     }
@@ -154,7 +154,7 @@ impl ProtectionDomain {
     /// Creates a region for list elements whose bytes do not matter.
     ///
     /// # Errors
-    /// [`Error::Resources`] if the device has no more.
+    /// [`Error::Resources`] beyond the limit of the device.
     pub fn alloc_null_mr(&self) -> Result<NullRegion, Error> {
         Ok(NullRegion(self.pd.alloc_null_mr()?))
     }

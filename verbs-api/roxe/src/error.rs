@@ -24,16 +24,16 @@ use std::time::Duration;
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The program: a wrong argument or order of calls.
+    /// A mistake of the program: a wrong argument or order of calls.
     #[error(transparent)]
     Argument(#[from] ArgumentError),
-    /// This host: its interfaces, permissions and configuration.
+    /// A problem of this host: its interfaces, permissions or configuration.
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
     /// A resource is exhausted: memory, descriptors, slots of a queue. Retry later or with less.
     #[error(transparent)]
     Resources(#[from] ResourceError),
-    /// The peer or the network.
+    /// A failure of the peer or the network.
     #[error(transparent)]
     Peer(#[from] PeerError),
     /// A non-blocking wait found no event, or a signal interrupted a wait. Retry.
@@ -41,7 +41,7 @@ pub enum Error {
     NotYet(Refusal),
 }
 
-/// As `Display`, so that a `main` that returns the error prints a readable text.
+/// Prints as `Display`, so that a `main` that returns the error prints a readable text.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -60,7 +60,7 @@ pub enum ArgumentError {
     WrongService {
         /// The queue pair.
         qpn: Qpn,
-        /// Its service.
+        /// Service of the queue pair.
         service: Service,
         /// The call to use instead.
         advice: &'static str,
@@ -147,7 +147,7 @@ pub enum EnvironmentError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResourceError {
-    /// The device, the process or the system has no more.
+    /// A limit of the device, the process or the system is reached.
     #[error(transparent)]
     Refused(Refusal),
     /// The queue is full.
@@ -171,7 +171,7 @@ pub enum PeerError {
     /// A work request failed at the peer, or was not acknowledged.
     #[error(transparent)]
     Completion(FailedCompletion),
-    /// The peer refused the connection, ended it, or did not answer.
+    /// The peer refused the connection, ended it, or did not respond.
     #[error(transparent)]
     Connection(FailedConnection),
     /// No request completed in time.
@@ -437,7 +437,9 @@ const fn explain(status: WcStatus) -> &'static str {
         WcStatus::LocLenErr => {
             "the message does not fit (LOC_LEN_ERR); post larger receive buffers, or send less: a UD message is at most the path MTU"
         }
-        WcStatus::LocQpOpErr => "the queue pair does not support the operation (LOC_QP_OP_ERR); check its service and attributes",
+        WcStatus::LocQpOpErr => {
+            "the queue pair does not support the operation (LOC_QP_OP_ERR); check its service and attributes"
+        }
         WcStatus::LocProtErr => {
             "the memory protection of this side refused (LOC_PROT_ERR); check lkey, range and access rights of the buffer, and that its region still exists"
         }

@@ -43,10 +43,10 @@
 //! - [`WorkRequest`]: SEND, WRITE, READ and atomics. [`WorkCompletion`]: their results.
 //! - [`CompletionQueue::wait`] polls; [`CompletionChannel`] sleeps, also in `poll` and `epoll`.
 //! - [`cm`]: connects by IP address and port, blocking or in an event loop.
-//! - [`DeviceMemory`], [`DmaBufRegion`], [`NullRegion`]: memory of the device, behind a descriptor,
+//! - [`DeviceMemory`], [`DmaBufRegion`], [`NullRegion`]: memory of the device, of a descriptor,
 //!   or discarded.
 //! - [`MemoryWindow`]: opens part of a region to a peer, and closes it again.
-//! - [`XrcDomain`]: many receive queues behind one connection.
+//! - [`XrcDomain`]: many receive queues for one connection.
 //! - [`QueuePair::attach_mcast`]: multicast. [`QueuePair::offer_path`]: a failover path.
 //! - `examples/ping_pong.rs`: two processes, complete. `examples/shared_counter.rs`: atomics on the
 //!   memory of a sleeping server, in 60 lines. The crate `roxe-tokio` provides futures.

@@ -4,10 +4,10 @@
 //! bytes must not change. [`MemoryRegion`] owns its bytes and copies them in and out with relaxed
 //! atomic accesses. Rust does not define overlapping atomic accesses of different sizes, so every
 //! byte is always accessed by the same size. Each aligned word inside the region is accessed as a
-//! word, even for one of its bytes. Bytes in front of the first word and behind the last are
+//! word, even for one of its bytes. Bytes before the first word and after the last are
 //! accessed singly. The device's accesses are assembly, which the compiler does not see.
 //!
-//! This is the only module of the crate with unsafe code.
+//! No other module of the crate has unsafe code.
 #![allow(unsafe_code)]
 
 use crate::{ArgumentError, Error, ProtectionDomain, ResourceError};
@@ -148,7 +148,7 @@ impl MemoryRegion {
     /// Stores the 8 bytes at `offset` at once, as one number in native byte order.
     ///
     /// # Errors
-    /// As [`load_u64`](Self::load_u64).
+    /// Errors of [`load_u64`](Self::load_u64).
     pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), Error> {
         self.word(offset)?.store(value, Ordering::Release);
         Ok(())
@@ -284,7 +284,7 @@ impl Bytes {
         unsafe { AtomicU8::from_ptr(self.ptr.as_ptr().wrapping_add(offset)) }
     }
 
-    /// Splits `len` bytes at `offset` into those before, in and behind the words; returns the three
+    /// Splits `len` bytes at `offset` into those before, in and after the words; returns the three
     /// lengths.
     fn parts(&self, offset: usize, len: usize) -> [usize; 3] {
         let words = self.words();

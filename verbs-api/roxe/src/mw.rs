@@ -24,7 +24,7 @@ impl ProtectionDomain {
     /// Creates a memory window, which is closed.
     ///
     /// # Errors
-    /// [`Error::Resources`] if the device has no more.
+    /// [`Error::Resources`] beyond the limit of the device.
     pub fn alloc_mw(&self, kind: WindowKind) -> Result<MemoryWindow, Error> {
         let mw = self.pd.alloc_mw(match kind {
             WindowKind::QueuePair => provider::MwKind::Two,

@@ -10,7 +10,7 @@ impl Context {
     /// Creates a protection domain.
     ///
     /// # Errors
-    /// [`Error::Resources`] if the device has no more.
+    /// [`Error::Resources`] beyond the limit of the device.
     pub fn alloc_pd(&self) -> Result<ProtectionDomain, Error> {
         Ok(ProtectionDomain { pd: self.0.alloc_pd()?, context: self.clone() })
     }
@@ -44,7 +44,7 @@ impl ProtectionDomain {
     /// [`CmEvent::ud_param`](crate::cm::CmEvent::ud_param).
     ///
     /// # Errors
-    /// As [`create_ah`](Self::create_ah).
+    /// Errors of [`create_ah`](Self::create_ah).
     pub fn create_ah_of(&self, attr: &AhAttr) -> Result<AddressHandle, Error> {
         Ok(AddressHandle { av: self.context.0.resolve_av(attr)? })
     }

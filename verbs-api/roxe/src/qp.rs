@@ -156,7 +156,7 @@ impl QueuePair {
     /// Changes the attributes in `mask`, as `ibv_modify_qp` does. `connect` and `activate` use it.
     ///
     /// # Errors
-    /// [`Error::Argument`]; the text names the attributes that are missing, not allowed, or out of
+    /// [`Error::Argument`]; the text lists the attributes that are missing, not allowed, or out of
     /// range.
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
         Ok(self.qp.modify(attr, mask)?)
@@ -164,7 +164,7 @@ impl QueuePair {
 
     /// Offers `path` to the peer as an alternate path of the connection (RC, UC and XRC). The path
     /// is armed when the peer has offered one too, and packets have arrived at both ends. Then
-    /// either end may [`migrate`](Self::migrate) to it, and a reliable end does so by itself when
+    /// either end may [`migrate`](Self::migrate) to it, and a reliable end does so on its own when
     /// the first path fails. Migration uses the offer up.
     ///
     /// ```
@@ -269,7 +269,7 @@ impl QueuePair {
         Ok(self.qp.attach_mcast(group)?)
     }
 
-    /// Leaves a multicast group. A dropped queue pair leaves its groups by itself.
+    /// Leaves a multicast group. A dropped queue pair leaves all its groups.
     ///
     /// # Errors
     /// [`Error::Argument`] if the queue pair is not a member.
@@ -289,8 +289,8 @@ impl QueuePair {
     /// Posts several send requests at once; their packets leave together.
     ///
     /// # Errors
-    /// As [`post_send`](Self::post_send), for the first refused request ([`Error::request`]).
-    /// Requests before it are posted, requests behind it are not.
+    /// Errors of [`post_send`](Self::post_send), for the first refused request
+    /// ([`Error::request`]). Requests before it are posted, requests after it are not.
     pub fn post_send_list(&self, requests: &[WorkRequest<'_>]) -> Result<(), Error> {
         let mut doorbell = self.qp.send();
         for (index, request) in requests.iter().enumerate() {

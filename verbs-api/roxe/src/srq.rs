@@ -11,8 +11,9 @@ impl ProtectionDomain {
     /// Creates a shared receive queue for `max_wr` requests of at most `max_sge` list elements.
     ///
     /// # Errors
-    /// [`Error::Resources`] if the device has no more, [`Error::Argument`] if a number exceeds its
-    /// limits.
+    /// [`Error::Resources`] beyond the device's number of queues, [`Error::Argument`] if `max_wr`
+    /// or
+    /// `max_sge` exceeds its limit.
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, Error> {
         let id = ObjectId::next();
         let srq = self.pd.create_srq(provider::SrqInit { max_wr, max_sge, limit: 0, user: id.0 })?;
@@ -20,7 +21,7 @@ impl ProtectionDomain {
     }
 }
 
-/// A queue of receive requests that several queue pairs take from. Clones are the same queue.
+/// A queue of receive requests for several queue pairs. Clones are the same queue.
 #[derive(Clone, Debug)]
 pub struct SharedReceiveQueue {
     pub(crate) srq: Arc<provider::Srq>,

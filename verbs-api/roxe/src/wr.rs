@@ -104,7 +104,7 @@ impl<'a> WorkRequest<'a> {
         Self::new_flush(remote, length, Selectivity::Range)
     }
 
-    /// As [`flush`](Self::flush), for the whole region that contains `remote`.
+    /// Flushes like [`flush`](Self::flush), for the whole region that contains `remote`.
     pub const fn flush_region(remote: RemoteAddr) -> Self {
         Self::new_flush(remote, 0, Selectivity::Region)
     }

@@ -1,5 +1,5 @@
 //! XRC domains and their shared receive queues. One connection per process is enough, because each
-//! message names the peer's shared receive queue that it is for.
+//! message carries the number of the peer's shared receive queue that it is for.
 
 use crate::{CompletionQueue, Context, Error, ObjectId, ProtectionDomain, SharedReceiveQueue};
 use roxe_provider as provider;
@@ -10,7 +10,7 @@ impl Context {
     /// Creates an XRC domain.
     ///
     /// # Errors
-    /// [`Error::Resources`] if the device has no more.
+    /// [`Error::Resources`] beyond the limit of the device.
     pub fn open_xrc_domain(&self) -> Result<XrcDomain, Error> {
         XrcDomain::open(self, None)
     }
@@ -27,7 +27,7 @@ impl Context {
 }
 
 /// An XRC domain: numbered shared receive queues, and the receiving ends of connections. A message
-/// takes its receive request from the queue that it names. Clones are the same domain.
+/// takes its receive request from the queue whose number it carries. Clones are the same domain.
 ///
 /// A sender needs one queue pair of [`Service::XrcIni`](crate::Service::XrcIni) per peer, however
 /// many queues the peer has:

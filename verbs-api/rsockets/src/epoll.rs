@@ -109,15 +109,15 @@ fn find(epfd: RawFd) -> io::Result<Arc<Set>> {
 /// `event` has the requested events and the program's data.
 ///
 /// # Errors
-/// EBADF for a number that is no set, EEXIST for an existing member, ENOENT for a missing one,
+/// EBADF for a number that is not a set, EEXIST for an existing member, ENOENT for a missing one,
 /// EINVAL for another `op`, EFAULT without a required event.
 pub fn epoll_ctl(epfd: RawFd, op: i32, fd: RawFd, event: Option<epoll_event>) -> io::Result<()> {
     let set = find(epfd)?;
     let mut members = set.members.lock();
-    let is_there = members.by_fd.contains_key(&fd);
+    let is_member = members.by_fd.contains_key(&fd);
     match op {
-        EPOLL_CTL_ADD if is_there => return Err(os(libc::EEXIST)),
-        EPOLL_CTL_MOD | EPOLL_CTL_DEL if !is_there => return Err(os(libc::ENOENT)),
+        EPOLL_CTL_ADD if is_member => return Err(os(libc::EEXIST)),
+        EPOLL_CTL_MOD | EPOLL_CTL_DEL if !is_member => return Err(os(libc::ENOENT)),
         EPOLL_CTL_ADD | EPOLL_CTL_MOD => {
             members.by_fd.insert(fd, event.ok_or_else(|| os(libc::EFAULT))?);
         }
@@ -132,10 +132,10 @@ pub fn epoll_ctl(epfd: RawFd, op: i32, fd: RawFd, event: Option<epoll_event>) ->
 }
 
 /// Waits until a member is ready: `repoll_wait`. Returns at most `room` events, and none after
-/// `timeout` milliseconds; negative waits for ever. Members take turns.
+/// `timeout` milliseconds; negative waits forever. Members take turns.
 ///
 /// # Errors
-/// EBADF for a number that is no set; EINTR after a signal.
+/// EBADF for a number that is not a set; EINTR after a signal.
 pub fn epoll_wait(epfd: RawFd, room: usize, timeout: i32) -> io::Result<Vec<epoll_event>> {
     let set = find(epfd)?;
     let found = set.look(room, None, 0)?;

@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 pub use libc::pollfd as PollFd;
 
 /// Waits until one of `fds`, rsockets or other descriptors, is ready. Sets `revents` and returns
-/// how many are not 0. `timeout` is in milliseconds; negative waits for ever. Entries with a
+/// how many are not 0. `timeout` is in milliseconds; negative waits forever. Entries with a
 /// negative descriptor are ignored.
 ///
 /// # Errors
-/// As `poll(2)`; EINTR after a signal.
+/// Errors of `poll(2)`; EINTR after a signal.
 pub fn poll(fds: &mut [PollFd], timeout: i32) -> io::Result<usize> {
     let start = Instant::now();
     let deadline = u64::try_from(timeout).ok().and_then(|ms| start.checked_add(Duration::from_millis(ms)));
@@ -109,7 +109,7 @@ fn nap(asleep: &mut [PollFd], deadline: Option<Instant>) -> io::Result<()> {
 
 /// `select(2)` with rsockets. `sets` are read, write and exception sets with a bit per descriptor,
 /// lowest bit of the first word first, as in `fd_set`. Only the first `nfds` bits are used. The
-/// sets return the ready descriptors. `timeout` is in milliseconds; negative waits for ever.
+/// sets return the ready descriptors. `timeout` is in milliseconds; negative waits forever.
 /// Returns the number of set bits.
 ///
 /// # Errors

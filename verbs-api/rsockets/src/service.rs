@@ -1,5 +1,5 @@
 //! The background thread: accepts connections for listeners, serves UDP sockets, sends keepalives.
-//! It runs while a socket needs it; a forked child starts its own.
+//! The thread runs while a socket needs it; a forked child starts its own.
 
 use crate::wait::{self, Waker};
 use roxe_provider::lock::Mutex;

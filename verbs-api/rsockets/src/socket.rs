@@ -67,7 +67,7 @@ pub(crate) fn close(fd: RawFd) -> io::Result<()> {
     if socket.is_own() {
         of_kind!(socket, socket => socket.close());
     } else {
-        // The parent still uses the connection: close only the descriptor, and leave the rest as
+        // The parent still uses the connection: close only the descriptor, and leave the socket as
         // the fork found it.
         sys::close(fd);
         std::mem::forget(socket);
@@ -199,7 +199,7 @@ impl Socket {
     /// Receives into `buf`; also returns the sender.
     ///
     /// # Errors
-    /// As [`recv`](Self::recv).
+    /// Errors of [`recv`](Self::recv).
     pub fn recv_from(&self, buf: &mut [u8], flags: i32) -> io::Result<(usize, Option<SocketAddr>)> {
         self.recv_vectored(&mut [IoSliceMut::new(buf)], flags)
     }
@@ -207,7 +207,7 @@ impl Socket {
     /// Receives into several buffers in order; also returns the sender.
     ///
     /// # Errors
-    /// As [`recv`](Self::recv).
+    /// Errors of [`recv`](Self::recv).
     pub fn recv_vectored(&self, bufs: &mut [IoSliceMut<'_>], flags: i32) -> io::Result<(usize, Option<SocketAddr>)> {
         let wait = self.waits(flags);
         let mut room = Fill::new(bufs);
@@ -233,7 +233,7 @@ impl Socket {
     /// Sends `buf`; a datagram socket sends it to `to`.
     ///
     /// # Errors
-    /// As [`send`](Self::send); EISCONN for a stream with an address.
+    /// Errors of [`send`](Self::send); EISCONN for a stream with an address.
     pub fn send_to(&self, buf: &[u8], flags: i32, to: Option<SocketAddr>) -> io::Result<usize> {
         self.send_vectored(&[IoSlice::new(buf)], flags, to)
     }
@@ -241,7 +241,7 @@ impl Socket {
     /// Sends several buffers in order; a datagram socket sends them as one message to `to`.
     ///
     /// # Errors
-    /// As [`send_to`](Self::send_to).
+    /// Errors of [`send_to`](Self::send_to).
     pub fn send_vectored(&self, bufs: &[IoSlice<'_>], flags: i32, to: Option<SocketAddr>) -> io::Result<usize> {
         let wait = self.waits(flags);
         let mut data = Drain::new(bufs);
@@ -258,7 +258,7 @@ impl Socket {
     /// The local address.
     ///
     /// # Errors
-    /// Those of `getsockname(2)`.
+    /// Errors of `getsockname(2)`.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         let addr = of_kind!(self, socket => socket.local_addr());
         Ok(addr.map_or_else(|| unspecified(self.domain), |addr| mapped(addr, self.domain)))
@@ -351,10 +351,10 @@ impl Socket {
     }
 
     /// Writes `buf` to the peer's mapping at `offset`, in order with the bytes of the stream.
-    /// Returns the number of posted bytes: less than all if no mapping covers the rest.
+    /// Returns the number of posted bytes: less than all if no mapping covers the others.
     ///
     /// # Errors
-    /// As [`send`](Self::send).
+    /// Errors of [`send`](Self::send).
     pub fn iowrite(&self, buf: &[u8], offset: i64, flags: i32) -> io::Result<usize> {
         let stream = self.stream().ok_or_else(|| os(libc::EINVAL))?;
         let offset = u64::try_from(offset).map_err(|_| os(libc::EINVAL))?;

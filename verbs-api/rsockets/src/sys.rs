@@ -8,7 +8,7 @@ fn check(result: i32) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Waits until one of `fds` is ready. `timeout` is in milliseconds; negative waits for ever.
+/// Waits until one of `fds` is ready. `timeout` is in milliseconds; negative waits forever.
 ///
 /// # Errors
 /// EINTR after a signal.

@@ -110,7 +110,7 @@ pub(crate) fn until(source: &impl Source, deadline: Option<Instant>, mut done: i
 /// Repeats `attempt` until it returns a value, and waits for one of `events` in between.
 ///
 /// # Errors
-/// Those of `attempt`; EAGAIN without `wait`; EINTR.
+/// Errors of `attempt`; EAGAIN without `wait`; EINTR.
 pub(crate) fn retry<T>(
     source: &impl Source,
     wait: bool,

@@ -77,7 +77,7 @@ impl Events {
     /// Waits for the next event, which must be of this kind.
     ///
     /// # Errors
-    /// As [`next_event`](Self::next_event) and [`CmEvent::expect`].
+    /// Errors of [`next_event`](Self::next_event) and [`CmEvent::expect`].
     pub async fn expect(&self, kind: CmEventKind) -> Result<CmEvent, Error> {
         self.next_event().await?.expect(kind)
     }
@@ -94,7 +94,7 @@ impl Completions {
     /// Creates a queue for at least `cqe` completions.
     ///
     /// # Errors
-    /// As [`Context::create_comp_channel`] and [`Context::create_cq`];
+    /// Errors of [`Context::create_comp_channel`] and [`Context::create_cq`];
     /// [`EnvironmentError::EventLoop`] if tokio cannot watch the descriptor.
     pub fn create(context: &Context, cqe: u32) -> Result<Self, Error> {
         let channel = context.create_comp_channel()?;
@@ -109,8 +109,8 @@ impl Completions {
     /// Waits for the next completion. Does not yield to other tasks while completions are queued.
     ///
     /// # Errors
-    /// As [`CompletionQueue::poll`]; [`EnvironmentError::EventLoop`] when the runtime ends. A
-    /// completion with a failed status is not an error here: see [`WorkCompletion::check`].
+    /// Errors of [`CompletionQueue::poll`]; [`EnvironmentError::EventLoop`] when the runtime ends.
+    /// A completion with a failed status is not an error here: see [`WorkCompletion::check`].
     pub async fn next_completion(&self) -> Result<WorkCompletion, Error> {
         loop {
             if let Some(completion) = self.try_next()? {
@@ -128,7 +128,7 @@ impl Completions {
     /// Returns the next completion, if one is queued.
     ///
     /// # Errors
-    /// As [`CompletionQueue::poll`].
+    /// Errors of [`CompletionQueue::poll`].
     pub fn try_next(&self) -> Result<Option<WorkCompletion>, Error> {
         Ok(self.cq.poll(&mut [WorkCompletion::default()])?.first().copied())
     }

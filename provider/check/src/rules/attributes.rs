@@ -145,8 +145,7 @@ fn out_of_range(qp: ObjectId, (attr, mask): (&QpAttr, AttrMask), stack: &Stack, 
 }
 
 fn garbage(sentence: String, stack: &Stack) -> Report {
-    let advice =
-        "Zero the whole structure first, then set each field that the mask selects to a documented value.";
+    let advice = "Zero the whole structure first, then set each field that the mask selects to a documented value.";
     Report::new(Rule::AttrGarbage, sentence).at("called at", stack).advice(advice)
 }
 

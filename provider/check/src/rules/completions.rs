@@ -162,7 +162,8 @@ impl Completions {
         Some(report.at("armed at", &queue.armed_at).advice(ADVICE))
     }
 
-    /// Reports a thread that waits although one of its queues (`wanted`, if given) holds completions.
+    /// Reports a thread that waits although one of its queues (`wanted`, if given) holds
+    /// completions.
     fn sleeps(
         &self,
         channel: ObjectId,
@@ -453,7 +454,7 @@ mod tests {
         card.tell(Event::Armed { cq, any: true, missed: 0 });
         card.tell(Event::Held { cq, held: 1, capacity: 16 });
         card.tell(Event::Announced { cq });
-        assert_eq!(card.tell(sleeps(thread + 1)), [], "another thread takes them");
+        assert_eq!(card.tell(sleeps(thread + 1)), [], "another thread polls them");
         assert_eq!(card.tell(sleeps(thread)), [Rule::SleepWithCompletions]);
     }
 
@@ -481,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn poll_behind_completion_of_destroyed_qp_is_reported_once() {
+    fn poll_after_destroyed_qp_with_completions_is_reported_once() {
         let (mut card, [dead, alive]) = card_with_two_pairs();
         assert_eq!(card.tell(Event::Destroyed(dead)), []);
         assert_eq!(card.poll(alive, 1), [Rule::CompletionOfTheDead]);

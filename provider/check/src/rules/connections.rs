@@ -99,7 +99,8 @@ impl Connections {
         report.map(|report| (end.qp, report))
     }
 
-    /// Reports a peer that starts with another PSN. A lost packet is retransmitted; a missing start is not.
+    /// Reports a peer that starts with another PSN. A lost packet is retransmitted; a missing start
+    /// is not.
     fn psn(&mut self, end: End<'_>, packet: &Arrived) -> Option<Report> {
         let End { qp, own, world } = end;
         let (psn, expected) = (packet.header.bth.psn, packet.expected);
@@ -110,7 +111,8 @@ impl Connections {
         if let Some((id, peer)) = peer {
             let start = peer.values.sq_psn;
             return (start != expected).then(|| {
-                let sentence = format!("rq_psn is {expected}, but sq_psn of the peer is {start}: every request is dropped.");
+                let sentence =
+                    format!("rq_psn is {expected}, but sq_psn of the peer is {start}: every request is dropped.");
                 let report = Report::new(Rule::PsnMismatch, sentence).fact("queue pair", world.name(qp));
                 let report = report.fact("peer", world.name(id)).at("rq_psn set at", &own.call(AttrMask::RQ_PSN));
                 report.at("sq_psn set at", &peer.call(AttrMask::SQ_PSN)).advice(PSN_ADVICE)

@@ -112,8 +112,7 @@ impl UnreadEvents {
 fn async_unread(source: ObjectId, kind: &dyn Debug, world: &World) -> Report {
     let known = world.object(source);
     let what = known.map_or_else(|| "device".to_owned(), |_| world.name(source));
-    let sentence =
-        format!("The {what} has failed ({kind:?}), and its asynchronous event was not read for a second.");
+    let sentence = format!("The {what} has failed ({kind:?}), and its asynchronous event was not read for a second.");
     let report = Report::new(Rule::AsyncUnread, sentence).at("created at", known.map(|known| &known.created));
     report.advice(
         "Read the events of each device context in a thread of its own, or from its async_fd in an event loop: \

@@ -255,8 +255,8 @@ impl Attempt<'_> {
 
     fn confused(&self, whose: &str, registered: Option<&Stack>, world: &World) -> Report {
         let (is, used, right) = match self.by {
-("a remote key", "the lkey of a list", "lkey of the region in the sg_list"), =>             By::List => ("a remote key", "the lkey of a list", "Use the lkey of the region in the sg_list"), => ("a remote key", "the lkey of a list", "lkey of the region in the sg_list"),
-("a local key", "an rkey by a peer", "rkey of the region to the peer"), =>             By::Peer => ("a local key", "an rkey by a peer", "Give the peer the rkey of the region"), => ("a local key", "an rkey by a peer", "rkey of the region to the peer"),
+            By::List => ("a remote key", "the lkey of a list", "Use the lkey of the region in the sg_list"),
+            By::Peer => ("a local key", "an rkey by a peer", "Give the peer the rkey of the region"),
         };
         let sentence = format!("The key {:#x} is {is}, {whose}, and was used as {used}.", self.key);
         let report = self.report(Rule::KeyConfused, sentence, world).at("registered at", registered);
@@ -297,8 +297,8 @@ impl Attempt<'_> {
         let (begin, end) = (target.base, target.base.saturating_add(target.length));
         let last = self.va.saturating_add(self.len);
         let by = match (self.va < begin, last > end) {
-format!("begin {} bytes before", begin - self.va), =>             (true, _) => format!("begin {} bytes before", begin - self.va), => format!("begin {} bytes before", begin - self.va),
-format!("end {} bytes behind", last - end), =>             (_, true) => format!("extend {} bytes beyond", last - end), => format!("end {} bytes behind", last - end),
+            (true, _) => format!("begin {} bytes before", begin - self.va),
+            (_, true) => format!("extend {} bytes beyond", last - end),
             (false, false) => return None,
         };
         let sentence = format!("The {} bytes at {:#x} of {} {by} {}.", self.len, self.va, self.whose(), target.name);
@@ -310,9 +310,7 @@ format!("end {} bytes behind", last - end), =>             (_, true) => format!(
             Some((id, ..)) => report.fact("would reach", world.name(id)),
             None => report,
         };
-        Some(report.advice(
-            "Keep address and length inside the memory of the key, or use the key of the other region.",
-        ))
+        Some(report.advice("Keep address and length inside the memory of the key, or use the key of the other region."))
     }
 
     fn unmapped(&self, target: &Target<'_>, world: &World) -> Report {

@@ -72,10 +72,9 @@ impl Life {
         let (name, destroyed) = self.handles.get(&handle)?;
         let sentence = format!("The {name} was used after it was destroyed.");
         Some(
-            Report::new(Rule::UseAfterDestroy, sentence)
-                .at("used at", stack)
-                .at("destroyed at", destroyed)
-                .advice("Set the pointer to a destroyed object to NULL, and stop the threads that use an object first."),
+            Report::new(Rule::UseAfterDestroy, sentence).at("used at", stack).at("destroyed at", destroyed).advice(
+                "Set the pointer to a destroyed object to NULL, and stop the threads that use an object first.",
+            ),
         )
     }
 }
@@ -261,7 +260,7 @@ mod tests {
         let qp = card.qp();
         assert_eq!(card.tell(Event::Fork), []);
         card.post(qp, &write(1, SendFlags::SIGNALED));
-        assert_eq!(card.tell(Event::Fork), [], "it has no list");
+        assert_eq!(card.tell(Event::Fork), [], "the request has no list");
         card.receive(qp, 8);
         assert_eq!(card.tell(Event::Fork), [Rule::ForkInFlight]);
     }

@@ -9,14 +9,14 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::{io, ptr};
 
-/// Most return addresses of a stack.
+/// Maximum number of return addresses of a stack.
 const MOST: usize = 48;
 
 /// Signals whose default action ends the process and that a mistake of the program raises.
 const FATAL: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGABRT, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
 
-/// How long a thread waits for its stack to be written: 200 times 10 ms.
-const LOOKS: u32 = 200;
+/// Number of waits of 10 ms for the stack of a thread to be written.
+const MAX_WAITS: u32 = 200;
 
 /// One message from the handler to the writer, below `PIPE_BUF`, so that it arrives in one piece.
 #[derive(Clone, Copy)]
@@ -95,10 +95,10 @@ extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, _: *mut c_void)
         unsafe { libc::write(writer.as_raw_fd(), (&raw const message).cast(), size_of::<Message>()) };
     }
     let is_question = signal == question();
-    let looks = if thread == WRITER.load(Ordering::Relaxed) { 0 } else { LOOKS };
-    for _ in 0..looks {
-        // A question comes before the end of the run. A program whose call it has interrupted must
-        // not end by itself before all stacks are written.
+    let waits = if thread == WRITER.load(Ordering::Relaxed) { 0 } else { MAX_WAITS };
+    for _ in 0..waits {
+        // The sweep asks before the end of the run. A program whose call it has interrupted must
+        // not end on its own before all stacks are written.
         if !is_question && WRITTEN.load(Ordering::Acquire) != before {
             break;
         }
@@ -129,7 +129,7 @@ pub(crate) fn ask(process: u32) {
     }
 }
 
-/// Passes thread, signal and return addresses of each stack to `write`, for ever.
+/// Passes thread, signal and return addresses of each stack to `write`, forever.
 pub(crate) fn serve(write: impl Fn(i32, i32, &[usize])) {
     let Some((reader, _)) = PIPE.get() else { return };
     // SAFETY: takes no arguments.

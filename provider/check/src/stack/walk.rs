@@ -5,13 +5,13 @@
 //! its last stacks with the location of each return address. If all locations still hold the same
 //! values, from the innermost call on, the stack is the same: the frame of a call and its return
 //! address determine the next frame. A frame of variable size (`alloca`) can defeat this; then a
-//! report names another caller.
+//! report shows another caller.
 
 use std::cell::RefCell;
 use std::ptr;
 use std::sync::Arc;
 
-/// Most return addresses of a stack.
+/// Maximum number of return addresses of a stack.
 const MOST: usize = 24;
 /// Cached stacks of a thread.
 const REMEMBERED: usize = 16;

@@ -1,5 +1,5 @@
 //! Puts events on tracks: one for each queue pair, with its states, waits and send requests, and
-//! one for the rest.
+//! one for all other events.
 //!
 //! States of a queue pair are slices of its track, with RNR waits nested inside. Send requests
 //! overlap, so they are asynchronous slices. A line is one event of Chrome's Trace Event format;
@@ -479,7 +479,7 @@ enum Phase {
     AsyncBegin(u64),
     AsyncEnd(u64),
     Instant,
-    /// The counter takes the value in the arguments.
+    /// Sets the counter to the value in the arguments.
     Counter,
     /// The arguments name the process or the track.
     Name,

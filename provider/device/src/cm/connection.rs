@@ -40,9 +40,9 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-/// Time for which a request to another host is repeated while no program listens: long enough for a
-/// server that reopens its listener, as perftest does, and short for the client of one that is
-/// down.
+/// Time for which a request to another host is retransmitted while no program listens: long enough
+/// for a server that reopens its listener, as perftest does, and short for the client of one that
+/// is down.
 const NO_LISTENER_RETRY: Duration = Duration::from_millis(500);
 
 impl Id {
@@ -52,7 +52,8 @@ impl Id {
     /// `ConnectError`.
     ///
     /// # Errors
-    /// EINVAL: the route is not resolved, or too much private data. ENOMEM: too many connections.
+    /// EINVAL if the route is not resolved, or with too much private data; ENOMEM beyond the limit
+    /// of connections.
     pub fn connect(&self, param: &ConnParam) -> Result<(), Error> {
         self.runtime()?.cm(|session| {
             let mut inner = self.lock();
@@ -107,8 +108,8 @@ impl Id {
 
     /// Accepts a request; for a datagram id only `qp_num` and the private data of `param` count. On
     /// the active side, moves a queue pair attached after the request to RTS, and then does as
-    /// [`Id::establish`]; `param` has no effect. EINVAL without a request, with too much private data, or
-    /// terms that the queue pair refuses; in the last case the request is rejected.
+    /// [`Id::establish`]; `param` has no effect. EINVAL without a request, with too much private
+    /// data, or terms that the queue pair refuses; in the last case the request is rejected.
     pub fn accept(&self, param: &ConnParam) -> Result<(), Error> {
         self.runtime()?.cm(|session| {
             let mut inner = self.lock();
@@ -158,7 +159,7 @@ impl Id {
     }
 
     /// Confirms the peer's reply (`rdma_establish`), for programs that move their queue pair
-    /// themselves. No event follows: the connection is established. EINVAL: there is no reply.
+    /// themselves. No event follows: the connection is established. EINVAL without a reply.
     pub fn establish(&self) -> Result<(), Error> {
         self.runtime()?.cm(|session| {
             let inner = self.lock();
@@ -168,7 +169,7 @@ impl Id {
     }
 
     /// Disconnects, or agrees to the peer's disconnect; moves the queue pair to ERR. Does nothing
-    /// if the connection is over. EINVAL: never connected.
+    /// if the connection is over. EINVAL if the id was never connected.
     pub fn disconnect(&self) -> Result<(), Error> {
         let runtime = self.runtime()?;
         let (conn, qp) = {
@@ -189,7 +190,8 @@ impl Id {
 
     /// Reports an event of the queue pair. [`AsyncEventKind::CommEst`] establishes an accepted
     /// connection whose confirmation was lost; [`AsyncEventKind::PathMig`] makes the alternate path
-    /// the path of the connection. EISCONN: established already. EINVAL: any other event or state.
+    /// the path of the connection. EISCONN if the connection is established; EINVAL for any other
+    /// event or state.
     // clause: CM-ESTABLISH
     pub fn notify(&self, event: AsyncEventKind) -> Result<(), Error> {
         let runtime = self.runtime()?;
@@ -287,8 +289,8 @@ impl Inner {
     }
 }
 
-/// Time for which a request is repeated while no program listens. On this host the request waits
-/// for its listener (`engine/gsi.rs`).
+/// Time for which a request is retransmitted while no program listens. On this host the request
+/// waits for its listener (`engine/gsi.rs`).
 // clause: CM-REQ-AGAIN
 fn retry_for(engine: &Engine, path: &Path) -> Duration {
     if engine.link(path.dgid).is_some() { Duration::ZERO } else { NO_LISTENER_RETRY }
@@ -361,7 +363,7 @@ impl CmHandler for Id {
     }
 }
 
-/// The outcome of a connection request that a fault rule asks for.
+/// The outcome of a connection request that a fault rule requests.
 fn failure_by_rule() -> Option<Outcome> {
     if faults::happens(EventFault::Rejected) {
         let reason = RejReason::InvalidServiceId;
@@ -390,7 +392,7 @@ impl Deadline for Cut {
 }
 
 impl Id {
-    /// Ends the connection later, if a fault rule asks for it.
+    /// Ends the connection later, if a fault rule requests it.
     fn end_by_rule(&self, engine: &Engine) {
         for Raised { time, .. } in faults::occasion(EventFault::Disconnected) {
             rule_events::after(engine, time, Arc::new(Cut(Weak::clone(&self.me))));
@@ -473,8 +475,8 @@ type Modify = (QpAttr, AttrMask);
 
 impl Id {
     /// Attaches a queue pair, which the id moves from now on: now to INIT, datagrams to RTS; later
-    /// with connect, accept, reject and disconnect. EINVAL: the id has one, or no device, or the
-    /// queue pair is of another device or not in RESET.
+    /// with connect, accept, reject and disconnect. EINVAL if the id has a queue pair or no device,
+    /// or the queue pair belongs to another device or is not in RESET.
     pub fn attach_qp(&self, qp: &Arc<Qp>) -> Result<(), Error> {
         let mut inner = self.lock();
         if inner.qp.is_some() {
@@ -500,8 +502,8 @@ impl Id {
 
     /// Attaches this queue pair instead of the present one, whatever the states of both: C programs
     /// move a queue pair to another id by assigning `rdma_cm_id.qp`. Unsuitable ones fail when they
-    /// are moved. Fails if a joined group cannot take the queue pair, which is attached all the
-    /// same.
+    /// are moved. Fails if the queue pair cannot join a group of the id; the queue pair stays
+    /// attached.
     pub fn replace_qp(&self, qp: Option<&Arc<Qp>>) -> Result<(), Error> {
         let mut inner = self.lock();
         inner.leave_groups();
@@ -518,7 +520,8 @@ impl Id {
     }
 
     /// Returns the attributes for moving a queue pair to `state` (INIT, RTR or RTS), for programs
-    /// that move it themselves. EINVAL: no device, another state, or no reply of the peer yet.
+    /// that move it themselves. EINVAL without a device, for another state, or before the peer's
+    /// reply.
     pub fn init_qp_attr(&self, state: QpState) -> Result<(QpAttr, AttrMask), Error> {
         let inner = self.lock();
         let runtime = inner.device_addr()?.runtime.clone();
@@ -547,8 +550,8 @@ impl Inner {
     }
 
     /// Moves the attached queue pair, if any, to RTS. `depths` are the program's responder
-    /// resources and initiator depth. EINVAL: another device, or a state from which RTS cannot be
-    /// reached.
+    /// resources and initiator depth. EINVAL if the queue pair belongs to another device, or cannot
+    /// reach RTS from its state.
     fn make_ready(&self, session: &mut Session<'_>, depths: Option<(u8, u8)>) -> Result<(), Error> {
         let Some(qp) = &self.qp else { return Ok(()) };
         self.check_device(qp)?;
@@ -665,8 +668,8 @@ fn no_such_state() -> Error {
 
 impl Id {
     /// Sets if alternate paths that the peer proposes are loaded. By default they are refused,
-    /// because they let the peer choose a destination of packets. EINVAL: not connected, or no
-    /// queue pair.
+    /// because they let the peer choose a destination of packets. EINVAL if the id is not connected
+    /// or has no queue pair.
     pub fn take_alternates(&self, takes: bool) -> Result<(), Error> {
         self.runtime()?.cm(|session| {
             let inner = self.lock();
@@ -678,12 +681,12 @@ impl Id {
 
     /// Proposes an alternate path to the peer. The result is [`EventKind::RouteResolved`] once both
     /// queue pairs have loaded it, or [`EventKind::RouteError`] with a negative errno (EOPNOTSUPP:
-    /// the peer's program takes none) or the positive status of an APR. The path is armed by the
+    /// the peer's program accepts none) or the positive status of an APR. The path is armed by the
     /// next packet.
     ///
     /// # Errors
-    /// EINVAL: not established, no queue pair, a proposal is pending, or `path` does not begin at
-    /// an address of the device.
+    /// EINVAL if the connection is not established, has no queue pair or a pending proposal, or
+    /// `path` does not begin at an address of the device.
     pub fn load_alternate(&self, path: &Path) -> Result<(), Error> {
         self.runtime()?.cm(|session| {
             let mut inner = self.lock();

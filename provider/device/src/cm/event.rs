@@ -132,7 +132,7 @@ pub const UDP_QKEY: Qkey = Qkey(0x0123_4567);
 /// Destination of a datagram service or group (`struct rdma_ud_param`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UdParam {
-    /// As [`ConnParam::private_data`].
+    /// Private data, as in [`ConnParam::private_data`].
     pub private_data: Vec<u8>,
     /// Address.
     pub ah_attr: AhAttr,

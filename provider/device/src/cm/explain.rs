@@ -124,13 +124,16 @@ fn rejected(reason: RejReason, peer: &str, inner: &Inner, data: &EventData) -> C
         RejReason::NoResources | RejReason::NoQp => other("find out why the other end could not create its queue pair"),
         RejReason::InsufficientResponderResources => other("request a smaller initiator_depth"),
         RejReason::InvalidGid | RejReason::InvalidAltGid => other("use a GID that the device of the other end has"),
-        RejReason::InvalidMtu => other("use a path_mtu of at most the active_mtu of the other end's port (ibv_devinfo)"),
+        RejReason::InvalidMtu => {
+            other("use a path_mtu of at most the active_mtu of the other end's port (ibv_devinfo)")
+        }
         RejReason::InvalidRnrRetry => other("use an rnr_retry_count of 7 or less"),
         _ => other("read the messages of the program and the connection manager of the other end"),
     }
 }
 
-/// Explains a refusal by the peer's program or its library; on this host the library's reason is known.
+/// Explains a refusal by the peer's program or its library; on this host the library's reason is
+/// known.
 fn consumer(inner: &Inner, data: &EventData) -> Cause {
     let reason = inner.qp.as_ref();
     let reason = reason.and_then(|qp| reasons::of_refusal(qp.pd().context().device().ifindex(), qp.qpn()));
@@ -233,7 +236,7 @@ mod tests {
         // Only after seconds of real time the loopback interface reports that the port is closed.
         let unanswered = (0..5).map(|_| attempt_without_answer()).find(|(event, _)| event.status == -libc::ETIMEDOUT);
         let (_, (cause, advice)) = unanswered.expect("ends with a timeout");
-        assert_eq!(cause, "127.9.8.7 did not answer any request");
+        assert_eq!(cause, "127.9.8.7 did not respond to any request");
         assert!(advice.contains("UDP port 4791 is open both ways"), "{advice}");
     }
 

@@ -52,7 +52,7 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Creates a channel. EMFILE: no descriptor is left.
+    /// Creates a channel. EMFILE without a free descriptor.
     pub fn create() -> Result<Arc<Self>, Error> {
         Ok(Arc::new(Self { events: EventQueue::new()?, engine: OnceLock::new() }))
     }
@@ -63,13 +63,13 @@ impl Channel {
         self.events.fd()
     }
 
-    /// As [`Channel::fd`], borrowed.
+    /// Borrows the descriptor of [`Channel::fd`].
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.events.as_fd()
     }
 
-    /// Waits for the next event. EAGAIN: the descriptor is non-blocking and no event is pending.
-    /// EINTR: as `read(2)`.
+    /// Waits for the next event. EAGAIN if the descriptor is non-blocking and no event is pending;
+    /// EINTR as for `read(2)`.
     pub fn next(&self) -> Result<Event, Error> {
         let _wait = self.before_wait();
         Ok(fetched(self.events.next()?))
@@ -77,7 +77,7 @@ impl Channel {
 
     /// Prepares a wait by a caller that sleeps itself: receives what has arrived, and returns the
     /// descriptor to read a unit from (`None` if an event is pending) and a guard for the wait.
-    /// EAGAIN: [`Channel::fd`] is non-blocking and no event is pending.
+    /// EAGAIN if [`Channel::fd`] is non-blocking and no event is pending.
     pub fn before_wait(&self) -> io::Result<(Option<RawFd>, Option<Wait>)> {
         let sleep_on = self.events.sleep_on()?;
         let engine = self.engine.get().filter(|_| sleep_on.is_some());
@@ -294,8 +294,8 @@ impl Id {
         Self::create_for(channel, port_space, service, user)
     }
 
-    /// As [`Id::create`] for another service: UC, the two sides of XRC, or UD in the IB port space.
-    /// EINVAL: raw packets have no connections.
+    /// Creates an id like [`Id::create`], for UC, the two sides of XRC, or UD in the IB port space.
+    /// EINVAL for raw packets, which have no connections.
     pub fn create_for(
         channel: &Arc<Channel>,
         port_space: PortSpace,
@@ -451,7 +451,9 @@ impl Id {
             IdOption::Tos(tos) => inner.options.tos = Some(tos),
             IdOption::ReuseAddr(reuse) => {
                 if inner.state != State::Idle && (!reuse || inner.state == State::Listening) {
-                    return Err(Error::invalid("the options for sharing an address must be set before the id is bound"));
+                    return Err(Error::invalid(
+                        "the options for sharing an address must be set before the id is bound",
+                    ));
                 }
                 inner.options.reuse = reuse;
             }
@@ -461,7 +463,9 @@ impl Id {
             }
             IdOption::AckTimeout(code) => {
                 if !matches!(self.service, Service::Rc | Service::XrcIni) || code > 31 {
-                    return Err(Error::invalid("the ACK timeout is a code from 0 to 31, for reliable connections only"));
+                    return Err(Error::invalid(
+                        "the ACK timeout is a code from 0 to 31, for reliable connections only",
+                    ));
                 }
                 inner.options.ack_timeout = Some(code);
             }

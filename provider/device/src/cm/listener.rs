@@ -24,7 +24,7 @@ const MAX_UNANSWERED: usize = 1 << 16;
 impl Id {
     /// Listens for requests, with at most `backlog` of them pending (0 and less: 1024). An unbound
     /// id binds all IPv4 addresses and any port. An id bound to all addresses listens on all
-    /// devices. EINVAL: wrong state. EADDRINUSE: another id listens.
+    /// devices. EINVAL in another state; EADDRINUSE if another id listens.
     pub fn listen(&self, backlog: i32) -> Result<(), Error> {
         self.begin_to_listen(backlog)?;
         self.listen_where_possible().inspect_err(|_| self.stop_listening())
@@ -106,7 +106,7 @@ impl Inner {
 }
 
 impl Id {
-    /// Creates an id for a request and raises it to the program. `None` if it is not taken.
+    /// Creates an id for a request and raises it to the program. `None` if the request is refused.
     pub(super) fn accept_request_for(
         &self,
         session: &mut Session<'_>,
@@ -143,8 +143,8 @@ impl Id {
     }
 }
 
-/// Service of the new id, if the listener accepts it. A listener for connections accepts RC and UC; XRC
-/// needs a listener of its own.
+/// Service of the new id, if the listener accepts it. A listener for connections accepts RC and UC;
+/// XRC needs a listener of its own.
 fn service(request: Request<'_>, listener: &Id) -> Option<Service> {
     let Request::Connection(req, _) = request else { return Some(Service::Ud) };
     let service = match req.transport {

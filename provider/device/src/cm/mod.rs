@@ -1,4 +1,4 @@
-//! The objects behind librdmacm (`man rdma_cm`).
+//! The objects of librdmacm (`man rdma_cm`).
 //!
 //! ```text
 //!   Channel ◄── Event ── Id ── verbs ──► Session ── Cm (transport) ── MADs ──► queue pair 1

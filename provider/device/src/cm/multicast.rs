@@ -28,7 +28,8 @@ impl Id {
     /// both carry `user`.
     ///
     /// # Errors
-    /// EINVAL: no group, not a datagram id, not bound to a device, or connected already.
+    /// EINVAL if `addr` is not a group, or the id is not for datagrams, not bound to a device, or
+    /// connected.
     // clause: CM-MULTICAST
     pub fn join_multicast(&self, addr: &Address, flags: JoinFlags, user: u64) -> Result<(), Error> {
         if self.service() != Service::Ud || !addr.gid().is_multicast() {
@@ -59,13 +60,16 @@ impl Id {
 }
 
 impl Inner {
-    /// Destination of datagrams to a group. EINVAL: the group is of the other IP version.
+    /// Destination of datagrams to a group. EINVAL if the group is of the other IP version.
     // clause: CM-MULTICAST
     fn group_destination(&self, mgid: Gid) -> Result<UdParam, Error> {
         let device_addr = self.device_addr()?;
         let is_ipv4 = mgid.is_ipv4() || device_addr.gid.is_ipv4() && embedded_ipv4(mgid).is_some();
         if is_ipv4 != device_addr.gid.is_ipv4() {
-            return Err(Error::invalid(format!("{} cannot send to the group {mgid}: they are of different IP versions", device_addr.gid)));
+            return Err(Error::invalid(format!(
+                "{} cannot send to the group {mgid}: they are of different IP versions",
+                device_addr.gid
+            )));
         }
         let ah_attr = AhAttr {
             dgid: mgid,

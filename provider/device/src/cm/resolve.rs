@@ -28,13 +28,13 @@ const SPACE_MASK: u64 = !0xffff;
 
 impl Id {
     /// Binds the id to an address of a device, or to all with the wildcard address; port 0 chooses
-    /// one. A loopback address that no device has means all addresses, because `localhost` names
+    /// one. A loopback address that no device has means all addresses, because `localhost` means
     /// this host. Ports below 1024 need no privilege.
     ///
     /// # Errors
-    /// EINVAL: bound already. EADDRNOTAVAIL: not an address of this host, or taken. EADDRINUSE:
-    /// taken. ENODEV: not an address of a device. EPROTONOSUPPORT: the service of an `AF_IB`
-    /// address is not in the id's port space.
+    /// EINVAL if the id is bound; EADDRNOTAVAIL if the address is not one of this host, or in use;
+    /// EADDRINUSE if it is in use; ENODEV if no device has it; EPROTONOSUPPORT if the service of an
+    /// `AF_IB` address is not in the id's port space.
     pub fn bind(&self, addr: &Address) -> Result<(), Error> {
         let mut inner = self.lock();
         inner.check(&[State::Idle])?;
@@ -88,7 +88,8 @@ impl Id {
     /// `timeout_ms`.
     ///
     /// # Errors
-    /// EINVAL: wrong state, or addresses of two families. Others as for [`Id::bind`] of `src`.
+    /// EINVAL in another state, or if the addresses are of two families; errors of [`Id::bind`] for
+    /// `src`.
     // clause: AV-NEXT-HOP
     pub fn resolve_addr(&self, src: Option<&Address>, dst: &Address, timeout_ms: u32) -> Result<(), Error> {
         let dst = &or_wildcard(*dst);
@@ -176,7 +177,7 @@ impl Id {
     }
 
     /// Resolves the path, without waiting: RoCE has no subnet administrator. The result is
-    /// [`EventKind::RouteResolved`]. EINVAL: the address is not resolved.
+    /// [`EventKind::RouteResolved`]. EINVAL if the address is not resolved.
     pub fn resolve_route(&self, _timeout_ms: u32) -> Result<(), Error> {
         let mut inner = self.lock();
         inner.check(&[State::AddrResolved])?;

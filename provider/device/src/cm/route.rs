@@ -75,7 +75,7 @@ impl Address {
         }
     }
 
-    /// Returns the address with another port; an `AF_IB` address then names exactly that service.
+    /// Returns the address with another port; an `AF_IB` address then means exactly that service.
     pub fn with_port(self, port: u16) -> Self {
         match self {
             Self::Ip(mut ip) => {
@@ -136,8 +136,8 @@ pub(super) struct DeviceAddr {
 }
 
 impl DeviceAddr {
-    /// Finds the device with the address `gid`. EADDRNOTAVAIL: not an address of this host. ENODEV:
-    /// not one of a device.
+    /// Finds the device with the address `gid`. EADDRNOTAVAIL if it is not an address of this host;
+    /// ENODEV if no device has it.
     pub(super) fn of(gid: Gid) -> Result<Self, Error> {
         if let Some(device_addr) = Self::find(&known_devices(), |own| own == gid)? {
             return Ok(device_addr);

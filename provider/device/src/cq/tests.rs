@@ -297,7 +297,7 @@ fn no_entry_is_lost_between_arming_and_polling() {
         cq.req_notify(false);
         seen.extend(drain(&cq));
         if (seen.len() as u64) < ENTRIES {
-            // Blocks for ever if an event is lost.
+            // Blocks forever if an event is lost.
             cq.channel().unwrap().get_event().unwrap();
             seen.extend(drain(&cq));
         }

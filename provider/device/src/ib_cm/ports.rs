@@ -64,8 +64,9 @@ pub(crate) fn abandon() {
 }
 
 impl Claim {
-    /// Binds `port` (0: a free one) at `address`, which may be the wildcard. EADDRINUSE: taken at
-    /// this address. EADDRNOTAVAIL: taken, and one of both has all addresses; or no port is free.
+    /// Binds `port` (0: a free one) at `address`, which may be the wildcard. EADDRINUSE if the port
+    /// is in use at this address; EADDRNOTAVAIL if it is in use and one of both claims has all
+    /// addresses, or if no port is free.
     pub(crate) fn take(space: PortSpace, address: IpAddr, port: u16, sharing: Sharing) -> Result<Self, Error> {
         let scope = match address {
             _ if !address.is_unspecified() => Scope::At(address.into()),
@@ -136,7 +137,7 @@ impl Drop for Claim {
     }
 }
 
-/// Checks that the names held by others allow those of this claim: the exclusive or a shared one.
+/// Checks that the claims of other processes allow this claim, be it exclusive or shared.
 fn check_others(own: Place, exclusive: bool, shared: bool) -> Result<(), Error> {
     let probe = Probe::new().map_err(|e| not_held(own, &e))?;
     let is_barred_at = |scope: &Scope| {
@@ -236,7 +237,7 @@ fn from_range<T>(mut take: impl FnMut(u16) -> Option<T>) -> Result<T, Error> {
     found.ok_or_else(|| Error::new(libc::EADDRNOTAVAIL, "no port of the system's local range is free"))
 }
 
-/// Ports that the system gives to programs that ask for any.
+/// Range of the ports that the system chooses for programs.
 fn local_range() -> RangeInclusive<u16> {
     const USUAL: RangeInclusive<u16> = 32_768..=60_999;
     static RANGE: OnceLock<RangeInclusive<u16>> = OnceLock::new();

@@ -2,10 +2,11 @@
 //! messages through queue pair 1.
 //!
 //! The kernel ends the connections of a dead process. Here the card dies with its process, so the
-//! others check their peers: on this host the slot in the peer's communication ID names a process,
-//! and its mailbox shows if it lives. On other hosts a connection ends by what its queue pair or
-//! program sends. A request is repeated for more than a minute, but a host without an open card
-//! answers at once by ICMP, which a probe ([`roxe_net::probe`]) receives.
+//! others check their peers: on this host the slot in the peer's communication ID identifies a
+//! process, and its mailbox shows if it lives. On other hosts a connection ends when its queue pair
+//! or program sends an error or a disconnect. A request is retransmitted for more than a minute,
+//! but a host without an open card answers at once with ICMP, which a probe ([`roxe_net::probe`])
+//! receives.
 
 use roxe_engine::engine::Engine;
 use roxe_engine::gsi::GSI_ORDINAL;
@@ -47,7 +48,7 @@ pub(crate) enum Request<'a> {
 pub(crate) trait CmHandler: Debug + Send + Sync {
     fn on_event(&self, session: &mut Session<'_>, comm: CommId, kind: EventKind);
 
-    /// Handles a request to its listener; returns false if it is not taken.
+    /// Handles a request to its listener; returns false if the listener refuses it.
     fn on_request(&self, session: &mut Session<'_>, request: Request<'_>, comm: CommId, origin: Origin) -> bool;
 }
 
@@ -85,7 +86,7 @@ pub(crate) struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Sends pending messages. Happens by itself around handlers; a handler calls it before an
+    /// Sends pending messages. The session does it around handlers; a handler calls it before an
     /// event after which the program may exit.
     pub(crate) fn send(&mut self) {
         self.mad_sender.send_all(self.cm, self.engine);
@@ -123,7 +124,8 @@ impl Session<'_> {
         }
     }
 
-    /// Offers a request to its listener, and refuses it if it is not taken, as the kernel does.
+    /// Offers a request to its listener, and rejects it if the listener refuses, as the kernel
+    /// does.
     // clause: CM-BACKLOG
     fn offer(&mut self, request: Request<'_>, comm: CommId, origin: Origin) {
         let listener = self.listeners.get(&origin.listener).map(Arc::clone);

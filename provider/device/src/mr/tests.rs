@@ -265,7 +265,7 @@ fn flush_needs_right_and_range_even_for_zero_bytes() {
 
 // clause: KEY-LOCAL-WRITE, FLUSH-PERSISTENT
 #[test]
-fn registrations_that_cannot_work_are_refused() {
+fn registration_with_invalid_range_or_rights_is_refused() {
     let s = Setup::new();
     s.pages.protect(1, libc::PROT_READ);
     s.pages.unmap(3, 1);

@@ -134,8 +134,8 @@ impl QpHost<'_> {
         }
     }
 
-    /// As [`QpHost::scatter`](roxe_transport::cx::Memory::scatter) while instruments are on.
-    /// Returns `None` if the usual path is to do the write.
+    /// Scatters as [`QpHost::scatter`](roxe_transport::cx::Memory::scatter), while instruments are
+    /// on. Returns `None` if the usual path is to do the write.
     #[cold]
     #[inline(never)]
     pub(super) fn scatter_watched(
@@ -166,7 +166,7 @@ impl QpHost<'_> {
         })
     }
 
-    /// As [`QpHost::scatter_watched`], for the memory of an RDMA WRITE.
+    /// Writes as [`QpHost::scatter_watched`], for the memory of an RDMA WRITE.
     #[cold]
     #[inline(never)]
     pub(super) fn write_watched(&mut self, rkey: RKey, va: u64, data: RxPayload<'_>) -> Option<Result<(), MemError>> {
@@ -219,7 +219,7 @@ impl QpHost<'_> {
         Some(done)
     }
 
-    /// Prepares an 8-byte store behind everything that the peer has written before.
+    /// Prepares an 8-byte store after everything that the peer has written before.
     #[cold]
     #[inline(never)]
     pub(super) fn store_watched(&mut self, rkey: RKey, va: u64) {
@@ -245,7 +245,7 @@ impl QpHost<'_> {
                 CompletionFault::CqErr => self.qp.cq(side).break_down(),
                 CompletionFault::Status(status) => (cqe.status, ending) = (status, Err(Ending::Failed)),
             }
-            failure::note_local(&mut self.state.failed, || failure::asked_for(&rule));
+            failure::note_local(&mut self.state.failed, || failure::requested_by(&rule));
         }
         if is_on() {
             self.held = None;
@@ -262,7 +262,7 @@ impl QpHost<'_> {
         ending
     }
 
-    /// The fault that a rule asks for, if the request succeeded.
+    /// The fault that a rule requests, if the request succeeded.
     fn fault_of(&self, cqe: &Cqe) -> Option<CompletionVerdict> {
         if !faults::is_on() || cqe.status != WcStatus::Success {
             return None;
@@ -303,7 +303,7 @@ impl QpCore {
         }
     }
 
-    /// As [`QpCore::transmit`] off the fast path.
+    /// Transmits as [`QpCore::transmit`], off the fast path.
     #[cold]
     #[inline(never)]
     pub(super) fn transmit_watched(&self, inner: &mut Inner, is_lone_ack: bool, now: Instant) -> VisitOutcome {

@@ -28,7 +28,7 @@ const KEPT: usize = 64;
 
 #[derive(Debug, Default)]
 pub(super) struct Failed {
-    /// Why a local list or a local key could not be used.
+    /// Cause of a local list or key that could not be used.
     local: Option<Cause>,
     cqe: Option<(Side, Cqe)>,
     /// Held until the failure is explained.

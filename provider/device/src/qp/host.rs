@@ -39,7 +39,7 @@ pub(super) struct QpHost<'a> {
     pub(super) state: &'a mut QpHostState,
     pub(super) now: Instant,
     pub(super) report: VisitOutcome,
-    /// Shared receive queue that the current message to an XRC target names.
+    /// Shared receive queue that the current message to an XRC target selects.
     selected: Option<Arc<Srq>>,
     /// Checksums of payloads copied into packets; `None` if the batch does not need them.
     copied: Option<Vec<Copied>>,
@@ -69,7 +69,7 @@ impl<'a> QpHost<'a> {
     /// Begins a batch. With `copied`, payloads are summed while they are copied, which saves a
     /// second pass over the data.
     ///
-    /// If the batch goes `by_ring`, RC reserves no room: a full ring refuses packets by itself.
+    /// If the batch goes `by_ring`, RC reserves no room, because a full ring refuses packets.
     /// `rings` is the version for
     /// [`Engine::knows_rings`](roxe_engine::engine::Engine::knows_rings).
     pub(super) fn begin_batch(&mut self, copied: Option<Vec<Copied>>, by_ring: bool, rings: u32) {
@@ -97,7 +97,7 @@ impl<'a> QpHost<'a> {
     }
 
     /// Returns the memory table and the access scope for keys. An XRC target uses those of the
-    /// shared queue, which may belong to another context.
+    /// SRQ, which may belong to another context.
     pub(super) fn memory(&mut self) -> (&MemoryTable, AccessScope) {
         // The table must not be locked twice.
         self.held = None;
@@ -108,7 +108,7 @@ impl<'a> QpHost<'a> {
         }
     }
 
-    /// Returns the domain for receive lists if receives come from a shared queue, whose domain may
+    /// Returns the domain for receive lists if receives come from an SRQ, whose domain may
     /// differ from the queue pair's.
     #[inline]
     pub(super) fn shared_domain(&self, side: Side) -> Option<PdId> {
@@ -306,7 +306,7 @@ impl QpHost<'_> {
             cqe = with_vendor_err_of_card(side, cqe);
         }
         if side == Side::Recv && self.qp.service == Service::XrcTgt {
-            // A completion for a destroyed shared queue is dropped.
+            // A completion for a destroyed SRQ is dropped.
             if let Some(cq) = self.selected.as_ref().and_then(|srq| srq.cq())
                 && cq.push(cqe)?
             {

@@ -44,12 +44,12 @@ impl SendGuard<'_> {
         self.push_to_srq(0, request)
     }
 
-    /// As [`SendGuard::push`], to shared receive queue `srqn` of the peer (XRC only).
+    /// Posts like [`SendGuard::push`], to shared receive queue `srqn` of the peer (XRC only).
     pub fn push_to_srq(&mut self, srqn: u32, request: &SendRequest<'_>) -> Result<(), PostError> {
         if instruments::any() { self.push_watched(srqn, request) } else { self.queue_send(srqn, request) }
     }
 
-    /// As [`SendGuard::queue_send`] while the checker or the weakest legal card is on.
+    /// Posts like [`SendGuard::queue_send`], while the checker or the weakest legal card is on.
     #[cold]
     #[inline(never)]
     fn push_watched(&mut self, srqn: u32, request: &SendRequest<'_>) -> Result<(), PostError> {
@@ -82,7 +82,7 @@ impl SendGuard<'_> {
         Ok(())
     }
 
-    /// Returns the number of requests that the queue still takes.
+    /// Returns the number of free slots of the queue.
     pub fn room(&mut self) -> u32 {
         let card_room = self.card_room();
         let Some(inner) = self.inner.as_mut() else { return 0 };

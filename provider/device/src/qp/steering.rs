@@ -102,7 +102,8 @@ impl FlowUses {
         self.count.check_unused("queue pair", "flows")
     }
 
-    /// Adds a flow for the group `mgid` unless there is one; EINVAL if `mgid` names no group.
+    /// Adds a flow for the group `mgid` unless there is one; EINVAL if `mgid` is not a group
+    /// address.
     // clause: RAW-GROUP
     pub(super) fn attach(&self, core: &Arc<QpCore>, spread: Option<&Arc<Rss>>, mgid: Gid) -> Result<(), Error> {
         let mac = group_of(mgid)?;

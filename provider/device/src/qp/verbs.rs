@@ -50,8 +50,8 @@ pub struct Qp {
 
 impl Pd {
     /// Creates a queue pair in the RESET state. The first one opens the sockets of the engine.
-    /// EINVAL: beyond the limits of the device, or queues of another context. ENOMEM: the device
-    /// has `max_qp` already. EADDRINUSE: another user has the UDP port.
+    /// EINVAL beyond the limits of the device, or for queues of another context; ENOMEM beyond
+    /// `max_qp` queue pairs; EADDRINUSE if another user has the UDP port.
     pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<Qp>, Error> {
         // The checker reports programs that rely on more than they asked for.
         let least = if is_checking() { 0 } else { limits::min_inline_data() };
@@ -195,9 +195,10 @@ impl Qp {
     }
 
     /// Changes attributes and state (`man ibv_modify_qp`). With an address it waits until the
-    /// neighbour is resolved. EINVAL: not valid or not allowed in this state; nothing changed.
-    /// EOPNOTSUPP: a hash queue pair. ENETUNREACH, EHOSTUNREACH, EACCES: no route to the address.
-    /// ETIMEDOUT: the neighbour has not answered for a second.
+    /// neighbour is resolved. EINVAL if an attribute is not valid or not allowed in this state;
+    /// then nothing has changed. EOPNOTSUPP for a hash queue pair; ENETUNREACH, EHOSTUNREACH or
+    /// EACCES without a route to the address; ETIMEDOUT if the neighbour has not answered for a
+    /// second.
     // clause: AV-NEXT-HOP
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
         let route = Route { local: attr.av.sgid, remote: attr.av.dgid };
@@ -206,7 +207,7 @@ impl Qp {
         self.report_modify(attr, mask, resolved.and_then(|()| self.change(attr, mask)))
     }
 
-    /// As [`Qp::modify`] for a resolved address; never waits.
+    /// Modifies like [`Qp::modify`], for a resolved address; never waits.
     pub(crate) fn modify_at_once(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), Error> {
         self.report_modify(attr, mask, self.change(attr, mask))
     }
@@ -281,8 +282,9 @@ impl Qp {
 
     /// Joins the multicast group `mgid` (`man ibv_attach_mcast`); joining twice changes nothing.
     /// For a raw packet queue pair the last six bytes of `mgid` are an Ethernet group address, the
-    /// rest is 0. EINVAL: not a group, or neither UD nor raw packets. ENOMEM: too many groups or
-    /// members. EADDRINUSE: another user listens for the group.
+    /// others are 0. EINVAL if `mgid` is not a group, or for services other than UD and raw
+    /// packets; ENOMEM beyond the limit of groups or members; EADDRINUSE if another user listens
+    /// for the group.
     pub fn attach_mcast(&self, mgid: Gid) -> Result<(), Error> {
         if self.service() == Service::Raw {
             return self.flows.attach(&self.core, self.rss.as_ref(), mgid);
@@ -302,8 +304,8 @@ impl Qp {
     }
 
     /// Steers frames to the queue pair until the returned flow is dropped (`man ibv_create_flow`).
-    /// EINVAL: not a raw packet queue pair, or a flow that passes frames on and is not a normal
-    /// one. ENOMEM: too many flows.
+    /// EINVAL for another service, or for a flow that passes frames on and is not of type NORMAL;
+    /// ENOMEM beyond the limit of flows.
     pub fn create_flow(&self, init: FlowInit) -> Result<Flow, Error> {
         Flow::create(&self.core, self.rss.as_ref(), &self.flows, init)
     }

@@ -60,7 +60,7 @@ impl Watch {
     }
 
     /// Watches a receive of which a message fills at most the first `reach` bytes; the program may
-    /// change the rest, and buffer pools do.
+    /// change the bytes beyond them, as buffer pools do.
     pub(super) fn posted_recv(&mut self, (memory, pd): (&MemoryTable, PdId), request: &RecvRequest<'_>, reach: u32) {
         let (wr_id, sges, sum) = (request.wr_id, request.sges.to_vec(), sum(memory, pd, request.sges, reach));
         push(&mut self.receives, Watched { wr_id, signaled: true, what: Use::Sink, sges, reach, sum });

@@ -1,4 +1,4 @@
-//! Processes that open and close the device beside traffic that must lose nothing: RC has a timeout
+//! Processes that open and close the device while traffic must lose nothing: RC has a timeout
 //! of 0, so a lost packet stops its queue pair, and a lost message stops the ping-pong of UC and
 //! UD. `ROXE_TEST_CHURN_SECONDS`: duration per link.
 

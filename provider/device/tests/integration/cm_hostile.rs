@@ -1,4 +1,4 @@
-//! Bad peers against a process that listens and has connections: messages cut, repeated, out of
+//! Bad peers against a process that listens and has connections: messages cut, duplicated, out of
 //! order, from the wrong address, with wrong ids and in wrong packets. Counters report them,
 //! connections and new requests of others work, and no state is left. The peers are sockets at
 //! other loopback addresses, in a network namespace.
@@ -345,7 +345,7 @@ fn peer() {
 
 // clause: CM-PARTING
 #[test]
-fn exit_disconnects_are_repeated() {
+fn exit_disconnects_are_retransmitted() {
     alone("exit_disconnects_are_repeated", || {
         let other = Hostile::at(PEER);
         // Timewait lasts beyond the exit, or is over before.

@@ -47,7 +47,7 @@ fn marked_pair(a: &Node, b: &Node, service: Service, index: u8) -> (Arc<Qp>, Arc
 /// Sends 256 packets in few segmented datagrams: each counts as marked, but only each datagram is
 /// answered. The peer counts CNPs that it ignores.
 #[test]
-fn marked_packets_are_answered_with_cnp() {
+fn marked_packet_causes_cnp() {
     const PACKETS: u64 = 256;
     let _alone = ONE_TEST.lock();
     let (a, b) = (Node::open(), Node::open());
@@ -91,7 +91,7 @@ fn dcqcn_process() {
     transfer(&a, &b, &qa, 1);
     assert_eq!(counter(&a.context, "np_ecn_marked_roce_packets"), 0);
 
-    // A marked duplicate request (old PSN) is acknowledged again, and answered with a CNP.
+    // A marked duplicate request (old PSN) is acknowledged again, and causes a CNP.
     let tail = Kind::RcRequest(Request::SendOnly(SendTail::Plain));
     let forger = Forger::at(Ipv4Addr::LOCALHOST);
     forger.send(CE, &Header { bth: bth(&qb, 76), kind: tail });
@@ -100,7 +100,7 @@ fn dcqcn_process() {
     assert_eq!(until(&a, "rp_cnp_handled", 1), 1);
     transfer(&a, &b, &qa, 2);
 
-    // CNPs of a stranger change nothing; a flood of the peer's lowers the rate, but not for ever.
+    // CNPs of a stranger change nothing; a flood of the peer's lowers the rate, but not forever.
     let cnp = Header { bth: Bth { becn: true, ..bth(&qa, 0) }, kind: Kind::Cnp };
     let strangers = counter(&a.context, "address");
     Forger::at(Ipv4Addr::new(127, 0, 0, 9)).send(0, &cnp);

@@ -298,7 +298,7 @@ fn connect_request_finds_listening_process() {
         }
         for client in &mut clients {
             for n in 0..3 {
-                assert_eq!(ask(client, &format!("connect {}", 7001 + n)), n, "the one that listens there answers");
+                assert_eq!(ask(client, &format!("connect {}", 7001 + n)), n, "the process that listens there accepts");
                 assert_eq!(ask(client, "disconnect"), 0);
             }
         }
@@ -420,7 +420,7 @@ fn asked() -> (Peer, Peer) {
     (server, client)
 }
 
-/// As [`asked`], connected.
+/// Returns the processes of [`asked`], connected.
 fn connected() -> (Peer, Peer) {
     let (mut server, mut client) = asked();
     assert_eq!([ask(&mut server, "accept"), ask(&mut client, "response")], [0, 0]);
@@ -435,7 +435,7 @@ fn kill(peer: Peer) {
     drop(peer);
 }
 
-// A process that does not know the id answers for a dead one.
+// A process that does not know the id responds for a dead one.
 const UNKNOWN: RejReason = RejReason::InvalidCommId;
 
 #[test]

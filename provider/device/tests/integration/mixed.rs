@@ -158,7 +158,7 @@ impl Lane {
         // RC messages are whole and in order; others may be lost, and a datagram may be late.
         match self.service {
             Service::Rc => assert_eq!(number, self.next),
-            Service::Uc => assert!(number >= self.next, "{number} behind {}", self.next),
+            Service::Uc => assert!(number >= self.next, "{number} arrived after {}", self.next),
             _ => assert!(number < self.sends as u64),
         }
         (self.next, self.arrived) = (number + 1, self.arrived + 1);

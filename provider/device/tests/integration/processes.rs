@@ -124,7 +124,7 @@ impl Puppet {
         statuses.join(" ")
     }
 
-    /// As [`Puppet::write`] with all writes outstanding at once.
+    /// Writes like [`Puppet::write`], with all writes outstanding at once.
     fn write_all(&mut self, count: u64, len: usize) -> String {
         self.node.fill(0, len, count as u8);
         (0..count).for_each(|n| post(self.qp(), n, self.write_op(), self.node.sge(0, len)));
@@ -725,7 +725,7 @@ fn long_messages_arrive_while_processes_join_and_leave() {
 }
 
 #[test]
-fn forked_child_works_beside_parent() {
+fn forked_child_and_parent_exchange_at_once() {
     let (mut a, mut b) = (Peer::start("rc", &[]), Peer::start("rc", &[]));
     join(&mut a, &mut b);
     assert_eq!(a.ask("fork"), [0, 20]);

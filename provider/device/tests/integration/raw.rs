@@ -243,7 +243,11 @@ fn attached_qp_gets_group_frames() {
         assert_eq!(member.qp.detach_mcast(mgid).unwrap_err().errno(), libc::EINVAL);
         member.qp.check_detached().unwrap();
         mgid.0[10] = 2;
-        assert_eq!(member.qp.attach_mcast(mgid).unwrap_err().errno(), libc::EINVAL, "one station is no group");
+        assert_eq!(
+            member.qp.attach_mcast(mgid).unwrap_err().errno(),
+            libc::EINVAL,
+            "the address of one station is not a group"
+        );
     });
 }
 
@@ -349,7 +353,7 @@ fn raw_packets_need_cap_net_raw() {
 }
 
 #[test]
-fn only_raw_qps_take_flows() {
+fn flow_on_other_services_is_refused() {
     let node = Node::open();
     for service in [Service::Ud, Service::Rc] {
         assert_eq!(node.qp(service).create_flow(FlowInit::default()).unwrap_err().errno(), libc::EINVAL);

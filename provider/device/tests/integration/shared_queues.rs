@@ -118,7 +118,7 @@ fn all_complete(srqs: usize) {
         }
     });
     assert_eq!((world.sent.into_inner(), world.received.into_inner()), (THREADS * MESSAGES, THREADS * MESSAGES));
-    println!("{srqs} shared queues: {:.2} s", started.elapsed().as_secs_f32());
+    println!("{srqs} SRQs: {:.2} s", started.elapsed().as_secs_f32());
 }
 
 #[test]

@@ -559,7 +559,7 @@ fn pair_of_victims(place: &Place, link: &str) -> (Peer, Peer, Vec<u64>) {
     (a, b, of_b)
 }
 
-/// As [`pair_of_victims`], with the facts of both.
+/// Returns [`pair_of_victims`], with the facts of both.
 fn both_victims(place: &Place, link: &str) -> (Peer, Peer, Vec<u64>, Vec<u64>) {
     let (mut a, mut b) = (place.peer(victim(), link), place.peer(victim(), link));
     let (of_a, of_b) = (a.ask("create"), b.ask("create"));

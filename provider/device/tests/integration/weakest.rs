@@ -143,15 +143,15 @@ fn receive_completion_orders_earlier_writes() {
         post(world.qa(0), 1, SendOp::Send, world.a.sge(DATA, LEN));
         world.until([1, 1], |world, received| {
             let (data, _) = world.seen();
-            assert!(received.is_empty() || data == Amount::All, "seed {seed}: {data:?} behind the receive");
+            assert!(received.is_empty() || data == Amount::All, "seed {seed}: {data:?} after the receive");
             outcomes.insert(data);
         });
         assert_eq!(world.b.bytes(INBOX, LEN), [7; LEN]);
     });
 }
 
-// The pieces of a READ are tested beside `Placement`: here they and the completion arrive in one
-// visit of the queue pair, which no program can observe in part.
+// The pieces of a READ are tested next to `Placement`: in this test they and the completion arrive
+// in one visit of the queue pair, which no program can observe in part.
 #[test]
 fn read_follows_writes_and_is_whole_at_completion() {
     let mut world = World::new();

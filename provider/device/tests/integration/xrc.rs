@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 const PRIVATE: XrcdInit<'static> = XrcdInit { file: None, create: true, exclusive: false };
 
-/// A node with an XRC domain and two shared queues that complete in the node's queue.
+/// A node with an XRC domain and two SRQs that complete in the node's queue.
 struct Receiver {
     node: Node,
     xrcd: Arc<Xrcd>,

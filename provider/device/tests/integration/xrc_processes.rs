@@ -1,5 +1,5 @@
 //! XRC between two processes: one has the initiator, the other the target and its queues. A file
-//! names a separate domain in each process.
+//! identifies a separate domain in each process.
 
 use crate::common::peer::{MARK, Peer, ROLE};
 use crate::common::*;
@@ -97,7 +97,7 @@ impl Receiver {
     }
 }
 
-/// A file that names domains, removed at the end.
+/// A file that identifies domains, removed at the end.
 struct Name(PathBuf);
 
 impl Name {
@@ -120,7 +120,7 @@ impl Drop for Name {
     }
 }
 
-/// Returns a node with an initiator, and a process with its target and shared queue.
+/// Returns a node with an initiator, and a process with its target and SRQ.
 struct Connection {
     node: Node,
     ini: Arc<Qp>,
@@ -232,7 +232,7 @@ fn xrc_sender_waits_for_receives() {
 /// Both peers open the file with `O_CREAT` and `O_EXCL`, and get a domain each.
 // clause: XRC-QUEUE-KNOWN
 #[test]
-fn xrc_file_names_separate_domain_per_process() {
+fn xrc_file_has_separate_domain_per_process() {
     let mut connection = Connection::start(&[]);
     let mut other = connection.name.start(&[]);
     assert_eq!(other.ask(&format!("errno-of-open {}", connection.target)), [libc::EINVAL as u64]);

@@ -78,7 +78,10 @@ const CASES: [(&str, &[&str]); 52] = [
     ("memory-hole", &["ibv_reg_mr failed: 12288 bytes at 0x", "are not mapped", "Bad address"]),
     ("cm-nobody-listens", &["RDMA_CM_EVENT_REJECTED, status 8", "no program listens at 127.0.0.1 port 7"]),
     ("cm-refused", &["RDMA_CM_EVENT_REJECTED, status 28", "rdma_reject", "private data \"no such tenant\""]),
-    ("cm-backlog", &["RDMA_CM_EVENT_REJECTED, status 28", "the listener's backlog is full: its program has not read 1 requests"]),
+    (
+        "cm-backlog",
+        &["RDMA_CM_EVENT_REJECTED, status 28", "the listener's backlog is full: its program has not read 1 requests"],
+    ),
     ("cm-stale", &["RDMA_CM_EVENT_REJECTED, status 10", "is in timewait", "create a new queue pair"]),
     ("cm-own-queue-pair", &["RDMA_CM_EVENT_CONNECT_ERROR", "this end's queue pair could not change its state"]),
     ("cm-create-qp", &["rdma_create_qp failed: max_send_sge is 1000; the device takes at most 32"]),
@@ -143,10 +146,7 @@ const REFUSED: [(&str, &[(&str, &str)]); 3] = [
                 "qp-send-ops",
                 "ibv_create_qp_ex failed: send_ops_flags is 0x40000000; accepted are the bits of enum ibv_qp_create_send_ops",
             ),
-            (
-                "srq-size",
-                "ibv_create_srq failed: max_wr is 1073741824; it must be 1 to 32768",
-            ),
+            ("srq-size", "ibv_create_srq failed: max_wr is 1073741824; it must be 1 to 32768"),
             ("srq-sge", "ibv_create_srq failed: max_sge is 1000; the device takes at most 32"),
             ("srq-limit", "ibv_modify_srq failed: srq_limit is 9; it must be at most max_wr, 4"),
             (

@@ -43,7 +43,7 @@ pub(crate) unsafe fn read(addr: *const sockaddr) -> Result<Address> {
 /// Reads the program's address; `None` for NULL.
 ///
 /// # Safety
-/// As for [`read`].
+/// The contract of [`read`].
 pub(crate) unsafe fn read_optional(addr: *const sockaddr) -> Result<Option<Address>> {
     if addr.is_null() {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! Events that programs take from channels and acknowledge.
+//! Events that programs read from channels and acknowledge.
 //!
 //! A delivered event counts at its identifier, or at the listener for a connection request.
 //! Destroying or migrating that identifier waits until the event is acknowledged.

@@ -147,7 +147,7 @@ pub(super) unsafe fn set(
 }
 
 /// # Safety
-/// As for [`set`].
+/// The contract of [`set`].
 unsafe fn parse(level: c_int, name: c_int, value: *const c_void, len: usize) -> Result<IdOption> {
     if value.is_null() {
         return Err(null("optval"));
@@ -177,7 +177,7 @@ unsafe fn fixed<T: Copy>(value: *const c_void, len: usize) -> Result<T> {
     Ok(unsafe { value.cast::<T>().read_unaligned() })
 }
 
-/// The first path that a connection can take; EINVAL if there is none.
+/// The first path that a connection can use; EINVAL if there is none.
 ///
 /// # Safety
 /// `records` points to `len` bytes.

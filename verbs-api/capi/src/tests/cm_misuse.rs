@@ -13,7 +13,7 @@ fn fails(rc: c_int, with: c_int) -> bool {
 /// An identifier without a channel.
 fn synchronous() -> *mut rdma_cm_id {
     let mut id = null_mut();
-    // SAFETY: a variable; NULL is allowed for the rest.
+    // SAFETY: a variable; NULL is allowed for the other pointers.
     assert_eq!(unsafe { rdma_create_id(null_mut(), &raw mut id, null_mut(), TCP) }, 0);
     id
 }

@@ -123,7 +123,7 @@ impl Course {
         Ok(course)
     }
 
-    /// Waits for completions, judges both sides, and repeats lost messages of UC and UD.
+    /// Waits for completions, judges both sides, and sends lost messages of UC and UD again.
     ///
     /// # Errors
     /// The first error found.

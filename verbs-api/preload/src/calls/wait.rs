@@ -1,6 +1,6 @@
 //! `poll`, `select` and `epoll` of rsockets and other descriptors.
 
-use super::behind;
+use super::rsocket_of;
 use crate::rdma::{Rdma, rdma};
 use crate::real::real;
 use crate::{epoll, fail, table};
@@ -167,7 +167,7 @@ impl Set {
 
 /// The rsocket functions, if any set contains an rsocket.
 fn first_rsocket(count: c_int, sets: &[Set; 3]) -> Option<&'static Rdma> {
-    (0..count).filter(|fd| sets.iter().any(|set| set.has(*fd as usize))).find_map(behind).map(|(rdma, _)| rdma)
+    (0..count).filter(|fd| sets.iter().any(|set| set.has(*fd as usize))).find_map(rsocket_of).map(|(rdma, _)| rdma)
 }
 
 /// Events that make a number ready in each set, as on Linux.

@@ -28,7 +28,7 @@ impl Connection {
     /// addresses in order until one accepts.
     ///
     /// # Errors
-    /// As [`Outgoing::resolve`] and [`Outgoing::connect`].
+    /// Errors of [`Outgoing::resolve`] and [`Outgoing::connect`].
     pub fn connect(addr: impl ToSocketAddrs) -> Result<Self, Error> {
         first(addr, |addr| {
             let outgoing = Outgoing::resolve(addr)?;
@@ -70,10 +70,10 @@ impl Connection {
         self.until_disconnected()
     }
 
-    /// Waits until the peer ends the connection, and answers.
+    /// Waits until the peer ends the connection, and agrees.
     ///
     /// # Errors
-    /// As [`disconnect`](Self::disconnect).
+    /// Errors of [`disconnect`](Self::disconnect).
     pub fn wait_disconnected(self) -> Result<(), Error> {
         self.until_disconnected()?;
         self.id.disconnect()
@@ -120,7 +120,7 @@ impl Outgoing {
     /// Requests the connection with `qp`, which was built on the id, and waits for the answer.
     ///
     /// # Errors
-    /// [`Error::Peer`] if the peer refuses or does not answer within about a minute,
+    /// [`Error::Peer`] if the peer refuses or does not respond within about a minute,
     /// [`Error::Argument`] if the private data is too long.
     pub fn connect(self, qp: QueuePair, param: &ConnParam) -> Result<Connection, Error> {
         let Self { id, channel } = self;
@@ -178,7 +178,7 @@ impl Listener {
     /// Waits for the next request and accepts it, with a queue pair in a new protection domain.
     ///
     /// # Errors
-    /// As [`next_request`](Self::next_request) and [`Incoming::accept`].
+    /// Errors of [`next_request`](Self::next_request) and [`Incoming::accept`].
     pub fn accept(&self) -> Result<Connection, Error> {
         let incoming = self.next_request()?;
         let qp = simple_qp(incoming.id())?;

@@ -22,7 +22,7 @@ impl EventChannel {
     /// Creates a channel.
     ///
     /// # Errors
-    /// [`Error::Resources`] if the process has no descriptor left.
+    /// [`Error::Resources`] if the process has no free descriptor.
     pub fn create() -> Result<Self, Error> {
         Ok(Self(cm::Channel::create()?))
     }
@@ -91,7 +91,7 @@ impl CmId {
     /// the two sides of XRC, or UD in the IB port space.
     ///
     /// # Errors
-    /// As [`create`](Self::create).
+    /// Errors of [`create`](Self::create).
     pub fn create_for(channel: &EventChannel, port_space: PortSpace, service: Service) -> Result<Self, Error> {
         let identity = ObjectId::next();
         let id = cm::Id::create_for(&channel.0, port_space, service, identity.0)?;

@@ -343,7 +343,7 @@ fn multicast_group_is_joined_by_address() {
     qp.post_recv(1, &[inbox.slice(..).unwrap()]).unwrap();
     qp.post_send(&WorkRequest::send_inline(b"to all").to(&peer.ah, peer.qpn, peer.qkey).signaled()).unwrap();
     let lengths = [(); 2].map(|()| qp.send_cq().wait(PATIENCE).unwrap().check().unwrap().byte_len());
-    assert!(lengths.contains(&46), "it hears itself, behind a GRH: {lengths:?}");
+    assert!(lengths.contains(&46), "the sender receives its own datagram after a GRH: {lengths:?}");
     id.leave_multicast(group).unwrap();
     assert_eq!(errno(id.leave_multicast(group)), libc::EADDRNOTAVAIL);
 }

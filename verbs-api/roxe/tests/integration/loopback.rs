@@ -57,7 +57,7 @@ fn pair(service: Service) -> Pair {
 }
 
 #[test]
-fn device_memory_serves_lists_and_peers() {
+fn device_memory_serves_sges_and_peers() {
     let Pair { pd, alice, bob } = pair(Service::Rc);
     let card = pd.context().alloc_dm(10_000).unwrap();
     let region = pd.register_dm(&card, 1000.., REMOTE).unwrap();
@@ -325,7 +325,7 @@ fn silent_peer_causes_retry_exceeded() {
 }
 
 #[test]
-fn refused_requests_say_why_and_what_to_do() {
+fn refused_request_errors_have_reason_and_advice() {
     let pd = Context::open_first().unwrap().alloc_pd().unwrap();
     let cq = pd.context().create_cq(4).unwrap();
     let qp = pd.create_qp(&cq, &cq).max_recv_wr(1).max_inline_data(16).build().unwrap();

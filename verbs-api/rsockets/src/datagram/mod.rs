@@ -1,9 +1,9 @@
 //! Datagrams: SOCK_DGRAM over UD queue pairs.
 //!
 //! A socket has a UDP socket, and a [`Port`] for each own address that it uses. The first datagram
-//! to a peer goes over UDP and names the sender's queue pair; the peer answers with its own. Later
-//! datagrams go between the queue pairs. The background thread reads the UDP socket and puts its
-//! datagrams into the same inbox.
+//! to a peer goes over UDP and carries the sender's queue pair number; the peer answers with its
+//! own. Later datagrams go between the queue pairs. The background thread reads the UDP socket and
+//! puts its datagrams into the same inbox.
 
 mod port;
 
@@ -16,7 +16,7 @@ use crate::service::Wish;
 use crate::stream::{Drain, Fill, RecvMode};
 use crate::wait::{Source, Waker, Watchers};
 use crate::{RDMA_INLINE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA, errno, lock, service, sys, wait};
-use port::{Arrived, Depth, MOST, Port};
+use port::{Arrived, Depth, MAX_DEPTH, Port};
 use roxe::{AddressHandle, Qpn};
 use roxe_provider::lock::{Mutex, MutexGuard};
 use socket2::{Domain, Socket, Type};
@@ -27,7 +27,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 /// Remembered peers; the first datagram to a forgotten one goes over UDP again.
-const MOST_PEERS: usize = 4096;
+const MAX_PEERS: usize = 4096;
 const UDP_BATCH: usize = 64;
 const SETTLE: Duration = Duration::from_secs(1);
 
@@ -57,7 +57,7 @@ struct Inner {
 struct Peer {
     /// Index of the own port that leads there.
     port: usize,
-    /// Its queue pair, once known.
+    /// Queue pair of the peer, once known.
     queue: Option<(AddressHandle, Qpn)>,
 }
 
@@ -245,7 +245,7 @@ impl Datagram {
         }
         let ip = self.source_towards(to)?;
         let port = inner.port(ip)?;
-        if inner.peers.len() >= MOST_PEERS {
+        if inner.peers.len() >= MAX_PEERS {
             inner.peers.clear();
         }
         inner.peers.insert(to, Peer { port, queue: None });
@@ -280,7 +280,7 @@ impl Inner {
         if let Some(at) = self.ports.iter().position(|port| port.ip() == ip) {
             return Ok(at);
         }
-        self.ports.push(Port::open(ip, Depth::of(&self.settings))?);
+        self.ports.push(Port::open(ip, Depth::new(&self.settings))?);
         // Sleeping threads do not poll its descriptor yet.
         self.watchers.wake();
         Ok(self.ports.len() - 1)
@@ -288,7 +288,7 @@ impl Inner {
 
     /// Returns true if a datagram from `from` is for the program and the inbox has room.
     fn takes_from(&self, from: SocketAddr) -> bool {
-        let room = self.inbox.len() < usize::from(Depth::of(&self.settings).recvs);
+        let room = self.inbox.len() < usize::from(Depth::new(&self.settings).recvs);
         room && !self.shut_read && self.connected.is_none_or(|connected| connected == from)
     }
 
@@ -400,7 +400,7 @@ impl Datagram {
 }
 
 fn set_rdma(settings: &mut Config, name: i32, value: u32) -> io::Result<()> {
-    let queue = value.min(MOST) as u16;
+    let queue = value.min(MAX_DEPTH) as u16;
     match name {
         RDMA_SQSIZE => settings.sizes.send_queue = queue,
         RDMA_RQSIZE => settings.sizes.recv_queue = queue,

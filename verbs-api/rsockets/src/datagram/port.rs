@@ -15,10 +15,10 @@ use std::net::{IpAddr, SocketAddr};
 
 /// Q_Key of datagrams between sockets (`RDMA_UDP_QKEY`).
 const QKEY: Qkey = Qkey(0x0123_4567);
-/// Bytes of the GRH in front of each received datagram.
+/// Bytes of the GRH before each received datagram.
 const GRH: usize = 40;
 const SLOT: usize = GRH + MAX_DATAGRAM;
-pub(crate) const MOST: u32 = 16384;
+pub(crate) const MAX_DEPTH: u32 = 16384;
 /// Flag of receives in `wr_id`.
 const RECV: u64 = 1 << 63;
 
@@ -31,10 +31,10 @@ pub(crate) struct Depth {
 }
 
 impl Depth {
-    /// As many datagrams as both queue and buffer hold, at least one.
-    pub(crate) fn of(settings: &Config) -> Self {
+    /// Returns the number of datagrams that both queue and buffer hold, at least one.
+    pub(crate) fn new(settings: &Config) -> Self {
         let fits = |queue: u16, buffer: u32| {
-            let datagrams = u32::from(queue).min(buffer / MAX_DATAGRAM as u32).clamp(1, MOST);
+            let datagrams = u32::from(queue).min(buffer / MAX_DATAGRAM as u32).clamp(1, MAX_DEPTH);
             datagrams as u16
         };
         Self {
@@ -149,7 +149,7 @@ impl Port {
         self.pd.create_ah(Gid::from(ip), self.gid_index).map_err(errno::of)
     }
 
-    /// Sends `data` behind `header`. Returns false if no slot is free.
+    /// Sends `header` and `data`. Returns false if no slot is free.
     pub(crate) fn send(
         &mut self,
         to: (AddressHandle, Qpn),

@@ -105,7 +105,7 @@ pub(crate) struct ConnData {
     pub(crate) credits: u16,
     /// Mappings that it accepts; `None` from a peer without mappings.
     pub(crate) iomaps: Option<u16>,
-    /// Its list of targets; `len` counts entries.
+    /// List of targets; `len` counts entries.
     pub(crate) targets: Target,
     /// The first half of its receive buffer.
     pub(crate) data: Target,

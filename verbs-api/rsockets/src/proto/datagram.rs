@@ -9,9 +9,9 @@ const UDP_V6_LEN: usize = 28;
 /// Bytes of the header over UD, by version.
 const UD_V4_LEN: usize = 8;
 const UD_V6_LEN: usize = 24;
-/// Most bytes of either header.
+/// Maximum bytes of either header.
 pub(crate) const MAX_HEADER: usize = UDP_V6_LEN;
-/// Most bytes of a datagram with its header.
+/// Maximum bytes of a datagram with its header.
 pub(crate) const MAX_DATAGRAM: usize = 2048;
 
 const OP_DATA: u8 = 0;
@@ -65,7 +65,7 @@ impl UdpHeader {
         out
     }
 
-    /// Decodes the header and the data behind it; `None` if invalid or of another IP version.
+    /// Decodes the header and the data after it; `None` if invalid or of another IP version.
     // clause: RSOCK-UDP-CHECK
     pub(crate) fn decode(packet: &[u8], from: SocketAddr) -> Option<(Self, &[u8])> {
         let (head, rest) = packet.split_first_chunk::<12>()?;

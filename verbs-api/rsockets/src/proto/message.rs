@@ -16,11 +16,11 @@ const SHUTDOWN: u32 = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// This many bytes, below 2^29, were written behind the previous ones.
+    /// Number of bytes, below 2^29, that were written after the previous ones.
     Data(u32),
     /// Messages up to this number (modulo 2^16) may be sent. Half of the buffer may be free.
     Credit(u16),
-    /// This entry of the receiver's table of remote mappings was written.
+    /// Index of the written entry in the receiver's table of remote mappings.
     Iomap(u16),
     Control(Control),
 }

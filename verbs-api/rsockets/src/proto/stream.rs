@@ -40,7 +40,7 @@ pub(crate) enum Notice {
     Message(Message),
     /// A WRITE of these bytes with this immediate data.
     Entry { to: Target, bytes: [u8; TARGET_LEN], message: Message },
-    /// An empty WRITE without immediate data, which tests if the peer answers.
+    /// An empty WRITE without immediate data, which tests if the peer acknowledges.
     Probe,
 }
 
@@ -381,7 +381,7 @@ impl Incoming {
         self.spare >= self.half || self.read.wrapping_sub(self.grant_at) < 1 << 15
     }
 
-    /// Makes the grant that [`wants_grant`](Self::wants_grant) asks for.
+    /// Makes the grant that [`wants_grant`](Self::wants_grant) requests.
     pub(crate) fn grant(&mut self) -> Grant {
         self.grant_at = self.read.wrapping_add(self.credits >> 1);
         let half = (self.spare >= self.half).then(|| {
@@ -401,8 +401,8 @@ const LOW_WATER: u32 = 2048;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Write {
     pub(crate) to: Target,
-    /// Its bytes in the send buffer until it completes: two parts where the ring wraps. Both are
-    /// empty for inline data.
+    /// Bytes of the write in the send buffer until it completes: two parts where the ring wraps.
+    /// Both are empty for inline data.
     pub(crate) parts: [Range<u32>; 2],
 }
 

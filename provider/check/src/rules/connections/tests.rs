@@ -46,7 +46,7 @@ fn lose(card: &mut Card, qp: ObjectId, reason: DropReason, packet: Arrived) -> V
 }
 
 #[test]
-fn peer_that_repeats_another_first_psn_is_reported() {
+fn peer_that_retransmits_another_first_psn_is_reported() {
     let mut card = Card::new();
     for (psn, times, reason) in [(8, 4, DropReason::OutOfSequence), (3, 1, DropReason::DuplicateRequest)] {
         let qp = end(&mut card);
@@ -147,7 +147,7 @@ fn datagram_with_wrong_qkey_is_reported_once() {
 }
 
 #[test]
-fn unanswered_request_with_wrong_dest_qpn_is_reported() {
+fn timeout_with_wrong_dest_qpn_is_reported() {
     let silence = RetryCounts { local_ack_timeout_err: 1, ..RetryCounts::default() };
     for (dest_qpn, expected) in [(1, &[][..]), (77, &[Rule::DestMismatch])] {
         let mut card = Card::new();

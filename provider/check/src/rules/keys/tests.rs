@@ -49,7 +49,7 @@ fn each_misuse_of_a_key_has_its_rule() {
     assert_eq!(local(&mut card, qp, &sge(LKEY, 4096, 64), read, MemError::Fault), [Rule::MemoryGoneInFlight]);
     assert_eq!(peer(&mut card, qp, LKEY, (4096, 8), MemError::Access), [Rule::KeyConfused]);
     assert_eq!(peer(&mut card, qp, RKEY, (4000, 8), MemError::Range), [Rule::KeyOutOfRange]);
-    assert_eq!(peer(&mut card, qp, 0x300, (4096, 8), MemError::BadKey), [], "nobody knows that key");
+    assert_eq!(peer(&mut card, qp, 0x300, (4096, 8), MemError::BadKey), [], "the key is unknown");
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn key_of_another_domain_is_reported() {
 }
 
 #[test]
-fn dead_key_is_reported_for_refused_not_repeated_request() {
+fn dead_key_is_reported_for_refused_not_duplicate_request() {
     let mut card = Card::new();
     let (qp, pd) = (card.qp(), card.pd);
     let mr = region(&mut card, pd, WRITABLE);

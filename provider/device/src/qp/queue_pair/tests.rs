@@ -34,7 +34,7 @@ fn create_with(pd: &Arc<Pd>, service: Service, srq: Option<Arc<Srq>>) -> (Arc<Qp
 }
 
 #[test]
-fn only_rc_without_tags_takes_shared_payload() {
+fn shared_payload_is_accepted_only_by_rc_without_tags() {
     let pd = testing::pd();
     let init = || SrqInit { max_wr: 4, max_sge: 1, limit: 0, user: 0 };
     let plain = pd.create_srq(init()).unwrap();
@@ -159,7 +159,7 @@ fn tools<'a>(ident: &'a mut IdentGuess, locals: &'a [Gid]) -> RxTools<'a> {
 
 /// At the end of a ring an acknowledgement leaves in the visit of its request, or is delayed there.
 #[test]
-fn ack_leaves_at_once_behind_last_request() {
+fn ack_after_last_request_leaves_at_once() {
     let (pd, pages) = (testing::pd(), Pages::new(1));
     let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
     let (qp, _cq) = connected_receiver(&pd, Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() });

@@ -150,7 +150,7 @@ pub(crate) fn connect(qp: &Qp, av: Av, dest: Qpn, mtu: PathMtu) {
     connect_with(qp, av, dest, mtu, ACK_TIMEOUT);
 }
 
-/// As [`connect`] with this ACK timeout; 0 disables retransmission.
+/// Connects like [`connect`], with this ACK timeout; 0 disables retransmission.
 pub(crate) fn connect_with(qp: &Qp, av: Av, dest: Qpn, mtu: PathMtu, timeout: u8) {
     let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
     let service = qp.service();

@@ -100,7 +100,7 @@ impl Side {
     }
 }
 
-/// Bytes that reveal shifts: the period is no power of two.
+/// Bytes that reveal shifts: the period is not a power of two.
 fn next(byte: &mut u8) -> u8 {
     *byte = (*byte + 1) % 251;
     *byte
