@@ -316,8 +316,8 @@ fn general_text(failure: &Failure<'_>) -> String {
         (WcStatus::RemInvReqErr, ..) => "the peer refused the request as invalid; the cause is unknown".to_owned(),
         (WcStatus::RemOpErr, ..) => "the peer could not execute the request; the cause is unknown".to_owned(),
         (WcStatus::LocLenErr, Service::Ud, Side::Send) => {
-            let most = failure.port_mtu;
-            format!("the message is longer than the MTU of the port, {most} bytes; a datagram is one packet")
+            let max = failure.port_mtu;
+            format!("the message is longer than the MTU of the port, {max} bytes; a datagram is one packet")
         }
         (WcStatus::LocLenErr, Service::Ud, Side::Recv) => {
             "the datagram does not fit into its receive, of which the first 40 bytes are for the GRH".to_owned()

@@ -139,21 +139,21 @@ impl CompChannel {
 #[derive(Debug)]
 pub(crate) struct EngineSet {
     /// Stands in for `main` until an engine is added.
-    usual: Arc<Engine>,
+    default: Arc<Engine>,
     main: OnceLock<Arc<Engine>>,
     has_others: AtomicBool,
     others: RwLock<rank::EngineSet, Vec<Arc<Engine>>>,
 }
 
 impl EngineSet {
-    pub(crate) fn new(usual: Arc<Engine>) -> Self {
-        Self { usual, main: OnceLock::new(), has_others: AtomicBool::new(false), others: RwLock::default() }
+    pub(crate) fn new(default: Arc<Engine>) -> Self {
+        Self { default, main: OnceLock::new(), has_others: AtomicBool::new(false), others: RwLock::default() }
     }
 
     /// The engine added first.
     #[inline]
     pub(crate) fn main(&self) -> &Arc<Engine> {
-        self.main.get().unwrap_or(&self.usual)
+        self.main.get().unwrap_or(&self.default)
     }
 
     pub(crate) fn add(&self, engine: &Arc<Engine>) {

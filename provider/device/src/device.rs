@@ -66,7 +66,7 @@ impl Device {
 
     /// Attributes and limits of the device.
     pub fn attr(&self) -> DeviceAttr {
-        let (most, config) = (limits::in_force(), config().ok());
+        let (limits, config) = (limits::in_force(), config().ok());
         let profile = config.and_then(|config| config.profile);
         let part = config.and_then(|config| config.vendor_part_id);
         let part = part.or_else(|| profile.map(|card| card.vendor_part_id));
@@ -79,17 +79,17 @@ impl Device {
             vendor_id: profile.map_or(0x02_7278, |card| card.vendor_id),
             vendor_part_id: part.unwrap_or(1),
             hw_ver: 1,
-            max_qp: most.max_qp,
-            max_qp_wr: most.max_qp_wr,
+            max_qp: limits.max_qp,
+            max_qp_wr: limits.max_qp_wr,
             device_cap_flags: CAP_FLAGS,
             device_cap_flags_ex: CAP_FLAGS_EX | CAP_FLAGS as u64,
-            max_sge: most.max_sge,
-            max_sge_rd: most.max_sge_rd,
-            max_cq: most.max_cq,
-            max_cqe: most.max_cqe,
-            max_mr: most.max_mr,
+            max_sge: limits.max_sge,
+            max_sge_rd: limits.max_sge_rd,
+            max_cq: limits.max_cq,
+            max_cqe: limits.max_cqe,
+            max_mr: limits.max_mr,
             max_mw: limits::MAX_MW,
-            max_pd: most.max_pd,
+            max_pd: limits.max_pd,
             max_qp_rd_atom: limits::MAX_QP_RD_ATOM.into(),
             max_res_rd_atom: u32::from(limits::MAX_QP_RD_ATOM) * limits::MAX_QP,
             max_qp_init_rd_atom: limits::MAX_QP_RD_ATOM.into(),
@@ -97,9 +97,9 @@ impl Device {
             max_mcast_grp: limits::MAX_MCAST_GRP,
             max_mcast_qp_attach: limits::MAX_MCAST_QP_ATTACH,
             max_ah: limits::MAX_AH,
-            max_srq: most.max_srq,
-            max_srq_wr: most.max_srq_wr,
-            max_srq_sge: most.max_srq_sge,
+            max_srq: limits.max_srq,
+            max_srq_wr: limits.max_srq_wr,
+            max_srq_sge: limits.max_srq_sge,
             max_pkeys: 1,
             // 2^15 · 4.096 µs = 134 ms: a sleeping process on a loaded host.
             local_ca_ack_delay: 15,

@@ -125,13 +125,13 @@ impl Dm {
 
     /// Returns the bytes for a region. The result keeps the pages, and keeps the buffer from being
     /// freed.
-    pub(crate) fn part(&self, offset: u64, length: u64) -> Result<Part, Error> {
+    pub(crate) fn part(&self, offset: u64, length: u64) -> Result<DmPart, Error> {
         if !self.holds(offset, length) {
             return Err(Error::invalid(self.outside(offset, length)));
         }
         let block = self.block.lock();
         let pages = Arc::clone(block.as_ref().ok_or_else(freed)?);
-        Ok(Part { addr: pages.pages.addr() + offset, length, _use: self.uses.hold(), _pages: pages })
+        Ok(DmPart { addr: pages.pages.addr() + offset, length, _use: self.uses.hold(), _pages: pages })
     }
 
     fn holds(&self, offset: u64, length: u64) -> bool {
@@ -152,7 +152,7 @@ fn no_page(Fault: Fault) -> Error {
 }
 
 #[derive(Debug)]
-pub(crate) struct Part {
+pub(crate) struct DmPart {
     pub(crate) addr: u64,
     pub(crate) length: u64,
     _use: Use,

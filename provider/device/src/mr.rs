@@ -2,7 +2,7 @@
 //! ending that. The memory table ([`roxe_memory::table`]) has the keys.
 
 use crate::context::Context;
-use crate::dm::{Dm, Part};
+use crate::dm::{Dm, DmPart};
 use crate::pd::Pd;
 use roxe_base::error::Error;
 use roxe_base::limits::MAX_MR_SIZE;
@@ -49,7 +49,7 @@ struct Terms {
 enum Backing {
     Program,
     /// Device memory, kept allocated.
-    Device(#[expect(dead_code, reason = "held to be dropped")] Part),
+    Device(#[expect(dead_code, reason = "held to be dropped")] DmPart),
     None,
     /// A mapping made for this region, removed after its key.
     Mapped(#[expect(dead_code, reason = "held to be dropped")] Mapping),

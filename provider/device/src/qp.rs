@@ -21,5 +21,5 @@ pub use resources::QpInit;
 pub use send::SendGuard;
 pub(crate) use steering::Rss;
 pub use steering::{Flow, FlowInit, RwqTable};
-pub(crate) use verbs::Part;
 pub use verbs::Qp;
+pub(crate) use verbs::QpRole;

@@ -70,7 +70,7 @@ impl<T: fmt::Debug + Send + 'static> Deadline for Unread<T> {
 }
 
 /// Maximum number of descriptors examined per call.
-const MOST: u64 = 4096;
+const MAX_ENTRIES: u64 = 4096;
 
 /// A thread that sleeps until a descriptor is readable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +133,7 @@ fn waits_for(call: Call, fd: RawFd) -> Option<(&'static str, bool)> {
             info.lines().find_map(|line| reported(line, fd)).map(|by_edges| ("epoll_wait", by_edges))
         }
         Call::Poll(address, count) => {
-            let entries = memory(address, count.min(MOST) * 8)?;
+            let entries = memory(address, count.min(MAX_ENTRIES) * 8)?;
             let is_it = |entry: &[u8; 8]| {
                 let [f0, f1, f2, f3, e0, e1, ..] = *entry;
                 let events = i16::from_ne_bytes([e0, e1]);
@@ -142,7 +142,7 @@ fn waits_for(call: Call, fd: RawFd) -> Option<(&'static str, bool)> {
             entries.as_chunks::<8>().0.iter().any(is_it).then_some(("poll", false))
         }
         Call::Select(below, address) => {
-            let bits = memory(address, below.min(MOST).div_ceil(64) * 8)?;
+            let bits = memory(address, below.min(MAX_ENTRIES).div_ceil(64) * 8)?;
             let (at, bit) = (usize::try_from(fd).ok()? / 8, fd % 8);
             bits.get(at).is_some_and(|byte| byte >> bit & 1 == 1).then_some(("select", false))
         }

@@ -210,10 +210,10 @@ impl Srq {
     ) -> Result<Arc<Self>, Error> {
         let attr = SrqAttr { max_wr: init.max_wr, max_sge: init.max_sge, limit: init.limit };
         check_size(attr.max_wr)?;
-        let most = limits::in_force().max_srq_sge;
-        if attr.max_sge > most {
+        let max = limits::in_force().max_srq_sge;
+        if attr.max_sge > max {
             let n = attr.max_sge;
-            return Err(Error::invalid(format!("max_sge is {n}; the device takes at most {most}")));
+            return Err(Error::invalid(format!("max_sge is {n}; the device takes at most {max}")));
         }
         check_limit(attr.limit, attr.max_wr)?;
         held.extend([pd.hold(), pd.context().device().quotas().srqs.take()?]);
@@ -416,9 +416,9 @@ impl Drop for Srq {
 }
 
 fn check_size(max_wr: u32) -> Result<(), Error> {
-    let most = limits::in_force().max_srq_wr;
-    if max_wr == 0 || max_wr > most {
-        return Err(Error::invalid(format!("max_wr is {max_wr}; it must be 1 to {most}")));
+    let max = limits::in_force().max_srq_wr;
+    if max_wr == 0 || max_wr > max {
+        return Err(Error::invalid(format!("max_wr is {max_wr}; it must be 1 to {max}")));
     }
     Ok(())
 }

@@ -35,9 +35,9 @@ use std::time::Duration;
 /// Delays of payload and acknowledgements, microseconds: well below any timeout of a peer.
 const ROUNDS: [u64; 4] = [5, 30, 100, 300];
 /// Maximum number of delayed payload bytes per queue pair.
-const MOST: usize = 1 << 18;
+const MAX_DELAYED: usize = 1 << 18;
 /// Maximum number of pieces of one payload, without the last byte.
-const MOST_PIECES: usize = 12;
+const MAX_PIECES: usize = 12;
 /// Spins between the halves of an atomic, to let other processors in.
 const PAUSE: u32 = 200;
 /// Maximum number of successive empty polls while entries are hidden.
@@ -325,7 +325,7 @@ impl Placement {
         pieces.into_iter().for_each(Piece::place);
         self.waiting += waiting.iter().map(|piece| piece.bytes.len()).sum::<usize>();
         self.pieces.extend(waiting);
-        if self.waiting > MOST {
+        if self.waiting > MAX_DELAYED {
             self.place_where(|_| true);
         }
     }
@@ -333,7 +333,7 @@ impl Placement {
     /// Splits bytes into pieces of one size, with the last byte alone: programs poll for that.
     fn split(&mut self, side: Side, addr: u64, bytes: &[u8]) -> Vec<Piece> {
         let (rest, last) = bytes.split_at(bytes.len().saturating_sub(1));
-        let size = self.payloads.pick([1, 3, 8, 61, 64, 256]).max(rest.len().div_ceil(MOST_PIECES));
+        let size = self.payloads.pick([1, 3, 8, 61, 64, 256]).max(rest.len().div_ceil(MAX_PIECES));
         let pieces = rest.chunks(size).chain([last]).scan(addr, |at, bytes| {
             let piece = Piece { side, addr: *at, bytes: bytes.into() };
             *at += bytes.len() as u64;

@@ -8,7 +8,7 @@
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::pd::Pd;
-use crate::qp::{Part, Qp, QpInit, Rss, RwqTable};
+use crate::qp::{Qp, QpInit, QpRole, Rss, RwqTable};
 use roxe_base::error::Error;
 use roxe_base::limits::{MAX_RWQ_TABLE, MAX_WQ_SGE, MAX_WQ_WR};
 use roxe_base::lock::{Mutex, rank};
@@ -82,7 +82,7 @@ impl Pd {
         let caps = QpCaps { max_recv_wr: max_wr, max_recv_sge: max_sge, ..QpCaps::default() };
         let (service, sq_sig_all, srq, send_cq, recv_cq) = (Service::Raw, false, None, Arc::clone(&cq), cq);
         let init = QpInit { service, caps, sq_sig_all, send_cq, recv_cq, srq, user };
-        let qp = Qp::create_in(self, init, Part::WorkQueue)?;
+        let qp = Qp::create_in(self, init, QpRole::WorkQueue)?;
         Ok(Arc::new(Wq { qp, uses: UseCount::default(), modifies: Mutex::new(()) }))
     }
 
@@ -99,7 +99,7 @@ impl Pd {
         let (send_cq, recv_cq) = (Arc::clone(&table.cq), Arc::clone(&table.cq));
         let (service, caps, sq_sig_all, srq) = (Service::Raw, QpCaps::default(), false, None);
         let init = QpInit { service, caps, sq_sig_all, send_cq, recv_cq, srq, user };
-        Qp::create_in(self, init, Part::Spread(Arc::new(Rss { table: Arc::clone(table), hash })))
+        Qp::create_in(self, init, QpRole::Spread(Arc::new(Rss { table: Arc::clone(table), hash })))
     }
 }
 

@@ -6,7 +6,7 @@
 use crate::context::Context;
 use crate::cq::{Cq, CqInit};
 use crate::pd::Pd;
-use crate::qp::{Part, Qp, QpInit};
+use crate::qp::{Qp, QpInit, QpRole};
 use crate::srq::{Srq, SrqInit, XrcQueues};
 use roxe_base::error::Error;
 use roxe_base::lock::{Mutex, rank};
@@ -117,8 +117,8 @@ impl Xrcd {
         let (send_cq, recv_cq) = (Arc::clone(&self.cq), Arc::clone(&self.cq));
         let (service, caps) = (Service::XrcTgt, QpCaps::default());
         let init = QpInit { service, caps, sq_sig_all: false, send_cq, recv_cq, srq: None, user };
-        let part = Part::Target(Arc::clone(&self.shared.queues), self.uses.hold());
-        let qp = Qp::create_in(&self.pd, init, part)?;
+        let role = QpRole::Target(Arc::clone(&self.shared.queues), self.uses.hold());
+        let qp = Qp::create_in(&self.pd, init, role)?;
         let mut targets = self.shared.targets.lock();
         targets.retain(|_, target| target.strong_count() > 0);
         targets.insert(qp.qpn().get(), Arc::downgrade(&qp));

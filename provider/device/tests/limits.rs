@@ -9,24 +9,24 @@ use std::time::Instant;
 /// Serializes the tests.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Creates objects, of which `already` exist, until ENOMEM, which must come at `most`. Destroying
+/// Creates objects, of which `already` exist, until ENOMEM, which must come at `max`. Destroying
 /// one makes room for one.
-fn fill<T>(what: &str, already: u32, most: u32, make: impl Fn() -> Result<T, Error>) {
+fn fill<T>(what: &str, already: u32, max: u32, make: impl Fn() -> Result<T, Error>) {
     let (began, mut made) = (Instant::now(), Vec::new());
     let refused = loop {
         match make() {
             Ok(object) => made.push(object),
             Err(error) => break error,
         }
-        assert!(made.len() <= (most - already) as usize, "there are more {what} than {most}");
+        assert!(made.len() <= (max - already) as usize, "there are more {what} than {max}");
     };
-    assert_eq!((made.len(), refused.errno()), ((most - already) as usize, libc::ENOMEM), "{what}: {refused}");
+    assert_eq!((made.len(), refused.errno()), ((max - already) as usize, libc::ENOMEM), "{what}: {refused}");
     drop(made.pop());
     made.push(make().unwrap());
     assert_eq!(make().err().map(|error| error.errno()), Some(libc::ENOMEM), "{what}");
     drop(made);
     drop(make().unwrap());
-    println!("{what}: {most} in {:.1} s", began.elapsed().as_secs_f32());
+    println!("{what}: {max} in {:.1} s", began.elapsed().as_secs_f32());
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn objects_are_limited_to_device_attributes() {
 }
 
 #[test]
-#[ignore = "takes a gigabyte, and half a minute of a quiet processor"]
+#[ignore = "needs a gigabyte, and half a minute of an idle processor"]
 fn regions_and_windows_are_limited_to_device_attributes() {
     let _alone = ALONE.lock().unwrap();
     let context = devices().unwrap()[0].open().unwrap();

@@ -74,7 +74,7 @@ impl CounterFiles {
     /// Adds the changes to the files, or later if another process holds the lock. `counters` is
     /// called under the lock: a sum older than the last one would count twice.
     pub fn publish(&self, counters: impl FnOnce() -> Counters) {
-        let begun = clock::spent();
+        let start = clock::spent();
         let mut written = self.written.lock();
         // Later changes wait, so that the line and the files agree.
         let now = counters();
@@ -83,7 +83,7 @@ impl CounterFiles {
         }
         self.add_new(&mut written, &now, |folder| folder.try_lock().is_ok());
         drop(written);
-        self.pause.store(pause_after(clock::spent().saturating_sub(begun)), Ordering::Relaxed);
+        self.pause.store(pause_after(clock::spent().saturating_sub(start)), Ordering::Relaxed);
     }
 
     /// Adds the changes for the last time and returns the values shown for this process.

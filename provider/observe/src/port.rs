@@ -352,8 +352,8 @@ impl GidTable {
 
     /// Removes entries missing in `addresses` and puts new ones into the holes, in order.
     pub fn update(&mut self, addresses: &[Gid]) {
-        let most = MAX_ADDRESSES / self.step();
-        let addresses = &addresses[..addresses.len().min(most)];
+        let max = MAX_ADDRESSES / self.step();
+        let addresses = &addresses[..addresses.len().min(max)];
         for entry in self.entries.iter_mut().filter(|entry| !addresses.contains(entry)) {
             *entry = Gid::default();
         }

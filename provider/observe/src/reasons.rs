@@ -25,7 +25,7 @@ use std::time::Duration;
 
 const LIMIT: usize = 1000;
 /// Maximum number of reasons reported for a queue pair: the last ones.
-const TOLD: usize = 3;
+const MAX_REASONS: usize = 3;
 /// Time for which the file of a killed process is kept: its peers give up within minutes, and its
 /// slot may get another owner.
 const KEPT: Duration = Duration::from_secs(600);
@@ -213,14 +213,14 @@ pub fn of(ifindex: u32, qpn: Qpn, status: WcStatus) -> (Owner, Vec<Reason>) {
         return (if is_owned(ifindex, slot) { Owner::Mute } else { Owner::None }, Vec::new());
     };
     let (process, lines) = text.split_once('\n').unwrap_or((&text, ""));
-    let mut said: Vec<_> = lines
+    let mut reasons: Vec<_> = lines
         .lines()
         .filter_map(|line| line.split_once(' '))
         .filter(|(number, _)| u32::from_str_radix(number, 16) == Ok(qpn.get()))
         .filter_map(|(_, reason)| Reason::parse(reason))
         .filter(|reason| reason.status == status)
         .collect();
-    said.drain(..said.len().saturating_sub(TOLD));
+    reasons.drain(..reasons.len().saturating_sub(MAX_REASONS));
     let is_dead = file.try_lock_shared().is_ok();
     if is_dead && is_owned(ifindex, slot) {
         // Another process without explanations has claimed the slot since.
@@ -233,7 +233,7 @@ pub fn of(ifindex: u32, qpn: Qpn, status: WcStatus) -> (Owner, Vec<Reason>) {
     } else {
         Owner::Running
     };
-    (owner, said)
+    (owner, reasons)
 }
 
 /// Returns true if a process is stopped by a signal or a debugger (`man proc_pid_stat`).
@@ -297,7 +297,7 @@ mod tests {
         end(file);
         assert_eq!(of(number, Qpn::new(0x123_456), STATUS), (Owner::Mute, vec![]));
         drop(mute);
-        assert!(matches!(of(number, Qpn::new(0x123_456), STATUS), (Owner::Dead(_), said) if said.len() == 1));
+        assert!(matches!(of(number, Qpn::new(0x123_456), STATUS), (Owner::Dead(_), reasons) if reasons.len() == 1));
         fs::remove_file(path).unwrap();
     }
 
@@ -354,8 +354,8 @@ mod tests {
             .env(INSIDE, nowhere(3).to_string())
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&inside.stdout);
-        assert!(inside.status.success() && said.contains("1 passed"), "{said}");
+        let output = String::from_utf8_lossy(&inside.stdout);
+        assert!(inside.status.success() && output.contains("1 passed"), "{output}");
         assert_eq!(of_refusal(nowhere(3), slot.qpn(7)).as_deref(), Some("the backlog is full"));
         fs::remove_file(path).unwrap();
     }

@@ -4,7 +4,7 @@ use super::{Cell, Condition, Direction, Ending, Group, Ip, Judged, Tried, agents
 use crate::build;
 use crate::guest::sides::Side;
 use crate::guest::{Guest, link};
-use roxe_peer::check::{Cards, Check, Conditions, Course, Failed, Pair, PairError};
+use roxe_peer::check::{Cards, CellRun, Check, Conditions, Failed, Pair, PairError};
 use roxe_peer::client::{Client, ClientError};
 use std::collections::HashMap;
 use std::fs;
@@ -145,7 +145,7 @@ impl Runner {
 /// Runs a cell between roxe, which is near, and rxe.
 fn run(pair: &mut Pair, cards: &mut Cards<'_>, group: Group, cell: Cell, conditions: &Conditions) -> Tried {
     let (start, is_from_far) = (Instant::now(), group.direction == Direction::RxeToRoxe);
-    let ending = match Course::run(pair, cards, &Check { cell, family: group.ip, is_from_far }, conditions) {
+    let ending = match CellRun::run(pair, cards, &Check { cell, family: group.ip, is_from_far }, conditions) {
         Ok(_) => Ending::Passed,
         Err(Failed::Pair(PairError::Unsupported(why))) => Ending::Skipped(why),
         Err(error) => {

@@ -101,8 +101,8 @@ impl Batch {
             return Err(unsupported(|| format!("the service of the queue pair does not support the operation {op:?}")));
         }
         if self.requests.len() >= self.cap.max_send_wr as usize {
-            let most = self.cap.max_send_wr;
-            because(|| format!("more requests between ibv_wr_start and ibv_wr_complete than max_send_wr, {most}"));
+            let max = self.cap.max_send_wr;
+            because(|| format!("more requests between ibv_wr_start and ibv_wr_complete than max_send_wr, {max}"));
             return Err(Errno(libc::ENOMEM));
         }
         // The setter, not a flag, makes data inline.
@@ -130,8 +130,8 @@ impl Batch {
 
     pub(crate) fn set_sges(&mut self, list: impl ExactSizeIterator<Item = Sge>) -> Result<()> {
         if list.len() > self.cap.max_send_sge as usize {
-            let (count, most) = (list.len(), self.cap.max_send_sge);
-            return Err(invalid(|| format!("num_sge is {count}; max_send_sge of the queue pair is {most}")));
+            let (count, max) = (list.len(), self.cap.max_send_sge);
+            return Err(invalid(|| format!("num_sge is {count}; max_send_sge of the queue pair is {max}")));
         }
         let start = self.sges.len();
         self.sges.extend(list);

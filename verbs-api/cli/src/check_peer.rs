@@ -3,7 +3,7 @@
 use crate::output::Result;
 use crate::progress::Progress;
 use crate::token;
-use roxe_peer::check::{self, Cards, Check, Conditions, Course, Failed, Pair, PairError};
+use roxe_peer::check::{self, Cards, CellRun, Check, Conditions, Failed, Pair, PairError};
 use roxe_peer::client::{Client, Target};
 use roxe_peer::server::{Options, Server};
 use std::io::{self, Write as _, stdout};
@@ -88,7 +88,7 @@ fn one_kind(
     let conditions = Conditions { seed: args.seed, ..Conditions::default() };
     let (mut count, mut why) = (Count::default(), None);
     for check in checks {
-        let result = Course::run(pair, cards, check, &conditions);
+        let result = CellRun::run(pair, cards, check, &conditions);
         line.step(&check.to_string());
         if args.verbose || matches!(result, Err(Failed::Wrong(_))) {
             line.clear();

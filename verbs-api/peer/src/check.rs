@@ -1,17 +1,17 @@
 //! The program of `roxe check-peer`: runs cells between two cards, each driven through its
 //! agent, and judges every byte and completion of both sides.
 //!
-//! A [`Pair`] is two connected queue pairs with an area of memory on each side. A [`Course`] runs
+//! A [`Pair`] is two connected queue pairs with an area of memory on each side. A [`CellRun`] runs
 //! one cell on a pair: several messages, some with scatter lists, with inline data or unsignaled.
-//! [`Course::begin`] starts it, [`Course::finish`] judges it.
+//! [`CellRun::begin`] starts it, [`CellRun::finish`] judges it.
 
-mod course;
+mod cell_run;
 mod memory;
 mod pair;
 
 use crate::client::{Client, ClientError};
 use crate::plan::{self, Cell, Service};
-pub use course::Course;
+pub use cell_run::CellRun;
 pub use pair::Pair;
 use std::fmt;
 

@@ -79,12 +79,12 @@ fn lock(waiting: &Mutex<Waiting>) -> std::sync::MutexGuard<'_, Waiting> {
     waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Serves each connection at `listener` in its own thread. At most `most` connections hold a
+/// Serves each connection at `listener` in its own thread. At most `max` connections hold a
 /// [`Visit`]; one more closes the oldest of them.
 ///
 /// # Errors
 /// If the listener fails.
-pub fn accept<F>(listener: &TcpListener, most: usize, serve: F) -> io::Result<()>
+pub fn accept<F>(listener: &TcpListener, max: usize, serve: F) -> io::Result<()>
 where
     F: Fn(TcpStream, Visit) + Send + Sync + 'static,
 {
@@ -99,7 +99,7 @@ where
         let Ok(copy) = stream.try_clone() else { continue };
         let visit = {
             let mut all = lock(&waiting);
-            while all.streams.len() >= most {
+            while all.streams.len() >= max {
                 // The connection's thread then reads its end, and ends.
                 all.streams.pop_front().map(|(_, oldest)| oldest.shutdown(Shutdown::Both));
             }

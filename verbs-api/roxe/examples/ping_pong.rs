@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const PORT: u16 = 18515;
 const MESSAGE: usize = 64;
 const ROUNDS: u32 = 1000;
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Offsets in the region of the received message and of the message to send.
 const INBOX: usize = 0;
@@ -109,7 +109,7 @@ impl Side {
     /// Waits for the next message, copies it out and posts the next receive request.
     fn receive(&self) -> Result<Vec<u8>, roxe::Error> {
         loop {
-            let completion = self.cq.wait(PATIENCE)?;
+            let completion = self.cq.wait(TIMEOUT)?;
             // A failed request returns the reason: no answer, no access, flushed, ...
             completion.check()?;
             // The completion of our SEND is in the same queue.

@@ -201,10 +201,10 @@ pub(crate) use region_keys;
 region_keys!(MemoryRegion);
 
 /// A part of a region of `region` bytes as a list element. [`Error::Argument`] if it is not inside
-/// the region, or has more than `most` bytes.
-pub(crate) fn slice(mr: &provider::Mr, region: usize, range: impl RangeBounds<usize>, most: u32) -> Result<Sge, Error> {
+/// the region, or has more than `max` bytes.
+pub(crate) fn slice(mr: &provider::Mr, region: usize, range: impl RangeBounds<usize>, max: u32) -> Result<Sge, Error> {
     let (offset, len) = bounds(range, region)?;
-    let length = u32::try_from(len).ok().filter(|len| *len <= most);
+    let length = u32::try_from(len).ok().filter(|len| *len <= max);
     let length = length.ok_or(ArgumentError::OutOfRange { offset, len, region })?;
     Ok(Sge { addr: mr.base() + offset as u64, length, lkey: mr.lkey() })
 }

@@ -9,20 +9,20 @@
 //! use roxe_rsockets::{accept, close, find, open};
 //!
 //! let server = open(libc::AF_INET, libc::SOCK_STREAM, 0)?;
-//! let listener = find(server).expect("it is open");
-//! listener.bind("127.0.0.1:0".parse().expect("an address"))?;
+//! let listener = find(server).expect("find the listener");
+//! listener.bind("127.0.0.1:0".parse().expect("parse the address"))?;
 //! listener.listen(1)?;
 //! let address = listener.local_addr()?;
 //! let echo = std::thread::spawn(move || {
 //!     let (number, _peer) = accept(server)?;
-//!     let (socket, mut word) = (find(number).expect("it is open"), [0; 5]);
+//!     let (socket, mut word) = (find(number).expect("find the accepted socket"), [0; 5]);
 //!     socket.recv(&mut word, libc::MSG_WAITALL)?;
 //!     socket.send(&word, 0)?;
 //!     close(number)
 //! });
 //!
 //! let client = open(libc::AF_INET, libc::SOCK_STREAM, 0)?;
-//! let (socket, mut answer) = (find(client).expect("it is open"), [0; 5]);
+//! let (socket, mut answer) = (find(client).expect("find the client socket"), [0; 5]);
 //! socket.connect(address)?;
 //! socket.send(b"hello", 0)?;
 //! assert_eq!(socket.recv(&mut answer, libc::MSG_WAITALL)?, 5);

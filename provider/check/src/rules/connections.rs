@@ -228,12 +228,12 @@ fn mtu_of_read(qp: ObjectId, world: &World) -> Found {
 /// Reports more outstanding READs and atomics than max_dest_rd_atomic.
 fn depth(end: End<'_>) -> Report {
     let End { qp, own, world } = end;
-    let most = own.values.max_dest_rd_atomic;
+    let max = own.values.max_dest_rd_atomic;
     let peer = peer_of(end).filter(|(_, peer)| peer.has(AttrMask::MAX_QP_RD_ATOMIC));
     let theirs = peer.map(|(_, peer)| format!(", whose max_rd_atomic is {},", peer.values.max_rd_atomic));
     let theirs = theirs.unwrap_or_default();
     let sentence =
-        format!("The peer{theirs} had more READs or atomics outstanding than max_dest_rd_atomic, which is {most}.");
+        format!("The peer{theirs} had more READs or atomics outstanding than max_dest_rd_atomic, which is {max}.");
     let report = Report::new(Rule::DepthMismatch, sentence).fact("queue pair", world.name(qp));
     let report = with_peer(report, end).at("set at", &own.call(AttrMask::MAX_DEST_RD_ATOMIC));
     let peers = peer.map(|(_, peer)| peer.call(AttrMask::MAX_QP_RD_ATOMIC));

@@ -117,8 +117,8 @@ pub fn note_fork_support() {
 /// Returns true if the program called for fork support or set it in the environment (`man
 /// ibv_fork_init`).
 fn has_fork_support() -> bool {
-    let asked = ["RDMAV_FORK_SAFE", "IBV_FORK_SAFE"].iter().any(|name| variable(name).is_some());
-    FORK_SUPPORT.load(Ordering::Relaxed) || asked
+    let is_set = ["RDMAV_FORK_SAFE", "IBV_FORK_SAFE"].iter().any(|name| variable(name).is_some());
+    FORK_SUPPORT.load(Ordering::Relaxed) || is_set
 }
 
 /// Reports a fork that shares pages which the card is using.

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::{io, ptr};
 
 /// Maximum number of return addresses of a stack.
-const MOST: usize = 48;
+const MAX_ADDRESSES: usize = 48;
 
 /// Signals whose default action ends the process and that a mistake of the program raises.
 const FATAL: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGABRT, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
@@ -25,7 +25,7 @@ struct Message {
     thread: i32,
     signal: i32,
     count: usize,
-    addresses: [usize; MOST],
+    addresses: [usize; MAX_ADDRESSES],
 }
 
 /// The pipe from the handlers to the writer: its reading end and its writing end.
@@ -79,14 +79,14 @@ fn handle(signal: i32) {
 extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, _: *mut c_void) {
     // SAFETY: takes no arguments.
     let thread = unsafe { libc::gettid() };
-    let mut message = Message { thread, signal, count: 0, addresses: [0; MOST] };
+    let mut message = Message { thread, signal, count: 0, addresses: [0; MAX_ADDRESSES] };
     // SAFETY: the unwinder reads tables of loaded objects; a second thread in it is only a danger
     // for symbols, which are not looked up here.
     unsafe {
         backtrace::trace_unsynchronized(|frame| {
             message.addresses[message.count] = frame.ip().addr();
             message.count += 1;
-            message.count < MOST
+            message.count < MAX_ADDRESSES
         });
     }
     let before = WRITTEN.load(Ordering::Acquire);
@@ -145,7 +145,7 @@ pub(crate) fn serve(write: impl Fn(i32, i32, &[usize])) {
         }
         // SAFETY: filled by a handler; every value of its fields is valid.
         let message = unsafe { message.assume_init() };
-        let addresses = &message.addresses[..message.count.min(MOST)];
+        let addresses = &message.addresses[..message.count.min(MAX_ADDRESSES)];
         // The outermost address of a thread is 0.
         let end = addresses.iter().position(|address| *address == 0).unwrap_or(addresses.len());
         write(message.thread, message.signal, &addresses[..end]);

@@ -12,7 +12,7 @@ use std::ptr;
 use std::sync::Arc;
 
 /// Maximum number of return addresses of a stack.
-const MOST: usize = 24;
+const MAX_ADDRESSES: usize = 24;
 /// Cached stacks of a thread.
 const REMEMBERED: usize = 16;
 
@@ -59,7 +59,7 @@ pub(super) fn addresses() -> Arc<[usize]> {
 /// Walks the stack outwards from the frame at `mark`.
 #[cold]
 fn unwind(mark: usize) -> Arc<[usize]> {
-    let (mut addresses, mut words) = (Vec::with_capacity(MOST), Vec::with_capacity(MOST));
+    let (mut addresses, mut words) = (Vec::with_capacity(MAX_ADDRESSES), Vec::with_capacity(MAX_ADDRESSES));
     backtrace::trace(|frame| {
         let (address, place) = (frame.ip().addr(), frame.sp().addr().wrapping_sub(size_of::<usize>()));
         // Frames below `mark` will have returned when the cache is compared; the outermost return
@@ -68,7 +68,7 @@ fn unwind(mark: usize) -> Arc<[usize]> {
             addresses.push(address);
             words.push((place, address));
         }
-        addresses.len() < MOST
+        addresses.len() < MAX_ADDRESSES
     });
     let addresses: Arc<[usize]> = addresses.into();
     // On other architectures the word below a frame holds something else.

@@ -85,9 +85,9 @@ pub struct ConnParam {
     /// Data for the program at the other end. In an event it is padded with zeros to the maximum
     /// length.
     pub private_data: Vec<u8>,
-    /// READs and atomics served at a time; [`ConnParam::MOST`] is the maximum of the device.
+    /// READs and atomics served at a time; [`ConnParam::MAX`] is the maximum of the device.
     pub responder_resources: u8,
-    /// READs and atomics outstanding at a time; [`ConnParam::MOST`] is the maximum of the device.
+    /// READs and atomics outstanding at a time; [`ConnParam::MAX`] is the maximum of the device.
     pub initiator_depth: u8,
     /// Hardware flow control; sent to the peer without further effect.
     pub flow_control: bool,
@@ -104,14 +104,14 @@ pub struct ConnParam {
 /// As many READs, atomics and retries as possible.
 impl Default for ConnParam {
     fn default() -> Self {
-        let (responder_resources, initiator_depth) = (Self::MOST, Self::MOST);
+        let (responder_resources, initiator_depth) = (Self::MAX, Self::MAX);
         Self { responder_resources, initiator_depth, retry_count: 7, rnr_retry_count: 7, ..Self::NOTHING }
     }
 }
 
 impl ConnParam {
     /// `RDMA_MAX_RESP_RES` and `RDMA_MAX_INIT_DEPTH`.
-    pub const MOST: u8 = 0xff;
+    pub const MAX: u8 = 0xff;
 
     /// Parameters of events that have none.
     pub const NOTHING: Self = Self {

@@ -235,7 +235,7 @@ mod tests {
     fn unanswered_connect_ends_with_explanation() {
         // Only after seconds of real time the loopback interface reports that the port is closed.
         let unanswered = (0..5).map(|_| attempt_without_answer()).find(|(event, _)| event.status == -libc::ETIMEDOUT);
-        let (_, (cause, advice)) = unanswered.expect("ends with a timeout");
+        let (_, (cause, advice)) = unanswered.expect("the connect ends with a timeout");
         assert_eq!(cause, "127.9.8.7 did not respond to any request");
         assert!(advice.contains("UDP port 4791 is open both ways"), "{advice}");
     }
@@ -243,10 +243,10 @@ mod tests {
     #[test]
     fn private_data_prints_as_text_or_hex_without_zeros() {
         let data = |private_data| EventData::Conn(ConnParam { private_data, ..ConnParam::NOTHING });
-        let said = |bytes: &[u8]| private_data(&data(bytes.to_vec())).map(shown);
-        assert_eq!(said(b"no room\0\0"), Some("\"no room\"".to_owned()));
-        assert_eq!(said(&[1, 2, 3, 4, 0xff, 0]), Some("01020304 ff".to_owned()));
-        assert_eq!(said(&[0; 8]), None);
-        assert_eq!(said(&[b'a'; 40]).unwrap(), format!("\"{}\"... (40 bytes)", "a".repeat(32)));
+        let text_of = |bytes: &[u8]| private_data(&data(bytes.to_vec())).map(shown);
+        assert_eq!(text_of(b"no room\0\0"), Some("\"no room\"".to_owned()));
+        assert_eq!(text_of(&[1, 2, 3, 4, 0xff, 0]), Some("01020304 ff".to_owned()));
+        assert_eq!(text_of(&[0; 8]), None);
+        assert_eq!(text_of(&[b'a'; 40]).unwrap(), format!("\"{}\"... (40 bytes)", "a".repeat(32)));
     }
 }

@@ -189,8 +189,8 @@ pub(super) struct Resolution {
     /// Deadline of the program.
     pub(super) until: Instant,
     pub(super) pause: Duration,
-    #[expect(dead_code, reason = "dropping it ends the looks")]
-    pub(super) look: Arc<dyn Deadline>,
+    #[expect(dead_code, reason = "dropping it ends the checks")]
+    pub(super) timer: Arc<dyn Deadline>,
 }
 
 #[derive(Debug, Default)]

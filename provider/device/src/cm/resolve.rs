@@ -20,7 +20,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// First and longest pause between looks at a neighbour.
+/// First and longest pause between checks of a neighbour.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(32);
 /// Bits of a service ID that name the port space.
@@ -136,14 +136,14 @@ impl Id {
     /// Waits for the neighbour by timer, so that no thread of the program has to.
     fn begin_resolution(&self, inner: &mut Inner, route: HostRoute, hop: NextHop, timeout_ms: u32) {
         let (id, runtime) = (Weak::clone(&self.me), route.device_addr.runtime.clone());
-        let look = Arc::new_cyclic(|me| Look { me: Weak::clone(me), id, runtime });
+        let timer = Arc::new_cyclic(|me| RetryTimer { me: Weak::clone(me), id, runtime });
         let until = clock::now().after(Duration::from_millis(timeout_ms.into()));
-        look.again(FIRST_PAUSE);
+        timer.again(FIRST_PAUSE);
         inner.state = State::Resolving;
-        inner.resolution = Some(Resolution { route, hop, until, pause: FIRST_PAUSE, look });
+        inner.resolution = Some(Resolution { route, hop, until, pause: FIRST_PAUSE, timer });
     }
 
-    /// Checks the neighbour. Returns the pause until the next look.
+    /// Checks the neighbour. Returns the pause until the next check.
     fn follow_resolution(&self, inner: &mut Inner) -> Option<Duration> {
         let mut resolution = inner.resolution.take().filter(|_| inner.state == State::Resolving)?;
         let route = resolution.route.ends();
@@ -228,19 +228,19 @@ fn find_route(inner: &Inner, dst: &Address) -> Result<(HostRoute, Option<NextHop
 }
 
 #[derive(Debug)]
-struct Look {
+struct RetryTimer {
     me: Weak<Self>,
     id: Weak<Id>,
     runtime: Runtime,
 }
 
-impl Look {
+impl RetryTimer {
     fn again(&self, pause: Duration) {
         self.runtime.engine().scheduler.add_deadline(clock::now().after(pause), Weak::clone(&self.me) as _);
     }
 }
 
-impl Deadline for Look {
+impl Deadline for RetryTimer {
     fn on_deadline(&self, _: Instant) {
         let Some(id) = self.id.upgrade() else { return };
         // The thread that runs the timers may hold the id's lock.

@@ -311,7 +311,7 @@ fn unpolled_forgets_polled_entries() {
     let mut unpolled = Unpolled::default();
     for (number, polled, len) in [(3, 0, 1), (5, 3, 2), (9, 4, 2), (10, 9, 2), (11, 11, 1)] {
         unpolled.note(number, polled);
-        assert_eq!(unpolled.len(), len, "entry {number}, {polled} taken");
+        assert_eq!(unpolled.len(), len, "entry {number}, {polled} polled");
     }
     unpolled.forget(11);
     assert_eq!(unpolled.len(), 1);

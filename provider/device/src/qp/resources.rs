@@ -39,16 +39,16 @@ pub struct QpInit {
 /// Refuses limits beyond the device and objects of different contexts.
 pub(super) fn check_init(pd: &Pd, init: &QpInit) -> Result<(), Error> {
     let QpCaps { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = init.caps;
-    let most = limits::in_force();
+    let device = limits::in_force();
     let limits = [
-        ("max_send_wr", max_send_wr, most.max_qp_wr),
-        ("max_recv_wr", max_recv_wr, most.max_qp_wr),
-        ("max_send_sge", max_send_sge, most.max_sge),
-        ("max_recv_sge", max_recv_sge, most.max_sge),
+        ("max_send_wr", max_send_wr, device.max_qp_wr),
+        ("max_recv_wr", max_recv_wr, device.max_qp_wr),
+        ("max_send_sge", max_send_sge, device.max_sge),
+        ("max_recv_sge", max_recv_sge, device.max_sge),
         ("max_inline_data", max_inline_data, limits::max_inline_data()),
     ];
-    if let Some((name, asked, most)) = limits.into_iter().find(|(_, asked, most)| asked > most) {
-        return Err(Error::invalid(format!("{name} is {asked}; the device takes at most {most}")));
+    if let Some((name, requested, max)) = limits.into_iter().find(|(_, requested, max)| requested > max) {
+        return Err(Error::invalid(format!("{name} is {requested}; the device takes at most {max}")));
     }
     // clause: TM-QUEUE
     if init.service != Service::Rc && init.srq.as_ref().is_some_and(|srq| srq.matches_tags()) {

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 /// Role of a queue pair within another object.
 #[derive(Debug)]
-pub(crate) enum Part {
+pub(crate) enum QpRole {
     /// A queue pair of its own.
     None,
     /// An XRC target, which takes receives from the queues of its domain and keeps the domain in
@@ -64,13 +64,13 @@ impl Pd {
             }
             _ => QpInit { caps, ..init },
         };
-        Qp::create_in(self, init, Part::None)
+        Qp::create_in(self, init, QpRole::None)
     }
 }
 
 impl Qp {
-    /// Creates a queue pair in the role `part`. Errors as for [`Pd::create_qp`].
-    pub(crate) fn create_in(pd: &Arc<Pd>, init: QpInit, part: Part) -> Result<Arc<Self>, Error> {
+    /// Creates a queue pair in the role `role`. Errors as for [`Pd::create_qp`].
+    pub(crate) fn create_in(pd: &Arc<Pd>, init: QpInit, role: QpRole) -> Result<Arc<Self>, Error> {
         check_init(pd, &init)?;
         let context = pd.context();
         let quota = context.device().quotas().qps.take()?;
@@ -80,17 +80,17 @@ impl Qp {
         // clause: TM-QUEUE
         let recv_cq = tags.as_ref().and_then(|srq| srq.cq()).unwrap_or(&init.recv_cq);
         let init = QpInit { recv_cq: Arc::clone(recv_cq), ..init };
-        let sends_frames = init.service == Service::Raw && matches!(part, Part::None);
+        let sends_frames = init.service == Service::Raw && matches!(role, QpRole::None);
         let frames = if sends_frames { Some(context.engine().open_frame_sender()?) } else { None };
-        let engine = engine_for(context, &init, &part);
-        let is_work_queue = matches!(part, Part::WorkQueue);
-        let (xrc_queues, rss) = match part {
-            Part::None | Part::WorkQueue => (None, None),
-            Part::Target(queues, opening) => {
+        let engine = engine_for(context, &init, &role);
+        let is_work_queue = matches!(role, QpRole::WorkQueue);
+        let (xrc_queues, rss) = match role {
+            QpRole::None | QpRole::WorkQueue => (None, None),
+            QpRole::Target(queues, opening) => {
                 uses.push(opening);
                 (Some(queues), None)
             }
-            Part::Spread(rss) => (None, Some(rss)),
+            QpRole::Spread(rss) => (None, Some(rss)),
         };
         uses.extend(rss.as_ref().map(|rss| rss.table.uses.hold()));
         let make = |qpn| {
@@ -355,8 +355,8 @@ impl Drop for Qp {
 /// Chooses the engine of a new queue pair: that of its send CQ. XRC and raw packets use the first
 /// engine, because XRC targets complete in CQs of any thread, and so do all if another engine
 /// cannot start.
-fn engine_for(context: &Context, init: &QpInit, part: &Part) -> Arc<Engine> {
-    let may_be_any = matches!((part, init.service), (Part::None, Service::Rc | Service::Uc | Service::Ud));
+fn engine_for(context: &Context, init: &QpInit, role: &QpRole) -> Arc<Engine> {
+    let may_be_any = matches!((role, init.service), (QpRole::None, Service::Rc | Service::Uc | Service::Ud));
     let engine = init.send_cq.engine();
     let engine = if may_be_any && engine.start_with_links().is_ok() { engine } else { context.engine() };
     Arc::clone(engine)

@@ -14,7 +14,7 @@ const PIECE: u32 = 512;
 /// Pieces per request; a longer request is sampled to bound the cost.
 const PIECES: u32 = 16;
 /// Requests watched per queue.
-const MOST: usize = 4096;
+const MAX_WATCHED: usize = 4096;
 
 /// The card's use of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +107,7 @@ impl Watch {
 }
 
 fn push(queue: &mut VecDeque<Watched>, watched: Watched) {
-    if queue.len() == MOST {
+    if queue.len() == MAX_WATCHED {
         queue.pop_front();
     }
     queue.push_back(watched);

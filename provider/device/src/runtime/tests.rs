@@ -101,13 +101,13 @@ fn rescheduled_timer_waits_for_a_later_receive() {
     };
     let held = engine.hold_receive_side();
     // A receive before the second WRITE is posted.
-    let looked = engine.timers_added();
+    let timers = engine.timers_added();
     // The timer of the first WRITE is still registered; the second one's expires later. If this
     // thread was preempted, the first has run, and the second WRITE registers its own.
     write(&qp);
     let start = clock::now();
     while clock::now().since(start) < LATE {}
-    engine.run_due_timers(looked);
+    engine.run_due_timers(timers);
     drop(held);
     while poll().is_empty() {}
     assert_eq!(poll(), [WcStatus::Success]);

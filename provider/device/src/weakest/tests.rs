@@ -167,7 +167,7 @@ fn delayed_payload_is_bounded() {
     for _ in 0..10_000 {
         let parts: Vec<_> = (0..16).map(|part| (addr + part * 256, &[1u8; 200][..])).collect();
         world.placement.delay(Side::Recv, &parts);
-        assert!(world.placement.waiting <= MOST);
+        assert!(world.placement.waiting <= MAX_DELAYED);
     }
 }
 

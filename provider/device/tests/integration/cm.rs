@@ -43,10 +43,10 @@ fn ids_connect_exchange_and_disconnect() {
 
     let (passive, request) = listener.request();
     assert_eq!((request.listener.as_ref().unwrap().user(), passive.id.user(), request.status), (77, 0, 0));
-    let asked = terms(&request);
-    assert_eq!(asked.private_data, padded(b"hello", private_data::CONNECT));
-    assert_eq!((asked.responder_resources, asked.initiator_depth), (3, 4), "seen from this side");
-    assert_eq!((asked.retry_count, asked.rnr_retry_count, asked.qp_num), (7, 7, active.qp().qpn().get()));
+    let requested = terms(&request);
+    assert_eq!(requested.private_data, padded(b"hello", private_data::CONNECT));
+    assert_eq!((requested.responder_resources, requested.initiator_depth), (3, 4), "seen from this side");
+    assert_eq!((requested.retry_count, requested.rnr_retry_count, requested.qp_num), (7, 7, active.qp().qpn().get()));
     assert_eq!((passive.id.local_addr(), passive.id.peer_addr()), (active.id.peer_addr(), active.id.local_addr()));
     let (out, back) = (active.id.path().unwrap(), passive.id.path().unwrap());
     assert_eq!((out.sgid, out.dgid, out.mtu, out.flow_label), (back.dgid, back.sgid, back.mtu, back.flow_label));
@@ -56,7 +56,7 @@ fn ids_connect_exchange_and_disconnect() {
     let established = active.expect(EventKind::Established);
     let granted = terms(&established);
     assert_eq!(granted.private_data, padded(b"welcome", private_data::ACCEPT));
-    assert_eq!((granted.responder_resources, granted.initiator_depth), (2, 3), "not above what was asked");
+    assert_eq!((granted.responder_resources, granted.initiator_depth), (2, 3), "not above the requested depths");
     assert_eq!(granted.qp_num, passive.qp().qpn().get());
     passive.expect(EventKind::Established);
     let ((a, _), (b, _)) = (active.qp().query(), passive.qp().query());
@@ -69,7 +69,7 @@ fn ids_connect_exchange_and_disconnect() {
     active.id.disconnect().unwrap();
     assert_eq!(active.qp().state(), QpState::Err);
     assert_eq!(passive.expect(EventKind::Disconnected).status, 0);
-    assert_eq!(passive.qp().state(), QpState::Rts, "what has come may still be taken");
+    assert_eq!(passive.qp().state(), QpState::Rts, "queued completions can still be polled");
     passive.id.disconnect().unwrap();
     assert_eq!(active.expect(EventKind::Disconnected).status, 0);
     active.expect(EventKind::TimewaitExit);
@@ -200,8 +200,8 @@ fn lookup_finds_datagram_service() {
     assert_eq!(client.qp().state(), QpState::Rts);
     client.id.connect(&saying(b"who are you")).unwrap();
     let (server, request) = listener.request();
-    let EventData::Ud(asked) = request.data else { panic!("{:?}", request.data) };
-    assert_eq!(asked.private_data, padded(b"who are you", private_data::LOOKUP));
+    let EventData::Ud(terms) = request.data else { panic!("{:?}", request.data) };
+    assert_eq!(terms.private_data, padded(b"who are you", private_data::LOOKUP));
     assert_eq!(server.id.service(), Service::Ud);
     let server = server.with_qp(&node);
     server.id.accept(&saying(b"me")).unwrap();
@@ -229,8 +229,8 @@ fn lookup_can_be_rejected() {
     assert_eq!(errno(server.id.reject(&[0; 137], RejReason::ConsumerDefined)), libc::EINVAL);
     server.id.reject(b"busy", RejReason::ConsumerDefined).unwrap();
     let event = client.expect(EventKind::Unreachable);
-    let EventData::Ud(said) = event.data else { panic!("{:?}", event.data) };
-    assert_eq!((event.status, said.private_data), (2, padded(b"busy", private_data::LOOKUP_REPLY)));
+    let EventData::Ud(reply) = event.data else { panic!("{:?}", event.data) };
+    assert_eq!((event.status, reply.private_data), (2, padded(b"busy", private_data::LOOKUP_REPLY)));
 }
 
 #[test]
@@ -327,18 +327,18 @@ fn backlog_bounds_pending_requests() {
 #[test]
 fn destroyed_listener_rejects_pending_requests() {
     let listener = End::listening(PortSpace::Tcp, HERE);
-    let (heard, unheard) =
+    let (accepted, pending) =
         (End::before(PortSpace::Tcp, &listener.address()), End::before(PortSpace::Tcp, &listener.address()));
-    heard.id.connect(&saying(b"1")).unwrap();
+    accepted.id.connect(&saying(b"1")).unwrap();
     let (passive, _) = listener.request();
-    unheard.id.connect(&saying(b"2")).unwrap();
+    pending.id.connect(&saying(b"2")).unwrap();
     // Until the request has arrived.
     first_of(&[&listener.channel]);
     listener.id.destroy();
-    assert_eq!(unheard.expect(EventKind::Rejected).status, 28);
+    assert_eq!(pending.expect(EventKind::Rejected).status, 28);
     assert!(listener.is_quiet());
     passive.id.accept(&saying(b"")).unwrap();
-    heard.expect(EventKind::ConnectResponse);
+    accepted.expect(EventKind::ConnectResponse);
 }
 
 #[test]
@@ -646,7 +646,7 @@ fn xrc_initiator_connects_to_target() {
     let plain = new(Service::Rc);
     plain.resolve(&listener.address());
     plain.id.connect(&saying(b"")).unwrap();
-    assert_eq!(plain.expect(EventKind::Rejected).status, 28, "an XRC listener takes XRC only");
+    assert_eq!(plain.expect(EventKind::Rejected).status, 28, "an XRC listener accepts XRC only");
 }
 
 #[test]

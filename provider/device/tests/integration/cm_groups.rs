@@ -49,7 +49,7 @@ fn join(end: &End, group: Ipv4Addr, flags: JoinFlags) -> UdParam {
 }
 
 /// Sends to the group of an event and returns the members that received, by `wr_id`.
-fn heard(node: &Node, from: &End, to: &UdParam, members: &[(u64, &End)]) -> Vec<u64> {
+fn received_by(node: &Node, from: &End, to: &UdParam, members: &[(u64, &End)]) -> Vec<u64> {
     for (wr_id, member) in members {
         member.qp().post_recv(&RecvRequest { wr_id: *wr_id, sges: &[node.sge(4096 * *wr_id as usize, 200)] }).unwrap();
     }
@@ -75,9 +75,9 @@ fn group_member_receives_datagrams() {
     assert_eq!((way.qp_num, way.qkey, way.private_data.len()), (0xff_ffff, UDP_QKEY.0, 0));
     join(&b, group(1), FULL);
     let way = join(&sender, group(1), SEND_ONLY);
-    assert_eq!(heard(&node, &sender, &way, &[(1, &a), (2, &b)]), [1, 2]);
+    assert_eq!(received_by(&node, &sender, &way, &[(1, &a), (2, &b)]), [1, 2]);
     b.id.leave_multicast(&at(group(1))).unwrap();
-    assert_eq!(heard(&node, &sender, &way, &[(3, &a)]), [3]);
+    assert_eq!(received_by(&node, &sender, &way, &[(3, &a)]), [3]);
     assert_eq!(errno(b.id.leave_multicast(&at(group(1)))), libc::EADDRNOTAVAIL, "once");
     for end in [&a, &b, &sender] {
         end.id.destroy();
@@ -94,9 +94,9 @@ fn id_joins_several_groups_and_one_repeatedly() {
         join(&member, group(last), FULL);
     }
     let [second, third] = [2, 3].map(|last| join(&sender, group(last), SEND_ONLY));
-    assert_eq!(heard(&node, &sender, &second, &[(1, &member)]), [1]);
+    assert_eq!(received_by(&node, &sender, &second, &[(1, &member)]), [1]);
     member.id.leave_multicast(&at(group(3))).unwrap();
-    assert_eq!(heard(&node, &sender, &third, &[(2, &member)]), [2], "it joined twice");
+    assert_eq!(received_by(&node, &sender, &third, &[(2, &member)]), [2], "it joined twice");
     member.id.leave_multicast(&at(group(2))).unwrap();
     member.id.leave_multicast(&at(group(3))).unwrap();
     member.qp().check_detached().unwrap();
@@ -111,7 +111,7 @@ fn queue_pair_joins_and_leaves_groups_with_its_id() {
     join(&member, group(4), FULL);
     member = member.with_qp(&node);
     let way = join(&sender, group(4), SEND_ONLY);
-    assert_eq!(heard(&node, &sender, &way, &[(1, &member)]), [1]);
+    assert_eq!(received_by(&node, &sender, &way, &[(1, &member)]), [1]);
     member.id.detach_qp();
     member.qp().check_detached().unwrap();
     assert_eq!(errno(member.id.leave_multicast(&at(group(5)))), libc::EADDRNOTAVAIL);
@@ -164,13 +164,13 @@ fn joins_all_groups() {
     }
     let node = Node::open();
     let member = end(&node);
-    let most = usize::try_from(node.context.device().attr().max_mcast_grp).unwrap();
+    let max = usize::try_from(node.context.device().attr().max_mcast_grp).unwrap();
     let name = |n: usize| Ipv4Addr::new(239, 255, (n >> 8) as u8, n as u8);
-    (0..most).for_each(|n| drop(join(&member, name(n), FULL)));
-    member.id.join_multicast(&at(name(most)), FULL, 8).unwrap();
+    (0..max).for_each(|n| drop(join(&member, name(n), FULL)));
+    member.id.join_multicast(&at(name(max)), FULL, 8).unwrap();
     let event = member.expect(EventKind::MulticastError);
     assert_eq!((event.status, way(&event).0), (-libc::ENOMEM, 8));
-    member.id.leave_multicast(&at(name(most))).unwrap();
+    member.id.leave_multicast(&at(name(max))).unwrap();
     let id: &Id = &member.id;
     id.destroy();
     member.qp().check_detached().unwrap();

@@ -44,13 +44,13 @@ fn peer() {
     let mut puppet =
         Puppet { party: Party::open(), listener: None, request: None, connection: None, ids: vec![], qps: vec![] };
     for line in std::io::stdin().lines() {
-        let answer = puppet.obey(&line.unwrap());
+        let answer = puppet.execute(&line.unwrap());
         println!("\n{MARK}{answer}");
     }
 }
 
 impl Puppet {
-    fn obey(&mut self, line: &str) -> u64 {
+    fn execute(&mut self, line: &str) -> u64 {
         let words: Vec<&str> = line.split_whitespace().collect();
         let number = |at: usize| words.get(at).map_or(0, |word| word.parse::<u64>().unwrap());
         match words[0] {
@@ -89,12 +89,12 @@ impl Puppet {
     /// ended.
     fn serve(&mut self, count: u64, name: u64) -> u64 {
         let mut open = Vec::new();
-        let (mut begun, mut ended) = (0, 0);
+        let (mut accepted, mut ended) = (0, 0);
         while ended < count {
             let event = self.party.event();
             match event.kind {
                 EventKind::ConnectRequest => {
-                    begun += 1;
+                    accepted += 1;
                     let qp = self.party.attach(&event.id);
                     event.id.accept(&saying(&name.to_ne_bytes())).unwrap();
                     self.note(&event.id, &qp);
@@ -111,7 +111,7 @@ impl Puppet {
                 other => panic!("{other:?}"),
             }
         }
-        begun
+        accepted
     }
 
     /// Fetches a request without answering.
@@ -184,12 +184,12 @@ impl Puppet {
 
     /// Forks a child that connects and stays; returns its process ID, 0 on failure.
     fn fork(&mut self) -> u64 {
-        let (mut heard, mut said) = std::io::pipe().unwrap();
+        let (mut reader, mut writer) = std::io::pipe().unwrap();
         // SAFETY: the child uses only what the fork handlers promise to work, and never returns.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let worked = std::panic::catch_unwind(AssertUnwindSafe(|| self.connect_in_child()));
-            said.write_all(&[u8::from(worked.is_ok())]).unwrap();
+            writer.write_all(&[u8::from(worked.is_ok())]).unwrap();
             // SAFETY: waits for the signal that ends this process, which the clock sends if a
             // failed test does not.
             unsafe {
@@ -200,7 +200,7 @@ impl Puppet {
             }
         }
         let mut worked = [0];
-        heard.read_exact(&mut worked).unwrap();
+        reader.read_exact(&mut worked).unwrap();
         u64::from(worked[0]) * u64::from(pid.unsigned_abs())
     }
 
@@ -413,16 +413,16 @@ fn port_has_one_owner_until_it_dies() {
 }
 
 /// Starts a server and a client; the server has fetched the client's request.
-fn asked() -> (Peer, Peer) {
+fn connection_request() -> (Peer, Peer) {
     let (mut server, mut client) = (start(), start());
     assert_eq!(ask(&mut server, "listen 127.0.0.1:7001"), 0);
     assert_eq!([ask(&mut client, "ask 7001"), ask(&mut server, "request")], [0, 0]);
     (server, client)
 }
 
-/// Returns the processes of [`asked`], connected.
+/// Returns the processes of [`connection_request`], connected.
 fn connected() -> (Peer, Peer) {
-    let (mut server, mut client) = asked();
+    let (mut server, mut client) = connection_request();
     assert_eq!([ask(&mut server, "accept"), ask(&mut client, "response")], [0, 0]);
     assert_eq!(ask(&mut client, "establish"), 0);
     assert_eq!(ask(&mut server, "event"), event_code(EventKind::Established, 0));
@@ -441,7 +441,7 @@ const UNKNOWN: RejReason = RejReason::InvalidCommId;
 #[test]
 fn client_is_rejected_if_server_dies_before_accept() {
     alone("client_is_rejected_if_server_dies_before_accept", || {
-        let (server, mut client) = asked();
+        let (server, mut client) = connection_request();
         kill(server);
         // The request is retransmitted, and no process listens any more.
         let refused = event_code(EventKind::Rejected, RejReason::InvalidServiceId.code().into());
@@ -452,7 +452,7 @@ fn client_is_rejected_if_server_dies_before_accept() {
 #[test]
 fn server_is_rejected_if_client_dies_before_accept() {
     alone("server_is_rejected_if_client_dies_before_accept", || {
-        let (mut server, client) = asked();
+        let (mut server, client) = connection_request();
         kill(client);
         assert_eq!(ask(&mut server, "accept"), 0);
         assert_eq!(ask(&mut server, "event"), event_code(EventKind::Rejected, UNKNOWN.code().into()));
@@ -462,7 +462,7 @@ fn server_is_rejected_if_client_dies_before_accept() {
 #[test]
 fn server_is_rejected_if_client_dies_before_rtu() {
     alone("server_is_rejected_if_client_dies_before_rtu", || {
-        let (mut server, mut client) = asked();
+        let (mut server, mut client) = connection_request();
         assert_eq!([ask(&mut server, "accept"), ask(&mut client, "response")], [0, 0]);
         kill(client);
         assert_eq!(ask(&mut server, "event"), event_code(EventKind::Rejected, UNKNOWN.code().into()));
@@ -472,7 +472,7 @@ fn server_is_rejected_if_client_dies_before_rtu() {
 #[test]
 fn client_is_disconnected_if_server_dies_before_rtu() {
     alone("client_is_disconnected_if_server_dies_before_rtu", || {
-        let (mut server, mut client) = asked();
+        let (mut server, mut client) = connection_request();
         assert_eq!([ask(&mut server, "accept"), ask(&mut client, "response")], [0, 0]);
         kill(server);
         assert_eq!(ask(&mut client, "establish"), 0);
@@ -495,7 +495,7 @@ fn survivor_disconnects_after_peer_was_killed() {
 #[test]
 fn exiting_server_rejects_pending_request() {
     alone("exiting_server_rejects_pending_request", || {
-        let (mut server, mut client) = asked();
+        let (mut server, mut client) = connection_request();
         server.send_line("exit");
         // Unlike a killed process, this one rejects its requests.
         let refused = event_code(EventKind::Rejected, RejReason::ConsumerDefined.code().into());
@@ -553,14 +553,14 @@ fn binds_and_forks() {
     let channel = Channel::create().unwrap();
     let id = Id::create(&channel, PortSpace::Tcp, 0).unwrap();
     id.bind(&Address::Ip(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)))).unwrap();
-    let (mut heard, mut said) = std::io::pipe().unwrap();
+    let (mut reader, mut writer) = std::io::pipe().unwrap();
     // SAFETY: the child only draws, writes and ends.
     if unsafe { libc::fork() } == 0 {
-        said.write_all(&random::number().unwrap().to_ne_bytes()).unwrap();
+        writer.write_all(&random::number().unwrap().to_ne_bytes()).unwrap();
         // SAFETY: takes nothing.
         unsafe { libc::_exit(0) };
     }
     let mut drawn = [0; 8];
-    heard.read_exact(&mut drawn).unwrap();
+    reader.read_exact(&mut drawn).unwrap();
     assert_ne!(u64::from_ne_bytes(drawn), random::number().unwrap());
 }

@@ -47,13 +47,13 @@ fn peer() {
     };
     let mut puppet = Puppet { node: Node::open(), service, qp: None, remote: None, dest: Qpn::new(0), receives: 0 };
     for line in std::io::stdin().lines() {
-        let answer = puppet.obey(&line.unwrap());
+        let answer = puppet.execute(&line.unwrap());
         println!("\n{MARK}{answer}");
     }
 }
 
 impl Puppet {
-    fn obey(&mut self, line: &str) -> String {
+    fn execute(&mut self, line: &str) -> String {
         let words: Vec<&str> = line.split_whitespace().collect();
         let number = |at: usize| words.get(at).map_or(0, |word| word.parse::<u64>().unwrap());
         match words[0] {

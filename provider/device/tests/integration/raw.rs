@@ -119,8 +119,8 @@ fn inside(name: &str, wrap: &str, test: impl FnOnce()) {
     let mut command = in_namespace(&script);
     command.arg(inner.get_program()).args(inner.get_args()).env(INSIDE, "1").env("ROXE_NETDEV", "lo,x0,x1");
     let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains(&format!("{MARK}done")), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(stdout.contains(&format!("{MARK}done")), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
 }
 
 // clause: RAW-FRAME, FLOW-COPIES

@@ -35,7 +35,12 @@ fn interface(rate: &str) -> String {
 /// Returns the GID index of an address.
 fn index(node: &Node, address: [u8; 4]) -> u8 {
     let gid = Gid::from(Ipv4Addr::from(address));
-    node.context.gid_entries().into_iter().find(|entry| entry.gid == gid).expect("the address").index
+    node.context
+        .gid_entries()
+        .into_iter()
+        .find(|entry| entry.gid == gid)
+        .expect("find the address in the GID table")
+        .index
 }
 
 /// Posts as many messages to [`SILENT`] as UC queue pairs take.
@@ -102,7 +107,7 @@ fn messages_blocked_by_slow_interface_leave_whole() {
 /// Returns the bytes sent by the interface (`man 5 proc`, net/dev).
 fn bytes_out() -> usize {
     let text = std::fs::read_to_string("/proc/self/net/dev").unwrap();
-    let line = text.lines().find_map(|line| line.trim().strip_prefix("x0:")).expect("the interface");
+    let line = text.lines().find_map(|line| line.trim().strip_prefix("x0:")).expect("find the interface in the list");
     line.split_whitespace().nth(8).unwrap().parse().unwrap()
 }
 

@@ -135,10 +135,10 @@ fn alone(name: &str, test: impl FnOnce()) {
         .env(INSIDE, unused_user().to_string())
         .output()
         .unwrap();
-    let (said, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(said.contains(&format!("{MARK}done")), "{said}{stderr}");
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(stdout.contains(&format!("{MARK}done")), "{stdout}{stderr}");
     stderr.lines().filter(|line| line.starts_with("skipped: ")).for_each(|line| eprintln!("{line}"));
-    println!("{said}");
+    println!("{stdout}");
 }
 
 /// User ID of the victim. Each test has users of its own, because the runtime folder of a user does
@@ -186,7 +186,7 @@ fn peer() {
             }
             "naks" => forge_naks(number(1) as u32),
             "names" => hold_names(),
-            _ => puppet.get_or_insert_with(Puppet::new).obey(words[0], number),
+            _ => puppet.get_or_insert_with(Puppet::new).execute(words[0], number),
         };
         println!("\n{MARK}{answer}");
     }
@@ -206,7 +206,7 @@ impl Puppet {
         Self { node, qp, remote: None }
     }
 
-    fn obey(&mut self, word: &str, number: impl Fn(usize) -> u64) -> String {
+    fn execute(&mut self, word: &str, number: impl Fn(usize) -> u64) -> String {
         match word {
             "create" => format!("{} {} {}", self.qp.qpn().get(), self.node.addr(0), self.node.mr.rkey().0),
             "connect" => {
@@ -678,8 +678,8 @@ fn repeated_attacks_do_not_disturb_connections() {
             survivor.send_line("try");
             drop(dies);
             assert_eq!(survivor.read_line(), "1", "link {link}: the survivor notices the death of its peer");
-            let said = attackers[which].read_line();
-            let (reached, forged) = said.rsplit_once(' ').unwrap();
+            let line = attackers[which].read_line();
+            let (reached, forged) = line.rsplit_once(' ').unwrap();
             assert_eq!(reached, "0 0", "turn {turns}: messages taken by mailboxes, bytes received at their names");
             sent[which] = forged.parse::<u64>().unwrap();
             turns += 1;
@@ -709,7 +709,7 @@ fn opens_device() {
         return;
     }
     let open = || {
-        let context = devices()?.first().expect("a device").open()?;
+        let context = devices()?.first().expect("find a device").open()?;
         let cq = context.create_cq(roxe_provider::CqInit { cqe: 16, ..Default::default() })?;
         Node::open_in(context, cq).try_qp(Service::Rc, None).map(drop)
     };
@@ -719,9 +719,9 @@ fn opens_device() {
 }
 
 /// Returns the output of [`opens_device`].
-fn said(output: &Output) -> String {
+fn marked_line(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stdout);
-    let line = text.lines().find_map(|line| line.split_once(MARK)).map(|(_, said)| said.to_owned());
+    let line = text.lines().find_map(|line| line.split_once(MARK)).map(|(_, text)| text.to_owned());
     line.unwrap_or_else(|| format!("{text}{}", String::from_utf8_lossy(&output.stderr)))
 }
 
@@ -734,7 +734,7 @@ fn user_namespace_without_mapping_is_refused() {
             let mut command = Command::new("unshare");
             command.arg("--user").args(how).arg("--").arg(inner.get_program()).args(inner.get_args());
             command.uid(victim()).gid(victim()).env(ROLE, "x").env_remove("XDG_RUNTIME_DIR").current_dir("/");
-            said(&command.output().unwrap())
+            marked_line(&command.output().unwrap())
         };
         let mapped = within(&[&format!("--map-user={}", victim())]);
         if mapped.contains("unshare") {
@@ -762,16 +762,16 @@ fn set_uid_program_ignores_roxe_variables() {
             command.output().unwrap()
         };
         let plain = start(&[]);
-        if !said(&plain).starts_with("user 0: ") {
-            eprintln!("skipped: set-uid programs have no effect here: {}", said(&plain));
+        if !marked_line(&plain).starts_with("user 0: ") {
+            eprintln!("skipped: set-uid programs have no effect here: {}", marked_line(&plain));
             return;
         }
         let output = start(&[("ROXE_CAPTURE", captured.display().to_string())]);
-        assert_eq!((said(&output).as_str(), captured.exists()), ("user 0: it works", false));
+        assert_eq!((marked_line(&output).as_str(), captured.exists()), ("user 0: it works", false));
         let output = start(&[("ROXE_FAULTS", format!("@{}", place.0.join("secret").display()))]);
         let all = [output.stdout.as_slice(), output.stderr.as_slice()].concat();
-        assert!(!String::from_utf8_lossy(&all).contains(SECRET), "{}", said(&output));
-        assert_eq!(said(&output), "user 0: it works");
+        assert!(!String::from_utf8_lossy(&all).contains(SECRET), "{}", marked_line(&output));
+        assert_eq!(marked_line(&output), "user 0: it works");
     });
 }
 
@@ -785,7 +785,7 @@ fn taken_udp_port_is_reported_with_owner() {
         taken.set_only_v6(true).unwrap();
         // Fails without IPv6, where it is not needed.
         let _ = taken.bind(&SockAddr::from(SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, 4791, 0, 0)));
-        let text = said(&place.command("opens_device", victim()).env(ROLE, "x").output().unwrap());
+        let text = marked_line(&place.command("opens_device", victim()).env(ROLE, "x").output().unwrap());
         assert!(text.contains("UDP port 4791 of 127.0.0.1 belongs to user 0; stop"), "{text}");
     });
 }

@@ -51,7 +51,7 @@ fn statuses(done: &[Cqe]) -> Vec<(u64, WcStatus)> {
 }
 
 fn errno<T>(result: Result<T, Error>) -> i32 {
-    result.err().expect("an error").errno()
+    result.err().expect("the call is refused").errno()
 }
 
 // clause: XRC-DOMAIN

@@ -31,7 +31,7 @@ fn peer() {
     let Ok(file) = std::env::var(ROLE) else { return };
     let receiver = Receiver::open(Path::new(&file));
     for line in std::io::stdin().lines() {
-        println!("\n{MARK}{}", receiver.obey(&line.unwrap()));
+        println!("\n{MARK}{}", receiver.execute(&line.unwrap()));
     }
 }
 
@@ -40,13 +40,13 @@ impl Receiver {
         let node = Node::open();
         let file = File::open(file).unwrap();
         let init = XrcdInit { file: Some(file.as_fd()), create: true, exclusive: true };
-        let xrcd = node.context.open_xrcd(init).expect("the domains of other processes are not ours");
+        let xrcd = node.context.open_xrcd(init).expect("open the domain of this process");
         let srq = xrcd.create_srq(&node.pd, &node.cq, SrqInit { max_wr: 64, max_sge: 1, limit: 0, user: 0 }).unwrap();
         let target = xrcd.create_target(0).unwrap();
         Self { node, xrcd, srq, target }
     }
 
-    fn obey(&self, line: &str) -> String {
+    fn execute(&self, line: &str) -> String {
         let mut words = line.split(' ');
         let verb = words.next().unwrap();
         let mut number = || words.next().map_or(0, |word| word.parse::<u64>().unwrap());

@@ -3,7 +3,7 @@
 //!
 //! The wrong requester is an honest agent behind a proxy that changes requests to post a send.
 
-use roxe_peer::check::{self, Cards, Check as Cell, Conditions, Course, Failed, Family, Pair};
+use roxe_peer::check::{self, Cards, CellRun, Check as Cell, Conditions, Failed, Family, Pair};
 use roxe_peer::client::Client;
 use roxe_peer::plan::{self, Op, Service};
 use roxe_tests::agent::Agent;
@@ -69,7 +69,7 @@ fn over(family: Family, faults: &str, wanted: fn(&Cell) -> bool) -> Verdict {
         let mut pair = Pair::register(cards).map_err(|error| error.to_string())?;
         let mut failures = String::new();
         for check in checks(family).filter(wanted) {
-            if let Err(why) = Course::run(&mut pair, cards, &check, &conditions) {
+            if let Err(why) = CellRun::run(&mut pair, cards, &check, &conditions) {
                 _ = writeln!(failures, "{check}: {why}");
             }
         }
@@ -93,10 +93,10 @@ fn soak() -> Verdict {
         while start.elapsed() < time {
             let conditions = Conditions { seed: random.next(), ..conditions };
             let chosen: Vec<_> = pairs.iter().map(|_| random.check()).collect();
-            let mut begin = |(pair, check)| Course::begin(pair, cards, check, &conditions);
-            let courses: Vec<_> = pairs.iter_mut().zip(&chosen).map(&mut begin).collect();
-            for ((pair, check), course) in pairs.iter_mut().zip(&chosen).zip(courses) {
-                let arrived = course.and_then(|course| course.finish(pair, cards));
+            let mut begin = |(pair, check)| CellRun::begin(pair, cards, check, &conditions);
+            let runs: Vec<_> = pairs.iter_mut().zip(&chosen).map(&mut begin).collect();
+            for ((pair, check), run) in pairs.iter_mut().zip(&chosen).zip(runs) {
+                let arrived = run.and_then(|run| run.finish(pair, cards));
                 let arrived = arrived.map_err(|why| format!("{check} with seed {}: {why}", conditions.seed))?;
                 (cells, sent) = (cells + 1, sent + arrived.sent);
                 (delivered, repeated) = (delivered + arrived.delivered, repeated + arrived.repeated);
@@ -255,7 +255,7 @@ fn is_detected(sabotage: &Sabotage) -> Verdict {
                 for &size in sabotage.sizes.iter().filter(|size| !op.is_atomic() || **size == plan::ATOMIC) {
                     let cell = plan::Cell { service: *service, op: *op, size, mtu: 256 };
                     let check = Cell { cell, family: Family::V4, is_from_far: false };
-                    match Course::run(&mut pair, cards, &check, &conditions) {
+                    match CellRun::run(&mut pair, cards, &check, &conditions) {
                         Err(Failed::Wrong(_)) => count += 1,
                         other => return Err(format!("{check}: {other:?}")),
                     }

@@ -21,7 +21,7 @@ pub(crate) unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rd
         let wanted = unsafe { param.as_ref() };
         let object = live(id)?;
         check(object, wanted)?;
-        let depths = wanted.map_or(Depths::MOST, Depths::of);
+        let depths = wanted.map_or(Depths::MAX, Depths::from_param);
         let data = object.inner.state.lock().connect_data.clone();
         // SAFETY: the program's private data is as long as it says.
         let param = unsafe { conn_param(object, wanted, depths, data) };
@@ -39,7 +39,7 @@ pub(crate) unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdm
         let object = live(id)?;
         check(object, wanted)?;
         let proposal = object.inner.state.lock().proposal.within(&device_attr(object)?);
-        let depths = wanted.map_or(proposal, |wanted| Depths::of(wanted).or(proposal));
+        let depths = wanted.map_or(proposal, |wanted| Depths::from_param(wanted).or(proposal));
         // SAFETY: the program's private data is as long as it says.
         let param = unsafe { conn_param(object, wanted, depths, vec![]) };
         object.inner.id.accept(&param)?;
@@ -74,21 +74,21 @@ fn check(object: &Object<CmId>, wanted: Option<&rdma_conn_param>) -> Result<()> 
         return if is_null { refused() } else { Ok(()) };
     };
     let attr = device_attr(object)?;
-    let fits = |wanted: u8, most: u32| wanted == ConnParam::MOST || u32::from(wanted) <= most;
+    let fits = |wanted: u8, max: u32| wanted == ConnParam::MAX || u32::from(wanted) <= max;
     let given = (wanted.responder_resources, wanted.initiator_depth);
-    let most = (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom);
-    if fits(given.0, most.0) && fits(given.1, most.1) {
+    let max = (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom);
+    if fits(given.0, max.0) && fits(given.1, max.1) {
         return Ok(());
     }
     Err(invalid(|| {
-        format!("responder_resources and initiator_depth are {given:?}; the device takes at most {most:?}, or 255")
+        format!("responder_resources and initiator_depth are {given:?}; the device takes at most {max:?}, or 255")
     }))
 }
 
 impl Depths {
-    const MOST: Self = Self { responder_resources: ConnParam::MOST, initiator_depth: ConnParam::MOST };
+    const MAX: Self = Self { responder_resources: ConnParam::MAX, initiator_depth: ConnParam::MAX };
 
-    const fn of(wanted: &rdma_conn_param) -> Self {
+    const fn from_param(wanted: &rdma_conn_param) -> Self {
         Self { responder_resources: wanted.responder_resources, initiator_depth: wanted.initiator_depth }
     }
 
@@ -100,9 +100,9 @@ impl Depths {
         }
     }
 
-    /// Replaces `ConnParam::MOST` by the values of `other`.
+    /// Replaces `ConnParam::MAX` by the values of `other`.
     fn or(self, other: Self) -> Self {
-        let choose = |wanted, most| if wanted == ConnParam::MOST { most } else { wanted };
+        let choose = |wanted, max| if wanted == ConnParam::MAX { max } else { wanted };
         Self {
             responder_resources: choose(self.responder_resources, other.responder_resources),
             initiator_depth: choose(self.initiator_depth, other.initiator_depth),

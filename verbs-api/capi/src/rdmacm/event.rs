@@ -133,10 +133,10 @@ fn publish(
     (kind, status): (EventKind, c_int),
 ) -> *mut rdma_cm_event {
     let public = rdma_cm_event { id, listen_id, event: kind as c_int, status, param: param(&event.data) };
-    let said = event.data.private_data();
-    let len = said.len().min(PRIVATE_DATA);
+    let private_data = event.data.private_data();
+    let len = private_data.len().min(PRIVATE_DATA);
     let mut exposed = CmEvent { public, private_data: [0; PRIVATE_DATA] };
-    exposed.private_data[..len].copy_from_slice(&said[..len]);
+    exposed.private_data[..len].copy_from_slice(&private_data[..len]);
     let handle = Object::<CmEvent>::publish(Token::new(), exposed, ());
     if len > 0 {
         let event = handle.cast::<CmEvent>();

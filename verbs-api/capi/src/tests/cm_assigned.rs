@@ -57,12 +57,12 @@ fn cq_of(id: *mut rdma_cm_id) -> *mut ibv_cq {
     unsafe { (*read(id).qp).recv_cq }
 }
 
-/// Lets `peer` agree to a disconnect, which is then reported to `asked`.
-fn hear_the_end(wire: &Wire, peer: *mut rdma_cm_id, asked: *mut rdma_cm_id) {
+/// Lets `peer` agree to a disconnect, which is then reported to `id`.
+fn expect_disconnected(wire: &Wire, peer: *mut rdma_cm_id, id: *mut rdma_cm_id) {
     assert_eq!(wire.hears(DISCONNECTED).id, peer);
     // SAFETY: a living identifier.
     assert_eq!(unsafe { rdma_disconnect(peer) }, 0);
-    assert_eq!(wire.hears(DISCONNECTED).id, asked);
+    assert_eq!(wire.hears(DISCONNECTED).id, id);
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn disconnect_flushes_an_assigned_qp() {
     // SAFETY: a living queue and a variable.
     assert_eq!(unsafe { (*(*cq).context).ops.poll_cq.unwrap()(cq, 1, &raw mut wc) }, 1);
     assert_eq!((wc.wr_id, wc.status), (7, FLUSHED));
-    hear_the_end(&wire, active, passive);
+    expect_disconnected(&wire, active, passive);
     let cq = cq_of(passive);
     end_with_cq(&wire, &[active, passive, listener], cq);
 }
@@ -153,7 +153,7 @@ fn qp_removed_from_its_id_is_not_moved() {
     create_qp(passive);
     assert_eq!(qp_state(passive), INIT, "another can be created");
     destroy(&[qp]);
-    hear_the_end(&wire, active, passive);
+    expect_disconnected(&wire, active, passive);
     end_with_cq(&wire, &[active, passive, listener], cq);
 }
 
@@ -186,6 +186,6 @@ fn stale_qp_pointer_counts_as_none() {
     destroy(&[read(passive).qp]);
     // SAFETY: a living identifier.
     assert_eq!(unsafe { rdma_disconnect(passive) }, 0);
-    hear_the_end(&wire, active, passive);
+    expect_disconnected(&wire, active, passive);
     end_with_cq(&wire, &[active, passive, listener], cq);
 }

@@ -91,8 +91,8 @@ fn connect_without_param_uses_device_limits() {
     ask(active, None);
     let request = wire.hears(CONNECT_REQUEST);
     let passive = request.id;
-    let most = device_most(active);
-    assert_eq!((request.conn().responder_resources, request.conn().initiator_depth), (most, most));
+    let max = device_max(active);
+    assert_eq!((request.conn().responder_resources, request.conn().initiator_depth), (max, max));
     assert_eq!((request.conn().retry_count, request.conn().rnr_retry_count, request.conn().flow_control), (7, 7, 0));
     create_qp(passive);
     accept(passive, None);
@@ -101,7 +101,7 @@ fn connect_without_param_uses_device_limits() {
     wire.hears(ESTABLISHED);
     for id in [active, passive] {
         let attr = query(read(id).qp);
-        assert_eq!((attr.max_rd_atomic, attr.max_dest_rd_atomic), (most, most));
+        assert_eq!((attr.max_rd_atomic, attr.max_dest_rd_atomic), (max, max));
     }
     wire.end(&[active, passive, listener]);
 }
@@ -120,12 +120,12 @@ fn parameters_beyond_device_limits_are_refused() {
             "neither queue pair nor parameters"
         );
         create_qp(active);
-        let most = device_most(active);
+        let max = device_max(active);
         let mut param = with_data(&[0; 57]);
         assert_eq!((rdma_connect(active, &raw mut param), errno()), (-1, libc::EINVAL), "too much data");
-        param = rdma_conn_param { responder_resources: most + 1, ..with_data(b"") };
+        param = rdma_conn_param { responder_resources: max + 1, ..with_data(b"") };
         assert_eq!((rdma_connect(active, &raw mut param), errno()), (-1, libc::EINVAL));
-        param = rdma_conn_param { initiator_depth: most + 1, ..with_data(b"") };
+        param = rdma_conn_param { initiator_depth: max + 1, ..with_data(b"") };
         assert_eq!((rdma_connect(active, &raw mut param), errno()), (-1, libc::EINVAL));
         assert_eq!((rdma_establish(active), errno()), (-1, libc::EINVAL));
     }

@@ -61,7 +61,7 @@ impl Heard {
         let mut event = null_mut();
         // SAFETY: a living channel and a variable.
         unsafe {
-            assert!(is_readable((*channel).fd, PATIENCE), "no event comes");
+            assert!(is_readable((*channel).fd, TIMEOUT), "no event comes");
             assert_eq!(rdma_get_cm_event(channel, &raw mut event), 0);
             Self { held: event, copy: event.read() }
         }
@@ -338,7 +338,7 @@ fn pending_events_move_with_migrated_id() {
     // SAFETY: a living identifier, an address, a living channel.
     unsafe {
         assert_eq!(rdma_resolve_addr(id, null_mut(), here(9).as_mut_ptr(), 2000), 0);
-        assert!(is_readable((*from.channel).fd, PATIENCE));
+        assert!(is_readable((*from.channel).fd, TIMEOUT));
         assert_eq!(rdma_migrate_id(id, to.channel), 0);
         assert!(!is_readable((*from.channel).fd, Duration::ZERO));
     }

@@ -69,7 +69,7 @@ fn moderated_cq_reports_several_completions_by_one_event() {
         write(&rig, a);
         if early == -1 {
             // SAFETY: a living channel.
-            assert!(is_readable(unsafe { (*rig.channel).fd }, PATIENCE));
+            assert!(is_readable(unsafe { (*rig.channel).fd }, TIMEOUT));
             assert_eq!(get_cq_event(&rig), (0, rig.cq));
         }
         // SAFETY: a living CQ.
@@ -189,7 +189,7 @@ fn completion_times_lie_between_post_and_poll() {
     assert_eq!(rig.post_send(a, &mut rdma_wr(1, WRITE, &sges, rig.addr(200), rig.rkey())).0, 0);
     // SAFETY: a living extended CQ, called in the order of the man page.
     let (raw, wall) = unsafe {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while (*cq).start_poll.unwrap()(cq, &mut ibv_poll_cq_attr { comp_mask: 0 }) != 0 {
             assert!(Instant::now() < deadline);
         }
@@ -213,7 +213,7 @@ fn wallclock_of_one_cq_never_goes_back() {
     let cq = unsafe { create_cq_ex(rig.context, &raw mut attr) };
     let classic = core::mem::replace(&mut rig.cq, cq.cast());
     let [a, b] = rig.rc_pair();
-    let (sges, mut last, deadline) = ([rig.sge(0, 1)], 0, Instant::now() + PATIENCE);
+    let (sges, mut last, deadline) = ([rig.sge(0, 1)], 0, Instant::now() + TIMEOUT);
     for _ in 0..200 {
         for wr_id in 0..8 {
             assert_eq!(rig.post_send(a, &mut rdma_wr(wr_id, WRITE, &sges, rig.addr(200), rig.rkey())).0, 0);

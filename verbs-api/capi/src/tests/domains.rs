@@ -50,7 +50,8 @@ unsafe extern "C" fn alloc(pd: *mut ibv_pd, record: *mut c_void, size: usize, al
 unsafe extern "C" fn free(_: *mut ibv_pd, record: *mut c_void, block: *mut c_void, kind: u64) {
     // SAFETY: as above.
     let record = unsafe { &mut *record.cast::<Record>() };
-    let at = record.live.iter().position(|live| live.0 == block.addr()).expect("a block that is alive");
+    let at =
+        record.live.iter().position(|live| live.0 == block.addr()).expect("find the freed block among the live ones");
     let (_, layout, allocated_for) = record.live.swap_remove(at);
     assert_eq!(allocated_for, kind);
     record.freed += 1;

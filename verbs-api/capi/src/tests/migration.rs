@@ -144,7 +144,7 @@ fn unexpected_migration_is_reported() {
     let [astray, armed] = paths.qps;
     modify(astray, ibv_qp_attr::default(), STATE);
     connect_as(astray, ibv_qp_attr { timeout: 8, retry_cnt: 0, ..towards(number(armed)) });
-    assert_eq!(paths.write(0), 12, "RETRY_EXC_ERR: such packets are not taken");
+    assert_eq!(paths.write(0), 12, "RETRY_EXC_ERR: such packets are dropped");
     // SAFETY: an event of a QP carries a QP.
     assert_eq!(unsafe { paths.rigs[1].async_event(PATH_MIG_ERR).qp }, armed);
     assert_eq!(query(armed).path_mig_state, ARMED);
@@ -170,6 +170,6 @@ fn exhausted_retries_migrate_the_connection() {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "tests::migration::child_process_with_loss", "--nocapture", "--test-threads=1"]);
     let output = command.env(LOSSY, "1").env("ROXE_FAULTS", "drop from=127.0.0.1 msg=2..").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("done"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let output_text = String::from_utf8_lossy(&output.stdout);
+    assert!(output_text.contains("done"), "{output_text}{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -68,7 +68,7 @@ const TO_RTS: c_int = STATE | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 16;
 /// LOCAL_WRITE and every remote right.
 const ALL_ACCESS: c_int = 0xf;
 /// A test that waits this long has failed.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// `errno` of this thread.
 fn errno() -> c_int {
@@ -205,7 +205,7 @@ impl Rig {
 
     /// The next `count` completions, in order.
     fn completions(&self, count: usize) -> Vec<ibv_wc> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let mut found = vec![];
         while found.len() < count {
             assert!(Instant::now() < deadline, "{} of {count} completions came", found.len());
@@ -223,7 +223,7 @@ impl Rig {
         let mut event = ibv_async_event { element: async_element { port_num: 0 }, event_type: -1 };
         while event.event_type != kind {
             // SAFETY: the context is alive as long as the rig.
-            assert!(is_readable(unsafe { (*self.context).async_fd }, PATIENCE), "event {kind} does not come");
+            assert!(is_readable(unsafe { (*self.context).async_fd }, TIMEOUT), "event {kind} does not come");
             // SAFETY: a living context and a whole structure.
             unsafe {
                 assert_eq!(ibv_get_async_event(self.context, &raw mut event), 0);

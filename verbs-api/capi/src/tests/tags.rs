@@ -93,7 +93,7 @@ impl Tags {
 
     /// The next entries of the extended CQ.
     fn done(&self, count: usize) -> VecDeque<Entry> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let mut found = VecDeque::new();
         while found.len() < count {
             assert!(Instant::now() < deadline, "{} of {count} completions came", found.len());

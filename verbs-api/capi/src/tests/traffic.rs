@@ -143,7 +143,7 @@ fn extended_cq_is_polled_entry_by_entry() {
     assert_eq!(rig.post_recv(b, 1, &[rig.sge(100, 1)]), 0);
     let sges = [rig.sge(0, 1)];
     assert_eq!(rig.post_send(a, &mut send_wr(2, 2, &sges)).0, 0);
-    let (mut ids, deadline) = (vec![], Instant::now() + PATIENCE);
+    let (mut ids, deadline) = (vec![], Instant::now() + TIMEOUT);
     // SAFETY: a living extended CQ, called in the order of the man page.
     unsafe {
         while ids.len() < 2 {

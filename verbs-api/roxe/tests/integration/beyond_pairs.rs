@@ -7,7 +7,7 @@ use roxe::{
 use std::fs::File;
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A target in a domain, and a sender that is connected to it.
 struct Xrc {
@@ -68,11 +68,11 @@ fn same_file_opens_the_same_domain() {
     sender.connect(&target.endpoint()).unwrap();
     target.connect(&sender.endpoint()).unwrap();
     sender.post_send(&WorkRequest::send_inline(b"").to_srq(srq.number().unwrap())).unwrap();
-    assert_eq!(xrc.cq.wait(PATIENCE).unwrap().check().unwrap().wr_id(), 5);
+    assert_eq!(xrc.cq.wait(TIMEOUT).unwrap().check().unwrap().wr_id(), 5);
     let separate = context.open_xrc_domain().unwrap();
     let number = separate.create_srq(&xrc.pd, &xrc.cq, 4, 1).unwrap().number().unwrap();
     sender.post_send(&WorkRequest::send_inline(b"").to_srq(number).signaled()).unwrap();
-    assert_eq!(xrc.sends.wait(PATIENCE).unwrap().status(), WcStatus::RemInvReqErr, "a queue of another domain");
+    assert_eq!(xrc.sends.wait(TIMEOUT).unwrap().status(), WcStatus::RemInvReqErr, "a queue of another domain");
 }
 
 /// Two connected queue pairs with one completion queue, and an alternate path of the other address
@@ -96,7 +96,7 @@ fn two_paths(service: Service) -> Option<(Context, CompletionQueue, [QueuePair; 
 fn ping(cq: &CompletionQueue, from: &QueuePair, to: &QueuePair) {
     to.post_recv(0, &[]).unwrap();
     from.post_send(&WorkRequest::send_inline(b"").signaled()).unwrap();
-    let opcodes = [0, 1].map(|_| cq.wait(PATIENCE).unwrap().check().unwrap().opcode());
+    let opcodes = [0, 1].map(|_| cq.wait(TIMEOUT).unwrap().check().unwrap().opcode());
     assert!(opcodes.contains(&WcOpcode::Send) && opcodes.contains(&WcOpcode::Recv), "{opcodes:?}");
 }
 

@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 const LOOKUP: Duration = Duration::from_secs(2);
 const HERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
@@ -29,7 +29,7 @@ fn padded(text: &[u8], len: usize) -> Vec<u8> {
 
 fn errno<T>(result: Result<T, Error>) -> i32 {
     match result {
-        Err(error) => error.refusal().expect("it is a refusal").errno(),
+        Err(error) => error.refusal().expect("the error is a refusal").errno(),
         Ok(_) => panic!("not refused"),
     }
 }
@@ -46,8 +46,8 @@ fn send(from: &QueuePair, to: &QueuePair) {
     let inbox = to.pd().alloc_mr(64, Access::LOCAL_WRITE).unwrap();
     to.post_recv(1, &[inbox.slice(..).unwrap()]).unwrap();
     from.post_send(&WorkRequest::send_inline(b"a message").signaled()).unwrap();
-    from.send_cq().wait(PATIENCE).unwrap().check().unwrap();
-    assert_eq!(to.recv_cq().wait(PATIENCE).unwrap().check().unwrap().byte_len(), 9);
+    from.send_cq().wait(TIMEOUT).unwrap().check().unwrap();
+    assert_eq!(to.recv_cq().wait(TIMEOUT).unwrap().check().unwrap().byte_len(), 9);
     assert_eq!(inbox.to_vec(..9).unwrap(), b"a message");
 }
 
@@ -85,7 +85,7 @@ fn client_reads_and_writes_concurrently() {
     let parts = [own.slice(..4).unwrap()];
     for request in [WorkRequest::write_inline(b"four", region.remote()), WorkRequest::read(&parts, region.remote())] {
         client.qp().post_send(&request.signaled()).unwrap();
-        client.qp().send_cq().wait(PATIENCE).unwrap().check().unwrap();
+        client.qp().send_cq().wait(TIMEOUT).unwrap().check().unwrap();
     }
     assert_eq!(own.to_vec(..4).unwrap(), b"four");
     let terms = client.qp().query();
@@ -130,7 +130,7 @@ fn rejection_carries_private_data() {
     }
     server.join().unwrap();
     let error = Connection::connect(address).expect_err("the listener was dropped");
-    let failed = error.connection().expect("it is a connection that failed");
+    let failed = error.connection().expect("the error is a failed connection");
     assert_eq!((failed.kind, failed.status, error.errno()), (CmEventKind::Rejected, 8, libc::ECONNREFUSED));
     assert_eq!(error.to_string(), "the connection was refused: no program listens on that port");
 }
@@ -342,7 +342,7 @@ fn multicast_group_is_joined_by_address() {
     let inbox = qp.pd().alloc_mr(64, Access::LOCAL_WRITE).unwrap();
     qp.post_recv(1, &[inbox.slice(..).unwrap()]).unwrap();
     qp.post_send(&WorkRequest::send_inline(b"to all").to(&peer.ah, peer.qpn, peer.qkey).signaled()).unwrap();
-    let lengths = [(); 2].map(|()| qp.send_cq().wait(PATIENCE).unwrap().check().unwrap().byte_len());
+    let lengths = [(); 2].map(|()| qp.send_cq().wait(TIMEOUT).unwrap().check().unwrap().byte_len());
     assert!(lengths.contains(&46), "the sender receives its own datagram after a GRH: {lengths:?}");
     id.leave_multicast(group).unwrap();
     assert_eq!(errno(id.leave_multicast(group)), libc::EADDRNOTAVAIL);
@@ -393,7 +393,7 @@ impl Datagrams {
     }
 
     fn receives(&self, text: &[u8]) {
-        let received = *self.cq.wait(PATIENCE).unwrap().check().unwrap();
+        let received = *self.cq.wait(TIMEOUT).unwrap().check().unwrap();
         assert_eq!(received.byte_len() as usize, 40 + text.len());
         assert_eq!(self.inbox.to_vec(40..40 + text.len()).unwrap(), text);
     }

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 const REMOTE: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
@@ -35,7 +35,7 @@ impl End {
     }
 
     fn wait(&self) -> WorkCompletion {
-        self.cq.wait(PATIENCE).unwrap()
+        self.cq.wait(TIMEOUT).unwrap()
     }
 
     /// Waits for a successful completion.
@@ -123,7 +123,7 @@ fn completion_event_wakes_the_waiter() {
     cq.req_notify(false);
     giver.post_send(&WorkRequest::send_inline(b"")).unwrap();
     assert_eq!(channel.get_event().unwrap(), cq.id());
-    assert_eq!(cq.wait(PATIENCE).unwrap().wr_id(), 1);
+    assert_eq!(cq.wait(TIMEOUT).unwrap().wr_id(), 1);
 
     // The count of a thousand is not reached, but the period ends.
     cq.moderate(1000, Duration::from_millis(1));
@@ -132,7 +132,7 @@ fn completion_event_wakes_the_waiter() {
     cq.req_notify(false);
     giver.post_send(&WorkRequest::send_inline(b"")).unwrap();
     assert_eq!(channel.get_event().unwrap(), cq.id());
-    assert_eq!(cq.wait(PATIENCE).unwrap().wr_id(), 2);
+    assert_eq!(cq.wait(TIMEOUT).unwrap().wr_id(), 2);
     assert!(matches!(cq.resize(0), Err(Error::Argument(_))));
 }
 
@@ -148,7 +148,7 @@ fn every_address_of_the_port_connects() {
         other.connect(&one.endpoint()).unwrap();
         one.post_recv(1, &[]).unwrap();
         other.post_send(&WorkRequest::send_inline(b"").imm(u32::from(entry.index))).unwrap();
-        assert_eq!(cq.wait(PATIENCE).unwrap().check().unwrap().imm_data(), Some(u32::from(entry.index)));
+        assert_eq!(cq.wait(TIMEOUT).unwrap().check().unwrap().imm_data(), Some(u32::from(entry.index)));
     }
 }
 
@@ -330,7 +330,7 @@ fn refused_request_errors_have_reason_and_advice() {
     let cq = pd.context().create_cq(4).unwrap();
     let qp = pd.create_qp(&cq, &cq).max_recv_wr(1).max_inline_data(16).build().unwrap();
     let error = qp.post_send(&WorkRequest::send_inline(b"x")).unwrap_err();
-    let refused = error.request().expect("a request was refused");
+    let refused = error.request().expect("the error is a refused request");
     assert_eq!((refused.source, refused.qp.map(|(_, state)| state)), (PostError::State, Some(QpState::Init)));
     assert!(error.to_string().contains("connect it first"), "{error}");
     assert_eq!(format!("{error:?}"), error.to_string(), "what a main that returns it prints");

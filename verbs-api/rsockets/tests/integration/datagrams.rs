@@ -1,7 +1,7 @@
 //! Datagram sockets over the loopback device, in one process: moving from UDP to queue pairs, and
 //! the promises of the calls.
 
-use crate::common::{PATIENCE_MS, Sock, errno, has_ipv6};
+use crate::common::{Sock, TIMEOUT_MS, errno, has_ipv6};
 use libc::{AF_INET, AF_INET6, MSG_DONTWAIT, MSG_PEEK, POLLIN, POLLOUT, SOCK_DGRAM, SOCK_NONBLOCK};
 use roxe_rsockets::{PollFd, poll};
 use std::net::SocketAddr;
@@ -103,7 +103,7 @@ fn poll_reports_and_waits_for_datagrams() {
     assert_eq!(poll(&mut fds[..1], 20).unwrap(), 0);
     let late = std::thread::scope(|scope| {
         scope.spawn(|| a.send_to(b"late", 0, Some(at_b)).unwrap());
-        poll(&mut fds[..1], PATIENCE_MS).unwrap()
+        poll(&mut fds[..1], TIMEOUT_MS).unwrap()
     });
     assert_eq!((late, fds[0].revents), (1, POLLIN));
 }

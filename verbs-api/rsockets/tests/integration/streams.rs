@@ -1,6 +1,6 @@
 //! Streams over the loopback device, both ends in this process: the promises of socket calls.
 
-use crate::common::{PATIENCE_MS, Sock, errno, has_ipv6};
+use crate::common::{Sock, TIMEOUT_MS, errno, has_ipv6};
 use libc::{
     AF_INET, AF_INET6, MSG_DONTWAIT, MSG_PEEK, MSG_WAITALL, POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, SHUT_RD,
     SHUT_RDWR, SHUT_WR, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET,
@@ -198,7 +198,7 @@ fn close_ends_accept_and_poll_of_other_threads() {
     assert!([libc::EINVAL, libc::EBADF].contains(&errno(closed_while_asleep(accept))));
     let events = closed_while_asleep(|fd| {
         let mut fds = [PollFd { fd, events: POLLIN, revents: 0 }];
-        (poll(&mut fds, PATIENCE_MS).unwrap(), fds[0].revents)
+        (poll(&mut fds, TIMEOUT_MS).unwrap(), fds[0].revents)
     });
     assert_eq!(events, (1, POLLNVAL));
 }
@@ -301,12 +301,12 @@ fn poll_and_select_mix_sockets_with_files() {
     assert_eq!(poll(&mut fds, 30).unwrap(), 0);
     thread::scope(|scope| {
         scope.spawn(|| writer.write_all(b"x").unwrap());
-        assert_eq!(poll(&mut fds, PATIENCE_MS).unwrap(), 1);
+        assert_eq!(poll(&mut fds, TIMEOUT_MS).unwrap(), 1);
     });
     assert_eq!((fds[0].revents, fds[1].revents), (0, POLLIN));
     thread::scope(|scope| {
         scope.spawn(|| send_all(&a, b"y"));
-        assert_eq!(poll(&mut fds[..1], PATIENCE_MS).unwrap(), 1);
+        assert_eq!(poll(&mut fds[..1], TIMEOUT_MS).unwrap(), 1);
     });
     let nfds = b.fd().max(reader.as_raw_fd()) + 1;
     let bit = |fd: i32| (fd as usize / 64, 1u64 << (fd % 64));
@@ -334,7 +334,7 @@ fn many_streams_coexist() {
     }
     let mut fds: Vec<PollFd> =
         served.iter().map(|(sock, _)| PollFd { fd: sock.fd(), events: POLLIN, revents: 0 }).collect();
-    assert!(poll(&mut fds, PATIENCE_MS).unwrap() > 0);
+    assert!(poll(&mut fds, TIMEOUT_MS).unwrap() > 0);
     for (server, peer) in &served {
         let i = clients.iter().position(|client| client.local_addr().unwrap() == *peer).unwrap();
         assert!(recv_all(server, 3000) == [i as u8; 3000]);

@@ -122,17 +122,17 @@ pub(crate) fn terms(event: &Event) -> &ConnParam {
     }
 }
 
-/// Returns `said` padded with zeros to `len` bytes.
-pub(crate) fn padded(said: &[u8], len: usize) -> Vec<u8> {
-    let mut all = said.to_vec();
+/// Returns `data` padded with zeros to `len` bytes.
+pub(crate) fn padded(data: &[u8], len: usize) -> Vec<u8> {
+    let mut all = data.to_vec();
     all.resize(len, 0);
     all
 }
 
 /// Returns terms with this private data, and a number of a queue pair that no other connection has.
-pub(crate) fn saying(said: &[u8]) -> ConnParam {
+pub(crate) fn saying(data: &[u8]) -> ConnParam {
     static QPN: AtomicU32 = AtomicU32::new(1 << 16);
-    let (private_data, qp_num) = (said.to_vec(), QPN.fetch_add(1, Ordering::Relaxed));
+    let (private_data, qp_num) = (data.to_vec(), QPN.fetch_add(1, Ordering::Relaxed));
     ConnParam { private_data, qp_num, responder_resources: 4, initiator_depth: 3, ..ConnParam::default() }
 }
 

@@ -50,7 +50,7 @@ impl Node {
 
     /// Opens device `index`.
     pub(crate) fn open_device(index: usize) -> Self {
-        let context = devices().unwrap().get(index).expect("a device").open().unwrap();
+        let context = devices().unwrap().get(index).expect("find the device").open().unwrap();
         let cq = context.create_cq(CqInit { cqe: 4096, ..CqInit::default() }).unwrap();
         Self::open_in(context, cq)
     }
@@ -63,7 +63,7 @@ impl Node {
     /// Opens the loopback device with a buffer of one page, for tests that open it thousands of
     /// times: the buffer is leaked.
     pub(crate) fn open_small() -> Self {
-        let context = devices().unwrap().first().expect("a device").open().unwrap();
+        let context = devices().unwrap().first().expect("find a device").open().unwrap();
         let cq = context.create_cq(CqInit { cqe: 4096, ..CqInit::default() }).unwrap();
         Self::open_with_buffer(context, cq, 4096)
     }

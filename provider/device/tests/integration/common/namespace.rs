@@ -34,6 +34,6 @@ pub(crate) fn inside(name: &str, make: &str, netdev: &str, test: impl FnOnce()) 
     let mut command = unshare(&format!("{make} && exec \"$0\" \"$@\""));
     command.arg(inner.get_program()).args(inner.get_args()).env(INSIDE, "1").env("ROXE_NETDEV", netdev);
     let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains(&format!("{MARK}done")), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(stdout.contains(&format!("{MARK}done")), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
 }

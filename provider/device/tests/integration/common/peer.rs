@@ -61,8 +61,8 @@ impl Peer {
         loop {
             line.clear();
             assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the peer ended");
-            if let Some((_, said)) = line.split_once(MARK) {
-                return said.trim_end().to_owned();
+            if let Some((_, answer)) = line.split_once(MARK) {
+                return answer.trim_end().to_owned();
             }
         }
     }

@@ -223,7 +223,7 @@ fn protocol_violation_breaks_the_connection() {
         let mut liar = stream(&SIZES);
         assert_eq!(liar.handle_message(imm), Err(Violation));
         assert_eq!(liar.link(), Link::Broken);
-        assert_eq!(liar.handle_message(5), Ok(None), "nothing is heard any more");
+        assert_eq!(liar.handle_message(5), Ok(None), "later messages are ignored");
         assert_eq!(liar.poll_notice(), None);
     }
 }

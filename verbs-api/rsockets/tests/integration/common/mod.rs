@@ -7,7 +7,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 /// Time limit of waits.
-pub(crate) const PATIENCE_MS: i32 = 20_000;
+pub(crate) const TIMEOUT_MS: i32 = 20_000;
 
 /// A socket, closed on drop.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ impl Sock {
     /// Waits for events and returns them; 0 after the time limit.
     pub(crate) fn poll(&self, events: i16) -> i16 {
         let mut fds = [PollFd { fd: self.fd(), events, revents: 0 }];
-        poll(&mut fds, PATIENCE_MS).unwrap();
+        poll(&mut fds, TIMEOUT_MS).unwrap();
         fds[0].revents
     }
 }

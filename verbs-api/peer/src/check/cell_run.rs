@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// A running cell.
-pub struct Course {
+pub struct CellRun {
     cell: Cell,
     conditions: Conditions,
     /// Index of the requester among the cards.
@@ -55,7 +55,7 @@ const fn more_tries(size: u32) -> u32 {
 /// Maximum bytes of a message that counts as short.
 const SHORT: u32 = 128 << 10;
 
-impl Course {
+impl CellRun {
     /// Runs one check.
     ///
     /// # Errors
@@ -69,7 +69,7 @@ impl Course {
         Self::begin(pair, cards, check, conditions)?.finish(pair, cards)
     }
 
-    /// Prepares memory, posts the receives and the first requests. Several courses may run at once,
+    /// Prepares memory, posts the receives and the first requests. Several cells may run at once,
     /// each on its own pair.
     ///
     /// # Errors
@@ -98,7 +98,7 @@ impl Course {
         };
         let axes =
             (cell.service as u64) << 48 | (cell.op as u64) << 40 | u64::from(cell.mtu) << 24 | u64::from(cell.size);
-        let mut course = Self {
+        let mut run = Self {
             cell,
             conditions: *conditions,
             from,
@@ -119,8 +119,8 @@ impl Course {
             atomics: Vec::new(),
             refusal: None,
         };
-        course.post(pair, cards)?;
-        Ok(course)
+        run.post(pair, cards)?;
+        Ok(run)
     }
 
     /// Waits for completions, judges both sides, and sends lost messages of UC and UD again.
@@ -622,10 +622,10 @@ mod tests {
     fn slots_of_the_longest_cells_fit_into_the_area() {
         for conditions in [Conditions::default(), Conditions { is_burst: true, ..Conditions::default() }] {
             for cell in kinds().flat_map(checks).map(|check| check.cell) {
-                let most =
+                let max =
                     messages(&cell, &conditions) + if cell.service == Service::Rc { 0 } else { more_tries(cell.size) };
                 assert!(
-                    most <= MAX_SERIALS && Slot::new(most - 1, cell.size as usize, 0, true).place.end <= AREA,
+                    max <= MAX_SERIALS && Slot::new(max - 1, cell.size as usize, 0, true).place.end <= AREA,
                     "{cell:?}"
                 );
             }
