@@ -346,7 +346,7 @@ fn peer() {
 // clause: CM-PARTING
 #[test]
 fn exit_disconnects_are_retransmitted() {
-    alone("exit_disconnects_are_repeated", || {
+    alone("exit_disconnects_are_retransmitted", || {
         let other = Hostile::at(PEER);
         // Timewait lasts beyond the exit, or is over before.
         for (knobs, local_ack_timeout) in [(&[][..], IN_TIME), (&[(STAYS, "")], SOON)] {
