@@ -72,7 +72,7 @@ impl End {
 
 fn parse(line: &str) -> Result<(Qpn, u64, RKey)> {
     let mut words = line.split_whitespace().map(str::parse::<u64>);
-    let mut next = || words.next().ok_or("the peer said too little");
+    let mut next = || words.next().ok_or("the peer's line is too short");
     Ok((Qpn::new(next()?? as u32), next()??, RKey(next()?? as u32)))
 }
 

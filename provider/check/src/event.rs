@@ -262,7 +262,7 @@ pub enum Event<'a> {
         /// The destination.
         dgid: Gid,
     },
-    /// The program asked for an event with the next completion.
+    /// The program requested an event with the next completion.
     Armed {
         /// The completion queue.
         cq: ObjectId,

@@ -28,7 +28,7 @@ const EXIT_TIMEOUT: Duration = Duration::from_millis(200);
 static OWED: AtomicU32 = AtomicU32::new(0);
 static WRITTEN: Mutex<rank::Explained, Option<HashSet<String>>> = Mutex::new(None);
 
-/// The amount of explanation that the user asked for.
+/// The amount of explanation that the user requested.
 pub fn explains() -> Explain {
     config().map_or(Explain::Off, |config| config.explain)
 }

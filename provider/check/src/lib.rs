@@ -103,7 +103,7 @@ pub fn on_load() {
     }
 }
 
-/// Turns on the checker and the trace as the settings ask, once.
+/// Turns on the checker and the trace as the settings request, once.
 ///
 /// # Errors
 /// EINVAL if a setting cannot be parsed or its file cannot be used.

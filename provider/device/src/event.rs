@@ -37,7 +37,7 @@ pub enum AsyncEventKind {
     SqDrained = 5,
     /// A QP goes on over its alternate path.
     PathMig = 6,
-    /// The peer asked a QP for another path than the alternate one.
+    /// The peer requested another path for a QP than the alternate one.
     PathMigErr = 7,
     /// The device cannot go on: its network interface was removed.
     DeviceFatal = 8,

@@ -62,7 +62,7 @@ pub struct TagInit {
 pub enum TagOp<'a> {
     /// Append a tag.
     Add(TagRecv<'a>),
-    /// Remove a tag; the completion says `TmErr` if it is not in the list.
+    /// Remove a tag; the status of the completion is `TmErr` if the tag is not in the list.
     Remove(TagHandle),
     /// Only report [`TagRequest::handled`].
     Sync,

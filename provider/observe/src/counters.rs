@@ -89,7 +89,7 @@ counters! {
     pub received_bytes,
     /// Sent packets that went through shared memory.
     pub sent_by_ring,
-    /// Received packets that came through shared memory.
+    /// Packets received through shared memory.
     pub received_by_ring,
     /// Packets that are not valid RoCE packets.
     pub malformed,

@@ -278,7 +278,7 @@ fn overrun(cq: ObjectId, producers: &[Producer], world: &World) -> Option<Report
 }
 
 /// `completion-of-the-dead`. roxe removes completions with their queue pair; other cards leave them
-/// queued, with the number of a queue pair that is gone.
+/// queued, with the number of the destroyed queue pair.
 #[derive(Debug, Default)]
 pub(super) struct Dead {
     /// Unpolled completions of sends and of receives, by queue pair.

@@ -355,7 +355,7 @@ impl PairTrack {
         let is_it = |open: &Open| open.wr_id == cqe.wr_id && (open.signaled || failed);
         let Some(before) = self.sends.iter().position(is_it) else { return };
         for (at_front, open) in self.sends.drain(..=before).enumerate() {
-            let status = if at_front == before { explain::name(cqe.status) } else { "no completion asked for" };
+            let status = if at_front == before { explain::name(cqe.status) } else { "no completion requested" };
             open.end(lines, self.pair.qpn, at, status);
         }
         if failed && cqe.status != WcStatus::WrFlushErr {

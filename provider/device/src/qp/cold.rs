@@ -135,7 +135,7 @@ impl QpHost<'_> {
     }
 
     /// Scatters as [`QpHost::scatter`](roxe_transport::cx::Memory::scatter), while instruments are
-    /// on. Returns `None` if the usual path is to do the write.
+    /// on. Returns `None` if the fast path is to write.
     #[cold]
     #[inline(never)]
     pub(super) fn scatter_watched(

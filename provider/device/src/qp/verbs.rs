@@ -53,7 +53,7 @@ impl Pd {
     /// EINVAL beyond the limits of the device, or for queues of another context; ENOMEM beyond
     /// `max_qp` queue pairs; EADDRINUSE if another user has the UDP port.
     pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<Qp>, Error> {
-        // The checker reports programs that rely on more than they asked for.
+        // The checker reports programs that rely on more than they requested.
         let least = if is_checking() { 0 } else { limits::min_inline_data() };
         let caps = QpCaps { max_inline_data: init.caps.max_inline_data.max(least), ..init.caps };
         let init = match init.service {

@@ -100,7 +100,7 @@ fn completion_ends_its_request_and_earlier_unsignaled() {
     traced.complete(5, WcStatus::Success);
     let ends: Vec<_> = traced.seen().into_iter().filter(|(phase, ..)| phase == "e").map(|(.., args)| args).collect();
     assert_eq!(ends.len(), 2);
-    assert_eq!((&ends[0]["status"], &ends[0]["first_psn"]), (&"no completion asked for".into(), &8.into()));
+    assert_eq!((&ends[0]["status"], &ends[0]["first_psn"]), (&"no completion requested".into(), &8.into()));
     assert_eq!((&ends[1]["status"], &ends[1]["retransmitted"]), (&"success".into(), &1.into()));
     traced.tell(&Event::TakenBack { qp: traced.qp, count: 1 });
     assert_eq!(traced.names(), ["e SEND 0x000011"]);
