@@ -1,4 +1,5 @@
-//! Forks: the child may go on using what it inherited. Contains unsafe code for `pthread_atfork`.
+//! Forks: the child may use the objects that it inherited. Contains unsafe code for
+//! `pthread_atfork`.
 //!
 //! A lock that another thread holds during the fork would stay locked in the child, and sockets
 //! would have two owners. So the handlers take every lock that a background thread takes first, and
@@ -38,7 +39,7 @@ struct Held {
 
 thread_local! {
     /// Locks of the fork that this thread is in. The child's only thread is a copy of it. Without a
-    /// destructor, so that it is still there when an exit handler forks.
+    /// destructor, so that it still exists when an exit handler forks.
     static HELD: Cell<Option<ManuallyDrop<Held>>> = const { Cell::new(None) };
 }
 

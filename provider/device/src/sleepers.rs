@@ -1,5 +1,5 @@
 //! For the checker: threads that sleep until a descriptor is readable, and events that have been
-//! unread for a second although a thread sleeps that should have taken them. Reads `/proc` of this
+//! unread for a second although a thread sleeps that should have read them. Reads `/proc` of this
 //! process (`man proc_pid_syscall`, `man proc_pid_fdinfo`, `man proc_pid_mem`).
 
 use crate::event::{AsyncEventKind, EventQueue};
@@ -20,7 +20,7 @@ use std::time::Duration;
 /// Time after which the checker looks at unread events and waiting threads.
 pub(crate) const LONG: Duration = Duration::from_secs(1);
 
-/// Watch of one event; dropped when the program takes the event.
+/// Watch of one event; dropped when the program reads the event.
 #[derive(Debug)]
 struct Unread<T> {
     me: Weak<Self>,
@@ -35,7 +35,7 @@ struct Unread<T> {
 
 /// Returns a watch for an event that is about to enter `events`, if the checker is on. It reports
 /// a fatal event that is unread after a second, and the oldest event if a thread sleeps that should
-/// have taken it.
+/// have read it.
 pub(crate) fn watch_unread<T: fmt::Debug + Send + 'static>(
     engine: &Arc<Engine>,
     (events, channel): (&Arc<EventQueue<T>>, ObjectId),

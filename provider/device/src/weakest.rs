@@ -1,7 +1,7 @@
 //! State and decisions of the weakest legal card (`ROXE_WEAKEST`). Settings and the choices of a
 //! seed are in [`roxe_base::weakest`].
 //!
-//! - `WeakQp`: payload not in memory yet, places of the send queue, delayed acknowledgements; used
+//! - `WeakQp`: payload not in memory yet, slots of the send queue, delayed acknowledgements; used
 //!   by `qp/cold.rs` and where sends are posted
 //! - `atomic`: atomics in steps
 //! - `WeakCq`: completions not shown yet; used by `cq.rs`
@@ -49,7 +49,7 @@ static ATOMICS: Mutex<rank::CardAtomics, ()> = Mutex::new(());
 
 static CREATED: AtomicU64 = AtomicU64::new(0);
 
-/// Turns on the weaknesses that the settings name, once, and prints a seed that they do not name.
+/// Turns on the weaknesses in the settings, once, and prints the seed if it is drawn.
 pub(crate) fn start(config: &Config) -> Result<(), Error> {
     static STARTED: Once = Once::new();
     let Some(wanted) = config.weakest else { return Ok(()) };
@@ -135,8 +135,8 @@ impl WeakQp {
         self.ack = Ack::Leaves;
     }
 
-    /// Returns true if the queue pair may send now, false if an acknowledgement waits for company.
-    /// Payload is in memory before an acknowledgement or a response leaves.
+    /// Returns true if the queue pair may send now, false if an acknowledgement waits for other
+    /// packets. Payload is in memory before an acknowledgement or a response leaves.
     pub(crate) fn may_send(&mut self, machine: &mut Machine, is_reliable: bool, engine: &Engine, now: Instant) -> bool {
         // Requests may send the payload of a READ.
         self.placement.settle(Side::Send);
@@ -182,7 +182,7 @@ impl WeakQp {
         }
     }
 
-    /// Returns the free places of the send queue, given the number of its unpolled completions.
+    /// Returns the free slots of the send queue, given the number of its unpolled completions.
     pub(crate) fn free_sends(&mut self, unpolled: impl FnOnce() -> u32) -> u32 {
         if has(Weakness::SLOTS) { self.slots.free(unpolled()) } else { u32::MAX }
     }
@@ -210,14 +210,14 @@ impl WeakQp {
     }
 }
 
-/// Places of the send queue as a card counts them: polling a completion frees its place and those
+/// Slots of the send queue as a card counts them: polling a completion frees its slot and those
 /// of the unsignaled requests before it.
 #[derive(Debug)]
 struct Slots {
     depth: u32,
     /// For each request not completed, true if it reports its completion.
     posted: VecDeque<bool>,
-    /// For each completion that may be unpolled, the number of places that it frees.
+    /// For each completion that may be unpolled, the number of slots that it frees.
     groups: VecDeque<u32>,
 }
 
