@@ -558,13 +558,14 @@ impl State {
 /// [`Cq::polled`].
 #[derive(Debug, Default)]
 pub(crate) struct Unpolled {
-    /// The oldest is mostly the only one, and kept here to spare a cache miss for each message.
+    /// The oldest completion, which is mostly the only one: this field spares a cache miss per
+    /// message.
     oldest: Option<u64>,
     newer: VecDeque<u64>,
 }
 
 impl Unpolled {
-    /// Number of them; never more than the send queue has places.
+    /// Number of unpolled completions; at most the number of slots of the send queue.
     pub(crate) fn len(&self) -> u32 {
         u32::try_from(usize::from(self.oldest.is_some()) + self.newer.len()).unwrap_or(u32::MAX)
     }

@@ -35,11 +35,11 @@ pub enum AsyncEventKind {
     CommEst = 4,
     /// The send queue of a QP in SQD is empty.
     SqDrained = 5,
-    /// A QP goes on over its alternate path.
+    /// A QP migrated to its alternate path.
     PathMig = 6,
     /// The peer requested another path for a QP than the alternate one.
     PathMigErr = 7,
-    /// The device cannot go on: its network interface was removed.
+    /// The device is unusable: its network interface was removed.
     DeviceFatal = 8,
     /// The port came up: its interface is switched on and has a carrier.
     PortActive = 9,
@@ -70,7 +70,7 @@ impl AsyncEventKind {
 pub struct AsyncEvent {
     /// Kind of the event.
     pub kind: AsyncEventKind,
-    /// `user` token of the object that it belongs to, or the port number.
+    /// `user` token of the source, or the port number.
     pub user: u64,
 }
 

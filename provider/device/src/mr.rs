@@ -152,9 +152,9 @@ impl Terms {
 }
 
 impl Pd {
-    /// Registers `length` bytes at `addr`; lists and peers name them by addresses from `iova`, or
-    /// from 0 with `ZERO_BASED`. With `ON_DEMAND` the memory need not be mapped yet, and `u64::MAX`
-    /// bytes at 0 are the whole address space.
+    /// Registers `length` bytes at `addr`; SGEs and peers address them from `iova`, or from 0 with
+    /// `ZERO_BASED`. With `ON_DEMAND` the memory need not be mapped yet, and `u64::MAX` bytes at 0
+    /// are the whole address space.
     ///
     /// # Safety
     /// Until the region is deregistered ([`Mr::revoke`], or the last reference is dropped), queue
@@ -191,8 +191,8 @@ impl Pd {
         Mr::enter(self, terms, terms.check(self, &backing)?, backing)
     }
 
-    /// Registers a part of a dma-buf, memory that the program need not have mapped. Lists and peers
-    /// name it by addresses from `iova`. Any descriptor serves that `mmap` can map shared.
+    /// Registers a part of a dma-buf, memory that the program need not have mapped. SGEs and peers
+    /// address it from `iova`. Any descriptor serves that `mmap` can map shared.
     ///
     /// # Errors
     /// EINVAL for rights other than local and remote ones and relaxed ordering, for remote write or
@@ -277,7 +277,7 @@ impl Mr {
         RKey(self.keys.remote)
     }
 
-    /// Address by which lists and peers name the first byte.
+    /// Address of the first byte in SGEs and remote requests.
     pub fn base(&self) -> u64 {
         self.registration.lock().terms.base()
     }
@@ -292,8 +292,8 @@ impl Mr {
         self.registration.lock().terms.length
     }
 
-    /// Registers the region anew under the same keys. After it returns, no access on the old terms
-    /// is in progress.
+    /// Reregisters the region under the same keys. After it returns, no access on the old terms is
+    /// in progress.
     ///
     /// # Errors
     /// EINVAL if the domain is of another context, or the region is deregistered or a null region;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub struct Mw {
     pd: Arc<Pd>,
     kind: MwKind,
-    /// First key; its upper 24 bits are those of every later one.
+    /// First key; every later key has the same upper 24 bits.
     key: u32,
     /// Uses of the domain and of the quota, until the window is deallocated.
     uses: Mutex<rank::Uses, Option<[Use; 2]>>,
@@ -50,12 +50,12 @@ impl Mw {
         RKey(self.key)
     }
 
-    /// Closes the window for good; when it returns, no access through it is in progress. Dropping
-    /// does it, too; later calls do nothing.
+    /// Deallocates the window, as a drop does; when it returns, no access through the window is in
+    /// progress. Later calls do nothing.
     pub fn deallocate(&self) {
         let uses = self.uses.lock().take();
         if let Some(uses) = uses {
-            // Before the key is invalid: then the window is gone for other threads.
+            // Before the key is invalid, because other threads then find no window.
             self.tracked.end();
             self.pd.context().memory().remove_window(self.key);
             drop(uses);

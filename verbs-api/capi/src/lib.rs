@@ -7,7 +7,7 @@
 //!
 //! Reasons of `unsafe` blocks rest on three promises of every verbs program: pointers are NULL or
 //! valid for their type, an object is not destroyed while another call uses it, and handles of the
-//! data path are alive. Control calls check their handles all the same.
+//! data path are alive. Control calls check their handles even so.
 
 mod ah;
 mod context;

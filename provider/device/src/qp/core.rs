@@ -55,7 +55,7 @@ pub(super) struct Inner {
     pub(super) tx: TxCache,
     /// Link for raw packets.
     pub(super) frames: Option<Arc<FrameSender>>,
-    /// Estimates how soon the program answers its peer.
+    /// Estimates how soon the program responds to its peer.
     pub(super) delayed_ack: DelayedAck,
     /// Earliest deadline registered with the engine.
     pub(super) registered: Option<Instant>,
@@ -182,7 +182,7 @@ impl QpCore {
         failure::note_drop(&self.resources, machine, reason);
     }
 
-    /// Delivers early packets whose turn has come or whose wait is over.
+    /// Delivers early packets that are next in order or whose wait is over.
     #[inline]
     pub(super) fn deliver_early(&self, inner: &mut Inner, now: Instant) -> VisitOutcome {
         if inner.early.is_empty() { VisitOutcome::default() } else { self.deliver_waiting(inner, now) }
@@ -372,8 +372,8 @@ const EVENTS: [(QpEvents, AsyncEventKind); 8] = [
     (QpEvents::PATH_MIG_ERR, AsyncEventKind::PathMigErr),
 ];
 
-/// Flow control credits for datagrams taken from the socket, summed up per sender. Senders on this
-/// host wait for them.
+/// Flow control credits for datagrams read from the socket, summed up per sender. Senders on this
+/// host wait for these credits.
 #[derive(Debug, Default)]
 pub(super) struct Credits {
     creditor: Option<(Qpn, Gid)>,

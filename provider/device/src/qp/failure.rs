@@ -1,5 +1,5 @@
 //! Explanations of failed requests, unusable lists and refused remote keys, and the history of a
-//! queue pair that led to them. A responder writes down for the peer why it refused a request
+//! queue pair that led to them. A responder records for the peer why it refused a request
 //! ([`reasons`]); the requester reads that and prints it with what it knows itself.
 //!
 //! Nothing here runs on the path of a packet.
@@ -201,7 +201,7 @@ pub(super) fn note_remote(qp: &QpResources, status: WcStatus, why: impl FnOnce()
 /// Records for the peer why its packet was dropped.
 pub(super) fn note_drop(qp: &QpResources, machine: &Machine, reason: DropReason) {
     reasons::note(ifindex(qp), qp.qpn, || why_dropped(qp, machine, reason));
-    // The sender of a datagram learns of no loss.
+    // The sender of a datagram never learns of a loss.
     if explains() == Explain::Full
         && matches!(qp.service, Service::Ud | Service::Uc)
         && reason != DropReason::OutOfSequence

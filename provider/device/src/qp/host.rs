@@ -460,9 +460,9 @@ impl QpHostState {
         }
     }
 
-    /// Returns the free places of a send queue whose state machine has `room`. A send whose
-    /// completion lies in `cq` still occupies its place, so that a program that fills the send
-    /// queue never overruns the completion queue.
+    /// Returns the free slots of a send queue whose state machine has `room`. A send whose
+    /// completion is unpolled in `cq` still occupies its slot, so that a program that fills the
+    /// send queue never overruns the completion queue.
     // clause: SEND-PLACE
     pub(super) fn free_sends(&mut self, room: u32, cq: &Cq) -> u32 {
         if room <= self.unpolled.len() {

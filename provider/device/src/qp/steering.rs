@@ -21,9 +21,9 @@ use std::sync::Arc;
 /// Creation parameters of a flow.
 #[derive(Clone, Debug)]
 pub struct FlowInit {
-    /// When the flow is matched.
+    /// Kind of the flow, which orders the matching.
     pub kind: RuleKind,
-    /// Frames it matches; the default matches all.
+    /// Match for frames; the default matches all.
     pub wanted: FrameMatch,
     /// True if its frames also go to flows of lower priority. Normal flows only.
     pub passes: bool,
