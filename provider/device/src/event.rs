@@ -285,10 +285,10 @@ mod tests {
         let queue = EventQueue::new().unwrap();
         // SAFETY: takes no pointers.
         let set = owned(unsafe { libc::epoll_create1(0) }).unwrap();
-        let asked = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET;
-        let mut asked = libc::epoll_event { events: asked.cast_unsigned(), u64: 0 };
+        let requested = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET;
+        let mut entry = libc::epoll_event { events: requested.cast_unsigned(), u64: 0 };
         // SAFETY: one event that outlives the call.
-        let rc = unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, queue.fd(), &raw mut asked) };
+        let rc = unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, queue.fd(), &raw mut entry) };
         assert_eq!((rc, reported(&set)), (0, vec![]));
         for event in 0..3 {
             push(&queue, event);

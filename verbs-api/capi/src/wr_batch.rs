@@ -203,7 +203,7 @@ mod tests {
     fn batch_refuses_more_than_its_queue_allows() {
         let mut batch = batch();
         let sge = Sge::default();
-        assert_eq!(batch.set_sges([sge].into_iter()), Err(EINVAL), "no request was begun");
+        assert_eq!(batch.set_sges([sge].into_iter()), Err(EINVAL), "no request was started");
         batch.begin(1, 0, SendOp::Send).unwrap();
         assert_eq!(batch.set_sges([sge, sge].into_iter()), Err(EINVAL));
         batch.set_sges([sge].into_iter()).unwrap();

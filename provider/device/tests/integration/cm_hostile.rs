@@ -223,8 +223,8 @@ impl Victim {
     fn connect(&self) -> (End, End) {
         let active = End::before(PortSpace::Tcp, &self.listener.address()).with_qp(&self.node);
         active.id.connect(&saying(b"hello")).unwrap();
-        let asked = self.find(|id| id.peer_addr() == active.id.local_addr());
-        let passive = End { channel: Arc::clone(&self.listener.channel), id: asked, qp: None }.with_qp(&self.node);
+        let id = self.find(|id| id.peer_addr() == active.id.local_addr());
+        let passive = End { channel: Arc::clone(&self.listener.channel), id, qp: None }.with_qp(&self.node);
         passive.id.accept(&saying(b"welcome")).unwrap();
         active.expect(EventKind::Established);
         self.find(|id| std::ptr::eq(id, &*passive.id));

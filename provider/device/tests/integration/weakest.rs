@@ -267,7 +267,7 @@ fn send_place_is_free_after_later_completion_is_polled() {
     while start.elapsed() < Duration::from_millis(50) {
         assert_eq!(cq.poll(16, |_| ()).unwrap(), 0);
     }
-    assert_eq!(write(SendFlags::SIGNALED), Err(PostError::QueueFull), "no completion can ever free a place");
+    assert_eq!(write(SendFlags::SIGNALED), Err(PostError::QueueFull), "no completion can ever free a slot");
 }
 
 // man ibv_get_cq_event: extra events may come.
