@@ -235,7 +235,7 @@ pub(super) fn accept(id: *mut rdma_cm_id, param: Option<&rdma_conn_param>) {
 }
 
 /// Outstanding READs that the device supports.
-pub(super) fn device_most(id: *mut rdma_cm_id) -> u8 {
+pub(super) fn device_max(id: *mut rdma_cm_id) -> u8 {
     let mut attr = MaybeUninit::<ibv_device_attr>::uninit();
     // SAFETY: an open context, and room for a whole structure.
     let attr = unsafe {
