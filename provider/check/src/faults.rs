@@ -75,8 +75,8 @@ pub fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
-/// Turns on the judging of calls as the environment requests, before `main`: programs call verbs before
-/// they open a device.
+/// Turns on the judging of calls as the environment requests, before `main`: programs call verbs
+/// before they open a device.
 pub(crate) fn on_load() {
     let is_wanted = ["ROXE_FAULTS", "ROXE_CENSUS", "ROXE_OUTCOME"].iter().any(|name| variable(name).is_some());
     ON.store(is_wanted, Ordering::Relaxed);
