@@ -2,8 +2,8 @@
 //! completions, and the manual that `roxe help TOPIC` prints.
 //!
 //! [`COMMANDS`] is the one table of what help shows beyond the options, which clap knows. The
-//! manual is the folder `docs` of the project; `manual` in this crate is a link to it, as a
-//! published crate holds nothing outside of its own folder.
+//! manual is the folder `docs` of the project. `manual` in this crate is a link to it, because a
+//! published crate contains only files of its own folder.
 
 use crate::output::Result;
 use clap::Command;
@@ -31,18 +31,18 @@ pub(crate) struct GenerateArgs {
     folder: PathBuf,
 }
 
-/// A command as help shows it.
+/// The help of a command beyond its options.
 struct About {
     name: &'static str,
-    /// Command lines and what they do.
+    /// Command lines and, in the imperative, their effects.
     examples: &'static [(&'static str, &'static str)],
-    /// Exit statuses, if they differ from [`USUAL_STATUS`].
+    /// The exit statuses in sentences.
     status: &'static str,
     /// Environment variables that the command itself reads.
     variables: &'static [&'static str],
 }
 
-const USUAL_STATUS: &str = "0 on success, 1 after an error, 2 for a wrong command line.";
+const DEFAULT_STATUS: &str = "0 on success, 1 after an error, 2 for invalid arguments.";
 const NETDEV: &[&str] = &["ROXE_NETDEV"];
 const TOKEN: &[&str] = &["ROXE_PEER_TOKEN"];
 
@@ -55,76 +55,78 @@ const COMMANDS: &[(&str, &[About])] = &[
                 name: "run",
                 examples: &[
                     ("roxe run -- ibv_devinfo", "run a program on the device of the loopback interface"),
-                    ("roxe run --netdev eth0 -- ib_write_bw -d roxe0 192.0.2.1", "use another interface"),
-                    ("roxe run --explain --check -- ./program", "say why requests fail, and report misuse"),
+                    ("roxe run --netdev eth0 -- ib_write_bw -d roxe0 192.0.2.1", "run a client on the device of eth0"),
+                    ("roxe run --explain --check -- ./program", "explain failed requests and report misuse"),
                     (
                         "roxe run --faults 'seed=1; drop 3%' --capture run-%p.pcapng -- rping -c -a 127.0.0.1",
-                        "lose packets, and record them",
+                        "drop 3% of the packets and capture the traffic",
                     ),
                 ],
-                status: "That of the program; 127 if the program does not exist, 126 if it cannot be started, 125 if \
-                         roxe cannot be set up for it, 66 if the program succeeded and --check reported an error.",
+                status: "The program's exit status; 127 if the program does not exist, 126 if it cannot be started, 125 if \
+                         roxe cannot be set up for it, 66 if the program exited with 0 but --check reported an error, \
+                         2 for invalid arguments.",
                 variables: &["ROXE_LIB", "ROXE_VIEW"],
             },
             About {
                 name: "env",
                 examples: &[
-                    ("eval \"$(roxe env)\"; ibv_devinfo", "for the rest of a shell session"),
-                    ("roxe env --format github >> \"$GITHUB_ENV\"", "for later steps of a job on GitHub"),
-                    ("roxe env --check --format cmake > roxe.cmake", "for ctest, with the checker"),
+                    ("eval \"$(roxe env)\"; ibv_devinfo", "set the environment of the current shell"),
+                    ("roxe env --format github >> \"$GITHUB_ENV\"", "set it for later steps of a GitHub Actions job"),
+                    ("roxe env --check --format cmake > roxe.cmake", "write it for ctest, with the checker on"),
                 ],
-                status: USUAL_STATUS,
+                status: DEFAULT_STATUS,
                 variables: &["ROXE_LIB"],
             },
             About {
                 name: "install-lib",
                 examples: &[
                     ("roxe install-lib /usr/local/lib/roxe", "copy the libraries into an image"),
-                    ("LD_LIBRARY_PATH=/usr/local/lib/roxe ibv_devices", "use them without roxe run"),
+                    ("LD_LIBRARY_PATH=/usr/local/lib/roxe ibv_devices", "use them without `roxe run`"),
                 ],
-                status: USUAL_STATUS,
+                status: DEFAULT_STATUS,
                 variables: &["ROXE_LIB"],
             },
             About {
                 name: "lab",
                 examples: &[
                     ("roxe lab --hosts 4 -- sh -c 'hostname; ibv_devices'", "run a command on four hosts"),
-                    ("roxe lab --link '20us loss 0.1%' -- ./test.sh", "run a script on two hosts with bad links"),
-                    ("roxe lab lab.toml", "run a scenario"),
-                    ("roxe lab --cut 2", "cut the link of a host of the lab that runs"),
-                    ("roxe lab --shell 2", "open a shell on one of its hosts"),
+                    ("roxe lab --link '20us loss 0.1%' -- ./test.sh", "run a script on two hosts with slow, lossy links"),
+                    ("roxe lab lab.toml", "run a scenario file"),
+                    ("roxe lab --cut 2", "cut the link of host 2 of the running lab"),
+                    ("roxe lab --shell 2", "open a shell on host 2"),
                 ],
-                status: "0, or that of the first host that failed: 128 plus the signal if one ended it; 124 after the timeout of a \
-                         scenario.",
+                status: "0 if the commands of all hosts exited with 0, otherwise the exit status of the first that failed \
+                         (128 plus the signal number if a signal ended it); 124 if a scenario timed out; 2 for \
+                         invalid arguments.",
                 variables: &[],
             },
             About {
                 name: "sweep",
                 examples: &[
-                    ("roxe sweep -- ./program", "let each call, completion, event and packet fail once"),
-                    ("roxe sweep --verbs --for 10m --report sweep.xml -- ./pair.sh", "failing calls only, for CI"),
-                    ("roxe sweep --fault 'fail create_cq nth=3' -- ./program", "make one run, and judge it"),
+                    ("roxe sweep -- ./program", "run the program once for each call, completion, event and packet that can fail"),
+                    ("roxe sweep --verbs --for 10m --report sweep.xml -- ./pair.sh", "fail calls only, for at most 10 minutes, and write a JUnit report"),
+                    ("roxe sweep --fault 'fail create_cq nth=3' -- ./program", "run once with this fault and judge the result"),
                 ],
-                status: "0 if nothing was found that the baseline does not name, otherwise 1, also if the program fails \
-                         without a fault.",
+                status: "0 if every finding is in the baseline, 1 for a new finding or if the program fails without a \
+                         fault, 2 for invalid arguments.",
                 variables: &[],
             },
             About {
                 name: "faults",
                 examples: &[
-                    ("roxe faults 4711", "print the rules of process 4711 with their counts"),
-                    ("roxe faults 4711 'drop 100%'", "cut its network; `roxe faults 4711 none` heals it"),
+                    ("roxe faults 4711", "print the fault rules of process 4711 and their counts"),
+                    ("roxe faults 4711 'drop 100%'", "drop all its packets until `roxe faults 4711 none`"),
                 ],
-                status: USUAL_STATUS,
+                status: DEFAULT_STATUS,
                 variables: &[],
             },
             About {
                 name: "demo",
                 examples: &[
                     ("roxe demo", "check every operation between two processes"),
-                    ("roxe demo send", "check only the names that contain a word"),
+                    ("roxe demo send", "run only the checks whose names contain a word"),
                 ],
-                status: USUAL_STATUS,
+                status: DEFAULT_STATUS,
                 variables: NETDEV,
             },
         ],
@@ -134,32 +136,33 @@ const COMMANDS: &[(&str, &[About])] = &[
         &[
             About {
                 name: "doctor",
-                examples: &[("roxe doctor", "check this host"), ("roxe doctor --json", "for programs")],
-                status: "0 if programs can use roxe, 1 if something is MISSING.",
+                examples: &[("roxe doctor", "check this host"), ("roxe doctor --json", "print JSON")],
+                status: "0 if programs can use roxe, 1 if a check prints MISSING, 2 for invalid arguments.",
                 variables: NETDEV,
             },
             About {
                 name: "devices",
                 examples: &[
                     ("roxe devices", "list the device of the loopback interface"),
-                    ("roxe devices --netdev eth0,eth1", "list those of two interfaces"),
+                    ("roxe devices --netdev eth0,eth1", "list the devices of two interfaces"),
                 ],
-                status: USUAL_STATUS,
+                status: DEFAULT_STATUS,
                 variables: NETDEV,
             },
             About {
                 name: "config",
                 examples: &[
-                    ("roxe config", "list all settings"),
-                    ("ROXE_LINK=udp roxe config", "check a setting before programs use it"),
+                    ("roxe config", "list all settings and their values"),
+                    ("ROXE_LINK=udp roxe config", "check that a value is valid"),
                 ],
-                status: "0 if all settings are valid, 1 if one would keep programs from starting.",
+                status: "0 if all settings are valid, 1 if an invalid one would stop programs from starting, 2 for \
+                         invalid arguments.",
                 variables: &[],
             },
             About {
                 name: "rules",
-                examples: &[("roxe rules", "list the rules of the checker"), ("roxe rules --json", "for programs")],
-                status: USUAL_STATUS,
+                examples: &[("roxe rules", "list the rules of the checker"), ("roxe rules --json", "print JSON")],
+                status: DEFAULT_STATUS,
                 variables: &[],
             },
             About {
@@ -168,7 +171,7 @@ const COMMANDS: &[(&str, &[About])] = &[
                     ("roxe counters", "list all counters"),
                     ("roxe counters | grep NAK", "find a counter by its meaning"),
                 ],
-                status: USUAL_STATUS,
+                status: DEFAULT_STATUS,
                 variables: &[],
             },
         ],
@@ -178,26 +181,28 @@ const COMMANDS: &[(&str, &[About])] = &[
         &[
             About {
                 name: "top",
-                examples: &[("roxe top", "all programs, every second"), ("roxe top --once 4711", "one process, once")],
-                status: USUAL_STATUS,
+                examples: &[("roxe top", "refresh a table of all programs every second"),
+                    ("roxe top --once 4711", "print process 4711 once"),
+                ],
+                status: DEFAULT_STATUS,
                 variables: &[],
             },
             About {
                 name: "rdma",
                 examples: &[
                     ("roxe rdma link", "list the links of roxe's devices"),
-                    ("roxe run -- rdma -j res show qp", "the queue pairs of running programs, as JSON"),
+                    ("roxe run -- rdma -j res show qp", "print the queue pairs of running programs as JSON"),
                 ],
-                status: USUAL_STATUS,
+                status: DEFAULT_STATUS,
                 variables: NETDEV,
             },
             About {
                 name: "metrics",
                 examples: &[
-                    ("roxe metrics --output roxe.prom", "for the textfile collector of node_exporter"),
+                    ("roxe metrics --output roxe.prom", "write a file for the textfile collector of node_exporter"),
                     ("roxe metrics --listen 127.0.0.1:9417", "serve /metrics until stopped"),
                 ],
-                status: USUAL_STATUS,
+                status: DEFAULT_STATUS,
                 variables: &[],
             },
         ],
@@ -208,31 +213,31 @@ const COMMANDS: &[(&str, &[About])] = &[
             About {
                 name: "dump",
                 examples: &[
-                    ("roxe dump run.pcapng", "one line for each packet"),
-                    ("roxe dump --odd --qp 0x11 run.pcapng", "only what deserves attention at one queue pair"),
-                    ("roxe dump --html ladder.html run.pcapng", "a ladder diagram"),
+                    ("roxe dump run.pcapng", "print one line per packet"),
+                    ("roxe dump --odd --qp 0x11 run.pcapng", "print only the unusual packets of one queue pair"),
+                    ("roxe dump --html ladder.html run.pcapng", "draw a ladder diagram"),
                 ],
-                status: "0 on success, 1 after an error, or with --check at the first damaged packet.",
+                status: "0 on success, 1 after an error or, with --check, at the first damaged packet, 2 for invalid \
+                         arguments.",
                 variables: &["NO_COLOR"],
             },
             About {
                 name: "judge",
                 examples: &[
-                    ("roxe judge run.pcapng", "which cards of a capture break which rules"),
-                    ("roxe judge --complete --advice run.pcapng", "also what loss would excuse, and oddities"),
+                    ("roxe judge run.pcapng", "print the rules that each card broke"),
+                    ("roxe judge --complete --advice run.pcapng", "assume a complete capture, and print advice too"),
                     ("roxe judge --rules", "list the rules"),
                 ],
-                status: "0 if no card is at fault, 1 if one is, 2 for a file that cannot be judged or a wrong command \
-                         line.",
+                status: "0 if no card is at fault, 1 if a card is, 2 if a file cannot be judged or for invalid arguments.",
                 variables: &[],
             },
             About {
                 name: "replay",
                 examples: &[
-                    ("roxe replay run.pcapng virtual", "send the requests to roxe's transport"),
-                    ("roxe replay --script run.drill run.pcapng virtual", "write them as a script"),
+                    ("roxe replay run.pcapng virtual", "send the captured requests to roxe's transport"),
+                    ("roxe replay --script run.drill run.pcapng virtual", "write the requests to a script"),
                 ],
-                status: USUAL_STATUS,
+                status: DEFAULT_STATUS,
                 variables: TOKEN,
             },
         ],
@@ -243,12 +248,13 @@ const COMMANDS: &[(&str, &[About])] = &[
             About {
                 name: "conform",
                 examples: &[
-                    ("roxe conform virtual atomic", "the scripts about atomics, against roxe's transport"),
-                    ("roxe conform peer://192.0.2.7 --html page.html", "all cases, against a card with an agent"),
+                    ("roxe conform virtual atomic", "run the cases about atomics against roxe's transport"),
+                    ("roxe conform peer://192.0.2.7 --html page.html", "run all cases against a card with an agent"),
                     ("roxe conform peer://192.0.2.7 --compare old.json", "fail only if a case got worse"),
                 ],
-                status: "0 if no case failed or is inconclusive, otherwise 1. With --compare: 1 if a \
-                         case got worse, the agent was lost or an error occurred, otherwise 0.",
+                status: "0 if every case ran and none failed or was inconclusive, otherwise 1. With --compare: 1 if a case got worse, the \
+                         connection to the agent was lost or an error occurred, otherwise 0. 2 for invalid \
+                         arguments.",
                 variables: TOKEN,
             },
             About {
@@ -257,7 +263,8 @@ const COMMANDS: &[(&str, &[About])] = &[
                     ("roxe drill virtual my.drill", "run a script against roxe's transport"),
                     ("roxe drill peer://192.0.2.7 my.drill", "run it against a card with an agent"),
                 ],
-                status: "0 if no case failed or is inconclusive, otherwise 1.",
+                status: "0 if every case ran and none failed or was inconclusive, otherwise 1; 2 for invalid \
+                         arguments.",
                 variables: TOKEN,
             },
             About {
@@ -266,25 +273,25 @@ const COMMANDS: &[(&str, &[About])] = &[
                     ("roxe fuzz self --seconds 10", "compare roxe over UDP with its transport"),
                     ("roxe fuzz peer://192.0.2.7 --findings found", "write a script for each difference"),
                 ],
-                status: "0 if nothing differs, 1 if something does or after an error.",
+                status: "0 if the two cards behave alike, 1 if they differ or after an error, 2 for invalid arguments.",
                 variables: TOKEN,
             },
             About {
                 name: "check-peer",
                 examples: &[
-                    ("roxe run -- roxe check-peer 192.0.2.7", "check roxe with the card of another host"),
-                    ("roxe check-peer 192.0.2.7 RC SEND ipv4", "check this host's card, some operations"),
+                    ("roxe run -- roxe check-peer 192.0.2.7", "check roxe against the card of another host"),
+                    ("roxe check-peer 192.0.2.7 RC SEND ipv4", "check this host's card: RC SENDs over IPv4 only"),
                 ],
-                status: "0 if all checks passed, otherwise 1.",
+                status: "0 if all checks passed, otherwise 1; 2 for invalid arguments.",
                 variables: TOKEN,
             },
             About {
                 name: "peer",
                 examples: &[
-                    ("roxe peer --listen 192.0.2.7:14791", "serve this host's card"),
-                    ("roxe run -- roxe peer", "serve roxe's card on the loopback interface"),
+                    ("roxe peer --listen 192.0.2.7:14791", "run the agent for this host's card"),
+                    ("roxe run -- roxe peer", "run the agent for roxe's card on the loopback interface"),
                 ],
-                status: USUAL_STATUS,
+                status: DEFAULT_STATUS,
                 variables: TOKEN,
             },
         ],
@@ -359,7 +366,7 @@ pub(crate) fn run(args: &Args, mut command: Command) -> Result {
     command.build();
     match command.find_subcommand_mut(topic).filter(|sub| !sub.is_hide_set()) {
         Some(sub) => Ok(sub.print_long_help()?),
-        None => Err(format!("no command or page is called {topic:?}; `roxe help topics` lists the pages").into()),
+        None => Err(format!("there is no command or page {topic:?}; `roxe help topics` lists the pages").into()),
     }
 }
 
@@ -414,8 +421,8 @@ pub(crate) fn generate(args: &GenerateArgs, command: &Command) -> Result {
     }
     let mut shown = visible(command);
     shown.build();
-    let knobs: Vec<(&str, &str)> = KNOBS.iter().map(|knob| (knob.name, knob.help)).collect();
-    fs::write(args.folder.join("roxe.1"), man_page(&shown, "roxe", &FIRST_STEPS, USUAL_STATUS, &knobs)?)?;
+    let settings: Vec<(&str, &str)> = KNOBS.iter().map(|knob| (knob.name, knob.help)).collect();
+    fs::write(args.folder.join("roxe.1"), man_page(&shown, "roxe", &FIRST_STEPS, DEFAULT_STATUS, &settings)?)?;
     for About { name, examples, status, variables } in commands() {
         let Some(sub) = shown.find_subcommand(name) else { continue };
         let variables: Vec<(&str, &str)> = variables.iter().map(|name| (*name, meaning(name))).collect();
@@ -426,15 +433,15 @@ pub(crate) fn generate(args: &GenerateArgs, command: &Command) -> Result {
 }
 
 const FIRST_STEPS: [(&str, &str); 3] = [
-    ("roxe demo", "see that roxe works here"),
-    ("roxe run -- ibv_rc_pingpong -g 0", "start a server, and in another terminal"),
-    ("roxe run -- ibv_rc_pingpong -g 0 127.0.0.1", "its client"),
+    ("roxe demo", "check that roxe works on this host"),
+    ("roxe run -- ibv_rc_pingpong -g 0", "start a server"),
+    ("roxe run -- ibv_rc_pingpong -g 0 127.0.0.1", "start its client in another terminal"),
 ];
 
 fn meaning(variable: &str) -> &'static str {
     match variable {
-        "ROXE_LIB" => "Folder with libroxe.so, instead of the usual places.",
-        "ROXE_VIEW" => "off: do not show the program a /sys/class/infiniband of roxe's devices.",
+        "ROXE_LIB" => "Folder with libroxe.so, instead of the default folders.",
+        "ROXE_VIEW" => "off: do not show the program roxe's devices in /sys/class/infiniband.",
         "ROXE_PEER_TOKEN" => "Token of the agent.",
         "NO_COLOR" => "If set, print without colours.",
         _ => KNOBS.iter().find(|knob| knob.name == variable).map_or("", |knob| knob.help),
@@ -459,7 +466,7 @@ fn man_page(
     status: &str,
     variables: &[(&str, &str)],
 ) -> io::Result<Vec<u8>> {
-    // The sections below stand in place of what `--help` ends with.
+    // The sections below replace the text at the end of `--help`.
     let man = Man::new(command.clone().after_help("").display_name(title)).title(title.to_uppercase());
     let mut page = Vec::new();
     man.render_title(&mut page)?;
@@ -595,7 +602,7 @@ mod tests {
     }
 
     #[test]
-    fn topics_are_unique_and_no_commands() {
+    fn topics_are_unique_and_differ_from_commands() {
         let mut topics: Vec<&str> = PAGES.iter().map(|(topic, ..)| *topic).collect();
         topics.extend(commands().map(|about| about.name));
         let count = topics.len();

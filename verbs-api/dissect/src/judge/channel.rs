@@ -1,4 +1,4 @@
-//! One direction of a connection: the requests of one card and the answers of the other.
+//! One direction of a connection: the requests of one card and the responses of the other.
 
 use super::charge::{Card, Charge, Role, Rule};
 use super::history::History;
@@ -13,31 +13,31 @@ pub(super) struct Terms {
     pub requester: Card,
     pub responder: Card,
     pub service: Service,
-    /// Path MTU, bytes.
+    /// Path MTU, in bytes.
     pub mtu: Option<u32>,
-    /// First PSN, as the responder named it.
+    /// First PSN, from the REQ or REP of the requester.
     pub start: Option<Psn>,
-    /// Most unanswered READs and atomics.
+    /// Maximum number of outstanding READs and atomics.
     pub depth: Option<u32>,
-    /// ACK timeout.
+    /// ACK timeout of the requester.
     pub timeout: Option<Duration>,
-    /// True if what passes the capture reaches the cards, and in its order.
+    /// True if every captured packet reaches its receiver, in the captured order.
     pub is_complete: bool,
 }
 
 /// The newest sequence NAK.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Nak {
-    /// Request that it asks for.
+    /// Request with the PSN of the NAK.
     pub expected: Seq,
     pub packet: usize,
     /// Time of the first NAK in a row for this request, in nanoseconds.
     pub since: u64,
-    /// True if that request, or another one behind it, was sent since.
+    /// True if that request or a later one was sent since.
     pub is_sent: bool,
-    /// Number of NAKs in a row after which the requester began behind their PSN.
+    /// Number of NAKs in a row after which the requester retransmitted from a later PSN.
     pub evasions: u32,
-    /// Number of NAKs in a row that asked for the same request while it was not sent.
+    /// Number of NAKs in a row with the same PSN while its request was not sent.
     pub repeats: u32,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct State {
     pub refusal: Option<(Seq, usize)>,
     /// Newest retransmission.
     pub resent: Option<Seq>,
-    /// Newest retransmission that began directly behind the acknowledged requests: request, packet,
+    /// Newest retransmission that began directly after the acknowledged requests: request, packet,
     /// time.
     pub shown: Option<(Seq, usize, u64)>,
     /// Newest packet that lets the requester send again.
@@ -66,14 +66,14 @@ pub(super) struct State {
     pub progress: u64,
     /// True if a request was sent again.
     pub has_repeats: bool,
-    /// READs and atomics without an answer: last PSN, packet.
+    /// READs and atomics without a response: last PSN, packet.
     pub unanswered: VecDeque<(Seq, usize)>,
     /// A request beyond the agreed depth, and the oldest unanswered one at that time.
     pub too_deep: Option<(usize, Seq)>,
     /// Responses to requests that were not seen: least request that must have been sent, packet,
     /// and true for a sequence NAK.
     pub ghosts: Vec<(Seq, usize, bool)>,
-    /// Most messages that the responder has receives for.
+    /// Maximum number of messages that the responder has receives for, and the packet of the credits.
     pub limit: Option<(i64, usize)>,
 }
 
@@ -82,9 +82,9 @@ pub(super) struct State {
 pub(super) struct Channel {
     pub terms: Terms,
     pub state: State,
-    /// State before a request with a PSN from elsewhere, and that request.
+    /// State before a request with a PSN outside the sequence, and that request.
     pub parked: Option<(Box<State>, usize)>,
-    /// Number of requests that the responder got although the capture has not.
+    /// Number of requests that the responder received but the capture lacks.
     pub lost: u64,
     pub charges: Vec<Charge>,
 }

@@ -6,9 +6,9 @@ use std::fmt;
 /// Weight of a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// No loss, and no other event that the capture may have missed, explains the packets.
+    /// Neither loss nor another event outside the capture explains the packets.
     Fault,
-    /// Some cards do so on purpose, or an event outside the capture may explain the packets.
+    /// Some cards behave so on purpose, or an event outside the capture may explain the packets.
     Advice,
 }
 
@@ -22,16 +22,16 @@ impl Class {
     }
 }
 
-/// Function of a card in the packets of a charge.
+/// Role of a card in the packets of a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// It sends the requests.
+    /// The card that sends the requests.
     Requester,
-    /// It answers the requests.
+    /// The card that responds to the requests.
     Responder,
-    /// It sends the packet, whose fault does not depend on others.
+    /// The sender of a packet that is wrong by itself.
     Sender,
-    /// It sends messages of the connection manager.
+    /// The card that sends messages of the connection manager.
     ConnectionManager,
 }
 
@@ -50,9 +50,9 @@ impl Role {
 /// One end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Card {
-    /// Its address.
+    /// IP address as a GID.
     pub address: Gid,
-    /// Its queue pair; `None` if no packet of the capture tells.
+    /// Queue pair number; `None` if no packet of the capture carries it.
     pub qpn: Option<Qpn>,
 }
 
@@ -70,7 +70,7 @@ macro_rules! rules {
     ($($variant:ident $name:literal $clause:literal $text:literal)+) => {
         /// A rule that cards are judged by.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-        #[allow(missing_docs, reason = "`Rule::text` says it")]
+        #[allow(missing_docs, reason = "`Rule::text` describes each rule")]
         pub enum Rule {
             $($variant,)+
         }
@@ -98,86 +98,86 @@ macro_rules! rules {
 }
 
 rules! {
-    IpFragment "ip-df" "IP-DF" "IPv4 packets are sent with DF."
-    IpChecksum "ip-checksum" "IP-PLAIN" "The checksum of an IPv4 header is right, or 0 in front of an interface that fills it in."
-    Address "address" "AV-VALID" "The source is the address of one host; connections have a host as destination."
-    Icrc "icrc" "ICRC-SUM" "The ICRC is right. A wrong one is the sender's fault if none of its packets has a right one."
-    Version "version" "BTH-VERSION" "The header version is 0."
-    Opcode "opcode" "OPCODE-RESERVED" "No reserved opcode is sent."
-    Headers "headers" "HEADER-ORDER" "A packet has all headers of its opcode."
-    Pad "pad" "BTH-PAD" "The pad brings the payload to a multiple of 4 bytes, is zeros, and FIRST and MIDDLE have none."
-    Payload "payload" "PAYLOAD-RULE" "A packet carries only as much as its opcode allows."
-    Reserved "reserved" "BTH-RESERVED" "Reserved bits are sent as 0."
+    IpDf "ip-df" "IP-DF" "The DF flag of an IPv4 packet is 1."
+    IpChecksum "ip-checksum" "IP-PLAIN" "The checksum of an IPv4 header is correct; 0 is allowed where the interface computes it later."
+    Address "address" "AV-VALID" "The source address is a unicast address. The destination is too, except for multicast datagrams."
+    Icrc "icrc" "ICRC-SUM" "The ICRC is correct. A wrong ICRC is the sender's fault only if none of its packets has a correct one."
+    Version "version" "BTH-VERSION" "The transport header version (TVer) is 0."
+    Opcode "opcode" "OPCODE-RESERVED" "The opcode is not reserved."
+    Headers "headers" "HEADER-ORDER" "A packet contains all headers that its opcode requires."
+    Pad "pad" "BTH-PAD" "Padding makes the payload a multiple of 4 bytes and is zero. FIRST and MIDDLE packets have no padding."
+    Payload "payload" "PAYLOAD-RULE" "A packet without data, such as an ACK or a READ request, carries no payload."
+    Reserved "reserved" "BTH-RESERVED" "Reserved header bits are 0."
     Pkey "pkey" "PKEY-MATCH" "The P_Key is valid and the same in all packets of a connection."
-    QueuePair "queue-pair" "CM-GSI" "No packet goes to queue pair 0; only datagrams with the well-known Q_Key go to 1."
-    Multicast "multicast" "UD-MULTICAST" "Datagrams to a group go to queue pair 0xffffff, and only they."
-    Solicited "solicited" "BTH-SOLICITED" "SE is set on the last packet of a SEND or WRITE with immediate data only."
-    AnswerBits "answer-bits" "ACK-FIELDS" "Answers have neither SE nor A."
-    Syndrome "syndrome" "AETH-SYNDROME" "No reserved syndrome or NAK code is sent."
-    Service "service" "TAKE-SERVICE" "All packets of a connection are of one service."
-    PsnOrder "psn-order" "PSN-24BIT" "PSNs count up by one per packet."
-    PsnStart "psn-start" "PSN-START" "The first PSN is the one that the peer named."
-    PsnSpan "psn-span" "PSN-SPAN" "No PSN is left out, and a READ takes one for each response."
-    OpcodeOrder "opcode-order" "CHECK-SEQUENCE" "FIRST opens a message that MIDDLE and LAST of its kind continue, and nothing interrupts it."
-    Mtu "mtu" "MTU-PATH" "A path MTU is 256, 512, 1024, 2048 or 4096 bytes."
-    PacketLength "packet-length" "CHECK-LENGTH" "FIRST and MIDDLE carry one path MTU, LAST at least a byte, and no packet more than the path MTU."
-    DmaLength "dma-length" "CHECK-DMA-LENGTH" "The packets of a WRITE carry exactly the length in its RETH."
-    MessageLength "message-length" "SEND-MAX-LENGTH" "A message has at most 2^31 bytes."
+    QueuePair "queue-pair" "CM-GSI" "No packet is sent to QP 0. Only datagrams with the well-known Q_Key are sent to QP 1."
+    Multicast "multicast" "UD-MULTICAST" "Multicast datagrams are sent to QP 0xffffff, and only multicast datagrams are."
+    Solicited "solicited" "BTH-SOLICITED" "The SE bit is set only in the last packet of a SEND or of a WRITE with immediate data."
+    AnswerBits "answer-bits" "ACK-FIELDS" "In responses the SE and AckReq bits are 0."
+    Syndrome "syndrome" "AETH-SYNDROME" "An AETH contains neither a reserved syndrome nor a reserved NAK code."
+    Service "service" "TAKE-SERVICE" "All packets of a connection belong to one transport service."
+    PsnOrder "psn-order" "PSN-24BIT" "Each request packet has the PSN that follows the packet before it."
+    PsnStart "psn-start" "PSN-START" "The first request has the starting PSN that the sender's REQ or REP carried."
+    PsnContiguous "psn-span" "PSN-SPAN" "No PSN is skipped. A READ request uses one PSN for each of its response packets."
+    OpcodeOrder "opcode-order" "CHECK-SEQUENCE" "A message is one ONLY packet, or FIRST, MIDDLE and LAST packets of one operation without interruption."
+    Mtu "mtu" "MTU-PATH" "The path MTU is 256, 512, 1024, 2048 or 4096 bytes."
+    PacketLength "packet-length" "CHECK-LENGTH" "FIRST and MIDDLE packets carry one path MTU, LAST packets 1 byte to one path MTU, ONLY packets at most one."
+    DmaLength "dma-length" "CHECK-DMA-LENGTH" "The packets of a WRITE together carry the DMA length of its RETH."
+    MessageLength "message-length" "SEND-MAX-LENGTH" "A message is at most 2^31 bytes long."
     AtomicOperands "atomic-operands" "ATOMIC-OPERANDS" "The compare operand of a FETCH ADD is 0."
-    AtomicAligned "atomic-aligned" "CHECK-ATOMIC-ALIGNED" "An atomic on an address that is no multiple of 8 is refused."
-    XrcQueue "xrc-queue" "XRC-ONE-QUEUE" "All packets of a message name one shared receive queue."
-    ReadDepth "read-depth" "SEND-RD-ATOMIC" "No more READs and atomics are unanswered than both ends agreed on."
-    Repeat "repeat" "RETRY-SAME-OPCODES" "A repeated packet has the opcode, length, key and address of the first time."
-    ReadTail "read-tail" "RETRY-READ-TAIL" "A repeated READ asks for a tail of the first one: same key, same end."
-    GoBack "go-back" "RETRY-GO-BACK" "A requester does not repeat requests before those that it knows to be acknowledged."
-    EarlyRepeat "early-repeat" "TIMER-RANGE" "A packet is repeated after a NAK, or when the ACK timeout has passed."
-    AfterNak "after-nak" "NAK-SEQUENCE" "After a sequence NAK the requester begins again with its PSN."
-    RnrWait "rnr-wait" "RNR-WAIT" "After an RNR NAK the requester waits for at least the time in it."
-    Credits "credits" "ACK-CREDITS" "A requester does not send more SENDs than the responder has receives for."
-    Ghost "ghost" "RESP-REGION" "A response answers a request that was sent."
-    ResponseKind "response-kind" "RESP-KIND" "A READ is answered by READ responses, an atomic by an ATOMIC ACK, anything else by an ACK."
-    ReadLength "read-length" "READ-LENGTH" "A READ response carries one path MTU, the last one the rest."
-    ReadOrder "read-order" "READ-RESPONSES" "A READ is answered by ONLY, or by FIRST, MIDDLE and LAST, one PSN after the other."
-    ReadPositive "read-positive" "READ-POSITIVE" "The AETH of a READ or atomic response is an ACK."
-    AnswerOrder "answer-order" "ANSWER-ORDER" "Answers leave in the order of PSNs, and no answer is repeated unasked."
-    Msn "msn" "MSN-COUNT" "The MSN counts complete messages."
-    NakMissing "nak-missing" "GAP-NAK" "A sequence NAK names a packet that is missing, once, and never one that was acknowledged."
-    NakAfterRnr "nak-after-rnr" "GAP-AFTER-RNR" "Requests behind one that was answered by an RNR NAK are no gap."
-    LateRefusal "late-refusal" "ACK-AFTER-DEED" "What was acknowledged is not refused later."
-    AfterRefusal "after-refusal" "NAK-FATAL" "After a NAK that ends the connection the responder acknowledges nothing."
-    RnrReceive "rnr-receive" "CHECK-RECEIVE" "Only requests that take a receive are answered by an RNR NAK."
-    UnreliableAnswer "unreliable-answer" "UC-SILENT" "An unreliable connection answers nothing."
-    CnpFields "cnp-fields" "CNP-FORMAT" "A CNP has BECN, PSN 0 and zeros in its 16 reserved bytes."
-    CnpUnmarked "cnp-unmarked" "CNP-WHEN" "Only packets that a switch marked are answered by CNPs."
-    CnpPace "cnp-pace" "CNP-INTERVAL" "CNPs to one queue pair keep an interval."
-    CmMad "cm-mad" "CM-MAD" "A message of the connection manager is a MAD of 256 bytes of class 7."
-    CmReserved "cm-reserved" "CM-RESERVED" "Reserved bits of a message are sent as 0."
-    CmId "cm-id" "CM-ID" "An end names a connection by a number other than 0."
-    CmAddress "cm-address" "CM-REQ-CHECKS" "The addresses in a REQ are those of its packet; its path MTU is one."
-    CmMatch "cm-match" "CM-MATCH" "A message names a connection by the ids of both ends."
-    CmOrder "cm-order" "CM-ESTABLISH" "REP answers REQ, RTU answers REP, DREP answers DREQ, SIDR_REP answers SIDR_REQ."
-    CmRepeat "cm-repeat" "CM-REQ-DUPLICATE" "A repeated message is equal to the first one."
-    CmQueuePair "cm-queue-pair" "CM-DREQ" "A DREQ names the queue pair of its receiver."
+    AtomicAligned "atomic-aligned" "CHECK-ATOMIC-ALIGNED" "The responder refuses an atomic whose address is not a multiple of 8."
+    XrcQueue "xrc-queue" "XRC-ONE-QUEUE" "All packets of an XRC message specify the same SRQ."
+    ReadDepth "read-depth" "SEND-RD-ATOMIC" "Outstanding READs and atomics do not exceed the number that both ends agreed on."
+    Repeat "repeat" "RETRY-SAME-OPCODES" "A retransmitted packet has the opcode, length, R_Key and address of its first transmission."
+    ReadTail "read-tail" "RETRY-READ-TAIL" "A retransmitted READ requests the end of the original READ: the same R_Key and the same last byte."
+    GoBack "go-back" "RETRY-GO-BACK" "The requester does not retransmit requests that it knows to be acknowledged."
+    EarlyRepeat "early-repeat" "TIMER-RANGE" "The requester retransmits only after a NAK or after the ACK timeout."
+    AfterNak "after-nak" "NAK-SEQUENCE" "After a PSN sequence error NAK the requester retransmits from the PSN of the NAK."
+    RnrWait "rnr-wait" "RNR-WAIT" "After an RNR NAK the requester waits at least as long as its RNR timer says."
+    Credits "credits" "ACK-CREDITS" "The requester does not send more SENDs than it has credits for."
+    ResponseMatch "ghost" "RESP-REGION" "Every response belongs to a request that was sent."
+    ResponseKind "response-kind" "RESP-KIND" "A READ is answered with READ responses, an atomic with an ATOMIC ACK, any other request with an ACK."
+    ReadLength "read-length" "READ-LENGTH" "Each READ response carries one path MTU; the last carries the remaining bytes."
+    ReadOrder "read-order" "READ-RESPONSES" "READ responses are one ONLY packet, or FIRST, MIDDLE and LAST packets with consecutive PSNs."
+    ReadPositive "read-positive" "READ-POSITIVE" "The AETH of a READ or ATOMIC response is an ACK, not a NAK."
+    AnswerOrder "answer-order" "ANSWER-ORDER" "Responses are sent in PSN order and are sent again only for retransmitted requests."
+    Msn "msn" "MSN-COUNT" "The MSN is the number of messages that the responder has completed."
+    NakGap "nak-missing" "GAP-NAK" "A PSN sequence error NAK carries the PSN of a missing packet, once, and never an acknowledged PSN."
+    NakAfterRnr "nak-after-rnr" "GAP-AFTER-RNR" "After an RNR NAK the responder drops later requests without a sequence error NAK."
+    LateRefusal "late-refusal" "ACK-AFTER-DEED" "The responder does not refuse a request that it has acknowledged."
+    AfterRefusal "after-refusal" "NAK-FATAL" "After a NAK that ends the connection the responder acknowledges no further requests."
+    RnrReceive "rnr-receive" "CHECK-RECEIVE" "An RNR NAK refuses only requests that consume a receive."
+    UnreliableAnswer "unreliable-answer" "UC-SILENT" "The responder of an unreliable connection sends no responses."
+    CnpFields "cnp-fields" "CNP-FORMAT" "A CNP has BECN set, PSN 0 and 16 reserved bytes of zero."
+    CnpUnmarked "cnp-unmarked" "CNP-WHEN" "A CNP is sent only after a packet with a congestion mark (ECN CE)."
+    CnpPace "cnp-pace" "CNP-INTERVAL" "CNPs to one QP are at least a minimum interval apart."
+    CmMad "cm-mad" "CM-MAD" "A CM message is a MAD of 256 bytes with class 7."
+    CmReserved "cm-reserved" "CM-RESERVED" "Reserved bits of a CM message are 0."
+    CmId "cm-id" "CM-ID" "A communication ID is not 0."
+    CmAddress "cm-address" "CM-REQ-CHECKS" "The addresses in a REQ are those of its packet, and its path MTU is valid."
+    CmMatch "cm-match" "CM-MATCH" "A CM message carries the communication IDs of both ends of its connection."
+    CmOrder "cm-order" "CM-ESTABLISH" "A REP follows a REQ, an RTU a REP, a DREP a DREQ and a SIDR_REP a SIDR_REQ."
+    CmRepeat "cm-repeat" "CM-REQ-DUPLICATE" "A retransmitted CM message is identical to the first transmission."
+    CmQueuePair "cm-queue-pair" "CM-DREQ" "A DREQ carries the QPN of its receiver."
 }
 
 /// A charge: a card broke a rule.
 #[derive(Clone, Debug)]
 pub struct Charge {
-    /// The rule.
+    /// The broken rule.
     pub rule: Rule,
-    /// Weight.
+    /// Weight of the charge.
     pub class: Class,
     /// The card at fault.
     pub card: Card,
-    /// Its function.
+    /// Role of that card.
     pub role: Role,
     /// True if the network between card and capture may be at fault instead.
     pub or_network: bool,
     /// Index of the connection, if the packets belong to one.
     pub connection: Option<usize>,
-    /// Indexes of the packets that prove it, in their order.
+    /// Indexes of the packets that prove the charge, in their order.
     pub packets: Vec<usize>,
-    /// The fault in a sentence.
+    /// Sentence that describes the fault.
     pub text: String,
     /// True if a packet that the capture lost could explain the others.
     pub(super) needs_whole_capture: bool,
@@ -204,7 +204,7 @@ impl Charge {
         self
     }
 
-    /// Becomes advice if packets of the connection turn out to be missing from the capture.
+    /// Turns the charge into advice if packets of the connection are missing from the capture.
     pub(super) fn if_whole(self) -> Self {
         Self { needs_whole_capture: true, ..self }
     }

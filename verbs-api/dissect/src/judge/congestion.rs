@@ -6,14 +6,14 @@ use roxe_wire::capture::Direction;
 use roxe_wire::net::ECN;
 use std::collections::VecDeque;
 
-/// Shortest interval of CNPs of known cards, in nanoseconds.
-const SHORTEST: u64 = 4_000;
-/// Interval of the public models, in nanoseconds.
-const USUAL: u64 = 50_000;
-/// Number of CNPs whose times are compared: software stamps those of one interrupt alike.
+/// Minimum interval of CNPs of known cards, in nanoseconds.
+const MIN_INTERVAL: u64 = 4_000;
+/// Interval of CNPs in public models, in nanoseconds.
+const MODEL_INTERVAL: u64 = 50_000;
+/// Number of CNPs whose times are compared. Software stamps all packets of one interrupt alike.
 const BURST: usize = 8;
 
-/// The packets from a card, which CNPs are about, and the CNPs to it.
+/// Counts of the packets from a card, and the CNPs that report marks on them.
 #[derive(Debug)]
 pub(super) struct Congestion {
     /// The card that sends CNPs.
@@ -21,8 +21,9 @@ pub(super) struct Congestion {
     is_complete: bool,
     /// Packets from the other card.
     packets: usize,
-    /// Of them, packets that switches may mark, and packets that are marked.
+    /// Packets among them that switches may mark.
     markable: usize,
+    /// Packets among them that are marked.
     marked: usize,
     /// Newest CNPs: time and packet.
     newest: VecDeque<(u64, usize)>,
@@ -46,7 +47,7 @@ impl Congestion {
     // clause: CNP-WHEN, CNP-INTERVAL
     pub(super) fn cnp(&mut self, seen: &Seen) {
         let charge = |rule, text: &str| Charge::new(rule, self.notifier, Role::Responder, seen.index, text.to_owned());
-        // At the notifier itself, and before any packet that may be marked, no mark was overlooked.
+        // A recording by the notifier itself shows every mark.
         let sees_marks = self.is_complete || seen.direction == Some(Direction::Outbound);
         if self.packets > 0 && self.markable == 0 {
             let text = "a CNP although no packet of the peer allows switches to mark it (ECN 00)";
@@ -55,7 +56,7 @@ impl Congestion {
             let charge = charge(Rule::CnpUnmarked, "a CNP although no packet of the peer was marked").if_whole();
             self.charges.push(if sees_marks { charge } else { charge.advice() });
         }
-        // A process that records what it receives stamps it when it reads it, several at once.
+        // A recording process stamps received packets when it reads them, several at once.
         if seen.direction == Some(Direction::Inbound) {
             return;
         }
@@ -68,13 +69,13 @@ impl Congestion {
             return;
         };
         let took = seen.time.saturating_sub(first);
-        if took < SHORTEST * (BURST as u64 - 1) {
-            let text = format!("{BURST} CNPs in {} us: they keep no interval", took / 1000);
+        if took < MIN_INTERVAL * (BURST as u64 - 1) {
+            let text = format!("{BURST} CNPs in {} us: there is no interval between them", took / 1000);
             let charge = Charge::new(Rule::CnpPace, self.notifier, Role::Responder, seen.index, text);
             self.charges.push(charge.with(packet));
             self.newest.clear();
-        } else if last.is_some_and(|last| seen.time.saturating_sub(last) < USUAL) {
-            let text = format!("{BURST} CNPs in {} us; public models send one in 50 us", took / 1000);
+        } else if last.is_some_and(|last| seen.time.saturating_sub(last) < MODEL_INTERVAL) {
+            let text = format!("{BURST} CNPs in {} us; public models send one every 50 us", took / 1000);
             let charge = Charge::new(Rule::CnpPace, self.notifier, Role::Responder, seen.index, text);
             self.charges.push(charge.with(packet).advice());
             self.newest.clear();

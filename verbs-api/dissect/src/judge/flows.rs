@@ -1,8 +1,8 @@
 //! Flows, and the pairs of flows that are connections.
 //!
-//! A packet names only its destination queue pair. The other one is known from messages of the
-//! connection manager, from the remark of the recording process, or from responses, which have the
-//! PSNs of requests.
+//! A packet carries only its destination queue pair. The judge learns the source queue pair from
+//! messages of the connection manager, from the comment of the recording process, or from responses,
+//! which have the PSNs of requests.
 
 use super::manager::{End, Handshake, Handshakes};
 use super::seen::Seen;
@@ -11,31 +11,31 @@ use roxe_wire::opcode::Service;
 use roxe_wire::{Kind, Psn, Qpn};
 use std::collections::HashMap;
 
-/// Flows that are asked for the request of a response: the newest ones that sent its PSN.
+/// Number of flows that are searched for the request of a response: the newest with its PSN.
 const CANDIDATES: usize = 16;
 
 /// The packets from one host to one queue pair in one of its lives.
 #[derive(Debug)]
 pub(super) struct Flow {
     pub key: FlowKey,
-    /// Packets, by index into those that the judge has seen.
+    /// Indexes of the packets in the list of [`Seen`].
     pub packets: Vec<usize>,
-    /// Service of its requests, a reliable one if there are several; without requests, of its first
-    /// packet.
+    /// Service of the flow's requests, a reliable service if there are several; without requests,
+    /// of its first packet.
     pub service: Service,
     has_requests: bool,
     /// Number of times that the queue pair was connected before.
     life: u32,
-    /// Queue pair that sends the packets, as the recording process says.
+    /// Queue pair that sends the packets, from the comment of the recording process.
     source: Option<Qpn>,
 }
 
-/// Flows of connections, and which two of them are a connection.
+/// Flows of connections, with the facts that pair two flows to a connection.
 #[derive(Debug, Default)]
 pub(super) struct Flows {
     pub flows: Vec<Flow>,
     by_key: HashMap<(FlowKey, u32), usize>,
-    /// Number of connections of a queue pair so far, and the newest one.
+    /// Number of connections of a queue pair so far, and the id of the newest.
     lives: HashMap<End, (u32, u32)>,
     /// Flows that sent a request with this PSN: source, destination, PSN, and direction.
     senders: HashMap<(FlowKey, Psn), Vec<usize>>,
@@ -44,8 +44,8 @@ pub(super) struct Flows {
 }
 
 impl Flows {
-    /// Begins a new life of a queue pair, if the connection manager names it for the first time in
-    /// connection `id`.
+    /// Begins a new life of a queue pair at the first message of the connection manager with this
+    /// queue pair and connection `id`.
     pub(super) fn connect(&mut self, end: End, id: u32) {
         let (life, of) = self.lives.entry(end).or_insert((0, id));
         if *of != id || *life == 0 {
@@ -120,7 +120,7 @@ impl Flows {
         for ((answers, requests), count) in &self.votes {
             *votes.entry((*answers.min(requests), *answers.max(requests))).or_default() += count;
         }
-        // The second best candidate of each flow.
+        // The votes of the best and of the second best candidate of each flow.
         let mut best = vec![(0, 0); self.flows.len()];
         for ((one, two), count) in &votes {
             for flow in [*one, *two] {

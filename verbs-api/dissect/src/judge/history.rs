@@ -1,38 +1,38 @@
-//! The requests of one direction of a connection by sequence number: their records, what is missing
-//! between them, and how many messages they are.
+//! The requests of one direction of a connection by sequence number: their records, the gaps between
+//! them, and the number of their messages.
 
 use crate::sequence::{Place, Seq, Sequence};
 use roxe_wire::opcode::{Operation, Position};
 use roxe_wire::{AtomicEth, Psn, Request, Reth};
 use std::collections::BTreeMap;
 
-/// Most remembered requests; of more, the older half is forgotten.
-const MOST: usize = 1 << 18;
-/// Most remembered places at which a READ was repeated.
-pub(super) const MOST_STARTS: usize = 64;
+/// Maximum number of remembered requests. Above it, the older half is dropped.
+const MAX_RECORDS: usize = 1 << 18;
+/// Maximum number of remembered PSNs at which a READ was retransmitted.
+pub(super) const MAX_STARTS: usize = 64;
 
 /// A request that was sent.
 #[derive(Clone, Debug)]
 pub(super) struct Record {
-    /// Index of its first transmission.
+    /// Packet index of the first transmission.
     pub packet: usize,
-    /// Index and time of its newest transmission.
+    /// Packet index and time of the newest transmission.
     pub last: (usize, u64),
     pub request: Request,
     /// Payload bytes.
     pub len: u32,
-    /// Number of PSNs that it takes.
+    /// Number of PSNs that the request uses.
     pub span: i64,
-    /// Shared receive queue, on XRC.
+    /// SRQ number of an XRC request.
     pub xrc: Option<u32>,
     pub hash: u64,
-    /// Bytes of its message up to here and the length in the RETH of its WRITE, if both are known.
+    /// Bytes of the message up to this packet and the DMA length of its WRITE, if both are known.
     pub sum: Option<(u64, Option<u32>)>,
-    /// Of a READ or atomic: the next expected response.
+    /// Next expected response to a READ or atomic.
     pub expected: Seq,
-    /// Of a READ: where the request, or a repetition of it, begins.
+    /// PSNs of a READ request and of its retransmissions.
     pub starts: Vec<Seq>,
-    /// Smallest response that a repetition asks for again.
+    /// Lowest response PSN that a retransmission requests again.
     pub again: Option<Seq>,
     pub is_lost: bool,
 }
@@ -71,7 +71,7 @@ pub(super) const fn atomic(request: &Request) -> Option<AtomicEth> {
     }
 }
 
-/// Returns true for a request that is answered by more than an ACK.
+/// Returns true for a request whose response is more than an ACK.
 pub(super) const fn asks(request: &Request) -> bool {
     matches!(
         request,
@@ -88,25 +88,25 @@ pub(super) const fn asks(request: &Request) -> bool {
 pub(super) struct History {
     pub records: BTreeMap<Seq, Record>,
     pub sequence: Sequence,
-    /// Sequence numbers with which messages end, in their order; that of a READ itself.
+    /// Sequence numbers of the last requests of messages, in order; for a READ that of the request.
     ends: Vec<Seq>,
     pub has_begun: bool,
 }
 
 impl History {
-    /// Expects this PSN first.
+    /// Resets the history to begin with this PSN.
     pub(super) fn begin(&mut self, psn: Psn) {
         *self = Self { sequence: Sequence::new(psn), has_begun: true, ..Self::default() };
     }
 
-    /// Adds a request that is sent for the first time; `most` is the largest number of PSNs that
-    /// it may take.
-    pub(super) fn insert(&mut self, seq: Seq, record: Record, most: i64) {
-        let (least_next, most_next) = self.sequence.next();
-        let place = self.sequence.add(seq, (record.span, most));
-        // Now it is known how many PSNs the READ before takes.
+    /// Adds a request that is sent for the first time; `max_span` is the largest
+    /// number of PSNs that it may use.
+    pub(super) fn insert(&mut self, seq: Seq, record: Record, max_span: i64) {
+        let (min_next, max_next) = self.sequence.next();
+        let place = self.sequence.add(seq, (record.span, max_span));
+        // This PSN shows how many PSNs the READ before uses.
         if place == Place::Next
-            && least_next != most_next
+            && min_next != max_next
             && let Some((begin, read)) = self.records.range_mut(..seq).next_back()
         {
             read.span = seq - begin;
@@ -116,13 +116,13 @@ impl History {
             self.ends.insert(at, seq);
         }
         self.records.insert(seq, record);
-        if self.records.len() > MOST {
-            let keep = self.records.keys().nth(MOST / 2).copied().unwrap_or_default();
+        if self.records.len() > MAX_RECORDS {
+            let keep = self.records.keys().nth(MAX_RECORDS / 2).copied().unwrap_or_default();
             self.records = self.records.split_off(&keep);
         }
     }
 
-    /// Returns the number of requests behind `from` and up to `seq` that were not seen.
+    /// Returns the number of requests after `from` and up to `seq` that the capture lacks.
     pub(super) fn unseen(&self, from: Option<Seq>, seq: Seq) -> i64 {
         self.sequence.missing(from.map_or_else(|| self.sequence.first(), |from| from + 1), seq + 1)
     }
@@ -143,7 +143,7 @@ impl History {
         self.covering(seq - 1).filter(|(begin, record)| begin + record.span == seq).map(|(_, record)| record)
     }
 
-    /// Returns the least and the largest number of messages that end up to `seq`.
+    /// Returns the minimum and the maximum number of messages that end up to `seq`.
     pub(super) fn messages(&self, seq: Seq) -> (i64, i64) {
         let known = self.ends.partition_point(|end| *end <= seq) as i64;
         let unknown = self.sequence.missing(Seq::MIN, seq + 1);

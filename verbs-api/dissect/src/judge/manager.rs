@@ -1,4 +1,4 @@
-//! Rules for messages of the connection manager, and what they tell about connections.
+//! Rules for messages of the connection manager, and the terms of connections that they carry.
 
 use super::charge::{Card, Charge, Role, Rule};
 use super::seen::Seen;
@@ -18,17 +18,17 @@ pub(super) struct Handshake {
     pub passive: (End, u32),
     /// First PSNs of the requests of the active and of the passive side.
     pub starts: [Psn; 2],
-    /// Most unanswered READs and atomics of both sides.
+    /// Maximum number of outstanding READs and atomics of both sides.
     pub depths: [u32; 2],
-    /// Path MTU, bytes.
+    /// Path MTU, in bytes.
     pub mtu: Option<u32>,
     /// Code of the ACK timeout.
     pub timeout: u8,
 }
 
 impl Handshake {
-    /// Returns the terms by the end that packets go to, its life, and the host that they come from;
-    /// with true if that end is the passive one. The newest ones win.
+    /// Returns the terms by destination end, its life, and source host; with true if that end is the
+    /// passive side. The newest terms win.
     pub(super) fn by_end(all: &[Self]) -> Handshakes<'_> {
         let to_passive = all.iter().map(|handshake| {
             let Self { active, passive, .. } = handshake;
@@ -42,10 +42,10 @@ impl Handshake {
     }
 }
 
-/// The terms of connections by the end that packets go to.
+/// The terms of connections by destination end, its life, and source host.
 pub(super) type Handshakes<'h> = HashMap<(End, u32, Gid), (&'h Handshake, bool)>;
 
-/// A connection by its messages.
+/// State of a connection, from its messages.
 #[derive(Debug)]
 struct Known {
     /// Host of the passive side.
@@ -54,20 +54,21 @@ struct Known {
     tid: TransactionId,
     req_packet: usize,
     rep: Option<(Rep, usize)>,
-    /// Packets with a DREQ: from the active, from the passive side.
+    /// Packets with a DREQ from the active and from the passive side.
     dreq: [Option<(usize, TransactionId)>; 2],
 }
 
 /// The connection managers of a capture.
 #[derive(Debug, Default)]
 pub(super) struct Manager {
-    /// By host and id of the active side.
+    /// Connections by host and id of the active side.
     known: HashMap<(Gid, CommId), Known>,
-    /// Host and id of the active side, by those of the passive one.
+    /// Host and id of the active side by host and id of the passive side.
     active: HashMap<(Gid, CommId), (Gid, CommId)>,
     /// Lookups of datagram services: by host and id.
     lookups: HashMap<(Gid, CommId), (usize, TransactionId)>,
-    /// Answers whose requests were not seen: by host and id of the request; message and packet.
+    /// Replies whose requests were not captured, by host and id of the request: message, packet and
+    /// sender.
     orphans: HashMap<(Gid, CommId), (&'static str, usize, Gid)>,
     pub charges: Vec<Charge>,
     is_complete: bool,
@@ -83,10 +84,10 @@ impl Manager {
         let packet = captured.packet()?;
         let mad = match Mad::of_packet(&packet)? {
             Ok(mad) => mad,
-            // Other classes of management datagrams are no business of the connection manager.
+            // Other classes of management datagrams do not belong to the connection manager.
             Err(MadError::Class | MadError::Method) => return None,
             Err(error) => {
-                self.charge(Rule::CmMad, seen, format!("no message of the connection manager: {error}"));
+                self.charge(Rule::CmMad, seen, format!("this is not a message of the connection manager: {error}"));
                 return None;
             }
         };
@@ -122,13 +123,13 @@ impl Manager {
         &mut self.charges[last]
     }
 
-    /// Charges a message that came before the one that it answers.
+    /// Charges a reply that was sent before its request.
     // clause: CM-ESTABLISH
     fn met_orphan(&mut self, seen: &Seen, id: (Gid, CommId), answer: &str) {
         let Some((name, packet, sender)) = self.orphans.remove(&id) else { return };
         if name == answer {
             let card = Card { address: sender, qpn: None };
-            let text = format!("the {name} comes before the message that it answers");
+            let text = format!("the {name} is sent before its request");
             let mut charge = Charge::new(Rule::CmOrder, card, Role::ConnectionManager, packet, text).if_whole();
             charge.packets.push(seen.index);
             self.charges.push(charge);
@@ -139,7 +140,7 @@ impl Manager {
         let (src, dst) = (seen.net.src, seen.net.dst);
         // clause: CM-ID
         if req.local_comm_id.0 == 0 {
-            self.charge(Rule::CmId, seen, "the REQ names its connection 0".to_owned());
+            self.charge(Rule::CmId, seen, "the local communication ID in the REQ is 0".to_owned());
         }
         // clause: CM-REQ-CHECKS
         if (req.primary.local_gid, req.primary.remote_gid) != (src, dst) {
@@ -160,7 +161,7 @@ impl Manager {
                 return;
             }
             if same_queue_pair {
-                let text = "a repeated REQ differs from the first one".to_owned();
+                let text = "a retransmitted REQ differs from the first".to_owned();
                 self.charge(Rule::CmRepeat, seen, text).packets.insert(0, packet);
                 return;
             }
@@ -172,7 +173,7 @@ impl Manager {
     fn rep(&mut self, seen: &Seen, rep: &Rep, tid: TransactionId) {
         let (src, dst) = (seen.net.src, seen.net.dst);
         if rep.local_comm_id.0 == 0 {
-            self.charge(Rule::CmId, seen, "the REP names its connection 0".to_owned());
+            self.charge(Rule::CmId, seen, "the local communication ID in the REP is 0".to_owned());
         }
         let key = (dst, rep.remote_comm_id);
         let Some(known) = self.known.get_mut(&key) else {
@@ -184,11 +185,11 @@ impl Manager {
         self.active.insert((src, rep.local_comm_id), key);
         // clause: CM-MATCH
         if asked != src {
-            let text = format!("the REP comes from another host than {}, which was asked", asked.to_ip());
+            let text = format!("the REQ was sent to {}, but the REP is from another host", asked.to_ip());
             self.charge(Rule::CmMatch, seen, text).packets.insert(0, packet);
         }
         if first.0 != *rep {
-            let text = "a repeated REP differs from the first one".to_owned();
+            let text = "a retransmitted REP differs from the first".to_owned();
             self.charge(Rule::CmRepeat, seen, text).packets.insert(0, first.1);
         }
         self.transaction(seen, "REP", req_tid, tid, packet);
@@ -198,7 +199,7 @@ impl Manager {
     // clause: CM-MATCH
     fn transaction(&mut self, seen: &Seen, name: &str, asked: TransactionId, tid: TransactionId, packet: usize) {
         if asked != tid {
-            let text = format!("the {name} has another transaction id than the message that it answers");
+            let text = format!("the {name} has another transaction ID than its request");
             self.charge(Rule::CmMatch, seen, text).packets.insert(0, packet);
         }
     }
@@ -209,14 +210,14 @@ impl Manager {
         match &known.rep {
             None => _ = self.orphans.entry(active).or_insert((name, seen.index, active.0)),
             Some((rep, packet)) if rep.local_comm_id != remote => {
-                let (text, packet) = (format!("the {name} names another id than the REP"), *packet);
+                let (text, packet) = (format!("the {name} carries another communication ID than the REP"), *packet);
                 self.charge(Rule::CmMatch, seen, text).packets.insert(0, packet);
             }
             Some(_) => {}
         }
     }
 
-    /// Returns the connection that the sender calls `local`, and 0 if the sender is active, else 1.
+    /// Returns the connection with the sender's id `local`, and 0 if the sender is active, else 1.
     fn connection(&mut self, src: Gid, local: CommId) -> Option<(&mut Known, usize)> {
         let key = (src, local);
         let (key, side) = match self.active.get(&key) {
@@ -235,10 +236,10 @@ impl Manager {
         let expected = if side == 0 { rep.local_qpn } else { known.req.local_qpn };
         let id = if side == 0 { rep.local_comm_id } else { known.req.local_comm_id };
         if remote != id {
-            let text = "the DREQ names another id than its receiver has".to_owned();
+            let text = "the DREQ does not carry the communication ID of its receiver".to_owned();
             self.charge(Rule::CmMatch, seen, text).packets.insert(0, packet);
         } else if qpn != expected && (side == 1 || qpn != xrc_target) {
-            let text = format!("the DREQ names queue pair {qpn}, its receiver has {expected}");
+            let text = format!("the DREQ carries queue pair {qpn}, but its receiver has {expected}");
             self.charge(Rule::CmQueuePair, seen, text).packets.insert(0, packet);
         }
     }
@@ -259,14 +260,14 @@ impl Manager {
             Some((packet, asked)) => {
                 self.transaction(seen, "DREP", asked, tid, packet);
                 if own.is_some_and(|own| own != local) {
-                    let text = "the DREP names another id than its sender has".to_owned();
+                    let text = "the DREP does not carry the communication ID of its sender".to_owned();
                     self.charge(Rule::CmMatch, seen, text).packets.insert(0, packet);
                 }
             }
         }
     }
 
-    /// Returns the terms of the connection that a REP completes; `None` for a repeated one.
+    /// Returns the terms of the connection that a REP completes; `None` for a retransmitted REP.
     pub(super) fn terms(&self, seen: &Seen, rep: &Rep, lives: impl Fn(End) -> u32) -> Option<Handshake> {
         let (src, dst) = (seen.net.src, seen.net.dst);
         let Known { req, rep: first, .. } = self.known.get(&(dst, rep.remote_comm_id))?;

@@ -1,9 +1,9 @@
 //! Judges the packets between cards that a capture shows: which card breaks which rule.
 //!
 //! Three passes: single packets and messages of the connection manager; flows and their pairs; each
-//! connection, in the order of time. Loss is no fault of a card: a packet that is missing between a
-//! card and the capture may explain a charge, which then is not made. A packet that the capture
-//! itself has lost is known by an acknowledgement for it.
+//! connection, in the order of time. Loss is not a fault of a card: there is no charge if a
+//! packet lost between a card and the capture explains the others. An acknowledgement proves that
+//! the capture itself has lost a packet.
 
 mod channel;
 mod charge;
@@ -33,27 +33,27 @@ use roxe_wire::{Kind, Pkey, Response};
 use seen::{Seen, Twins};
 use std::collections::BTreeMap;
 
-/// Facts about a capture that its packets do not tell.
+/// Facts about a capture that its packets do not prove.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Vantage {
-    /// True if the capture has all packets, and each of them reached its receiver, in this order.
+    /// True if the capture has all packets, and each packet reached its receiver in this order.
     pub is_complete: bool,
 }
 
-/// A connection, or the half of one that the capture has.
+/// A connection, or the direction of a connection that the capture has.
 #[derive(Clone, Debug)]
 pub struct Connection {
-    /// Its ends; the first one sent the first packet.
+    /// Both ends; the first end sent the first packet.
     pub ends: [Card; 2],
-    /// Its service.
+    /// Transport service.
     pub service: Service,
     /// Number of packets from each end.
     pub packets: [usize; 2],
-    /// Path MTU in bytes, if it is known.
+    /// Path MTU in bytes; `None` if unknown.
     pub mtu: Option<u32>,
     /// Number of packets that the capture has lost.
     pub lost: u64,
-    /// Indexes of its packets, in their order.
+    /// Indexes of the connection's packets, in capture order.
     pub members: Vec<usize>,
 }
 
@@ -69,11 +69,11 @@ impl Connection {
 pub struct Judgement {
     /// Connections in the order of their first packets.
     pub connections: Vec<Connection>,
-    /// Charges in the order of packets, those of one kind in one connection together.
+    /// Charges in the order of packets; charges of one kind in one connection are counted as one.
     pub charges: Vec<Charge>,
-    /// Number of packets that were captured twice, and judged once.
+    /// Number of packets that were captured twice and judged once.
     pub twins: usize,
-    /// Number of packets that are cut.
+    /// Number of packets that the capture cut.
     pub cut: usize,
     /// Number of datagrams.
     pub datagrams: usize,
@@ -85,9 +85,9 @@ impl Judgement {
         self.charges.iter().filter(|charge| charge.class == Class::Fault).map(|charge| charge.count).sum()
     }
 
-    /// Returns the indexes of the packets around a charge: of its connection, `before` packets
-    /// before each packet of the proof and `behind` packets after it.
-    pub fn ladder(&self, charge: &Charge, before: usize, behind: usize) -> Vec<usize> {
+    /// Returns the indexes of the packets around a charge: `before` packets of the
+    /// connection before each packet of the proof and `after` packets after it.
+    pub fn ladder(&self, charge: &Charge, before: usize, after: usize) -> Vec<usize> {
         let Some(connection) = charge.connection.and_then(|index| self.connections.get(index)) else {
             return charge.packets.clone();
         };
@@ -95,7 +95,7 @@ impl Judgement {
         for packet in &charge.packets {
             rows.insert(*packet);
             let at = connection.members.partition_point(|member| member < packet);
-            let end = connection.members.len().min(at + behind + 1);
+            let end = connection.members.len().min(at + after + 1);
             rows.extend(connection.members.get(at.saturating_sub(before)..end).unwrap_or_default());
         }
         rows.into_iter().collect()
@@ -149,8 +149,8 @@ pub fn judge(captured: &[Captured<'_>], vantage: Vantage) -> Judgement {
     judgement
 }
 
-/// Completes charges: names the connection of each, turns those that lost packets may explain into
-/// advice, and joins those of one kind.
+/// Completes charges: adds the connection of each, turns charges that lost packets may explain into
+/// advice, and counts charges of one kind as one.
 fn settle(charges: Vec<Charge>, connections: &[Connection], captured: &[Captured<'_>]) -> Vec<Charge> {
     let mut owners = vec![None; captured.len()];
     for (index, connection) in connections.iter().enumerate() {
@@ -169,13 +169,13 @@ fn settle(charges: Vec<Charge>, connections: &[Connection], captured: &[Captured
             charge.class = Class::Advice;
         }
         if let Some(fate) = captured.get(last).and_then(Captured::fate) {
-            charge.text.push_str(&format!("; a fault rule of the recording process hit it: {fate}"));
+            charge.text.push_str(&format!("; a fault rule of the recording process changed the packet: {fate}"));
             charge.or_network = true;
         }
         if charge.card.qpn.is_none()
             && let Some(connection) = charge.connection.map(|index| &connections[index])
         {
-            // Of two queue pairs of one host, the sender is the one that the packet does not go to.
+            // Of two queue pairs of one host, the sender is the one that is not the destination.
             let to = captured[last].packet().map(|packet| packet.header.bth.dest_qpn);
             let is_sender = |end: &&Card| end.address == charge.card.address && end.qpn != to;
             charge.card = connection.ends.iter().find(is_sender).copied().unwrap_or(charge.card);
@@ -261,7 +261,7 @@ impl<'f> Judged<'f> {
         let own = own.chain(congestion.into_iter().flat_map(Congestion::charges));
         for (way, strays) in services.into_iter().enumerate() {
             for stray in strays {
-                let text = format!("{} on a connection of another service", all[stray].header.opcode());
+                let text = format!("{} belongs to another service than its connection", all[stray].header.opcode());
                 charges.push(Charge::new(Rule::Service, ends[way], Role::Sender, all[stray].index, text));
             }
         }
@@ -274,7 +274,7 @@ impl<'f> Judged<'f> {
         let pkey = seen.header.bth.pkey;
         let (first, packet) = *pkeys[way].get_or_insert((pkey, seen.index));
         if first != pkey {
-            let text = format!("the P_Key is {:#06x} and was {:#06x}", pkey.0, first.0);
+            let text = format!("the P_Key is {:#06x}, but was {:#06x} before", pkey.0, first.0);
             let charge = Charge::new(Rule::Pkey, self.ends[way], Role::Sender, seen.index, text);
             self.channels[way].charges.push(charge.with(packet));
         }
@@ -294,7 +294,7 @@ impl<'f> Judged<'f> {
                 self.channels[way].request(seen, request.into());
             }
             Kind::RcResponse(response) | Kind::XrcResponse(response) => self.response(seen, response, other),
-            // A CNP is about the packets of the card that it goes to.
+            // A CNP reports marks on packets of the card that receives the CNP.
             Kind::Cnp => self.congestion[other].cnp(seen),
             _ => {}
         }
@@ -303,7 +303,7 @@ impl<'f> Judged<'f> {
     // clause: UC-SILENT
     fn response(&mut self, seen: &Seen, response: Response, asked: usize) {
         if self.service == Service::Uc {
-            let text = format!("{} answers an unreliable connection", seen.header.opcode());
+            let text = format!("{} is a response on an unreliable connection", seen.header.opcode());
             self.channels[asked].responder(Rule::UnreliableAnswer, seen.index, text);
         } else {
             self.channels[asked].response(seen, response);

@@ -7,7 +7,7 @@ use roxe_wire::net::checksum_is_right;
 use roxe_wire::{Gid, Kind, NakCode, NetHeader, ParseError, Qkey, Qpn, Request, Response, Syndrome, icrc};
 use std::collections::BTreeMap;
 
-/// Packets of one sender with a wrong ICRC, and the number of those with a right one.
+/// Packets of one sender with a wrong ICRC, and the number of packets with a correct one.
 #[derive(Debug, Default)]
 pub(super) struct Integrities(BTreeMap<[u8; 16], (Vec<usize>, usize)>);
 
@@ -30,7 +30,7 @@ impl Integrities {
             let (count, all) = (bad.len(), bad.len() + good);
             let text = match good {
                 0 if count > 2 => format!("all of its {count} packets have a wrong ICRC"),
-                _ => format!("{count} of its {all} packets have a wrong ICRC: sent wrong, or damaged on their way"),
+                _ => format!("{count} of its {all} packets have a wrong ICRC: sent with it or damaged on the way"),
             };
             let or_network = good > 0 || count <= 2;
             Charge { packets: bad, or_network, count, ..Charge::new(Rule::Icrc, card, Role::Sender, 0, text) }
@@ -38,7 +38,7 @@ impl Integrities {
     }
 }
 
-/// Judges bytes that are no packet.
+/// Judges bytes that are not a packet.
 pub(super) fn malformed(index: usize, captured: &Captured<'_>, error: ParseError) -> Charge {
     let rule = match error {
         // clause: BTH-VERSION
@@ -53,11 +53,11 @@ pub(super) fn malformed(index: usize, captured: &Captured<'_>, error: ParseError
     let is_sent = icrc::verify(&captured.net, captured.bytes);
     let code = captured.bytes.first().copied().unwrap_or_default();
     let text = match rule {
-        Rule::Opcode => format!("opcode {code:#04x} is reserved, or of another transport"),
+        Rule::Opcode => format!("opcode {code:#04x} is reserved or belongs to another transport"),
         _ => error.to_string(),
     };
     let charge = Charge::new(rule, card, Role::Sender, index, text);
-    // Reliable datagrams and opcodes of vendors are no faults: nothing is known about them.
+    // Opcodes of reliable datagrams and of vendors are not faults: this crate does not know them.
     let is_foreign = rule == Rule::Opcode && matches!(code >> 5, 0b010 | 0b110 | 0b111);
     if is_foreign { charge.advice() } else { Charge { or_network: !is_sent, ..charge } }
 }
@@ -68,8 +68,8 @@ pub(super) fn ip(index: usize, captured: &Captured<'_>, charges: &mut Vec<Charge
     let Some(header) = captured.ip.first_chunk::<20>().filter(|header| header[0] == 0x45) else { return };
     // clause: IP-DF
     if header[6] & 0x40 == 0 {
-        let text = "an IPv4 packet without DF: the ICRC covers the flags".to_owned();
-        charges.push(Charge::new(Rule::IpFragment, card, Role::Sender, index, text));
+        let text = "an IPv4 packet without the DF flag, which the ICRC covers".to_owned();
+        charges.push(Charge::new(Rule::IpDf, card, Role::Sender, index, text));
     }
     let is_filled_in_later = header[10..12] == [0, 0];
     if !checksum_is_right(header) && !is_filled_in_later {
@@ -94,10 +94,10 @@ pub(super) fn fields(seen: &Seen, captured: &Captured<'_>, charges: &mut Vec<Cha
         charge(Rule::Reserved, "reserved bits of the BTH are set");
     }
     if bth.becn && !is_cnp {
-        charge(Rule::Reserved, "BECN is set in a packet that is no CNP");
+        charge(Rule::Reserved, "BECN is set in a packet that is not a CNP");
     }
     if bth.fecn {
-        charge(Rule::Reserved, "FECN is set, which RoCEv2 leaves to ECN in the IP header");
+        charge(Rule::Reserved, "FECN is set, but RoCEv2 marks congestion with ECN in the IP header");
     }
     let headers = match seen.header.kind {
         Kind::Ud { .. } if at(16) != 0 => Some("the reserved byte of the DETH is set"),
@@ -112,9 +112,9 @@ pub(super) fn fields(seen: &Seen, captured: &Captured<'_>, charges: &mut Vec<Cha
     // clause: BTH-SOLICITED, ACK-FIELDS
     let operation = seen.header.opcode().operation();
     if operation.is_response() && (bth.solicited || bth.ack_req) {
-        charge(Rule::AnswerBits, "a response has SE or A set");
+        charge(Rule::AnswerBits, "a response has the SE or AckReq bit set");
     } else if bth.solicited && !may_be_solicited(&seen.header.kind) {
-        charge(Rule::Solicited, "SE is set on a packet that ends no SEND and no WRITE with immediate data");
+        charge(Rule::Solicited, "SE is set in a packet that does not end a SEND or a WRITE with immediate data");
     }
     if let Some(aeth) = response(&seen.header.kind).and_then(Response::aeth) {
         // clause: AETH-SYNDROME
@@ -140,7 +140,7 @@ pub(super) fn fields(seen: &Seen, captured: &Captured<'_>, charges: &mut Vec<Cha
     }
     // clause: BTH-PAD
     if !captured.is_cut() && pad(seen, bytes).iter().any(|byte| *byte != 0) {
-        let text = "the pad is not 0".to_owned();
+        let text = "the padding is not 0".to_owned();
         charges.push(Charge::new(Rule::Pad, card, Role::Sender, seen.index, text).advice());
     }
 }
@@ -149,25 +149,25 @@ fn address(seen: &Seen, is_datagram: bool, charge: &mut impl FnMut(Rule, &str)) 
     let (NetHeader { src, dst, .. }, qpn) = (seen.net, seen.header.bth.dest_qpn);
     // clause: AV-VALID
     if src.is_multicast() || src.to_ip().is_unspecified() || dst.to_ip().is_unspecified() {
-        charge(Rule::Address, "the source or the destination is no address of a host");
+        charge(Rule::Address, "the source or the destination is not a unicast address");
     }
     if dst.is_multicast() && !is_datagram {
-        charge(Rule::Address, "a packet of a connection goes to a group");
+        charge(Rule::Address, "a packet of a connection is sent to a multicast group");
     }
     // clause: UD-MULTICAST
     if is_datagram && dst.is_multicast() != (qpn == Qpn::MULTICAST) {
-        charge(Rule::Multicast, "address and queue pair do not agree on whether a group is meant");
+        charge(Rule::Multicast, "only one of destination address and queue pair is multicast");
     }
     // clause: CM-GSI
     match (qpn, seen.header.kind) {
         (Qpn::GSI, Kind::Ud { deth, .. }) if deth.qkey != Qkey::GSI => {
-            charge(Rule::QueuePair, "a datagram to queue pair 1 has another Q_Key than 0x80010000");
+            charge(Rule::QueuePair, "a datagram to queue pair 1 has a Q_Key other than 0x80010000");
         }
         (Qpn::GSI, Kind::Ud { .. }) => {}
-        (Qpn::GSI, _) => charge(Rule::QueuePair, "a packet of a connection goes to queue pair 1"),
-        (qpn, _) if qpn.get() == 0 => charge(Rule::QueuePair, "a packet goes to queue pair 0"),
+        (Qpn::GSI, _) => charge(Rule::QueuePair, "a packet of a connection is sent to queue pair 1"),
+        (qpn, _) if qpn.get() == 0 => charge(Rule::QueuePair, "a packet is sent to queue pair 0"),
         (_, Kind::Ud { deth, .. }) if deth.src_qpn.get() == 0 => {
-            charge(Rule::QueuePair, "a datagram comes from queue pair 0");
+            charge(Rule::QueuePair, "a datagram is sent from queue pair 0");
         }
         _ => {}
     }

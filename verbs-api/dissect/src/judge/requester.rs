@@ -2,22 +2,22 @@
 
 use super::channel::{Channel, Nak, State};
 use super::charge::{Class, Rule};
-use super::history::{MOST_STARTS, Record, asks, atomic, reth};
+use super::history::{MAX_STARTS, Record, asks, atomic, reth};
 use super::seen::Seen;
 use crate::sequence::{Place, Seq, psn_of, read_span};
 use roxe_transport::qp::takes_receive;
 use roxe_wire::opcode::{Operation, PayloadRule, Position, Service};
 use roxe_wire::{Kind, Request};
 
-/// Most bytes of a message.
+/// Maximum length of a message, in bytes.
 const MAX_MESSAGE: u64 = 1 << 31;
 /// Tolerance for the times of a capture, in nanoseconds.
 const SLACK: u64 = 20_000;
-/// Distance of PSNs in which a connection goes on behind a stray packet.
+/// Maximum distance of PSNs at which a connection continues after a stray packet.
 const NEAR: i64 = 64;
-/// Longest time by which one packet overtakes another, in nanoseconds.
+/// Maximum time by which one packet overtakes another, in nanoseconds.
 const OVERTAKING: u64 = 10_000_000;
-/// Number of NAKs in a row after which the network has not lost each packet that they ask for.
+/// Number of retransmissions from a later PSN than the NAK's that loss no longer explains.
 const EVASIONS: u32 = 3;
 
 impl Channel {
@@ -31,11 +31,11 @@ impl Channel {
         if let Some((old, stray)) = self.parked.take()
             && (old.history.sequence.nearest(psn) - old.history.sequence.next().0).abs() < NEAR
         {
-            // The connection goes on where it was before.
+            // The connection continues in its earlier sequence of PSNs.
             self.state = *old;
             seq = self.state.history.sequence.nearest(psn);
             let expected = psn_of(self.state.history.sequence.next().0);
-            self.requester(Rule::PsnOrder, stray, format!("the PSN leaves the sequence, in which {expected} is next"));
+            self.requester(Rule::PsnOrder, stray, format!("the PSN is not in sequence: PSN {expected} is next"));
         } else if self.state.history.sequence.place(seq) == Place::Elsewhere {
             self.parked = Some((Box::new(std::mem::take(&mut self.state)), seen.index));
             self.terms.start = None;
@@ -65,15 +65,15 @@ impl Channel {
         // clause: PSN-START
         if place == Place::BeforeFirst && self.terms.start.is_some() && self.parked.is_none() {
             let start = self.terms.start.unwrap_or_default();
-            let text = format!("the first PSN is {}, but the peer has named {start}", seen.header.bth.psn);
+            let text = format!("the first PSN is {}, but its REQ or REP announced {start}", seen.header.bth.psn);
             self.requester(Rule::PsnStart, index, text);
             (self.terms.start, self.state.base) = (None, None);
         }
         // clause: PSN-SPAN
         if place == Place::BehindGap && self.terms.is_complete {
             let text =
-                format!("the PSN skips {} packets: {expected} is next", seq - self.state.history.sequence.next().1);
-            self.requester(Rule::PsnSpan, index, text);
+                format!("the PSN skips {} packets: PSN {expected} is next", seq - self.state.history.sequence.next().1);
+            self.requester(Rule::PsnContiguous, index, text);
         }
         if matches!(place, Place::Next | Place::BehindGap) {
             self.meet_ghosts(seq, place, index);
@@ -113,18 +113,18 @@ impl Channel {
     /// Charges responses that were sent before the requests that they answer.
     // clause: RESP-REGION
     fn meet_ghosts(&mut self, seq: Seq, place: Place, index: usize) {
-        // In a retry, a packet that the capture lost comes again behind others.
+        // In a retry, a packet that the capture lost is sent again after others.
         let may_be_retry = self.state.resent.is_some_and(|resent| resent + 1 == seq);
         self.state.resent = may_be_retry.then_some(seq);
         for (claimed, packet, is_nak) in std::mem::take(&mut self.state.ghosts) {
-            // Behind a gap, the capture has lost what was answered. After a NAK, a packet that the
-            // capture lost looks new.
+            // At a gap, the capture has lost the request of this response. After a NAK, a packet that
+            // the capture lost looks new.
             if claimed < seq || may_be_retry || (is_nak && claimed != seq) {
                 continue;
             }
-            let text = format!("it answers PSN {}, which is sent only later", psn_of(claimed));
+            let text = format!("it responds to PSN {} before the request is sent", psn_of(claimed));
             let is_certain = place != Place::BehindGap && (!is_nak || self.terms.is_complete);
-            let charge = self.responder(Rule::Ghost, packet, text);
+            let charge = self.responder(Rule::ResponseMatch, packet, text);
             charge.packets.push(index);
             charge.needs_whole_capture = true;
             if !is_certain {
@@ -133,33 +133,34 @@ impl Channel {
         }
     }
 
-    /// Judges lengths that do not depend on other packets but for the path MTU.
+    /// Judges lengths that depend on no other packet except through the path MTU.
     fn lengths(&mut self, seen: &Seen, request: Request, index: usize) {
         let (len, position) = (seen.len, request.operation().facts().position);
         let is_full = request.operation().facts().payload == PayloadRule::Full;
         // clause: MTU-PATH, CHECK-LENGTH
         if is_full && !matches!(len, 256 | 512 | 1024 | 2048 | 4096) {
-            let text = format!("{} carries {len} bytes, which is no path MTU", request.operation().facts().name);
+            let text = format!("{} carries {len} bytes, which is not a path MTU", request.operation().facts().name);
             self.requester(Rule::Mtu, index, text);
         } else if let Some(mtu) = self.terms.mtu
             && (len > mtu || (is_full && len != mtu))
         {
             let name = request.operation().facts().name;
-            let text = format!("{name} carries {len} bytes, the path MTU is {mtu}");
+            let text = format!("{name} carries {len} bytes, but the path MTU is {mtu}");
             self.requester(Rule::PacketLength, index, text);
         }
         if position == Position::Last && len == 0 {
-            let text = format!("{} carries nothing", request.operation().facts().name);
+            let text = format!("{} carries no payload", request.operation().facts().name);
             self.requester(Rule::PacketLength, index, text);
         }
         let length = reth(&request).map_or(0, |reth| u64::from(reth.dma_len));
         // clause: SEND-MAX-LENGTH
         if length > MAX_MESSAGE {
-            self.requester(Rule::MessageLength, index, format!("the RETH says {length} bytes"));
+            self.requester(Rule::MessageLength, index, format!("the DMA length in the RETH is {length} bytes"));
         }
     }
 
-    /// Judges the place of the packet in its message, by the packets directly before and behind it.
+    /// Judges the position of the packet in its message, from the packets directly before and after
+    /// it.
     // clause: CHECK-SEQUENCE, SEND-ORDER
     fn position(&mut self, seen: &Seen, request: Request, seq: Seq, index: usize) {
         let xrc = match seen.header.kind {
@@ -168,11 +169,11 @@ impl Channel {
         };
         let history = &self.state.history;
         let before = history.before(seq).map(|before| (before.packet, before.request, before.xrc));
-        let behind = history.records.get(&(seq + 1)).map(|behind| (behind.packet, behind.request, behind.xrc));
+        let after = history.records.get(&(seq + 1)).map(|after| (after.packet, after.request, after.xrc));
         let is_read = matches!(request, Request::Read(_));
         let pairs = [
             before.map(|(packet, other, queue)| (packet, (other, queue), (request, xrc))),
-            behind.filter(|_| !is_read).map(|(packet, other, queue)| (packet, (request, xrc), (other, queue))),
+            after.filter(|_| !is_read).map(|(packet, other, queue)| (packet, (request, xrc), (other, queue))),
         ];
         for (packet, (first, first_queue), (second, second_queue)) in pairs.into_iter().flatten() {
             let [one, two] = [first, second].map(|request| request.operation().facts().name);
@@ -182,7 +183,7 @@ impl Channel {
                 self.requester(Rule::OpcodeOrder, later, text).packets.insert(0, packet.min(index));
             } else if first_queue != second_queue && continues(second.operation()) {
                 // clause: XRC-ONE-QUEUE
-                let text = "a packet of a message names another shared receive queue".to_owned();
+                let text = "the packets of a message specify different SRQs".to_owned();
                 self.requester(Rule::XrcQueue, index, text).packets.insert(0, packet);
             }
         }
@@ -211,7 +212,7 @@ impl Channel {
             let is_wrong = if is_last { sum != all } else { sum >= all };
             if is_wrong {
                 let is = if is_last { "is" } else { "is, before its last packet," };
-                let text = format!("a WRITE of {announced} bytes by its RETH {is} {sum} bytes long");
+                let text = format!("a WRITE with a DMA length of {announced} bytes {is} {sum} bytes long");
                 let charge = self.requester(Rule::DmaLength, index, text);
                 if opener != index {
                     charge.packets.insert(0, opener);
@@ -246,9 +247,9 @@ impl Channel {
         let (Some((limit, packet)), true) = (self.state.limit, takes_receive(&Kind::RcRequest(request))) else {
             return;
         };
-        // One request more may ask whether there are receives again.
+        // One request beyond the credits may probe for new receives.
         if self.state.history.messages(seq - 1).0 > limit {
-            let text = "a SEND goes beyond the credits of the responder".to_owned();
+            let text = "a SEND exceeds the credits of the responder".to_owned();
             let charge = self.requester(Rule::Credits, index, text);
             charge.packets.insert(0, packet);
             charge.class = Class::Advice;
@@ -272,7 +273,7 @@ impl Channel {
         let state = &mut self.state;
         if let Some((_, record)) = state.history.covering_mut(seq) {
             record.last = (index, time);
-            if matches!(request, Request::Read(_)) && record.starts.len() < MOST_STARTS && !record.starts.contains(&seq)
+            if matches!(request, Request::Read(_)) && record.starts.len() < MAX_STARTS && !record.starts.contains(&seq)
             {
                 record.starts.push(seq);
             }
@@ -283,7 +284,7 @@ impl Channel {
         (state.resent, state.has_repeats) = (Some(end), true);
     }
 
-    /// Judges a repeated packet by its first transmission.
+    /// Compares a retransmitted packet with its first transmission.
     // clause: RETRY-SAME-OPCODES, RETRY-READ-TAIL
     fn same_packet(&mut self, seen: &Seen, request: Request, seq: Seq, (begin, record): (Seq, &Record)) {
         let (index, packet) = (seen.index, record.packet);
@@ -294,11 +295,11 @@ impl Channel {
         }
         let [now, then] = [request, record.request].map(|request| request.operation().facts().name);
         let text = if request.operation() != record.operation() {
-            format!("PSN {} was a {then}, and is a {now} when sent again", psn_of(seq))
+            format!("PSN {} was {then}, but is {now} when retransmitted", psn_of(seq))
         } else if seen.len != record.len {
-            format!("PSN {} had {} bytes, and has {} when sent again", psn_of(seq), record.len, seen.len)
+            format!("PSN {} had {} bytes, but has {} when retransmitted", psn_of(seq), record.len, seen.len)
         } else if reth(&request) != reth(&record.request) || atomic(&request) != atomic(&record.request) {
-            format!("PSN {} has another key, address or operand when sent again", psn_of(seq))
+            format!("PSN {} has another key, address or operand when retransmitted", psn_of(seq))
         } else if self.terms.service == Service::Uc && seen.hash != record.hash {
             // clause: PSN-24BIT
             let text = format!("two packets have PSN {}", psn_of(seq));
@@ -322,7 +323,7 @@ impl Channel {
             && now.va == then.va.wrapping_add(skipped)
             && u64::from(now.dma_len) + skipped == u64::from(then.dma_len);
         if !is_tail {
-            let text = format!("a repeated READ at PSN {} asks for something else than the first time", psn_of(seq));
+            let text = format!("a retransmitted READ at PSN {} does not request the end of the original READ", psn_of(seq));
             self.requester(Rule::ReadTail, index, text).packets.insert(0, record.packet);
         }
     }
@@ -336,8 +337,8 @@ impl Channel {
             && time.saturating_add(SLACK) < since.saturating_add(wait)
         {
             let waited = time.saturating_sub(since);
-            let text = format!("it waits {} us, the RNR NAK says {} us", waited / 1000, wait / 1000);
-            // The RNR NAK may be lost: then the ACK timeout ends first.
+            let text = format!("it waits {} us, but the RNR timer is {} us", waited / 1000, wait / 1000);
+            // If the network loses the RNR NAK, the requester retransmits after the ACK timeout.
             let may_be_timeout = self
                 .terms
                 .timeout
@@ -356,7 +357,7 @@ impl Channel {
             && (self.terms.is_complete || time.saturating_sub(since) > OVERTAKING)
         {
             let text = format!(
-                "it sends PSN {} again after it began with {}, which shows that it has the acknowledgement",
+                "it retransmits PSN {} after it resumed at PSN {}, which proves that it has the acknowledgement",
                 psn_of(seq),
                 psn_of(shown)
             );
@@ -375,7 +376,7 @@ impl Channel {
         }
     }
 
-    /// Judges a retransmission that begins behind the packet that a NAK asks for.
+    /// Judges a retransmission that begins after the PSN of a NAK.
     // clause: NAK-SEQUENCE
     fn evades_nak(&mut self, seq: Seq, index: usize, time: u64) {
         let acked = self.state.acked.map(|(acked, _)| acked);
@@ -389,7 +390,7 @@ impl Channel {
         let is_proven = *evasions >= EVASIONS && time.saturating_sub(*since) > OVERTAKING;
         let (expected, packet) = (*expected, *packet);
         if self.terms.is_complete || is_proven {
-            let text = format!("it begins again with PSN {}, the NAK says {}", psn_of(seq), psn_of(expected));
+            let text = format!("it retransmits from PSN {}, but the NAK carries PSN {}", psn_of(seq), psn_of(expected));
             self.requester(Rule::AfterNak, index, text).packets.insert(0, packet);
         }
         if let Some(nak) = &mut self.state.nak {
@@ -408,7 +409,7 @@ impl Channel {
             return;
         }
         let text = format!(
-            "it sends PSN {} again after {} us without a NAK; the ACK timeout is {} us",
+            "it retransmits PSN {} after {} us without a NAK, but the ACK timeout is {} us",
             psn_of(seq),
             waited / 1000,
             timeout.as_micros()
@@ -426,7 +427,7 @@ const fn continues(operation: Operation) -> bool {
     matches!(operation.facts().position, Position::Middle | Position::Last)
 }
 
-/// Returns true if `second` may be the request directly behind `first`.
+/// Returns true if `second` may be the request directly after `first`.
 fn may_follow(first: Request, second: Request) -> bool {
     let is_write =
         |request: Request| matches!(request, Request::WriteFirst(_) | Request::WriteMiddle | Request::WriteLast(_));

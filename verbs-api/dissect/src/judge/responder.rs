@@ -2,14 +2,15 @@
 
 use super::channel::{Channel, Nak};
 use super::charge::{Class, Rule};
-use super::history::{MOST_STARTS, Record, asks};
+use super::history::{MAX_STARTS, Record, asks};
 use super::seen::Seen;
 use crate::sequence::{Seq, psn_of};
 use roxe_transport::qp::takes_receive;
 use roxe_transport::time::rnr_wait;
 use roxe_wire::{Aeth, Kind, NakCode, Request, Response, Syndrome};
 
-/// Number of times that a NAK may be repeated by the network, or cross the packet that it asks for.
+/// Number of times that the network may duplicate a NAK, or that a NAK may cross the packet that it
+/// requests.
 const REPEATS: u32 = 3;
 
 impl Channel {
@@ -21,11 +22,11 @@ impl Channel {
         let (index, seq) = (seen.index, self.state.history.sequence.nearest(seen.header.bth.psn));
         let syndrome = response.aeth().map(|aeth| aeth.syndrome);
         let is_nak = matches!(syndrome, Some(Syndrome::Nak(NakCode::PsnSequence)));
-        // A sequence NAK tells of a request behind the one that it names.
+        // A sequence NAK proves that the responder got a request after the PSN that it carries.
         let claimed = if is_nak { seq + 1 } else { seq };
         let is_ghost = claimed >= self.state.history.sequence.next().1;
-        // The capture may lack the first transmission: then the repetition after an RNR NAK looks
-        // new and comes behind its answer.
+        // The capture may lack the first transmission. Then the retransmission after an RNR NAK
+        // looks new, although the RNR NAK precedes it.
         let may_be_repeated = matches!(syndrome, Some(Syndrome::RnrNak { .. })) && !self.terms.is_complete;
         if is_ghost && !may_be_repeated {
             self.state.ghosts.push((claimed, index, is_nak));
@@ -52,7 +53,7 @@ impl Channel {
         }
     }
 
-    /// Takes everything up to `seq` as acknowledged.
+    /// Marks all requests up to `seq` as acknowledged.
     fn advance(&mut self, seq: Seq, seen: &Seen) {
         let acked = self.state.acked.map(|(acked, _)| acked);
         if acked >= Some(seq) {
@@ -78,7 +79,7 @@ impl Channel {
             && seq >= refused
             && !matches!(syndrome, Some(Syndrome::Nak(_)))
         {
-            let text = format!("it answers PSN {} after it refused PSN {}", psn_of(seq), psn_of(refused));
+            let text = format!("it acknowledges PSN {} after it refused PSN {}", psn_of(seq), psn_of(refused));
             self.responder(Rule::AfterRefusal, index, text).packets.insert(0, packet);
         }
     }
@@ -98,16 +99,16 @@ impl Channel {
             },
         };
         let (least, most) = (history.messages(complete).0, history.messages(history.sequence.next().1).1);
-        let said = i64::from(aeth.msn.get());
+        let actual = i64::from(aeth.msn.get());
         let is_first = self.terms.start.is_some() && self.state.base.is_none();
         let (low, high) = match self.state.base {
             Some(base) => base,
             None if is_first => (0, 0),
-            None => (said - most, said - least),
+            None => (actual - most, actual - least),
         };
-        // The count has 24 bits: the value nearest to the expected one is meant.
+        // The count has 24 bits: take the value nearest to the expected one.
         let expected = low.saturating_add(least);
-        let distance = (said - expected) & 0xff_ffff;
+        let distance = (actual - expected) & 0xff_ffff;
         let said = expected + if distance > 0x7f_ffff { distance - 0x100_0000 } else { distance };
         let narrowed = (low.max(said - most), high.min(said - least));
         if narrowed.0 <= narrowed.1 {
@@ -129,20 +130,20 @@ impl Channel {
         let again = self.state.nak.filter(|nak| nak.expected == seq);
         let repeats = again.map_or(0, |nak| if nak.is_sent { nak.repeats } else { nak.repeats + 1 });
         if self.state.acked.is_some_and(|(acked, _)| acked >= seq) {
-            let text = format!("it asks for PSN {psn}, which it has acknowledged");
-            self.contradiction(Rule::NakMissing, seq, aeth, index, text);
+            let text = format!("a sequence NAK carries PSN {psn}, which the responder has acknowledged");
+            self.contradiction(Rule::NakGap, seq, aeth, index, text);
         } else if let Some(nak) = again.filter(|nak| !nak.is_sent)
             && (is_complete || repeats == REPEATS)
         {
             let times = repeats + 1;
-            let text = format!("it asks for PSN {psn} {times} times, which was not sent since it asked first");
-            let charge = self.responder(Rule::NakMissing, index, text);
+            let text = format!("{times} sequence NAKs carry PSN {psn}, although it was not sent again in between");
+            let charge = self.responder(Rule::NakGap, index, text);
             charge.packets.insert(0, nak.packet);
             charge.needs_whole_capture = true;
         } else if let Some((refused, packet, .., false)) = self.state.rnr
             && refused == seq
         {
-            let text = format!("it asks for PSN {psn} as missing, to which it has answered RNR NAK");
+            let text = format!("a sequence NAK carries PSN {psn}, which the responder refused with an RNR NAK before");
             let charge = self.responder(Rule::NakAfterRnr, index, text);
             charge.packets.insert(0, packet);
             charge.class = Class::Advice;
@@ -150,32 +151,32 @@ impl Channel {
             && let Some((_, record)) = self.state.history.covering(seq)
             && !record.is_lost
         {
-            let text = format!("it asks for PSN {psn}, which it has got");
+            let text = format!("a sequence NAK carries PSN {psn}, which the responder has received");
             let packet = record.packet;
-            self.responder(Rule::NakMissing, index, text).packets.insert(0, packet);
+            self.responder(Rule::NakGap, index, text).packets.insert(0, packet);
         }
         let (since, evasions) = again.map_or((seen.time, 0), |nak| (nak.since, nak.evasions));
         self.state.nak = Some(Nak { expected: seq, packet: index, since, is_sent: false, evasions, repeats });
         (self.state.urge, self.state.resent) = (Some(index), None);
     }
 
-    /// Charges a refusal of what was acknowledged before. The network may have delayed the refusal:
-    /// then its MSN is older than the acknowledgement.
+    /// Charges a refusal of a request that was acknowledged before. If the network delayed the
+    /// refusal, its MSN is older than that of the acknowledgement.
     fn contradiction(&mut self, rule: Rule, seq: Seq, aeth: Aeth, index: usize, text: String) {
         let Some((acked, packet)) = self.state.acked else { return };
         let before = self.state.history.messages(seq - 1);
         let after = self.state.history.messages(acked);
-        let said = self.state.base.map(|(low, high)| {
+        let difference = self.state.base.map(|(low, high)| {
             let expected = low.saturating_add(before.0);
             let distance = (i64::from(aeth.msn.get()) - expected) & 0xff_ffff;
             (distance, high.saturating_sub(low))
         });
-        // Number of messages that the refusal counts more than there are before its PSN.
-        let is_later = match said {
+        // The difference between the MSN of the refusal and the messages before its PSN.
+        let is_later = match difference {
             Some((distance, 0)) if after.0 > before.1 => distance >= after.0 - before.0 && distance < 0x80_0000,
             _ => false,
         };
-        let is_earlier = said.is_some_and(|(distance, slack)| slack == 0 && after.0 > before.1 && distance == 0);
+        let is_earlier = difference.is_some_and(|(distance, slack)| slack == 0 && after.0 > before.1 && distance == 0);
         if is_earlier && !self.terms.is_complete {
             return;
         }
@@ -196,7 +197,7 @@ impl Channel {
 
     fn late_refusal(&mut self, seq: Seq, aeth: Aeth, index: usize, what: &str) {
         if self.state.acked.is_some_and(|(acked, _)| acked >= seq) {
-            let text = format!("{what} for PSN {}, which it has acknowledged", psn_of(seq));
+            let text = format!("{what} for PSN {}, which the responder has acknowledged", psn_of(seq));
             self.contradiction(Rule::LateRefusal, seq, aeth, index, text);
         }
     }
@@ -209,7 +210,7 @@ impl Channel {
             && !may_lack_receive(&record.request)
         {
             let (name, packet) = (record.operation().facts().name, record.packet);
-            let text = format!("an RNR NAK answers {name}, which takes no receive");
+            let text = format!("an RNR NAK refuses {name}, which consumes no receive");
             let charge = self.responder(Rule::RnrReceive, index, text);
             charge.packets.insert(0, packet);
             charge.class = Class::Advice;
@@ -228,7 +229,7 @@ impl Channel {
             && !self.state.has_repeats
         {
             let (name, packet) = (record.operation().facts().name, record.packet);
-            let text = format!("an ACK answers {name}");
+            let text = format!("an ACK responds to {name}");
             let charge = self.responder(Rule::ResponseKind, index, text);
             charge.packets.insert(0, packet);
             charge.needs_whole_capture = true;
@@ -245,7 +246,7 @@ impl Channel {
             self.state.urge = Some(index);
         }
         if !is_ghost {
-            // All receives are used up at the limit, which counts messages.
+            // The responder has no more receives at this limit, which counts messages.
             let limit = credit_limit(credits).map(|count| self.state.history.messages(seq).0 + count);
             self.state.limit = limit.map(|limit| (limit, index));
         }
@@ -256,14 +257,14 @@ impl Channel {
         let index = seen.index;
         // clause: READ-POSITIVE
         if response.aeth().is_some_and(|aeth| !matches!(aeth.syndrome, Syndrome::Ack { .. })) {
-            let text = "the AETH of a response with data is no ACK".to_owned();
+            let text = "the AETH of a response with data is not an ACK".to_owned();
             self.responder(Rule::ReadPositive, index, text);
         }
         let Some((begin, record)) = self.state.history.covering(seq) else { return };
         let record = record.clone();
         if !matches_kind(&record.request, response) {
             let name = record.operation().facts().name;
-            let text = format!("{} answers {name}", response.operation().facts().name);
+            let text = format!("{} responds to {name}", response.operation().facts().name);
             self.responder(Rule::ResponseKind, index, text).packets.insert(0, record.packet);
             return;
         }
@@ -285,7 +286,7 @@ impl Channel {
     fn atomic(&mut self, record: &Record, index: usize) {
         let (Request::CompareSwap(atomic) | Request::FetchAdd(atomic)) = record.request else { return };
         if atomic.va % 8 != 0 {
-            let text = format!("it executes an atomic at {:#x}, which is no multiple of 8", atomic.va);
+            let text = format!("it executes an atomic at {:#x}, which is not a multiple of 8", atomic.va);
             self.responder(Rule::AtomicAligned, index, text).packets.insert(0, record.packet);
         }
     }
@@ -294,7 +295,7 @@ impl Channel {
     fn read(&mut self, seq: Seq, begin: Seq, record: &Record, response: Response, seen: &Seen) {
         let (index, packet, psn) = (seen.index, record.packet, psn_of(seq));
         let Request::Read(reth) = record.request else { return };
-        // Without the path MTU, the end of the READ is not known.
+        // Without the path MTU, the PSN of the last response is unknown.
         let Some(mtu) = self.terms.mtu.or_else(|| (record.span == 1).then_some(4096)) else { return };
         let (place, last) = (seq - begin, record.span - 1);
         let rest = u64::from(reth.dma_len).saturating_sub(place as u64 * u64::from(mtu));
@@ -304,7 +305,7 @@ impl Channel {
             self.responder(Rule::ReadLength, index, text).packets.insert(0, packet);
             return;
         }
-        let is_start = record.starts.contains(&seq) || record.starts.len() == MOST_STARTS;
+        let is_start = record.starts.contains(&seq) || record.starts.len() == MAX_STARTS;
         let fits = match response {
             Response::ReadFirst(_) => place < last && is_start,
             Response::ReadMiddle => place < last && place > 0,
@@ -322,22 +323,22 @@ impl Channel {
     fn order(&mut self, seq: Seq, record: &Record, index: usize) {
         let is_complete = self.terms.is_complete;
         if seq < record.expected && record.again.is_none_or(|again| seq < again) {
-            let text = format!("it repeats the response with PSN {}, for which no request was repeated", psn_of(seq));
+            let text = format!("it sends the response with PSN {} again, but no request was retransmitted", psn_of(seq));
             let charge = self.responder(Rule::AnswerOrder, index, text);
             charge.packets.insert(0, record.packet);
             if !is_complete {
                 charge.class = Class::Advice;
             }
         } else if is_complete && seq > record.expected && record.again.is_none() {
-            let text = format!("the response with PSN {} follows that with PSN {}", psn_of(seq), {
+            let text = format!("the response with PSN {} follows the response with PSN {}", psn_of(seq), {
                 psn_of(record.expected - 1)
             });
             self.responder(Rule::AnswerOrder, index, text).packets.insert(0, record.packet);
         }
     }
 
-    /// Counts a READ or atomic as answered. If it was the oldest one, more were unanswered than
-    /// agreed.
+    /// Counts a READ or atomic as answered. If it was the oldest, more requests were outstanding
+    /// than agreed.
     // clause: SEND-RD-ATOMIC
     fn answered(&mut self, seq: Seq) {
         let Some((end, _)) = self.state.unanswered.front().copied().filter(|(end, _)| *end == seq) else { return };
@@ -347,13 +348,13 @@ impl Channel {
         {
             self.state.too_deep = None;
             let depth = self.terms.depth.unwrap_or_default();
-            let text = format!("more than {depth} READs and atomics are unanswered");
+            let text = format!("more than {depth} READs and atomics are outstanding");
             self.requester(Rule::ReadDepth, packet, text).needs_whole_capture = true;
         }
     }
 }
 
-/// Returns true if a request may find no receive, or no room for its answer.
+/// Returns true if a responder may lack a receive or a response resource for the request.
 fn may_lack_receive(request: &Request) -> bool {
     let is_served = matches!(request, Request::Read(_) | Request::CompareSwap(_) | Request::FetchAdd(_));
     is_served || takes_receive(&Kind::RcRequest(*request))

@@ -1,4 +1,4 @@
-//! A packet as the judge remembers it.
+//! The fields of a packet that the judge keeps.
 
 use crate::reader::Captured;
 use roxe_wire::capture::Direction;
@@ -9,7 +9,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 /// A whole, undamaged packet, or a cut one with all headers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
-    /// Its index in the capture.
+    /// Index of the packet in the capture.
     pub index: usize,
     /// Nanoseconds since the first frame.
     pub time: u64,
@@ -18,7 +18,7 @@ pub(super) struct Seen {
     pub header: Header,
     /// Bytes of payload.
     pub len: u32,
-    /// Hash of headers and payload without AckReq and ICRC; that of the headers if it is cut.
+    /// Hash of headers and payload without AckReq and ICRC; of the headers only if the packet is cut.
     pub hash: u64,
     /// True if a fault rule of the recording process dropped it.
     pub is_lost: bool,
@@ -44,24 +44,24 @@ fn packet_hash(bytes: &[u8], headers: usize, is_cut: bool) -> u64 {
     hasher.finish()
 }
 
-/// Finds packets that were captured twice: on their way in and out of a host, or of a switch.
+/// Finds packets that were captured twice: on two interfaces of a host or switch.
 #[derive(Debug, Default)]
 pub(super) struct Twins<'f> {
     /// Packets by IPv4 identification and bytes.
     first: HashMap<(u16, &'f [u8]), Place<'f>>,
 }
 
-/// Time of the first capture of a packet, interface, and bytes in front of the IP header.
+/// Time of the first capture of a packet, interface, and bytes before the IP header.
 type Place<'f> = (u64, u32, &'f [u8]);
 
-/// Longest time between two captures of one packet, in nanoseconds.
+/// Maximum time between two captures of one packet, in nanoseconds.
 const TWIN_AGE: u64 = 1_000_000_000;
 
 impl<'f> Twins<'f> {
-    /// Returns true if the same packet was captured before, at another place.
+    /// Returns true if the same packet was captured before, on another interface or with another link header.
     pub(super) fn is_twin(&mut self, captured: &Captured<'f>) -> bool {
         let Captured { time, net, bytes, interface, link_header, .. } = *captured;
-        // Without an identification of its own, a retransmission looks the same.
+        // A retransmission with the same IP identification looks like a second capture.
         if net.ident == 0 || captured.direction.is_some() {
             return false;
         }

@@ -505,7 +505,7 @@ fn uc(request: Request) -> Kind {
 /// Every planted fault.
 const PLANTED: &[Planted] = &[
     // Single packets.
-    planted(Rule::IpFragment, A, |tape| tape.packet("one").damage.extend([(6, 0), (10, 0), (11, 0)])),
+    planted(Rule::IpDf, A, |tape| tape.packet("one").damage.extend([(6, 0), (10, 0), (11, 0)])),
     planted(Rule::IpChecksum, A, |tape| tape.packet("one").damage.push((10, 0x55))),
     planted(Rule::Address, B, |tape| tape.packet("ack add").net.dst = Ipv4Addr::new(239, 1, 1, 1).into()),
     planted(Rule::Icrc, A, |tape| tape.packet("one").damage.push((BTH + 14, 0x55))),
@@ -541,7 +541,7 @@ const PLANTED: &[Planted] = &[
     planted(Rule::PsnStart, A, |tape| {
         tape.behind("RTU", send("too early", 99));
     }),
-    complete(Rule::PsnSpan, A, |tape| tape.remove("send middle")),
+    complete(Rule::PsnContiguous, A, |tape| tape.remove("send middle")),
     planted(Rule::OpcodeOrder, A, |tape| {
         tape.packet("send middle").header.kind = Kind::RcRequest(Request::WriteMiddle)
     }),
@@ -589,8 +589,8 @@ const PLANTED: &[Planted] = &[
     }),
     planted(Rule::RnrWait, A, |tape| tape.packet("rnr").set_aeth(rnr(20, 8))),
     // Responses.
-    planted(Rule::Ghost, B, |tape| tape.move_behind("ack sends", "send first")),
-    complete(Rule::Ghost, B, |tape| {
+    planted(Rule::ResponseMatch, B, |tape| tape.move_behind("ack sends", "send first")),
+    complete(Rule::ResponseMatch, B, |tape| {
         tape.behind("one", resp("nak nothing", 110, Response::Ack(nak(NakCode::PsnSequence, 5)), 0));
     }),
     planted(Rule::ResponseKind, B, |tape| {
@@ -625,10 +625,10 @@ const PLANTED: &[Planted] = &[
         let atomic = AtomicEth { va: 0x1004, rkey: RKey(7), swap_or_add: 1, compare: 0 };
         *tape.packet("add").request() = Request::FetchAdd(atomic);
     }),
-    planted(Rule::NakMissing, B, |tape| {
+    planted(Rule::NakGap, B, |tape| {
         tape.behind("ack sends", resp("late nak", 102, Response::Ack(nak(NakCode::PsnSequence, 2)), 0));
     }),
-    planted(Rule::NakMissing, B, |tape| {
+    planted(Rule::NakGap, B, |tape| {
         for _ in 0..3 {
             tape.behind("nak", resp("nak again", 111, Response::Ack(nak(NakCode::PsnSequence, 6)), 0));
         }
@@ -641,7 +641,7 @@ const PLANTED: &[Planted] = &[
         let at = tape.at("nak") + 3;
         tape.0[at..].iter_mut().for_each(|packet| packet.time += 20_000);
     }),
-    complete(Rule::NakMissing, B, |_| {}),
+    complete(Rule::NakGap, B, |_| {}),
     planted(Rule::LateRefusal, B, |tape| {
         tape.behind("ack sends", resp("refused", 103, Response::Ack(nak(NakCode::InvalidRequest, 2)), 0));
     }),
