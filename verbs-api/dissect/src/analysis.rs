@@ -1,9 +1,9 @@
 //! Analyses the packets of a capture in their order: flows, the pairs of flows that form a
 //! connection, messages, and a verdict on each packet.
 //!
-//! A packet of a connected service names only its destination queue pair. The source is found by
-//! the remark of the recording process, by messages of the connection manager, or by responses,
-//! whose PSNs are those of their requests.
+//! A packet of a connected service carries only its destination queue pair. The source queue pair is
+//! found through the comment of the recording process, messages of the connection manager, or
+//! responses, whose PSNs are those of their requests.
 
 use crate::event::{Cause, Event};
 use crate::reader::{Captured, Integrity};
@@ -32,13 +32,13 @@ pub enum Outcome {
 /// A message: a request, its packets and its responses.
 #[derive(Clone, Copy, Debug)]
 pub struct Message {
-    /// Flow of its requests.
+    /// Index of the flow of the requests.
     pub flow: usize,
-    /// Operation of its first packet.
+    /// Operation of the first packet.
     pub operation: Operation,
     /// First PSN.
     pub psn: Psn,
-    /// Number of packets, with repeated ones and responses.
+    /// Number of packets, including retransmissions and responses.
     pub packets: u32,
     /// Payload bytes of requests, without retransmissions.
     pub bytes: u64,
@@ -50,7 +50,7 @@ pub struct Message {
     pub end: Option<u64>,
     /// Outcome so far.
     pub outcome: Outcome,
-    /// Sequence number of the newest packet, and true if that is the last one of the message.
+    /// Sequence number of the newest packet, and true if it is the last packet of the message.
     last: (Seq, bool),
 }
 
@@ -63,7 +63,7 @@ pub struct Finding {
     pub flow: Option<usize>,
     /// Message of the packet.
     pub message: Option<usize>,
-    /// Number of messages that it completes.
+    /// Number of messages that the packet completes.
     pub completes: u32,
 }
 
@@ -73,7 +73,7 @@ impl Finding {
     }
 }
 
-/// State of an analysis, which takes packets in their order.
+/// State of the analysis of packets in capture order.
 #[derive(Debug, Default)]
 pub struct Analysis {
     flows: Vec<Flow>,
@@ -120,7 +120,7 @@ impl Analysis {
             }
             Kind::UcRequest(request) => self.request(flow, &packet, request.into(), captured.time),
             Kind::RcResponse(response) | Kind::XrcResponse(response) => {
-                // A lost response acknowledges nothing.
+                // A lost response acknowledges no request.
                 if captured.is_lost() {
                     Finding::of(self.unpaired(flow, response, packet.header.bth.psn))
                 } else {
@@ -190,10 +190,10 @@ impl Analysis {
 
     fn response(&mut self, flow: usize, packet: &Packet<'_>, response: Response, time: u64) -> Finding {
         let psn = packet.header.bth.psn;
-        let Some(asked) = self.pairing.requests_of(&mut self.flows, &self.by_key, flow, psn) else {
+        let Some(requests_flow) = self.pairing.requests_of(&mut self.flows, &self.by_key, flow, psn) else {
             return Finding::of(self.unpaired(flow, response, psn));
         };
-        let Some(requests) = self.flows[asked].requests.as_mut() else { return Finding::of(Event::New) };
+        let Some(requests) = self.flows[requests_flow].requests.as_mut() else { return Finding::of(Event::New) };
         let seq = requests.seq_of(psn);
         let message = requests.message_at(seq);
         if matches!(response, Response::ReadFirst(_) | Response::ReadMiddle) {
@@ -201,12 +201,12 @@ impl Analysis {
         }
         let event = match (response, aeth(response)) {
             (_, Some(Aeth { syndrome: Syndrome::RnrNak { timer }, .. })) => {
-                requests.ask(psn, Cause::Rnr);
+                requests.nak(psn, Cause::Rnr);
                 self.rnr(flow, psn, timer)
             }
             (_, Some(Aeth { syndrome: Syndrome::Nak(code), .. })) => {
                 if code == NakCode::PsnSequence {
-                    requests.ask(psn, Cause::SequenceNak);
+                    requests.nak(psn, Cause::SequenceNak);
                 } else if let Some(message) = message {
                     self.messages[message].outcome = Outcome::Refused(code);
                     self.messages[message].end = Some(time);
@@ -216,7 +216,7 @@ impl Analysis {
             (Response::Ack(_), _) => self.ack(flow, seq),
             _ => self.data(flow, seq, response),
         };
-        let completes = self.complete(asked, seq, event, response, time);
+        let completes = self.complete(requests_flow, seq, event, response, time);
         if let Some(message) = message.map(|message| &mut self.messages[message]) {
             message.packets += 1;
             message.repeats += u32::from(event == Event::RepeatedResponse);
@@ -234,9 +234,9 @@ impl Analysis {
     }
 
     fn rnr(&mut self, flow: usize, psn: Psn, timer: u8) -> Event {
-        let said = &mut self.flows[flow].responses.rnr;
-        let times = said.filter(|(last, _)| *last == psn).map_or(1, |(_, times)| times + 1);
-        *said = Some((psn, times));
+        let newest = &mut self.flows[flow].responses.rnr;
+        let times = newest.filter(|(last, _)| *last == psn).map_or(1, |(_, times)| times + 1);
+        *newest = Some((psn, times));
         Event::Rnr { wait: rnr_wait(timer), times }
     }
 
@@ -260,8 +260,8 @@ impl Analysis {
     }
 
     /// Ends the messages that this response completes, and returns their number.
-    fn complete(&mut self, asked: usize, seq: Seq, event: Event, response: Response, time: u64) -> u32 {
-        let Flow { requests: Some(requests), open, .. } = &mut self.flows[asked] else { return 0 };
+    fn complete(&mut self, flow: usize, seq: Seq, event: Event, response: Response, time: u64) -> u32 {
+        let Flow { requests: Some(requests), open, .. } = &mut self.flows[flow] else { return 0 };
         // NAKs and RNR NAKs acknowledge all requests before their PSN.
         let is_refusal = matches!(event, Event::Nak(_) | Event::Rnr { .. });
         let last = if is_refusal { seq - 1 } else { seq };
@@ -272,7 +272,7 @@ impl Analysis {
             let message = &mut self.messages[*index];
             let (end, is_whole) = message.last;
             let is_own = requests.message_at(seq) == Some(*index);
-            // READs and atomics end with their own response, or with one to a later request.
+            // READs and atomics end with their own response, or with a response to a later request.
             let is_done = if asks_for_data(message.operation) { ends_read || !is_own } else { is_whole };
             if end > last || !is_done {
                 break;
@@ -309,7 +309,7 @@ pub struct FlowKey {
     pub src: Gid,
     /// Address of the receiver.
     pub dst: Gid,
-    /// The receiving queue pair.
+    /// Destination queue pair.
     pub qpn: Qpn,
     /// Direction at the recording end, if known. A process connected to itself records both.
     pub direction: Option<Direction>,
@@ -331,7 +331,7 @@ impl FlowKey {
 pub struct Flow {
     /// Source host and destination queue pair.
     pub key: FlowKey,
-    /// Source queue pair, if it is known by now.
+    /// Source queue pair; `None` while unknown.
     pub source: Option<Qpn>,
     pub(crate) requests: Option<Requests>,
     pub(crate) responses: Responses,
@@ -356,24 +356,24 @@ pub(crate) struct Responses {
     pub rnr: Option<(Psn, u32)>,
 }
 
-/// Most searches for the requests of a flow of responses.
-const ATTEMPTS: u32 = 64;
-/// Total number of flows to visit before searches are limited to the newest flows, so that the time
-/// is linear in the length of any capture.
-const LOOKS: usize = 1 << 26;
+/// Maximum number of searches for the requests of a flow of responses.
+const MAX_SEARCHES: u32 = 64;
+/// Number of visited flows after which a search is limited to the [`NEWEST`] flows, so that the
+/// time is linear in the length of any capture.
+const MAX_VISITS: usize = 1 << 26;
 const NEWEST: usize = 1024;
 
 /// Finds the two flows of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Pairing {
     /// Queue pairs that request a connection, by host and communication id.
-    wanted: HashMap<(Gid, CommId), Qpn>,
+    requested: HashMap<(Gid, CommId), Qpn>,
     /// Peers of queue pairs.
     connected: HashMap<(Gid, Qpn), Qpn>,
     /// Flow of requests for a flow of responses, or the number of failed searches.
     answered: HashMap<usize, Result<usize, u32>>,
     /// Number of visited flows.
-    looks: usize,
+    visits: usize,
 }
 
 impl Pairing {
@@ -392,7 +392,7 @@ impl Pairing {
         let of_remark = sender(captured);
         let of_connection = self.connected.get(&(key.dst, key.qpn)).copied();
         let is_datagram = of_datagram.is_some() && of_datagram != Some(Qpn::GSI);
-        // A queue pair may receive datagrams from several.
+        // A queue pair may receive datagrams from several queue pairs.
         if !is_datagram {
             flows[flow].source = of_datagram.or(of_remark).or(of_connection);
         }
@@ -401,9 +401,9 @@ impl Pairing {
     fn learn_connection(&mut self, captured: &Captured<'_>, message: &CmMessage) {
         let (src, dst) = (captured.net.src, captured.net.dst);
         match message {
-            CmMessage::Req(req) => _ = self.wanted.insert((src, req.local_comm_id), req.local_qpn),
+            CmMessage::Req(req) => _ = self.requested.insert((src, req.local_comm_id), req.local_qpn),
             CmMessage::Rep(rep) => {
-                if let Some(active) = self.wanted.get(&(dst, rep.remote_comm_id)).copied() {
+                if let Some(active) = self.requested.get(&(dst, rep.remote_comm_id)).copied() {
                     self.connected.insert((src, rep.local_qpn), active);
                     self.connected.insert((dst, active), rep.local_qpn);
                 }
@@ -412,7 +412,7 @@ impl Pairing {
         }
     }
 
-    /// Returns the flow of requests that the responses of `flow` answer; one of them has this PSN.
+    /// Returns the flow of the requests for the responses of `flow`; one response has this PSN.
     fn requests_of(
         &mut self,
         flows: &mut [Flow],
@@ -422,7 +422,7 @@ impl Pairing {
     ) -> Option<usize> {
         let attempts = match self.answered.get(&flow) {
             Some(Ok(found)) => return Some(*found),
-            Some(Err(ATTEMPTS)) => return None,
+            Some(Err(MAX_SEARCHES)) => return None,
             Some(Err(attempts)) => attempts + 1,
             None => 1,
         };
@@ -435,8 +435,8 @@ impl Pairing {
                     && other.source.is_none_or(|qpn| qpn == key.qpn)
                     && other.requests.as_ref().is_some_and(|requests| requests.covers(psn))
             };
-            let first = if self.looks < LOOKS { 0 } else { flows.len().saturating_sub(NEWEST) };
-            self.looks = self.looks.saturating_add(flows.len() - first);
+            let first = if self.visits < MAX_VISITS { 0 } else { flows.len().saturating_sub(NEWEST) };
+            self.visits = self.visits.saturating_add(flows.len() - first);
             flows.get(first..)?.iter().rposition(is_asked).map(|at| first + at)
         });
         self.answered.insert(flow, found.ok_or(attempts));
@@ -448,8 +448,8 @@ impl Pairing {
     }
 }
 
-/// Returns the source queue pair in the remark of the sending process; that of the receiving one
-/// names the destination.
+/// Returns the source queue pair in the comment of the sending process. The comment of a receiving
+/// process has the destination.
 pub(crate) fn sender(captured: &Captured<'_>) -> Option<Qpn> {
     let remark = (captured.direction == Some(Direction::Outbound)).then_some(captured.remark)?;
     let number = remark.strip_prefix("qp 0x")?.split(' ').next()?;
@@ -465,13 +465,13 @@ mod tests {
         let key = |qpn| FlowKey { src: Gid::default(), dst: Gid::default(), qpn: Qpn::new(qpn), direction: None };
         let mut flows: Vec<_> = (0..5000).map(|qpn| Flow::new(key(qpn))).collect();
         let mut pairing = Pairing::default();
-        let mut looked_at = |pairing: &mut Pairing, flow| {
-            let before = pairing.looks;
+        let mut visits = |pairing: &mut Pairing, flow| {
+            let before = pairing.visits;
             assert_eq!(pairing.requests_of(&mut flows, &HashMap::new(), flow, Psn::new(0)), None);
-            pairing.looks - before
+            pairing.visits - before
         };
-        assert_eq!(looked_at(&mut pairing, 0), 5000);
-        pairing.looks = LOOKS;
-        assert_eq!(looked_at(&mut pairing, 1), NEWEST);
+        assert_eq!(visits(&mut pairing, 0), 5000);
+        pairing.visits = MAX_VISITS;
+        assert_eq!(visits(&mut pairing, 1), NEWEST);
     }
 }

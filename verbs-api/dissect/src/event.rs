@@ -18,9 +18,9 @@ pub enum Cause {
 /// Verdict on a packet in its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The packet is expected, or its service has no expectation.
+    /// The packet is next in sequence, or its service has no sequence.
     New,
-    /// The bytes are no packet.
+    /// The bytes are not a packet.
     Malformed(ParseError),
     /// The ICRC is wrong.
     WrongIcrc,
@@ -33,14 +33,14 @@ pub enum Event {
         /// Number of missing packets.
         missing: u32,
     },
-    /// The packet was missing before.
+    /// The packet is from a gap.
     FillsGap {
         /// Cause, if it was retransmitted.
         cause: Cause,
     },
     /// The packet was sent before.
     Retransmission {
-        /// Number of times so far, with the first one.
+        /// Number of transmissions so far, including the first.
         times: u32,
         /// Cause.
         cause: Cause,
@@ -63,7 +63,7 @@ pub enum Event {
     },
     /// The responder has no receive for the request.
     Rnr {
-        /// Time to wait.
+        /// Wait before the retransmission.
         wait: Duration,
         /// Number of RNR NAKs for this PSN so far.
         times: u32,
@@ -77,11 +77,11 @@ pub enum Event {
 /// Severity of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tone {
-    /// Usual.
+    /// Expected.
     Good,
-    /// Repeated without harm.
+    /// Duplicate or reordered without harm.
     Note,
-    /// Lost or late.
+    /// Lost, late or refused for now.
     Warning,
     /// Refused or damaged.
     Bad,
@@ -134,40 +134,40 @@ impl Event {
         matches!(self, Self::New | Self::Gap { .. } | Self::Restart { .. })
     }
 
-    /// Explains the verdict on the packet with this PSN; `None` for a usual one.
+    /// Explains the verdict on the packet with this PSN; `None` for [`Self::New`].
     pub fn words(self, psn: Psn) -> Option<String> {
         Some(match self {
             Self::New => return None,
-            Self::Malformed(error) => format!("no legal packet: {error}"),
+            Self::Malformed(error) => format!("not a valid packet: {error}"),
             Self::Cut => "cut: the capture lacks some of its headers".to_owned(),
-            Self::WrongIcrc => "ICRC wrong: damaged on its way, or sent wrong; a receiver drops it".to_owned(),
+            Self::WrongIcrc => "ICRC wrong: the packet was damaged on the way or sent so; a receiver drops it".to_owned(),
             Self::Gap { expected, missing: 1 } => format!("PSN gap: {expected} is missing before {psn}"),
             Self::Gap { expected, missing } => {
                 format!("PSN gap: {missing} packets are missing before {psn}, from {expected} on")
             }
             Self::FillsGap { cause: Cause::Unanswered } => {
-                format!("PSN {psn}, which was missing, arrives: reordered or retransmitted")
+                format!("fills the gap at PSN {psn}: reordered or retransmitted")
             }
-            Self::FillsGap { cause } => format!("PSN {psn}, which was missing, arrives {cause}"),
+            Self::FillsGap { cause } => format!("fills the gap at PSN {psn}: retransmitted {cause}"),
             Self::Retransmission { times, cause, is_acknowledged } => {
-                let ghost = if is_acknowledged { "; it was acknowledged already" } else { "" };
+                let ghost = if is_acknowledged { "; the packet was acknowledged before" } else { "" };
                 format!("retransmission of PSN {psn}, {} time, {cause}{ghost}", ordinal(times))
             }
             Self::Restart { expected } => {
                 format!("a new sequence begins at PSN {psn} ({expected} was next): another connection")
             }
-            Self::RepeatedAck => "repeats an earlier acknowledgement".to_owned(),
-            Self::RepeatedResponse => format!("repeats the response with PSN {psn}: the request was repeated"),
-            Self::ResponseGap { expected } => format!("responses are missing: {expected} was next, this is {psn}"),
+            Self::RepeatedAck => "duplicate of an earlier acknowledgement".to_owned(),
+            Self::RepeatedResponse => format!("the response with PSN {psn} was sent before: the request was retransmitted"),
+            Self::ResponseGap { expected } => format!("responses are missing: PSN {expected} was next, but this is PSN {psn}"),
             Self::Rnr { wait, times } => {
                 let again = if times > 1 { format!(", {} time", ordinal(times)) } else { String::new() };
-                format!("RNR NAK{again}: no receive is posted for PSN {psn}; send it again after {wait:?}")
+                format!("RNR NAK{again}: no receive is posted for PSN {psn}; retransmit after {wait:?}")
             }
             Self::Nak(NakCode::PsnSequence) => {
-                format!("NAK: PSN sequence error, expects {psn}: a packet before the one it got is missing")
+                format!("NAK: PSN sequence error, expects PSN {psn}: packets are missing")
             }
             Self::Nak(code) => format!("NAK: {} at PSN {psn}; the queue pair ends in error", nak_words(code)),
-            Self::Congestion => "CNP: a switch marked packets (ECN), the sender shall slow down".to_owned(),
+            Self::Congestion => "CNP: a switch marked packets (ECN); the sender should slow down".to_owned(),
         })
     }
 }
@@ -177,7 +177,7 @@ impl fmt::Display for Cause {
         f.write_str(match self {
             Self::SequenceNak => "after the NAK",
             Self::Rnr => "after the RNR NAK",
-            Self::Unanswered => "no answer seen in time",
+            Self::Unanswered => "no response seen in time",
         })
     }
 }
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn ordinals_have_english_endings() {
-        let said = [1, 2, 3, 4, 11, 12, 13, 21, 22, 101, 111].map(ordinal);
-        assert_eq!(said, ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "22nd", "101st", "111th"]);
+        let words = [1, 2, 3, 4, 11, 12, 13, 21, 22, 101, 111].map(ordinal);
+        assert_eq!(words, ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "22nd", "101st", "111th"]);
     }
 }

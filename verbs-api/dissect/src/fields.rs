@@ -11,7 +11,7 @@ use roxe_wire::{Aeth, AtomicEth, ImmDt, Kind, Packet, Request, Response, Reth, S
 pub struct Section {
     /// Name in the specification.
     pub name: &'static str,
-    /// Names and values of its fields, in their order.
+    /// Names and values of the fields, in their order.
     pub fields: Vec<(&'static str, String)>,
 }
 
@@ -19,7 +19,7 @@ fn section<const N: usize>(name: &'static str, fields: [(&'static str, String); 
     Section { name, fields: fields.into() }
 }
 
-/// Returns the headers of a packet from the outside in.
+/// Returns the headers of a packet, outermost first.
 pub fn sections(captured: &Captured<'_>) -> Vec<Section> {
     let net = &captured.net;
     let (name, class, hops, last) = if net.is_ipv4() {
@@ -147,7 +147,7 @@ fn of_imm(imm: ImmDt) -> Section {
 
 fn of_aeth(aeth: Aeth) -> Section {
     let meaning = match aeth.syndrome {
-        Syndrome::Ack { credits: 0x1f } => "ACK, no limit of credits".to_owned(),
+        Syndrome::Ack { credits: 0x1f } => "ACK, unlimited credits".to_owned(),
         Syndrome::Ack { credits } => format!("ACK, credit code {credits}"),
         Syndrome::RnrNak { timer } => format!("RNR NAK, timer {timer} ({:?})", rnr_wait(timer)),
         Syndrome::Nak(code) => format!("NAK, {code}"),

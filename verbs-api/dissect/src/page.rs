@@ -19,7 +19,7 @@ pub struct Counts {
     pub packets: usize,
     /// Damaged packets.
     pub bad: usize,
-    /// Packets that are not captured to their end.
+    /// Packets that the capture cut.
     pub cut: usize,
     /// Other frames.
     pub others: Others,
@@ -81,19 +81,19 @@ impl fmt::Display for Counts {
     }
 }
 
-/// Returns the page of a capture with the packets of `told` and the counts of all packets.
+/// Returns the page of a capture with the packets of `found` and the counts of all packets.
 pub fn page(
     title: String,
-    told: &[(Captured<'_>, Finding)],
+    found: &[(Captured<'_>, Finding)],
     analysis: &Analysis,
     counts: &Counts,
     notes: Vec<String>,
 ) -> Page {
     let (mut columns, mut shapes) = (Columns::default(), Shapes::default());
     // Messages without a shown packet are omitted.
-    let shown: BTreeSet<usize> = told.iter().filter_map(|(_, finding)| finding.message).collect();
+    let shown: BTreeSet<usize> = found.iter().filter_map(|(_, finding)| finding.message).collect();
     let places: HashMap<usize, usize> = shown.iter().copied().zip(0..).collect();
-    let rows = told.iter().map(|told| row(told, analysis, &places, &mut columns, &mut shapes)).collect();
+    let rows = found.iter().map(|packet| row(packet, analysis, &places, &mut columns, &mut shapes)).collect();
     let all = analysis.messages();
     let messages = shown.iter().map(|message| message_row(&all[*message], analysis, &mut columns)).collect();
     let ends = columns.list.iter().filter(|(_, name)| name != UNKNOWN).count();

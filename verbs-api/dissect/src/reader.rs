@@ -8,9 +8,9 @@ use std::fmt;
 /// Integrity of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Integrity {
-    /// The ICRC is right.
+    /// The ICRC is correct.
     Good,
-    /// The bytes are no packet.
+    /// The bytes are not a packet.
     Malformed(ParseError),
     /// The ICRC is wrong.
     WrongIcrc,
@@ -30,7 +30,7 @@ impl fmt::Display for Integrity {
         match self {
             Self::Good => f.write_str("icrc ok"),
             Self::Malformed(error) => write!(f, "malformed: {error}"),
-            Self::WrongIcrc => f.write_str("icrc wrong: the packet was damaged on its way, or sent wrong"),
+            Self::WrongIcrc => f.write_str("icrc wrong: the packet was damaged on the way or sent so"),
             Self::Cut(captured, length) => write!(f, "cut: {captured} of {length} bytes, icrc not captured"),
         }
     }
@@ -39,17 +39,17 @@ impl fmt::Display for Integrity {
 /// A packet of a capture.
 #[derive(Clone, Copy, Debug)]
 pub struct Captured<'f> {
-    /// Number of its frame in the file, from 1.
+    /// Number of the frame in the file, from 1.
     pub frame: usize,
     /// Nanoseconds since the first frame.
     pub time: u64,
-    /// Direction, if the file has it.
+    /// Direction at the recording end; `None` if the file has no direction.
     pub direction: Option<Direction>,
     /// Number of the recording interface.
     pub interface: u32,
-    /// Bytes of the frame in front of the IP header.
+    /// Bytes of the frame before the IP header.
     pub link_header: &'f [u8],
-    /// Bytes from the IP header on; those of the whole batch if the packet is a segment of one.
+    /// Bytes from the IP header on; the whole batch if the packet is a segment of a batch.
     pub ip: &'f [u8],
     /// Fields of the IP and UDP headers.
     pub net: NetHeader,
@@ -57,7 +57,7 @@ pub struct Captured<'f> {
     pub bytes: &'f [u8],
     /// Integrity.
     pub integrity: Integrity,
-    /// Comment of the file on its frame, or an empty text.
+    /// Comment of the file on the frame, or an empty text.
     pub remark: &'f str,
 }
 
@@ -71,22 +71,22 @@ impl<'f> Captured<'f> {
         }
     }
 
-    /// Returns true if its payload is not captured.
+    /// Returns true if the payload is not captured completely.
     pub const fn is_cut(&self) -> bool {
         matches!(self.integrity, Integrity::Cut(..))
     }
 
-    /// Returns true if a fault rule of the recording process dropped it.
+    /// Returns true if a fault rule of the recording process dropped the packet.
     pub fn is_lost(&self) -> bool {
         self.has_effect("dropped")
     }
 
-    /// Returns true if a switch marked it as congested, or a fault rule of the recording process.
+    /// Returns true if a switch or a fault rule of the recording process marked the packet (CE).
     pub fn is_marked(&self) -> bool {
         self.net.is_marked() || self.has_effect("marked CE")
     }
 
-    /// Returns the fault rule of the recording process that hit it, and its effects.
+    /// Returns the fault rule of the recording process that changed the packet, and its effects.
     pub fn fate(&self) -> Option<&'f str> {
         self.remark.split_once(" | ").map(|(_, fate)| fate)
     }
@@ -111,10 +111,10 @@ pub enum Item<'f> {
     Broken(usize, CaptureError),
 }
 
-/// Returns the items of `file`. Datagrams for which `is_other` is true are no packets.
+/// Returns the items of `file`. Datagrams for which `is_other` is true are not packets.
 ///
 /// # Errors
-/// [`CaptureError`] if the bytes are no capture file.
+/// [`CaptureError`] if the bytes are not a capture file.
 pub fn items<'f>(
     file: &'f [u8],
     is_other: impl Fn(&[u8]) -> bool,
@@ -154,7 +154,7 @@ fn judge(net: &NetHeader, bytes: &[u8]) -> Integrity {
     }
 }
 
-/// As [`judge`], for a packet that had `length` bytes on the wire.
+/// Checks a packet like [`judge`]; `length` is its number of bytes on the wire.
 fn judge_cut(net: &NetHeader, bytes: &[u8], length: usize) -> Integrity {
     if bytes.len() == length {
         return judge(net, bytes);
@@ -219,7 +219,7 @@ pub enum Other {
     Fragment,
     /// A probe of roxe, or a datagram with inconsistent lengths.
     Roce,
-    /// Too short for its headers.
+    /// A frame that is too short for its headers.
     Short,
 }
 
@@ -259,7 +259,7 @@ impl Other {
         })
     }
 
-    /// Returns true if RoCEv2 packets may be inside, which are not decoded.
+    /// Returns true if the frame may contain RoCEv2 packets that this crate does not decode.
     pub fn may_hide_packets(self) -> bool {
         match self {
             Self::Link(_) | Self::Fragment => true,
@@ -274,7 +274,7 @@ impl Other {
 /// Returns the EtherType after VLAN tags.
 fn ether_type(frame: &[u8]) -> Option<u16> {
     frame.get(12..)?.as_chunks::<2>().0.iter().map(|two| u16::from_be_bytes(*two)).step_by(2).find(|number| {
-        // A tag has two bytes more.
+        // Two bytes of tag control information separate the EtherTypes.
         !matches!(number, 0x8100 | 0x88a8 | 0x9100)
     })
 }
@@ -320,7 +320,7 @@ impl Others {
         self.0.values().sum()
     }
 
-    /// Returns the frames that may hold packets.
+    /// Returns the counts of frames that may contain packets.
     pub fn unseen(&self) -> Self {
         Self(self.0.iter().filter(|(other, _)| other.may_hide_packets()).map(|(other, n)| (*other, *n)).collect())
     }
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_packet_is_no_batch() {
+    fn damaged_packet_is_not_a_batch() {
         let mut datagram = segment(1, 64, 0);
         datagram[20] ^= 1;
         assert_eq!(judge(&net(0), &datagram), Integrity::WrongIcrc);

@@ -14,9 +14,9 @@ pub(crate) struct Requests {
     repeats: HashMap<Seq, u32>,
     /// Newest acknowledged request.
     acknowledged: Option<Seq>,
-    /// Request that the responder demands again.
-    asked: Option<(Seq, Cause)>,
-    /// Most recent retransmission and its cause.
+    /// Request that the responder requests again, and why.
+    nak: Option<(Seq, Cause)>,
+    /// Newest retransmission and its cause.
     resent: Option<(Seq, Cause)>,
     /// Payload bytes of a full packet.
     mtu: Option<u32>,
@@ -29,7 +29,7 @@ pub(crate) struct Requests {
 pub(crate) struct Step {
     pub seq: Seq,
     pub event: Event,
-    /// Its message; `None` if it begins one.
+    /// Index of the message; `None` if the request begins a message.
     pub message: Option<usize>,
 }
 
@@ -39,7 +39,7 @@ impl Requests {
             sequence: Sequence::new(psn),
             repeats: HashMap::new(),
             acknowledged: None,
-            asked: None,
+            nak: None,
             resent: None,
             mtu: None,
             starts: BTreeMap::new(),
@@ -51,7 +51,7 @@ impl Requests {
         self.sequence.nearest(psn)
     }
 
-    /// Returns true if `psn` was sent and may still be answered.
+    /// Returns true if `psn` was sent and a response may follow.
     pub(crate) fn covers(&self, psn: Psn) -> bool {
         let seq = self.seq_of(psn);
         self.acknowledged.unwrap_or_else(|| self.sequence.first()) <= seq && seq < self.sequence.next().1
@@ -74,8 +74,8 @@ impl Requests {
         let (seq, (least, most)) = (self.seq_of(psn), self.sequence.next());
         let event = match self.sequence.add(seq, span) {
             Place::Next => Event::New,
-            Place::BehindGap => Event::Gap { expected: psn_of(most), missing: (seq - most) as u32 },
-            Place::Elsewhere => {
+            Place::AfterGap => Event::Gap { expected: psn_of(most), missing: (seq - most) as u32 },
+            Place::OutOfReach => {
                 *self = Self::new(psn);
                 self.add(psn, span);
                 return (self.sequence.first(), Event::Restart { expected: psn_of(least) });
@@ -96,9 +96,9 @@ impl Requests {
         (seq, event)
     }
 
-    /// Returns the cause of a retransmission: a NAK, or that of the previous packet.
+    /// Returns the cause of a retransmission: a NAK, or the cause of the previous packet's.
     fn cause_of(&mut self, seq: Seq) -> Cause {
-        if let Some((_, cause)) = self.asked.take_if(|(asked, _)| *asked <= seq) {
+        if let Some((_, cause)) = self.nak.take_if(|(expected, _)| *expected <= seq) {
             return cause;
         }
         match self.resent {
@@ -107,17 +107,17 @@ impl Requests {
         }
     }
 
-    /// The message with this sequence number.
+    /// Returns the message with this sequence number.
     pub(crate) fn message_at(&self, seq: Seq) -> Option<usize> {
         self.starts.range(..=seq).next_back().map(|(_, message)| *message)
     }
 
-    /// `message` begins here.
+    /// Records that `message` begins at `seq`.
     pub(crate) fn begin(&mut self, seq: Seq, message: usize) {
         self.starts.insert(seq, message);
     }
 
-    /// A damaged packet: it counts as sent if it is the next one, and else not at all.
+    /// Counts a damaged packet as sent if it is next in sequence; otherwise ignores it.
     pub(crate) fn take_damaged(&mut self, psn: Psn) {
         let (least, most) = self.sequence.next();
         if self.seq_of(psn) == least && least == most {
@@ -130,9 +130,9 @@ impl Requests {
         self.acknowledged = self.acknowledged.max(Some(seq));
     }
 
-    /// Records that the responder demands `psn` again.
-    pub(crate) fn ask(&mut self, psn: Psn, cause: Cause) {
-        self.asked = Some((self.seq_of(psn), cause));
+    /// Records that the responder requests `psn` again.
+    pub(crate) fn nak(&mut self, psn: Psn, cause: Cause) {
+        self.nak = Some((self.seq_of(psn), cause));
     }
 
     /// Learns the path MTU from the payload of a full response.

@@ -1,4 +1,4 @@
-//! Sequence numbers of the requests to one queue pair: the next one, and the missing ones.
+//! Sequence numbers of the requests to one queue pair: the next number, and the gaps.
 //!
 //! PSNs have 24 bits and wrap; a [`Seq`] does not, so that sequence numbers have an order.
 
@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 /// A sequence number that does not wrap.
 pub(crate) type Seq = i64;
 
-/// A distance of PSNs that means another connection.
+/// Distance of PSNs above which a request belongs to another connection.
 const JUMP: i64 = 1 << 16;
 /// Smallest path MTU.
 const MIN_PAYLOAD: u32 = 256;
-/// Most separate gaps that are remembered; of more, the oldest is forgotten.
-const MOST_GAPS: usize = 1 << 10;
+/// Maximum number of remembered gaps. Above it, the oldest gap is dropped.
+const MAX_GAPS: usize = 1 << 10;
 
 pub(crate) const fn psn_of(seq: Seq) -> Psn {
     Psn::new((seq & 0xff_ffff) as u32)
@@ -28,18 +28,18 @@ pub(crate) fn read_span(len: u32, mtu: Option<u32>) -> (i64, i64) {
 /// Place of a request among those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// The next one.
+    /// Next in sequence.
     Next,
-    /// Behind requests that were not seen.
-    BehindGap,
+    /// After requests that were not seen.
+    AfterGap,
     /// In a gap.
     InGap,
-    /// Before the first one.
+    /// Before the first request.
     BeforeFirst,
     /// Sent before.
     Again,
     /// Too far away to belong to the same connection.
-    Elsewhere,
+    OutOfReach,
 }
 
 /// The sequence numbers that were seen.
@@ -56,7 +56,7 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// Expects this PSN first.
+    /// Returns a sequence that begins with this PSN.
     pub(crate) fn new(psn: Psn) -> Self {
         let first = psn.get().into();
         Self { first, next: (first, first), ..Self::default() }
@@ -83,9 +83,9 @@ impl Sequence {
     pub(crate) fn place(&self, seq: Seq) -> Place {
         let (least, most) = self.next;
         if seq >= most + JUMP || seq < least - JUMP {
-            Place::Elsewhere
+            Place::OutOfReach
         } else if seq > most {
-            Place::BehindGap
+            Place::AfterGap
         } else if seq >= least {
             Place::Next
         } else if seq < self.first {
@@ -105,7 +105,7 @@ impl Sequence {
     pub(crate) fn add(&mut self, seq: Seq, (least, most): (i64, i64)) -> Place {
         let place = self.place(seq);
         match place {
-            Place::BehindGap => {
+            Place::AfterGap => {
                 self.open(self.next.1, seq);
                 self.next = (seq + least, seq + most);
             }
@@ -117,7 +117,7 @@ impl Sequence {
                 }
                 self.first = seq;
             }
-            Place::Again | Place::Elsewhere => {}
+            Place::Again | Place::OutOfReach => {}
         }
         place
     }
@@ -125,7 +125,7 @@ impl Sequence {
     /// Adds `begin..end` to the gaps.
     fn open(&mut self, begin: Seq, end: Seq) {
         self.gaps.insert(begin, end);
-        if self.gaps.len() > MOST_GAPS {
+        if self.gaps.len() > MAX_GAPS {
             self.gaps.pop_first();
             self.has_forgotten = true;
         }
@@ -162,7 +162,7 @@ mod tests {
     fn gap_is_filled_from_its_middle() {
         let mut sequence = Sequence::new(Psn::new(10));
         assert_eq!(sequence.add(10, ONE), Place::Next);
-        assert_eq!(sequence.add(15, ONE), Place::BehindGap);
+        assert_eq!(sequence.add(15, ONE), Place::AfterGap);
         assert_eq!(sequence.missing(0, 16), 4, "11 to 14");
         assert_eq!(sequence.add(12, (2, 2)), Place::InGap);
         assert_eq!([11, 12, 13, 14].map(|seq| sequence.place(seq) == Place::InGap), [true, false, false, true]);
@@ -184,15 +184,15 @@ mod tests {
         let mut sequence = Sequence::new(Psn::new(0xff_ffff));
         sequence.add(0xff_ffff, ONE);
         let seq = sequence.nearest(Psn::new(1));
-        assert_eq!((seq, sequence.add(seq, ONE)), (0x100_0001, Place::BehindGap));
+        assert_eq!((seq, sequence.add(seq, ONE)), (0x100_0001, Place::AfterGap));
         assert_eq!(sequence.nearest(Psn::new(0xff_ffff)), 0xff_ffff);
-        assert_eq!(sequence.place(seq + JUMP + 1), Place::Elsewhere);
+        assert_eq!(sequence.place(seq + JUMP + 1), Place::OutOfReach);
     }
 
     #[test]
     fn oldest_of_too_many_gaps_is_forgotten() {
         let mut sequence = Sequence::new(Psn::new(0));
-        for gap in 0..=MOST_GAPS as Seq {
+        for gap in 0..=MAX_GAPS as Seq {
             sequence.add(2 * gap + 1, ONE);
         }
         assert!(sequence.has_forgotten());

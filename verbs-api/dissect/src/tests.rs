@@ -96,10 +96,10 @@ fn lost_packet_is_explained_from_nak_to_acknowledgement() {
     tape.send(12);
     tape.ack(12, Syndrome::ACK_UNLIMITED);
     let words = tape.words();
-    assert_eq!(words[3], "NAK: PSN sequence error, expects 11: a packet before the one it got is missing");
+    assert_eq!(words[3], "NAK: PSN sequence error, expects PSN 11: packets are missing");
     assert_eq!(words[4], "retransmission of PSN 11, 2nd time, after the NAK; a SEND of 8 bytes");
     assert_eq!(words[5], "retransmission of PSN 12, 2nd time, after the NAK; a SEND of 8 bytes");
-    assert_eq!(words[6], "retransmission of PSN 12, 3rd time, no answer seen in time; a SEND of 8 bytes");
+    assert_eq!(words[6], "retransmission of PSN 12, 3rd time, no response seen in time; a SEND of 8 bytes");
     assert_eq!(words[7], "acknowledges everything up to PSN 12, which completes 2 messages");
     let messages = tape.analyse().1.messages().to_vec();
     assert_eq!(messages.iter().map(|m| (m.psn.get(), m.repeats)).collect::<Vec<_>>(), [(10, 0), (11, 1), (12, 2)]);
@@ -133,7 +133,7 @@ fn rnr_nak_and_its_retransmission_are_explained() {
     tape.send(7);
     tape.ack(7, Syndrome::ACK_UNLIMITED);
     let words = tape.words();
-    assert_eq!(words[1], "RNR NAK: no receive is posted for PSN 7; send it again after 640µs");
+    assert_eq!(words[1], "RNR NAK: no receive is posted for PSN 7; retransmit after 640µs");
     assert!(words[2].starts_with("retransmission of PSN 7, 2nd time, after the RNR NAK"), "{}", words[2]);
     assert!(words[3].starts_with("RNR NAK, 2nd time: "), "{}", words[3]);
     assert!(words[4].starts_with("retransmission of PSN 7, 3rd time, after the RNR NAK"), "{}", words[4]);
@@ -228,8 +228,8 @@ fn uc_message_ends_when_it_is_sent() {
     }
     assert_eq!(tape.verdicts(), ["ok", "ok", "PSN gap"]);
     let (_, analysis) = tape.analyse();
-    let told: Vec<_> = analysis.messages().iter().map(|m| (m.outcome, m.packets, m.bytes)).collect();
-    assert_eq!(told, [(Outcome::Sent, 2, 512), (Outcome::Sent, 1, 256)]);
+    let messages: Vec<_> = analysis.messages().iter().map(|m| (m.outcome, m.packets, m.bytes)).collect();
+    assert_eq!(messages, [(Outcome::Sent, 2, 512), (Outcome::Sent, 1, 256)]);
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn page_has_columns_rows_and_facts() {
     assert_eq!(columns, [("10.0.0.1", "0x11"), ("10.0.0.2", "0x22")]);
     // Columns, label, verdict, message.
     let arrow = |row: usize| serde_json::Value::from_iter([2, 3, 4, 7, 9].map(|at| page.rows[row][at].clone()));
-    let again = "retransmission of PSN 2, 2nd time, no answer seen in time; a SEND of 8 bytes";
+    let again = "retransmission of PSN 2, 2nd time, no response seen in time; a SEND of 8 bytes";
     assert_eq!(arrow(2), serde_json::json!([0, 1, "SEND_ONLY psn=2 len=8", again, 1]));
     let ack = "acknowledges everything up to PSN 2, which completes 2 messages";
     assert_eq!(arrow(3), serde_json::json!([1, 0, "ACK psn=2 msn=0", ack, 1]));
@@ -280,16 +280,16 @@ fn arbitrary_bytes_cause_no_panic() {
             bytes[at] = random() as u8;
         }
         bytes.truncate(bytes.len() - random() % 3 * (random() % 200));
-        let (mut analysis, mut counts, mut told) = (Analysis::default(), Counts::default(), Vec::new());
+        let (mut analysis, mut counts, mut found) = (Analysis::default(), Counts::default(), Vec::new());
         for item in items(&bytes, |_| false).into_iter().flatten() {
             if let Item::Packet(captured) = item {
                 let finding = analysis.take(&Captured { integrity: Integrity::Good, ..captured });
                 counts.add(&captured, &finding);
-                told.push((captured, finding));
+                found.push((captured, finding));
                 packets += 1;
             }
         }
-        let html = ladder::render(&page("test".into(), &told, &analysis, &counts, Vec::new()));
+        let html = ladder::render(&page("test".into(), &found, &analysis, &counts, Vec::new()));
         assert_eq!(html.matches("</script>").count(), 2);
     }
     assert!(packets > 5000, "{packets}");
@@ -310,19 +310,19 @@ fn cut(tape: &Tape, snap: usize) -> Vec<u8> {
 }
 
 fn judged(file: &[u8]) -> (Counts, Vec<String>) {
-    let (mut counts, mut analysis, mut told) = (Counts::default(), Analysis::default(), Vec::new());
+    let (mut counts, mut analysis, mut found) = (Counts::default(), Analysis::default(), Vec::new());
     for item in items(file, |_| false).unwrap() {
         match item {
             Item::Packet(captured) => {
                 let finding = analysis.take(&captured);
                 counts.add(&captured, &finding);
-                told.push(words(&captured, &finding));
+                found.push(words(&captured, &finding));
             }
             Item::Other(other) => counts.others.add(other),
             Item::Broken(..) => panic!("{item:?}"),
         }
     }
-    (counts, told)
+    (counts, found)
 }
 
 #[test]
@@ -332,15 +332,15 @@ fn cut_packets_are_checked_by_their_headers() {
     tape.request(12, Request::WriteLast(None), 1024);
     tape.ack(12, Syndrome::Ack { credits: 31 });
     // IP, UDP and the headers of the first packet, and 2 bytes of payload.
-    let (counts, told) = judged(&cut(&tape, 20 + 8 + 12 + 16 + 2));
+    let (counts, found) = judged(&cut(&tape, 20 + 8 + 12 + 16 + 2));
     assert_eq!((counts.packets, counts.cut, counts.bad, counts.gaps), (3, 2, 0, 1));
     assert!(counts.to_string().starts_with("3 RoCEv2 packets, 0 of them bad, 2 of them cut; 0 other"), "{counts}");
-    assert!(told[0].contains("an RDMA WRITE of 2048 to 0x1000 begins: 1024 bytes") && told[0].contains("; cut"));
-    assert!(told[1].contains("1024 bytes") && !told[2].contains("cut"), "{told:?}");
+    assert!(found[0].contains("an RDMA WRITE of 2048 to 0x1000 begins: 1024 bytes") && found[0].contains("; cut"));
+    assert!(found[1].contains("1024 bytes") && !found[2].contains("cut"), "{found:?}");
     // A packet cut within the BTH is counted without a check.
-    let (counts, told) = judged(&cut(&tape, 20 + 8 + 6));
+    let (counts, found) = judged(&cut(&tape, 20 + 8 + 6));
     assert_eq!((counts.packets, counts.cut, counts.bad), (3, 3, 0));
-    assert!(told[0].contains("lacks some of its headers"), "{told:?}");
+    assert!(found[0].contains("lacks some of its headers"), "{found:?}");
 }
 
 #[test]

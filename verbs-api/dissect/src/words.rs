@@ -10,14 +10,14 @@ pub fn words(captured: &Captured<'_>, finding: &Finding) -> String {
     let Some(packet) = captured.packet() else {
         return finding.event.words(roxe_wire::Psn::default()).unwrap_or_default();
     };
-    let said = finding.event.words(packet.header.bth.psn);
+    let verdict = finding.event.words(packet.header.bth.psn);
     let does = if captured.is_cut() && Mad::of_packet(&packet).is_some() {
         Some("connection manager: not captured".to_owned())
     } else {
         does(&packet, finding)
     };
-    let mut text = match (said, does) {
-        (Some(said), Some(does)) => format!("{said}; {does}"),
+    let mut text = match (verdict, does) {
+        (Some(verdict), Some(does)) => format!("{verdict}; {does}"),
         (Some(text), None) | (None, Some(text)) => text,
         (None, None) => String::new(),
     };

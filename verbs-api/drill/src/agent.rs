@@ -26,7 +26,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Longest time that a packet waits in the socket before this process runs.
 const JITTER: Duration = Duration::from_millis(3);
-/// Most commands that are sent together.
+/// Maximum number of commands in one message.
 const MAX_PENDING: usize = 128;
 /// `IBV_ACCESS_FLUSH_GLOBAL`: in Linux since 6.2, and in few cards.
 const FLUSH_GLOBAL: u32 = 1 << 8;
@@ -87,7 +87,7 @@ impl AgentCard {
         let (device, version) = (self.client.name().to_owned(), &hello["version"]);
         let is_far = |gid: &Gid| !self.client.is_local() && gid.to_ip().is_loopback();
         let mut trouble = String::from(if addresses.iter().any(is_far) {
-            "the card is on the loopback interface of its host; choose another one there with --device"
+            "the card is on the loopback interface of its host; start the agent there with --device and another card"
         } else {
             "the card has no RoCE v2 address"
         });
@@ -100,7 +100,7 @@ impl AgentCard {
             let (pair, near_port, max_datagram) = match measured {
                 Ok(opened) => opened,
                 Err(error) => {
-                    trouble = format!("no address here for {}: {error}", address.to_ip());
+                    trouble = format!("this host has no address to reach {}: {error}", address.to_ip());
                     continue;
                 }
             };
@@ -122,7 +122,7 @@ impl AgentCard {
 
     /// Sends a command after the pending ones, and waits for its answer.
     fn call(&mut self, command: Command, arguments: Value) -> Answer<Value> {
-        let nothing = || Refused::broken("the agent does not answer");
+        let nothing = || Refused::broken("the agent sent no response");
         self.call_all([(command, arguments)])?.pop().ok_or_else(nothing)
     }
 
@@ -177,7 +177,7 @@ impl AgentCard {
         if flags & AUTO_PATH_MIG != 0 {
             return Ok(());
         }
-        Err(Refused::unsupported("the card has no AUTO_PATH_MIG"))
+        Err(Refused::unsupported("the card does not support AUTO_PATH_MIG"))
     }
 
     fn free_all(&mut self) -> Answer<()> {
@@ -578,7 +578,7 @@ fn near_addresses(card: Gid, given: &[IpAddr]) -> io::Result<[Gid; 2]> {
             socket.connect((ip, ROCE_PORT))?;
             let near = socket.local_addr()?.ip();
             if near == ip {
-                return Err(io::Error::other("it is an address of this host; name another one with --near"));
+                return Err(io::Error::other("it is an address of this host; choose another near address with --near"));
             }
             Ok([near.into(), Gid::default()])
         }
@@ -586,7 +586,7 @@ fn near_addresses(card: Gid, given: &[IpAddr]) -> io::Result<[Gid; 2]> {
 }
 
 fn number(answer: &Value, name: &str) -> Answer<u64> {
-    answer[name].as_u64().ok_or_else(|| Refused::broken(format!("the agent's answer has no {name}: {answer}")))
+    answer[name].as_u64().ok_or_else(|| Refused::broken(format!("the agent's response has no {name}: {answer}")))
 }
 
 fn segments(pieces: &[Piece]) -> Value {
@@ -599,11 +599,11 @@ fn state(answer: &Value) -> String {
 
 fn hex(answer: &Value) -> Answer<Vec<u8>> {
     let bytes = answer["hex"].as_str().and_then(from_hex);
-    bytes.ok_or_else(|| Refused::broken("the agent's answer has no bytes"))
+    bytes.ok_or_else(|| Refused::broken("the agent's response has no bytes"))
 }
 
 fn runs(answer: &Value, len: usize) -> Answer<Vec<u8>> {
-    from_runs(&answer["runs"], len).ok_or_else(|| Refused::broken("the agent's answer has no bytes"))
+    from_runs(&answer["runs"], len).ok_or_else(|| Refused::broken("the agent's response has no bytes"))
 }
 
 fn all_completed(answer: &Value) -> Vec<Completed> {

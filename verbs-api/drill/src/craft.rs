@@ -92,7 +92,7 @@ pub(crate) fn differences(spec: &Spec, packet: &[u8], names: &Names) -> Result<V
     let syndrome = find(fields, spec, "syndrome").ok().and_then(|field| field.get(packet));
     let is_named = spec.fields.iter().any(|(name, _)| name == "syndrome");
     if let Some(syndrome) = syndrome.filter(|syndrome| !is_named && *syndrome >= 0x20) {
-        found.push(format!("syndrome is {syndrome:#04x}, no acknowledgement"));
+        found.push(format!("syndrome is {syndrome:#04x}, not an acknowledgement"));
     }
     if let Some(data) = &spec.payload {
         let (mut wanted, is) = (data.bytes(names)?, layout::payload(packet, len).unwrap_or_default());
@@ -112,7 +112,7 @@ pub(crate) fn bytes_differ(what: &str, wanted: &[u8], is: &[u8]) -> Option<Strin
     }
     let at = wanted.iter().zip(is).position(|(wanted, is)| wanted != is)?;
     let show = |bytes: &[u8]| to_hex(&bytes[at..bytes.len().min(at + 8)]);
-    Some(format!("{what} differs from byte {at} on: {}, not {}", show(is), show(wanted)))
+    Some(format!("{what} differs from byte {at}: {}, not {}", show(is), show(wanted)))
 }
 
 fn shown(name: &str, value: u64) -> String {
@@ -138,7 +138,7 @@ pub(crate) fn is_skipped(
     match skips {
         Skips::Nothing => Ok(false),
         Skips::Everything => Ok(true),
-        Skips::Patience => Ok(mad::is_mra(packet)),
+        Skips::Mra => Ok(mad::is_mra(packet)),
         Skips::EarlierAcks => {
             let wanted = spec.fields.iter().find(|(name, _)| name == "psn");
             let wanted = wanted.map(|(_, number)| number.value(names)).transpose()?;
@@ -165,10 +165,10 @@ pub(crate) fn flaw(net: &NetHeader, packet: &[u8], to: &[u32]) -> Option<String>
     }
     let pad = get("pad").unwrap_or_default() as usize;
     if body % 4 != 0 || pad > body {
-        return Some(format!("{body} bytes behind the headers, of which {pad} are pad"));
+        return Some(format!("{body} bytes follow the headers, {pad} of them padding"));
     }
     if covered.iter().rev().take(pad).any(|byte| *byte != 0) {
-        return Some("its pad is not zero".into());
+        return Some("its padding is not zero".into());
     }
     for field in ["tver", "resv6", "resv7", "resv8", "resv26", "reserved", "reserved2"] {
         if get(field).is_some_and(|value| value != 0) {
@@ -183,7 +183,7 @@ pub(crate) fn flaw(net: &NetHeader, packet: &[u8], to: &[u32]) -> Option<String>
     }
     let dqpn = get("dqpn").unwrap_or_default();
     let is_known = to.iter().any(|qpn| u64::from(*qpn) == dqpn);
-    (!is_known).then(|| format!("it goes to queue pair {dqpn:#x}, which is none of the near side"))
+    (!is_known).then(|| format!("its destination is queue pair {dqpn:#x}, which the near side does not have"))
 }
 
 /// Describes a packet.
@@ -196,7 +196,7 @@ pub(crate) fn describe(packet: &[u8]) -> String {
         Err(error) => {
             let hex = to_hex(&packet[..packet.len().min(32)]);
             format!(
-                "{} bytes, no legal packet ({error}): {hex}{}",
+                "{} bytes, not a valid packet ({error}): {hex}{}",
                 packet.len(),
                 if packet.len() > 32 { ".." } else { "" }
             )

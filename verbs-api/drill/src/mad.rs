@@ -245,7 +245,7 @@ pub(crate) fn flaw(packet: &[u8]) -> Option<String> {
     if len != MAD {
         return Some(format!("a MAD has {MAD} bytes, not {len}"));
     }
-    let Some(message) = of(packet) else { return Some("it is no message of the connection manager".into()) };
+    let Some(message) = of(packet) else { return Some("it is not a message of the connection manager".into()) };
     let always = [
         ("base_version", 1),
         ("class", 7),
@@ -360,7 +360,7 @@ mod tests {
                 };
                 field.set(&mut packet, usual);
             }
-            let mad = Mad::parse(&packet[HEADERS..]).expect("a message");
+            let mad = Mad::parse(&packet[HEADERS..]).expect("parse the message");
             assert_eq!(mad.message.name(), message.name);
             if let Wire::Rej(rej) = mad.message {
                 assert_eq!(rej.local_comm_id.0, 0x77);

@@ -40,7 +40,7 @@ impl Number {
     /// Parses a duration. It needs a unit: `500` could be meant as milliseconds.
     ///
     /// # Errors
-    /// If the text is no duration.
+    /// Describes the text that is not a duration.
     pub(crate) fn parse_time(text: &str) -> Result<Self, String> {
         let number = Self::parse(text)?;
         let missing = || format!("`{text}` has no unit; write {text}ms, or s, us or ns");
@@ -53,7 +53,7 @@ impl Number {
     /// Parses a number.
     ///
     /// # Errors
-    /// If the text is no number.
+    /// Describes the text that is not a number.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let mut rest = text;
         let root = sum(&mut rest, 0)?;
@@ -122,7 +122,7 @@ fn signed_quotient(left: u64, right: u64) -> Option<u64> {
 fn value(node: &Node, names: &Names, divide: fn(u64, u64) -> Option<u64>) -> Result<Option<u64>, String> {
     Ok(match node {
         Node::Value(value, _) => Some(*value),
-        Node::Name(name) => Some(*names.get(name).ok_or_else(|| format!("nothing here has the name `{name}`"))?),
+        Node::Name(name) => Some(*names.get(name).ok_or_else(|| format!("there is no name `{name}`"))?),
         Node::Operation(left, operation, right) => {
             let (left, right) = (value(left, names, divide)?, value(right, names, divide)?);
             let operate = |left: u64, right: u64| match operation {
@@ -161,7 +161,7 @@ fn chain(
 fn factor(rest: &mut &str, depth: usize) -> Result<Node, String> {
     if let Some(inside) = rest.strip_prefix('(') {
         if depth >= MAX_DEPTH {
-            return Err("too many brackets in each other".into());
+            return Err("brackets are nested too deeply".into());
         }
         *rest = inside;
         let node = sum(rest, depth + 1)?;
@@ -252,11 +252,11 @@ mod tests {
             ("1+", "a number is missing"),
             ("5parsecs", "`5parsecs` is not a number"),
             ("0xzz", "`0xzz` is not a number"),
-            ("psm", "nothing here has the name `psm`"),
+            ("psm", "there is no name `psm`"),
             ("(1", "a bracket is not closed"),
             ("1)", "`)` does not belong to the number `1)`"),
             ("1/0", "division by 0"),
-            (&"(".repeat(100), "too many brackets in each other"),
+            (&"(".repeat(100), "brackets are nested too deeply"),
             (&format!("1{}", "+1".repeat(100)), "too many operations in one number"),
         ] {
             assert_eq!(of(text), Err(error.to_owned()), "{text}");

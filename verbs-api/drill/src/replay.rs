@@ -14,9 +14,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// Most bytes of a script; later packets are left out.
+/// Maximum length of a script, in bytes; later packets are left out.
 const MAX_TEXT: usize = 900_000;
-/// Most bytes of a region.
+/// Maximum length of a region, in bytes.
 const MAX_REGION: u64 = 64 << 20;
 /// Regions begin at a page, so that addresses keep their alignment.
 const PAGE: u64 = 4096;
@@ -30,10 +30,10 @@ pub type Recorded = (NetHeader, Vec<u8>);
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
     /// The capture has no request of this direction.
-    #[error("there is no request of RC, UC or UD {0}")]
+    #[error("there is no RC, UC or UD request {0}")]
     Nothing(String),
     /// A region would be too large.
-    #[error("key {0:#x} is used for {1} bytes of memory; a region has at most {MAX_REGION}")]
+    #[error("requests with key {0:#x} use {1} bytes of memory; the limit is {MAX_REGION} per region")]
     TooLarge(u64, u64),
     /// A packet has no notation in scripts.
     #[error(transparent)]
@@ -74,7 +74,7 @@ impl Replay {
     /// If there are none, or no script can express them.
     pub fn of(packets: &[Recorded], from: Option<Gid>) -> Result<Self, ReplayError> {
         let is_wanted = |(net, bytes): &&Recorded| from.is_none_or(|from| from == net.src) && is_request(bytes);
-        let said = || from.map_or_else(|| "in it".to_owned(), |from| format!("from {} in it", from.to_ip()));
+        let place = || from.map_or_else(|| "in the capture".to_owned(), |from| format!("from {} in the capture", from.to_ip()));
         let first = packets.iter().find(is_wanted).ok_or_else(|| ReplayError::Nothing(said()))?;
         let way = (first.0.src, first.0.dst);
         let requests: Vec<_> =

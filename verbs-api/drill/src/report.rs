@@ -229,7 +229,7 @@ pub(crate) mod tests {
             format!("\n{}: 4 scripts, 4 cases: {sums}\n", card.name),
             "\nResponder: duplicates\n".into(),
             "\nFailed, strict: each rests on the standard, as public sources give it\n  a/bad: GAP-NAK (IBA 9.7.5".into(),
-            "\n   1 unsupported: no such service here (errno 95)\n".into(),
+            "\n   1 unsupported: the virtual card has no RD queue pairs (errno 95)\n".into(),
             "\nFigures: least, median and largest value\n  acks                           1         2         3  a/good\n".into(),
         ] {
             assert!(text.contains(&line), "{line}\n{text}");

@@ -16,7 +16,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-/// Most steps of a case, counted again for each repetition.
+/// Maximum number of steps of a case; a repeated step counts each time.
 const MAX_STEPS: usize = 100_000;
 
 /// The result of a run.
@@ -39,7 +39,7 @@ pub fn run(name: &str, case: &Case, target: &mut dyn Target) -> Outcome {
         return early(Verdict::Unsupported("the card has no address of this family".into()));
     };
     if let Err(refused) = target.begin(ipv6) {
-        let (at, expected, received) = (name.into(), "a target that can be used".into(), refused.to_string());
+        let (at, expected, received) = (name.into(), "a usable target".into(), refused.to_string());
         return early(Verdict::Inconclusive(Failure { at, expected, received, ..Failure::default() }));
     }
     let Some(card) = target.card(ipv6) else {
@@ -51,7 +51,7 @@ pub fn run(name: &str, case: &Case, target: &mut dyn Target) -> Outcome {
         Ok(Ok(())) => Verdict::Pass,
         Ok(Err((line, stop))) => run.verdict(name, line, stop),
         Err(_) => {
-            let (expected, received) = ("the card goes on".into(), "it panics".into());
+            let (expected, received) = ("the virtual card does not panic".into(), "a panic".into());
             run.verdict(name, None, Stop::Differs { expected, received })
         }
     };
@@ -63,7 +63,7 @@ impl Run<'_> {
         self.lines(lines).map_err(|(line, stop)| (Some(line), stop))?;
         // A packet that no step expected fails the case.
         let now = self.target.now();
-        let expected = "no packet behind the last step";
+        let expected = "no packet after the last step";
         let forbids_cnps = matches!(lines.last().map(|line| &line.step), Some(Step::Silence(_, true)));
         self.quiet(now, forbids_cnps, expected).map_err(|stop| (lines.last(), stop))
     }
@@ -131,10 +131,10 @@ impl Run<'_> {
             Stop::Unsupported(text) => Verdict::Unsupported(text),
             Stop::Refused(refused) if refused.is_unsupported() => Verdict::Unsupported(refused.to_string()),
             Stop::Refused(refused) if refused.errno == 0 => {
-                Verdict::Inconclusive(failure("a target that can be used".into(), refused.to_string()))
+                Verdict::Inconclusive(failure("a usable target".into(), refused.to_string()))
             }
-            Stop::Refused(refused) => Verdict::Fail(failure("the verb does it".into(), refused.to_string())),
-            Stop::Script(text) => Verdict::Inconclusive(failure("a script that can be followed".into(), text)),
+            Stop::Refused(refused) => Verdict::Fail(failure("the verb succeeds".into(), refused.to_string())),
+            Stop::Script(text) => Verdict::Inconclusive(failure("a valid script".into(), text)),
         }
     }
 }

@@ -8,14 +8,14 @@ use crate::number::{Names, Number};
 use std::fmt;
 use steps::{Line, Step};
 
-/// Most cases of a script.
+/// Maximum number of cases of a script.
 const MAX_CASES: usize = 4096;
-/// Most bytes of a script.
+/// Maximum length of a script, in bytes.
 const MAX_LEN: usize = 1 << 20;
-/// Most bytes of a line with values of loops, and of such a value.
+/// Maximum lengths of a line with the values of loops, and of one value, in bytes.
 const MAX_LINE: usize = 64 << 10;
 const MAX_VALUE: usize = 1 << 10;
-/// Most bytes of all cases together, and the cost of a line besides its text.
+/// Maximum length of all cases together, and the cost of a line in addition to its text, in bytes.
 const MAX_UNROLLED: usize = 16 << 20;
 const LINE_COST: usize = 64;
 
@@ -59,7 +59,7 @@ impl Script {
     pub fn parse(name: &str, text: &str) -> Result<Self, ScriptError> {
         let error = |line, text: &str, what| ScriptError { name: name.into(), line, what, text: text.into() };
         if text.len() > MAX_LEN {
-            return Err(error(1, "", "a script has at most a megabyte".into()));
+            return Err(error(1, "", "a script has at most 1 MiB".into()));
         }
         let sources: Vec<Source<'_>> = (1..).zip(text.lines().map(read::without_comment)).collect();
         let sources: Vec<_> = sources.into_iter().filter(|(_, line)| !line.is_empty()).collect();
@@ -141,7 +141,7 @@ fn combine(combinations: Vec<Parameters>, text: &str) -> Result<Vec<Parameters>,
         return Err(format!("a value of a loop has at most {MAX_VALUE} bytes"));
     }
     if combinations.len().saturating_mul(turns.len()) > MAX_CASES {
-        return Err(format!("the loops of a script make at most {MAX_CASES} cases"));
+        return Err(format!("the loops of this script make more than {MAX_CASES} cases"));
     }
     let mut all = Vec::new();
     for parameters in &combinations {
@@ -193,7 +193,7 @@ fn unroll(sources: &[Source<'_>], parameters: Parameters, room: &mut usize) -> R
             "service" => service = rest.into(),
             "family" => case.is_ipv6 = family(rest).map_err(complain)?,
             "end" => {
-                let (mut block, lines) = open.pop().ok_or_else(|| complain("nothing is open here".into()))?;
+                let (mut block, lines) = open.pop().ok_or_else(|| complain("there is no open block".into()))?;
                 if let Step::Repeat(_, inside) = &mut block.step {
                     *inside = lines;
                 }
@@ -204,7 +204,7 @@ fn unroll(sources: &[Source<'_>], parameters: Parameters, room: &mut usize) -> R
                 let line = Line { number: *at, text, step };
                 match line.step {
                     Step::Repeat(..) if open.len() >= 8 => {
-                        return Err((line.number, line.text, "too many blocks in each other".into()));
+                        return Err((line.number, line.text, "blocks are nested too deeply".into()));
                     }
                     Step::Repeat(..) => open.push((line, Vec::new())),
                     _ => open.last_mut().map_or(&mut case.lines, |(_, lines)| lines).push(line),

@@ -1,8 +1,8 @@
 //! The target `virtual`: queue pairs of `roxe_transport` in this process, at virtual time.
 //!
-//! It has no sockets, threads or waits, so a script runs in microseconds and always in the same
-//! way. Memory, completions and shared queues are those of the simulation (`roxe_sim`); this file
-//! is the driver around the queue pairs.
+//! The target has no sockets, threads or waits, so a script runs in microseconds and has the same
+//! result each time. Memory, completions and SRQs are those of the simulation (`roxe_sim`). This
+//! file drives the queue pairs.
 
 use crate::target::{Answer, Card, Change, Completed, Datagram, FarSide, Handle, NewQp, Piece, Refused, Region};
 use crate::target::{Extensions, Target, Work};
@@ -25,14 +25,17 @@ use std::time::Duration;
 
 /// Number of the first queue pair.
 const FIRST_QPN: u32 = 0x11;
-/// Number of the first queue pair of the near side.
+/// Number of the first queue pair of the near side (the script's end of the connection).
 const FIRST_NEAR: u32 = 0x2a;
-/// Most bytes of a region.
+/// Maximum length of a region, in bytes.
 const MAX_REGION: u32 = 64 << 20;
-/// Line rate in bit/s, with which queue pairs obey CNPs.
+/// Line rate in bit/s, from which CNPs reduce the rate of queue pairs.
 const LINE_RATE: Option<NonZeroU64> = NonZeroU64::new(100_000_000_000);
-/// Most timer or transmit rounds in one step; more mean that the transport hangs.
+/// Maximum number of timer or transmit rounds in one step. At the limit, the transport hangs: the
+/// card raises the event `HANGS`.
 const MAX_ROUNDS: usize = 100_000;
+/// Event of a transport that does not come to rest.
+const HANGS: &str = "HANGS";
 
 /// A queue pair and its host.
 struct Member {
@@ -41,11 +44,11 @@ struct Member {
     cq: Handle,
     srq: Option<usize>,
     alive: bool,
-    /// Completions that were looked at for events: sends, receives.
-    looked: [usize; 2],
+    /// Numbers of send and receive completions that [`wake`] has seen.
+    seen: [usize; 2],
 }
 
-/// The request for an event of a completion queue.
+/// Arming of a completion queue: which completions raise an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Arm {
     #[default]
@@ -64,8 +67,8 @@ pub struct VirtualCard {
     queues: Handle,
     srqs: Vec<Srq>,
     members: Vec<Member>,
-    /// Completion queues that wait for an event: only for a solicited one, and true if it came.
-    armed: BTreeMap<Handle, (Arm, bool)>,
+    /// Arming of completion queues, with true once the event was raised.
+    arms: BTreeMap<Handle, (Arm, bool)>,
     events: Vec<String>,
     arrived: VecDeque<(Duration, Datagram)>,
     pool: Pool,
@@ -75,11 +78,21 @@ fn invalid(text: impl Into<String>) -> Refused {
     Refused { text: text.into(), errno: libc::EINVAL }
 }
 
+/// Returns the error for a handle without an object.
+fn unknown(object: &str, handle: Handle) -> Refused {
+    invalid(format!("there is no {object} {handle}"))
+}
+
+/// Returns the error for an access beyond the end of a region.
+fn outside(at: u64, len: u64, size: usize) -> Refused {
+    invalid(format!("{len} bytes at offset {at} exceed the region of {size} bytes"))
+}
+
 impl VirtualCard {
-    /// Calls `verb` with a queue pair, with time, memory and shared queue of the card, and then
-    /// transmits its packets.
+    /// Calls `verb` with a queue pair and the time, memory and SRQ of the card, and then transmits
+    /// the queue pair's packets.
     fn with<T>(&mut self, at: usize, verb: impl FnOnce(&mut Qp, &mut SimHost) -> T) -> Answer<T> {
-        let member = self.members.get_mut(at).filter(|member| member.alive).ok_or_else(|| invalid("no queue pair"))?;
+        let member = self.members.get_mut(at).filter(|member| member.alive).ok_or_else(|| unknown("queue pair", at as u64))?;
         member.host.clock = self.now;
         std::mem::swap(&mut member.host.memory, &mut self.memory);
         let mut srq = member.srq.and_then(|srq| self.srqs.get_mut(srq));
@@ -87,7 +100,9 @@ impl VirtualCard {
             std::mem::swap(&mut member.host.srq, srq);
         }
         let answer = verb(&mut member.qp, &mut member.host);
-        drive(member, self.now, &mut self.pool, &mut self.arrived);
+        if !drive(member, self.now, &mut self.pool, &mut self.arrived) {
+            self.events.push(HANGS.into());
+        }
         self.events.extend(member.qp.poll_event().iter_names().map(|(name, _)| event_name(name)));
         let limits = std::mem::take(&mut member.host.srq.limit_events);
         self.events.extend((0..limits).map(|_| "SRQ_LIMIT_REACHED".to_owned()));
@@ -95,7 +110,7 @@ impl VirtualCard {
             std::mem::swap(&mut member.host.srq, srq);
         }
         std::mem::swap(&mut member.host.memory, &mut self.memory);
-        if let Some(armed) = self.armed.get_mut(&member.cq) {
+        if let Some(armed) = self.arms.get_mut(&member.cq) {
             wake(member, armed);
         }
         Ok(answer)
@@ -117,12 +132,12 @@ impl VirtualCard {
             // Cannot fail: the queue pair is alive.
             _ = self.with(at, |qp, host| qp.handle_timeout(host));
         }
-        self.events.push("HANGS".into());
+        self.events.push(HANGS.into());
         self.now = self.now.max(until);
     }
 
     fn region(&self, mr: Handle) -> Answer<Mr> {
-        self.regions.get(mr as usize).copied().ok_or_else(|| invalid("no such region"))
+        self.regions.get(mr as usize).copied().ok_or_else(|| unknown("region", mr))
     }
 }
 
@@ -130,10 +145,10 @@ fn sges(pieces: &[Piece]) -> Vec<Sge> {
     pieces.iter().map(|piece| Sge { addr: piece.addr, length: piece.len, lkey: LKey(piece.lkey) }).collect()
 }
 
-/// Raises the event that was requested, if a new completion is one for it.
+/// Raises the event of an armed completion queue if a new completion matches the arming.
 fn wake(member: &mut Member, (arm, is_raised): &mut (Arm, bool)) {
-    for (queue, looked) in [&member.host.sends, &member.host.recvs].into_iter().zip(&mut member.looked) {
-        for cqe in queue.iter().skip(std::mem::replace(looked, queue.len())) {
+    for (queue, seen) in [&member.host.sends, &member.host.recvs].into_iter().zip(&mut member.seen) {
+        for cqe in queue.iter().skip(std::mem::replace(seen, queue.len())) {
             // clause: CQ-ARM
             if *arm == Arm::Any || (*arm == Arm::Solicited && cqe.solicited) {
                 (*arm, *is_raised) = (Arm::Off, true);
@@ -142,8 +157,8 @@ fn wake(member: &mut Member, (arm, is_raised): &mut (Arm, bool)) {
     }
 }
 
-/// Transmits the packets of a queue pair.
-fn drive(member: &mut Member, now: Instant, pool: &mut Pool, arrived: &mut VecDeque<(Duration, Datagram)>) {
+/// Transmits the packets of a queue pair. Returns false at the limit of rounds.
+fn drive(member: &mut Member, now: Instant, pool: &mut Pool, arrived: &mut VecDeque<(Duration, Datagram)>) -> bool {
     let mut batch = Batch::default();
     for _ in 0..MAX_ROUNDS {
         let state = member.qp.poll_transmit(&mut member.host, &mut batch.open(pool, 64, false, 0));
@@ -154,9 +169,10 @@ fn drive(member: &mut Member, now: Instant, pool: &mut Pool, arrived: &mut VecDe
             arrived.push_back((Duration::from_nanos(now.0), Datagram { net, bytes }));
         }
         if state == TxState::Drained {
-            return;
+            return true;
         }
     }
+    false
 }
 
 /// Returns the name of an event in `enum ibv_event_type`.
@@ -167,7 +183,8 @@ fn event_name(name: &str) -> String {
     }
 }
 
-const fn localhost(ipv6: bool, host: u8) -> IpAddr {
+/// Returns the address of a host in the virtual network.
+const fn address_of(ipv6: bool, host: u8) -> IpAddr {
     if ipv6 {
         IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, host as u16))
     } else {
@@ -179,8 +196,8 @@ impl Target for VirtualCard {
     fn card(&self, ipv6: bool) -> Option<Card> {
         Some(Card {
             name: "roxe's transport at virtual time".into(),
-            address: localhost(ipv6, 1).into(),
-            near: [localhost(ipv6, 2).into(), localhost(ipv6, 3).into()],
+            address: address_of(ipv6, 1).into(),
+            near: [address_of(ipv6, 2).into(), address_of(ipv6, 3).into()],
             first_near: FIRST_NEAR,
             guid: 2,
             near_port: 0xc0de,
@@ -201,13 +218,13 @@ impl Target for VirtualCard {
 
     fn send(&mut self, datagram: &Datagram) -> Answer<()> {
         let Datagram { net, bytes } = datagram;
-        // As in the engine, damaged packets and those for unknown queue pairs are dropped.
+        // Like the engine, the card drops damaged packets and packets to unknown queue pairs.
         let Ok(packet) = Packet::parse(bytes) else { return Ok(()) };
         if !roxe_wire::icrc::verify(net, bytes) {
             return Ok(());
         }
-        let is_it = |member: &Member| member.alive && member.qp.qpn() == packet.header.bth.dest_qpn;
-        if let Some(at) = self.members.iter().position(is_it) {
+        let is_destination = |member: &Member| member.alive && member.qp.qpn() == packet.header.bth.dest_qpn;
+        if let Some(at) = self.members.iter().position(is_destination) {
             self.with(at, |qp, host| qp.handle_packet(host, net, &packet).is_ok())?;
         }
         Ok(())
@@ -233,8 +250,8 @@ impl FarSide for VirtualCard {
     }
 
     fn register(&mut self, length: u64, access: u32, fill: u8, pd: Option<Handle>) -> Answer<Region> {
-        let length = u32::try_from(length).ok().filter(|length| *length <= MAX_REGION);
-        let length = length.ok_or_else(|| invalid("a region has at most 64 MiB here"))?;
+        let too_long = || invalid(format!("{length} bytes exceed the virtual card's limit of 64 MiB per region"));
+        let length = u32::try_from(length).ok().filter(|length| *length <= MAX_REGION).ok_or_else(too_long)?;
         let pd = pd.map_or(OWN_PD, |pd| pd as u32);
         let mr = self.memory.register_in(pd, length, Access::from_bits_retain(access));
         self.memory.bytes_mut(mr).fill(fill);
@@ -263,10 +280,10 @@ impl FarSide for VirtualCard {
             "RC" => Service::Rc,
             "UC" => Service::Uc,
             "UD" => Service::Ud,
-            _ => return Err(Refused::unsupported("no such service here")),
+            service => return Err(Refused::unsupported(format!("the virtual card has no {service} queue pairs"))),
         };
         if new.pd.is_some() {
-            return Err(Refused::unsupported("all queue pairs have one domain here"));
+            return Err(Refused::unsupported("all queue pairs of the virtual card have the same protection domain"));
         }
         let [sends, receives, sges, inline] = new.caps;
         let caps = QpCaps {
@@ -281,14 +298,14 @@ impl FarSide for VirtualCard {
         let config = QpConfig { srq_max_sge, line_rate: LINE_RATE, ..QpConfig::new(Qpn::new(qpn), service, caps) };
         let host = SimHost::with_depth(16);
         let srq = new.srq.map(|srq| srq as usize);
-        let looked = [0; 2];
-        self.members.push(Member { qp: Qp::new(config), host, cq: new.cq, srq, alive: true, looked });
+        let seen = [0; 2];
+        self.members.push(Member { qp: Qp::new(config), host, cq: new.cq, srq, alive: true, seen });
         Ok((self.members.len() as u64 - 1, qpn))
     }
 
     fn modify_qp(&mut self, qp: Handle, change: &Change) -> Answer<()> {
         let ipv6 = change.dest.is_some_and(|(_, dgid)| !dgid.is_ipv4());
-        let sgid = Gid::from(localhost(ipv6, 1));
+        let sgid = Gid::from(address_of(ipv6, 1));
         let change = change.clone();
         let modify = move |qp: &mut Qp, host: &mut SimHost| {
             let (attr, mask) = attributes(&change, *qp.attr(), qp.service(), sgid)?;
@@ -313,7 +330,7 @@ impl FarSide for VirtualCard {
         let op = operation(work)?;
         let flags = work.flags.iter().filter_map(|flag| SendFlags::from_name(flag)).collect();
         let data = work.inline.as_deref().map_or(SendData::Sges(&sges), SendData::Inline);
-        let sgid = |dgid: Gid| Gid::from(localhost(!dgid.is_ipv4(), 1));
+        let sgid = |dgid: Gid| Gid::from(address_of(!dgid.is_ipv4(), 1));
         let ud = work.datagram.map(|(dgid, qpn, qkey)| UdDest {
             av: Av { sgid: sgid(dgid), dgid, hop_limit: 64, ..Av::default() },
             qpn: Qpn::new(qpn),
@@ -331,7 +348,7 @@ impl FarSide for VirtualCard {
 
     fn post_srq_recv(&mut self, srq: Handle, wr_id: u64, pieces: &[Piece]) -> Answer<()> {
         let sges = sges(pieces);
-        let srq = self.srqs.get_mut(srq as usize).ok_or_else(|| invalid("no such queue"))?;
+        let srq = self.srqs.get_mut(srq as usize).ok_or_else(|| unknown("SRQ", srq))?;
         srq.post(&RecvRequest { wr_id, sges: &sges });
         Ok(())
     }
@@ -339,7 +356,7 @@ impl FarSide for VirtualCard {
     fn poll(&mut self, cq: Handle) -> Answer<Vec<Completed>> {
         let mine = self.members.iter_mut().filter(|member| member.cq == cq);
         let done = mine.flat_map(|member| {
-            member.looked = [0; 2];
+            member.seen = [0; 2];
             member.host.sends.drain(..).chain(member.host.recvs.drain(..))
         });
         Ok(done.map(completed).collect())
@@ -347,14 +364,16 @@ impl FarSide for VirtualCard {
 
     fn read(&mut self, mr: Handle, at: u64, len: u64) -> Answer<Vec<u8>> {
         let bytes = self.memory.bytes(self.region(mr)?);
-        let end = at.checked_add(len).ok_or_else(|| invalid("outside"))?;
-        bytes.get(at as usize..end as usize).map(<[u8]>::to_vec).ok_or_else(|| invalid("outside of the region"))
+        let end = at.saturating_add(len) as usize;
+        bytes.get(at as usize..end).map(<[u8]>::to_vec).ok_or_else(|| outside(at, len, bytes.len()))
     }
 
     fn write(&mut self, mr: Handle, at: u64, bytes: &[u8]) -> Answer<()> {
-        let mr = self.region(mr)?;
-        let room = self.memory.bytes_mut(mr).get_mut(at as usize..).and_then(|rest| rest.get_mut(..bytes.len()));
-        room.ok_or_else(|| invalid("outside of the region"))?.copy_from_slice(bytes);
+        let region = self.region(mr)?;
+        let memory = self.memory.bytes_mut(region);
+        let (end, size) = (at.saturating_add(bytes.len() as u64) as usize, memory.len());
+        let target = memory.get_mut(at as usize..end).ok_or_else(|| outside(at, bytes.len() as u64, size))?;
+        target.copy_from_slice(bytes);
         Ok(())
     }
 
@@ -366,10 +385,10 @@ impl FarSide for VirtualCard {
 impl Extensions for VirtualCard {
     fn arm(&mut self, cq: Handle, solicited: bool) -> Answer<()> {
         for member in self.members.iter_mut().filter(|member| member.cq == cq) {
-            member.looked = [member.host.sends.len(), member.host.recvs.len()];
+            member.seen = [member.host.sends.len(), member.host.recvs.len()];
         }
-        let (arm, _) = self.armed.entry(cq).or_default();
-        // A request for any completion outweighs one for a solicited one.
+        let (arm, _) = self.arms.entry(cq).or_default();
+        // Arming for any completion includes solicited completions.
         if *arm != Arm::Any {
             *arm = if solicited { Arm::Solicited } else { Arm::Any };
         }
@@ -377,11 +396,11 @@ impl Extensions for VirtualCard {
     }
 
     fn is_woken(&mut self, cq: Handle) -> Answer<bool> {
-        Ok(self.armed.get_mut(&cq).is_some_and(|(_, is_raised)| std::mem::take(is_raised)))
+        Ok(self.arms.get_mut(&cq).is_some_and(|(_, is_raised)| std::mem::take(is_raised)))
     }
 
     fn set_limit(&mut self, srq: Handle, limit: u32) -> Answer<()> {
-        let srq = self.srqs.get_mut(srq as usize).ok_or_else(|| invalid("no such queue"))?;
+        let srq = self.srqs.get_mut(srq as usize).ok_or_else(|| unknown("SRQ", srq))?;
         srq.arm(limit as usize);
         Ok(())
     }
@@ -391,10 +410,12 @@ impl Extensions for VirtualCard {
 fn attributes(change: &Change, old: QpAttr, service: Service, sgid: Gid) -> Answer<(QpAttr, AttrMask)> {
     type M = AttrMask;
     if change.migration.is_some() || change.alternate.is_some() {
-        return Err(Refused::unsupported("there are no alternate paths here"));
+        return Err(Refused::unsupported("the virtual card has no alternate paths"));
     }
     let state = QpState::ALL.into_iter().find(|state| format!("{state:?}").eq_ignore_ascii_case(&change.to));
-    let state = state.ok_or_else(|| invalid("no such state"))?;
+    let state = state.ok_or_else(|| {
+        invalid(format!("unknown state {}; use RESET, INIT, RTR, RTS, SQD, SQE or ERR", change.to))
+    })?;
     let (mut attr, mut mask) = (QpAttr { state, port: 1, ..old }, M::STATE);
     if state == QpState::Init && old.state == QpState::Reset {
         mask |= M::PKEY_INDEX | M::PORT;
@@ -406,7 +427,9 @@ fn attributes(change: &Change, old: QpAttr, service: Service, sgid: Gid) -> Answ
     }
     if let Some(mtu) = change.path_mtu {
         let known = PathMtu::ALL.into_iter().find(|known| known.bytes() == mtu);
-        attr.path_mtu = known.ok_or_else(|| invalid("no such path MTU"))?;
+        attr.path_mtu = known.ok_or_else(|| {
+            invalid(format!("{mtu} is not a path MTU; use 256, 512, 1024, 2048 or 4096"))
+        })?;
         mask |= M::PATH_MTU;
     }
     if change.notify {
@@ -445,7 +468,7 @@ fn operation(work: &Work) -> Answer<SendOp> {
         "ATOMIC_CMP_AND_SWP" => SendOp::CompareSwap { remote_addr, rkey, compare: work.compare_add, swap: work.swap },
         "ATOMIC_FETCH_AND_ADD" => SendOp::FetchAdd { remote_addr, rkey, add: work.compare_add },
         "LOCAL_INV" => SendOp::LocalInvalidate(rkey),
-        _ => return Err(Refused::unsupported("no such operation here")),
+        operation => return Err(Refused::unsupported(format!("the virtual card has no operation {operation}"))),
     })
 }
 

@@ -241,7 +241,7 @@ fn manager() -> Verdict {
     let wrong = [
         ("peer request c of=l\npeer accept c qp=q\nexpect REP remote_id=near.id qpn=q.qpn+1", ":7:", "(qpn is "),
         ("peer request c of=l\npeer reject c\nexpect REP remote_id=near.id", ":7:", "(another message)"),
-        ("peer request c of=l\npeer accept c qp=q", ":6:", "no packet behind the last step"),
+        ("peer request c of=l\npeer accept c qp=q", ":6:", "no packet after the last step"),
         ("peer request c of=l data=\"abd\"", ":5:", "private data differs from byte 2"),
         ("peer request c of=l\npeer cm c ESTABLISHED within 50ms", ":6:", "received: nothing"),
         ("peer quiet l for 50ms", ":5:", "CONNECT_REQUEST"),

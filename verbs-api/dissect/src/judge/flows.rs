@@ -84,8 +84,8 @@ impl Flows {
         let any = Qpn::new(0);
         match seen.header.kind {
             Kind::RcResponse(_) | Kind::XrcResponse(_) => {
-                let asked = FlowKey { qpn: any, ..key.back(any) };
-                for sender in self.senders.get(&(asked, psn)).into_iter().flatten().filter(|flow| **flow != index) {
+                let opposite = FlowKey { qpn: any, ..key.back(any) };
+                for sender in self.senders.get(&(opposite, psn)).into_iter().flatten().filter(|flow| **flow != index) {
                     *self.votes.entry((index, *sender)).or_default() += 1;
                 }
             }

@@ -180,12 +180,12 @@ impl Manager {
             self.orphans.entry(key).or_insert(("REP", seen.index, src));
             return;
         };
-        let (packet, asked, req_tid) = (known.req_packet, known.peer, known.tid);
+        let (packet, req_dst, req_tid) = (known.req_packet, known.peer, known.tid);
         let first = known.rep.get_or_insert_with(|| (rep.clone(), seen.index)).clone();
         self.active.insert((src, rep.local_comm_id), key);
         // clause: CM-MATCH
-        if asked != src {
-            let text = format!("the REQ was sent to {}, but the REP is from another host", asked.to_ip());
+        if req_dst != src {
+            let text = format!("the REQ was sent to {}, but the REP is from another host", req_dst.to_ip());
             self.charge(Rule::CmMatch, seen, text).packets.insert(0, packet);
         }
         if first.0 != *rep {
@@ -197,8 +197,8 @@ impl Manager {
     }
 
     // clause: CM-MATCH
-    fn transaction(&mut self, seen: &Seen, name: &str, asked: TransactionId, tid: TransactionId, packet: usize) {
-        if asked != tid {
+    fn transaction(&mut self, seen: &Seen, name: &str, request_tid: TransactionId, tid: TransactionId, packet: usize) {
+        if request_tid != tid {
             let text = format!("the {name} has another transaction ID than its request");
             self.charge(Rule::CmMatch, seen, text).packets.insert(0, packet);
         }
@@ -257,8 +257,8 @@ impl Manager {
                 self.charge(Rule::CmOrder, seen, "a DREP without a DREQ".to_owned());
             }
             None => {}
-            Some((packet, asked)) => {
-                self.transaction(seen, "DREP", asked, tid, packet);
+            Some((packet, dreq_tid)) => {
+                self.transaction(seen, "DREP", dreq_tid, tid, packet);
                 if own.is_some_and(|own| own != local) {
                     let text = "the DREP does not carry the communication ID of its sender".to_owned();
                     self.charge(Rule::CmMatch, seen, text).packets.insert(0, packet);

@@ -301,12 +301,12 @@ impl<'f> Judged<'f> {
     }
 
     // clause: UC-SILENT
-    fn response(&mut self, seen: &Seen, response: Response, asked: usize) {
+    fn response(&mut self, seen: &Seen, response: Response, way: usize) {
         if self.service == Service::Uc {
             let text = format!("{} is a response on an unreliable connection", seen.header.opcode());
-            self.channels[asked].responder(Rule::UnreliableAnswer, seen.index, text);
+            self.channels[way].responder(Rule::UnreliableAnswer, seen.index, text);
         } else {
-            self.channels[asked].response(seen, response);
+            self.channels[way].response(seen, response);
         }
     }
 }

@@ -36,14 +36,14 @@ impl Channel {
             seq = self.state.history.sequence.nearest(psn);
             let expected = psn_of(self.state.history.sequence.next().0);
             self.requester(Rule::PsnOrder, stray, format!("the PSN is not in sequence: PSN {expected} is next"));
-        } else if self.state.history.sequence.place(seq) == Place::Elsewhere {
+        } else if self.state.history.sequence.place(seq) == Place::OutOfReach {
             self.parked = Some((Box::new(std::mem::take(&mut self.state)), seen.index));
             self.terms.start = None;
             self.state.history.begin(psn);
             seq = self.state.history.sequence.nearest(psn);
         }
         match self.state.history.sequence.place(seq) {
-            Place::Again | Place::Elsewhere => self.repeated(seen, request, seq),
+            Place::Again | Place::OutOfReach => self.repeated(seen, request, seq),
             place => self.first_time(seen, request, seq, place),
         }
         let state = &mut self.state;
@@ -70,12 +70,12 @@ impl Channel {
             (self.terms.start, self.state.base) = (None, None);
         }
         // clause: PSN-SPAN
-        if place == Place::BehindGap && self.terms.is_complete {
+        if place == Place::AfterGap && self.terms.is_complete {
             let text =
                 format!("the PSN skips {} packets: PSN {expected} is next", seq - self.state.history.sequence.next().1);
             self.requester(Rule::PsnContiguous, index, text);
         }
-        if matches!(place, Place::Next | Place::BehindGap) {
+        if matches!(place, Place::Next | Place::AfterGap) {
             self.meet_ghosts(seq, place, index);
         }
         self.lengths(seen, request, index);
@@ -104,7 +104,7 @@ impl Channel {
             is_lost: seen.is_lost,
         };
         self.state.history.insert(seq, record, most);
-        if matches!(place, Place::Next | Place::BehindGap) && self.terms.service != Service::Uc {
+        if matches!(place, Place::Next | Place::AfterGap) && self.terms.service != Service::Uc {
             self.depth(request, seq, span, index);
             self.credits(request, seq, index);
         }
@@ -123,7 +123,7 @@ impl Channel {
                 continue;
             }
             let text = format!("it responds to PSN {} before the request is sent", psn_of(claimed));
-            let is_certain = place != Place::BehindGap && (!is_nak || self.terms.is_complete);
+            let is_certain = place != Place::AfterGap && (!is_nak || self.terms.is_complete);
             let charge = self.responder(Rule::ResponseMatch, packet, text);
             charge.packets.push(index);
             charge.needs_whole_capture = true;

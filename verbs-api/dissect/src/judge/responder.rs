@@ -109,13 +109,13 @@ impl Channel {
         // The count has 24 bits: take the value nearest to the expected one.
         let expected = low.saturating_add(least);
         let distance = (actual - expected) & 0xff_ffff;
-        let said = expected + if distance > 0x7f_ffff { distance - 0x100_0000 } else { distance };
-        let narrowed = (low.max(said - most), high.min(said - least));
+        let actual = expected + if distance > 0x7f_ffff { distance - 0x100_0000 } else { distance };
+        let narrowed = (low.max(actual - most), high.min(actual - least));
         if narrowed.0 <= narrowed.1 {
             self.state.base = Some(narrowed);
             return;
         }
-        self.state.base = Some((said - most, said - least));
+        self.state.base = Some((actual - most, actual - least));
         let [from, to] = [low + least, high.saturating_add(most)].map(|msn| msn & 0xff_ffff);
         let text = match from == to {
             true => format!("the MSN is {}, but {from} messages are complete", aeth.msn.get()),

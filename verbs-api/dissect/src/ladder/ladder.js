@@ -109,11 +109,11 @@
   const labelOf = (text, middle, y, start) => {
     const room = laneWidth() * lanes.length - (start || 0);
     const most = Math.max(6, Math.floor(room / CHAR));
-    const said = text.length > most ? text.slice(0, most - 1) + "…" : text;
-    const half = (said.length * CHAR) / 2;
+    const shown = text.length > most ? text.slice(0, most - 1) + "…" : text;
+    const half = (shown.length * CHAR) / 2;
     const x = start === undefined ? Math.min(Math.max(middle, half), laneWidth() * lanes.length - half) : start;
-    const label = draw("text", { x, y, "text-anchor": start === undefined ? "middle" : "start", class: "halo" }, said);
-    if (said !== text) label.append(draw("title", {}, text));
+    const label = draw("text", { x, y, "text-anchor": start === undefined ? "middle" : "start", class: "halo" }, shown);
+    if (shown !== text) label.append(draw("title", {}, text));
     return label;
   };
   // A cell of the table of messages.

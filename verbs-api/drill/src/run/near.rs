@@ -45,7 +45,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Returns values of fields that the script does not name.
+    /// Returns the values of fields that are not in the script.
     fn usual(&self, spec: &Spec) -> Result<Values, Stop> {
         if let Some(message) = spec.message {
             let tie = self.world.tie(spec.qp.as_deref()).ok();
@@ -134,10 +134,10 @@ impl Run<'_> {
                     return Ok(());
                 }
                 let name = wanted.since.as_deref().unwrap_or("the packet before it");
-                differences.push(format!("it came {waited:?} after {name}"));
+                differences.push(format!("received {waited:?} after {name}"));
             } else if craft::is_skipped(&wanted.spec, wanted.skips, destination(&packet) == near, &packet, &self.names)?
             {
-                received = "nothing but packets that this step passes over";
+                received = "only packets that this step ignores";
                 continue;
             }
             let received = format!("{} ({})", craft::describe(&packet), differences.join("; "));
@@ -146,8 +146,8 @@ impl Run<'_> {
         }
     }
 
-    /// Counts packets of the card until the time has passed. Fails if another packet than a CNP
-    /// comes beside them.
+    /// Counts packets of the card until the time has passed. Fails if another packet, except a CNP,
+    /// arrives in between.
     pub(super) fn count(&mut self, wanted: &Count) -> Result<(), Stop> {
         let until = self.target.now() + self.time(&wanted.time)?;
         let near = self.world.tie(wanted.spec.qp.as_deref())?.near;
@@ -182,10 +182,10 @@ impl Run<'_> {
         let mut differences = craft::differences(spec, packet, &self.names)?;
         let to = destination(packet);
         if to != near {
-            differences.push(format!("it goes to queue pair {to:#x}, not {near:#x}"));
+            differences.push(format!("its destination is queue pair {to:#x}, not {near:#x}"));
         }
         if self.world.has_alternate && self.came_to_stranger != spec.damage.stranger {
-            differences.push("it came by the other path".into());
+            differences.push("it was sent over the other path".into());
         }
         Ok(differences)
     }
@@ -229,14 +229,14 @@ impl Run<'_> {
         let Some(flaw) = flaw else { return Ok(Some(bytes)) };
         self.log.remark(&flaw);
         let received = format!("{} ({flaw})", craft::describe(&bytes));
-        Err(Stop::Differs { expected: "packets that are well formed".into(), received })
+        Err(Stop::Differs { expected: "well-formed packets".into(), received })
     }
 
     /// Fails if a packet arrives until then, other than a CNP unless `forbids_cnps`.
     pub(super) fn quiet(&mut self, until: Duration, forbids_cnps: bool, expected: &str) -> Result<(), Stop> {
         while let Some(packet) = self.next(until)? {
             if forbids_cnps || packet.first() != Some(&0x81) {
-                self.log.remark("nothing should come");
+                self.log.remark("no packet is expected");
                 return Err(Stop::Differs { expected: expected.into(), received: craft::describe(&packet) });
             }
         }

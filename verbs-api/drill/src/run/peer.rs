@@ -113,7 +113,7 @@ impl Run<'_> {
                 let mut differ = None;
                 self.wait(Some(within), |run| {
                     let is = run.target.read(region.mr, at, wanted.len() as u64)?;
-                    differ = bytes_differ(&format!("{mr} at {at}"), &wanted, &is);
+                    differ = bytes_differ(&format!("{mr} at offset {at}"), &wanted, &is);
                     Ok(differ.is_none().then_some(()))
                 })?;
                 differ.map_or(Ok(()), |text| Err(differs(format!("{} bytes of {mr}", wanted.len()), text)))
@@ -125,7 +125,7 @@ impl Run<'_> {
                 if checksum_is_right(&bytes) {
                     Ok(())
                 } else {
-                    Err(differs(format!("a right Internet checksum in {mr}"), format!("{bytes:02x?}")))
+                    Err(differs(format!("a correct Internet checksum in {mr}"), format!("{bytes:02x?}")))
                 }
             }
             Peer::Event { name, within } => {
@@ -164,7 +164,7 @@ impl Run<'_> {
         }
     }
 
-    /// Calls `ask` until it returns a value, or the time is over.
+    /// Calls `ask` until it returns a value or the time has passed.
     pub(super) fn wait<T>(
         &mut self,
         within: Option<&Number>,
@@ -197,7 +197,7 @@ impl Run<'_> {
         sges.iter().map(piece).collect()
     }
 
-    /// Returns an attribute, or its usual value.
+    /// Returns an attribute, or its default.
     pub(super) fn attribute(&self, numbers: &Numbers, name: &str, usual: u64) -> Result<u64, Stop> {
         Ok(numbers.get(name).map_or(Ok(usual), |number| number.value(&self.names))?)
     }
@@ -229,7 +229,7 @@ impl Run<'_> {
         let caps = [number("sends", 64)?, number("receives", 64)?, number("sges", 4)?, number("inline", 64)?];
         let cqe = number("cqe", 256)? as u32;
         let begins = self.begins(spec)?;
-        let srq = spec.srq.as_ref().map(|name| Ok::<_, Stop>(known(&self.world.srqs, "shared queue", name)?.srq));
+        let srq = spec.srq.as_ref().map(|name| Ok::<_, Stop>(known(&self.world.srqs, "SRQ", name)?.srq));
         let xrcd = self.world.xrc_domain(spec.xrcd.as_ref())?;
         let cq = self.target.create_cq(cqe)?;
         let new = NewQp {
@@ -269,7 +269,7 @@ impl Run<'_> {
         Ok([mtu, number("rq_psn", 100)?, number("sq_psn", 500)?])
     }
 
-    /// Brings a queue pair from RESET to the state that the script wants.
+    /// Moves a queue pair from RESET to the state in the script.
     fn connect_qp(&mut self, spec: &QpSpec, tie: &Tie, begins: [u64; 3]) -> Result<(), Stop> {
         for (part, value) in ["mtu", "psn", "first"].into_iter().zip(begins) {
             self.name(&tie.name, part, value);
@@ -280,7 +280,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Returns the transitions to the state that the script wants.
+    /// Returns the transitions to the state in the script.
     fn ladder(&self, spec: &QpSpec, tie: &Tie, [mtu, rq_psn, sq_psn]: [u64; 3]) -> Result<Vec<Change>, Stop> {
         let byte = |name, usual| self.attribute(&spec.numbers, name, usual).map(|value| Some(value as u8));
         let (is_rc, is_ud) = (!matches!(&*spec.service, "UC" | "UD"), spec.service == "UD");
@@ -333,7 +333,7 @@ impl Run<'_> {
             datagram: tie.is_datagram.then_some((dest.0, dest.1, qkey)),
         };
         match (self.target.post_send(tie.qp, &work), post.refused) {
-            (Ok(()), true) => Err(differs("the verb refuses it".into(), "it is accepted".into())),
+            (Ok(()), true) => Err(differs("the verb fails".into(), "the verb succeeds".into())),
             (Err(refused), true) if refused.errno != 0 => Ok(()),
             (answer, _) => Ok(answer?),
         }
@@ -347,8 +347,8 @@ impl Run<'_> {
         Ok(at.map(|at| self.world.completed.remove(at)))
     }
 
-    /// Returns the queue pair of this name; for an XRC shared queue, the first queue pair with that
-    /// queue's completions.
+    /// Returns the queue pair with this name; for an XRC SRQ, the first queue pair that completes in
+    /// its completion queue.
     fn completes(&self, name: &str) -> Result<Tie, Stop> {
         match self.world.srqs.get(name).and_then(|queue| queue.cq) {
             Some(cq) => self.world.ties.first().map(|tie| Tie { cq, ..tie.clone() }).ok_or_else(|| nothing(name)),
@@ -382,7 +382,7 @@ impl Run<'_> {
 }
 
 fn nothing(name: &str) -> Stop {
-    Stop::Script(format!("nothing can complete in `{name}`"))
+    Stop::Script(format!("`{name}` has no completion queue"))
 }
 
 /// Port spaces in a service id (annex A11).
@@ -411,7 +411,7 @@ impl Run<'_> {
                 let port = self.attribute(numbers, "port", 18_515)? as u16;
                 let near = self.card.near[0];
                 if near.to_ip().is_loopback() {
-                    // roxe takes a loopback address for its own host.
+                    // roxe treats a loopback address as its own host.
                     let why = "the near side is on the loopback interface, where librdmacm reaches this host only";
                     return Err(Stop::Unsupported(why.into()));
                 }
@@ -493,7 +493,7 @@ impl Run<'_> {
         self.check_private_data(&came, private)
     }
 
-    /// Fails if an event has other private data. librdmacm fills it up with zeros.
+    /// Fails if an event has other private data. librdmacm pads private data with zeros.
     fn check_private_data(&self, event: &ConnectionEvent, private: Option<&Data>) -> Result<(), Stop> {
         let Some(data) = private else { return Ok(()) };
         let mut wanted = data.bytes(&self.names)?;
@@ -516,7 +516,7 @@ impl Run<'_> {
     }
 }
 
-/// Entries of the completion queue of a shared queue of XRC.
+/// Entries of the completion queue of an XRC SRQ.
 const CQE: u32 = 256;
 
 impl Run<'_> {
@@ -549,7 +549,7 @@ impl Run<'_> {
             }
             Peer::Bind(bind) => self.bind(bind)?,
             Peer::Limit { srq, limit } => {
-                let (srq, limit) = (known(&self.world.srqs, "shared queue", srq)?.srq, limit.value(&self.names)?);
+                let (srq, limit) = (known(&self.world.srqs, "SRQ", srq)?.srq, limit.value(&self.names)?);
                 self.target.set_limit(srq, limit as u32)?;
             }
             Peer::Member { qp, group, joins } => {

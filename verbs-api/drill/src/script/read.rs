@@ -53,25 +53,25 @@ const OPERATIONS: [&str; 9] = [
     "LOCAL_INV",
 ];
 /// Words without a value in `send` and `expect`.
-const ALONE: [&str; 11] =
+const WITHOUT_VALUE: [&str; 11] =
     ["within", "after", "each", "eventually", "stranger", "ackreq", "solicited", "migreq", "becn", "fecn", "noackreq"];
 
 /// Parses a step from its first word and the others.
 pub(super) fn step(service: &str, word: &str, rest: &str) -> Result<Step, String> {
-    let mut words = Words::of(rest);
+    let mut words = Words::parse(rest);
     let step = match word {
         "send" => Step::Send(spec(service, &mut words)?),
         "expect" => Step::Expect(expectation(service, &mut words)?),
         "silence" => {
             let each = words.flag("each");
-            Step::Silence(Number::parse_time(words.next("how long")?)?, each)
+            Step::Silence(Number::parse_time(words.next("the time")?)?, each)
         }
-        "wait" => Step::Wait(Number::parse_time(words.next("how long")?)?),
-        "repeat" => Step::Repeat(Number::parse(words.next("how often")?)?, Vec::new()),
+        "wait" => Step::Wait(Number::parse_time(words.next("the time")?)?),
+        "repeat" => Step::Repeat(Number::parse(words.next("the number of turns")?)?, Vec::new()),
         "let" => {
             let name = words.next("the name")?;
             if words.next("`=`")? != "=" {
-                return Err("a name is given with `let NAME = NUMBER`".into());
+                return Err("a name is set with `let NAME = NUMBER`".into());
             }
             Step::Let(name.into(), Number::parse(words.next("the number")?)?)
         }
@@ -100,7 +100,7 @@ fn spec(service: &str, words: &mut Words<'_>) -> Result<Spec, String> {
     let message = mad::named(operation);
     let opcode = match operation {
         "NAK" => {
-            let code = words.next_name(&ALONE).ok_or("which NAK is missing")?;
+            let code = words.next_name(&WITHOUT_VALUE).ok_or("the code of the NAK is missing")?;
             let nak = layout::NAKS.iter().position(|known| *known == code);
             let nak = nak.ok_or_else(|| format!("there is no NAK `{code}`"))?;
             set("syndrome", Number::parse(&(0x60 | nak).to_string())?);
@@ -135,28 +135,28 @@ fn spec(service: &str, words: &mut Words<'_>) -> Result<Spec, String> {
         let (field, value) = match (field, value) {
             ("noackreq", None) => ("ackreq", Number::parse("0")?),
             ("ackreq" | "solicited" | "migreq" | "becn" | "fecn", None) => (field, Number::parse("1")?),
-            // The addend has the place of the swap value.
+            // A FETCH ADD carries its addend in the field of the swap value.
             ("add", Some(value)) => ("swap", Number::parse(value)?),
             (field, Some(value)) if is_field(message, field) => (field, Number::parse(value)?),
-            _ => return Err(format!("`{field}` means nothing here")),
+            _ => return Err(format!("`{field}` is not a field of {operation}")),
         };
         set(field, value);
     }
     Ok(Spec { opcode, name, message, fields, payload, qp, named, damage })
 }
 
-/// Returns true if a script may name this field.
+/// Returns true if a script may set this field.
 fn is_field(message: Option<&mad::Message>, name: &str) -> bool {
     let of_message = |message: &mad::Message| message.fields.iter().any(|field| field.name == name);
     !name.starts_with('_') && message.map_or_else(|| layout::is_field(name), of_message)
 }
 
 fn address(text: &str) -> Result<IpAddr, String> {
-    text.parse().map_err(|_| format!("`{text}` is no address"))
+    text.parse().map_err(|_| format!("`{text}` is not an address"))
 }
 
 fn expectation(service: &str, words: &mut Words<'_>) -> Result<Expectation, String> {
-    let (after, within) = (words.behind("after")?, words.behind("within")?);
+    let (after, within) = (words.time_after("after")?, words.time_after("within")?);
     let (each, eventually) = (words.flag("each"), words.flag("eventually"));
     let since = words.text("since").map(str::to_owned);
     if since.is_some() && after.is_none() {
@@ -168,24 +168,24 @@ fn expectation(service: &str, words: &mut Words<'_>) -> Result<Expectation, Stri
         (true, _) => Skips::Nothing,
         (_, true) => Skips::Everything,
         _ if is_ack => Skips::EarlierAcks,
-        _ if spec.message.is_some() => Skips::Patience,
+        _ if spec.message.is_some() => Skips::Mra,
         _ => Skips::Nothing,
     };
     Ok(Expectation { spec, after, since, within, skips })
 }
 
 fn count(service: &str, words: &mut Words<'_>) -> Result<Count, String> {
-    let time = words.behind("for")?.ok_or("for how long is missing")?;
+    let time = words.time_after("for")?.ok_or("`for TIME` is missing")?;
     let range = words.text("range").map(|range| {
-        let (least, most) = range.split_once("..").ok_or("a range is `range=LEAST..MOST`")?;
+        let (least, most) = range.split_once("..").ok_or("a range is `range=MIN..MAX`")?;
         Ok::<_, String>([Number::parse(least)?, Number::parse(most)?])
     });
     Ok(Count { range: range.transpose()?, time, spec: spec(service, words)? })
 }
 
 fn peer(service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
-    let verb = words.next("what the peer does")?;
-    let name = words.next("the name of what it is about")?.to_owned();
+    let verb = words.next("the verb")?;
+    let name = words.next("the name of an object")?.to_owned();
     Ok(match verb {
         "pd" => Peer::Pd(name),
         "reg" => Peer::Register {
@@ -208,27 +208,27 @@ fn peer(service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
         "post" => Peer::Post(Box::new(post(name, words)?)),
         "recv" => Peer::Recv { queue: name, id: id(words)?, sges: sges(words)? },
         "complete" => {
-            let within = words.behind("within")?;
+            let within = words.time_after("within")?;
             Peer::Complete { qp: name, wanted: completion(words)?, within }
         }
-        "idle" => Peer::Idle { qp: name, time: words.behind("for")? },
+        "idle" => Peer::Idle { qp: name, time: words.time_after("for")? },
         "state" => {
-            let within = words.behind("within")?;
+            let within = words.time_after("within")?;
             Peer::State { qp: name, state: one_of(&STATES, words.next("the state")?)?, within }
         }
         "memory" => {
-            let within = words.behind("within")?.map_or_else(|| Number::parse_time("0ns"), Ok)?;
-            Peer::Memory { mr: name, at: words.number("at")?, data: words.data()?.ok_or("no bytes")?, within }
+            let within = words.time_after("within")?.map_or_else(|| Number::parse_time("0ns"), Ok)?;
+            Peer::Memory { mr: name, at: words.number("at")?, data: words.data()?.ok_or("data is missing: use data=, hex=, word=, quad= or len=")?, within }
         }
         "checksum" => {
             Peer::Checksum { mr: name, at: words.number("at")?, len: words.number("len")?.ok_or("len= is missing")? }
         }
-        "write" => Peer::Write { mr: name, at: words.number("at")?, data: words.data()?.ok_or("no bytes")? },
-        "event" if name == "none" => Peer::NoEvent { time: words.behind("for")? },
-        "event" => Peer::Event { name, within: words.behind("within")? },
+        "write" => Peer::Write { mr: name, at: words.number("at")?, data: words.data()?.ok_or("data is missing: use data=, hex=, word=, quad= or len=")? },
+        "event" if name == "none" => Peer::NoEvent { time: words.time_after("for")? },
+        "event" => Peer::Event { name, within: words.time_after("within")? },
         "arm" => Peer::Arm { qp: name, solicited: words.flag("solicited") },
-        "wakes" => Peer::Wakes { qp: name, within: words.behind("within")? },
-        "sleeps" => Peer::Sleeps { qp: name, time: words.behind("for")? },
+        "wakes" => Peer::Wakes { qp: name, within: words.time_after("within")? },
+        "sleeps" => Peer::Sleeps { qp: name, time: words.time_after("for")? },
         "limit" => Peer::Limit { srq: name, limit: Number::parse(words.next("the limit")?)? },
         "mw" => Peer::Window {
             name,
@@ -265,14 +265,14 @@ fn restarted(service: &str, name: String, words: &mut Words<'_>) -> Result<QpSpe
     let spec = new_qp(service, name, words)?;
     match (&spec.pd, &spec.srq, &spec.xrcd) {
         (None, None, None) => Ok(spec),
-        _ => Err("a queue pair keeps its objects".into()),
+        _ => Err("pd=, srq= and xrcd= are invalid in `restart`: a queue pair keeps its objects".into()),
     }
 }
 
 fn modify(qp: String, words: &mut Words<'_>) -> Result<Modify, String> {
     Ok(Modify {
         qp,
-        to: one_of(&STATES, words.text("to").ok_or("to which state is missing")?)?,
+        to: one_of(&STATES, words.text("to").ok_or("to= is missing")?)?,
         access: words.text("access").map(access).transpose()?,
         alternate: words.flag("alternate"),
         migration: words.text("migration").map(|word| one_of(&MIGRATION, word)).transpose()?,
@@ -370,7 +370,7 @@ fn act(verb: &str, words: &mut Words<'_>) -> Result<Option<Act>, String> {
     Ok(Some(match verb {
         "listen" => Act::Listen { space: space(words)? },
         "request" => {
-            let within = words.behind("within")?;
+            let within = words.time_after("within")?;
             Act::Request { of: named(words, "of")?, private: words.data()?, within }
         }
         "connect" => Act::Connect {
@@ -391,11 +391,11 @@ fn act(verb: &str, words: &mut Words<'_>) -> Result<Option<Act>, String> {
         "notify" => Act::Notify,
         "forget" => Act::Forget,
         "cm" => {
-            let within = words.behind("within")?;
+            let within = words.time_after("within")?;
             let event = one_of(&EVENTS, words.next("the event")?)?;
             Act::Event { event, status: words.number("status")?, private: words.data()?, within }
         }
-        "quiet" => Act::Quiet { time: words.behind("for")? },
+        "quiet" => Act::Quiet { time: words.time_after("for")? },
         _ => return Ok(None),
     }))
 }
@@ -435,57 +435,58 @@ pub(super) fn split(text: &str) -> impl Iterator<Item = &str> {
 struct Words<'a>(Vec<&'a str>);
 
 impl<'a> Words<'a> {
-    fn of(text: &'a str) -> Self {
+    fn parse(text: &'a str) -> Self {
         Self(split(text).collect())
     }
 
-    /// Takes the first word.
+    /// Removes and returns the first word.
     pub(super) fn next(&mut self, what: &str) -> Result<&'a str, String> {
         if self.0.is_empty() { Err(format!("{what} is missing")) } else { Ok(self.0.remove(0)) }
     }
 
-    /// Takes the first word if it is neither `name=value` nor a keyword.
+    /// Removes and returns the first word if it is neither `name=value` nor a keyword.
     fn next_name(&mut self, keywords: &[&str]) -> Option<&'a str> {
         let first = self.0.first()?;
         if first.contains('=') || keywords.contains(first) { None } else { Some(self.0.remove(0)) }
     }
 
-    /// Takes the word `name`, and returns true if it was there.
+    /// Removes the word `name`. Returns true if it was present.
     pub(super) fn flag(&mut self, name: &str) -> bool {
         let found = self.0.iter().position(|word| *word == name);
         found.is_some_and(|at| !self.0.remove(at).is_empty())
     }
 
-    /// Takes the two words `name DURATION`.
-    pub(super) fn behind(&mut self, name: &str) -> Result<Option<Number>, String> {
+    /// Removes the two words `name DURATION` and returns the duration.
+    pub(super) fn time_after(&mut self, name: &str) -> Result<Option<Number>, String> {
         let Some(at) = self.0.iter().position(|word| *word == name) else { return Ok(None) };
         self.0.remove(at);
         if at >= self.0.len() {
-            return Err(format!("what is {name} is missing"));
+            return Err(format!("a time after `{name}` is missing"));
         }
         Number::parse_time(self.0.remove(at)).map(Some)
     }
 
-    /// Takes `name=...`.
+    /// Removes `name=...` and returns its value.
     pub(super) fn text(&mut self, name: &str) -> Option<&'a str> {
-        let is_it = |word: &&str| word.strip_prefix(name).is_some_and(|rest| rest.starts_with('='));
-        let at = self.0.iter().position(is_it)?;
+        let has_name = |word: &&str| word.strip_prefix(name).is_some_and(|rest| rest.starts_with('='));
+        let at = self.0.iter().position(has_name)?;
         self.0.remove(at).get(name.len() + 1..)
     }
 
-    /// Takes `name=NUMBER`.
+    /// Removes `name=NUMBER` and returns the number.
     pub(super) fn number(&mut self, name: &str) -> Result<Option<Number>, String> {
         self.text(name).map(Number::parse).transpose()
     }
 
-    /// Takes bytes: `len=` with `from=` or `fill=`, `data=`, or `hex=`.
+    /// Removes the words for bytes (`len=` with `from=` or `fill=`, `data=`, `hex=`, `word=` or
+    /// `quad=`) and returns the bytes.
     pub(super) fn data(&mut self) -> Result<Option<Data>, String> {
         if let Some(text) = self.text("data") {
             let inside = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
-            return Ok(Some(Data::Bytes(inside.ok_or("data stands in quotes")?.into())));
+            return Ok(Some(Data::Bytes(inside.ok_or("data= needs a text in quotes")?.into())));
         }
         if let Some(text) = self.text("hex") {
-            let bytes = from_hex(text).ok_or("bytes are pairs of hexadecimal digits")?;
+            let bytes = from_hex(text).ok_or("hex= needs pairs of hexadecimal digits")?;
             return Ok(Some(Data::Bytes(bytes)));
         }
         for (name, bytes) in [("word", 4), ("quad", 8)] {
@@ -502,24 +503,24 @@ impl<'a> Words<'a> {
         }))
     }
 
-    /// Takes every `name=...`.
+    /// Removes every `name=...` and returns the values.
     pub(super) fn all(&mut self, name: &str) -> Vec<&'a str> {
         std::iter::from_fn(|| self.text(name)).collect()
     }
 
-    /// Takes all words, as names with values if they have some.
+    /// Removes all words and returns them as names with optional values.
     pub(super) fn rest(&mut self) -> Vec<(&'a str, Option<&'a str>)> {
         let split = |word: &'a str| word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
         self.0.drain(..).map(split).collect()
     }
 
-    /// Fails if a word is left.
+    /// Fails if a word remains.
     fn finish(&self) -> Result<(), String> {
-        self.0.first().map_or(Ok(()), |word| Err(format!("`{word}` means nothing here")))
+        self.0.first().map_or(Ok(()), |word| Err(format!("`{word}` is not an argument of this step")))
     }
 }
 
-/// Takes every `NAME=NUMBER` with one of these names.
+/// Removes every `NAME=NUMBER` with one of these names and returns the numbers.
 fn numbers(words: &mut Words<'_>, names: &[&'static str]) -> Result<Numbers, String> {
     let mut found = Numbers::new();
     for name in names {
@@ -535,5 +536,5 @@ fn one_of(known: &[&str], word: &str) -> Result<String, String> {
     if known.contains(&word) {
         return Ok(word.into());
     }
-    Err(format!("`{word}` is none of {}", known.join(", ")))
+    Err(format!("unknown `{word}`; use one of {}", known.join(", ")))
 }

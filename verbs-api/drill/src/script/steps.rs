@@ -112,7 +112,7 @@ pub(crate) enum Skips {
     /// ACKs of earlier packets: a card may acknowledge each packet, or several at once.
     EarlierAcks,
     /// MRA messages of the connection manager.
-    Patience,
+    Mra,
     Everything,
 }
 
@@ -136,7 +136,7 @@ pub(crate) enum Data {
     },
 }
 
-/// Most bytes of a step.
+/// Maximum length of the data of a step, in bytes.
 const MAX_DATA: u64 = 1 << 24;
 
 impl Data {
@@ -146,7 +146,7 @@ impl Data {
     /// As [`Number::value`], or if there are too many.
     pub(crate) fn bytes(&self, names: &Names) -> Result<Vec<u8>, String> {
         let many = |len: &Number| match len.value(names)? {
-            len if len > MAX_DATA => Err(format!("{len} bytes are too many")),
+            len if len > MAX_DATA => Err(format!("{len} bytes exceed the limit of {MAX_DATA} bytes per step")),
             len => Ok(len),
         };
         Ok(match self {

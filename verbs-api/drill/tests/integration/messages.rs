@@ -3,7 +3,7 @@
 use roxe_drill::{Outcome, Script, Verdict, VirtualCard, run};
 
 fn outcome(text: &str) -> Outcome {
-    let script = Script::parse("a.drill", &format!("title t\npeer reg mr\npeer qp q\n{text}")).expect("a script");
+    let script = Script::parse("a.drill", &format!("title t\npeer reg mr\npeer qp q\n{text}")).expect("parse the script");
     run("a.drill", &script.cases()[0], &mut VirtualCard::default())
 }
 
@@ -32,7 +32,7 @@ fn unexpected_packet_is_reported_with_the_expected_one() {
             "send WRITE_ONLY psn=101 ackreq\nexpect ACK psn=101 msn=1",
             "ACK psn=101 msn=1",
             "RC ACK dqpn=0x2a psn=100 migreq nak=psn_sequence msn=0 len=0 (psn is 100, not 101; msn is 0, not 1; \
-             syndrome is 0x60, no acknowledgement)",
+             syndrome is 0x60, not an acknowledgement)",
         ),
         (
             "send SEND_ONLY psn=100\nexpect NAK invalid_request psn=100",
@@ -42,7 +42,7 @@ fn unexpected_packet_is_reported_with_the_expected_one() {
         (
             "send READ_REQUEST psn=100 va=mr.addr rkey=mr.rkey dmalen=4\nexpect READ_RESPONSE_ONLY psn=100 data=\"full\"",
             "READ_RESPONSE_ONLY psn=100",
-            "RC READ_RESPONSE_ONLY dqpn=0x2a psn=100 migreq ack msn=1 len=4 (payload differs from byte 0 on: 00000000, \
+            "RC READ_RESPONSE_ONLY dqpn=0x2a psn=100 migreq ack msn=1 len=4 (payload differs from byte 0: 00000000, \
              not 66756c6c)",
         ),
         (
@@ -59,13 +59,13 @@ fn unexpected_packet_is_reported_with_the_expected_one() {
         (
             "peer post q SEND id=1\nexpect SEND_ONLY\nexpect SEND_ONLY after 270ms",
             "SEND_ONLY",
-            "RC SEND_ONLY dqpn=0x2a psn=500 ackreq migreq len=0 (it came 268.435456ms after the packet before it)",
+            "RC SEND_ONLY dqpn=0x2a psn=500 ackreq migreq len=0 (received 268.435456ms after the packet before it)",
         ),
         (
             "peer post q SEND id=1\nexpect SEND_ONLY as=first\nwait 50ms\nsend RNR timer=1 psn=501 as=rnr\n\
              expect SEND_ONLY after 230ms since=rnr",
             "SEND_ONLY",
-            "RC SEND_ONLY dqpn=0x2a psn=500 ackreq migreq len=0 (it came 218.435456ms after rnr)",
+            "RC SEND_ONLY dqpn=0x2a psn=500 ackreq migreq len=0 (received 218.435456ms after rnr)",
         ),
         ("send WRITE_ONLY psn=100 ackreq\ncount ACK range=2..3 for 3ms", "2 to 3 packets ACK", "1 of them in 3ms"),
         (
@@ -84,7 +84,7 @@ fn unexpected_packet_is_reported_with_the_expected_one() {
 fn far_side_mismatch_is_reported_with_the_expectation() {
     for (text, expected, received) in [
         ("peer state q ERR within 1ms", "q is in ERR", "it is in RTS"),
-        ("peer memory mr at=8 len=4 fill=1", "4 bytes of mr", "mr at 8 differs from byte 0 on: 00000000, not 01010101"),
+        ("peer memory mr at=8 len=4 fill=1", "4 bytes of mr", "mr at offset 8 differs from byte 0: 00000000, not 01010101"),
         ("peer event COMM_EST within 1ms", "event COMM_EST", "events: "),
         ("peer complete q id=1 within 1ms", "completion of q: id=1 status=SUCCESS", "nothing"),
         (
@@ -97,8 +97,8 @@ fn far_side_mismatch_is_reported_with_the_expectation() {
             "no completion of q",
             "id=2 status=SUCCESS opcode=RECV bytes=9",
         ),
-        ("peer post q SEND id=1 refused", "the verb refuses it", "it is accepted"),
-        ("peer qp r mtu=300", "the verb does it", "no such path MTU (errno 22)"),
+        ("peer post q SEND id=1 refused", "the verb fails", "the verb succeeds"),
+        ("peer qp r mtu=300", "the verb succeeds", "300 is not a path MTU; use 256, 512, 1024, 2048 or 4096 (errno 22)"),
     ] {
         let (_, is_expected, is_received) = failure(text);
         assert_eq!((is_expected.as_str(), is_received.as_str()), (expected, received), "{text}");
@@ -108,25 +108,25 @@ fn far_side_mismatch_is_reported_with_the_expectation() {
 #[test]
 fn packet_after_the_last_step_fails_the_case() {
     let (_, expected, received) = failure("send WRITE_ONLY psn=100 ackreq");
-    assert_eq!(expected, "no packet behind the last step");
+    assert_eq!(expected, "no packet after the last step");
     assert_eq!(received, "RC ACK dqpn=0x2a psn=100 migreq ack msn=1 len=0");
 }
 
 #[test]
 fn invalid_step_is_inconclusive() {
     for (text, why) in [
-        ("send SEND_ONLY psn=x", "nothing here has the name `x`"),
+        ("send SEND_ONLY psn=x", "there is no name `x`"),
         ("send SEND_ONLY psn=1 va=3", "SEND_ONLY has no field `va`"),
         ("send SEND_ONLY of=p", "there is no queue pair `p`"),
         ("peer memory m len=1", "there is no memory `m`"),
-        ("peer qp r srq=s", "there is no shared queue `s`"),
+        ("peer qp r srq=s", "there is no SRQ `s`"),
         ("expect ACK after 1ms since=x", "there is no packet `x`"),
         ("repeat 200000\nlet a = 1\nend", "the script has too many steps"),
     ] {
         let Verdict::Inconclusive(failure) = outcome(text).verdict else { panic!("{text}") };
         assert_eq!(failure.received, why);
     }
-    assert_eq!(outcome("peer qp r type=RD").verdict, Verdict::Unsupported("no such service here (errno 95)".into()));
+    assert_eq!(outcome("peer qp r type=RD").verdict, Verdict::Unsupported("the virtual card has no RD queue pairs (errno 95)".into()));
 }
 
 #[test]
@@ -155,14 +155,14 @@ fn packet_has_its_tos_as_a_name() {
 #[test]
 fn count_names_the_queue_pair_of_a_packet_to_another_one() {
     let outcome = outcome("peer qp r\nsend WRITE_ONLY psn=100 ackreq of=q\ncount ACK of=r for 3ms");
-    let failure = outcome.verdict.failure().expect("it fails");
-    assert!(failure.received.contains("(it goes to queue pair 0x2a, not 0x2b)"), "{}", failure.received);
+    let failure = outcome.verdict.failure().expect("the case fails");
+    assert!(failure.received.contains("(its destination is queue pair 0x2a, not 0x2b)"), "{}", failure.received);
 }
 
 #[test]
 fn failure_message_and_capture_have_the_packets() {
     let outcome = outcome("send WRITE_ONLY psn=100 ackreq\nexpect ACK psn=100 msn=7");
-    let text = outcome.verdict.failure().expect("it fails").to_string();
+    let text = outcome.verdict.failure().expect("the case fails").to_string();
     assert_eq!(
         text,
         "a.drill:5: expect ACK psn=100 msn=7\n    expected: ACK psn=100 msn=7\n    received: RC ACK dqpn=0x2a psn=100 \
@@ -171,6 +171,6 @@ fn failure_message_and_capture_have_the_packets() {
          len=0"
     );
     let file = outcome.log.to_pcapng();
-    let frames: Vec<_> = roxe_wire::capture::frames(&file).expect("a capture").map(Result::unwrap).collect();
+    let frames: Vec<_> = roxe_wire::capture::frames(&file).expect("parse the capture").map(Result::unwrap).collect();
     assert_eq!((frames.len(), frames[1].comment), (2, "msn is 1, not 7"));
 }
