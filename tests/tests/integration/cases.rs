@@ -1,13 +1,13 @@
-//! Requests and their results, case by case. Each case is a script that runs over the Rust API and
-//! over the C ABI, in one process and between two, in shared memory and over udp, and for reliable
-//! services also on a bad network.
+//! Requests and their results, case by case. Each case is a script that runs through the Rust API
+//! and the C ABI, in one process and between two, over shared memory and UDP, and for reliable
+//! services also on a lossy network.
 //!
 //! `script.rs` describes the language. Errors of calls, C structures and the engine are tested at
 //! their own level.
 
 mod agent;
-mod arms;
 mod c_abi;
+mod configs;
 mod errors;
 mod line;
 mod messages;
@@ -16,10 +16,10 @@ mod self_test;
 mod shared;
 mod windows;
 
-/// Not a test of its own: an agent where a script has started it.
+/// The agent that a script starts. Passes at once as a test.
 #[test]
 fn agent() {
-    if std::env::var_os(arms::ROLE).is_some() {
-        agent::obey();
+    if std::env::var_os(configs::ROLE).is_some() {
+        agent::run();
     }
 }

@@ -1,5 +1,5 @@
-//! The agent of the Rust arms: runs the lines of a script by the API `roxe`. `c_abi.rs` runs them
-//! by the C functions; `script.rs` describes the language.
+//! The agent of the Rust configurations: runs the lines of a script through the API `roxe`.
+//! `c_abi.rs` runs them through the C functions; `script.rs` describes the language.
 
 use super::line::Line;
 use roxe::{
@@ -10,32 +10,34 @@ use roxe::{
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Prefix of answers. [`super::arms`] needs it, because the test harness writes to the same pipe.
+/// Prefix of answers, which tells [`super::configs`] an answer from the output of libtest on the
+/// same pipe.
 pub(crate) const MARK: &str = "agent: ";
 /// Time limit for a completion or an event.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-/// Bytes of the region that is open to peers, and of the one behind it that only windows open.
+pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(20);
+/// Length of the region that peers can access, in bytes.
 pub(crate) const OPEN: usize = 1 << 20;
+/// Length of the region after it, which peers can access only through windows, in bytes.
 pub(crate) const CLOSED: usize = 1 << 16;
 pub(crate) const QKEY: Qkey = Qkey(0x1111_1111);
 
 type Answer = Result<String, Box<dyn std::error::Error>>;
 
-/// Obeys the lines of the standard input until it ends.
-pub(crate) fn obey() {
+/// Executes the lines of the standard input until its end.
+pub(crate) fn run() {
     let mut ends = HashMap::new();
     for line in std::io::stdin().lines() {
-        let text = line.expect("a line");
-        let line = Line::of(&text);
-        let end = ends.entry(line.end.to_owned()).or_insert_with(|| End::open().expect("a device"));
-        match end.obey(&line) {
+        let text = line.expect("read a line from standard input");
+        let line = Line::parse(&text);
+        let end = ends.entry(line.end.to_owned()).or_insert_with(|| End::open().expect("open a device"));
+        match end.execute(&line) {
             Ok(answer) => println!("\n{MARK}{answer}"),
             Err(e) => println!("\n{MARK}refused {e}"),
         }
     }
 }
 
-/// One user of the device: an opening of its own with memory and queues.
+/// One user of the device: a context of its own with memory and queues.
 struct End {
     pd: ProtectionDomain,
     channel: CompletionChannel,
@@ -70,7 +72,7 @@ impl End {
         })
     }
 
-    fn obey(&mut self, line: &Line<'_>) -> Answer {
+    fn execute(&mut self, line: &Line<'_>) -> Answer {
         let done = Ok(String::new());
         match line.verb {
             "qp" => return self.create_qp(line),
@@ -78,7 +80,7 @@ impl End {
             "srq" => drop(self.srqs.insert(line.name(0).into(), self.pd.create_srq(16, 4)?)),
             "xsrq" => {
                 let srq = self.domain.create_srq(&self.pd, &self.receives, 16, 4)?;
-                let number = srq.number().ok_or("a queue of a domain has a number")?.0;
+                let number = srq.number().ok_or("the XRC SRQ has no number")?.0;
                 self.srqs.insert(line.name(0).into(), srq);
                 return Ok(number.to_string());
             }
@@ -92,9 +94,9 @@ impl End {
             "send" => return self.send(line),
             "sent" => return Ok(self.next(&self.sends)),
             "got" => return Ok(self.next(&self.receives)),
-            "left" => return Ok(self.left()?.to_string()),
+            "left" => return Ok(self.unpolled()?.to_string()),
             "arm" => self.queue(line.name(0)).req_notify(line.has("solicited")),
-            "woken" => return Ok(self.woken()),
+            "woken" => return Ok(self.completion_event()),
             "event" => return Ok(self.event()),
             "state" => return Ok((self.qps[line.name(0)].state() as u32).to_string()),
             "modify" => self.modify(line)?,
@@ -120,7 +122,7 @@ impl End {
             Service::XrcTgt => self.domain.create_target(),
             _ => self.pd.create_qp(&self.sends, &self.receives).service(service),
         };
-        let set = |key, usual| line.value(key).unwrap_or(usual);
+        let set = |key, default| line.value(key).unwrap_or(default);
         let access = Access::from_bits_retain(set("access", 0xe));
         let builder = builder.max_send_wr(64).max_inline_data(64).access(access);
         let builder = builder.path_mtu(mtu(set("mtu", 1024))).min_rnr_timer(1);
@@ -150,8 +152,8 @@ impl End {
         format!("{addr} {}", rkey.0)
     }
 
-    /// The region that this part of the memory lies in, and where the part begins there.
-    fn place(&self, (offset, len): (usize, usize)) -> (&MemoryRegion, std::ops::Range<usize>) {
+    /// Returns the region of this part of the memory, and the part's range in the region.
+    fn region(&self, (offset, len): (usize, usize)) -> (&MemoryRegion, std::ops::Range<usize>) {
         match offset.checked_sub(OPEN) {
             Some(offset) => (&self.closed, offset..offset + len),
             None => (&self.open, offset..offset + len),
@@ -160,7 +162,7 @@ impl End {
 
     fn sges(&self, line: &Line<'_>) -> Result<Vec<Sge>, roxe::Error> {
         let parts = line.parts.iter().map(|part| {
-            let (region, range) = self.place((part.offset, part.len));
+            let (region, range) = self.region((part.offset, part.len));
             let sge = region.slice(range)?;
             Ok(if part.bad_key { Sge { lkey: roxe::LKey(sge.lkey.0 ^ 1), ..sge } } else { sge })
         });
@@ -168,12 +170,12 @@ impl End {
     }
 
     fn write(&self, part: (usize, usize), bytes: &[u8]) -> Result<(), roxe::Error> {
-        let (region, range) = self.place(part);
+        let (region, range) = self.region(part);
         region.write(range.start, bytes)
     }
 
     fn read(&self, part: (usize, usize)) -> Result<Vec<u8>, roxe::Error> {
-        let (region, range) = self.place(part);
+        let (region, range) = self.region(part);
         region.to_vec(range)
     }
 
@@ -190,7 +192,7 @@ impl End {
         let bytes = line.parts.iter().map(|part| self.read((part.offset, part.len)));
         let bytes: Vec<u8> = bytes.collect::<Result<Vec<_>, _>>()?.concat();
         let inline = line.has("inline");
-        let wide = |key| line.text(key).map_or(0, |text| text.parse().expect("a number"));
+        let wide = |key| line.text(key).map_or(0, |text| text.parse().expect("parse a number"));
         let (key, value) = (RKey(line.value("key").unwrap_or(0)), line.value("imm"));
         let remote = RemoteAddr { addr: wide("at"), rkey: key };
         let mut request = match line.name(2) {
@@ -202,7 +204,7 @@ impl End {
             "add" => WorkRequest::fetch_add(&sges, remote, wide("add")),
             "swap" => WorkRequest::compare_swap(&sges, remote, wide("compare"), wide("swap")),
             "bind" => WorkRequest::bind(self.bind(line)?),
-            "close" => self.windows[line.text("window").ok_or("which window?")?].close(),
+            "close" => self.windows[line.text("window").ok_or("the line has no window=NAME")?].close(),
             "invalidate" => WorkRequest::local_invalidate(key),
             other => return Err(format!("there is no operation {other}").into()),
         };
@@ -227,11 +229,11 @@ impl End {
         }))
     }
 
-    /// Makes the next binding of the window that the line names, to the part that it has.
+    /// Creates the next binding of the line's window, to the line's part of the memory.
     fn bind(&mut self, line: &Line<'_>) -> Result<&WindowBinding, Box<dyn std::error::Error>> {
-        let name = line.text("window").ok_or("which window?")?;
+        let name = line.text("window").ok_or("the line has no window=NAME")?;
         let access = Access::from_bits_retain(line.value("access").unwrap_or(0xe));
-        let (region, range) = self.place(line.part(0));
+        let (region, range) = self.region(line.part(0));
         let binding = self.windows[name].bind(region, range, access)?;
         self.bindings.insert(name.to_owned(), binding);
         Ok(&self.bindings[name])
@@ -242,7 +244,7 @@ impl End {
     }
 
     fn next(&self, queue: &CompletionQueue) -> String {
-        let Ok(done) = queue.wait(PATIENCE) else { return "none".into() };
+        let Ok(done) = queue.wait(TIME_LIMIT) else { return "none".into() };
         let extra = done.imm_data().or_else(|| done.invalidated_rkey().map(|key| key.0));
         let values = [
             done.status() as u32,
@@ -256,13 +258,13 @@ impl End {
         values.iter().fold(done.wr_id().to_string(), |line, value| format!("{line} {value}"))
     }
 
-    /// Number of completions that no line has polled.
-    fn left(&self) -> Result<usize, roxe::Error> {
+    /// Polls and returns the number of remaining completions.
+    fn unpolled(&self) -> Result<usize, roxe::Error> {
         let mut room = [WorkCompletion::default(); 16];
         Ok(self.sends.poll(&mut room)?.len() + self.receives.poll(&mut room)?.len())
     }
 
-    fn woken(&self) -> String {
+    fn completion_event(&self) -> String {
         let Some(id) = wait(|| self.channel.try_get_event()) else { return "none".into() };
         (if id == self.sends.id() { "sends" } else { "receives" }).into()
     }
@@ -303,18 +305,18 @@ fn mtu(bytes: u32) -> PathMtu {
     }
 }
 
-/// Looks until there is something or patience ends.
-fn wait<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+/// Calls `poll` until it returns a value or the time limit has passed.
+fn wait<T>(mut poll: impl FnMut() -> Option<T>) -> Option<T> {
     let start = Instant::now();
     loop {
-        match look() {
-            None if start.elapsed() < PATIENCE => std::thread::sleep(Duration::from_micros(200)),
+        match poll() {
+            None if start.elapsed() < TIME_LIMIT => std::thread::sleep(Duration::from_micros(200)),
             found => return found,
         }
     }
 }
 
-/// Bytes that differ from their neighbours and from those of other seeds.
+/// Returns bytes that differ from their neighbours and from the bytes of other seeds.
 pub(crate) fn pattern(len: usize, seed: u32) -> Vec<u8> {
     (0..len).map(|at| (at as u8).wrapping_mul(31).wrapping_add((at >> 8) as u8).wrapping_add(seed as u8)).collect()
 }

@@ -1,7 +1,7 @@
-//! The agent of the C arms: translates the lines of a script into requests to `roxe peer`, which
+//! The agent of the C configurations: translates the lines of a script into requests to `roxe peer`, which
 //! calls the functions of libibverbs.
 
-use super::agent::{CLOSED, OPEN, PATIENCE, QKEY, pattern};
+use super::agent::{CLOSED, OPEN, TIME_LIMIT, QKEY, pattern};
 use super::line::Line;
 use roxe_peer::client::{Client, ClientError};
 use roxe_peer::protocol::{Command, from_hex, names, to_hex};
@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
-/// A process with roxe's libibverbs, and the objects of the ends that it plays.
+/// A process with roxe's libibverbs, and the objects of its ends.
 pub(crate) struct CAgent {
     // Its session ends before its process.
     client: Client,
     ends: HashMap<String, End>,
-    /// Asynchronous events that no end has asked for yet.
+    /// Asynchronous events that no line has requested yet.
     events: VecDeque<Value>,
     _agent: Agent,
 }
@@ -36,7 +36,7 @@ struct End {
 struct Window {
     handle: u64,
     is_type_2: bool,
-    /// Present key.
+    /// Current key.
     key: u32,
 }
 
@@ -60,16 +60,16 @@ impl CAgent {
         Ok(Self { client, ends: HashMap::new(), events: VecDeque::new(), _agent: agent })
     }
 
-    /// Runs one line; an answer that begins with `refused` says which call failed.
+    /// Runs one line and returns the answer; `refused` and the failed call if a call fails.
     pub(crate) fn ask(&mut self, text: &str) -> Result<String, String> {
-        let line = Line::of(text);
+        let line = Line::parse(text);
         let mut end = match self.ends.remove(line.end) {
             Some(end) => end,
             None => End::open(&mut self.client).map_err(|error| error.to_string())?,
         };
         let answer = match line.verb {
             "event" => self.event(&end),
-            _ => end.obey(&mut self.client, &line),
+            _ => end.execute(&mut self.client, &line),
         };
         self.ends.insert(line.end.to_owned(), end);
         match answer {
@@ -93,7 +93,7 @@ impl CAgent {
                 let kind = names::number(names::EVENTS, event["type"].as_str().unwrap_or_default());
                 return Ok(format!("{} {name}", kind.unwrap_or(u32::MAX)));
             }
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > TIME_LIMIT {
                 return Ok("none".into());
             }
             let mut answer = self.client.call(Command::Events, json!({"timeout_ms": 100}))?;
@@ -117,7 +117,7 @@ impl End {
         Ok(Self { pd, sends, receives, domain, open, closed, qps, srqs, windows })
     }
 
-    fn obey(&mut self, client: &mut Client, line: &Line<'_>) -> Answer {
+    fn execute(&mut self, client: &mut Client, line: &Line<'_>) -> Answer {
         let name = line.name(0);
         let (command, arguments) = match line.verb {
             "qp" => return self.create_qp(client, line),
@@ -188,7 +188,7 @@ impl End {
         client.call(command, arguments).map(|_| String::new())
     }
 
-    /// The region of a part of the memory, and the part's offset in it.
+    /// Returns the region of a part of the memory, and the part's offset in the region.
     fn region(&self, offset: usize) -> (&Value, usize) {
         offset.checked_sub(OPEN).map_or((&self.open, offset), |offset| (&self.closed, offset))
     }
@@ -303,10 +303,10 @@ impl End {
         posted.map(|_| String::new())
     }
 
-    /// Binds a window to the first part of the line, or closes it: one of type 1 by a bind of no
-    /// bytes, one of type 2 by an invalidation.
+    /// Binds a window to the first part of the line, or closes it: a window of type 1 with a bind of
+    /// 0 bytes, a window of type 2 with an invalidation.
     fn bind(&mut self, client: &mut Client, line: &Line<'_>, mut request: Value) -> Answer {
-        let Some(window) = line.text("window").and_then(|name| self.windows.get(name)) else { panic!("which window?") };
+        let Some(window) = line.text("window").and_then(|name| self.windows.get(name)) else { panic!("the line has no window=NAME") };
         let is_close = line.name(2) == "close";
         if is_close && window.is_type_2 {
             (request["opcode"], request["invalidate_rkey"]) = ("LOCAL_INV".into(), window.key.into());
@@ -329,7 +329,7 @@ impl End {
     /// Waits for the event of one of the completion queues.
     fn woken(&self, client: &mut Client) -> Answer {
         let start = Instant::now();
-        while start.elapsed() < PATIENCE {
+        while start.elapsed() < TIME_LIMIT {
             for (name, cq) in [("sends", self.sends), ("receives", self.receives)] {
                 if client.call(Command::CqEvent, json!({"cq": cq, "timeout_ms": 1}))?["fired"] == true {
                     return Ok(name.into());
@@ -346,11 +346,11 @@ fn poll(client: &mut Client, cq: u64, max: usize) -> Result<Vec<Value>, ClientEr
     Ok(answer["completions"].as_array_mut().map_or_else(Vec::new, std::mem::take))
 }
 
-/// The next completion: wr_id, status, opcode, byte_len, immediate data or invalidated key, QP
+/// Returns the next completion: wr_id, status, opcode, byte_len, immediate data or invalidated key, QP
 /// numbers of both ends, vendor error.
 fn next(client: &mut Client, cq: u64) -> Answer {
     let start = Instant::now();
-    while start.elapsed() < PATIENCE {
+    while start.elapsed() < TIME_LIMIT {
         let Some(completion) = poll(client, cq, 1)?.pop() else { continue };
         let named = |name: &str, table| names::number(table, completion[name].as_str().unwrap_or_default());
         let value = |name: &str| completion[name].as_u64();

@@ -6,7 +6,7 @@
 //! RESP_TIMEOUT_ERR, which no card reports here, and those of reliable datagrams and EE contexts,
 //! which no card has.
 
-use super::script::on_every_arm;
+use super::script::in_every_config;
 
 /// Parameters of the queue pairs, the receive of b if there is one, the request of a, and the
 /// resulting completions of both.
@@ -52,7 +52,7 @@ fn every_failure_has_its_status_at_both_ends() {
         let script = format!("pair q rc {attributes}\n{receive}a send q 2 {request}\na sent 2 {at_sender}\n{got}");
         let state = if at_sender.starts_with("ok") { "rts" } else { "err" };
         println!("{what}");
-        on_every_arm(&format!("{script}a state q {state}"));
+        in_every_config(&format!("{script}a state q {state}"));
     }
 }
 
@@ -60,7 +60,7 @@ fn every_failure_has_its_status_at_both_ends() {
 fn atomic_with_wrong_sge_length_fails_and_changes_nothing() {
     for operation in ["add", "swap"] {
         for list in ["", "0+0", "0+4", "0+16", "0+8 8+8", "0+4 4+3"] {
-            on_every_arm(&format!(
+            in_every_config(&format!(
                 "pair q rc
                  b fill 200+8 7
                  a send q 2 {operation} {list} @200 add=7 compare=7 swap=9
@@ -74,7 +74,7 @@ fn atomic_with_wrong_sge_length_fails_and_changes_nothing() {
 
 #[test]
 fn request_without_peer_fails_after_retry_count() {
-    on_every_arm(
+    in_every_config(
         "a qp q rc timeout=10 retry=1
          a connect q 2 0
          a send q 2 send 0+8
@@ -85,7 +85,7 @@ fn request_without_peer_fails_after_retry_count() {
 
 #[test]
 fn requests_behind_a_failed_one_and_later_ones_are_flushed() {
-    on_every_arm(
+    in_every_config(
         "pair q rc
          a recv q 9 0+8
          a send q 1 send 0+8! unsignaled
@@ -103,7 +103,7 @@ fn requests_behind_a_failed_one_and_later_ones_are_flushed() {
 #[test]
 fn failed_send_moves_unreliable_qp_to_sqe_until_restarted() {
     for (service, to, receive) in [("uc", "", "0+8"), ("ud", "to=b.q", "0+48")] {
-        on_every_arm(&format!(
+        in_every_config(&format!(
             "pair q {service}
              b recv q 10 {receive}
              a send q 1 send 0+8! {to}
@@ -123,7 +123,7 @@ fn failed_send_moves_unreliable_qp_to_sqe_until_restarted() {
 
 #[test]
 fn datagram_over_mtu_fails_with_length_error() {
-    on_every_arm(
+    in_every_config(
         "pair q ud
          a send q 2 send 0+8000 to=b.q
          a sent 2 loc_len

@@ -1,10 +1,9 @@
-//! One line for an agent, taken apart. The harness and the agent in Rust read lines by this.
+//! Parser of the lines of a script, for the harness and both agents.
 
 use roxe::Gid;
 use std::net::Ipv4Addr;
 
-/// `END VERB WORD... OFFSET+LENGTH... KEY=VALUE...`: what is neither a part of the memory nor has a
-/// value is a word.
+/// A line `END VERB WORD... OFFSET+LENGTH... KEY=VALUE...`.
 pub(crate) struct Line<'a> {
     pub(crate) end: &'a str,
     pub(crate) verb: &'a str,
@@ -21,19 +20,19 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    fn of(word: &str) -> Option<Self> {
+    fn parse(word: &str) -> Option<Self> {
         let (offset, len) = word.trim_end_matches('!').split_once('+')?;
         Some(Self { offset: offset.parse().ok()?, len: len.parse().ok()?, bad_key: word.ends_with('!') })
     }
 }
 
 impl<'a> Line<'a> {
-    pub(crate) fn of(text: &'a str) -> Self {
+    pub(crate) fn parse(text: &'a str) -> Self {
         let mut all = text.split_whitespace();
         let (end, verb) = (all.next().unwrap_or_default(), all.next().unwrap_or_default());
         let mut line = Self { end, verb, words: Vec::new(), parts: Vec::new(), values: Vec::new() };
         for word in all {
-            match (word.split_once('='), Part::of(word)) {
+            match (word.split_once('='), Part::parse(word)) {
                 (Some(pair), _) => line.values.push(pair),
                 (None, Some(part)) => line.parts.push(part),
                 (None, None) => line.words.push(word),
@@ -47,10 +46,10 @@ impl<'a> Line<'a> {
     }
 
     pub(crate) fn number(&self, at: usize) -> u32 {
-        self.name(at).parse().unwrap_or_else(|_| panic!("{} {}: word {at} is no number", self.end, self.verb))
+        self.name(at).parse().unwrap_or_else(|_| panic!("{} {}: word {at} is not a number", self.end, self.verb))
     }
 
-    /// Offset and length of a part.
+    /// Returns offset and length of a part.
     pub(crate) fn part(&self, at: usize) -> (usize, usize) {
         self.parts.get(at).map_or((0, 0), |part| (part.offset, part.len))
     }
@@ -64,24 +63,24 @@ impl<'a> Line<'a> {
     }
 
     pub(crate) fn value(&self, key: &str) -> Option<u32> {
-        self.text(key).map(|text| text.parse().unwrap_or_else(|_| panic!("{key}={text} is no number")))
+        self.text(key).map(|text| text.parse().unwrap_or_else(|_| panic!("{key}={text} is not a number")))
     }
 
     pub(crate) fn values(&self) -> &[(&'a str, &'a str)] {
         &self.values
     }
 
-    /// The multicast group that a word names by its IPv4 address.
+    /// Returns the multicast group whose IPv4 address is a word of the line.
     pub(crate) fn group(&self, at: usize) -> Gid {
         gid(self.name(at))
     }
 
-    /// The multicast group that a value names.
+    /// Returns the multicast group whose IPv4 address is a value of the line.
     pub(crate) fn group_of(&self, key: &str) -> Gid {
         gid(self.text(key).unwrap_or_default())
     }
 }
 
 fn gid(address: &str) -> Gid {
-    address.parse::<Ipv4Addr>().unwrap_or_else(|_| panic!("{address} is no address")).into()
+    address.parse::<Ipv4Addr>().unwrap_or_else(|_| panic!("{address} is not an address")).into()
 }

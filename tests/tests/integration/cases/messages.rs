@@ -1,12 +1,12 @@
 //! Messages and accesses to memory that succeed: every operation, of every length, and what their
 //! completions say.
 
-use super::script::{on_every_arm, on_every_network};
+use super::script::{in_every_config, on_every_network};
 
 #[test]
 fn message_fills_receive_sges_and_carries_immediate_data() {
     for service in ["rc", "uc"] {
-        on_every_arm(&format!(
+        in_every_config(&format!(
             "pair q {service}
              a fill 0+9 7
              b recv q 5 10+9 100+10000
@@ -151,7 +151,7 @@ fn fenced_request_sends_the_bytes_of_earlier_reads() {
 
 #[test]
 fn datagram_carries_grh_and_source_qp() {
-    on_every_arm(
+    in_every_config(
         "pair q ud
          a fill 0+1000 4
          b recv q 1 0+1040
@@ -169,7 +169,7 @@ fn datagram_carries_grh_and_source_qp() {
 
 #[test]
 fn every_group_member_gets_a_copy_until_it_leaves() {
-    on_every_arm(
+    in_every_config(
         "pair q ud
          pair p ud
          b attach q 9

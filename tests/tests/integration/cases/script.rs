@@ -1,28 +1,29 @@
-//! The language of the cases, and what runs them: each on every arm, that is by one of the two
-//! agents, in one process or two, over one of the links.
+//! The language of the cases, and their runner. A case runs in each configuration: through one of
+//! the two agents, in one process or two, over one of the links.
 //!
 //! ```text
-//! pair q rc timeout=10 b.srq=s  connected queue pairs q of a and b; `b.` says of whom alone
+//! pair q rc timeout=10 b.srq=s  connected queue pairs q of a and b; `b.` for b only
 //! a fill 0+100 7                bytes 0 to 100 of the memory of a get the pattern 7
-//! b recv q 1 200+50 300+50      a receive, number 1, of two parts; `200+50!`: by a wrong key
+//! b recv q 1 200+50 300+50      a receive, number 1, of two parts; `200+50!`: with a wrong key
 //! a send q 2 send 0+100 imm=9   a request: send, write, read, add, swap, bind, close, invalidate;
-//!                               signaled if nothing is said
-//! a send q 3 write 0+8 @500     to byte 500 of the peer's memory; `@500!`: by a wrong key
+//!                               signaled by default
+//! a send q 3 write 0+8 @500     to byte 500 of the peer's memory; `@500!`: with a wrong key
 //! a send q 4 write 0+8 @w+8     to byte 8 of the window w of the peer
 //! a sent 2 ok send              the next completion of a's send queue
-//! b got 1 ok recv len=100       that of its receive queue; `b got_any 1 2`: two, in any order
+//! b got 1 ok recv len=100       the next completion of the receive queue; `b got_any 1 2`: two,
+//!                               in any order
 //! b holds 200+50 7              the memory has this pattern
 //! b blank 0+8 · b word 8 42     it has zeros, it has this number
 //! a state q err · a event comm_est q · a modify q err · a destroy q
 //! a arm receives · a woken receives
-//! ! a attach q 127.0.0.1        the agent has to refuse the line
+//! ! a attach q 127.0.0.1        the agent must refuse the line
 //! ```
 //!
-//! The memory from 1048576 on is open to peers by windows only. When a script is over, no
-//! completion may be left.
+//! Peers can access the memory from offset 1048576 on only through windows. At the end of a script,
+//! every completion must have been polled.
 
 use super::agent::pattern;
-use super::arms::{Arm, World, alone};
+use super::configs::{Agents, Config, alone};
 use super::line::Line;
 use std::collections::HashMap;
 
@@ -65,28 +66,30 @@ const EVENTS: &[(&str, u32)] = &[
 
 fn value_of(names: &[(&str, u32)], name: &str) -> Result<u32, String> {
     let found = names.iter().find(|(known, _)| *known == name);
-    found.map(|(_, value)| *value).ok_or_else(|| format!("nothing is called {name:?}"))
+    found.map(|(_, value)| *value).ok_or_else(|| format!("unknown name {name:?}"))
 }
 
-/// Runs a script on every arm.
-pub(crate) fn on_every_arm(script: &str) {
-    run(script, Arm::on_good_networks());
+/// Runs a script in every configuration.
+pub(crate) fn in_every_config(script: &str) {
+    run(script, Config::on_good_networks());
 }
 
-/// Also on a network that loses, repeats and reorders packets, which a reliable service hides.
+/// Runs a script in every configuration, and on a network that loses, duplicates and reorders
+/// packets, which a reliable service hides.
 pub(crate) fn on_every_network(script: &str) {
-    run(script, Arm::on_all_networks());
+    run(script, Config::on_all_networks());
 }
 
-fn run(script: &str, arms: impl Iterator<Item = &'static Arm> + Send) {
-    let failures = arms.filter_map(|arm| Script::run(script, arm).err().map(|why| format!("{}: {why}", arm.name)));
+fn run(script: &str, configs: impl Iterator<Item = &'static Config> + Send) {
+    let run = |config: &'static Config| Script::run(script, config).map_err(|why| format!("{}: {why}", config.name));
+    let failures = configs.filter_map(|config| run(config).err());
     let failures: Vec<_> = alone(|| failures.collect());
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// A script under way.
+/// A running script.
 pub(crate) struct Script<'a> {
-    world: World<'a>,
+    agents: Agents<'a>,
     /// QPN or SRQ number by `END.NAME`.
     numbers: HashMap<String, u32>,
     /// Address and key of the memory of each end, and of each window.
@@ -94,15 +97,15 @@ pub(crate) struct Script<'a> {
 }
 
 impl<'a> Script<'a> {
-    pub(crate) fn run(script: &str, arm: &'a Arm) -> Result<(), String> {
-        let mut run = Self { world: World::of(arm)?, numbers: HashMap::new(), places: HashMap::new() };
+    pub(crate) fn run(script: &str, config: &'a Config) -> Result<(), String> {
+        let mut run = Self { agents: Agents::new(config)?, numbers: HashMap::new(), places: HashMap::new() };
         for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
             run.line(line).map_err(|why| format!("{line}: {why}"))?;
         }
         for end in ["a", "b"] {
-            let left = run.world.ask(&format!("{end} left"))?;
+            let left = run.agents.ask(&format!("{end} left"))?;
             if left != "0" {
-                return Err(format!("{left} completions of {end} are left"));
+                return Err(format!("{left} completions of {end} were not polled"));
             }
         }
         Ok(())
@@ -111,13 +114,13 @@ impl<'a> Script<'a> {
     fn line(&mut self, text: &str) -> Result<(), String> {
         if let Some(refused) = text.strip_prefix("! ") {
             let line = self.translated(refused)?;
-            return match self.world.ask(&line) {
+            return match self.agents.ask(&line) {
                 Ok(answer) => Err(format!("not refused: {answer}")),
                 Err(why) if why.starts_with("refused") => Ok(()),
                 Err(why) => Err(why),
             };
         }
-        let line = Line::of(text);
+        let line = Line::parse(text);
         match (line.end, line.verb) {
             ("pair", name) => self.pair(name, text),
             (_, "sent" | "got") => self.completion(&line),
@@ -125,9 +128,9 @@ impl<'a> Script<'a> {
             (_, "holds") => self.memory(&line, &pattern(line.part(0).1, line.number(0))),
             (_, "blank") => self.memory(&line, &vec![0; line.part(0).1]),
             (end, "word") => {
-                let value: u64 = line.name(1).parse().map_err(|_| "no number")?;
+                let value: u64 = line.name(1).parse().map_err(|_| format!("{} is not a number", line.name(1)))?;
                 let bytes = format!("{end} bytes {}+8", line.name(0));
-                self.memory(&Line::of(&bytes), &value.to_ne_bytes())
+                self.memory(&Line::parse(&bytes), &value.to_ne_bytes())
             }
             (_, "state") => {
                 let state = value_of(STATES, line.name(1))?;
@@ -143,16 +146,16 @@ impl<'a> Script<'a> {
     }
 
     fn expect(&mut self, question: &str, expected: &str) -> Result<(), String> {
-        let answer = self.world.ask(question)?;
+        let answer = self.agents.ask(question)?;
         if answer == expected { Ok(()) } else { Err(format!("{answer} instead of {expected}")) }
     }
 
     /// Executes a line and records its results.
     fn command(&mut self, text: &str) -> Result<(), String> {
         let translated = self.translated(text)?;
-        let answer = self.world.ask(&translated)?;
-        let (line, told) = (Line::of(text), answer.split(' ').map(str::parse).collect::<Result<Vec<u64>, _>>());
-        match (line.verb, told.as_deref()) {
+        let answer = self.agents.ask(&translated)?;
+        let (line, numbers) = (Line::parse(text), answer.split(' ').map(str::parse).collect::<Result<Vec<u64>, _>>());
+        match (line.verb, numbers.as_deref()) {
             ("qp", Ok([number, _])) | ("xsrq", Ok([number])) => {
                 self.numbers.insert(format!("{}.{}", line.end, line.name(0)), *number as u32);
             }
@@ -165,36 +168,36 @@ impl<'a> Script<'a> {
         Ok(())
     }
 
-    /// Makes a queue pair at each end and connects the two.
+    /// Creates a queue pair at each end and connects them.
     fn pair(&mut self, name: &str, text: &str) -> Result<(), String> {
-        let line = Line::of(text);
+        let line = Line::parse(text);
         let services = match line.name(0) {
             "xrc" => ["xrc", "xrc_target"],
             service => [service; 2],
         };
-        let mut made = Vec::new();
+        let mut created = Vec::new();
         for (end, service) in ["a", "b"].into_iter().zip(services) {
             let own = |(key, value): &(&str, &str)| match key.split_once('.') {
                 Some((of, key)) => (of == end).then(|| format!(" {key}={value}")),
                 None => Some(format!(" {key}={value}")),
             };
             // On a lossy network retransmit after 67 ms instead of 268.
-            let usual = if self.world.loses() { " timeout=14" } else { "" };
-            let values = line.values().iter().filter_map(own).chain([usual.to_owned()]).collect::<String>();
+            let timeout = if self.agents.loses() { " timeout=14" } else { "" };
+            let values = line.values().iter().filter_map(own).chain([timeout.to_owned()]).collect::<String>();
             let words = if line.has("all_signaled") { " all_signaled" } else { "" };
-            made.push(self.world.ask(&format!("{end} qp {name} {service}{words}{values}"))?);
+            created.push(self.agents.ask(&format!("{end} qp {name} {service}{words}{values}"))?);
         }
-        for (end, peer) in ["a", "b"].into_iter().zip(made.iter().rev()) {
-            self.world.ask(&format!("{end} connect {name} {peer}"))?;
+        for (end, peer) in ["a", "b"].into_iter().zip(created.iter().rev()) {
+            self.agents.ask(&format!("{end} connect {name} {peer}"))?;
         }
-        for (end, own) in ["a", "b"].into_iter().zip(&made) {
+        for (end, own) in ["a", "b"].into_iter().zip(&created) {
             let number = own.split(' ').next().and_then(|number| number.parse().ok());
-            self.numbers.insert(format!("{end}.{name}"), number.ok_or("no number")?);
+            self.numbers.insert(format!("{end}.{name}"), number.ok_or_else(|| format!("{own} does not begin with a queue pair number"))?);
         }
         Ok(())
     }
 
-    /// The line as agents read it: places, numbers and keys instead of their names.
+    /// Returns the line for an agent: addresses, numbers and keys instead of names.
     fn translated(&mut self, text: &str) -> Result<String, String> {
         let end = text.split(' ').next().unwrap_or_default();
         let peer = if end == "a" { "b" } else { "a" };
@@ -206,7 +209,7 @@ impl<'a> Script<'a> {
                 (Some(place), _) => {
                     let (name, offset) = place.split_once('+').unwrap_or((peer, place));
                     let (addr, key) = self.place(name)?;
-                    let offset: u64 = offset.parse().map_err(|_| format!("{offset} is no number"))?;
+                    let offset: u64 = offset.parse().map_err(|_| format!("{offset} is not a number"))?;
                     format!("at={} key={}", addr + offset, key ^ wrong)
                 }
                 (_, Some((key @ ("to" | "srqn"), name))) if name.contains('.') => {
@@ -229,28 +232,27 @@ impl<'a> Script<'a> {
         Ok(words.join(" "))
     }
 
-    /// Address and key of an end's memory or of a window.
+    /// Returns address and key of an end's memory or of a window.
     fn place(&mut self, name: &str) -> Result<(u64, u32), String> {
         if let Some(place) = self.places.get(name) {
             return Ok(*place);
         }
         if !["a", "b"].contains(&name) {
-            return Err(format!("the window {name} is not open"));
+            return Err(format!("the window {name} is not bound"));
         }
-        let told = self.world.ask(&format!("{name} memory"))?;
-        let place = told.split_once(' ').and_then(|(addr, key)| Some((addr.parse().ok()?, key.parse().ok()?)));
-        let place = place.ok_or_else(|| format!("{told} is no place"))?;
+        let answer = self.agents.ask(&format!("{name} memory"))?;
+        let place = answer.split_once(' ').and_then(|(addr, key)| Some((addr.parse().ok()?, key.parse().ok()?)));
+        let place = place.ok_or_else(|| format!("{answer} is not an address and a key"))?;
         self.places.insert(name.to_owned(), place);
         Ok(place)
     }
 
-    /// The next completion of an end is as the line says: number, status and, if it is a success,
-    /// the operation.
+    /// Checks the next completion of an end: number, status and, on success, operation and values.
     fn completion(&mut self, line: &Line<'_>) -> Result<(), String> {
-        let told = self.world.ask(&format!("{} {}", line.end, line.verb))?;
-        let values: Vec<u32> = told.split(' ').map_while(|value| value.parse().ok()).collect();
+        let answer = self.agents.ask(&format!("{} {}", line.end, line.verb))?;
+        let values: Vec<u32> = answer.split(' ').map_while(|value| value.parse().ok()).collect();
         let [id, status, opcode, len, extra, qp, from, vendor] = values[..] else {
-            return Err(format!("{told} instead of a completion"));
+            return Err(format!("{answer} instead of a completion"));
         };
         let expected = value_of(STATUSES, line.name(1))?;
         if (id, status) != (line.number(0), expected) {
@@ -263,7 +265,7 @@ impl<'a> Script<'a> {
             let expected = match value.contains('.') {
                 true => *self.numbers.get(*value).ok_or_else(|| format!("there is no {value}"))?,
                 false if *key == "closed" => self.place(value)?.1,
-                false => value.parse().map_err(|_| format!("{value} is no number"))?,
+                false => value.parse().map_err(|_| format!("{value} is not a number"))?,
             };
             let found = match *key {
                 "len" => len,
@@ -280,28 +282,28 @@ impl<'a> Script<'a> {
         Ok(())
     }
 
-    /// The next two receives succeed and have the numbers of the line, in any order.
+    /// Checks that the next two receives succeed with the numbers of the line, in any order.
     fn any_order(&mut self, line: &Line<'_>) -> Result<(), String> {
-        let mut told = [String::new(), String::new()];
-        for answer in &mut told {
-            *answer = self.world.ask(&format!("{} got", line.end))?;
+        let mut answers = [String::new(), String::new()];
+        for answer in &mut answers {
+            *answer = self.agents.ask(&format!("{} got", line.end))?;
         }
-        let is_there = |at| told.iter().any(|answer| answer.starts_with(&format!("{} 0 128 ", line.name(at))));
-        if is_there(0) && is_there(1) { Ok(()) } else { Err(format!("{told:?}")) }
+        let has_receive = |at| answers.iter().any(|answer| answer.starts_with(&format!("{} 0 128 ", line.name(at))));
+        if has_receive(0) && has_receive(1) { Ok(()) } else { Err(format!("{answers:?}")) }
     }
 
     fn memory(&mut self, line: &Line<'_>, expected: &[u8]) -> Result<(), String> {
         let (offset, len) = line.part(0);
-        let told = self.world.ask(&format!("{} bytes {offset}+{len}", line.end))?;
+        let found = self.agents.ask(&format!("{} bytes {offset}+{len}", line.end))?;
         let expected: String = expected.iter().map(|byte| format!("{byte:02x}")).collect();
-        match told.bytes().zip(expected.bytes()).position(|(one, other)| one != other) {
-            None if told.len() == expected.len() => Ok(()),
+        match found.bytes().zip(expected.bytes()).position(|(one, other)| one != other) {
+            None if found.len() == expected.len() => Ok(()),
             place => Err(format!("byte {} of {len} differs", place.map_or(len, |place| place / 2))),
         }
     }
 }
 
-/// A multicast group that only this program uses.
+/// Returns a multicast group that only this program uses.
 fn group(last: &str) -> String {
     let [one, other, ..] = std::process::id().to_le_bytes();
     format!("239.{one}.{other}.{last}")

@@ -1,7 +1,7 @@
 //! Receives that several queue pairs share, extended reliable connections, events, and queue pairs
 //! that are stopped.
 
-use super::script::{on_every_arm, on_every_network};
+use super::script::{in_every_config, on_every_network};
 
 #[test]
 fn srq_receives_are_taken_in_order_and_limit_raises_event() {
@@ -79,7 +79,7 @@ fn xrc_request_accesses_memory_by_domain_of_its_srq() {
 #[test]
 fn message_to_unknown_srq_is_invalid_request() {
     for (destroy, number) in [("b destroy s", "b.s"), ("", "0")] {
-        on_every_arm(&format!(
+        in_every_config(&format!(
             "b xsrq s
              pair q xrc
              {destroy}
@@ -92,7 +92,7 @@ fn message_to_unknown_srq_is_invalid_request() {
 // clause: XRC-DIRECTIONS
 #[test]
 fn xrc_initiator_has_no_receives_and_target_no_queues() {
-    on_every_arm(
+    in_every_config(
         "pair q xrc
          ! a recv q 1 0+8
          ! b recv q 1 0+8
@@ -102,7 +102,7 @@ fn xrc_initiator_has_no_receives_and_target_no_queues() {
 
 #[test]
 fn armed_cq_wakes_sleeping_program() {
-    on_every_arm(
+    in_every_config(
         "pair q rc
          b recv q 1 0+8
          b arm receives
@@ -127,7 +127,7 @@ fn armed_cq_wakes_sleeping_program() {
 
 #[test]
 fn solicited_arm_wakes_on_solicited_messages_and_failures() {
-    on_every_arm(
+    in_every_config(
         "pair q rc
          b recv q 1 0+8
          b recv q 2 0+8
@@ -173,7 +173,7 @@ fn sqd_finishes_started_requests_and_raises_sq_drained() {
 
 #[test]
 fn qp_in_error_state_raises_last_wqe_reached_on_srq() {
-    on_every_arm(
+    in_every_config(
         "b srq s
          pair q rc b.srq=s
          b recv s 1 0+8
@@ -191,7 +191,7 @@ fn refused_access_without_receive_raises_event() {
     for (access, place, event, status) in
         [(0, "@0", "qp_req_err", "rem_inv_req"), (14, "@0!", "qp_access_err", "rem_access")]
     {
-        on_every_arm(&format!(
+        in_every_config(&format!(
             "pair q rc access={access}
              a send q 1 read 0+8 {place}
              a sent 1 {status}

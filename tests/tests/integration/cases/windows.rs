@@ -1,6 +1,6 @@
 //! Memory windows: what a peer reaches through one, from where, and until when.
 
-use super::script::{on_every_arm, on_every_network};
+use super::script::{in_every_config, on_every_network};
 
 /// Connections, and windows of both types that belong to b.
 const WINDOWS: &str = "pair q rc
@@ -34,7 +34,7 @@ fn window_is_readable_and_writable_until_invalidated() {
              b send q 5 close window={window}
              b sent 5 ok {closed}"
         )));
-        on_every_arm(&with_windows(&format!(
+        in_every_config(&with_windows(&format!(
             "b send q 1 bind BIND window={window}
              b sent 1 ok bind
              b send q 2 close window={window}
@@ -53,7 +53,7 @@ fn window_restricts_range_and_rights() {
     for (request, access) in
         [("read 0+5000 @two+1", 14), ("write 0+8 @two+4993", 14), ("write 0+8 @two+0", 4), ("read 0+8 @two+0", 2)]
     {
-        on_every_arm(&with_windows(&format!(
+        in_every_config(&with_windows(&format!(
             "b send q 1 bind BIND window=two access={access}
              b sent 1 ok bind
              a send q 2 {request}
@@ -65,7 +65,7 @@ fn window_restricts_range_and_rights() {
 
 #[test]
 fn zero_based_window_is_addressed_from_its_first_byte() {
-    on_every_arm(&with_windows(
+    in_every_config(&with_windows(
         "b send q 1 bind BIND window=two access=46
          b sent 1 ok bind
          a fill 0+2 4
@@ -80,7 +80,7 @@ fn zero_based_window_is_addressed_from_its_first_byte() {
 // clause: WINDOW-TYPE-1, WINDOW-TYPE-2
 #[test]
 fn type_2_window_serves_its_qp_and_type_1_window_all_qps() {
-    on_every_arm(&with_windows(
+    in_every_config(&with_windows(
         "b send q 1 bind BIND window=one
          b send q 2 bind 1060000+8 window=two
          b sent 1 ok bind
@@ -99,7 +99,7 @@ fn type_2_window_serves_its_qp_and_type_1_window_all_qps() {
 // clause: WINDOW-TYPE-1
 #[test]
 fn rebound_type_1_window_rejects_old_key() {
-    on_every_arm(&with_windows(
+    in_every_config(&with_windows(
         "b send q 1 bind BIND window=one
          b sent 1 ok bind
          b send q 2 bind 1060000+8 window=one
@@ -123,7 +123,7 @@ fn send_with_invalidate_closes_type_2_window() {
          a sent 4 ok send
          b got 2 ok recv closed=two",
     ));
-    on_every_arm(&with_windows(
+    in_every_config(&with_windows(
         "b send q 1 bind BIND window=two
          b sent 1 ok bind
          b recv q 2
@@ -155,13 +155,13 @@ fn window_per_message_is_bound_and_invalidated() {
 // clause: WINDOW-BIND
 #[test]
 fn bind_without_mw_bind_access_fails_in_queue_order() {
-    on_every_arm(&with_windows("b send q 1 bind 0+8 window=two\nb sent 1 mw_bind\nb state q err"));
+    in_every_config(&with_windows("b send q 1 bind 0+8 window=two\nb sent 1 mw_bind\nb state q err"));
 }
 
 // clause: INVALIDATE-LOCAL, WINDOW-TYPE-2
 #[test]
 fn type_2_window_is_invalidated_only_by_its_qp() {
-    on_every_arm(&with_windows(
+    in_every_config(&with_windows(
         "b send q 1 bind BIND window=two
          b sent 1 ok bind
          b send p 2 close window=two

@@ -1,4 +1,4 @@
-//! The arms of a script: agents, their processes, and the link between them.
+//! The configurations that run a script: language of the agents, processes, and link.
 
 use super::agent::MARK;
 use super::c_abi::CAgent;
@@ -8,17 +8,17 @@ use std::panic::resume_unwind;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 
-/// Tells the test `agent` of this program that it is one.
+/// Variable that makes the test `agent` of this program an agent.
 pub(crate) const ROLE: &str = "ROXE_CASES_AGENT";
-/// Faults that a reliable service recovers from.
+/// Fault rules that a reliable service recovers from.
 const BAD_NETWORK: &str = "drop 3%; duplicate 3%; reorder 3%";
 
-/// One way to run a script.
-pub(crate) struct Arm {
+/// A configuration to run a script with.
+pub(crate) struct Config {
     pub(crate) name: &'static str,
     language: Language,
     processes: usize,
-    knobs: &'static [(&'static str, &'static str)],
+    settings: &'static [(&'static str, &'static str)],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -27,46 +27,46 @@ enum Language {
     C,
 }
 
-const ARMS: &[Arm] = &[
-    Arm { name: "Rust, one process", language: Language::Rust, processes: 1, knobs: &[] },
-    Arm { name: "Rust, one process, udp", language: Language::Rust, processes: 1, knobs: &[("ROXE_LINK", "udp")] },
-    Arm { name: "Rust, two processes", language: Language::Rust, processes: 2, knobs: &[] },
-    Arm { name: "C, one process", language: Language::C, processes: 1, knobs: &[] },
-    Arm { name: "C, two processes, udp", language: Language::C, processes: 2, knobs: &[("ROXE_LINK", "udp")] },
+const CONFIGS: &[Config] = &[
+    Config { name: "Rust, one process", language: Language::Rust, processes: 1, settings: &[] },
+    Config { name: "Rust, one process, udp", language: Language::Rust, processes: 1, settings: &[("ROXE_LINK", "udp")] },
+    Config { name: "Rust, two processes", language: Language::Rust, processes: 2, settings: &[] },
+    Config { name: "C, one process", language: Language::C, processes: 1, settings: &[] },
+    Config { name: "C, two processes, udp", language: Language::C, processes: 2, settings: &[("ROXE_LINK", "udp")] },
 ];
-const BAD: &[Arm] = &[
-    Arm { name: "Rust, bad ring", language: Language::Rust, processes: 2, knobs: &[("ROXE_FAULTS", BAD_NETWORK)] },
-    Arm {
+const LOSSY: &[Config] = &[
+    Config { name: "Rust, bad ring", language: Language::Rust, processes: 2, settings: &[("ROXE_FAULTS", BAD_NETWORK)] },
+    Config {
         name: "Rust, bad network",
         language: Language::Rust,
         processes: 2,
-        knobs: &[("ROXE_LINK", "udp"), ("ROXE_FAULTS", BAD_NETWORK)],
+        settings: &[("ROXE_LINK", "udp"), ("ROXE_FAULTS", BAD_NETWORK)],
     },
 ];
 
-impl Arm {
+impl Config {
     pub(crate) fn on_good_networks() -> impl Iterator<Item = &'static Self> {
-        ARMS.iter().filter(|arm| arm.is_wanted())
+        CONFIGS.iter().filter(|config| config.is_selected())
     }
 
     pub(crate) fn on_all_networks() -> impl Iterator<Item = &'static Self> {
-        ARMS.iter().chain(BAD).filter(|arm| arm.is_wanted())
+        CONFIGS.iter().chain(LOSSY).filter(|config| config.is_selected())
     }
 
-    /// `ROXE_TEST_ARMS` picks those whose name begins with it: `tests/checked/run` has instrumented
-    /// agents in Rust only.
-    fn is_wanted(&self) -> bool {
-        std::env::var("ROXE_TEST_ARMS").map_or(true, |wanted| self.name.starts_with(&wanted))
+    /// Returns true if the name begins with `ROXE_TEST_CONFIGS`: `tests/checked/run` instruments only
+    /// the agents in Rust.
+    fn is_selected(&self) -> bool {
+        std::env::var("ROXE_TEST_CONFIGS").map_or(true, |prefix| self.name.starts_with(&prefix))
     }
 
     fn start(&self) -> Result<Box<dyn Ask>, String> {
         if self.language == Language::C {
-            return Ok(Box::new(CAgent::start(self.knobs)?));
+            return Ok(Box::new(CAgent::start(self.settings)?));
         }
         let program = std::env::current_exe().map_err(|e| e.to_string())?;
         let mut command = Command::new(program);
         command.args(["--exact", "cases::agent", "--nocapture", "--test-threads=1"]).env(ROLE, "yes");
-        command.envs(self.knobs.iter().copied());
+        command.envs(self.settings.iter().copied());
         Ok(Box::new(Agent::start(command).map_err(|e| e.to_string())?))
     }
 }
@@ -82,9 +82,9 @@ impl Ask for CAgent {
     }
 }
 
-/// Runs `work` while no other script sends packets, in a network namespace of its own or after the
-/// others. A process that ends discards packets that its sockets have received for other processes,
-/// and unreliable ones are not repeated.
+/// Runs `work` while no other script sends packets: in a network namespace of its own, or after the
+/// other scripts. A process that ends discards packets that its sockets have received for other
+/// processes, and unreliable services do not retransmit them.
 pub(crate) fn alone<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     static ONE_SCRIPT: Mutex<()> = Mutex::new(());
     let isolated = || {
@@ -99,26 +99,26 @@ pub(crate) fn alone<R: Send>(work: impl FnOnce() -> R + Send) -> R {
 }
 
 /// The agents of a script.
-pub(crate) struct World<'a> {
-    arm: &'a Arm,
+pub(crate) struct Agents<'a> {
+    config: &'a Config,
     agents: Vec<Box<dyn Ask>>,
 }
 
-impl<'a> World<'a> {
-    pub(crate) fn of(arm: &'a Arm) -> Result<Self, String> {
-        let agents = (0..arm.processes).map(|_| arm.start()).collect::<Result<_, _>>()?;
-        Ok(Self { arm, agents })
+impl<'a> Agents<'a> {
+    pub(crate) fn new(config: &'a Config) -> Result<Self, String> {
+        let agents = (0..config.processes).map(|_| config.start()).collect::<Result<_, _>>()?;
+        Ok(Self { config, agents })
     }
 
-    /// Returns true if packets get lost.
+    /// Returns true if the network loses packets.
     pub(crate) fn loses(&self) -> bool {
-        self.arm.knobs.iter().any(|(name, _)| *name == "ROXE_FAULTS")
+        self.config.settings.iter().any(|(name, _)| *name == "ROXE_FAULTS")
     }
 
-    /// Sends a line to the agent of its end; returns the answer.
+    /// Sends a line to the agent of the line's end. Returns the answer.
     pub(crate) fn ask(&mut self, line: &str) -> Result<String, String> {
-        let place = if line.starts_with("b ") { self.arm.processes - 1 } else { 0 };
-        let answer = self.agents[place].ask(line)?;
+        let index = if line.starts_with("b ") { self.config.processes - 1 } else { 0 };
+        let answer = self.agents[index].ask(line)?;
         if answer.starts_with("refused") { Err(answer) } else { Ok(answer) }
     }
 }
@@ -126,7 +126,7 @@ impl<'a> World<'a> {
 /// A process of this program that runs lines from its standard input.
 struct Agent {
     child: Child,
-    /// Until it is to end.
+    /// `None` once the agent should exit.
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
@@ -135,23 +135,23 @@ impl Agent {
     fn start(mut program: Command) -> std::io::Result<Self> {
         let mut child = program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let pipes = child.stdin.take().zip(child.stdout.take());
-        let (input, output) = pipes.ok_or_else(|| std::io::Error::other("no pipes"))?;
+        let (input, output) = pipes.ok_or_else(|| std::io::Error::other("the agent process has no pipes"))?;
         Ok(Self { child, input: Some(input), output: BufReader::new(output) })
     }
 }
 
 impl Ask for Agent {
     fn ask(&mut self, line: &str) -> Result<String, String> {
-        let input = self.input.as_mut().ok_or("the agent was ended")?;
+        let input = self.input.as_mut().ok_or("the agent was stopped")?;
         writeln!(input, "{line}").map_err(|e| e.to_string())?;
         let mut answer = String::new();
         loop {
             answer.clear();
             if self.output.read_line(&mut answer).map_err(|e| e.to_string())? == 0 {
-                return Err("the agent has ended".into());
+                return Err("the agent exited without an answer".into());
             }
-            if let Some((_, said)) = answer.split_once(MARK) {
-                return Ok(said.trim_end().to_owned());
+            if let Some((_, result)) = answer.split_once(MARK) {
+                return Ok(result.trim_end().to_owned());
             }
         }
     }
@@ -159,7 +159,7 @@ impl Ask for Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        // It ends with its input, and every wait of it has a limit.
+        // The agent exits at the end of its input, and each of its waits has a time limit.
         drop(self.input.take());
         let _ = self.child.wait();
     }
