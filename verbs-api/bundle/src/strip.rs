@@ -28,7 +28,7 @@ fn put(bytes: &mut [u8], at: usize, value: &[u8]) -> Option<()> {
 }
 
 /// Returns `object` up to the end of its last segment, with the sections there and their names;
-/// `None` if it is no valid little-endian 64-bit ELF file.
+/// `None` if it is not a valid little-endian 64-bit ELF file.
 pub(crate) fn stripped(object: &[u8]) -> Option<Vec<u8>> {
     const CLASS_64_LITTLE_ENDIAN: &[u8] = b"\x7fELF\x02\x01";
     if !object.starts_with(CLASS_64_LITTLE_ENDIAN) {

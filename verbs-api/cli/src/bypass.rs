@@ -9,7 +9,7 @@
 //! ```
 //!
 //! No code of roxe runs in such a program, so it cannot report itself. A program that ends between
-//! two looks is judged by its file, if roxe's library was never opened (`man inotify`; the watch is
+//! two checks is judged by its file, if roxe's library was never opened (`man inotify`; the watch is
 //! the standard input of this process).
 
 use crate::asks::{self, Asks};
@@ -35,8 +35,8 @@ use std::time::{Duration, Instant};
 const VERBS: &str = "libibverbs";
 /// Name that programs ask the loader for.
 const SONAME: &str = "libibverbs.so.1";
-/// Shortest and longest pause between two looks. In between, the pause is a part of the time so
-/// far: most programs load their libraries at once, some much later.
+/// Shortest and longest pause between two checks. In between, the pause is a fraction of
+/// the time so far, because most programs load their libraries at once, some much later.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(250)];
 const PART: u32 = 16;
 const LOST: &str = "its environment has lost LD_LIBRARY_PATH, or names another libibverbs first there (env -i, sudo, or \
@@ -65,10 +65,10 @@ pub(crate) struct Args {
     /// Do not look at processes, only wait for the end.
     #[arg(long)]
     blind: bool,
-    /// Explain at length.
+    /// Print more lines of explanation.
     #[arg(long)]
     explain: bool,
-    /// Leave the work to a child of init.
+    /// Do the work in a child of init.
     #[arg(long)]
     detach: bool,
 }
@@ -123,7 +123,7 @@ pub(crate) fn tell(args: &Args) -> Result {
     }
     let missing = || ran.iter().find_map(|(file, is_led)| Some((file, misses(file, *is_led)?)));
     if let Some((file, why)) = missing().filter(|_| !opened.library) {
-        eprintln!("roxe run: {} has ended and has not seen roxe: {why}", file.display());
+        eprintln!("roxe run: {} has ended without loading roxe: {why}", file.display());
     } else if let Some(program) = args.unused.as_ref().filter(|_| !opened.device && !is_in_use(&ours)) {
         unused::tell(program, ran.keys(), opened, args.explain);
     }
@@ -277,7 +277,7 @@ fn sentence(process: u32, path: &Path, folder: &Path) -> Option<String> {
 }
 
 fn does_not_see(program: &Path, process: u32, path: &Path, why: &str) -> String {
-    format!("{} (process {process}) has loaded {} and does not see roxe: {why}", program.display(), path.display())
+    format!("{} (process {process}) has loaded {} instead of roxe: {why}", program.display(), path.display())
 }
 
 /// Returns the libraries outside of the system's folders whose code a process runs; none while it
@@ -380,13 +380,13 @@ mod tests {
     fn ended_process_is_not_explained() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let id = child.id();
-        let told = || sentence(id, Path::new("/x/libibverbs-1a2b3c4d.so.1"), Path::new("/roxe/lib"));
-        let while_it_runs = told();
+        let report = || sentence(id, Path::new("/x/libibverbs-1a2b3c4d.so.1"), Path::new("/roxe/lib"));
+        let while_it_runs = report();
         child.kill().unwrap();
         while fs::read(format!("/proc/{id}/auxv")).is_ok_and(|vector| !vector.is_empty()) {
             std::thread::yield_now();
         }
-        let afterwards = told();
+        let afterwards = report();
         child.wait().unwrap();
         assert!(while_it_runs.is_some_and(|text| text.contains("cat")));
         assert_eq!(afterwards, None);

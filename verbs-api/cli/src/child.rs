@@ -30,7 +30,7 @@ pub(crate) fn background(subcommand: &str) -> Command {
     command
 }
 
-/// Returns the file of this program, for a child that is the same one.
+/// Returns the file of this program, to start it as a child.
 pub(crate) fn own() -> Result<PathBuf> {
     Ok(library::own_program().ok_or("/proc is missing: mount -t proc proc /proc")?)
 }
@@ -43,6 +43,6 @@ pub(crate) fn ip(batch: &str) -> Result<()> {
     let mut child = command.spawn().map_err(missing)?;
     child.stdin.take().map(|mut input| input.write_all(batch.as_bytes())).transpose()?;
     let output = child.wait_with_output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() { Ok(()) } else { Err(format!("ip failed: {}", said.trim()).into()) }
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() { Ok(()) } else { Err(format!("ip failed: {}", errors.trim()).into()) }
 }

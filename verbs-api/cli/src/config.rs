@@ -10,8 +10,8 @@ use std::io::{Write, stdout};
 const OWN: [Knob; 2] = [
     Knob {
         name: "ROXE_LIB",
-        default: "beside the program",
-        help: "The shared object that `roxe run` puts in front of the system's libibverbs and librdmacm.",
+        default: "next to the program",
+        help: "The shared object that `roxe run` puts before the system's libibverbs and librdmacm.",
     },
     Knob {
         name: "ROXE_VIEW",

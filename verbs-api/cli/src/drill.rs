@@ -249,17 +249,17 @@ fn run(
     let mut target = open(common)?;
     let mut trouble = None;
     let mut line = progress::Progress::new(scripts.iter().map(|script| script.cases().len()).sum());
-    let report = conform::run(scripts, &mut *target.card, &deviations, |told| {
-        progress(&told, &mut line);
-        if let Progress::Again(tried) = told {
+    let report = conform::run(scripts, &mut *target.card, &deviations, |event| {
+        progress(&event, &mut line);
+        if let Progress::Again(tried) = event {
             line.clear();
             let word = tried.outcome.verdict.word();
             output::line(format_args!("{word} {}: tried again, because packets are lost on the way", tried.name()));
         }
         if let (Some(folder), None) = (&common.captures, &trouble) {
-            trouble = keep_capture(folder, &told).err();
+            trouble = keep_capture(folder, &event).err();
         }
-        let Progress::Ended(tried) = told else { return };
+        let Progress::Ended(tried) = event else { return };
         if let Verdict::Fail(failure) | Verdict::Inconclusive(failure) = &tried.outcome.verdict {
             line.clear();
             output::line(format_args!(

@@ -172,7 +172,7 @@ pub(crate) fn unseen(others: &Others) -> Option<String> {
     (unseen.count() > 0).then(|| format!("{} frames that may hold packets are not decoded: {unseen}", unseen.count()))
 }
 
-/// Returns the colour of a line on a terminal; none for usual packets (`man console_codes`).
+/// Returns the colour of a line on a terminal; none for expected packets (`man console_codes`).
 fn colour(captured: &Captured<'_>, finding: &Finding) -> &'static str {
     match finding.event.tone() {
         Tone::Good if captured.is_lost() => "\x1b[33m",
@@ -199,7 +199,7 @@ pub(crate) fn ladder_of(file: &[u8], title: String, limit: usize) -> Result<Stri
 /// The page of a capture. A damaged file is shown up to the damage.
 fn ladder_page(file: &[u8], title: String, args: &Args) -> Result<(String, Counts), Stop> {
     let (mut counts, mut analysis) = (Counts::default(), Analysis::default());
-    let (mut told, mut notes, mut passed) = (Vec::new(), Vec::new(), 0);
+    let (mut found, mut notes, mut passed) = (Vec::new(), Vec::new(), 0);
     for item in items(file, roxe_provider::is_probe).map_err(Stop::NotACapture)? {
         match item {
             Item::Other(other) => counts.others.add(other),
@@ -209,7 +209,7 @@ fn ladder_page(file: &[u8], title: String, args: &Args) -> Result<(String, Count
                 counts.add(&captured, &finding);
                 if args.filter.passes(&captured, &finding, &analysis) {
                     passed += 1;
-                    told.extend((told.len() < args.limit).then_some((captured, finding)));
+                    found.extend((found.len() < args.limit).then_some((captured, finding)));
                 }
             }
         }
@@ -218,8 +218,8 @@ fn ladder_page(file: &[u8], title: String, args: &Args) -> Result<(String, Count
         let others = counts.packets - passed;
         notes.push(format!("{others} packets do not pass the filters of the command line and are left out."));
     }
-    if told.len() < passed {
-        let (shown, left) = (told.len(), passed - told.len());
+    if found.len() < passed {
+        let (shown, left) = (found.len(), passed - found.len());
         notes.push(format!(
             "The first {shown} packets are shown; {left} more are left out (--limit). The numbers above count all."
         ));
@@ -232,7 +232,7 @@ fn ladder_page(file: &[u8], title: String, args: &Args) -> Result<(String, Count
     if counts.cut > 0 {
         notes.push(format!("{} packets are cut: their headers are checked, not payload and ICRC.", counts.cut));
     }
-    let page = page(title, &told, &analysis, &counts, notes);
+    let page = page(title, &found, &analysis, &counts, notes);
     Ok((ladder::render(&page), counts))
 }
 

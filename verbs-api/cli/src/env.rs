@@ -97,7 +97,7 @@ const LISTS: [(&str, &str); 6] = [
 ];
 
 /// Returns commands that set a variable when CMake or ctest reads them. Lists of this process
-/// (`old`) are cut off `value`, which is put once in front of the list that the reader has.
+/// (`old`) are removed from `value`, which is put once before the reader's own list.
 fn cmake(name: &str, value: &str, old: Option<&str>) -> String {
     let old = old.unwrap_or_default();
     let list = LISTS.iter().find(|(list, _)| *list == name).and_then(|(_, separator)| {

@@ -14,20 +14,19 @@ const LIMIT: Duration = Duration::from_secs(5);
 pub(crate) struct Args {
     /// The program, started with `roxe run --faults`.
     pid: u32,
-    /// Rules in place of the present ones, @FILE with rules, or none; without it, the present ones
-    /// are printed.
+    /// New rules, @FILE with rules, or none. Without this argument, print the current rules.
     rules: Option<String>,
 }
 
-/// Prints each rule with what it has seen and done.
+/// Prints each rule with the counts of its matches and effects.
 pub(crate) fn run(args: &Args) -> Result {
     let rules = args.rules.as_deref().map(fault_rules).transpose()?.map(|rules| rules.to_string());
     let answer = ask_one(args.pid, &Query::Faults(rules), LIMIT)?.ok_or_else(|| {
-        format!("process {} is no program of yours in this network namespace that has a device of roxe open", args.pid)
+        format!("process {} has no device of roxe open in this network namespace, or belongs to another user", args.pid)
     })?;
     let named = format!("{} (process {})", command_of(args.pid), args.pid);
     if !answer.is_whole {
-        return Err(format!("{named} does not answer; if it is stopped, it takes the rules when it goes on").into());
+        return Err(format!("{named} does not answer; if it is stopped, the rules apply once it continues").into());
     }
     let (mut counts, mut is_understood) = (Vec::new(), false);
     for line in answer.text.lines() {

@@ -25,7 +25,7 @@ pub(crate) struct Args {
     /// explain.
     #[arg(long)]
     advice: bool,
-    /// Print this number of packets of the connection before and behind those of a charge.
+    /// Print this number of packets of the connection before and after the packets of a charge.
     #[arg(long, value_name = "N", default_value_t = 3)]
     context: usize,
     /// Print the result as JSON.
@@ -46,13 +46,13 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         output::line(table.to_string().trim_end());
         return Ok(ExitCode::SUCCESS);
     }
-    let (mut faults, mut is_unusable, mut told) = (0, false, Vec::new());
+    let (mut faults, mut is_unusable, mut reports) = (0, false, Vec::new());
     for path in &args.captures {
         let about = |error: Box<dyn Error>| format!("{}: {error}", path.display()).into();
         match dump::read(path, "judge").and_then(|file| judge_file(path, &file, args).map_err(about)) {
             Ok(judged) => {
                 faults += judged.faults;
-                told.extend(judged.value);
+                reports.extend(judged.value);
                 if let Some(broken) = judged.broken {
                     eprintln!("roxe judge: {}: {broken}", path.display());
                     is_unusable = true;
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         }
     }
     if args.json {
-        output::line(format_args!("{:#}", Value::Array(told)));
+        output::line(format_args!("{:#}", Value::Array(reports)));
     }
     Ok(match (is_unusable, faults) {
         (true, _) => ExitCode::from(UNUSABLE),

@@ -1,7 +1,7 @@
 //! Finds `libroxe.so`, and makes the folder in which loaders find it under the names of libibverbs
 //! and librdmacm.
 //!
-//! The program contains both shared objects and unpacks them if none lie beside it (`cargo
+//! The program contains both shared objects and unpacks them if none lie next to it (`cargo
 //! install`): to a folder that only this user can write, one for each version and content. Unpacked
 //! files are compared byte by byte before use, and replaced by renaming if they differ.
 
@@ -34,7 +34,7 @@ pub(crate) enum LibraryError {
     Bad { path: PathBuf, cause: io::Error },
 }
 
-/// Returns the path of the library without links: the one that ROXE_LIB names, else one beside this
+/// Returns the path of the library without links: the one in ROXE_LIB, else one next to this
 /// program as built or installed, else the one in this program, unpacked.
 pub(crate) fn find() -> Result<PathBuf, LibraryError> {
     if let Some(path) = variable("ROXE_LIB").filter(|path| !path.is_empty()) {
@@ -42,12 +42,12 @@ pub(crate) fn find() -> Result<PathBuf, LibraryError> {
         return path.canonicalize().map_err(|cause| LibraryError::Bad { path, cause });
     }
     let places = own_program().map(|exe| candidates(&exe)).unwrap_or_default();
-    // Another user may have put a library beside the program, for example in /tmp.
+    // Another user may have put a library next to the program, for example in /tmp.
     let beside = places.iter().find_map(|path| private_dir::check(path).ok());
     beside.map_or_else(unpacked, |library| Ok(library.path))
 }
 
-/// Returns the socket shim: the one beside `library`, else the one in this program.
+/// Returns the socket shim: the one next to `library`, else the one in this program.
 pub(crate) fn shim(library: &Path) -> Result<PathBuf, LibraryError> {
     let beside = private_dir::check(&library.with_file_name(SHIM));
     beside.map_or_else(|_| Ok(unpacked()?.with_file_name(SHIM)), |shim| Ok(shim.path))
@@ -80,7 +80,7 @@ fn found_as(called: &Path, path: Option<OsString>) -> Option<PathBuf> {
 }
 
 /// Returns the places of the library for the program `exe`. In `deps`, Cargo always leaves the
-/// newest one; beside the program only if the library itself was built.
+/// newest one; next to the program only if the library itself was built.
 fn candidates(exe: &Path) -> Vec<PathBuf> {
     let Some(folder) = exe.parent() else { return Vec::new() };
     ["deps", "", "../lib/roxe", "../lib"].iter().map(|place| folder.join(place).join(LIBRARY)).collect()
@@ -119,7 +119,7 @@ pub(crate) const RDMA: &str = "rdma";
 pub(crate) const SYSTEM_COMMANDS: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
 pub(crate) const LIBRARY: &str = "libroxe.so";
-/// The socket shim beside the library, under its name in rdma-core.
+/// The socket shim next to the library, under its name in rdma-core.
 pub(crate) const SHIM: &str = "librspreload.so";
 
 const OBJECTS: [(&str, &[u8]); 2] =

@@ -246,7 +246,7 @@ fn finish(name: &str, result: Result) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Returns true if the reader of the output has gone, as `head` does. That is no error.
+/// Returns true if the reader of the output has closed it, as `head` does. That is not an error.
 fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
     error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }

@@ -19,15 +19,15 @@ use std::time::Duration;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Serve /metrics over HTTP at this address of the loopback interface, such as 127.0.0.1:9417,
-    /// until stopped. Port 0 takes a free one, which is printed.
+    /// until stopped. Port 0 selects a free port, which is printed.
     #[arg(long, value_name = "ADDR", conflicts_with = "output")]
     listen: Option<SocketAddr>,
     /// With --listen: show each queue pair with its number and peer, which every user of this host
     /// can then read. By default, the values of a process are sums.
     #[arg(long, requires = "listen")]
     per_qp: bool,
-    /// Write to this file instead of standard output. It is replaced at once, so that collectors
-    /// never read a part.
+    /// Write to this file instead of standard output. The file is replaced atomically, so
+    /// that collectors never read a part of it.
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Show only this process.
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &Args) -> Result {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Detail {
-    /// Each queue pair with its number and peer, with which other users could forge packets.
+    /// Each queue pair, with its number and peer. Other users could forge packets with them.
     EachQp,
     /// Sums for each process.
     Sums,
@@ -58,7 +58,7 @@ enum Detail {
 fn serve(address: SocketAddr, pid: Option<u32>, detail: Detail) -> Result {
     if !address.ip().is_loopback() {
         return Err(
-            format!("{address} is no address of the loopback interface; use 127.0.0.1:PORT or [::1]:PORT").into()
+            format!("{address} is not an address of the loopback interface; use 127.0.0.1:PORT or [::1]:PORT").into()
         );
     }
     let listener = TcpListener::bind(address).map_err(|error| format!("cannot listen at {address}: {error}"))?;
@@ -70,11 +70,11 @@ fn serve(address: SocketAddr, pid: Option<u32>, detail: Detail) -> Result {
     Ok(visitors::accept(&listener, CLIENTS, serve)?)
 }
 
-/// Most concurrent clients; a further one disconnects the oldest.
+/// Maximum number of concurrent clients; another client disconnects the oldest.
 const CLIENTS: usize = 16;
 
 fn answer(stream: TcpStream, pid: Option<u32>, detail: Detail) -> io::Result<()> {
-    /// Largest request, in bytes.
+    /// Maximum length of a request, in bytes.
     const MAX_REQUEST: u64 = 16 << 10;
     /// Time limit of a request, and of a response.
     const LIMIT: Duration = Duration::from_secs(2);
@@ -109,7 +109,7 @@ const QP_METRICS: [QpMetric; 14] = [
     ("roxe_qp_received_bytes_total", COUNTER, "Bytes received, from the BTH to the ICRC", "received_bytes"),
     ("roxe_qp_outstanding_sends", GAUGE, "Send work requests that are not complete", "outstanding"),
     ("roxe_qp_unacknowledged_psns", GAUGE, "PSNs that are sent and not acknowledged", "unacknowledged"),
-    ("roxe_qp_window_psns", GAUGE, "Most PSNs that may be unacknowledged", "window"),
+    ("roxe_qp_window_psns", GAUGE, "Maximum number of unacknowledged PSNs", "window"),
     ("roxe_qp_outstanding_reads", GAUGE, "READs and atomics that await their response", "reads"),
     ("roxe_qp_waits_for_receive", GAUGE, "1 while the peer has no receive posted", "waits_for_receive"),
     ("roxe_qp_sequence_naks_total", COUNTER, "PSN sequence error NAKs received", "seq_naks"),
@@ -231,12 +231,12 @@ mod tests {
     fn exposition_lines_follow_the_format() {
         let text = exposition();
         let is_name = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') && !name.is_empty();
-        let (mut begun, mut samples) = (HashSet::new(), HashSet::new());
+        let (mut metrics, mut samples) = (HashSet::new(), HashSet::new());
         let mut current = "";
         for line in text.lines() {
             if let Some(rest) = line.strip_prefix("# HELP ") {
                 current = rest.split(' ').next().unwrap();
-                assert!(is_name(current) && begun.insert(current), "{line}: once for each metric");
+                assert!(is_name(current) && metrics.insert(current), "{line}: once for each metric");
             } else if let Some(rest) = line.strip_prefix("# TYPE ") {
                 let (name, kind) = rest.split_once(' ').unwrap();
                 assert_eq!(name, current);
@@ -247,7 +247,7 @@ mod tests {
                 assert!(name == current && value.parse::<u64>().is_ok() && samples.insert((name, labels)), "{line}");
             }
         }
-        assert!(text.ends_with('\n') && begun.len() > 70 && samples.len() == begun.len());
+        assert!(text.ends_with('\n') && metrics.len() > 70 && samples.len() == metrics.len());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `rdma` of iproute2 (`man 8 rdma`) for roxe's devices: links, devices, live objects and counters.
 //!
 //! The kernel answers that command by netlink and knows nothing of roxe. `roxe run` and `roxe env`
-//! put a folder in front of PATH in which `rdma` is a link to this program, and the view binds this
+//! put a folder first in PATH in which `rdma` is a link to this program, and the view binds this
 //! program over the command. Devices of the kernel precede those of roxe ([`real`]).
 
 mod objects;
@@ -83,7 +83,7 @@ where  OBJECT := { dev | link | resource | monitor | system | statistic | help }
        statistic [ qp ] show [ link DEV/PORT ]
        statistic qp mode [ link DEV/PORT ]
        system show
-roxe stands in for this command: it lists its own devices behind those of the kernel, and the objects
+roxe replaces this command: it lists its own devices after those of the kernel, and the objects
 of this user's programs that run on them.
 ";
 
@@ -99,7 +99,7 @@ struct Options<'a> {
 }
 
 impl<'a> Options<'a> {
-    /// Parses the options, which may stand anywhere in front of `--` (`man 3 getopt`); returns the
+    /// Parses the options, which may stand anywhere before `--` (`man 3 getopt`); returns the
     /// other words.
     fn parse(words: &[&'a str]) -> Result<(Self, Vec<&'a str>)> {
         let (mut options, mut others, mut words) = (Self::default(), Vec::new(), words.iter().copied());

@@ -425,7 +425,7 @@ fn show_view(
     Ok(shown)
 }
 
-/// Puts `value` in front of a list separated by colons.
+/// Prepends `value` to a list separated by colons.
 fn prepend(value: &OsStr, old: Option<OsString>) -> OsString {
     let mut list = value.to_owned();
     let is_first = |old: &OsString| std::env::split_paths(old).next().is_some_and(|first| first == value);

@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_millis(500);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) pid: String,
-    /// Number of its network namespace; empty if it is that of this process. Processes of two
+    /// Number of the process's network namespace; empty if it is the namespace of this process. Processes of two
     /// namespaces can have one PID.
     pub(crate) namespace: String,
     /// Name of the command, from `/proc`; empty in another network namespace, where the PID may be
@@ -120,12 +120,12 @@ pub(crate) fn processes(process: Option<u32>) -> io::Result<Vec<Process>> {
     Ok(ask(process, LIMIT)?.iter().map(|answer| Process::of(answer, here)).collect())
 }
 
-/// As [`processes`], but fails if the named process has no device open.
+/// Returns the devices as [`processes`] does, but fails if process `pid` has no device open.
 pub(crate) fn known(process: Option<u32>) -> Result<Vec<Process>> {
     let found = processes(process)?;
     match process {
         Some(pid) if found.is_empty() => {
-            Err(format!("process {pid} is no program of yours that has a device of roxe open").into())
+            Err(format!("process {pid} has no device of roxe open, or belongs to another user").into())
         }
         _ => Ok(found),
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! plan.rs     the census of a first run becomes the list of faults to try
-//! trial.rs    one run: namespaces of its own, a time limit, what the processes said of themselves
+//! trial.rs    one run: namespaces of its own, a time limit, the reports of its processes
 //! verdict.rs  the class of a run, and findings grouped by the place where the program broke
 //! report.rs   text, HTML, JUnit XML, SARIF and JSON
 //! ```
@@ -36,46 +36,46 @@ pub(crate) use trial::{InnerArgs, inner};
 /// Arguments of `roxe sweep`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Let each call fail once. Without any of --verbs, --completions, --events, --packets and
+    /// Fail each call once. Without any of --verbs, --completions, --events, --packets and
     /// --seeds, all but the seeds are tried.
     #[arg(long)]
     verbs: bool,
-    /// Let each completion fail once.
+    /// Fail each completion once.
     #[arg(long)]
     completions: bool,
     /// Raise each event: port, device, queues, connections.
     #[arg(long)]
     events: bool,
-    /// Lose packets: of each queue pair and opcode the first, one in the middle and the last.
+    /// Drop packets: the first, a middle and the last of each queue pair and opcode.
     #[arg(long)]
     packets: bool,
     /// Also run on the weakest legal card, with the seeds 1 to N.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seeds: u64,
-    /// Make this one run, print what the program prints, and judge it: fault rules, or weakest=SEED
-    /// with names of weaknesses.
+    /// Run once with this fault, print the program's output, and judge the run: fault rules, or
+    /// weakest=SEED with names of weaknesses.
     #[arg(long, value_name = "RULES", conflicts_with_all = ["verbs", "completions", "events", "packets", "seeds"])]
     fault: Option<String>,
-    /// Runs at a time [default: one for each processor].
+    /// Number of parallel runs [default: one for each processor].
     #[arg(short, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     jobs: Option<u16>,
     /// Time after which a run hangs [default: five times the first run, and 3 s].
     #[arg(long, value_name = "TIME", value_parser = time)]
     timeout: Option<Duration>,
-    /// Begin no run but the first after this time; the most different faults come first.
+    /// Start no further runs after this time; the most different faults are tried first.
     #[arg(long = "for", value_name = "TIME", value_parser = time)]
     budget: Option<Duration>,
     /// Write the findings to this file: .html, .xml (JUnit), .sarif or .json; may be repeated. For
     /// .html each finding is run once more to capture its packets.
     #[arg(long, value_name = "FILE")]
     report: Vec<PathBuf>,
-    /// Do not fail for the findings that this file names.
+    /// Do not fail for the findings in this file.
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
     /// Write all findings to the file of --baseline.
     #[arg(long, requires = "baseline")]
     update_baseline: bool,
-    /// Keep the results in this folder, and go on where an earlier sweep with it stopped.
+    /// Keep the results in this folder, and continue an earlier sweep in it.
     #[arg(long, value_name = "FOLDER")]
     resume: Option<PathBuf>,
     /// The program, or a script that starts several processes, and its arguments.
@@ -86,7 +86,7 @@ pub(crate) struct Args {
 
 /// Parses a time such as `500ms`, `30s` or `10m`.
 fn time(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text} is no time; write 500ms, 30s or 10m");
+    let wrong = || format!("{text} is not a time; write 500ms, 30s or 10m");
     let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let value: u32 = number.parse().map_err(|_| wrong())?;
     let unit = match &text[number.len()..] {
@@ -98,18 +98,18 @@ fn time(text: &str) -> Result<Duration, String> {
     Some(unit * value).filter(|time| !time.is_zero()).ok_or_else(wrong)
 }
 
-/// A run hangs after this many times the first run, and a time for the retries of lost packets.
-const PATIENCE: u32 = 5;
+/// Factor of the first run's time after which, plus [`GRACE`], a run hangs.
+const HANG_FACTOR: u32 = 5;
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Longest run for which pairs of weaknesses are tried one by one.
+/// Maximum time of a run for which pairs of weaknesses are tried one by one.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// Longest run for which weaknesses are narrowed to occasions.
+/// Maximum time of a run for which weaknesses are narrowed to occasions.
 const MAX_RUN_TO_NARROW: Duration = Duration::from_secs(5);
 
-/// Most packets that a report shows of a finding.
-const MOST_PACKETS: usize = 2000;
+/// Maximum number of packets that a report shows for a finding.
+const MAX_PACKETS: usize = 2000;
 
 /// Runs the sweep; the exit status is 0 without findings and 1 with some.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
@@ -120,11 +120,11 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let limits = Limits { time: args.timeout.unwrap_or(Duration::from_secs(600)), census: true, ..Limits::default() };
     let first = Trial::run(&folder.path, "first", &Fault::none(), &args.command, limits)?;
     if !first.succeeded() {
-        let said = first.said();
-        return Err(format!("the program fails without any fault: {}\n{said}", first.ending()).into());
+        let output = first.output();
+        return Err(format!("the program fails without any fault: {}\n{output}", first.ending()).into());
     }
     let census = files::read_text(&folder.path.join("first/census")).map_err(|_| {
-        "the program made no call of verbs; does it load roxe? Try `roxe run --explain -- PROGRAM`".to_owned()
+        "the program called no verbs; does it load roxe? Try `roxe run --explain -- PROGRAM`".to_owned()
     })?;
     let faults = plan::faults(&census, args.classes(), args.seeds);
     let bench = Bench::make(args, &folder, args.limit_after(&first))?;
@@ -155,28 +155,28 @@ impl Args {
         self.jobs.map_or_else(processors, usize::from)
     }
 
-    /// Time after which a run hangs, given one without faults.
+    /// Returns the time after which a run hangs, from the run without faults.
     fn limit_after(&self, plain: &Trial) -> Duration {
-        self.timeout.unwrap_or(plain.time * PATIENCE + GRACE)
+        self.timeout.unwrap_or(plain.time * HANG_FACTOR + GRACE)
     }
 }
 
 /// The folder of a sweep.
 struct Folder {
     path: PathBuf,
-    /// False for that of `--resume`.
+    /// True if the folder is removed at the end, which that of `--resume` is not.
     is_temporary: bool,
 }
 
 impl Folder {
-    /// Creates a folder, or takes the one to be kept, which has only results of `command`.
+    /// Creates a temporary folder, or opens the folder to keep, which has only results of `command`.
     fn make(kept: Option<&Path>, command: &[OsString]) -> Result<Self> {
         if let Some(path) = kept {
             files::create_folder(path)?;
             let (file, words) = (path.join("command"), command.join(OsStr::new("\0")));
             if fs::read(&file).is_ok_and(|known| known != words.as_bytes()) {
                 return Err(
-                    format!("{} has the results of another program; name another folder", path.display()).into()
+                    format!("{} has the results of another program; choose another folder", path.display()).into()
                 );
             }
             files::write(&file, words.as_bytes())?;
@@ -198,7 +198,7 @@ impl Drop for Folder {
     }
 }
 
-/// `--fault`: one run, with what the program prints.
+/// Makes one run for `--fault` and prints the program's output.
 fn repeat(args: &Args, folder: &Folder, fault: &Fault) -> Result<ExitCode> {
     let bench = Bench::make(args, folder, args.timeout.unwrap_or(Duration::from_secs(60)))?;
     let limits = Limits { time: args.limit_after(&bench.plain), shows: true, ..Limits::default() };
@@ -208,7 +208,7 @@ fn repeat(args: &Args, folder: &Folder, fault: &Fault) -> Result<ExitCode> {
     Ok(if judged.class.is_finding() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Makes runs and judges them by comparison with one without faults.
+/// Makes runs and compares each with a run without faults.
 struct Bench<'a> {
     args: &'a Args,
     folder: &'a Folder,
@@ -268,7 +268,7 @@ impl<'a> Bench<'a> {
             let jobs = 0..self.args.jobs().min(todo.len());
             let jobs: Vec<_> = jobs.map(|job| thread::Builder::new().spawn_scoped(scope, move || work(job))).collect();
             jobs.into_iter().try_for_each(|job| {
-                job?.join().unwrap_or_else(|_| Err("a run ended by a panic".to_owned())).map_err(Box::<dyn Error>::from)
+                job?.join().unwrap_or_else(|_| Err("the thread of a run panicked".to_owned())).map_err(Box::<dyn Error>::from)
             })
         })?;
         let (results, _) = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -304,7 +304,7 @@ impl<'a> Bench<'a> {
             if judge(&fault, &trial, &self.plain).class == finding.class
                 && let Some(pid) = trial.faulted_process()
                 && let Ok(capture) = files::read(&self.folder.path.join(format!("packets/{pid}.pcapng")))
-                && let Ok(page) = dump::ladder_of(&capture, finding.fault.clone(), MOST_PACKETS)
+                && let Ok(page) = dump::ladder_of(&capture, finding.fault.clone(), MAX_PACKETS)
             {
                 finding.packets = page;
             }
@@ -317,15 +317,15 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Text of the progress line: findings, and an estimate of the time left.
-fn status(start: Instant, begun: usize, total: usize, findings: usize) -> String {
-    let done = begun.clamp(1, total);
+/// Returns the progress line: findings, and an estimate of the remaining time.
+fn status(start: Instant, started: usize, total: usize, findings: usize) -> String {
+    let done = started.clamp(1, total);
     let left = start.elapsed().as_secs() * (total - done) as u64 / done as u64;
     format!("failing runs {findings}, about {}:{:02} left", left / 60, left % 60)
 }
 
-/// The fewest weaknesses with which the program `breaks`: one, or two if `pairs` are to be tried,
-/// or those that are left when one after the other was taken away.
+/// Returns the fewest weaknesses with which the program `breaks`: one, or two if `pairs` are tried,
+/// or the remaining ones after removing one weakness at a time.
 fn fewest(breaks: impl Fn(&[String]) -> Result<bool>, pairs: bool) -> Result<Vec<String>> {
     let all: Vec<String> = Weakness::all().iter_names().map(|(name, _)| name.to_lowercase()).collect();
     let mut sets: Vec<Vec<String>> = all.iter().map(|name| vec![name.clone()]).collect();
@@ -346,12 +346,12 @@ fn fewest(breaks: impl Fn(&[String]) -> Result<bool>, pairs: bool) -> Result<Vec
     Ok(names)
 }
 
-/// Most occasions of a weakness that are looked through.
-const MOST_OCCASIONS: u32 = 1 << 16;
+/// Maximum number of occasions of a weakness that are searched.
+const MAX_OCCASIONS: u32 = 1 << 16;
 
 /// Limits each weakness to the fewest occasions in a row with which the program still `breaks`.
-/// Halves ranges, and keeps only those that were seen to break. Where that depends on timing, the
-/// range may stay too wide.
+/// Halves ranges, and keeps only those that were seen to break. If the failure depends on
+/// timing, the range may stay too wide.
 fn narrowed(breaks: impl Fn(&[String]) -> Result<bool>, mut names: Vec<String>) -> Result<Vec<String>> {
     for at in 0..names.len() {
         let name = names[at].clone();
@@ -364,10 +364,10 @@ fn narrowed(breaks: impl Fn(&[String]) -> Result<bool>, mut names: Vec<String>) 
         };
         let breaks_with = |first, last| breaks(&with(first, last));
         let mut last = 1;
-        while last <= MOST_OCCASIONS && !breaks_with(1, last)? {
+        while last <= MAX_OCCASIONS && !breaks_with(1, last)? {
             last *= 2;
         }
-        if last > MOST_OCCASIONS {
+        if last > MAX_OCCASIONS {
             continue;
         }
         let mut too_few = last / 2;
@@ -442,7 +442,7 @@ mod tests {
         assert_eq!(time("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!((time("30s"), time("10m")), (Ok(Duration::from_secs(30)), Ok(Duration::from_secs(600))));
         for text in ["", "s", "30", "0s", "1h", "-1s"] {
-            assert!(time(text).unwrap_err().contains("is no time"), "{text}");
+            assert!(time(text).unwrap_err().contains("is not a time"), "{text}");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Reports programs that could have used roxe's card and opened no device, with the usual remedy,
-//! once they have ended.
+//! Reports programs that could have used roxe's card and opened no device, after their
+//! exit, with a likely remedy.
 //!
 //! Some libraries choose their transport themselves and silently bypass roxe, such as Open MPI as
-//! Debian configures it. A process that asks for the devices opens a file in a folder
+//! Debian configures it. A process that lists the devices opens a file in a folder
 //! ([`roxe_provider::watched_dir`]), and one that starts a device opens another. An inotify watch
 //! reports both.
 
@@ -23,7 +23,7 @@ const OPEN_MPI: [&str; 2] = ["libopen-rte.so", "libmpi.so.40"];
 pub(crate) struct Opened {
     /// True if roxe's library was opened.
     pub(crate) library: bool,
-    /// True if a process asked for the devices.
+    /// True if a process listed the devices.
     pub(crate) list: bool,
     pub(crate) device: bool,
 }
@@ -59,7 +59,7 @@ impl Opened {
     }
 }
 
-/// Returns true if a program that is called with these words only prints its help or version.
+/// Returns true if a program with these arguments only prints its help or version.
 pub(crate) fn asks_for_help(words: &[OsString]) -> bool {
     words.iter().any(|word| word == "--help" || word == "--version")
         || matches!(words, [_, word] if word == "-h" || word == "-V")
@@ -87,7 +87,7 @@ pub(crate) fn tell<'a>(program: &'a Path, ran: impl Iterator<Item = &'a PathBuf>
     more.iter().filter(|_| explain).for_each(|more| eprintln!("    {more}"));
 }
 
-/// The report, and more lines for `--explain`.
+/// Summary of the report, and more lines for `--explain`.
 type Words = (&'static str, &'static [&'static str]);
 
 const MPI: Words = (
@@ -102,18 +102,18 @@ const MPI: Words = (
 );
 
 const NOT_USED: Words = (
-    "libibverbs was loaded, and no process asked for devices; choose verbs in the program's settings (UCX_TLS=rc_v,self \
+    "libibverbs was loaded, but no process listed the devices; choose verbs in the program's settings (UCX_TLS=rc_v,self \
      for UCX, FI_PROVIDER=verbs for libfabric)",
     WAYS,
 );
 
-const ONLY_LISTED: Words = ("a process has asked for the list of devices and used none of them", WAYS);
+const ONLY_LISTED: Words = ("a process listed the devices and opened none of them", WAYS);
 
 const WAYS: &[&str] = &[
     "what it sees   roxe run -- ibv_devinfo",
     "other names    --profile cx6 for programs that look for mlx5_0, ROXE_DEVICE_NAME for others",
     "GID index 3    --profile cx6, or ROXE_GID_LAYOUT=mellanox",
-    "libfabric      takes no loopback interface: --netdev eth0",
+    "libfabric      does not use the loopback interface: --netdev eth0",
 ];
 
 #[cfg(test)]

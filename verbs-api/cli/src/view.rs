@@ -35,7 +35,7 @@ pub(crate) enum ViewError {
         program.display()
     )]
     GainsRights { program: PathBuf },
-    #[error("no /sys/class/infiniband for the program: a user namespace would take away some of its rights")]
+    #[error("no /sys/class/infiniband for the program: a user namespace would remove some of its capabilities")]
     Rights,
     #[error(
         "no /sys/class/infiniband for the program: its user stands for all others in a user namespace, where no card \
@@ -43,7 +43,7 @@ pub(crate) enum ViewError {
     )]
     OverflowUser,
     #[error(
-        "no /sys/class/infiniband for the program: the root folder is no mount point, as in a chroot; before chroot \
+        "no /sys/class/infiniband for the program: the root folder is not a mount point, as in a chroot; before chroot \
          ROOT, mount --bind ROOT ROOT (most programs do without)"
     )]
     Root,
@@ -59,7 +59,7 @@ pub(crate) enum ViewError {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Shown {
     pub(crate) counters: bool,
-    /// True if roxe's library replaces all others.
+    /// True if roxe's library replaces all other copies.
     pub(crate) library: bool,
 }
 

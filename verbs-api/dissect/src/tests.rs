@@ -274,7 +274,7 @@ fn arbitrary_bytes_cause_no_panic() {
     let mut packets = 0;
     for _ in 0..2000 {
         let mut bytes = tape.bytes.clone();
-        // The ICRC mostly tells; the network headers in front of it are what it does not cover.
+        // The ICRC detects most damage. It does not cover the network headers before it.
         for _ in 0..1 + random() % 4 {
             let at = random() % bytes.len();
             bytes[at] = random() as u8;

@@ -30,7 +30,7 @@ const JITTER: Duration = Duration::from_millis(3);
 const MAX_PENDING: usize = 128;
 /// `IBV_ACCESS_FLUSH_GLOBAL`: in Linux since 6.2, and in few cards.
 const FLUSH_GLOBAL: u32 = 1 << 8;
-/// Renewals that leave objects behind before all are freed: the agent has limits.
+/// Number of renewals before all objects are freed, because the agent limits their number.
 const MAX_RENEWALS: u32 = 64;
 
 /// A card that an agent drives.

@@ -74,13 +74,13 @@ pub(crate) fn known() -> BTreeMap<String, Clause> {
     for line in LIST.lines() {
         if let Some(title) = line.strip_prefix("## ") {
             section = title;
-        } else if let Some(told) = line.strip_prefix("    ") {
-            let is_remark = told.starts_with("uncited:") || told.starts_with("untested:");
+        } else if let Some(text) = line.strip_prefix("    ") {
+            let is_remark = text.starts_with("uncited:") || text.starts_with("untested:");
             if is_remark {
                 open.clear();
             } else if let Some(clause) = clauses.get_mut(&open) {
                 clause.text += if clause.text.is_empty() { "" } else { " " };
-                clause.text += told.trim();
+                clause.text += text.trim();
             }
         } else if let Some((id, sources)) = line.strip_suffix(')').and_then(|line| line.split_once(" ("))
             && !line.starts_with('#')

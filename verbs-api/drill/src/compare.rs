@@ -10,7 +10,7 @@ use std::fmt::{self, Write};
 const ORDER: [&str; 5] = ["pass", "tolerated", "unsupported", "inconclusive", "fail"];
 /// Place in [`ORDER`] of a verdict for which the judge's own host may be the reason.
 const INCONCLUSIVE: usize = 3;
-/// Most lines about new or missing cases.
+/// Maximum number of lines about new or missing cases.
 const SHOWN: usize = 20;
 /// A figure is shown if it has changed by this factor.
 const NOTABLE: u64 = 2;
@@ -164,7 +164,7 @@ impl Comparison {
     }
 }
 
-/// Escapes control characters of untrusted text, because terminals obey them.
+/// Escapes control characters of untrusted text, because terminals execute them.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
 }

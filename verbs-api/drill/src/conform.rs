@@ -94,8 +94,8 @@ impl Report {
 
     /// Returns the cases of this class that failed.
     pub fn failed(&self, class: Class) -> impl Iterator<Item = &Tried> {
-        let is_it = move |tried: &&Tried| tried.class == class && matches!(tried.outcome.verdict, Verdict::Fail(_));
-        self.tried.iter().filter(is_it)
+        let has_failed = move |tried: &&Tried| tried.class == class && matches!(tried.outcome.verdict, Verdict::Fail(_));
+        self.tried.iter().filter(has_failed)
     }
 
     /// Returns true if every case ran and none failed or was inconclusive.
@@ -127,9 +127,10 @@ pub enum Progress<'a> {
 
 /// Tolerated delay of the judge, shorter than any timer of a case.
 const ON_TIME: Duration = Duration::from_millis(20);
-/// Most tries of a case.
+/// Maximum number of tries of a case.
 const TRIES: u32 = 10;
-/// Most packets of a failing run on a path that loses packets: of more, one is lost often enough.
+/// Maximum number of packets of a failing run on a lossy path: of more packets, the path often loses
+/// one.
 const LOSSY_PACKETS: usize = 40;
 /// Number of failures that convict a card, and on a path that loses packets.
 const FAILURES: usize = 2;
@@ -194,7 +195,7 @@ impl Place {
     }
 }
 
-/// Returns the number of failures at the place at which most of them are.
+/// Returns the number of failures at the most frequent place.
 fn agreeing(places: &[Place]) -> usize {
     places.iter().map(|place| places.iter().filter(|other| *other == place).count()).max().unwrap_or_default()
 }
@@ -355,14 +356,14 @@ impl Deviations {
 
     /// Returns the reason why this case may fail.
     pub(crate) fn reason(&self, script: &str, parameters: &str) -> Option<&str> {
-        let is_it = |deviation: &&Deviation| {
+        let matches = |deviation: &&Deviation| {
             let named = match deviation.script.strip_suffix('*') {
                 Some(start) => script.starts_with(start),
                 None => script == deviation.script,
             };
             named && deviation.parameters.as_ref().is_none_or(|wanted| wanted == parameters)
         };
-        self.0.iter().find(is_it).map(|deviation| deviation.reason.as_str())
+        self.0.iter().find(matches).map(|deviation| deviation.reason.as_str())
     }
 }
 

@@ -10,11 +10,11 @@ use roxe_wire::{NetHeader, Packet, Psn};
 pub(crate) type Values = Vec<(&'static str, u64)>;
 
 /// Returns the bytes of a packet with ICRC. Fields that the script does not name have their
-/// `usual` values.
+/// `default` values.
 ///
 /// # Errors
 /// If the script names an unknown field or number.
-pub(crate) fn build(spec: &Spec, usual: &Values, net: &NetHeader, names: &Names) -> Result<Vec<u8>, String> {
+pub(crate) fn build(spec: &Spec, default: &Values, net: &NetHeader, names: &Names) -> Result<Vec<u8>, String> {
     let payload = spec.payload.as_ref().map_or(Ok(Vec::new()), |data| data.bytes(names))?;
     let (fields, len) = spec.layout();
     let mut packet = vec![0; len];
@@ -34,7 +34,7 @@ pub(crate) fn build(spec: &Spec, usual: &Values, net: &NetHeader, names: &Names)
         ("dmalen", payload.len() as u64),
         ("becn", u64::from(spec.opcode == 0x81)),
     ];
-    for (name, value) in packets.iter().chain(usual) {
+    for (name, value) in packets.iter().chain(default) {
         if let Ok(field) = find(fields, spec, name) {
             field.set(&mut packet, *value);
         }

@@ -3,7 +3,7 @@
 //!
 //! In a [`Script`] the *near side* sends packets, legal or not, and expects others; the *far side*
 //! is the card under test, driven by verbs. A [`Target`] has both sides: [`AgentCard`] is any card
-//! beside an agent, [`VirtualCard`] roxe's transport in this process, at virtual time. [`run()`]
+//! next to an agent, [`VirtualCard`] roxe's transport in this process, at virtual time. [`run()`]
 //! runs one case of a script and returns an [`Outcome`] with a [`Verdict`].
 //!
 //! `docs/reference/scripts.md` is the manual of the language. Tables of this crate (`layout`,

@@ -348,7 +348,7 @@ mod tests {
         for message in ALL.iter() {
             let mut packet = vec![0; END];
             for field in message.fields.iter().filter(|field| !field.name.starts_with('_')) {
-                let usual = match field.name {
+                let default = match field.name {
                     "base_version" => 1,
                     "class" => 7,
                     "class_version" => 2,
@@ -358,7 +358,7 @@ mod tests {
                     "reason" => 8,
                     _ => 0,
                 };
-                field.set(&mut packet, usual);
+                field.set(&mut packet, default);
             }
             let mad = Mad::parse(&packet[HEADERS..]).expect("parse the message");
             assert_eq!(mad.message.name(), message.name);

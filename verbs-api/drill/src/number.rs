@@ -169,8 +169,8 @@ fn factor(rest: &mut &str, depth: usize) -> Result<Node, String> {
         return Ok(node);
     }
     let end = rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '.')).unwrap_or(rest.len());
-    let (word, behind) = rest.split_at(end);
-    *rest = behind;
+    let (word, after) = rest.split_at(end);
+    *rest = after;
     match word.chars().next() {
         None => Err("a number is missing".into()),
         Some(first) if first.is_ascii_digit() => literal(word),

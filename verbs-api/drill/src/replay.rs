@@ -75,7 +75,7 @@ impl Replay {
     pub fn of(packets: &[Recorded], from: Option<Gid>) -> Result<Self, ReplayError> {
         let is_wanted = |(net, bytes): &&Recorded| from.is_none_or(|from| from == net.src) && is_request(bytes);
         let place = || from.map_or_else(|| "in the capture".to_owned(), |from| format!("from {} in the capture", from.to_ip()));
-        let first = packets.iter().find(is_wanted).ok_or_else(|| ReplayError::Nothing(said()))?;
+        let first = packets.iter().find(is_wanted).ok_or_else(|| ReplayError::Nothing(place()))?;
         let way = (first.0.src, first.0.dst);
         let requests: Vec<_> =
             packets.iter().filter(|(net, bytes)| (net.src, net.dst) == way && is_request(bytes)).collect();
@@ -101,15 +101,15 @@ impl Replay {
         Ok(Self { script: text, way, packets: sent, left_out: requests.len() - sent })
     }
 
-    /// Sends the requests, waiting `patience` for each response. Returns all packets, and the final
+    /// Sends the requests, waiting `limit` for each response. Returns all packets, and the final
     /// states of the queue pairs.
     ///
     /// # Errors
     /// If a verb fails, or the card is lost.
-    pub fn run(&self, target: &mut dyn Target, patience: Duration) -> Result<(Log, BTreeMap<String, String>), String> {
+    pub fn run(&self, target: &mut dyn Target, limit: Duration) -> Result<(Log, BTreeMap<String, String>), String> {
         let script = Script::parse("replay", &self.script).map_err(|error| error.to_string())?;
         let case = script.cases().first().ok_or("the script is empty")?;
-        record(case, target, patience)
+        record(case, target, limit)
     }
 }
 
@@ -190,7 +190,7 @@ fn line(bytes: &[u8], regions: &BTreeMap<u64, (u64, u64)>) -> String {
     let (rkey, qpn) = (field(bytes, "rkey"), field(bytes, "dqpn"));
     let mut text = format!("send {:#04x} of=q{qpn:x}", bytes[0]);
     let pad = (4 - payload.len() % 4) % 4;
-    let usual: BTreeMap<_, _> =
+    let default: BTreeMap<_, _> =
         [("migreq", 1), ("pkey", 0xffff), ("pad", pad as u64), ("dmalen", payload.len() as u64)].into();
     let mut seen = BTreeSet::from(["opcode", "dqpn", "sqpn"]);
     for field in fields.iter().filter(|field| !seen.contains(field.name)).collect::<Vec<_>>() {
@@ -203,7 +203,7 @@ fn line(bytes: &[u8], regions: &BTreeMap<u64, (u64, u64)>) -> String {
             "rkey" => {
                 let _ = write!(text, " rkey=k{rkey:x}.rkey");
             }
-            name if value != usual.get(name).copied().unwrap_or_default() && seen.insert(name) => {
+            name if value != default.get(name).copied().unwrap_or_default() && seen.insert(name) => {
                 let _ = write!(text, " {name}={value}");
             }
             _ => {}

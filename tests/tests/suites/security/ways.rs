@@ -97,14 +97,14 @@ const WAYS: &[Way] = &[
     way(
         "a static program in a script",
         "P=$static $roxe run --explain -- sh -c \"$watched\"",
-        Nowhere("has ended and has not seen roxe: it is linked statically"),
-        Nowhere("has ended and has not seen roxe: it is linked statically"),
+        Nowhere("has ended without loading roxe: it is linked statically"),
+        Nowhere("has ended without loading roxe: it is linked statically"),
     ),
     way(
         "a set-uid program in a script without a view",
         "P=$setuid $roxe run --no-view --explain -- sh -c \"$watched\"",
         Nowhere("rights"),
-        Nowhere("has ended and has not seen roxe: it gains rights"),
+        Nowhere("has ended without loading roxe: it gains rights"),
     ),
     way(
         "an empty environment without a view",

@@ -12,9 +12,9 @@ use std::str::FromStr;
 pub(super) const CHECKED: usize = 8;
 /// Bytes of the largest message.
 pub(super) const MAX_SIZE: usize = 1 << 20;
-/// Messages under way, and so slots in use, at most.
+/// Maximum number of outstanding messages, and so of used slots.
 pub(super) const MAX_WINDOW: usize = 16;
-/// Bytes of the GRH in front of a received datagram.
+/// Bytes of the GRH before a received datagram.
 pub(super) const GRH: usize = 40;
 /// Bytes of a memory region that holds every slot of every case.
 pub(super) const REGION: usize = MAX_WINDOW * stride(MAX_SIZE);

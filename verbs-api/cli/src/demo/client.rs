@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout};
 use std::time::{Duration, Instant};
 
-/// Rounds before the measurement, which tell how long one takes.
+/// Rounds before the measurement, which estimate the time of a round.
 const WARM_UP: usize = 20;
 
 /// The pipe to the server process.
@@ -25,14 +25,14 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// Takes the pipes of a started server and waits for its greeting.
+    /// Connects to the pipes of a started server and waits for its greeting.
     pub(super) fn new(child: &mut Child) -> Result<Self, Failure> {
-        let gone = || Failure::new("the server process has no pipes");
-        let to = child.stdin.take().ok_or_else(gone)?;
-        let mut from = BufReader::new(child.stdout.take().ok_or_else(gone)?);
+        let no_pipes = || Failure::new("the server process has no pipes");
+        let to = child.stdin.take().ok_or_else(no_pipes)?;
+        let mut from = BufReader::new(child.stdout.take().ok_or_else(no_pipes)?);
         let greeting = read_answer(&mut from)?;
         let [_, pid, remote] = words(&greeting)?;
-        let pid = pid.parse().map_err(|_| Failure::new(format!("not a greeting: {greeting:?}")))?;
+        let pid = pid.parse().map_err(|_| Failure::new(format!("the server process sent {greeting:?} instead of a greeting")))?;
         Ok(Self { to, from, pid, remote: remote.parse()? })
     }
 
@@ -46,7 +46,7 @@ impl Control {
 fn read_answer(from: &mut impl BufRead) -> Result<String, Failure> {
     let mut line = String::new();
     if from.read_line(&mut line)? == 0 {
-        return Err(Failure::new("the server process ended; what it printed says why"));
+        return Err(Failure::new("the server process exited; see its output above"));
     }
     match line.trim_end().strip_prefix("failed ") {
         Some(text) => Err(Failure::from_line(text)),
@@ -108,7 +108,7 @@ impl Client<'_, '_> {
         let played = played?;
         let answer = verified?;
         let [_, checks] = words(&answer)?;
-        self.checks += checks.parse::<usize>().map_err(|_| Failure::new(format!("not a verdict: {answer:?}")))?;
+        self.checks += checks.parse::<usize>().map_err(|_| Failure::new(format!("the server process sent {answer:?} instead of a verdict")))?;
         Ok(played)
     }
 
@@ -134,7 +134,7 @@ impl Client<'_, '_> {
         self.checks += 1;
         match case.op {
             Op::Read => self.expect_read(index, length, seed),
-            op if op.is_atomic() => self.expect(self.connection.fetched(&case, index)? == seed, "a wrong old value"),
+            op if op.is_atomic() => self.expect(self.connection.fetched(&case, index)? == seed, "an atomic returned a wrong old value"),
             _ => Ok(()),
         }
     }
@@ -152,7 +152,7 @@ impl Client<'_, '_> {
         Err(Failure::new(what))
     }
 
-    /// Median time of one message.
+    /// Returns the median time of one message.
     fn latency(&mut self) -> Result<Duration, Failure> {
         let first = self.echo(WARM_UP)?;
         let rounds = fitting(self.time, first.iter().sum(), WARM_UP, 2000);
@@ -162,7 +162,7 @@ impl Client<'_, '_> {
         Ok(if self.case.op.is_fetch() { there_and_back } else { there_and_back / 2 })
     }
 
-    /// The time of each round.
+    /// Returns the time of each round.
     fn echo(&mut self, rounds: usize) -> Result<Vec<Duration>, Failure> {
         self.step(Step::Echo { rounds }, |client, seed| client.play_echo(rounds, seed))
     }
@@ -240,8 +240,7 @@ impl Client<'_, '_> {
     }
 }
 
-/// A stream with at most a window of messages under way, and no more than the server gave credit
-/// for.
+/// A stream with at most a window of outstanding messages, within the credits of the server.
 struct SendWindow<'a, 's> {
     connection: &'a mut Connection<'s>,
     case: Case,
@@ -284,7 +283,7 @@ impl<'a, 's> SendWindow<'a, 's> {
                 Some(_) if self.credits == 0 => self.completed()?,
                 Some(_) => {}
                 None => {
-                    deadline.check("the stream stood still: no message came through")?;
+                    deadline.check("the stream stalled: no message arrived")?;
                     continue;
                 }
             }
@@ -323,7 +322,7 @@ impl<'a, 's> SendWindow<'a, 's> {
         if self.case.op.is_atomic() {
             let old = self.connection.fetched(&self.case, number % self.case.window())?;
             if old != number as u64 {
-                return Err(Failure::new(format!("atomic {number} found {old}, so one was lost or done twice")));
+                return Err(Failure::new(format!("atomic {number} returned the old value {old}, so an atomic was lost or executed twice")));
             }
         }
         Ok(())
@@ -340,10 +339,10 @@ const fn opcode(op: Op) -> WcOpcode {
     }
 }
 
-/// Repetitions that take `time`, if `done` of them took `took`.
-fn fitting(time: Duration, took: Duration, done: usize, most: usize) -> usize {
+/// Returns the number of repetitions for `time`, if `done` repetitions took `took`.
+fn fitting(time: Duration, took: Duration, done: usize, max: usize) -> usize {
     let times = time.as_nanos() * done as u128 / took.as_nanos().max(1);
-    usize::try_from(times).unwrap_or(most).clamp(WARM_UP, most)
+    usize::try_from(times).unwrap_or(max).clamp(WARM_UP, max)
 }
 
 #[cfg(test)]

@@ -94,7 +94,7 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Bytes in front of the data of a received message: the GRH of a datagram.
+    /// Bytes before the data of a received message: the GRH of a datagram.
     pub(super) fn header(&self) -> usize {
         if self.service == Service::Ud { GRH } else { 0 }
     }
@@ -313,14 +313,14 @@ pub(super) fn is_received(completion: &WorkCompletion) -> bool {
 pub(super) struct Deadline {
     limit: Duration,
     since: Instant,
-    asked: Cell<u32>,
+    checks: Cell<u32>,
 }
 
 impl Deadline {
     /// RC retransmits lost packets, so it gets more time than UC and UD.
     pub(super) fn new(service: Service) -> Self {
         let limit = Duration::from_secs(if service == Service::Rc { 4 } else { 1 });
-        Self { limit, since: Instant::now(), asked: Cell::new(0) }
+        Self { limit, since: Instant::now(), checks: Cell::new(0) }
     }
 
     /// Starts the time again after progress.
@@ -330,9 +330,9 @@ impl Deadline {
 
     /// Fails with `what` if there was no progress for too long.
     pub(super) fn check(&self, what: &str) -> Result<(), Failure> {
-        let asked = self.asked.get().wrapping_add(1);
-        self.asked.set(asked);
-        if asked.is_multiple_of(64) && self.since.elapsed() > self.limit {
+        let checks = self.checks.get().wrapping_add(1);
+        self.checks.set(checks);
+        if checks.is_multiple_of(64) && self.since.elapsed() > self.limit {
             return Err(Failure::lost(format!("{what} within {:?}", self.limit)));
         }
         Ok(())

@@ -60,7 +60,7 @@ impl From<std::io::Error> for Failure {
 /// Splits a line of the pipe into exactly `N` words.
 pub(super) fn words<const N: usize>(line: &str) -> Result<[&str; N], Failure> {
     let words: Vec<&str> = line.split(' ').collect();
-    words.try_into().map_err(|_| Failure::new(format!("the other process said {line:?}, which is not understood")))
+    words.try_into().map_err(|_| Failure::new(format!("the other process sent the unknown line {line:?}")))
 }
 
 #[cfg(test)]

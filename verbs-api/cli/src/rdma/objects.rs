@@ -186,7 +186,7 @@ impl Card {
     }
 
     /// The line of `rdma statistic`: the counters of the port. In a view they are those of its
-    /// files, elsewhere the sum over the processes that run.
+    /// files, otherwise the sum over the running processes.
     pub(super) fn counters(&self, answers: &[Answer]) -> Record {
         let mut record = Record::default();
         record.shown_as("ifname", self.name(), format!("link {}/", self.name()));
@@ -245,7 +245,7 @@ impl Facts<'_> {
         record.number("pdn", self.number("pd"));
     }
 
-    /// Adds the fields in front of the process.
+    /// Adds the fields before the process.
     fn cm_id(&self, record: &mut Record) {
         record.number("cm-idn", self.number("n"));
         if self.has("qpn") {

@@ -121,7 +121,7 @@ fn occasion_of(name: &str) -> &'static str {
 pub(super) fn in_words(names: &[String]) -> String {
     let words = |name: &str| match name {
         "limits" => "the device has the limits of a small card",
-        "slots" => "a slot of the send queue is free only once a completion at or behind it was polled",
+        "slots" => "a slot of the send queue is free only once its completion or a later one was polled",
         "placement" => "payload reaches memory in pieces and in any order until the operation completes",
         "completions" => "completions are late, fewer per poll, and in any order between queues",
         "events" => "arming covers only completions that come later",

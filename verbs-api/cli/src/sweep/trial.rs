@@ -71,7 +71,7 @@ pub(super) enum Ending {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Process {
     pub(super) pid: String,
-    /// Calls behind the first fault that destroyed something, and that tried again.
+    /// Numbers of calls after the first fault that destroyed an object, and that tried again.
     pub(super) destroyed: u64,
     pub(super) tried: u64,
     /// Asynchronous events left unread, and failed completions polled.
@@ -212,14 +212,14 @@ impl Trial {
         matches!(self.end, Ending::Exit(0 | roxe_check::EXIT_STATUS))
     }
 
-    /// The lines of standard error that are not roxe's.
-    pub(super) fn said(&self) -> String {
+    /// Returns the lines of standard error that are not roxe's.
+    pub(super) fn output(&self) -> String {
         let own = |line: &&str| line.starts_with("roxe: ") || line.starts_with("    ");
         let lines = self.stderr.lines().filter(|line| !own(line));
         lines.map(|line| format!("{line}\n")).collect()
     }
 
-    /// The lines in which roxe explains failures.
+    /// Returns the lines in which roxe explains failures.
     pub(super) fn explanations(&self) -> Vec<String> {
         let lines = self.stderr.lines().filter_map(|line| line.strip_prefix("roxe: "));
         lines.filter(|line| line.contains(" failed") || line.contains("wr_id")).map(str::to_owned).collect()
@@ -320,8 +320,8 @@ fn over(status: ExitStatus) -> String {
     }
 }
 
-/// Longest wait for the stacks of a hanging run.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Maximum wait for the stacks of a hanging run.
+const STACKS_TIME_LIMIT: Duration = Duration::from_secs(2);
 
 /// Notes the stacks of all threads that use roxe, and the state of their queue pairs.
 fn note_hang(outcome: &Path) {
@@ -331,12 +331,12 @@ fn note_hang(outcome: &Path) {
     let pids: BTreeSet<_> = pids.filter(|pid| Path::new(&format!("/proc/{pid}")).exists()).collect();
     let threads = |pid: &u32| fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
     let expected: usize = pids.iter().map(threads).sum();
-    // The question interrupts system calls, upon which a program may end.
+    // The request for stacks interrupts system calls, after which a program may exit.
     let left = childless();
     pids.iter().for_each(|pid| ask_for_stacks(*pid));
     let (start, pause) = (Instant::now(), Duration::from_millis(10));
     // Threads that block the signal do not answer.
-    while text().lines().filter(|line| line.starts_with("stack\t")).count() < expected && start.elapsed() < PATIENCE {
+    while text().lines().filter(|line| line.starts_with("stack\t")).count() < expected && start.elapsed() < STACKS_TIME_LIMIT {
         thread::sleep(pause);
     }
     if let Some(program) = left {

@@ -31,7 +31,7 @@ const CLASSES: [(Class, &str, &str); 12] = [
     (Class::Hang, "hang", "the program did not end"),
     (Class::Misuse, "misuse", "the checker reported an error"),
     (Class::Fails, "fails", "the program failed although the network or the card did only what it may"),
-    (Class::Unnoticed, "unnoticed", "the program ended well although something that it needs had failed"),
+    (Class::Unnoticed, "unnoticed", "the program exited with 0 although a call or completion that it needs had failed"),
     (Class::Leak, "leak", "the program cleaned up and left something"),
     (Class::Unread, "unread", "an asynchronous event was never read"),
     (Class::Silent, "silent", "the program failed without a message"),
@@ -154,7 +154,7 @@ fn class_of(fault: &Fault, trial: &Trial, plain: &Trial, site: &str) -> (Class, 
     if !failed {
         return (Class::Passes, String::new(), String::new());
     }
-    if trial.said() == plain.said() && trial.stdout == plain.stdout {
+    if trial.output() == plain.output() && trial.stdout == plain.stdout {
         return (Class::Silent, trial.ending(), known(site));
     }
     (Class::Clean, format!("{}: {}", trial.ending(), last_line(trial)), String::new())
@@ -165,10 +165,10 @@ fn known(stack: &str) -> String {
     if stack == "-" { String::new() } else { stack.to_owned() }
 }
 
-/// The last line that the program said.
+/// Returns the last line of the program's output.
 fn last_line(trial: &Trial) -> String {
-    let said = trial.said();
-    said.lines()
+    let output = trial.output();
+    output.lines()
         .chain(trial.stdout.lines())
         .rfind(|line| !line.trim().is_empty())
         .unwrap_or("no message")

@@ -64,8 +64,8 @@ pub(super) fn probe() -> Result<(), String> {
     if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let why = said.trim().trim_start_matches("roxe probe-view: ");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let why = errors.trim().trim_start_matches("roxe probe-view: ");
     Err(format!("this system grants no user namespace ({why})"))
 }
 

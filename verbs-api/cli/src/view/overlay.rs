@@ -1,7 +1,7 @@
 //! Adds entries to a read-only folder, in this mount namespace.
 //!
 //! A tmpfs replaces the folder. Links are copied; files, devices and folders are bound, with all
-//! mounts below them. It is built elsewhere and moved into place when complete, so that a failure
+//! mounts below them. It is built in another folder and moved into place when complete, so that a failure
 //! leaves the folder as it was. Entries that the system adds to the folder later, such as the
 //! device file of a new disk, are not visible; changes inside its folders are.
 
@@ -31,7 +31,7 @@ pub(super) fn add(
     let built = build(scratch, target, &entries, open).and_then(|()| write(scratch));
     let moved = built.and_then(|()| Ok(mount(Some(scratch), target, None::<&str>, MsFlags::MS_MOVE, None::<&str>)?));
     if moved.is_err() {
-        // At the latest, it is gone with this process.
+        // If this fails, the mount ends with this process.
         _ = umount2(scratch, MntFlags::MNT_DETACH);
     }
     moved
@@ -55,7 +55,7 @@ fn build(to: &Path, target: &Path, entries: &[DirEntry], open: &Opened<'_>) -> i
     Ok(())
 }
 
-/// Makes `copy` show `entry`, unless the entry is gone.
+/// Makes `copy` show `entry`, unless the entry no longer exists.
 fn keep(entry: &DirEntry, copy: &Path) -> io::Result<()> {
     let kind = entry.file_type()?;
     let kept = if kind.is_symlink() {

@@ -67,7 +67,7 @@ fn retransmissions_and_naks_are_printed_and_counted() {
     assert!(lines.iter().any(|line| line.contains(", 3rd time, after the NAK")));
 }
 
-/// The capture begins behind packets that are lost, whose retransmissions it has.
+/// The capture lacks the first transmissions of lost packets, but has the retransmissions.
 #[test]
 fn transmissions_are_counted_from_the_first_in_the_capture() {
     let text = text_of(&dump(&[&capture("lossy_atomic.pcap")]));

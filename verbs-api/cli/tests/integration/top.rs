@@ -1,4 +1,4 @@
-//! `roxe top` and `roxe metrics` beside a running program.
+//! `roxe top` and `roxe metrics` while a program runs.
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -90,7 +90,7 @@ fn process_without_device_is_an_error() {
         let output = place.roxe(words);
         assert_eq!(output.status.code(), Some(1), "{words:?}");
         let text = String::from_utf8_lossy(&output.stderr);
-        assert!(text.contains("is no program of yours that has a device of roxe open"), "{words:?}: {text}");
+        assert!(text.contains("has no device of roxe open, or belongs to another user"), "{words:?}: {text}");
     }
 }
 
@@ -128,7 +128,7 @@ fn metrics_are_served_on_the_loopback_interface_only() {
     server.kill().unwrap();
     server.wait().unwrap();
     let refused = place.roxe(&["metrics", "--listen", "192.0.2.1:0"]);
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("is no address of the loopback interface"));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("is not an address of the loopback interface"));
 }
 
 #[test]

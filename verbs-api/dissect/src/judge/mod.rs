@@ -323,7 +323,7 @@ fn path_mtu(flows: [Option<&flows::Flow>; 2], all: &[Seen]) -> Option<u32> {
     counts.into_iter().max_by_key(|(_, count)| *count).map(|(mtu, _)| mtu)
 }
 
-/// Returns packets of another service than those before and behind them.
+/// Returns packets of another service than the packets before and after them.
 // clause: TAKE-SERVICE
 fn services(places: &[usize], all: &[Seen]) -> Vec<usize> {
     let of = |place: usize| all[place].header.opcode().service();

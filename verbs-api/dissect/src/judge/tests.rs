@@ -39,7 +39,7 @@ struct Packet {
     net: NetHeader,
     header: Header,
     payload: Vec<u8>,
-    /// Places in the BTH and behind it, and the bytes to store there before the ICRC is computed.
+    /// Offsets in and after the BTH, and the bytes to store there before the ICRC is computed.
     edits: Vec<(usize, u8)>,
     /// As `edits` in the IP packet, afterwards.
     damage: Vec<(usize, u8)>,
@@ -172,7 +172,7 @@ fn cnp() -> Packet {
 struct Tape(Vec<Packet>);
 
 impl Tape {
-    /// A connection from its REQ to its DREP: every kind of request, a packet lost behind the
+    /// A connection from its REQ to its DREP: every kind of request, a packet lost after the
     /// capture, a missing receive, a congestion mark.
     fn clean() -> Self {
         let primary =
@@ -254,17 +254,17 @@ impl Tape {
         &mut self.0[at]
     }
 
-    /// Inserts a packet 10 us behind another one.
-    fn behind(&mut self, name: &str, packet: Packet) {
+    /// Inserts a packet 10 us after another packet.
+    fn insert_after(&mut self, name: &str, packet: Packet) {
         let at = self.at(name);
         let time = self.0[at].time + 10;
         self.0.insert(at + 1, Packet { time, ..packet });
     }
 
-    /// Moves a packet behind another one.
-    fn move_behind(&mut self, name: &str, other: &str) {
+    /// Moves a packet after another packet.
+    fn move_after(&mut self, name: &str, other: &str) {
         let packet = self.0.remove(self.at(name));
-        self.behind(other, packet);
+        self.insert_after(other, packet);
     }
 
     fn remove(&mut self, name: &str) {
@@ -464,7 +464,7 @@ fn packets_captured_at_two_places_are_judged_once() {
 fn credits_of_a_responder_are_obeyed_or_advice_follows() {
     let mut tape = Tape::clean();
     let none = Aeth { syndrome: Syndrome::Ack { credits: 0 }, msn: Msn::new(6) };
-    tape.behind("one", resp("no credits", 110, Response::Ack(none), 0));
+    tape.insert_after("one", resp("no credits", 110, Response::Ack(none), 0));
     let judgement = tape.judged(false);
     assert!(judgement.charges.iter().any(|charge| charge.rule == Rule::Credits), "{:#?}", judgement.charges);
     assert_clean(&judgement, "credits");
@@ -530,7 +530,7 @@ const PLANTED: &[Planted] = &[
     // Requests.
     planted(Rule::Service, A, |tape| {
         let kind = uc(Request::SendOnly(SendTail::Plain));
-        tape.behind("one", Packet::new("other service", A, 111, kind, 16));
+        tape.insert_after("one", Packet::new("other service", A, 111, kind, 16));
     }),
     planted(Rule::PsnOrder, A, |tape| tape.packet("one").header.bth.psn = Psn::new(0x80_0000)),
     planted(Rule::PsnOrder, A, |tape| {
@@ -539,7 +539,7 @@ const PLANTED: &[Planted] = &[
         tape.0[1].payload = vec![0x55; 8];
     }),
     planted(Rule::PsnStart, A, |tape| {
-        tape.behind("RTU", send("too early", 99));
+        tape.insert_after("RTU", send("too early", 99));
     }),
     complete(Rule::PsnContiguous, A, |tape| tape.remove("send middle")),
     planted(Rule::OpcodeOrder, A, |tape| {
@@ -564,9 +564,9 @@ const PLANTED: &[Planted] = &[
         let read = |psn| req("deep", psn, Request::Read(reth(4)), 0);
         let answer = |psn, msn| resp("deep answer", psn, Response::ReadOnly(ack(msn)), 4);
         for (psn, msn) in [(117, 13), (116, 12), (115, 11)] {
-            tape.behind("ack marked", answer(psn, msn));
+            tape.insert_after("ack marked", answer(psn, msn));
         }
-        [117, 116, 115].into_iter().for_each(|psn| tape.behind("ack marked", read(psn)));
+        [117, 116, 115].into_iter().for_each(|psn| tape.insert_after("ack marked", read(psn)));
     }),
     planted(Rule::Repeat, A, |tape| {
         tape.packet("two again").header.kind = Kind::RcRequest(Request::WriteOnly(reth(16), None));
@@ -574,24 +574,24 @@ const PLANTED: &[Planted] = &[
     planted(Rule::Repeat, A, |tape| tape.packet("two again").payload.truncate(15)),
     planted(Rule::ReadTail, A, |tape| {
         let other = Reth { rkey: RKey(8), ..reth(2500) };
-        tape.behind("read", req("read again", 106, Request::Read(other), 0));
+        tape.insert_after("read", req("read again", 106, Request::Read(other), 0));
     }),
     planted(Rule::ReadTail, A, |tape| {
-        tape.behind("read first", req("tail", 107, Request::Read(reth(2500 - MTU)), 0));
+        tape.insert_after("read first", req("tail", 107, Request::Read(reth(2500 - MTU)), 0));
     }),
     complete(Rule::GoBack, A, |tape| {
-        tape.behind("three again", send("back to one", 110));
+        tape.insert_after("three again", send("back to one", 110));
     }),
-    complete(Rule::EarlyRepeat, A, |tape| tape.behind("send", send("send again", 100))),
+    complete(Rule::EarlyRepeat, A, |tape| tape.insert_after("send", send("send again", 100))),
     complete(Rule::AfterNak, A, |tape| {
         tape.packet("two").net.traffic_class = 0;
         tape.remove("two again");
     }),
     planted(Rule::RnrWait, A, |tape| tape.packet("rnr").set_aeth(rnr(20, 8))),
     // Responses.
-    planted(Rule::ResponseMatch, B, |tape| tape.move_behind("ack sends", "send first")),
+    planted(Rule::ResponseMatch, B, |tape| tape.move_after("ack sends", "send first")),
     complete(Rule::ResponseMatch, B, |tape| {
-        tape.behind("one", resp("nak nothing", 110, Response::Ack(nak(NakCode::PsnSequence, 5)), 0));
+        tape.insert_after("one", resp("nak nothing", 110, Response::Ack(nak(NakCode::PsnSequence, 5)), 0));
     }),
     planted(Rule::ResponseKind, B, |tape| {
         ["read middle", "read last"].into_iter().for_each(|name| tape.remove(name));
@@ -615,7 +615,7 @@ const PLANTED: &[Planted] = &[
     }),
     planted(Rule::ReadPositive, B, |tape| tape.packet("ack add").set_aeth(nak(NakCode::RemoteAccess, 5))),
     complete(Rule::AnswerOrder, B, |tape| tape.remove("read middle")),
-    complete(Rule::AnswerOrder, B, |tape| tape.move_behind("ack send", "ack sends")),
+    complete(Rule::AnswerOrder, B, |tape| tape.move_after("ack send", "ack sends")),
     planted(Rule::Msn, B, |tape| tape.packet("ack sends").msn(3)),
     planted(Rule::Msn, B, |tape| {
         let of_b = tape.0.iter_mut().filter(|packet| matches!(packet.header.kind, Kind::RcResponse(Response::Ack(_))));
@@ -626,30 +626,30 @@ const PLANTED: &[Planted] = &[
         *tape.packet("add").request() = Request::FetchAdd(atomic);
     }),
     planted(Rule::NakGap, B, |tape| {
-        tape.behind("ack sends", resp("late nak", 102, Response::Ack(nak(NakCode::PsnSequence, 2)), 0));
+        tape.insert_after("ack sends", resp("late nak", 102, Response::Ack(nak(NakCode::PsnSequence, 2)), 0));
     }),
     planted(Rule::NakGap, B, |tape| {
         for _ in 0..3 {
-            tape.behind("nak", resp("nak again", 111, Response::Ack(nak(NakCode::PsnSequence, 6)), 0));
+            tape.insert_after("nak", resp("nak again", 111, Response::Ack(nak(NakCode::PsnSequence, 6)), 0));
         }
     }),
     planted(Rule::AfterNak, A, |tape| {
         for _ in 0..3 {
-            tape.behind("nak", send("three again", 112));
-            tape.behind("nak", resp("nak again", 111, Response::Ack(nak(NakCode::PsnSequence, 6)), 0));
+            tape.insert_after("nak", send("three again", 112));
+            tape.insert_after("nak", resp("nak again", 111, Response::Ack(nak(NakCode::PsnSequence, 6)), 0));
         }
         let at = tape.at("nak") + 3;
         tape.0[at..].iter_mut().for_each(|packet| packet.time += 20_000);
     }),
     complete(Rule::NakGap, B, |_| {}),
     planted(Rule::LateRefusal, B, |tape| {
-        tape.behind("ack sends", resp("refused", 103, Response::Ack(nak(NakCode::InvalidRequest, 2)), 0));
+        tape.insert_after("ack sends", resp("refused", 103, Response::Ack(nak(NakCode::InvalidRequest, 2)), 0));
     }),
     planted(Rule::LateRefusal, B, |tape| {
-        tape.behind("ack sends", resp("rnr late", 103, Response::Ack(rnr(1, 2)), 0));
+        tape.insert_after("ack sends", resp("rnr late", 103, Response::Ack(rnr(1, 2)), 0));
     }),
     planted(Rule::AfterRefusal, B, |tape| {
-        tape.behind("no receive", resp("refused", 113, Response::Ack(nak(NakCode::RemoteAccess, 8)), 0));
+        tape.insert_after("no receive", resp("refused", 113, Response::Ack(nak(NakCode::RemoteAccess, 8)), 0));
         tape.remove("rnr");
     }),
     planted(Rule::UnreliableAnswer, B, |tape| {
@@ -668,7 +668,7 @@ const PLANTED: &[Planted] = &[
     }),
     planted(Rule::CnpPace, B, |tape| {
         for index in 0..8 {
-            tape.behind("cnp", cnp());
+            tape.insert_after("cnp", cnp());
             let at = tape.at("cnp") + 1;
             tape.0[at].name = "more";
             tape.0[at].time = tape.packet("cnp").time + 8 - index;
@@ -717,7 +717,7 @@ const PLANTED: &[Planted] = &[
             let Message::Rep(rep) = &mut mad.message else { panic!() };
             rep.starting_psn = Psn::new(200);
         });
-        tape.behind("REP", again);
+        tape.insert_after("REP", again);
     }),
     planted(Rule::CmQueuePair, A, |tape| {
         tape.packet("DREQ").with_mad(|mad| {

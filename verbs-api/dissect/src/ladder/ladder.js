@@ -101,7 +101,7 @@
     pick(0);
   };
 
-  // Wide enough for the text of an arrow, and narrow enough for the words beside it.
+  // Wide enough for the text of an arrow, and narrow enough for the words next to it.
   const laneWidth = () => Math.max(90, Math.min(230, Math.floor(460 / Math.max(1, lanes.length))));
   const CHAR = 6.7;
   // The text of an arrow, around `middle` or from `start` on: it stays inside of the lanes, and what

@@ -47,7 +47,7 @@ pub(super) struct Sockets {
     /// Addresses of near side and stranger in the current case.
     pair: [Gid; 2],
     listens_to_all: bool,
-    /// A packet to the stranger, held back behind an older one to the near side.
+    /// A packet to the stranger, held back until an older packet to the near side is read.
     later: Option<Received>,
 }
 

@@ -22,7 +22,7 @@ const LETTER: f64 = 7.5;
 const APART: f64 = 4.0;
 /// Ratio of the largest to the smallest value from which on the axis is logarithmic.
 const LOGARITHMIC: u64 = 20;
-/// Most intervals between marks of a linear axis.
+/// Maximum number of intervals between marks of a linear axis.
 const INTERVALS: u64 = 5;
 
 /// Styles of plots, which use colours of the page.

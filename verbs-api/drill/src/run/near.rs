@@ -16,7 +16,7 @@ const fn destination(packet: &[u8]) -> u32 {
 
 impl Run<'_> {
     pub(super) fn send(&mut self, spec: &Spec) -> Result<(), Stop> {
-        let usual = self.usual(spec)?;
+        let default = self.default(spec)?;
         let [near, stranger] = self.card.near;
         if spec.damage.stranger && stranger.is_zero() {
             return Err(Stop::Unsupported("the near side has one address".into()));
@@ -31,7 +31,7 @@ impl Run<'_> {
             hop_limit: ttl as u8,
             ..NetHeader::default()
         };
-        let bytes = craft::build(spec, &usual, &net, &self.names)?;
+        let bytes = craft::build(spec, &default, &net, &self.names)?;
         let datagram = Datagram { net, bytes };
         // Without a wait in between, the script means at once. Before the first packet it does not
         // matter how long the far side takes to create objects.
@@ -46,7 +46,7 @@ impl Run<'_> {
     }
 
     /// Returns the values of fields that are not in the script.
-    fn usual(&self, spec: &Spec) -> Result<Values, Stop> {
+    fn default(&self, spec: &Spec) -> Result<Values, Stop> {
         if let Some(message) = spec.message {
             let tie = self.world.tie(spec.qp.as_deref()).ok();
             return Ok(self.usual_message(message, tie));
@@ -127,9 +127,9 @@ impl Run<'_> {
             };
             let mut differences = self.mismatch(&wanted.spec, &packet, near)?;
             if differences.is_empty() {
-                let least = wanted.after.as_ref().map_or(Ok(Duration::ZERO), |after| self.time(after))?;
+                let min = wanted.after.as_ref().map_or(Ok(Duration::ZERO), |after| self.time(after))?;
                 let waited = self.last.saturating_sub(since.unwrap_or(before));
-                if waited + self.card.jitter >= least {
+                if waited + self.card.jitter >= min {
                     self.give_names(&wanted.spec, &packet);
                     return Ok(());
                 }
@@ -168,12 +168,12 @@ impl Run<'_> {
             self.names.insert(format!("{name}.count"), count);
             first.map(|first| self.names.insert(format!("{name}.first"), first.as_nanos() as u64));
         }
-        let Some([least, most]) = &wanted.range else { return Ok(()) };
-        let (least, most) = (least.value(&self.names)?, most.value(&self.names)?);
-        if (least..=most).contains(&count) {
+        let Some([min, max]) = &wanted.range else { return Ok(()) };
+        let (min, max) = (min.value(&self.names)?, max.value(&self.names)?);
+        if (min..=max).contains(&count) {
             return Ok(());
         }
-        let expected = format!("{least} to {most} packets {}", wanted.spec.name);
+        let expected = format!("{min} to {max} packets {}", wanted.spec.name);
         Err(Stop::Differs { expected, received: format!("{count} of them in {}", wanted.time) })
     }
 
@@ -209,13 +209,13 @@ impl Run<'_> {
 
     /// Returns the next packet of the card. Fails if it is malformed.
     fn next(&mut self, deadline: Duration) -> Result<Option<Vec<u8>>, Stop> {
-        let begun = self.target.now();
+        let start = self.target.now();
         let Some((at, datagram)) = self.target.receive(deadline)? else {
-            self.let_pass += deadline.saturating_sub(begun);
-            self.note_late(deadline.max(begun));
+            self.let_pass += deadline.saturating_sub(start);
+            self.note_late(deadline.max(start));
             return Ok(None);
         };
-        self.note_late(at.max(begun));
+        self.note_late(at.max(start));
         (self.last, self.let_pass) = (at, Duration::ZERO);
         let bytes = datagram.bytes.clone();
         let flaw = craft::flaw(&datagram.net, &bytes, &self.world.near());

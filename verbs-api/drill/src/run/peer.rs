@@ -39,9 +39,9 @@ impl Run<'_> {
             Peer::Modify(modify) => self.modify(modify)?,
             Peer::Destroy(name) => self.target.destroy_qp(self.world.tie(Some(name))?.qp)?,
             Peer::Post(post) => {
-                let begun = self.target.now();
+                let start = self.target.now();
                 self.post(post)?;
-                self.note_late(begun);
+                self.note_late(start);
             }
             Peer::Recv { queue, id, sges } => {
                 let (id, pieces) = (id.value(&self.names)?, self.pieces(sges)?);
@@ -198,8 +198,8 @@ impl Run<'_> {
     }
 
     /// Returns an attribute, or its default.
-    pub(super) fn attribute(&self, numbers: &Numbers, name: &str, usual: u64) -> Result<u64, Stop> {
-        Ok(numbers.get(name).map_or(Ok(usual), |number| number.value(&self.names))?)
+    pub(super) fn attribute(&self, numbers: &Numbers, name: &str, default: u64) -> Result<u64, Stop> {
+        Ok(numbers.get(name).map_or(Ok(default), |number| number.value(&self.names))?)
     }
 
     /// Returns a change of the named attributes.
@@ -224,7 +224,7 @@ impl Run<'_> {
     }
 
     fn create_qp(&mut self, spec: &QpSpec) -> Result<(), Stop> {
-        let number = |name, usual| self.attribute(&spec.numbers, name, usual);
+        let number = |name, default| self.attribute(&spec.numbers, name, default);
         let qkey = number("qkey", 0x1111_1111)? as u32;
         let caps = [number("sends", 64)?, number("receives", 64)?, number("sges", 4)?, number("inline", 64)?];
         let cqe = number("cqe", 256)? as u32;
@@ -261,7 +261,7 @@ impl Run<'_> {
 
     /// Returns the path MTU and both first PSNs of a queue pair.
     fn begins(&self, spec: &QpSpec) -> Result<[u64; 3], Stop> {
-        let number = |name, usual| self.attribute(&spec.numbers, name, usual);
+        let number = |name, default| self.attribute(&spec.numbers, name, default);
         let mtu = number("mtu", u64::from(self.card.max_mtu.min(1024)))?;
         if mtu > u64::from(self.card.max_mtu) {
             return Err(Stop::Unsupported(format!("the port carries {} bytes, not {mtu}", self.card.max_mtu)));
@@ -282,7 +282,7 @@ impl Run<'_> {
 
     /// Returns the transitions to the state in the script.
     fn ladder(&self, spec: &QpSpec, tie: &Tie, [mtu, rq_psn, sq_psn]: [u64; 3]) -> Result<Vec<Change>, Stop> {
-        let byte = |name, usual| self.attribute(&spec.numbers, name, usual).map(|value| Some(value as u8));
+        let byte = |name, default| self.attribute(&spec.numbers, name, default).map(|value| Some(value as u8));
         let (is_rc, is_ud) = (!matches!(&*spec.service, "UC" | "UD"), spec.service == "UD");
         let to = |state: &str| Change { to: state.into(), ..Change::default() };
         let init = Change { access: (!is_ud).then_some(spec.access), qkey: is_ud.then_some(tie.qkey), ..to("INIT") };
@@ -311,7 +311,7 @@ impl Run<'_> {
 
     fn post(&mut self, post: &Post) -> Result<(), Stop> {
         let tie = self.world.tie(Some(&post.qp))?.clone();
-        let number = |name, usual| self.attribute(&post.numbers, name, usual);
+        let number = |name, default| self.attribute(&post.numbers, name, default);
         let mut flags: Vec<_> = post.flags.iter().copied().filter(|flag| *flag != "UNSIGNALED").collect();
         if flags.len() == post.flags.len() {
             flags.push("SIGNALED");
@@ -365,7 +365,7 @@ impl Run<'_> {
         };
         let mut wrong = done.wr_id != id || done.status != wanted.status;
         wrong |= wanted.opcode.as_ref().is_some_and(|opcode| *opcode != done.opcode);
-        let mut said = wanted.opcode.as_ref().map_or_else(String::new, |opcode| format!(" opcode={opcode}"));
+        let mut details = wanted.opcode.as_ref().map_or_else(String::new, |opcode| format!(" opcode={opcode}"));
         for (name, number) in &wanted.numbers {
             let value = number.value(&self.names)?;
             let is = match *name {
@@ -375,9 +375,9 @@ impl Run<'_> {
                 _ => Some(done.src_qp),
             };
             wrong |= is.map(u64::from) != Some(value);
-            said += &format!(" {name}={value}");
+            details += &format!(" {name}={value}");
         }
-        if wrong { Err(differs(expected + &said, done.to_string())) } else { Ok(()) }
+        if wrong { Err(differs(expected + &details, done.to_string())) } else { Ok(()) }
     }
 }
 
@@ -401,8 +401,8 @@ impl Run<'_> {
             }
             Act::Request { of, private, within } => {
                 let listener = self.world.id(of)?;
-                let is_it = |event: &ConnectionEvent| event.listener == Some(listener);
-                let event = self.next_event(&format!("a request for {of}"), within.as_ref(), is_it)?;
+                let matches = |event: &ConnectionEvent| event.listener == Some(listener);
+                let event = self.next_event(&format!("a request for {of}"), within.as_ref(), matches)?;
                 self.check_private_data(&event, private.as_ref())?;
                 self.world.ids.insert(name.to_owned(), event.id);
             }
@@ -442,7 +442,7 @@ impl Run<'_> {
     }
 
     fn terms(&self, numbers: &Numbers, private: Option<&Data>) -> Result<Terms, Stop> {
-        let number = |name, usual| self.attribute(numbers, name, usual).map(|value| value as u8);
+        let number = |name, default| self.attribute(numbers, name, default).map(|value| value as u8);
         Ok(Terms {
             private_data: private.map_or(Ok(Vec::new()), |data| data.bytes(&self.names))?,
             depths: [number("responder_resources", 4)?, number("initiator_depth", 4)?],
@@ -451,17 +451,17 @@ impl Run<'_> {
         })
     }
 
-    /// Returns the next event for which `is_it` is true.
+    /// Returns the next event for which `matches` is true.
     fn next_event(
         &mut self,
         expected: &str,
         within: Option<&Number>,
-        is_it: impl Fn(&ConnectionEvent) -> bool,
+        matches: impl Fn(&ConnectionEvent) -> bool,
     ) -> Result<ConnectionEvent, Stop> {
         let found = self.wait(within, |run| {
             let new = run.target.connection_events()?;
             run.world.connection_events.extend(new);
-            let at = run.world.connection_events.iter().position(&is_it);
+            let at = run.world.connection_events.iter().position(&matches);
             Ok(at.map(|at| run.world.connection_events.remove(at)))
         })?;
         let names: Vec<_> = self.world.connection_events.iter().map(|event| event.name.as_str()).collect();
@@ -479,18 +479,18 @@ impl Run<'_> {
     ) -> Result<(), Stop> {
         let id = self.world.id(name)?;
         let expected = format!("event {event} of {name}");
-        let is_it = |event: &ConnectionEvent| event.id == id && event.listener.is_none();
-        let came = self.next_event(&expected, within, is_it)?;
-        if came.name != event {
-            return Err(differs(expected, format!("{} with status {}", came.name, came.status)));
+        let matches = |event: &ConnectionEvent| event.id == id && event.listener.is_none();
+        let received = self.next_event(&expected, within, matches)?;
+        if received.name != event {
+            return Err(differs(expected, format!("{} with status {}", received.name, received.status)));
         }
         if let Some(status) = status {
             let wanted = status.value(&self.names)?.cast_signed();
-            if came.status != wanted {
-                return Err(differs(format!("{expected} with status {wanted}"), format!("status {}", came.status)));
+            if received.status != wanted {
+                return Err(differs(format!("{expected} with status {wanted}"), format!("status {}", received.status)));
             }
         }
-        self.check_private_data(&came, private)
+        self.check_private_data(&received, private)
     }
 
     /// Fails if an event has other private data. librdmacm pads private data with zeros.
@@ -508,8 +508,8 @@ impl Run<'_> {
         self.pass(time)?;
         let new = self.target.connection_events()?;
         self.world.connection_events.extend(new);
-        let is_it = |event: &&ConnectionEvent| event.listener.unwrap_or(event.id) == id;
-        match self.world.connection_events.iter().find(is_it) {
+        let matches = |event: &&ConnectionEvent| event.listener.unwrap_or(event.id) == id;
+        match self.world.connection_events.iter().find(matches) {
             None => Ok(()),
             Some(event) => Err(differs(format!("no event of {name}"), event.name.clone())),
         }

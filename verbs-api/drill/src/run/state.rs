@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Default time limit for a packet or a completion.
-const PATIENCE: Duration = Duration::from_millis(500);
+const DEFAULT_LIMIT: Duration = Duration::from_millis(500);
 
 /// Default time in which nothing must happen.
 const IDLE: Duration = Duration::from_millis(20);
@@ -102,7 +102,7 @@ impl<'a> Run<'a> {
     }
 
     pub(super) fn deadline(&self, within: Option<&Number>) -> Result<Duration, Stop> {
-        Ok(self.target.now() + within.map_or(Ok(PATIENCE), |within| self.time(within))?)
+        Ok(self.target.now() + within.map_or(Ok(DEFAULT_LIMIT), |within| self.time(within))?)
     }
 }
 

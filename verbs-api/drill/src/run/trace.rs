@@ -10,10 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Time limit for the acknowledgement of the honest connection.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Bytes of the GRH in front of a received datagram.
+const IDLE_LIMIT: Duration = Duration::from_secs(1);
+/// Bytes of the GRH before a received datagram.
 const GRH: usize = 40;
-/// Most packets of the card that are recorded.
+/// Maximum number of recorded packets of the card.
 const MAX_ANSWERS: usize = 1024;
 
 /// Behaviour of a card in a case.
@@ -65,7 +65,7 @@ pub(crate) fn trace(case: &Case, target: &mut dyn Target, settle: Duration) -> R
     Ok(Some(trace))
 }
 
-/// Runs the steps of `case` and records all packets; waits `patience` for the response to each
+/// Runs the steps of `case` and records all packets; waits `limit` for the response to each
 /// request that demands one, and at the end. Returns the packets and the final states of the queue
 /// pairs.
 ///
@@ -74,12 +74,12 @@ pub(crate) fn trace(case: &Case, target: &mut dyn Target, settle: Duration) -> R
 pub(crate) fn record(
     case: &Case,
     target: &mut dyn Target,
-    patience: Duration,
+    limit: Duration,
 ) -> Result<(Log, BTreeMap<String, String>), String> {
     target.begin(false).map_err(|refused| refused.to_string())?;
     let card = target.card(false).ok_or("the card has no IPv4 address")?;
     let mut run = Run::new(target, card, &case.names);
-    run.recorded(&case.lines, patience).map_err(|stop| match stop {
+    run.recorded(&case.lines, limit).map_err(|stop| match stop {
         Stop::Refused(refused) => refused.to_string(),
         Stop::Differs { received, .. } => received,
         Stop::Script(text) | Stop::Unsupported(text) => text,
@@ -90,31 +90,31 @@ pub(crate) fn record(
 }
 
 impl Run<'_> {
-    fn recorded(&mut self, lines: &[Line], patience: Duration) -> Result<(), Stop> {
+    fn recorded(&mut self, lines: &[Line], limit: Duration) -> Result<(), Stop> {
         for line in lines {
             match &line.step {
                 Step::Send(spec) => {
                     self.send(spec)?;
                     let asks = spec.fields.iter().any(|(name, _)| name == "ackreq")
                         || matches!(spec.opcode, 0x0c | 0x13 | 0x14);
-                    self.log_answers(if asks { patience } else { Duration::ZERO }, asks)?;
+                    self.log_answers(if asks { limit } else { Duration::ZERO }, asks)?;
                 }
                 Step::Peer(peer) => self.peer(peer)?,
                 Step::Repeat(count, inside) => {
                     for index in 0..count.value(&self.names)? {
                         self.names.insert("i".into(), index);
-                        self.recorded(inside, patience)?;
+                        self.recorded(inside, limit)?;
                     }
                 }
                 _ => {}
             }
         }
-        self.log_answers(patience, false)
+        self.log_answers(limit, false)
     }
 
-    /// Records packets for `patience`, or until the first one.
-    fn log_answers(&mut self, patience: Duration, is_one_enough: bool) -> Result<(), Stop> {
-        let mut until = self.target.now() + patience;
+    /// Records packets for `limit`, or until the first one.
+    fn log_answers(&mut self, limit: Duration, is_one_enough: bool) -> Result<(), Stop> {
+        let mut until = self.target.now() + limit;
         while let Some((at, datagram)) = self.target.receive(until)? {
             self.log.add(at, true, datagram);
             if is_one_enough {
@@ -171,7 +171,7 @@ impl Run<'_> {
         for _ in 0..2 {
             self.send(honest)?;
             trace.sent += 1;
-            let until = self.target.now() + PATIENCE;
+            let until = self.target.now() + IDLE_LIMIT;
             while let Some(packet) = self.answer(trace, until)? {
                 if packet.0 == "h" && is_acknowledgement(&packet.1, psn) {
                     return Ok(());

@@ -177,8 +177,8 @@ fn expectation(service: &str, words: &mut Words<'_>) -> Result<Expectation, Stri
 fn count(service: &str, words: &mut Words<'_>) -> Result<Count, String> {
     let time = words.time_after("for")?.ok_or("`for TIME` is missing")?;
     let range = words.text("range").map(|range| {
-        let (least, most) = range.split_once("..").ok_or("a range is `range=MIN..MAX`")?;
-        Ok::<_, String>([Number::parse(least)?, Number::parse(most)?])
+        let (min, max) = range.split_once("..").ok_or("a range is `range=MIN..MAX`")?;
+        Ok::<_, String>([Number::parse(min)?, Number::parse(max)?])
     });
     Ok(Count { range: range.transpose()?, time, spec: spec(service, words)? })
 }

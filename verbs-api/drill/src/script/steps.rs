@@ -40,7 +40,7 @@ pub(crate) struct Spec {
     pub(crate) name: String,
     /// Message of the connection manager in the packet.
     pub(crate) message: Option<&'static Message>,
-    /// Named fields; all others have usual values when sent, and any when expected.
+    /// Named fields. Other fields have default values when sent, and any value when expected.
     pub(crate) fields: Vec<(String, Number)>,
     pub(crate) payload: Option<Data>,
     /// Queue pair of the card; the first one by default.
@@ -62,7 +62,7 @@ impl Spec {
 pub(crate) struct Damage {
     /// Length to cut to, in bytes with a correct ICRC.
     pub(crate) cut: Option<Number>,
-    /// Additional bytes in front of the ICRC.
+    /// Additional bytes before the ICRC.
     pub(crate) extra: Option<Number>,
     /// Number to add to the ICRC.
     pub(crate) icrc: Option<Number>,
@@ -92,7 +92,7 @@ pub(crate) struct Expectation {
 #[derive(Debug)]
 pub(crate) struct Count {
     pub(crate) spec: Spec,
-    /// Smallest and largest number of them.
+    /// Minimum and maximum number of these packets.
     pub(crate) range: Option<[Number; 2]>,
     pub(crate) time: Number,
 }

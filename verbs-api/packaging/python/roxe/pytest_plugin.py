@@ -87,9 +87,9 @@ class Card:
         wrong = [_words(report) for report in reports
                  if report.get("severity") == "error" and report.get("rule") not in self._expected]
         wrong += [f"no report of {rule}, which the test expects" for rule in self._expected if rule not in found]
-        said = ["roxe's checker: " + "\n".join(wrong)] if wrong else []
-        said += ["roxe sweep: " + "\n".join(self._findings)] if self._findings else []
-        return "\n".join(said) or None
+        lines = ["roxe's checker: " + "\n".join(wrong)] if wrong else []
+        lines += ["roxe sweep: " + "\n".join(self._findings)] if self._findings else []
+        return "\n".join(lines) or None
 
     def close(self):
         """Kills what is still running."""

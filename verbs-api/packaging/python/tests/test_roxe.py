@@ -61,7 +61,7 @@ def test_a_sweep_tells_findings(pytester):
     assert roxe.sweep(["ibv_devinfo"], verbs=True, jobs=1) == []
     with pytest.raises(subprocess.CalledProcessError):
         roxe.sweep(["false"])
-    # A program that waits for ever once a call has failed.
+    # A program that waits forever once a call has failed.
     pytester.makepyfile(
         "def test_careless(roxe_card):\n"
         "    roxe_card.sweep(['sh', '-c', 'ibv_devices || sleep 100'], verbs=True, timeout='5s')\n"

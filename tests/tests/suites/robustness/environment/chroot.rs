@@ -1,4 +1,4 @@
-//! A root folder that is no mount point, such as `chroot` leaves behind: a view mounts over the
+//! A root folder that is not a mount point, such as `chroot` leaves behind: a view mounts over the
 //! root folder, so there is none, and `roxe doctor` and `roxe run` report this reason. With the
 //! same folder as a mount point there is a view.
 
@@ -39,7 +39,7 @@ roxe run -- ibv_rc_pingpong -g 0 -n 10 -p 18990 >server 2>&1 & server=$!
 until roxe run -- ibv_rc_pingpong -g 0 -n 10 -p 18990 127.0.0.1 >client 2>&1; do kill -0 $server || exit 1; done
 wait $server && echo a pair works";
 
-const WHY: &str = "the root folder is no mount point, as in a chroot; before chroot ROOT, mount --bind ROOT ROOT (most \
+const WHY: &str = "the root folder is not a mount point, as in a chroot; before chroot ROOT, mount --bind ROOT ROOT (most \
                    programs do without)";
 
 pub(crate) fn checks() -> Vec<Check> {
@@ -74,7 +74,7 @@ fn look(name: &str, before: &str) -> Result<Output, Verdict> {
     output.map_err(|e| Verdict::Failed(format!("cannot start timeout: {e}")))
 }
 
-/// Passes if it ended well and both outputs have exactly these lines.
+/// Passes if it exited with 0 and both outputs have exactly these lines.
 fn judge(seen: Result<Output, Verdict>, stdout: &[&str], stderr: &[&str]) -> Verdict {
     let output = match seen {
         Ok(output) => output,
