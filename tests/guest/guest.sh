@@ -1,7 +1,7 @@
 # In the guest: brings up eth0 and the kernel's RDMA device rxe0 on it, then obeys the lines of the
 # virtio port.
 #
-#   start ID COMMAND   runs COMMAND beside everything else; what it prints goes to /mnt/out.ID and
+#   start ID COMMAND   runs COMMAND in the background; what it prints goes to /mnt/out.ID and
 #                      /mnt/out.ID.err
 #   stop ID            ends that command and all that it started
 #   end of the port    the host is gone or done: power off

@@ -1,4 +1,4 @@
-//! `roxe peer` beside roxe's card of this host.
+//! `roxe peer` for roxe's card of this host.
 
 use crate::build;
 use roxe_peer::client::{Client, ClientError};

@@ -15,10 +15,10 @@ use std::sync::OnceLock;
 /// Packages of the product.
 const PRODUCT: [&str; 6] = ["-p", "roxe-cli", "-p", "roxe-capi", "-p", "roxe-preload"];
 
-/// Files that tests run: the program, with the libraries beside it.
+/// Files that tests run: the program, with the libraries next to it.
 const FILES: [&str; 3] = ["libroxe.so", "librspreload.so", "roxe"];
 
-/// Path of the program `roxe`, with `libroxe.so` beside it, in [`shared_dir`]; builds both on first
+/// Path of the program `roxe`, with `libroxe.so` next to it, in [`shared_dir`]; builds both on first
 /// use.
 ///
 /// `ROXE_BIN` names a ready one instead (an installed copy, or a build with other options).

@@ -133,7 +133,7 @@ fn kill(process: u32) {
     unsafe { libc::kill(process.cast_signed(), libc::SIGKILL) };
 }
 
-/// Path of the file for standard error, beside that for standard output.
+/// Path of the file for standard error, next to the file for standard output.
 pub(crate) fn errors(output: &Path) -> PathBuf {
     let mut name = output.as_os_str().to_owned();
     name.push(".err");
@@ -243,9 +243,9 @@ pub fn run_pair_at(
     let once = || {
         let deadline = deadline(limit);
         let (server, client) = meet(programs, tag, &ready, deadline)?;
-        // The server of a failed client may wait for ever: give it a moment to print the reason.
-        let patience = if client.ok { deadline } else { Instant::now() + Duration::from_secs(1) };
-        Ok([server.wait(patience), client])
+        // The server of a failed client may wait forever: give it a moment to print the reason.
+        let until = if client.ok { deadline } else { Instant::now() + Duration::from_secs(1) };
+        Ok([server.wait(until), client])
     };
     perftest::with_clock(once, |ends| ends.iter().any(|end| !end.ok && perftest::lacks_clock(&end.output)))
 }

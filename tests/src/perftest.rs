@@ -5,7 +5,7 @@ use crate::cc;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// One line of results: the message size and the columns behind it.
+/// One line of results: the message size and the columns after it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// Message bytes.
@@ -31,7 +31,7 @@ fn row(line: &str) -> Option<Row> {
 /// perftest prints this, with a value such as `r^2: 0.51 < 0.9`, if it could not measure the clock
 /// rate.
 const NO_CLOCK: &str = "Correlation coefficient";
-/// Most tries of a run that fails for that reason.
+/// Maximum number of tries of a run that fails for that reason.
 const TRIES: usize = 4;
 
 /// Returns true if perftest could not measure the clock rate: one sample that is interrupted

@@ -104,7 +104,7 @@ impl Words<'_> {
 }
 
 impl Exchange {
-    /// Returns true if it leaves a file behind.
+    /// Returns true if the program leaves a file.
     pub fn copies(&self) -> bool {
         self.client.contains("COPY")
     }

@@ -110,7 +110,7 @@ impl Run {
         &self.endings
     }
 
-    /// Checks that unittest ran the same number of tests, and ended well.
+    /// Checks that unittest ran the same number of tests, and exited with 0.
     ///
     /// # Errors
     /// Its count, and its last lines.

@@ -73,7 +73,7 @@ fn say(file: &Path, options: &[&str]) -> Result<String, String> {
     let output = Command::new("tshark")
         .args(["-n", "-o", "ip.check_checksum:TRUE", "-o", "udp.check_checksum:TRUE"])
         // Payloads are random bytes, or none: to take them for a malformed packet of another
-        // protocol is no judgement.
+        // protocol is not a verdict.
         .args(["-o", "infiniband.identify_payload:FALSE"])
         .args(PAYLOADS.iter().flat_map(|name| ["--disable-protocol", name]))
         .args(options)

@@ -9,7 +9,7 @@ pub enum Ending {
     Passed,
     /// `skipped`, and why.
     Skipped(String),
-    /// `FAIL`, `ERROR`, or anything else that is no success.
+    /// `FAIL`, `ERROR`, or another result that is not a success.
     Failed(String),
     /// The run ended before the test did.
     Unknown,

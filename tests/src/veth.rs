@@ -104,7 +104,7 @@ pub struct Bridge {
 const PORTS: [&str; 2] = ["port0", "port1"];
 
 impl Bridge {
-    /// Gives both namespaces another interface, behind which is the bridge, and waits until they
+    /// Gives both namespaces another interface, connected to the bridge, and waits until they
     /// are up.
     pub fn build(veth: &Veth, ends: [&End; 2]) -> io::Result<Self> {
         let bridge = Self { keeper: Keeper::start()? };

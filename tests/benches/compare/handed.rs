@@ -85,7 +85,7 @@ impl Source {
             }
             hand(buffer);
         }
-        unreachable!("the buffers are used for ever")
+        unreachable!("the buffers are used forever")
     }
 }
 

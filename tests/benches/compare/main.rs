@@ -4,7 +4,7 @@
 //! cargo bench -p roxe-tests --bench compare [-- OPTION... WORD...]
 //!   --quick       only what the promises of the README need, in two minutes; without it fifteen
 //!   --rxe         against the kernel's rxe instead, both in one guest
-//!   --veth        between two network namespaces instead, by a veth pair and over a bridge, beside
+//!   --veth        between two network namespaces instead, over a veth pair and over a bridge, next to
 //!                 TCP; root
 //!   --against F   against another build of roxe instead, whose program is F, a full path
 //!   --free        without pinning servers to one processor and clients to another
@@ -118,7 +118,7 @@ fn options(words: &[String]) -> io::Result<Options> {
             }
             // `cargo bench` adds this option.
             "--bench" => {}
-            flag if flag.starts_with('-') => return Err(io::Error::other(format!("{flag} is no option"))),
+            flag if flag.starts_with('-') => return Err(io::Error::other(format!("{flag} is not an option"))),
             word => options.words.push(word.to_owned()),
         }
     }
@@ -141,7 +141,7 @@ fn compare(options: &Options) -> io::Result<bool> {
     let (lines, skipped) = choose(options)?;
     skipped.iter().for_each(|what| println!("skipped  {what}"));
     let most = options.rounds.unwrap_or(if options.quick { 9 } else { 5 });
-    let rounds = Rounds { time: options.time, each: work::TIME, least: most.min(3), most, beside: None };
+    let rounds = Rounds { time: options.time, each: work::TIME, least: most.min(3), most, other: None };
     let namespaces = options.veth.then(Namespaces::build).transpose()?;
     let world = World { before: options.against.clone(), namespaces };
     let all = rounds::run(lines, &rounds, &mut |line, messages| work::once(&world, line, messages));

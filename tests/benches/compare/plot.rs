@@ -10,7 +10,7 @@ const AREA: (f64, f64) = (460.0, 300.0);
 const HEIGHT: f64 = 380.0;
 const LEFT: f64 = 64.0;
 const TOP: f64 = 34.0;
-/// The legend: where its names begin beside the area, the height of a line, the width of a letter.
+/// The legend: where its names begin next to the area, the height of a line, the width of a letter.
 const LEGEND: f64 = 56.0;
 const NAME: f64 = 17.0;
 const LETTER: f64 = 7.0;

@@ -8,7 +8,7 @@ use roxe_tests::measure::load::{Foreign, Interval};
 use std::time::{Duration, Instant};
 
 /// A line that failed so often is not tried again.
-const PATIENCE: usize = 2;
+const MAX_FAILURES: usize = 2;
 
 /// A run ends after so many times its time, even if there were too few rounds.
 const OVERTIME: u32 = 3;
@@ -27,7 +27,7 @@ pub(crate) struct Rounds {
     pub(crate) least: usize,
     pub(crate) most: usize,
     /// A process whose work is ours, too.
-    pub(crate) beside: Option<u32>,
+    pub(crate) other: Option<u32>,
 }
 
 /// Figures of one line.
@@ -71,13 +71,13 @@ impl Measured {
     }
 
     fn is_lost(&self) -> bool {
-        self.failures.len() >= PATIENCE
+        self.failures.len() >= MAX_FAILURES
     }
 
     /// One run with the number of messages that the one before it suggests.
     fn run(&mut self, rounds: &Rounds, once: &mut Once<'_>) -> Option<(Sample, Foreign)> {
         let begun = Instant::now();
-        let measured = Interval::begin(rounds.beside).map_err(|e| e.to_string()).and_then(|interval| {
+        let measured = Interval::begin(rounds.other).map_err(|e| e.to_string()).and_then(|interval| {
             let sample = once(&self.line, self.messages)?;
             Ok((sample, interval.end().map_err(|e| e.to_string())?))
         });

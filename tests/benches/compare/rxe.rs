@@ -1,4 +1,4 @@
-//! roxe beside the Linux kernel's rxe: the same programs of perftest, two processes in one guest,
+//! roxe compared with the Linux kernel's rxe: the same programs of perftest, two processes in one guest,
 //! over either.
 //!
 //! The guest is emulated, so its figures are small; what says something are their ratios, which
@@ -34,7 +34,7 @@ pub(crate) fn compare(time: Duration, words: &[String]) -> io::Result<Vec<Measur
     let guest = Guest::boot_with(&kernel, PROCESSORS)?;
     eprintln!("guest with Linux {} is up", kernel.version);
     install(&guest)?;
-    let rounds = Rounds { time, each: EACH, least: 3, most: 5, beside: Some(guest.pid()) };
+    let rounds = Rounds { time, each: EACH, least: 3, most: 5, other: Some(guest.pid()) };
     let wanted = |line: &Line| words.iter().all(|word| line.to_string().contains(word));
     let lines = lines().into_iter().filter(|line| wanted(line) && (has_links || !is_shm(line))).collect();
     Ok(rounds::run(lines, &rounds, &mut |line, messages| once(&guest, line, messages)))
@@ -100,8 +100,8 @@ fn pair(guest: &Guest, server: &str, client: &str, ready: &str) -> Result<String
         // Bounded by the limit of guest.run. One that never listens is told by the client.
         guest.run(&format!("for i in $(seq 100); do {ready} && break; sleep 0.1; done"))?;
         let client = Process::start(guest, Side::Rxe, client, &[])?.wait(guest, deadline)?;
-        let patience = if client.ok { deadline } else { Instant::now() };
-        Ok::<_, io::Error>([first.wait(guest, patience)?, client])
+        let until = if client.ok { deadline } else { Instant::now() };
+        Ok::<_, io::Error>([first.wait(guest, until)?, client])
     };
     let [server, client] = run().map_err(|e| e.to_string())?;
     if server.ok && client.ok {

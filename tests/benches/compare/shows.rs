@@ -167,7 +167,7 @@ pub(crate) fn over_veth(all: &[Measured]) -> Vec<Show> {
     shows.filter(|show| show.reached.is_some()).collect()
 }
 
-/// The verdicts on this build beside the one before it, a line each.
+/// Returns the verdicts on this build compared with the build before it, a line each.
 pub(crate) fn against(all: &[Measured]) -> Vec<Show> {
     let figures = Figures(all);
     let shows = all.iter().filter_map(|measured| {
@@ -184,7 +184,7 @@ pub(crate) fn against(all: &[Measured]) -> Vec<Show> {
     shows.collect()
 }
 
-/// The verdicts on roxe beside the kernel's rxe in one guest.
+/// Returns the verdicts on roxe compared with the kernel's rxe in one guest.
 pub(crate) fn against_rxe(all: &[Measured]) -> Vec<Show> {
     let figures = Figures(all);
     let of =

@@ -67,7 +67,7 @@ impl Shared {
         Self::map(file, len)
     }
 
-    /// The memory behind an inherited descriptor.
+    /// Maps the memory of an inherited descriptor.
     pub(crate) fn inherited(fd: libc::c_int, len: usize) -> io::Result<Self> {
         // SAFETY: the parent opened this descriptor for us and says so on the command line; nothing
         // else here owns it.

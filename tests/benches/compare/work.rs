@@ -29,7 +29,7 @@ const BUSY_ONES: u32 = 10;
 /// perftest and UCX count in MiB.
 const MIB: f64 = 1_048_576.0 / 1e9;
 
-/// Programs that lines may need beside this tree's build of roxe.
+/// Programs that lines may need in addition to this tree's build of roxe.
 #[derive(Default)]
 pub(crate) struct World {
     /// The program `roxe` of the other build.
@@ -137,11 +137,11 @@ fn verbs(world: &World, site: &Site, verbs: &Verbs, [size, messages]: [u64; 2], 
         went_by(verbs.link, &output)?;
         figure(&output, size, unit)
     };
-    if verbs.processes == 1 { once() } else { beside(verbs.processes, once) }
+    if verbs.processes == 1 { once() } else { in_parallel(verbs.processes, once) }
 }
 
 /// Sum of the rates of so many pairs of programs that run in parallel.
-fn beside(pairs: u32, once: impl Fn() -> Result<Sample, String> + Sync) -> Result<Sample, String> {
+fn in_parallel(pairs: u32, once: impl Fn() -> Result<Sample, String> + Sync) -> Result<Sample, String> {
     thread::scope(|scope| {
         let runs: Vec<_> = (0..pairs).map(|_| scope.spawn(&once)).collect();
         let died = |_| Err("the thread of a pair died".to_owned());

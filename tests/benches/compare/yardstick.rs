@@ -4,7 +4,7 @@
 //! One process writes messages of one size into the memory of another, a window ahead of the
 //! acknowledgements. A message is a FIRST packet alone and then runs of packets of equal size, each
 //! run one segmented send out of a staging buffer; the other side takes runs as they arrive, checks
-//! every packet and copies it to its place. There are no queues, no keys, no retries: a packet that
+//! every packet and copies it to its destination. There are no queues, no keys, no retries: a packet that
 //! is lost or wrong ends the measurement with an error.
 
 use crate::network::Site;
@@ -31,7 +31,7 @@ const LONGEST: usize = 65_507;
 /// Longest packet: headers, payload and ICRC.
 const LARGEST: usize = Bth::LEN + Reth::LEN + 4096 + icrc::LEN;
 /// Time within which an acknowledgement must arrive.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIME_LIMIT: Duration = Duration::from_secs(2);
 /// Both queue pairs.
 const QPN: Qpn = Qpn::new(17);
 /// Port that the ICRC is computed for; the sockets have others, which does not matter.
@@ -41,29 +41,29 @@ const PORT: u16 = roxe_wire::ROCE_PORT;
 pub(crate) fn stream(site: &Site, size: usize, mtu: usize, time: Duration) -> io::Result<f64> {
     let peer = FarPeer::start(site, &["write-sink", &size.to_string()])?;
     let mut writer = Writer::new(&peer, mtu)?;
-    let (source, begun) = (vec![0x5a; size], Instant::now());
+    let (source, idle_since) = (vec![0x5a; size], Instant::now());
     let mut bytes = 0;
-    while begun.elapsed() < time {
+    while idle_since.elapsed() < time {
         writer.write(&source)?;
         bytes += size;
     }
     writer.await_acks(0)?;
-    Ok(gigabytes_per_second(bytes, begun.elapsed()))
+    Ok(gigabytes_per_second(bytes, idle_since.elapsed()))
 }
 
 /// Million messages of `size` bytes per second, [`BATCH`] with one call.
 pub(crate) fn messages(site: &Site, size: usize, time: Duration) -> io::Result<f64> {
     let peer = FarPeer::start(site, &["write-sink", &size.to_string()])?;
     let mut writer = Writer::new(&peer, size)?;
-    let (source, begun) = (vec![0x5a; size * BATCH], Instant::now());
+    let (source, idle_since) = (vec![0x5a; size * BATCH], Instant::now());
     let mut calls = 0;
-    while begun.elapsed() < time {
+    while idle_since.elapsed() < time {
         writer.write_each(&source)?;
         calls += 1;
     }
     writer.await_acks(0)?;
     #[expect(clippy::cast_precision_loss, reason = "a rate")]
-    Ok((calls * BATCH) as f64 / begun.elapsed().as_secs_f64() / 1e6)
+    Ok((calls * BATCH) as f64 / idle_since.elapsed().as_secs_f64() / 1e6)
 }
 
 /// Half the median time from posting a message of 8 bytes to its acknowledgement, microseconds.
@@ -143,13 +143,13 @@ impl Writer {
 
     /// Receives acknowledgements until at most so many packets are in flight.
     fn await_acks(&mut self, packets: usize) -> io::Result<()> {
-        let mut begun = None;
+        let mut idle_since = None;
         let packets = i32::try_from(packets).unwrap_or(i32::MAX);
         while self.psn.distance(self.open) > packets {
             let mut buf = [0; 64];
             match would_block(self.socket.recv(&mut buf))? {
                 Some(len) => self.open = acknowledged(&buf[..len])?.next(),
-                None if begun.get_or_insert_with(Instant::now).elapsed() > PATIENCE => {
+                None if idle_since.get_or_insert_with(Instant::now).elapsed() > TIME_LIMIT => {
                     return Err(io::Error::other("no acknowledgement: a packet was lost"));
                 }
                 None => std::hint::spin_loop(),

@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PORT = 1, DEPTH = 64, SIZE = 64, LIMIT_S = 20, PATIENCE = 64, FARTHEST = 200 };
+enum { PORT = 1, DEPTH = 64, SIZE = 64, LIMIT_S = 20, STEPS_PER_CHECK = 64, FARTHEST = 200 };
 
 // Addresses that one end sends to the other.
 struct end {
@@ -147,7 +147,7 @@ static uint64_t poll_one(void)
 static void *spin(void *unused)
 {
     for (;;) {
-        for (int i = 0; i < PATIENCE; i++) {
+        for (int i = 0; i < STEPS_PER_CHECK; i++) {
             if (post(1))
                 while (!poll_one())
                     ;

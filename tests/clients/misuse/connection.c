@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 // The wrong twin fails soon; the right one does not fail, however busy the machine is.
-static struct options patience(bool wrong) {
+static struct options ack_timeout(bool wrong) {
     return wrong ? (struct options){.timeout = 13, .retry_cnt = 7} : (struct options){.timeout = 18, .retry_cnt = 7};
 }
 
@@ -45,7 +45,7 @@ static void expect_other_psn(struct ibv_qp_attr *attr, enum ibv_qp_state state) 
 
 static void psn_mismatch(bool wrong) {
     struct side sides[2];
-    make_changed(sides, patience(wrong), from_other_psn, wrong ? NULL : expect_other_psn);
+    make_changed(sides, ack_timeout(wrong), from_other_psn, wrong ? NULL : expect_other_psn);
     request(sides, IBV_WR_RDMA_WRITE, 64, wrong);
     close_sides(sides);
 }
@@ -57,7 +57,7 @@ static void half_mtu(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
 
 static void mtu_mismatch(bool wrong) {
     struct side sides[2];
-    make_changed(sides, patience(wrong), wrong ? NULL : half_mtu, half_mtu);
+    make_changed(sides, ack_timeout(wrong), wrong ? NULL : half_mtu, half_mtu);
     check(!post_recv(&sides[1], 2, 8192, 4096), "ibv_post_recv");
     request(sides, IBV_WR_SEND, 4096, wrong);
     completion(&sides[1], NULL);
@@ -73,11 +73,11 @@ static void answer_another(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
 
 static void dest_mismatch(bool wrong) {
     struct side sides[2];
-    make_side(&sides[0], patience(wrong));
-    make_side(&sides[1], patience(wrong));
+    make_side(&sides[0], ack_timeout(wrong));
+    make_side(&sides[1], ack_timeout(wrong));
     other_number = sides[1].qp->qp_num;
-    connect_side(&sides[0], &sides[1], patience(wrong), NULL);
-    connect_side(&sides[1], &sides[0], patience(wrong), wrong ? answer_another : NULL);
+    connect_side(&sides[0], &sides[1], ack_timeout(wrong), NULL);
+    connect_side(&sides[1], &sides[0], ack_timeout(wrong), wrong ? answer_another : NULL);
     request(sides, IBV_WR_RDMA_WRITE, 64, wrong);
     close_sides(sides);
 }
@@ -91,7 +91,7 @@ static void expect_other_address(struct ibv_qp_attr *attr, enum ibv_qp_state sta
 
 static void gid_mismatch(bool wrong) {
     struct side sides[2];
-    make_changed(sides, patience(wrong), NULL, wrong ? expect_other_address : NULL);
+    make_changed(sides, ack_timeout(wrong), NULL, wrong ? expect_other_address : NULL);
     request(sides, IBV_WR_RDMA_WRITE, 64, wrong);
     close_sides(sides);
 }
@@ -203,8 +203,8 @@ static void choose_narrow_interface(void) {
 static void mtu_over_port(bool wrong) {
     choose_narrow_interface();
     struct side sides[2];
-    make_side(&sides[0], patience(wrong));
-    make_side(&sides[1], patience(wrong));
+    make_side(&sides[0], ack_timeout(wrong));
+    make_side(&sides[1], ack_timeout(wrong));
     struct ibv_port_attr port;
     check(!ibv_query_port(context, 1, &port), "ibv_query_port");
     check(port.active_mtu < IBV_MTU_4096, "the port takes the longest packets there are");

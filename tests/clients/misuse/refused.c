@@ -1,5 +1,5 @@
 // Verbs that are refused for one argument each, which `roxe run --explain` must name. Each table
-// runs in one process, and a line in front of each row says which row it is.
+// runs in one process, and a line before each row says which row it is.
 #include "misuse.h"
 #include <errno.h>
 #include <sys/mman.h>

@@ -68,7 +68,7 @@ def serve_spawn(address, port, clients):
 
 def serve_addressed(address, port, clients):
     """Of a connected stream Linux ignores the address, here one at which nobody listens."""
-    elsewhere = (address, 1)
+    other = (address, 1)
     with listener(address, port) as server:
         for _ in range(clients):
             connection, _ = server.accept()
@@ -76,8 +76,8 @@ def serve_addressed(address, port, clients):
                 while data := connection.recv(65536):
                     half = len(data) // 2
                     for part, send in [
-                        (data[:half], lambda part: connection.sendto(part, elsewhere)),
-                        (data[half:], lambda part: connection.sendmsg([part], [], 0, elsewhere)),
+                        (data[:half], lambda part: connection.sendto(part, other)),
+                        (data[half:], lambda part: connection.sendmsg([part], [], 0, other)),
                     ]:
                         while part:
                             part = part[send(part) :]

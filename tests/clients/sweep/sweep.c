@@ -1,6 +1,6 @@
 // Programs for `roxe sweep`: `sweep CASE wrong` has one mistake on an error path, `sweep CASE
 // right` is the same program without it. Both pass when nothing fails. Each right twin ends with 0,
-// or with 1, a message and nothing left behind.
+// or with 1, a message and no object left.
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <poll.h>

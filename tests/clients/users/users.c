@@ -52,7 +52,7 @@ static void fail(const char *what)
 
 static int is(const char *name) { return !strcmp(mistake, name); }
 
-// Polls completions until the last send, if it has to fail, and the receive that is flushed behind
+// Polls completions until the last send, if it has to fail, and the receive that is flushed after
 // it have failed.
 static void *poll_completions(void *argument)
 {

@@ -2,7 +2,7 @@
 
 #[path = "../../../provider/engine/src/flow_control/used.rs"]
 mod used;
-// A model is no place for what a queue pair does with its turn.
+// The model does not include the queue pair's work in its turn.
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../../provider/engine/src/flow_control/waiters.rs"]
 mod waiters;

@@ -23,7 +23,7 @@ pub const KNOWN: &[PeerBug] = &[
         seen: "responder: 0 of ",
     },
     PeerBug {
-        name: "rxe's UC requester waits for ever for packets that have left already",
+        name: "rxe's UC requester waits forever for packets that it has sent already",
         touches: over_64_uc_packets_from_rxe,
         seen: "requester: no completion of message ",
     },

@@ -85,7 +85,7 @@ const LIMITS: [Limit; 5] = [
     },
 ];
 
-/// All meetings. Exchanges without retransmission would wait for ever on a lossy link.
+/// All meetings. Exchanges without retransmission would wait forever on a lossy link.
 pub fn all() -> Vec<Meeting> {
     let mut meetings = Vec::new();
     for condition in [Condition::Clean, Condition::Netem] {
@@ -334,9 +334,9 @@ impl Meeting {
     }
 }
 
-/// Returns true if one side ended well, and the other only missed the goodbye. A side that ends a
+/// Returns true if one side exited with 0, and the other only missed its last message. A side that ends a
 /// connection destroys its queue pair, so that a lost acknowledgement is never repeated. A peer in
-/// the guest then waits for ever: rxe takes the retry count of 7 that these programs use as
+/// the guest then waits forever: rxe takes the retry count of 7 that these programs use as
 /// infinite. A guest that destroys its id does not repeat a DREQ either.
 fn lost_goodbye(servers: &[Outcome], clients: &[Outcome]) -> bool {
     let finished = |ends: &[Outcome]| ends.iter().all(|end| end.ok);
@@ -352,7 +352,7 @@ fn all_ended(guest: &Guest, servers: &mut [Process]) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Name of the file that servers may leave behind.
+/// Name of the file that servers may leave.
 const COPY: &str = "copy";
 
 /// That file as `side` names it. Here it is in the folder that both sides share; there it is not,

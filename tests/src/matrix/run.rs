@@ -159,7 +159,7 @@ fn run(pair: &mut Pair, cards: &mut Cards<'_>, group: Group, cell: Cell, conditi
     Tried { cell, ending, milliseconds: u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX) }
 }
 
-/// The circumstances of a group's cells. 1 MiB may wait in front of the emulated processor for
+/// The circumstances of a group's cells. 1 MiB may wait before the emulated processor for
 /// longer than the usual acknowledgement timeouts, so that it is 0.5 s where nothing is lost. Under
 /// loss to rxe it is 0.27 s, twice the delay that rxe announces: with half of that its processor,
 /// when others keep it waiting, gets too many retransmissions. Under loss from rxe, which waits for

@@ -113,7 +113,7 @@ impl Stock {
     }
 }
 
-/// All pairs. UC and UD lose messages for good, and these programs then wait for ever: only RC runs
+/// All pairs. UC and UD lose messages for good, and these programs then wait forever: only RC runs
 /// under loss.
 pub fn all() -> Vec<Stock> {
     let mut list = Vec::new();

@@ -72,36 +72,36 @@ fn waited_of_all(pid: u32) -> u64 {
 pub struct Interval {
     begun: Instant,
     machine: Machine,
-    beside: Option<u32>,
+    other: Option<u32>,
     ours: f64,
     waited: u64,
 }
 
 impl Interval {
-    /// Starts an interval. `beside` is another process of ours, which continues.
-    pub fn begin(beside: Option<u32>) -> io::Result<Self> {
-        let (ours, waited) = (ours(beside)?, Self::waited(beside));
-        Ok(Self { begun: Instant::now(), machine: Machine::now()?, beside, ours, waited })
+    /// Starts an interval. `other` is another process of ours, which continues.
+    pub fn begin(other: Option<u32>) -> io::Result<Self> {
+        let (ours, waited) = (ours(other)?, Self::waited(other));
+        Ok(Self { begun: Instant::now(), machine: Machine::now()?, other, ours, waited })
     }
 
-    /// Ends now: what others took since it began.
+    /// Ends the interval and returns what other processes used since its start.
     pub fn end(self) -> io::Result<Foreign> {
         let now = Machine::now()?;
         let seconds = self.begun.elapsed().as_secs_f64();
         let capacity = seconds * now.processors;
-        let own = ours(self.beside)? - self.ours;
+        let own = ours(self.other)? - self.ours;
         let others = (now.busy - self.machine.busy) - own;
         let stolen = now.stolen - self.machine.stolen;
         #[expect(clippy::cast_precision_loss, reason = "nanoseconds of a benchmark")]
-        let waited = Self::waited(self.beside).saturating_sub(self.waited) as f64 / 1e9;
+        let waited = Self::waited(self.other).saturating_sub(self.waited) as f64 / 1e9;
         Ok(Foreign { used: (others / capacity).max(0.0), stolen: stolen / capacity, waited: waited / seconds, own })
     }
 
-    /// Time in nanoseconds that the children, this process's first thread and the process `beside`
+    /// Time in nanoseconds that the children, this process's first thread and the process `other`
     /// waited.
-    fn waited(beside: Option<u32>) -> u64 {
-        let beside = beside.map_or(0, waited_of_all);
-        WAITED.load(Ordering::Relaxed) + waited("/proc/self/schedstat").unwrap_or(0) + beside
+    fn waited(other: Option<u32>) -> u64 {
+        let of_other = other.map_or(0, waited_of_all);
+        WAITED.load(Ordering::Relaxed) + waited("/proc/self/schedstat").unwrap_or(0) + of_other
     }
 }
 
@@ -141,10 +141,10 @@ fn ticks_per_second() -> f64 {
     ticks
 }
 
-/// Processor seconds of this process, of its children that have ended, and of the process `beside`.
-fn ours(beside: Option<u32>) -> io::Result<f64> {
-    let beside = beside.map_or(Ok(0.0), of_process)?;
-    Ok(usage(libc::RUSAGE_SELF)? + usage(libc::RUSAGE_CHILDREN)? + beside)
+/// Processor seconds of this process, of its children that have ended, and of the process `other`.
+fn ours(other: Option<u32>) -> io::Result<f64> {
+    let of_other = other.map_or(Ok(0.0), of_process)?;
+    Ok(usage(libc::RUSAGE_SELF)? + usage(libc::RUSAGE_CHILDREN)? + other)
 }
 
 /// Processor seconds of a process with all its threads.

@@ -46,7 +46,7 @@ const REFUSALS: [&str; 3] =
 /// Errors say what was wrong.
 pub type Judged = Result<(), String>;
 
-/// Returns true if a program ended well, or was still running and only reported its last message as
+/// Returns true if a program exited with 0, or was still running and only reported its last message as
 /// not acknowledged.
 pub fn merely_waited(end: &Outcome) -> bool {
     let unacknowledged = |line: &str| line.contains("status 12");
@@ -59,7 +59,7 @@ pub fn refusal(end: &Outcome) -> Option<&'static str> {
 }
 
 impl Says {
-    /// Checks that servers and clients ended well with the required output. A server that `stays`
+    /// Checks that servers and clients exited with 0 and the required output. A server that `stays`
     /// must have run to the end.
     pub fn judge(self, servers: &[Outcome], clients: &[Outcome], stays: bool) -> Judged {
         let ended_well = |end: &Outcome| if stays { end.output.ends_with(KILLED) } else { end.ok };

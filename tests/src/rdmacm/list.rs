@@ -113,7 +113,7 @@ fn daddies(scale: Scale) -> Vec<Exchange> {
         let args = format!("-c {many} -C {count}{options}");
         Exchange { carrier: Carrier::Datagrams, port: Some(7174), ..twins("udaddy", &args, DONE, many * count) }
     };
-    // Its -p is no port but a port space; that of IPoIB is for IP over InfiniBand.
+    // The option -p is a port space, not a port; the port space of IPoIB is for IP over InfiniBand.
     vec![daddy(""), daddy(" -S 1000"), daddy(" -f ip")]
 }
 

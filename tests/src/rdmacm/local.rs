@@ -135,9 +135,9 @@ impl Meeting<'_> {
             let started = self.start(&site.client, &exchange.client, next, Role::Client)?;
             clients.extend(started.into_iter().map(|client| client.wait(deadline)));
         }
-        // Servers whose client failed wait for ever: they get a moment to say why, no more.
+        // Servers whose client failed wait forever: they get a moment to print the reason.
         let good = clients.iter().all(|client| client.ok);
-        let patience = match exchange.stays {
+        let until = match exchange.stays {
             true => Duration::ZERO,
             false if good => PARTING,
             false => Duration::from_secs(1),
@@ -145,7 +145,7 @@ impl Meeting<'_> {
         if exchange.stays && good {
             self.await_farewells(&mut servers, Instant::now() + PARTING);
         }
-        let parting = Instant::now() + patience;
+        let parting = Instant::now() + until;
         Ok([servers.into_iter().map(|server| server.wait(parting)).collect(), clients])
     }
 
@@ -173,7 +173,7 @@ impl Meeting<'_> {
         (0..count).map(|n| Running::start(&program, &place, log(n))).collect()
     }
 
-    /// The file that servers may leave behind.
+    /// The file that servers may leave.
     fn copy(&self) -> PathBuf {
         pair::log_path(&format!("copy{}", self.port))
     }

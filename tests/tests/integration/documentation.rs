@@ -159,7 +159,7 @@ fn judge_packages(page: &str) {
         let [_, package, result, reason, _] = row.iter().map(|cell| cell.trim()).collect::<Vec<_>>()[..] else {
             panic!("{row:?} has no three columns");
         };
-        // Only the words in front of the details are names of suites.
+        // Only the words before the details are names of suites.
         let head = reason.split([':', ';', '(']).next().unwrap_or_default();
         let named: Vec<&str> = head.split('`').skip(1).step_by(2).collect();
         match result {
@@ -257,7 +257,7 @@ fn paths_named_by_the_architecture_exist() {
         let texts: Vec<&str> = if is_block { vec![line] } else { line.split('`').skip(1).step_by(2).collect() };
         for path in texts.iter().flat_map(|text| text.split_whitespace()).filter(|word| is_path(word)) {
             let path = path.trim_end_matches([',', ';', ':', '.', ')']);
-            // The folder of the last full path is that of the relative paths behind it.
+            // The folder of the last full path is that of the relative paths after it.
             let start = path.split('{').next().filter(|start| !start.is_empty());
             if let Some(place) = start.and_then(|start| find_path(root, None, start)) {
                 folder = if place.is_dir() { place } else { place.parent().unwrap().to_owned() };

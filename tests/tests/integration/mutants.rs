@@ -51,7 +51,7 @@ fn every_mutant_applies() {
     apply_in_a_copy(&patches("tests/mutants"));
 }
 
-/// Applies patches one behind the other to a copy of the files that they change.
+/// Applies patches one after the other to a copy of the files that they change.
 fn apply_in_a_copy(files: &[PathBuf]) {
     let folder = Scratch::new("faults").expect("a folder");
     for file in files {

@@ -259,7 +259,7 @@ fn random_case(service: Service, mishaps: bool, seed: u64) -> Case {
 /// Minimum time of seven retries: eight times the shortest timeout.
 const RETRIES: Duration = Duration::from_micros(8 * 4096);
 
-/// Longest time that a packet waits behind all other packets of all connections, on the slowest
+/// Maximum time that a packet queues after all other packets of all connections, on the slowest
 /// link.
 fn longest_queue(case: &Case) -> Duration {
     let bytes = 2 * case.connections as u64 * u64::from(case.work.messages) * u64::from(case.work.max_len);

@@ -150,7 +150,7 @@ fn solicited_arm_wakes_on_solicited_messages_and_failures() {
 // clause: STATE-SQD, STATE-SQ-DRAINED
 #[test]
 fn sqd_finishes_started_requests_and_raises_sq_drained() {
-    // The first request waits until the ring is agreed, so only one behind it begins at once.
+    // The first request waits until the ring is agreed, so only a later request begins at once.
     on_every_network(
         "pair q rc
          b recv q 5 0+8

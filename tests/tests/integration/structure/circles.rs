@@ -1,7 +1,7 @@
 //! Finds import cycles between the files of a package.
 //!
 //! A file uses another if it imports something that is defined there, or names it by a path. A
-//! re-export is no use: an import of its name uses the file where the name is defined.
+//! re-export is not a use: an import of its name uses the file where the name is defined.
 
 use super::Files;
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
@@ -134,7 +134,7 @@ impl Target {
                         path = format!("{path}::{part}");
                         next += 3;
                     }
-                    // A path after a type or `$name` is no name of this module.
+                    // A path after a type or `$name` is not a name of this module.
                     let is_other = before(1) == ':' && before(2) == ':' || before(1) == '$' && name != "crate";
                     if path != name && !is_other {
                         self.mentions.push((module.to_owned(), path, line));
@@ -150,7 +150,7 @@ impl Target {
     fn find(&self, module: &str, path: &str, is_sure: bool, depth: usize) -> Option<usize> {
         let (mut inside, mut rest) = (module.to_owned(), path);
         while !rest.is_empty() && depth > 0 {
-            let (name, behind) = rest.split_once("::").unwrap_or((rest, ""));
+            let (name, after) = rest.split_once("::").unwrap_or((rest, ""));
             let full = format!("{inside}::{name}");
             match name {
                 "crate" => inside.clear(),
@@ -161,7 +161,7 @@ impl Target {
                 _ if self.items.contains(&full) => return Some(self.modules[&inside]),
                 _ => {
                     if let Some(path) = self.imports.get(&full).filter(|path| *path != rest) {
-                        let path = format!("{path}::{behind}");
+                        let path = format!("{path}::{after}");
                         return self.find(&inside, path.trim_end_matches(':'), is_sure, depth - 1);
                     }
                     let stars = self.stars.iter().filter(|(module, _)| *module == inside);
@@ -171,7 +171,7 @@ impl Target {
                     return found.find_map(|file| file).or(home);
                 }
             }
-            rest = behind;
+            rest = after;
         }
         None
     }

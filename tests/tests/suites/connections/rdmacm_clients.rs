@@ -12,7 +12,7 @@
 //! ```
 //!
 //! As root in a network namespace of its own; others have the loopback device only. Those with
-//! losses mostly wait, and run beside each other after the others.
+//! losses mostly wait, and run in parallel after the others.
 
 use roxe_tests::guest::link;
 use roxe_tests::matrix::Ip;

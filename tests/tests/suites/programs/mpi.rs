@@ -20,7 +20,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// Three, so that the rank before and the one behind are not the same.
+/// Three, so that the rank before and the rank after differ.
 const RANKS: &str = "3";
 /// UID of the ordinary user, which Debian never assigns.
 const USER: &str = "54321";
@@ -155,7 +155,7 @@ fn program(way: &Way, exchange: &Path) -> Program {
     Program { name: format!("mpirun.{}", way.mpi), args }
 }
 
-/// Environment of the ranks: as this user, or as an ordinary user that can read the files beside
+/// Environment of the ranks: as this user, or as an ordinary user that can read the files next to
 /// the program but has no rights of root.
 fn place(way: &Way, link: &str, as_root: bool, exchange: &Compiled) -> Result<Place, String> {
     let home = exchange.folder().display().to_string();

@@ -14,13 +14,13 @@ use std::io::{self, BufRead as _, BufReader};
 use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::{fs, thread};
 
-/// Folders of `tests/conform` that hardly wait for timers.
+/// Folders of `tests/conform` that rarely wait for timers.
 const QUICK: [&str; 6] = ["responder/", "congestion/", "xrc/", "windows/", "migration/", "multicast/"];
 const SLOW: [&str; 5] = ["cm/", "requester/", "robustness/", "uc/", "ud/"];
 
 /// Scripts with cases that the loopback interface cannot have.
 const BETWEEN_HOSTS: [&str; 6] = ["cm/active", "cm/connect", "cm/private_data", "cm/stale", "ipv6", "ud/grh"];
-/// Where the agent listens that is behind the veth pair.
+/// Address of the agent at the other end of the veth pair.
 const FAR: &str = "10.77.0.1";
 /// Addresses of the near side, the second of each family for strangers.
 const NEAR: &str = "10.77.0.2,10.77.0.3,fd77::2,fd77::3";
@@ -42,7 +42,7 @@ pub(crate) fn main() -> ExitCode {
     let manager = Check::new("drill reports a deviating connection manager", manager);
     let gone = Check::new("conform names the case in which the agent is lost", gone);
     let unread = Check::new("conform exits quietly when its reader closes the pipe", unread);
-    let long = Check::new("packet that exceeds the link MTU is no failure of the card", long);
+    let long = Check::new("packet that exceeds the link MTU is not a failure of the card", long);
     let marks = Check::new("conform sees the TOS of the card's packets", marks);
     let stopped = Check::new("drill continues after SIGSTOP while it waits for packets", stopped);
     let words: &[&str] = if all { &[] } else { &BETWEEN_HOSTS };

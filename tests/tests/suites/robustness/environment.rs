@@ -17,7 +17,7 @@ mod containers;
 mod seccomp;
 
 const LIMIT: Duration = Duration::from_secs(40);
-/// The first word behind the name of this suite when its process is to become another program, with
+/// The first word after the name of this suite when its process is to become another program, with
 /// the system calls that a container has.
 const CONTAINED: &str = "--contained";
 /// A number that belongs to no user.

@@ -1,6 +1,6 @@
 //! Kills or stops peers at random moments under load, on both links. The survivor's requests fail
 //! within 1.5 times the time that its attributes promise; a peer that is stopped for less continues
-//! without errors; nothing is left behind; and the survivor works with the next peer.
+//! without errors; no file or object remains; and the survivor works with the next peer.
 //!
 //! ```text
 //! cargo test -p roxe-tests --test suites -- kills [--all] [--seed N] [WORD...]

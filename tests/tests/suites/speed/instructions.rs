@@ -2,7 +2,7 @@
 //! `tests/instructions.quick.txt`, or, for the release build (`ROXE_TEST_PROFILE=release`), with
 //! `tests/instructions.txt`.
 //!
-//! Times vary from run to run, instruction counts hardly do, so a longer path shows up here.
+//! Times vary from run to run, instruction counts barely do, so a longer path shows up here.
 //! Counted are the instructions of the program's thread between the two marks of
 //! `verbs-api/roxe/examples/hot_paths.rs`, without the kernel and the background thread. `--write`
 //! rewrites the file after an intended change. On some paths a message must cost the same with few

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 const MESSAGE: usize = 8192;
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIME_LIMIT: Duration = Duration::from_secs(10);
 const IDLE_QPS: usize = 1000;
 
 pub(crate) fn main() -> ExitCode {
@@ -109,7 +109,7 @@ impl Side {
     }
 
     fn receive(&self) -> Result<(), Error> {
-        self.cq.wait(PATIENCE)?.check().map(drop)
+        self.cq.wait(TIME_LIMIT)?.check().map(drop)
     }
 }
 

@@ -36,7 +36,7 @@ pub(crate) fn main() -> ExitCode {
     report::main(checks.chain([enough]).collect())
 }
 
-/// The commands of the page, behind `roxe run`, and what they print.
+/// The commands of the page, under `roxe run`, and their output.
 fn blocks(page: &str) -> impl Iterator<Item = (&str, &str)> {
     page.split(FENCES[0]).skip(1).filter_map(|rest| {
         let block = rest.split(FENCES[1]).next()?;

@@ -262,7 +262,7 @@ struct Far {
     words: &'static [&'static str],
 }
 
-/// Packets to another host, 192.0.2.2 behind the interface `near`. The last case takes the
+/// Packets to another host, 192.0.2.2 through the interface `near`. The last case takes the
 /// interface down.
 const FAR: [Far; 14] = [
     Far {
@@ -272,7 +272,7 @@ const FAR: [Far; 14] = [
         words: &["RDMA_CM_EVENT_UNREACHABLE", "192.0.2.2 reports that UDP port 4791 is closed"],
     },
     Far {
-        name: "network: the interface is no device, a connection",
+        name: "network: the interface is not a device, a connection",
         case: "cm-address",
         envs: &[("PEER", "192.0.2.2")],
         words: &["RDMA_CM_EVENT_ADDR_ERROR", "set ROXE_NETDEV=near"],
@@ -418,7 +418,7 @@ fn judge_refused(table: &str, rows: &[(&str, &str)]) -> Verdict {
     if wrong.is_empty() { Verdict::Passed } else { Verdict::Failed(format!("{wrong:#?}")) }
 }
 
-/// Output of a program that ends well, although its requests fail.
+/// Output of a program that exits with 0 although its requests fail.
 fn run(program: String, case: &str, envs: &[(&str, &str)]) -> Result<String, String> {
     let program = Program { name: program, args: vec![case.to_owned(), "wrong".to_owned()] };
     let envs = envs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();

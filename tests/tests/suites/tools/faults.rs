@@ -384,7 +384,7 @@ fn replaced() -> Verdict {
         };
         let refuses = |found: Result<String, String>, why: &str| match found {
             Err(found) if found.contains(why) => Ok(()),
-            found => Err(format!("{found:?} is no refusal because of {why}")),
+            found => Err(format!("{found:?} is not a refusal because of {why}")),
         };
         answers(client.faults(&[]), "none")?;
         answers(client.faults(&["delay by=1ms tx"]), "delay by=1ms tx: ")?;
@@ -564,7 +564,7 @@ fn tshark_complains() -> Verdict {
         let scratch = scratch();
         let good = capture_of(&every_kind()[..1]);
         let find = |bytes: &[u8]| good.windows(bytes.len()).position(|window| window == bytes).ok_or("no address");
-        // The byte in front of the source address of IPv4 ends the checksum; port 4791 begins 4
+        // The byte before the source address of IPv4 ends the checksum; port 4791 begins 4
         // bytes before that of UDP.
         let v4 = find(&[10, 0, 0, 1, 10, 0, 0, 2])? - 1;
         let v6 = find(&Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1).octets())? + 16 + 7;

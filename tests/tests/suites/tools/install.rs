@@ -103,11 +103,11 @@ fn replaces_changed(root: &Root) -> Verdict {
     fs::set_permissions(root.libraries(), fs::Permissions::from_mode(0o777)).expect("the folder is ours");
     // Other users could write there now, so the fallback folder is used.
     let third = root.run(&format!("{devices}; roxe run -- sh -c 'readlink -f $LD_LIBRARY_PATH/libibverbs.so.1'"));
-    let elsewhere = !String::from_utf8_lossy(&third.stdout).contains(&*root.libraries().to_string_lossy());
+    let is_own_path = !String::from_utf8_lossy(&third.stdout).contains(&*root.libraries().to_string_lossy());
     all_good(&[
         (first.status.success(), first),
         (second.status.success() && good, second),
-        (third.status.success() && elsewhere, third),
+        (third.status.success() && is_own_path, third),
     ])
 }
 

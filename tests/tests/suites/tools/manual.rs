@@ -19,7 +19,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-/// Folders whose pages are run, beside the README.
+/// Folders whose pages are run, in addition to the README.
 const FOLDERS: &[&str] = &["docs/tutorials", "docs/how-to"];
 /// Pages whose commands another suite runs.
 const ELSEWHERE: &[(&str, &str)] = &[("first-mistakes.md", "the suite `beginners` runs it")];

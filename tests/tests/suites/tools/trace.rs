@@ -81,7 +81,7 @@ impl Trace {
     /// Reads a file; `is_whole`: its processes ended by themselves, so all that began has ended.
     fn read(file: &Path, is_whole: bool) -> Result<Self, String> {
         let text = fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
-        // Viewers take a comma behind the last event, and no bracket behind that.
+        // Viewers accept a comma after the last event, and a missing bracket after it.
         let inside = text.strip_suffix(",\n").ok_or("the file does not end with a whole line")?;
         let events: Vec<Value> = serde_json::from_str(&format!("{inside}]")).map_err(|e| e.to_string())?;
         let trace = Self(events);
@@ -287,7 +287,7 @@ fn not_ready(link: &str) -> Judged {
     trace.wants(1, "B", "RNR wait")
 }
 
-/// Nothing arrives, so that all retries are in vain.
+/// No packet arrives, so all retries fail.
 fn error(link: &str) -> Judged {
     let (scratch, port) = (scratch(), port());
     let file = file(&scratch, "both.json");

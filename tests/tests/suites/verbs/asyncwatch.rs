@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Set inside the namespace.
 const INSIDE: &str = "ROXE_TEST_INSIDE";
 /// Longer than any event takes.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_LIMIT: Duration = Duration::from_secs(20);
 /// Sets up the namespace. The link comes up some time after both ends were set up.
 const MAKE: &str = "ip link set lo up && ip link add x0 type veth peer name x1 && ip addr add 10.77.0.1/24 dev x0 && \
                     ip link set x1 up && ip link set x0 up && \
@@ -90,7 +90,7 @@ impl Watcher {
     /// Waits for a line with `text`; skips other lines.
     fn expect(&self, text: &str) -> Result<(), String> {
         loop {
-            match self.lines.recv_timeout(PATIENCE) {
+            match self.lines.recv_timeout(TIME_LIMIT) {
                 Ok(line) if line.contains(text) => return Ok(()),
                 Ok(_) => {}
                 Err(e) => return Err(format!("ibv_asyncwatch does not print {text:?}: {e}")),

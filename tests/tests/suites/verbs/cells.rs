@@ -1,7 +1,7 @@
 //! The program of `roxe check-peer` between two roxe processes over the loopback device, and that
 //! program judged itself: it must detect a requester that does one thing wrong.
 //!
-//! The wrong requester is an honest agent behind a proxy that changes requests to post a send.
+//! The wrong requester is an honest agent with a proxy that changes requests to post a send.
 
 use roxe_peer::check::{self, Cards, CellRun, Check as Cell, Conditions, Failed, Family, Pair};
 use roxe_peer::client::Client;

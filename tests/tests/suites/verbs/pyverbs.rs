@@ -109,7 +109,7 @@ impl Options {
     }
 }
 
-/// The tests that must pass: the lines of `tests/pyverbs.txt` that are no comments, without those
+/// The tests that must pass: the lines of `tests/pyverbs.txt` that are not comments, without those
 /// for root unless we are it.
 fn must_pass() -> BTreeSet<&'static str> {
     let lines =

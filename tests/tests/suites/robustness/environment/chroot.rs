@@ -1,4 +1,4 @@
-//! A root folder that is not a mount point, such as `chroot` leaves behind: a view mounts over the
+//! A root folder that is not a mount point, such as after `chroot`: a view mounts over the
 //! root folder, so there is none, and `roxe doctor` and `roxe run` report this reason. With the
 //! same folder as a mount point there is a view.
 
@@ -44,7 +44,7 @@ const WHY: &str = "the root folder is not a mount point, as in a chroot; before 
 
 pub(crate) fn checks() -> Vec<Check> {
     vec![
-        Check::new("root folder is no mount point: doctor and run say why there is no view", says_why),
+        Check::new("root folder is not a mount point: doctor and run say why there is no view", says_why),
         Check::new("chroot into a mount point: there is a view", has_a_view),
     ]
 }

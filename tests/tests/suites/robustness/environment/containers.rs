@@ -1,7 +1,7 @@
-//! Two containers with a network each, connected by a veth, as two pods are: what Docker gives a
-//! program by default, without an engine. Namespaces of their own, a read-only root folder, six
-//! devices, no capabilities, Docker's system calls, and an ordinary user. Their image has the
-//! programs of this system, and roxe as docs/how-to/containers.md installs it.
+//! Two containers with a network each, connected by a veth pair like two pods, without a container
+//! engine. They emulate a hardened container: namespaces of their own, an ordinary user without
+//! capabilities, a read-only root folder, and Docker's default system calls and six device nodes.
+//! Their image has the programs of this system, and roxe as docs/how-to/containers.md installs it.
 
 use roxe_tests::build;
 use roxe_tests::cc::Compiled;
@@ -124,7 +124,7 @@ fn no_files() -> Result<Scratch, Verdict> {
     Scratch::new("files").map_err(Verdict::Failed)
 }
 
-/// Passes if both ended well and one printed these words.
+/// Passes if both exited with 0 and one printed these words.
 fn judge(output: Result<Output, Verdict>, words: &str) -> Verdict {
     match output {
         Ok(output) => {
@@ -175,7 +175,7 @@ fn mpi() -> Verdict {
 }
 
 fn says_why() -> Verdict {
-    // The link of the first container goes with the second one.
+    // The kernel removes the link of the first container with the second container.
     let first = "while ip link show dev eth0 2>/dev/null | grep -q LOWER_UP; do sleep 0.1; done";
     let second = "roxe run -- sh -c 'ls /sys/class/infiniband 2>/dev/null; echo started'";
     judge(

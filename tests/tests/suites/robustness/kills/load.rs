@@ -341,7 +341,7 @@ fn place(serial: usize) -> (usize, usize) {
     (serial % DEPTH * SHARE, [64, 4096, SHARE, 1000][serial / DEPTH % 4])
 }
 
-/// Where an even request writes a word that the odd one behind it reads back, and its length.
+/// Offset and length of the word that an even request writes and the next odd request reads back.
 fn word_place(serial: usize) -> (usize, usize) {
     (serial / 2 % DEPTH * 8, 8)
 }

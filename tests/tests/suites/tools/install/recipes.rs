@@ -64,7 +64,7 @@ fn indentation(line: &str) -> usize {
 }
 
 /// The steps of an action: the value of each expression of their environment that is asked for, and
-/// the script behind `run: |`.
+/// the script after `run: |`.
 fn steps(text: &str, value: &dyn Fn(&str) -> Option<String>) -> Vec<(Vec<String>, String)> {
     let (mut steps, mut variables): (Vec<(Vec<String>, String)>, _) = (Vec::new(), Vec::new());
     let mut lines = text.lines().skip_while(|line| line.trim() != "steps:").peekable();
