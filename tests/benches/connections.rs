@@ -45,9 +45,9 @@ fn compare(numbers: &[u32]) -> Result<()> {
     for &width in widths {
         let (mut server, address) = start_server()?;
         let mut client = Client { end: End::new()?, address };
-        let begun = Instant::now();
-        let count = client.run(width, begun + Duration::from_secs(seconds.into()))?;
-        println!("{width:3} at a time: {:7.0} per second", f64::from(count) / begun.elapsed().as_secs_f64());
+        let start = Instant::now();
+        let count = client.run(width, start + Duration::from_secs(seconds.into()))?;
+        println!("{width:3} at a time: {:7.0} per second", f64::from(count) / start.elapsed().as_secs_f64());
         server.kill()?;
         server.wait()?;
     }

@@ -28,7 +28,7 @@ pub fn roxe() -> PathBuf {
 }
 
 /// Returns true if a build of the program exists, which may be older than the sources.
-pub fn is_there() -> bool {
+pub fn is_built() -> bool {
     std::env::var_os("ROXE_BIN").is_some() || built("roxe").exists()
 }
 
@@ -96,8 +96,8 @@ fn workspace() -> PathBuf {
 
 /// The profile that the product is built in.
 pub fn profile() -> String {
-    let usual = if cfg!(debug_assertions) { "quick" } else { "release" };
-    std::env::var("ROXE_TEST_PROFILE").unwrap_or_else(|_| usual.to_owned())
+    let default = if cfg!(debug_assertions) { "quick" } else { "release" };
+    std::env::var("ROXE_TEST_PROFILE").unwrap_or_else(|_| default.to_owned())
 }
 
 fn built(file: &str) -> PathBuf {

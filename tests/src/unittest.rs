@@ -28,9 +28,9 @@ pub fn parse(output: &str) -> BTreeMap<String, Ending> {
             endings.insert(name.clone(), Ending::Unknown);
             current = Some(name);
         }
-        let said = line.rsplit_once(" ... ").map_or(line, |(_, said)| said);
+        let result = line.rsplit_once(" ... ").map_or(line, |(_, result)| result);
         if let Some(name) = &current
-            && let Some(ending) = ending(said)
+            && let Some(ending) = ending(result)
         {
             endings.insert(name.clone(), ending);
             current = None;
@@ -45,11 +45,11 @@ fn announced(line: &str) -> Option<String> {
     (name.starts_with("test_") && path.ends_with(name)).then(|| path.to_owned())
 }
 
-fn ending(said: &str) -> Option<Ending> {
-    match said {
+fn ending(result: &str) -> Option<Ending> {
+    match result {
         "ok" => Some(Ending::Passed),
-        "FAIL" | "ERROR" | "unexpected success" | "expected failure" => Some(Ending::Failed(said.to_owned())),
-        _ => said.strip_prefix("skipped ").map(|why| Ending::Skipped(why.trim_matches(['\'', '"']).to_owned())),
+        "FAIL" | "ERROR" | "unexpected success" | "expected failure" => Some(Ending::Failed(result.to_owned())),
+        _ => result.strip_prefix("skipped ").map(|why| Ending::Skipped(why.trim_matches(['\'', '"']).to_owned())),
     }
 }
 

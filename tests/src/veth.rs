@@ -158,6 +158,6 @@ fn ip(prefix: &[String], line: &str) -> io::Result<String> {
     let words = prefix.iter().map(String::as_str).chain(["ip"]).chain(line.split_whitespace());
     let words: Vec<_> = words.collect();
     let output = Command::new(words[0]).args(&words[1..]).output()?;
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    if output.status.success() { Ok(said) } else { Err(io::Error::other(format!("`ip {line}` failed"))) }
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() { Ok(stdout) } else { Err(io::Error::other(format!("`ip {line}` failed"))) }
 }

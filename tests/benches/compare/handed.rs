@@ -49,8 +49,8 @@ pub(crate) fn stream(handed: Handed, size: usize, time: Duration) -> io::Result<
             Ok(())
         })
     };
-    let (begun, mut bytes) = (Instant::now(), 0);
-    while begun.elapsed() < time {
+    let (start, mut bytes) = (Instant::now(), 0);
+    while start.elapsed() < time {
         for (at, buffer) in buffers.iter_mut().enumerate() {
             receive(at, buffer)?;
             if handed.written {
@@ -60,7 +60,7 @@ pub(crate) fn stream(handed: Handed, size: usize, time: Duration) -> io::Result<
             bytes += size;
         }
     }
-    Ok(gigabytes_per_second(bytes, begun.elapsed()))
+    Ok(gigabytes_per_second(bytes, start.elapsed()))
 }
 
 /// Messages of the other process, each written anew if that is asked for.

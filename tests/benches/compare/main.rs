@@ -203,6 +203,6 @@ fn choose(options: &Options) -> io::Result<(Vec<Line>, Vec<String>)> {
 
 /// Returns true if this build of roxe has links other than UDP.
 pub(crate) fn has_links() -> io::Result<bool> {
-    let said = Command::new(build::roxe()).arg("config").output()?;
-    Ok(String::from_utf8_lossy(&said.stdout).contains("ROXE_LINK"))
+    let output = Command::new(build::roxe()).arg("config").output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).contains("ROXE_LINK"))
 }

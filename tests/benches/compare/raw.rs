@@ -97,9 +97,9 @@ fn accept() -> io::Result<TcpStream> {
 
 /// Half the time of `once`, microseconds, from one clock reading to the next as in perftest.
 pub(crate) fn half_round_trip(time: Duration, mut once: impl FnMut() -> io::Result<()>) -> io::Result<Sample> {
-    let (mut series, begun) = (Series::default(), Instant::now());
-    let mut last = begun;
-    while last - begun < time {
+    let (mut series, start) = (Series::default(), Instant::now());
+    let mut last = start;
+    while last - start < time {
         once()?;
         let now = Instant::now();
         series.push((now - last).as_secs_f64() * 1e6 / 2.0);
@@ -116,8 +116,8 @@ pub(crate) fn udp_stream(segmented: bool, time: Duration) -> io::Result<f64> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     let len = if segmented { DATAGRAM * SEGMENTS } else { DATAGRAM };
     sys::set_segment(&socket, if segmented { DATAGRAM } else { 0 })?;
-    let (data, begun) = (vec![0x5a; len], Instant::now());
-    while begun.elapsed() < time {
+    let (data, start) = (vec![0x5a; len], Instant::now());
+    while start.elapsed() < time {
         socket.send_to(&data, (Ipv4Addr::LOCALHOST, peer.port))?;
     }
     peer.line()?.parse().map_err(io::Error::other)
@@ -148,8 +148,8 @@ pub(crate) fn udp_sink() -> io::Result<()> {
 pub(crate) fn tcp_stream(time: Duration) -> io::Result<f64> {
     let mut peer = Peer::start(&["tcp-sink"])?;
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, peer.port))?;
-    let (data, begun) = (vec![0x5a; CHUNK], Instant::now());
-    while begun.elapsed() < time {
+    let (data, start) = (vec![0x5a; CHUNK], Instant::now());
+    while start.elapsed() < time {
         stream.write_all(&data)?;
     }
     drop(stream);

@@ -111,14 +111,14 @@ impl<const CHUNK: usize, const CHUNKS: usize> Rings<CHUNK, CHUNKS> {
 /// Gigabytes per second of messages of 1 MiB.
 pub(crate) fn stream(time: Duration) -> io::Result<f64> {
     let (rings, _peer) = LongRings::start("ring-sink")?;
-    let (data, begun) = (vec![0x5a; MESSAGE], Instant::now());
+    let (data, start) = (vec![0x5a; MESSAGE], Instant::now());
     let mut bytes = 0;
-    while begun.elapsed() < time {
+    while start.elapsed() < time {
         data.chunks(CHUNK).for_each(|part| rings.put(false, part));
         bytes += data.len();
     }
     while !rings.is_empty(false) {}
-    Ok(gigabytes_per_second(bytes, begun.elapsed()))
+    Ok(gigabytes_per_second(bytes, start.elapsed()))
 }
 
 /// Copies out what comes, until killed.
@@ -132,14 +132,14 @@ pub(crate) fn sink(fd: &str) -> io::Result<()> {
 /// Million messages of 64 bytes per second, each handed over by itself.
 pub(crate) fn messages(time: Duration) -> io::Result<f64> {
     let (rings, _peer) = SmallRings::start("ring-small-sink")?;
-    let (begun, mut sent) = (Instant::now(), 0);
-    while begun.elapsed() < time {
+    let (start, mut sent) = (Instant::now(), 0);
+    while start.elapsed() < time {
         (0..SMALLS).for_each(|_| rings.put(false, &[0x5a; SMALL]));
         sent += SMALLS;
     }
     while !rings.is_empty(false) {}
     #[expect(clippy::cast_precision_loss, reason = "less than 2^52")]
-    Ok(sent as f64 / begun.elapsed().as_secs_f64() / 1e6)
+    Ok(sent as f64 / start.elapsed().as_secs_f64() / 1e6)
 }
 
 /// Takes small messages, until killed.

@@ -76,7 +76,7 @@ impl Measured {
 
     /// One run with the number of messages that the one before it suggests.
     fn run(&mut self, rounds: &Rounds, once: &mut Once<'_>) -> Option<(Sample, Foreign)> {
-        let begun = Instant::now();
+        let run_start = Instant::now();
         let measured = Interval::begin(rounds.other).map_err(|e| e.to_string()).and_then(|interval| {
             let sample = once(&self.line, self.messages)?;
             Ok((sample, interval.end().map_err(|e| e.to_string())?))
@@ -84,7 +84,7 @@ impl Measured {
         match measured {
             Ok((sample, foreign)) => {
                 self.note_cost(foreign.own);
-                self.messages = work::messages(&self.line, sample, (self.messages, begun.elapsed()), rounds.each);
+                self.messages = work::messages(&self.line, sample, (self.messages, run_start.elapsed()), rounds.each);
                 Some((sample, foreign))
             }
             Err(why) => {
@@ -136,10 +136,10 @@ impl Measured {
 
 /// Measures the lines in as many rounds as fit.
 pub(crate) fn run(lines: Vec<Line>, rounds: &Rounds, once: &mut Once<'_>) -> Vec<Measured> {
-    let (begun, mut all): (_, Vec<Measured>) = (Instant::now(), lines.into_iter().map(Measured::new).collect());
+    let (run_start, mut all): (_, Vec<Measured>) = (Instant::now(), lines.into_iter().map(Measured::new).collect());
     // Once for nothing: it finds out how many messages fill the time, and warms everything up.
     all.iter_mut().for_each(|line| _ = line.run(rounds, once));
-    tell(0, begun);
+    report_progress(0, run_start);
     for round in 1..=rounds.most {
         let start = Instant::now();
         let mut again = Vec::new();
@@ -152,8 +152,8 @@ pub(crate) fn run(lines: Vec<Line>, rounds: &Rounds, once: &mut Once<'_>) -> Vec
         for index in again {
             all[index].take(rounds, once);
         }
-        tell(round, begun);
-        let next = begun.elapsed() + start.elapsed();
+        report_progress(round, run_start);
+        let next = run_start.elapsed() + start.elapsed();
         if round >= rounds.least && next > rounds.time || next > rounds.time * OVERTIME {
             break;
         }
@@ -161,6 +161,6 @@ pub(crate) fn run(lines: Vec<Line>, rounds: &Rounds, once: &mut Once<'_>) -> Vec
     all
 }
 
-fn tell(round: usize, begun: Instant) {
-    eprintln!("round {round} done after {:.0} s", begun.elapsed().as_secs_f32());
+fn report_progress(round: usize, run_start: Instant) {
+    eprintln!("round {round} done after {:.0} s", run_start.elapsed().as_secs_f32());
 }

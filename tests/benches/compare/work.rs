@@ -296,10 +296,10 @@ fn run(site: &Site, [server, client]: [&str; 2], name: &str, place: &Place, port
     if server.ok && client.ok {
         return Ok(client.output);
     }
-    Err(format!("{}\n{}", said(&server), said(&client)))
+    Err(format!("{}\n{}", transcript(&server), transcript(&client)))
 }
 
 /// Command and output of a program, for messages.
-pub(crate) fn said(end: &Outcome) -> String {
+pub(crate) fn transcript(end: &Outcome) -> String {
     format!("$ {}\n{}", end.command, end.output)
 }

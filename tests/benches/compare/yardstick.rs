@@ -199,9 +199,9 @@ pub(crate) fn sink(size: &str, at: &str) -> io::Result<()> {
             std::hint::spin_loop();
             continue;
         };
-        let asked = memory.take_run(&buf[..len])?;
+        let ack_requested = memory.take_run(&buf[..len])?;
         runs += 1;
-        if asked || runs >= RUNS_PER_ACK {
+        if ack_requested || runs >= RUNS_PER_ACK {
             runs = 0;
             acknowledge(&socket, from, memory.expected.sub(1))?;
         }
@@ -230,13 +230,13 @@ impl Memory {
     fn take_run(&mut self, run: &[u8]) -> io::Result<bool> {
         // All packets of a run have the same length: a packet with a RETH is alone, and those
         // without are cut from the front.
-        let mut asked = false;
+        let mut ack_requested = false;
         let only = only_len(self.bytes.len());
         let segment = if run.len().is_multiple_of(only) { only } else { segment_of(run) };
         for (index, packet) in run.chunks(segment).enumerate() {
-            asked |= self.take(packet, index)?;
+            ack_requested |= self.take(packet, index)?;
         }
-        Ok(asked)
+        Ok(ack_requested)
     }
 
     fn take(&mut self, datagram: &[u8], index: usize) -> io::Result<bool> {

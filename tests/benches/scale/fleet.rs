@@ -95,10 +95,10 @@ impl Fleet {
     /// because with many in flight the last ones take long.
     pub(crate) fn rate(&mut self, size: usize, under_way: usize) -> Result<f64> {
         let source = [self.region.slice(..size)?];
-        let (begun, mut posted, mut done, mut rate) = (Instant::now(), 0_u32, 0_u32, None);
+        let (start, mut posted, mut done, mut rate) = (Instant::now(), 0_u32, 0_u32, None);
         let mut out = [WorkCompletion::default(); UNDER_WAY];
         while rate.is_none() || posted > done {
-            let taken = begun.elapsed();
+            let taken = start.elapsed();
             if taken >= TIME && rate.is_none() {
                 rate = Some(f64::from(done) / taken.as_secs_f64() / 1e6);
             }

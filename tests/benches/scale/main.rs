@@ -161,13 +161,13 @@ struct Served {
 
 impl Served {
     fn launch(count: usize) -> Result<Self> {
-        let (begun, resident) = (Instant::now(), resident()?);
+        let (start, resident) = (Instant::now(), resident()?);
         let mut server = Server::launch(count, 1)?;
         let fleet = Fleet::connect(count, &mut server)?;
         let served = Self { server, fleet, resident };
         println!(
             "{count} queue pairs connected in {:.1} s, {} bytes each",
-            begun.elapsed().as_secs_f32(),
+            start.elapsed().as_secs_f32(),
             served.each()?
         );
         Ok(served)
@@ -251,8 +251,8 @@ impl Pair {
 
     /// Million messages of 64 bytes per second, one after the other, each from and to other memory.
     fn rate<'r>(&self, mut ends: impl FnMut() -> &'r ([Sge; 1], RemoteAddr)) -> Result<f64> {
-        let (begun, mut done, mut out) = (Instant::now(), 0, [WorkCompletion::default(); 4]);
-        while begun.elapsed() < TIME {
+        let (start, mut done, mut out) = (Instant::now(), 0, [WorkCompletion::default(); 4]);
+        while start.elapsed() < TIME {
             let (source, target) = ends();
             self.from.post_send(&WorkRequest::write(source, *target).signaled())?;
             loop {
@@ -264,7 +264,7 @@ impl Pair {
             }
             done += 1;
         }
-        Ok(f64::from(done) / begun.elapsed().as_secs_f64() / 1e6)
+        Ok(f64::from(done) / start.elapsed().as_secs_f64() / 1e6)
     }
 }
 
@@ -278,11 +278,11 @@ fn regions(most: usize, rounds: usize) -> Result<()> {
     let pair = Pair::new(&pd, &context)?;
     let mut page = Box::new(Page([0; 4096]));
     let start = NonNull::from(&mut page.0).cast::<u8>();
-    let begun = Instant::now();
+    let start = Instant::now();
     // SAFETY: the page outlives the regions, and nothing else accesses it.
     let region = || unsafe { pd.register_raw(start, 64, REMOTE) };
     let all = (0..most).map(|_| region()).collect::<std::result::Result<Vec<_>, _>>()?;
-    println!("  {most} regions registered in {:.1} s", begun.elapsed().as_secs_f32());
+    println!("  {most} regions registered in {:.1} s", start.elapsed().as_secs_f32());
     let mut counts: Vec<usize> = [1, 1000, 100_000, most].into_iter().filter(|count| *count <= most).collect();
     counts.dedup();
     let names: Vec<_> = counts.iter().map(|count| (format!("keys of {count} regions"), None)).collect();
@@ -295,9 +295,9 @@ fn regions(most: usize, rounds: usize) -> Result<()> {
     let ends = counts.iter().map(|count| ends(*count)).collect::<Result<Vec<_>>>()?;
     let mut turns: Vec<_> = ends.iter().map(|ends| ends.iter().cycle()).collect();
     compare(&names, rounds, |index| pair.rate(|| turns[index].next().unwrap_or(&ends[index][0])))?;
-    let begun = Instant::now();
+    let start = Instant::now();
     drop(all);
-    println!("  and deregistered in {:.1} s", begun.elapsed().as_secs_f32());
+    println!("  and deregistered in {:.1} s", start.elapsed().as_secs_f32());
     Ok(())
 }
 
@@ -344,26 +344,26 @@ fn side_by_side<R: FnMut(usize) -> Result<f64>>(
     sizes: &[usize],
     worker: impl Fn() -> Result<R> + Sync,
 ) -> Result<()> {
-    let work = |sizes: &Receiver<usize>, told: &Sender<std::result::Result<f64, String>>| -> Result<()> {
+    let work = |sizes: &Receiver<usize>, results: &Sender<std::result::Result<f64, String>>| -> Result<()> {
         let mut rate = worker()?;
         // Signals that it is ready.
-        told.send(Ok(0.0))?;
+        results.send(Ok(0.0))?;
         while let Ok(size) = sizes.recv() {
-            told.send(rate(size).map_err(|e| e.to_string()))?;
+            results.send(rate(size).map_err(|e| e.to_string()))?;
         }
         Ok(())
     };
     let names: Vec<_> = counts.iter().map(|count| (format!("{count} threads"), None)).collect();
-    let sum = |told: &[(Sender<usize>, Receiver<_>)]| -> Result<f64> {
-        let rates = told.iter().map(|(_, told)| told.recv().map_err(|e| e.to_string())?);
+    let sum = |results: &[(Sender<usize>, Receiver<_>)]| -> Result<f64> {
+        let rates = results.iter().map(|(_, results)| results.recv().map_err(|e| e.to_string())?);
         Ok(rates.collect::<std::result::Result<Vec<f64>, String>>()?.iter().sum())
     };
     thread::scope(|scope| {
         let spawn = |_| {
-            let ((start, starts), (tells, told)) = (channel(), channel());
+            let ((start, starts), (senders, results)) = (channel(), channel());
             let work = &work;
-            scope.spawn(move || work(&starts, &tells).inspect_err(|e| eprintln!("scale: {e}")).is_ok());
-            (start, told)
+            scope.spawn(move || work(&starts, &senders).inspect_err(|e| eprintln!("scale: {e}")).is_ok());
+            (start, results)
         };
         let workers: Vec<_> = (0..counts.iter().copied().max().unwrap_or(0)).map(spawn).collect();
         // All of them are ready before any of them starts.

@@ -43,17 +43,17 @@ impl Drop for Member {
 /// Starts so many processes together, an even number, each of which writes to another one.
 pub(crate) fn processes(count: usize) -> Result<()> {
     println!("{count} processes on one address, each of which writes to another one");
-    let begun = Instant::now();
+    let start = Instant::now();
     let mut all = (0..count).map(|_| Member::launch()).collect::<Result<Vec<_>>>()?;
-    let told = all.iter_mut().map(|member| Ok([member.line()?, member.line()?])).collect::<Result<Vec<_>>>()?;
-    println!("  all have a queue pair after {:.1} s", begun.elapsed().as_secs_f32());
+    let lines = all.iter_mut().map(|member| Ok([member.line()?, member.line()?])).collect::<Result<Vec<_>>>()?;
+    println!("  all have a queue pair after {:.1} s", start.elapsed().as_secs_f32());
     for (index, member) in all.iter_mut().enumerate() {
-        let [endpoint, target] = told.get(index ^ 1).ok_or("an odd number of processes")?;
+        let [endpoint, target] = lines.get(index ^ 1).ok_or("an odd number of processes")?;
         writeln!(member.input, "{endpoint}\n{target}")?;
     }
     let wait_for_all = |all: &mut [Member], what| -> Result<()> {
         all.iter_mut().try_for_each(|member| member.line().map(drop))?;
-        println!("  all {what} after {:.1} s", begun.elapsed().as_secs_f32());
+        println!("  all {what} after {:.1} s", start.elapsed().as_secs_f32());
         Ok(())
     };
     wait_for_all(&mut all, "have connected")?;

@@ -104,11 +104,11 @@ impl Stock {
     }
 
     fn judge(&self, [server, client]: &[Outcome; 2]) -> Ending {
-        let said = |o: &Outcome| format!("$ {}\n{}", o.command, o.output);
+        let transcript = |o: &Outcome| format!("$ {}\n{}", o.command, o.output);
         match (server.ok && client.ok).then(|| (self.shown)(&client.output)) {
             Some(Ok(())) => Ending::Passed,
-            Some(Err(why)) => Ending::Failed(format!("{why}\n{}", said(client))),
-            None => Ending::Failed(format!("{}\n{}", said(server), said(client))),
+            Some(Err(why)) => Ending::Failed(format!("{why}\n{}", transcript(client))),
+            None => Ending::Failed(format!("{}\n{}", transcript(server), transcript(client))),
         }
     }
 }

@@ -70,7 +70,7 @@ fn waited_of_all(pid: u32) -> u64 {
 /// The beginning of an interval.
 #[derive(Debug)]
 pub struct Interval {
-    begun: Instant,
+    start: Instant,
     machine: Machine,
     other: Option<u32>,
     ours: f64,
@@ -81,13 +81,13 @@ impl Interval {
     /// Starts an interval. `other` is another process of ours, which continues.
     pub fn begin(other: Option<u32>) -> io::Result<Self> {
         let (ours, waited) = (ours(other)?, Self::waited(other));
-        Ok(Self { begun: Instant::now(), machine: Machine::now()?, other, ours, waited })
+        Ok(Self { start: Instant::now(), machine: Machine::now()?, other, ours, waited })
     }
 
     /// Ends the interval and returns what other processes used since its start.
     pub fn end(self) -> io::Result<Foreign> {
         let now = Machine::now()?;
-        let seconds = self.begun.elapsed().as_secs_f64();
+        let seconds = self.start.elapsed().as_secs_f64();
         let capacity = seconds * now.processors;
         let own = ours(self.other)? - self.ours;
         let others = (now.busy - self.machine.busy) - own;

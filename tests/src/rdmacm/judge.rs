@@ -68,14 +68,14 @@ impl Says {
             if let ([server], [client]) = (servers, clients)
                 && lost_last_ack(server, client)
             {
-                return nothing_bad(client).and_then(|()| self.said(&[], clients, true));
+                return nothing_bad(client).and_then(|()| self.printed(&[], clients, true));
             }
             let ill = servers.iter().find(|end| !ended_well(end)).or_else(|| clients.iter().find(|end| !done(end)));
             if let Some(end) = ill {
                 return Err(format!("`{}` did not end well", end.command));
             }
             servers.iter().chain(clients).try_for_each(nothing_bad)?;
-            self.said(servers, clients, stays)
+            self.printed(servers, clients, stays)
         };
         judge().map_err(|why| servers.iter().chain(clients).fold(why, |text, end| text + "\n" + &shown(end)))
     }
@@ -89,7 +89,7 @@ impl Says {
         }
     }
 
-    fn said(self, servers: &[Outcome], clients: &[Outcome], stays: bool) -> Judged {
+    fn printed(self, servers: &[Outcome], clients: &[Outcome], stays: bool) -> Judged {
         let mut all = servers.iter().chain(clients);
         match self {
             Self::Pings(count) => all.try_for_each(|end| pings(end, count)),

@@ -105,9 +105,9 @@ impl Report {
         for line in list.lines() {
             if let Some(title) = line.strip_prefix("## ") {
                 section = title;
-            } else if let Some(told) = line.strip_prefix("    ") {
+            } else if let Some(text) = line.strip_prefix("    ") {
                 if let Some(clause) = open.as_ref().and_then(|id| self.clauses.get_mut(id)) {
-                    tell(clause, told.trim_start());
+                    add_line(clause, text.trim_start());
                 }
             } else if !line.is_empty() && !line.starts_with('#') {
                 open = self.open_clause(line, section);
@@ -180,17 +180,17 @@ impl Report {
 }
 
 /// Adds a line of the list to the current sentence or exception.
-fn tell(clause: &mut Clause, told: &str) {
-    if let Some(reason) = told.strip_prefix("uncited:") {
+fn add_line(clause: &mut Clause, text: &str) {
+    if let Some(reason) = text.strip_prefix("uncited:") {
         clause.uncited = Some(reason.trim().into());
-    } else if let Some(reason) = told.strip_prefix("untested:") {
+    } else if let Some(reason) = text.strip_prefix("untested:") {
         clause.untested = Some(reason.trim().into());
     } else {
         let open = clause.untested.as_mut().or(clause.uncited.as_mut()).unwrap_or(&mut clause.text);
         if !open.is_empty() {
             open.push(' ');
         }
-        open.push_str(told);
+        open.push_str(text);
     }
 }
 

@@ -106,8 +106,8 @@ fn every_mutant_asks_for_its_own_number() {
         let name = file.file_name().and_then(|name| name.to_str()).expect("a name");
         let number = name.split('-').next().unwrap_or_default().trim_start_matches('0');
         let added: String = mutant.lines().filter(|line| line.starts_with('+')).collect();
-        let asked: Vec<_> = added.split("::mutant(").skip(1).map(|rest| rest.split(')').next()).collect();
-        assert!(!asked.is_empty() && asked.iter().all(|asked| *asked == Some(number)), "{name} asks for {asked:?}");
+        let numbers: Vec<_> = added.split("::mutant(").skip(1).map(|rest| rest.split(')').next()).collect();
+        assert!(!numbers.is_empty() && numbers.iter().all(|found| *found == Some(number)), "{name} asks for {numbers:?}");
     }
 }
 

@@ -163,7 +163,7 @@ fn main() -> ExitCode {
 
 fn run(suite: &Suite) -> ExitCode {
     // The first build may have to fetch crates, which it could not do there.
-    if suite.is_alone && !build::is_there() {
+    if suite.is_alone && !build::is_built() {
         build::roxe();
     }
     match if suite.is_alone { link::isolate() } else { Ok(()) } {

@@ -157,7 +157,7 @@ impl End {
                 let cq = if name == "sends" { self.sends } else { self.receives };
                 (Command::Notify, json!({"cq": cq, "solicited": line.has("solicited")}))
             }
-            "woken" => return self.woken(client),
+            "woken" => return self.completion_event(client),
             "state" => {
                 let state = client.call(Command::QueryQp, json!({"qp": self.qps[name].handle}))?["state"].take();
                 let state = names::number(names::STATES, state.as_str().unwrap_or_default());
@@ -226,7 +226,7 @@ impl End {
         )?;
         let (handle, qpn) = (number(&created, "qp"), number(&created, "qpn"));
         let psn = 1000 + handle;
-        let set = |key, usual: u32| line.value(key).unwrap_or(usual);
+        let set = |key, default: u32| line.value(key).unwrap_or(default);
         let is_reliable = !matches!(service, "UC" | "UD");
         // Null members are not sent.
         let of = |is_set: bool, value: u32| is_set.then_some(value);
@@ -327,7 +327,7 @@ impl End {
     }
 
     /// Waits for the event of one of the completion queues.
-    fn woken(&self, client: &mut Client) -> Answer {
+    fn completion_event(&self, client: &mut Client) -> Answer {
         let start = Instant::now();
         while start.elapsed() < TIME_LIMIT {
             for (name, cq) in [("sends", self.sends), ("receives", self.receives)] {

@@ -70,7 +70,7 @@ fn missing(name: &str) -> Verdict {
     Verdict::Skipped(format!("{name} is not installed (tests/run installs it)"))
 }
 
-fn said(outcome: &Outcome) -> String {
+fn transcript(outcome: &Outcome) -> String {
     format!("$ {}\n{}", outcome.command, outcome.output)
 }
 
@@ -128,7 +128,7 @@ impl Meeting {
                 None => Ok(()),
             }
         };
-        judged().map_err(|why| format!("{why}\n{}\n{}", said(&server), said(&client)))
+        judged().map_err(|why| format!("{why}\n{}\n{}", transcript(&server), transcript(&client)))
     }
 
     /// The client in a place of its own.
@@ -351,7 +351,7 @@ fn fetch(server_options: &[&str], client_shim: &str, by_rdma: bool) -> Verdict {
         let (whole, bytes) = (client.output.contains(&page), pair::counter(&client.output, "received_bytes"));
         match client.ok && whole && (bytes > page.len() as u64) == by_rdma {
             true => Ok(()),
-            false => Err(format!("whole: {whole}, bytes by RDMA: {bytes}\n{}\n{}", said(&server), said(&client))),
+            false => Err(format!("whole: {whole}, bytes by RDMA: {bytes}\n{}\n{}", transcript(&server), transcript(&client))),
         }
     };
     verdict(work())

@@ -142,11 +142,11 @@ fn write_if_new(new: &str, to: &Path) -> io::Result<()> {
 
 /// Verdict if `cargo fetch` failed: skipped without a network, failed if the lock file does not
 /// fit.
-fn not_fetched(said: &str) -> Verdict {
-    if said.contains("--locked") {
-        return Verdict::Failed(said.to_owned());
+fn not_fetched(output: &str) -> Verdict {
+    if output.contains("--locked") {
+        return Verdict::Failed(output.to_owned());
     }
-    Verdict::Skipped(format!("cannot fetch the crates: {}", said.lines().last().unwrap_or("no reason given").trim()))
+    Verdict::Skipped(format!("cannot fetch the crates: {}", output.lines().last().unwrap_or("no reason given").trim()))
 }
 
 fn program(name: &str, args: &str) -> Program {
@@ -190,7 +190,7 @@ fn alone(krate: &'static str, example: &'static str, args: &'static str, words: 
         }
         match words.iter().find(|word| !outcome.output.contains(**word)) {
             None if outcome.ok => Verdict::Passed,
-            missing => Verdict::Failed(format!("missing: {missing:?}\n{}", said(&outcome))),
+            missing => Verdict::Failed(format!("missing: {missing:?}\n{}", transcript(&outcome))),
         }
     })
 }
@@ -202,10 +202,10 @@ fn pingpong(example: &str, args: &str, port: u16) -> Verdict {
     match pair::run_pair(&server, &client, port, &[], LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok(ends) if ends.iter().all(|end| end.ok && end.output.contains("iters in")) => Verdict::Passed,
-        Ok([s, c]) => Verdict::Failed(format!("{}\n{}", said(&s), said(&c))),
+        Ok([s, c]) => Verdict::Failed(format!("{}\n{}", transcript(&s), transcript(&c))),
     }
 }
 
-fn said(outcome: &Outcome) -> String {
+fn transcript(outcome: &Outcome) -> String {
     format!("$ {}\n{}", outcome.command, outcome.output)
 }

@@ -83,7 +83,7 @@ fn missing(name: &str) -> Option<Verdict> {
     (!pair::installed(name)).then(|| Verdict::Skipped(format!("{name} is not installed (tests/run installs it)")))
 }
 
-fn said(ends: &[Outcome]) -> String {
+fn transcript(ends: &[Outcome]) -> String {
     ends.iter().map(|end| format!("$ {}\n{}\n", end.command, end.output)).collect()
 }
 
@@ -97,7 +97,7 @@ fn carried(link: &str, client: &Outcome, packets: u64) -> bool {
 }
 
 fn verdict(ends: &[Outcome], good: bool) -> Verdict {
-    if good { Verdict::Passed } else { Verdict::Failed(said(ends)) }
+    if good { Verdict::Passed } else { Verdict::Failed(transcript(ends)) }
 }
 
 /// Runs a client of qperf over librdmacm (`-cm1`), and its server, which never ends.
@@ -238,9 +238,9 @@ fn dapltest(link: &str, args: &str) -> Verdict {
         Err(verdict) => verdict,
         Ok(ends) => {
             let [_, client] = &ends;
-            let told = ["Total WQE", "raw: "].iter().any(|word| client.output.contains(word));
+            let has_result = ["Total WQE", "raw: "].iter().any(|word| client.output.contains(word));
             let wrong = ["rror", "Warning", "mismatch"].iter().any(|word| client.output.contains(word));
-            let good = client.ok && told && !wrong && carried(link, client, 200);
+            let good = client.ok && has_result && !wrong && carried(link, client, 200);
             verdict(&ends, good)
         }
     }

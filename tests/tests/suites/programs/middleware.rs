@@ -129,7 +129,7 @@ fn run_pair(server: &str, client: &str, port: u16, envs: &[(&str, &str)]) -> io:
     pair::run_pair(&Program::parse(server), &Program::parse(client), port, &envs, LIMIT)
 }
 
-fn said(outcome: &Outcome) -> String {
+fn transcript(outcome: &Outcome) -> String {
     format!("$ {}\n{}", outcome.command, outcome.output)
 }
 
@@ -147,7 +147,7 @@ fn lists_transports() -> Verdict {
         Ok(outcome) if ["rc_verbs", "ud_verbs"].iter().all(|name| has_transport(&outcome.output, name)) => {
             Verdict::Passed
         }
-        Ok(outcome) => Verdict::Failed(said(&outcome)),
+        Ok(outcome) => Verdict::Failed(transcript(&outcome)),
     }
 }
 
@@ -199,7 +199,7 @@ fn io_demo(transport: &str, tls: &str, args: &str) -> Verdict {
     let weakest = pair::weakest(unbearable(args, &envs));
     let weakest = weakest.as_ref().map(|(name, value)| (*name, value.as_str()));
     let envs: Vec<_> = envs.into_iter().chain(weakest).collect();
-    match pair::run_client(&server, &client, &envs, |said| said.contains("started listener"), LIMIT) {
+    match pair::run_client(&server, &client, &envs, |output| output.contains("started listener"), LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok(ends) if ends.iter().any(is_without_view) => no_view(),
         Ok([server, client]) => {
@@ -230,7 +230,7 @@ fn judge(ends: &[Outcome], is_good: impl Fn(&Outcome) -> bool) -> Verdict {
     if ends.iter().all(|end| end.ok && is_good(end)) {
         Verdict::Passed
     } else {
-        Verdict::Failed(ends.iter().map(said).collect::<Vec<_>>().join("\n"))
+        Verdict::Failed(ends.iter().map(transcript).collect::<Vec<_>>().join("\n"))
     }
 }
 

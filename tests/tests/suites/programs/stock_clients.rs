@@ -38,7 +38,7 @@ fn missing(name: &str) -> Verdict {
     Verdict::Skipped(format!("{name} is not installed (see the README's test command)"))
 }
 
-fn said(outcome: &Outcome) -> String {
+fn transcript(outcome: &Outcome) -> String {
     format!("$ {}\n{}", outcome.command, outcome.output)
 }
 
@@ -50,9 +50,9 @@ fn alone(name: &'static str, args: &'static str, words: &'static [&'static str])
         }
         match pair::run(&program(name, args), &[], LIMIT) {
             Err(e) => Verdict::Failed(e.to_string()),
-            Ok(o) if !o.ok => Verdict::Failed(said(&o)),
+            Ok(o) if !o.ok => Verdict::Failed(transcript(&o)),
             Ok(o) => match words.iter().find(|w| !o.output.contains(**w)) {
-                Some(word) => Verdict::Failed(format!("no {word:?} in\n{}", said(&o))),
+                Some(word) => Verdict::Failed(format!("no {word:?} in\n{}", transcript(&o))),
                 None => Verdict::Passed,
             },
         }
@@ -93,7 +93,7 @@ fn start_only() -> Vec<Check> {
         match pair::run(&python, &[], LIMIT) {
             Err(e) => Verdict::Failed(e.to_string()),
             Ok(o) if o.ok && o.output.contains("modules") => Verdict::Passed,
-            Ok(o) => Verdict::Failed(said(&o)),
+            Ok(o) => Verdict::Failed(transcript(&o)),
         }
     }));
     checks
@@ -108,7 +108,7 @@ fn starts(name: &str, args: &str, word: &str) -> Verdict {
     match pair::run(&program(name, args), &[], LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok(o) if o.output.contains(word) && !o.output.contains("symbol lookup error") => Verdict::Passed,
-        Ok(o) => Verdict::Failed(said(&o)),
+        Ok(o) => Verdict::Failed(transcript(&o)),
     }
 }
 
@@ -131,8 +131,8 @@ fn two_with(tool: &str, args: &str, envs: &[(&str, &str)], judge: impl Fn(&str) 
         Err(e) => Verdict::Failed(e.to_string()),
         Ok([s, c]) => match (s.ok && c.ok).then(|| judge(&c.output)) {
             Some(Ok(())) => Verdict::Passed,
-            Some(Err(why)) => Verdict::Failed(format!("{why}\n{}", said(&c))),
-            None => Verdict::Failed(format!("{}\n{}", said(&s), said(&c))),
+            Some(Err(why)) => Verdict::Failed(format!("{why}\n{}", transcript(&c))),
+            None => Verdict::Failed(format!("{}\n{}", transcript(&s), transcript(&c))),
         },
     }
 }
@@ -177,7 +177,7 @@ fn xsrq(args: &str) -> Verdict {
     match pair::run_pair(&server, &client, port, &[], LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok([s, c]) if s.ok && c.ok && (successes(&s), successes(&c)) == (1, 1) => Verdict::Passed,
-        Ok([s, c]) => Verdict::Failed(format!("{}\n{}", said(&s), said(&c))),
+        Ok([s, c]) => Verdict::Failed(format!("{}\n{}", transcript(&s), transcript(&c))),
     }
 }
 

@@ -141,7 +141,7 @@ fn port() -> u16 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-fn said(outcome: &Outcome) -> String {
+fn transcript(outcome: &Outcome) -> String {
     format!("$ {}\n{}", outcome.command, outcome.output)
 }
 
@@ -170,7 +170,7 @@ fn two(tool: &str, args: &str, weakest: &str) -> Verdict {
     match pair::run_pair_at([(&server, &place), (&client, &place)], &port.to_string(), ready, LIMIT) {
         Err(e) => Verdict::Failed(e.to_string()),
         Ok([s, c]) if s.ok && c.ok && !c.output.contains("invalid data") => Verdict::Passed,
-        Ok([s, c]) => Verdict::Failed(format!("{}\n{}", said(&s), said(&c))),
+        Ok([s, c]) => Verdict::Failed(format!("{}\n{}", transcript(&s), transcript(&c))),
     }
 }
 
@@ -234,11 +234,11 @@ fn devinfo(option: &str) -> Result<String, Verdict> {
 fn seeds_are_told() -> Verdict {
     let judge = || {
         let (named, drawn) = (devinfo("--weakest=42")?, devinfo("--weakest")?);
-        let told =
+        let seed_line =
             |output: &str| output.lines().find(|line| line.starts_with("roxe: weakest: seed")).map(str::to_owned);
         let is_small = named.contains("atomic_cap:\t\t\tATOMIC_HCA (1)") && named.contains("max_sge:\t\t\t6");
-        let is_drawn = told(&drawn).is_some_and(|line| line != "roxe: weakest: seed 42");
-        match told(&named).as_deref() {
+        let is_drawn = seed_line(&drawn).is_some_and(|line| line != "roxe: weakest: seed 42");
+        match seed_line(&named).as_deref() {
             Some("roxe: weakest: seed 42") if is_small && is_drawn => Ok(Verdict::Passed),
             _ => Err(Verdict::Failed(format!("{named}\n{drawn}"))),
         }

@@ -40,7 +40,7 @@ pub(crate) fn main() -> ExitCode {
     });
     let drill = Check::new("drill reports a deviating card and leaves a capture", drill);
     let manager = Check::new("drill reports a deviating connection manager", manager);
-    let gone = Check::new("conform names the case in which the agent is lost", gone);
+    let agent_lost = Check::new("conform names the case in which the agent is lost", agent_lost);
     let unread = Check::new("conform exits quietly when its reader closes the pipe", unread);
     let long = Check::new("packet that exceeds the link MTU is not a failure of the card", long);
     let marks = Check::new("conform sees the TOS of the card's packets", marks);
@@ -50,7 +50,7 @@ pub(crate) fn main() -> ExitCode {
         Some(veth) => conforms_between(veth, words),
         None => Verdict::Skipped("needs root: two network namespaces with a link".into()),
     });
-    report::main(catalogue.chain([drill, manager, gone, unread, long, marks, stopped, between]).collect())
+    report::main(catalogue.chain([drill, manager, agent_lost, unread, long, marks, stopped, between]).collect())
 }
 
 /// A second network namespace, with two addresses of each family here and one there.
@@ -91,25 +91,25 @@ fn conforms_between(veth: &Veth, words: &[&str]) -> Verdict {
 }
 
 /// An agent that is killed in the middle of the catalogue.
-fn gone() -> Verdict {
+fn agent_lost() -> Verdict {
     let mut agent = start(&["run", "--", &build::roxe().to_string_lossy(), "peer", "--listen", "127.0.0.1:0"]);
     let target = match target(&mut agent) {
         Ok(target) => target,
         Err(greeting) => return Verdict::Failed(greeting),
     };
     let mut conform = start(&["conform", &target, "-v", "responder/"]);
-    let mut told = lines(&mut conform);
-    let begun = told.by_ref().take(3).count();
+    let mut progress = lines(&mut conform);
+    let started = progress.by_ref().take(3).count();
     agent.kill().and_then(|()| agent.wait()).expect("our child");
-    let rest = told.count();
+    let rest = progress.count();
     let ended = conform.wait_with_output().expect("our child");
     let text = String::from_utf8_lossy(&ended.stderr);
     let says =
         text.contains("the agent has stopped answering in responder/") && text.contains("more cases were not run");
-    if begun == 3 && ended.status.code() == Some(1) && says {
+    if started == 3 && ended.status.code() == Some(1) && says {
         return Verdict::Passed;
     }
-    Verdict::Failed(format!("{} after {begun} and {rest} lines\n{text}", ended.status))
+    Verdict::Failed(format!("{} after {started} and {rest} lines\n{text}", ended.status))
 }
 
 /// `conform | head`: the reader closes the pipe.
@@ -190,8 +190,8 @@ fn stopped() -> Verdict {
             // SAFETY: our own child, not yet waited for.
             unsafe { libc::kill(drill.id().cast_signed(), signal) };
             // A program that has ended is a zombie until it is waited for.
-            let is_there = |stat: String| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with([state, 'Z']));
-            while !fs::read_to_string(&stat).is_ok_and(is_there) {
+            let is_in_state = |stat: String| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with([state, 'Z']));
+            while !fs::read_to_string(&stat).is_ok_and(is_in_state) {
                 thread::yield_now();
             }
         }
@@ -258,9 +258,9 @@ fn manager() -> Verdict {
     let output = roxe(&words);
     fs::remove_dir_all(&folder).expect("our folder");
     let text = String::from_utf8_lossy(&output.stdout);
-    let told = text.split("FAIL ").filter(|part| part.contains("expected: "));
-    let is_told = |(part, (_, line, what)): (&str, &(&str, &str, &str))| part.contains(line) && part.contains(what);
-    if told.clone().count() == wrong.len() && told.zip(&wrong).all(is_told) {
+    let failures = text.split("FAIL ").filter(|part| part.contains("expected: "));
+    let matches = |(part, (_, line, what)): (&str, &(&str, &str, &str))| part.contains(line) && part.contains(what);
+    if failures.clone().count() == wrong.len() && failures.zip(&wrong).all(matches) {
         return Verdict::Passed;
     }
     Verdict::Failed(format!("{}\n{text}", output.status))

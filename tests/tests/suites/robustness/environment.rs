@@ -97,7 +97,7 @@ const RIGHTS: &str = "-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+s
 fn environments() -> Vec<Environment> {
     let this = env::current_exe().unwrap_or_default().display().to_string();
     let works = |name, prefix| Environment { name, prefix, expects: Expects::Works, takes_leave: false };
-    let says = |name, prefix, said| Environment { name, prefix, expects: Expects::Says(said), takes_leave: false };
+    let says = |name, prefix, words| Environment { name, prefix, expects: Expects::Says(words), takes_leave: false };
     vec![
         works("a user namespace, as its root", words("unshare --user --map-root-user")),
         Environment {

@@ -39,7 +39,7 @@ const RETRY_EXC: u32 = 12;
 pub(crate) fn main() -> ExitCode {
     let args: Vec<String> = report::words().collect();
     if args.iter().any(|arg| arg == peer::ROLE) {
-        return match peer::obey() {
+        return match peer::run() {
             Ok(()) => ExitCode::SUCCESS,
             Err(e) => {
                 eprintln!("kills: a peer: {e}");
@@ -266,9 +266,9 @@ impl<'a> Lane<'a> {
         peer.stop();
         let mut failures = survived(&mut self.survivor, monotonic(), waited)?;
         self.survivor.ask("close")?;
-        let (waited, woken) = (peer.waited(), monotonic());
+        let (waited, resumed) = (peer.waited(), monotonic());
         peer.signal(libc::SIGCONT);
-        failures.extend(survived(&mut peer, woken, waited).map_err(|why| format!("after SIGCONT: {why}"))?);
+        failures.extend(survived(&mut peer, resumed, waited).map_err(|why| format!("after SIGCONT: {why}"))?);
         peer.ask("close")?;
         peer.end()?;
         Ok(failures)
@@ -279,9 +279,9 @@ impl<'a> Lane<'a> {
         let mut peer = Peer::start(self.run.link, self.runtime)?;
         let ends = [self.survivor.ask("open")?, peer.ask("open")?];
         peer.stop();
-        let (waited, begun) = (self.survivor.waited(), monotonic());
+        let (waited, since) = (self.survivor.waited(), monotonic());
         self.survivor.ask(&format!("start {}", ends[1]))?;
-        survived(&mut self.survivor, begun, waited)?;
+        survived(&mut self.survivor, since, waited)?;
         self.survivor.ask("close")?;
         peer.kill()
     }
@@ -324,13 +324,13 @@ impl<'a> Lane<'a> {
     /// those of a dead peer from time to time.
     fn holds_no_more_than(&mut self, before: &str) -> Result<(), String> {
         let numbers = |text: &str| text.split(' ').filter_map(|word| word.parse::<u64>().ok()).collect::<Vec<_>>();
-        let (limit, begun) = (numbers(before), Instant::now());
+        let (limit, start) = (numbers(before), Instant::now());
         loop {
             let now = self.survivor.ask("census")?;
             if numbers(&now).iter().zip(&limit).all(|(now, limit)| now <= limit) {
                 return Ok(());
             }
-            if begun.elapsed() > Duration::from_millis(LIMIT_MS) {
+            if start.elapsed() > Duration::from_millis(LIMIT_MS) {
                 return Err(format!("descriptors, rings and threads: {before} before, {now} after"));
             }
             thread::sleep(Duration::from_millis(20));
@@ -389,7 +389,7 @@ impl Heard {
                 failed: failed.collect::<Option<_>>()?,
             })
         };
-        parsed().ok_or_else(|| format!("a peer said {text:?}"))
+        parsed().ok_or_else(|| format!("a peer sent {text:?}"))
     }
 }
 

@@ -150,10 +150,10 @@ fn judge_pair(pair: &Pair, link: &str, folder: &Path) -> std::io::Result<Verdict
     let outcomes = pair::run_pair_at(both, &port.to_string(), || (pair.waits)(port), LIMIT)?;
     let ended = |outcome: &Outcome| outcome.ok || lost_its_race(outcome);
     let bad = outcomes.iter().find(|outcome| !ended(outcome) || outcome.output.contains("\n=="));
-    Ok(bad.map_or(Verdict::Passed, |_| Verdict::Failed(outcomes.iter().map(said).collect())))
+    Ok(bad.map_or(Verdict::Passed, |_| Verdict::Failed(outcomes.iter().map(transcript).collect())))
 }
 
-fn said(outcome: &Outcome) -> String {
+fn transcript(outcome: &Outcome) -> String {
     format!("$ {}\n{}\n", outcome.command, outcome.output)
 }
 
@@ -225,7 +225,7 @@ fn judge(program: &Path, tool: Tool, mistake: &str, options: &[&str], link: &str
         (Err(e), _) => Verdict::Failed(e.to_string()),
         (Ok(outcome), Hears::Nothing) if outcome.ok && outcome.output.trim().is_empty() => Verdict::Passed,
         (Ok(outcome), Hears::Of(what)) if !outcome.ok && outcome.output.contains(what) => Verdict::Passed,
-        (Ok(outcome), _) => Verdict::Failed(said(&outcome)),
+        (Ok(outcome), _) => Verdict::Failed(transcript(&outcome)),
     }
 }
 

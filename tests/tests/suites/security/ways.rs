@@ -268,11 +268,11 @@ fn check(way: &'static Way, programs: &Arc<Programs>, as_root: bool) -> Option<C
 fn judge(output: &Output, leads: Leads) -> Verdict {
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let there = stdout.lines().any(|line| line == "roxe0");
-    let told = |word| stderr.lines().any(|line| line.starts_with("roxe run: ") && line.contains(word));
+    let reports = |word| stderr.lines().any(|line| line.starts_with("roxe run: ") && line.contains(word));
     let good = match leads {
-        There => there && !told("not see"),
-        Elsewhere => output.status.success() && !there && !told(""),
-        Nowhere(word) => !there && told(word),
+        There => there && !reports("has loaded") && !reports("without loading"),
+        Elsewhere => output.status.success() && !there && !reports(""),
+        Nowhere(word) => !there && reports(word),
     };
     if good { Verdict::Passed } else { Verdict::Failed(format!("{}\n{stdout}{stderr}", output.status)) }
 }

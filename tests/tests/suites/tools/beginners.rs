@@ -24,7 +24,7 @@ const VALUES: usize = 19;
 
 pub(crate) fn main() -> ExitCode {
     let page = fs::read_to_string(PAGE).unwrap_or_default();
-    let blocks: Vec<(String, String)> = blocks(&page).map(|(line, said)| (line.to_owned(), said.to_owned())).collect();
+    let blocks: Vec<(String, String)> = blocks(&page).map(|(line, expected)| (line.to_owned(), expected.to_owned())).collect();
     if report::words().any(|arg| arg == "--write") {
         return write(page, &blocks);
     }
@@ -32,7 +32,7 @@ pub(crate) fn main() -> ExitCode {
         let count = blocks.len();
         move || if count == 10 { Verdict::Passed } else { Verdict::Failed(format!("it has {count}")) }
     });
-    let checks = blocks.into_iter().map(|(line, said)| Check::new(line.clone(), move || judge(&line, &said)));
+    let checks = blocks.into_iter().map(|(line, expected)| Check::new(line.clone(), move || judge(&line, &expected)));
     report::main(checks.chain([enough]).collect())
 }
 
@@ -44,7 +44,7 @@ fn blocks(page: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-fn judge(line: &str, said: &str) -> Verdict {
+fn judge(line: &str, expected: &str) -> Verdict {
     if let Some(why) = cc::missing() {
         return Verdict::Skipped(why);
     }
@@ -52,8 +52,8 @@ fn judge(line: &str, said: &str) -> Verdict {
         return Verdict::Skipped("takes root, for an interface with short packets".to_owned());
     }
     match run(line) {
-        Ok(now) if !now.is_empty() && words(&now) == words(said) => Verdict::Passed,
-        Ok(now) => Verdict::Failed(format!("the page says\n{said}\nand now it is\n{now}")),
+        Ok(now) if !now.is_empty() && words(&now) == words(expected) => Verdict::Passed,
+        Ok(now) => Verdict::Failed(format!("the page says\n{expected}\nand now it is\n{now}")),
         Err(why) => Verdict::Failed(why),
     }
 }
@@ -64,12 +64,12 @@ fn run(line: &str) -> Result<String, String> {
     let program = Program { name: misuse::program()?, args: program.split(' ').map(str::to_owned).collect() };
     let place = Place { options: options.split(' ').map(str::to_owned).collect(), ..Place::default() };
     let output = pair::run_at(&program, &place, LIMIT).map_err(|e| e.to_string())?.output;
-    Ok(said(&output))
+    Ok(shown(&output))
 }
 
 /// The lines of roxe: without those of the program, and without the last events of a queue pair,
 /// whose number depends on the time.
-fn said(output: &str) -> String {
+fn shown(output: &str) -> String {
     let is_roxes = |line: &&str| line.starts_with("roxe:") || line.starts_with("    ");
     let is_event = |line: &str| line.get(VALUES..).is_some_and(|value| value.contains(" ms  "));
     let lines = output.lines().filter(is_roxes).filter(|line| !is_event(line));

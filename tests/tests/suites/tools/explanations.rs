@@ -405,16 +405,16 @@ fn judge_refused(table: &str, rows: &[(&str, &str)]) -> Verdict {
         Ok(output) => output,
         Err(why) => return Verdict::Failed(why),
     };
-    let told: Vec<(&str, &str)> =
+    let found: Vec<(&str, &str)> =
         output.split("row ").skip(1).map(|row| row.split_once('\n').unwrap_or((row, ""))).collect();
     let names = |rows: &[(&str, &str)]| rows.iter().map(|(name, _)| (*name).to_owned()).collect::<Vec<_>>();
-    if names(&told) != names(rows) {
-        return Verdict::Failed(format!("the rows are {:?}, not {:?}:\n{output}", names(&told), names(rows)));
+    if names(&found) != names(rows) {
+        return Verdict::Failed(format!("the rows are {:?}, not {:?}:\n{output}", names(&found), names(rows)));
     }
     let is_wrong = |(row, (_, words)): &(&(&str, &str), &(&str, &str))| {
         row.1.lines().filter(|line| line.starts_with("roxe: ")).count() != 1 || !row.1.contains(words)
     };
-    let wrong: Vec<_> = told.iter().zip(rows).filter(is_wrong).collect();
+    let wrong: Vec<_> = found.iter().zip(rows).filter(is_wrong).collect();
     if wrong.is_empty() { Verdict::Passed } else { Verdict::Failed(format!("{wrong:#?}")) }
 }
 
@@ -428,7 +428,7 @@ fn run(program: String, case: &str, envs: &[(&str, &str)]) -> Result<String, Str
 }
 
 /// A program whose environment has lost the variables of roxe, and that has no view. It runs until
-/// it is told to end.
+/// it receives the signal to end.
 fn judge_bypass() -> Verdict {
     let script = "until grep -qs roxe /proc/$$/fd/2; do sleep 0.01; done";
     let args = ["-i", "LD_PRELOAD=libibverbs.so.1", "sh", "-c", script].map(str::to_owned).to_vec();

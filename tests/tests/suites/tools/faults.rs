@@ -125,7 +125,7 @@ fn run_pair(tool: &str, args: &str, envs: &[(&str, &str)], limit: Duration) -> R
     pair::run_pair(&server, &client, port, envs, limit).map_err(|e| e.to_string())
 }
 
-fn said(outcome: &Outcome) -> String {
+fn transcript(outcome: &Outcome) -> String {
     format!("$ {}\n{}", outcome.command, outcome.output)
 }
 
@@ -206,14 +206,14 @@ fn survive(tool: &str, args: &str, rules: &str, effects: &[&str], judge: fn(&str
     let envs = [("ROXE_FAULTS", rules.as_str()), ("ROXE_CAPTURE", &capture.to_string_lossy())];
     let [server, client] = run_pair(tool, args, &envs, LIMIT)?;
     if !server.ok || !client.ok {
-        return Err(format!("{}\n{}", said(&server), said(&client)));
+        return Err(format!("{}\n{}", transcript(&server), transcript(&client)));
     }
     // The final report may follow a line that the program has not ended.
     let output = client.output.replace("roxe: ", "\nroxe: ");
-    judge(&output).map_err(|why| format!("{why}\n{}", said(&client)))?;
+    judge(&output).map_err(|why| format!("{why}\n{}", transcript(&client)))?;
     for outcome in [&server, &client] {
         if !outcome.output.contains(&format!("roxe: faults: {rules}\n")) || !outcome.output.contains(" faults\n") {
-            return Err(format!("the rules or what they did are not told\n{}", said(outcome)));
+            return Err(format!("the rules or what they did are not told\n{}", transcript(outcome)));
         }
     }
     check_files(&files(&scratch), effects)
@@ -250,7 +250,7 @@ fn decisions(seed: u64) -> Result<Vec<Vec<bool>>, String> {
     let envs = [("ROXE_FAULTS", rules.as_str()), ("ROXE_CAPTURE", &capture.to_string_lossy())];
     let [server, client] = run_pair("ibv_rc_pingpong", "-g 0 -c -s 64 -n 150", &envs, LIMIT)?;
     if !server.ok || !client.ok {
-        return Err(format!("{}\n{}", said(&server), said(&client)));
+        return Err(format!("{}\n{}", transcript(&server), transcript(&client)));
     }
     let marked = |packets: Vec<Seen>| {
         let sent = packets.into_iter().filter(|packet| packet.direction == Direction::Outbound);
@@ -292,7 +292,7 @@ fn one_name() -> Verdict {
         let (first, second) =
             if client.output.contains("another process writes") { (server, client) } else { (client, server) };
         if first.output.contains("another process writes") || !second.output.contains("another process writes") {
-            return Err(format!("{}\n{}", said(&first), said(&second)));
+            return Err(format!("{}\n{}", transcript(&first), transcript(&second)));
         }
         let files = files(&scratch);
         if !files.contains(&capture) {
@@ -397,10 +397,10 @@ fn replaced() -> Verdict {
         // The client may end before it has answered.
         _ = client.faults(&["fail post_send nth=1"]);
         until(|| Ok(client.has_ended()), "the end of the client after a failed ibv_post_send")?;
-        let said = fs::read_to_string(&client.log).map_err(|e| e.to_string())?;
+        let log = fs::read_to_string(&client.log).map_err(|e| e.to_string())?;
         for line in ["; none\n", "; delay by=1ms tx\n", "roxe: faults: delay by=1ms tx: ", "Couldn't post send"] {
-            if !said.contains(line) {
-                return Err(format!("{line:?} is missing in {said}"));
+            if !log.contains(line) {
+                return Err(format!("{line:?} is missing in {log}"));
             }
         }
         let mut other = PingPong::start(&scratch, &[], &format!("-p {}", self::port()))?;
@@ -432,7 +432,7 @@ fn killed() -> Verdict {
         let (server, client, port) = both("ib_send_bw", "-F -x 0 -D 60 -s 64 -r 4 -t 4");
         let ends = pair::kill_pair(&server, &client, port, &envs, enough, LIMIT).map_err(|e| e.to_string())?;
         if !enough() || !ends.iter().all(|end| end.output.ends_with(pair::KILLED)) {
-            return Err(format!("not killed in the middle\n{}\n{}", said(&ends[0]), said(&ends[1])));
+            return Err(format!("not killed in the middle\n{}\n{}", transcript(&ends[0]), transcript(&ends[1])));
         }
         files(&scratch).iter().try_for_each(|file| drop_cut_block(file))?;
         check_files(&files(&scratch), &[])
@@ -466,8 +466,8 @@ fn explained() -> Verdict {
         let outcome = pair::run(&program("ibv_devinfo", ""), envs, LIMIT).map_err(|e| e.to_string())?;
         let silent = words.iter().find(|word| !outcome.output.contains(**word));
         match silent {
-            Some(word) => Err(format!("{envs:?}: no {word:?} in\n{}", said(&outcome))),
-            None if outcome.ok && !envs.is_empty() => Err(format!("{envs:?}: succeeded\n{}", said(&outcome))),
+            Some(word) => Err(format!("{envs:?}: no {word:?} in\n{}", transcript(&outcome))),
+            None if outcome.ok && !envs.is_empty() => Err(format!("{envs:?}: succeeded\n{}", transcript(&outcome))),
             None => Ok(()),
         }
     };

@@ -64,12 +64,12 @@ impl Root {
     }
 }
 
-fn said(output: &Output) -> String {
+fn transcript(output: &Output) -> String {
     format!("{}\n{}{}", output.status, String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
 fn all_good(outputs: &[(bool, Output)]) -> Verdict {
-    let wrong: String = outputs.iter().filter(|(good, _)| !good).map(|(_, output)| said(output)).collect();
+    let wrong: String = outputs.iter().filter(|(good, _)| !good).map(|(_, output)| transcript(output)).collect();
     if wrong.is_empty() { Verdict::Passed } else { Verdict::Failed(wrong) }
 }
 
@@ -142,9 +142,9 @@ fn diagnoses(root: &Root) -> Verdict {
         return Verdict::Skipped("takes root, for a network without an interface".to_owned());
     }
     let ill = root.run("unshare --net roxe doctor");
-    let told = String::from_utf8_lossy(&ill.stdout).lines().any(|line| line.starts_with("MISSING  queue pairs"));
-    let said = told && String::from_utf8_lossy(&ill.stdout).contains("ip link set lo up");
-    all_good(&[(well.status.success(), well), (said && !ill.status.success(), ill)])
+    let is_missing = String::from_utf8_lossy(&ill.stdout).lines().any(|line| line.starts_with("MISSING  queue pairs"));
+    let has_remedy = is_missing && String::from_utf8_lossy(&ill.stdout).contains("ip link set lo up");
+    all_good(&[(well.status.success(), well), (has_remedy && !ill.status.success(), ill)])
 }
 
 fn by_cargo() -> Verdict {
@@ -154,7 +154,7 @@ fn by_cargo() -> Verdict {
     cargo.args(["install", "--quiet", "--offline", "--locked", "--path"]).arg(cli).arg("--root").arg(&*root.0);
     let built = cargo.output().expect("cargo can be started");
     if !built.status.success() {
-        return Verdict::Failed(said(&built));
+        return Verdict::Failed(transcript(&built));
     }
     works(&root)
 }

@@ -156,9 +156,9 @@ fn run(program: String, (rule, twins): (Rule, &str), wrong: bool, link: &str) ->
     let found: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
     let fails = wrong && rule.severity() == Severity::Error && !WARNED.contains(&twins);
     let ended = if fails { outcome.output.contains(&format!("exit status: {EXIT_STATUS}")) } else { outcome.ok };
-    let is_it = |report: &Value| report["rule"] == rule.name();
+    let matches = |report: &Value| report["rule"] == rule.name();
     let as_expected =
-        if wrong { found.iter().any(|report| is_it(report) && names_the_source(report)) } else { found.is_empty() };
+        if wrong { found.iter().any(|report| matches(report) && names_the_source(report)) } else { found.is_empty() };
     if ended && as_expected { Ok(()) } else { Err(outcome.output) }
 }
 

@@ -92,9 +92,9 @@ fn sweep(prefix: &[&str], options: &[&str], case: &str, side: &str) -> Result<Ou
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]).arg("sweep").args(options).arg("--").arg(program).args([case, side]);
     let output = command.stdin(Stdio::null()).output().map_err(|e| Verdict::Failed(e.to_string()))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    if said.contains("grants no user namespace") {
-        return Err(Verdict::Skipped(said.trim().to_owned()));
+    let printed = String::from_utf8_lossy(&output.stderr);
+    if printed.contains("grants no user namespace") {
+        return Err(Verdict::Skipped(printed.trim().to_owned()));
     }
     Ok(output)
 }
@@ -165,9 +165,9 @@ fn repeats() -> Verdict {
             Ok(output) => output,
             Err(verdict) => return verdict,
         };
-        let said = text(&output);
-        if output.status.code() != Some(1) || !said.contains("crash") || !said.contains("SIGSEGV") {
-            return Verdict::Failed(said);
+        let printed = text(&output);
+        if output.status.code() != Some(1) || !printed.contains("crash") || !printed.contains("SIGSEGV") {
+            return Verdict::Failed(printed);
         }
     }
     Verdict::Passed
@@ -211,10 +211,10 @@ fn resumes() -> Verdict {
         let third = run(&["--verbs", &kept])?;
         let all = results().lines().count();
         let other = text(&sweep(&[], &["--verbs", &kept], "wc-status", "wrong")?);
-        let said = text(&first) + &other;
-        let goes_on = some > 0 && some < all && said.contains("not tried") && second.stdout == third.stdout;
+        let printed = text(&first) + &other;
+        let goes_on = some > 0 && some < all && printed.contains("not tried") && second.stdout == third.stdout;
         let is_right = goes_on && other.contains("results of another program");
-        Ok(if is_right { Verdict::Passed } else { Verdict::Failed(format!("{some} and {all} results\n{said}")) })
+        Ok(if is_right { Verdict::Passed } else { Verdict::Failed(format!("{some} and {all} results\n{printed}")) })
     };
     judged().unwrap_or_else(|verdict| verdict)
 }

@@ -126,9 +126,9 @@ impl Trace {
                 }
                 continue;
             }
-            let begun = open.remove(&id).ok_or_else(|| format!("did not begin: {event}"))?;
-            if time(begun) > time(event) || word(begun, "name") != word(event, "name") {
-                return Err(format!("{begun} does not end with {event}"));
+            let opening = open.remove(&id).ok_or_else(|| format!("did not begin: {event}"))?;
+            if time(opening) > time(event) || word(opening, "name") != word(event, "name") {
+                return Err(format!("{opening} does not end with {event}"));
             }
         }
         match open.values().next().filter(|_| is_whole) {
@@ -222,8 +222,8 @@ fn ping_pong(link: &str) -> Judged {
     // The other end receives each packet later.
     for sent in trace.named("i", "→ RC SEND_FIRST") {
         let psn = |event: &Value| event["args"]["psn"].as_u64();
-        let is_it = |event: &&Value| track(event).0 != track(sent).0 && psn(event) == psn(sent);
-        let received = trace.named("i", "← RC SEND_FIRST").find(is_it);
+        let matches = |event: &&Value| track(event).0 != track(sent).0 && psn(event) == psn(sent);
+        let received = trace.named("i", "← RC SEND_FIRST").find(matches);
         if received.is_none_or(|received| time(received) < time(sent)) {
             return Err(format!("{sent} came as {received:?}"));
         }
@@ -273,9 +273,9 @@ fn loss(link: &str) -> Judged {
     let dropped = trace.0.iter().filter(|event| word(event, "name").contains("rule 1: drop 3%: dropped")).count();
     let repeated =
         trace.named("e", "RDMA WRITE").filter_map(|event| event["args"]["retransmitted"].as_u64()).sum::<u64>();
-    let told = trace.0.iter().filter(|event| word(event, "cat") == "retry").count();
-    if [again, dropped, usize::try_from(repeated).unwrap_or(0), told].contains(&0) {
-        return Err(format!("{again} sent again, {dropped} dropped, {repeated} counted, {told} reasons"));
+    let reasons = trace.0.iter().filter(|event| word(event, "cat") == "retry").count();
+    if [again, dropped, usize::try_from(repeated).unwrap_or(0), reasons].contains(&0) {
+        return Err(format!("{again} sent again, {dropped} dropped, {repeated} counted, {reasons} reasons"));
     }
     Ok(())
 }

@@ -70,7 +70,7 @@ pub(crate) fn main() -> ExitCode {
         Check::new("rdma: devices are listed as by iproute2", || as_root(&|prefix| lists_devices(prefix))),
         Check::new("rdma: devices are listed for other users", || without_rights(&|prefix| lists_devices(prefix))),
         Check::new("rdma: devices are listed by roxe env and without a view", lists_without_view),
-        Check::new("view: UCX without a view is told to start by roxe run", ucx_without_view),
+        Check::new("view: UCX without a view is told to start under roxe run", ucx_without_view),
         Check::new("view: UCX that is loaded after the first list is reported once", ucx_loaded_later),
         Check::new("rdma: objects of running programs have the kernel's keys", lists_objects),
         Check::new("rdma: wrong names and changes are refused", refuses_changes),
@@ -113,7 +113,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn said(output: &Output) -> String {
+fn transcript(output: &Output) -> String {
     format!("{}\n{}{}", output.status, text(&output.stdout), text(&output.stderr))
 }
 
@@ -122,7 +122,7 @@ fn exactly(output: &Output, expected: &str) -> Verdict {
     if output.status.success() && text(&output.stdout) == expected && output.stderr.is_empty() {
         return Verdict::Passed;
     }
-    Verdict::Failed(format!("not what a program should see:\n{}", said(output)))
+    Verdict::Failed(format!("not what a program should see:\n{}", transcript(output)))
 }
 
 fn as_root(check: &dyn Fn(&[&str]) -> Verdict) -> Verdict {
@@ -178,7 +178,7 @@ fn leaves_the_system_alone() -> Verdict {
     if before == system() {
         Verdict::Passed
     } else {
-        Verdict::Failed(format!("mounts or folders of the system changed\n{}", said(&output)))
+        Verdict::Failed(format!("mounts or folders of the system changed\n{}", transcript(&output)))
     }
 }
 
@@ -208,7 +208,7 @@ fn looks_like(variables: &[&str], profile: &str, limits: &str) -> Verdict {
     for between in [&[][..], &[roxe(), "run", "--"]] {
         let output = run(&card, &[between, &["sh", "-c", &script]].concat());
         if text(&output.stdout) != seen {
-            return Verdict::Failed(said(&output));
+            return Verdict::Failed(transcript(&output));
         }
     }
     Verdict::Passed
@@ -234,11 +234,11 @@ fn forbidden() -> Verdict {
     }
     let output = run(&inside, &[roxe(), "run", "--", "sh", "-c", "echo started; exit 7"]);
     let why = text(&output.stderr);
-    let told = why.lines().count() == 1 && why.contains("/sys/class/infiniband") && why.contains("user namespace");
-    if output.status.code() == Some(7) && text(&output.stdout) == "started\n" && told {
+    let has_reason = why.lines().count() == 1 && why.contains("/sys/class/infiniband") && why.contains("user namespace");
+    if output.status.code() == Some(7) && text(&output.stdout) == "started\n" && has_reason {
         Verdict::Passed
     } else {
-        Verdict::Failed(format!("it should start, and say one line why it sees no card\n{}", said(&output)))
+        Verdict::Failed(format!("it should start, and say one line why it sees no card\n{}", transcript(&output)))
     }
 }
 
@@ -251,7 +251,7 @@ fn keeps_rights(_: &[&str]) -> Verdict {
     if why.lines().count() == 1 && why.contains("rights") && output.stdout == run(&some, &["sh", "-c", script]).stdout {
         Verdict::Passed
     } else {
-        Verdict::Failed(said(&output))
+        Verdict::Failed(transcript(&output))
     }
 }
 
@@ -263,12 +263,12 @@ fn set_user(prefix: &[&str]) -> Verdict {
     let output = run(prefix, &[roxe(), "run", "--", &program.to_string_lossy()]);
     let _ = fs::remove_file(&program);
     let why = text(&output.stderr);
-    let told = |words: &[&str]| why.lines().any(|line| words.iter().all(|word| line.contains(word)));
-    let both = told(&["no /sys/class/infiniband", "gains rights"]) && told(&["may not use roxe", "gains rights"]);
+    let reports = |words: &[&str]| why.lines().any(|line| words.iter().all(|word| line.contains(word)));
+    let both = reports(&["no /sys/class/infiniband", "gains rights"]) && reports(&["may not use roxe", "gains rights"]);
     if made.is_ok() && output.status.success() && why.lines().count() == 2 && both {
         Verdict::Passed
     } else {
-        Verdict::Failed(format!("{made:?} {}", said(&output)))
+        Verdict::Failed(format!("{made:?} {}", transcript(&output)))
     }
 }
 
@@ -280,7 +280,7 @@ fn pingpong(options: &str, after: &str) -> String {
     )
 }
 
-/// In a user namespace other users could not be told from this one, so its programs start without
+/// In a user namespace other users look like this one, so its programs start without
 /// one, and their card works.
 fn overflow_user(_: &[&str]) -> Verdict {
     if !installed("ibv_rc_pingpong") {
@@ -288,11 +288,11 @@ fn overflow_user(_: &[&str]) -> Verdict {
     }
     let output = run(&OVERFLOW, &[roxe(), "run", "--", "sh", "-c", &pingpong("-g 0", "echo ended")]);
     let why = text(&output.stderr);
-    let told = why.lines().any(|line| line.contains("its user stands for all others"));
-    if output.status.success() && text(&output.stdout) == "ended\n" && told {
+    let has_reason = why.lines().any(|line| line.contains("its user stands for all others"));
+    if output.status.success() && text(&output.stdout) == "ended\n" && has_reason {
         Verdict::Passed
     } else {
-        Verdict::Failed(said(&output))
+        Verdict::Failed(transcript(&output))
     }
 }
 
@@ -325,7 +325,7 @@ fn ucx_without_view() -> Verdict {
         (run(&[roxe(), "run", "--"], &["ucx_info", "-d"]), "", true),
     ] {
         if text(&output.stderr) != error || text(&output.stdout).contains("roxe0") != device {
-            return Verdict::Failed(said(&output));
+            return Verdict::Failed(transcript(&output));
         }
     }
     Verdict::Passed
@@ -348,7 +348,7 @@ with tempfile.TemporaryDirectory() as folder:
     if output.status.success() && text(&output.stderr) == UCX_LINE {
         return Verdict::Passed;
     }
-    Verdict::Failed(said(&output))
+    Verdict::Failed(transcript(&output))
 }
 
 fn lists_without_view() -> Verdict {
@@ -400,7 +400,7 @@ fn lists_objects() -> Verdict {
         let found: Vec<&str> =
             first.match_indices("\":").filter_map(|(end, _)| Some(first[..end].rsplit_once('"')?.1)).collect();
         if found.join(" ") != keys || !line.contains(&format!("\"pid\":{client},\"comm\":\"rping\"")) {
-            return Verdict::Failed(format!("{kind} lacks keys or has others: {line}\n{}", said(&output)));
+            return Verdict::Failed(format!("{kind} lacks keys or has others: {line}\n{}", transcript(&output)));
         }
     }
     let rest: Vec<&str> = lines.collect();
@@ -410,7 +410,7 @@ fn lists_objects() -> Verdict {
         [qp, counter, .., last] if is_qp(qp) && is_counter(counter) && last.starts_with("    LQPN: <") => {
             Verdict::Passed
         }
-        _ => Verdict::Failed(said(&output)),
+        _ => Verdict::Failed(transcript(&output)),
     }
 }
 
@@ -424,7 +424,7 @@ fn refuses_changes() -> Verdict {
         let output = under_roxe(&[], &format!("rdma {words}"));
         let is_one_line = text(&output.stderr).lines().count() == 1;
         if output.status.code() != Some(1) || !is_one_line || !text(&output.stderr).contains(why) {
-            return Verdict::Failed(format!("rdma {words}: {}", said(&output)));
+            return Verdict::Failed(format!("rdma {words}: {}", transcript(&output)));
         }
     }
     Verdict::Passed
@@ -436,13 +436,13 @@ fn management_programs() -> Verdict {
     }
     let ibstat = run(&[roxe(), "run", "--"], &["ibstat"]);
     if !ibstat.status.success() || !text(&ibstat.stdout).contains("CA 'roxe0'") || !ibstat.stderr.is_empty() {
-        return Verdict::Failed(said(&ibstat));
+        return Verdict::Failed(transcript(&ibstat));
     }
     for program in ["perfquery", "ibhosts"] {
         let output = run(&[roxe(), "run", "--"], &[program]);
         let line = format!("roxe run: {program} sends management datagrams, which roxe does not carry");
         if !text(&output.stderr).starts_with(&line) {
-            return Verdict::Failed(said(&output));
+            return Verdict::Failed(transcript(&output));
         }
     }
     Verdict::Passed
@@ -461,13 +461,13 @@ fn sum_of_processes() -> Verdict {
     // The two processes were counted apart, and each was cut to whole words.
     let words = printed("received_bytes") / 4;
     let Some([pkts, packets, received, data]) = numbers(&output) else {
-        return Verdict::Failed(said(&output));
+        return Verdict::Failed(transcript(&output));
     };
     let same = pkts == sent && packets == sent && received == printed("received_packets");
     if sent > 200 && same && (words.saturating_sub(1)..=words).contains(&data) {
         Verdict::Passed
     } else {
-        Verdict::Failed(format!("the files do not show the sums\n{}", said(&output)))
+        Verdict::Failed(format!("the files do not show the sums\n{}", transcript(&output)))
     }
 }
 
@@ -501,7 +501,7 @@ fn moves_while_running() -> Verdict {
         kill -0 $server && echo moved
         trap '' TERM; kill 0; wait";
     let output = under_roxe(&["setsid", "--wait"], script);
-    if text(&output.stdout) == "moved\n" { Verdict::Passed } else { Verdict::Failed(said(&output)) }
+    if text(&output.stdout) == "moved\n" { Verdict::Passed } else { Verdict::Failed(transcript(&output)) }
 }
 
 /// Two programs that would go on for long are ended by signals when both have written down that
@@ -521,7 +521,7 @@ fn killed_are_printed() -> Verdict {
         done
         kill -TERM $server; kill -KILL $client; wait; cat sent_pkts; echo $server; echo $client";
     let output = run(&[roxe(), "run", "--stats", "--"], &["sh", "-c", script]);
-    let Some([sent, server, client]) = numbers(&output) else { return Verdict::Failed(said(&output)) };
+    let Some([sent, server, client]) = numbers(&output) else { return Verdict::Failed(transcript(&output)) };
     let stderr = text(&output.stderr);
     let printed = |pid: u64| stderr.lines().find(|line| line.contains(&format!("(process {pid}, killed")));
     let both = [server, client].map(|pid| printed(pid).map_or(0, |line| sum_printed(line, "sent_packets")));
@@ -529,7 +529,7 @@ fn killed_are_printed() -> Verdict {
     if both.iter().all(|sent| *sent > 0) && both.iter().sum::<u64>() >= sent {
         Verdict::Passed
     } else {
-        Verdict::Failed(format!("{both:?} of {sent}\n{}", said(&output)))
+        Verdict::Failed(format!("{both:?} of {sent}\n{}", transcript(&output)))
     }
 }
 
@@ -554,7 +554,7 @@ fn perftest_reports() -> Verdict {
     if output.status.success() && all && value("hw_counters/out_of_sequence").is_some() {
         Verdict::Passed
     } else {
-        Verdict::Failed(format!("no counters\n{}", said(&output)))
+        Verdict::Failed(format!("no counters\n{}", transcript(&output)))
     }
 }
 
@@ -572,6 +572,6 @@ fn losses_are_counted() -> Verdict {
         Some([gaps, naks, rnr_naks, refusals]) if gaps > 0 && naks > 0 && rnr_naks > 0 && refusals >= rnr_naks => {
             Verdict::Passed
         }
-        _ => Verdict::Failed(format!("losses were not counted\n{}", said(&output))),
+        _ => Verdict::Failed(format!("losses were not counted\n{}", transcript(&output))),
     }
 }

@@ -41,16 +41,16 @@ pub(crate) fn main() -> ExitCode {
 
 /// Runs `work` with the agents of two processes, the near one at `address` if there is one.
 fn between(faults: &str, tamper: Option<Tamper>, work: impl FnOnce(&mut Cards<'_>) -> Result<(), String>) -> Verdict {
-    let told = |error: &dyn std::fmt::Display| error.to_string();
+    let text = |error: &dyn std::fmt::Display| error.to_string();
     let run = || -> Result<(), String> {
-        let start = || Agent::start(&[("ROXE_FAULTS", faults)]).map_err(|error| told(&error));
+        let start = || Agent::start(&[("ROXE_FAULTS", faults)]).map_err(|error| text(&error));
         let (near, far) = (start()?, start()?);
         let address = match tamper {
-            Some(tamper) => proxy(near.address.clone(), tamper).map_err(|error| told(&error))?.to_string(),
+            Some(tamper) => proxy(near.address.clone(), tamper).map_err(|error| text(&error))?.to_string(),
             None => near.address.clone(),
         };
-        let mut near = Client::connect(address, &near.token).map_err(|error| told(&error))?;
-        let mut far = far.client().map_err(|error| told(&error))?;
+        let mut near = Client::connect(address, &near.token).map_err(|error| text(&error))?;
+        let mut far = far.client().map_err(|error| text(&error))?;
         work(&mut [&mut near, &mut far])
     };
     run().into()

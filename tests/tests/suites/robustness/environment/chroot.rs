@@ -81,15 +81,15 @@ fn judge(seen: Result<Output, Verdict>, stdout: &[&str], stderr: &[&str]) -> Ver
         Err(verdict) => return verdict,
     };
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let (said, complained) = (text(&output.stdout), text(&output.stderr));
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
     let all = |text: &str, wanted: &[&str]| {
         let lines: Vec<&str> = text.lines().collect();
         lines.len() == wanted.len() && lines.iter().zip(wanted).all(|(line, words)| line.trim_end().ends_with(words))
     };
-    if output.status.success() && all(&said, stdout) && all(&complained, stderr) {
+    if output.status.success() && all(&out, stdout) && all(&err, stderr) {
         return Verdict::Passed;
     }
-    Verdict::Failed(format!("{}\n{said}{complained}", output.status))
+    Verdict::Failed(format!("{}\n{out}{err}", output.status))
 }
 
 fn says_why() -> Verdict {

@@ -128,11 +128,11 @@ fn no_files() -> Result<Scratch, Verdict> {
 fn judge(output: Result<Output, Verdict>, words: &str) -> Verdict {
     match output {
         Ok(output) => {
-            let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-            if output.status.success() && said.contains(words) {
+            let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+            if output.status.success() && printed.contains(words) {
                 Verdict::Passed
             } else {
-                Verdict::Failed(format!("{}\n{said}", output.status))
+                Verdict::Failed(format!("{}\n{printed}", output.status))
             }
         }
         Err(verdict) => verdict,

@@ -21,13 +21,13 @@ const ANSWER: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(2);
 
 /// The program of a peer.
-pub(crate) fn obey() -> Result<(), Box<dyn Error>> {
+pub(crate) fn run() -> Result<(), Box<dyn Error>> {
     let context = Context::open_first()?;
     let mut peer = Obeying { context, end: None, load: None };
     for line in std::io::stdin().lines() {
         let line = line?;
         let words: Vec<&str> = line.split_whitespace().collect();
-        let answer = peer.obey(&words).unwrap_or_else(|e| format!("error: {e}"));
+        let answer = peer.execute(&words).unwrap_or_else(|e| format!("error: {e}"));
         println!("{answer}");
     }
     Ok(())
@@ -40,7 +40,7 @@ struct Obeying {
 }
 
 impl Obeying {
-    fn obey(&mut self, words: &[&str]) -> Result<String, Box<dyn Error>> {
+    fn execute(&mut self, words: &[&str]) -> Result<String, Box<dyn Error>> {
         let (command, words) = words.split_first().ok_or("no command")?;
         match (*command, self.load.as_ref()) {
             ("open", _) => Ok(self.end.insert(End::new(&self.context)?).describe()),
@@ -64,10 +64,10 @@ impl Obeying {
 /// The progress when it is as wanted, or broken, or after as many milliseconds as `words` say.
 fn wait_until(load: &Load, words: &[&str], wanted: impl Fn(&Progress) -> bool) -> Result<Progress, Box<dyn Error>> {
     let limit = Duration::from_millis(words.first().ok_or("no limit")?.parse()?);
-    let begun = Instant::now();
+    let start = Instant::now();
     loop {
         let progress = load.progress();
-        if wanted(&progress) || progress.is_broken() || begun.elapsed() > limit {
+        if wanted(&progress) || progress.is_broken() || start.elapsed() > limit {
             return Ok(progress);
         }
         thread::sleep(LOOK);
@@ -147,7 +147,7 @@ impl Peer {
         self.input = None;
         match self.child.wait() {
             Ok(status) if status.success() => Ok(()),
-            other => Err(format!("a peer ended with {}", other.map_or_else(|e| e.to_string(), told))),
+            other => Err(format!("a peer ended with {}", other.map_or_else(|e| e.to_string(), describe))),
         }
     }
 
@@ -160,7 +160,7 @@ impl Peer {
     }
 }
 
-fn told(status: ExitStatus) -> String {
+fn describe(status: ExitStatus) -> String {
     status.to_string()
 }
 
