@@ -49,7 +49,7 @@ pub fn below(folder: &Path, extension: &str) -> Vec<PathBuf> {
     let (mut found, mut folders) = (Vec::new(), vec![folder.to_owned()]);
     while let Some(folder) = folders.pop() {
         let entries = fs::read_dir(&folder).unwrap_or_else(|e| panic!("cannot read {}: {e}", folder.display()));
-        for path in entries.map(|entry| entry.expect("an entry").path()) {
+        for path in entries.map(|entry| entry.expect("read an entry of the folder").path()) {
             if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
                 folders.push(path);
             } else if path.extension().is_some_and(|its| its == extension) {

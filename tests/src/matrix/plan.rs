@@ -103,7 +103,7 @@ mod tests {
                 let (_, cells) = plan
                     .iter()
                     .find(|(group, _)| (group.condition, group.direction) == (condition, direction))
-                    .expect("a group");
+                    .expect("find the group");
                 for service in Service::ALL {
                     for op in service.ops() {
                         assert!(cells.iter().any(|cell| (cell.service, cell.op) == (service, *op)), "{op:?}");

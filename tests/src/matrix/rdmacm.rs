@@ -381,7 +381,7 @@ mod tests {
         let of = |ip, tool: &str| {
             let fits =
                 |m: &Meeting| m.ip == ip && m.direction == Direction::RoxeToRxe && m.exchange.client.starts_with(tool);
-            all().into_iter().find(fits).expect("a meeting")
+            all().into_iter().find(fits).expect("find a meeting")
         };
         let refused = [end(false, "mckey: failure joining: Unknown error 524")];
         let other = [end(false, "return status -1")];

@@ -13,8 +13,8 @@ const ROCE_PACKETS: usize = 2279;
 
 fn captures() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("captures");
-    let entries = fs::read_dir(&folder).expect("the folder of captures");
-    let mut files: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
+    let entries = fs::read_dir(&folder).expect("list the folder of captures");
+    let mut files: Vec<_> = entries.map(|entry| entry.expect("read an entry of the folder").path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "pcap"));
     files.sort();
     files
@@ -26,9 +26,9 @@ fn for_each_roce_packet(mut check: impl FnMut(&str, &[u8], &NetHeader, &[u8])) -
     let mut seen = 0;
     for path in captures() {
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let file = fs::read(&path).expect("a capture");
-        for (index, frame) in frames(&file).expect("a capture file").enumerate() {
-            let Frame { link, data, .. } = frame.expect("a whole frame");
+        let file = fs::read(&path).expect("read the capture");
+        for (index, frame) in frames(&file).expect("parse the capture").enumerate() {
+            let Frame { link, data, .. } = frame.expect("parse the frame");
             let Some(ip) = ip_packet(link, data) else { continue };
             match NetHeader::parse_ip(ip) {
                 Ok((net, payload)) => check(&format!("{name} frame {}", index + 1), ip, &net, payload),
@@ -44,7 +44,7 @@ fn for_each_roce_packet(mut check: impl FnMut(&str, &[u8], &NetHeader, &[u8])) -
 
 fn emit(header: &Header, payload: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0xee; header.padded_len(payload.len())];
-    header.emit(payload.len(), &mut bytes).expect("a slot of exact size").copy_from_slice(payload);
+    header.emit(payload.len(), &mut bytes).expect("emit the headers").copy_from_slice(payload);
     bytes
 }
 

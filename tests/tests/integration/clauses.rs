@@ -168,13 +168,13 @@ impl Report {
         self.clauses.values().for_each(|clause| sections.entry(clause.section.as_str()).or_default().add(clause));
         let mut table = String::new();
         for (section, count) in &sections {
-            writeln!(table, "{section:38} {count}").expect("a String");
+            writeln!(table, "{section:38} {count}").expect("write to a String");
         }
         for (id, clause) in self.clauses.iter().filter(|(_, clause)| clause.is_excepted()) {
             let reason = clause.uncited.as_ref().or(clause.untested.as_ref()).map_or("", String::as_str);
-            writeln!(table, "excepted: {id}: {reason}").expect("a String");
+            writeln!(table, "excepted: {id}: {reason}").expect("write to a String");
         }
-        writeln!(table, "{:38} {}", "all", self.count()).expect("a String");
+        writeln!(table, "{:38} {}", "all", self.count()).expect("write to a String");
         table
     }
 }
@@ -226,14 +226,14 @@ fn first_test_line(path: &str, lines: &[&str]) -> usize {
 fn sources(root: &Path) -> Vec<(String, String)> {
     let files = CRATES.iter().flat_map(|folder| files::below(&root.join(folder), "rs"));
     let name = |path: &Path| path.strip_prefix(root).expect("below the root").to_string_lossy().into_owned();
-    let read = |path: PathBuf| (name(&path), fs::read_to_string(&path).expect("a source file"));
+    let read = |path: PathBuf| (name(&path), fs::read_to_string(&path).expect("read a source file"));
     files.map(read).filter(|(path, _)| path != THIS_FILE).collect()
 }
 
 #[test]
 fn every_clause_is_cited_and_tested() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
-    let list = fs::read_to_string(root.join("tests/clauses.txt")).expect("the list");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("find the workspace");
+    let list = fs::read_to_string(root.join("tests/clauses.txt")).expect("read tests/clauses.txt");
     let report = Report::of(&list, &sources(root));
     println!("{}", report.table());
     let complaints = &report.complaints;

@@ -13,8 +13,8 @@ const PRODUCT: [&str; 4] = ["roxe-capi", "roxe-cli", "roxe-preload", "roxe"];
 
 /// The strings in quotes between `begin` and the next line that is `]`.
 fn list(begin: &str) -> Vec<&'static str> {
-    let (_, rest) = POLICY.split_once(begin).expect("the policy has this list");
-    let (list, _) = rest.split_once("\n]").expect("the list ends");
+    let (_, rest) = POLICY.split_once(begin).expect("find the list in deny.toml");
+    let (list, _) = rest.split_once("\n]").expect("find the end of the list");
     list.split('"').skip(1).step_by(2).collect()
 }
 

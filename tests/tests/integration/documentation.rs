@@ -113,8 +113,8 @@ fn generated_parts_of_pages_match_the_code() {
         let path = root().join(page);
         let text = fs::read_to_string(&path).unwrap();
         let start = format!("<!-- generated: {name} -->\n");
-        let (before, rest) = text.split_once(&start).expect("the page has the part");
-        let (_, after) = rest.split_once("<!-- end -->").expect("the part ends");
+        let (before, rest) = text.split_once(&start).expect("find the start of the part");
+        let (_, after) = rest.split_once("<!-- end -->").expect("find the end of the part");
         let now = format!("{before}{start}{}\n<!-- end -->{after}", generate().trim_end());
         if writes {
             fs::write(&path, now).unwrap();

@@ -9,7 +9,7 @@ use std::path::Path;
 
 /// Returns the packets of a capture.
 fn packets(file: &[u8]) -> Vec<Captured<'_>> {
-    let found = items(file, |_| false).expect("a capture");
+    let found = items(file, |_| false).expect("parse the capture");
     found.filter_map(|item| if let Item::Packet(packet) = item { Some(packet) } else { None }).collect()
 }
 
@@ -24,9 +24,9 @@ fn faults(judgement: &Judgement) -> impl Iterator<Item = &Charge> {
 #[test]
 fn catalogue_packets_bring_no_charge_against_the_card() {
     let mut card = VirtualCard::default();
-    let address = card.card(false).expect("an address").address;
+    let address = card.card(false).expect("find the IPv4 address of the card").address;
     let (mut wrong, mut cases, mut near) = (Vec::new(), 0, 0);
-    let catalogue = conform::catalogue(&[]).expect("the catalogue");
+    let catalogue = conform::catalogue(&[]).expect("parse the catalogue");
     // A capture does not show that a queue pair is reset: both lives would be judged as one.
     for script in catalogue.iter().filter(|script| !script.name().contains("/second_life")) {
         for case in script.cases() {
@@ -51,10 +51,10 @@ fn catalogue_packets_bring_no_charge_against_the_card() {
 fn captures_of_kernel_cards_bring_no_charge() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("captures");
     let mut seen = 0;
-    for entry in fs::read_dir(folder).expect("the folder of captures") {
-        let path = entry.expect("an entry").path();
+    for entry in fs::read_dir(folder).expect("list the folder of captures") {
+        let path = entry.expect("read an entry of the folder").path();
         if path.extension().is_some_and(|extension| extension == "pcap") {
-            let file = fs::read(&path).expect("a capture");
+            let file = fs::read(&path).expect("read the capture");
             let judgement = judged(&file);
             seen += 1;
             let charges: Vec<_> = judgement.charges.iter().map(ToString::to_string).collect();

@@ -6,10 +6,10 @@ use std::path::Path;
 
 /// Names of the modules below `tests/tests/suites`, each of which is a suite.
 fn suites() -> BTreeSet<String> {
-    let groups = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/suites")).expect("the suites");
-    let folders = groups.map(|entry| entry.expect("an entry").path()).filter(|path| path.is_dir());
-    let files = folders.flat_map(|folder| fs::read_dir(folder).expect("a group"));
-    let files = files.map(|entry| entry.expect("an entry").path()).filter(|path| path.is_file());
+    let groups = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/suites")).expect("list the suites");
+    let folders = groups.map(|entry| entry.expect("read an entry of the folder").path()).filter(|path| path.is_dir());
+    let files = folders.flat_map(|folder| fs::read_dir(folder).expect("list a group of suites"));
+    let files = files.map(|entry| entry.expect("read an entry of the folder").path()).filter(|path| path.is_file());
     files.filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())).collect()
 }
 

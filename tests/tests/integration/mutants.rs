@@ -14,12 +14,12 @@ const OUTSIDE: &str = "tests/mutants/outside";
 const CHECKERS: [&str; 3] = ["thread", "address", "miri"];
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the workspace")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("find the workspace")
 }
 
 fn patches(folder: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(root().join(folder)).expect("a folder of patches");
-    let mut files: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
+    let entries = fs::read_dir(root().join(folder)).expect("list the folder of patches");
+    let mut files: Vec<_> = entries.map(|entry| entry.expect("read an entry of the folder").path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "patch"));
     files.sort();
     files
@@ -33,7 +33,7 @@ fn mutants() -> Vec<PathBuf> {
 /// with the patches before it; for those see [`apply_in_a_copy`].
 fn check_that_it_applies(file: &Path) {
     let check = Command::new("git").args(["apply", "--check", "-C1"]).arg(file).current_dir(root()).output();
-    let check = check.expect("git");
+    let check = check.expect("run git apply");
     assert!(check.status.success(), "{}: {}", file.display(), String::from_utf8_lossy(&check.stderr));
 }
 
@@ -53,19 +53,19 @@ fn every_mutant_applies() {
 
 /// Applies patches one after the other to a copy of the files that they change.
 fn apply_in_a_copy(files: &[PathBuf]) {
-    let folder = Scratch::new("faults").expect("a folder");
+    let folder = Scratch::new("faults").expect("create a folder");
     for file in files {
-        let text = fs::read_to_string(file).expect("a patch");
+        let text = fs::read_to_string(file).expect("read the patch");
         for path in text.lines().filter_map(|line| line.strip_prefix("+++ b/")) {
             let copy = folder.join(path);
-            fs::create_dir_all(copy.parent().expect("a folder")).expect("a folder");
+            fs::create_dir_all(copy.parent().expect("find the folder of the copy")).expect("create the folder");
             if !copy.exists() {
                 fs::copy(root().join(path), copy).unwrap_or_else(|e| panic!("{}: {path}: {e}", file.display()));
             }
         }
         let mut apply = Command::new("git");
         apply.args(["apply", "-C1"]).arg(file).current_dir(&*folder).env("GIT_CEILING_DIRECTORIES", &*folder);
-        let applied = apply.output().expect("git");
+        let applied = apply.output().expect("run git apply");
         assert!(applied.status.success(), "{}: {}", file.display(), String::from_utf8_lossy(&applied.stderr));
     }
 }
@@ -80,11 +80,11 @@ fn faults_seen_from_outside_apply_alone_and_together() {
 /// Each has a sentence, a day, and a script that finds it, unless no packet tells it apart.
 #[test]
 fn faults_seen_from_outside_are_listed() {
-    let list = fs::read_to_string(root().join(OUTSIDE).join("list.txt")).expect("a list");
+    let list = fs::read_to_string(root().join(OUTSIDE).join("list.txt")).expect("read list.txt");
     let rows = list.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
     let rows: Vec<Vec<_>> = rows.map(|line| line.split_whitespace().collect()).collect();
     let named: Vec<_> = rows.iter().map(|row| row[0].to_owned()).collect();
-    let stem = |file: &PathBuf| file.file_stem().expect("a name").to_string_lossy().into_owned();
+    let stem = |file: &PathBuf| file.file_stem().expect("get the name of the patch").to_string_lossy().into_owned();
     assert_eq!(named, patches(OUTSIDE).iter().map(stem).collect::<Vec<_>>());
     for (row, file) in rows.iter().zip(patches(OUTSIDE)) {
         let [name, day, before, now, ..] = row[..] else { panic!("{row:?}") };
@@ -92,7 +92,7 @@ fn faults_seen_from_outside_are_listed() {
         for script in [before, now].into_iter().filter(|script| !["-", "unseen"].contains(script)) {
             assert!(root().join("tests/conform").join(script).with_extension("drill").exists(), "{name}: {script}");
         }
-        let text = fs::read_to_string(file).expect("a fault");
+        let text = fs::read_to_string(file).expect("read the patch");
         assert!(text.lines().next().is_some_and(|line| line.ends_with('.')), "{name}: what is broken?");
     }
 }
@@ -102,8 +102,8 @@ fn faults_seen_from_outside_are_listed() {
 #[test]
 fn every_mutant_asks_for_its_own_number() {
     for file in [patches("tests/mutants"), patches(OUTSIDE)].concat() {
-        let mutant = fs::read_to_string(&file).expect("a mutant");
-        let name = file.file_name().and_then(|name| name.to_str()).expect("a name");
+        let mutant = fs::read_to_string(&file).expect("read the mutant");
+        let name = file.file_name().and_then(|name| name.to_str()).expect("get the name of the patch");
         let number = name.split('-').next().unwrap_or_default().trim_start_matches('0');
         let added: String = mutant.lines().filter(|line| line.starts_with('+')).collect();
         let numbers: Vec<_> = added.split("::mutant(").skip(1).map(|rest| rest.split(')').next()).collect();
@@ -114,7 +114,7 @@ fn every_mutant_asks_for_its_own_number() {
 #[test]
 fn every_mutant_has_a_description_and_names_existing_tests() {
     for file in mutants() {
-        let mutant = fs::read_to_string(&file).expect("a mutant");
+        let mutant = fs::read_to_string(&file).expect("read the mutant");
         let name = file.display();
         assert!(mutant.lines().next().is_some_and(|line| line.ends_with('.')), "{name}: what is broken?");
         assert!(catchers(&mutant).next().is_some(), "{name} names no test");
@@ -127,7 +127,7 @@ fn every_mutant_has_a_description_and_names_existing_tests() {
 #[test]
 fn every_checker_has_a_broken_build_that_it_must_report() {
     let patches = patches("tests/checked");
-    let texts: Vec<_> = patches.iter().map(|file| fs::read_to_string(file).expect("a broken build")).collect();
+    let texts: Vec<_> = patches.iter().map(|file| fs::read_to_string(file).expect("read the patch")).collect();
     for checker in CHECKERS {
         let head = format!("Reported by {checker}: ");
         assert!(texts.iter().any(|text| text.lines().any(|line| line.starts_with(&head))), "{checker} has none");
@@ -155,8 +155,8 @@ fn exists(package: &str, target: &str, test: &str) -> bool {
 
 fn holds(path: &Path, text: &str) -> bool {
     if path.is_dir() {
-        let mut entries = fs::read_dir(path).expect("a folder of sources");
-        entries.any(|entry| holds(&entry.expect("an entry").path(), text))
+        let mut entries = fs::read_dir(path).expect("list a folder of sources");
+        entries.any(|entry| holds(&entry.expect("read an entry of the folder").path(), text))
     } else {
         fs::read_to_string(path).is_ok_and(|source| source.contains(text))
     }

@@ -50,7 +50,7 @@ fn assert_none(findings: &[String]) {
 /// The folders of the product's packages, in the order in which the page of the architecture has
 /// them, but the lowest first.
 fn order(files: &Files) -> Vec<&str> {
-    let list = files[Path::new(ARCHITECTURE)].split("```").nth(1).expect("a list");
+    let list = files[Path::new(ARCHITECTURE)].split("```").nth(1).expect("find the list in architecture.md");
     let folders = list.lines().filter_map(|line| line.split_whitespace().next());
     folders
         .filter(|word| files.contains_key(&Path::new(word).join("Cargo.toml")))
@@ -62,11 +62,11 @@ fn order(files: &Files) -> Vec<&str> {
 
 /// Every text of this workspace that is not hidden or built.
 fn workspace() -> Files {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the workspace");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("find the workspace");
     let (mut files, mut folders) = (Files::new(), vec![root.clone()]);
     while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).expect("a folder of the workspace") {
-            let path = entry.expect("an entry").path();
+        for entry in std::fs::read_dir(folder).expect("list a folder of the workspace") {
+            let path = entry.expect("read an entry of the folder").path();
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             if path.is_symlink() || name.starts_with('.') || name == "target" || name == "shared" {
                 continue;

@@ -302,7 +302,7 @@ mod tests {
         let hex: String = EXAMPLE.split_whitespace().collect();
         let mut packet = vec![0; HEADERS];
         (packet[0], packet[7]) = (OPCODE, 1);
-        packet.extend(roxe_peer::protocol::from_hex(&hex).expect("digits"));
+        packet.extend(roxe_peer::protocol::from_hex(&hex).expect("parse the digits"));
         packet.resize(END + layout::ICRC_LEN, 0);
         packet
     }

@@ -206,7 +206,7 @@ pub(crate) mod tests {
     pub(crate) fn report() -> Report {
         let script = |name: &str, body: &str| {
             let text = format!("title T <{name}>\nclause GAP-NAK, DUP-READ\npeer qp q\n{body}");
-            Script::parse(name, &text).expect("a script")
+            Script::parse(name, &text).expect("parse the script")
         };
         let scripts = [
             script("a/good", "figure acks number 3\nfigure acks number 1\nfigure acks number 2"),
@@ -214,14 +214,14 @@ pub(crate) mod tests {
             script("b/known", "send WRITE_ONLY psn=100 ackreq\nexpect ACK psn=100 msn=9"),
             script("b/other", "peer qp r type=RD"),
         ];
-        let deviations = Deviations::parse("b/known: it counts & counts").expect("a file");
+        let deviations = Deviations::parse("b/known: it counts & counts").expect("parse the deviations");
         conform::run(&scripts, &mut VirtualCard::default(), &deviations, |_| ())
     }
 
     #[test]
     fn text_report_has_rows_for_clauses_and_sums() {
         let text = text(&report());
-        let card = VirtualCard::default().card(false).expect("a card");
+        let card = VirtualCard::default().card(false).expect("get the card");
         let sums = "1 pass, 1 FAIL, 1 tolerated, 1 unsupported";
         for line in [
             format!("  DUP-READ                 IBA 9.7.5.1            {sums}\n"),

@@ -108,7 +108,7 @@ impl Target {
                     }
                 }
                 "mod" => {
-                    let name = word(next).expect("a module has a name");
+                    let name = word(next).expect("parse the name of the module");
                     let (child, below) = (format!("{module}::{name}"), folder.join(&name));
                     if let Some(tokens) = group(next + 1, Delimiter::Brace) {
                         self.modules.insert(child.clone(), self.modules[module]);
@@ -196,7 +196,7 @@ impl Target {
         let circle = |file: usize| reached[file].iter().copied().filter(|to| reached[*to].contains(&file)).collect();
         let circles: BTreeSet<Vec<usize>> = (0..reached.len()).map(circle).collect();
         println!("{folder}: {} files, {} arrows", self.files.len(), uses.len());
-        let name = |file: usize| self.files[file].strip_prefix(folder).expect("a file of the package").display();
+        let name = |file: usize| self.files[file].strip_prefix(folder).expect("find the file in its package").display();
         let describe = |circle: &Vec<usize>| {
             let arrows = uses.iter().filter(|((from, to), _)| circle.contains(from) && circle.contains(to));
             let arrow = |((from, to), (line, path)): (&(_, _), &_)| {

@@ -86,7 +86,7 @@ fn conforms_between(veth: &Veth, words: &[&str]) -> Verdict {
     };
     let words: Vec<_> = ["conform", &target, "--near", NEAR].iter().chain(words).copied().collect();
     let result = conforms(&words);
-    agent.kill().and_then(|()| agent.wait()).expect("our child");
+    agent.kill().and_then(|()| agent.wait()).expect("kill the agent");
     result.and_then(|sums| if sums.contains("unsupported") { Err(sums) } else { Ok(()) }).into()
 }
 
@@ -100,9 +100,9 @@ fn agent_lost() -> Verdict {
     let mut conform = start(&["conform", &target, "-v", "responder/"]);
     let mut progress = lines(&mut conform);
     let started = progress.by_ref().take(3).count();
-    agent.kill().and_then(|()| agent.wait()).expect("our child");
+    agent.kill().and_then(|()| agent.wait()).expect("kill the agent");
     let rest = progress.count();
-    let ended = conform.wait_with_output().expect("our child");
+    let ended = conform.wait_with_output().expect("wait for roxe conform");
     let text = String::from_utf8_lossy(&ended.stderr);
     let says =
         text.contains("the agent has stopped answering in responder/") && text.contains("more cases were not run");
@@ -116,7 +116,7 @@ fn agent_lost() -> Verdict {
 fn unread() -> Verdict {
     let mut conform = start(&["conform", "virtual", "-v"]);
     let first = lines(&mut conform).next();
-    let ended = conform.wait_with_output().expect("our child");
+    let ended = conform.wait_with_output().expect("wait for roxe conform");
     let text = String::from_utf8_lossy(&ended.stderr);
     if first.is_some() && ended.status.success() && text.is_empty() {
         return Verdict::Passed;
@@ -139,7 +139,7 @@ fn target(agent: &mut Child) -> Result<String, String> {
 }
 
 fn lines(child: &mut Child) -> impl Iterator<Item = String> {
-    BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok)
+    BufReader::new(child.stdout.take().expect("take the pipe")).lines().map_while(Result::ok)
 }
 
 fn roxe(words: &[&str]) -> Output {
@@ -159,10 +159,10 @@ fn conforms(words: &[&str]) -> Result<String, String> {
 
 fn drill() -> Verdict {
     let folder = build::target_dir().join("drill");
-    fs::create_dir_all(&folder).expect("a folder");
+    fs::create_dir_all(&folder).expect("create the folder");
     let script = folder.join("wrong.drill");
     let text = "title A count that is wrong\npeer qp q\nsend WRITE_ONLY psn=100 ackreq\nexpect ACK psn=100 msn=2\n";
-    fs::write(&script, text).expect("a file");
+    fs::write(&script, text).expect("write the script");
     let captures = folder.join("captures");
     let words = ["drill", "self", &script.to_string_lossy(), "--captures", &captures.to_string_lossy()];
     let output = roxe(&words);
@@ -171,7 +171,7 @@ fn drill() -> Verdict {
     let files: Vec<_> = fs::read_dir(&captures).into_iter().flatten().flatten().collect();
     let dump = files.first().map(|file| roxe(&["dump", &file.path().to_string_lossy()]));
     let dump = dump.map(|dump| String::from_utf8_lossy(&dump.stdout).into_owned()).unwrap_or_default();
-    fs::remove_dir_all(&folder).expect("our folder");
+    fs::remove_dir_all(&folder).expect("remove the folder");
     let whole = dump.contains("2 RoCEv2 packets, 0 of them bad") && dump.contains("# msn is 1, not 2");
     if output.status.code() == Some(1) && says && whole {
         return Verdict::Passed;
@@ -182,10 +182,10 @@ fn drill() -> Verdict {
 /// Stops and continues the process, as Ctrl-Z and `fg` do: waiting system calls are interrupted.
 fn stopped() -> Verdict {
     let file = build::target_dir().join("stopped.drill");
-    fs::write(&file, "title A second without a packet\npeer qp q\nsilence 1s\n").expect("a file");
+    fs::write(&file, "title A second without a packet\npeer qp q\nsilence 1s\n").expect("write the script");
     let mut drill = start(&["drill", "self", &file.to_string_lossy()]);
     let stat = format!("/proc/{}/stat", drill.id());
-    while drill.try_wait().expect("our child").is_none() {
+    while drill.try_wait().expect("poll roxe drill").is_none() {
         for (signal, state) in [(libc::SIGSTOP, 'T'), (libc::SIGCONT, 'S')] {
             // SAFETY: our own child, not yet waited for.
             unsafe { libc::kill(drill.id().cast_signed(), signal) };
@@ -196,8 +196,8 @@ fn stopped() -> Verdict {
             }
         }
     }
-    let ended = drill.wait_with_output().expect("our child");
-    fs::remove_file(&file).expect("our file");
+    let ended = drill.wait_with_output().expect("wait for roxe drill");
+    fs::remove_file(&file).expect("remove the script");
     if ended.status.success() {
         return Verdict::Passed;
     }
@@ -215,7 +215,7 @@ fn marks() -> Verdict {
     let dscp = |case: &Value| case["figures"].as_array()?.iter().find(is_dscp)?["median"].as_u64();
     let dscps: Vec<_> = cases.iter().map(dscp).collect();
     if output.status.success() && !dscps.is_empty() && dscps.iter().all(|dscp| *dscp == Some(48)) {
-        fs::remove_file(&file).expect("our file");
+        fs::remove_file(&file).expect("remove the script");
         return Verdict::Passed;
     }
     Verdict::Failed(format!("{}: {dscps:?}\n{text}", output.status))
@@ -224,9 +224,9 @@ fn marks() -> Verdict {
 /// Longer than any datagram may be.
 fn long() -> Verdict {
     let file = build::target_dir().join("long.drill");
-    fs::write(&file, "title A packet of 66000 bytes\npeer qp q\nsend SEND_ONLY psn=100 len=66000\n").expect("a file");
+    fs::write(&file, "title A packet of 66000 bytes\npeer qp q\nsend SEND_ONLY psn=100 len=66000\n").expect("write the script");
     let output = roxe(&["drill", "self", &file.to_string_lossy()]);
-    fs::remove_file(&file).expect("our file");
+    fs::remove_file(&file).expect("remove the script");
     let text = String::from_utf8_lossy(&output.stdout);
     if output.status.success() && text.contains("unsupported") {
         return Verdict::Passed;
@@ -247,16 +247,16 @@ fn manager() -> Verdict {
         ("peer quiet l for 50ms", ":5:", "CONNECT_REQUEST"),
     ];
     let folder = build::target_dir().join("drill-cm");
-    fs::create_dir_all(&folder).expect("a folder");
+    fs::create_dir_all(&folder).expect("create the folder");
     let file = |(number, (text, ..)): (usize, &(&str, &str, &str))| {
         let file = folder.join(format!("{number}.drill"));
-        fs::write(&file, format!("{BEGINS}{text}\n")).expect("a file");
+        fs::write(&file, format!("{BEGINS}{text}\n")).expect("write the script");
         file.to_string_lossy().into_owned()
     };
     let files: Vec<_> = wrong.iter().enumerate().map(file).collect();
     let words: Vec<_> = ["drill", "self"].into_iter().chain(files.iter().map(String::as_str)).collect();
     let output = roxe(&words);
-    fs::remove_dir_all(&folder).expect("our folder");
+    fs::remove_dir_all(&folder).expect("remove the folder");
     let text = String::from_utf8_lossy(&output.stdout);
     let failures = text.split("FAIL ").filter(|part| part.contains("expected: "));
     let matches = |(part, (_, line, what)): (&str, &(&str, &str, &str))| part.contains(line) && part.contains(what);

@@ -42,9 +42,9 @@ struct Root(Scratch);
 
 impl Root {
     fn new(name: &str) -> Self {
-        let root = Scratch::new(&format!("install-{name}")).expect("the temporary folder can be written");
+        let root = Scratch::new(&format!("install-{name}")).expect("create a temporary folder");
         for folder in ["bin", "home", "work"] {
-            fs::create_dir_all(root.join(folder)).expect("the temporary folder can be written");
+            fs::create_dir_all(root.join(folder)).expect("create a folder");
         }
         Self(root)
     }
@@ -78,7 +78,7 @@ fn alone(name: &str, check: fn(&Root) -> Verdict) -> Verdict {
         return Verdict::Skipped("ibv_rc_pingpong is not installed (tests/run installs it)".to_owned());
     }
     let root = Root::new(name);
-    fs::copy(build::roxe(), root.0.join("bin/roxe")).expect("the program can be copied");
+    fs::copy(build::roxe(), root.0.join("bin/roxe")).expect("copy the program");
     check(&root)
 }
 
@@ -97,10 +97,10 @@ fn replaces_changed(root: &Root) -> Verdict {
     let first = root.run(devices);
     let library = root.libraries().join("libroxe.so");
     let right = fs::read(&library).unwrap_or_default();
-    fs::write(&library, b"planted").expect("the library is there");
+    fs::write(&library, b"planted").expect("overwrite the library");
     let second = root.run(devices);
     let good = fs::read(&library).is_ok_and(|now| now == right && now.len() > 100_000);
-    fs::set_permissions(root.libraries(), fs::Permissions::from_mode(0o777)).expect("the folder is ours");
+    fs::set_permissions(root.libraries(), fs::Permissions::from_mode(0o777)).expect("change the mode of the folder");
     // Other users could write there now, so the fallback folder is used.
     let third = root.run(&format!("{devices}; roxe run -- sh -c 'readlink -f $LD_LIBRARY_PATH/libibverbs.so.1'"));
     let is_own_path = !String::from_utf8_lossy(&third.stdout).contains(&*root.libraries().to_string_lossy());

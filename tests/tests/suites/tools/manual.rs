@@ -48,8 +48,8 @@ const NOT_HERE: &[&str] = &["cargo ", "tests/run", "mdbook "];
 
 pub(crate) fn main() -> ExitCode {
     let root = root();
-    let folders = FOLDERS.iter().map(|folder| fs::read_dir(root.join(folder)).expect("the folder exists"));
-    let mut pages: Vec<PathBuf> = folders.flatten().map(|entry| entry.expect("it is readable").path()).collect();
+    let folders = FOLDERS.iter().map(|folder| fs::read_dir(root.join(folder)).expect("list the folder of pages"));
+    let mut pages: Vec<PathBuf> = folders.flatten().map(|entry| entry.expect("read an entry of the folder").path()).collect();
     pages.retain(|page| page.extension().is_some_and(|extension| extension == "md"));
     pages.push(root.join("README.md"));
     pages.sort();
@@ -58,13 +58,13 @@ pub(crate) fn main() -> ExitCode {
     }
     let mut checks = Vec::new();
     for page in pages {
-        let name = page.strip_prefix(&root).expect("the page is below").display().to_string();
+        let name = page.strip_prefix(&root).expect("find the page in the project").display().to_string();
         let elsewhere = ELSEWHERE.iter().find(|(page, _)| name.ends_with(page));
         if let Some((_, reason)) = elsewhere {
             checks.push(Check::new(name, move || Verdict::Skipped((*reason).to_owned())));
             continue;
         }
-        let text = fs::read_to_string(&page).expect("the page is readable");
+        let text = fs::read_to_string(&page).expect("read the page");
         if name == "README.md" {
             for command in commands_of_tables(&text) {
                 let script = PLACES.iter().fold(command.clone(), |script, (from, to)| script.replacen(from, to, 1));
@@ -82,7 +82,7 @@ pub(crate) fn main() -> ExitCode {
 }
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests lie in the project").to_owned()
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("find the project").to_owned()
 }
 
 /// A step of a reader.
@@ -98,7 +98,7 @@ fn steps(path: &Path, page: &str) -> Vec<Step> {
     while let Some(line) = lines.next() {
         if let Some(name) = line.strip_prefix("<!-- uses: ").and_then(|name| name.strip_suffix(" -->")) {
             let other = path.with_file_name(name);
-            let text = fs::read_to_string(&other).expect("the page that is used exists");
+            let text = fs::read_to_string(&other).expect("read the other page");
             found.extend(steps(&other, &text).into_iter().filter(|step| matches!(step, Step::Save { .. })));
         }
         if line.starts_with("<!-- not run: ") {
@@ -200,7 +200,7 @@ fn session(steps: &[Step]) -> Result<Vec<String>, String> {
         match step {
             Step::Save { name, text } => {
                 let path = scratch.join(name);
-                fs::create_dir_all(path.parent().expect("a file lies in a folder")).map_err(|e| e.to_string())?;
+                fs::create_dir_all(path.parent().expect("find the folder of the file")).map_err(|e| e.to_string())?;
                 fs::write(path, text).map_err(|e| e.to_string())?;
             }
             Step::Command { line, .. } => {
@@ -220,7 +220,7 @@ fn session(steps: &[Step]) -> Result<Vec<String>, String> {
         }
     }
     let (bin, sources) = (build::roxe(), build::sources());
-    let own = bin.parent().expect("a program lies in a folder").display();
+    let own = bin.parent().expect("find the folder of the program").display();
     let mut shell = Command::new("timeout");
     shell.args(["120", "sh", "-c", &format!("exec 2>&1\n{script}wait")]);
     shell.current_dir(&*scratch).stdin(Stdio::null()).env_clear();
@@ -247,7 +247,7 @@ fn write(pages: &[PathBuf]) -> ExitCode {
     let words: Vec<String> = report::words().filter(|word| !word.starts_with('-')).collect();
     let chosen = |page: &PathBuf| words.is_empty() || words.iter().any(|w| page.display().to_string().contains(w));
     for page in pages.iter().filter(|page| chosen(page)) {
-        let mut text = fs::read_to_string(page).expect("the page is readable");
+        let mut text = fs::read_to_string(page).expect("read the page");
         let steps = steps(page, &text);
         let outputs = match session(&steps) {
             Ok(outputs) => outputs,
@@ -263,7 +263,7 @@ fn write(pages: &[PathBuf]) -> ExitCode {
                 text = text.replacen(&format!("$ {line}\n{lines}"), &format!("$ {line}\n{output}"), 1);
             }
         }
-        fs::write(page, text).expect("the page can be written");
+        fs::write(page, text).expect("write the page");
     }
     ExitCode::SUCCESS
 }

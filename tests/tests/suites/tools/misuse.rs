@@ -153,7 +153,7 @@ fn run(program: String, (rule, twins): (Rule, &str), wrong: bool, link: &str) ->
     let outcome = outcome.map_err(|e| e.to_string())?;
     let text = fs::read_to_string(&reports).unwrap_or_default();
     let _ = fs::remove_file(&reports);
-    let found: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
+    let found: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("parse a report")).collect();
     let fails = wrong && rule.severity() == Severity::Error && !WARNED.contains(&twins);
     let ended = if fails { outcome.output.contains(&format!("exit status: {EXIT_STATUS}")) } else { outcome.ok };
     let matches = |report: &Value| report["rule"] == rule.name();

@@ -48,7 +48,7 @@ fn watch<T>(place: &Place, arguments: &[&str], mut sees: impl FnMut(&str) -> Opt
     };
     let _ = program.kill();
     let _ = program.wait();
-    seen.expect("the program ends before it is seen")
+    seen.expect("see the program before its exit")
 }
 
 #[test]

@@ -10,8 +10,8 @@ use std::time::Duration;
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/conform");
 
 fn files(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).expect("a folder of scripts") {
-        let path = entry.expect("an entry").path();
+    for entry in std::fs::read_dir(folder).expect("list the folder of scripts") {
+        let path = entry.expect("read an entry of the folder").path();
         if path.is_dir() { files(&path, found) } else { found.push(path) }
     }
 }
@@ -91,12 +91,12 @@ fn scripts_cite_existing_clauses() {
 
 #[test]
 fn manual_names_the_figures_of_the_catalogue() {
-    let text = |(_, path)| std::fs::read_to_string(path).expect("a script");
+    let text = |(_, path)| std::fs::read_to_string(path).expect("read the script");
     let texts: String = scripts_of_the_folder().into_iter().map(text).collect();
     let name = |line: &str| line.split(' ').next().unwrap_or_default().to_owned();
     let measured: BTreeSet<_> = texts.lines().filter_map(|line| line.strip_prefix("figure ")).map(name).collect();
     let manual = include_str!("../../../../docs/reference/conformance-report.md");
-    let (_, table) = manual.split_once("\n## Figures of the catalogue\n").expect("a section");
+    let (_, table) = manual.split_once("\n## Figures of the catalogue\n").expect("find the section of figures");
     let table = table.split("\n## ").next().unwrap_or_default();
     let rows = table.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
     let named: BTreeSet<_> = rows.map(|(name, _)| name.to_owned()).collect();
@@ -121,7 +121,7 @@ fn virtual_card_passes_every_case() {
 /// One of 100 packets is lost.
 #[test]
 fn lossy_path_fails_no_case() {
-    let scripts = conform::catalogue(&["responder".to_owned(), "requester".to_owned()]).expect("scripts");
+    let scripts = conform::catalogue(&["responder".to_owned(), "requester".to_owned()]).expect("parse the scripts");
     let mut card = Wrong::new(Mistake::Loss(100));
     let report = conform::run(&scripts, &mut card, &Deviations::default(), |_| ());
     let failed: Vec<_> = report.tried.iter().filter(|tried| tried.outcome.verdict.word() == "FAIL").collect();
@@ -137,7 +137,7 @@ fn lossy_path_fails_no_case() {
 fn agent_lost_on_retry_keeps_the_failure() {
     let script = |name: &str, msn| {
         let text = format!("title t\nclause GAP-NAK\npeer qp q\nsend WRITE_ONLY psn=100 ackreq\nexpect ACK msn={msn}");
-        Script::parse(name, &text).expect("a script")
+        Script::parse(name, &text).expect("parse the script")
     };
     let scripts = [script("wrong", 9), script("lossy", 1)];
     let mut again = 0;
@@ -152,7 +152,7 @@ fn agent_lost_on_retry_keeps_the_failure() {
     assert_eq!((words(&steady), steady.unsteady, steady.lost, again), (vec!["FAIL", "pass"], 1, None, 1));
     let report = report(6, &mut again);
     assert_eq!((words(&report), report.tried[0].tries, again), (vec!["FAIL", "pass"], 3, 1), "{:?}", report.tried);
-    let lost = report.lost.as_ref().expect("a loss");
+    let lost = report.lost.as_ref().expect("find the loss");
     assert_eq!((lost.script.as_str(), lost.not_run, report.is_good()), ("wrong", 0, false));
 }
 
@@ -186,7 +186,7 @@ fn judge_that_is_late_by_300_ms_blames_no_card() {
 fn slow_setup_before_the_first_packet_is_no_lateness() {
     let text = "title t\npeer qp q\nsend WRITE_ONLY psn=100 ackreq\nexpect ACK psn=100\npeer qp r";
     let late = |text: &str| {
-        let script = Script::parse("a", text).expect("a script");
+        let script = Script::parse("a", text).expect("parse the script");
         run("a", &script.cases()[0], &mut Wrong::new(Mistake::SlowSetup(Duration::from_millis(80)))).late
     };
     assert_eq!(late(text), Duration::ZERO);

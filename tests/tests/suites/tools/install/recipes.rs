@@ -54,8 +54,8 @@ fn root(name: &str) -> Result<Root, Verdict> {
         build::roxe().display()
     );
     let path = root.0.join("bin/cargo");
-    fs::write(&path, stand_in).expect("the temporary folder can be written");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("the file is ours");
+    fs::write(&path, stand_in).expect("write the stand-in");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("change the mode of the stand-in");
     Ok(root)
 }
 
@@ -99,7 +99,7 @@ pub(crate) fn github() -> Verdict {
             mkdir temp; touch env path\n"
             .to_owned();
         for (place, (variables, text)) in steps.iter().enumerate() {
-            fs::write(root.0.join(format!("work/{place}.sh")), text).expect("the temporary folder can be written");
+            fs::write(root.0.join(format!("work/{place}.sh")), text).expect("write the script");
             let variables: Vec<String> = variables.iter().map(|word| quoted(word)).collect();
             script +=
                 &format!("env {} bash --noprofile --norc -eo pipefail {place}.sh >{place}.log\n", variables.join(" "));
@@ -129,7 +129,7 @@ pub(crate) fn gitlab() -> Verdict {
     let lines: Vec<&str> = text.lines().skip_while(|line| line.trim() != "before_script:").skip(1).collect();
     let lines: Vec<&str> = lines.iter().map_while(|line| line.trim().strip_prefix("- ")).collect();
     let script = format!("set -eo pipefail\n{}\n{SEEN}\n", lines.join("\n"));
-    fs::write(root.0.join("work/job.sh"), script).expect("the temporary folder can be written");
+    fs::write(root.0.join("work/job.sh"), script).expect("write the script");
     // The image has the programs that Cargo installs in PATH.
     let run = |options: &str| {
         let variables = format!("ROXE_SOURCE={URL} ROXE_OPTIONS={}", quoted(options));
