@@ -19,7 +19,7 @@ pub struct WatchedAllocator {
 }
 
 impl WatchedAllocator {
-    /// Nothing is looked for yet.
+    /// No search yet.
     pub const fn new() -> Self {
         Self { is_armed: AtomicBool::new(false), first: Mutex::new(None) }
     }

@@ -29,11 +29,11 @@ pub enum Direction {
 /// Treatment of the packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// Nothing.
+    /// The network changes no packet.
     Clean,
-    /// The guest's netem loses and reorders in both directions.
+    /// The guest's netem drops and reorders packets in both directions.
     Netem,
-    /// roxe's own fault rules lose, double, reorder and damage in both directions.
+    /// roxe's fault rules drop, duplicate, reorder and damage packets in both directions.
     Faults,
 }
 
@@ -58,13 +58,13 @@ pub struct Group {
 /// Result of a cell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// Bytes and completions were right.
+    /// Bytes and completions are correct.
     Passed,
-    /// They were not, or the cell was never reached; with what was seen.
+    /// Bytes or completions are wrong, or the cell did not run; with the evidence.
     Failed(String),
-    /// A card cannot run it; with the reason.
+    /// A card cannot run the cell; with the reason.
     Skipped(String),
-    /// It failed in the way that a known defect of rxe makes it fail; with the defect's name.
+    /// A known defect of rxe makes the cell fail; with the defect's name.
     PeerBug(String),
 }
 

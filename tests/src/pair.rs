@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// Suffix of the output of a program that reached its time limit.
 pub const KILLED: &str = "[still running at the time limit; killed]";
 
-/// Interval between two looks at a condition that is waited for.
+/// Interval between two checks of a condition.
 pub const LOOK: Duration = Duration::from_millis(2);
 
 /// Result of one process.
@@ -32,7 +32,7 @@ pub struct Outcome {
 pub(crate) struct Running {
     command: String,
     child: Child,
-    /// True once its waiting time for a processor is recorded.
+    /// True once the process's waiting time for a processor is recorded.
     noted: bool,
     log: PathBuf,
 }

@@ -18,21 +18,21 @@ use std::path::Path;
 /// Sign that a server is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ready {
-    /// It listens on its port.
+    /// The server listens on its port.
     Listens,
-    /// It is a member of the multicast group.
+    /// The server is a member of the multicast group.
     Joined,
 }
 
 /// Packets that may be lost for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carrier {
-    /// Nothing: what is lost is repeated.
+    /// No packet: every lost packet is retransmitted.
     Reliable,
-    /// Its data: datagrams are not repeated, and it waits for all of them. Connection messages are
-    /// repeated.
+    /// Datagrams: they are not retransmitted, and the programs wait for all of them. Connection
+    /// messages are retransmitted.
     Datagrams,
-    /// Its data, and it has no connection messages.
+    /// Datagrams; there are no connection messages.
     Groups,
 }
 
@@ -56,7 +56,7 @@ pub struct Exchange {
     pub one_by_one: bool,
     /// Port of programs with a fixed one.
     pub port: Option<u16>,
-    /// When the clients may start.
+    /// Sign after which the clients may start.
     pub ready: Ready,
     /// True if the servers do not end with the clients.
     pub stays: bool,

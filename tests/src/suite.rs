@@ -113,7 +113,7 @@ impl Run {
     /// Checks that unittest ran the same number of tests, and exited with 0.
     ///
     /// # Errors
-    /// Its count, and its last lines.
+    /// The count of unittest, and the last lines of its output.
     pub fn check_count(&self) -> Result<(), String> {
         match unittest::counted(&self.outcome.output) {
             Some(count) if count == self.endings.len() && self.outcome.ok => Ok(()),
@@ -121,7 +121,7 @@ impl Run {
         }
     }
 
-    /// The last lines, where tracebacks and the reason of an early end are.
+    /// Returns the last lines, with tracebacks and the reason of an early exit.
     pub fn tail(&self) -> String {
         let lines: Vec<&str> = self.outcome.output.lines().collect();
         lines[lines.len().saturating_sub(40)..].join("\n")

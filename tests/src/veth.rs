@@ -1,5 +1,5 @@
-//! Two network namespaces that a veth pair joins, or a bridge in a third: this process's own, and a
-//! second one. Touches child processes; root only.
+//! Two network namespaces connected by a veth pair, or by a bridge in a third namespace: that of this
+//! process and a second one. Needs root.
 
 use crate::pair::LOOK;
 use std::fs;
@@ -13,10 +13,10 @@ use std::thread;
 pub struct End {
     /// Interface.
     pub name: &'static str,
-    /// Its MAC.
+    /// MAC address.
     pub mac: &'static str,
-    /// Its addresses, each with the length of its prefix. IPv6 addresses are used at once, without
-    /// a search for doubles.
+    /// IP addresses with prefix lengths. IPv6 addresses are usable at once, without duplicate
+    /// address detection.
     pub addresses: Vec<String>,
 }
 
@@ -34,7 +34,7 @@ impl Keeper {
         Ok(keeper)
     }
 
-    /// A command that leads into the namespace.
+    /// Returns the prefix of a command that runs in the namespace.
     fn prefix(&self) -> Vec<String> {
         ["nsenter", "--net", "--target", &self.0.id().to_string(), "--"].map(str::to_owned).to_vec()
     }

@@ -45,7 +45,7 @@ impl Namespaces {
 pub(crate) struct Site {
     /// The server's address.
     pub(crate) host: &'static str,
-    /// Its IPv4 address.
+    /// IPv4 address.
     pub(crate) meet: &'static str,
     /// The index of the address in the GID table.
     pub(crate) gid: u32,

@@ -22,7 +22,7 @@ const MESSAGE: usize = 1 << 20;
 pub(crate) type LongRings = Rings<CHUNK, CHUNKS>;
 pub(crate) type SmallRings = Rings<SMALL, SMALLS>;
 
-/// One direction. Each word has cache lines of its own.
+/// The ring of one direction. Each word has cache lines of its own.
 #[repr(C, align(4096))]
 struct Ring<const CHUNK: usize, const CHUNKS: usize> {
     /// Chunks that the producer has filled since the beginning.
@@ -41,7 +41,7 @@ pub(crate) struct Rings<const CHUNK: usize, const CHUNKS: usize> {
 }
 
 impl<const CHUNK: usize, const CHUNKS: usize> Rings<CHUNK, CHUNKS> {
-    /// Bytes of both.
+    /// Length of both rings, in bytes.
     const TOTAL: usize = 2 * size_of::<Ring<CHUNK, CHUNKS>>();
 
     /// Starts the other process on new rings.
@@ -49,14 +49,14 @@ impl<const CHUNK: usize, const CHUNKS: usize> Rings<CHUNK, CHUNKS> {
         Self::start_with(role, &[])
     }
 
-    /// As [`Rings::start`], with more words for it.
+    /// Starts the other process as [`Rings::start`] does, with additional arguments.
     pub(crate) fn start_with(role: &str, words: &[&str]) -> io::Result<(Self, Peer)> {
         let shared = Shared::new(Self::TOTAL)?;
         let peer = Peer::start(&[&[role], words, &[&shared.fd().to_string()]].concat())?;
         Ok((Self { shared }, peer))
     }
 
-    /// In the other process: the rings of the parent.
+    /// Returns the parent's rings, in the other process.
     pub(crate) fn inherited(fd: &str) -> io::Result<Self> {
         let rings = Self { shared: Shared::inherited(fd.parse().map_err(io::Error::other)?, Self::TOTAL)? };
         say(0)?;

@@ -1,5 +1,4 @@
-//! Rounds: every line once, one after the other, again and again, so that a slow minute of the
-//! machine slows all of them.
+//! Rounds: each round runs every line once, so that a slow minute of the machine slows all lines.
 
 use crate::line::Line;
 use crate::work::{self, Sample};
@@ -7,26 +6,26 @@ use roxe_tests::measure::Series;
 use roxe_tests::measure::load::{Foreign, Interval};
 use std::time::{Duration, Instant};
 
-/// A line that failed so often is not tried again.
+/// Number of failures after which a line is skipped.
 const MAX_FAILURES: usize = 2;
 
-/// A run ends after so many times its time, even if there were too few rounds.
+/// Multiple of the run's time after which the run ends, even with too few rounds.
 const OVERTIME: u32 = 3;
 
-/// Does a line's work once, with about so many messages: the figure, or what went wrong.
+/// Runs a line once with about this number of messages. Returns the figure, or the error.
 pub(crate) type Once<'a> = dyn FnMut(&Line, u64) -> Result<Sample, String> + 'a;
 
 /// Time and number of rounds of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rounds {
-    /// All of it.
+    /// Time of the run.
     pub(crate) time: Duration,
-    /// One figure, without starting and ending programs.
+    /// Time of one figure, without starting and ending programs.
     pub(crate) each: Duration,
-    /// The least and the most rounds.
+    /// Minimum and maximum number of rounds.
     pub(crate) least: usize,
     pub(crate) most: usize,
-    /// A process whose work is ours, too.
+    /// Another process whose work counts as the benchmark's, by id.
     pub(crate) other: Option<u32>,
 }
 
@@ -35,7 +34,7 @@ pub(crate) struct Measured {
     pub(crate) line: Line,
     /// Undisturbed figures.
     pub(crate) clean: Series,
-    /// Figures during which others took too much of the machine.
+    /// Figures during which other processes used too much of the machine.
     pub(crate) disturbed: Series,
     /// Averages of times, disturbed or not.
     pub(crate) averages: Series,
@@ -43,7 +42,7 @@ pub(crate) struct Measured {
     pub(crate) tails: [Series; 2],
     /// Processor time of a message in microseconds: both sides, user and system.
     pub(crate) costs: Series,
-    /// The most that others took during a figure that counts.
+    /// Maximum share of the machine that other processes used during an undisturbed figure.
     pub(crate) foreign: f64,
     /// One text for each failed run.
     pub(crate) failures: Vec<String>,
@@ -74,7 +73,7 @@ impl Measured {
         self.failures.len() >= MAX_FAILURES
     }
 
-    /// One run with the number of messages that the one before it suggests.
+    /// Runs the line once with the number of messages that the previous run suggests.
     fn run(&mut self, rounds: &Rounds, once: &mut Once<'_>) -> Option<(Sample, Foreign)> {
         let run_start = Instant::now();
         let measured = Interval::begin(rounds.other).map_err(|e| e.to_string()).and_then(|interval| {

@@ -12,7 +12,7 @@ const STOCK: f64 = 0.8;
 /// Share by which a build may be slower than the one before it.
 const SLOWER: f64 = 0.03;
 
-/// One promise.
+/// A promise of the benchmark.
 pub(crate) struct Show {
     pub(crate) name: String,
     /// Figure to reach; NaN if it depends on figures that could not be measured.

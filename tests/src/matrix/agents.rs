@@ -37,7 +37,7 @@ pub struct Agents {
 const NOTHING: &str = "^$";
 
 impl Agents {
-    /// Its name in the results.
+    /// Name in the results.
     pub fn name(&self) -> String {
         let words = ["agents", self.command, self.netem, self.options];
         words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")

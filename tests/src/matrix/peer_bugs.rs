@@ -7,7 +7,7 @@ use super::{Cell, Direction, Group, Op, Service};
 
 /// A defect of the peer.
 pub struct PeerBug {
-    /// Its name, and the evidence that it is the peer's.
+    /// Name, and the evidence that the defect is the peer's.
     pub name: &'static str,
     /// Which cells it touches.
     pub touches: fn(&Group, &Cell) -> bool,

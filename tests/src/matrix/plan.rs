@@ -33,7 +33,7 @@ pub fn slice() -> Vec<Planned> {
         .collect()
 }
 
-/// Those cells of `plan` whose full name contains every one of `words`. A group without any is left
+/// Returns the cells of `plan` whose full name contains every one of `words`. A group without any is left
 /// out.
 pub fn only(plan: Vec<Planned>, words: &[String]) -> Vec<Planned> {
     let named = |group: &Group, cell: &Cell| {

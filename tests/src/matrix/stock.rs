@@ -113,7 +113,7 @@ impl Stock {
     }
 }
 
-/// All pairs. UC and UD lose messages for good, and these programs then wait forever: only RC runs
+/// Returns all pairs. UC and UD lose messages for good, and these programs then wait forever: only RC runs
 /// under loss.
 pub fn all() -> Vec<Stock> {
     let mut list = Vec::new();
@@ -137,7 +137,7 @@ pub fn all() -> Vec<Stock> {
     list
 }
 
-/// One pair each way, for every change.
+/// Returns one pair in each direction, for every change.
 pub fn few() -> Vec<Stock> {
     let mut list = slice();
     list.retain(|s| s.condition == Condition::Netem && s.args == "-c -s 4096 -n 200");

@@ -1,4 +1,4 @@
-//! Reads what the stock programs of librdmacm print. Pure.
+//! Parses the output of the stock programs of librdmacm, without I/O.
 
 use crate::pair::{KILLED, Outcome, counter};
 use crate::perftest;
@@ -11,12 +11,12 @@ pub enum Says {
     /// rping with one server for all: each client prints its pings; the server prints the end of
     /// each client.
     PingsOfMany {
-        /// Of each client.
+        /// Number of pings of each client.
         pings: usize,
-        /// Clients whose end the server may miss.
-        unheard: usize,
+        /// Number of clients whose exit the server may miss.
+        missed: usize,
     },
-    /// Both print all of these.
+    /// Server and client print all these words.
     Words(&'static [&'static str]),
     /// cmtime: the client prints what each step took.
     Steps,
@@ -25,7 +25,7 @@ pub enum Says {
     Row(&'static str),
     /// perftest: each end prints one line, for this number of iterations.
     Figures(u32),
-    /// Only the client measures: latencies that the server does not notice.
+    /// Only the client prints a line: it measures latencies of one-sided operations.
     ClientFigures(u32),
 }
 
@@ -39,11 +39,11 @@ const LEFT: &str = "server DISCONNECT EVENT";
 /// Words that no good run prints.
 const BAD: [&str; 6] = ["mismatch", "bogus", "error:", "Error", "failed", "failure"];
 
-/// Why perftest did not even try.
+/// Reasons for which perftest refuses to start.
 const REFUSALS: [&str; 3] =
     ["UC is not supported in librdmacm", "XRC does not support RDMA_CM", "Address family for hostname not supported"];
 
-/// Errors say what was wrong.
+/// Verdict on a program; an error describes what was wrong.
 pub type Judged = Result<(), String>;
 
 /// Returns true if a program exited with 0, or was still running and only reported its last message as
@@ -53,7 +53,7 @@ pub fn merely_waited(end: &Outcome) -> bool {
     (end.ok || end.output.ends_with(KILLED)) && complaints(end).all(unacknowledged)
 }
 
-/// A limit that one of the programs says it has.
+/// Returns the limit of the program that its output mentions.
 pub fn refusal(end: &Outcome) -> Option<&'static str> {
     REFUSALS.into_iter().find(|words| end.output.contains(words))
 }
@@ -93,9 +93,9 @@ impl Says {
         let mut all = servers.iter().chain(clients);
         match self {
             Self::Pings(count) => all.try_for_each(|end| pings(end, count)),
-            Self::PingsOfMany { pings: count, unheard } => {
+            Self::PingsOfMany { pings: count, missed } => {
                 clients.iter().try_for_each(|end| pings(end, count))?;
-                servers.iter().try_for_each(|end| ends_of(end, clients.len(), unheard))
+                servers.iter().try_for_each(|end| ends_of(end, clients.len(), missed))
             }
             Self::Words(words) => all.try_for_each(|end| contains(end, words)),
             Self::Row(name) if stays => clients.iter().try_for_each(|end| row(end, name)),
@@ -200,9 +200,9 @@ fn is_ping(n: usize, line: &str) -> bool {
 
 /// A persistent rping server prints the end of every client. The pings in its buffer are lost when
 /// it is killed.
-fn ends_of(end: &Outcome, clients: usize, unheard: usize) -> Judged {
+fn ends_of(end: &Outcome, clients: usize, missed: usize) -> Judged {
     match end.output.matches(LEFT).count() {
-        seen if seen <= clients && seen + unheard >= clients => Ok(()),
+        seen if seen <= clients && seen + missed >= clients => Ok(()),
         seen => Err(format!("`{}` saw {seen} of {clients} clients leave", end.command)),
     }
 }
@@ -289,12 +289,12 @@ mod tests {
         let client = end(PINGS);
         let left = "server DISCONNECT EVENT...\n";
         let there = Outcome { ok: false, ..end(&format!("{left}{KILLED}")) };
-        let says = Says::PingsOfMany { pings: 2, unheard: 0 };
+        let says = Says::PingsOfMany { pings: 2, missed: 0 };
         assert_eq!(says.judge(std::slice::from_ref(&there), std::slice::from_ref(&client), true), Ok(()));
         assert!(says.judge(&[end(left)], std::slice::from_ref(&client), true).is_err());
         let two = [client, end(PINGS)];
         assert!(says.judge(std::slice::from_ref(&there), &two, true).is_err());
-        let says = Says::PingsOfMany { pings: 2, unheard: 1 };
+        let says = Says::PingsOfMany { pings: 2, missed: 1 };
         assert_eq!(says.judge(&[there], &two, true), Ok(()));
     }
 

@@ -1,4 +1,4 @@
-//! Which programs there are, with their options.
+//! The list of the programs, with their options.
 
 use super::judge::Says;
 use super::{Carrier, Exchange, ORIGINAL, Ready};
@@ -7,9 +7,9 @@ use crate::matrix::Ip;
 /// Size of a run: the processor of the guest is slow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// As the issue asks for.
+    /// The full number of messages.
     Full,
-    /// Less of everything.
+    /// Fewer messages, for a slow guest.
     Small,
 }
 
@@ -34,7 +34,7 @@ pub fn all(scale: Scale) -> Vec<Exchange> {
     list
 }
 
-/// One of each, connected, over both IP versions.
+/// Returns an exchange of one server and one client, connected, over both IP versions.
 fn pair(server: String, client: String, says: Says, packets: usize) -> Exchange {
     Exchange {
         server,
@@ -75,7 +75,7 @@ fn rpings(scale: Scale) -> Vec<Exchange> {
         clients: 20,
         one_by_one: true,
         stays: true,
-        says: Says::PingsOfMany { pings: each, unheard: 0 },
+        says: Says::PingsOfMany { pings: each, missed: 0 },
         note: ", 20 clients",
         ..rping("", each)
     };
@@ -117,7 +117,7 @@ fn daddies(scale: Scale) -> Vec<Exchange> {
     vec![daddy(""), daddy(" -S 1000"), daddy(" -f ip")]
 }
 
-/// Its server never ends.
+/// Returns an exchange whose server never ends.
 fn time(scale: Scale) -> Exchange {
     let many = scale.of(1000, 50);
     Exchange { stays: true, ..twins("cmtime", &format!("-p PORT -c {many}"), Says::Steps, 2 * many) }

@@ -22,14 +22,14 @@ const LOSSY_LIMIT: Duration = Duration::from_secs(600);
 /// Time within which servers must end after their clients.
 const PARTING: Duration = Duration::from_secs(15);
 
-/// Where one side runs.
+/// The environment of one side.
 #[derive(Clone, Debug)]
 pub struct End {
     /// Command prefix and environment of the programs.
     pub place: Place,
-    /// Its address.
+    /// IP address.
     pub address: String,
-    /// A process whose `/proc` shows the network there.
+    /// A process whose `/proc` shows the network of this side.
     pub witness: u32,
 }
 
@@ -49,14 +49,14 @@ pub struct Site {
 /// Faults, on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weather {
-    /// Nothing.
+    /// No faults.
     Clean,
-    /// Every 33rd that is sent is lost: all that an exchange repeats. The seed makes it repeatable.
+    /// Drops 3% of the sent packets that an exchange retransmits. The seed makes runs repeatable.
     Loss(u64),
 }
 
 impl Weather {
-    /// The word for it in names.
+    /// Returns the word in the names of checks.
     pub fn word(self) -> &'static str {
         match self {
             Self::Clean => "clean",
@@ -69,9 +69,8 @@ impl Weather {
         self == Self::Clean || exchange.carrier != Carrier::Groups
     }
 
-    /// The fault rules of one side. Programs that look services up lose questions only: one whose
-    /// answer is lost is asked again, which is another question to the server's program, and it
-    /// counts them.
+    /// The fault rules of one side. Programs that look up services lose requests only: a lost
+    /// reply makes the client send another request, and the server's program counts requests.
     fn rules(self, carrier: Carrier, role: Role) -> Option<String> {
         match (self, carrier, role) {
             (Self::Loss(seed), Carrier::Reliable, _) => Some(format!("seed={seed}; drop tx 3%")),
@@ -111,7 +110,7 @@ fn port() -> u16 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// One run of one exchange.
+/// A run of an exchange.
 struct Meeting<'a> {
     site: &'a Site,
     weather: Weather,

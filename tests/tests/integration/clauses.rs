@@ -21,7 +21,7 @@ const THIS_FILE: &str = "tests/tests/integration/clauses.rs";
 #[derive(Debug, Default)]
 struct Clause {
     section: String,
-    /// Its sentence.
+    /// Text of the clause.
     text: String,
     uncited: Option<String>,
     untested: Option<String>,
@@ -155,14 +155,14 @@ impl Report {
         }
     }
 
-    /// Of all clauses.
+    /// Returns the number of all clauses.
     fn count(&self) -> Count {
         let mut count = Count::default();
         self.clauses.values().for_each(|clause| count.add(clause));
         count
     }
 
-    /// One line a section, one an exception, and the sum.
+    /// Returns a line for each section, a line for each exception, and the sum.
     fn table(&self) -> String {
         let mut sections = BTreeMap::<_, Count>::new();
         self.clauses.values().for_each(|clause| sections.entry(clause.section.as_str()).or_default().add(clause));

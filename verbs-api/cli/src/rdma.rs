@@ -178,7 +178,7 @@ fn print(text: &str) -> Result {
     Ok(stdout().lock().write_all(text.as_bytes())?)
 }
 
-/// One command.
+/// A command.
 struct Session<'a> {
     options: &'a Options<'a>,
     /// The command line, for the command of iproute2.
@@ -379,7 +379,7 @@ impl Session<'_> {
         print(&(others + &records.iter().map(|record| record.text() + "\n").collect::<String>()))
     }
 
-    /// As [`Session::show`], for a device with a port: `DEV`, `DEV/` or `DEV/1`. Without a port
+    /// Shows objects as [`Session::show`] does, of a device with a port: `DEV`, `DEV/` or `DEV/1`. Without a port
     /// number `needs_port` refuses it; port 0 and `-` have nothing.
     fn show_link(
         &self,

@@ -18,11 +18,11 @@ const NOTABLE: u64 = 2;
 /// The change of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// Its verdict is worse.
+    /// The verdict is worse.
     Worse,
-    /// It was inconclusive, or is now: another run may give another verdict.
+    /// The case was or is inconclusive: another run may give another verdict.
     Unclear,
-    /// Its verdict is better.
+    /// The verdict is better.
     Better,
     /// The older report does not have it.
     New,

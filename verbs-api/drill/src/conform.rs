@@ -141,15 +141,15 @@ const PASSES: u32 = 2;
 /// The number of failures that convict a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Burden {
-    Usual,
-    /// Of a path that loses packets: a case fails often although the card is right.
+    Default,
+    /// Limits for a lossy path, on which a case often fails although the card is right.
     Lossy,
 }
 
 impl Burden {
     const fn failures(self) -> usize {
         match self {
-            Self::Usual => FAILURES,
+            Self::Default => FAILURES,
             Self::Lossy => LOSSY_FAILURES,
         }
     }
@@ -234,7 +234,7 @@ fn judge(burden: Burden, mut run: impl FnMut() -> Outcome) -> Judged {
             Verdict::Fail(_) | Verdict::Pass => {}
             // The target is lost, maybe because of the failure; one lost packet may be the failure.
             Verdict::Inconclusive(_) => {
-                let outcome = failed.filter(|_| burden == Burden::Usual).unwrap_or(outcome);
+                let outcome = failed.filter(|_| burden == Burden::Default).unwrap_or(outcome);
                 return Judged { outcome, tries, is_mixed: passes > 0 };
             }
             Verdict::Tolerated(..) | Verdict::Unsupported(_) => {
@@ -278,7 +278,7 @@ pub fn run(
     for (script, case) in &cases {
         let parameters = case.to_string();
         progress(Progress::Begins(script, &parameters));
-        let burden = if report.unsteady > 0 { Burden::Lossy } else { Burden::Usual };
+        let burden = if report.unsteady > 0 { Burden::Lossy } else { Burden::Default };
         let (Judged { outcome, tries, is_mixed }, took) = try_case(script, case, target, deviations, burden);
         let clause = script.clauses().first().and_then(|judged| known.get(judged));
         let tried = Tried {
@@ -375,7 +375,7 @@ mod tests {
     /// Returns word and number of runs of a case whose runs end like this: `F` fails, `P` passes,
     /// `l` and `p` do so while the judge is late, `i` finds no target.
     fn judged(ends: &str) -> (&'static str, u32) {
-        judged_by(Burden::Usual, ends)
+        judged_by(Burden::Default, ends)
     }
 
     fn judged_by(burden: Burden, ends: &str) -> (&'static str, u32) {
@@ -429,7 +429,7 @@ mod tests {
         assert_eq!(judged("Flllllllll"), ("inconclusive", 10));
         assert_eq!(judged("lllllllllF"), ("inconclusive", 10));
         assert_eq!(judged("FllllllllP"), ("inconclusive", 10), "it passed once");
-        let (outcome, ..) = judgement(Burden::Usual, "FllllllllP");
+        let (outcome, ..) = judgement(Burden::Default, "FllllllllP");
         let received = &outcome.verdict.failure().unwrap().received;
         assert_eq!(received, "; 1 of 10 runs failed while the judge was on time");
     }
@@ -441,7 +441,7 @@ mod tests {
         assert_eq!(judged("FppPP"), ("pass", 5));
         assert_eq!(judged("FpF"), ("FAIL", 3));
         assert_eq!(judged("FPpppppppp"), ("inconclusive", 10));
-        let is_mixed = ["FpF", "Fppppppppp", "FPF"].map(|ends| judgement(Burden::Usual, ends).2);
+        let is_mixed = ["FpF", "Fppppppppp", "FPF"].map(|ends| judgement(Burden::Default, ends).2);
         assert_eq!(is_mixed, [false, false, true]);
     }
 

@@ -77,7 +77,7 @@ const PRIMARY: Table = &[
     ("ack_timeout", 5),
     ("_", 3),
 ];
-/// Its alternate path.
+/// Fields of a REQ's alternate path.
 const ALTERNATE: Table = &[
     ("alt_local_lid", 16),
     ("alt_remote_lid", 16),

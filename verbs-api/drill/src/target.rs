@@ -62,7 +62,7 @@ pub struct Terms {
 /// An event of the connection manager.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConnectionEvent {
-    /// As in `enum rdma_cm_event_type`, without `RDMA_CM_EVENT_`.
+    /// Name in `enum rdma_cm_event_type` without `RDMA_CM_EVENT_`.
     pub name: String,
     /// 0, a reason, or a negative errno.
     pub status: i64,
@@ -241,7 +241,7 @@ pub struct Piece {
 pub struct Work {
     /// Id of the work request.
     pub wr_id: u64,
-    /// As in `enum ibv_wr_opcode`, without `IBV_WR_`.
+    /// Name in `enum ibv_wr_opcode` without `IBV_WR_`.
     pub opcode: String,
     /// SIGNALED, FENCE, SOLICITED.
     pub flags: Vec<&'static str>,
@@ -270,9 +270,9 @@ pub struct Work {
 pub struct Completed {
     /// Id of the work request.
     pub wr_id: u64,
-    /// As in `enum ibv_wc_status`, without `IBV_WC_`.
+    /// Name in `enum ibv_wc_status` without `IBV_WC_`.
     pub status: String,
-    /// As in `enum ibv_wc_opcode`, without `IBV_WC_`.
+    /// Name in `enum ibv_wc_opcode` without `IBV_WC_`.
     pub opcode: String,
     /// Bytes received.
     pub byte_len: u32,

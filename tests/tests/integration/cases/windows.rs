@@ -135,7 +135,7 @@ fn send_with_invalidate_closes_type_2_window() {
     ));
 }
 
-/// As storage protocols do, under a key that was never used before.
+/// Binds and invalidates a window per request, with a new key each, like storage protocols.
 // clause: WINDOW-TYPE-2
 #[test]
 fn window_per_message_is_bound_and_invalidated() {

@@ -41,7 +41,7 @@ struct Meeting {
     port: u16,
     place: Place,
     ready: Ready,
-    /// Packets that each must have received.
+    /// Minimum number of packets that each end receives.
     packets: u64,
     /// True if the server never ends.
     stays: bool,
@@ -52,15 +52,15 @@ struct Meeting {
 /// Sign that the server is ready.
 #[derive(Clone, Copy)]
 enum Ready {
-    /// It listens for RDMA.
+    /// The server listens for RDMA.
     Claimed,
-    /// It listens for TCP.
+    /// The server listens for TCP.
     Tcp,
-    /// It has bound a UDP socket.
+    /// The server has bound a UDP socket.
     Udp,
 }
 
-/// A port that nothing else in this run uses.
+/// Returns a port that no other program of this run uses.
 fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(16_000);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -267,7 +267,7 @@ fn copy(size: usize) -> Verdict {
     verdict(work())
 }
 
-/// Where the Python programs lie.
+/// Returns the folder of the Python programs.
 fn script() -> PathBuf {
     build::sources().join("tests/clients/sockets/sockets.py")
 }

@@ -221,7 +221,7 @@ fn marks() -> Verdict {
     Verdict::Failed(format!("{}: {dscps:?}\n{text}", output.status))
 }
 
-/// Longer than any datagram may be.
+/// Sends a packet longer than the maximum datagram.
 fn long() -> Verdict {
     let file = build::target_dir().join("long.drill");
     fs::write(&file, "title A packet of 66000 bytes\npeer qp q\nsend SEND_ONLY psn=100 len=66000\n").expect("write the script");
@@ -234,7 +234,7 @@ fn long() -> Verdict {
     Verdict::Failed(format!("{}\n{text}", output.status))
 }
 
-/// One message, one event and private data that are wrong, and one packet too few.
+/// Scripts with a wrong message, a wrong event, wrong private data and a missing packet fail.
 fn manager() -> Verdict {
     const BEGINS: &str = "title A request that is accepted otherwise\npeer listen l\npeer qp q state=RESET\n\
                           send REQ service=l.service data=\"abc\"\n";

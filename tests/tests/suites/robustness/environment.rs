@@ -22,24 +22,24 @@ const LIMIT: Duration = Duration::from_secs(40);
 const CONTAINED: &str = "--contained";
 /// A number that belongs to no user.
 const NOBODYS_UID: &str = "47911";
-/// Another one, without any process: a limit on processes counts those of other checks, too, and
-/// what watches a program of `roxe run` ends a moment after it.
+/// Another unused UID, without any process. A limit on processes counts processes of other checks
+/// too, and the watcher of `roxe run` exits a moment after its program.
 const IDLE_UID: &str = "47912";
 
-/// Programs of the pair.
+/// Expected result of the pair.
 #[derive(Clone, Copy)]
 enum Expects {
     Works,
-    /// It ends, and one line says these words.
+    /// The program exits, and one line contains these words.
     Says(&'static [&'static str]),
 }
 
-/// A command that leads into an environment, and what the pair does there.
+/// A command that enters an environment, and the expected result of the pair.
 struct Environment {
     name: &'static str,
     prefix: Vec<String>,
     expects: Expects,
-    /// Some systems forbid ordinary users to make this.
+    /// True if some systems forbid ordinary users to create this environment.
     takes_leave: bool,
 }
 

@@ -179,7 +179,7 @@ struct Built {
     tool: Tool,
     /// Mistake that the program is to make; empty for none.
     mistake: &'static str,
-    /// Of `roxe run`.
+    /// Options of `roxe run`.
     options: &'static [&'static str],
 }
 

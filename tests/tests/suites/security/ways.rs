@@ -15,20 +15,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output, Stdio};
 use std::sync::Arc;
 
-/// Result of a way.
+/// Result of a script.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Leads {
     /// The program finds roxe0.
     There,
-    /// It does not, and a line of `roxe run` has this word.
+    /// The program does not find roxe0, and a line of `roxe run` contains this word.
     Nowhere(&'static str),
-    /// Neither, without a message: the program does not use verbs.
+    /// The program does not use verbs, and `roxe run` prints nothing.
     Elsewhere,
 }
 use Leads::{Elsewhere, Nowhere, There};
 
-/// A way: a script for `sh`, in which `$roxe` and the programs of [`Programs`] are named, and what
-/// it leads root and a user without rights to.
+/// A script for `sh` with `$roxe` and the programs of [`Programs`] as variables, and its result for
+/// root and for a user without capabilities.
 struct Way {
     name: &'static str,
     script: &'static str,

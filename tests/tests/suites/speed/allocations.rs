@@ -1,4 +1,4 @@
-//! Nothing on the way of a message allocates: not posting, sending, receiving, acknowledging,
+//! No step of a message allocates memory: not posting, sending, receiving, acknowledging,
 //! repairing or completing, nor judging its packets by fault rules.
 //!
 //! The allocator watches two queue pairs exchange messages over the simulated network, which

@@ -81,7 +81,7 @@ fn cells() -> impl Iterator<Item = (&'static str, &'static str)> {
     LINKS.into_iter().flat_map(|link| PATHS.map(|path| (link, path)))
 }
 
-/// Where the numbers are kept: those of what is released, and those without optimisation at link
+/// Files of the recorded numbers: of the release build, and of a build without optimisation at link
 /// time.
 fn file() -> PathBuf {
     let name = if build::profile() == "release" { "instructions.txt" } else { "instructions.quick.txt" };

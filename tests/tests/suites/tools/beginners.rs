@@ -19,7 +19,7 @@ const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/tutorials/first
 const FENCES: [&str; 2] = ["```console\n$ roxe run ", "\n```\n"];
 /// Columns of the page.
 const COLUMNS: usize = 96;
-/// Where the values of a report begin.
+/// Prefix of the values in a report.
 const VALUES: usize = 19;
 
 pub(crate) fn main() -> ExitCode {

@@ -162,7 +162,7 @@ impl Trace {
         self.0.iter().filter(move |event| word(event, "ph") == phase && word(event, "name").starts_with(name))
     }
 
-    /// Of that there are at least so many.
+    /// Minimum number of such events.
     fn wants(&self, least: usize, phase: &str, name: &str) -> Judged {
         let count = self.named(phase, name).count();
         if count >= least { Ok(()) } else { Err(format!("{count} instead of {least} events {phase} {name}")) }

@@ -182,7 +182,7 @@ fn leaves_the_system_alone() -> Verdict {
     }
 }
 
-/// As in tutorials: `-d mlx5_0 -g 3`, also in a nested view of that name, and with the limits of a
+/// Runs commands of common tutorials: `-d mlx5_0 -g 3`, also in a nested view of that name, and with the limits of a
 /// card. Devices named like those of Mellanox have that order of GIDs.
 fn looks_like_a_card() -> Verdict {
     if !installed("ibv_rc_pingpong") {
@@ -280,8 +280,8 @@ fn pingpong(options: &str, after: &str) -> String {
     )
 }
 
-/// In a user namespace other users look like this one, so its programs start without
-/// one, and their card works.
+/// A user namespace would map other users to this user's overflow UID, so its programs start
+/// without a namespace, and their card works.
 fn overflow_user(_: &[&str]) -> Verdict {
     if !installed("ibv_rc_pingpong") {
         return Verdict::Skipped("ibv_rc_pingpong is not installed".into());
@@ -331,7 +331,7 @@ fn ucx_without_view() -> Verdict {
     Verdict::Passed
 }
 
-/// As an MPI that tries libfabric first. The library with the name of UCX's is a copy of libm.
+/// Runs a program like an MPI that tries libfabric first. The library with the name of UCX's is a copy of libm.
 fn ucx_loaded_later() -> Verdict {
     let script = "
 import ctypes, shutil, tempfile

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// Set inside the namespace.
 const INSIDE: &str = "ROXE_TEST_INSIDE";
-/// Longer than any event takes.
+/// Time limit for an event.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
 /// Sets up the namespace. The link comes up some time after both ends were set up.
 const MAKE: &str = "ip link set lo up && ip link add x0 type veth peer name x1 && ip addr add 10.77.0.1/24 dev x0 && \

@@ -90,7 +90,7 @@ impl Options {
         Ok(options)
     }
 
-    /// The runs that are asked for.
+    /// The requested runs.
     fn passes(&self) -> Vec<Arc<Pass>> {
         let name = |kind: &str, n: u64| match (self.repeat, kind) {
             (1, "") => String::new(),
@@ -149,7 +149,7 @@ impl Which {
     }
 }
 
-/// One run, made when the first check asks for it.
+/// A run, started by the first check that needs it.
 struct Pass {
     /// Prefix of its checks' names.
     name: String,

@@ -95,7 +95,7 @@ fn complaint(end: &Outcome, judge: fn(&Outcome) -> Result<(), String>) -> Option
     judged.err().map(|why| format!("{why}\n$ {}\n{}", end.command, end.output))
 }
 
-/// One line of figures, and something in them.
+/// Checks that there is one line of figures with a number above 0.
 fn figures(end: &Outcome) -> Result<(), String> {
     match perftest::rows(&end.output).as_slice() {
         [row] if perftest::is_measured(row, &end.output) => Ok(()),

@@ -93,7 +93,7 @@ const fn stride(size: usize) -> usize {
 /// The next step of both sides in a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// One message, with its completions and the memory around it.
+    /// Checks a message, its completions and the memory around it.
     Check { index: usize },
     /// Round trips, for the latency.
     Echo { rounds: usize },

@@ -23,7 +23,7 @@ impl Failure {
         Self { text: text.into(), lost: true }
     }
 
-    /// One line for the pipe.
+    /// Returns a line for the pipe.
     pub(super) fn to_line(&self) -> String {
         let mark = if self.lost { Self::LOST } else { "" };
         format!("{mark}{}", self.text.replace('\n', " "))

@@ -1,4 +1,4 @@
-//! The faults to try: from the census of a first run to fault rules, the most different first.
+//! The faults to try: from the census of a first run to fault rules, with the most different faults first.
 
 use crate::output::Result;
 use roxe_transport::fault::{Rules, Verb};
@@ -16,15 +16,15 @@ pub(super) struct Classes {
 /// Duty of a program after a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Duty {
-    /// It may fail, with a message.
+    /// The program may fail, with a message.
     MayFail,
-    /// It must not pass as if nothing had happened.
+    /// The program must report the fault or fail.
     MustNotice,
-    /// It must pass: the network and the card do what verbs allow.
+    /// The program must pass: the network and the card behave as verbs allow.
     MustPass,
 }
 
-/// One fault: a run.
+/// A fault, which is tried in a run of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Fault {
     /// Fault rules, or `weakest=SEED,NAME...`.

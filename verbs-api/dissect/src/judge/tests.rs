@@ -41,7 +41,7 @@ struct Packet {
     payload: Vec<u8>,
     /// Offsets in and after the BTH, and the bytes to store there before the ICRC is computed.
     edits: Vec<(usize, u8)>,
-    /// As `edits` in the IP packet, afterwards.
+    /// Edits of the IP packet, applied after `edits`.
     damage: Vec<(usize, u8)>,
     /// Bytes added to the payload in spite of the opcode.
     extra: usize,

@@ -143,7 +143,7 @@ impl Data {
     /// Returns the bytes.
     ///
     /// # Errors
-    /// As [`Number::value`], or if there are too many.
+    /// The errors of [`Number::value`], or too many bytes.
     pub(crate) fn bytes(&self, names: &Names) -> Result<Vec<u8>, String> {
         let many = |len: &Number| match len.value(names)? {
             len if len > MAX_DATA => Err(format!("{len} bytes exceed the limit of {MAX_DATA} bytes per step")),

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// The argument of a process that is a peer.
 pub(crate) const ROLE: &str = "--peer";
-/// Longer than any answer takes.
+/// Time limit for an answer.
 const ANSWER: Duration = Duration::from_secs(60);
 /// Interval between two looks at the load.
 const LOOK: Duration = Duration::from_millis(2);

@@ -20,7 +20,7 @@ const COMMAND: &str = "$(touch planted)";
 /// Prints the card, the options, and the program that the job finds.
 const SEEN: &str = "ibv_devices | grep -o roxe0; echo \"$ROXE_CHECK, $ROXE_FAULTS\"; command -v roxe";
 
-/// Where the recipes are.
+/// Page with the recipes.
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../verbs-api/packaging")
 }
@@ -82,7 +82,7 @@ fn steps(text: &str, value: &dyn Fn(&str) -> Option<String>) -> Vec<(Vec<String>
     steps
 }
 
-/// As the runner of GitHub Actions does it: each step in a bash of its own, then a job that has
+/// Runs a job like GitHub Actions: each step in a bash of its own, then a job that has
 /// what they have left for it in two files.
 pub(crate) fn github() -> Verdict {
     let root = match root("github") {
@@ -119,7 +119,7 @@ pub(crate) fn github() -> Verdict {
     all_good(&[(right, good), (refused, wrong), (ran_nothing, foreign)])
 }
 
-/// As the runner of GitLab does it: the lines before the job and those of the job are one script.
+/// Runs a job like GitLab: the lines before the job and the lines of the job are one script.
 pub(crate) fn gitlab() -> Verdict {
     let root = match root("gitlab") {
         Ok(root) => root,
