@@ -21,7 +21,7 @@ const FILES: [&str; 3] = ["libroxe.so", "librspreload.so", "roxe"];
 /// Path of the program `roxe`, with `libroxe.so` next to it, in [`shared_dir`]; builds both on first
 /// use.
 ///
-/// `ROXE_BIN` names a ready one instead (an installed copy, or a build with other options).
+/// `ROXE_BIN` selects an existing program instead (an installed copy, or a build with other options).
 pub fn roxe() -> PathBuf {
     static BIN: OnceLock<PathBuf> = OnceLock::new();
     BIN.get_or_init(|| std::env::var_os("ROXE_BIN").map_or_else(build, PathBuf::from)).clone()
@@ -81,7 +81,7 @@ fn stage(from: &Path, to: &Path) -> io::Result<()> {
         return Ok(());
     }
     let fresh = to.with_extension(format!("{}.new", std::process::id()));
-    // By another process: a child that is forked here meanwhile would hold the file open for
+    // Another process copies: a child forked by this process meanwhile would hold the file open for
     // writing, and such a file cannot be run.
     let status = Command::new("cp").arg(from).arg(&fresh).status()?;
     if !status.success() {

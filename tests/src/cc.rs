@@ -92,7 +92,7 @@ pub fn kept(compiler: &str, flags: &[&str], source: &str, libraries: &[&str]) ->
     Ok(program)
 }
 
-/// Why no verbs program can be compiled here, if that is so.
+/// Returns why this host cannot compile verbs programs; `None` if it can.
 pub fn missing() -> Option<String> {
     let headers = ["infiniband/verbs.h", "rdma/rdma_cma.h"].map(|name| Path::new("/usr/include").join(name));
     let complete = pair::installed("gcc") && headers.iter().all(|header| header.exists());

@@ -14,7 +14,7 @@ impl Scratch {
     /// running process has.
     ///
     /// # Errors
-    /// If the folder cannot be created; the text names it.
+    /// If the folder cannot be created; the text contains its path.
     pub fn new(name: &str) -> Result<Self, String> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -69,7 +69,7 @@ impl Running {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Stops a program that never ends by itself; the outcome is `ok` if it was still running.
+    /// Stops a program that never exits alone; the outcome is `ok` if it was still running.
     fn stop(mut self) -> Outcome {
         let ok = !self.exited();
         let note = if ok { "[stopped]" } else { "[ended too early]" };

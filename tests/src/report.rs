@@ -27,7 +27,7 @@ pub enum Verdict {
     Passed,
     /// The check failed with this observation.
     Failed(String),
-    /// The check cannot run here, for this reason.
+    /// The check cannot run on this host, for this reason.
     Skipped(String),
 }
 

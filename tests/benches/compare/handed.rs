@@ -1,4 +1,4 @@
-//! Baseline: messages handed from one process to another, by a ring in shared memory or by one copy
+//! Baseline: messages passed from one process to another, through a ring in shared memory or by one copy
 //! out of the memory of the process that has them.
 
 use crate::peer::say;
@@ -63,7 +63,7 @@ pub(crate) fn stream(handed: Handed, size: usize, time: Duration) -> io::Result<
     Ok(gigabytes_per_second(bytes, start.elapsed()))
 }
 
-/// Messages of the other process, each written anew if that is asked for.
+/// Messages of the other process; each is written anew if requested.
 struct Source {
     buffers: Vec<Vec<u8>>,
     written: bool,

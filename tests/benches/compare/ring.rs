@@ -129,7 +129,7 @@ pub(crate) fn sink(fd: &str) -> io::Result<()> {
     }
 }
 
-/// Million messages of 64 bytes per second, each handed over by itself.
+/// Million messages of 64 bytes per second, each passed alone.
 pub(crate) fn messages(time: Duration) -> io::Result<f64> {
     let (rings, _peer) = SmallRings::start("ring-small-sink")?;
     let (start, mut sent) = (Instant::now(), 0);

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Time of one measurement, where the program takes a time.
+/// Time of one measurement, if the program accepts a time.
 pub(crate) const TIME: Duration = Duration::from_millis(250);
 /// Longest time for a pair of programs.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
@@ -54,7 +54,7 @@ impl From<f64> for Sample {
     }
 }
 
-/// Runs a line's work with so many messages, or for [`TIME`] if the program takes a time.
+/// Runs a line's work with so many messages, or for [`TIME`] if the program accepts a time.
 pub(crate) fn once(world: &World, line: &Line, messages: u64) -> Result<Sample, String> {
     let Line { size, unit, .. } = *line;
     let site = Site::ready(world.namespaces.as_ref(), line.network).map_err(|e| e.to_string())?;
@@ -182,7 +182,7 @@ pub(crate) fn arguments(verbs: &Verbs, size: u64, messages: u64) -> String {
     let messages = if verbs.qps > 1 { messages.next_multiple_of(100) } else { messages };
     let mut args = format!("-F -s {size} -n {messages} -m {}", verbs.mtu);
     if !verbs.is_latency() {
-        // Without the peak, because that takes the time of every message.
+        // Without the peak, because measuring it times every message.
         args += " -N";
     }
     if verbs.qps > 1 {

@@ -207,7 +207,7 @@ static void mtu_over_port(bool wrong) {
     make_side(&sides[1], ack_timeout(wrong));
     struct ibv_port_attr port;
     check(!ibv_query_port(context, 1, &port), "ibv_query_port");
-    check(port.active_mtu < IBV_MTU_4096, "the port takes the longest packets there are");
+    check(port.active_mtu < IBV_MTU_4096, "the port supports the largest path MTU");
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR, .path_mtu = wrong ? IBV_MTU_4096 : port.active_mtu};
     attr.ah_attr = (struct ibv_ah_attr){.is_global = 1, .port_num = 1};
     check(!ibv_query_gid(context, 1, 0, &attr.ah_attr.grh.dgid), "ibv_query_gid");

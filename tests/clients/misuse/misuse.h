@@ -30,7 +30,7 @@ struct side {
     struct ibv_cq *cq;
     struct ibv_qp *qp;
     struct ibv_mr *mr;
-    uint32_t srqn; // of the shared queue that messages over XRC to this side name
+    uint32_t srqn; // of the SRQ that XRC messages to this side carry
     unsigned char *memory; // MEMORY bytes, the whole region
 };
 

@@ -16,7 +16,7 @@ pub struct Verdict {
     pub examples: String,
 }
 
-/// Returns why captures cannot be checked here.
+/// Returns why this host cannot check captures.
 pub fn available() -> Result<(), String> {
     if tshark::installed() { Ok(()) } else { Err("tshark is not installed (tests/run installs it)".to_owned()) }
 }

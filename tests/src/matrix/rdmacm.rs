@@ -216,7 +216,7 @@ impl Meeting {
         }
         let good = clients.iter().all(|client| client.ok);
         self.await_farewells(guest, &mut servers, good)?;
-        // A server that still runs has lost its client, or never ends by itself.
+        // A server that still runs has lost its client, or never exits without a signal.
         let servers = servers.into_iter().map(|s| s.wait(guest, Instant::now())).collect::<io::Result<Vec<_>>>()?;
         Ok([servers, clients])
     }

@@ -11,7 +11,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Up to this share of the machine's time others may take: it is what the system does by itself,
+/// Up to this share of the machine's time other processes may use: the system itself uses as much,
 /// and what the coarse clock of `/proc/stat` (10 ms) makes up.
 pub const OTHERS: f64 = 0.08;
 /// Up to this share of the time our processes may wait for a processor, all together.

@@ -207,7 +207,7 @@ fn looks_like_citation(line: &str) -> bool {
     ["clause:", "clauses:", "clause ("].iter().any(|start| comment.starts_with(start)) || comment.contains("(clause")
 }
 
-/// Returns true if the citation that begins here stands above a test.
+/// Returns true if the citation at the start of the text is above a test.
 fn stands_above_test(lines: &[&str]) -> bool {
     lines.iter().find(|line| !line.starts_with(FORM)) == Some(&"#[test]")
 }

@@ -146,7 +146,7 @@ fn packages_that_work_name_their_suites() {
     }
 }
 
-/// Checks that each row of a table has a result and what goes with it.
+/// Checks that each row of a table has a result and the details of that result.
 fn judge_packages(page: &str) {
     let suites: BTreeSet<String> = files::below(&root().join("tests/tests/suites"), "rs")
         .iter()

@@ -97,7 +97,7 @@ fn faults_seen_from_outside_are_listed() {
     }
 }
 
-/// Code that asks for another number would be switched on with that mutant, and code that asks for
+/// Code that tests another number would be switched on with that mutant, and code that tests
 /// none would always be on.
 #[test]
 fn every_mutant_asks_for_its_own_number() {
@@ -107,7 +107,7 @@ fn every_mutant_asks_for_its_own_number() {
         let number = name.split('-').next().unwrap_or_default().trim_start_matches('0');
         let added: String = mutant.lines().filter(|line| line.starts_with('+')).collect();
         let numbers: Vec<_> = added.split("::mutant(").skip(1).map(|rest| rest.split(')').next()).collect();
-        assert!(!numbers.is_empty() && numbers.iter().all(|found| *found == Some(number)), "{name} asks for {numbers:?}");
+        assert!(!numbers.is_empty() && numbers.iter().all(|found| *found == Some(number)), "{name} tests {numbers:?}");
     }
 }
 
@@ -117,7 +117,7 @@ fn every_mutant_has_a_description_and_names_existing_tests() {
         let mutant = fs::read_to_string(&file).expect("read the mutant");
         let name = file.display();
         assert!(mutant.lines().next().is_some_and(|line| line.ends_with('.')), "{name}: what is broken?");
-        assert!(catchers(&mutant).next().is_some(), "{name} names no test");
+        assert!(catchers(&mutant).next().is_some(), "{name} has no test");
         for [package, target, test] in catchers(&mutant) {
             assert!(exists(package, target, test), "{name}: no test {test} in {target} of {package}");
         }

@@ -80,7 +80,7 @@ struct Suite {
     group: &'static str,
     name: &'static str,
     main: fn() -> ExitCode,
-    /// True if [`run`] moves the suite into a network namespace of its own, which takes root.
+    /// True if [`run`] moves the suite into a network namespace of its own, which needs root.
     is_alone: bool,
 }
 

@@ -39,7 +39,7 @@ const SONAME: &str = "libibverbs.so.1";
 /// the time so far, because most programs load their libraries at once, some much later.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(250)];
 const PART: u32 = 16;
-const LOST: &str = "its environment has lost LD_LIBRARY_PATH, or names another libibverbs first there (env -i, sudo, or \
+const LOST: &str = "its environment has lost LD_LIBRARY_PATH, or has another libibverbs first in it (env -i, sudo, or \
                     a script that sets it); start `roxe run` after that";
 pub(crate) const STATIC: &str = "it is linked statically, so it does not load libibverbs";
 const INSIDE: &str =
@@ -303,7 +303,7 @@ fn why(path: &Path, has_rights: bool, is_led: bool) -> &'static str {
     } else if !path.file_name().is_some_and(|name| name.as_bytes().starts_with(SONAME.as_bytes())) {
         "it brings a copy of its own; start it with `roxe run --preload`"
     } else {
-        "it was linked with a fixed library path (RPATH), or names the file; start it with `roxe run --preload`"
+        "it was linked with a fixed library path (RPATH), or the path of the file; start it with `roxe run --preload`"
     }
 }
 

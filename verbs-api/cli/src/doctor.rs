@@ -86,7 +86,7 @@ pub(crate) fn run(args: &Args) -> Result {
     ];
     print(&findings, args.json)?;
     let missing = findings.iter().filter(|finding| finding.grade == Grade::Missing).count();
-    if missing == 0 { Ok(()) } else { Err(format!("{missing} checks failed: programs cannot use roxe here").into()) }
+    if missing == 0 { Ok(()) } else { Err(format!("{missing} checks failed: programs cannot use roxe on this host").into()) }
 }
 
 fn print(findings: &[Finding], as_json: bool) -> Result {
@@ -205,7 +205,7 @@ fn buffers(receive: &str, send: &str) -> Finding {
         }
         (Ok(receive), _) => Finding::limited(
             WHAT,
-            format!("net.core.rmem_max is {receive}, of {WANTED} that roxe asks for: big messages over udp are slower"),
+            format!("net.core.rmem_max is {receive}, but roxe requests {WANTED}: big messages over udp are slower"),
             "sysctl -w net.core.rmem_max=4194304",
         ),
         _ => Finding::ok(WHAT, "the system does not tell their largest size"),

@@ -103,7 +103,7 @@ enum Command {
     /// Check every operation between two processes, byte by byte, and print the speed.
     ///
     /// Takes some seconds. The processes use the first device: the loopback interface, unless
-    /// ROXE_NETDEV names another.
+    /// ROXE_NETDEV selects another.
     Demo(demo::Args),
     /// List devices and their addresses.
     Devices(devices::Args),

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 /// Arguments of `roxe peer`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Listen at this address; port 0 takes a free one.
+    /// Listen at this address; port 0 selects a free port.
     ///
     /// Every controller with the token can make this host's card send and receive. The connection
     /// is not encrypted: listen at other addresses than loopback only in networks that you trust.

@@ -56,7 +56,7 @@ pub(crate) fn main(args: &[OsString]) -> Result {
     let text = fs::read_to_string(file).map_err(|cause| format!("cannot read {file}: {cause}"))?;
     for line in text.lines() {
         let words: Vec<&str> = line.split_whitespace().take_while(|word| !word.starts_with('#')).collect();
-        // Devices of the kernel need the command by itself.
+        // Devices of the kernel need the system's own command.
         let args: Vec<_> = options.words().chain(words.iter().copied()).map(OsString::from).collect();
         let done = if words.is_empty() { Ok(()) } else { Session { options: &options, args: &args }.command(&words) };
         if let Err(error) = done {

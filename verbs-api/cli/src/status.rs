@@ -19,7 +19,7 @@ pub(crate) struct Process {
     /// namespaces can have one PID.
     pub(crate) namespace: String,
     /// Name of the command, from `/proc`; empty in another network namespace, where the PID may be
-    /// that of another process here.
+    /// the PID of another process in this namespace.
     pub(crate) command: String,
     pub(crate) device: String,
     pub(crate) netdev: String,

@@ -94,7 +94,7 @@ const MPI: Words = (
     "Open MPI was set to other transports (Debian's openmpi-mca-params.conf switches ucx and ofi off); start it with \
      `mpirun --mca pml ucx -x UCX_TLS=rc_v,self`",
     &[
-        "libfabric      with --netdev eth0, as it takes no loopback interface: mpirun --mca pml cm --mca mtl ofi \
+        "libfabric      with --netdev eth0, because it does not use the loopback interface: mpirun --mca pml cm --mca mtl ofi \
          --mca mtl_ofi_provider_include 'verbs;ofi_rxm'",
         "in a file      pml = ucx in ~/.openmpi/mca-params.conf; OMPI_MCA_pml=ucx in the environment",
         "why UCX_TLS    between processes of one host UCX prefers shared memory of its own",

@@ -153,7 +153,7 @@ fn read_takes_a_psn_for_each_response() {
     tape.send(27);
     let expected = ["ok", "ok", "response gap", "repeated response", "ok", "ok", "PSN gap"];
     assert_eq!(tape.verdicts(), expected);
-    assert_eq!(tape.words()[0], "an RDMA READ: asks for 700 bytes at 0x1000");
+    assert_eq!(tape.words()[0], "an RDMA READ requests 700 bytes at 0x1000");
     assert_eq!(tape.analyse().0[2].1.message, Some(0));
 }
 
@@ -203,7 +203,7 @@ fn flows_of_a_connection_are_paired() {
     tape.ack(1, Syndrome::ACK_UNLIMITED);
     let sources = |tape: &Tape| tape.analyse().1.flows().iter().map(|flow| flow.source).collect::<Vec<_>>();
     assert_eq!(sources(&tape), [REQUESTER, RESPONDER].map(|qpn| Some(Qpn::new(qpn))));
-    // The remark of the sending process names the source.
+    // The comment of the sending process has the source queue pair.
     let mut tape = Tape::new();
     let send = Tape::packet(RESPONDER, 1, Kind::RcRequest(Request::SendOnly(SendTail::Plain)), 8);
     tape.record(RESPONDER, &send, "qp 0x11 wr_id 1 first");

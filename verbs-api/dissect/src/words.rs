@@ -63,7 +63,7 @@ fn of_request(request: Request, len: usize) -> String {
         Request::WriteOnly(reth, imm) => {
             format!("an RDMA WRITE of {bytes} to {:#x}{}", reth.va, with_imm(imm.is_some()))
         }
-        Request::Read(reth) => format!("an RDMA READ: asks for {} bytes at {:#x}", reth.dma_len, reth.va),
+        Request::Read(reth) => format!("an RDMA READ requests {} bytes at {:#x}", reth.dma_len, reth.va),
         Request::CompareSwap(at) => {
             format!("an atomic at {:#x}: becomes {:#x} if it is {:#x}", at.va, at.swap_or_add, at.compare)
         }

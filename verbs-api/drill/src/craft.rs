@@ -13,7 +13,7 @@ pub(crate) type Values = Vec<(&'static str, u64)>;
 /// `default` values.
 ///
 /// # Errors
-/// If the script names an unknown field or number.
+/// If the script has an unknown field or name.
 pub(crate) fn build(spec: &Spec, default: &Values, net: &NetHeader, names: &Names) -> Result<Vec<u8>, String> {
     let payload = spec.payload.as_ref().map_or(Ok(Vec::new()), |data| data.bytes(names))?;
     let (fields, len) = spec.layout();
@@ -71,7 +71,7 @@ fn find<'f>(fields: &'f [Field], spec: &Spec, name: &str) -> Result<&'f Field, S
 /// Returns the differences between a packet of the card and the specification.
 ///
 /// # Errors
-/// If the script names an unknown field or number.
+/// If the script has an unknown field or name.
 pub(crate) fn differences(spec: &Spec, packet: &[u8], names: &Names) -> Result<Vec<String>, String> {
     let (fields, len) = spec.layout();
     if packet.first() != Some(&spec.opcode) {

@@ -1,6 +1,6 @@
 //! Numbers in scripts: `4096`, `0x10`, `200ms`, `psn+1`, `mr.addr+8`, `(n-1)*mtu`.
 //!
-//! Numbers have 64 bits and wrap. A field of a packet takes the low bits, so PSNs have 24-bit
+//! Numbers have 64 bits and wrap. A field of a packet holds the low bits, so PSNs have 24-bit
 //! arithmetic. Durations are nanoseconds.
 
 use std::collections::BTreeMap;

@@ -75,7 +75,7 @@ pub struct ConnectionEvent {
 }
 
 fn not_offered<T>(what: &str) -> Answer<T> {
-    Err(Refused::unsupported(format!("{what}: not offered here")))
+    Err(Refused::unsupported(format!("this target does not support {what}")))
 }
 
 /// Optional verbs, and functions of librdmacm.

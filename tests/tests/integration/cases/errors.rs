@@ -1,9 +1,9 @@
 //! Requests that fail: with which status and detail, at which end, and what becomes of the queue
 //! pair.
 //!
-//! Not here: BAD_RESP_ERR, which takes a peer that does not keep to the protocol
+//! Not tested in this file: BAD_RESP_ERR, which needs a peer that breaks the protocol
 //! (`transport/src/qp/completer.rs`), GENERAL_ERR, which would be a defect of ours, FATAL_ERR and
-//! RESP_TIMEOUT_ERR, which no card reports here, and those of reliable datagrams and EE contexts,
+//! RESP_TIMEOUT_ERR, which roxe never reports, and those of reliable datagrams and EE contexts,
 //! which no card has.
 
 use super::script::in_every_config;

@@ -1,6 +1,6 @@
 //! Finds import cycles between the files of a package.
 //!
-//! A file uses another if it imports something that is defined there, or names it by a path. A
+//! A file uses another if it imports something that is defined there, or uses it by its path. A
 //! re-export is not a use: an import of its name uses the file where the name is defined.
 
 use super::Files;
@@ -145,7 +145,7 @@ impl Target {
     }
 
     /// Returns the file that defines `path` in `module`; none for a module alone and outside of the
-    /// target. If `is_sure`, a name without a definition here comes from a macro of the path's last
+    /// target. If `is_sure`, a name without a definition in this file comes from a macro of the path's last
     /// module. Re-exports are followed at most `depth` levels.
     fn find(&self, module: &str, path: &str, is_sure: bool, depth: usize) -> Option<usize> {
         let (mut inside, mut rest) = (module.to_owned(), path);

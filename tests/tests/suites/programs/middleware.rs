@@ -71,7 +71,7 @@ const FABRIC: [&str; 11] = [
     "-p verbs;ofi_rxd -e rdm -c -I 50 -S 65536",
 ];
 
-/// An interface for libfabric, which takes no loopback, and its address.
+/// An interface for libfabric, which does not use the loopback interface, and its address.
 const NETDEV: &str = "fabric0";
 const ADDRESS: &str = "10.88.0.1";
 
@@ -165,7 +165,7 @@ fn is_without_view(outcome: &Outcome) -> bool {
 }
 
 fn no_view() -> Verdict {
-    Verdict::Skipped("UCX wants /dev/infiniband, and namespaces to show it in are not allowed here".into())
+    Verdict::Skipped("UCX needs /dev/infiniband, but this user cannot create the namespaces that show it".into())
 }
 
 /// Server and client of ucx_perftest over UCP, which may use one transport only.
@@ -244,7 +244,7 @@ fn netdev() -> Result<(), String> {
 fn on_fabric(program: &str, check: impl FnOnce() -> Verdict) -> Verdict {
     match netdev() {
         _ if !pair::installed(program) => missing(program),
-        Err(e) => Verdict::Skipped(format!("libfabric takes no loopback interface, and no other can be made: {e}")),
+        Err(e) => Verdict::Skipped(format!("libfabric does not use the loopback interface, and another interface cannot be created: {e}")),
         Ok(()) => check(),
     }
 }

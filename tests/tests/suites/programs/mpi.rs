@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 const RANKS: &str = "3";
 /// UID of the ordinary user, which Debian never assigns.
 const USER: &str = "54321";
-/// An interface for libfabric, which takes no loopback, and its address.
+/// An interface for libfabric, which does not use the loopback interface, and its address.
 const NETDEV: &str = "fabric0";
 const ADDRESS: &str = "10.88.0.1";
 
@@ -118,7 +118,7 @@ fn run(way: &Way, link: &str, as_root: bool) -> Verdict {
     if way.is_by_libfabric()
         && let Err(why) = netdev()
     {
-        return Verdict::Skipped(format!("libfabric takes no loopback interface, and no other can be made: {why}"));
+        return Verdict::Skipped(format!("libfabric does not use the loopback interface, and another interface cannot be created: {why}"));
     }
     let tag = format!("mpi-{}-{link}-{as_root}", way.name.replace(' ', "-"));
     let outcome = Compiled::new(&format!("mpicc.{}", way.mpi), "mpi/exchange.c", &[], &tag).and_then(|exchange| {
@@ -128,7 +128,7 @@ fn run(way: &Way, link: &str, as_root: bool) -> Verdict {
     match outcome {
         Err(why) => Verdict::Failed(why),
         Ok(outcome) if outcome.output.contains("roxe run: no /") => {
-            Verdict::Skipped("UCX wants /dev/infiniband, and namespaces to show it in are not allowed here".to_owned())
+            Verdict::Skipped("UCX needs /dev/infiniband, but this user cannot create the namespaces that show it".to_owned())
         }
         Ok(outcome) => match judge(&outcome, link) {
             Ok(()) => Verdict::Passed,

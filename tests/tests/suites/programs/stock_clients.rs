@@ -217,7 +217,7 @@ fn perftests() -> Vec<Check> {
         checks.push(Check::new(format!("{name} {args}"), move || two(name, &args, |out| figures(out, 1))));
     }
     for (name, args) in for_wr_calls() {
-        checks.push(Check::new(format!("{name} {args}, by ibv_wr_*"), move || by_wr_calls(name, &args)));
+        checks.push(Check::new(format!("{name} {args}, with ibv_wr_*"), move || by_wr_calls(name, &args)));
     }
     for (tool, bandwidth) in BANDWIDTH.iter().map(|t| (t, true)).chain(LATENCY.iter().map(|t| (t, false))) {
         for service in tool.services {
@@ -239,7 +239,7 @@ fn perftests() -> Vec<Check> {
 /// Options of every run.
 const PLAIN: &str = "-F -x 0 -n 500";
 
-/// Receives from a shared queue, memory that is registered on demand, and both with XRC.
+/// Receives from an SRQ, memory registered on demand, and both with XRC.
 fn variants() -> Vec<(&'static str, String)> {
     let mut sets = Vec::new();
     for tool in ["ib_send_bw", "ib_send_lat"] {

@@ -28,11 +28,11 @@ const SUITE_LIMIT: Duration = Duration::from_secs(240);
 /// Assumptions of programs about a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReliesOn {
-    /// Nothing that the standard does not promise.
+    /// Only what the standard promises.
     Nothing,
     /// No datagram and no message of an unreliable connection is ever lost: it waits for all.
     EveryMessage,
-    /// Inline room that it did not ask for.
+    /// Inline room that the program did not request.
     InlineRoom,
 }
 
@@ -47,7 +47,8 @@ impl ReliesOn {
     }
 }
 
-/// Programs that meet by a TCP port. docs/explanation/weakest.md names the same that rely on more.
+/// Programs that connect through a TCP port. docs/explanation/weakest.md lists those that rely on
+/// more.
 const PROGRAMS: [(&str, &str, ReliesOn); 22] = [
     ("ibv_rc_pingpong", "-g 0 -c", ReliesOn::Nothing),
     ("ibv_rc_pingpong", "-g 0 -c -e", ReliesOn::Nothing),

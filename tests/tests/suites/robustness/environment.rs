@@ -1,7 +1,7 @@
 //! Environments that lack something: a pair of programs works there, or says in one line what is
 //! missing and what to do.
 //!
-//! Most of these environments take root to make.
+//! Most of these environments need root.
 
 use roxe_tests::guest::link;
 use roxe_tests::pair::{self, Outcome, Place, Program};
@@ -137,7 +137,7 @@ fn check(environment: Environment) -> Check {
     Check::new(format!("{}: {what}", environment.name), move || {
         let first = environment.prefix.first().map_or("", String::as_str);
         if !link::is_root() {
-            return Verdict::Skipped("takes root".to_owned());
+            return Verdict::Skipped("needs root".to_owned());
         }
         if let Some(missing) = [first, "ibv_rc_pingpong"].into_iter().find(|tool| !pair::installed(tool)) {
             return Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)"));
@@ -195,7 +195,7 @@ fn tells(outcome: &Outcome, words: &[&str]) -> bool {
 
 fn foreign_port() -> Verdict {
     if !link::is_root() {
-        return Verdict::Skipped("takes root, for a network of its own".to_owned());
+        return Verdict::Skipped("needs root, for a network of its own".to_owned());
     }
     if !pair::installed("ibv_rc_pingpong") {
         return Verdict::Skipped("ibv_rc_pingpong is not installed (tests/run installs it)".to_owned());

@@ -241,7 +241,7 @@ fn compile(tool: Tool, tag: &str) -> Result<Compiled, Verdict> {
     let flags: &[&str] = if tool == Tool::Valgrind { &["-g"] } else { &["-g", &sanitize] };
     Compiled::with_flags("gcc", flags, "users/users.c", &["ibverbs"], tag).map_err(|text| {
         if text.contains("cannot find") {
-            return Verdict::Skipped(format!("gcc has no runtime for {sanitize} here"));
+            return Verdict::Skipped(format!("this host's gcc has no runtime for {sanitize}"));
         }
         Verdict::Failed(text)
     })

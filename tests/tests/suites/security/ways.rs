@@ -243,7 +243,7 @@ fn system_library() -> Option<PathBuf> {
 }
 
 pub(crate) fn main() -> ExitCode {
-    let made = if link::is_root() { Programs::new() } else { Err("takes root".to_owned()) };
+    let made = if link::is_root() { Programs::new() } else { Err("needs root".to_owned()) };
     let checks = match made {
         Ok(programs) => {
             let programs = Arc::new(programs);

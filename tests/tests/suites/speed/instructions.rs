@@ -2,7 +2,7 @@
 //! `tests/instructions.quick.txt`, or, for the release build (`ROXE_TEST_PROFILE=release`), with
 //! `tests/instructions.txt`.
 //!
-//! Times vary from run to run, instruction counts barely do, so a longer path shows up here.
+//! Times vary from run to run, instruction counts barely do, so this suite notices a longer path.
 //! Counted are the instructions of the program's thread between the two marks of
 //! `verbs-api/roxe/examples/hot_paths.rs`, without the kernel and the background thread. `--write`
 //! rewrites the file after an intended change. On some paths a message must cost the same with few
@@ -18,7 +18,8 @@ use std::process::{Command, ExitCode};
 /// Messages that warm up, and that are counted. The first 256 polls that find packets in a new ring
 /// read the sockets, too.
 const MESSAGES: [u64; 2] = [320, 960];
-/// Counts of which most decide: now and then the background thread is quicker and takes a packet.
+/// Number of counts, of which the majority decides: sometimes the background thread polls a packet
+/// first.
 const ROUNDS: usize = 3;
 /// The one in the middle of this many counts is written down, so that a path on which that happens
 /// often is not written as it seldom is.

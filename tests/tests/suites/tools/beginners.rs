@@ -49,7 +49,7 @@ fn judge(line: &str, expected: &str) -> Verdict {
         return Verdict::Skipped(why);
     }
     if line.contains("mtu-over-port") && !link::is_root() {
-        return Verdict::Skipped("takes root, for an interface with short packets".to_owned());
+        return Verdict::Skipped("needs root, for an interface with short packets".to_owned());
     }
     match run(line) {
         Ok(now) if !now.is_empty() && words(&now) == words(expected) => Verdict::Passed,

@@ -36,7 +36,7 @@ const KNOWN: [(&str, &str, &str); 11] = [
     ("destroy-order", "qperf+", "src/rdma.c:1611, 1940: domain before region; the accepted id stays"),
     ("memory-gone-in-flight", "qperf+", "src/rdma.c:1940 destroys the id that listens, not the accepted one"),
     ("destroy-order", "cmtime+", "cmtime.c:107: rdma_create_qp writes the queue into attributes used again"),
-    ("inline-over-grant", "rdma_xclient+", "rdma_xclient.c:65 sends inline without having asked for room"),
+    ("inline-over-grant", "rdma_xclient+", "rdma_xclient.c:65 sends inline without having requested room"),
     ("buffer-changed-in-flight", "rping+", "rping.c:1060, 1076 fill send_buf before a SEND has completed"),
     ("buffer-changed-in-flight", "put_zcopy", "ucp_tests.cc:574 writes into the buffer of the PUT before"),
     ("memory-gone-in-flight", "rc_pingpong_split", "rc_pingpong_split.rs:122: the region is dropped first"),
@@ -167,7 +167,7 @@ fn ucx(link: &str) -> Verdict {
         match pair::run_pair_at(both, "checked-ucx", || pair::listens(PORT), LIMIT) {
             Err(e) => Verdict::Failed(e.to_string()),
             Ok(ends) if ends.iter().any(|end| end.output.contains("roxe run: no /")) => {
-                Verdict::Skipped("UCX wants /dev/infiniband, which cannot be shown here".to_owned())
+                Verdict::Skipped("UCX needs /dev/infiniband, but this user cannot create the namespaces that show it".to_owned())
             }
             Ok(ends) => {
                 let text = fs::read_to_string(&reports.0).unwrap_or_default();
@@ -209,7 +209,7 @@ fn pyverbs(link: &str) -> Verdict {
 }
 
 /// A test of this folder with everything that it starts under the checker. The checker refuses what
-/// `rdma_xclient` sends, as cards do that grant no more than is asked for.
+/// `rdma_xclient` sends, like cards that grant no more than was requested.
 fn all_of(name: &str, link: &str) -> Verdict {
     judged(&[], |reports| {
         let cargo = Command::new(env!("CARGO"))

@@ -475,7 +475,7 @@ fn judge_far(far: &Far) -> Verdict {
         return Verdict::Skipped(why);
     }
     if !link::is_root() {
-        return Verdict::Skipped("takes root, for a network of its own".to_owned());
+        return Verdict::Skipped("needs root, for a network of its own".to_owned());
     }
     match other_host().and_then(|()| run(misuse::program()?, far.case, far.envs)) {
         Ok(output) if far.words.iter().all(|word| output.contains(word)) => Verdict::Passed,

@@ -113,7 +113,7 @@ fn replaces_changed(root: &Root) -> Verdict {
 
 fn avoids_noexec(root: &Root) -> Verdict {
     if !link::is_root() {
-        return Verdict::Skipped("takes root, to mount".to_owned());
+        return Verdict::Skipped("needs root, to mount".to_owned());
     }
     let homeless = root.run("unset HOME; roxe run -- ibv_devices | grep roxe0");
     let mounted = "mount -t tmpfs -o noexec none \"$HOME\"; roxe run -- ibv_devices | grep roxe0";
@@ -139,7 +139,7 @@ fn leads(root: &Root) -> Verdict {
 fn diagnoses(root: &Root) -> Verdict {
     let well = root.run("roxe doctor && roxe doctor --json | grep -c '\"grade\": \"ok\"'");
     if !link::is_root() {
-        return Verdict::Skipped("takes root, for a network without an interface".to_owned());
+        return Verdict::Skipped("needs root, for a network without an interface".to_owned());
     }
     let ill = root.run("unshare --net roxe doctor");
     let is_missing = String::from_utf8_lossy(&ill.stdout).lines().any(|line| line.starts_with("MISSING  queue pairs"));

@@ -162,7 +162,7 @@ fn run(program: String, (rule, twins): (Rule, &str), wrong: bool, link: &str) ->
     if ended && as_expected { Ok(()) } else { Err(outcome.output) }
 }
 
-/// Returns true if a report names a line of the twin.
+/// Returns true if a report contains a line of the twin.
 fn names_the_source(report: &Value) -> bool {
     report["stacks"].as_array().is_some_and(|stacks| {
         stacks.iter().filter_map(|stack| stack["calls"].as_array()).flatten().any(|call| {

@@ -175,7 +175,7 @@ fn repeats() -> Verdict {
 
 fn as_ordinary_user() -> Verdict {
     if !link::is_root() {
-        return Verdict::Skipped("takes root, to become an ordinary user".to_owned());
+        return Verdict::Skipped("needs root, to become an ordinary user".to_owned());
     }
     match sweep(&UNPRIVILEGED, &["--completions"], "wc-status", "wrong") {
         Ok(output) if text(&output).contains("unnoticed") => Verdict::Passed,

@@ -27,7 +27,7 @@ pub(crate) fn main() -> ExitCode {
         ("lost packets are seen to be sent again", loss),
         ("a wait for a peer that is not ready is seen", not_ready),
         ("an error ends in the error state", error),
-        ("each process writes its own file if its name asks for that", own_files),
+        ("each process writes its own file if the file name has %p", own_files),
         ("a killed process leaves what it did", killed),
     ];
     let check = |(name, judge): Claim, link: &'static str| {
@@ -102,7 +102,7 @@ impl Trace {
             *last = time(event);
             *depth += if word(event, "ph") == "B" { 1 } else { -1 };
             if *depth < 0 {
-                return Err(format!("nothing ends here: {event}"));
+                return Err(format!("this end has no begin: {event}"));
             }
         }
         match tracks.iter().find(|(_, (_, depth))| is_whole && *depth != 0) {
@@ -207,7 +207,7 @@ fn ping_pong(link: &str) -> Judged {
     for state in ["RESET", "INIT", "RTR", "RTS"] {
         trace.both("B", state)?;
     }
-    // Each names the other.
+    // Each event has the id of the other.
     let names: Vec<Vec<&str>> = trace.tracks().iter().map(|name| name.split_whitespace().collect()).collect();
     let is_peer = |a: &[&str], b: &[&str]| a.len() == 5 && b.len() == 5 && a[1] == b[4] && a[4] == b[1];
     if !names.iter().all(|a| a.len() < 5 || names.iter().any(|b| is_peer(a, b))) {

@@ -129,7 +129,7 @@ fn as_root(check: &dyn Fn(&[&str]) -> Verdict) -> Verdict {
     if is_root() { check(&[]) } else { Verdict::Skipped("not root".into()) }
 }
 
-/// Runs `check` with what takes the rights of root away, if there are any.
+/// Runs `check` under a program that drops root's capabilities, if this process is root.
 fn without_rights(check: &dyn Fn(&[&str]) -> Verdict) -> Verdict {
     let prefix: &[&str] = if is_root() { &UNPRIVILEGED } else { &[] };
     if !run(prefix, &[roxe(), "--version"]).status.success() {
@@ -137,7 +137,7 @@ fn without_rights(check: &dyn Fn(&[&str]) -> Verdict) -> Verdict {
     }
     let unshare = ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "x", "/sys/class"];
     if !run(prefix, &unshare).status.success() {
-        return Verdict::Skipped("user namespaces are not allowed here".into());
+        return Verdict::Skipped("this host allows no user namespaces".into());
     }
     check(prefix)
 }
@@ -230,7 +230,7 @@ fn forbidden() -> Verdict {
                   exec setpriv --bounding-set -all --inh-caps -all \"$@\"";
     let inside = ["unshare", "--user", "--map-root-user", "sh", "-c", script, "sh"];
     if !run(&inside, &["true"]).status.success() {
-        return Verdict::Skipped("user namespaces are not allowed here, so that they cannot be forbidden".into());
+        return Verdict::Skipped("this host allows no user namespaces, so the check cannot forbid them".into());
     }
     let output = run(&inside, &[roxe(), "run", "--", "sh", "-c", "echo started; exit 7"]);
     let why = text(&output.stderr);
@@ -313,7 +313,7 @@ fn lists_devices(prefix: &[&str]) -> Verdict {
 const UCX_LINE: &str = "roxe: UCX does not use roxe0 in this process: only roxe run shows it /dev/infiniband/roxe0; \
                         start the program, or its mpirun, by roxe run\n";
 
-/// UCX asks for the devices and then for files that only a view has.
+/// UCX lists the devices and then opens files that only a view has.
 fn ucx_without_view() -> Verdict {
     if !installed("ucx_info") {
         return missing("ucx_info");

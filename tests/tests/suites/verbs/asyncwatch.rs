@@ -54,7 +54,7 @@ fn outside() -> Verdict {
         return Verdict::Skipped("ibv_asyncwatch is not installed (see the README's test command)".into());
     }
     if !in_namespace(MAKE).output().is_ok_and(|made| made.status.success()) {
-        return Verdict::Skipped("no network namespace with two interfaces can be made here".into());
+        return Verdict::Skipped("this user cannot create a network namespace with two interfaces".into());
     }
     let mut command = in_namespace(&format!("{MAKE} && exec \"$0\" asyncwatch"));
     command.arg(std::env::current_exe().unwrap_or_default());

@@ -165,7 +165,7 @@ impl Connection<'_> {
     pub(super) fn post_recv(&self, case: &Case, index: usize, length: usize) -> Result<(), Failure> {
         let data = case.data(index, length);
         let place = match case.op {
-            // A WRITE names its memory itself; the receive only completes.
+            // A WRITE carries its own address; the receive only completes.
             Op::Write | Op::WriteImm => data.start..data.start,
             _ => data.start - self.header()..data.end,
         };

@@ -1,9 +1,9 @@
 //! `roxe demo`: runs every service and operation between a server and a client process, checks
 //! every byte and completion, and measures latency and bandwidth.
 //!
-//! The client is this process. It starts the server as a second one and names the steps over a
+//! The client is this process. It starts the server as a second process and sends the steps over a
 //! pipe; the data goes over the device. The operations are those of `roxe_peer::plan`; they run
-//! over the Rust API here, as lines of JSON would be too slow to measure. Begin to read at
+//! over the Rust API in this command, because lines of JSON would be too slow to measure. Begin to read at
 //! `client::run`.
 
 mod case;

@@ -93,7 +93,7 @@ impl Sweep<'_> {
         Class::all().map(count).filter(|(_, count)| *count > 0).collect()
     }
 
-    /// The document that the file's name asks for.
+    /// Returns the document in the format of the file's extension.
     pub(super) fn document(&self, path: &Path) -> Result<String> {
         match path.extension().and_then(|end| end.to_str()) {
             _ if is_page(path) => Ok(self.html()),

@@ -29,7 +29,7 @@ pub enum Role {
     Requester,
     /// The card that responds to the requests.
     Responder,
-    /// The sender of a packet that is wrong by itself.
+    /// The sender of a packet that is wrong without regard to other packets.
     Sender,
     /// The card that sends messages of the connection manager.
     ConnectionManager,

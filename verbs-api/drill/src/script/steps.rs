@@ -253,7 +253,7 @@ pub(crate) struct Bind {
 pub(crate) enum Act {
     /// `listen NAME`
     Listen { space: String },
-    /// `request NAME of=LISTENER`: names the next request.
+    /// `request NAME of=LISTENER`: gives the next request a name.
     Request { of: String, private: Option<Data>, within: Option<Number> },
     /// `connect NAME qp=QP`
     Connect { qp: String, space: String, private: Option<Data>, numbers: Numbers },

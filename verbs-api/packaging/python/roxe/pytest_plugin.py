@@ -52,7 +52,7 @@ class Card:
             options.update(check=f"{rules},warn", report=self._report)
 
     def env(self, base=None):
-        """The environment for programs that the test starts by itself."""
+        """The environment for programs that the test itself starts."""
         return {**roxe.env(base, **self.options), MARK: self._name}
 
     def start(self, arguments, **keywords):

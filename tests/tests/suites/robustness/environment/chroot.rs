@@ -61,7 +61,7 @@ impl Drop for Root {
 /// Looks around in a root folder to which `before` has happened, unless this cannot be done here.
 fn look(name: &str, before: &str) -> Result<Output, Verdict> {
     if !link::is_root() {
-        return Err(Verdict::Skipped("takes root".to_owned()));
+        return Err(Verdict::Skipped("needs root".to_owned()));
     }
     if let Some(missing) = ["chroot", "ibv_rc_pingpong"].into_iter().find(|tool| !installed(tool)) {
         return Err(Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)")));

@@ -106,7 +106,7 @@ pub(crate) fn checks() -> Vec<Check> {
 /// Runs a script in each container.
 fn run(files: &Scratch, first: &str, second: &str) -> Result<Output, Verdict> {
     if !link::is_root() {
-        return Err(Verdict::Skipped("takes root".to_owned()));
+        return Err(Verdict::Skipped("needs root".to_owned()));
     }
     if let Some(missing) = ["unshare", "setpriv", "pivot_root", "ip"].into_iter().find(|tool| !installed(tool)) {
         return Err(Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)")));

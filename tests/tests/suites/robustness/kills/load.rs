@@ -328,7 +328,7 @@ impl Worker {
             return Err(format!("message {serial} is another one or not whole"));
         }
         self.progress.received += 1;
-        // A failed queue pair takes no receives; its requests report the failure.
+        // A failed queue pair accepts no receives; its requests report the failure.
         let posted = self.end.post_receive(slot);
         if self.progress.failed[index].is_some() { Ok(()) } else { posted.map_err(|e| e.to_string()) }
     }

@@ -136,13 +136,13 @@ impl Peer {
         unsafe { libc::waitpid(self.child.id().cast_signed(), &raw mut status, libc::WUNTRACED) };
     }
 
-    /// Kills it; returns when it is gone from the process table.
+    /// Kills the process and waits until it has left the process table.
     pub(crate) fn kill(mut self) -> Result<(), String> {
         self.signal(libc::SIGKILL);
         self.child.wait().map(drop).map_err(|e| e.to_string())
     }
 
-    /// Lets it end by itself.
+    /// Lets the process exit.
     pub(crate) fn end(mut self) -> Result<(), String> {
         self.input = None;
         match self.child.wait() {
