@@ -98,7 +98,7 @@ impl<'d> Facts<'d> {
     }
 }
 
-/// `roxe counters`: prints the counters and what they count.
+/// `roxe counters`: prints the counters and their meanings.
 pub(crate) fn counters() -> Result {
     let mut table = Table::new(["COUNTER", "COUNTS"]);
     roxe_provider::Counters::legend().into_iter().for_each(|(name, words)| table.row([name.to_owned(), words]));

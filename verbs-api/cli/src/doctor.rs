@@ -1,4 +1,4 @@
-//! `roxe doctor`: checks what works on this host, and says what to do about the rest.
+//! `roxe doctor`: checks this host, and prints a remedy for each failed check.
 //!
 //! Opens a device, binds port 4791 for a moment, and tries a user namespace in a child process.
 

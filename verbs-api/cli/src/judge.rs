@@ -31,7 +31,7 @@ pub(crate) struct Args {
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,
-    /// List the rules and their clauses, and judge nothing.
+    /// List the rules and their clauses instead of judging files.
     #[arg(long)]
     rules: bool,
 }

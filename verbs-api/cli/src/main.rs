@@ -98,7 +98,7 @@ enum Command {
     /// kind: about packets, or about calls. It announces the new ones on standard error; their
     /// counts and times begin anew.
     Faults(faults::Args),
-    /// Check what works on this host, and say what to do about the rest.
+    /// Check this host, and print a remedy for each failed check.
     Doctor(doctor::Args),
     /// Check every operation between two processes, byte by byte, and print the speed.
     ///
@@ -111,7 +111,7 @@ enum Command {
     Config(config::Args),
     /// List the rules of run --check with their sources.
     Rules(rules::Args),
-    /// List what devices count.
+    /// List the counters of devices.
     Counters,
     /// Show queue pairs of running programs.
     Top(top::Args),

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::io::{Write as _, stdout};
 use std::{fmt, process};
 
-/// Result of a subcommand; the text of the error says what failed, about what, and what to do.
+/// Result of a subcommand; the text of an error has the failure, its object, and a remedy.
 pub(crate) type Result<T = (), E = Box<dyn Error>> = std::result::Result<T, E>;
 
 /// Prints a line. Ends this process with success if the reader has closed the pipe, as `head` does.

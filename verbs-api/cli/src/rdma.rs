@@ -1,6 +1,6 @@
 //! `rdma` of iproute2 (`man 8 rdma`) for roxe's devices: links, devices, live objects and counters.
 //!
-//! The kernel answers that command by netlink and knows nothing of roxe. `roxe run` and `roxe env`
+//! The kernel answers that command over netlink and does not know roxe. `roxe run` and `roxe env`
 //! put a folder first in PATH in which `rdma` is a link to this program, and the view binds this
 //! program over the command. Devices of the kernel precede those of roxe ([`real`]).
 

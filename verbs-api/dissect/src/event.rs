@@ -52,7 +52,7 @@ pub enum Event {
         /// Expected PSN.
         expected: Psn,
     },
-    /// An acknowledgement that repeats an earlier one.
+    /// A duplicate of an earlier acknowledgement.
     RepeatedAck,
     /// A response that was sent before.
     RepeatedResponse,

@@ -14,7 +14,7 @@ pub(crate) struct Requests {
     repeats: HashMap<Seq, u32>,
     /// Newest acknowledged request.
     acknowledged: Option<Seq>,
-    /// Request that the responder requests again, and why.
+    /// PSN of the newest NAK, as a sequence number, and the cause.
     nak: Option<(Seq, Cause)>,
     /// Newest retransmission and its cause.
     resent: Option<(Seq, Cause)>,
@@ -130,7 +130,7 @@ impl Requests {
         self.acknowledged = self.acknowledged.max(Some(seq));
     }
 
-    /// Records that the responder requests `psn` again.
+    /// Records a NAK with `psn`.
     pub(crate) fn nak(&mut self, psn: Psn, cause: Cause) {
         self.nak = Some((self.seq_of(psn), cause));
     }

@@ -57,7 +57,7 @@ impl AgentCard {
     /// of the route to the card.
     ///
     /// # Errors
-    /// If the agent does not answer or refuses, or if no address of this host can be used.
+    /// If the agent does not respond or refuses, or if no address of this host is usable.
     pub fn connect(target: &client::Target, near: &[IpAddr]) -> Answer<Self> {
         let client = Client::open(target).map_err(refused)?;
         let mut card = Self {

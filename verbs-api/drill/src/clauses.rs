@@ -31,7 +31,7 @@ impl Class {
         }
     }
 
-    /// Returns what a case of this class rests on.
+    /// Returns the source of the cases of this class.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Strict => "rests on the standard, as public sources give it",

@@ -20,7 +20,7 @@ pub struct Tried {
     pub script: String,
     /// Title of the script.
     pub title: String,
-    /// Clauses that the script cites; the first one is what it judges.
+    /// Clauses that the script cites; the script judges the first.
     pub clauses: Vec<String>,
     /// Class of that clause.
     pub class: Class,
@@ -121,7 +121,7 @@ pub enum Progress<'a> {
     Begins(&'a Script, &'a str),
     /// A case has ended.
     Ended(&'a Tried),
-    /// A case that had failed has ended again: meanwhile it is known that packets are lost.
+    /// A failed case was run again, because the path turned out to lose packets.
     Again(&'a Tried),
 }
 
@@ -306,7 +306,7 @@ pub fn run(
     if report.unsteady == 0 {
         return report;
     }
-    // Packets are lost: what failed before that was known is tried again.
+    // The path loses packets: run the cases again that failed before the loss was known.
     for (tried, ((script, case), burden)) in report.tried.iter_mut().zip(cases.iter().zip(burdens)) {
         if !matches!(tried.outcome.verdict, Verdict::Fail(_)) || burden == Burden::Lossy {
             continue;

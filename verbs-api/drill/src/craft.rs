@@ -131,7 +131,7 @@ pub(crate) fn is_skipped(
     packet: &[u8],
     names: &Names,
 ) -> Result<bool, String> {
-    // A congestion notification says nothing about any request.
+    // A CNP belongs to no request.
     if packet.first() == Some(&0x81) && spec.opcode != 0x81 {
         return Ok(true);
     }
@@ -152,7 +152,7 @@ pub(crate) fn is_skipped(
     }
 }
 
-/// Returns what makes a packet of the card malformed; `to` are the queue pairs of the near side.
+/// Returns why a packet of the card is malformed; `to` are the queue pairs of the near side.
 pub(crate) fn flaw(net: &NetHeader, packet: &[u8], to: &[u32]) -> Option<String> {
     let (_, len) = layout::fields(*packet.first()?);
     let get = |name| layout::get(packet, name);

@@ -239,7 +239,7 @@ pub(crate) fn get(packet: &[u8], name: &str) -> Option<u64> {
     of(packet)?.fields.iter().find(|field| field.name == name)?.get(packet)
 }
 
-/// Returns what makes a packet to the GSI malformed.
+/// Returns why a packet to the GSI is malformed.
 pub(crate) fn flaw(packet: &[u8]) -> Option<String> {
     let len = packet.len().saturating_sub(HEADERS + layout::ICRC_LEN);
     if len != MAD {

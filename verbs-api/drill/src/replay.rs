@@ -183,7 +183,7 @@ fn setup(connections: &BTreeMap<u64, Connection>, regions: &BTreeMap<u64, (u64, 
     Ok(text)
 }
 
-/// The line that sends a packet again.
+/// Returns the script line that sends a packet of the capture.
 fn line(bytes: &[u8], regions: &BTreeMap<u64, (u64, u64)>) -> String {
     let (fields, len) = layout::fields(bytes[0]);
     let payload = layout::payload(bytes, len).unwrap_or_default();

@@ -142,11 +142,11 @@ impl Run<'_> {
 /// The verdict on a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The card did what the script expects.
+    /// The card behaved as the script expects.
     Pass,
-    /// The card did something else.
+    /// The card behaved differently.
     Fail(Failure),
-    /// The card did something else, as a known deviation with this reason.
+    /// The card behaved differently, as a known deviation with this reason.
     Tolerated(String, Failure),
     /// The card lacks a feature that the case needs.
     Unsupported(String),

@@ -75,7 +75,7 @@ pub struct ConnectionEvent {
 }
 
 fn not_offered<T>(what: &str) -> Answer<T> {
-    Err(Refused::unsupported(format!("this target does not support {what}")))
+    Err(Refused::unsupported(format!("this target has no {what}")))
 }
 
 /// Optional verbs, and functions of librdmacm.
@@ -123,7 +123,7 @@ pub trait Extensions {
     }
     /// Arms the limit of a shared receive queue (`ibv_modify_srq`).
     fn set_limit(&mut self, srq: Handle, limit: u32) -> Answer<()> {
-        not_offered("limits of shared receive queues")
+        not_offered("SRQ limits")
     }
     fn open_xrcd(&mut self) -> Answer<Handle> {
         not_offered("XRC")

@@ -85,7 +85,7 @@ impl Case {
     }
 }
 
-/// Bytes from one slot to the next: the GRH, the data, and a guard that nothing may write to.
+/// Bytes from one slot to the next: the GRH, the data, and a guard that must stay unchanged.
 const fn stride(size: usize) -> usize {
     (size + GRH + MAX_WINDOW).next_multiple_of(64) + 64
 }

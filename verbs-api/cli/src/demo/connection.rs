@@ -238,7 +238,7 @@ impl Connection<'_> {
         })
     }
 
-    /// Waits until slot `index` holds the message: a WRITE over UC completes nothing at the
+    /// Waits until slot `index` holds the message: a WRITE over UC has no completion at the
     /// responder.
     pub(super) fn wait_holds(&mut self, case: &Case, index: usize, length: usize, seed: u64) -> Result<(), Failure> {
         let deadline = Deadline::new(self.service);
@@ -323,7 +323,7 @@ impl Deadline {
         Self { limit, since: Instant::now(), checks: Cell::new(0) }
     }
 
-    /// Starts the time again after progress.
+    /// Restarts the time limit after progress.
     pub(super) fn renew(&mut self) {
         self.since = Instant::now();
     }

@@ -7,7 +7,7 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
     text: String,
-    /// True if nothing was wrong but a message did not arrive, as may happen on UC and UD.
+    /// True if the only failure is a lost message, which UC and UD allow.
     pub(super) lost: bool,
 }
 

@@ -112,7 +112,7 @@ impl Card {
         named.filter(|(of, _)| *of == name).filter_map(|(_, value)| value.parse::<u64>().ok()).sum()
     }
 
-    /// The objects of one kind. `qps` are answers about queue pairs, for shared receive queues.
+    /// The objects of one kind. `qps` are the answers about queue pairs, for SRQs.
     pub(super) fn objects(&self, kind: ObjectKind, answers: &[Answer], qps: &[Answer]) -> Vec<Record> {
         let objects = self.lines(answers, kind.name()).map(|(process, line)| (process, Facts::of(line)));
         objects.map(|(process, facts)| self.object(kind, process, &facts, qps)).collect()
@@ -229,7 +229,7 @@ impl Facts<'_> {
     fn qp(&self, record: &mut Record) {
         let service = service(self.text("type"));
         record.number("lqpn", self.number("qpn"));
-        // As the kernel, which leaves out what a service does not have.
+        // Like the kernel, leave out fields that a service does not have.
         let is_connected = matches!(service, "RC" | "UC");
         if is_connected {
             record.number("rqpn", self.number("rqpn"));

@@ -36,7 +36,7 @@ impl Tool {
         Err(Command::new(&self.0).args(args).exec().into())
     }
 
-    /// Returns what the command prints; its errors go to standard error.
+    /// Returns the standard output of the command.
     pub(super) fn output(&self, args: &[OsString]) -> Result<String> {
         let output = Command::new(&self.0).args(args).stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())

@@ -1,4 +1,4 @@
-//! Tests of the command against what iproute2 prints for the kernel's rxe.
+//! Tests of the command against the output of iproute2 for the kernel's rxe.
 
 use super::*;
 use objects::testing::card;

@@ -117,7 +117,7 @@ fn occasion_of(name: &str) -> &'static str {
     }
 }
 
-/// Tells in words what these weaknesses do; those with `=N` or `=N..M` on these occasions only.
+/// Describes the effects of these weaknesses; with `=N` or `=N..M` on these occasions only.
 pub(super) fn in_words(names: &[String]) -> String {
     let words = |name: &str| match name {
         "limits" => "the device has the limits of a small card",

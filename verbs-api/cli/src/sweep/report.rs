@@ -41,7 +41,7 @@ pub(super) fn one(judged: &Judged) -> String {
 }
 
 impl Sweep<'_> {
-    /// The command that repeats a fault.
+    /// Returns the command that reproduces a fault.
     fn repeat(&self, fault: &str) -> String {
         let words: Vec<_> = self.command.iter().map(|word| quoted(&word.to_string_lossy())).collect();
         format!("roxe sweep --fault {} -- {}", quoted(fault), words.join(" "))

@@ -55,7 +55,7 @@ pub(super) struct Limits {
     pub(super) census: bool,
     /// True to capture the packets.
     pub(super) capture: bool,
-    /// True if the user sees what the program prints.
+    /// True if the program's output goes to the terminal.
     pub(super) shows: bool,
 }
 

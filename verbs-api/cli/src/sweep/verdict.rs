@@ -239,7 +239,7 @@ pub(super) fn load(path: &Path) -> Vec<Judged> {
 /// Adds a result to the file.
 pub(super) fn keep(path: &Path, line: &str) {
     let file = OpenOptions::new().append(true).create(true).open(path);
-    // A result that is not kept is found again.
+    // If the result cannot be stored, a resumed sweep repeats the run.
     _ = file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()));
 }
 

@@ -60,11 +60,11 @@ pub(super) struct State {
     /// Newest retransmission that began directly after the acknowledged requests: request, packet,
     /// time.
     pub shown: Option<(Seq, usize, u64)>,
-    /// Newest packet that lets the requester send again.
+    /// Newest packet that lets the requester retransmit.
     pub urge: Option<usize>,
     /// Time of the newest progress, in nanoseconds.
     pub progress: u64,
-    /// True if a request was sent again.
+    /// True if a request was retransmitted.
     pub has_repeats: bool,
     /// READs and atomics without a response: last PSN, packet.
     pub unanswered: VecDeque<(Seq, usize)>,

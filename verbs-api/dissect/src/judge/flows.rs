@@ -39,7 +39,7 @@ pub(super) struct Flows {
     lives: HashMap<End, (u32, u32)>,
     /// Flows that sent a request with this PSN: source, destination, PSN, and direction.
     senders: HashMap<(FlowKey, Psn), Vec<usize>>,
-    /// Number of responses of the first flow that answer requests of the second.
+    /// Number of responses of the first flow to requests of the second.
     votes: HashMap<(usize, usize), usize>,
 }
 

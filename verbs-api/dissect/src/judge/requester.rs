@@ -110,10 +110,10 @@ impl Channel {
         }
     }
 
-    /// Charges responses that were sent before the requests that they answer.
+    /// Charges responses that were sent before their requests.
     // clause: RESP-REGION
     fn meet_ghosts(&mut self, seq: Seq, place: Place, index: usize) {
-        // In a retry, a packet that the capture lost is sent again after others.
+        // In a retry, a packet that the capture lost is retransmitted after others.
         let may_be_retry = self.state.resent.is_some_and(|resent| resent + 1 == seq);
         self.state.resent = may_be_retry.then_some(seq);
         for (claimed, packet, is_nak) in std::mem::take(&mut self.state.ghosts) {

@@ -28,8 +28,8 @@
     : (ns / 1e9).toFixed(3) + " s");
   const end = (column) => page.columns[column][0] + " QP " + page.columns[column][1];
 
-  // The table of messages: name and width of each column, and whether numbers stand in it.
-  // The last one takes what is left.
+  // The table of messages: name and width of each column, and true for numbers.
+  // The last column fills the remaining width.
   const MESSAGE_CELLS = [["#", 46, 1], ["operation", 112], ["from", 150], ["to", 150], ["PSN", 78, 1],
     ["bytes", 72, 1], ["packets", 62, 1], ["repeated", 68, 1], ["begin, s", 80, 1], ["took", 78, 1], ["outcome", 180]];
 

@@ -36,7 +36,7 @@ pub struct Page {
 pub fn render(page: &Page) -> String {
     let mut out = String::new();
     out.push_str("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
-    // The page loads nothing, whatever the packets contain.
+    // The page loads no other file, whatever the packets contain.
     out.push_str(
         "<meta http-equiv=\"Content-Security-Policy\" \
          content=\"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n",

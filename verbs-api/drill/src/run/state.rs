@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Default time limit for a packet or a completion.
 const DEFAULT_LIMIT: Duration = Duration::from_millis(500);
 
-/// Default time in which nothing must happen.
+/// Default time without packets, completions or events.
 const IDLE: Duration = Duration::from_millis(20);
 
 /// A reason to end a case before its last step.

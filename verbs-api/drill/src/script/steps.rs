@@ -20,7 +20,7 @@ pub(crate) enum Step {
     Send(Spec),
     /// The next packet of the card matches.
     Expect(Expectation),
-    /// The card sends nothing for this time; if true, no CNP either.
+    /// The card sends no packet for this time; if true, no CNP either.
     Silence(Number, bool),
     Wait(Number),
     Let(String, Number),

@@ -41,7 +41,7 @@ fn scripts() -> Vec<(String, String)> {
     scripts_of_the_folder().into_iter().map(|(name, path)| (name, fs::read_to_string(path).unwrap())).collect()
 }
 
-/// Returns what altered lines stand in place of an expectation.
+/// Returns the altered lines that replace an expectation.
 fn alterations(line: &str) -> Vec<String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let replaced = |at: usize, word: String| {
@@ -177,7 +177,7 @@ fn unexpected_packets_and_completions_fail() {
         if !passes(&verdicts(&name, &text, &mut VirtualCard::default())) {
             continue;
         }
-        // A step counts the packet that is repeated, and more of them are allowed.
+        // A step counts the repeated packet, and allows more of them.
         let is_counted = ["congestion/cnp_interval", "congestion/cnp_by_queue_pair", "requester/old_ack_timer"]
             .contains(&name.as_str());
         // Steps pass over CNPs, and only `idle` forbids completions.
