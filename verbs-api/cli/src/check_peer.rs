@@ -24,13 +24,13 @@ pub(crate) struct Args {
     /// Read the token of the agent from this file instead of ROXE_PEER_TOKEN.
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// Use the card of another agent instead of this host's.
+    /// Use the card of another agent instead of this host's card.
     #[arg(long, value_name = "TARGET", conflicts_with = "device")]
     near: Option<Target>,
     /// Read the token of the agent of --near from this file instead of ROXE_PEER_TOKEN.
     #[arg(long, value_name = "FILE", requires = "near")]
     near_token_file: Option<PathBuf>,
-    /// Use this device of this host [default: the first one].
+    /// Use this device of this host [default: the first].
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// Seed of the message bytes.

@@ -26,8 +26,8 @@ pub(crate) struct Common {
     /// Read the token of the agent from this file instead of ROXE_PEER_TOKEN.
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// Address of this host to send from, and a second one for packets of strangers [default: by
-    /// the route to the card].
+    /// Address of this host to send from, and a second address for packets of strangers [default:
+    /// from the route to the card].
     #[arg(long, value_name = "ADDR", value_delimiter = ',')]
     near: Vec<IpAddr>,
     /// Write a capture (pcapng) of every case that did not pass to this folder.
@@ -58,7 +58,7 @@ pub(crate) struct ConformArgs {
     /// Skip scripts whose name contains this word.
     #[arg(long, value_name = "WORD")]
     skip: Vec<String>,
-    /// List the scripts and run none.
+    /// List the scripts instead of running them.
     #[arg(long)]
     list: bool,
     /// Print every case before it runs.

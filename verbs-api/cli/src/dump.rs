@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 /// Arguments of `roxe dump`.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
-    /// Fail at the first bad packet.
+    /// Fail at the first damaged packet.
     #[arg(long)]
     check: bool,
     /// Write a page of HTML instead: a ladder of the packets, with filters and all their fields.
@@ -33,16 +33,16 @@ pub(crate) struct Args {
 /// The packets to show; all are counted and analysed.
 #[derive(Debug, Default, clap::Args)]
 struct Filter {
-    /// Only packets to or from this queue pair, as 17 or 0x11.
+    /// Print only packets to or from this queue pair, as 17 or 0x11.
     #[arg(long, value_name = "QPN", value_parser = number)]
     qp: Option<u32>,
-    /// Only this PSN, or those from A to B.
+    /// Print only this PSN, or PSNs from A to B.
     #[arg(long, value_name = "PSN|A-B", value_parser = range)]
     psn: Option<RangeInclusive<u32>>,
-    /// Only opcodes with this text in their name, such as `ack` or `read`; may be repeated.
+    /// Print only opcodes with this text in their name, such as `ack` or `read`; may be repeated.
     #[arg(long, value_name = "TEXT", action = ArgAction::Append)]
     opcode: Vec<String>,
-    /// Only packets with a verdict other than ok.
+    /// Print only packets with a verdict other than ok.
     #[arg(long)]
     odd: bool,
 }

@@ -17,12 +17,12 @@ pub(crate) struct Args {
     /// Captures (pcap, pcapng); - is standard input.
     #[arg(required_unless_present = "rules")]
     captures: Vec<PathBuf>,
-    /// Nothing was lost, reordered or marked between the capture and the cards, nor by the capture:
-    /// charge what loss would excuse.
+    /// Assume that no packet was lost, reordered or marked between the capture and the cards, nor
+    /// by the capture: report faults that loss would excuse.
     #[arg(long)]
     complete: bool,
-    /// Also print advice: what known cards do on purpose, or an event outside the capture may
-    /// explain.
+    /// Also print advice: deviations of known cards on purpose, or that an event outside the
+    /// capture may explain.
     #[arg(long)]
     advice: bool,
     /// Print this number of packets of the connection before and after the packets of a charge.

@@ -85,8 +85,8 @@ enum Command {
     Lab(lab::Args),
     /// Try every error path of a verbs program.
     ///
-    /// A first run counts calls, completions, packets and connections. Then one fault hits each
-    /// run: a call or a completion fails, an event is raised, a packet is lost. Each run has
+    /// A first run counts calls, completions, packets and connections. Each further run has one
+    /// fault: a call or a completion fails, an event is raised, a packet is lost. Each run has
     /// namespaces and a time limit of its own. Crashes, hangs, misuse, leaks and failures that the
     /// program does not notice are grouped by the place where the program broke, each with the
     /// command that repeats it. The exit status is 0 if nothing was found, otherwise 1.
@@ -95,15 +95,15 @@ enum Command {
     /// Print or replace the fault rules of a running program.
     ///
     /// The program must have been started with roxe run --faults none, or with rules of the same
-    /// kind: about packets, or about calls. It announces the new ones on standard error; their
-    /// counts and times begin anew.
+    /// kind: about packets, or about calls. The program announces the new rules on standard error,
+    /// and restarts their counts and times.
     Faults(faults::Args),
     /// Check this host, and print a remedy for each failed check.
     Doctor(doctor::Args),
     /// Check every operation between two processes, byte by byte, and print the speed.
     ///
-    /// Takes some seconds. The processes use the first device: the loopback interface, unless
-    /// ROXE_NETDEV selects another.
+    /// The demo runs for some seconds. The processes use the first device: the loopback interface,
+    /// unless ROXE_NETDEV selects another.
     Demo(demo::Args),
     /// List devices and their addresses.
     Devices(devices::Args),
@@ -117,7 +117,7 @@ enum Command {
     Top(top::Args),
     /// List devices and live objects as rdma of iproute2 does.
     ///
-    /// Takes the arguments of that command (man rdma): link, dev, resource, statistic, system,
+    /// Accepts the arguments of that command (man rdma): link, dev, resource, statistic, system,
     /// monitor, with -j, -p and -d. Programs under roxe run find it as rdma.
     #[command(override_usage = "roxe rdma [ARGS]...")]
     Rdma(rdma::Args),
@@ -125,7 +125,7 @@ enum Command {
     Metrics(metrics::Args),
     /// Print the RoCEv2 packets of a capture (pcap, pcapng).
     Dump(dump::Args),
-    /// Say which cards of a capture break which rules.
+    /// Report the rules that the cards of a capture break.
     ///
     /// Judges connections of any two cards by their packets: sequence, lengths, answers,
     /// retransmissions, congestion notifications, the connection manager (roxe help
@@ -140,7 +140,7 @@ enum Command {
     /// Uses this host's libibverbs with any card; under roxe run that is roxe. Prints where it
     /// listens and the token that a controller must present (roxe help agent).
     Peer(peer::Args),
-    /// Check that this host's card and another one interoperate.
+    /// Check that this host's card and another card interoperate.
     ///
     /// Checks every service, operation, size and path MTU in both directions, byte by byte. roxe
     /// peer must run on the other host. The card of this host is that of its libibverbs; under roxe

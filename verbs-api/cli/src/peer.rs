@@ -17,7 +17,7 @@ pub(crate) struct Args {
     /// is not encrypted: listen at other addresses than loopback only in networks that you trust.
     #[arg(long, value_name = "ADDR:PORT", default_value_t = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_PORT))]
     listen: SocketAddr,
-    /// Use this device [default: the first one].
+    /// Use this device [default: the first].
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// Use this port of the device.
@@ -25,7 +25,7 @@ pub(crate) struct Args {
     port: u8,
     /// Write the token to this file, which only this user can read, instead of printing it.
     ///
-    /// If ROXE_PEER_TOKEN is set, that is the token, and it is not printed.
+    /// ROXE_PEER_TOKEN sets the token; then it is not printed.
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
     /// End when the first controller disconnects.

@@ -21,7 +21,7 @@ pub(crate) struct Args {
     /// Send the requests of this host [default: the first requester in the file].
     #[arg(long, value_name = "ADDR")]
     from: Option<IpAddr>,
-    /// Wait this many milliseconds for a response.
+    /// Wait this number of milliseconds for a response.
     #[arg(long, value_name = "MS", default_value_t = 50)]
     patience: u64,
     /// Write a script for `roxe drill` to this file instead of sending.

@@ -40,14 +40,14 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
     /// Write a time line of the queue pairs to this file, for ui.perfetto.dev (roxe help trace).
-    /// Processes share it; %p in its name becomes the process id.
+    /// All processes write to it; %p in its name becomes the process id.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Print the counters of every device when the program ends.
     #[arg(long)]
     stats: bool,
     /// Explain on standard error why verbs, work requests and connections failed, and why a program
-    /// does not see roxe. Without it, one line each if standard error is a terminal.
+    /// does not see roxe. Without this option, print one line each if standard error is a terminal.
     #[arg(long)]
     explain: bool,
     /// Report misuse of verbs (roxe help checker): errors and warnings, or all, or RULES separated
@@ -60,17 +60,17 @@ pub(crate) struct Options {
     /// otherwise JSON lines.
     #[arg(long, value_name = "FILE", requires = "check")]
     report: Option<PathBuf>,
-    /// Write the file of --report as json, sarif or junit, whatever its name.
+    /// Write the file of --report as json, sarif or junit, regardless of its name.
     #[arg(long, value_name = "FORMAT", requires = "report", value_parser = ["json", "sarif", "junit"])]
     report_format: Option<String>,
-    /// Leave out the reports of --check that this file names: lines of RULE PATTERN # REASON.
+    /// Leave out the reports of --check in this file: lines of RULE PATTERN # REASON.
     #[arg(long, value_name = "FILE", requires = "check")]
     suppressions: Option<PathBuf>,
     /// Be the weakest card that the standard allows (roxe help weakest): a random seed, or
     /// SEED[,NAME...]; -NAME leaves a weakness out.
     ///
-    /// A program that fails there relies on more than verbs guarantee. The seed is printed and
-    /// repeats the card's choices.
+    /// A program that fails with this card relies on more than verbs guarantee. The printed seed
+    /// reproduces the card's choices.
     #[arg(long, value_name = "SEED", num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     weakest: Option<String>,
     /// Also set LD_PRELOAD, for programs with a bundled libibverbs or a fixed library path.

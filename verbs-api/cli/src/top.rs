@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 pub(crate) struct Args {
     /// Show only this process.
     pid: Option<u32>,
-    /// Print one table, with the rates of one interval, and end.
+    /// Print one table with the rates of one interval, and exit.
     #[arg(long)]
     once: bool,
     /// Print the values as JSON, one object per line and interval.
