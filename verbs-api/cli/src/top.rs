@@ -34,14 +34,14 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 pub(crate) fn run(args: &Args) -> Result {
-    let mut before = Look::take(args.pid)?;
+    let mut before = Snapshot::take(args.pid)?;
     // A terminal gets the first table at once, without rates.
     if !args.once {
         show(args, &before, &before)?;
     }
     loop {
         sleep(args.interval);
-        let now = Look::take(args.pid)?;
+        let now = Snapshot::take(args.pid)?;
         show(args, &before, &now)?;
         if args.once {
             return Ok(());
@@ -52,12 +52,12 @@ pub(crate) fn run(args: &Args) -> Result {
 
 /// The state of all processes at one time.
 #[derive(Debug)]
-struct Look {
+struct Snapshot {
     at: Instant,
     processes: Vec<Process>,
 }
 
-impl Look {
+impl Snapshot {
     fn take(pid: Option<u32>) -> Result<Self> {
         let processes = known(pid)?;
         Ok(Self { at: Instant::now(), processes })
@@ -70,7 +70,7 @@ impl Look {
     }
 }
 
-fn show(args: &Args, before: &Look, now: &Look) -> Result {
+fn show(args: &Args, before: &Snapshot, now: &Snapshot) -> Result {
     let mut out = stdout().lock();
     if args.json {
         writeln!(out, "{}", json(now))?;
@@ -102,7 +102,7 @@ fn counters(process: &Process) -> String {
 }
 
 /// Returns a line for each device, and below it one for each of its queue pairs.
-fn table(before: &Look, now: &Look, seconds: f64) -> Table {
+fn table(before: &Snapshot, now: &Snapshot, seconds: f64) -> Table {
     let mut table = Table::new([
         "PID", "PROGRAM", "QP", "PEER", "TYPE", "STATE", "TX msg/s", "RX msg/s", "TX pkt/s", "RX pkt/s", "TX MB/s",
         "RX MB/s", "OUTST", "UNACKED", "RETRIES", "RNR", "ERROR",
@@ -182,9 +182,9 @@ fn rate(grown: f64, seconds: f64) -> String {
     }
 }
 
-fn json(look: &Look) -> Value {
+fn json(snapshot: &Snapshot) -> Value {
     let value = |text: &String| text.parse::<u64>().map_or_else(|_| text.as_str().into(), Value::from);
-    let processes = look.processes.iter().map(|process| {
+    let processes = snapshot.processes.iter().map(|process| {
         let counters: Value = process.counters.iter().map(|(name, value)| (name.clone(), *value)).collect();
         let of_qp = |qp: &Qp| qp.0.iter().map(|(name, text)| (name.clone(), value(text))).collect::<Value>();
         json!({
@@ -205,8 +205,8 @@ mod tests {
     use super::*;
     use crate::status::tests::{equal_pids, process};
 
-    fn look(sent_bytes: u64, qp: &str) -> Look {
-        Look { at: Instant::now(), processes: vec![process(sent_bytes, qp)] }
+    fn snapshot(sent_bytes: u64, qp: &str) -> Snapshot {
+        Snapshot { at: Instant::now(), processes: vec![process(sent_bytes, qp)] }
     }
 
     #[test]
@@ -218,8 +218,8 @@ mod tests {
                  received_bytes=7 error={error}"
             )
         };
-        let before = look(1_000_000, &qp(u32::MAX, 0xff_ffff, 1_000_000, "-"));
-        let now = look(5_000_000, &qp(19, 9, 3_000_000, "RetryExcErr"));
+        let before = snapshot(1_000_000, &qp(u32::MAX, 0xff_ffff, 1_000_000, "-"));
+        let now = snapshot(5_000_000, &qp(19, 9, 3_000_000, "RetryExcErr"));
         let text = table(&before, &now, 2.0).to_string();
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[1], ["4294967295", "roxe0", "lo", "0", "0", "2.0", "0"]);
@@ -229,8 +229,8 @@ mod tests {
 
     #[test]
     fn equal_pids_of_two_namespaces_have_own_rates() {
-        let look = |sent_bytes| Look { at: Instant::now(), processes: equal_pids(sent_bytes) };
-        let text = table(&look([1_000_000, 50_000_000]), &look([3_000_000, 90_000_000]), 1.0).to_string();
+        let snapshot = |sent_bytes| Snapshot { at: Instant::now(), processes: equal_pids(sent_bytes) };
+        let text = table(&snapshot([1_000_000, 50_000_000]), &snapshot([3_000_000, 90_000_000]), 1.0).to_string();
         let rates: Vec<&str> = text
             .lines()
             .filter(|line| line.contains("eth0"))
@@ -242,13 +242,13 @@ mod tests {
     #[test]
     fn queue_pair_connected_between_looks_has_no_rates() {
         let qp = |state: &str, peer: &str, psn: u32| {
-            look(
+            snapshot(
                 0,
                 &format!("qp qpn=0x11 service=RC state={state} peer={peer} address=10.0.0.1 sent_psn={psn} error=-"),
             )
         };
         let connected = qp("RTS", "0x12", 7_000_020);
-        let rates = |before: &Look| -> Vec<f64> {
+        let rates = |before: &Snapshot| -> Vec<f64> {
             let text = table(before, &connected, 1.0).to_string();
             let words = text.lines().nth(2).unwrap().split_whitespace();
             words.filter_map(|word| word.parse().ok()).filter(|rate| *rate > 0.0).collect()
@@ -261,8 +261,8 @@ mod tests {
 
     #[test]
     fn first_look_has_no_rates() {
-        let look = look(5, "qp qpn=0x11 service=UD state=RTS address=- sends=5 outstanding=0 window=0 error=-");
-        let text = table(&look, &look, 0.0).to_string();
+        let snapshot = snapshot(5, "qp qpn=0x11 service=UD state=RTS address=- sends=5 outstanding=0 window=0 error=-");
+        let text = table(&snapshot, &snapshot, 0.0).to_string();
         assert_eq!(
             text.lines().nth(2).unwrap().split_whitespace().collect::<Vec<_>>(),
             ["0x11", "UD", "RTS", "-", "-", "0", "-", "0", "0/0"]
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn json_has_numbers_and_texts() {
-        let value = json(&look(5, "qp qpn=0x11 service=RC sends=5"));
+        let value = json(&snapshot(5, "qp qpn=0x11 service=RC sends=5"));
         let process = &value["processes"][0];
         assert_eq!(process["counters"]["sent_bytes"], 5);
         assert_eq!((&process["qps"][0]["sends"], &process["qps"][0]["qpn"]), (&5.into(), &"0x11".into()));

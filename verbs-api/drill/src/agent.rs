@@ -10,7 +10,7 @@
 mod sockets;
 
 use crate::target::{
-    Answer, Bound, Card, Change, Completed, ConnectionEvent, Datagram, Extensions, FarSide, Handle, Look, NewQp, Piece,
+    Answer, Bound, Card, Change, Completed, ConnectionEvent, Datagram, Extensions, FarSide, Handle, Snapshot, NewQp, Piece,
     Refused, Region, Target, Terms, Work,
 };
 use roxe_net::udp::max_payload;
@@ -433,7 +433,7 @@ impl FarSide for AgentCard {
         self.call(Command::Write, json!({"mr": mr, "offset": at, "hex": to_hex(bytes)})).map(|_| ())
     }
 
-    fn look(&mut self, queues: &[(Handle, Handle)], regions: &[(Handle, u64)]) -> Answer<Look> {
+    fn look(&mut self, queues: &[(Handle, Handle)], regions: &[(Handle, u64)]) -> Answer<Snapshot> {
         let asked = queues.iter().flat_map(|(qp, cq)| {
             [(Command::QueryQp, json!({"qp": qp})), (Command::Poll, json!({"cq": cq, "max": 256}))]
         });
@@ -442,7 +442,7 @@ impl FarSide for AgentCard {
         let (ours, memory) = answers.split_at(answers.len().min(2 * queues.len()));
         let queues = ours.chunks(2).map(|pair| (state(&pair[0]), all_completed(&pair[1])));
         let memory = memory.iter().zip(regions).map(|(answer, (_, len))| runs(answer, *len as usize));
-        Ok(Look { queues: queues.collect(), memory: memory.collect::<Answer<_>>()? })
+        Ok(Snapshot { queues: queues.collect(), memory: memory.collect::<Answer<_>>()? })
     }
 
     fn events(&mut self) -> Answer<Vec<String>> {

@@ -78,7 +78,7 @@ impl Run<'_> {
                 let count = count.value(&self.names).map_err(|text| (line, Stop::Script(text)))?;
                 for index in 0..count {
                     self.names.insert("i".into(), index);
-                    self.world.index = index;
+                    self.objects.index = index;
                     self.lines(inside)?;
                 }
                 continue;

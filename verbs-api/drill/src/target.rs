@@ -302,7 +302,7 @@ impl fmt::Display for Completed {
 
 /// State of the far side.
 #[derive(Clone, Debug, Default)]
-pub struct Look {
+pub struct Snapshot {
     /// State and completions of each queue pair.
     pub queues: Vec<(String, Vec<Completed>)>,
     /// First bytes of regions.
@@ -330,11 +330,11 @@ pub trait FarSide {
     fn read(&mut self, mr: Handle, at: u64, len: u64) -> Answer<Vec<u8>>;
     fn write(&mut self, mr: Handle, at: u64, bytes: &[u8]) -> Answer<()>;
     /// Reads queue pairs, each with its completion queue, and first bytes of regions.
-    fn look(&mut self, queues: &[(Handle, Handle)], regions: &[(Handle, u64)]) -> Answer<Look> {
+    fn look(&mut self, queues: &[(Handle, Handle)], regions: &[(Handle, u64)]) -> Answer<Snapshot> {
         let queues = queues.iter().map(|(qp, cq)| Ok((self.query_qp(*qp)?, self.poll(*cq)?)));
         let queues = queues.collect::<Answer<_>>()?;
         let memory = regions.iter().map(|(mr, len)| self.read(*mr, 0, *len)).collect::<Answer<_>>()?;
-        Ok(Look { queues, memory })
+        Ok(Snapshot { queues, memory })
     }
     /// Returns asynchronous events since the last call, as in `enum ibv_event_type` without
     /// `IBV_EVENT_`.

@@ -25,8 +25,8 @@ pub(crate) fn main() -> ExitCode {
     if !link::is_root() {
         return report::main(vec![Check::new("raw_ethernet", || Verdict::Skipped("not root".into()))]);
     }
-    let world = match World::build() {
-        Ok(world) => Arc::new(world),
+    let network = match Network::build() {
+        Ok(network) => Arc::new(network),
         Err(e) => {
             println!("FAILED   raw_ethernet: cannot make two namespaces with a link: {e}");
             return ExitCode::FAILURE;
@@ -34,17 +34,17 @@ pub(crate) fn main() -> ExitCode {
     };
     let mut checks = Vec::new();
     for outwards in [true, false] {
-        checks.extend(bandwidth(&world, outwards));
-        checks.extend(latency(&world, outwards));
+        checks.extend(bandwidth(&network, outwards));
+        checks.extend(latency(&network, outwards));
     }
     checks.push(flow_rate());
     report::main(checks)
 }
 
 /// The two ends of the link.
-struct World(Veth);
+struct Network(Veth);
 
-impl World {
+impl Network {
     fn build() -> io::Result<Self> {
         let end = |[name, mac, address]: [&'static str; 3]| End { name, mac, addresses: vec![format!("{address}/24")] };
         Veth::build(&end(HERE), &end(THERE)).map(Self)
@@ -109,7 +109,7 @@ fn arrow(outwards: bool) -> &'static str {
 
 /// Options of both ends, of the server, of the client. `--raw_mcast` is left out: its server
 /// destroys a flow that it has never created.
-fn bandwidth(world: &Arc<World>, outwards: bool) -> Vec<Check> {
+fn bandwidth(network: &Arc<Network>, outwards: bool) -> Vec<Check> {
     const UDP: &str = "-J TO -j FROM -K 5678 -k 1234";
     let cases = [
         ("-s 64", "", ""),
@@ -127,22 +127,22 @@ fn bandwidth(world: &Arc<World>, outwards: bool) -> Vec<Check> {
         ("-s 512", "--sniffer", ""),
     ];
     let check = |(both, server, client): (&str, &str, &str)| {
-        let (world, tool) = (Arc::clone(world), "raw_ethernet_bw");
+        let (network, tool) = (Arc::clone(network), "raw_ethernet_bw");
         let name = format!("{tool} {both} {server}{client}");
         let args = [format!("{both} -n {WANTED} {server}"), format!("{both} -n {SENT} {client}")];
         Check::new(format!("{} ({})", name.trim_end(), arrow(outwards)), move || {
-            world.run(tool, outwards, [&args[0], &args[1]], figures)
+            network.run(tool, outwards, [&args[0], &args[1]], figures)
         })
     };
     cases.into_iter().map(check).collect()
 }
 
 /// One frame at a time, so none is lost.
-fn latency(world: &Arc<World>, outwards: bool) -> Vec<Check> {
+fn latency(network: &Arc<Network>, outwards: bool) -> Vec<Check> {
     let check = |args: &'static str| {
-        let world = Arc::clone(world);
+        let network = Arc::clone(network);
         Check::new(format!("raw_ethernet_lat {args} ({})", arrow(outwards)), move || {
-            world.run("raw_ethernet_lat", outwards, [args, args], figures)
+            network.run("raw_ethernet_lat", outwards, [args, args], figures)
         })
     };
     ["-s 64 -n 500", "-s 1500 -n 500", "-s 512 -n 500 -J TO -j FROM"].map(check).into()

@@ -48,10 +48,10 @@ impl Run<'_> {
     /// Returns the values of fields that are not in the script.
     fn default(&self, spec: &Spec) -> Result<Values, Stop> {
         if let Some(message) = spec.message {
-            let tie = self.world.tie(spec.qp.as_deref()).ok();
+            let tie = self.objects.tie(spec.qp.as_deref()).ok();
             return Ok(self.usual_message(message, tie));
         }
-        let tie = self.world.tie(spec.qp.as_deref())?;
+        let tie = self.objects.tie(spec.qp.as_deref())?;
         let dqpn = if spec.damage.group.is_some() { 0xff_ffff } else { tie.qpn };
         Ok(vec![("dqpn", dqpn.into()), ("sqpn", tie.near.into()), ("qkey", tie.qkey.into())])
     }
@@ -116,7 +116,7 @@ impl Run<'_> {
         let deadline = self.deadline(wanted.within.as_ref())?;
         let near = match wanted.spec.message {
             Some(_) => mad::GSI,
-            None => self.world.tie(wanted.spec.qp.as_deref())?.near,
+            None => self.objects.tie(wanted.spec.qp.as_deref())?.near,
         };
         let since = wanted.since.as_ref().map(|name| self.time_of(name)).transpose()?;
         let mut received = "nothing";
@@ -150,7 +150,7 @@ impl Run<'_> {
     /// arrives in between.
     pub(super) fn count(&mut self, wanted: &Count) -> Result<(), Stop> {
         let until = self.target.now() + self.time(&wanted.time)?;
-        let near = self.world.tie(wanted.spec.qp.as_deref())?.near;
+        let near = self.objects.tie(wanted.spec.qp.as_deref())?.near;
         let (mut count, mut first) = (0, None);
         while let Some(packet) = self.next(until)? {
             let differences = self.mismatch(&wanted.spec, &packet, near)?;
@@ -184,7 +184,7 @@ impl Run<'_> {
         if to != near {
             differences.push(format!("its destination is queue pair {to:#x}, not {near:#x}"));
         }
-        if self.world.has_alternate && self.came_to_stranger != spec.damage.stranger {
+        if self.objects.has_alternate && self.came_to_stranger != spec.damage.stranger {
             differences.push("it was sent over the other path".into());
         }
         Ok(differences)
@@ -218,9 +218,9 @@ impl Run<'_> {
         self.note_late(at.max(start));
         (self.last, self.let_pass) = (at, Duration::ZERO);
         let bytes = datagram.bytes.clone();
-        let flaw = craft::flaw(&datagram.net, &bytes, &self.world.near());
+        let flaw = craft::flaw(&datagram.net, &bytes, &self.objects.near());
         self.came_to_stranger = datagram.net.dst == self.card.near[1];
-        let is_for_us = datagram.net.dst == self.card.near[0] || (self.world.has_alternate && self.came_to_stranger);
+        let is_for_us = datagram.net.dst == self.card.near[0] || (self.objects.has_alternate && self.came_to_stranger);
         let is_misaddressed = datagram.net.src != self.card.address || !is_for_us;
         self.log.add(at, true, datagram);
         let flaw = flaw

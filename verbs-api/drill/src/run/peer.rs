@@ -1,7 +1,7 @@
 //! The steps of the far side: verbs, checks of its state, connections by librdmacm, and optional
 //! features (XRC, memory windows, multicast groups).
 
-use super::state::{Run, SharedQueue, Stop, Tie, differs, known};
+use super::state::{Run, Srq, Stop, Tie, differs, known};
 use crate::craft::bytes_differ;
 use crate::number::Number;
 use crate::script::steps::{Act, Bind, Completion, Data, Modify, Numbers, Peer, Post, QpSpec, Sge};
@@ -20,24 +20,24 @@ impl Run<'_> {
         match peer {
             Peer::Pd(name) => {
                 let pd = self.target.alloc_pd()?;
-                self.world.domains.insert(name.clone(), pd);
+                self.objects.domains.insert(name.clone(), pd);
             }
             Peer::Register { name, length, access, fill, pd } => {
                 let length = length.value(&self.names)?;
                 let fill = fill.as_ref().map_or(Ok(0), |fill| fill.value(&self.names))?;
-                let pd = self.world.domain(pd.as_ref())?;
+                let pd = self.objects.domain(pd.as_ref())?;
                 let region = self.target.register(length, *access, fill as u8, pd)?;
                 self.name(name, "addr", region.addr);
                 self.name(name, "rkey", region.rkey.into());
                 self.name(name, "lkey", region.lkey.into());
-                self.world.regions.insert(name.clone(), region);
+                self.objects.regions.insert(name.clone(), region);
             }
-            Peer::Deregister(name) => self.target.deregister(self.world.region(name)?.mr)?,
+            Peer::Deregister(name) => self.target.deregister(self.objects.region(name)?.mr)?,
             Peer::Srq { name, pd, xrcd } => self.create_srq(name, pd.as_ref(), xrcd.as_ref())?,
             Peer::Qp(spec) => self.create_qp(spec)?,
             Peer::Restart(spec) => self.restart(spec)?,
             Peer::Modify(modify) => self.modify(modify)?,
-            Peer::Destroy(name) => self.target.destroy_qp(self.world.tie(Some(name))?.qp)?,
+            Peer::Destroy(name) => self.target.destroy_qp(self.objects.tie(Some(name))?.qp)?,
             Peer::Post(post) => {
                 let start = self.target.now();
                 self.post(post)?;
@@ -45,15 +45,15 @@ impl Run<'_> {
             }
             Peer::Recv { queue, id, sges } => {
                 let (id, pieces) = (id.value(&self.names)?, self.pieces(sges)?);
-                match self.world.srqs.get(queue) {
+                match self.objects.srqs.get(queue) {
                     Some(queue) => self.target.post_srq_recv(queue.srq, id, &pieces)?,
-                    None => self.target.post_recv(self.world.tie(Some(queue))?.qp, id, &pieces)?,
+                    None => self.target.post_recv(self.objects.tie(Some(queue))?.qp, id, &pieces)?,
                 }
             }
             Peer::Write { mr, at, data } => {
                 let at = at.as_ref().map_or(Ok(0), |at| at.value(&self.names))?;
                 let bytes = data.bytes(&self.names)?;
-                self.target.write(self.world.region(mr)?.mr, at, &bytes)?;
+                self.target.write(self.objects.region(mr)?.mr, at, &bytes)?;
             }
             Peer::Xrcd(..) | Peer::Window { .. } | Peer::Bind(_) | Peer::Member { .. } | Peer::Limit { .. } => {
                 self.extend(peer)?;
@@ -80,9 +80,9 @@ impl Run<'_> {
             }
             let timeout = self.attribute(&modify.numbers, "alt_timeout", 14)?;
             change.alternate = Some((stranger, timeout as u8));
-            self.world.has_alternate = true;
+            self.objects.has_alternate = true;
         }
-        Ok(self.target.modify_qp(self.world.tie(Some(&modify.qp))?.qp, &change)?)
+        Ok(self.target.modify_qp(self.objects.tie(Some(&modify.qp))?.qp, &change)?)
     }
 
     /// Checks the state of the far side.
@@ -98,7 +98,7 @@ impl Run<'_> {
                 }
             }
             Peer::State { qp, state, within } => {
-                let handle = self.world.tie(Some(qp))?.qp;
+                let handle = self.objects.tie(Some(qp))?.qp;
                 let mut last = String::new();
                 let reached = self.wait(within.as_ref(), |run| {
                     last = run.target.query_qp(handle)?;
@@ -107,7 +107,7 @@ impl Run<'_> {
                 reached.ok_or_else(|| differs(format!("{qp} is in {state}"), format!("it is in {last}")))
             }
             Peer::Memory { mr, at, data, within } => {
-                let region = self.world.region(mr)?;
+                let region = self.objects.region(mr)?;
                 let at = at.as_ref().map_or(Ok(0), |at| at.value(&self.names))?;
                 let wanted = data.bytes(&self.names)?;
                 let mut differ = None;
@@ -119,7 +119,7 @@ impl Run<'_> {
                 differ.map_or(Ok(()), |text| Err(differs(format!("{} bytes of {mr}", wanted.len()), text)))
             }
             Peer::Checksum { mr, at, len } => {
-                let region = self.world.region(mr)?;
+                let region = self.objects.region(mr)?;
                 let at = at.as_ref().map_or(Ok(0), |at| at.value(&self.names))?;
                 let bytes = self.target.read(region.mr, at, len.value(&self.names)?)?;
                 if checksum_is_right(&bytes) {
@@ -131,20 +131,20 @@ impl Run<'_> {
             Peer::Event { name, within } => {
                 let found = self.wait(within.as_ref(), |run| {
                     let new = run.target.events()?;
-                    run.world.events.extend(new);
-                    let at = run.world.events.iter().position(|event| event == name);
-                    Ok(at.map(|at| run.world.events.remove(at)))
+                    run.objects.events.extend(new);
+                    let at = run.objects.events.iter().position(|event| event == name);
+                    Ok(at.map(|at| run.objects.events.remove(at)))
                 })?;
-                let seen = || format!("events: {}", self.world.events.join(", "));
+                let seen = || format!("events: {}", self.objects.events.join(", "));
                 found.map(|_| ()).ok_or_else(|| differs(format!("event {name}"), seen()))
             }
             Peer::NoEvent { time } => {
                 self.pass(time.as_ref())?;
                 let new = self.target.events()?;
-                self.world.events.extend(new);
-                match self.world.events.first() {
+                self.objects.events.extend(new);
+                match self.objects.events.first() {
                     None => Ok(()),
-                    Some(_) => Err(differs("no event".into(), format!("events: {}", self.world.events.join(", ")))),
+                    Some(_) => Err(differs("no event".into(), format!("events: {}", self.objects.events.join(", ")))),
                 }
             }
             Peer::Wakes { qp, within } => {
@@ -191,7 +191,7 @@ impl Run<'_> {
     fn pieces(&self, sges: &[Sge]) -> Result<Vec<Piece>, Stop> {
         let piece = |sge: &Sge| {
             let (at, len) = (sge.at.value(&self.names)?, sge.len.value(&self.names)?);
-            let region = self.world.region(&sge.mr)?;
+            let region = self.objects.region(&sge.mr)?;
             Ok(Piece { addr: region.addr.wrapping_add(at), len: len as u32, lkey: region.lkey })
         };
         sges.iter().map(piece).collect()
@@ -229,31 +229,31 @@ impl Run<'_> {
         let caps = [number("sends", 64)?, number("receives", 64)?, number("sges", 4)?, number("inline", 64)?];
         let cqe = number("cqe", 256)? as u32;
         let begins = self.begins(spec)?;
-        let srq = spec.srq.as_ref().map(|name| Ok::<_, Stop>(known(&self.world.srqs, "SRQ", name)?.srq));
-        let xrcd = self.world.xrc_domain(spec.xrcd.as_ref())?;
+        let srq = spec.srq.as_ref().map(|name| Ok::<_, Stop>(known(&self.objects.srqs, "SRQ", name)?.srq));
+        let xrcd = self.objects.xrc_domain(spec.xrcd.as_ref())?;
         let cq = self.target.create_cq(cqe)?;
         let new = NewQp {
             service: spec.service.clone(),
-            pd: self.world.domain(spec.pd.as_ref())?,
+            pd: self.objects.domain(spec.pd.as_ref())?,
             cq,
             srq: srq.transpose()?,
             xrcd,
             caps: caps.map(|cap| cap as u32),
         };
         let (qp, qpn) = self.target.create_qp(&new)?;
-        let near = self.card.first_near + self.world.ties.len() as u32;
-        let name = self.world.indexed(&spec.name);
+        let near = self.card.first_near + self.objects.ties.len() as u32;
+        let name = self.objects.indexed(&spec.name);
         self.name(&name, "qpn", qpn.into());
         self.name(&name, "near", near.into());
         let tie = Tie { name, qp, cq, qpn, near, qkey, is_datagram: spec.service == "UD" };
         self.connect_qp(spec, &tie, begins)?;
-        self.world.ties.push(tie);
+        self.objects.ties.push(tie);
         Ok(())
     }
 
     /// Resets a queue pair and connects it again.
     fn restart(&mut self, spec: &QpSpec) -> Result<(), Stop> {
-        let tie = self.world.tie(Some(&spec.name))?.clone();
+        let tie = self.objects.tie(Some(&spec.name))?.clone();
         let begins = self.begins(spec)?;
         self.target.modify_qp(tie.qp, &Change { to: "RESET".into(), ..Change::default() })?;
         self.connect_qp(spec, &tie, begins)
@@ -310,7 +310,7 @@ impl Run<'_> {
     }
 
     fn post(&mut self, post: &Post) -> Result<(), Stop> {
-        let tie = self.world.tie(Some(&post.qp))?.clone();
+        let tie = self.objects.tie(Some(&post.qp))?.clone();
         let number = |name, default| self.attribute(&post.numbers, name, default);
         let mut flags: Vec<_> = post.flags.iter().copied().filter(|flag| *flag != "UNSIGNALED").collect();
         if flags.len() == post.flags.len() {
@@ -342,17 +342,17 @@ impl Run<'_> {
     /// Returns the next completion of a queue pair.
     fn completion(&mut self, tie: &Tie) -> Answer<Option<Completed>> {
         let new = self.target.poll(tie.cq)?;
-        self.world.completed.extend(new);
-        let at = self.world.completed.iter().position(|done| done.qpn == tie.qpn);
-        Ok(at.map(|at| self.world.completed.remove(at)))
+        self.objects.completed.extend(new);
+        let at = self.objects.completed.iter().position(|done| done.qpn == tie.qpn);
+        Ok(at.map(|at| self.objects.completed.remove(at)))
     }
 
     /// Returns the queue pair with this name; for an XRC SRQ, the first queue pair that completes in
     /// its completion queue.
     fn completes(&self, name: &str) -> Result<Tie, Stop> {
-        match self.world.srqs.get(name).and_then(|queue| queue.cq) {
-            Some(cq) => self.world.ties.first().map(|tie| Tie { cq, ..tie.clone() }).ok_or_else(|| nothing(name)),
-            None => self.world.tie(Some(name)).cloned(),
+        match self.objects.srqs.get(name).and_then(|queue| queue.cq) {
+            Some(cq) => self.objects.ties.first().map(|tie| Tie { cq, ..tie.clone() }).ok_or_else(|| nothing(name)),
+            None => self.objects.tie(Some(name)).cloned(),
         }
     }
 
@@ -397,14 +397,14 @@ impl Run<'_> {
                 let high = if space == "UDP" { UDP } else { TCP };
                 self.name(name, "port", port.into());
                 self.name(name, "service", high << 16 | u64::from(port));
-                self.world.ids.insert(name.to_owned(), id);
+                self.objects.ids.insert(name.to_owned(), id);
             }
             Act::Request { of, private, within } => {
-                let listener = self.world.id(of)?;
+                let listener = self.objects.id(of)?;
                 let matches = |event: &ConnectionEvent| event.listener == Some(listener);
                 let event = self.next_event(&format!("a request for {of}"), within.as_ref(), matches)?;
                 self.check_private_data(&event, private.as_ref())?;
-                self.world.ids.insert(name.to_owned(), event.id);
+                self.objects.ids.insert(name.to_owned(), event.id);
             }
             Act::Connect { qp, space, private, numbers } => {
                 let terms = self.terms(numbers, private.as_ref())?;
@@ -415,23 +415,23 @@ impl Run<'_> {
                     let why = "the near side is on the loopback interface, where librdmacm reaches this host only";
                     return Err(Stop::Unsupported(why.into()));
                 }
-                let id = self.target.connect(space, port, self.world.tie(Some(qp))?.qp, &terms)?;
-                self.world.ids.insert(name.to_owned(), id);
+                let id = self.target.connect(space, port, self.objects.tie(Some(qp))?.qp, &terms)?;
+                self.objects.ids.insert(name.to_owned(), id);
             }
             Act::Accept { qp, state, private, numbers } => {
                 let terms = self.terms(numbers, private.as_ref())?;
-                self.target.accept(self.world.id(name)?, self.world.tie(Some(qp))?.qp, state, &terms)?;
+                self.target.accept(self.objects.id(name)?, self.objects.tie(Some(qp))?.qp, state, &terms)?;
             }
-            Act::Establish { qp } => self.target.establish(self.world.id(name)?, self.world.tie(Some(qp))?.qp)?,
+            Act::Establish { qp } => self.target.establish(self.objects.id(name)?, self.objects.tie(Some(qp))?.qp)?,
             Act::Reject { private } => {
                 let private = private.as_ref().map_or(Ok(Vec::new()), |data| data.bytes(&self.names))?;
-                self.target.reject(self.world.id(name)?, &private)?;
+                self.target.reject(self.objects.id(name)?, &private)?;
             }
-            Act::Disconnect => self.target.disconnect(self.world.id(name)?)?,
-            Act::Notify => self.target.notify(self.world.id(name)?)?,
+            Act::Disconnect => self.target.disconnect(self.objects.id(name)?)?,
+            Act::Notify => self.target.notify(self.objects.id(name)?)?,
             Act::Forget => {
-                self.target.destroy_id(self.world.id(name)?)?;
-                self.world.ids.remove(name);
+                self.target.destroy_id(self.objects.id(name)?)?;
+                self.objects.ids.remove(name);
             }
             Act::Event { event, status, private, within } => {
                 self.expect_event(name, event, status.as_ref(), private.as_ref(), within.as_ref())?;
@@ -460,11 +460,11 @@ impl Run<'_> {
     ) -> Result<ConnectionEvent, Stop> {
         let found = self.wait(within, |run| {
             let new = run.target.connection_events()?;
-            run.world.connection_events.extend(new);
-            let at = run.world.connection_events.iter().position(&matches);
-            Ok(at.map(|at| run.world.connection_events.remove(at)))
+            run.objects.connection_events.extend(new);
+            let at = run.objects.connection_events.iter().position(&matches);
+            Ok(at.map(|at| run.objects.connection_events.remove(at)))
         })?;
-        let names: Vec<_> = self.world.connection_events.iter().map(|event| event.name.as_str()).collect();
+        let names: Vec<_> = self.objects.connection_events.iter().map(|event| event.name.as_str()).collect();
         let others = if names.is_empty() { "nothing".into() } else { format!("other events: {}", names.join(", ")) };
         found.ok_or_else(|| differs(expected.into(), others))
     }
@@ -477,7 +477,7 @@ impl Run<'_> {
         private: Option<&Data>,
         within: Option<&Number>,
     ) -> Result<(), Stop> {
-        let id = self.world.id(name)?;
+        let id = self.objects.id(name)?;
         let expected = format!("event {event} of {name}");
         let matches = |event: &ConnectionEvent| event.id == id && event.listener.is_none();
         let received = self.next_event(&expected, within, matches)?;
@@ -504,12 +504,12 @@ impl Run<'_> {
 
     /// Fails if an event of this identifier arrives within the time.
     fn expect_no_event(&mut self, name: &str, time: Option<&Number>) -> Result<(), Stop> {
-        let id = self.world.id(name)?;
+        let id = self.objects.id(name)?;
         self.pass(time)?;
         let new = self.target.connection_events()?;
-        self.world.connection_events.extend(new);
+        self.objects.connection_events.extend(new);
         let matches = |event: &&ConnectionEvent| event.listener.unwrap_or(event.id) == id;
-        match self.world.connection_events.iter().find(matches) {
+        match self.objects.connection_events.iter().find(matches) {
             None => Ok(()),
             Some(event) => Err(differs(format!("no event of {name}"), event.name.clone())),
         }
@@ -521,17 +521,17 @@ const CQE: u32 = 256;
 
 impl Run<'_> {
     fn create_srq(&mut self, name: &str, pd: Option<&String>, xrcd: Option<&String>) -> Result<(), Stop> {
-        let pd = self.world.domain(pd)?;
-        let queue = match self.world.xrc_domain(xrcd)? {
-            None => SharedQueue { srq: self.target.create_srq(pd)?, cq: None },
+        let pd = self.objects.domain(pd)?;
+        let queue = match self.objects.xrc_domain(xrcd)? {
+            None => Srq { srq: self.target.create_srq(pd)?, cq: None },
             Some(xrcd) => {
                 let cq = self.target.create_cq(CQE)?;
                 let (srq, number) = self.target.create_xrc_srq(pd, xrcd, cq)?;
                 self.name(name, "srqn", number.into());
-                SharedQueue { srq, cq: Some(cq) }
+                Srq { srq, cq: Some(cq) }
             }
         };
-        self.world.srqs.insert(name.to_owned(), queue);
+        self.objects.srqs.insert(name.to_owned(), queue);
         Ok(())
     }
 
@@ -539,21 +539,21 @@ impl Run<'_> {
         match peer {
             Peer::Xrcd(name) => {
                 let xrcd = self.target.open_xrcd()?;
-                self.world.xrc_domains.insert(name.clone(), xrcd);
+                self.objects.xrc_domains.insert(name.clone(), xrcd);
             }
             Peer::Window { name, kind, pd } => {
-                let (kind, pd) = (kind.value(&self.names)?, self.world.domain(pd.as_ref())?);
+                let (kind, pd) = (kind.value(&self.names)?, self.objects.domain(pd.as_ref())?);
                 let (window, rkey) = self.target.alloc_window(kind as u32, pd)?;
                 self.name(name, "rkey", rkey.into());
-                self.world.windows.insert(name.clone(), window);
+                self.objects.windows.insert(name.clone(), window);
             }
             Peer::Bind(bind) => self.bind(bind)?,
             Peer::Limit { srq, limit } => {
-                let (srq, limit) = (known(&self.world.srqs, "SRQ", srq)?.srq, limit.value(&self.names)?);
+                let (srq, limit) = (known(&self.objects.srqs, "SRQ", srq)?.srq, limit.value(&self.names)?);
                 self.target.set_limit(srq, limit as u32)?;
             }
             Peer::Member { qp, group, joins } => {
-                self.target.set_member(self.world.tie(Some(qp))?.qp, (*group).into(), *joins)?;
+                self.target.set_member(self.objects.tie(Some(qp))?.qp, (*group).into(), *joins)?;
             }
             _ => {}
         }
@@ -561,8 +561,8 @@ impl Run<'_> {
     }
 
     fn bind(&mut self, bind: &Bind) -> Result<(), Stop> {
-        let window = known(&self.world.windows, "window", &bind.window)?;
-        let (qp, mr) = (self.world.tie(Some(&bind.qp))?.qp, self.world.region(&bind.mr)?.mr);
+        let window = known(&self.objects.windows, "window", &bind.window)?;
+        let (qp, mr) = (self.objects.tie(Some(&bind.qp))?.qp, self.objects.region(&bind.mr)?.mr);
         let bound = Bound {
             at: bind.at.as_ref().map_or(Ok(0), |at| at.value(&self.names))?,
             length: bind.length.value(&self.names)?,

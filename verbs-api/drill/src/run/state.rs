@@ -46,7 +46,7 @@ pub(super) struct Run<'a> {
     pub(super) target: &'a mut dyn Target,
     pub(super) card: Card,
     pub(super) names: Names,
-    pub(super) world: World,
+    pub(super) objects: Objects,
     pub(super) log: Log,
     /// Time of the newest packet.
     pub(super) last: Duration,
@@ -70,10 +70,10 @@ impl<'a> Run<'a> {
             names.insert(format!("{end}.high"), (address >> 64) as u64);
             names.insert(format!("{end}.low"), address as u64);
         }
-        let (world, log, last) = (World::default(), Log::default(), target.now());
+        let (objects, log, last) = (Objects::default(), Log::default(), target.now());
         let (let_pass, late) = (Duration::ZERO, Duration::ZERO);
         let (came_to_stranger, steps, figures) = (false, 0, Vec::new());
-        Self { target, card, names, world, log, last, let_pass, late, came_to_stranger, steps, figures }
+        Self { target, card, names, objects, log, last, let_pass, late, came_to_stranger, steps, figures }
     }
 
     /// Evaluates a duration.
@@ -120,20 +120,20 @@ pub(super) struct Tie {
 
 /// A shared receive queue; one of XRC has a completion queue of its own.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SharedQueue {
+pub(super) struct Srq {
     pub(super) srq: Handle,
     pub(super) cq: Option<Handle>,
 }
 
 /// Objects of the far side by their names in the script.
 #[derive(Debug, Default)]
-pub(super) struct World {
+pub(super) struct Objects {
     /// Number of the repetition, for names of queue pairs with `[i]`.
     pub(super) index: u64,
     pub(super) ties: Vec<Tie>,
     pub(super) regions: BTreeMap<String, Region>,
     pub(super) domains: BTreeMap<String, Handle>,
-    pub(super) srqs: BTreeMap<String, SharedQueue>,
+    pub(super) srqs: BTreeMap<String, Srq>,
     pub(super) xrc_domains: BTreeMap<String, Handle>,
     pub(super) windows: BTreeMap<String, Handle>,
     /// Identifiers of librdmacm.
@@ -147,7 +147,7 @@ pub(super) struct World {
     pub(super) events: Vec<String>,
 }
 
-impl World {
+impl Objects {
     /// Returns the name of a queue pair with the number of the repetition in place of `[i]`.
     pub(super) fn indexed(&self, name: &str) -> String {
         name.replace("[i]", &format!("[{}]", self.index))

@@ -84,7 +84,7 @@ pub(crate) fn record(
         Stop::Differs { received, .. } => received,
         Stop::Script(text) | Stop::Unsupported(text) => text,
     })?;
-    let states = run.world.ties.iter().map(|tie| Ok((tie.name.clone(), run.target.query_qp(tie.qp)?)));
+    let states = run.objects.ties.iter().map(|tie| Ok((tie.name.clone(), run.target.query_qp(tie.qp)?)));
     let states = states.collect::<Result<_, crate::target::Refused>>().map_err(|refused| refused.to_string())?;
     Ok((run.log, states))
 }
@@ -145,7 +145,7 @@ impl Run<'_> {
                     done => {
                         done?;
                         if let Peer::Recv { queue, sges, .. } = peer
-                            && self.world.tie(Some(queue))?.is_datagram
+                            && self.objects.tie(Some(queue))?.is_datagram
                         {
                             for sge in sges {
                                 trace.headers.push((sge.mr.clone(), sge.at.value(&self.names)? as usize));
@@ -166,7 +166,7 @@ impl Run<'_> {
     /// twice, because the path may lose a packet.
     fn beat(&mut self, honest: &Spec, beat: u64, trace: &mut Trace) -> Result<(), Stop> {
         self.names.insert("beat".into(), beat);
-        let tie = self.world.tie(Some("h"))?;
+        let tie = self.objects.tie(Some("h"))?;
         let psn = (self.names.get(&format!("{}.psn", tie.name)).copied().unwrap_or_default() + beat) & 0xff_ffff;
         for _ in 0..2 {
             self.send(honest)?;
@@ -195,7 +195,7 @@ impl Run<'_> {
     fn answer(&mut self, trace: &mut Trace, until: Duration) -> Result<Option<(String, Vec<u8>)>, Stop> {
         let Some((_, datagram)) = self.target.receive(until)? else { return Ok(None) };
         let to = datagram.bytes.get(5..8).map(|qpn| u32::from_be_bytes([0, qpn[0], qpn[1], qpn[2]]));
-        let tie = self.world.ties.iter().find(|tie| Some(tie.near) == to);
+        let tie = self.objects.ties.iter().find(|tie| Some(tie.near) == to);
         let answer = (tie.map_or_else(|| "?".to_owned(), |tie| tie.name.clone()), datagram.bytes);
         if answer.0 != "h" {
             trace.answers.push(answer.clone());
@@ -204,11 +204,11 @@ impl Run<'_> {
     }
 
     fn look(&mut self, trace: &mut Trace) -> Result<(), Stop> {
-        let queues: Vec<_> = self.world.ties.iter().map(|tie| (tie.qp, tie.cq)).collect();
+        let queues: Vec<_> = self.objects.ties.iter().map(|tie| (tie.qp, tie.cq)).collect();
         let len = |name: &str| if name.starts_with('m') { 8192 } else { 64 };
-        let regions: Vec<_> = self.world.regions.iter().map(|(name, region)| (region.mr, len(name))).collect();
+        let regions: Vec<_> = self.objects.regions.iter().map(|(name, region)| (region.mr, len(name))).collect();
         let look = self.target.look(&queues, &regions)?;
-        for (tie, (state, done)) in self.world.ties.iter().zip(look.queues) {
+        for (tie, (state, done)) in self.objects.ties.iter().zip(look.queues) {
             trace.states.insert(tie.name.clone(), state);
             // The near side has other queue pair numbers in each run.
             let done = done.into_iter().map(|mut done| {
@@ -222,7 +222,7 @@ impl Run<'_> {
             let done = done.collect();
             trace.completions.insert(tie.name.clone(), done);
         }
-        for (name, mut bytes) in self.world.regions.keys().zip(look.memory) {
+        for (name, mut bytes) in self.objects.regions.keys().zip(look.memory) {
             for (_, at) in trace.headers.iter().filter(|(mr, _)| mr == name) {
                 bytes.iter_mut().skip(*at).take(GRH).for_each(|byte| *byte = 0);
             }
