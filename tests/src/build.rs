@@ -18,10 +18,11 @@ const PRODUCT: [&str; 6] = ["-p", "roxe-cli", "-p", "roxe-capi", "-p", "roxe-pre
 /// Files that tests run: the program, with the libraries next to it.
 const FILES: [&str; 3] = ["libroxe.so", "librspreload.so", "roxe"];
 
-/// Path of the program `roxe`, with `libroxe.so` next to it, in [`shared_dir`]; builds both on first
-/// use.
+/// Path of the program `roxe`, with `libroxe.so` next to it, in [`shared_dir`]; builds both on
+/// first use.
 ///
-/// `ROXE_BIN` selects an existing program instead (an installed copy, or a build with other options).
+/// `ROXE_BIN` selects an existing program instead (an installed copy, or a build with other
+/// options).
 pub fn roxe() -> PathBuf {
     static BIN: OnceLock<PathBuf> = OnceLock::new();
     BIN.get_or_init(|| std::env::var_os("ROXE_BIN").map_or_else(build, PathBuf::from)).clone()

@@ -1,5 +1,5 @@
-//! Two network namespaces connected by a veth pair, or by a bridge in a third namespace: that of this
-//! process and a second one. Needs root.
+//! Two network namespaces connected by a veth pair, or by a bridge in a third namespace: that of
+//! this process and a second one. Needs root.
 
 use crate::pair::LOOK;
 use std::fs;

@@ -1,5 +1,5 @@
-//! Baseline: messages passed from one process to another, through a ring in shared memory or by one copy
-//! out of the memory of the process that has them.
+//! Baseline: messages passed from one process to another, through a ring in shared memory or by one
+//! copy out of the memory of the process that has them.
 
 use crate::peer::say;
 use crate::raw::gigabytes_per_second;

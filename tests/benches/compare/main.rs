@@ -4,8 +4,8 @@
 //! cargo bench -p roxe-tests --bench compare [-- OPTION... WORD...]
 //!   --quick       only what the promises of the README need, in two minutes; without it fifteen
 //!   --rxe         against the kernel's rxe instead, both in one guest
-//!   --veth        between two network namespaces instead, over a veth pair and over a bridge, next to
-//!                 TCP; root
+//!   --veth        between two network namespaces instead, over a veth pair and over a bridge,
+//!                 next to TCP; needs root
 //!   --against F   against another build of roxe instead, whose program is F, a full path
 //!   --free        without pinning servers to one processor and clients to another
 //!   --seconds N   another time

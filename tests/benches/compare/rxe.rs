@@ -1,5 +1,5 @@
-//! roxe compared with the Linux kernel's rxe: the same programs of perftest, two processes in one guest,
-//! over either.
+//! roxe compared with the Linux kernel's rxe: the same programs of perftest, two processes in one
+//! guest, over either.
 //!
 //! The guest is emulated, so its figures are small; what says something are their ratios, which
 //! compare how much work a message is. rxe holds port 4791 of all addresses, so roxe has a network

@@ -4,8 +4,8 @@
 //! One process writes messages of one size into the memory of another, a window ahead of the
 //! acknowledgements. A message is a FIRST packet alone and then runs of packets of equal size, each
 //! run one segmented send out of a staging buffer; the other side takes runs as they arrive, checks
-//! every packet and copies it to its destination. There are no queues, no keys, no retries: a packet that
-//! is lost or wrong ends the measurement with an error.
+//! every packet and copies it to its destination. There are no queues, no keys, no retries: a
+//! packet that is lost or wrong ends the measurement with an error.
 
 use crate::network::Site;
 use crate::peer::{FarPeer, say};

@@ -32,9 +32,9 @@ pub const KNOWN: &[PeerBug] = &[
 /// Seen with Linux 6.1. One lost packet is enough, everything after it being in order and with a
 /// good ICRC: `ROXE_FAULTS='drop tx op=WRITE_LAST nth=1'` and the words `'roxe->rxe ipv4 clean' '
 /// UC write ' size=257` fail every time, with `0 of 4 messages arrived, 12 were sent`;
-/// `ROXE_CAPTURE` shows the twelve messages. A WRITE consumes no receive, and only with a receive at
-/// hand does that responder forget the message it has begun; so it goes on waiting for a MIDDLE or
-/// LAST packet and drops each FIRST. IBA has it start the new message.
+/// `ROXE_CAPTURE` shows the twelve messages. A WRITE consumes no receive, and only with a receive
+/// at hand does that responder forget the message it has begun; so it goes on waiting for a MIDDLE
+/// or LAST packet and drops each FIRST. IBA has it start the new message.
 fn long_uc_write_to_rxe_under_loss(group: &Group, cell: &Cell) -> bool {
     let long_write = matches!(cell.op, Op::Write | Op::WriteImm) && cell.size > cell.mtu;
     let to_rxe = group.direction == Direction::RoxeToRxe && group.condition.lossy();

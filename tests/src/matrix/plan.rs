@@ -33,8 +33,8 @@ pub fn slice() -> Vec<Planned> {
         .collect()
 }
 
-/// Returns the cells of `plan` whose full name contains every one of `words`. A group without any is left
-/// out.
+/// Returns the cells of `plan` whose full name contains every one of `words`. A group without any
+/// is left out.
 pub fn only(plan: Vec<Planned>, words: &[String]) -> Vec<Planned> {
     let named = |group: &Group, cell: &Cell| {
         let name = format!("{group} {cell}");

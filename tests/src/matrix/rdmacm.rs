@@ -334,9 +334,9 @@ impl Meeting {
     }
 }
 
-/// Returns true if one side exited with 0, and the other only missed its last message. A side that ends a
-/// connection destroys its queue pair, so that a lost acknowledgement is never repeated. A peer in
-/// the guest then waits forever: rxe takes the retry count of 7 that these programs use as
+/// Returns true if one side exited with 0, and the other only missed its last message. A side that
+/// ends a connection destroys its queue pair, so that a lost acknowledgement is never repeated. A
+/// peer in the guest then waits forever: rxe takes the retry count of 7 that these programs use as
 /// infinite. A guest that destroys its id does not repeat a DREQ either.
 fn lost_goodbye(servers: &[Outcome], clients: &[Outcome]) -> bool {
     let finished = |ends: &[Outcome]| ends.iter().all(|end| end.ok);

@@ -113,8 +113,8 @@ impl Stock {
     }
 }
 
-/// Returns all pairs. UC and UD lose messages for good, and these programs then wait forever: only RC runs
-/// under loss.
+/// Returns all pairs. UC and UD lose messages for good, and these programs then wait forever: only
+/// RC runs under loss.
 pub fn all() -> Vec<Stock> {
     let mut list = Vec::new();
     for condition in [Condition::Clean, Condition::Netem] {

@@ -46,8 +46,8 @@ const REFUSALS: [&str; 3] =
 /// Verdict on a program; an error describes what was wrong.
 pub type Judged = Result<(), String>;
 
-/// Returns true if a program exited with 0, or was still running and only reported its last message as
-/// not acknowledged.
+/// Returns true if a program exited with 0, or was still running and only reported its last message
+/// as not acknowledged.
 pub fn merely_waited(end: &Outcome) -> bool {
     let unacknowledged = |line: &str| line.contains("status 12");
     (end.ok || end.output.ends_with(KILLED)) && complaints(end).all(unacknowledged)

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! No code of roxe runs in such a program, so it cannot report itself. A program that ends between
-//! two checks is judged by its file, if roxe's library was never opened (`man inotify`; the watch is
-//! the standard input of this process).
+//! two checks is judged by its file, if roxe's library was never opened (`man inotify`; the watch
+//! is the standard input of this process).
 
 use crate::asks::{self, Asks};
 use crate::output::Result;

@@ -379,8 +379,8 @@ impl Session<'_> {
         print(&(others + &records.iter().map(|record| record.text() + "\n").collect::<String>()))
     }
 
-    /// Shows objects as [`Session::show`] does, of a device with a port: `DEV`, `DEV/` or `DEV/1`. Without a port
-    /// number `needs_port` refuses it; port 0 and `-` have nothing.
+    /// Shows objects as [`Session::show`] does, of a device with a port: `DEV`, `DEV/` or `DEV/1`.
+    /// Without a port number `needs_port` refuses it; port 0 and `-` have nothing.
     fn show_link(
         &self,
         place: Option<&str>,

@@ -9,8 +9,8 @@
 //!        locked while it lives                            removes the folder
 //! ```
 //!
-//! The program keeps its process id, and the report does not depend on how it ends. A process that closes all
-//! its descriptors is awaited by the lock of its own file.
+//! The program keeps its process id, and the report does not depend on how it ends. A process that
+//! closes all its descriptors is awaited by the lock of its own file.
 
 use crate::child;
 use crate::output::Result;

@@ -15,8 +15,8 @@ const LIMIT: Duration = Duration::from_millis(500);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) pid: String,
-    /// Number of the process's network namespace; empty if it is the namespace of this process. Processes of two
-    /// namespaces can have one PID.
+    /// Number of the process's network namespace; empty if it is the namespace of this process.
+    /// Processes of two namespaces can have one PID.
     pub(crate) namespace: String,
     /// Name of the command, from `/proc`; empty in another network namespace, where the PID may be
     /// the PID of another process in this namespace.

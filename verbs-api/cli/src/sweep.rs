@@ -169,7 +169,8 @@ struct Folder {
 }
 
 impl Folder {
-    /// Creates a temporary folder, or opens the folder to keep, which has only results of `command`.
+    /// Creates a temporary folder, or opens the folder to keep, which has only results of
+    /// `command`.
     fn make(kept: Option<&Path>, command: &[OsString]) -> Result<Self> {
         if let Some(path) = kept {
             files::create_folder(path)?;

@@ -1,8 +1,8 @@
 //! Analyses the packets of a capture in their order: flows, the pairs of flows that form a
 //! connection, messages, and a verdict on each packet.
 //!
-//! A packet of a connected service carries only its destination queue pair. The source queue pair is
-//! found through the comment of the recording process, messages of the connection manager, or
+//! A packet of a connected service carries only its destination queue pair. The source queue pair
+//! is found through the comment of the recording process, messages of the connection manager, or
 //! responses, whose PSNs are those of their requests.
 
 use crate::event::{Cause, Event};

@@ -129,8 +129,8 @@ pub enum Progress<'a> {
 const ON_TIME: Duration = Duration::from_millis(20);
 /// Maximum number of tries of a case.
 const TRIES: u32 = 10;
-/// Maximum number of packets of a failing run on a lossy path: of more packets, the path often loses
-/// one.
+/// Maximum number of packets of a failing run on a lossy path: of more packets, the path often
+/// loses one.
 const LOSSY_PACKETS: usize = 40;
 /// Number of failures that convict a card, and on a path that loses packets.
 const FAILURES: usize = 2;

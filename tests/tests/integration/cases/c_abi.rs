@@ -1,5 +1,5 @@
-//! The agent of the C configurations: translates the lines of a script into requests to `roxe peer`, which
-//! calls the functions of libibverbs.
+//! The agent of the C configurations: translates the lines of a script into requests to `roxe
+//! peer`, which calls the functions of libibverbs.
 
 use super::agent::{CLOSED, OPEN, TIME_LIMIT, QKEY, pattern};
 use super::line::Line;
@@ -303,8 +303,8 @@ impl End {
         posted.map(|_| String::new())
     }
 
-    /// Binds a window to the first part of the line, or closes it: a window of type 1 with a bind of
-    /// 0 bytes, a window of type 2 with an invalidation.
+    /// Binds a window to the first part of the line, or closes it: a window of type 1 with a bind
+    /// of 0 bytes, a window of type 2 with an invalidation.
     fn bind(&mut self, client: &mut Client, line: &Line<'_>, mut request: Value) -> Answer {
         let Some(window) = line.text("window").and_then(|name| self.windows.get(name)) else { panic!("the line has no window=NAME") };
         let is_close = line.name(2) == "close";
@@ -346,8 +346,8 @@ fn poll(client: &mut Client, cq: u64, max: usize) -> Result<Vec<Value>, ClientEr
     Ok(answer["completions"].as_array_mut().map_or_else(Vec::new, std::mem::take))
 }
 
-/// Returns the next completion: wr_id, status, opcode, byte_len, immediate data or invalidated key, QP
-/// numbers of both ends, vendor error.
+/// Returns the next completion: wr_id, status, opcode, byte_len, immediate data or invalidated key,
+/// QP numbers of both ends, vendor error.
 fn next(client: &mut Client, cq: u64) -> Answer {
     let start = Instant::now();
     while start.elapsed() < TIME_LIMIT {

@@ -53,8 +53,8 @@ impl Config {
         CONFIGS.iter().chain(LOSSY).filter(|config| config.is_selected())
     }
 
-    /// Returns true if the name begins with `ROXE_TEST_CONFIGS`: `tests/checked/run` instruments only
-    /// the agents in Rust.
+    /// Returns true if the name begins with `ROXE_TEST_CONFIGS`: `tests/checked/run` instruments
+    /// only the agents in Rust.
     fn is_selected(&self) -> bool {
         std::env::var("ROXE_TEST_CONFIGS").map_or(true, |prefix| self.name.starts_with(&prefix))
     }

@@ -145,8 +145,8 @@ impl Target {
     }
 
     /// Returns the file that defines `path` in `module`; none for a module alone and outside of the
-    /// target. If `is_sure`, a name without a definition in this file comes from a macro of the path's last
-    /// module. Re-exports are followed at most `depth` levels.
+    /// target. If `is_sure`, a name without a definition in this file comes from a macro of the
+    /// path's last module. Re-exports are followed at most `depth` levels.
     fn find(&self, module: &str, path: &str, is_sure: bool, depth: usize) -> Option<usize> {
         let (mut inside, mut rest) = (module.to_owned(), path);
         while !rest.is_empty() && depth > 0 {

@@ -50,9 +50,9 @@ const PAIRS: [Pair; 4] = [
     Pair { server: "rdma_server -p PORT", client: "rdma_client -s 127.0.0.1 -p PORT", waits: is_bound },
 ];
 
-/// The test's own suppressions, in addition to those of `roxe run`: they show that those of the user stay
-/// in force. The second one is for rping's race with itself ([`lost_its_race`]): its event thread
-/// uses the channel that the main thread has freed.
+/// The test's own suppressions, in addition to those of `roxe run`: they show that those of the
+/// user stay in force. The second one is for rping's race with itself ([`lost_its_race`]): its
+/// event thread uses the channel that the main thread has freed.
 const THEIRS: &str = "\
 {
    bytes of perftest that it has not written

@@ -112,7 +112,8 @@ impl Bench {
         if matches!(op, SendOp::Send | SendOp::SendImm(_)) {
             let landing = [self.dst[who.other().index()].sge(0, 1000), self.dst[who.other().index()].sge(1000, 3000)];
             let posted = self.pair.post_recv(who.other(), &RecvRequest { wr_id: n.into(), sges: &landing });
-            // A lost message of UC consumes no receive; once all receives are posted, the oldest serve.
+            // A lost message of UC consumes no receive; once all receives are posted, the oldest
+            // serve.
             assert!(posted.is_ok() || self.service != Service::Rc, "{posted:?}");
         }
         let ud = (self.service == Service::Ud).then(|| UdDest {

@@ -182,8 +182,8 @@ fn leaves_the_system_alone() -> Verdict {
     }
 }
 
-/// Runs commands of common tutorials: `-d mlx5_0 -g 3`, also in a nested view of that name, and with the limits of a
-/// card. Devices named like those of Mellanox have that order of GIDs.
+/// Runs commands of common tutorials: `-d mlx5_0 -g 3`, also in a nested view of that name, and
+/// with the limits of a card. Devices named like those of Mellanox have that order of GIDs.
 fn looks_like_a_card() -> Verdict {
     if !installed("ibv_rc_pingpong") {
         return missing("ibv_rc_pingpong");
@@ -331,7 +331,8 @@ fn ucx_without_view() -> Verdict {
     Verdict::Passed
 }
 
-/// Runs a program like an MPI that tries libfabric first. The library with the name of UCX's is a copy of libm.
+/// Runs a program like an MPI that tries libfabric first. The library with the name of UCX's is a
+/// copy of libm.
 fn ucx_loaded_later() -> Verdict {
     let script = "
 import ctypes, shutil, tempfile

@@ -3,8 +3,8 @@
 //!
 //! The client is this process. It starts the server as a second process and sends the steps over a
 //! pipe; the data goes over the device. The operations are those of `roxe_peer::plan`; they run
-//! over the Rust API in this command, because lines of JSON would be too slow to measure. Begin to read at
-//! `client::run`.
+//! over the Rust API in this command, because lines of JSON would be too slow to measure. Begin to
+//! read at `client::run`.
 
 mod case;
 mod client;

@@ -1,4 +1,5 @@
-//! The faults to try: from the census of a first run to fault rules, with the most different faults first.
+//! The faults to try: from the census of a first run to fault rules, with the most different faults
+//! first.
 
 use crate::output::Result;
 use roxe_transport::fault::{Rules, Verb};

@@ -1,9 +1,9 @@
 //! Adds entries to a read-only folder, in this mount namespace.
 //!
 //! A tmpfs replaces the folder. Links are copied; files, devices and folders are bound, with all
-//! mounts below them. It is built in another folder and moved into place when complete, so that a failure
-//! leaves the folder as it was. Entries that the system adds to the folder later, such as the
-//! device file of a new disk, are not visible; changes inside its folders are.
+//! mounts below them. It is built in another folder and moved into place when complete, so that a
+//! failure leaves the folder as it was. Entries that the system adds to the folder later, such as
+//! the device file of a new disk, are not visible; changes inside its folders are.
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use std::ffi::OsStr;

@@ -73,7 +73,8 @@ pub(super) struct State {
     /// Responses to requests that were not seen: least request that must have been sent, packet,
     /// and true for a sequence NAK.
     pub ghosts: Vec<(Seq, usize, bool)>,
-    /// Maximum number of messages that the responder has receives for, and the packet of the credits.
+    /// Maximum number of messages that the responder has receives for, and the packet of the
+    /// credits.
     pub limit: Option<(i64, usize)>,
 }
 

@@ -1,8 +1,8 @@
 //! Flows, and the pairs of flows that are connections.
 //!
 //! A packet carries only its destination queue pair. The judge learns the source queue pair from
-//! messages of the connection manager, from the comment of the recording process, or from responses,
-//! which have the PSNs of requests.
+//! messages of the connection manager, from the comment of the recording process, or from
+//! responses, which have the PSNs of requests.
 
 use super::manager::{End, Handshake, Handshakes};
 use super::seen::Seen;

@@ -1,5 +1,5 @@
-//! The requests of one direction of a connection by sequence number: their records, the gaps between
-//! them, and the number of their messages.
+//! The requests of one direction of a connection by sequence number: their records, the gaps
+//! between them, and the number of their messages.
 
 use crate::sequence::{Place, Seq, Sequence};
 use roxe_wire::opcode::{Operation, Position};

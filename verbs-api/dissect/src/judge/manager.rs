@@ -27,8 +27,8 @@ pub(super) struct Handshake {
 }
 
 impl Handshake {
-    /// Returns the terms by destination end, its life, and source host; with true if that end is the
-    /// passive side. The newest terms win.
+    /// Returns the terms by destination end, its life, and source host; with true if that end is
+    /// the passive side. The newest terms win.
     pub(super) fn by_end(all: &[Self]) -> Handshakes<'_> {
         let to_passive = all.iter().map(|handshake| {
             let Self { active, passive, .. } = handshake;

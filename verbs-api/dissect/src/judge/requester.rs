@@ -117,8 +117,8 @@ impl Channel {
         let may_be_retry = self.state.resent.is_some_and(|resent| resent + 1 == seq);
         self.state.resent = may_be_retry.then_some(seq);
         for (claimed, packet, is_nak) in std::mem::take(&mut self.state.ghosts) {
-            // At a gap, the capture has lost the request of this response. After a NAK, a packet that
-            // the capture lost looks new.
+            // At a gap, the capture has lost the request of this response. After a NAK, a packet
+            // that the capture lost looks new.
             if claimed < seq || may_be_retry || (is_nak && claimed != seq) {
                 continue;
             }

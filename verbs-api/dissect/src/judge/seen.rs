@@ -18,7 +18,8 @@ pub(super) struct Seen {
     pub header: Header,
     /// Bytes of payload.
     pub len: u32,
-    /// Hash of headers and payload without AckReq and ICRC; of the headers only if the packet is cut.
+    /// Hash of headers and payload without AckReq and ICRC; of the headers only if the packet is
+    /// cut.
     pub hash: u64,
     /// True if a fault rule of the recording process dropped it.
     pub is_lost: bool,
@@ -58,7 +59,8 @@ type Place<'f> = (u64, u32, &'f [u8]);
 const TWIN_AGE: u64 = 1_000_000_000;
 
 impl<'f> Twins<'f> {
-    /// Returns true if the same packet was captured before, on another interface or with another link header.
+    /// Returns true if the same packet was captured before, on another interface or with another
+    /// link header.
     pub(super) fn is_twin(&mut self, captured: &Captured<'f>) -> bool {
         let Captured { time, net, bytes, interface, link_header, .. } = *captured;
         // A retransmission with the same IP identification looks like a second capture.

@@ -347,8 +347,8 @@ impl Run<'_> {
         Ok(at.map(|at| self.objects.completed.remove(at)))
     }
 
-    /// Returns the queue pair with this name; for an XRC SRQ, the first queue pair that completes in
-    /// its completion queue.
+    /// Returns the queue pair with this name; for an XRC SRQ, the first queue pair that completes
+    /// in its completion queue.
     fn completes(&self, name: &str) -> Result<Tie, Stop> {
         match self.objects.srqs.get(name).and_then(|queue| queue.cq) {
             Some(cq) => self.objects.ties.first().map(|tie| Tie { cq, ..tie.clone() }).ok_or_else(|| nothing(name)),
