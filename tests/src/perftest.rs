@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_no_measurement_unless_the_clock_was_not_learned() {
+    fn zeros_are_measured_only_without_a_learned_clock() {
         let zeros = " 1024       50               0.00               0.00   \t\t   0.000000\n";
         let rows = rows(zeros);
         assert!(!is_measured(&rows[0], zeros));

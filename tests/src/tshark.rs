@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_the_counts() {
+    fn summary_counts_are_parsed() {
         let table = "| Interval         | Frames |  Bytes | Frames | Bytes |\n\
                      |  0.0 <>  28.2123 |   2279 | 512345 |      1 |    66 |\n";
         assert_eq!(frames(table), Some((2279, 1)));

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn words_choose_cells() {
+    fn words_select_cells_by_name() {
         let words = ["rxe->roxe ipv6 netem".to_owned(), "RC read size=65536".to_owned()];
         let plan = only(all(), &words);
         let names: Vec<String> = plan.iter().flat_map(|(_, cells)| cells.iter().map(Cell::to_string)).collect();

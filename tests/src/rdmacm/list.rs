@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_unique() {
+    fn exchange_names_are_unique() {
         let mut names: Vec<String> = all(Scale::Small).iter().map(ToString::to_string).collect();
         let count = names.len();
         names.sort_unstable();

@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn family_includes_children() {
+    fn process_family_includes_children() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let me = std::process::id();
         let known = family(me).contains(&child.id());

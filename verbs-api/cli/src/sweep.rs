@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn times_have_units() {
+    fn time_without_unit_is_refused() {
         assert_eq!(time("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!((time("30s"), time("10m")), (Ok(Duration::from_secs(30)), Ok(Duration::from_secs(600))));
         for text in ["", "s", "30", "0s", "1h", "-1s"] {

@@ -211,7 +211,7 @@ fn flows_of_a_connection_are_paired() {
 }
 
 #[test]
-fn new_connection_of_a_queue_pair_number_is_no_gap() {
+fn new_connection_of_a_queue_pair_number_is_not_a_gap() {
     let mut tape = Tape::new();
     [1, 2, 0x50_0000, 0x50_0001].into_iter().for_each(|psn| tape.send(psn));
     assert_eq!(tape.verdicts(), ["ok", "ok", "new sequence", "ok"]);

@@ -428,7 +428,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn host_without_file_descriptors_is_no_fault_of_the_card() {
+    fn refusal_for_lack_of_file_descriptors_is_unsupported() {
         let refused = |errno| Refused { text: "ibv_create_comp_channel".into(), errno };
         assert!([libc::EMFILE, libc::ENFILE].iter().all(|errno| refused(*errno).is_unsupported()));
         assert!(!refused(libc::EINVAL).is_unsupported());

@@ -59,7 +59,7 @@ fn every_kind_of_path_is_a_dependency() {
 }
 
 #[test]
-fn test_imports_and_equal_names_are_no_dependencies() {
+fn test_imports_and_equal_names_are_not_dependencies() {
     for two in [
         "pub struct B;\n#[cfg(test)]\nmod tests { use crate::one::A; fn f(_: A) {} }",
         "pub struct B;\n#[cfg(test)]\nuse crate::one::A;",

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn root_of_a_chroot_is_no_mount_point() {
+    fn root_of_a_chroot_is_not_a_mount_point() {
         let proc = "40 28 0:22 / /proc rw,relatime shared:5 - proc proc rw\n";
         assert!(!lists_root(proc));
         assert!(lists_root(&format!("28 1 254:0 / / rw,noatime - ext4 /dev/root rw\n{proc}")));

@@ -140,7 +140,7 @@ fn report_has_the_settings_of_the_environment_without_the_token() {
 }
 
 #[test]
-fn file_that_is_no_report_is_refused_before_the_run() {
+fn invalid_report_file_is_refused_before_the_run() {
     let folder = Scratch::new("refused");
     let (text, other) = (folder.file("text.json", "no JSON"), folder.file("other.json", "{\"format\": 2}"));
     let refusal = |arguments: &[&str]| {

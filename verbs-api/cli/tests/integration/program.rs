@@ -221,7 +221,7 @@ fn unstartable_program_has_exit_status_of_a_shell() {
 }
 
 #[test]
-fn closed_pipe_is_no_error() {
+fn closed_output_pipe_is_not_an_error() {
     let file = captures().into_iter().find(|path| path.ends_with("pt_write_bw.pcap")).unwrap();
     let script = format!("'{}' dump '{}' | head -n 1 >/dev/null", env!("CARGO_BIN_EXE_roxe"), file.display());
     let output = Command::new("sh").args(["-c", &script]).output().unwrap();

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn page_loads_nothing() {
+    fn ladder_page_loads_no_other_file() {
         let html = render(&Page::default());
         assert!(!html.contains("http://") && !html.contains("https://") && !html.contains("src="));
     }

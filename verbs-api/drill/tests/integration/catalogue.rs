@@ -183,7 +183,7 @@ fn judge_that_is_late_by_300_ms_blames_no_card() {
 }
 
 #[test]
-fn slow_setup_before_the_first_packet_is_no_lateness() {
+fn slow_setup_before_the_first_packet_is_not_late() {
     let text = "title t\npeer qp q\nsend WRITE_ONLY psn=100 ackreq\nexpect ACK psn=100\npeer qp r";
     let late = |text: &str| {
         let script = Script::parse("a", text).expect("parse the script");
