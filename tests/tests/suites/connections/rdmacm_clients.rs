@@ -11,8 +11,8 @@
 //!   WORD...    only what has every WORD in its name, such as veth ipv6 loss rping
 //! ```
 //!
-//! As root in a network namespace of its own; others have the loopback device only. Those with
-//! losses mostly wait, and run in parallel after the others.
+//! Root runs the suite in a network namespace of its own; other users have the loopback device
+//! only. Exchanges with losses mostly wait, so they run in parallel after the others.
 
 use roxe_tests::guest::link;
 use roxe_tests::matrix::Ip;
@@ -136,7 +136,7 @@ fn check(cell: Cell) -> Check {
     check.that_waits(waits)
 }
 
-/// Name, IP version, and the site, or why it cannot be set up.
+/// Returns name, IP version, and the site, or the reason why it cannot be set up.
 type Named = (&'static str, Ip, Result<Site, &'static str>);
 
 fn lo(ip: Ip) -> Named {

@@ -112,8 +112,8 @@ impl Meeting {
         }
     }
 
-    /// Both must end well (a server that stays must not end at all), `judge` accepts the client's
-    /// output, and the bytes were carried by RDMA.
+    /// Checks that both exit with 0 (a server that stays must still run), that `judge` accepts the
+    /// client's output, and that RDMA carried the bytes.
     fn hold(&self, judge: impl FnOnce(&str) -> Judged) -> Judged {
         let [server, client] = self.run(&self.place).map_err(|e| e.to_string())?;
         let judged = || {
@@ -131,7 +131,7 @@ impl Meeting {
         judged().map_err(|why| format!("{why}\n{}\n{}", transcript(&server), transcript(&client)))
     }
 
-    /// The client in a place of its own.
+    /// Runs the client in another environment than the server.
     fn run(&self, clients: &Place) -> io::Result<[Outcome; 2]> {
         let lossy = self.place.envs.iter().any(|(name, _)| name == "ROXE_FAULTS");
         let limit = if lossy { LOSSY_LIMIT } else { LIMIT };
@@ -245,7 +245,7 @@ fn copies() -> Vec<Check> {
     sizes.into_iter().map(each).collect()
 }
 
-/// Judged by the file.
+/// Checks the copied file.
 fn copy(size: usize) -> Verdict {
     if !pair::installed("rcopy") {
         return missing("rcopy");
@@ -315,7 +315,7 @@ fn python(kind: &str, lossy: bool) -> Verdict {
 }
 
 /// A web server and curl: with roxe's shim, with rdma-core's on the client's side, and with a
-/// server without a shim, to which the client must connect by TCP.
+/// server without a shim, to which the client must connect over TCP.
 fn web() -> Vec<Check> {
     vec![
         Check::new("http.server and curl", || fetch(&["--rsocket"], "", true)),
@@ -357,7 +357,7 @@ fn fetch(server_options: &[&str], client_shim: &str, by_rdma: bool) -> Verdict {
     verdict(work())
 }
 
-/// The packets that a process counted.
+/// Returns the number of packets that a process counted.
 fn received(end: &Outcome) -> u64 {
     pair::counter(&end.output, "received_packets")
 }

@@ -16,7 +16,7 @@ use std::process::{Command, ExitCode, Output};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(40);
-/// Where the pingpongs meet: one port for each, and other tests use others.
+/// Ports of the pingpongs, one for each; other tests use other ports.
 const FIRST_PORT: u16 = 18_580;
 
 /// The crates, and those of their examples that need no connection manager.
@@ -55,7 +55,7 @@ fn prepare() -> Result<(), Verdict> {
     }
 }
 
-/// Returns the missing one of the required tools: cmake for two of the crates, pkg-config for the
+/// Returns the missing tool of the required ones: cmake for two of the crates, pkg-config for the
 /// third, libclang for the bindings that they generate.
 fn missing_tool() -> Option<&'static str> {
     if let Some(tool) = ["cmake", "pkg-config"].into_iter().find(|tool| !pair::installed(tool)) {
@@ -135,7 +135,7 @@ fn copy_examples(metadata: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Only where something changed, so that cargo does not build again what it has.
+/// Writes only changed files, so that cargo does not rebuild unchanged ones.
 fn write_if_new(new: &str, to: &Path) -> io::Result<()> {
     if fs::read(to).is_ok_and(|old| old == new.as_bytes()) { Ok(()) } else { fs::write(to, new) }
 }

@@ -69,7 +69,7 @@ pub(crate) fn main() -> ExitCode {
     report::main(checks)
 }
 
-/// A port no other check of this run uses.
+/// Returns a port that no other check of this run uses.
 fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(19_300);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -232,7 +232,7 @@ fn dapl(link: &str, args: &str, server_ends: bool) -> Result<[Outcome; 2], Verdi
     ends.map_err(|e| Verdict::Failed(e.to_string()))
 }
 
-/// The client says what it has moved; it exits with 0 in any case.
+/// Judges by the client's output, because the client always exits with 0.
 fn dapltest(link: &str, args: &str) -> Verdict {
     match dapl(link, args, false) {
         Err(verdict) => verdict,

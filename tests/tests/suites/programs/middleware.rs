@@ -103,13 +103,13 @@ pub(crate) fn main() -> ExitCode {
     report::main(checks)
 }
 
-/// A port no other check of this run uses.
+/// Returns a port that no other check of this run uses.
 fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(18_300);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Which weaknesses programs that are started with `args` and `envs` do not bear.
+/// Returns the weaknesses that programs with `args` and `envs` do not tolerate.
 fn unbearable(args: &str, envs: &[(&str, &str)]) -> &'static str {
     match args {
         // Asleep, UCX repeats a lost datagram after a second: it would take minutes.
@@ -212,7 +212,7 @@ fn io_demo(transport: &str, tls: &str, args: &str) -> Verdict {
     }
 }
 
-/// Both sides must end well and be as `is_good` says.
+/// Checks that both sides exit with 0 and that `is_good` accepts their output.
 fn ucx_perftest(args: &str, envs: &[(&str, &str)], is_good: impl Fn(&Outcome) -> bool) -> Verdict {
     if !pair::installed("ucx_perftest") {
         return missing("ucx_perftest");
@@ -234,13 +234,13 @@ fn judge(ends: &[Outcome], is_good: impl Fn(&Outcome) -> bool) -> Verdict {
     }
 }
 
-/// The interface, made when it is wanted first; the error is why there is none.
+/// Returns the interface, created at its first use, or the reason why there is none.
 fn netdev() -> Result<(), String> {
     static MADE: OnceLock<Result<(), String>> = OnceLock::new();
     MADE.get_or_init(|| link::add_bridge(NETDEV, ADDRESS).map_err(|e| e.to_string())).clone()
 }
 
-/// Runs `check` if there is `program`, and an interface for it.
+/// Runs `check` if `program` is installed and there is an interface for it.
 fn on_fabric(program: &str, check: impl FnOnce() -> Verdict) -> Verdict {
     match netdev() {
         _ if !pair::installed(program) => missing(program),

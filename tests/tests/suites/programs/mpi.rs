@@ -28,11 +28,11 @@ const USER: &str = "54321";
 const NETDEV: &str = "fabric0";
 const ADDRESS: &str = "10.88.0.1";
 
-/// An MPI library and the way that it may take.
+/// An MPI library and the transport that it may use.
 struct Way {
     name: &'static str,
     mpi: &'static str,
-    /// Options of its launcher.
+    /// Options of the launcher.
     options: &'static str,
     envs: &'static [(&'static str, &'static str)],
 }
@@ -76,7 +76,7 @@ impl Way {
         }
     }
 
-    /// The weaknesses that it does not bear.
+    /// The weaknesses that the library does not tolerate.
     fn unbearable(&self) -> &'static str {
         match self.options {
             options if options.contains("ofi_rxm") => ",-limits",
@@ -143,7 +143,7 @@ fn is_mpich_for_ucx() -> bool {
     output.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("ch4:ucx"))
 }
 
-/// The interface, made when it is wanted first; the error is why there is none.
+/// Returns the interface, created at its first use, or the reason why there is none.
 fn netdev() -> Result<(), String> {
     static MADE: OnceLock<Result<(), String>> = OnceLock::new();
     MADE.get_or_init(|| link::add_bridge(NETDEV, ADDRESS).map_err(|e| e.to_string())).clone()

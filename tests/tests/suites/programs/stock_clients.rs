@@ -24,7 +24,7 @@ pub(crate) fn main() -> ExitCode {
     report::main(checks)
 }
 
-/// A port no other check of this run uses.
+/// Returns a port that no other check of this run uses.
 fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(18_600);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -100,7 +100,7 @@ fn start_only() -> Vec<Check> {
 }
 
 /// A program that starts prints its own text; one with missing symbols prints the loader's message.
-/// The exit status means nothing: several of these exit with 1 after their usage text.
+/// The exit status is ignored: several of these exit with 1 after their usage text.
 fn starts(name: &str, args: &str, word: &str) -> Verdict {
     if !pair::installed(name) {
         return missing(name);

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 const LANES: usize = 4;
 /// Limit of every wait, in milliseconds.
 const LIMIT_MS: u64 = 20_000;
-/// Status of a request whose peer does not answer.
+/// Status of a request whose peer does not respond.
 const RETRY_EXC: u32 = 12;
 
 pub(crate) fn main() -> ExitCode {
@@ -93,8 +93,8 @@ impl How {
     }
 }
 
-/// Time that a requester retries, by its attributes: it waits for an acknowledgement twice for its
-/// timeout, then for twice that, then for four times that, but then for 250 ms at most
+/// Time that a requester retries, from its attributes: it waits for an acknowledgement twice for
+/// its timeout, then for twice that, then for four times that, but then for 250 ms at most
 /// (`transport/src/qp/reliability.rs`; IBA §9.7.6.1.3 allows up to four times each time).
 fn promise() -> Duration {
     let one = Duration::from_nanos(4096 << TIMEOUT);
@@ -102,7 +102,7 @@ fn promise() -> Duration {
     (0..=u32::from(RETRIES)).map(|tries| (one * (1 << tries.saturating_sub(1).min(2))).min(longest)).sum()
 }
 
-/// One check.
+/// A check of the suite.
 struct Run {
     link: &'static str,
     how: How,
@@ -195,7 +195,7 @@ fn allowed(waited: Duration) -> Duration {
     promise().mul_f64(1.5) + waited
 }
 
-/// The sockets in a folder and in those within.
+/// Returns the sockets in a folder and its subfolders.
 fn sockets_in(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let within = |entry: fs::DirEntry| match entry.file_type() {
@@ -260,7 +260,8 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Both sides fail: the running one while the other is stopped, and that one when it continues.
+    /// Checks that both sides fail: the running side while the other is stopped, and the stopped
+    /// side once it continues.
     fn stop(&mut self, mut peer: Peer) -> Result<Vec<Failure>, String> {
         let waited = self.survivor.waited();
         peer.stop();
@@ -274,7 +275,7 @@ impl<'a> Lane<'a> {
         Ok(failures)
     }
 
-    /// A pair whose peer is stopped before it can agree to a ring, so packets use the socket.
+    /// Runs a pair whose peer is stopped before it can agree to a ring, so packets use the socket.
     fn without_ring(&mut self) -> Result<(), String> {
         let mut peer = Peer::start(self.run.link, self.runtime)?;
         let ends = [self.survivor.ask("open")?, peer.ask("open")?];
@@ -286,13 +287,13 @@ impl<'a> Lane<'a> {
         peer.kill()
     }
 
-    /// A pair that works and ends as it should.
+    /// Runs a pair that works and ends regularly.
     fn in_peace(&mut self) -> Result<(), String> {
         let peer = self.busy_pair()?;
         self.part_in_peace(peer).map_err(|why| format!("a pair that nobody disturbed: {why}"))
     }
 
-    /// A new peer, connected and at work with the survivor.
+    /// Starts a new peer and connects it to the survivor.
     fn busy_pair(&mut self) -> Result<Peer, String> {
         let mut peer = Peer::start(self.run.link, self.runtime)?;
         let ends = [self.survivor.ask("open")?, peer.ask("open")?];
@@ -302,7 +303,8 @@ impl<'a> Lane<'a> {
         Ok(peer)
     }
 
-    /// Both work, nothing has failed, everything sent has arrived, and both disconnect.
+    /// Checks that both sides make progress without failures and that every sent message arrived;
+    /// then disconnects both.
     fn part_in_peace(&mut self, mut peer: Peer) -> Result<(), String> {
         self.survivor.ask(&format!("working {LIMIT_MS}"))?;
         peer.ask(&format!("working {LIMIT_MS}"))?;
@@ -320,8 +322,8 @@ impl<'a> Lane<'a> {
         peer.end()
     }
 
-    /// The survivor has as many descriptors, rings and threads as `before`. The engine releases
-    /// those of a dead peer from time to time.
+    /// Waits until the survivor has as many descriptors, rings and threads as `before`. The engine
+    /// releases the resources of a dead peer periodically.
     fn holds_no_more_than(&mut self, before: &str) -> Result<(), String> {
         let numbers = |text: &str| text.split(' ').filter_map(|word| word.parse::<u64>().ok()).collect::<Vec<_>>();
         let (limit, start) = (numbers(before), Instant::now());
@@ -338,7 +340,8 @@ impl<'a> Lane<'a> {
     }
 }
 
-/// Checks that every queue pair of `survivor` failed for lack of answers, in time after `since`.
+/// Checks that every queue pair of `survivor` failed for lack of acknowledgements, within the limit
+/// after `since`.
 fn survived(survivor: &mut Peer, since: u64, waited: Duration) -> Result<Vec<Failure>, String> {
     let heard = Heard::parse(&survivor.ask(&format!("failed {LIMIT_MS}"))?)?;
     let waited = survivor.waited().saturating_sub(waited);
@@ -393,7 +396,7 @@ impl Heard {
     }
 }
 
-/// Moments from a seed.
+/// Random moments, from a seed.
 struct Random(u64);
 
 impl Random {

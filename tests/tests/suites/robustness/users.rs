@@ -1,5 +1,5 @@
 //! Programs under their authors' checkers, valgrind and gcc's sanitizers, on both links: the tools
-//! report the mistakes of the programs, and none of roxe.
+//! report the mistakes of the programs, and no mistake of roxe.
 
 use roxe_tests::cc::{self, Compiled};
 use roxe_tests::pair::{self, Outcome, Place, Program};
@@ -112,13 +112,13 @@ pub(crate) fn main() -> ExitCode {
     report::main(checks)
 }
 
-/// A port no other check of this run uses.
+/// Returns a port that no other check of this run uses.
 fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(18_200);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// One of the pairs of Debian's programs.
+/// A pair of Debian's programs.
 fn under_valgrind(pair: &'static Pair, link: &'static str) -> Check {
     let tool = pair.server.split(' ').next().unwrap_or_default();
     Check::new(format!("valgrind, link {link}: {tool}"), move || {
@@ -174,10 +174,10 @@ impl Tool {
     }
 }
 
-/// Our own program, and how it is run.
+/// The project's own program, and its options.
 struct Built {
     tool: Tool,
-    /// Mistake that the program is to make; empty for none.
+    /// Mistake that the program makes; empty for none.
     mistake: &'static str,
     /// Options of `roxe run`.
     options: &'static [&'static str],

@@ -41,7 +41,7 @@ const fn way(name: &'static str, script: &'static str, root: Leads, user: Leads)
 }
 
 /// Runs `$P` until the process that inspects programs has slept twice, or has ended: it misses a
-/// program that ends between two looks.
+/// program that ends between two checks.
 const WATCHED: &str = r#"folder=$(mktemp -d); mkfifo $folder/in $folder/out
     $P wait <$folder/in >$folder/out & exec 3>$folder/in 4<$folder/out
     while read line <&4 && [ "$line" != waits ]; do echo $line; done
@@ -50,7 +50,7 @@ const WATCHED: &str = r#"folder=$(mktemp -d); mkfifo $folder/in $folder/out
     until=$(($(slept) + 2)); while [ "$(slept)" -lt $until ]; do :; done
     exec 3>&-; wait; rm -r $folder"#;
 
-/// In a namespace that forbids further ones.
+/// Runs the program in a namespace that forbids further namespaces.
 const FORBIDDEN: &str = "unshare --user --map-root-user sh -c 'echo 0 >/proc/sys/user/max_user_namespaces && \
                          exec setpriv --bounding-set -all --inh-caps -all \"$@\"' sh ";
 
@@ -145,7 +145,7 @@ struct Programs {
     runtime: Scratch,
 }
 
-/// Longest path of a runtime folder in bytes.
+/// Maximum length of the path of a runtime folder, in bytes.
 const MAX_RUNTIME: usize = 33;
 
 impl Programs {

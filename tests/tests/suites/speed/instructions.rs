@@ -3,7 +3,7 @@
 //! `tests/instructions.txt`.
 //!
 //! Times vary from run to run, instruction counts barely do, so this suite notices a longer path.
-//! Counted are the instructions of the program's thread between the two marks of
+//! The suite counts the instructions of the program's thread between the two marks of
 //! `verbs-api/roxe/examples/hot_paths.rs`, without the kernel and the background thread. `--write`
 //! rewrites the file after an intended change. On some paths a message must cost the same with few
 //! and with many queue pairs or regions; these need no file.
@@ -21,13 +21,13 @@ const MESSAGES: [u64; 2] = [320, 960];
 /// Number of counts, of which the majority decides: sometimes the background thread polls a packet
 /// first.
 const ROUNDS: usize = 3;
-/// The one in the middle of this many counts is written down, so that a path on which that happens
-/// often is not written as it seldom is.
+/// Number of counts whose median `--write` records, so that a path on which this happens often is
+/// not recorded with a rare count.
 const ROUNDS_WRITTEN: usize = 9;
 /// Percent by which a path may exceed the file. Counts repeat to 3 %, also on a busy machine.
 const TOLERANCE: u64 = 10;
 /// Tolerance for paths of [`COPYING`]. The background thread does some of the copies, which are not
-/// counted then, so counts vary by more than a factor of two.
+/// counted then, so counts vary strongly.
 const TOLERANCE_COPYING: u64 = 100;
 /// Paths that mostly copy.
 const COPYING: [&str; 2] = ["rc_write_64k", "rc_read_64k"];

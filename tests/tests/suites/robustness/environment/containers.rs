@@ -148,7 +148,7 @@ fn pair(program: &str, server: &str, client: &str, words: &str) -> Verdict {
     judge(no_files().and_then(|files| run(&files, &format!("exec {server}"), &client)), words)
 }
 
-/// Over libfabric, which does without a view.
+/// Runs MPI over libfabric, which needs no view.
 fn mpi() -> Verdict {
     if let Some(missing) = ["mpicc.openmpi", "mpirun.openmpi", "python3"].into_iter().find(|tool| !installed(tool)) {
         return Verdict::Skipped(format!("{missing} is not installed (tests/run installs it)"));

@@ -1,6 +1,6 @@
-//! The system calls that a container has: what the default seccomp profile of Docker refuses to one
-//! without privileges, by Docker's own list of significant calls that are blocked (docs.docker.com,
-//! "Seccomp security profiles for Docker").
+//! The system calls of a container: a filter that refuses the same calls as Docker's default
+//! seccomp profile without privileges, from Docker's own list of significant calls that are blocked
+//! (docs.docker.com, "Seccomp security profiles for Docker").
 //!
 //! A classic BPF program of the kernel's `seccomp` (`man 2 seccomp`) over `struct seccomp_data`:
 //! number, architecture, instruction pointer, arguments.
@@ -46,7 +46,7 @@ const REFUSED: &[c_long] = &[
     libc::SYS_userfaultfd,
 ];
 
-/// Where `struct seccomp_data` has the number of the call, and the low half of its first argument.
+/// Offsets in `struct seccomp_data` of the call's number and the low half of its first argument.
 const NUMBER: u32 = 0;
 const FIRST_ARGUMENT: u32 = 16;
 
@@ -88,8 +88,8 @@ fn filter() -> Vec<sock_filter> {
     program
 }
 
-/// Becomes the program `command`, which has these calls only, and so have its children. Returns
-/// only if that failed.
+/// Becomes the program `command`, whose process and children have only these calls. Returns only on
+/// failure.
 pub(crate) fn become_contained(command: &[String]) -> io::Error {
     let Some((name, args)) = command.split_first() else { return io::ErrorKind::InvalidInput.into() };
     let mut filter = filter();

@@ -14,24 +14,24 @@ use std::time::Duration;
 
 /// Operations of the queue pairs.
 pub(crate) const WORKS: [Work; 4] = [Work::Write, Work::Send, Work::Read, Work::WriteAndRead];
-/// The attributes of every queue pair: the usual ones.
+/// The attributes of every queue pair.
 pub(crate) const TIMEOUT: u8 = 14;
 pub(crate) const RETRIES: u8 = 7;
 
-/// Requests that a queue pair has under way, and receives that wait for the peer's.
+/// Number of outstanding requests and of posted receives of a queue pair.
 const DEPTH: usize = 8;
 const RECEIVES: usize = 4 * DEPTH;
-/// Bytes of the largest WRITE and READ, and of a SEND.
+/// Maximum length of a WRITE and READ, and length of a SEND, in bytes.
 const LARGE: usize = 64 << 10;
 const SMALL: usize = 1 << 10;
-/// The memory of one queue pair: what it sends, where the peer writes, where READs land, where
-/// SENDs land.
+/// The memory of a queue pair: source of sends, target of the peer's WRITEs, READ responses, and
+/// received SENDs.
 const SOURCE: usize = 0;
 const TARGET: usize = LARGE;
 const SINK: usize = 2 * LARGE;
 const INBOX: usize = 3 * LARGE;
 const PER_PAIR: usize = INBOX + RECEIVES * SMALL;
-/// Time that an idle thread leaves the processor to others.
+/// Sleep of an idle thread.
 const PAUSE: Duration = Duration::from_micros(200);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub(crate) struct Progress {
     pub(crate) sent: u64,
     pub(crate) received: u64,
     pub(crate) outstanding: usize,
-    /// True once nothing is posted any more.
+    /// True once the load posts no more requests.
     pub(crate) quiet: bool,
     /// First failed status of each queue pair, and its time by [`monotonic`].
     pub(crate) failed: [Option<(WcStatus, u64)>; 4],
@@ -79,7 +79,7 @@ impl Progress {
     }
 }
 
-/// Text for the peer: counts, then for each queue pair `-` or status and time.
+/// Returns the text for the peer: counts, then for each queue pair `-` or status and time.
 impl fmt::Display for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {} {}", self.completed, self.sent, self.received, self.outstanding)?;
@@ -93,7 +93,7 @@ impl fmt::Display for Progress {
     }
 }
 
-/// Nanoseconds of the clock that all processes share.
+/// Returns the nanoseconds of the clock that all processes share.
 pub(crate) fn monotonic() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel writes the structure whole; this clock is always there.
@@ -101,7 +101,7 @@ pub(crate) fn monotonic() -> u64 {
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
 
-/// One end, not yet connected.
+/// An end that is not connected yet.
 pub(crate) struct End {
     cq: CompletionQueue,
     region: MemoryRegion,
@@ -130,7 +130,7 @@ impl End {
         format!("{} {}", self.region.remote(), endpoints.join(" "))
     }
 
-    /// Connects to the end that described itself like this, and begins.
+    /// Connects to the end with this description, and starts the load.
     pub(crate) fn start(self, peer: &[&str]) -> Result<Load, Box<dyn std::error::Error>> {
         let (remote, endpoints) = peer.split_first().ok_or("no peer")?;
         let remote: RemoteAddr = remote.parse()?;
@@ -165,7 +165,7 @@ fn pattern(index: usize, range: Range<usize>) -> Vec<u8> {
     range.map(|at| (at.wrapping_mul(31) >> 3) as u8 ^ (index as u8).wrapping_mul(91)).collect()
 }
 
-/// A load at work.
+/// A running load.
 pub(crate) struct Load {
     phase: Arc<AtomicU8>,
     progress: Arc<Mutex<Progress>>,
@@ -181,7 +181,7 @@ impl Load {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Ends it, with all that it had.
+    /// Ends the load and destroys its objects.
     pub(crate) fn close(self) -> Progress {
         self.enter(Phase::Over);
         let joined = self.thread.join();
@@ -201,7 +201,7 @@ struct Worker {
     phase: Arc<AtomicU8>,
     shared: Arc<Mutex<Progress>>,
     progress: Progress,
-    /// Requests of each queue pair that were posted, and those that have ended.
+    /// Numbers of posted and of completed requests of each queue pair.
     posted: [usize; 4],
     done: [usize; 4],
 }
@@ -229,7 +229,7 @@ impl Worker {
         }
     }
 
-    /// Posts and polls; returns true if no completion was there.
+    /// Posts and polls. Returns true if the poll was empty.
     fn step(&mut self, completions: &mut [WorkCompletion]) -> Result<bool, String> {
         self.progress.quiet = self.phase.load(Ordering::Relaxed) != Phase::Busy as u8;
         if !self.progress.quiet {
@@ -318,7 +318,7 @@ impl Worker {
         if got == right { Ok(()) } else { Err(format!("request {serial} of {:?} read other bytes", WORKS[index])) }
     }
 
-    /// Messages must arrive in order, complete, and without gaps.
+    /// Checks that messages arrive in order, complete, and without gaps.
     fn take_message(&mut self, index: usize, slot: usize) -> Result<(), String> {
         let at = index * PER_PAIR + INBOX + slot * SMALL;
         let got = self.end.region.to_vec(at..at + SMALL).map_err(|e| e.to_string())?;
@@ -334,8 +334,8 @@ impl Worker {
     }
 }
 
-/// Where request `serial` reads or writes, and how much: from a few bytes to many packets. What
-/// DEPTH requests in a row touch does not overlap.
+/// Returns offset and length of the access of request `serial`, from a few bytes to many packets.
+/// The accesses of DEPTH requests in a row do not overlap.
 fn place(serial: usize) -> (usize, usize) {
     const SHARE: usize = LARGE / DEPTH;
     (serial % DEPTH * SHARE, [64, 4096, SHARE, 1000][serial / DEPTH % 4])
@@ -346,12 +346,12 @@ fn word_place(serial: usize) -> (usize, usize) {
     (serial / 2 % DEPTH * 8, 8)
 }
 
-/// That word.
+/// Returns the word of request `serial`.
 fn word(serial: usize) -> [u8; 8] {
     (serial as u64 / 2 + 1).to_le_bytes()
 }
 
-/// The message number `serial`.
+/// Returns the bytes of message `serial`.
 fn message(serial: usize) -> Vec<u8> {
     #[expect(clippy::cast_possible_truncation, reason = "any byte will do")]
     (0..SMALL).map(|at| (serial.wrapping_mul(7) + at * 3 + (serial >> 8)) as u8).collect()

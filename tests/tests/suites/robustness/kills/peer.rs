@@ -1,6 +1,6 @@
-//! A process of a pair: this very program, started again. It obeys one command per line of its
-//! standard input, answers each with one line, and ends with its input. The test's side of that is
-//! here as well. Touches processes and signals.
+//! A process of a pair: this program, started again. The process executes one command per line of
+//! its standard input, answers each with one line, and exits at the end of its input. This file
+//! also has the test's side of the pipe. Touches processes and signals.
 
 use super::load::{End, Load, Phase, Progress};
 use roxe::Context;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 pub(crate) const ROLE: &str = "--peer";
 /// Time limit for an answer.
 const ANSWER: Duration = Duration::from_secs(60);
-/// Interval between two looks at the load.
+/// Interval between two checks of the load.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// The program of a peer.
@@ -61,7 +61,7 @@ impl Obeying {
     }
 }
 
-/// The progress when it is as wanted, or broken, or after as many milliseconds as `words` say.
+/// Returns the progress once it is `wanted` or broken, or after the milliseconds in `words`.
 fn wait_until(load: &Load, words: &[&str], wanted: impl Fn(&Progress) -> bool) -> Result<Progress, Box<dyn Error>> {
     let limit = Duration::from_millis(words.first().ok_or("no limit")?.parse()?);
     let start = Instant::now();
@@ -74,7 +74,7 @@ fn wait_until(load: &Load, words: &[&str], wanted: impl Fn(&Progress) -> bool) -
     }
 }
 
-/// Descriptors, rings and threads of this process.
+/// Returns the numbers of descriptors, rings and threads of this process.
 fn census() -> std::io::Result<String> {
     let count = |folder: &str| Ok::<_, std::io::Error>(fs::read_dir(folder)?.count());
     let rings = fs::read_to_string("/proc/self/maps")?.lines().filter(|line| line.contains("memfd:roxe")).count();
@@ -89,7 +89,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Starts one whose names lie in `runtime`.
+    /// Starts a peer with the runtime folder `runtime`.
     pub(crate) fn start(link: &str, runtime: &Path) -> Result<Self, String> {
         let start = || {
             Command::new(std::env::current_exe()?)
@@ -128,7 +128,7 @@ impl Peer {
         unsafe { libc::kill(self.child.id().cast_signed(), signal) };
     }
 
-    /// Stops it; returns when all its threads are stopped.
+    /// Stops the process and waits until all its threads are stopped.
     pub(crate) fn stop(&self) {
         self.signal(libc::SIGSTOP);
         let mut status = 0;
@@ -151,7 +151,7 @@ impl Peer {
         }
     }
 
-    /// Time that all threads together were ready to run without a processor.
+    /// Returns the time that all threads together were ready to run without a processor.
     pub(crate) fn waited(&self) -> Duration {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).into_iter().flatten().flatten();
         let waited = |file: String| fs::read_to_string(file).ok()?.split(' ').nth(1)?.parse::<u64>().ok();
