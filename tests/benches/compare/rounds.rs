@@ -96,7 +96,7 @@ impl Measured {
         }
     }
 
-    /// Programs that start and end cost as much as many messages, so what one costs is told by the
+    /// Starting and ending programs costs as much as many messages, so the cost of a message is the
     /// difference to the first run, which had few.
     fn note_cost(&mut self, seconds: f64) {
         let Some(pairs) = self.line.work.counting_pairs() else { return };

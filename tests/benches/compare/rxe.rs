@@ -97,7 +97,7 @@ fn pair(guest: &Guest, server: &str, client: &str, ready: &str) -> Result<String
     let deadline = Instant::now() + LIMIT;
     let run = || {
         let first = Process::start(guest, Side::Rxe, server, &[])?;
-        // Bounded by the limit of guest.run. One that never listens is told by the client.
+        // The limit of guest.run bounds the wait. The client reports a server that never listens.
         guest.run(&format!("for i in $(seq 100); do {ready} && break; sleep 0.1; done"))?;
         let client = Process::start(guest, Side::Rxe, client, &[])?.wait(guest, deadline)?;
         let until = if client.ok { deadline } else { Instant::now() };

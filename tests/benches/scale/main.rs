@@ -6,9 +6,9 @@
 //!   WORD    only "qps", "busy", "mrs", "threads", "pairs" or "processes"
 //! ```
 //!
-//! - `qps`: two processes; WRITEs go round all queue pairs, the same number under way with 16 of
+//! - `qps`: two processes; WRITEs go round all queue pairs, the same number outstanding with 16 of
 //!   them and with N (10,000).
-//! - `busy`: the same, and every queue pair always has four messages under way.
+//! - `busy`: the same, and every queue pair always has four messages outstanding.
 //! - `mrs`: one process; every message uses other keys out of 1, 1,000, ... N (1,000,000) regions.
 //! - `threads`: one process; every thread has two queue pairs and a completion queue of its own.
 //! - `pairs`: two processes; every thread has a queue pair and a completion queue of its own, and
@@ -43,7 +43,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 /// Time of one figure.
 const TIME: Duration = Duration::from_millis(100);
 /// Messages in flight in all.
-const UNDER_WAY: usize = 64;
+const OUTSTANDING: usize = 64;
 /// Messages in flight on every queue pair, where all are busy.
 const EACH: usize = 4;
 /// Number of queue pairs to compare with.
@@ -113,11 +113,11 @@ impl Options {
             pin::begin(true)?;
             let mut both = [Served::launch(FEW)?, Served::launch(self.qps)?];
             if wants("qps") {
-                println!("WRITEs round all queue pairs of two processes, {UNDER_WAY} under way");
-                queue_pairs(&mut both, |_| UNDER_WAY, self.rounds)?;
+                println!("WRITEs round all queue pairs of two processes, {OUTSTANDING} outstanding");
+                queue_pairs(&mut both, |_| OUTSTANDING, self.rounds)?;
             }
             if wants("busy") {
-                println!("WRITEs on all queue pairs of two processes, {EACH} under way on each");
+                println!("WRITEs on all queue pairs of two processes, {EACH} outstanding on each");
                 queue_pairs(&mut both, |fleet| EACH * fleet.qps.len(), self.rounds)?;
             }
         }
@@ -194,16 +194,16 @@ fn resident() -> Result<usize> {
     Ok(pages * 4096)
 }
 
-/// The completion queue has room for `completions` and those of [`UNDER_WAY`].
+/// The completion queue has room for `completions` and those of [`OUTSTANDING`].
 fn open(completions: usize) -> Result<(Context, ProtectionDomain, CompletionQueue)> {
     let context = Context::open_first()?;
     let pd = context.alloc_pd()?;
-    let cq = context.create_cq(u32::try_from(completions.max(UNDER_WAY * 2))?)?;
+    let cq = context.create_cq(u32::try_from(completions.max(OUTSTANDING * 2))?)?;
     Ok((context, pd, cq))
 }
 
 fn queue_pair(pd: &ProtectionDomain, cq: &CompletionQueue) -> Result<QueuePair> {
-    Ok(pd.create_qp(cq, cq).max_send_wr(UNDER_WAY as u32).max_recv_wr(1).build()?)
+    Ok(pd.create_qp(cq, cq).max_send_wr(OUTSTANDING as u32).max_recv_wr(1).build()?)
 }
 
 fn queue_pairs(both: &mut [Served; 2], under_way: impl Fn(&Fleet) -> usize, rounds: usize) -> Result<()> {
@@ -242,7 +242,7 @@ struct Pair {
 
 impl Pair {
     fn new(pd: &ProtectionDomain, context: &Context) -> Result<Self> {
-        let cq = context.create_cq(UNDER_WAY as u32)?;
+        let cq = context.create_cq(OUTSTANDING as u32)?;
         let (from, to) = (queue_pair(pd, &cq)?, queue_pair(pd, &cq)?);
         from.connect(&to.endpoint())?;
         to.connect(&from.endpoint())?;
@@ -327,7 +327,7 @@ fn pairs(most: usize, rounds: usize) -> Result<()> {
         let mut fleet = Fleet::connect(1, &mut *server()?)?;
         Ok(move |size| {
             server()?.toggle(&fleet)?;
-            let rate = fleet.rate(size, UNDER_WAY);
+            let rate = fleet.rate(size, OUTSTANDING);
             server()?.toggle(&fleet)?;
             rate
         })

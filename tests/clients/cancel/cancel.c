@@ -1,12 +1,12 @@
-// Threads that are cancelled (man pthread_cancel) at any moment: the call they are in ends whole,
-// and others go on.
+// Cancels threads (man pthread_cancel) at random moments: the call of a cancelled thread completes,
+// and other threads continue.
 //
 //     cancel spins|waits|makes ROUNDS
 //
-// Each round starts a thread, cancels it when it has gone some way, waits for its end, and does
-// itself what it did. "spins": it posts and polls, and is to end where it says pthread_testcancel.
-// "waits": it sleeps for completions, and is to end there. "makes": it makes and unmakes objects.
-// The peer, another process, does nothing.
+// Each round starts a thread, cancels it after some steps, joins it, and then makes its calls again.
+// "spins": the thread posts and polls, and ends in pthread_testcancel. "waits": the thread sleeps
+// for completions, and ends there. "makes": the thread creates and destroys objects.
+// The peer is an idle process.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <infiniband/verbs.h>

@@ -1,4 +1,4 @@
-// Attributes of connections, and what the two ends of one have to agree on.
+// Attributes of connections on which both ends must agree.
 #define _GNU_SOURCE
 #include "misuse.h"
 #include <sys/wait.h>
@@ -96,7 +96,7 @@ static void gid_mismatch(bool wrong) {
     close_sides(sides);
 }
 
-// The peer has fewer READs under way than this side starts.
+// The peer accepts fewer outstanding READs than this side starts.
 // Seen in openucx/ucx#9746, linux-rdma/perftest#114.
 static void one_read(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
     (void)state;

@@ -1,5 +1,5 @@
-// An MPI program whose ranks send each other what both can compute, and compare every byte that
-// arrives: a ring, all pairs at once, and the collectives broadcast, allreduce and alltoall, from
+// An MPI program whose ranks exchange bytes that both ends can compute, and compare every received
+// byte: a ring, all pairs at once, and the collectives broadcast, allreduce and alltoall, from
 // one byte to several megabytes, so that short, eager and rendezvous protocols are used.
 //
 // Prints "exchanged N bytes as expected, M of them from other ranks" on rank 0; a wrong byte ends

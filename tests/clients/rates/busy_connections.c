@@ -1,11 +1,11 @@
 /*
- * A server that sleeps until events tell of messages, with many RC connections of which a few are
+ * A server that sleeps until messages raise events, with many RC connections of which a few are
  * busy: busy_connections -p PORT -c CONNECTIONS -b BUSY -n MESSAGES [SERVER]
  *
  * Each connection of the server has a completion queue of its own, all on one channel. The client
- * polls one completion queue, keeps one SEND under way on each busy connection, and goes on with
- * the answer. It prints a line as perftest does: bytes, messages, 0, 0, million messages a second
- * in each direction.
+ * polls one completion queue, keeps one SEND outstanding on each busy connection, and sends the
+ * next after the answer. It prints a line as perftest does: bytes, messages, 0, 0, million messages
+ * a second in each direction.
  */
 #define _GNU_SOURCE
 #include "endpoint.h"
@@ -38,7 +38,7 @@ static void post_receive(int index)
 	check(ibv_post_recv(all[index].qp, &wr, &bad), "ibv_post_recv");
 }
 
-/* Sends a message, and takes what has completed of those before. */
+/* Sends a message, and polls completions of earlier messages. */
 static void post_send(int index)
 {
 	struct ibv_sge sge = { (uintptr_t)memory, BYTES, mr->lkey };
@@ -74,7 +74,7 @@ static void make(int index, int events)
 		check(ibv_req_notify_cq(all[index].cq, 0), "ibv_req_notify_cq");
 }
 
-/* Takes what is in the queue, and answers it. How many messages that were. */
+/* Polls a queue and answers its messages. Returns their number. */
 static int answer(struct ibv_cq *cq)
 {
 	struct ibv_wc wc[DEPTH];

@@ -12,7 +12,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* WRITEs that a thread has under way. */
+/* Number of outstanding WRITEs of a thread. */
 #define DEPTH 64
 #define ACCESS (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE)
 
@@ -51,7 +51,7 @@ static void make(struct worker *worker, int index)
 	worker->own.rkey = worker->mr->rkey;
 }
 
-/* Takes what has completed; how much that was. */
+/* Polls completions. Returns their number. */
 static int poll(struct worker *worker)
 {
 	struct ibv_wc wc[DEPTH];

@@ -17,7 +17,7 @@ enum { SIZE = 65536 };
 
 static bool wrong;
 
-// Two queue pairs that are connected to each other, and what they need. A field that was not
+// Two queue pairs that are connected to each other, and their other objects. A field that was not
 // created is NULL.
 struct pair {
     struct ibv_context *context;
@@ -306,7 +306,7 @@ static bool wc_status(void) {
     return good;
 }
 
-// The path of a failed RTR destroys in the wrong order: what is still used stays.
+// The error path of RTR destroys in the wrong order: objects that are still used stay.
 static bool order(void) {
     struct pair pair = {0};
     if (!make_objects(&pair) || !make_qps(&pair)) {
@@ -366,7 +366,7 @@ static bool next_event(struct rdma_event_channel *channel, enum rdma_cm_event_ty
     }
 }
 
-// The client waits for the established connection, whatever else it is told.
+// The client waits for the established connection and ignores all other events.
 static bool rejected(void) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     struct rdma_event_channel *near = rdma_create_event_channel(), *far = rdma_create_event_channel();
@@ -383,7 +383,7 @@ static bool rejected(void) {
             next_event(near, RDMA_CM_EVENT_ROUTE_RESOLVED, NULL) && !rdma_create_qp(client, NULL, &init) &&
             !rdma_connect(client, &param);
     }
-    // The request may come late; without it the client is told why.
+    // The request may arrive late; without a request the client gets an event with the reason.
     while (good && !request) {
         struct pollfd channels[] = {{.fd = far->fd, .events = POLLIN}, {.fd = near->fd, .events = POLLIN}};
         if (poll(channels, 2, -1) < 1 || !channels[0].revents)

@@ -6,10 +6,10 @@
 //   tutorials {basic|write|read|file} client ADDRESS PORT [FILE]
 //
 // One thread waits for the events of the connection manager and frees everything at DISCONNECTED,
-// another waits for completions; nothing but that event tells the first that the second is done. So
-// what has completed before must be told before: at DISCONNECTED either the exchange is complete,
-// or the completion channel says that there is more and the other thread has only not run yet.
-// Otherwise the end has overtaken what came before it. The server of `write` and `read` listens on
+// another waits for completions. Only that event tells the first thread that the second is done. So
+// earlier completions must be reported before it: at DISCONNECTED either the exchange is complete,
+// or the completion channel has an event that the other thread has not read yet.
+// Otherwise the event has overtaken earlier completions. The server of `write` and `read` listens on
 // the IPv6 wildcard.
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -225,7 +225,7 @@ static void file_client_completed(struct connection *c, const struct ibv_wc *wc)
     receive(c);
 }
 
-// --- what they have in common ---
+// --- shared by all programs ---
 
 static void handle_completions(void)
 {

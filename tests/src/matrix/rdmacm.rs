@@ -73,7 +73,7 @@ const LIMITS: [Limit; 5] = [
         seen: "rconnect: No such file or directory",
     },
     Limit {
-        name: "librdmacm's rpoll tells of a hang-up before its reader has the last bytes",
+        name: "librdmacm's rpoll reports a hang-up before its reader has the last bytes",
         touches: |m| m.exchange.client.contains("-T a"),
         seen: "[ended with 16]",
     },

@@ -213,7 +213,7 @@ impl Meeting<'_> {
         all.try_for_each(|(role, end)| {
             let lossy = self.weather.rules(self.exchange.carrier, role).is_some();
             if lossy && !end.output.contains("roxe: faults: ") {
-                return Err(format!("`{}` does not tell of faults\n{}", end.command, end.output));
+                return Err(format!("`{}` reports no faults\n{}", end.command, end.output));
             }
             match pair::counter(&end.output, "received_packets") {
                 0 if judge::lost_its_race(end) => Ok(()),

@@ -45,7 +45,7 @@ impl Case {
         cases.collect()
     }
 
-    /// Messages under way when speed is measured. UC and UD have no flow control, so their window
+    /// Outstanding messages of the measurement of speed. UC and UD have no flow control, so their window
     /// must fit into the socket buffer of the peer.
     pub(super) fn window(&self) -> usize {
         let bytes = if self.service == Service::Rc { 4 << 20 } else { 128 << 10 };

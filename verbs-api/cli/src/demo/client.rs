@@ -62,7 +62,7 @@ pub(super) struct Outcome {
     /// Median time of one message: half a round trip; of READ and atomics from posting to
     /// completion.
     pub(super) latency: Duration,
-    /// Messages per second, up to a window under way.
+    /// Messages per second, with up to a window of outstanding messages.
     pub(super) rate: f64,
 }
 
@@ -253,7 +253,7 @@ struct SendWindow<'a, 's> {
     posted: usize,
 }
 
-/// Receives posted for credit messages. At most three are under way: a window is two batches.
+/// Receives posted for credit messages. At most three are outstanding: a window is two batches.
 const CREDIT_DEPTH: usize = 4;
 
 impl<'a, 's> SendWindow<'a, 's> {

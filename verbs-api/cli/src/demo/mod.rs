@@ -193,7 +193,7 @@ fn conclude(checks: usize, failures: &[Case], time: Duration) -> crate::output::
     writeln!(
         out,
         "\nLatency: half a round trip; for read and atomics, from posting to completion. Median.\n\
-         Bandwidth and messages: up to {} messages under way. MB are 10^6 bytes.",
+         Bandwidth and messages: up to {} outstanding messages. MB are 10^6 bytes.",
         case::MAX_WINDOW
     )?;
     if failures.is_empty() {

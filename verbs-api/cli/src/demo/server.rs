@@ -23,7 +23,7 @@ pub(super) fn serve(input: impl BufRead, mut output: impl Write) -> Result<(), F
 struct Server<'s> {
     resources: &'s Resources,
     connection: Option<Connection<'s>>,
-    /// The task under way, and the checks passed so far.
+    /// The current task, and the number of passed checks.
     running: Option<(Task, Result<usize, Failure>)>,
 }
 

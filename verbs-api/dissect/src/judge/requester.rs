@@ -385,7 +385,7 @@ impl Channel {
             return;
         }
         // The network may lose the packet before the capture sees it, but not each time; packets
-        // that are under way have left before the NAK arrives.
+        // in flight have left before the NAK arrives.
         *evasions += 1;
         let is_proven = *evasions >= EVASIONS && time.saturating_sub(*since) > OVERTAKING;
         let (expected, packet) = (*expected, *packet);
