@@ -1,6 +1,6 @@
 //! Queue pairs towards the threads of another process.
 
-use super::{EACH, LONGEST, REMOTE, Result, TIME, UNDER_WAY, open, queue_pair};
+use super::{EACH, LONGEST, OUTSTANDING, REMOTE, Result, TIME, open, queue_pair};
 use roxe::{CompletionQueue, Endpoint, MemoryRegion, QueuePair, RemoteAddr, WorkCompletion, WorkRequest};
 use roxe_tests::measure::pin::{self, End};
 use std::io::{self, BufRead, BufReader, Lines, Write};
@@ -96,7 +96,7 @@ impl Fleet {
     pub(crate) fn rate(&mut self, size: usize, under_way: usize) -> Result<f64> {
         let source = [self.region.slice(..size)?];
         let (start, mut posted, mut done, mut rate) = (Instant::now(), 0_u32, 0_u32, None);
-        let mut out = [WorkCompletion::default(); UNDER_WAY];
+        let mut out = [WorkCompletion::default(); OUTSTANDING];
         while rate.is_none() || posted > done {
             let taken = start.elapsed();
             if taken >= TIME && rate.is_none() {
@@ -104,7 +104,7 @@ impl Fleet {
             }
             // Post only a few between two polls.
             let room = if rate.is_none() { under_way - (posted - done) as usize } else { 0 };
-            for _ in 0..room.min(UNDER_WAY) {
+            for _ in 0..room.min(OUTSTANDING) {
                 let qp = &self.qps[self.turn % self.qps.len()];
                 qp.post_send(&WorkRequest::write(&source, self.target).signaled())?;
                 self.turn += 1;

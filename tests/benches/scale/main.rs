@@ -277,10 +277,10 @@ fn regions(most: usize, rounds: usize) -> Result<()> {
     let (context, pd, _cq) = open(0)?;
     let pair = Pair::new(&pd, &context)?;
     let mut page = Box::new(Page([0; 4096]));
-    let start = NonNull::from(&mut page.0).cast::<u8>();
+    let address = NonNull::from(&mut page.0).cast::<u8>();
     let start = Instant::now();
     // SAFETY: the page outlives the regions, and nothing else accesses it.
-    let region = || unsafe { pd.register_raw(start, 64, REMOTE) };
+    let region = || unsafe { pd.register_raw(address, 64, REMOTE) };
     let all = (0..most).map(|_| region()).collect::<std::result::Result<Vec<_>, _>>()?;
     println!("  {most} regions registered in {:.1} s", start.elapsed().as_secs_f32());
     let mut counts: Vec<usize> = [1, 1000, 100_000, most].into_iter().filter(|count| *count <= most).collect();

@@ -314,7 +314,7 @@ impl Meeting {
     fn says(&self) -> Says {
         match self.exchange.says {
             Says::PingsOfMany { pings, .. } if self.condition.lossy() && self.direction == Direction::RxeToRoxe => {
-                Says::PingsOfMany { pings, unheard: 3 }
+                Says::PingsOfMany { pings, missed: 3 }
             }
             says => says,
         }

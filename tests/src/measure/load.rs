@@ -144,7 +144,7 @@ fn ticks_per_second() -> f64 {
 /// Processor seconds of this process, of its children that have ended, and of the process `other`.
 fn ours(other: Option<u32>) -> io::Result<f64> {
     let of_other = other.map_or(Ok(0.0), of_process)?;
-    Ok(usage(libc::RUSAGE_SELF)? + usage(libc::RUSAGE_CHILDREN)? + other)
+    Ok(usage(libc::RUSAGE_SELF)? + usage(libc::RUSAGE_CHILDREN)? + of_other)
 }
 
 /// Processor seconds of a process with all its threads.

@@ -86,7 +86,11 @@ pub(crate) fn run(args: &Args) -> Result {
     ];
     print(&findings, args.json)?;
     let missing = findings.iter().filter(|finding| finding.grade == Grade::Missing).count();
-    if missing == 0 { Ok(()) } else { Err(format!("{missing} checks failed: programs cannot use roxe on this host").into()) }
+    if missing == 0 {
+        Ok(())
+    } else {
+        Err(format!("{missing} checks failed: programs cannot use roxe on this host").into())
+    }
 }
 
 fn print(findings: &[Finding], as_json: bool) -> Result {

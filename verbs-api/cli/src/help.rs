@@ -90,7 +90,10 @@ const COMMANDS: &[(&str, &[About])] = &[
                 name: "lab",
                 examples: &[
                     ("roxe lab --hosts 4 -- sh -c 'hostname; ibv_devices'", "run a command on four hosts"),
-                    ("roxe lab --link '20us loss 0.1%' -- ./test.sh", "run a script on two hosts with slow, lossy links"),
+                    (
+                        "roxe lab --link '20us loss 0.1%' -- ./test.sh",
+                        "run a script on two hosts with slow, lossy links",
+                    ),
                     ("roxe lab lab.toml", "run a scenario file"),
                     ("roxe lab --cut 2", "cut the link of host 2 of the running lab"),
                     ("roxe lab --shell 2", "open a shell on host 2"),
@@ -103,9 +106,18 @@ const COMMANDS: &[(&str, &[About])] = &[
             About {
                 name: "sweep",
                 examples: &[
-                    ("roxe sweep -- ./program", "run the program once for each call, completion, event and packet that can fail"),
-                    ("roxe sweep --verbs --for 10m --report sweep.xml -- ./pair.sh", "fail calls only, for at most 10 minutes, and write a JUnit report"),
-                    ("roxe sweep --fault 'fail create_cq nth=3' -- ./program", "run once with this fault and judge the result"),
+                    (
+                        "roxe sweep -- ./program",
+                        "run the program once for each call, completion, event and packet that can fail",
+                    ),
+                    (
+                        "roxe sweep --verbs --for 10m --report sweep.xml -- ./pair.sh",
+                        "fail calls only, for at most 10 minutes, and write a JUnit report",
+                    ),
+                    (
+                        "roxe sweep --fault 'fail create_cq nth=3' -- ./program",
+                        "run once with this fault and judge the result",
+                    ),
                 ],
                 status: "0 if every finding is in the baseline, 1 for a new finding or if the program fails without a \
                          fault, 2 for invalid arguments.",
@@ -181,7 +193,8 @@ const COMMANDS: &[(&str, &[About])] = &[
         &[
             About {
                 name: "top",
-                examples: &[("roxe top", "refresh a table of all programs every second"),
+                examples: &[
+                    ("roxe top", "refresh a table of all programs every second"),
                     ("roxe top --once 4711", "print process 4711 once"),
                 ],
                 status: DEFAULT_STATUS,

@@ -269,7 +269,9 @@ impl<'a> Bench<'a> {
             let jobs = 0..self.args.jobs().min(todo.len());
             let jobs: Vec<_> = jobs.map(|job| thread::Builder::new().spawn_scoped(scope, move || work(job))).collect();
             jobs.into_iter().try_for_each(|job| {
-                job?.join().unwrap_or_else(|_| Err("the thread of a run panicked".to_owned())).map_err(Box::<dyn Error>::from)
+                job?.join()
+                    .unwrap_or_else(|_| Err("the thread of a run panicked".to_owned()))
+                    .map_err(Box::<dyn Error>::from)
             })
         })?;
         let (results, _) = shared.into_inner().unwrap_or_else(PoisonError::into_inner);

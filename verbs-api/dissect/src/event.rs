@@ -140,7 +140,9 @@ impl Event {
             Self::New => return None,
             Self::Malformed(error) => format!("not a valid packet: {error}"),
             Self::Cut => "cut: the capture lacks some of its headers".to_owned(),
-            Self::WrongIcrc => "ICRC wrong: the packet was damaged on the way or sent so; a receiver drops it".to_owned(),
+            Self::WrongIcrc => {
+                "ICRC wrong: the packet was damaged on the way or sent so; a receiver drops it".to_owned()
+            }
             Self::Gap { expected, missing: 1 } => format!("PSN gap: {expected} is missing before {psn}"),
             Self::Gap { expected, missing } => {
                 format!("PSN gap: {missing} packets are missing before {psn}, from {expected} on")
@@ -157,8 +159,12 @@ impl Event {
                 format!("a new sequence begins at PSN {psn} ({expected} was next): another connection")
             }
             Self::RepeatedAck => "duplicate of an earlier acknowledgement".to_owned(),
-            Self::RepeatedResponse => format!("the response with PSN {psn} was sent before: the request was retransmitted"),
-            Self::ResponseGap { expected } => format!("responses are missing: PSN {expected} was next, but this is PSN {psn}"),
+            Self::RepeatedResponse => {
+                format!("the response with PSN {psn} was sent before: the request was retransmitted")
+            }
+            Self::ResponseGap { expected } => {
+                format!("responses are missing: PSN {expected} was next, but this is PSN {psn}")
+            }
             Self::Rnr { wait, times } => {
                 let again = if times > 1 { format!(", {} time", ordinal(times)) } else { String::new() };
                 format!("RNR NAK{again}: no receive is posted for PSN {psn}; retransmit after {wait:?}")

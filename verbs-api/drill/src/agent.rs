@@ -10,8 +10,8 @@
 mod sockets;
 
 use crate::target::{
-    Answer, Bound, Card, Change, Completed, ConnectionEvent, Datagram, Extensions, FarSide, Handle, Snapshot, NewQp, Piece,
-    Refused, Region, Target, Terms, Work,
+    Answer, Bound, Card, Change, Completed, ConnectionEvent, Datagram, Extensions, FarSide, Handle, NewQp, Piece,
+    Refused, Region, Snapshot, Target, Terms, Work,
 };
 use roxe_net::udp::max_payload;
 use roxe_peer::client::{self, Client, ClientError};

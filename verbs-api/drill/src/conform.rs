@@ -94,7 +94,8 @@ impl Report {
 
     /// Returns the cases of this class that failed.
     pub fn failed(&self, class: Class) -> impl Iterator<Item = &Tried> {
-        let has_failed = move |tried: &&Tried| tried.class == class && matches!(tried.outcome.verdict, Verdict::Fail(_));
+        let has_failed =
+            move |tried: &&Tried| tried.class == class && matches!(tried.outcome.verdict, Verdict::Fail(_));
         self.tried.iter().filter(has_failed)
     }
 

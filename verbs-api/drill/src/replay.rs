@@ -74,7 +74,8 @@ impl Replay {
     /// If there are none, or no script can express them.
     pub fn of(packets: &[Recorded], from: Option<Gid>) -> Result<Self, ReplayError> {
         let is_wanted = |(net, bytes): &&Recorded| from.is_none_or(|from| from == net.src) && is_request(bytes);
-        let place = || from.map_or_else(|| "in the capture".to_owned(), |from| format!("from {} in the capture", from.to_ip()));
+        let place =
+            || from.map_or_else(|| "in the capture".to_owned(), |from| format!("from {} in the capture", from.to_ip()));
         let first = packets.iter().find(is_wanted).ok_or_else(|| ReplayError::Nothing(place()))?;
         let way = (first.0.src, first.0.dst);
         let requests: Vec<_> =

@@ -92,7 +92,8 @@ impl VirtualCard {
     /// Calls `verb` with a queue pair and the time, memory and SRQ of the card, and then transmits
     /// the queue pair's packets.
     fn with<T>(&mut self, at: usize, verb: impl FnOnce(&mut Qp, &mut SimHost) -> T) -> Answer<T> {
-        let member = self.members.get_mut(at).filter(|member| member.alive).ok_or_else(|| unknown("queue pair", at as u64))?;
+        let member =
+            self.members.get_mut(at).filter(|member| member.alive).ok_or_else(|| unknown("queue pair", at as u64))?;
         member.host.clock = self.now;
         std::mem::swap(&mut member.host.memory, &mut self.memory);
         let mut srq = member.srq.and_then(|srq| self.srqs.get_mut(srq));
@@ -413,9 +414,8 @@ fn attributes(change: &Change, old: QpAttr, service: Service, sgid: Gid) -> Answ
         return Err(Refused::unsupported("the virtual card has no alternate paths"));
     }
     let state = QpState::ALL.into_iter().find(|state| format!("{state:?}").eq_ignore_ascii_case(&change.to));
-    let state = state.ok_or_else(|| {
-        invalid(format!("unknown state {}; use RESET, INIT, RTR, RTS, SQD, SQE or ERR", change.to))
-    })?;
+    let state = state
+        .ok_or_else(|| invalid(format!("unknown state {}; use RESET, INIT, RTR, RTS, SQD, SQE or ERR", change.to)))?;
     let (mut attr, mut mask) = (QpAttr { state, port: 1, ..old }, M::STATE);
     if state == QpState::Init && old.state == QpState::Reset {
         mask |= M::PKEY_INDEX | M::PORT;
@@ -427,9 +427,8 @@ fn attributes(change: &Change, old: QpAttr, service: Service, sgid: Gid) -> Answ
     }
     if let Some(mtu) = change.path_mtu {
         let known = PathMtu::ALL.into_iter().find(|known| known.bytes() == mtu);
-        attr.path_mtu = known.ok_or_else(|| {
-            invalid(format!("{mtu} is not a path MTU; use 256, 512, 1024, 2048 or 4096"))
-        })?;
+        attr.path_mtu =
+            known.ok_or_else(|| invalid(format!("{mtu} is not a path MTU; use 256, 512, 1024, 2048 or 4096")))?;
         mask |= M::PATH_MTU;
     }
     if change.notify {

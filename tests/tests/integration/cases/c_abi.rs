@@ -1,7 +1,7 @@
 //! The agent of the C configurations: translates the lines of a script into requests to `roxe
 //! peer`, which calls the functions of libibverbs.
 
-use super::agent::{CLOSED, OPEN, TIME_LIMIT, QKEY, pattern};
+use super::agent::{CLOSED, OPEN, QKEY, TIME_LIMIT, pattern};
 use super::line::Line;
 use roxe_peer::client::{Client, ClientError};
 use roxe_peer::protocol::{Command, from_hex, names, to_hex};
@@ -306,7 +306,9 @@ impl End {
     /// Binds a window to the first part of the line, or closes it: a window of type 1 with a bind
     /// of 0 bytes, a window of type 2 with an invalidation.
     fn bind(&mut self, client: &mut Client, line: &Line<'_>, mut request: Value) -> Answer {
-        let Some(window) = line.text("window").and_then(|name| self.windows.get(name)) else { panic!("the line has no window=NAME") };
+        let Some(window) = line.text("window").and_then(|name| self.windows.get(name)) else {
+            panic!("the line has no window=NAME")
+        };
         let is_close = line.name(2) == "close";
         if is_close && window.is_type_2 {
             (request["opcode"], request["invalidate_rkey"]) = ("LOCAL_INV".into(), window.key.into());

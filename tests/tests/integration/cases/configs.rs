@@ -29,13 +29,23 @@ enum Language {
 
 const CONFIGS: &[Config] = &[
     Config { name: "Rust, one process", language: Language::Rust, processes: 1, settings: &[] },
-    Config { name: "Rust, one process, udp", language: Language::Rust, processes: 1, settings: &[("ROXE_LINK", "udp")] },
+    Config {
+        name: "Rust, one process, udp",
+        language: Language::Rust,
+        processes: 1,
+        settings: &[("ROXE_LINK", "udp")],
+    },
     Config { name: "Rust, two processes", language: Language::Rust, processes: 2, settings: &[] },
     Config { name: "C, one process", language: Language::C, processes: 1, settings: &[] },
     Config { name: "C, two processes, udp", language: Language::C, processes: 2, settings: &[("ROXE_LINK", "udp")] },
 ];
 const LOSSY: &[Config] = &[
-    Config { name: "Rust, bad ring", language: Language::Rust, processes: 2, settings: &[("ROXE_FAULTS", BAD_NETWORK)] },
+    Config {
+        name: "Rust, bad ring",
+        language: Language::Rust,
+        processes: 2,
+        settings: &[("ROXE_FAULTS", BAD_NETWORK)],
+    },
     Config {
         name: "Rust, bad network",
         language: Language::Rust,

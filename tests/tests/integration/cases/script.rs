@@ -192,7 +192,10 @@ impl<'a> Script<'a> {
         }
         for (end, own) in ["a", "b"].into_iter().zip(&created) {
             let number = own.split(' ').next().and_then(|number| number.parse().ok());
-            self.numbers.insert(format!("{end}.{name}"), number.ok_or_else(|| format!("{own} does not begin with a queue pair number"))?);
+            self.numbers.insert(
+                format!("{end}.{name}"),
+                number.ok_or_else(|| format!("{own} does not begin with a queue pair number"))?,
+            );
         }
         Ok(())
     }

@@ -351,7 +351,9 @@ fn fetch(server_options: &[&str], client_shim: &str, by_rdma: bool) -> Verdict {
         let (whole, bytes) = (client.output.contains(&page), pair::counter(&client.output, "received_bytes"));
         match client.ok && whole && (bytes > page.len() as u64) == by_rdma {
             true => Ok(()),
-            false => Err(format!("whole: {whole}, bytes by RDMA: {bytes}\n{}\n{}", transcript(&server), transcript(&client))),
+            false => {
+                Err(format!("whole: {whole}, bytes by RDMA: {bytes}\n{}\n{}", transcript(&server), transcript(&client)))
+            }
         }
     };
     verdict(work())

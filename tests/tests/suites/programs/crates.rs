@@ -186,7 +186,10 @@ fn alone(krate: &'static str, example: &'static str, args: &'static str, words: 
             Err(e) => return Verdict::Failed(e.to_string()),
         };
         if krate == "rrddmma" && outcome.output.contains("roxe run: no /") {
-            return Verdict::Skipped("rrddmma reads /sys/class/infiniband, but this user cannot create the namespace that shows it".to_owned());
+            return Verdict::Skipped(
+                "rrddmma reads /sys/class/infiniband, but this user cannot create the namespace that shows it"
+                    .to_owned(),
+            );
         }
         match words.iter().find(|word| !outcome.output.contains(**word)) {
             None if outcome.ok => Verdict::Passed,

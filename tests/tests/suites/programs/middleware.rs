@@ -244,7 +244,9 @@ fn netdev() -> Result<(), String> {
 fn on_fabric(program: &str, check: impl FnOnce() -> Verdict) -> Verdict {
     match netdev() {
         _ if !pair::installed(program) => missing(program),
-        Err(e) => Verdict::Skipped(format!("libfabric does not use the loopback interface, and another interface cannot be created: {e}")),
+        Err(e) => Verdict::Skipped(format!(
+            "libfabric does not use the loopback interface, and another interface cannot be created: {e}"
+        )),
         Ok(()) => check(),
     }
 }

@@ -118,7 +118,9 @@ fn run(way: &Way, link: &str, as_root: bool) -> Verdict {
     if way.is_by_libfabric()
         && let Err(why) = netdev()
     {
-        return Verdict::Skipped(format!("libfabric does not use the loopback interface, and another interface cannot be created: {why}"));
+        return Verdict::Skipped(format!(
+            "libfabric does not use the loopback interface, and another interface cannot be created: {why}"
+        ));
     }
     let tag = format!("mpi-{}-{link}-{as_root}", way.name.replace(' ', "-"));
     let outcome = Compiled::new(&format!("mpicc.{}", way.mpi), "mpi/exchange.c", &[], &tag).and_then(|exchange| {
@@ -127,9 +129,9 @@ fn run(way: &Way, link: &str, as_root: bool) -> Verdict {
     });
     match outcome {
         Err(why) => Verdict::Failed(why),
-        Ok(outcome) if outcome.output.contains("roxe run: no /") => {
-            Verdict::Skipped("UCX needs /dev/infiniband, but this user cannot create the namespaces that show it".to_owned())
-        }
+        Ok(outcome) if outcome.output.contains("roxe run: no /") => Verdict::Skipped(
+            "UCX needs /dev/infiniband, but this user cannot create the namespaces that show it".to_owned(),
+        ),
         Ok(outcome) => match judge(&outcome, link) {
             Ok(()) => Verdict::Passed,
             Err(why) => Verdict::Failed(format!("{why}\n$ {}\n{}", outcome.command, outcome.output)),

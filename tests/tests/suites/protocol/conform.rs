@@ -190,7 +190,8 @@ fn stopped() -> Verdict {
             // SAFETY: our own child, not yet waited for.
             unsafe { libc::kill(drill.id().cast_signed(), signal) };
             // A program that has ended is a zombie until it is waited for.
-            let is_in_state = |stat: String| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with([state, 'Z']));
+            let is_in_state =
+                |stat: String| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with([state, 'Z']));
             while !fs::read_to_string(&stat).is_ok_and(is_in_state) {
                 thread::yield_now();
             }
@@ -224,7 +225,8 @@ fn marks() -> Verdict {
 /// Sends a packet longer than the maximum datagram.
 fn long() -> Verdict {
     let file = build::target_dir().join("long.drill");
-    fs::write(&file, "title A packet of 66000 bytes\npeer qp q\nsend SEND_ONLY psn=100 len=66000\n").expect("write the script");
+    fs::write(&file, "title A packet of 66000 bytes\npeer qp q\nsend SEND_ONLY psn=100 len=66000\n")
+        .expect("write the script");
     let output = roxe(&["drill", "self", &file.to_string_lossy()]);
     fs::remove_file(&file).expect("remove the script");
     let text = String::from_utf8_lossy(&output.stdout);

@@ -24,7 +24,8 @@ const VALUES: usize = 19;
 
 pub(crate) fn main() -> ExitCode {
     let page = fs::read_to_string(PAGE).unwrap_or_default();
-    let blocks: Vec<(String, String)> = blocks(&page).map(|(line, expected)| (line.to_owned(), expected.to_owned())).collect();
+    let blocks: Vec<(String, String)> =
+        blocks(&page).map(|(line, expected)| (line.to_owned(), expected.to_owned())).collect();
     if report::words().any(|arg| arg == "--write") {
         return write(page, &blocks);
     }

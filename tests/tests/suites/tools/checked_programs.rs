@@ -166,9 +166,9 @@ fn ucx(link: &str) -> Verdict {
         let both = [(&server, &place), (&client, &place)];
         match pair::run_pair_at(both, "checked-ucx", || pair::listens(PORT), LIMIT) {
             Err(e) => Verdict::Failed(e.to_string()),
-            Ok(ends) if ends.iter().any(|end| end.output.contains("roxe run: no /")) => {
-                Verdict::Skipped("UCX needs /dev/infiniband, but this user cannot create the namespaces that show it".to_owned())
-            }
+            Ok(ends) if ends.iter().any(|end| end.output.contains("roxe run: no /")) => Verdict::Skipped(
+                "UCX needs /dev/infiniband, but this user cannot create the namespaces that show it".to_owned(),
+            ),
             Ok(ends) => {
                 let text = fs::read_to_string(&reports.0).unwrap_or_default();
                 let good = ends.iter().all(|end| end.ok) && !text.contains("receive-changed-early");

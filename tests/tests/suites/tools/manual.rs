@@ -49,7 +49,8 @@ const NOT_HERE: &[&str] = &["cargo ", "tests/run", "mdbook "];
 pub(crate) fn main() -> ExitCode {
     let root = root();
     let folders = FOLDERS.iter().map(|folder| fs::read_dir(root.join(folder)).expect("list the folder of pages"));
-    let mut pages: Vec<PathBuf> = folders.flatten().map(|entry| entry.expect("read an entry of the folder").path()).collect();
+    let mut pages: Vec<PathBuf> =
+        folders.flatten().map(|entry| entry.expect("read an entry of the folder").path()).collect();
     pages.retain(|page| page.extension().is_some_and(|extension| extension == "md"));
     pages.push(root.join("README.md"));
     pages.sort();

@@ -234,7 +234,8 @@ fn forbidden() -> Verdict {
     }
     let output = run(&inside, &[roxe(), "run", "--", "sh", "-c", "echo started; exit 7"]);
     let why = text(&output.stderr);
-    let has_reason = why.lines().count() == 1 && why.contains("/sys/class/infiniband") && why.contains("user namespace");
+    let has_reason =
+        why.lines().count() == 1 && why.contains("/sys/class/infiniband") && why.contains("user namespace");
     if output.status.code() == Some(7) && text(&output.stdout) == "started\n" && has_reason {
         Verdict::Passed
     } else {

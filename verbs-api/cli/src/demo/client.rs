@@ -32,7 +32,9 @@ impl Control {
         let mut from = BufReader::new(child.stdout.take().ok_or_else(no_pipes)?);
         let greeting = read_answer(&mut from)?;
         let [_, pid, remote] = words(&greeting)?;
-        let pid = pid.parse().map_err(|_| Failure::new(format!("the server process sent {greeting:?} instead of a greeting")))?;
+        let pid = pid
+            .parse()
+            .map_err(|_| Failure::new(format!("the server process sent {greeting:?} instead of a greeting")))?;
         Ok(Self { to, from, pid, remote: remote.parse()? })
     }
 
@@ -108,7 +110,9 @@ impl Client<'_, '_> {
         let played = played?;
         let answer = verified?;
         let [_, checks] = words(&answer)?;
-        self.checks += checks.parse::<usize>().map_err(|_| Failure::new(format!("the server process sent {answer:?} instead of a verdict")))?;
+        self.checks += checks
+            .parse::<usize>()
+            .map_err(|_| Failure::new(format!("the server process sent {answer:?} instead of a verdict")))?;
         Ok(played)
     }
 
@@ -134,7 +138,9 @@ impl Client<'_, '_> {
         self.checks += 1;
         match case.op {
             Op::Read => self.expect_read(index, length, seed),
-            op if op.is_atomic() => self.expect(self.connection.fetched(&case, index)? == seed, "an atomic returned a wrong old value"),
+            op if op.is_atomic() => {
+                self.expect(self.connection.fetched(&case, index)? == seed, "an atomic returned a wrong old value")
+            }
             _ => Ok(()),
         }
     }
@@ -322,7 +328,9 @@ impl<'a, 's> SendWindow<'a, 's> {
         if self.case.op.is_atomic() {
             let old = self.connection.fetched(&self.case, number % self.case.window())?;
             if old != number as u64 {
-                return Err(Failure::new(format!("atomic {number} returned the old value {old}, so an atomic was lost or executed twice")));
+                return Err(Failure::new(format!(
+                    "atomic {number} returned the old value {old}, so an atomic was lost or executed twice"
+                )));
             }
         }
         Ok(())

@@ -336,7 +336,9 @@ fn note_hang(outcome: &Path) {
     pids.iter().for_each(|pid| ask_for_stacks(*pid));
     let (start, pause) = (Instant::now(), Duration::from_millis(10));
     // Threads that block the signal do not answer.
-    while text().lines().filter(|line| line.starts_with("stack\t")).count() < expected && start.elapsed() < STACKS_TIME_LIMIT {
+    while text().lines().filter(|line| line.starts_with("stack\t")).count() < expected
+        && start.elapsed() < STACKS_TIME_LIMIT
+    {
         thread::sleep(pause);
     }
     if let Some(program) = left {

@@ -168,7 +168,8 @@ fn known(stack: &str) -> String {
 /// Returns the last line of the program's output.
 fn last_line(trial: &Trial) -> String {
     let output = trial.output();
-    output.lines()
+    output
+        .lines()
         .chain(trial.stdout.lines())
         .rfind(|line| !line.trim().is_empty())
         .unwrap_or("no message")

@@ -323,7 +323,8 @@ impl Channel {
             && now.va == then.va.wrapping_add(skipped)
             && u64::from(now.dma_len) + skipped == u64::from(then.dma_len);
         if !is_tail {
-            let text = format!("a retransmitted READ at PSN {} does not request the end of the original READ", psn_of(seq));
+            let text =
+                format!("a retransmitted READ at PSN {} does not request the end of the original READ", psn_of(seq));
             self.requester(Rule::ReadTail, index, text).packets.insert(0, record.packet);
         }
     }

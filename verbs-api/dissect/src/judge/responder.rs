@@ -323,7 +323,8 @@ impl Channel {
     fn order(&mut self, seq: Seq, record: &Record, index: usize) {
         let is_complete = self.terms.is_complete;
         if seq < record.expected && record.again.is_none_or(|again| seq < again) {
-            let text = format!("it sends the response with PSN {} again, but no request was retransmitted", psn_of(seq));
+            let text =
+                format!("it sends the response with PSN {} again, but no request was retransmitted", psn_of(seq));
             let charge = self.responder(Rule::AnswerOrder, index, text);
             charge.packets.insert(0, record.packet);
             if !is_complete {

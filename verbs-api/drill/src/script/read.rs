@@ -218,12 +218,21 @@ fn peer(service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
         }
         "memory" => {
             let within = words.time_after("within")?.map_or_else(|| Number::parse_time("0ns"), Ok)?;
-            Peer::Memory { mr: name, at: words.number("at")?, data: words.data()?.ok_or("data is missing: use data=, hex=, word=, quad= or len=")?, within }
+            Peer::Memory {
+                mr: name,
+                at: words.number("at")?,
+                data: words.data()?.ok_or("data is missing: use data=, hex=, word=, quad= or len=")?,
+                within,
+            }
         }
         "checksum" => {
             Peer::Checksum { mr: name, at: words.number("at")?, len: words.number("len")?.ok_or("len= is missing")? }
         }
-        "write" => Peer::Write { mr: name, at: words.number("at")?, data: words.data()?.ok_or("data is missing: use data=, hex=, word=, quad= or len=")? },
+        "write" => Peer::Write {
+            mr: name,
+            at: words.number("at")?,
+            data: words.data()?.ok_or("data is missing: use data=, hex=, word=, quad= or len=")?,
+        },
         "event" if name == "none" => Peer::NoEvent { time: words.time_after("for")? },
         "event" => Peer::Event { name, within: words.time_after("within")? },
         "arm" => Peer::Arm { qp: name, solicited: words.flag("solicited") },

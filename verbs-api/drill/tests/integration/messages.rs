@@ -3,7 +3,8 @@
 use roxe_drill::{Outcome, Script, Verdict, VirtualCard, run};
 
 fn outcome(text: &str) -> Outcome {
-    let script = Script::parse("a.drill", &format!("title t\npeer reg mr\npeer qp q\n{text}")).expect("parse the script");
+    let script =
+        Script::parse("a.drill", &format!("title t\npeer reg mr\npeer qp q\n{text}")).expect("parse the script");
     run("a.drill", &script.cases()[0], &mut VirtualCard::default())
 }
 
@@ -84,7 +85,11 @@ fn unexpected_packet_is_reported_with_the_expected_one() {
 fn far_side_mismatch_is_reported_with_the_expectation() {
     for (text, expected, received) in [
         ("peer state q ERR within 1ms", "q is in ERR", "it is in RTS"),
-        ("peer memory mr at=8 len=4 fill=1", "4 bytes of mr", "mr at offset 8 differs from byte 0: 00000000, not 01010101"),
+        (
+            "peer memory mr at=8 len=4 fill=1",
+            "4 bytes of mr",
+            "mr at offset 8 differs from byte 0: 00000000, not 01010101",
+        ),
         ("peer event COMM_EST within 1ms", "event COMM_EST", "events: "),
         ("peer complete q id=1 within 1ms", "completion of q: id=1 status=SUCCESS", "nothing"),
         (
@@ -98,7 +103,11 @@ fn far_side_mismatch_is_reported_with_the_expectation() {
             "id=2 status=SUCCESS opcode=RECV bytes=9",
         ),
         ("peer post q SEND id=1 refused", "the verb fails", "the verb succeeds"),
-        ("peer qp r mtu=300", "the verb succeeds", "300 is not a path MTU; use 256, 512, 1024, 2048 or 4096 (errno 22)"),
+        (
+            "peer qp r mtu=300",
+            "the verb succeeds",
+            "300 is not a path MTU; use 256, 512, 1024, 2048 or 4096 (errno 22)",
+        ),
     ] {
         let (_, is_expected, is_received) = failure(text);
         assert_eq!((is_expected.as_str(), is_received.as_str()), (expected, received), "{text}");
@@ -126,7 +135,10 @@ fn invalid_step_is_inconclusive() {
         let Verdict::Inconclusive(failure) = outcome(text).verdict else { panic!("{text}") };
         assert_eq!(failure.received, why);
     }
-    assert_eq!(outcome("peer qp r type=RD").verdict, Verdict::Unsupported("the virtual card has no RD queue pairs (errno 95)".into()));
+    assert_eq!(
+        outcome("peer qp r type=RD").verdict,
+        Verdict::Unsupported("the virtual card has no RD queue pairs (errno 95)".into())
+    );
 }
 
 #[test]
