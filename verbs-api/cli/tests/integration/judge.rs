@@ -123,6 +123,6 @@ fn json_has_the_charges_of_each_file() {
 #[test]
 fn comments_of_a_capture_reach_no_terminal_unchanged() {
     let text = stdout(&judge(&["-"], &faulty("qp 0x11 received | \x1b[31mrule 1: dropped")));
-    assert!(text.contains("a fault rule of the recording process hit it: .[31mrule 1: dropped"), "{text}");
+    assert!(text.contains("a fault rule of the recording process acted on the packet: .[31mrule 1: dropped"), "{text}");
     assert!(!text.contains('\x1b'));
 }

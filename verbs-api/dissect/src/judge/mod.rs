@@ -169,7 +169,7 @@ fn settle(charges: Vec<Charge>, connections: &[Connection], captured: &[Captured
             charge.class = Class::Advice;
         }
         if let Some(fate) = captured.get(last).and_then(Captured::fate) {
-            charge.text.push_str(&format!("; a fault rule of the recording process changed the packet: {fate}"));
+            charge.text.push_str(&format!("; a fault rule of the recording process acted on the packet: {fate}"));
             charge.or_network = true;
         }
         if charge.card.qpn.is_none()
