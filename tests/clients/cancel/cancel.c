@@ -3,7 +3,7 @@
 //
 //     cancel spins|waits|makes ROUNDS
 //
-// Each round starts a thread, cancels it after some steps, joins it, and then makes its calls again.
+// Each round starts a thread, cancels it after some steps, joins it, and makes its calls again.
 // "spins": the thread posts and polls, and ends in pthread_testcancel. "waits": the thread sleeps
 // for completions, and ends there. "makes": the thread creates and destroys objects.
 // The peer is an idle process.

@@ -8,9 +8,9 @@
 // One thread waits for the events of the connection manager and frees everything at DISCONNECTED,
 // another waits for completions. Only that event tells the first thread that the second is done. So
 // earlier completions must be reported before it: at DISCONNECTED either the exchange is complete,
-// or the completion channel has an event that the other thread has not read yet.
-// Otherwise the event has overtaken earlier completions. The server of `write` and `read` listens on
-// the IPv6 wildcard.
+// or the completion channel has an event that the other thread has not read yet. Otherwise the
+// event has overtaken earlier completions. The server of `write` and `read` listens on the IPv6
+// wildcard.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <libgen.h>

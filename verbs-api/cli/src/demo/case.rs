@@ -45,8 +45,8 @@ impl Case {
         cases.collect()
     }
 
-    /// Outstanding messages of the measurement of speed. UC and UD have no flow control, so their window
-    /// must fit into the socket buffer of the peer.
+    /// Outstanding messages of the measurement of speed. UC and UD have no flow control, so their
+    /// window must fit into the socket buffer of the peer.
     pub(super) fn window(&self) -> usize {
         let bytes = if self.service == Service::Rc { 4 << 20 } else { 128 << 10 };
         (bytes / self.size.max(1)).clamp(1, MAX_WINDOW)
