@@ -337,7 +337,7 @@ impl PingPong {
             if output.status.success() {
                 return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
             }
-            if !errors.contains("has a device of roxe open") || self.has_ended() || Instant::now() > deadline {
+            if !errors.contains("has no device of roxe open") || self.has_ended() || Instant::now() > deadline {
                 return Err(errors);
             }
             thread::sleep(pair::LOOK);
