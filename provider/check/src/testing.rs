@@ -13,7 +13,7 @@ use roxe_wire::{Bth, Deth, Gid, Header, Kind, LKey, Psn, Qkey, Qpn, RKey};
 
 /// A device with a domain, a completion queue and all rules.
 pub(crate) struct Card {
-    world: World,
+    pub(crate) world: World,
     rules: Rules,
     pub(crate) context: ObjectId,
     pub(crate) pd: ObjectId,

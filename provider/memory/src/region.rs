@@ -90,8 +90,8 @@ pub enum KeyFacts {
     Open {
         /// True if it is the key of a window.
         is_window: bool,
-        /// True if only one queue pair may use it.
-        of_qp: bool,
+        /// The permitted users: lists and peers of a domain, its peers only, or one queue pair.
+        users: Users,
         /// Address of the memory in this process.
         addr: u64,
         /// Address that lists and peers use for the first byte.

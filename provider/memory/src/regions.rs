@@ -57,10 +57,9 @@ impl Regions<'_> {
             Users::Unbound => KeyFacts::Unbound,
             Users::Null(_) => KeyFacts::Null,
             Users::Qp(_) | Users::Peers(_) | Users::Domain(_) => {
-                let of_qp = matches!(region.users, Users::Qp(_));
-                let Region { addr, base, length, .. } = *region;
+                let Region { addr, base, length, users, .. } = *region;
                 let is_window = region.window().is_some();
-                KeyFacts::Open { is_window, of_qp, addr, base, length, access: region.granted() }
+                KeyFacts::Open { is_window, users, addr, base, length, access: region.granted() }
             }
         }
     }

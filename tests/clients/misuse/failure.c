@@ -488,6 +488,17 @@ static void local_key(bool wrong) {
     fails(sides, IBV_WR_RDMA_WRITE, 0, 64, IBV_WC_LOC_PROT_ERR);
 }
 
+// While the checker is on, the two keys of a region differ.
+static void local_rkey(bool wrong) {
+    (void)wrong;
+    struct side sides[2];
+    make_pair(sides, quick);
+    struct ibv_mr key = *sides[0].mr;
+    sides[0].mr = &key;
+    key.lkey = key.rkey;
+    fails(sides, IBV_WR_RDMA_WRITE, 0, 64, IBV_WC_LOC_PROT_ERR);
+}
+
 static void local_range(bool wrong) {
     (void)wrong;
     struct side sides[2];
@@ -572,6 +583,7 @@ const struct misuse failure_cases[] = {
     {"operation-list", operation_list},
     {"rnr", rnr},
     {"local-key", local_key},
+    {"local-rkey", local_rkey},
     {"local-range", local_range},
     {"local-domain", local_domain},
     {"local-right", local_right},

@@ -13,6 +13,7 @@ use roxe_transport::cx::Side;
 use roxe_transport::qp::{AttrMask, DropReason, PostError, QpState, Service};
 use roxe_transport::time::Instant;
 use roxe_transport::wr::RecvRequest;
+use std::time::Duration;
 
 /// `never-signaled`, `slots-without-completion`, `inline-over-grant`, `post-in-error`.
 #[derive(Debug, Default)]
@@ -115,6 +116,8 @@ fn inline_over_grant(qp: ObjectId, inline: usize, wr_id: u64, stack: &Stack, wor
     )
 }
 
+/// Time without a receive after which a queue pair is reported while it still waits.
+const HANGS_AFTER: Duration = Duration::from_secs(1);
 /// Bytes of the GRH before a datagram.
 const GRH: u64 = 40;
 
@@ -122,7 +125,7 @@ const GRH: u64 = 40;
 #[derive(Debug, Default)]
 pub(super) struct Receives {
     /// Start of the wait for a receive, by queue pair.
-    late: IdMap<ObjectId, Instant>,
+    late_since: IdMap<ObjectId, Instant>,
     reported: IdSet<(ObjectId, Rule)>,
 }
 
@@ -131,9 +134,9 @@ impl Observer for Receives {
         match *event {
             Event::Dropped { qp, reason: DropReason::NoReceive, .. } => {
                 reports.extend(self.wait(qp, world));
-                self.note_late(qp, world);
+                reports.extend(self.late(qp, clock::now(), world));
             }
-            Event::MessageWaits { qp } => self.note_late(qp, world),
+            Event::MessageWaits { qp } => reports.extend(self.late(qp, clock::now(), world)),
             Event::Dropped { qp, reason: DropReason::InvalidRequest, packet: Some(packet) } => {
                 reports.extend(self.too_small(qp, &packet, world));
             }
@@ -151,7 +154,7 @@ impl Observer for Receives {
                 self.reported.retain(|(of, _)| *of != qp);
             }
             Event::Exit => {
-                let late: Vec<_> = self.late.keys().copied().collect();
+                let late: Vec<_> = self.late_since.keys().copied().collect();
                 reports.extend(late.into_iter().filter_map(|qp| self.never(qp, world)));
             }
             _ => {}
@@ -160,23 +163,32 @@ impl Observer for Receives {
 }
 
 impl Receives {
-    fn note_late(&mut self, qp: ObjectId, world: &World) {
+    /// Notes that a message found no receive. Reports the queue pair if none was posted for long:
+    /// with rnr_retry 7 the sender retransmits forever, and both programs hang.
+    fn late(&mut self, qp: ObjectId, now: Instant, world: &World) -> Option<Report> {
         // The packet, not the XRC target, selects the queue of the receive.
         let is_known = world.qp(qp).is_some_and(|pair| pair.service != Service::XrcTgt);
-        if is_known && !self.reported.contains(&(qp, Rule::ReceiveLate)) {
-            self.late.entry(qp).or_insert_with(clock::now);
+        if !is_known || self.reported.contains(&(qp, Rule::ReceiveLate)) {
+            return None;
         }
+        let waited = now.since(*self.late_since.entry(qp).or_insert(now));
+        if waited < HANGS_AFTER {
+            return None;
+        }
+        self.late_since.remove(&qp);
+        let end = format!("none was posted in {} ms, and the program still runs", waited.as_millis());
+        Some(self.late_report(qp, &end, world)?.at("created at", &world.object(qp)?.created))
     }
 
     /// A receive was posted, for which messages may have waited.
     fn posted(&mut self, queue: ObjectId, stack: &Stack, world: &World) -> Vec<Report> {
-        if self.late.is_empty() {
+        if self.late_since.is_empty() {
             return vec![];
         }
-        let waited = self.late.keys().copied().filter(|qp| world.queue_of(*qp, Side::Recv) == queue);
+        let waited = self.late_since.keys().copied().filter(|qp| world.queue_of(*qp, Side::Recv) == queue);
         let waited: Vec<_> = waited.collect();
         let report = |qp| {
-            let since = self.late.remove(&qp)?;
+            let since = self.late_since.remove(&qp)?;
             let time = clock::now().since(since).as_micros();
             let end = format!("the next one was posted {time} µs later");
             Some(self.late_report(qp, &end, world)?.at("posted at", stack))
@@ -186,7 +198,7 @@ impl Receives {
 
     /// Reports a queue pair that ended, or whose program ended, without a receive.
     fn never(&mut self, qp: ObjectId, world: &World) -> Option<Report> {
-        let time = clock::now().since(self.late.remove(&qp)?).as_micros();
+        let time = clock::now().since(self.late_since.remove(&qp)?).as_micros();
         let end = format!("none was posted in the {time} µs until the queue pair or the program ended");
         let created = &world.object(qp)?.created;
         Some(self.late_report(qp, &end, world)?.at("created at", created))
@@ -316,6 +328,17 @@ mod tests {
         assert_eq!(card.receive(qp, 100), [Rule::ReceiveLate]);
         assert_eq!(no_receive(&mut card, qp), []);
         assert_eq!(card.receive(qp, 100), []);
+    }
+
+    #[test]
+    fn missing_receive_is_reported_while_program_hangs() {
+        let mut card = Card::new();
+        let (qp, mut receives) = (card.qp(), Receives::default());
+        let mut late = |time| receives.late(qp, Instant(1).after(time), &card.world).map(|report| report.rule);
+        assert_eq!(late(Duration::from_millis(1)), None);
+        assert_eq!(late(Duration::from_millis(1000)), None);
+        assert_eq!(late(Duration::from_millis(1001)), Some(Rule::ReceiveLate));
+        assert_eq!(late(Duration::from_millis(3000)), None);
     }
 
     #[test]

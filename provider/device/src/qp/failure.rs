@@ -9,8 +9,9 @@ use crate::event::AsyncEventKind;
 use crate::srq::Srq;
 use roxe_base::config::Explain;
 use roxe_check::explain::{self, Cause, Failure, Owed, explains};
+use roxe_check::is_checking;
 use roxe_memory::mapped::why_unusable;
-use roxe_memory::region::KeyFacts;
+use roxe_memory::region::{KeyFacts, Users};
 use roxe_net::probe::Probe;
 use roxe_observe::reasons::{self, Owner, Reason};
 use roxe_transport::Qp as Machine;
@@ -312,7 +313,10 @@ impl KeyAccess {
             ),
             (MemError::BadKey, _) => (
                 "there is no region or window with this key".to_owned(),
-                "exchange the keys after the regions are registered, all 32 bits, in one byte order",
+                match kind {
+                    "lkey" => "use ibv_mr.lkey of the region that holds these bytes",
+                    _ => "exchange the keys after the regions are registered, all 32 bits, in one byte order",
+                },
             ),
             (MemError::WrongDomain, KeyFacts::Unbound) => (
                 "the memory window with this key is not bound: it was invalidated, or has never been bound".to_owned(),
@@ -321,13 +325,21 @@ impl KeyAccess {
             (MemError::WrongDomain, KeyFacts::Null) => {
                 ("the key is that of a null region, which only lists can use".to_owned(), "use the rkey of a region")
             }
-            (MemError::WrongDomain, KeyFacts::Open { of_qp: true, .. }) => (
-                "the memory window of type 2 with this key is bound to another queue pair".to_owned(),
-                "bind the window on the queue pair whose peer uses it",
-            ),
             (MemError::WrongDomain, KeyFacts::Open { is_window: true, .. }) if kind == "lkey" => {
                 ("the key is that of a memory window, which lists cannot use".to_owned(), "use the lkey of the region")
             }
+            // The two keys of a region differ while the checker is on.
+            (MemError::WrongDomain, KeyFacts::Open { users: Users::Peers(_), .. }) if kind == "lkey" => {
+                ("the key is the rkey of a region, and lists need the lkey".to_owned(), "use ibv_mr.lkey")
+            }
+            (MemError::Access, KeyFacts::Open { users: Users::Domain(_), .. }) if kind == "rkey" && is_checking() => (
+                "the key is the lkey of a region, and a peer needs the rkey".to_owned(),
+                "send the peer ibv_mr.rkey",
+            ),
+            (MemError::WrongDomain, KeyFacts::Open { users: Users::Qp(_), .. }) => (
+                "the memory window of type 2 with this key is bound to another queue pair".to_owned(),
+                "bind the window on the queue pair whose peer uses it",
+            ),
             (MemError::WrongDomain, _) => (
                 "the key belongs to another protection domain than the queue pair".to_owned(),
                 "register the memory in the protection domain that the queue pair was created in",
@@ -369,7 +381,7 @@ pub(super) fn failed_invalidation(rkey: RKey, error: MemError, facts: KeyFacts) 
         }
         (MemError::BadKey, KeyFacts::Dead) => format!("the region or window that had rkey {rkey:#x} is gone"),
         (MemError::BadKey, _) => format!("there is no region or window with rkey {rkey:#x}"),
-        (MemError::WrongDomain, KeyFacts::Open { of_qp: true, .. }) => {
+        (MemError::WrongDomain, KeyFacts::Open { users: Users::Qp(_), .. }) => {
             format!("the memory window with rkey {rkey:#x} is bound to another queue pair")
         }
         (MemError::WrongDomain, _) => format!("rkey {rkey:#x} belongs to another protection domain"),
@@ -394,7 +406,7 @@ pub(super) fn failed_bind(bind: &Bind, error: MemError, (window, region): (KeyFa
         };
     }
     let (text, advice) = match (error, region) {
-        (MemError::Access, _) if matches!(window, KeyFacts::Open { of_qp: true, .. }) => (
+        (MemError::Access, _) if matches!(window, KeyFacts::Open { users: Users::Qp(_), .. }) => (
             format!("the memory window {rkey:#x} of type 2 is bound already"),
             "invalidate the window before it is bound again",
         ),
@@ -562,17 +574,44 @@ impl fmt::Display for Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use roxe_base::uses::ObjectId;
+    use roxe_memory::region::PdId;
 
     #[test]
     fn missing_right_is_named_as_flag_to_add() {
         let access = KeyAccess { kind: "rkey", key: 5, addr: 0x1000, len: 8, access: Access::REMOTE_WRITE };
-        let facts = |access| KeyFacts::Open { is_window: false, of_qp: false, addr: 0, base: 0, length: 8, access };
+        let users = Users::Domain(PdId::next());
+        let facts = |access| KeyFacts::Open { is_window: false, users, addr: 0, base: 0, length: 8, access };
         let Cause { text, .. } = access.refused(MemError::Access, facts(Access::REMOTE_READ));
         let expected = "8 bytes at 0x1000 under rkey 0x5: the region does not grant IBV_ACCESS_REMOTE_WRITE; it \
                         grants IBV_ACCESS_REMOTE_READ";
         assert_eq!(text, expected);
         let Cause { text, .. } = access.refused(MemError::Range, facts(Access::REMOTE_WRITE));
         assert!(text.ends_with("inside the region, which has 8 bytes from 0x0 on"), "{text}");
+    }
+
+    #[test]
+    fn rkey_in_a_list_is_named() {
+        let access = KeyAccess { kind: "lkey", key: 5, addr: 0, len: 8, access: Access::empty() };
+        let facts = |is_window, users| KeyFacts::Open {
+            is_window,
+            users,
+            addr: 0,
+            base: 0,
+            length: 8,
+            access: Access::REMOTE_READ,
+        };
+        let pd = PdId::next();
+        let qp = Users::Qp(ObjectId::next());
+        for (facts, expected) in [
+            (facts(false, Users::Peers(pd)), "the key is the rkey of a region, and lists need the lkey"),
+            (facts(true, Users::Peers(pd)), "the key is that of a memory window, which lists cannot use"),
+            (facts(true, qp), "the key is that of a memory window, which lists cannot use"),
+            (facts(false, Users::Domain(pd)), "the key belongs to another protection domain than the queue pair"),
+        ] {
+            let Cause { text, .. } = access.refused(MemError::WrongDomain, facts);
+            assert!(text.ends_with(expected), "{text}");
+        }
     }
 
     #[test]

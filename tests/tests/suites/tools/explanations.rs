@@ -87,6 +87,12 @@ const CASES: [(&str, &[&str]); 52] = [
     ("cm-create-qp", &["rdma_create_qp failed: max_send_sge is 1000; the device takes at most 32"]),
 ];
 
+/// The same with the checker on, which gives a region two keys.
+const CHECKED: [(&str, &[&str]); 2] = [
+    ("local-rkey", &["(4)", "the key is the rkey of a region, and lists need the lkey", "use ibv_mr.lkey"]),
+    ("key-confused", &["(10)", "the key is the lkey of a region, and a peer needs the rkey", "send the peer ibv_mr.rkey"]),
+];
+
 /// Tables of refused verbs, each run in one process: a row, and words of its line about the
 /// argument, its value and the accepted values.
 const REFUSED: [(&str, &[(&str, &str)]); 3] = [
@@ -355,14 +361,17 @@ const FAR: [Far; 14] = [
 
 pub(crate) fn main() -> ExitCode {
     let checks = CASES.iter().flat_map(|(case, words)| {
-        ["auto", "udp"].map(|link| Check::new(format!("{case}, link {link}"), move || judge(case, words, link)))
+        ["auto", "udp"].map(|link| Check::new(format!("{case}, link {link}"), move || judge(case, words, &[("ROXE_LINK", link)])))
+    });
+    let checked = CHECKED.map(|(case, words)| {
+        Check::new(format!("{case}, with the checker"), move || judge(case, words, &[("ROXE_CHECK", "warn")]))
     });
     let refused =
         REFUSED.map(|(table, rows)| Check::new(format!("verbs: {table}"), move || judge_refused(table, rows)));
     let bypass = Check::new("program that loads another libibverbs is reported", judge_bypass);
     let late = LATE.map(|option| Check::new(format!("exit handler, {option}"), move || judge_late(option)));
     let far = FAR.iter().map(|far| Check::new(far.name.to_owned(), move || judge_far(far)));
-    report::main(checks.chain(refused).chain([bypass]).chain(late).chain(far).collect())
+    report::main(checks.chain(checked).chain(refused).chain([bypass]).chain(late).chain(far).collect())
 }
 
 /// Options that make verbs use thread-local variables, which are gone in an exit handler.
@@ -382,11 +391,11 @@ fn judge_late(option: &str) -> Verdict {
     run().into()
 }
 
-fn judge(case: &str, words: &[&str], link: &str) -> Verdict {
+fn judge(case: &str, words: &[&str], envs: &[(&str, &str)]) -> Verdict {
     if let Some(why) = cc::missing() {
         return Verdict::Skipped(why);
     }
-    match misuse::program().and_then(|program| run(program, case, &[("ROXE_LINK", link)])) {
+    match misuse::program().and_then(|program| run(program, case, envs)) {
         Ok(output) if output.matches("last events").count() != output.matches(") failed: ").count() => {
             Verdict::Failed(format!("not each queue pair that failed tells its last events, once:\n{output}"))
         }
