@@ -99,6 +99,13 @@ impl<T> EarlyPackets<T> {
         self.bytes >= MAX_BYTES / 2
     }
 
+    /// Removes all packets. Call it when the queue pair is reset: they belong to its earlier
+    /// connection.
+    pub fn drain(&mut self) -> impl Iterator<Item = EarlyPacket<T>> + '_ {
+        (self.bytes, self.next_check) = (0, None);
+        self.packets.drain(..)
+    }
+
     /// Time of the next [`EarlyPackets::deliver`].
     pub fn deadline(&self) -> Option<Instant> {
         self.next_check

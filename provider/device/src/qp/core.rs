@@ -205,6 +205,16 @@ impl QpCore {
         host.end()
     }
 
+    /// Drops early packets, which a reset must not hand to the next connection.
+    pub(super) fn drop_early(&self) {
+        let mut credits = Credits::default();
+        for early in self.inner.lock().early.drain() {
+            self.engine().counters().early_dropped.add(1);
+            credits.add(&self.resources, early.tag, early.net.dst, &early.packet());
+        }
+        credits.return_all(&self.resources);
+    }
+
     /// Defers a lone posted request if the state machine can wait: until more are posted, the
     /// program polls, or an acknowledgement arrives. Posts then share system calls.
     #[inline]

@@ -250,6 +250,7 @@ impl Qp {
         refused.map_or(Ok(()), |why| Err(Error::invalid(why)))?;
         if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset {
             self.core.inner.lock().state.reset();
+            self.core.drop_early();
             self.core.engine().forget_packets(&*self.core);
             self.forget_completions();
         }

@@ -228,6 +228,18 @@ fn psn_gap_is_a_loss_after_wait_or_at_once_if_remote() {
 }
 
 #[test]
+fn early_packets_of_first_connection_are_dropped_by_reset() {
+    let (pd, pages) = (testing::pd(), Pages::new(1));
+    let mr = pd.register(pages.addr(), PAGE, pages.addr(), Access::LOCAL_WRITE).unwrap();
+    let (qp, _cq) = connected_receiver(&pd, Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() });
+    let waiting = || qp.core.inner.lock().early.len();
+    receive(&qp, 79, true, clock::now());
+    assert_eq!(waiting(), 1);
+    qp.modify(&QpAttr { state: QpState::Reset, ..QpAttr::default() }, AttrMask::STATE).unwrap();
+    assert_eq!(waiting(), 0);
+}
+
+#[test]
 fn prefetched_lines_fit_queue_pair() {
     assert!(size_of::<QpCore>().next_multiple_of(64) >= PREFETCHED);
 }
