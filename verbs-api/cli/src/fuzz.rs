@@ -43,7 +43,12 @@ pub(crate) fn run(args: &Args) -> Result {
     let seconds = progress::Seconds::count(args.seconds);
     let summary = fuzz(&mut *target.card, &options, |finding| {
         progress::make_room();
-        output::line(format_args!("{}\n    case: --seed {} --cases 1", finding.cause, finding.seed));
+        let [model, card] = &finding.example;
+        output::line(format_args!("{}", finding.cause));
+        if !model.is_empty() {
+            output::line(format_args!("    model: {}\n    card: {}", shortened(model), shortened(card)));
+        }
+        output::line(format_args!("    case: --seed {} --cases 1", finding.seed));
         if let (Some(folder), Ok(())) = (&args.findings, &written) {
             written = write(folder, finding);
         }
@@ -54,22 +59,42 @@ pub(crate) fn run(args: &Args) -> Result {
     let packets = summary.packets - summary.shortening_packets;
     output::line(format_args!(
         "{} cases, {packets} packets in {seconds:.1} s: {:.0} packets a second; {} findings, reproduced and shortened \
-         in {:.1} s; {} differences not reproduced; {} cases that the card refuses (seed {})",
+         in {:.1} s; {} cases that differ once ({:.1} %); {} in which the card was late; {} that the card refuses \
+         (seed {})",
         summary.cases,
         packets as f64 / seconds,
         summary.findings.len(),
         summary.shortening.as_secs_f64(),
         summary.passing,
+        100.0 * summary.passing as f64 / (summary.cases as f64).max(1.0),
+        summary.late,
         summary.refused,
         args.seed
     ));
     for finding in &summary.findings {
         output::line(format_args!("{:6} cases: {}", finding.count, finding.cause));
     }
+    for (cause, once) in &summary.once {
+        let [model, card] = &once.example;
+        output::line(format_args!(
+            "{:6} once:  {cause} (--seed {}: {} / {})",
+            once.count,
+            once.seed,
+            shortened(model),
+            shortened(card)
+        ));
+    }
     if summary.findings.is_empty() {
         return Ok(());
     }
     Err(format!("the card differs from roxe's transport in {} ways", summary.findings.len()).into())
+}
+
+/// Returns the beginning of a text: payload may be long.
+fn shortened(text: &str) -> String {
+    const SHOWN: usize = 100;
+    let shown: String = text.chars().take(SHOWN).collect();
+    if shown.len() < text.len() { shown + ".." } else { shown }
 }
 
 /// Writes the script to a file named after the cause.

@@ -10,8 +10,8 @@
 mod sockets;
 
 use crate::target::{
-    Answer, Bound, Card, Change, Completed, ConnectionEvent, Datagram, Extensions, FarSide, Handle, NewQp, Piece,
-    Refused, Region, Snapshot, Target, Terms, Work,
+    Answer, Bound, Card, Change, Completed, ConnectionEvent, Datagram, Event, Extensions, FarSide, Handle, NewQp,
+    Piece, Refused, Region, Snapshot, Source, Target, Terms, Work,
 };
 use roxe_net::udp::max_payload;
 use roxe_peer::client::{self, Client, ClientError};
@@ -32,6 +32,8 @@ const MAX_PENDING: usize = 128;
 const FLUSH_GLOBAL: u32 = 1 << 8;
 /// Number of renewals before all objects are freed, because the agent limits their number.
 const MAX_RENEWALS: u32 = 64;
+/// Queue pairs that cannot be reused and are left behind before all objects are freed.
+const MAX_LEFT: usize = 512;
 
 /// A card that an agent drives.
 pub struct AgentCard {
@@ -47,6 +49,11 @@ pub struct AgentCard {
     is_pipelined: bool,
     /// Objects to reuse.
     stock: Stock,
+    /// Queue pairs of the current case that cannot be reused, because their shared receive queue
+    /// keeps its receives.
+    single: Vec<Handle>,
+    /// Number of such queue pairs of earlier cases.
+    left: usize,
     renewals: u32,
     /// For each command that is sent but not answered, true if a refusal is an error.
     pending: Vec<bool>,
@@ -69,6 +76,8 @@ impl AgentCard {
             handles: BTreeMap::new(),
             is_pipelined: false,
             stock: Stock::default(),
+            single: Vec::new(),
+            left: 0,
             renewals: 0,
             pending: Vec::new(),
             client,
@@ -184,14 +193,20 @@ impl AgentCard {
         self.call(Command::Reset, Value::Null)?;
         self.handles.clear();
         self.stock = Stock::default();
+        (self.single, self.left) = (Vec::new(), 0);
         Ok(())
     }
 
     /// Prepares the objects of the previous case for the next one.
     fn reuse(&mut self) -> Answer<()> {
+        if self.left >= MAX_LEFT {
+            return self.free_all();
+        }
+        self.left += self.single.len();
         self.stock.regions.put_back();
         let (qps, queues) = (self.stock.qps.put_back(), self.stock.queues.put_back());
-        for (qp, _) in qps {
+        let qps = qps.into_iter().map(|(qp, _)| qp).chain(std::mem::take(&mut self.single));
+        for qp in qps {
             self.issue(Command::ModifyQp, json!({"qp": qp, "to": "RESET", "exact": true}), true)?;
         }
         for cq in queues {
@@ -348,6 +363,8 @@ impl FarSide for AgentCard {
         let made = (number(&answer, "qp")?, number(&answer, "qpn")? as u32);
         if self.is_pipelined && (new.pd, new.srq, new.xrcd) == (None, None, None) {
             self.stock.qps.keep(new.clone(), made);
+        } else {
+            self.single.push(made.0);
         }
         Ok(made)
     }
@@ -418,7 +435,7 @@ impl FarSide for AgentCard {
 
     fn post_srq_recv(&mut self, srq: Handle, wr_id: u64, pieces: &[Piece]) -> Answer<()> {
         let arguments = json!({"srq": srq, "wr_id": wr_id, "sge": segments(pieces)});
-        self.call(Command::PostRecv, arguments).map(|_| ())
+        self.issue(Command::PostRecv, arguments, false)
     }
 
     fn poll(&mut self, cq: Handle) -> Answer<Vec<Completed>> {
@@ -438,17 +455,18 @@ impl FarSide for AgentCard {
             [(Command::QueryQp, json!({"qp": qp})), (Command::Poll, json!({"cq": cq, "max": 256}))]
         });
         let reads = regions.iter().map(|(mr, len)| (Command::Read, json!({"mr": mr, "length": len, "runs": true})));
-        let answers = self.call_all(asked.chain(reads))?;
-        let (ours, memory) = answers.split_at(answers.len().min(2 * queues.len()));
+        let events = (Command::Events, Value::Null);
+        let answers = self.call_all(asked.chain(reads).chain([events]))?;
+        let (ours, rest) = answers.split_at(answers.len().min(2 * queues.len()));
+        let (memory, told) = rest.split_at(rest.len().min(regions.len()));
         let queues = ours.chunks(2).map(|pair| (state(&pair[0]), all_completed(&pair[1])));
         let memory = memory.iter().zip(regions).map(|(answer, (_, len))| runs(answer, *len as usize));
-        Ok(Snapshot { queues: queues.collect(), memory: memory.collect::<Answer<_>>()? })
+        let events = told.iter().flat_map(all_events).collect();
+        Ok(Snapshot { queues: queues.collect(), events, memory: memory.collect::<Answer<_>>()? })
     }
 
-    fn events(&mut self) -> Answer<Vec<String>> {
-        let answer = self.call(Command::Events, Value::Null)?;
-        let events = answer["events"].as_array().into_iter().flatten();
-        Ok(events.filter_map(|event| Some(event["type"].as_str()?.to_owned())).collect())
+    fn events(&mut self) -> Answer<Vec<Event>> {
+        Ok(all_events(&self.call(Command::Events, Value::Null)?))
     }
 }
 
@@ -608,6 +626,15 @@ fn runs(answer: &Value, len: usize) -> Answer<Vec<u8>> {
 
 fn all_completed(answer: &Value) -> Vec<Completed> {
     answer["completions"].as_array().into_iter().flatten().map(completed).collect()
+}
+
+fn all_events(answer: &Value) -> Vec<Event> {
+    let of = |event: &Value| {
+        let handle = |kind: &str| event[kind].as_u64();
+        handle("qp").map(Source::Qp).or_else(|| handle("srq").map(Source::Srq)).unwrap_or(Source::Other)
+    };
+    let events = answer["events"].as_array().into_iter().flatten();
+    events.filter_map(|event| Some(Event { name: event["type"].as_str()?.to_owned(), of: of(event) })).collect()
 }
 
 fn completed(value: &Value) -> Completed {

@@ -2,21 +2,22 @@
 //! those that differ to scripts.
 //!
 //! `generate` makes cases as lines of a script. `compare` ignores differences that the standard
-//! allows. The shortest lines that still differ become a script that expects the model's behaviour.
-//! Every case has an honest connection, whose last packet the card must acknowledge. Cases are
-//! pipelined (`Target::pipeline`); a difference must show again with new objects, as in its script.
+//! allows, `title` describes the others. The shortest lines that still differ become a script that
+//! expects the model's behaviour. Every case has an honest connection, whose packets the card must
+//! acknowledge. Cases are pipelined (`Target::pipeline`); a difference must show again with new
+//! objects, as in its script.
 
+mod compare;
 mod generate;
+mod title;
 
-use crate::layout;
-use crate::run::trace::{Trace, trace};
-use crate::script::steps::Step;
-use crate::script::{Case, Script};
+use crate::run::trace::{Trace, shared_queue, trace};
+use crate::script::Script;
 use crate::target::Target;
 use crate::virtual_card::VirtualCard;
+use compare::{Difference, What, describe, differences};
 use generate::{NAMES, Random};
-use roxe_peer::protocol::to_hex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -41,12 +42,25 @@ pub struct Options {
 pub struct Finding {
     /// Description without numbers, equal for all cases with this difference.
     pub cause: String,
+    /// Behaviour of the model and of the card in the script.
+    pub example: [String; 2],
     /// Seed of the first case.
     pub seed: u64,
     /// Number of cases.
     pub count: u64,
     /// The shortest script, which fails on the card and passes on the model.
     pub script: String,
+}
+
+/// A difference that a repetition of its case does not show.
+#[derive(Clone, Debug, Default)]
+pub struct Once {
+    /// Number of cases.
+    pub count: u64,
+    /// Seed of the last case.
+    pub seed: u64,
+    /// Behaviour of the model and of the card in that case.
+    pub example: [String; 2],
 }
 
 /// The result of [`fuzz`].
@@ -58,12 +72,16 @@ pub struct Summary {
     pub packets: u64,
     /// Total time.
     pub took: Duration,
-    /// Time of reproducing and shortening, included in `took`.
+    /// Time of second looks, reproducing and shortening, included in `took`.
     pub shortening: Duration,
     /// Packets of reproducing and shortening, included in `packets`.
     pub shortening_packets: u64,
-    /// Differences that could not be reproduced, such as lost packets.
+    /// Cases with a difference that a repetition does not show, such as a lost packet.
     pub passing: u64,
+    /// These differences by their causes.
+    pub once: BTreeMap<String, Once>,
+    /// Cases in which the card did late what was expected.
+    pub late: u64,
     /// Cases that the card refused.
     pub refused: u64,
     /// Findings, most frequent first.
@@ -76,41 +94,66 @@ const PATIENCE: Duration = Duration::from_millis(150);
 struct Lab<'a> {
     card: &'a mut dyn Target,
     packets: u64,
-    /// Cases that the card refused.
+    /// Cases that the card refused, and in which it was late.
     refused: u64,
+    late: u64,
+    /// Time of second looks.
+    waited: Duration,
 }
 
+/// A function that returns true if a difference needs no second look at the card.
+type IsKnown<'a> = &'a dyn Fn(&Difference) -> bool;
+
 impl Lab<'_> {
-    /// Runs these lines on card and model, and returns the difference.
+    /// Runs these lines on card and model, and returns the differences. A card with a difference
+    /// that is not known gets more time.
     ///
     /// # Errors
     /// If the card is lost.
-    fn difference(&mut self, lines: &[String], settle: Duration) -> Result<Option<Difference>, String> {
+    fn differences(
+        &mut self,
+        lines: &[String],
+        settle: Duration,
+        is_known: IsKnown<'_>,
+    ) -> Result<Vec<Difference>, String> {
         // A shortened case may be invalid.
-        let Ok(script) = Script::parse("fuzz", &lines.join("\n")) else { return Ok(None) };
-        let [case] = script.cases() else { return Ok(None) };
+        let Ok(script) = Script::parse("fuzz", &lines.join("\n")) else { return Ok(Vec::new()) };
+        let [case] = script.cases() else { return Ok(Vec::new()) };
         // A panic of roxe's transport is a finding, too.
-        let model = catch_unwind(|| trace(case, &mut VirtualCard::default(), settle));
-        let Ok(model) = model else { return Ok(Some(Difference::panic())) };
-        let Some(model) = model? else { return Ok(None) };
-        let card = catch_unwind(AssertUnwindSafe(|| trace(case, self.card, settle)));
-        let Ok(card) = card else { return Ok(Some(Difference::panic())) };
+        let model = catch_unwind(|| trace(case, &mut VirtualCard::default(), settle, None));
+        let Ok(model) = model else { return Ok(vec![Difference::panic()]) };
+        let Some(model) = model? else { return Ok(Vec::new()) };
+        let is_enough = |card: &Trace| differences(case, &model, card).iter().all(is_known);
+        let expected = Some((&model, &is_enough as &dyn Fn(&Trace) -> bool));
+        let card = catch_unwind(AssertUnwindSafe(|| trace(case, self.card, settle, expected)));
+        let Ok(card) = card else { return Ok(vec![Difference::panic()]) };
         let Some(card) = card? else {
             self.refused += 1;
-            return Ok(None);
+            return Ok(Vec::new());
         };
         self.packets += card.sent as u64;
-        Ok(compare(case, &model, &card))
+        self.late += u64::from(card.is_late);
+        self.waited += card.waited;
+        Ok(differences(case, &model, &card))
     }
 
-    /// As [`Self::difference`], with new objects.
-    fn difference_of_new(&mut self, lines: &[String], settle: Duration) -> Result<Option<Difference>, String> {
+    /// Runs these lines with new objects and patience, and returns the difference that `is_same`.
+    ///
+    /// # Errors
+    /// If the card is lost.
+    fn again(
+        &mut self,
+        lines: &[String],
+        is_same: IsKnown<'_>,
+        settle: Duration,
+    ) -> Result<Option<Difference>, String> {
         self.card.renew().map_err(|refused| refused.to_string())?;
-        self.difference(lines, settle)
+        let found = self.differences(lines, PATIENCE.max(settle), &|_| false)?;
+        Ok(found.into_iter().find(is_same))
     }
 
-    /// Returns the fewest of these lines that differ as `found`, and their difference; `None` if it
-    /// is not reproduced because a packet was lost or late.
+    /// Returns the fewest of these lines that differ as `found`, and their difference; `None` if a
+    /// repetition does not show it.
     ///
     /// # Errors
     /// If the card is lost.
@@ -118,17 +161,16 @@ impl Lab<'_> {
         &mut self,
         lines: &[String],
         found: &Difference,
-        is_same: impl Fn(&Difference) -> bool,
+        is_same: IsKnown<'_>,
         settle: Duration,
     ) -> Result<Option<(Vec<String>, Difference)>, String> {
-        let patient = PATIENCE.max(settle);
-        if !self.difference_of_new(lines, patient)?.is_some_and(|other| is_same(&other)) {
+        if self.again(lines, is_same, settle)?.is_none() {
             return Ok(None);
         }
-        let short = shorten(lines, found.qp.trim_start_matches('m'), |lines| {
-            self.difference(lines, settle).map(|other| other.is_some_and(|other| is_same(&other)))
+        let short = shorten(lines, &found.qp, |lines| {
+            self.differences(lines, settle, &|_| true).map(|all| all.iter().any(is_same))
         })?;
-        let sure = self.difference_of_new(&short, patient)?.filter(is_same);
+        let sure = self.again(&short, is_same, settle)?;
         Ok(sure.map(|sure| (short, sure)))
     }
 }
@@ -139,7 +181,7 @@ impl Lab<'_> {
 /// If the card or its agent is lost; the text names the last case.
 pub fn fuzz(card: &mut dyn Target, options: &Options, mut progress: impl FnMut(&Finding)) -> Result<Summary, String> {
     let start = Instant::now();
-    let mut lab = Lab { card, packets: 0, refused: 0 };
+    let mut lab = Lab { card, packets: 0, refused: 0, late: 0, waited: Duration::ZERO };
     let mut found: BTreeMap<String, Finding> = BTreeMap::new();
     let mut summary = Summary::default();
     lab.card.pipeline().map_err(|refused| refused.to_string())?;
@@ -155,34 +197,52 @@ pub fn fuzz(card: &mut dyn Target, options: &Options, mut progress: impl FnMut(&
         }
         generate::shorten_datagrams(&mut lines, card.max_datagram);
         let gone = |why: String| format!("{why}; the last case is that of --seed {seed}");
+        let cause_of = |difference: &Difference| difference.cause(service(&lines), is_requester(&lines));
         summary.cases += 1;
-        let refused = lab.refused;
-        let difference = lab.difference(&lines, options.settle).map_err(gone)?;
+        let (refused, late, waited) = (lab.refused, lab.late, lab.waited);
+        let is_known = |difference: &Difference| found.contains_key(&cause_of(difference));
+        let differing = lab.differences(&lines, options.settle, &is_known).map_err(gone)?;
         summary.refused += lab.refused - refused;
-        let Some(difference) = difference else { continue };
-        let cause = difference.cause(service(&lines));
-        if let Some(known) = found.get_mut(&cause) {
-            known.count += 1;
-            continue;
+        summary.late += lab.late - late;
+        summary.shortening += lab.waited - waited;
+        let (mut causes, mut is_passing) = (BTreeSet::new(), false);
+        for difference in differing {
+            let cause = cause_of(&difference);
+            if !causes.insert(cause.clone()) {
+                continue;
+            }
+            if let Some(known) = found.get_mut(&cause) {
+                known.count += 1;
+                continue;
+            }
+            let (begin, sent) = (Instant::now(), lab.packets);
+            let is_same = |other: &Difference| cause_of(other) == cause;
+            let shown = lab.shortest(&lines, &difference, &is_same, options.settle).map_err(gone)?;
+            summary.shortening += begin.elapsed();
+            summary.shortening_packets += lab.packets - sent;
+            let Some((short, sure)) = shown else {
+                is_passing = true;
+                let once = summary.once.entry(cause).or_default();
+                *once = Once { count: once.count + 1, seed, example: [difference.model, difference.card] };
+                continue;
+            };
+            let script = script(&short, &sure, &cause, seed);
+            let example = [sure.model, sure.card];
+            let finding = Finding { cause: cause.clone(), example, seed, count: 1, script };
+            progress(&finding);
+            found.insert(cause, finding);
         }
-        let (begin, sent) = (Instant::now(), lab.packets);
-        let is_same = |other: &Difference| other.cause(service(&lines)) == cause;
-        let shown = lab.shortest(&lines, &difference, is_same, options.settle).map_err(gone)?;
-        summary.shortening += begin.elapsed();
-        summary.shortening_packets += lab.packets - sent;
-        let Some((short, sure)) = shown else {
-            summary.passing += 1;
-            continue;
-        };
-        let script = script(&short, &sure, &cause, seed);
-        let finding = Finding { cause: cause.clone(), seed, count: 1, script };
-        progress(&finding);
-        found.insert(cause, finding);
+        summary.passing += u64::from(is_passing);
     }
     summary.findings = found.into_values().collect();
     summary.findings.sort_by_key(|finding| std::cmp::Reverse(finding.count));
     (summary.packets, summary.took) = (lab.packets, start.elapsed());
     Ok(summary)
+}
+
+/// Returns true if the card is the requester.
+fn is_requester(lines: &[String]) -> bool {
+    lines.iter().any(|line| line.starts_with("peer post "))
 }
 
 /// Returns the service of the misbehaving connections.
@@ -278,8 +338,8 @@ fn later_beginnings(lines: &[String], qp: &str) -> Vec<Vec<String>> {
 }
 
 fn is_about(line: &str, qp: &str) -> bool {
-    let region = format!("m{qp}");
-    line.split_whitespace().any(|word| word == qp || word.strip_prefix("of=") == Some(qp) || word == region)
+    let own = [qp, &format!("m{qp}"), &shared_queue(qp)];
+    line.split_whitespace().any(|word| own.contains(&word) || word.strip_prefix("of=") == Some(qp))
 }
 
 /// Returns true for a line that may be removed. The honest connection and creations of objects
@@ -288,11 +348,12 @@ fn may_go(line: &str) -> bool {
     (line.starts_with("send ") && !is_about(line, "h"))
         || line.starts_with("peer recv ")
         || line.starts_with("peer post ")
+        || line.starts_with("peer limit ")
         || line.starts_with("peer reg ro ")
 }
 
-/// Returns the script of a case, which expects exactly the model's behaviour. It checks only the
-/// byte of memory that differs.
+/// Returns the script of a case, which expects exactly the model's behaviour. Of memory it checks
+/// only what differs, and events only if they differ.
 fn script(lines: &[String], difference: &Difference, cause: &str, seed: u64) -> String {
     let all = traced(lines).unwrap_or_default();
     let answers: Vec<_> = all.answers.iter().filter(|(qp, _)| qp != "h").collect();
@@ -318,8 +379,17 @@ fn script(lines: &[String], difference: &Difference, cause: &str, seed: u64) -> 
         });
         let _ = writeln!(text, "peer idle {qp} for 100ms\npeer state {qp} {}", all.states[qp]);
     }
-    if let Some((at, value)) = difference.byte {
-        let _ = writeln!(text, "peer memory {} at={at} hex={value:02x}", difference.qp);
+    if let Some(check) = &difference.check {
+        let _ = writeln!(text, "{check}");
+    }
+    if difference.what == What::Events {
+        for (qp, events) in &all.events {
+            for event in events {
+                let of = if event.starts_with("SRQ_") { shared_queue(qp) } else { qp.clone() };
+                let _ = writeln!(text, "peer event {event} of={of}");
+            }
+        }
+        text += "peer event none for 100ms\n";
     }
     text
 }
@@ -334,7 +404,7 @@ fn tell(text: &mut String, answers: &[&(String, Vec<u8>)]) {
 
 fn traced(lines: &[String]) -> Option<Trace> {
     let script = Script::parse("fuzz", &lines.join("\n")).ok()?;
-    trace(script.cases().first()?, &mut VirtualCard::default(), SETTLE).ok().flatten()
+    trace(script.cases().first()?, &mut VirtualCard::default(), SETTLE, None).ok().flatten()
 }
 
 /// Returns the model's answers to the lines up to `at`.
@@ -349,142 +419,6 @@ fn with_honest(lines: &[String], at: usize) -> Vec<(String, Vec<u8>)> {
 /// Returns the number of equal answers at the beginning.
 fn common(all: &[&(String, Vec<u8>)], some: &[(String, Vec<u8>)]) -> usize {
     all.iter().zip(some).take_while(|(all, some)| **all == *some).count()
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Difference {
-    /// Answers, completions, the state, memory, or the honest connection.
-    what: &'static str,
-    qp: String,
-    model: String,
-    card: String,
-    /// Offset of the first byte of memory that differs, and its value on the model.
-    byte: Option<(usize, u8)>,
-}
-
-impl Difference {
-    /// Returns the difference of a case in which roxe's transport panics.
-    fn panic() -> Self {
-        let nothing = String::new();
-        Self { what: "panic", qp: nothing.clone(), model: nothing.clone(), card: nothing, byte: None }
-    }
-
-    /// Describes the difference without numbers, which vary between cases of one cause.
-    fn cause(&self, service: &str) -> String {
-        let words = |text: &str| {
-            let keep = |word: &&str| !word.contains('=') || word.starts_with("status=") || word.starts_with("opcode=");
-            text.split_whitespace().filter(keep).collect::<Vec<_>>().join(" ")
-        };
-        format!("{service} {}: model: {}; card: {}", self.what, words(&self.model), words(&self.card))
-    }
-}
-
-/// Returns the first difference.
-fn compare(case: &Case, model: &Trace, card: &Trace) -> Option<Difference> {
-    let difference = |what, qp: &str, model: &str, card: &str| {
-        Some(Difference { what, qp: qp.to_owned(), model: model.to_owned(), card: card.to_owned(), byte: None })
-    };
-    if !card.is_alive {
-        return difference("the honest connection", "h", "ACK", "nothing");
-    }
-    let (ours, theirs) = (answers(model), answers(card));
-    let nothing = Vec::new();
-    for qp in model.states.keys() {
-        let of = |all: &BTreeMap<String, Vec<String>>| all.get(qp).unwrap_or(&nothing).clone();
-        let (mut ours, mut theirs) = (of(&ours), of(&theirs));
-        let asked = last_asked(case, qp);
-        let is_free = |list: &[String]| {
-            list.last().is_some_and(|last| last.starts_with("ACK ") && !last.contains(&format!("psn={asked} ")))
-        };
-        for list in [&mut ours, &mut theirs] {
-            if is_free(list) {
-                list.pop();
-            }
-        }
-        if let Some((ours, theirs)) = first(&ours, &theirs) {
-            return difference("answers", qp, &ours, &theirs);
-        }
-        if let Some((ours, theirs)) = first(&model.completions[qp], card.completions.get(qp).unwrap_or(&nothing)) {
-            return difference("completions", qp, &ours, &theirs);
-        }
-        let (ours, theirs) = (&model.states[qp], card.states.get(qp).map_or("", String::as_str));
-        if ours != theirs {
-            return difference("state", qp, ours, theirs);
-        }
-    }
-    for (name, ours) in &model.memory {
-        let theirs = card.memory.get(name).map_or(&[][..], Vec::as_slice);
-        if let Some(at) = ours.iter().zip(theirs).position(|(ours, theirs)| ours != theirs) {
-            let (model, card) = (format!("byte at={at} value={}", ours[at]), format!("byte value={}", theirs[at]));
-            return Some(Difference { what: "memory", qp: name.clone(), model, card, byte: Some((at, ours[at])) });
-        }
-    }
-    None
-}
-
-/// Returns the first elements that differ.
-fn first(ours: &[String], theirs: &[String]) -> Option<(String, String)> {
-    let at = (0..ours.len().max(theirs.len())).find(|at| ours.get(*at) != theirs.get(*at))?;
-    let get = |list: &[String]| list.get(at).cloned().unwrap_or_else(|| "nothing".to_owned());
-    Some((get(ours), get(theirs)))
-}
-
-/// Describes the answers by queue pair, without differences that the standard allows.
-fn answers(trace: &Trace) -> BTreeMap<String, Vec<String>> {
-    let mut all: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (qp, packet) in &trace.answers {
-        let Some(text) = describe(packet) else { continue };
-        let list = all.entry(qp.clone()).or_default();
-        if list.last().is_some_and(|last| last.starts_with("ACK ")) {
-            list.pop();
-        }
-        let is_request = packet[0] & 0x1f < 0x0d || packet[0] & 0x1f > 0x12;
-        if !is_request || !list.contains(&text) {
-            list.push(text);
-        }
-    }
-    all
-}
-
-/// Returns a packet in the notation of scripts; `None` for a CNP.
-fn describe(packet: &[u8]) -> Option<String> {
-    let opcode = *packet.first()?;
-    if opcode == 0x81 {
-        return None;
-    }
-    let get = |name| layout::get(packet, name).unwrap_or_default();
-    let (_, len) = layout::fields(opcode);
-    let payload = layout::payload(packet, len).unwrap_or_default();
-    let name = roxe_wire::Opcode::from_u8(opcode)
-        .map_or_else(|| format!("{opcode:#04x}"), |opcode| opcode.facts().name.to_owned());
-    let (psn, syndrome, msn) = (get("psn"), get("syndrome"), get("msn"));
-    Some(match (opcode & 0x1f, syndrome) {
-        (0x11, 0..0x20) => format!("ACK psn={psn} msn={msn}"),
-        (0x11, 0x20..0x40) => format!("RNR psn={psn} timer={} msn={msn}", syndrome & 0x1f),
-        (0x11, 0x60..0x65) => format!("NAK {} psn={psn} msn={msn}", layout::NAKS[(syndrome & 7) as usize]),
-        (0x11, _) => format!("ACK psn={psn} syndrome={syndrome:#x}"),
-        (0x12, _) => format!("ATOMIC_ACK psn={psn} original={}", get("original")),
-        (0x0d..=0x10, _) if payload.len() <= 64 && !payload.is_empty() => {
-            format!("{name} psn={psn} hex={}", to_hex(payload))
-        }
-        _ => format!("{name} psn={psn}"),
-    })
-}
-
-/// Returns the PSN of the last packet to `qp`, if that requests an acknowledgement.
-fn last_asked(case: &Case, qp: &str) -> String {
-    let sends = case.lines.iter().rev().filter_map(|line| match &line.step {
-        Step::Send(spec) if spec.qp.as_deref() == Some(qp) => Some(spec),
-        _ => None,
-    });
-    let asked = sends.take(1).find_map(|spec| {
-        let value = |name: &str| {
-            let (_, number) = spec.fields.iter().find(|(known, _)| known == name)?;
-            number.value(&case.names).ok()
-        };
-        value("ackreq").filter(|asks| *asks == 1).and_then(|_| value("psn"))
-    });
-    asked.map_or_else(|| "-".to_owned(), |psn| psn.to_string())
 }
 
 #[cfg(test)]

@@ -300,11 +300,33 @@ impl fmt::Display for Completed {
     }
 }
 
+/// The object that an asynchronous event is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A queue pair.
+    Qp(Handle),
+    /// A shared receive queue.
+    Srq(Handle),
+    /// A completion queue, the port, the device, or an object that is gone.
+    Other,
+}
+
+/// An asynchronous event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// As in `enum ibv_event_type`, without `IBV_EVENT_`.
+    pub name: String,
+    /// Its object.
+    pub of: Source,
+}
+
 /// State of the far side.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     /// State and completions of each queue pair.
     pub queues: Vec<(String, Vec<Completed>)>,
+    /// Events since the last call.
+    pub events: Vec<Event>,
     /// First bytes of regions.
     pub memory: Vec<Vec<u8>>,
 }
@@ -329,16 +351,15 @@ pub trait FarSide {
     fn poll(&mut self, cq: Handle) -> Answer<Vec<Completed>>;
     fn read(&mut self, mr: Handle, at: u64, len: u64) -> Answer<Vec<u8>>;
     fn write(&mut self, mr: Handle, at: u64, bytes: &[u8]) -> Answer<()>;
-    /// Reads queue pairs, each with its completion queue, and first bytes of regions.
+    /// Reads queue pairs, each with its completion queue, first bytes of regions, and events.
     fn look(&mut self, queues: &[(Handle, Handle)], regions: &[(Handle, u64)]) -> Answer<Snapshot> {
         let queues = queues.iter().map(|(qp, cq)| Ok((self.query_qp(*qp)?, self.poll(*cq)?)));
         let queues = queues.collect::<Answer<_>>()?;
         let memory = regions.iter().map(|(mr, len)| self.read(*mr, 0, *len)).collect::<Answer<_>>()?;
-        Ok(Snapshot { queues, memory })
+        Ok(Snapshot { queues, memory, events: self.events()? })
     }
-    /// Returns asynchronous events since the last call, as in `enum ibv_event_type` without
-    /// `IBV_EVENT_`.
-    fn events(&mut self) -> Answer<Vec<String>>;
+    /// Returns asynchronous events since the last call.
+    fn events(&mut self) -> Answer<Vec<Event>>;
 }
 
 /// A packet on the near side.

@@ -4,8 +4,8 @@
 //! result each time. Memory, completions and SRQs are those of the simulation (`roxe_sim`). This
 //! file drives the queue pairs.
 
-use crate::target::{Answer, Card, Change, Completed, Datagram, FarSide, Handle, NewQp, Piece, Refused, Region};
-use crate::target::{Extensions, Target, Work};
+use crate::target::{Answer, Card, Change, Completed, Datagram, Event, FarSide, Handle, NewQp, Piece, Refused, Region};
+use crate::target::{Extensions, Source, Target, Work};
 use roxe_peer::protocol::names;
 use roxe_sim::host::{OWN_PD, SRQ_MAX_SGE, Srq};
 use roxe_sim::wire::{Batch, Pool};
@@ -69,7 +69,7 @@ pub struct VirtualCard {
     members: Vec<Member>,
     /// Arming of completion queues, with true once the event was raised.
     arms: BTreeMap<Handle, (Arm, bool)>,
-    events: Vec<String>,
+    events: Vec<Event>,
     arrived: VecDeque<(Duration, Datagram)>,
     pool: Pool,
 }
@@ -102,11 +102,13 @@ impl VirtualCard {
         }
         let answer = verb(&mut member.qp, &mut member.host);
         if !drive(member, self.now, &mut self.pool, &mut self.arrived) {
-            self.events.push(HANGS.into());
+            self.events.push(event(HANGS, Source::Other));
         }
-        self.events.extend(member.qp.poll_event().iter_names().map(|(name, _)| event_name(name)));
+        let raised = member.qp.poll_event();
+        self.events.extend(raised.iter_names().map(|(name, _)| event(event_name(name), Source::Qp(at as u64))));
         let limits = std::mem::take(&mut member.host.srq.limit_events);
-        self.events.extend((0..limits).map(|_| "SRQ_LIMIT_REACHED".to_owned()));
+        let limited = member.srq.map_or(Source::Other, |srq| Source::Srq(srq as u64));
+        self.events.extend((0..limits).map(|_| event("SRQ_LIMIT_REACHED", limited)));
         if let Some(srq) = &mut srq {
             std::mem::swap(&mut member.host.srq, srq);
         }
@@ -133,7 +135,7 @@ impl VirtualCard {
             // Cannot fail: the queue pair is alive.
             _ = self.with(at, |qp, host| qp.handle_timeout(host));
         }
-        self.events.push(HANGS.into());
+        self.events.push(event(HANGS, Source::Other));
         self.now = self.now.max(until);
     }
 
@@ -174,6 +176,10 @@ fn drive(member: &mut Member, now: Instant, pool: &mut Pool, arrived: &mut VecDe
         }
     }
     false
+}
+
+fn event(name: impl Into<String>, of: Source) -> Event {
+    Event { name: name.into(), of }
 }
 
 /// Returns the name of an event in `enum ibv_event_type`.
@@ -378,7 +384,7 @@ impl FarSide for VirtualCard {
         Ok(())
     }
 
-    fn events(&mut self) -> Answer<Vec<String>> {
+    fn events(&mut self) -> Answer<Vec<Event>> {
         Ok(std::mem::take(&mut self.events))
     }
 }

@@ -3,12 +3,23 @@
 //! The generator tracks the state of each connection as an honest peer would, so that most packets
 //! are valid and reach deep into the card; every few packets it mutates one.
 
+use super::title::FIRST_REQUEST;
 use crate::layout;
+use crate::run::trace::shared_queue;
 use std::fmt::Write as _;
 
-/// Bytes of the region for requests, and offset of its receives.
+/// Bytes of the region of a connection. The second half is for receives.
 const REGION: u64 = 8192;
-const RECEIVES: u64 = 4096;
+/// Distance of the receives of datagrams, which do not overlap: their GRHs are compared.
+const DATAGRAM: u64 = 2304;
+/// Most receives of a connection.
+const MAX_RECEIVES: u64 = 48;
+/// Longest message of a case with long messages, and of few of them.
+const LONG: u64 = 64 << 10;
+const LONGEST: u64 = 1 << 20;
+
+/// Bytes in front of a datagram in its receive.
+const GRH: u64 = 40;
 
 /// The connections that misbehave.
 pub(super) const NAMES: [&str; 16] = ["q", "r", "s", "t", "u", "v", "w", "x", "y", "z", "a", "b", "c", "d", "e", "f"];
@@ -103,11 +114,61 @@ struct Begun {
     left: u64,
 }
 
+/// Properties of a case.
+#[derive(Clone, Copy)]
+struct Shape {
+    service: &'static str,
+    /// Number of connections.
+    connections: usize,
+    /// Percentage of mutated packets.
+    wrong: u64,
+    /// Number of packets to each connection.
+    rounds: u64,
+    /// Longest message, in bytes; 0 for a few packets.
+    longest: u64,
+    /// True if the connections have shared receive queues, one each.
+    is_shared: bool,
+}
+
+impl Shape {
+    fn new(random: &mut Random, service: &'static str, is_requester: bool) -> Self {
+        let connections = 1 + random.below(NAMES.len() as u64) as usize;
+        let wrong = random.pick(&WRONG);
+        let usual =
+            Self { service, connections, wrong, rounds: 4 + random.below(700 / wrong), longest: 0, is_shared: false };
+        if service == "UD" || is_requester {
+            return usual;
+        }
+        match random.below(200) {
+            0 => Self { connections: 1, wrong: 0, rounds: 1100 + random.below(100), longest: LONGEST, ..usual },
+            1..20 => Self {
+                connections: connections.min(4),
+                wrong: random.below(3),
+                rounds: 80 + random.below(120),
+                longest: LONG,
+                ..usual
+            },
+            20..28 => Self { connections: connections.min(4), is_shared: true, ..usual },
+            _ => usual,
+        }
+    }
+
+    /// Returns the bytes of the region of a connection.
+    const fn region(&self) -> u64 {
+        match self.longest {
+            0 => REGION,
+            LONGEST => LONGEST,
+            longest => 2 * longest,
+        }
+    }
+}
+
 /// The peer's state of a connection to the card.
 struct Stream {
     name: &'static str,
     service: &'static str,
     mtu: u64,
+    longest: u64,
     psn: u64,
     begun: Option<Begun>,
     /// PSN of the next answer, if the card is the requester.
@@ -125,7 +186,7 @@ const WRONG: [u64; 3] = [25, 8, 8];
 pub(super) fn case(random: &mut Random) -> Vec<String> {
     let service = random.pick(&["RC", "RC", "RC", "RC", "UC", "UD"]);
     let is_requester = service == "RC" && random.percent(25);
-    let wrong = random.pick(&WRONG);
+    let shape = Shape::new(random, service, is_requester);
     let mut lines = vec![
         "title What the card answers differs from the model".to_owned(),
         "peer reg ro length=4096 fill=9 access=local,read".to_owned(),
@@ -135,14 +196,14 @@ pub(super) fn case(random: &mut Random) -> Vec<String> {
         "let beat = 0".to_owned(),
         format!("service {service}"),
     ];
-    let names = &NAMES[..1 + random.below(NAMES.len() as u64) as usize];
-    let mut streams: Vec<_> = names.iter().map(|name| Stream::open(random, name, service, wrong, &mut lines)).collect();
+    let names = &NAMES[..shape.connections];
+    let mut streams: Vec<_> = names.iter().map(|name| Stream::open(random, name, shape, &mut lines)).collect();
     for stream in &mut streams {
         if is_requester {
             stream.post(random, &mut lines);
         }
     }
-    for _ in 0..4 + random.below(700 / wrong) {
+    for _ in 0..shape.rounds {
         for stream in &mut streams {
             lines.push(if is_requester { stream.answer(random) } else { stream.request(random) });
         }
@@ -201,14 +262,9 @@ fn number(line: &str, name: &str) -> usize {
 }
 
 impl Stream {
-    fn open(
-        random: &mut Random,
-        name: &'static str,
-        service: &'static str,
-        wrong: u64,
-        lines: &mut Vec<String>,
-    ) -> Self {
-        let mtu = random.pick(&[256, 512, 1024]);
+    fn open(random: &mut Random, name: &'static str, shape: Shape, lines: &mut Vec<String>) -> Self {
+        let Shape { service, wrong, longest, is_shared, .. } = shape;
+        let mtu = if longest > 0 { 1024 } else { random.pick(&[256, 512, 1024]) };
         let psn = random.pick(&[100, 0, 0xff_fffe, 0x7f_fffe, 0x80_0001]);
         let mut line = format!("peer qp {name} mtu={mtu} rq_psn={psn} sq_psn=500");
         if service == "RC" {
@@ -217,23 +273,34 @@ impl Stream {
         if service != "UD" && random.percent(10) {
             line += random.pick(&[" access=none", " access=write", " access=read,atomic"]);
         }
+        let queue = if is_shared { shared_queue(name) } else { name.to_owned() };
         // Each connection has its own region: cards may execute connections in any order.
-        lines.push(format!("peer reg m{name} length={REGION} fill=7"));
-        lines.push(line);
-        for id in 0..random.below(200 / wrong) {
-            // A datagram is preceded by its GRH.
-            let grh = if service == "UD" { 40 } else { 0 };
-            let (at, len) = (RECEIVES + id % 8 * 256, random.pick(&[0, 16, 200, mtu, 2048]) + grh);
-            lines.push(format!("peer recv {name} id={id} sge=m{name}:{at}:{}", len.min(REGION - at)));
+        lines.push(format!("peer reg m{name} length={} fill=7", shape.region()));
+        if is_shared {
+            lines.push(format!("peer srq {queue}"));
+            let _ = write!(line, " srq={queue}");
         }
-        Self { name, service, mtu, psn, begun: None, answer: 500, wrong, sent: Vec::new() }
+        lines.push(line);
+        let receives = random.below(MAX_RECEIVES.min(200 / wrong.max(1)));
+        for id in 0..receives {
+            let (at, len) = match (longest, service) {
+                (0, "UD") => (id % 3 * DATAGRAM, random.pick(&[0, 16, 200, mtu, 2048]) + GRH),
+                (0, _) => (REGION / 2 + id % 8 * 256, random.pick(&[0, 16, 200, mtu, 2048])),
+                _ => (shape.region() - longest, random.pick(&[longest, longest, longest - 1, 2048])),
+            };
+            lines.push(format!("peer recv {queue} id={id} sge=m{name}:{at}:{}", len.min(shape.region() - at)));
+        }
+        if is_shared && random.percent(75) {
+            lines.push(format!("peer limit {queue} {}", 1 + random.below(receives.max(1))));
+        }
+        Self { name, service, mtu, longest, psn, begun: None, answer: 500, wrong, sent: Vec::new() }
     }
 
     /// Posts a few work requests on the card, which the peer will answer.
     fn post(&self, random: &mut Random, lines: &mut Vec<String>) {
         let qp = self.name;
-        for id in 100..102 + random.below(4) {
-            let len = random.pick(&[0, 1, 64, self.mtu + 1]);
+        for id in FIRST_REQUEST..FIRST_REQUEST + 2 + random.below(4) {
+            let len = random.pick(&[0, 1, 64, self.mtu + 1, 2 * self.mtu + 5]);
             let (operation, rest) = match random.below(5) {
                 0 => ("SEND", format!("sge=m{qp}:0:{len}")),
                 1 => ("RDMA_WRITE", format!("sge=m{qp}:0:{len} remote=4096 rkey=1")),
@@ -277,7 +344,18 @@ impl Stream {
         self.psn = self.psn.wrapping_add(1);
         if self.service == "UD" {
             let opcode = random.pick(&["SEND_ONLY", "SEND_ONLY_IMM"]);
-            return with_imm(Line::new(opcode, psn), random).with("len", random.below(self.mtu + 1));
+            let mut line = with_imm(Line::new(opcode, psn), random).with("len", random.below(self.mtu + 1));
+            // What a receiver passes on to its program.
+            if random.percent(10) {
+                line.set("sqpn", random.pick(&[0_u64, 1, 5, 0xff_ffff]));
+            }
+            if random.percent(10) {
+                line.set("tos", random.pick(&[1_u64, 2, 0x20, 0xb8]));
+            }
+            if random.percent(10) {
+                line.set("ttl", random.pick(&[1_u64, 17, 255]));
+            }
+            return line;
         }
         if let Some(begun) = self.begun {
             let middle = begun.left > self.mtu;
@@ -291,11 +369,15 @@ impl Stream {
                 (false, false, false) => "SEND_LAST",
                 (false, false, true) => "SEND_LAST_IMM",
             };
-            return with_imm(Line::new(opcode, psn), random).with("len", len);
+            return self.content(with_imm(Line::new(opcode, psn), random), len);
         }
         let all = if self.service == "RC" { 9 } else { 6 };
         let len = random.pick(&[0, 1, 3, 64, self.mtu]);
-        let long = self.mtu * random.pick(&[1, 2]) + 1 + random.below(self.mtu);
+        let few = self.mtu * random.pick(&[1, 2]) + 1 + random.below(self.mtu);
+        let long = match self.longest {
+            0 => few,
+            longest => random.pick(&[few, longest, longest, longest - 1, longest / 2 + 1, 8 * self.mtu]),
+        };
         let place = |line: Line, dmalen: u64| line.with("va", "@.addr").with("rkey", "@.rkey").with("dmalen", dmalen);
         match random.below(all) {
             0 => Line::new("SEND_ONLY", psn).with("len", len),
@@ -307,10 +389,10 @@ impl Stream {
                 self.begun = Some(Begun { is_write, left: long - self.mtu });
                 let line = Line::new(if is_write { "WRITE_FIRST" } else { "SEND_FIRST" }, psn);
                 let line = if is_write { place(line, long) } else { line };
-                line.with("len", self.mtu)
+                self.content(line, self.mtu)
             }
             6 => {
-                let dmalen = random.pick(&[0, 1, self.mtu, long]);
+                let dmalen = random.pick(&[0, 1, self.mtu, long.min(LONG)]);
                 self.psn = psn.wrapping_add(dmalen.div_ceil(self.mtu).max(1));
                 place(Line::new("READ_REQUEST", psn), dmalen)
             }
@@ -320,6 +402,14 @@ impl Stream {
                 line.with("compare", "0x0707070707070707").with("swap", 1)
             }
         }
+    }
+
+    /// Adds payload. In cases with long messages it is one byte, another one in each packet, so
+    /// that an agent can describe memory in few words.
+    fn content(&self, line: Line, len: u64) -> Line {
+        let fill = 8 + line.psn % 240;
+        let line = line.with("len", len);
+        if self.longest > 0 { line.with("fill", fill) } else { line }
     }
 
     /// Mutates one property of a packet.
@@ -445,7 +535,7 @@ mod tests {
             let lines = case(&mut Random::new(seed));
             let script = Script::parse("made", &lines.join("\n"));
             let script = script.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-            let trace = trace(&script.cases()[0], &mut VirtualCard::default(), Duration::from_millis(5));
+            let trace = trace(&script.cases()[0], &mut VirtualCard::default(), Duration::from_millis(5), None);
             let sends = lines.iter().filter(|line| line.starts_with("send ")).count();
             let Ok(Some(trace)) = trace else { panic!("seed {seed} cannot be followed: {trace:?}") };
             assert!(trace.sent >= sends, "seed {seed} ends after {} of {sends}", trace.sent);

@@ -5,7 +5,7 @@ use super::state::{Run, Srq, Stop, Tie, differs, known};
 use crate::craft::bytes_differ;
 use crate::number::Number;
 use crate::script::steps::{Act, Bind, Completion, Data, Modify, Numbers, Peer, Post, QpSpec, Sge};
-use crate::target::{Answer, Bound, Change, Completed, ConnectionEvent, NewQp, Piece, Terms, Work};
+use crate::target::{Answer, Bound, Change, Completed, ConnectionEvent, Event, NewQp, Piece, Terms, Work};
 use roxe_wire::net::checksum_is_right;
 use std::time::Duration;
 
@@ -128,15 +128,18 @@ impl Run<'_> {
                     Err(differs(format!("a correct Internet checksum in {mr}"), format!("{bytes:02x?}")))
                 }
             }
-            Peer::Event { name, within } => {
+            Peer::Event { name, of, within } => {
                 let found = self.wait(within.as_ref(), |run| {
                     let new = run.target.events()?;
                     run.objects.events.extend(new);
-                    let at = run.objects.events.iter().position(|event| event == name);
+                    let is_it = |event: &Event| {
+                        event.name == *name && of.as_ref().is_none_or(|of| run.objects.is_of(event, of))
+                    };
+                    let at = run.objects.events.iter().position(is_it);
                     Ok(at.map(|at| run.objects.events.remove(at)))
                 })?;
-                let seen = || format!("events: {}", self.objects.events.join(", "));
-                found.map(|_| ()).ok_or_else(|| differs(format!("event {name}"), seen()))
+                let of = of.as_ref().map_or_else(String::new, |of| format!(" of {of}"));
+                found.map(|_| ()).ok_or_else(|| differs(format!("event {name}{of}"), self.objects.seen_events()))
             }
             Peer::NoEvent { time } => {
                 self.pass(time.as_ref())?;
@@ -144,7 +147,7 @@ impl Run<'_> {
                 self.objects.events.extend(new);
                 match self.objects.events.first() {
                     None => Ok(()),
-                    Some(_) => Err(differs("no event".into(), format!("events: {}", self.objects.events.join(", ")))),
+                    Some(_) => Err(differs("no event".into(), self.objects.seen_events())),
                 }
             }
             Peer::Wakes { qp, within } => {

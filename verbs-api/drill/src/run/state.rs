@@ -4,7 +4,7 @@ use crate::figures::Figure;
 use crate::log::Log;
 use crate::mad;
 use crate::number::{Names, Number};
-use crate::target::{Card, Completed, ConnectionEvent, Handle, Refused, Region, Target};
+use crate::target::{Card, Completed, ConnectionEvent, Event, Handle, Refused, Region, Source, Target};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -144,7 +144,7 @@ pub(super) struct Objects {
     pub(super) has_alternate: bool,
     /// Completions that no step has consumed.
     pub(super) completed: Vec<Completed>,
-    pub(super) events: Vec<String>,
+    pub(super) events: Vec<Event>,
 }
 
 impl Objects {
@@ -169,6 +169,22 @@ impl Objects {
     pub(super) fn near(&self) -> Vec<u32> {
         let management = (!self.ids.is_empty()).then_some(mad::GSI);
         self.ties.iter().map(|tie| tie.near).chain(management).collect()
+    }
+
+    /// Returns true if an event is about the queue pair or shared receive queue with this name.
+    pub(super) fn is_of(&self, event: &Event, name: &str) -> bool {
+        let name = self.indexed(name);
+        match event.of {
+            Source::Qp(qp) => self.ties.iter().any(|tie| tie.qp == qp && tie.name == name),
+            Source::Srq(srq) => self.srqs.get(&name).is_some_and(|queue| queue.srq == srq),
+            Source::Other => false,
+        }
+    }
+
+    /// Returns the names of the events that no step has consumed.
+    pub(super) fn seen_events(&self) -> String {
+        let names: Vec<_> = self.events.iter().map(|event| event.name.as_str()).collect();
+        format!("events: {}", names.join(", "))
     }
 
     pub(super) fn id(&self, name: &str) -> Result<Handle, Stop> {

@@ -1,20 +1,36 @@
 //! Runs a case without a verdict, and records the behaviour of the card.
 
-use super::state::{Run, Stop};
+use super::state::{Run, Stop, Tie};
 use crate::layout;
 use crate::log::Log;
 use crate::script::Case;
 use crate::script::steps::{Line, Peer, Spec, Step};
-use crate::target::Target;
+use crate::target::{Card, Completed, Event, Target};
+use roxe_wire::net::checksum_is_right;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 use std::time::Duration;
 
 /// Time limit for the acknowledgement of the honest connection.
-const IDLE_LIMIT: Duration = Duration::from_secs(1);
-/// Bytes of the GRH before a received datagram.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Most packets to connections between two of the honest connection.
+const GROUP: u64 = 8;
+/// Time for the RNR timer of a connection, which is 10 us, on the virtual clock and on a card: the
+/// kernel's rxe rounds it up to its ticks, which may be 10 ms.
+const RNR_WAIT: Duration = Duration::from_millis(20);
+const RNR_PATIENCE: Duration = Duration::from_millis(100);
+/// Time for a card that has not done what was expected yet, and interval of looks at it. roxe's
+/// UC and UD responders keep a packet for 100 ms if there is no receive for it.
+const LATE: Duration = Duration::from_millis(250);
+const LOOK: Duration = Duration::from_millis(25);
+/// Bytes of the GRH in front of a received datagram.
 const GRH: usize = 40;
-/// Maximum number of recorded packets of the card.
-const MAX_ANSWERS: usize = 1024;
+/// Value of the bytes of a region before the case, by which a GRH is recognised.
+const FILL: u8 = 7;
+/// Most bytes of a region that are compared.
+const MAX_REGION: u64 = 1 << 20;
+/// Most packets of the card that are recorded.
+const MAX_ANSWERS: usize = 1 << 16;
 
 /// Behaviour of a card in a case.
 #[derive(Clone, Debug, Default)]
@@ -25,26 +41,50 @@ pub(crate) struct Trace {
     pub(crate) completions: BTreeMap<String, Vec<String>>,
     /// States by queue pair.
     pub(crate) states: BTreeMap<String, String>,
-    /// Content by region.
+    /// Asynchronous events by queue pair, with those of its shared receive queue.
+    pub(crate) events: BTreeMap<String, Vec<String>>,
+    /// Content by region, with zeros in place of GRHs.
     pub(crate) memory: BTreeMap<String, Vec<u8>>,
+    /// GRHs by region and offset, as text.
+    pub(crate) grhs: BTreeMap<(String, usize), String>,
     /// True if the card acknowledged the last packet on the honest connection.
     pub(crate) is_alive: bool,
     /// Number of packets sent.
     pub(crate) sent: usize,
+    /// True if the card did the last of what was expected late.
+    pub(crate) is_late: bool,
+    /// Time of second looks.
+    pub(crate) waited: Duration,
+    /// Places of RNR NAKs after which the card repeats a request.
+    repeats: BTreeSet<usize>,
     /// Regions and offsets of GRHs, whose addresses differ between targets.
-    headers: Vec<(String, usize)>,
+    headers: BTreeSet<(String, usize)>,
+    /// Regions and their bytes.
+    lengths: BTreeMap<String, u64>,
 }
+
+/// The model's behaviour, and a function that returns true if the card's needs no second look.
+pub(crate) type Expected<'a> = (&'a Trace, &'a dyn Fn(&Trace) -> bool);
 
 /// Runs the steps of `case`, which only sends packets and drives the far side, until no packet has
 /// arrived for `settle`. Returns `None` if the case is invalid.
 ///
-/// The last packet of the case belongs to an honest connection, `h`. It is sent, each time with the
-/// next number `beat`, before a queue pair gets its next packet, and the case continues when the
-/// card has acknowledged it: so the behaviour of a queue pair does not depend on batching.
+/// The last packet of the case belongs to an honest connection, `h`. It is sent after every few
+/// packets, each time with the next number `beat`. A queue pair gets its next packet when the card
+/// has acknowledged the honest one behind its newest packet: so the behaviour of a queue pair does
+/// not depend on batching.
+///
+/// `expected` is `None` for the model itself. A card that has not done what is expected gets more
+/// time.
 ///
 /// # Errors
 /// If the target is lost.
-pub(crate) fn trace(case: &Case, target: &mut dyn Target, settle: Duration) -> Result<Option<Trace>, String> {
+pub(crate) fn trace(
+    case: &Case,
+    target: &mut dyn Target,
+    settle: Duration,
+    expected: Option<Expected<'_>>,
+) -> Result<Option<Trace>, String> {
     target.begin(false).map_err(|refused| refused.to_string())?;
     let card = target.card(false).ok_or("the card has no IPv4 address")?;
     let mut run = Run::new(target, card, &case.names);
@@ -53,8 +93,10 @@ pub(crate) fn trace(case: &Case, target: &mut dyn Target, settle: Duration) -> R
         _ => None,
     });
     let Some(honest) = honest else { return Ok(None) };
+    let mut pulse = Pulse { honest, sent: 0, acked: 0, unfollowed: 0, follows: BTreeMap::new(), rnr: BTreeMap::new() };
     let mut trace = Trace { is_alive: true, ..Trace::default() };
-    match run.steps(case, honest, &mut trace) {
+    let model = expected.map(|(model, _)| model);
+    match run.steps(case, &mut pulse, &mut trace, model) {
         Ok(()) => {}
         Err(Stop::Refused(refused)) if refused.errno == 0 => return Err(refused.to_string()),
         Err(_) => return Ok(None),
@@ -62,10 +104,37 @@ pub(crate) fn trace(case: &Case, target: &mut dyn Target, settle: Duration) -> R
     let rest = |stop: Stop| format!("{stop:?}");
     run.settle(&mut trace, settle).map_err(rest)?;
     run.look(&mut trace).map_err(rest)?;
+    if let Some((_, is_enough)) = expected {
+        let begun = run.target.now();
+        let limit = begun + LATE;
+        while !is_enough(&trace) && run.target.now() < limit {
+            trace.is_late = true;
+            let until = run.target.now() + LOOK;
+            while run.answer(&mut trace, until).map_err(rest)?.is_some() {}
+            run.look(&mut trace).map_err(rest)?;
+        }
+        trace.is_late &= is_enough(&trace);
+        trace.waited = run.target.now() - begun;
+    }
     Ok(Some(trace))
 }
 
-/// Runs the steps of `case` and records all packets; waits `limit` for the response to each
+/// The honest connection, whose acknowledgements show which packets the card has received.
+struct Pulse<'a> {
+    honest: &'a Spec,
+    /// Number of honest packets sent, and of those acknowledged.
+    sent: u64,
+    acked: u64,
+    /// Number of other packets since the newest honest one.
+    unfollowed: u64,
+    /// By queue pair: the number of the honest packet behind its newest packet.
+    follows: BTreeMap<String, u64>,
+    /// By queue pair that got an RNR NAK: its place in the case, and the number of packets that had
+    /// come from the queue pair.
+    rnr: BTreeMap<String, (usize, usize)>,
+}
+
+/// Runs the steps of `case` and records all packets; waits `patience` for the response to each
 /// request that demands one, and at the end. Returns the packets and the final states of the queue
 /// pairs.
 ///
@@ -124,19 +193,31 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn steps(&mut self, case: &Case, honest: &Spec, trace: &mut Trace) -> Result<(), Stop> {
-        let (mut beat, mut busy) = (0, BTreeSet::new());
-        for line in &case.lines {
+    fn steps(
+        &mut self,
+        case: &Case,
+        pulse: &mut Pulse<'_>,
+        trace: &mut Trace,
+        model: Option<&Trace>,
+    ) -> Result<(), Stop> {
+        for (at, line) in case.lines.iter().enumerate() {
             match &line.step {
-                Step::Send(spec) if trace.is_alive && !std::ptr::eq(spec, honest) => {
-                    if busy.contains(&spec.qp) {
-                        busy.clear();
-                        self.beat(honest, beat, trace)?;
-                        beat += 1;
+                Step::Send(spec) if trace.is_alive && !std::ptr::eq(spec, pulse.honest) => {
+                    let qp = spec.qp.clone().unwrap_or_default();
+                    self.wait_for(&qp, pulse, trace, model)?;
+                    if !trace.is_alive {
+                        continue;
                     }
-                    busy.insert(&spec.qp);
+                    if spec.name.starts_with("RNR") {
+                        pulse.rnr.insert(qp.clone(), (at, trace.count(&qp)));
+                    }
                     self.send(spec)?;
                     trace.sent += 1;
+                    pulse.follows.insert(qp, pulse.sent);
+                    pulse.unfollowed += 1;
+                    if pulse.unfollowed >= GROUP {
+                        self.beat(pulse, trace)?;
+                    }
                 }
                 Step::Peer(peer) => match self.peer(peer) {
                     // A queue pair in error refuses work on one card and flushes it on another.
@@ -144,13 +225,7 @@ impl Run<'_> {
                         if refused.errno != 0 && matches!(peer, Peer::Post(_) | Peer::Recv { .. }) => {}
                     done => {
                         done?;
-                        if let Peer::Recv { queue, sges, .. } = peer
-                            && self.objects.tie(Some(queue))?.is_datagram
-                        {
-                            for sge in sges {
-                                trace.headers.push((sge.mr.clone(), sge.at.value(&self.names)? as usize));
-                            }
-                        }
+                        self.note(peer, trace)?;
                     }
                 },
                 Step::Let(name, number) => {
@@ -159,23 +234,96 @@ impl Run<'_> {
                 _ => {}
             }
         }
-        if trace.is_alive { self.beat(honest, beat, trace) } else { Ok(()) }
+        if !trace.is_alive {
+            return Ok(());
+        }
+        let repeating: Vec<_> = pulse.rnr.keys().cloned().collect();
+        for qp in repeating {
+            self.wait_for(&qp, pulse, trace, model)?;
+        }
+        if pulse.unfollowed > 0 || pulse.sent == 0 {
+            self.beat(pulse, trace)?;
+        }
+        let last = pulse.sent - 1;
+        self.acknowledged(last, pulse, trace)
     }
 
-    /// Sends the honest packet number `beat` and records packets until its acknowledgement. Tries
-    /// twice, because the path may lose a packet.
-    fn beat(&mut self, honest: &Spec, beat: u64, trace: &mut Trace) -> Result<(), Stop> {
-        self.names.insert("beat".into(), beat);
-        let tie = self.objects.tie(Some("h"))?;
-        let psn = (self.names.get(&format!("{}.psn", tie.name)).copied().unwrap_or_default() + beat) & 0xff_ffff;
-        for _ in 0..2 {
-            self.send(honest)?;
-            trace.sent += 1;
-            let until = self.target.now() + IDLE_LIMIT;
-            while let Some(packet) = self.answer(trace, until)? {
-                if packet.0 == "h" && is_acknowledgement(&packet.1, psn) {
-                    return Ok(());
+    /// Notes the length of a region, and the places of GRHs in a receive of datagrams.
+    fn note(&self, peer: &Peer, trace: &mut Trace) -> Result<(), Stop> {
+        match peer {
+            Peer::Register { name, length, .. } => {
+                trace.lengths.insert(name.clone(), length.value(&self.names)?.min(MAX_REGION));
+            }
+            Peer::Recv { queue, sges, .. } if self.objects.tie(Some(queue)).is_ok_and(|tie| tie.is_datagram) => {
+                for sge in sges.iter().take(1) {
+                    trace.headers.insert((sge.mr.clone(), sge.at.value(&self.names)? as usize));
                 }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Waits until the card has received the newest packet of a queue pair, and has repeated the
+    /// request that it refused as not ready. The model itself notes which requests it repeats.
+    fn wait_for(
+        &mut self,
+        qp: &str,
+        pulse: &mut Pulse<'_>,
+        trace: &mut Trace,
+        model: Option<&Trace>,
+    ) -> Result<(), Stop> {
+        let Some(beat) = pulse.follows.get(qp).copied() else { return Ok(()) };
+        if beat >= pulse.sent {
+            self.beat(pulse, trace)?;
+        }
+        self.acknowledged(beat, pulse, trace)?;
+        let Some((at, before)) = pulse.rnr.remove(qp) else { return Ok(()) };
+        match model {
+            None => {
+                let until = self.target.now() + RNR_WAIT;
+                while self.answer(trace, until)?.is_some() {}
+                if trace.count(qp) > before {
+                    trace.repeats.insert(at);
+                }
+            }
+            Some(model) if model.repeats.contains(&at) => {
+                let until = self.target.now() + RNR_PATIENCE;
+                while trace.count(qp) <= before && self.answer(trace, until)?.is_some() {}
+            }
+            Some(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Sends the next honest packet.
+    fn beat(&mut self, pulse: &mut Pulse<'_>, trace: &mut Trace) -> Result<(), Stop> {
+        self.names.insert("beat".into(), pulse.sent);
+        (pulse.sent, pulse.unfollowed) = (pulse.sent + 1, 0);
+        trace.sent += 1;
+        self.send(pulse.honest)
+    }
+
+    /// Records packets until the honest packet number `beat` is acknowledged. Sends it again once,
+    /// with those behind it, because the path may lose a packet.
+    fn acknowledged(&mut self, beat: u64, pulse: &mut Pulse<'_>, trace: &mut Trace) -> Result<(), Stop> {
+        let first = self.names.get("h.psn").copied().unwrap_or_default();
+        for _ in 0..2 {
+            let until = self.target.now() + PATIENCE;
+            while pulse.acked <= beat {
+                let Some((qp, packet)) = self.answer(trace, until)? else { break };
+                let number = acknowledged(&packet).map(|psn| psn.wrapping_sub(first) & 0xff_ffff);
+                if let Some(number) = number.filter(|number| qp == "h" && *number < pulse.sent) {
+                    pulse.acked = pulse.acked.max(number + 1);
+                }
+            }
+            if pulse.acked > beat {
+                return Ok(());
+            }
+            for lost in pulse.acked..pulse.sent {
+                self.names.insert("beat".into(), lost);
+                trace.sent += 1;
+                self.send(pulse.honest)?;
             }
         }
         trace.is_alive = false;
@@ -185,7 +333,7 @@ impl Run<'_> {
     /// Records packets until none has arrived for `settle`, at most for ten times as long.
     fn settle(&mut self, trace: &mut Trace, settle: Duration) -> Result<(), Stop> {
         let (mut until, limit) = (self.target.now() + settle, self.target.now() + settle * 10);
-        while self.answer(trace, until)?.is_some() && trace.answers.len() < MAX_ANSWERS {
+        while self.answer(trace, until)?.is_some() {
             until = limit.min(self.target.now() + settle);
         }
         Ok(())
@@ -197,41 +345,105 @@ impl Run<'_> {
         let to = datagram.bytes.get(5..8).map(|qpn| u32::from_be_bytes([0, qpn[0], qpn[1], qpn[2]]));
         let tie = self.objects.ties.iter().find(|tie| Some(tie.near) == to);
         let answer = (tie.map_or_else(|| "?".to_owned(), |tie| tie.name.clone()), datagram.bytes);
-        if answer.0 != "h" {
+        if answer.0 != "h" && trace.answers.len() < MAX_ANSWERS {
             trace.answers.push(answer.clone());
         }
         Ok(Some(answer))
     }
 
+    /// Reads states and memory, and adds new completions and events.
     fn look(&mut self, trace: &mut Trace) -> Result<(), Stop> {
         let queues: Vec<_> = self.objects.ties.iter().map(|tie| (tie.qp, tie.cq)).collect();
-        let len = |name: &str| if name.starts_with('m') { 8192 } else { 64 };
-        let regions: Vec<_> = self.objects.regions.iter().map(|(name, region)| (region.mr, len(name))).collect();
+        let regions: Vec<_> =
+            self.objects.regions.iter().map(|(name, region)| (region.mr, trace.lengths[name])).collect();
         let look = self.target.look(&queues, &regions)?;
         for (tie, (state, done)) in self.objects.ties.iter().zip(look.queues) {
             trace.states.insert(tie.name.clone(), state);
-            // The near side has other queue pair numbers in each run.
-            let done = done.into_iter().map(|mut done| {
-                done.src_qp = 0;
-                if matches!(done.opcode.as_str(), "SEND" | "RDMA_WRITE") {
-                    // Undefined for these.
-                    done.byte_len = 0;
-                }
-                done.to_string()
-            });
-            let done = done.collect();
-            trace.completions.insert(tie.name.clone(), done);
+            let done = done.into_iter().map(|done| completion(tie, done));
+            trace.completions.entry(tie.name.clone()).or_default().extend(done);
+            let events = trace.events.entry(tie.name.clone()).or_default();
+            events.extend(look.events.iter().filter(|event| self.is_of(event, tie)).map(|event| event.name.clone()));
+            // Events of a queue pair and of its shared receive queue come in any order.
+            events.sort();
         }
         for (name, mut bytes) in self.objects.regions.keys().zip(look.memory) {
             for (_, at) in trace.headers.iter().filter(|(mr, _)| mr == name) {
-                bytes.iter_mut().skip(*at).take(GRH).for_each(|byte| *byte = 0);
+                if let Some(header) = bytes.get_mut(*at..).and_then(|rest| rest.first_chunk_mut::<GRH>()) {
+                    trace.grhs.insert((name.clone(), *at), grh(header, &self.card));
+                    header.fill(0);
+                }
             }
             trace.memory.insert(name.clone(), bytes);
         }
         Ok(())
     }
+
+    /// Returns true if an event is about this queue pair or its shared receive queue.
+    fn is_of(&self, event: &Event, tie: &Tie) -> bool {
+        self.objects.is_of(event, &tie.name) || self.objects.is_of(event, &shared_queue(&tie.name))
+    }
 }
 
-fn is_acknowledgement(packet: &[u8], psn: u64) -> bool {
-    layout::get(packet, "psn") == Some(psn) && layout::get(packet, "syndrome").is_some_and(|syndrome| syndrome < 0x20)
+impl Trace {
+    /// Returns the number of packets that came from a queue pair.
+    fn count(&self, qp: &str) -> usize {
+        self.answers.iter().filter(|(from, _)| from == qp).count()
+    }
+}
+
+/// Returns the name of the shared receive queue of a queue pair.
+pub(crate) fn shared_queue(qp: &str) -> String {
+    format!("srq{qp}")
+}
+
+/// Returns a completion as text, without what is undefined.
+fn completion(tie: &Tie, mut done: Completed) -> String {
+    if matches!(done.opcode.as_str(), "SEND" | "RDMA_WRITE") {
+        (done.byte_len, done.imm) = (0, None);
+    }
+    let source = std::mem::take(&mut done.src_qp);
+    let mut text = done.to_string();
+    if tie.is_datagram && done.status == "SUCCESS" && done.opcode.starts_with("RECV") {
+        // The near side has other queue pair numbers in each run.
+        let _ = match source == tie.near {
+            true => write!(text, " src_qp={}.near", tie.name),
+            false => write!(text, " src_qp={source:#x}"),
+        };
+    }
+    text
+}
+
+/// Returns the header of a datagram as text, with names in place of addresses, which differ between
+/// targets. The first 20 bytes are undefined on IPv4; senders choose the identification freely.
+fn grh(header: &[u8; GRH], card: &Card) -> String {
+    if header.iter().all(|byte| *byte == FILL) {
+        return "nothing".to_owned();
+    }
+    let ip = &header[GRH - 20..];
+    let word = |at: usize| u16::from_be_bytes([ip[at], ip[at + 1]]);
+    let name = |at: usize| {
+        let is = |gid: &roxe_wire::Gid| gid.0[12..] == ip[at..at + 4];
+        let names = [("near", card.near[0]), ("stranger", card.near[1]), ("card", card.address)];
+        let found = names.iter().find(|(_, gid)| is(gid)).map(|(name, _)| (*name).to_owned());
+        found.unwrap_or_else(|| format!("{}.{}.{}.{}", ip[at], ip[at + 1], ip[at + 2], ip[at + 3]))
+    };
+    let checksum = if checksum_is_right(ip) { "right" } else { "wrong" };
+    format!(
+        "GRH version={:#x} tos={:#x} length={} fragment={:#x} ttl={} protocol={} checksum={checksum} source={} \
+         destination={}",
+        ip[0],
+        ip[1],
+        word(2),
+        word(6),
+        ip[8],
+        ip[9],
+        name(12),
+        name(16)
+    )
+}
+
+/// Returns the PSN that a packet acknowledges.
+fn acknowledged(packet: &[u8]) -> Option<u64> {
+    layout::get(packet, "syndrome").filter(|syndrome| *syndrome < 0x20)?;
+    layout::get(packet, "psn")
 }

@@ -234,7 +234,10 @@ fn peer(service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
             data: words.data()?.ok_or("data is missing: use data=, hex=, word=, quad= or len=")?,
         },
         "event" if name == "none" => Peer::NoEvent { time: words.time_after("for")? },
-        "event" => Peer::Event { name, within: words.time_after("within")? },
+        "event" => {
+            let of = words.text("of").map(str::to_owned);
+            Peer::Event { name, of, within: words.time_after("within")? }
+        }
         "arm" => Peer::Arm { qp: name, solicited: words.flag("solicited") },
         "wakes" => Peer::Wakes { qp: name, within: words.time_after("within")? },
         "sleeps" => Peer::Sleeps { qp: name, time: words.time_after("for")? },

@@ -203,8 +203,8 @@ pub(crate) enum Peer {
     Checksum { mr: String, at: Option<Number>, len: Number },
     /// `write NAME`: the program of the far side writes to its memory.
     Write { mr: String, at: Option<Number>, data: Data },
-    /// `event NAME`
-    Event { name: String, within: Option<Number> },
+    /// `event NAME`, of any object or of this queue pair or shared receive queue
+    Event { name: String, of: Option<String>, within: Option<Number> },
     /// `event none`: no asynchronous event for this time.
     NoEvent { time: Option<Number> },
     /// `arm NAME`: requests an event for its next completion, or for its next solicited one.

@@ -3,10 +3,11 @@
 
 use roxe_drill::fuzz::{Options, fuzz};
 use roxe_drill::target::{
-    Answer, Card, Change, Completed, Datagram, Extensions, FarSide, Handle, NewQp, Piece, Refused, Region, Work,
+    Answer, Card, Change, Completed, Datagram, Event, Extensions, FarSide, Handle, NewQp, Piece, Refused, Region, Work,
 };
 use roxe_drill::{Script, Target, Verdict, VirtualCard, run};
 use roxe_wire::Gid;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 const OPTIONS: Options =
@@ -23,6 +24,18 @@ pub(crate) enum Mistake {
     Completion,
     /// Changes this byte of each region.
     Byte(u64),
+    /// Passes on a hop limit in the GRH of datagrams that is lower by one.
+    Header,
+    /// Names another source queue pair of datagrams.
+    Source,
+    /// Raises no event for a refused access.
+    NoEvent,
+    /// Raises the event of a shared receive queue twice.
+    TwoEvents,
+    /// Changes a byte in each packet from the 30th in the middle of a message on.
+    LongMessage,
+    /// None; but it tells of completions this long after the last packet.
+    Tardy(Duration),
     /// It sends its last packet again at the n-th chance, which is a wait in which none comes.
     Repeat(usize),
     /// It sends a CNP at the n-th chance.
@@ -52,6 +65,11 @@ pub(crate) struct Wrong {
     chances: usize,
     /// Number of runs that have begun.
     runs: usize,
+    /// Packets in the middle of a message since its start, by queue pair.
+    middles: BTreeMap<[u8; 3], usize>,
+    /// Completions of `Tardy` by queue, and the time of the last packet to the card.
+    held: BTreeMap<Handle, Vec<Completed>>,
+    sent: Duration,
     random: u64,
     has_erred: bool,
 }
@@ -75,8 +93,40 @@ impl Wrong {
     }
 
     pub(crate) fn new(mistake: Mistake) -> Self {
-        let (card, last_packet, last_completion) = (VirtualCard::default(), None, None);
-        Self { card, mistake, last_packet, last_completion, chances: 0, runs: 0, random: 1, has_erred: false }
+        Self {
+            card: VirtualCard::default(),
+            mistake,
+            last_packet: None,
+            last_completion: None,
+            chances: 0,
+            runs: 0,
+            middles: BTreeMap::new(),
+            held: BTreeMap::new(),
+            sent: Duration::ZERO,
+            random: 1,
+            has_erred: false,
+        }
+    }
+
+    /// Returns the packet as the card sees it.
+    fn seen(&mut self, mut datagram: Datagram) -> Datagram {
+        // Opcodes of UD begin with the bits 011.
+        let Some([opcode, _, _, _, _, qpn @ .., _, _, _, _]) = datagram.bytes.first_chunk::<12>().copied() else {
+            return datagram;
+        };
+        if self.mistake == Mistake::Header && opcode >> 5 == 0b011 {
+            datagram.net.hop_limit -= 1;
+        }
+        if self.mistake == Mistake::LongMessage {
+            let is_middle = matches!(opcode & 0x1f, 0x01 | 0x07);
+            let middles = self.middles.entry(qpn).or_default();
+            *middles = if is_middle { *middles + 1 } else { 0 };
+            if *middles >= 30 && roxe_wire::icrc::verify(&datagram.net, &datagram.bytes) && datagram.bytes.len() > 20 {
+                datagram.bytes[12] ^= 1;
+                roxe_wire::icrc::seal(&datagram.net, &mut datagram.bytes);
+            }
+        }
+        datagram
     }
 
     /// Returns true if the card has made its mistake `Repeat`, `Cnp` or `Extra`.
@@ -133,7 +183,16 @@ impl FarSide for Wrong {
         post_recv(qp: Handle, wr_id: u64, pieces: &[Piece]) -> Answer<()>;
         post_srq_recv(srq: Handle, wr_id: u64, pieces: &[Piece]) -> Answer<()>;
         write(mr: Handle, at: u64, bytes: &[u8]) -> Answer<()>;
-        events() -> Answer<Vec<String>>;
+    }
+
+    fn events(&mut self) -> Answer<Vec<Event>> {
+        let mut events = self.card.events()?;
+        if self.mistake == Mistake::NoEvent {
+            events.retain(|event| event.name != "QP_ACCESS_ERR");
+        }
+        let again = events.iter().filter(|event| self.mistake == Mistake::TwoEvents && event.name.starts_with("SRQ"));
+        events.extend(again.cloned().collect::<Vec<_>>());
+        Ok(events)
     }
 
     fn create_qp(&mut self, new: &NewQp) -> Answer<(Handle, u32)> {
@@ -150,6 +209,14 @@ impl FarSide for Wrong {
 
     fn poll(&mut self, cq: Handle) -> Answer<Vec<Completed>> {
         let mut done = self.card.poll(cq)?;
+        if self.mistake == Mistake::Source {
+            done.iter_mut().for_each(|done| done.src_qp ^= 1);
+        }
+        if let Mistake::Tardy(time) = self.mistake {
+            let held = self.held.entry(cq).or_default();
+            held.extend(done);
+            done = if self.card.now() < self.sent + time { Vec::new() } else { std::mem::take(held) };
+        }
         let again = done.iter().filter(|done| self.mistake == Mistake::Completion && done.opcode == "RECV");
         done.extend(again.cloned().collect::<Vec<_>>());
         if let (true, Mistake::Extra(at), Some(last)) = (done.is_empty(), self.mistake, self.last_completion.clone())
@@ -172,7 +239,11 @@ impl FarSide for Wrong {
     }
 }
 
-impl Extensions for Wrong {}
+impl Extensions for Wrong {
+    delegate! {
+        set_limit(srq: Handle, limit: u32) -> Answer<()>;
+    }
+}
 
 impl Target for Wrong {
     fn pause(&mut self, until: Duration) {
@@ -193,6 +264,8 @@ impl Target for Wrong {
 
     fn begin(&mut self, ipv6: bool) -> Answer<()> {
         (self.last_packet, self.last_completion, self.chances) = (None, None, 0);
+        self.middles.clear();
+        self.held.clear();
         self.runs += 1;
         if self.is_lost() {
             return Err(Refused::broken("the agent has closed the connection"));
@@ -216,7 +289,9 @@ impl Target for Wrong {
             return Ok(());
         }
         self.card.pause(self.card.now() + self.late());
-        self.card.send(datagram)
+        self.sent = self.card.now();
+        let seen = self.seen(datagram.clone());
+        self.card.send(&seen)
     }
 
     fn receive(&mut self, until: Duration) -> Answer<Option<(Duration, Datagram)>> {
@@ -253,14 +328,32 @@ fn near_side_with_one_address_runs_every_case() {
     assert_eq!(summary.refused, 0);
 }
 
-/// Checks that this mistake is found with this cause, by a script that fails only on its card.
-fn is_found(mistake: Mistake, cause: &str) {
+#[test]
+fn late_completions_are_no_differences() {
+    let late = Duration::from_millis(110);
+    let options = Options { cases: 100, ..OPTIONS };
+    let summary =
+        fuzz(&mut Wrong::new(Mistake::Tardy(late)), &options, |finding| panic!("{}", finding.script)).unwrap();
+    assert_eq!(summary.passing, 0, "{summary:?}");
+    assert!(summary.late > 50, "{summary:?}");
+}
+
+#[test]
+fn lost_packets_are_counted_as_differences_once() {
+    let options = Options { cases: 100, ..OPTIONS };
+    let summary = fuzz(&mut Wrong::new(Mistake::Loss(300)), &options, |_| {}).unwrap();
+    assert!(summary.passing > 0 && !summary.once.is_empty(), "{summary:?}");
+}
+
+/// Checks that this mistake is found with this cause, by a script of at most `most` packets that
+/// fails only on its card.
+fn is_found(mistake: Mistake, most: usize, cause: &str) {
     let summary = fuzz(&mut Wrong::new(mistake), &Options { cases: 200, ..OPTIONS }, |_| {}).unwrap();
     let found = summary.findings.iter().find(|finding| finding.cause == cause);
     let finding = found.unwrap_or_else(|| panic!("{summary:?}"));
     assert!(finding.count > 1, "one cause is one finding: {finding:?}");
     let sends = finding.script.lines().filter(|line| line.starts_with("send ")).count();
-    assert!(sends <= 3, "it is short: {}", finding.script);
+    assert!(sends <= most, "it is short: {}", finding.script);
     let script = Script::parse("found", &finding.script).unwrap();
     let verdict = |card: &mut dyn Target| run("found", &script.cases()[0], card).verdict;
     let model = verdict(&mut VirtualCard::default());
@@ -270,15 +363,42 @@ fn is_found(mistake: Mistake, cause: &str) {
 
 #[test]
 fn wrong_answer_is_found() {
-    is_found(Mistake::Answer, "RC answers: model: NAK invalid_request; card: NAK remote_operation");
+    let cause = "RC responder: the model answers NAK invalid request, the card answers NAK remote operation";
+    is_found(Mistake::Answer, 3, cause);
 }
 
 #[test]
 fn duplicate_completion_is_found() {
-    is_found(Mistake::Completion, "UD completions: model: nothing; card: status=SUCCESS opcode=RECV");
+    is_found(Mistake::Completion, 3, "UD responder: the model completes nothing, the card a receive with SUCCESS");
 }
 
 #[test]
 fn wrong_byte_is_found() {
-    is_found(Mistake::Byte(4000), "UD memory: model: byte; card: byte");
+    is_found(Mistake::Byte(4000), 3, "UD responder: the card changes memory that the model leaves alone");
+}
+
+#[test]
+fn wrong_hop_limit_in_grh_is_found() {
+    is_found(Mistake::Header, 3, "UD responder: the card writes a GRH with another TTL than the model");
+}
+
+#[test]
+fn wrong_source_queue_pair_is_found() {
+    let cause = "UD responder: the card completes a receive with another source queue pair than the model";
+    is_found(Mistake::Source, 3, cause);
+}
+
+#[test]
+fn missing_event_of_queue_pair_is_found() {
+    is_found(Mistake::NoEvent, 3, "RC responder: the model raises QP_ACCESS_ERR and the card does not");
+}
+
+#[test]
+fn second_event_of_shared_receive_queue_is_found() {
+    is_found(Mistake::TwoEvents, 3, "RC responder: the card raises SRQ_LIMIT_REACHED and the model does not");
+}
+
+#[test]
+fn wrong_byte_deep_in_long_message_is_found() {
+    is_found(Mistake::LongMessage, 70, "RC responder: the card writes other bytes to memory than the model");
 }
