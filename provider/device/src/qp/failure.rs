@@ -332,10 +332,9 @@ impl KeyAccess {
             (MemError::WrongDomain, KeyFacts::Open { users: Users::Peers(_), .. }) if kind == "lkey" => {
                 ("the key is the rkey of a region, and lists need the lkey".to_owned(), "use ibv_mr.lkey")
             }
-            (MemError::Access, KeyFacts::Open { users: Users::Domain(_), .. }) if kind == "rkey" && is_checking() => (
-                "the key is the lkey of a region, and a peer needs the rkey".to_owned(),
-                "send the peer ibv_mr.rkey",
-            ),
+            (MemError::Access, KeyFacts::Open { users: Users::Domain(_), .. }) if kind == "rkey" && is_checking() => {
+                ("the key is the lkey of a region, and a peer needs the rkey".to_owned(), "send the peer ibv_mr.rkey")
+            }
             (MemError::WrongDomain, KeyFacts::Open { users: Users::Qp(_), .. }) => (
                 "the memory window of type 2 with this key is bound to another queue pair".to_owned(),
                 "bind the window on the queue pair whose peer uses it",

@@ -90,7 +90,10 @@ const CASES: [(&str, &[&str]); 52] = [
 /// The same with the checker on, which gives a region two keys.
 const CHECKED: [(&str, &[&str]); 2] = [
     ("local-rkey", &["(4)", "the key is the rkey of a region, and lists need the lkey", "use ibv_mr.lkey"]),
-    ("key-confused", &["(10)", "the key is the lkey of a region, and a peer needs the rkey", "send the peer ibv_mr.rkey"]),
+    (
+        "key-confused",
+        &["(10)", "the key is the lkey of a region, and a peer needs the rkey", "send the peer ibv_mr.rkey"],
+    ),
 ];
 
 /// Tables of refused verbs, each run in one process: a row, and words of its line about the
@@ -361,7 +364,8 @@ const FAR: [Far; 14] = [
 
 pub(crate) fn main() -> ExitCode {
     let checks = CASES.iter().flat_map(|(case, words)| {
-        ["auto", "udp"].map(|link| Check::new(format!("{case}, link {link}"), move || judge(case, words, &[("ROXE_LINK", link)])))
+        ["auto", "udp"]
+            .map(|link| Check::new(format!("{case}, link {link}"), move || judge(case, words, &[("ROXE_LINK", link)])))
     });
     let checked = CHECKED.map(|(case, words)| {
         Check::new(format!("{case}, with the checker"), move || judge(case, words, &[("ROXE_CHECK", "warn")]))
