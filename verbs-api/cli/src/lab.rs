@@ -12,6 +12,8 @@
 //! network namespaces; it ends with `roxe lab`, also if that is killed. Nothing is written to the
 //! host's file system. `ip` and `tc` of iproute2 configure the links.
 //!
+//! A host that is the kernel's rxe has a guest of QEMU in its namespaces (`guest.rs`).
+//!
 //! `scenario.rs` reads the file, `director.rs` starts the hosts in its order and changes their
 //! links, `control.rs` does so by hand and opens shells, `net.rs` has names and tools, `link.rs`
 //! the impairments, `capture.rs` records.
@@ -19,6 +21,7 @@
 mod capture;
 mod control;
 mod director;
+mod guest;
 mod host;
 mod link;
 mod net;
@@ -32,6 +35,7 @@ use crate::view::{mount_own_proc, unshare_as_root};
 use capture::Captures;
 use control::Control;
 use director::Director;
+use guest::Guest;
 use host::{Host, step};
 use link::{Link, Shaper};
 use net::{NUMBER, Net, RULES, SWITCH, status_of, tc};
@@ -78,6 +82,12 @@ pub(crate) struct InnerArgs {
     /// Queueing discipline of this host's end of the link.
     #[arg(long)]
     uplink: Option<String>,
+    /// This host is a guest with the kernel's rxe.
+    #[arg(long)]
+    rxe: bool,
+    /// Port on which a program of this host will listen.
+    #[arg(long)]
+    listens: Option<u16>,
     /// Arguments of `roxe run`; a host without them is idle.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     run: Vec<OsString>,
@@ -93,6 +103,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     if let Some(file) = file {
         net.complete(&scenario::read(file)?)?;
     }
+    net.check()?;
     if let Some(folder) = &net.captures {
         create_folder(folder)?;
     }
@@ -149,7 +160,7 @@ pub(crate) fn switch(args: &InnerArgs) -> Result<ExitCode> {
     ip(&format!("link add br0 mtu {mtu} type bridge mcast_snooping 0\nlink set br0 up\n"))?;
     let plan = match &args.scenario {
         Some(file) => scenario::read(file)?,
-        None => Scenario { hosts: vec![scenario::Host::default(); net.hosts().into()], ..Scenario::default() },
+        None => Scenario { hosts: net.plan(), ..Scenario::default() },
     };
     let links: Vec<Link> =
         plan.hosts.iter().map(|host| net.link.clone().unwrap_or_else(|| host.link.clone())).collect();
@@ -161,7 +172,16 @@ pub(crate) fn switch(args: &InnerArgs) -> Result<ExitCode> {
             (Some(_), Some(command)) => with_command(&args.run, command),
             (Some(_), None) => Vec::new(),
         };
-        hosts.push(Host::start(net, number, &run, link.uplink(shaper, mtu), &link.fault_rules(shaper))?);
+        let rules = link.fault_rules(shaper);
+        if host.rxe && !rules.is_empty() {
+            let name = Net::name(number);
+            return Err(format!(
+                "cannot impair the link of {name}: this takes the fault rules {rules:?}, which the kernel's rxe does \
+                 not have; give {name} another link"
+            )
+            .into());
+        }
+        hosts.push(Host::start(net, number, host, &run, link.uplink(shaper, mtu), &rules)?);
     }
     let mut batch = String::new();
     for (number, host) in (1..).zip(&mut hosts) {
@@ -201,18 +221,26 @@ pub(crate) fn host(args: &InnerArgs) -> Result<ExitCode> {
     // Without a file system of its own namespace a program sees the interfaces of the machine
     // there; roxe does not look.
     let _ = mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), None::<&str>);
+    let guest = args.rxe.then(|| Guest::prepare(net, number, args.listens, command_of(&args.run))).transpose()?;
     step()?;
-    let (address, prefix) = (net.address(number), net.prefix());
-    let nodad = if net.ipv6 { " nodad" } else { "" };
     if net.captures.is_some() {
         // Otherwise the capture would hold sends of many packets as single frames.
         ip("link set eth0 gso_max_segs 1\n")?;
     }
-    ip(&format!("link set lo up\naddr add {address}/{prefix} dev eth0{nodad}\nlink set eth0 up\n"))?;
+    if guest.is_none() {
+        let (address, prefix) = (net.address(number), net.prefix());
+        let nodad = if net.ipv6 { " nodad" } else { "" };
+        ip(&format!("link set lo up\naddr add {address}/{prefix} dev eth0{nodad}\n"))?;
+    }
+    ip("link set eth0 up\n")?;
     if let Some(uplink) = &args.uplink {
         tc("eth0", &uplink.split(' ').map(str::to_owned).collect::<Vec<_>>())?;
     }
+    let guest = guest.map(Guest::boot).transpose()?;
     step()?;
+    if let Some(guest) = guest {
+        return guest.run();
+    }
     if args.run.is_empty() {
         // Idle until the switch ends; this process is what keeps the namespaces.
         let _ = io::stdin().read(&mut [0]);
@@ -225,6 +253,11 @@ pub(crate) fn host(args: &InnerArgs) -> Result<ExitCode> {
     run.env(NUMBER, number.to_string()).env("LAB_HOSTS", net.hosts().to_string());
     run.env("LAB_NAMES", list(&|number| Net::name(number))).env("LAB_ADDRS", list(&|number| net.address(number)));
     Err(run.exec().into())
+}
+
+/// Returns the command in arguments of `roxe run`.
+fn command_of(run: &[OsString]) -> &[OsString] {
+    run.iter().position(|word| word == "--").and_then(|at| run.get(at + 1..)).unwrap_or_default()
 }
 
 /// Shows `text` as `/etc/hosts`, in this mount namespace only.

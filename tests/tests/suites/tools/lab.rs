@@ -4,12 +4,13 @@
 use roxe_tests::build;
 use roxe_tests::cc::Compiled;
 use roxe_tests::files::Scratch;
-use roxe_tests::guest::link;
+use roxe_tests::guest::kernel::Kernel;
+use roxe_tests::guest::{Unavailable, link};
 use roxe_tests::pair::{UNPRIVILEGED, installed};
 use roxe_tests::report::{self, Check, Verdict};
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::{Command, ExitCode, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -41,6 +42,12 @@ pub(crate) fn main() -> ExitCode {
         Check::new("lab: MPI over three hosts", || mpi(&[])),
         Check::new("lab: MPI over three hosts of an ordinary user", || mpi(&UNPRIVILEGED)),
         Check::new("lab: each link is captured", captures),
+        Check::new("lab: RC between roxe and a guest with the kernel's rxe", || rxe_pingpong(&[])),
+        Check::new("lab: RC of an ordinary user between roxe and the kernel's rxe", || rxe_pingpong(&UNPRIVILEGED)),
+        Check::new("lab: listener of librdmacm in a guest lets other hosts start", rxe_listener),
+        Check::new("lab: exit status of a guest is that of the lab", rxe_status),
+        Check::new("lab: kill -9 ends guests", rxe_ends),
+        Check::new("lab: missing kernel for a guest is reported", rxe_without_kernel),
     ])
 }
 
@@ -489,27 +496,148 @@ fn processes(mark: &str) -> usize {
     lines.filter(|line| line.windows(mark.len()).any(|part| part == mark.as_bytes())).count()
 }
 
+/// Returns the version of the kernel for guests and its folder.
+fn kernel() -> Result<(String, String), Verdict> {
+    let kernel = Kernel::prepare().map_err(|Unavailable(why)| Verdict::Skipped(why))?;
+    let folder = kernel.image.ancestors().nth(2).expect("the image is in a folder `boot`");
+    Ok((kernel.version, folder.display().to_string()))
+}
+
+/// Runs a scenario with a guest to its end, started by the words of `prefix`.
+fn rxe_scenario(name: &str, prefix: &[&str], text: &str) -> Result<Output, Verdict> {
+    let folder = folder(name);
+    let file = in_folder(&folder, "lab.toml");
+    fs::write(&file, text).unwrap();
+    output(roxe_lab(&[prefix, &["timeout", BOOT_LIMIT]].concat(), &[&file]).current_dir(&*folder))
+}
+
+/// Seconds for a lab with a guest, which boots in ten unless others keep the processors busy.
+const BOOT_LIMIT: &str = "240";
+
+/// Both sides compare the data. The first host has the kernel of the guest.
+fn rxe_pingpong(prefix: &[&str]) -> Verdict {
+    let (version, folder) = match kernel() {
+        Ok(kernel) => kernel,
+        Err(verdict) => return verdict,
+    };
+    let text = format!(
+        r#"
+        kernel = "{folder}"
+        [[host]]
+        rxe = true
+        run = "echo $(hostname) has $(uname -r); exec ibv_rc_pingpong -d rxe0 -g 1 -c -n 200"
+        listens = 18515
+        [[host]]
+        after = 1
+        run = "exec ibv_rc_pingpong -g 0 -c -n 200 host1"
+        "#
+    );
+    match rxe_scenario(&format!("rxe-{}", prefix.len()), prefix, &text) {
+        Ok(output) => {
+            let said = text_of(&output);
+            let lines = [format!("host1 | host1 has {version}\n"), "host1 | 200 iters".into(), "host2 | 200 iters".into()];
+            let is_good = output.status.success() && lines.iter().all(|line| said.contains(line));
+            if is_good { Verdict::Passed } else { Verdict::Failed(said) }
+        }
+        Err(verdict) => verdict,
+    }
+}
+
+fn rxe_listener() -> Verdict {
+    let (_, folder) = match kernel() {
+        Ok(kernel) => kernel,
+        Err(verdict) => return verdict,
+    };
+    let text = format!(
+        r#"
+        kernel = "{folder}"
+        ipv6 = true
+        [[host]]
+        rxe = true
+        run = "exec rping -s -a host1 -C 5"
+        listens = 7174
+        [[host]]
+        after = 1
+        run = "exec rping -c -a host1 -C 5 -v"
+        "#
+    );
+    match rxe_scenario("rxe-listener", &[], &text) {
+        Ok(output) if output.status.success() && text_of(&output).contains("host2 | ping data: rdma-ping-4") => {
+            Verdict::Passed
+        }
+        Ok(output) => Verdict::Failed(text_of(&output)),
+        Err(verdict) => verdict,
+    }
+}
+
+fn rxe_status() -> Verdict {
+    let (_, folder) = match kernel() {
+        Ok(kernel) => kernel,
+        Err(verdict) => return verdict,
+    };
+    let script = "if [ $LAB_RXE ]; then echo to errors >&2; exit 7; fi; exec sleep 1000";
+    let options = ["--hosts", "3", "--rxe-hosts", "1", "--kernel", &folder, "--", "sh", "-c", script];
+    match output(&mut roxe_lab(&["timeout", BOOT_LIMIT], &options)) {
+        Ok(output) => {
+            let said = text_of(&output);
+            let lines = ["host3 | to errors\n", "host3 failed with exit status 7"];
+            let is_good = output.status.code() == Some(7) && lines.iter().all(|line| said.contains(line));
+            if is_good { Verdict::Passed } else { Verdict::Failed(said) }
+        }
+        Err(verdict) => verdict,
+    }
+}
+
+/// QEMU's command line has the name of a link to the kernel's folder.
+fn rxe_ends() -> Verdict {
+    let (_, kernel) = match kernel() {
+        Ok(kernel) => kernel,
+        Err(verdict) => return verdict,
+    };
+    let folder = folder("rxe-ends");
+    let mark = in_folder(&folder, "kernel");
+    symlink(kernel, &mark).unwrap();
+    let options = ["--rxe-hosts", "1", "--kernel", &mark, "--", "sh", "-c", "echo started; exec sleep 1000"];
+    ends_with_lab(&mark, &mut roxe_lab(&["timeout", BOOT_LIMIT], &options))
+}
+
+fn rxe_without_kernel() -> Verdict {
+    if let Err(verdict) = kernel() {
+        return verdict;
+    }
+    match output(&mut roxe_lab(&["timeout", "60"], &["--rxe-hosts", "1", "--kernel", "/dev/null/none", "--", "true"])) {
+        Ok(output) => {
+            let said = text_of(&output);
+            let line = "roxe lab: host2 did not start: no kernel with rdma_rxe in /dev/null/none; install ";
+            if output.status.code() == Some(1) && said.contains(line) { Verdict::Passed } else { Verdict::Failed(said) }
+        }
+        Err(verdict) => verdict,
+    }
+}
+
 fn nothing_is_left() -> Verdict {
     let mark = format!("1{:09}", std::process::id());
-    let mut child = match lab(&[], &[], &format!("setsid sleep {mark} & echo started; sleep {mark}"))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-    {
+    ends_with_lab(&mark, &mut lab(&[], &[], &format!("setsid sleep {mark} & echo started; sleep {mark}")))
+}
+
+/// Kills a lab when a host has printed a line. Then no process may remain whose command line has
+/// the text `mark`.
+fn ends_with_lab(mark: &str, lab: &mut Command) -> Verdict {
+    let mut child = match lab.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn() {
         Ok(child) => child,
         Err(e) => return Verdict::Failed(e.to_string()),
     };
     let mut seen = [0; 40];
     let read = child.stdout.take().and_then(|mut stream| stream.read(&mut seen).ok());
-    let before = processes(&mark);
+    let before = processes(mark);
     // `timeout`, which is the child, ends with its own child.
     let _ = Command::new("pkill").args(["-9", "-f", &format!("roxe lab .*{mark}")]).status();
     let _ = child.wait();
     let deadline = Instant::now() + Duration::from_secs(10);
-    while processes(&mark) > 0 && Instant::now() < deadline {
+    while processes(mark) > 0 && Instant::now() < deadline {
         sleep(Duration::from_millis(20));
     }
-    match (read, before, processes(&mark)) {
+    match (read, before, processes(mark)) {
         (Some(1..), 3.., 0) => Verdict::Passed,
         (read, before, after) => Verdict::Failed(format!("read {read:?}; {before} processes before, {after} after")),
     }

@@ -3,7 +3,7 @@
 //! The lab is found in /proc by its process 1, a host by the variable with its number. `nsenter` of
 //! util-linux enters their namespaces.
 
-use super::net::{NUMBER, Net, RULES, SWITCH, status_of};
+use super::net::{NUMBER, Net, RULES, RXE, SWITCH, status_of};
 use super::scenario;
 use crate::child::own;
 use crate::output::Result;
@@ -138,6 +138,9 @@ fn set_link(lab: Lab, host: u8, state: &str) -> Result<ExitCode> {
 /// Returns the command that becomes a shell on a host, or `command`, under `roxe run`.
 fn shell(lab: Lab, number: u8, command: &[OsString]) -> Result<Command> {
     let (process, variables) = host(lab, number)?;
+    if variables.contains_key(OsStr::new(RXE)) {
+        return Err(format!("{} is a guest, where only its own command runs", Net::name(number)).into());
+    }
     let mut shell = enter(process, &["-n", "-m", "-u", "-i", "-p"]);
     shell.arg(own()?).args(["run", "--netdev", "eth0"]);
     let rules = variables.get(OsStr::new(RULES)).filter(|rules| !rules.is_empty());

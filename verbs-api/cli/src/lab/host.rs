@@ -1,6 +1,7 @@
 //! A host of a lab as the switch holds it, and the steps of its start.
 
-use super::net::{NUMBER, Net, RULES};
+use super::net::{NUMBER, Net, RULES, RXE};
+use super::scenario::{self, Ready};
 use crate::child::own;
 use crate::output::Result;
 use roxe_provider::network_namespace;
@@ -19,10 +20,12 @@ pub(super) struct Host {
 
 impl Host {
     /// Starts host `number`, which becomes `roxe run` with the words of `run`. It impairs its end
-    /// of the link by the queueing discipline `uplink` and by fault rules.
+    /// of the link by the queueing discipline `uplink` and by fault rules. A host that is the
+    /// kernel's rxe boots its guest before it reports the second step.
     pub(super) fn start(
         net: &Net,
         number: u8,
+        plan: &scenario::Host,
         run: &[OsString],
         uplink: Option<Vec<String>>,
         rules: &str,
@@ -30,6 +33,11 @@ impl Host {
         let mut command = Command::new(own()?);
         command.arg("lab-host").args(net.words()).arg(format!("--number={number}"));
         command.args(uplink.map(|words| format!("--uplink={}", words.join(" "))));
+        if plan.rxe {
+            command.arg("--rxe").env(RXE, "1");
+            let port = if let Ready::Listens(port) = plan.ready { Some(port) } else { None };
+            command.args(port.map(|port| format!("--listens={port}")));
+        }
         command.arg("--").args(run);
         // Also for `roxe lab --shell`, which reads the variables of the first process of a host.
         command.env(NUMBER, number.to_string()).env(RULES, rules);

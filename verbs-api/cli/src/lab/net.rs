@@ -1,7 +1,7 @@
 //! The network of a lab, its names, and the tools that configure it.
 
 use super::link::Link;
-use super::scenario::{HOSTS, MTUS, Scenario};
+use super::scenario::{HOSTS, Host, MTUS, Scenario};
 use crate::output::Result;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::ExitStatusExt;
@@ -14,6 +14,9 @@ pub(super) const SWITCH: &str = "lab-switch";
 pub(super) const NUMBER: &str = "LAB_HOST";
 /// Variable with the fault rules that impair the link of a host.
 pub(super) const RULES: &str = "LAB_FAULTS";
+
+/// Variable of hosts that are the kernel's rxe.
+pub(super) const RXE: &str = "LAB_RXE";
 
 /// The network between the hosts. Options precede what a scenario says.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -34,6 +37,13 @@ pub(crate) struct Net {
     /// Write a capture of each link to this folder: host1.pcap, host2.pcap, ...
     #[arg(long, value_name = "DIR")]
     pub(super) captures: Option<PathBuf>,
+    /// Make the last N hosts guests of QEMU with the kernel's rxe as their card (roxe help
+    /// several-hosts).
+    #[arg(long, value_name = "N")]
+    rxe_hosts: Option<u8>,
+    /// Folder with boot and lib/modules of the kernel that they boot [default: /].
+    #[arg(long, value_name = "DIR")]
+    pub(super) kernel: Option<PathBuf>,
 }
 
 impl Net {
@@ -55,11 +65,27 @@ impl Net {
         if self.hosts.is_some_and(|given| given != hosts) {
             return Err(format!("--hosts: the scenario has {hosts} hosts; change it there"));
         }
+        if self.rxe_hosts.is_some() {
+            return Err("--rxe-hosts: in a scenario, such a [[host]] has rxe = true".to_owned());
+        }
         self.hosts = Some(hosts);
         self.mtu = self.mtu.or(scenario.mtu);
         self.ipv6 |= scenario.ipv6;
         self.captures = self.captures.take().or_else(|| scenario.captures.clone());
+        self.kernel = self.kernel.take().or_else(|| scenario.kernel.clone());
         Ok(())
+    }
+
+    /// Returns the hosts of a lab without a scenario. Each runs the command of the lab.
+    pub(super) fn plan(&self) -> Vec<Host> {
+        let first = self.hosts().saturating_sub(self.rxe_hosts.unwrap_or_default());
+        (0..self.hosts()).map(|at| Host { rxe: at >= first, ..Host::default() }).collect()
+    }
+
+    /// Refuses more hosts with the kernel's rxe than there are hosts.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let (all, rxe) = (self.hosts(), self.rxe_hosts.unwrap_or_default());
+        if rxe <= all { Ok(()) } else { Err(format!("--rxe-hosts {rxe}: the lab has {all} hosts; add --hosts {rxe}")) }
     }
 
     pub(super) fn address(&self, number: u8) -> String {
@@ -75,9 +101,12 @@ impl Net {
         let mut words = vec![format!("--hosts={}", self.hosts()), format!("--mtu={}", self.mtu())];
         words.extend(self.ipv6.then(|| "--ipv6".to_owned()));
         words.extend(self.link.as_ref().map(|link| format!("--link={}", link.text)));
-        let captures =
-            self.captures.iter().map(|folder| OsString::from_iter([OsStr::new("--captures="), folder.as_os_str()]));
-        words.into_iter().map(OsString::from).chain(captures).collect()
+        words.extend(self.rxe_hosts.map(|number| format!("--rxe-hosts={number}")));
+        let folders = [("--captures=", &self.captures), ("--kernel=", &self.kernel)];
+        let folders = folders.into_iter().filter_map(|(name, folder)| {
+            folder.as_ref().map(|folder| OsString::from_iter([OsStr::new(name), folder.as_os_str()]))
+        });
+        words.into_iter().map(OsString::from).chain(folders).collect()
     }
 
     /// Returns the lines of `/etc/hosts` for all hosts.

@@ -17,6 +17,8 @@ pub(super) struct Scenario {
     pub(super) events: Vec<Event>,
     /// Folder for a capture of each link.
     pub(super) captures: Option<PathBuf>,
+    /// Folder with the kernel of guests.
+    pub(super) kernel: Option<PathBuf>,
     /// Longest duration of the lab.
     pub(super) timeout: Option<Duration>,
 }
@@ -32,6 +34,8 @@ pub(super) struct Host {
     pub(super) ready: Ready,
     /// True if the lab does not wait for the end of the command.
     pub(super) daemon: bool,
+    /// True if the host is a guest with the kernel's rxe.
+    pub(super) rxe: bool,
 }
 
 /// The condition under which a host counts as ready.
@@ -81,6 +85,7 @@ impl Scenario {
             mtu: keys.take("mtu", |value| whole(value, MTUS))?.map(|mtu| mtu as u32),
             ipv6: keys.take("ipv6", truth)?.unwrap_or_default(),
             captures: keys.take("captures", string)?.map(PathBuf::from),
+            kernel: keys.take("kernel", string)?.map(PathBuf::from),
             timeout: keys.take("timeout", duration)?,
             ..Self::default()
         };
@@ -140,6 +145,7 @@ impl Host {
         }
         self.run = table.take("run", string)?;
         self.daemon = table.take("daemon", truth)?.unwrap_or_default();
+        self.rxe = table.take("rxe", truth)?.unwrap_or_default();
         self.after = table
             .take("after", |value| match value {
                 Value::Array(list) => list.iter().map(|value| host_number(value, hosts)).collect(),
@@ -156,7 +162,8 @@ impl Host {
             (None, Some(port)) => Ready::Listens(port as u16),
             (None, None) => Ready::Ended,
         };
-        if self.run.is_none() && (self.daemon || self.ready != Ready::Ended || !self.after.is_empty()) {
+        let takes_command = self.daemon || self.rxe || self.ready != Ready::Ended || !self.after.is_empty();
+        if self.run.is_none() && takes_command {
             return Err(format!("{}has no command: run = \"...\"", table.place));
         }
         table.end()
@@ -240,6 +247,7 @@ mod tests {
         mtu = 9000
         link = "20us"
         captures = "pcaps"
+        kernel = "unpacked"
         timeout = "1min"
         hosts = 3
 
@@ -252,6 +260,7 @@ mod tests {
         run = "rping -c -a host1"
         after = "host1"
         link = "1ms loss 1%"
+        rxe = true
 
         [[event]]
         at = "4s"
@@ -274,8 +283,13 @@ mod tests {
             daemon: true,
             ..Host::default()
         };
-        let client =
-            Host { link: link("1ms loss 1%"), run: run("rping -c -a host1"), after: vec![1], ..Host::default() };
+        let client = Host {
+            link: link("1ms loss 1%"),
+            run: run("rping -c -a host1"),
+            after: vec![1],
+            rxe: true,
+            ..Host::default()
+        };
         let seconds = Duration::from_secs;
         let expected = Scenario {
             mtu: Some(9000),
@@ -286,6 +300,7 @@ mod tests {
                 Event { at: seconds(4), host: 2, heals: true },
             ],
             captures: Some("pcaps".into()),
+            kernel: Some("unpacked".into()),
             timeout: Some(seconds(60)),
         };
         assert_eq!(scenario, expected);
@@ -304,6 +319,7 @@ mod tests {
             ("[[host]]\nrun = \"a\"\nprints = \"x\"\nlistens = 1", "host 1: has prints and listens"),
             ("[[host]]\nrun = \"a\"\n[[event]]\nat = \"2 hours\"\ncut = 1", "event 1: at: \"2 hours\" is no duration"),
             ("[[host]]\nrun = \"a\"\n[[event]]\nat = \"2s\"", "event 1: needs cut = HOST or heal = HOST"),
+            ("[[host]]\nrun = \"a\"\n[[host]]\nrxe = true", "host 2: has no command"),
             ("[[host]]\nrun = \"a\"\nlink = \"fast\"", "host 1: link: \"fast\" is no rate"),
             ("hosts = 1\n[[host]]\nrun = \"a\"\n[[host]]\n", "hosts: 2 [[host]] tables"),
             ("hosts = 0", "hosts: a number from 1 to 64"),
