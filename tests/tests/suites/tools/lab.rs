@@ -535,7 +535,8 @@ fn rxe_pingpong(prefix: &[&str]) -> Verdict {
     match rxe_scenario(&format!("rxe-{}", prefix.len()), prefix, &text) {
         Ok(output) => {
             let said = text_of(&output);
-            let lines = [format!("host1 | host1 has {version}\n"), "host1 | 200 iters".into(), "host2 | 200 iters".into()];
+            let lines =
+                [format!("host1 | host1 has {version}\n"), "host1 | 200 iters".into(), "host2 | 200 iters".into()];
             let is_good = output.status.success() && lines.iter().all(|line| said.contains(line));
             if is_good { Verdict::Passed } else { Verdict::Failed(said) }
         }

@@ -163,7 +163,8 @@ impl Booted {
 
 /// Finds a program, also in folders that only root looks into.
 fn tool(name: &str, package: &str) -> Result<PathBuf> {
-    let of_root = || ["/usr/sbin", "/sbin"].map(|folder| Path::new(folder).join(name)).into_iter().find(|it| it.is_file());
+    let of_root =
+        || ["/usr/sbin", "/sbin"].map(|folder| Path::new(folder).join(name)).into_iter().find(|it| it.is_file());
     find(OsStr::new(name)).or_else(of_root).ok_or_else(|| format!("{name} is missing; install {package}").into())
 }
 
