@@ -38,7 +38,7 @@ use director::Director;
 use guest::Guest;
 use host::{Host, step};
 use link::{Link, Shaper};
-use net::{NUMBER, Net, RULES, SWITCH, status_of, tc};
+use net::{Net, RULES, SWITCH, status_of, tc};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl::set_pdeathsig;
@@ -246,13 +246,10 @@ pub(crate) fn host(args: &InnerArgs) -> Result<ExitCode> {
         let _ = io::stdin().read(&mut [0]);
         return Ok(ExitCode::SUCCESS);
     }
-    let list = |of: &dyn Fn(u8) -> String| (1..=net.hosts()).map(of).collect::<Vec<_>>().join(" ");
     let mut run = Command::new(own()?);
     let rules = std::env::var(RULES).unwrap_or_default();
     run.args(["run", "--netdev", "eth0"]).args(with_rules(&args.run, &rules)).stdin(Stdio::null());
-    run.env(NUMBER, number.to_string()).env("LAB_HOSTS", net.hosts().to_string());
-    run.env("LAB_NAMES", list(&|number| Net::name(number))).env("LAB_ADDRS", list(&|number| net.address(number)));
-    Err(run.exec().into())
+    Err(run.envs(net.variables(number)).exec().into())
 }
 
 /// Returns the command in arguments of `roxe run`.

@@ -525,7 +525,7 @@ fn rxe_pingpong(prefix: &[&str]) -> Verdict {
         kernel = "{folder}"
         [[host]]
         rxe = true
-        run = "echo $(hostname) has $(uname -r); exec ibv_rc_pingpong -d rxe0 -g 1 -c -n 200"
+        run = "echo $(hostname) of $LAB_ADDRS has $(uname -r); exec ibv_rc_pingpong -d rxe0 -g 1 -c -n 200"
         listens = 18515
         [[host]]
         after = 1
@@ -535,8 +535,11 @@ fn rxe_pingpong(prefix: &[&str]) -> Verdict {
     match rxe_scenario(&format!("rxe-{}", prefix.len()), prefix, &text) {
         Ok(output) => {
             let said = text_of(&output);
-            let lines =
-                [format!("host1 | host1 has {version}\n"), "host1 | 200 iters".into(), "host2 | 200 iters".into()];
+            let lines = [
+                format!("host1 | host1 of 10.89.0.1 10.89.0.2 has {version}\n"),
+                "host1 | 200 iters".into(),
+                "host2 | 200 iters".into(),
+            ];
             let is_good = output.status.success() && lines.iter().all(|line| said.contains(line));
             if is_good { Verdict::Passed } else { Verdict::Failed(said) }
         }

@@ -73,7 +73,8 @@ impl Guest {
         let tun = File::options().read(true).write(true).open("/dev/net/tun");
         tun.map_err(|cause| format!("cannot open /dev/net/tun: {cause}; load the module tun"))?;
         let kernel = Kernel::find(net.kernel.as_deref().unwrap_or(Path::new("/")))?;
-        let script = script(command, &std::env::current_dir()?, std::env::vars_os());
+        let of_lab = net.variables(number).map(|(name, value)| (name.into(), value.into()));
+        let script = script(command, &std::env::current_dir()?, std::env::vars_os().chain(of_lab));
         let settings = settings(net, number, listens);
         let files = [("init", INIT.as_bytes()), ("settings", settings.as_bytes()), ("command", &script)];
         let packed = kernel.pack(&busybox, &files)?;

@@ -96,6 +96,17 @@ impl Net {
         if self.ipv6 { 64 } else { 24 }
     }
 
+    /// Returns the variables by which a command finds its role.
+    pub(super) fn variables(&self, number: u8) -> [(&'static str, String); 4] {
+        let list = |of: &dyn Fn(u8) -> String| (1..=self.hosts()).map(of).collect::<Vec<_>>().join(" ");
+        [
+            (NUMBER, number.to_string()),
+            ("LAB_HOSTS", self.hosts().to_string()),
+            ("LAB_NAMES", list(&Self::name)),
+            ("LAB_ADDRS", list(&|number| self.address(number))),
+        ]
+    }
+
     /// Returns these arguments as words of a command line.
     pub(super) fn words(&self) -> Vec<OsString> {
         let mut words = vec![format!("--hosts={}", self.hosts()), format!("--mtu={}", self.mtu())];
