@@ -3,35 +3,36 @@
 //! Touches the package manager (only to fetch a kernel; nothing is installed), the target folder
 //! and child processes.
 
+#[path = "../../../verbs-api/cli/src/lab/guest/kernel.rs"]
+mod packed;
+
 use super::Unavailable;
 use crate::build;
 use crate::pair::installed;
+use packed::MODULES;
+use std::error::Error;
 use std::fs::{self, File};
-use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The first process of the guest.
 const INIT: &str = include_str!("../../guest/init");
 
-/// Modules the guest needs; what they depend on is added. Those that a kernel has built in do no
-/// harm here.
-const MODULES: &str = "virtio_pci virtio_net virtio_rng virtio_console 9pnet_virtio 9p overlay crc32_generic crc32_pclmul \
-                       rdma_rxe rdma_ucm ib_umad ib_uverbs sch_netem sch_prio sch_ingress cls_u32 act_mirred ifb";
+/// Modules for impairments of the link.
+const NETEM: [&str; 6] = ["sch_netem", "sch_prio", "sch_ingress", "cls_u32", "act_mirred", "ifb"];
 
 /// Programs on this machine, each with the Debian package that has it. The guest runs this
 /// machine's programs, too.
-const PROGRAMS: [(&str, &str); 11] = [
+const PROGRAMS: [(&str, &str); 9] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("/bin/busybox", "busybox-static"),
-    ("cpio", "cpio"),
-    ("/sbin/modprobe", "kmod"),
+    ("/sbin/depmod", "kmod"),
     ("/sbin/tc", "iproute2"),
     ("apt-get", "apt"),
     ("dpkg", "dpkg"),
     ("setpriv", "util-linux"),
-    ("gzip", "gzip"),
     ("/etc/libibverbs.d/rxe.driver", "ibverbs-providers"),
     ("ibv_rc_pingpong", "ibverbs-utils"),
 ];
@@ -46,7 +47,7 @@ pub struct Kernel {
     pub version: String,
     /// The compressed kernel.
     pub image: PathBuf,
-    /// The compressed archive with the first process and the modules.
+    /// The archive with the first process and the modules.
     pub initramfs: PathBuf,
 }
 
@@ -80,62 +81,18 @@ impl Kernel {
             fetch(folder, &root)?;
         }
         let version = only_name(&root.join("lib/modules"))?;
-        let kernel = Self {
-            image: root.join(format!("boot/vmlinuz-{version}")),
-            initramfs: folder.join("initramfs.gz"),
-            version,
-        };
-        let stamp = format!("{} {MODULES}\n{INIT}", kernel.version);
-        let stamp_file = folder.join("initramfs.made-of");
-        if fs::read_to_string(&stamp_file).ok().as_deref() != Some(&stamp) || !kernel.initramfs.exists() {
-            kernel.pack(folder, &root)?;
-            fs::write(stamp_file, stamp)?;
+        let failed = |e: Box<dyn Error>| io::Error::other(e.to_string());
+        let found = packed::Kernel::find(&root).map_err(failed)?;
+        let modules = [&MODULES[..], &NETEM].concat();
+        let archive = found.pack(Path::new("/bin/busybox"), &modules, &[("init", INIT.as_bytes())]).map_err(failed)?;
+        let initramfs = folder.join("initramfs");
+        // A guest that boots beside this may read the old file, which has to stay whole.
+        if fs::read(&initramfs).ok().as_deref() != Some(&archive) {
+            let fresh = folder.join("initramfs.new");
+            fs::write(&fresh, archive)?;
+            fs::rename(fresh, &initramfs)?;
         }
-        Ok(kernel)
-    }
-
-    fn pack(&self, folder: &Path, root: &Path) -> io::Result<()> {
-        let tree = folder.join("initramfs");
-        remove_tree(&tree)?;
-        for name in ["bin", "proc", "sys", "dev", "host", "scratch", "new", "lib/modules"] {
-            fs::create_dir_all(tree.join(name))?;
-        }
-        fs::copy("/bin/busybox", tree.join("bin/busybox"))?;
-        fs::write(tree.join("init"), INIT)?;
-        fs::set_permissions(tree.join("init"), fs::Permissions::from_mode(0o755))?;
-        let mut order = File::create(tree.join("modules"))?;
-        for module in self.modules(root)? {
-            let name = copy_module(&module, &tree.join("lib/modules"))?;
-            writeln!(order, "{name}")?;
-        }
-        let archive = format!(
-            "find . | cpio --quiet -o -H newc | gzip -1 > '{}.new' && mv '{0}.new' '{0}'",
-            self.initramfs.display()
-        );
-        said(Command::new("sh").arg("-ec").arg(archive).current_dir(&tree))?;
-        remove_tree(&tree)
-    }
-
-    /// The module files in the order to load them.
-    fn modules(&self, root: &Path) -> io::Result<Vec<PathBuf>> {
-        said(Command::new("/sbin/depmod").arg("-b").arg(root).arg(&self.version))?;
-        let mut files = Vec::new();
-        for module in MODULES.split_whitespace() {
-            let mut ask = Command::new("/sbin/modprobe");
-            // No configuration: the options this machine gives its own modules are not the guest's.
-            ask.args(["-C", "/dev/null", "-S", &self.version, "-d"]).arg(root).args(["--show-depends", module]);
-            ask.stderr(Stdio::null());
-            // A module that this kernel does not have is built in or merged into another: its text
-            // is then empty.
-            let text = String::from_utf8_lossy(&ask.output()?.stdout).into_owned();
-            for line in text.lines() {
-                match line.strip_prefix("insmod ").map(|rest| PathBuf::from(rest.trim())) {
-                    Some(file) if !files.contains(&file) => files.push(file),
-                    _ => {}
-                }
-            }
-        }
-        Ok(files)
+        Ok(Self { version, image: found.image, initramfs })
     }
 }
 
@@ -158,20 +115,9 @@ fn fetch(folder: &Path, root: &Path) -> io::Result<()> {
     said(&mut download)?;
     said(Command::new("dpkg").arg("-x").arg(incoming.join(only_name(&incoming)?)).arg(&unpacked))?;
     remove_tree(&incoming)?;
+    said(Command::new("/sbin/depmod").arg("-b").arg(&unpacked).arg(only_name(&unpacked.join("lib/modules"))?))?;
     // Later runs use a kernel by this name, so only a complete one gets it.
     fs::rename(unpacked, root)
-}
-
-/// Puts a module into `to`, uncompressed, and returns its file name.
-fn copy_module(file: &Path, to: &Path) -> io::Result<String> {
-    let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let Some(plain) = name.strip_suffix(".xz") else {
-        fs::copy(file, to.join(&name))?;
-        return Ok(name);
-    };
-    let out = File::create(to.join(plain))?;
-    said(Command::new("xz").arg("-dc").arg(file).stdout(out))?;
-    Ok(plain.to_owned())
 }
 
 /// Name of the one entry of `folder`.

@@ -15,7 +15,7 @@ use super::net::Net;
 use crate::child::{KillOnDrop, ip};
 use crate::output::Result;
 use crate::program::find;
-use kernel::Kernel;
+use kernel::{Kernel, MODULES};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -77,7 +77,7 @@ impl Guest {
         let script = script(command, &std::env::current_dir()?, std::env::vars_os().chain(of_lab));
         let settings = settings(net, number, listens);
         let files = [("init", INIT.as_bytes()), ("settings", settings.as_bytes()), ("command", &script)];
-        let packed = kernel.pack(&busybox, &files)?;
+        let packed = kernel.pack(&busybox, &MODULES, &files)?;
         let files = memfd_create("guest", MFdFlags::MFD_CLOEXEC)?;
         File::from(files.try_clone()?).write_all(&packed)?;
         Ok(Self { qemu, kernel, files, number, mtu: net.mtu(), listens })
@@ -206,6 +206,23 @@ fn quoted(text: &OsStr) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::tests::Scratch;
+    use std::fs;
+
+    #[test]
+    fn newest_kernel_with_rxe_is_found() {
+        const RXE: &str = "kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko:\n";
+        let root = Scratch::new("kernels");
+        let missing = Kernel::find(&root).unwrap_err().to_string();
+        assert!(missing.starts_with("no kernel with rdma_rxe in "), "{missing}");
+        for (version, list) in [("6.1.0-9", RXE), ("6.1.0-56", RXE), ("6.12.0-1", "kernel/fs/9p/9p.ko:\n")] {
+            let modules = root.join("lib/modules").join(version);
+            fs::create_dir_all(&modules).unwrap();
+            fs::write(modules.join("modules.dep"), list).unwrap();
+            fs::write(modules.join("vmlinuz"), "").unwrap();
+        }
+        assert!(Kernel::find(&root).unwrap().image.ends_with("lib/modules/6.1.0-56/vmlinuz"));
+    }
 
     #[test]
     fn script_keeps_words_folder_and_variables() {
