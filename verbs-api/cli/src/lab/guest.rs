@@ -120,7 +120,7 @@ impl Guest {
             .arg("-kernel")
             .arg(&self.kernel.image)
             .args(["-initrd", &own(self.files.as_raw_fd())])
-            .args(["-append", "console=ttyS0 quiet panic=-1 net.ifnames=0"])
+            .args(["-append", "console=ttyS0 quiet panic=-1 no_timer_check"])
             .args(["-netdev", "tap,id=net,ifname=tap0,script=no,downscript=no"])
             .arg("-device")
             .arg(format!(
