@@ -319,6 +319,22 @@ mod tests {
         net.complete(&scenario).unwrap();
         assert_eq!(net.words(), ["--hosts=3", "--mtu=1400"]);
         assert!(Net { hosts: Some(2), ..Net::default() }.complete(&scenario).is_err());
+        assert!(Net { rxe_hosts: Some(1), ..Net::default() }.complete(&scenario).is_err());
+    }
+
+    #[test]
+    fn last_hosts_have_the_kernels_rxe() {
+        let mut net = Net { hosts: Some(3), rxe_hosts: Some(1), ..Net::default() };
+        assert_eq!(net.plan().iter().map(|host| host.rxe).collect::<Vec<_>>(), [false, false, true]);
+        assert!(net.check().is_ok());
+        net.rxe_hosts = Some(4);
+        assert!(net.check().is_err());
+    }
+
+    #[test]
+    fn command_follows_options_of_run() {
+        let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
+        assert_eq!(command_of(&words(&["--check", "--", "prog", "--", "x"])), words(&["prog", "--", "x"]));
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub(crate) struct Net {
     /// Make the last N hosts guests of QEMU with the kernel's rxe as their card (roxe help
     /// several-hosts).
     #[arg(long, value_name = "N")]
-    rxe_hosts: Option<u8>,
+    pub(super) rxe_hosts: Option<u8>,
     /// Folder with boot and lib/modules of the kernel that they boot [default: /].
     #[arg(long, value_name = "DIR")]
     pub(super) kernel: Option<PathBuf>,

@@ -174,6 +174,6 @@ mod tests {
         let text = String::from_utf8(archive.0).unwrap();
         let ids = "00000000000081ed00000000000000000000000100000000";
         let sizes = "0000000500000000000000000000000000000000";
-        assert_eq!(text, format!("070701{ids}{sizes}0000000500000000init\0\0\012345\0\0\0"));
+        assert_eq!(text, format!("070701{ids}{sizes}0000000500000000init\0\012345\0\0\0"));
     }
 }
