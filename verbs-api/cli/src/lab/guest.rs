@@ -73,7 +73,7 @@ impl Guest {
         tool("rdma", "iproute2")?;
         let tun = File::options().read(true).write(true).open("/dev/net/tun");
         tun.map_err(|cause| format!("cannot open /dev/net/tun: {cause}; load the module tun"))?;
-        let kernel = Kernel::find(net.kernel.as_deref().unwrap_or(Path::new("/")))?;
+        let kernel = Kernel::find(net.kernel.as_deref().unwrap_or_else(|| Path::new("/")))?;
         let of_lab = net.variables(number).map(|(name, value)| (name.into(), value.into()));
         let script = script(command, &std::env::current_dir()?, std::env::vars_os().chain(of_lab));
         let settings = settings(net, number, listens);
