@@ -1,5 +1,5 @@
-//! The only clock of the engine: nanoseconds of CLOCK_MONOTONIC, read once per batch. Also the CPU
-//! time of a thread.
+//! Clocks: CLOCK_MONOTONIC in nanoseconds, for timers of packets and for completions, and the
+//! processor time of the calling thread. The hot path reads the clock once per batch.
 //!
 //! `std::time::Instant` keeps seconds and nanoseconds apart, and converting them to one number on
 //! each reading is expensive. So this calls `clock_gettime`.

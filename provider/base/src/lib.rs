@@ -3,17 +3,19 @@
 //! Start with [`lock`] and [`lock::rank`], which every thread of the provider uses, then [`error`]
 //! and [`config`], which every verb uses.
 //!
-//! - [`error`]: the error type: a text with the failure and the remedy, and an errno
+//! - [`error`]: the error type, a text with the failure and the remedy, and an errno
 //! - [`config`]: the environment variables and their defaults; names of devices
 //! - [`limits`]: the limits that `ibv_query_device` reports; [`profile`]: the limits of cards
 //! - [`lock`]: locks with a rank in their type; [`lock::rank`]: the lock order
-//! - [`sync`]: the atomics of handshakes between threads, which the models replace by loom's
-//! - [`clock`]: CLOCK_MONOTONIC, the only clock of the device
+//! - [`sync`]: the atomics and the mutex of handshakes between threads, which the models replace by
+//!   loom's
+//! - [`clock`]: CLOCK_MONOTONIC, the clock of packets and completions; processor time of a thread
 //! - [`timers`], [`queue`], [`ready`], [`table`], [`random`]: deadlines, a mostly empty queue,
 //!   flags of pending work, values under unguessable keys, random numbers
 //! - [`own_threads`]: roxe's threads, which must not keep a process alive
 //! - [`uses`]: use counts, quotas of objects, object ids
-//! - [`instruments`], [`weakest`]: observers of the card; the weakest legal card and its seed
+//! - [`instruments`]: a flag that says whether anything observes or alters the card; [`weakest`]:
+//!   the weakest legal card and its seed
 //! - [`exit`]: tasks for the end of the process
 //! - [`cancel`]: shields system calls of the provider from `pthread_cancel`
 //! - [`privilege`]: the user and the privileges of the process
@@ -22,16 +24,16 @@
 //!
 //! # The life of a lock
 //!
-//! The type `Mutex<rank::Qp, _>` contains a row of the table. `lock()` first checks, in builds with
-//! debug assertions, that this thread holds no lock of the same or a later row, then waits, then
-//! records the lock with its source line; dropping the guard removes the record. A violation ends
-//! the process with both lines. Before a fork all locks are taken by rank ([`lock::Lockable`]) and
-//! released on both sides.
+//! The type `Mutex<rank::Qp, _>` names a rank, a row of the table in [`lock::rank`]. `lock()` first
+//! checks, in builds with debug assertions, that this thread holds no lock of the same or a later
+//! row, then waits, then records the lock with its source line; dropping the guard removes the
+//! record. A violation ends the process with both lines. Before a fork all locks are taken by rank
+//! ([`lock::Lockable`]); then parent and child release them.
 //!
 //! # Unsafe code
 //!
 //! In `lock` (the traits of `lock_api`), `clock`, `exit`, `cancel`, `own_threads`, `privilege` and
-//! `standard_error` (one or two system or libc calls each).
+//! `standard_error` (a few system or libc calls each).
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]

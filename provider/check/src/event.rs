@@ -52,12 +52,12 @@ pub enum Event<'a> {
         /// The request.
         request: &'a SendRequest<'a>,
     },
-    /// The last posted send requests were withdrawn, or one of their list was refused (`man
-    /// ibv_wr_abort`).
+    /// The newest send requests were withdrawn: by `ibv_wr_abort`, or because another request of
+    /// their list was refused.
     TakenBack {
         /// The queue pair.
         qp: ObjectId,
-        /// Count.
+        /// Number of withdrawn requests.
         count: usize,
     },
     /// A receive request was posted.
@@ -212,7 +212,7 @@ pub enum Event<'a> {
         /// Destination queue pair.
         qp: ObjectId,
     },
-    /// Packets were lost, or a peer was not ready.
+    /// A queue pair retransmitted, after a loss or an RNR NAK.
     Retried {
         /// The queue pair.
         qp: ObjectId,
@@ -235,7 +235,7 @@ pub enum Event<'a> {
     },
     /// An event of the connection manager was queued for the program.
     Connection {
-        /// The identifier.
+        /// The `rdma_cm_id`.
         id: ObjectId,
         /// Kind of the event.
         kind: &'a dyn Debug,
@@ -390,7 +390,7 @@ impl<'a> Event<'a> {
         Self::PostRefused { queue, side: Side::Recv, wr_id: request.wr_id, inline: 0, error }
     }
 
-    /// Returns true for calls whose stack reports show. Polling is excluded: it is the most
+    /// Returns true if reports show the stack of this call. Polling is excluded: it is the most
     /// frequent call, and its place is obvious.
     pub(crate) const fn is_call(&self) -> bool {
         matches!(

@@ -14,7 +14,7 @@ use roxe_wire::Qpn;
 use std::collections::VecDeque;
 use std::fmt;
 
-/// Destroyed objects that are remembered.
+/// Maximum number of destroyed objects that are remembered.
 const REMEMBERED: usize = 4096;
 
 /// A live object.
@@ -34,7 +34,8 @@ pub(crate) struct Gone {
     pub(crate) destroyed: Stack,
 }
 
-/// A request for which the program has polled neither its completion nor a later one.
+/// An outstanding request. Polling the completion of a send ends it and all earlier sends of its
+/// queue; polling that of a receive ends that receive.
 #[derive(Clone, Debug)]
 pub(crate) struct Work {
     pub(crate) wr_id: u64,
@@ -216,7 +217,7 @@ impl World {
     }
 
     /// Returns true if the program moved the queue pair to ERR.
-    pub(crate) fn is_in_error(&self, qp: ObjectId) -> bool {
+    pub(crate) fn program_set_error(&self, qp: ObjectId) -> bool {
         self.attributes(qp).is_some_and(|attributes| attributes.state == QpState::Err)
     }
 
@@ -244,7 +245,7 @@ impl World {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Attributes {
-    /// Only the fields in `set` are valid.
+    /// Valid are the fields that [`Attributes::modify`] copies, if their bit is in `set`.
     pub(crate) values: QpAttr,
     pub(crate) set: AttrMask,
     /// The state set by the program; failures of the card do not change it.

@@ -1,4 +1,4 @@
-// Verbs that are refused for one argument each, which `roxe run --explain` must name. Each table
+// Each row makes one call that must fail, and `roxe run --explain` must give the reason. Each table
 // runs in one process, and a line before each row says which row it is.
 #include "misuse.h"
 #include <errno.h>
@@ -42,7 +42,7 @@ static bool cq_vector(void) { return no_cq(16, NULL, 99); }
 
 static bool cq_channel(void) {
     struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
-    check(channel && !ibv_destroy_comp_channel(channel), "a channel");
+    check(channel && !ibv_destroy_comp_channel(channel), "ibv_create_comp_channel");
     return no_cq(16, channel, 0);
 }
 
@@ -94,14 +94,15 @@ NO_QP(qp_inline, cap.max_inline_data, 1 << 20)
 static bool qp_destroyed_cq(void) {
     struct ibv_qp_init_attr init = plain();
     init.recv_cq = ibv_create_cq(context, 4, NULL, NULL, 0);
-    check(init.recv_cq && !ibv_destroy_cq(init.recv_cq), "a completion queue");
+    check(init.recv_cq && !ibv_destroy_cq(init.recv_cq), "ibv_create_cq");
     return no_qp(side.pd, init);
 }
 
 static bool qp_foreign_cq(void) {
     struct ibv_qp_init_attr init = plain();
     init.recv_cq = ibv_create_cq(other, 4, NULL, NULL, 0);
-    return init.recv_cq && no_qp(side.pd, init);
+    check(init.recv_cq, "ibv_create_cq");
+    return no_qp(side.pd, init);
 }
 
 static bool qp_pd_for_cq(void) {
@@ -114,7 +115,7 @@ static bool qp_null_pd(void) { return no_qp(NULL, plain()); }
 
 static bool qp_destroyed_pd(void) {
     struct ibv_pd *pd = ibv_alloc_pd(context);
-    check(pd && !ibv_dealloc_pd(pd), "a protection domain");
+    check(pd && !ibv_dealloc_pd(pd), "ibv_alloc_pd");
     return no_qp(pd, plain());
 }
 
@@ -410,7 +411,8 @@ static bool send_ud_write(void) {
     struct ibv_ah_attr attr = to_rtr().ah_attr;
     struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE};
     wr.wr.ud.ah = ibv_create_ah(side.pd, &attr);
-    return wr.wr.ud.ah && no_send(datagrams(), wr);
+    check(wr.wr.ud.ah, "ibv_create_ah");
+    return no_send(datagrams(), wr);
 }
 
 static bool send_ud_nowhere(void) { return no_send(datagrams(), (struct ibv_send_wr){.opcode = IBV_WR_SEND}); }
@@ -446,6 +448,7 @@ static bool mr_null_pd(void) { return !ibv_reg_mr(NULL, side.memory, 64, IBV_ACC
 
 static bool mr_readonly(void) {
     void *page = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    check(page != MAP_FAILED, "mmap");
     return no_mr(page, 4096, IBV_ACCESS_LOCAL_WRITE);
 }
 
@@ -454,11 +457,11 @@ static bool mr_rereg(void) { return ibv_rereg_mr(side.mr, 0x40, NULL, NULL, 0, 0
 static bool mr_windows(void) {
     struct ibv_mr *mr = ibv_reg_mr(ready.pd, ready.memory, 4096, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
     struct ibv_mw *mw = ibv_alloc_mw(ready.pd, IBV_MW_TYPE_1);
-    check(mr && mw, "a window");
+    check(mr && mw, "ibv_reg_mr or ibv_alloc_mw");
     struct ibv_mw_bind bind = {.bind_info = {mr, (uintptr_t)ready.memory, 64, IBV_ACCESS_REMOTE_READ}};
     bind.send_flags = IBV_SEND_SIGNALED;
     check(!ibv_bind_mw(ready.qp, mw, &bind), "ibv_bind_mw");
-    check(completion(&ready, NULL) == IBV_WC_SUCCESS, "a binding");
+    check(completion(&ready, NULL) == IBV_WC_SUCCESS, "completion of ibv_bind_mw");
     return ibv_dereg_mr(mr) == EBUSY;
 }
 

@@ -20,8 +20,8 @@ pub enum Promise {
     Completions,
     /// A successful operation placed exactly the right bytes in exactly the right place.
     Bytes,
-    /// PSNs stay in their windows and never go back: at most 2^23 outstanding, nothing acknowledged
-    /// that did not arrive, no request or response outside of the window.
+    /// PSNs stay in their windows and never go back: fewer than 2^23 outstanding, nothing
+    /// acknowledged that did not arrive, no request or response outside the window.
     Windows,
     /// Reservations cover packets in flight: none leaks, a QP in the error state holds none, and
     /// their sum stays within the window.
@@ -67,7 +67,7 @@ macro_rules! ensure {
 }
 pub(crate) use ensure;
 
-/// Number of PSNs that two ends can distinguish (IBA §9.7.2).
+/// Half of the PSN space, to which the PSNs in flight are limited (IBA §9.7.2).
 const WINDOW: i32 = 1 << 23;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -79,7 +79,7 @@ pub(crate) struct Watch {
     pub(crate) counted: u32,
 }
 
-/// Returns true if the send queue runs; a flush changes its PSNs.
+/// Returns true if the send queue runs. In other states a flush changes the PSNs.
 fn is_sending(probe: &Probe) -> bool {
     matches!(probe.state, QpState::Rts | QpState::Sqd)
 }
@@ -89,8 +89,8 @@ fn is_receiving(probe: &Probe) -> bool {
 }
 
 impl Watch {
-    /// Checks the progress of `qp`. `other` is its peer, if what it believes of the peer must be
-    /// true.
+    /// Checks the promises of `qp` after an event. `other` is its peer; `None` if the two may
+    /// disagree, as after a restart.
     pub(crate) fn check(&mut self, qp: &Qp, host: &SimHost, other: Option<Probe>, at: Instant) -> Result<(), Broken> {
         let now = qp.probe();
         let last = self.last.replace(now);
@@ -115,8 +115,8 @@ impl Watch {
     pub(crate) fn on_emitted(&mut self, qp: &Qp, header: &Header, at: Instant) -> Result<(), Broken> {
         let (probe, psn) = (qp.probe(), header.bth.psn);
         if probe.state == QpState::Err {
-            // Only the responses before the refused request, a CNP that was due with them, and the
-            // NAK may be sent.
+            // Only the responses to requests before the refused one, a CNP that was due with them,
+            // and the NAK may be sent.
             let answer = matches!(header.kind, Kind::RcResponse(_) | Kind::XrcResponse(_) | Kind::Cnp);
             ensure!(answer && !self.silenced, Silence, None, at, "{header:?} in the error state");
             self.silenced = matches!(header.kind,
@@ -150,17 +150,24 @@ fn is_nak(syndrome: Syndrome) -> bool {
     matches!(syndrome, Syndrome::Nak(_) | Syndrome::RnrNak { .. })
 }
 
-/// A timer runs only in RTS and SQD for work that is in flight, held back, or waits for the peer.
+/// A timer runs only in RTS and SQD, and only while work is in flight, held back, or waits for the
+/// peer.
 fn check_timer(qp: &Qp, now: &Probe, at: Instant) -> Result<(), Broken> {
     let waits = is_sending(now) && (now.sends > 0 || !qp.is_quiescent());
-    ensure!(waits || qp.poll_timeout().is_none(), Timers, None, at, "a timer runs for nothing: {now:?}");
+    ensure!(waits || qp.poll_timeout().is_none(), Timers, None, at, "a timer runs without work: {now:?}");
     Ok(())
 }
 
 fn check_order(now: &Probe, at: Instant) -> Result<(), Broken> {
     let Probe { una, next, sent, .. } = *now;
     let (next, sent) = (next.distance(una), sent.distance(una));
-    ensure!(0 <= next && next <= sent && sent < WINDOW, Windows, None, at, "out of order: {now:?}");
+    ensure!(
+        0 <= next && next <= sent && sent < WINDOW,
+        Windows,
+        None,
+        at,
+        "una <= next <= sent < una + 2^23 does not hold: {now:?}"
+    );
     Ok(())
 }
 
@@ -191,8 +198,20 @@ fn check_belief(requester: &Probe, responder: &Probe, at: Instant) -> Result<(),
     if is_sending(requester) && is_receiving(responder) {
         let (sent, arrived) = (requester.sent, responder.expected);
         let acknowledged = requester.una;
-        ensure!(acknowledged.distance(arrived) <= 0, Windows, None, at, "{acknowledged} acknowledged, {arrived} next");
-        ensure!(arrived.distance(sent) <= 0, Windows, None, at, "{arrived} next, {sent} not yet sent");
+        ensure!(
+            acknowledged.distance(arrived) <= 0,
+            Windows,
+            None,
+            at,
+            "the requester considers all before {acknowledged} acknowledged, the responder expects {arrived}"
+        );
+        ensure!(
+            arrived.distance(sent) <= 0,
+            Windows,
+            None,
+            at,
+            "the responder expects {arrived}, the requester has not sent {sent} yet"
+        );
     }
     Ok(())
 }

@@ -77,7 +77,9 @@ impl Refusal {
             Self::ReceiveTooShort => "the message is longer than the receive that was posted for it",
             Self::Misaligned => "the address of an atomic is not a multiple of 8",
             Self::LocalProtection => "the list of the receive for it cannot be written",
-            Self::SharedQueue => "the XRC domain does not have the shared receive queue in its XRCETH",
+            Self::SharedQueue => {
+                "the XRC domain does not have the SRQ in its XRCETH, or the message began with another SRQ"
+            }
             Self::NoReceive | Self::RemoteAccess | Self::RemoteFault | Self::Invalidate => return None,
         })
     }

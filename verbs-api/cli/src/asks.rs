@@ -1,5 +1,5 @@
-//! Judges by the file of a program if and how it comes to libibverbs: by the libraries that it
-//! links, or by a name for `dlopen`. `roxe run` says nothing about programs without verbs.
+//! Determines from the file of a program whether and how it loads libibverbs: as a linked library,
+//! or by a name for `dlopen`. `roxe run` says nothing about programs without verbs.
 
 use crate::program::{self, Elf};
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ pub(crate) const CACHE: &str = "/etc/ld.so.cache";
 pub(crate) const FOLDERS: [&str; 5] = ["/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib"];
 /// Name prefixes of libraries that are, or need, libibverbs.
 const VERBS: [&str; 2] = ["libibverbs", "librdmacm"];
-/// A string in files that `dlopen` libibverbs, or contain it.
+/// A text in every file that opens libibverbs with `dlopen` or has it linked in statically.
 const NAME: &[u8] = b"libibverbs";
 /// Prefix of messages that only the code of rdma-core's libibverbs contains.
 const MESSAGE: &[u8] = b"libibverbs: ";
@@ -29,7 +29,7 @@ const OPEN_UMAD: [&str; 4] = ["umad_open_port", "mad_rpc_open_port", "ibnd_disco
 const UMAD: [&str; 4] = ["libibumad", "libibmad", "libibnetdisc", "libosmvendor"];
 /// The program that scripts of infiniband-diags start, such as ibhosts.
 const DISCOVERY: &str = "ibnetdiscover";
-/// Size of the largest script that is searched for its name.
+/// Size of the largest script that is searched for [`DISCOVERY`].
 const SCRIPT: u64 = 64 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub(crate) enum Asks {
     Names,
 }
 
-/// Returns how `program` comes to libibverbs, or `None` if it does not.
+/// Returns how `program` loads libibverbs, or `None` if it does not or is not an ELF file.
 pub(crate) fn of(program: &Path) -> Option<Asks> {
     Elf::open(program)?;
     if needs(program, &VERBS) { Some(Asks::Links) } else { has(program, NAME).then_some(Asks::Names) }
@@ -63,20 +63,20 @@ pub(crate) fn needs(program: &Path, prefixes: &[&str]) -> bool {
     let cache = std::fs::read(CACHE).unwrap_or_default();
     let mut folders = program::own_folders(program);
     let mut seen = BTreeSet::new();
-    let mut open = Elf::open(program).map(|elf| elf.needed()).unwrap_or_default();
-    while let Some(name) = open.pop() {
+    let mut pending = Elf::open(program).map(|elf| elf.needed()).unwrap_or_default();
+    while let Some(name) = pending.pop() {
         if prefixes.iter().any(|prefix| name.starts_with(prefix)) {
             return true;
         }
         if let Some(path) = find(&name, &folders, &cache).filter(|_| seen.insert(name)) {
-            open.extend(Elf::open(&path).map(|elf| elf.needed()).unwrap_or_default());
+            pending.extend(Elf::open(&path).map(|elf| elf.needed()).unwrap_or_default());
             folders.extend(program::own_folders(&path));
         }
     }
     false
 }
 
-/// Returns the file of a library.
+/// Returns the path of the library `name`.
 fn find(name: &str, folders: &[PathBuf], cache: &[u8]) -> Option<PathBuf> {
     let inside = |folder: &Path| Some(folder.join(name)).filter(|path| path.is_file());
     let own = folders.iter().find_map(|folder| inside(folder));
@@ -84,7 +84,7 @@ fn find(name: &str, folders: &[PathBuf], cache: &[u8]) -> Option<PathBuf> {
     own.or_else(in_cache).or_else(|| FOLDERS.iter().map(Path::new).find_map(inside))
 }
 
-/// Returns the paths in the loader's cache, in which strings end with zeros.
+/// Returns the paths in the loader's cache, which are NUL-terminated.
 pub(crate) fn cached(cache: &[u8]) -> impl Iterator<Item = PathBuf> {
     let paths = cache.split(|byte| *byte == 0).filter(|text| text.starts_with(b"/"));
     paths.map(|text| PathBuf::from(OsStr::from_bytes(text)))

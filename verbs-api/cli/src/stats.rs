@@ -4,13 +4,13 @@
 //! ```text
 //! roxe run ── makes FOLDER, locks FOLDER/run, starts ──► roxe tell-stats FOLDER
 //!     │ becomes the program, whose processes            │ another process group, child of init
-//!     │ inherit the lock                                │ waits for the lock: none is left
+//!     │ inherit the lock                                │ waits for the lock: all have ended
 //!     └─ each process: FOLDER/PID-roxe0,                └ prints the files that are left,
 //!        locked while it lives                            removes the folder
 //! ```
 //!
 //! The program keeps its process id, and the report does not depend on how it ends. A process that
-//! closes all its descriptors is awaited by the lock of its own file.
+//! closed the inherited lock is awaited with the lock of its own file.
 
 use crate::child;
 use crate::output::Result;
@@ -45,8 +45,9 @@ pub(crate) fn watch(base: &Path) -> io::Result<PathBuf> {
     fs::create_dir(&folder)?;
     let run = File::create(folder.join(RUN))?;
     run.try_lock()?;
-    if !printer(&folder).arg("--detach").status()?.success() {
-        return Err(io::Error::other("the process that prints them does not start"));
+    let status = printer(&folder).arg("--detach").status()?;
+    if !status.success() {
+        return Err(io::Error::other(format!("roxe tell-stats, which prints the counters, did not start: {status}")));
     }
     // After the start, so that the printing process does not hold the lock. The duplicate stays
     // open across exec.

@@ -30,9 +30,9 @@ const JITTER: Duration = Duration::from_millis(3);
 const MAX_PENDING: usize = 128;
 /// `IBV_ACCESS_FLUSH_GLOBAL`: in Linux since 6.2, and in few cards.
 const FLUSH_GLOBAL: u32 = 1 << 8;
-/// Number of renewals before all objects are freed, because the agent limits their number.
+/// Renewals after which all objects are freed, because the agent limits the number of objects.
 const MAX_RENEWALS: u32 = 64;
-/// Queue pairs that cannot be reused and are left behind before all objects are freed.
+/// Maximum number of queue pairs that cannot be reused; then all objects are freed.
 const MAX_LEFT: usize = 512;
 
 /// A card that an agent drives.
@@ -49,8 +49,8 @@ pub struct AgentCard {
     is_pipelined: bool,
     /// Objects to reuse.
     stock: Stock,
-    /// Queue pairs of the current case that cannot be reused, because their shared receive queue
-    /// keeps its receives.
+    /// Queue pairs of the current case that cannot be reused: those with objects of their own, such
+    /// as an SRQ, which keeps its receives.
     single: Vec<Handle>,
     /// Number of such queue pairs of earlier cases.
     left: usize,
@@ -60,8 +60,8 @@ pub struct AgentCard {
 }
 
 impl AgentCard {
-    /// Connects to the agent. `near` are addresses of this host for the near side, by default that
-    /// of the route to the card.
+    /// Connects to the agent. `near` are addresses of this host for the near side; by default the
+    /// source address of the route to the card, or the next addresses of a card on loopback.
     ///
     /// # Errors
     /// If the agent does not respond or refuses, or if no address of this host is usable.
@@ -98,7 +98,7 @@ impl AgentCard {
         let mut trouble = String::from(if addresses.iter().any(is_far) {
             "the card is on the loopback interface of its host; start the agent there with --device and another card"
         } else {
-            "the card has no RoCE v2 address"
+            "the card has no RoCE v2 address but link-local ones; give its interface an address"
         });
         let addresses: Vec<_> = addresses.into_iter().filter(|gid| !is_far(gid)).collect();
         for ipv4 in [true, false] {
@@ -109,7 +109,7 @@ impl AgentCard {
             let (pair, near_port, max_datagram) = match measured {
                 Ok(opened) => opened,
                 Err(error) => {
-                    trouble = format!("this host has no address to reach {}: {error}", address.to_ip());
+                    trouble = format!("cannot open sockets for packets to {}: {error}", address.to_ip());
                     continue;
                 }
             };
@@ -152,7 +152,7 @@ impl AgentCard {
     }
 
     /// Sends a command whose result is not needed; when pipelined, without waiting for the answer.
-    /// Then a refusal is ignored unless it `matters`.
+    /// When pipelined, a later call reports a refusal if it `matters`; otherwise it is ignored.
     fn issue(&mut self, command: Command, arguments: Value, matters: bool) -> Answer<()> {
         if !self.is_pipelined {
             return self.call(command, arguments).map(|_| ());
@@ -179,8 +179,8 @@ impl AgentCard {
         self.call(Command::Destroy, json!({"kind": kind, "handle": handle})).map(|_| ())
     }
 
-    /// Fails if the card has no alternate paths (`IBV_DEVICE_AUTO_PATH_MIG`).
-    fn can_migrate(&self) -> Answer<()> {
+    /// Fails if the card does not support path migration (`IBV_DEVICE_AUTO_PATH_MIG`).
+    fn require_migration(&self) -> Answer<()> {
         const AUTO_PATH_MIG: u64 = 1 << 4;
         let flags = self.client.card()["limits"]["device_cap_flags"].as_u64().unwrap_or_default();
         if flags & AUTO_PATH_MIG != 0 {
@@ -371,7 +371,7 @@ impl FarSide for AgentCard {
 
     fn modify_qp(&mut self, qp: Handle, change: &Change) -> Answer<()> {
         if change.migration.is_some() || change.alternate.is_some() {
-            self.can_migrate()?;
+            self.require_migration()?;
             self.sockets.listen_to_all();
         }
         // The agent adds attributes that a transition requires; a return to RTS requires none.
@@ -576,8 +576,8 @@ fn is_link_local(gid: Gid) -> bool {
     matches!(gid.to_ip(), IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
-/// Returns addresses for near side and stranger: `given` ones, neighbours of a loopback address, or
-/// that of the route to the card.
+/// Returns the addresses of the near side and of a stranger, a host without connections (zero if
+/// there is none): those given, the next two after a loopback address, or that of the route.
 fn near_addresses(card: Gid, given: &[IpAddr]) -> io::Result<[Gid; 2]> {
     let mut given = given.iter().filter(|ip| ip.is_ipv4() == card.is_ipv4()).map(|ip| Gid::from(*ip));
     if let Some(near) = given.next() {
@@ -596,7 +596,8 @@ fn near_addresses(card: Gid, given: &[IpAddr]) -> io::Result<[Gid; 2]> {
             socket.connect((ip, ROCE_PORT))?;
             let near = socket.local_addr()?.ip();
             if near == ip {
-                return Err(io::Error::other("it is an address of this host; choose another near address with --near"));
+                let why = format!("{ip} is an address of this host; choose another near address with --near");
+                return Err(io::Error::other(why));
             }
             Ok([near.into(), Gid::default()])
         }
@@ -617,11 +618,12 @@ fn state(answer: &Value) -> String {
 
 fn hex(answer: &Value) -> Answer<Vec<u8>> {
     let bytes = answer["hex"].as_str().and_then(from_hex);
-    bytes.ok_or_else(|| Refused::broken("the agent's response has no bytes"))
+    bytes.ok_or_else(|| Refused::broken(format!("the agent's response has no valid hex: {answer}")))
 }
 
 fn runs(answer: &Value, len: usize) -> Answer<Vec<u8>> {
-    from_runs(&answer["runs"], len).ok_or_else(|| Refused::broken("the agent's response has no bytes"))
+    from_runs(&answer["runs"], len)
+        .ok_or_else(|| Refused::broken(format!("the agent's response has no valid runs: {answer}")))
 }
 
 fn all_completed(answer: &Value) -> Vec<Completed> {

@@ -1,8 +1,8 @@
 //! The report file: JSON lines, SARIF or JUnit XML.
 //!
-//! Each report is written at once, because the process may be killed; several processes write to
-//! one file. Lines are appended. A document is read, extended and replaced by rename, so that a
-//! valid one exists at any time; `man flock` serializes the writers.
+//! Each report is written as soon as it is made, because the process may be killed. Several
+//! processes may share a file: lines are appended; a document is read, extended and replaced by
+//! rename under a lock (`man flock`), so that a valid document exists at any time.
 
 use super::Named;
 use super::{junit, sarif};
@@ -13,8 +13,8 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Adds a report, if there is one, to the text of a document, which is empty at first. Returns
-/// `None` if the text is not a document of this kind.
+/// Returns the text of a document, empty for a new file, with a report added, if one is given.
+/// Returns `None` if the text is not a document of this kind.
 type Add = fn(&str, Option<&Named>) -> Option<String>;
 
 #[derive(Debug)]
@@ -52,22 +52,25 @@ fn open(path: &Path) -> io::Result<File> {
 fn update(path: &Path, add: Add, report: Option<&Named>) -> io::Result<()> {
     let mut file = lock(path)?;
     if !file.metadata()?.is_file() {
-        return Err(io::Error::other("a document needs a file"));
+        return Err(io::Error::other(
+            "SARIF and JUnit reports replace the file, but this is not a regular file; choose another path",
+        ));
     }
     let mut text = String::new();
     file.read_to_string(&mut text)?;
-    let other = || io::Error::other("the file holds other data than reports of this format; choose another file");
+    let other = || io::Error::other("the file holds something other than reports of this format; choose another file");
     let text = add(&text, report).ok_or_else(other)?;
     let mut new = path.as_os_str().to_owned();
     new.push(format!(".{}.tmp", std::process::id()));
-    // A killed process with the same id may have left it.
+    // A killed process with the same id may have left this temporary file.
     let _ = fs::remove_file(&new);
     let mut next = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
     let replaced = next.write_all(text.as_bytes()).and_then(|()| fs::rename(&new, path));
     replaced.inspect_err(|_| _ = fs::remove_file(&new))
 }
 
-/// Opens and locks the file. It may have been replaced while this process waited for the lock.
+/// Opens and locks the file, again if another process replaced it while this one waited for the
+/// lock.
 fn lock(path: &Path) -> io::Result<File> {
     loop {
         let file = open(path)?;

@@ -37,7 +37,7 @@ impl Observer for Life {
             Event::Destroyed(id) => {
                 self.last = world.object(id).map(|known| (thread::current().id(), known.made));
                 // In ERR the card has completed all requests.
-                if !world.is_in_error(id) {
+                if !world.program_set_error(id) {
                     reports.extend(with_outstanding(id, stack, world));
                 }
             }

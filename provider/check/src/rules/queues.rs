@@ -50,7 +50,7 @@ impl Observer for Queues {
 }
 
 fn posted(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
-    if world.is_in_error(qp) {
+    if world.program_set_error(qp) {
         let report = Report::new(Rule::PostInError, "A send was posted to a queue pair in the error state.");
         let report = report.fact("queue pair", world.name(qp)).at("posted at", stack);
         return Some(report.advice("Move the queue pair to RESET and connect it anew, or destroy it."));

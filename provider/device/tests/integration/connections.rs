@@ -27,8 +27,9 @@ fn alone(name: &str, test: impl FnOnce()) {
 struct Puppet {
     party: Party,
     listener: Option<Arc<Id>>,
-    /// Pending request, and connection.
+    /// The connection request that "request" has fetched, until it is accepted.
     request: Option<Event>,
+    /// The current connection; without a queue pair if "ask" made it.
     connection: Option<(Arc<Id>, Option<Arc<Qp>>)>,
     /// All ids and queue pairs ever created.
     ids: Vec<Weak<Id>>,
@@ -85,8 +86,8 @@ impl Puppet {
         0
     }
 
-    /// Accepts `count` connections one after the other with `name` as private data, until each has
-    /// ended.
+    /// Accepts connections, with `name` as private data, until `count` of them have ended. Returns
+    /// the number of accepted ones.
     fn serve(&mut self, count: u64, name: u64) -> u64 {
         let mut open = Vec::new();
         let (mut accepted, mut ended) = (0, 0);
@@ -190,8 +191,8 @@ impl Puppet {
         if pid == 0 {
             let worked = std::panic::catch_unwind(AssertUnwindSafe(|| self.connect_in_child()));
             writer.write_all(&[u8::from(worked.is_ok())]).unwrap();
-            // SAFETY: waits for the signal that ends this process, which the clock sends if a
-            // failed test does not.
+            // SAFETY: neither call takes a pointer. The child waits until the test kills it;
+            // SIGALRM ends it if the test fails.
             unsafe {
                 libc::alarm(60);
                 loop {
@@ -218,8 +219,8 @@ impl Puppet {
         [active, passive, listener].iter().for_each(|id| id.destroy());
     }
 
-    /// Answers `count` lookups of a datagram service at port 7001 with one queue pair; returns its
-    /// number.
+    /// Prints 0 once it listens at port 7001, answers `count` lookups of the datagram service there
+    /// with one UD queue pair, and returns the number of that queue pair.
     fn serve_lookup(&mut self, count: u64) -> u64 {
         let listener = Id::create(&self.party.channel, PortSpace::Udp, 0).unwrap();
         listener.bind(&Address::Ip(here(7001))).unwrap();
@@ -344,7 +345,8 @@ fn lookup_finds_serving_process() {
 
 #[test]
 fn stopped_processes_do_not_block_connecting() {
-    // The kernel chooses the socket that gets a message: with many it is one of these.
+    // The kernel chooses one of the sockets that share the address: among so many almost always one
+    // of a stopped process.
     const MANY: usize = 30;
     let start = || Peer::start("puppet", &[("ROXE_LINK", "auto")]);
     alone("stopped_processes_do_not_block_connecting", || {
@@ -435,7 +437,7 @@ fn kill(peer: Peer) {
     drop(peer);
 }
 
-// A process that does not know the id responds for a dead one.
+// Another process answers for a dead one, and rejects communication ids that it does not know.
 const UNKNOWN: RejReason = RejReason::InvalidCommId;
 
 #[test]
@@ -543,7 +545,7 @@ fn forked_child_draws_other_random_numbers() {
     assert!(program("binds_and_forks").env(ROLE, "binds").status().unwrap().success());
 }
 
-/// Binds a port at all addresses and forks, in a process started by the test above; the child draws
+/// Binds a port on all addresses and forks, in a process started by the test above; the child draws
 /// a random number.
 #[test]
 fn binds_and_forks() {

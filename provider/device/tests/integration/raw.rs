@@ -18,9 +18,10 @@ use std::sync::Arc;
 const INSIDE: &str = "ROXE_TEST_INSIDE";
 /// Distance between frame buffers.
 const AREA: usize = 4096;
-/// MAC addresses of the two ends of a veth pair.
+/// Shell commands that create a veth pair.
 const MAKE: &str = "ip link set lo up && ip link add x0 address 02:00:00:00:00:0a type veth peer name x1 address \
                     02:00:00:00:00:0b && ip link set x0 up && ip link set x1 up";
+/// MAC addresses of its two ends.
 const MAC_0: [u8; 6] = [2, 0, 0, 0, 0, 0xa];
 const MAC_1: [u8; 6] = [2, 0, 0, 0, 0, 0xb];
 /// An Ethernet group, and an EtherType that only these tests use.
@@ -111,7 +112,7 @@ fn inside(name: &str, wrap: &str, test: impl FnOnce()) {
     };
     let make = format!("{MAKE} && {LINKED}");
     if !in_namespace(&make).status().is_ok_and(|status| status.success()) {
-        eprintln!("skipped: no network namespace with a veth pair can be made here");
+        eprintln!("skipped: unshare and ip cannot create a network namespace with a veth pair");
         return;
     }
     let inner = program(name);
@@ -211,7 +212,7 @@ fn flow_tags_counts_and_drops_frames() {
     });
 }
 
-/// Checks that offloaded checksums of a datagram are correct.
+/// Checks that a datagram with an offloaded checksum arrives as correct, and without as wrong.
 fn checksums(station: &Station) {
     let mut udp = vec![0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2];
     udp.extend([0x12, 0x34, 0x56, 0x78, 0, 12, 0, 0, b'd', b'a', b't', b'a']);
@@ -246,7 +247,7 @@ fn attached_qp_gets_group_frames() {
         assert_eq!(
             member.qp.attach_mcast(mgid).unwrap_err().errno(),
             libc::EINVAL,
-            "the address of one station is not a group"
+            "a unicast address is not a multicast group"
         );
     });
 }
@@ -319,12 +320,12 @@ fn hash_qp_spreads_frames_over_work_queues() {
             let cqe = node.wait(1)[0];
             let at = hash.of(&FrameKey::of(&sent).unwrap()) as usize % 4;
             assert_eq!((cqe.status, cqe.qpn.get()), (WcStatus::Success, wqs[at].number()), "host {host}");
-            assert_eq!(cqe.wr_id as usize / 64, at, "a receive of that queue");
+            assert_eq!(cqe.wr_id as usize / 64, at, "the receive belongs to another work queue");
             assert_eq!(node.bytes(cqe.wr_id as usize * AREA, cqe.byte_len as usize), sent);
             queues.insert(at);
         }
         assert_eq!(queues.len(), 4);
-        // A queue that is not ready loses its frames; the others work.
+        // Work queues in RESET drop their frames; ready again, they receive.
         wqs.iter().for_each(|wq| wq.modify(WqState::Reset, None).unwrap());
         sender.send(&datagram_from(1), SendFlags::empty());
         wqs.iter().for_each(|wq| wq.modify(WqState::Ready, None).unwrap());

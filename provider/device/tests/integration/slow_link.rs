@@ -1,6 +1,6 @@
 //! Interfaces slower than their senders: a sender waits for room in the send buffer of its address
-//! without loss, and others do not wait. The kernel limits the rate of a veth end (`man 8 tc-tbf`)
-//! in a network namespace.
+//! without loss, and senders from other addresses do not wait. The kernel limits the rate of a veth
+//! end (`man 8 tc-tbf`) in a network namespace.
 
 use crate::common::*;
 use roxe_provider::wire::{Gid, PathMtu, Qpn};
@@ -9,10 +9,11 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum duration of a test.
+/// Maximum wait of [`until`].
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Outstanding messages per queue pair, and their length.
+/// Outstanding messages per queue pair.
 const MESSAGES: usize = 128;
+/// Length of a message in bytes.
 const MESSAGE: usize = 16 << 10;
 /// Queue pairs, which together send more than the largest send buffer holds (8 MB, with overhead of
 /// the kernel).
@@ -43,7 +44,7 @@ fn index(node: &Node, address: [u8; 4]) -> u8 {
         .index
 }
 
-/// Posts as many messages to [`SILENT`] as UC queue pairs take.
+/// Fills the send queues of [`QPS`] UC queue pairs with messages to [`SILENT`].
 fn flood(node: &Node) -> Vec<Arc<Qp>> {
     let index = index(node, [10, 77, 0, 1]);
     let qps: Vec<_> = (0..QPS).map(|_| node.qp(Service::Uc)).collect();
@@ -74,7 +75,8 @@ fn slow_interface_blocks_only_its_senders() {
         assert_eq!(b.bytes(0, 64 << 10), pattern(64 << 10, 5));
         let mut sent = 0;
         flooding.cq.poll(QPS * MESSAGES, |_| sent += 1).unwrap();
-        assert!(sent < QPS * MESSAGES, "12 MB take most of a minute there");
+        // 12 MB take 50 s at this rate.
+        assert!(sent < QPS * MESSAGES, "the flood is over: the rate of x0 is not limited");
         assert_eq!(lost(&flooding), [0, 0]);
     });
 }
@@ -114,7 +116,7 @@ fn bytes_out() -> usize {
 fn until(mut is_done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_done() {
-        assert!(start.elapsed() < TIMEOUT, "still not");
+        assert!(start.elapsed() < TIMEOUT, "not all packets were sent and counted in {TIMEOUT:?}");
         std::thread::yield_now();
     }
 }

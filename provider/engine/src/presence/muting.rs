@@ -1,9 +1,10 @@
 //! Muting of the background thread, so that packets do not wake it.
 //!
-//! The thread is muted when its score reaches zero, because a thread of the program receives. A
-//! program that is going to sleep fills the score, then checks for muting; the thread sets muting,
-//! then checks the score. With a full fence between the two steps on each side, at least one of
-//! them sees the other, so packets are never left unattended.
+//! The score falls while a thread of the program receives packets, and rises when the background
+//! thread was needed; at zero the background thread is muted. A program that is going to sleep
+//! fills the score, then checks for muting; the thread sets muting, then checks the score. With a
+//! full fence between the two steps on each side, at least one of them sees the other, so packets
+//! are never left unattended.
 
 use crate::sync::{AtomicBool, AtomicI32, Ordering, fence};
 
@@ -24,15 +25,16 @@ impl Muting {
         score
     }
 
-    /// Makes the thread receive. Returns true if it must be woken.
+    /// Leaves receiving to the background thread again: fills the score and ends muting. Returns
+    /// true if the caller must wake that thread.
     pub(crate) fn hand_over(&self) -> bool {
         self.score.store(FULL, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         self.muted.swap(false, Ordering::Relaxed)
     }
 
-    /// Mutes the thread. Returns false if the score was filled just before; a thread that fills it
-    /// from now on finds the thread muted and wakes it.
+    /// Mutes the thread. Returns false if the score was filled just before: the caller must unmute
+    /// the thread. A program that fills the score from now on sees the muting and wakes the thread.
     pub(crate) fn mute(&self) -> bool {
         self.muted.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);

@@ -249,7 +249,10 @@ fn keeps_rights(_: &[&str]) -> Verdict {
     let script = "grep CapEff /proc/self/status";
     let output = run(&some, &[roxe(), "run", "--", "sh", "-c", script]);
     let why = text(&output.stderr);
-    if why.lines().count() == 1 && why.contains("capabilities") && output.stdout == run(&some, &["sh", "-c", script]).stdout {
+    if why.lines().count() == 1
+        && why.contains("capabilities")
+        && output.stdout == run(&some, &["sh", "-c", script]).stdout
+    {
         Verdict::Passed
     } else {
         Verdict::Failed(transcript(&output))

@@ -19,6 +19,7 @@ impl Responder {
         XrcEth(srqn): XrcEth,
         incoming: Incoming<'_>,
     ) -> Result<(), DropReason> {
+        // Also for duplicates: their key domain is that of the SRQ.
         // clause: XRC-QUEUE-KNOWN
         let is_known = host.select_srq(srqn);
         if incoming.bth.psn == self.progress.e_psn {

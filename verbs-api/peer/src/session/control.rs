@@ -8,7 +8,7 @@ use crate::verbs::{Ah, Cq, Mr, Mw, Pd, Qp, QpInit, Srq, Xrcd};
 use core::ffi::c_int;
 use roxe_abi::{ibv_ah_attr, ibv_gid, ibv_gid_entry, ibv_global_route, ibv_mw_bind_info, ibv_qp_attr, ibv_qp_cap};
 use serde_json::{Value, json};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::rc::Rc;
 
 /// Default number of entries of a completion queue or work queue.
@@ -150,16 +150,11 @@ impl Session {
     /// Joins an IPv4 group with a socket on the card's interface, as `rdma_join_multicast` does:
     /// the kernel's rxe receives only the groups that its host has joined.
     fn join_on_host(&mut self, qp: u64, group: [u8; 16]) -> Result<()> {
-        let IpAddr::V4(address) = IpAddr::V6(Ipv6Addr::from(group)).to_canonical() else { return Ok(()) };
-        let gids = self.gids()?;
-        let local = gids.iter().find_map(|entry| match IpAddr::V6(Ipv6Addr::from(entry.gid.raw)).to_canonical() {
-            IpAddr::V4(local) if address.is_multicast() => Some(local),
-            _ => None,
-        });
-        let Some(local) = local else { return Ok(()) };
+        let Some(address) = ipv4(&group).filter(Ipv4Addr::is_multicast) else { return Ok(()) };
+        let Some(local) = self.gids()?.iter().find_map(|entry| ipv4(&entry.gid.raw)) else { return Ok(()) };
         let joined = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0));
         let joined = joined.and_then(|socket| socket.join_multicast_v4(&address, &local).map(|()| socket));
-        let refused = |error| Refusal::os(format_args!("cannot join {address}"), &error);
+        let refused = |error| Refusal::os(format_args!("cannot join multicast group {address} at {local}"), &error);
         self.memberships.insert((qp, group), joined.map_err(refused)?);
         Ok(())
     }
@@ -174,13 +169,14 @@ fn entries(args: &Args, name: &str) -> Result<u32> {
     Ok(entries)
 }
 
-/// The contents of new memory: a byte as a number, or bytes as a text; zeros by default.
+/// The contents of new memory: a number from 0 to 255 for every byte, or a text of hexadecimal
+/// bytes; zeros by default.
 fn fill(args: &Args) -> Result<Vec<u8>> {
     let bytes = match args.object().get("fill") {
         Some(Value::String(text)) => from_hex(text).filter(|bytes| !bytes.is_empty()),
         _ => Some(vec![args.or("fill", 0)?]),
     };
-    bytes.ok_or_else(|| Refusal::invalid("fill must be a byte as a number, or bytes as a hexadecimal text"))
+    bytes.ok_or_else(|| Refusal::invalid("fill must be a number from 0 to 255, or a text of hexadecimal bytes"))
 }
 
 fn qp_values(attr: &ibv_qp_attr) -> Value {
@@ -327,7 +323,7 @@ fn migration(
     }
     if let Some(dgid) = args.gid("alt_dgid")? {
         attr.alt_ah_attr = path_to(dgid, args, port, &gids()?)?;
-        (attr.alt_port_num, attr.alt_timeout) = (port, args.or("alt_timeout", 14)?);
+        (attr.alt_port_num, attr.alt_timeout) = (attr.alt_ah_attr.port_num, args.or("alt_timeout", 14)?);
         set |= mask::ALT_PATH;
     }
     Ok(set)
@@ -339,7 +335,7 @@ fn mtu(bytes: u32) -> Result<c_int> {
 }
 
 /// The path to the argument `dgid`, if given. It starts at the GID at `sgid_index`, by default at
-/// the first RoCE v2 GID of the same family.
+/// the first RoCE v2 GID of the same family and scope.
 pub(super) fn path(
     args: &Args,
     port: u8,
@@ -367,15 +363,26 @@ fn path_to(dgid: [u8; 16], args: &Args, port: u8, gids: &[ibv_gid_entry]) -> Res
 }
 
 fn source(dgid: [u8; 16], gids: &[ibv_gid_entry]) -> Result<u8> {
-    // The GID of an IPv4 multicast group is ff0e::ffff:a.b.c.d; its source is an IPv4 address.
-    let is_v4 = |gid: &[u8; 16]| gid[10..12] == [255, 255] && gid[2..10] == [0; 8];
     let is_link_local = |gid: &[u8; 16]| gid[..2] == [0xfe, 0x80];
     let fits = |entry: &&ibv_gid_entry| {
         let gid = entry.gid.raw;
-        entry.gid_type == ROCE_V2 && is_v4(&gid) == is_v4(&dgid) && is_link_local(&gid) == is_link_local(&dgid)
+        entry.gid_type == ROCE_V2
+            && ipv4(&gid).is_some() == ipv4(&dgid).is_some()
+            && is_link_local(&gid) == is_link_local(&dgid)
     };
     let found = gids.iter().find(fits).and_then(|entry| u8::try_from(entry.gid_index).ok());
-    found.ok_or_else(|| Refusal::invalid("the port has no RoCE v2 GID of the family of dgid; pass sgid_index"))
+    found.ok_or_else(|| {
+        let dgid = Ipv6Addr::from(dgid);
+        Refusal::invalid(format!("the port has no RoCE v2 GID of the family and scope of {dgid}; pass sgid_index"))
+    })
+}
+
+/// The IPv4 address in a GID. Multicast GIDs have it after `::ffff:` (RoCE v2) or `ff0e::ffff:`
+/// (RoCE v1); the source of both is an IPv4 address.
+fn ipv4(gid: &[u8; 16]) -> Option<Ipv4Addr> {
+    let ([0, 0] | [0xff, 0x0e]) = gid[..2] else { return None };
+    let [a, b, c, d] = gid[12..] else { return None };
+    (gid[2..12] == [0, 0, 0, 0, 0, 0, 0, 0, 255, 255]).then(|| Ipv4Addr::new(a, b, c, d))
 }
 
 #[cfg(test)]
@@ -389,6 +396,14 @@ mod tests {
     fn entry(gid: &str, gid_index: u32, gid_type: u32) -> ibv_gid_entry {
         let raw = gid.parse::<Ipv6Addr>().unwrap().octets();
         ibv_gid_entry { gid: ibv_gid { raw }, gid_index, gid_type, port_num: 1, ..ibv_gid_entry::ZERO }
+    }
+
+    #[test]
+    fn multicast_gids_of_both_roce_versions_are_ipv4() {
+        let address = |gid: &str| ipv4(&gid.parse::<Ipv6Addr>().unwrap().octets());
+        let group = Some(Ipv4Addr::new(239, 1, 2, 3));
+        assert_eq!([address("::ffff:239.1.2.3"), address("ff0e::ffff:239.1.2.3")], [group; 2]);
+        assert_eq!([address("ff0e::1"), address("fe80::ffff:239.1.2.3")], [None; 2]);
     }
 
     #[test]

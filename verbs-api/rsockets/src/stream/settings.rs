@@ -51,19 +51,20 @@ impl Settings {
         Instant::now().checked_add(self.keep_idle).filter(|_| self.keepalive)
     }
 
-    /// SO_RCVBUF: doubled, as the system does.
+    /// SO_RCVBUF: doubled, as the kernel does for TCP sockets. Even, because the peer fills a half
+    /// at a time.
     pub(crate) fn set_recv_buffer(&mut self, bytes: u32) {
         self.sizes.recv_buffer = bytes.saturating_mul(2).clamp(2, MOST_BUFFER);
     }
 
-    /// SO_SNDBUF: doubled, as the system does.
+    /// SO_SNDBUF: doubled, as the kernel does for TCP sockets.
     pub(crate) fn set_send_buffer(&mut self, bytes: u32) {
         self.sizes.send_buffer = bytes.saturating_mul(2).clamp(2 * LOW_WATER, MOST_BUFFER);
     }
 
-    /// RDMA_IOMAPSIZE: rounded down to a count that connection data can hold.
+    /// RDMA_IOMAPSIZE: rounded down to a count that connection data can hold, less than 2^15.
     pub(crate) fn set_iomaps(&mut self, mappings: u32) {
-        self.sizes.iomaps = unscale(scale(u16::try_from(mappings).unwrap_or(u16::MAX)));
+        self.sizes.iomaps = unscale(scale(mappings.min(0x7fff) as u16));
     }
 
     pub(crate) fn sizes(&self) -> Sizes {
@@ -76,7 +77,7 @@ pub(crate) fn queue(len: u32) -> u16 {
     len.clamp(*QUEUES.start(), *QUEUES.end()) as u16
 }
 
-/// Idle time before probes, as of TCP.
+/// The kernel's idle time before keepalive probes of TCP; 7200 s if it cannot be read.
 fn default_keep_idle() -> Duration {
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_keepalive_time").unwrap_or_default();
     Duration::from_secs(text.trim().parse().unwrap_or(7200))
@@ -95,6 +96,8 @@ mod tests {
         settings.set_iomaps(300);
         let expected = Sizes { send_queue: 16, recv_queue: 16384, send_buffer: 4096, recv_buffer: 10_000, iomaps: 256 };
         assert_eq!(settings.sizes(), expected);
+        settings.set_iomaps(1 << 15);
+        assert_eq!(settings.sizes().iomaps, 127 << 8);
         settings.set_recv_buffer(u32::MAX);
         assert_eq!(settings.sizes().recv_buffer, MOST_BUFFER);
     }
