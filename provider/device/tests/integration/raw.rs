@@ -198,8 +198,8 @@ fn flow_tags_counts_and_drops_frames() {
         drop(flow);
         counters.destroy().unwrap();
         station.qp.check_detached().unwrap();
-        // Only the sniffer receives frames without a flow, and frames that a flow drops. The first has
-        // to arrive before there is a flow again.
+        // Only the sniffer receives frames without a flow, and frames that a flow drops. The first
+        // has to arrive before there is a flow again.
         station.send(&frame(GROUP, b"unheard"), SendFlags::empty());
         assert_eq!(sniffer.receive().0, frame(GROUP, b"unheard"));
         let low = FlowInit { kind: RuleKind::Normal(1), ..init.clone() };
