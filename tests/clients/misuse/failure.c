@@ -478,14 +478,18 @@ static void overrun(bool wrong) {
     check(event.event_type == IBV_EVENT_CQ_ERR, "IBV_EVENT_CQ_ERR");
 }
 
+static void fails_with_lkey(struct side sides[2], uint32_t lkey) {
+    struct ibv_mr mr = *sides[0].mr;
+    mr.lkey = lkey;
+    sides[0].mr = &mr;
+    fails(sides, IBV_WR_RDMA_WRITE, 0, 64, IBV_WC_LOC_PROT_ERR);
+}
+
 static void local_key(bool wrong) {
     (void)wrong;
     struct side sides[2];
     make_pair(sides, quick);
-    struct ibv_mr key = *sides[0].mr;
-    sides[0].mr = &key;
-    key.lkey ^= 0x5500;
-    fails(sides, IBV_WR_RDMA_WRITE, 0, 64, IBV_WC_LOC_PROT_ERR);
+    fails_with_lkey(sides, sides[0].mr->lkey ^ 0x5500);
 }
 
 // While the checker is on, the two keys of a region differ.
@@ -493,10 +497,7 @@ static void local_rkey(bool wrong) {
     (void)wrong;
     struct side sides[2];
     make_pair(sides, quick);
-    struct ibv_mr key = *sides[0].mr;
-    sides[0].mr = &key;
-    key.lkey = key.rkey;
-    fails(sides, IBV_WR_RDMA_WRITE, 0, 64, IBV_WC_LOC_PROT_ERR);
+    fails_with_lkey(sides, sides[0].mr->rkey);
 }
 
 static void local_range(bool wrong) {

@@ -88,8 +88,8 @@ pub struct Summary {
     pub findings: Vec<Finding>,
 }
 
-/// Shortest time without a packet that ends a run to reproduce a difference.
-const PATIENCE: Duration = Duration::from_millis(150);
+/// Minimum time without a packet that ends a run to reproduce a difference.
+const SETTLE_AGAIN: Duration = Duration::from_millis(150);
 
 struct Lab<'a> {
     card: &'a mut dyn Target,
@@ -137,7 +137,7 @@ impl Lab<'_> {
         Ok(differences(case, &model, &card))
     }
 
-    /// Runs these lines with new objects and patience, and returns the difference that `is_same`.
+    /// Runs these lines with new objects and more time, and returns the difference that `is_same`.
     ///
     /// # Errors
     /// If the card is lost.
@@ -148,7 +148,7 @@ impl Lab<'_> {
         settle: Duration,
     ) -> Result<Option<Difference>, String> {
         self.card.renew().map_err(|refused| refused.to_string())?;
-        let found = self.differences(lines, PATIENCE.max(settle), &|_| false)?;
+        let found = self.differences(lines, SETTLE_AGAIN.max(settle), &|_| false)?;
         Ok(found.into_iter().find(is_same))
     }
 
@@ -251,7 +251,7 @@ fn service(lines: &[String]) -> &str {
     services.clone().find(|service| *service != "RC").or_else(|| services.clone().next()).unwrap_or_default()
 }
 
-/// Most tries to shorten a case, and their time limit.
+/// Maximum number of tries to shorten a case, and their time limit.
 const TRIES: usize = 150;
 const TIME: Duration = Duration::from_secs(10);
 /// Settle time for the model, in virtual time.

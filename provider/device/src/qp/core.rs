@@ -205,13 +205,16 @@ impl QpCore {
         host.end()
     }
 
-    /// Drops early packets, which a reset must not hand to the next connection.
-    pub(super) fn drop_early(&self) {
+    /// Forgets the earlier connection: its state, and early packets that waited for a receive.
+    pub(super) fn reset(&self) {
         let mut credits = Credits::default();
-        for early in self.inner.lock().early.drain() {
+        let mut inner = self.inner.lock();
+        inner.state.reset();
+        for early in inner.early.drain() {
             self.engine().counters().early_dropped.add(1);
             credits.add(&self.resources, early.tag, early.net.dst, &early.packet());
         }
+        drop(inner);
         credits.return_all(&self.resources);
     }
 

@@ -249,8 +249,7 @@ impl Qp {
         self.core.engine().leave_after_send(now);
         refused.map_or(Ok(()), |why| Err(Error::invalid(why)))?;
         if mask.contains(AttrMask::STATE) && attr.state == QpState::Reset {
-            self.core.inner.lock().state.reset();
-            self.core.drop_early();
+            self.core.reset();
             self.core.engine().forget_packets(&*self.core);
             self.forget_completions();
         }

@@ -87,7 +87,8 @@ const CASES: [(&str, &[&str]); 52] = [
     ("cm-create-qp", &["rdma_create_qp failed: max_send_sge is 1000; the device takes at most 32"]),
 ];
 
-/// The same with the checker on, which gives a region two keys.
+/// Programs that confuse the two keys of a region, which differ under the checker, and words of
+/// their explanations.
 const CHECKED: [(&str, &[&str]); 2] = [
     ("local-rkey", &["(4)", "the key is the rkey of a region, and lists need the lkey", "use ibv_mr.lkey"]),
     (

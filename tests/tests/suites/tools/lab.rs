@@ -496,11 +496,22 @@ fn processes(mark: &str) -> usize {
     lines.filter(|line| line.windows(mark.len()).any(|part| part == mark.as_bytes())).count()
 }
 
-/// Returns the version of the kernel for guests and its folder.
-fn kernel() -> Result<(String, String), Verdict> {
-    let kernel = Kernel::prepare().map_err(|Unavailable(why)| Verdict::Skipped(why))?;
-    let folder = kernel.image.ancestors().nth(2).expect("the image is in a folder `boot`");
-    Ok((kernel.version, folder.display().to_string()))
+/// Judges with the version of the kernel for guests and its folder; skips if no guest can run.
+fn with_kernel(judge: impl FnOnce(String, String) -> Result<Verdict, Verdict>) -> Verdict {
+    match Kernel::prepare() {
+        Ok(kernel) => {
+            let folder = kernel.image.ancestors().nth(2).expect("the image is in a folder `boot`");
+            judge(kernel.version, folder.display().to_string()).unwrap_or_else(|verdict| verdict)
+        }
+        Err(Unavailable(why)) => Verdict::Skipped(why),
+    }
+}
+
+/// Passes if the lab exited with this status and printed all these lines.
+fn judge_output(output: &Output, status: i32, lines: &[&str]) -> Verdict {
+    let printed = text_of(output);
+    let is_good = output.status.code() == Some(status) && lines.iter().all(|line| printed.contains(line));
+    if is_good { Verdict::Passed } else { Verdict::Failed(printed) }
 }
 
 /// Runs a scenario with a guest to its end, started by the words of `prefix`.
@@ -516,107 +527,72 @@ const BOOT_LIMIT: &str = "240";
 
 /// Both sides compare the data. The first host has the kernel of the guest.
 fn rxe_pingpong(prefix: &[&str]) -> Verdict {
-    let (version, folder) = match kernel() {
-        Ok(kernel) => kernel,
-        Err(verdict) => return verdict,
-    };
-    let text = format!(
-        r#"
-        kernel = "{folder}"
-        [[host]]
-        rxe = true
-        run = "echo $(hostname) of $LAB_ADDRS has $(uname -r); exec ibv_rc_pingpong -d rxe0 -g 1 -c -n 200"
-        listens = 18515
-        [[host]]
-        after = 1
-        run = "exec ibv_rc_pingpong -g 0 -c -n 200 host1"
-        "#
-    );
-    match rxe_scenario(&format!("rxe-{}", prefix.len()), prefix, &text) {
-        Ok(output) => {
-            let said = text_of(&output);
-            let lines = [
-                format!("host1 | host1 of 10.89.0.1 10.89.0.2 has {version}\n"),
-                "host1 | 200 iters".into(),
-                "host2 | 200 iters".into(),
-            ];
-            let is_good = output.status.success() && lines.iter().all(|line| said.contains(line));
-            if is_good { Verdict::Passed } else { Verdict::Failed(said) }
-        }
-        Err(verdict) => verdict,
-    }
+    with_kernel(|version, folder| {
+        let text = format!(
+            r#"
+            kernel = "{folder}"
+            [[host]]
+            rxe = true
+            run = "echo $(hostname) of $LAB_ADDRS has $(uname -r); exec ibv_rc_pingpong -d rxe0 -g 1 -c -n 200"
+            listens = 18515
+            [[host]]
+            after = 1
+            run = "exec ibv_rc_pingpong -g 0 -c -n 200 host1"
+            "#
+        );
+        let output = rxe_scenario(&format!("rxe-{}", prefix.len()), prefix, &text)?;
+        let first = format!("host1 | host1 of 10.89.0.1 10.89.0.2 has {version}\n");
+        Ok(judge_output(&output, 0, &[&first, "host1 | 200 iters", "host2 | 200 iters"]))
+    })
 }
 
 fn rxe_listener() -> Verdict {
-    let (_, folder) = match kernel() {
-        Ok(kernel) => kernel,
-        Err(verdict) => return verdict,
-    };
-    let text = format!(
-        r#"
-        kernel = "{folder}"
-        ipv6 = true
-        [[host]]
-        rxe = true
-        run = "exec rping -s -a host1 -C 5"
-        listens = 7174
-        [[host]]
-        after = 1
-        run = "exec rping -c -a host1 -C 5 -v"
-        "#
-    );
-    match rxe_scenario("rxe-listener", &[], &text) {
-        Ok(output) if output.status.success() && text_of(&output).contains("host2 | ping data: rdma-ping-4") => {
-            Verdict::Passed
-        }
-        Ok(output) => Verdict::Failed(text_of(&output)),
-        Err(verdict) => verdict,
-    }
+    with_kernel(|_, folder| {
+        let text = format!(
+            r#"
+            kernel = "{folder}"
+            ipv6 = true
+            [[host]]
+            rxe = true
+            run = "exec rping -s -a host1 -C 5"
+            listens = 7174
+            [[host]]
+            after = 1
+            run = "exec rping -c -a host1 -C 5 -v"
+            "#
+        );
+        let output = rxe_scenario("rxe-listener", &[], &text)?;
+        Ok(judge_output(&output, 0, &["host2 | ping data: rdma-ping-4"]))
+    })
 }
 
 fn rxe_status() -> Verdict {
-    let (_, folder) = match kernel() {
-        Ok(kernel) => kernel,
-        Err(verdict) => return verdict,
-    };
-    let script = "if [ $LAB_RXE ]; then echo to errors >&2; exit 7; fi; exec sleep 1000";
-    let options = ["--hosts", "3", "--rxe-hosts", "1", "--kernel", &folder, "--", "sh", "-c", script];
-    match output(&mut roxe_lab(&["timeout", BOOT_LIMIT], &options)) {
-        Ok(output) => {
-            let said = text_of(&output);
-            let lines = ["host3 | to errors\n", "host3 failed with exit status 7"];
-            let is_good = output.status.code() == Some(7) && lines.iter().all(|line| said.contains(line));
-            if is_good { Verdict::Passed } else { Verdict::Failed(said) }
-        }
-        Err(verdict) => verdict,
-    }
+    with_kernel(|_, folder| {
+        let script = "if [ $LAB_RXE ]; then echo to errors >&2; exit 7; fi; exec sleep 1000";
+        let options = ["--hosts", "3", "--rxe-hosts", "1", "--kernel", &folder, "--", "sh", "-c", script];
+        let output = output(&mut roxe_lab(&["timeout", BOOT_LIMIT], &options))?;
+        Ok(judge_output(&output, 7, &["host3 | to errors\n", "host3 failed with exit status 7"]))
+    })
 }
 
 /// QEMU's command line has the name of a link to the kernel's folder.
 fn rxe_ends() -> Verdict {
-    let (_, kernel) = match kernel() {
-        Ok(kernel) => kernel,
-        Err(verdict) => return verdict,
-    };
-    let folder = folder("rxe-ends");
-    let mark = in_folder(&folder, "kernel");
-    symlink(kernel, &mark).unwrap();
-    let options = ["--rxe-hosts", "1", "--kernel", &mark, "--", "sh", "-c", "echo started; exec sleep 1000"];
-    ends_with_lab(&mark, &mut roxe_lab(&["timeout", BOOT_LIMIT], &options))
+    with_kernel(|_, kernel| {
+        let folder = folder("rxe-ends");
+        let mark = in_folder(&folder, "kernel");
+        symlink(kernel, &mark).unwrap();
+        let options = ["--rxe-hosts", "1", "--kernel", &mark, "--", "sh", "-c", "echo started; exec sleep 1000"];
+        Ok(ends_with_lab(&mark, &mut roxe_lab(&["timeout", BOOT_LIMIT], &options)))
+    })
 }
 
 fn rxe_without_kernel() -> Verdict {
-    if let Err(verdict) = kernel() {
-        return verdict;
-    }
-    match output(&mut roxe_lab(&["timeout", "60"], &["--rxe-hosts", "1", "--kernel", "/dev/null/none", "--", "true"])) {
-        Ok(output) => {
-            let said = text_of(&output);
-            let line = "roxe lab: host2 did not start: no kernel with rdma_rxe in /dev/null/none; install ";
-            if output.status.code() == Some(1) && said.contains(line) { Verdict::Passed } else { Verdict::Failed(said) }
-        }
-        Err(verdict) => verdict,
-    }
+    with_kernel(|_, _| {
+        let options = ["--rxe-hosts", "1", "--kernel", "/dev/null/none", "--", "true"];
+        let output = output(&mut roxe_lab(&["timeout", "60"], &options))?;
+        let line = "roxe lab: host2 did not start: no kernel with rdma_rxe in /dev/null/none; install ";
+        Ok(judge_output(&output, 1, &[line]))
+    })
 }
 
 fn nothing_is_left() -> Verdict {

@@ -32,7 +32,7 @@ use std::time::Duration;
 
 /// First process of a guest.
 const INIT: &str = include_str!("guest/init");
-/// Longest time from power on to rxe0; ten seconds are usual.
+/// Limit for the time from power on to rxe0, usually ten seconds.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
 /// Frames that wait for the guest. UC and UD send faster than an emulated processor receives, and
 /// a link without limits loses nothing.
@@ -60,10 +60,10 @@ pub(super) struct Booted {
 }
 
 impl Guest {
-    /// Finds what the guest takes, and packs its first file system.
+    /// Finds the programs and the kernel of the guest, and packs its first file system.
     pub(super) fn prepare(net: &Net, number: u8, listens: Option<u16>, command: &[OsString]) -> Result<Self> {
         if !cfg!(target_arch = "x86_64") {
-            return Err("guests with the kernel's rxe take an x86-64 machine".into());
+            return Err("a guest with the kernel's rxe needs an x86-64 machine".into());
         }
         let qemu = tool("qemu-system-x86_64", "qemu-system-x86")?;
         let busybox = tool("busybox", "busybox-static")?;
@@ -151,7 +151,7 @@ impl Booted {
                 // The director looks for listeners in this network namespace.
                 ("listens", Some(port)) => listener = Some(TcpListener::bind((Ipv4Addr::LOCALHOST, port))?),
                 ("ended", _) => return Ok(ExitCode::from(rest.parse().unwrap_or(1))),
-                _ => return Err(format!("the guest said {text:?}").into()),
+                _ => return Err(format!("unexpected line from the guest: {text:?}").into()),
             }
         }
         drop(listener);

@@ -2,20 +2,18 @@
 
 use super::title::{self, FIRST_REQUEST};
 use crate::layout;
-use crate::run::trace::Trace;
+use crate::run::trace::{FILL, GRH, Trace};
 use crate::script::Case;
 use crate::script::steps::Step;
 use roxe_peer::protocol::to_hex;
 use std::collections::BTreeMap;
 
-/// Value of the bytes of a region before the case.
-const FILL: u8 = 7;
 /// Offset of the IPv4 header in a GRH.
-const IPV4_AT: usize = 20;
-/// Fewest equal bytes that scripts write as a number of them.
-const LEAST_RUN: usize = 9;
+const IPV4_AT: usize = GRH - 20;
+/// Minimum number of equal bytes that scripts write as their number.
+const MIN_RUN: usize = 9;
 
-/// What differs.
+/// Kind of behaviour in which the card differs from the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     Answers,
@@ -242,7 +240,7 @@ pub(super) fn describe(packet: &[u8]) -> Option<String> {
 fn content(payload: &[u8]) -> String {
     match payload {
         [] => String::new(),
-        [first, rest @ ..] if payload.len() >= LEAST_RUN && rest.iter().all(|byte| byte == first) => {
+        [first, rest @ ..] if payload.len() >= MIN_RUN && rest.iter().all(|byte| byte == first) => {
             format!(" len={} fill={first}", payload.len())
         }
         _ => format!(" hex={}", to_hex(payload)),

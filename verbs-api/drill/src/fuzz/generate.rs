@@ -345,7 +345,7 @@ impl Stream {
         if self.service == "UD" {
             let opcode = random.pick(&["SEND_ONLY", "SEND_ONLY_IMM"]);
             let mut line = with_imm(Line::new(opcode, psn), random).with("len", random.below(self.mtu + 1));
-            // What a receiver passes on to its program.
+            // The receiver copies these fields into the completion and the GRH.
             if random.percent(10) {
                 line.set("sqpn", random.pick(&[0_u64, 1, 5, 0xff_ffff]));
             }

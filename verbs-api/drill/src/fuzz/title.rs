@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 /// First id of a send work request; receives have lower ones.
 pub(super) const FIRST_REQUEST: u64 = 100;
-/// What a card did that did nothing.
+/// Behaviour of a card that sends, completes, writes or raises nothing.
 const NOTHING: &str = "nothing";
 
 /// Describes packets of the model and the card that differ.

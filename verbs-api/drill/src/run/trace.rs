@@ -12,24 +12,24 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 /// Time limit for the acknowledgement of the honest connection.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Most packets to connections between two of the honest connection.
+const ACK_TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum number of packets between two of the honest connection.
 const GROUP: u64 = 8;
 /// Time for the RNR timer of a connection, which is 10 us, on the virtual clock and on a card: the
 /// kernel's rxe rounds it up to its ticks, which may be 10 ms.
 const RNR_WAIT: Duration = Duration::from_millis(20);
-const RNR_PATIENCE: Duration = Duration::from_millis(100);
+const RNR_TIMEOUT: Duration = Duration::from_millis(100);
 /// Time for a card that has not done what was expected yet, and interval of looks at it. roxe's
 /// UC and UD responders keep a packet for 100 ms if there is no receive for it.
 const LATE: Duration = Duration::from_millis(250);
 const LOOK: Duration = Duration::from_millis(25);
-/// Bytes of the GRH in front of a received datagram.
-const GRH: usize = 40;
+/// Length in bytes of the GRH before a received datagram.
+pub(crate) const GRH: usize = 40;
 /// Value of the bytes of a region before the case, by which a GRH is recognised.
-const FILL: u8 = 7;
-/// Most bytes of a region that are compared.
+pub(crate) const FILL: u8 = 7;
+/// Maximum number of bytes of a region that are compared.
 const MAX_REGION: u64 = 1 << 20;
-/// Most packets of the card that are recorded.
+/// Maximum number of packets of the card that are recorded.
 const MAX_ANSWERS: usize = 1 << 16;
 
 /// Behaviour of a card in a case.
@@ -288,7 +288,7 @@ impl Run<'_> {
                 }
             }
             Some(model) if model.repeats.contains(&at) => {
-                let until = self.target.now() + RNR_PATIENCE;
+                let until = self.target.now() + RNR_TIMEOUT;
                 while trace.count(qp) <= before && self.answer(trace, until)?.is_some() {}
             }
             Some(_) => {}
@@ -309,7 +309,7 @@ impl Run<'_> {
     fn acknowledged(&mut self, beat: u64, pulse: &mut Pulse<'_>, trace: &mut Trace) -> Result<(), Stop> {
         let first = self.names.get("h.psn").copied().unwrap_or_default();
         for _ in 0..2 {
-            let until = self.target.now() + PATIENCE;
+            let until = self.target.now() + ACK_TIMEOUT;
             while pulse.acked <= beat {
                 let Some((qp, packet)) = self.answer(trace, until)? else { break };
                 let number = acknowledged(&packet).map(|psn| psn.wrapping_sub(first) & 0xff_ffff);
