@@ -111,10 +111,8 @@ pub enum Item<'f> {
     Broken(usize, CaptureError),
 }
 
-/// Returns the items of `file`. Datagrams for which `is_other` is true are not packets.
-///
-/// # Errors
-/// [`CaptureError`] if the bytes are not a capture file.
+/// Returns the items of `file`. Datagrams for which `is_other` is true are not packets. Fails if
+/// the bytes are not a capture file.
 pub fn items<'f>(
     file: &'f [u8],
     is_other: impl Fn(&[u8]) -> bool,

@@ -61,10 +61,8 @@ pub struct AgentCard {
 
 impl AgentCard {
     /// Connects to the agent. `near` are addresses of this host for the near side; by default the
-    /// source address of the route to the card, or the next addresses of a card on loopback.
-    ///
-    /// # Errors
-    /// If the agent does not respond or refuses, or if no address of this host is usable.
+    /// source address of the route to the card, or the next addresses of a card on loopback. Fails
+    /// if the agent does not respond or refuses, or if no address of this host is usable.
     pub fn connect(target: &client::Target, near: &[IpAddr]) -> Answer<Self> {
         let client = Client::open(target).map_err(refused)?;
         let mut card = Self {

@@ -74,10 +74,7 @@ pub struct Moved {
     pub medians: [String; 2],
 }
 
-/// Checks that this is a report.
-///
-/// # Errors
-/// If it has another format.
+/// Checks that this is a report. Fails if it has another format.
 pub fn check(report: &Value) -> Result<(), String> {
     Kept::of(report).map(drop)
 }
@@ -94,10 +91,7 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Compares two reports.
-    ///
-    /// # Errors
-    /// If one of them has another format.
+    /// Compares two reports. Fails if one of them has another format.
     pub fn of(old: &Value, new: &Value) -> Result<Self, String> {
         let (before, now) = (Kept::of(old)?, Kept::of(new)?);
         let mut changes = Vec::new();

@@ -106,9 +106,7 @@ impl Report {
 }
 
 /// Returns the scripts of the catalogue whose name contains one of `filters`; without filters, all.
-///
-/// # Errors
-/// If a script of the catalogue is invalid, which a test excludes.
+/// Fails if a script of the catalogue is invalid, which a test excludes.
 pub fn catalogue(filters: &[String]) -> Result<Vec<Script>, ScriptError> {
     let wanted = |name: &str| filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()));
     let cases = CASES.iter().filter(|(name, _)| wanted(name));
@@ -337,10 +335,7 @@ struct Deviation {
 }
 
 impl Deviations {
-    /// Parses a file.
-    ///
-    /// # Errors
-    /// If a line is invalid.
+    /// Parses a file. Fails if a line is invalid.
     pub fn parse(text: &str) -> Result<Self, String> {
         let lines = (1..).zip(text.lines().map(str::trim)).filter(|(_, line)| !line.is_empty());
         let read = lines.filter(|(_, line)| !line.starts_with('#')).map(|(number, line)| {

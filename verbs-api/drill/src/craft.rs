@@ -10,10 +10,7 @@ use roxe_wire::{NetHeader, Packet, Psn};
 pub(crate) type Values = Vec<(&'static str, u64)>;
 
 /// Returns the bytes of a packet with ICRC. Fields that the script does not name have their
-/// `default` values.
-///
-/// # Errors
-/// If the script has an unknown field or name.
+/// `default` values. Fails if the script has an unknown field or name.
 pub(crate) fn build(spec: &Spec, default: &Values, net: &NetHeader, names: &Names) -> Result<Vec<u8>, String> {
     let payload = spec.payload.as_ref().map_or(Ok(Vec::new()), |data| data.bytes(names))?;
     let (fields, len) = spec.layout();
@@ -68,10 +65,8 @@ fn find<'f>(fields: &'f [Field], spec: &Spec, name: &str) -> Result<&'f Field, S
     fields.iter().find(|field| field.name == name).ok_or_else(|| format!("{} has no field `{name}`", spec.name))
 }
 
-/// Returns the differences between a packet of the card and the specification.
-///
-/// # Errors
-/// If the script has an unknown field or name.
+/// Returns the differences between a packet of the card and the specification. Fails if the script
+/// has an unknown field or name.
 pub(crate) fn differences(spec: &Spec, packet: &[u8], names: &Names) -> Result<Vec<String>, String> {
     let (fields, len) = spec.layout();
     if packet.first() != Some(&spec.opcode) {

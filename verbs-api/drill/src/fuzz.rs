@@ -106,10 +106,7 @@ type IsKnown<'a> = &'a dyn Fn(&Difference) -> bool;
 
 impl Lab<'_> {
     /// Runs these lines on card and model, and returns the differences. A card with a difference
-    /// that is not known gets more time.
-    ///
-    /// # Errors
-    /// If the card is lost.
+    /// that is not known gets more time. Fails if the card is lost.
     fn differences(
         &mut self,
         lines: &[String],
@@ -138,9 +135,7 @@ impl Lab<'_> {
     }
 
     /// Runs these lines with new objects and more time, and returns the difference that `is_same`.
-    ///
-    /// # Errors
-    /// If the card is lost.
+    /// Fails if the card is lost.
     fn again(
         &mut self,
         lines: &[String],
@@ -153,10 +148,7 @@ impl Lab<'_> {
     }
 
     /// Returns the fewest of these lines that differ as `found`, and their difference; `None` if a
-    /// repetition does not show it.
-    ///
-    /// # Errors
-    /// If the card is lost.
+    /// repetition does not show it. Fails if the card is lost.
     fn shortest(
         &mut self,
         lines: &[String],
@@ -176,9 +168,7 @@ impl Lab<'_> {
 }
 
 /// Searches for differences between `card` and the model, and calls `progress` for each new cause.
-///
-/// # Errors
-/// If the card or its agent is lost; the text names the last case.
+/// Fails if the card or its agent is lost; the text names the last case.
 pub fn fuzz(card: &mut dyn Target, options: &Options, mut progress: impl FnMut(&Finding)) -> Result<Summary, String> {
     let start = Instant::now();
     let mut lab = Lab { card, packets: 0, refused: 0, late: 0, waited: Duration::ZERO };
@@ -258,10 +248,8 @@ const TIME: Duration = Duration::from_secs(10);
 const SETTLE: Duration = Duration::from_millis(5);
 
 /// Removes lines while `shows` returns true for the rest: first connections other than `qp`, then
-/// the earlier packets of a connection, then halves, quarters and so on (delta debugging).
-///
-/// # Errors
-/// As `shows`.
+/// the earlier packets of a connection, then halves, quarters and so on (delta debugging). Fails as
+/// `shows` does.
 fn shorten(
     lines: &[String],
     qp: &str,

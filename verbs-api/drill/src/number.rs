@@ -37,10 +37,8 @@ enum Unit {
 }
 
 impl Number {
-    /// Parses a duration. It needs a unit: `500` could be meant as milliseconds.
-    ///
-    /// # Errors
-    /// Describes the text that is not a duration.
+    /// Parses a duration. It needs a unit: `500` could be meant as milliseconds. Fails with a
+    /// description of a text that is not a duration.
     pub(crate) fn parse_time(text: &str) -> Result<Self, String> {
         let number = Self::parse(text)?;
         let missing = || format!("`{text}` has no unit; write {text}ms, or s, us or ns");
@@ -50,10 +48,7 @@ impl Number {
         }
     }
 
-    /// Parses a number.
-    ///
-    /// # Errors
-    /// Describes the text that is not a number.
+    /// Parses a number. Fails with a description of a text that is not a number.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let mut rest = text;
         let root = sum(&mut rest, 0)?;
@@ -63,27 +58,18 @@ impl Number {
         Ok(Self { root, text: text.to_owned() })
     }
 
-    /// Evaluates the number.
-    ///
-    /// # Errors
-    /// If a name is unknown.
+    /// Evaluates the number. Fails if a name is unknown.
     pub(crate) fn value(&self, names: &Names) -> Result<u64, String> {
         self.quotient(names)?.ok_or_else(|| "division by 0".to_owned())
     }
 
-    /// Evaluates the number; `None` if it divides by 0.
-    ///
-    /// # Errors
-    /// If a name is unknown.
+    /// Evaluates the number; `None` if it divides by 0. Fails if a name is unknown.
     pub(crate) fn quotient(&self, names: &Names) -> Result<Option<u64>, String> {
         value(&self.root, names, u64::checked_div)
     }
 
     /// Evaluates the difference of two times, or a quotient of it; `None` if it divides by 0 or is
-    /// negative, because the clock was set back in between.
-    ///
-    /// # Errors
-    /// If a name is unknown.
+    /// negative, because the clock was set back in between. Fails if a name is unknown.
     pub(crate) fn time(&self, names: &Names) -> Result<Option<u64>, String> {
         let time = value(&self.root, names, signed_quotient)?;
         Ok(time.filter(|time| i64::try_from(*time).is_ok()))

@@ -68,10 +68,8 @@ struct Connection {
 }
 
 impl Replay {
-    /// Converts the requests that `from` sent, by default those of the first requester.
-    ///
-    /// # Errors
-    /// If there are none, or no script can express them.
+    /// Converts the requests that `from` sent, by default those of the first requester. Fails if
+    /// there are none, or no script can express them.
     pub fn of(packets: &[Recorded], from: Option<Gid>) -> Result<Self, ReplayError> {
         let is_wanted = |(net, bytes): &&Recorded| from.is_none_or(|from| from == net.src) && is_request(bytes);
         let place =
@@ -103,10 +101,7 @@ impl Replay {
     }
 
     /// Sends the requests, waiting `limit` for each response. Returns all packets, and the final
-    /// states of the queue pairs.
-    ///
-    /// # Errors
-    /// If a verb fails, or the card is lost.
+    /// states of the queue pairs. Fails if a verb fails, or the card is lost.
     pub fn run(&self, target: &mut dyn Target, limit: Duration) -> Result<(Log, BTreeMap<String, String>), String> {
         let script = Script::parse("replay", &self.script).map_err(|error| error.to_string())?;
         let case = script.cases().first().ok_or("the script is empty")?;

@@ -52,10 +52,8 @@ pub struct ScriptError {
 type Source<'a> = (usize, &'a str);
 
 impl Script {
-    /// Parses a script; errors call it `name`.
-    ///
-    /// # Errors
-    /// If a line is invalid, or the script is too long.
+    /// Parses a script; errors call it `name`. Fails if a line is invalid, or the script is too
+    /// long.
     pub fn parse(name: &str, text: &str) -> Result<Self, ScriptError> {
         let error = |line, text: &str, what| ScriptError { name: name.into(), line, what, text: text.into() };
         if text.len() > MAX_LEN {

@@ -403,22 +403,14 @@ pub trait Target: FarSide + Extensions {
         Vec::new()
     }
     /// Begins a case over addresses of this family, and frees all objects of the previous one.
-    ///
-    /// # Errors
-    /// If the target cannot be used.
+    /// Fails if the target cannot be used.
     fn begin(&mut self, ipv6: bool) -> Answer<()>;
     /// Returns the time on the clock of the target.
     fn now(&self) -> Duration;
-    /// Sends a packet from the near side.
-    ///
-    /// # Errors
-    /// If the near side fails.
+    /// Sends a packet from the near side. Fails if the near side fails.
     fn send(&mut self, datagram: &Datagram) -> Answer<()>;
     /// Returns the next packet for the near side, and the time of its arrival; `None` after
-    /// `until`.
-    ///
-    /// # Errors
-    /// If the near side fails.
+    /// `until`. Fails if the near side fails.
     fn receive(&mut self, until: Duration) -> Answer<Option<(Duration, Datagram)>>;
     /// Returns true if no further case can run.
     fn is_lost(&self) -> bool {
@@ -427,18 +419,13 @@ pub trait Target: FarSide + Extensions {
     /// Waits between two queries of the far side, at most until then.
     fn pause(&mut self, until: Duration);
     /// From now on, runs cases as fast as possible: objects are reused, and refusals may be
-    /// reported late, those of work requests never. Frees all objects.
-    ///
-    /// # Errors
-    /// If the target cannot be used.
+    /// reported late, those of work requests never. Frees all objects. Fails if the target cannot
+    /// be used.
     fn pipeline(&mut self) -> Answer<()> {
         Ok(())
     }
     /// When pipelined: gives the next case new objects. Earlier ones stay, because some cards take
-    /// a minute to destroy broken objects.
-    ///
-    /// # Errors
-    /// If the target cannot be used.
+    /// a minute to destroy broken objects. Fails if the target cannot be used.
     fn renew(&mut self) -> Answer<()> {
         Ok(())
     }

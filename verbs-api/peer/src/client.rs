@@ -27,7 +27,6 @@ pub enum ClientError {
 
 impl ClientError {
     /// The errno of a refusal.
-    #[must_use]
     pub const fn errno(&self) -> Option<i32> {
         match self {
             Self::Refused(refusal) => Some(refusal.errno),
@@ -74,10 +73,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to an agent and sends the token.
-    ///
-    /// # Errors
-    /// If no agent listens there, the token is wrong, or the agent serves another controller.
+    /// Connects to an agent and sends the token. Fails if no agent listens there, the token is
+    /// wrong, or the agent serves another controller.
     pub fn connect(address: impl ToSocketAddrs, token: &str) -> Result<Self, ClientError> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
@@ -98,53 +95,42 @@ impl Client {
         Ok(client)
     }
 
-    /// Connects to the agent of a target.
-    ///
-    /// # Errors
-    /// Errors of [`Self::connect`].
+    /// Connects to the agent of a target. Fails as [`Self::connect`] does.
     pub fn open(target: &Target) -> Result<Self, ClientError> {
         Self::connect(&target.address, &target.token)
     }
 
     /// The answer to `hello`: device, port, gids, limits, version.
-    #[must_use]
     pub const fn card(&self) -> &Value {
         &self.card
     }
 
     /// Returns true if the agent's address is a loopback address.
-    #[must_use]
     pub fn is_local(&self) -> bool {
         self.stream.get_ref().peer_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback())
     }
 
     /// The name of the device.
-    #[must_use]
     pub fn name(&self) -> &str {
         self.card["device"].as_str().unwrap_or("?")
     }
 
     /// Returns true if the connection has failed.
-    #[must_use]
     pub const fn is_lost(&self) -> bool {
         self.is_lost
     }
 
     /// Sends a request and waits for its answer. `arguments` is an object or null. Requests queued
-    /// by [`Self::ask`] are sent first; their answers are discarded.
-    ///
-    /// # Errors
-    /// If the request is refused, or the connection fails.
+    /// by [`Self::ask`] are sent first; their answers are discarded. Fails if the request is
+    /// refused, or the connection fails.
     pub fn call(&mut self, command: Command, arguments: Value) -> Result<Value, ClientError> {
         self.ask(command, arguments)?;
         let other = || ClientError::Protocol("nothing".into());
         self.answers()?.pop().ok_or_else(other)?.map_err(ClientError::Refused)
     }
 
-    /// Queues a request, which the next call of [`Self::answers`] sends.
-    ///
-    /// # Errors
-    /// If `arguments` is neither an object nor null.
+    /// Queues a request, which the next call of [`Self::answers`] sends. Fails if `arguments` is
+    /// neither an object nor null.
     pub fn ask(&mut self, command: Command, arguments: Value) -> Result<(), ClientError> {
         let mut arguments = protocol::arguments(arguments)?;
         // A null member means the same as none. Omitting it saves time on an agent with a slow
@@ -159,10 +145,7 @@ impl Client {
 
     /// Sends all queued requests together and returns their answers, in the order of the requests.
     /// Split batches with long answers: the agent stops reading requests while its answers are not
-    /// read.
-    ///
-    /// # Errors
-    /// If the connection fails.
+    /// read. Fails if the connection fails.
     pub fn answers(&mut self) -> Result<Vec<protocol::Result<Value>>, ClientError> {
         let answers = self.exchange();
         self.is_lost |= answers.is_err();

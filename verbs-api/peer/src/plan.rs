@@ -28,7 +28,6 @@ impl Service {
     pub const ALL: [Self; 3] = [Self::Rc, Self::Uc, Self::Ud];
 
     /// Name of the service in verbs.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Rc => "RC",
@@ -38,13 +37,11 @@ impl Service {
     }
 
     /// Returns the service of this name.
-    #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|service| service.name() == name)
     }
 
     /// The operations of this service.
-    #[must_use]
     pub const fn ops(self) -> &'static [Op] {
         use Op::*;
         match self {
@@ -80,7 +77,6 @@ impl Op {
         [Self::Send, Self::SendImm, Self::Write, Self::WriteImm, Self::Read, Self::CmpSwap, Self::FetchAdd];
 
     /// A short name, as in the table of `roxe demo`.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Send => "send",
@@ -94,13 +90,11 @@ impl Op {
     }
 
     /// Returns the operation of this short name.
-    #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|op| op.name() == name)
     }
 
     /// The names of the opcode in a work request and in the requester's completion.
-    #[must_use]
     pub const fn opcodes(self) -> (&'static str, &'static str) {
         match self {
             Self::Send => ("SEND", "SEND"),
@@ -114,31 +108,26 @@ impl Op {
     }
 
     /// Returns true if the operation changes eight bytes of the responder and returns the old ones.
-    #[must_use]
     pub const fn is_atomic(self) -> bool {
         matches!(self, Self::FetchAdd | Self::CmpSwap)
     }
 
     /// Returns true if the responder sends data to the requester.
-    #[must_use]
     pub const fn is_fetch(self) -> bool {
         matches!(self, Self::Read | Self::FetchAdd | Self::CmpSwap)
     }
 
     /// Returns true if the operation is a WRITE, with or without immediate data.
-    #[must_use]
     pub const fn is_write(self) -> bool {
         matches!(self, Self::Write | Self::WriteImm)
     }
 
     /// Returns true if a message consumes a receive request of the responder.
-    #[must_use]
     pub const fn takes_receive(self) -> bool {
         matches!(self, Self::Send | Self::SendImm | Self::WriteImm)
     }
 
     /// Returns true if a message carries immediate data.
-    #[must_use]
     pub const fn has_imm(self) -> bool {
         matches!(self, Self::SendImm | Self::WriteImm)
     }
@@ -165,7 +154,6 @@ pub struct Cell {
 
 impl Cell {
     /// Packets of a message.
-    #[must_use]
     pub const fn packets(&self) -> u32 {
         if self.size == 0 { 1 } else { self.size.div_ceil(self.mtu) }
     }
@@ -179,7 +167,6 @@ impl fmt::Display for Cell {
 }
 
 /// Message sizes for one path MTU: around the size of a packet, and two long ones.
-#[must_use]
 pub const fn sizes(mtu: u32) -> [u32; 7] {
     [0, 1, mtu - 1, mtu, mtu + 1, 64 << 10, 1 << 20]
 }
@@ -194,7 +181,6 @@ pub fn cells(service: Service, mtu: u32) -> impl Iterator<Item = Cell> {
 }
 
 /// The finalizer of splitmix64: every bit of the result depends on every bit of `value`.
-#[must_use]
 pub const fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -205,7 +191,6 @@ pub const fn mix(value: u64) -> u64 {
 /// Returns `len` bytes that depend on `seed` and on their position, so that a check detects bytes
 /// of another message or another position. No byte is [`UNTOUCHED`], so that a check detects
 /// missing bytes too.
-#[must_use]
 pub fn message(seed: u64, len: usize) -> Vec<u8> {
     let words = (0..len.div_ceil(8) as u64)
         .flat_map(|at| mix(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ mix(at)).to_le_bytes());
@@ -225,7 +210,6 @@ pub struct Atomic {
 
 /// Atomic number `index` on a word with the value `word`. Every second COMPARE AND SWAP compares
 /// with another number, so that the word must stay unchanged.
-#[must_use]
 pub const fn atomic(op: Op, index: u32, word: u64) -> Atomic {
     let other = mix(word);
     match op {

@@ -35,11 +35,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// Parses one line, with or without its `
-    /// `.
-    ///
-    /// # Errors
-    /// If `line` is not a request; with its id, or 0 if it has none.
+    /// Parses one line, with or without its `\n`. Fails if `line` is not a request; the error has
+    /// its id, or 0 without one.
     pub fn parse(line: &[u8]) -> std::result::Result<Self, (u64, Refusal)> {
         let value: Value =
             serde_json::from_slice(line).map_err(|error| (0, Refusal::invalid(format!("not JSON: {error}"))))?;
@@ -59,9 +56,7 @@ impl Request {
         Ok(Self { id, command, args: Args::new(object) })
     }
 
-    /// The line of this request, with its `
-    /// `.
-    #[must_use]
+    /// The line of this request, with its `\n`.
     pub fn line(&self) -> String {
         let mut object = self.args.object().clone();
         object.insert("id".to_owned(), self.id.into());
@@ -70,9 +65,7 @@ impl Request {
     }
 }
 
-/// The line of an answer, with its `
-/// `.
-#[must_use]
+/// The line of an answer, with its `\n`.
 pub fn answer(id: u64, result: &Result<Value>) -> String {
     let value = match result {
         Ok(value) => serde_json::json!({"id": id, "ok": value}),
@@ -82,7 +75,6 @@ pub fn answer(id: u64, result: &Result<Value>) -> String {
 }
 
 /// Parses an answer: its id and its result. `None` if `line` is not an answer.
-#[must_use]
 pub fn parse_answer(line: &[u8]) -> Option<(u64, Result<Value>)> {
     let Ok(Value::Object(mut object)) = serde_json::from_slice(line) else { return None };
     let id = object.get("id")?.as_u64()?;
@@ -94,10 +86,7 @@ pub fn parse_answer(line: &[u8]) -> Option<(u64, Result<Value>)> {
     Some((id, Err(Refusal { text, errno: errno.unwrap_or(libc::EIO) })))
 }
 
-/// The arguments in `value`, an object or null.
-///
-/// # Errors
-/// If it is neither.
+/// The arguments in `value`, an object or null. Fails if it is neither.
 pub fn arguments(value: Value) -> Result<Map<String, Value>> {
     match value {
         Value::Object(object) => Ok(object),
@@ -152,7 +141,6 @@ macro_rules! commands {
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
 
             /// The name of the command, the value of `"do"`.
-            #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)+
@@ -160,7 +148,6 @@ macro_rules! commands {
             }
 
             /// The names of the command's arguments.
-            #[must_use]
             pub const fn arguments(self) -> &'static [&'static str] {
                 match self {
                     $(Self::$variant => &[$($argument,)*],)+
@@ -257,7 +244,6 @@ commands! {
 
 impl Command {
     /// Returns the command of this name.
-    #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|command| command.name() == name)
     }
@@ -269,13 +255,11 @@ pub struct Args(Map<String, Value>);
 
 impl Args {
     /// Wraps the members of a request.
-    #[must_use]
     pub const fn new(object: Map<String, Value>) -> Self {
         Self(object)
     }
 
     /// The JSON object of the arguments.
-    #[must_use]
     pub const fn object(&self) -> &Map<String, Value> {
         &self.0
     }
@@ -285,41 +269,29 @@ impl Args {
     }
 
     /// Returns true if the argument was given.
-    #[must_use]
     pub fn has(&self, name: &str) -> bool {
         self.value(name).is_some()
     }
 
-    /// Returns an optional number.
-    ///
-    /// # Errors
-    /// If it is not a number, or out of range.
+    /// Returns an optional number. Fails if it is not a number, or out of range.
     pub fn optional<T: TryFrom<u64>>(&self, name: &str) -> Result<Option<T>> {
         let Some(value) = self.value(name) else { return Ok(None) };
         let number = read_number(value).ok_or_else(|| Refusal::invalid(format!("{name} must be a number")))?;
         T::try_from(number).map(Some).map_err(|_| Refusal::invalid(format!("{name} {number} is too large")))
     }
 
-    /// Returns a number.
-    ///
-    /// # Errors
-    /// If it is missing, not a number, or out of range.
+    /// Returns a number. Fails if it is missing, not a number, or out of range.
     pub fn number<T: TryFrom<u64>>(&self, name: &str) -> Result<T> {
         self.optional(name)?.ok_or_else(|| missing(name))
     }
 
-    /// Returns a number, or `otherwise` if it was not given.
-    ///
-    /// # Errors
-    /// If it is not a number, or out of range.
+    /// Returns a number, or `otherwise` if it was not given. Fails if it is not a number, or out of
+    /// range.
     pub fn or<T: TryFrom<u64>>(&self, name: &str, otherwise: T) -> Result<T> {
         Ok(self.optional(name)?.unwrap_or(otherwise))
     }
 
-    /// Returns a boolean, by default false.
-    ///
-    /// # Errors
-    /// If it has another type.
+    /// Returns a boolean, by default false. Fails if it has another type.
     pub fn is_set(&self, name: &str) -> Result<bool> {
         match self.value(name) {
             None => Ok(false),
@@ -327,28 +299,20 @@ impl Args {
         }
     }
 
-    /// Returns a text.
-    ///
-    /// # Errors
-    /// If it is missing or not a text.
+    /// Returns a text. Fails if it is missing or not a text.
     pub fn text(&self, name: &str) -> Result<&str> {
         let value = self.value(name).ok_or_else(|| missing(name))?;
         value.as_str().ok_or_else(|| Refusal::invalid(format!("{name} must be a text")))
     }
 
-    /// Returns the number of a name of the table.
-    ///
-    /// # Errors
-    /// If it is missing or not in the table.
+    /// Returns the number of a name of the table. Fails if it is missing or not in the table.
     pub fn named(&self, name: &str, table: Table) -> Result<u32> {
         let text = self.text(name)?;
         names::number(table, text).ok_or_else(|| unknown(name, text, table))
     }
 
-    /// Returns optional flags: names in a list, names with `|` between them, or a number.
-    ///
-    /// # Errors
-    /// If one of them is not in the table.
+    /// Returns optional flags: names in a list, names with `|` between them, or a number. Fails if
+    /// one of them is not in the table.
     pub fn flags(&self, name: &str, table: Table) -> Result<Option<u32>> {
         let Some(value) = self.value(name) else { return Ok(None) };
         let bit = |text: &str| names::number(table, text).ok_or_else(|| unknown(name, text, table));
@@ -373,20 +337,15 @@ impl Args {
         .map(Some)
     }
 
-    /// Returns optional bytes.
-    ///
-    /// # Errors
-    /// If they are not a hexadecimal text.
+    /// Returns optional bytes. Fails if they are not a hexadecimal text.
     pub fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let Some(value) = self.value(name) else { return Ok(None) };
         let bytes = value.as_str().and_then(from_hex);
         bytes.map(Some).ok_or_else(|| Refusal::invalid(format!("{name} must be bytes as a hexadecimal text")))
     }
 
-    /// Returns an optional GID: an IPv6 address, or an IPv4 address, which is mapped.
-    ///
-    /// # Errors
-    /// If it is not an address.
+    /// Returns an optional GID: an IPv6 address, or an IPv4 address, which is mapped. Fails if it
+    /// is not an address.
     pub fn gid(&self, name: &str) -> Result<Option<[u8; 16]>> {
         if !self.has(name) {
             return Ok(None);
@@ -399,10 +358,8 @@ impl Args {
         Ok(Some(Ipv6Addr::octets(&address)))
     }
 
-    /// Returns a list of objects, empty if it was not given.
-    ///
-    /// # Errors
-    /// If it is not a list of objects, or an object has a member that is not in `known`.
+    /// Returns a list of objects, empty if it was not given. Fails if it is not a list of objects,
+    /// or an object has a member that is not in `known`.
     pub fn objects(&self, name: &str, known: &[&str]) -> Result<Vec<Self>> {
         let Some(value) = self.value(name) else { return Ok(Vec::new()) };
         let list = value.as_array().ok_or_else(|| Refusal::invalid(format!("{name} must be a list")))?;
@@ -438,7 +395,6 @@ fn unknown(name: &str, text: &str, table: Table) -> Refusal {
 }
 
 /// Parses hexadecimal bytes.
-#[must_use]
 pub fn from_hex(text: &str) -> Option<Vec<u8>> {
     let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
     let (pairs, rest) = text.as_bytes().as_chunks::<2>();
@@ -449,7 +405,6 @@ pub fn from_hex(text: &str) -> Option<Vec<u8>> {
 }
 
 /// Formats bytes in hexadecimal.
-#[must_use]
 pub fn to_hex(bytes: &[u8]) -> String {
     let digit = |nibble: u8| char::from(b"0123456789abcdef"[usize::from(nibble)]);
     bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
@@ -459,7 +414,6 @@ pub fn to_hex(bytes: &[u8]) -> String {
 const MIN_RUN: usize = 16;
 
 /// Compresses bytes into runs: pairs of bytes in hexadecimal and their number of repetitions.
-#[must_use]
 pub fn to_runs(bytes: &[u8]) -> Value {
     let mut runs = Vec::new();
     let mut push = |bytes: &[u8], times: usize| {
@@ -482,7 +436,6 @@ pub fn to_runs(bytes: &[u8]) -> Value {
 }
 
 /// Returns the bytes of runs; `None` if they are invalid, or not `len` bytes.
-#[must_use]
 pub fn from_runs(runs: &Value, len: usize) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     for run in runs.as_array()? {

@@ -42,11 +42,8 @@ struct Gate {
 }
 
 impl Server {
-    /// Listens, and draws the token if none was set.
-    ///
-    /// # Errors
-    /// If the address cannot be used, there is no libibverbs or no such device, or the token is too
-    /// short.
+    /// Listens, and draws the token if none was set. Fails if the address cannot be used, there is
+    /// no libibverbs or no such device, or the token is too short.
     pub fn bind(options: &Options) -> Result<Self, Refusal> {
         // Reports a missing card now instead of to the first controller.
         drop(Session::open(options.device.as_deref(), options.port)?);
@@ -57,24 +54,18 @@ impl Server {
         Ok(Self { listener, gate: Arc::new(gate) })
     }
 
-    /// Returns the address that the agent listens on.
-    ///
-    /// # Errors
-    /// If the kernel does not report it.
+    /// Returns the address that the agent listens on. Fails if the kernel does not report it.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
     /// The token that a controller must send.
-    #[must_use]
     pub fn token(&self) -> &str {
         &self.gate.token
     }
 
-    /// Serves controllers: only one if `once`, otherwise until the listener fails.
-    ///
-    /// # Errors
-    /// If the listener fails.
+    /// Serves controllers: only one if `once`, otherwise until the listener fails. Fails if the
+    /// listener fails.
     pub fn serve(&self, once: bool) -> io::Result<()> {
         let (listener, gate) = (self.listener.try_clone()?, Arc::clone(&self.gate));
         let (over, wait) = mpsc::channel();

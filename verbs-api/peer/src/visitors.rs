@@ -20,7 +20,6 @@ pub struct Timed {
 
 impl Timed {
     /// Wraps a stream whose deadline is `time` from now.
-    #[must_use]
     pub fn new(stream: TcpStream, time: Duration) -> Self {
         Self { stream, deadline: Instant::now() + time }
     }
@@ -80,10 +79,7 @@ fn lock(waiting: &Mutex<Waiting>) -> std::sync::MutexGuard<'_, Waiting> {
 }
 
 /// Serves each connection at `listener` in its own thread. At most `max` connections hold a
-/// [`Visit`]; one more closes the oldest of them.
-///
-/// # Errors
-/// If the listener fails.
+/// [`Visit`]; one more closes the oldest of them. Fails if the listener fails.
 pub fn accept<F>(listener: &TcpListener, max: usize, serve: F) -> io::Result<()>
 where
     F: Fn(TcpStream, Visit) + Send + Sync + 'static,

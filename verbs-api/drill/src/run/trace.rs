@@ -75,10 +75,7 @@ pub(crate) type Expected<'a> = (&'a Trace, &'a dyn Fn(&Trace) -> bool);
 /// not depend on batching.
 ///
 /// `expected` is `None` for the model itself. A card that has not done what is expected gets more
-/// time.
-///
-/// # Errors
-/// If the target is lost.
+/// time. Fails if the target is lost.
 pub(crate) fn trace(
     case: &Case,
     target: &mut dyn Target,
@@ -136,10 +133,7 @@ struct Pulse<'a> {
 
 /// Runs the steps of `case` and records all packets; waits `patience` for the response to each
 /// request that demands one, and at the end. Returns the packets and the final states of the queue
-/// pairs.
-///
-/// # Errors
-/// If a verb fails, or the target is lost.
+/// pairs. Fails if a verb fails, or the target is lost.
 pub(crate) fn record(
     case: &Case,
     target: &mut dyn Target,

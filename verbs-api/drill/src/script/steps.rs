@@ -140,10 +140,7 @@ pub(crate) enum Data {
 const MAX_DATA: u64 = 1 << 24;
 
 impl Data {
-    /// Returns the bytes.
-    ///
-    /// # Errors
-    /// The errors of [`Number::value`], or too many bytes.
+    /// Returns the bytes. Fails as [`Number::value`] does, and for too many bytes.
     pub(crate) fn bytes(&self, names: &Names) -> Result<Vec<u8>, String> {
         let many = |len: &Number| match len.value(names)? {
             len if len > MAX_DATA => Err(format!("{len} bytes exceed the limit of {MAX_DATA} bytes per step")),

@@ -56,10 +56,7 @@ const fn more_tries(size: u32) -> u32 {
 const SHORT: u32 = 128 << 10;
 
 impl CellRun {
-    /// Runs one check.
-    ///
-    /// # Errors
-    /// The first error found.
+    /// Runs one check. Fails with the first error found.
     pub fn run(
         pair: &mut Pair,
         cards: &mut Cards<'_>,
@@ -70,10 +67,8 @@ impl CellRun {
     }
 
     /// Prepares memory, posts the receives and the first requests. Several cells may run at once,
-    /// each on its own pair.
-    ///
-    /// # Errors
-    /// If a card does not support the cell, or an agent refuses a request.
+    /// each on its own pair. Fails if a card does not support the cell, or an agent refuses a
+    /// request.
     pub fn begin(
         pair: &mut Pair,
         cards: &mut Cards<'_>,
@@ -123,10 +118,8 @@ impl CellRun {
         Ok(run)
     }
 
-    /// Waits for completions, judges both sides, and sends lost messages of UC and UD again.
-    ///
-    /// # Errors
-    /// The first error found.
+    /// Waits for completions, judges both sides, and sends lost messages of UC and UD again. Fails
+    /// with the first error found.
     pub fn finish(mut self, pair: &mut Pair, cards: &mut Cards<'_>) -> Result<Arrived, Failed> {
         if self.count == 0 {
             self.expect_no_arrival(pair, cards)?;

@@ -136,10 +136,8 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Registers an area on each side; the first check creates the queue pairs.
-    ///
-    /// # Errors
-    /// If an agent refuses it, or is gone.
+    /// Registers an area on each side; the first check creates the queue pairs. Fails if an agent
+    /// refuses it, or is gone.
     pub fn register([near, far]: &mut Cards<'_>) -> Result<Self, ClientError> {
         Ok(Self { kind: None, ends: [End::register(near)?, End::register(far)?], is_spent: true, cells: 0 })
     }

@@ -1,7 +1,6 @@
 //! Limits of a session.
 
-/// Bytes of one line, including its `
-/// `.
+/// Bytes of one line, including its `\n`.
 pub const LINE: usize = 4 << 20;
 /// Bytes of the line with the token.
 pub const FIRST_LINE: usize = 1 << 10;

@@ -135,19 +135,16 @@ pub const CM_EVENTS: Table = &[
 ];
 
 /// Returns the number of a name.
-#[must_use]
 pub fn number(table: Table, name: &str) -> Option<u32> {
     table.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
 }
 
 /// Returns the name of a number, or the number itself.
-#[must_use]
 pub fn name(table: Table, number: u32) -> String {
     table.iter().find(|(_, known)| *known == number).map_or_else(|| number.to_string(), |(name, _)| (*name).to_owned())
 }
 
 /// Returns the names of the set bits; the bits without a name as one number.
-#[must_use]
 pub fn flags(table: Table, bits: u32) -> Vec<String> {
     let mut names: Vec<String> =
         table.iter().filter(|(_, bit)| bits & bit != 0).map(|(name, _)| (*name).to_owned()).collect();
