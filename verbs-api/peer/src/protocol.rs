@@ -68,8 +68,8 @@ impl Request {
 /// The line of an answer, with its `\n`.
 pub fn answer(id: u64, result: &Result<Value>) -> String {
     let value = match result {
-        Ok(value) => serde_json::json!({"id": id, "ok": value}),
-        Err(refusal) => serde_json::json!({"id": id, "err": refusal.text, "errno": refusal.errno}),
+        Ok(value) => json!({"id": id, "ok": value}),
+        Err(refusal) => json!({"id": id, "err": refusal.text, "errno": refusal.errno}),
     };
     format!("{value}\n")
 }
@@ -479,7 +479,7 @@ mod tests {
 
     #[test]
     fn answer_roundtrips() {
-        for result in [Ok(serde_json::json!({"qp": 1})), Err(Refusal { text: "no".into(), errno: 16 })] {
+        for result in [Ok(json!({"qp": 1})), Err(Refusal { text: "no".into(), errno: 16 })] {
             assert_eq!(parse_answer(answer(9, &result).as_bytes()), Some((9, result)));
         }
         assert_eq!(parse_answer(b"{\"id\":1}"), None);
@@ -498,8 +498,8 @@ mod tests {
 
     #[test]
     fn flags_are_known_names_or_bits() {
-        let read = |value: Value| args(serde_json::json!({ "access": value })).flags("access", ACCESS);
-        assert_eq!(read(serde_json::json!(["LOCAL_WRITE", "REMOTE_READ"])), Ok(Some(5)));
+        let read = |value: Value| args(json!({ "access": value })).flags("access", ACCESS);
+        assert_eq!(read(json!(["LOCAL_WRITE", "REMOTE_READ"])), Ok(Some(5)));
         assert_eq!(read("LOCAL_WRITE | REMOTE_READ".into()), Ok(Some(5)));
         assert_eq!((read(5.into()), read("0x5".into()), read("".into())), (Ok(Some(5)), Ok(Some(5)), Ok(Some(0))));
         assert_eq!(read(Value::Null), Ok(None));
@@ -508,7 +508,7 @@ mod tests {
 
     #[test]
     fn numbers_out_of_range_are_refused() {
-        let args = args(serde_json::json!({"a": 256, "b": -1, "c": "0xffffffffffffffff"}));
+        let args = args(json!({"a": 256, "b": -1, "c": "0xffffffffffffffff"}));
         assert!(args.number::<u8>("a").is_err() && args.number::<u64>("b").is_err());
         assert_eq!(args.number::<u64>("c"), Ok(u64::MAX));
         assert_eq!(args.number::<u8>("d").unwrap_err().text, "d is missing");
@@ -523,7 +523,7 @@ mod tests {
 
     #[test]
     fn ipv4_address_becomes_mapped_gid() {
-        let args = args(serde_json::json!({"dgid": "10.0.0.1", "b": "x"}));
+        let args = args(json!({"dgid": "10.0.0.1", "b": "x"}));
         let gid = args.gid("dgid").unwrap().unwrap();
         assert_eq!((&gid[..12], &gid[12..]), (&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255][..], &[10, 0, 0, 1][..]));
         assert!(args.gid("b").is_err() && args.gid("c").unwrap().is_none());

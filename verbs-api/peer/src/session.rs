@@ -19,6 +19,10 @@ use std::net::{Ipv6Addr, UdpSocket};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+pub(super) const ROCE_V2: u32 = 2;
+/// Maximum number of counter files, and of bytes read from each.
+const COUNTERS: (usize, u64) = (256, 64);
+
 pub(crate) struct Session {
     context: Rc<Context>,
     port: u8,
@@ -92,6 +96,82 @@ impl Session {
             }
             Command::Bye => Ok(json!({})),
         }
+    }
+
+    fn hello(&self) -> Result<Value> {
+        let attr = self.context.device_attr()?;
+        let port = self.context.port_attr(self.port)?;
+        let gids: Vec<_> = self
+            .gids()?
+            .iter()
+            .map(|entry| {
+                let kind = ["IB", "RoCE v1", "RoCE v2"].get(entry.gid_type as usize).copied().unwrap_or("other");
+                json!({"index": entry.gid_index, "gid": Ipv6Addr::from(entry.gid.raw).to_string(), "type": kind})
+            })
+            .collect();
+        Ok(json!({
+            "device": self.context.name,
+            "port": port_info(self.port, &port),
+            "gids": gids,
+            "limits": device_limits(&attr),
+            "identity": self.identity(&attr),
+            "version": env!("CARGO_PKG_VERSION"),
+            "protocol": VERSION,
+        }))
+    }
+
+    /// The identity of the card for a report, as texts; unknown parts are omitted.
+    fn identity(&self, attr: &ibv_device_attr) -> Value {
+        let firmware = attr.fw_ver.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte as u8)).collect();
+        let driver = fs::read_link(self.context.folder.join("device/driver")).ok();
+        let driver = driver.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").ok();
+        let card = format!("{:#06x} {}", attr.vendor_id, attr.vendor_part_id);
+        let facts = [
+            ("vendor and part", Some(card)),
+            ("firmware", Some(firmware)),
+            ("driver", driver),
+            ("kernel", kernel.map(|text| text.trim().to_owned())),
+        ];
+        let known = facts.into_iter().filter_map(|(name, text)| Some((name, text.filter(|text| !text.is_empty())?)));
+        known.map(|(name, text)| (name.to_owned(), Value::String(text))).collect::<Map<_, _>>().into()
+    }
+
+    pub(super) fn gids(&self) -> Result<Vec<ibv_gid_entry>> {
+        let mut gids = self.context.gids()?;
+        gids.retain(|entry| entry.port_num == u32::from(self.port));
+        Ok(gids)
+    }
+
+    fn counters(&self) -> Result<Value> {
+        let folder = self.context.folder.join("ports").join(self.port.to_string()).join("hw_counters");
+        let files = fs::read_dir(&folder).into_iter().flatten().flatten().take(COUNTERS.0);
+        let counters: Map<_, _> = files
+            .filter_map(|file| {
+                let mut text = String::new();
+                fs::File::open(file.path()).ok()?.take(COUNTERS.1).read_to_string(&mut text).ok()?;
+                Some((file.file_name().into_string().ok()?, text.trim().parse::<u64>().ok()?.into()))
+            })
+            .collect();
+        Ok(Value::Object(counters))
+    }
+
+    fn events(&self, args: &Args) -> Result<Value> {
+        let mut until = deadline(args)?;
+        let mut events = Vec::new();
+        while events.len() < limits::RESULTS {
+            let Some(event) = self.context.event(until)? else { break };
+            // Waits only for the first event.
+            until = Instant::now();
+            let mut value = json!({"type": names::name(names::EVENTS, event.number)});
+            match event.source {
+                EventSource::Object(kind, address) => value[kind] = self.table.at(kind, address).into(),
+                EventSource::Port(port) => value["port"] = port.into(),
+                EventSource::Device => {}
+            }
+            events.push(value);
+        }
+        Ok(json!({ "events": events }))
     }
 
     fn reset(&mut self) {
@@ -256,88 +336,6 @@ impl Table {
     pub(super) fn at(&self, kind: &str, address: usize) -> Option<u64> {
         let is_it = |object: &Object| object.kind() == kind && object.address() == address;
         self.objects.iter().find(|(_, object)| is_it(object)).map(|(handle, _)| *handle)
-    }
-}
-
-pub(super) const ROCE_V2: u32 = 2;
-/// Maximum number of counter files, and of bytes read from each.
-const COUNTERS: (usize, u64) = (256, 64);
-
-impl Session {
-    pub(super) fn hello(&self) -> Result<Value> {
-        let attr = self.context.device_attr()?;
-        let port = self.context.port_attr(self.port)?;
-        let gids: Vec<_> = self
-            .gids()?
-            .iter()
-            .map(|entry| {
-                let kind = ["IB", "RoCE v1", "RoCE v2"].get(entry.gid_type as usize).copied().unwrap_or("other");
-                json!({"index": entry.gid_index, "gid": Ipv6Addr::from(entry.gid.raw).to_string(), "type": kind})
-            })
-            .collect();
-        Ok(json!({
-            "device": self.context.name,
-            "port": port_info(self.port, &port),
-            "gids": gids,
-            "limits": device_limits(&attr),
-            "identity": self.identity(&attr),
-            "version": env!("CARGO_PKG_VERSION"),
-            "protocol": VERSION,
-        }))
-    }
-
-    /// The identity of the card for a report, as texts; unknown parts are omitted.
-    fn identity(&self, attr: &ibv_device_attr) -> Value {
-        let firmware = attr.fw_ver.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte as u8)).collect();
-        let driver = fs::read_link(self.context.folder.join("device/driver")).ok();
-        let driver = driver.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
-        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").ok();
-        let card = format!("{:#06x} {}", attr.vendor_id, attr.vendor_part_id);
-        let facts = [
-            ("vendor and part", Some(card)),
-            ("firmware", Some(firmware)),
-            ("driver", driver),
-            ("kernel", kernel.map(|text| text.trim().to_owned())),
-        ];
-        let known = facts.into_iter().filter_map(|(name, text)| Some((name, text.filter(|text| !text.is_empty())?)));
-        known.map(|(name, text)| (name.to_owned(), Value::String(text))).collect::<Map<_, _>>().into()
-    }
-
-    pub(super) fn gids(&self) -> Result<Vec<ibv_gid_entry>> {
-        let mut gids = self.context.gids()?;
-        gids.retain(|entry| entry.port_num == u32::from(self.port));
-        Ok(gids)
-    }
-
-    pub(super) fn counters(&self) -> Result<Value> {
-        let folder = self.context.folder.join("ports").join(self.port.to_string()).join("hw_counters");
-        let files = fs::read_dir(&folder).into_iter().flatten().flatten().take(COUNTERS.0);
-        let counters: Map<_, _> = files
-            .filter_map(|file| {
-                let mut text = String::new();
-                fs::File::open(file.path()).ok()?.take(COUNTERS.1).read_to_string(&mut text).ok()?;
-                Some((file.file_name().into_string().ok()?, text.trim().parse::<u64>().ok()?.into()))
-            })
-            .collect();
-        Ok(Value::Object(counters))
-    }
-
-    pub(super) fn events(&self, args: &Args) -> Result<Value> {
-        let mut until = deadline(args)?;
-        let mut events = Vec::new();
-        while events.len() < limits::RESULTS {
-            let Some(event) = self.context.event(until)? else { break };
-            // Waits only for the first event.
-            until = Instant::now();
-            let mut value = json!({"type": names::name(names::EVENTS, event.number)});
-            match event.source {
-                EventSource::Object(kind, address) => value[kind] = self.table.at(kind, address).into(),
-                EventSource::Port(port) => value["port"] = port.into(),
-                EventSource::Device => {}
-            }
-            events.push(value);
-        }
-        Ok(json!({ "events": events }))
     }
 }
 

@@ -9,16 +9,14 @@
 mod cm;
 mod context;
 mod memory;
-mod objects;
 mod queues;
 
 use crate::protocol::Refusal;
 pub(crate) use cm::{CmChannel, CmEvent, CmId};
-pub(crate) use context::{Context, EventSource};
+pub(crate) use context::{Ah, Context, EventSource, Pd, Xrcd};
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use libc::sockaddr;
 pub(crate) use memory::{Mr, Mw};
-pub(crate) use objects::{Ah, Pd, Xrcd};
 pub(crate) use queues::{Cq, Qp, QpInit, Segment, Srq};
 use roxe_abi::*;
 use std::io;

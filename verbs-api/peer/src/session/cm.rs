@@ -1,7 +1,6 @@
 //! Commands that listen, connect and accept through librdmacm, and its events.
 
-use super::Object;
-use super::{Session, deadline, private_data};
+use super::{Object, Session, deadline, private_data};
 use crate::protocol::{Args, Refusal, Result, limits, names, to_hex};
 use crate::verbs::{CmChannel, CmEvent, CmId, Qp};
 use roxe_abi::rdma_conn_param;

@@ -1,8 +1,6 @@
 //! Commands that create and modify objects.
 
-use super::Object;
-use super::{ROCE_V2, mtu_bytes};
-use super::{Session, data};
+use super::{Object, ROCE_V2, Session, data, mtu_bytes};
 use crate::protocol::{Args, Refusal, Result, from_hex, limits, names};
 use crate::verbs::{Ah, Cq, Mr, Mw, Pd, Qp, QpInit, Srq, Xrcd};
 use core::ffi::c_int;
@@ -299,24 +297,6 @@ fn modification(
         attr.en_sqd_async_notify = args.is_set("sqd_event")?.into();
         set |= mask::SQD_NOTIFY;
     }
-    set |= migration(&mut attr, args, port, &gids)?;
-    if let Some(path) = path(args, port, gids)? {
-        attr.ah_attr = path;
-        set |= mask::AV;
-    } else if wanted & mask::AV != 0 {
-        return Err(Refusal::invalid("dgid is missing"));
-    }
-    Ok((attr, set))
-}
-
-/// Sets the attributes of path migration that were given, and returns their mask.
-fn migration(
-    attr: &mut ibv_qp_attr,
-    args: &Args,
-    port: u8,
-    gids: impl Fn() -> Result<Vec<ibv_gid_entry>>,
-) -> Result<u32> {
-    let mut set = 0;
     if args.has("path_mig") {
         attr.path_mig_state = args.named("path_mig", names::MIGRATION)?.cast_signed();
         set |= mask::PATH_MIG_STATE;
@@ -326,7 +306,13 @@ fn migration(
         (attr.alt_port_num, attr.alt_timeout) = (attr.alt_ah_attr.port_num, args.or("alt_timeout", 14)?);
         set |= mask::ALT_PATH;
     }
-    Ok(set)
+    if let Some(path) = path(args, port, gids)? {
+        attr.ah_attr = path;
+        set |= mask::AV;
+    } else if wanted & mask::AV != 0 {
+        return Err(Refusal::invalid("dgid is missing"));
+    }
+    Ok((attr, set))
 }
 
 fn mtu(bytes: u32) -> Result<c_int> {
@@ -409,20 +395,20 @@ mod tests {
     #[test]
     fn required_attributes_have_defaults_unless_exact() {
         let gids = || Ok(vec![entry("::ffff:10.0.0.1", 1, ROCE_V2)]);
-        let (attr, set) = modification(&args(serde_json::json!({"to": "INIT"})), RC, 1, gids).unwrap();
+        let (attr, set) = modification(&args(json!({"to": "INIT"})), RC, 1, gids).unwrap();
         assert_eq!((attr.qp_state, attr.port_num, set), (1, 1, needed(RC, INIT) | mask::STATE));
-        let exact = serde_json::json!({"to": "RTR", "exact": true, "rq_psn": 9});
+        let exact = json!({"to": "RTR", "exact": true, "rq_psn": 9});
         let (attr, set) = modification(&args(exact), RC, 1, gids).unwrap();
         assert_eq!((attr.rq_psn, set), (9, mask::STATE | mask::RQ_PSN));
-        let alternate = serde_json::json!({"path_mig": "REARM", "alt_dgid": "10.0.0.3", "alt_timeout": 9});
+        let alternate = json!({"path_mig": "REARM", "alt_dgid": "10.0.0.3", "alt_timeout": 9});
         let (attr, set) = modification(&args(alternate), RC, 2, gids).unwrap();
         assert_eq!((attr.path_mig_state, attr.alt_timeout, attr.alt_port_num), (1, 9, 2));
         assert_eq!((attr.alt_ah_attr.grh.sgid_index, set), (1, mask::PATH_MIG_STATE | mask::ALT_PATH));
-        let rtr = serde_json::json!({"to": "RTR", "dgid": "10.0.0.2", "path_mtu": 4096, "dest_qpn": 17});
+        let rtr = json!({"to": "RTR", "dgid": "10.0.0.2", "path_mtu": 4096, "dest_qpn": 17});
         let (attr, set) = modification(&args(rtr), RC, 1, gids).unwrap();
         assert_eq!((attr.path_mtu, attr.dest_qp_num, attr.ah_attr.grh.sgid_index), (5, 17, 1));
         assert_eq!(set, needed(RC, RTR) | mask::STATE);
-        let text = modification(&args(serde_json::json!({"to": "RTR"})), RC, 1, gids).err().map(|refusal| refusal.text);
+        let text = modification(&args(json!({"to": "RTR"})), RC, 1, gids).err().map(|refusal| refusal.text);
         assert_eq!(text.as_deref(), Some("dgid is missing"));
     }
 

@@ -3,8 +3,7 @@
 //! librdmacm does not create the queue pairs here: a program may pass the number of its own queue
 //! pair, and modify it with the attributes of `rdma_init_qp_attr`.
 
-use super::CmLibrary;
-use super::{Qp, check, check_pointer, make_nonblocking, owned, wait_readable};
+use super::{CmLibrary, Qp, check, check_pointer, make_nonblocking, owned, wait_readable};
 use crate::protocol::Refusal;
 use core::ffi::{c_int, c_void};
 use core::{ptr, slice};
