@@ -1,8 +1,7 @@
 //! Dissects any capture file, as text and as a page, and judges its cards.
 
 use roxe_dissect::judge::{Vantage, judge};
-use roxe_dissect::ladder::render;
-use roxe_dissect::{Analysis, Counts, Item, items, page, sections, words};
+use roxe_dissect::{Analysis, Counts, Item, items, page, render, sections, words};
 
 /// Properties: telling never panics and ends; every packet of the file is counted once; what the
 /// file says becomes no markup of the page; charges name packets of the file.

@@ -4,7 +4,7 @@
 use crate::files;
 use crate::output::Result;
 use clap::ArgAction;
-use roxe_dissect::{Analysis, Captured, Counts, Finding, Integrity, Item, Others, Tone, items, ladder, page};
+use roxe_dissect::{Analysis, Captured, Counts, Finding, Integrity, Item, Others, Tone, items, page, render};
 use roxe_wire::cm::Mad;
 use roxe_wire::{Kind, Packet, Qpn};
 use std::fmt;
@@ -233,7 +233,7 @@ fn ladder_page(file: &[u8], title: String, args: &Args) -> Result<(String, Count
         notes.push(format!("{} packets are cut: their headers are checked, not payload and ICRC.", counts.cut));
     }
     let page = page(title, &found, &analysis, &counts, notes);
-    Ok((ladder::render(&page), counts))
+    Ok((render(&page), counts))
 }
 
 /// A packet as it is printed.

@@ -13,7 +13,7 @@ use roxe_transport::time::rnr_wait;
 use roxe_wire::capture::Direction;
 use roxe_wire::cm::{CommId, Mad, Message as CmMessage};
 use roxe_wire::opcode::{Operation, Position, Service};
-use roxe_wire::{Aeth, Gid, Kind, NakCode, Packet, Psn, Qpn, Request, Response, Syndrome};
+use roxe_wire::{Gid, Kind, NakCode, Packet, Psn, Qpn, Request, Response, Syndrome};
 use std::collections::{HashMap, VecDeque};
 
 /// The end of a message.
@@ -199,12 +199,12 @@ impl Analysis {
         if matches!(response, Response::ReadFirst(_) | Response::ReadMiddle) {
             requests.learn_mtu(packet.payload.len());
         }
-        let event = match (response, aeth(response)) {
-            (_, Some(Aeth { syndrome: Syndrome::RnrNak { timer }, .. })) => {
+        let event = match (response, response.aeth().map(|aeth| aeth.syndrome)) {
+            (_, Some(Syndrome::RnrNak { timer })) => {
                 requests.nak(psn, Cause::Rnr);
                 self.rnr(flow, psn, timer)
             }
-            (_, Some(Aeth { syndrome: Syndrome::Nak(code), .. })) => {
+            (_, Some(Syndrome::Nak(code))) => {
                 if code == NakCode::PsnSequence {
                     requests.nak(psn, Cause::SequenceNak);
                 } else if let Some(message) = message {
@@ -226,7 +226,7 @@ impl Analysis {
 
     /// Returns the verdict on a response whose requests are not in the capture.
     fn unpaired(&mut self, flow: usize, response: Response, psn: Psn) -> Event {
-        match aeth(response).map(|aeth| aeth.syndrome) {
+        match response.aeth().map(|aeth| aeth.syndrome) {
             Some(Syndrome::RnrNak { timer }) => self.rnr(flow, psn, timer),
             Some(Syndrome::Nak(code)) => Event::Nak(code),
             _ => Event::New,
@@ -289,17 +289,6 @@ impl Analysis {
 
 const fn asks_for_data(operation: Operation) -> bool {
     matches!(operation, Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd)
-}
-
-pub(crate) const fn aeth(response: Response) -> Option<Aeth> {
-    match response {
-        Response::ReadMiddle => None,
-        Response::ReadFirst(aeth)
-        | Response::ReadLast(aeth)
-        | Response::ReadOnly(aeth)
-        | Response::Ack(aeth)
-        | Response::AtomicAck(aeth, _) => Some(aeth),
-    }
 }
 
 /// Identifies a flow: packets from a host to a queue pair, as recorded by one end.

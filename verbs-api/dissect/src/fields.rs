@@ -1,6 +1,5 @@
 //! All header fields of a packet, by header, with their values as text.
 
-use crate::analysis::aeth;
 use crate::reader::Captured;
 use roxe_transport::time::rnr_wait;
 use roxe_wire::cm::Mad;
@@ -78,7 +77,7 @@ fn of_kind(packet: &Packet<'_>, to: &mut Vec<Section>) {
             of_request(request, to);
         }
         Kind::RcResponse(response) | Kind::XrcResponse(response) => {
-            to.extend(aeth(response).map(of_aeth));
+            to.extend(response.aeth().copied().map(of_aeth));
             if let Response::AtomicAck(_, original) = response {
                 to.push(section("AtomicAckETH", [("original value", format!("{:#x}", original.0))]));
             }

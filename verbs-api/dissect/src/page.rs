@@ -1,16 +1,23 @@
-//! Converts an analysed capture to a ladder page.
+//! A ladder diagram of an analysed capture as one self-contained page of HTML: columns are queue
+//! pairs, rows are packets in the order of time, each with a verdict and an explanation.
+//!
+//! All text of a [`Page`] is JSON data for the script of the page, which shows it as text, never as
+//! markup.
 
 use crate::analysis::{Analysis, Finding, Message, Outcome};
 use crate::event::{Event, Tone};
-use crate::fields::sections;
-use crate::ladder::{Page, Shapes};
+use crate::fields::{Section, sections};
 use crate::reader::{Captured, Others};
 use crate::words::words;
 use roxe_wire::capture::Direction;
-use roxe_wire::{Gid, Header, Kind, Qpn};
+use roxe_wire::{Gid, Header, Kind, Packet, Qpn, Syndrome};
 use serde_json::{Value, json};
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
+
+const STYLE: &str = include_str!("ladder/ladder.css");
+const SCRIPT: &str = include_str!("ladder/ladder.js");
+const BODY: &str = include_str!("ladder/body.html");
 
 /// Counts of a capture.
 #[derive(Clone, Debug, Default)]
@@ -79,6 +86,25 @@ impl fmt::Display for Counts {
         let troubles = self.troubles().into_iter().filter(|(_, count, _)| *count > 0);
         troubles.into_iter().try_for_each(|(name, count, _)| write!(f, "; {name}: {count}"))
     }
+}
+
+/// Content of a page.
+#[derive(Clone, Debug, Default)]
+pub struct Page {
+    /// Title.
+    pub title: String,
+    /// Facts at the top: name, value, and tone of the value.
+    pub facts: Vec<(&'static str, String, &'static str)>,
+    /// Notes below the facts, such as on omitted packets.
+    pub notes: Vec<String>,
+    /// Columns from left to right: host and queue pair.
+    pub columns: Vec<(String, String)>,
+    /// Packets from top to bottom, in the format of the page's script.
+    pub rows: Vec<Value>,
+    /// Messages; rows have their indexes.
+    pub messages: Vec<Value>,
+    /// Headers of the rows.
+    pub shapes: Shapes,
 }
 
 /// Returns the page of a capture with the packets of `found` and the counts of all packets.
@@ -173,13 +199,13 @@ fn row(
 }
 
 /// Returns the label of an arrow: opcode, PSN, MSN, length.
-fn label(packet: &roxe_wire::Packet<'_>) -> String {
+fn label(packet: &Packet<'_>) -> String {
     let (opcode, psn) = (packet.header.opcode(), packet.header.bth.psn);
     let name = match packet.header.kind {
-        Kind::RcResponse(response) | Kind::XrcResponse(response) => crate::analysis::aeth(response).map(|aeth| {
+        Kind::RcResponse(response) | Kind::XrcResponse(response) => response.aeth().map(|aeth| {
             let (name, msn) = (opcode.facts().name, aeth.msn.get());
             match aeth.syndrome {
-                roxe_wire::Syndrome::Ack { .. } => format!("{name} psn={psn} msn={msn}"),
+                Syndrome::Ack { .. } => format!("{name} psn={psn} msn={msn}"),
                 syndrome => format!("{} psn={psn} msn={msn}", syndrome.to_string().to_uppercase()),
             }
         }),
@@ -208,4 +234,107 @@ fn message_row(message: &Message, analysis: &Analysis, columns: &mut Columns) ->
         .fold(name.to_owned(), |name, ending| name.replace(ending, ""));
     let (from, to) = columns.of_flow(analysis, flow);
     json!([operation, from, to, psn.get(), bytes, packets, repeats, begin, end, outcome, tone.name()])
+}
+
+/// Renders the page as HTML. It loads no other file, whatever the packets contain.
+pub fn render(page: &Page) -> String {
+    let Page { title, facts, notes, columns, rows, messages, shapes } = page;
+    let lines = |list: &[Value]| list.iter().map(Value::to_string).collect::<Vec<_>>().join(",\n");
+    let (rows, messages, shapes) = (lines(rows), lines(messages), &shapes.list);
+    let page = json!({ "title": title, "facts": facts, "notes": notes, "columns": columns, "shapes": shapes });
+    let data = format!("{{\"rows\":[\n{rows}],\n\"messages\":[\n{messages}],\n\"page\":{page}}}");
+    // In JSON, `<` occurs only in strings. Without it, the data neither ends the script nor begins a
+    // comment.
+    let data = data.replace('<', "\\u003c");
+    let title = escape(title);
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" \
+         content=\"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n\
+         <body>\n{BODY}<script type=\"application/json\" id=\"data\">\n{data}\n</script>\n\
+         <script>\n{SCRIPT}</script>\n</body>\n</html>\n"
+    )
+}
+
+/// Escapes text for elements and attributes of XML and HTML. XML allows no other control characters
+/// than tabs and newlines.
+pub fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => escaped += "&amp;",
+            '<' => escaped += "&lt;",
+            '>' => escaped += "&gt;",
+            '"' => escaped += "&quot;",
+            c if c.is_control() && c != '\n' && c != '\t' => escaped.push('?'),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+/// Names of headers and their fields, stored once.
+#[derive(Clone, Debug, Default)]
+pub struct Shapes {
+    list: Vec<Value>,
+    places: HashMap<(&'static str, Vec<&'static str>), usize>,
+}
+
+impl Shapes {
+    /// Returns a header as the index of its shape, followed by its values.
+    pub(crate) fn value(&mut self, section: &Section) -> Value {
+        let names: Vec<&'static str> = section.fields.iter().map(|(name, _)| *name).collect();
+        let next = self.list.len();
+        let place = *self.places.entry((section.name, names)).or_insert_with_key(|(name, names)| {
+            self.list.push(json!([name, names]));
+            next
+        });
+        let values = section.fields.iter().map(|(_, value)| Value::from(value.as_str()));
+        Value::Array(std::iter::once(Value::from(place)).chain(values).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Text that would break out of its page if it became markup.
+    const HOSTILE: &str = "</script><script>alert(1)</script><!-- \"&'\u{2028}\0";
+
+    fn hostile_page() -> Page {
+        let mut shapes = Shapes::default();
+        let section = shapes.value(&Section { name: "BTH", fields: vec![("PSN", HOSTILE.into())] });
+        let row = json!([1, 0, 0, 1, HOSTILE, "ok", "good", HOSTILE, HOSTILE, 0, 0, "sent", [section]]);
+        let columns = vec![(HOSTILE.to_owned(), HOSTILE.to_owned()); 2];
+        let (title, facts) = (HOSTILE.to_owned(), vec![("packets", HOSTILE.into(), "good")]);
+        Page { title, facts, notes: vec![HOSTILE.to_owned()], columns, rows: vec![row], messages: vec![], shapes }
+    }
+
+    #[test]
+    fn text_of_a_page_never_becomes_markup() {
+        let html = render(&hostile_page());
+        assert_eq!(html.matches("<script").count(), 2);
+        assert_eq!(html.matches("</script>").count(), 2);
+        assert!(!html.contains("<!--") && !html.contains("\0"));
+        assert!(html.contains("<title>&lt;/script&gt;&lt;script&gt;alert(1)"));
+    }
+
+    #[test]
+    fn page_data_roundtrips() {
+        let html = render(&hostile_page());
+        let (_, data) = html.split_once("id=\"data\">").unwrap();
+        let data: Value = serde_json::from_str(data.split_once("</script>").unwrap().0).unwrap();
+        assert_eq!(data["rows"][0][7], HOSTILE);
+        assert_eq!(data["page"]["columns"][1][0], HOSTILE);
+        assert_eq!(data["page"]["shapes"][0], json!(["BTH", ["PSN"]]));
+        assert_eq!(data["rows"][0][12][0], json!([0, HOSTILE]));
+    }
+
+    #[test]
+    fn ladder_page_loads_no_other_file() {
+        let html = render(&Page::default());
+        assert!(!html.contains("http://") && !html.contains("https://") && !html.contains("src="));
+    }
 }

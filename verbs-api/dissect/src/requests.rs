@@ -7,7 +7,7 @@ use roxe_wire::opcode::{Operation, Position};
 use std::collections::{BTreeMap, HashMap};
 
 /// The requests to one queue pair.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Requests {
     sequence: Sequence,
     /// Number of transmissions of retransmitted packets.
@@ -35,15 +35,7 @@ pub(crate) struct Step {
 
 impl Requests {
     pub(crate) fn new(psn: Psn) -> Self {
-        Self {
-            sequence: Sequence::new(psn),
-            repeats: HashMap::new(),
-            acknowledged: None,
-            nak: None,
-            resent: None,
-            mtu: None,
-            starts: BTreeMap::new(),
-        }
+        Self { sequence: Sequence::new(psn), ..Self::default() }
     }
 
     /// Returns the sequence number of `psn` nearest to the expected one.

@@ -289,7 +289,7 @@ fn arbitrary_bytes_cause_no_panic() {
                 packets += 1;
             }
         }
-        let html = ladder::render(&page("test".into(), &found, &analysis, &counts, Vec::new()));
+        let html = render(&page("test".into(), &found, &analysis, &counts, Vec::new()));
         assert_eq!(html.matches("</script>").count(), 2);
     }
     assert!(packets > 5000, "{packets}");

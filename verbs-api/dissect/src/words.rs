@@ -1,6 +1,6 @@
 //! Describes a packet in a sentence: its operation, and the verdict on it.
 
-use crate::analysis::{Finding, aeth};
+use crate::analysis::Finding;
 use crate::reader::Captured;
 use roxe_wire::cm::Mad;
 use roxe_wire::{Kind, Packet, Request, Response, SendTail, Syndrome};
@@ -89,7 +89,7 @@ const fn with_imm(has: bool) -> &'static str {
 fn of_response(response: Response, packet: &Packet<'_>, finding: &Finding) -> Option<String> {
     let (psn, bytes) = (packet.header.bth.psn, bytes(packet.payload.len()));
     let text = match response {
-        Response::Ack(_) => match aeth(response)?.syndrome {
+        Response::Ack(aeth) => match aeth.syndrome {
             Syndrome::Ack { .. } => format!("acknowledges everything up to PSN {psn}"),
             Syndrome::Reserved(byte) => format!("a reserved syndrome ({byte:#04x})"),
             Syndrome::RnrNak { .. } | Syndrome::Nak(_) => return None,
