@@ -1,6 +1,6 @@
 //! One direction of a connection: the requests of one card and the responses of the other.
 
-use super::charge::{Card, Charge, Role, Rule};
+use super::charge::{Card, Charge, Charges, Role, Rule};
 use super::history::History;
 use crate::sequence::Seq;
 use roxe_wire::{Psn, opcode::Service};
@@ -87,29 +87,21 @@ pub(super) struct Channel {
     pub parked: Option<(Box<State>, usize)>,
     /// Number of requests that the responder received but the capture lacks.
     pub lost: u64,
-    pub charges: Vec<Charge>,
+    pub charges: Charges,
 }
 
 impl Channel {
     pub(super) fn new(terms: Terms) -> Self {
-        Self { terms, state: State::default(), parked: None, lost: 0, charges: Vec::new() }
+        Self { terms, state: State::default(), parked: None, lost: 0, charges: Charges::default() }
     }
 
     /// Charges the requester.
-    pub(super) fn requester(&mut self, rule: Rule, packet: usize, text: String) -> &mut Charge {
-        let charge = Charge::new(rule, self.terms.requester, Role::Requester, packet, text);
-        self.charge(charge)
+    pub(super) fn requester(&mut self, rule: Rule, packet: usize, text: impl Into<String>) -> &mut Charge {
+        self.charges.add(rule, self.terms.requester, Role::Requester, packet, text)
     }
 
     /// Charges the responder.
-    pub(super) fn responder(&mut self, rule: Rule, packet: usize, text: String) -> &mut Charge {
-        let charge = Charge::new(rule, self.terms.responder, Role::Responder, packet, text);
-        self.charge(charge)
-    }
-
-    fn charge(&mut self, charge: Charge) -> &mut Charge {
-        self.charges.push(charge);
-        let last = self.charges.len() - 1;
-        &mut self.charges[last]
+    pub(super) fn responder(&mut self, rule: Rule, packet: usize, text: impl Into<String>) -> &mut Charge {
+        self.charges.add(rule, self.terms.responder, Role::Responder, packet, text)
     }
 }

@@ -185,28 +185,60 @@ pub struct Charge {
     pub count: usize,
 }
 
+/// Charges in the order in which they were made.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Charges(pub Vec<Charge>);
+
+impl Charges {
+    /// Adds a fault that one packet proves.
+    pub(super) fn add(
+        &mut self,
+        rule: Rule,
+        card: Card,
+        role: Role,
+        packet: usize,
+        text: impl Into<String>,
+    ) -> &mut Charge {
+        self.0.push(Charge {
+            rule,
+            class: Class::Fault,
+            card,
+            role,
+            or_network: false,
+            connection: None,
+            packets: vec![packet],
+            text: text.into(),
+            needs_whole_capture: false,
+            count: 1,
+        });
+        let last = self.0.len() - 1;
+        &mut self.0[last]
+    }
+}
+
 impl Charge {
-    pub(super) fn new(rule: Rule, card: Card, role: Role, packet: usize, text: String) -> Self {
-        let (class, needs_whole_capture, or_network) = (Class::Fault, false, false);
-        let (connection, packets, count) = (None, vec![packet], 1);
-        Self { rule, class, card, role, or_network, connection, packets, text, needs_whole_capture, count }
+    /// Adds a packet to the proof.
+    pub(super) fn with(&mut self, packet: usize) -> &mut Self {
+        self.packets.push(packet);
+        self
     }
 
-    pub(super) fn advice(self) -> Self {
-        Self { class: Class::Advice, ..self }
+    /// Turns the charge into advice.
+    pub(super) fn advice(&mut self) -> &mut Self {
+        self.advice_if(true)
     }
 
-    /// Adds an earlier packet to the proof.
-    pub(super) fn with(mut self, packet: usize) -> Self {
-        if let Err(at) = self.packets.binary_search(&packet) {
-            self.packets.insert(at, packet);
+    pub(super) fn advice_if(&mut self, is_uncertain: bool) -> &mut Self {
+        if is_uncertain {
+            self.class = Class::Advice;
         }
         self
     }
 
     /// Turns the charge into advice if packets of the connection are missing from the capture.
-    pub(super) fn if_whole(self) -> Self {
-        Self { needs_whole_capture: true, ..self }
+    pub(super) fn if_whole(&mut self) -> &mut Self {
+        self.needs_whole_capture = true;
+        self
     }
 }
 

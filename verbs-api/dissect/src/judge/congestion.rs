@@ -1,6 +1,6 @@
 //! Rules for CNPs.
 
-use super::charge::{Card, Charge, Role, Rule};
+use super::charge::{Card, Charges, Role, Rule};
 use super::seen::Seen;
 use roxe_wire::capture::Direction;
 use roxe_wire::net::ECN;
@@ -27,12 +27,12 @@ pub(super) struct Congestion {
     marked: usize,
     /// Newest CNPs: time and packet.
     newest: VecDeque<(u64, usize)>,
-    charges: Vec<Charge>,
+    pub charges: Charges,
 }
 
 impl Congestion {
     pub(super) fn new(notifier: Card, is_complete: bool) -> Self {
-        let (newest, charges) = (VecDeque::new(), Vec::new());
+        let (newest, charges) = (VecDeque::new(), Charges::default());
         Self { notifier, is_complete, packets: 0, markable: 0, marked: 0, newest, charges }
     }
 
@@ -46,15 +46,16 @@ impl Congestion {
     /// Judges a CNP.
     // clause: CNP-WHEN, CNP-INTERVAL
     pub(super) fn cnp(&mut self, seen: &Seen) {
-        let charge = |rule, text: &str| Charge::new(rule, self.notifier, Role::Responder, seen.index, text.to_owned());
+        let (notifier, index) = (self.notifier, seen.index);
         // A recording by the notifier itself shows every mark.
         let sees_marks = self.is_complete || seen.direction == Some(Direction::Outbound);
         if self.packets > 0 && self.markable == 0 {
             let text = "a CNP although no packet of the peer allows switches to mark it (ECN 00)";
-            self.charges.push(charge(Rule::CnpUnmarked, text).if_whole());
+            self.charges.add(Rule::CnpUnmarked, notifier, Role::Responder, index, text).if_whole();
         } else if self.packets > 0 && self.marked == 0 {
-            let charge = charge(Rule::CnpUnmarked, "a CNP although no packet of the peer was marked").if_whole();
-            self.charges.push(if sees_marks { charge } else { charge.advice() });
+            let text = "a CNP although no packet of the peer was marked";
+            let charge = self.charges.add(Rule::CnpUnmarked, notifier, Role::Responder, index, text);
+            charge.if_whole().advice_if(!sees_marks);
         }
         // A recording process stamps received packets when it reads them, several at once.
         if seen.direction == Some(Direction::Inbound) {
@@ -71,18 +72,12 @@ impl Congestion {
         let took = seen.time.saturating_sub(first);
         if took < MIN_INTERVAL * (BURST as u64 - 1) {
             let text = format!("{BURST} CNPs in {} us: there is no interval between them", took / 1000);
-            let charge = Charge::new(Rule::CnpPace, self.notifier, Role::Responder, seen.index, text);
-            self.charges.push(charge.with(packet));
+            self.charges.add(Rule::CnpPace, notifier, Role::Responder, index, text).with(packet);
             self.newest.clear();
         } else if last.is_some_and(|last| seen.time.saturating_sub(last) < MODEL_INTERVAL) {
             let text = format!("{BURST} CNPs in {} us; public models send one every 50 us", took / 1000);
-            let charge = Charge::new(Rule::CnpPace, self.notifier, Role::Responder, seen.index, text);
-            self.charges.push(charge.with(packet).advice());
+            self.charges.add(Rule::CnpPace, notifier, Role::Responder, index, text).with(packet).advice();
             self.newest.clear();
         }
-    }
-
-    pub(super) fn charges(self) -> Vec<Charge> {
-        self.charges
     }
 }

@@ -1,6 +1,6 @@
 //! Rules for messages of the connection manager, and the terms of connections that they carry.
 
-use super::charge::{Card, Charge, Role, Rule};
+use super::charge::{Card, Charge, Charges, Role, Rule};
 use super::seen::Seen;
 use crate::reader::Captured;
 use roxe_wire::cm::{CommId, Mad, MadError, Message, Rep, Req, TransactionId};
@@ -70,7 +70,7 @@ pub(super) struct Manager {
     /// Replies whose requests were not captured, by host and id of the request: message, packet and
     /// sender.
     orphans: HashMap<(Gid, CommId), (&'static str, usize, Gid)>,
-    pub charges: Vec<Charge>,
+    pub charges: Charges,
     is_complete: bool,
 }
 
@@ -94,13 +94,13 @@ impl Manager {
         // clause: CM-RESERVED
         if mad.to_bytes() != packet.payload {
             let text = format!("reserved bits of the {} are set", mad.message.name());
-            self.charge(Rule::CmReserved, seen, text).class = super::charge::Class::Advice;
+            self.charge(Rule::CmReserved, seen, text).advice();
         }
         let (src, dst) = (seen.net.src, seen.net.dst);
         match &mad.message {
             Message::Req(req) => self.req(seen, req, mad.tid),
             Message::Rep(rep) => self.rep(seen, rep, mad.tid),
-            Message::Rtu(rtu) => self.answer(seen, "RTU", (src, rtu.local_comm_id), rtu.remote_comm_id),
+            Message::Rtu(rtu) => self.rtu(seen, (src, rtu.local_comm_id), rtu.remote_comm_id),
             Message::Dreq(dreq) => self.dreq(seen, (dreq.local_comm_id, dreq.remote_comm_id), dreq.remote_qpn, mad.tid),
             Message::Drep(drep) => self.drep(seen, (drep.local_comm_id, drep.remote_comm_id), mad.tid),
             Message::SidrReq(req) => {
@@ -116,11 +116,9 @@ impl Manager {
         Some(mad)
     }
 
-    fn charge(&mut self, rule: Rule, seen: &Seen, text: String) -> &mut Charge {
+    fn charge(&mut self, rule: Rule, seen: &Seen, text: impl Into<String>) -> &mut Charge {
         let card = Card { address: seen.net.src, qpn: None };
-        self.charges.push(Charge::new(rule, card, Role::ConnectionManager, seen.index, text));
-        let last = self.charges.len() - 1;
-        &mut self.charges[last]
+        self.charges.add(rule, card, Role::ConnectionManager, seen.index, text)
     }
 
     /// Charges a reply that was sent before its request.
@@ -130,9 +128,8 @@ impl Manager {
         if name == answer {
             let card = Card { address: sender, qpn: None };
             let text = format!("the {name} is sent before its request");
-            let mut charge = Charge::new(Rule::CmOrder, card, Role::ConnectionManager, packet, text).if_whole();
-            charge.packets.push(seen.index);
-            self.charges.push(charge);
+            let charge = self.charges.add(Rule::CmOrder, card, Role::ConnectionManager, packet, text);
+            charge.with(seen.index).if_whole();
         }
     }
 
@@ -140,11 +137,11 @@ impl Manager {
         let (src, dst) = (seen.net.src, seen.net.dst);
         // clause: CM-ID
         if req.local_comm_id.0 == 0 {
-            self.charge(Rule::CmId, seen, "the local communication ID in the REQ is 0".to_owned());
+            self.charge(Rule::CmId, seen, "the local communication ID in the REQ is 0");
         }
         // clause: CM-REQ-CHECKS
         if (req.primary.local_gid, req.primary.remote_gid) != (src, dst) {
-            self.charge(Rule::CmAddress, seen, "the addresses in the REQ are not those of its packet".to_owned());
+            self.charge(Rule::CmAddress, seen, "the addresses in the REQ are not those of its packet");
         }
         if req.path_mtu.mtu().is_none() {
             let text = format!("the path MTU in the REQ has the code {}", req.path_mtu.get());
@@ -155,14 +152,11 @@ impl Manager {
         if let Some(known) = self.known.get(&key) {
             // clause: CM-REQ-DUPLICATE
             let packet = known.req_packet;
-            let is_equal = known.req == *req;
-            let same_queue_pair = known.req.local_qpn == req.local_qpn;
-            if is_equal {
+            if known.req == *req {
                 return;
             }
-            if same_queue_pair {
-                let text = "a retransmitted REQ differs from the first".to_owned();
-                self.charge(Rule::CmRepeat, seen, text).packets.insert(0, packet);
+            if known.req.local_qpn == req.local_qpn {
+                self.charge(Rule::CmRepeat, seen, "a retransmitted REQ differs from the first").with(packet);
                 return;
             }
         }
@@ -173,7 +167,7 @@ impl Manager {
     fn rep(&mut self, seen: &Seen, rep: &Rep, tid: TransactionId) {
         let (src, dst) = (seen.net.src, seen.net.dst);
         if rep.local_comm_id.0 == 0 {
-            self.charge(Rule::CmId, seen, "the local communication ID in the REP is 0".to_owned());
+            self.charge(Rule::CmId, seen, "the local communication ID in the REP is 0");
         }
         let key = (dst, rep.remote_comm_id);
         let Some(known) = self.known.get_mut(&key) else {
@@ -186,11 +180,10 @@ impl Manager {
         // clause: CM-MATCH
         if req_dst != src {
             let text = format!("the REQ was sent to {}, but the REP is from another host", req_dst.to_ip());
-            self.charge(Rule::CmMatch, seen, text).packets.insert(0, packet);
+            self.charge(Rule::CmMatch, seen, text).with(packet);
         }
         if first.0 != *rep {
-            let text = "a retransmitted REP differs from the first".to_owned();
-            self.charge(Rule::CmRepeat, seen, text).packets.insert(0, first.1);
+            self.charge(Rule::CmRepeat, seen, "a retransmitted REP differs from the first").with(first.1);
         }
         self.transaction(seen, "REP", req_tid, tid, packet);
         self.met_orphan(seen, key, "RTU");
@@ -200,18 +193,18 @@ impl Manager {
     fn transaction(&mut self, seen: &Seen, name: &str, request_tid: TransactionId, tid: TransactionId, packet: usize) {
         if request_tid != tid {
             let text = format!("the {name} has another transaction ID than its request");
-            self.charge(Rule::CmMatch, seen, text).packets.insert(0, packet);
+            self.charge(Rule::CmMatch, seen, text).with(packet);
         }
     }
 
     /// Judges an RTU from `active`.
-    fn answer(&mut self, seen: &Seen, name: &'static str, active: (Gid, CommId), remote: CommId) {
+    fn rtu(&mut self, seen: &Seen, active: (Gid, CommId), remote: CommId) {
         let Some(known) = self.known.get(&active) else { return };
         match &known.rep {
-            None => _ = self.orphans.entry(active).or_insert((name, seen.index, active.0)),
+            None => _ = self.orphans.entry(active).or_insert(("RTU", seen.index, active.0)),
             Some((rep, packet)) if rep.local_comm_id != remote => {
-                let (text, packet) = (format!("the {name} carries another communication ID than the REP"), *packet);
-                self.charge(Rule::CmMatch, seen, text).packets.insert(0, packet);
+                let packet = *packet;
+                self.charge(Rule::CmMatch, seen, "the RTU carries another communication ID than the REP").with(packet);
             }
             Some(_) => {}
         }
@@ -236,11 +229,11 @@ impl Manager {
         let expected = if side == 0 { rep.local_qpn } else { known.req.local_qpn };
         let id = if side == 0 { rep.local_comm_id } else { known.req.local_comm_id };
         if remote != id {
-            let text = "the DREQ does not carry the communication ID of its receiver".to_owned();
-            self.charge(Rule::CmMatch, seen, text).packets.insert(0, packet);
+            let text = "the DREQ does not carry the communication ID of its receiver";
+            self.charge(Rule::CmMatch, seen, text).with(packet);
         } else if qpn != expected && (side == 1 || qpn != xrc_target) {
             let text = format!("the DREQ carries queue pair {qpn}, but its receiver has {expected}");
-            self.charge(Rule::CmQueuePair, seen, text).packets.insert(0, packet);
+            self.charge(Rule::CmQueuePair, seen, text).with(packet);
         }
     }
 
@@ -254,14 +247,14 @@ impl Manager {
         };
         match known.dreq[side] {
             None if is_complete => {
-                self.charge(Rule::CmOrder, seen, "a DREP without a DREQ".to_owned());
+                self.charge(Rule::CmOrder, seen, "a DREP without a DREQ");
             }
             None => {}
             Some((packet, dreq_tid)) => {
                 self.transaction(seen, "DREP", dreq_tid, tid, packet);
                 if own.is_some_and(|own| own != local) {
-                    let text = "the DREP does not carry the communication ID of its sender".to_owned();
-                    self.charge(Rule::CmMatch, seen, text).packets.insert(0, packet);
+                    let text = "the DREP does not carry the communication ID of its sender";
+                    self.charge(Rule::CmMatch, seen, text).with(packet);
                 }
             }
         }

@@ -18,6 +18,7 @@ mod seen;
 #[cfg(test)]
 mod tests;
 
+use charge::Charges;
 pub use charge::{Card, Charge, Class, Role, Rule};
 
 use crate::analysis::sender;
@@ -107,7 +108,7 @@ pub fn judge(captured: &[Captured<'_>], vantage: Vantage) -> Judgement {
     let mut judgement = Judgement::default();
     let (mut integrities, mut twins) = (packet::Integrities::default(), Twins::default());
     let (mut manager, mut flows) = (Manager::new(vantage.is_complete), Flows::default());
-    let (mut all, mut handshakes, mut charges) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut all, mut handshakes, mut charges) = (Vec::new(), Vec::new(), Charges::default());
     for (index, captured) in captured.iter().enumerate() {
         if twins.is_twin(captured) {
             judgement.twins += 1;
@@ -117,7 +118,7 @@ pub fn judge(captured: &[Captured<'_>], vantage: Vantage) -> Judgement {
         packet::ip(index, captured, &mut charges);
         integrities.add(index, captured);
         if let Integrity::Malformed(error) = captured.integrity {
-            charges.push(packet::malformed(index, captured, error));
+            packet::malformed(index, captured, error, &mut charges);
         }
         let Some(seen) = Seen::of(index, captured) else { continue };
         packet::fields(&seen, captured, &mut charges);
@@ -138,14 +139,14 @@ pub fn judge(captured: &[Captured<'_>], vantage: Vantage) -> Judgement {
         flows.add(all.len(), &seen, sender(captured));
         all.push(seen);
     }
-    charges.extend(integrities.charges());
-    charges.append(&mut manager.charges);
+    integrities.charge(&mut charges);
+    charges.0.append(&mut manager.charges.0);
     let handshakes = Handshake::by_end(&handshakes);
     for (one, two) in flows.pairs(&handshakes) {
         let connection = Judged::new(&flows, &handshakes, &all, (one, two), vantage);
         connection.run(&all, judgement.connections.len(), &mut judgement.connections, &mut charges);
     }
-    judgement.charges = settle(charges, &judgement.connections, captured);
+    judgement.charges = settle(charges.0, &judgement.connections, captured);
     judgement
 }
 
@@ -240,7 +241,7 @@ impl<'f> Judged<'f> {
         Self { flows: pair, ends: [sender, receiver], service, channels, congestion }
     }
 
-    fn run(mut self, all: &[Seen], index: usize, connections: &mut Vec<Connection>, charges: &mut Vec<Charge>) {
+    fn run(mut self, all: &[Seen], index: usize, connections: &mut Vec<Connection>, charges: &mut Charges) {
         let places = self.flows.map(|flow| flow.map_or(&[][..], |flow| &flow.packets));
         let tagged = places.iter().enumerate().flat_map(|(way, places)| places.iter().map(move |place| (*place, way)));
         let mut order: Vec<_> = tagged.collect();
@@ -257,15 +258,15 @@ impl<'f> Judged<'f> {
         let packets = places.map(<[usize]>::len);
         let Self { ends, service, channels, congestion, .. } = self;
         let mtu = channels[0].terms.mtu;
-        let own = channels.into_iter().flat_map(|channel| channel.charges);
-        let own = own.chain(congestion.into_iter().flat_map(Congestion::charges));
+        let own = channels.into_iter().flat_map(|channel| channel.charges.0);
+        let own = own.chain(congestion.into_iter().flat_map(|congestion| congestion.charges.0));
         for (way, strays) in services.into_iter().enumerate() {
             for stray in strays {
                 let text = format!("{} belongs to another service than its connection", all[stray].header.opcode());
-                charges.push(Charge::new(Rule::Service, ends[way], Role::Sender, all[stray].index, text));
+                charges.add(Rule::Service, ends[way], Role::Sender, all[stray].index, text);
             }
         }
-        charges.extend(own.map(|charge| Charge { connection: Some(index), ..charge }));
+        charges.0.extend(own.map(|charge| Charge { connection: Some(index), ..charge }));
         connections.push(Connection { ends, service, packets, mtu, lost, members });
     }
 
@@ -275,8 +276,7 @@ impl<'f> Judged<'f> {
         let (first, packet) = *pkeys[way].get_or_insert((pkey, seen.index));
         if first != pkey {
             let text = format!("the P_Key is {:#06x}, but was {:#06x} before", pkey.0, first.0);
-            let charge = Charge::new(Rule::Pkey, self.ends[way], Role::Sender, seen.index, text);
-            self.channels[way].charges.push(charge.with(packet));
+            self.channels[way].charges.add(Rule::Pkey, self.ends[way], Role::Sender, seen.index, text).with(packet);
         }
     }
 

@@ -1,6 +1,6 @@
 //! Rules for single packets: integrity, reserved bits, addresses, fields that depend on the opcode.
 
-use super::charge::{Card, Charge, Role, Rule};
+use super::charge::{Card, Charges, Role, Rule};
 use super::seen::Seen;
 use crate::reader::{Captured, Integrity};
 use roxe_wire::net::checksum_is_right;
@@ -22,24 +22,24 @@ impl Integrities {
         }
     }
 
-    /// Returns a charge for each sender of packets with a wrong ICRC.
+    /// Charges each sender of packets with a wrong ICRC.
     // clause: ICRC-SUM
-    pub(super) fn charges(self) -> impl Iterator<Item = Charge> {
-        self.0.into_iter().filter(|(_, (bad, _))| !bad.is_empty()).map(|(source, (bad, good))| {
+    pub(super) fn charge(self, charges: &mut Charges) {
+        for (source, (bad, good)) in self.0.into_iter().filter(|(_, (bad, _))| !bad.is_empty()) {
             let card = Card { address: Gid(source), qpn: None };
             let (count, all) = (bad.len(), bad.len() + good);
             let text = match good {
                 0 if count > 2 => format!("all of its {count} packets have a wrong ICRC"),
                 _ => format!("{count} of its {all} packets have a wrong ICRC: sent with it or damaged on the way"),
             };
-            let or_network = good > 0 || count <= 2;
-            Charge { packets: bad, or_network, count, ..Charge::new(Rule::Icrc, card, Role::Sender, 0, text) }
-        })
+            let charge = charges.add(Rule::Icrc, card, Role::Sender, 0, text);
+            (charge.packets, charge.count, charge.or_network) = (bad, count, good > 0 || count <= 2);
+        }
     }
 }
 
 /// Judges bytes that are not a packet.
-pub(super) fn malformed(index: usize, captured: &Captured<'_>, error: ParseError) -> Charge {
+pub(super) fn malformed(index: usize, captured: &Captured<'_>, error: ParseError, charges: &mut Charges) {
     let rule = match error {
         // clause: BTH-VERSION
         ParseError::Version => Rule::Version,
@@ -56,35 +56,32 @@ pub(super) fn malformed(index: usize, captured: &Captured<'_>, error: ParseError
         Rule::Opcode => format!("opcode {code:#04x} is reserved or belongs to another transport"),
         _ => error.to_string(),
     };
-    let charge = Charge::new(rule, card, Role::Sender, index, text);
+    let charge = charges.add(rule, card, Role::Sender, index, text);
     // Opcodes of reliable datagrams and of vendors are not faults: this crate does not know them.
     let is_foreign = rule == Rule::Opcode && matches!(code >> 5, 0b010 | 0b110 | 0b111);
-    if is_foreign { charge.advice() } else { Charge { or_network: !is_sent, ..charge } }
+    charge.advice_if(is_foreign).or_network = !is_foreign && !is_sent;
 }
 
 /// Judges the IP header as captured.
-pub(super) fn ip(index: usize, captured: &Captured<'_>, charges: &mut Vec<Charge>) {
+pub(super) fn ip(index: usize, captured: &Captured<'_>, charges: &mut Charges) {
     let card = Card { address: captured.net.src, qpn: None };
     let Some(header) = captured.ip.first_chunk::<20>().filter(|header| header[0] == 0x45) else { return };
     // clause: IP-DF
     if header[6] & 0x40 == 0 {
-        let text = "an IPv4 packet without the DF flag, which the ICRC covers".to_owned();
-        charges.push(Charge::new(Rule::IpDf, card, Role::Sender, index, text));
+        let text = "an IPv4 packet without the DF flag, which the ICRC covers";
+        charges.add(Rule::IpDf, card, Role::Sender, index, text);
     }
     let is_filled_in_later = header[10..12] == [0, 0];
     if !checksum_is_right(header) && !is_filled_in_later {
-        let text = "the checksum of the IPv4 header is wrong".to_owned();
-        let charge = Charge::new(Rule::IpChecksum, card, Role::Sender, index, text);
-        charges.push(Charge { or_network: true, ..charge });
+        let text = "the checksum of the IPv4 header is wrong";
+        charges.add(Rule::IpChecksum, card, Role::Sender, index, text).or_network = true;
     }
 }
 
 /// Judges the fields of a packet that do not depend on others.
-pub(super) fn fields(seen: &Seen, captured: &Captured<'_>, charges: &mut Vec<Charge>) {
+pub(super) fn fields(seen: &Seen, captured: &Captured<'_>, charges: &mut Charges) {
     let card = Card { address: seen.net.src, qpn: None };
-    let mut charge = |rule, text: &str| {
-        charges.push(Charge::new(rule, card, Role::Sender, seen.index, text.to_owned()));
-    };
+    let mut charge = |rule, text: &str| _ = charges.add(rule, card, Role::Sender, seen.index, text);
     let (bth, bytes) = (&seen.header.bth, captured.bytes);
     let at = |place: usize| bytes.get(place).copied().unwrap_or_default();
     let is_datagram = matches!(seen.header.kind, Kind::Ud { .. });
@@ -129,19 +126,17 @@ pub(super) fn fields(seen: &Seen, captured: &Captured<'_>, charges: &mut Vec<Cha
         charge(Rule::CnpFields, "a CNP without BECN, or with reserved bytes that are not 0");
     }
     if is_cnp && bth.psn.get() != 0 {
-        let text = "a CNP with a PSN other than 0".to_owned();
-        charges.push(Charge::new(Rule::CnpFields, card, Role::Sender, seen.index, text).advice());
+        charges.add(Rule::CnpFields, card, Role::Sender, seen.index, "a CNP with a PSN other than 0").advice();
     }
     if let Some(Request::FetchAdd(atomic)) = seen.header.kind.request()
         && atomic.compare != 0
     {
-        let text = "the compare operand of a FETCH ADD is not 0".to_owned();
-        charges.push(Charge::new(Rule::AtomicOperands, card, Role::Requester, seen.index, text).advice());
+        let text = "the compare operand of a FETCH ADD is not 0";
+        charges.add(Rule::AtomicOperands, card, Role::Requester, seen.index, text).advice();
     }
     // clause: BTH-PAD
     if !captured.is_cut() && pad(seen, bytes).iter().any(|byte| *byte != 0) {
-        let text = "the padding is not 0".to_owned();
-        charges.push(Charge::new(Rule::Pad, card, Role::Sender, seen.index, text).advice());
+        charges.add(Rule::Pad, card, Role::Sender, seen.index, "the padding is not 0").advice();
     }
 }
 

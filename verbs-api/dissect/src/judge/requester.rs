@@ -1,7 +1,7 @@
 //! Rules for requests.
 
 use super::channel::{Channel, Nak, State};
-use super::charge::{Class, Rule};
+use super::charge::Rule;
 use super::history::{MAX_STARTS, Record, asks, atomic, reth};
 use super::seen::Seen;
 use crate::sequence::{Place, Seq, psn_of, read_span};
@@ -78,13 +78,13 @@ impl Channel {
         if matches!(place, Place::Next | Place::AfterGap) {
             self.meet_ghosts(seq, place, index);
         }
-        self.lengths(seen, request, index);
-        self.position(seen, request, seq, index);
+        self.lengths(seen, request);
+        self.position(seen, request, seq);
         let (span, most) = match request {
             Request::Read(reth) => read_span(reth.dma_len, self.terms.mtu),
             _ => (1, 1),
         };
-        let sum = self.sum(seen, request, seq, index);
+        let sum = self.sum(seen, request, seq);
         let xrc = match seen.header.kind {
             Kind::XrcRequest(xrc, _) => Some(xrc.0),
             _ => None,
@@ -124,33 +124,25 @@ impl Channel {
             }
             let text = format!("it responds to PSN {} before the request is sent", psn_of(claimed));
             let is_certain = place != Place::AfterGap && (!is_nak || self.terms.is_complete);
-            let charge = self.responder(Rule::ResponseMatch, packet, text);
-            charge.packets.push(index);
-            charge.needs_whole_capture = true;
-            if !is_certain {
-                charge.class = Class::Advice;
-            }
+            self.responder(Rule::ResponseMatch, packet, text).with(index).if_whole().advice_if(!is_certain);
         }
     }
 
     /// Judges lengths that depend on no other packet except through the path MTU.
-    fn lengths(&mut self, seen: &Seen, request: Request, index: usize) {
-        let (len, position) = (seen.len, request.operation().facts().position);
-        let is_full = request.operation().facts().payload == PayloadRule::Full;
+    fn lengths(&mut self, seen: &Seen, request: Request) {
+        let (index, len, facts) = (seen.index, seen.len, request.operation().facts());
+        let (name, is_full) = (facts.name, facts.payload == PayloadRule::Full);
         // clause: MTU-PATH, CHECK-LENGTH
         if is_full && !matches!(len, 256 | 512 | 1024 | 2048 | 4096) {
-            let text = format!("{} carries {len} bytes, which is not a path MTU", request.operation().facts().name);
-            self.requester(Rule::Mtu, index, text);
+            self.requester(Rule::Mtu, index, format!("{name} carries {len} bytes, which is not a path MTU"));
         } else if let Some(mtu) = self.terms.mtu
             && (len > mtu || (is_full && len != mtu))
         {
-            let name = request.operation().facts().name;
             let text = format!("{name} carries {len} bytes, but the path MTU is {mtu}");
             self.requester(Rule::PacketLength, index, text);
         }
-        if position == Position::Last && len == 0 {
-            let text = format!("{} carries no payload", request.operation().facts().name);
-            self.requester(Rule::PacketLength, index, text);
+        if facts.position == Position::Last && len == 0 {
+            self.requester(Rule::PacketLength, index, format!("{name} carries no payload"));
         }
         let length = reth(&request).map_or(0, |reth| u64::from(reth.dma_len));
         // clause: SEND-MAX-LENGTH
@@ -162,7 +154,7 @@ impl Channel {
     /// Judges the position of the packet in its message, from the packets directly before and after
     /// it.
     // clause: CHECK-SEQUENCE, SEND-ORDER
-    fn position(&mut self, seen: &Seen, request: Request, seq: Seq, index: usize) {
+    fn position(&mut self, seen: &Seen, request: Request, seq: Seq) {
         let xrc = match seen.header.kind {
             Kind::XrcRequest(xrc, _) => Some(xrc.0),
             _ => None,
@@ -178,20 +170,18 @@ impl Channel {
         for (packet, (first, first_queue), (second, second_queue)) in pairs.into_iter().flatten() {
             let [one, two] = [first, second].map(|request| request.operation().facts().name);
             if !may_follow(first, second) {
-                let text = format!("{two} follows {one}");
-                let later = packet.max(index);
-                self.requester(Rule::OpcodeOrder, later, text).packets.insert(0, packet.min(index));
+                self.requester(Rule::OpcodeOrder, seen.index, format!("{two} follows {one}")).with(packet);
             } else if first_queue != second_queue && continues(second.operation()) {
                 // clause: XRC-ONE-QUEUE
-                let text = "the packets of a message specify different SRQs".to_owned();
-                self.requester(Rule::XrcQueue, index, text).packets.insert(0, packet);
+                let text = "the packets of a message specify different SRQs";
+                self.requester(Rule::XrcQueue, seen.index, text).with(packet);
             }
         }
     }
 
     /// Returns the bytes of the message up to this packet and those of its RETH, and judges them.
     // clause: CHECK-DMA-LENGTH
-    fn sum(&mut self, seen: &Seen, request: Request, seq: Seq, index: usize) -> Option<(u64, Option<u32>)> {
+    fn sum(&mut self, seen: &Seen, request: Request, seq: Seq) -> Option<(u64, Option<u32>)> {
         let position = request.operation().facts().position;
         let (sum, announced, opener) = if matches!(position, Position::First | Position::Only) {
             let announced = match request {
@@ -200,7 +190,7 @@ impl Channel {
                 }
                 _ => None,
             };
-            (u64::from(seen.len), announced, index)
+            (u64::from(seen.len), announced, seen.index)
         } else {
             let before = self.state.history.before(seq).filter(|before| may_follow(before.request, request))?;
             let (sum, announced) = before.sum?;
@@ -213,14 +203,11 @@ impl Channel {
             if is_wrong {
                 let is = if is_last { "is" } else { "is, before its last packet," };
                 let text = format!("a WRITE with a DMA length of {announced} bytes {is} {sum} bytes long");
-                let charge = self.requester(Rule::DmaLength, index, text);
-                if opener != index {
-                    charge.packets.insert(0, opener);
-                }
+                self.requester(Rule::DmaLength, seen.index, text).with(opener);
                 return None;
             }
         } else if sum > MAX_MESSAGE {
-            self.requester(Rule::MessageLength, index, format!("a SEND is {sum} bytes long"));
+            self.requester(Rule::MessageLength, seen.index, format!("a SEND is {sum} bytes long"));
             return None;
         }
         Some((sum, announced))
@@ -249,10 +236,8 @@ impl Channel {
         };
         // One request beyond the credits may probe for new receives.
         if self.state.history.messages(seq - 1).0 > limit {
-            let text = "a SEND exceeds the credits of the responder".to_owned();
-            let charge = self.requester(Rule::Credits, index, text);
-            charge.packets.insert(0, packet);
-            charge.class = Class::Advice;
+            let text = "a SEND exceeds the credits of the responder";
+            self.requester(Rule::Credits, index, text).with(packet).advice();
             self.state.limit = None;
         }
     }
@@ -303,12 +288,12 @@ impl Channel {
         } else if self.terms.service == Service::Uc && seen.hash != record.hash {
             // clause: PSN-24BIT
             let text = format!("two packets have PSN {}", psn_of(seq));
-            self.requester(Rule::PsnOrder, index, text).packets.insert(0, packet);
+            self.requester(Rule::PsnOrder, index, text).with(packet);
             return;
         } else {
             return;
         };
-        self.requester(Rule::Repeat, index, text).packets.insert(0, packet);
+        self.requester(Rule::Repeat, index, text).with(packet);
     }
 
     fn read_tail(&mut self, request: Request, seq: Seq, (begin, record): (Seq, &Record), index: usize) {
@@ -325,7 +310,7 @@ impl Channel {
         if !is_tail {
             let text =
                 format!("a retransmitted READ at PSN {} does not request the end of the original READ", psn_of(seq));
-            self.requester(Rule::ReadTail, index, text).packets.insert(0, record.packet);
+            self.requester(Rule::ReadTail, index, text).with(record.packet);
         }
     }
 
@@ -345,11 +330,7 @@ impl Channel {
                 .timeout
                 .is_none_or(|timeout| u128::from(time.saturating_sub(record.last.1)) * 10 >= timeout.as_nanos() * 9);
             let is_complete = self.terms.is_complete;
-            let charge = self.requester(Rule::RnrWait, index, text);
-            charge.packets.insert(0, packet);
-            if may_be_timeout && !is_complete {
-                charge.class = Class::Advice;
-            }
+            self.requester(Rule::RnrWait, index, text).with(packet).advice_if(may_be_timeout && !is_complete);
         }
         self.evades_nak(seq, index, time);
         // clause: RETRY-GO-BACK
@@ -363,11 +344,7 @@ impl Channel {
                 psn_of(shown)
             );
             let is_complete = self.terms.is_complete;
-            let charge = self.requester(Rule::GoBack, index, text);
-            charge.packets.insert(0, packet);
-            if !is_complete {
-                charge.class = Class::Advice;
-            }
+            self.requester(Rule::GoBack, index, text).with(packet).advice_if(!is_complete);
         }
         if let Some((acked, _)) = self.state.acked
             && seq == acked + 1
@@ -392,7 +369,7 @@ impl Channel {
         let (expected, packet) = (*expected, *packet);
         if self.terms.is_complete || is_proven {
             let text = format!("it retransmits from PSN {}, but the NAK carries PSN {}", psn_of(seq), psn_of(expected));
-            self.requester(Rule::AfterNak, index, text).packets.insert(0, packet);
+            self.requester(Rule::AfterNak, index, text).with(packet);
         }
         if let Some(nak) = &mut self.state.nak {
             nak.is_sent = true;
@@ -416,11 +393,7 @@ impl Channel {
             timeout.as_micros()
         );
         let is_complete = self.terms.is_complete;
-        let charge = self.requester(Rule::EarlyRepeat, index, text);
-        charge.packets.insert(0, record.last.0);
-        if !is_complete {
-            charge.class = Class::Advice;
-        }
+        self.requester(Rule::EarlyRepeat, index, text).with(record.last.0).advice_if(!is_complete);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Rules for responses.
 
 use super::channel::{Channel, Nak};
-use super::charge::{Class, Rule};
+use super::charge::Rule;
 use super::history::{MAX_STARTS, Record, asks};
 use super::seen::Seen;
 use crate::sequence::{Seq, psn_of};
@@ -80,7 +80,7 @@ impl Channel {
             && !matches!(syndrome, Some(Syndrome::Nak(_)))
         {
             let text = format!("it acknowledges PSN {} after it refused PSN {}", psn_of(seq), psn_of(refused));
-            self.responder(Rule::AfterRefusal, index, text).packets.insert(0, packet);
+            self.responder(Rule::AfterRefusal, index, text).with(packet);
         }
     }
 
@@ -121,7 +121,7 @@ impl Channel {
             true => format!("the MSN is {}, but {from} messages are complete", aeth.msn.get()),
             false => format!("the MSN is {}, but {from} to {to} messages are complete", aeth.msn.get()),
         };
-        self.responder(Rule::Msn, index, text).needs_whole_capture = true;
+        self.responder(Rule::Msn, index, text).if_whole();
     }
 
     // clause: GAP-NAK, GAP-AFTER-RNR
@@ -137,23 +137,19 @@ impl Channel {
         {
             let times = repeats + 1;
             let text = format!("{times} sequence NAKs carry PSN {psn}, although it was not sent again in between");
-            let charge = self.responder(Rule::NakGap, index, text);
-            charge.packets.insert(0, nak.packet);
-            charge.needs_whole_capture = true;
+            self.responder(Rule::NakGap, index, text).with(nak.packet).if_whole();
         } else if let Some((refused, packet, .., false)) = self.state.rnr
             && refused == seq
         {
             let text = format!("a sequence NAK carries PSN {psn}, which the responder refused with an RNR NAK before");
-            let charge = self.responder(Rule::NakAfterRnr, index, text);
-            charge.packets.insert(0, packet);
-            charge.class = Class::Advice;
+            self.responder(Rule::NakAfterRnr, index, text).with(packet).advice();
         } else if is_complete
             && let Some((_, record)) = self.state.history.covering(seq)
             && !record.is_lost
         {
             let text = format!("a sequence NAK carries PSN {psn}, which the responder has received");
             let packet = record.packet;
-            self.responder(Rule::NakGap, index, text).packets.insert(0, packet);
+            self.responder(Rule::NakGap, index, text).with(packet);
         }
         let (since, evasions) = again.map_or((seen.time, 0), |nak| (nak.since, nak.evasions));
         self.state.nak = Some(Nak { expected: seq, packet: index, since, is_sent: false, evasions, repeats });
@@ -181,11 +177,7 @@ impl Channel {
             return;
         }
         let is_proven = is_later || self.terms.is_complete;
-        let charge = self.responder(rule, index, text);
-        charge.packets.insert(0, packet);
-        if !is_proven {
-            charge.class = Class::Advice;
-        }
+        self.responder(rule, index, text).with(packet).advice_if(!is_proven);
     }
 
     // clause: ACK-AFTER-DEED
@@ -211,9 +203,7 @@ impl Channel {
         {
             let (name, packet) = (record.operation().facts().name, record.packet);
             let text = format!("an RNR NAK refuses {name}, which consumes no receive");
-            let charge = self.responder(Rule::RnrReceive, index, text);
-            charge.packets.insert(0, packet);
-            charge.class = Class::Advice;
+            self.responder(Rule::RnrReceive, index, text).with(packet).advice();
         }
         let wait = rnr_wait(timer).as_nanos() as u64;
         self.state.rnr = Some((seq, index, seen.time, wait, false));
@@ -230,9 +220,7 @@ impl Channel {
         {
             let (name, packet) = (record.operation().facts().name, record.packet);
             let text = format!("an ACK responds to {name}");
-            let charge = self.responder(Rule::ResponseKind, index, text);
-            charge.packets.insert(0, packet);
-            charge.needs_whole_capture = true;
+            self.responder(Rule::ResponseKind, index, text).with(packet).if_whole();
         }
         if let Some((acked, packet)) = self.state.acked
             && acked > seq
@@ -240,7 +228,7 @@ impl Channel {
             && !self.state.has_repeats
         {
             let text = format!("it acknowledges PSN {} after {}", psn_of(seq), psn_of(acked));
-            self.responder(Rule::AnswerOrder, index, text).packets.insert(0, packet);
+            self.responder(Rule::AnswerOrder, index, text).with(packet);
         }
         if self.state.history.covering(seq + 1).is_some_and(|(_, record)| asks(&record.request)) {
             self.state.urge = Some(index);
@@ -257,7 +245,7 @@ impl Channel {
         let index = seen.index;
         // clause: READ-POSITIVE
         if response.aeth().is_some_and(|aeth| !matches!(aeth.syndrome, Syndrome::Ack { .. })) {
-            let text = "the AETH of a response with data is not an ACK".to_owned();
+            let text = "the AETH of a response with data is not an ACK";
             self.responder(Rule::ReadPositive, index, text);
         }
         let Some((begin, record)) = self.state.history.covering(seq) else { return };
@@ -265,7 +253,7 @@ impl Channel {
         if !matches_kind(&record.request, response) {
             let name = record.operation().facts().name;
             let text = format!("{} responds to {name}", response.operation().facts().name);
-            self.responder(Rule::ResponseKind, index, text).packets.insert(0, record.packet);
+            self.responder(Rule::ResponseKind, index, text).with(record.packet);
             return;
         }
         self.atomic(&record, index);
@@ -287,7 +275,7 @@ impl Channel {
         let (Request::CompareSwap(atomic) | Request::FetchAdd(atomic)) = record.request else { return };
         if atomic.va % 8 != 0 {
             let text = format!("it executes an atomic at {:#x}, which is not a multiple of 8", atomic.va);
-            self.responder(Rule::AtomicAligned, index, text).packets.insert(0, record.packet);
+            self.responder(Rule::AtomicAligned, index, text).with(record.packet);
         }
     }
 
@@ -302,7 +290,7 @@ impl Channel {
         let expected = rest.min(mtu.into());
         if u64::from(seen.len) != expected && (self.terms.mtu.is_some() || rest <= 256) {
             let text = format!("the response with PSN {psn} carries {} bytes instead of {expected}", seen.len);
-            self.responder(Rule::ReadLength, index, text).packets.insert(0, packet);
+            self.responder(Rule::ReadLength, index, text).with(packet);
             return;
         }
         let is_start = record.starts.contains(&seq) || record.starts.len() == MAX_STARTS;
@@ -315,7 +303,7 @@ impl Channel {
         if !fits {
             let name = response.operation().facts().name;
             let text = format!("{name} is response {} of {} to a READ", place + 1, last + 1);
-            self.responder(Rule::ReadOrder, index, text).packets.insert(0, packet);
+            self.responder(Rule::ReadOrder, index, text).with(packet);
         }
     }
 
@@ -325,16 +313,12 @@ impl Channel {
         if seq < record.expected && record.again.is_none_or(|again| seq < again) {
             let text =
                 format!("it sends the response with PSN {} again, but no request was retransmitted", psn_of(seq));
-            let charge = self.responder(Rule::AnswerOrder, index, text);
-            charge.packets.insert(0, record.packet);
-            if !is_complete {
-                charge.class = Class::Advice;
-            }
+            self.responder(Rule::AnswerOrder, index, text).with(record.packet).advice_if(!is_complete);
         } else if is_complete && seq > record.expected && record.again.is_none() {
             let text = format!("the response with PSN {} follows the response with PSN {}", psn_of(seq), {
                 psn_of(record.expected - 1)
             });
-            self.responder(Rule::AnswerOrder, index, text).packets.insert(0, record.packet);
+            self.responder(Rule::AnswerOrder, index, text).with(record.packet);
         }
     }
 
@@ -350,7 +334,7 @@ impl Channel {
             self.state.too_deep = None;
             let depth = self.terms.depth.unwrap_or_default();
             let text = format!("more than {depth} READs and atomics are outstanding");
-            self.requester(Rule::ReadDepth, packet, text).needs_whole_capture = true;
+            self.requester(Rule::ReadDepth, packet, text).if_whole();
         }
     }
 }
