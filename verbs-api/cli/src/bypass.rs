@@ -51,39 +51,30 @@ const AT_SECURE: u64 = 23;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Process that becomes the program.
-    process: u32,
+    pub(crate) process: u32,
     /// Roxe's library.
-    library: PathBuf,
+    pub(crate) library: PathBuf,
     /// Folder in which the loader finds it.
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
     /// File of the program, if a bypass is still to be reported.
     #[arg(long)]
-    program: Option<PathBuf>,
+    pub(crate) program: Option<PathBuf>,
     /// File of the program, if it is to be reported that it opened no device.
     #[arg(long)]
-    unused: Option<PathBuf>,
+    pub(crate) unused: Option<PathBuf>,
     /// Do not look at processes, only wait for the end.
     #[arg(long)]
-    blind: bool,
+    pub(crate) blind: bool,
     /// Print more lines of explanation.
     #[arg(long)]
-    explain: bool,
+    pub(crate) explain: bool,
     /// Do the work in a child of init.
     #[arg(long)]
-    detach: bool,
+    pub(crate) detach: bool,
 }
 
 impl Args {
-    /// Returns arguments for the program that this process is about to become.
-    pub(crate) fn new(library: &Path, folder: &Path) -> Self {
-        let (process, library, folder) = (std::process::id(), library.to_owned(), folder.to_owned());
-        Self { process, library, folder, program: None, unused: None, blind: false, explain: false, detach: false }
-    }
-
-    pub(crate) fn about(self, bypass: Option<&Path>, unused: Option<&Path>, blind: bool, explain: bool) -> Self {
-        Self { program: bypass.map(Path::to_owned), unused: unused.map(Path::to_owned), blind, explain, ..self }
-    }
-
+    /// Returns the command that does the work, without `--detach`.
     fn command(&self) -> Command {
         let mut command = child::background("tell-bypass");
         command.arg(self.process.to_string()).args([&self.library, &self.folder]);
@@ -101,7 +92,7 @@ impl Args {
 pub(crate) fn watch(args: &Args) -> io::Result<()> {
     let opened = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
     opened.add_watch(&args.library, AddWatchFlags::IN_OPEN)?;
-    unused::watch_devices(&opened)?;
+    opened.add_watch(&roxe_provider::watched_dir()?, AddWatchFlags::IN_OPEN)?;
     args.command().arg("--detach").stdin(OwnedFd::from(opened)).status().map(drop)
 }
 

@@ -1,7 +1,6 @@
 //! `roxe config`: lists every `ROXE_*` variable of the library and of this program.
 
-use crate::output::Result;
-use crate::output::Table;
+use crate::output::{Result, Table};
 use roxe_provider::config::{Knob, check, settings, variable};
 use serde_json::{Value, json};
 use std::io::{Write, stdout};

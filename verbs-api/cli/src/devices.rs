@@ -1,9 +1,7 @@
 //! `roxe devices` and `roxe counters`, and `--netdev` of the subcommands that open devices.
 
 use crate::library::own_program;
-use crate::output::Result;
-use crate::output::Table;
-use roxe::{Context, Device};
+use crate::output::{Result, Table};
 use roxe_provider::config::variable;
 use serde_json::{Value, json};
 use std::ffi::OsStr;
@@ -46,57 +44,35 @@ pub(crate) fn run(args: &Args) -> Result {
     if devices.is_empty() {
         return Err("no usable network interface; `ip link set lo up`, or name one: ROXE_NETDEV=eth0".into());
     }
-    let found = devices.iter().map(Facts::of).collect::<Result<Vec<_>, _>>()?;
-    if args.json {
-        writeln!(stdout(), "{:#}", found.iter().map(Facts::json).collect::<Value>())?;
-        return Ok(());
+    let (mut list, mut table) = (Vec::new(), Table::new(["DEVICE", "NETDEV", "STATE", "MTU", "GID", "ADDRESS"]));
+    for device in devices.iter() {
+        let context = device.open()?;
+        let port = context.port_attr()?;
+        let (state, mtu) = (if port.state == PORT_ACTIVE { "active" } else { "down" }, port.active_mtu.bytes());
+        let entries = context.gid_entries().into_iter();
+        let gids: Vec<_> = entries.map(|entry| (entry.index, entry.gid.to_ip().to_string())).collect();
+        let mut facts = [device.name(), device.netdev(), state, &mtu.to_string()].map(str::to_owned);
+        if gids.is_empty() {
+            table.row(facts.clone().into_iter().chain(["-".to_owned()]));
+        }
+        for (index, address) in &gids {
+            // Further GIDs stand below the first, without the device.
+            table.row(std::mem::take(&mut facts).into_iter().chain([index.to_string(), address.clone()]));
+        }
+        let gids = gids.iter().map(|(index, address)| json!({"index": index, "address": address}));
+        list.push(json!({
+            "device": device.name(), "netdev": device.netdev(), "state": state, "mtu": mtu,
+            "gids": gids.collect::<Value>(),
+        }));
     }
-    let mut table = Table::new(["DEVICE", "NETDEV", "STATE", "MTU", "GID", "ADDRESS"]);
-    found.iter().for_each(|facts| facts.describe(&mut table));
-    write!(stdout(), "{table}")?;
-    Ok(())
-}
-
-struct Facts<'d> {
-    device: &'d Device,
-    state: &'static str,
-    mtu: u32,
-    context: Context,
+    if args.json {
+        return Ok(writeln!(stdout(), "{:#}", Value::Array(list))?);
+    }
+    Ok(write!(stdout(), "{table}")?)
 }
 
 /// `IBV_PORT_ACTIVE`.
 const PORT_ACTIVE: u32 = 4;
-
-impl<'d> Facts<'d> {
-    fn of(device: &'d Device) -> Result<Self, roxe::Error> {
-        let context = device.open()?;
-        let port = context.port_attr()?;
-        let state = if port.state == PORT_ACTIVE { "active" } else { "down" };
-        Ok(Self { device, state, mtu: port.active_mtu.bytes(), context })
-    }
-
-    fn describe(&self, table: &mut Table) {
-        let entries = self.context.gid_entries().into_iter();
-        let mut gids = entries.map(|entry| [entry.index.to_string(), entry.gid.to_ip().to_string()]);
-        let facts = [self.device.name(), self.device.netdev(), self.state, &self.mtu.to_string()].map(str::to_owned);
-        table.row(facts.into_iter().chain(gids.next().unwrap_or_else(|| ["-".into(), String::new()])));
-        for gid in gids {
-            table.row([const { String::new() }; 4].into_iter().chain(gid));
-        }
-    }
-
-    fn json(&self) -> Value {
-        let entries = self.context.gid_entries().into_iter();
-        let gids = entries.map(|entry| json!({"index": entry.index, "address": entry.gid.to_ip().to_string()}));
-        json!({
-            "device": self.device.name(),
-            "netdev": self.device.netdev(),
-            "state": self.state,
-            "mtu": self.mtu,
-            "gids": gids.collect::<Value>(),
-        })
-    }
-}
 
 /// `roxe counters`: prints the counters and their meanings.
 pub(crate) fn counters() -> Result {

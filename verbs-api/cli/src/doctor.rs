@@ -3,8 +3,7 @@
 //! Opens a device, binds port 4791 for a moment, and tries a user namespace in a child process.
 
 use crate::devices::Netdev;
-use crate::output::Result;
-use crate::output::Table;
+use crate::output::{Result, Table};
 use crate::view::ViewError;
 use crate::{files, library, view};
 use nix::unistd::geteuid;

@@ -7,7 +7,7 @@
 
 use crate::files::{FolderError, base_folder, fnv1a, place, place_link, private_folder};
 use nix::sys::statvfs::{FsFlags, statvfs};
-use roxe_base::private_dir::{self, Unfit};
+use roxe_base::private_dir;
 use roxe_bundle::shared_object;
 use roxe_provider::config::variable;
 use std::env::var_os;
@@ -91,7 +91,7 @@ fn candidates(exe: &Path) -> Vec<PathBuf> {
 pub(crate) fn link_folder(library: &Path) -> Result<PathBuf, FolderError> {
     let link = |folder: &Path| {
         let mut names = LINKS.into_iter().chain(BARE_LINKS);
-        let failed = |cause| Refusal::File { path: folder.into(), cause };
+        let failed = |cause| format!("{}: {cause}", folder.display());
         names.try_for_each(|name| place_link(folder, name, library)).map_err(failed)
     };
     let unpacked = library.parent().filter(|folder| folder.ends_with(folder_name(&OBJECTS)));
@@ -125,32 +125,19 @@ pub(crate) const SHIM: &str = "librspreload.so";
 const OBJECTS: [(&str, &[u8]); 2] =
     [(LIBRARY, shared_object!("libroxe.so")), (SHIM, shared_object!("librspreload.so"))];
 
-/// A reason why a folder cannot hold libraries.
-#[derive(Debug, thiserror::Error)]
-enum Refusal {
-    #[error(transparent)]
-    Base(FolderError),
-    #[error("{}: {why}", path.display())]
-    Folder { path: PathBuf, why: Unfit },
-    #[error("{}: {cause}", path.display())]
-    File { path: PathBuf, cause: io::Error },
-    #[error("{}: it is mounted noexec", .0.display())]
-    NoExec(PathBuf),
-}
-
 /// Creates the folder `name` for libraries and calls `fill` with it: in the cache of this user,
 /// else in the runtime folder. The error names each folder that was tried, with the reason.
-fn folder(name: &str, fill: impl Fn(&Path) -> Result<(), Refusal>) -> Result<PathBuf, String> {
+fn folder(name: &str, fill: impl Fn(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
     let within = |base: &Path| {
         let path = base.join(name);
-        let made = private_dir::make_all(&path).map_err(|why| Refusal::Folder { path, why })?;
+        let made = private_dir::make_all(&path).map_err(|why| format!("{}: {why}", path.display()))?;
         fill(&made.path).map(|()| made.path)
     };
     let cache = cache_home(var_os("XDG_CACHE_HOME"), var_os("HOME"));
     let in_cache = cache.ok_or_else(|| "neither XDG_CACHE_HOME nor HOME is set".to_owned());
-    let in_cache = in_cache.and_then(|cache| within(&cache.join("roxe")).map_err(|refusal| refusal.to_string()));
+    let in_cache = in_cache.and_then(|cache| within(&cache.join("roxe")));
     in_cache.or_else(|first| {
-        let second = base_folder().map_err(Refusal::Base).and_then(|base| within(&base));
+        let second = base_folder().map_err(|error| error.to_string()).and_then(|base| within(&base));
         second.map_err(|second| format!("{first}, and {second}"))
     })
 }
@@ -161,26 +148,23 @@ fn cache_home(named: Option<OsString>, home: Option<OsString>) -> Option<PathBuf
     named.and_then(absolute).or_else(|| Some(home.and_then(absolute)?.join(".cache")))
 }
 
+/// Returns a name with the version and a hash of the content. Eight bytes at a time: FNV-1a takes
+/// longer than the rest of a start.
 fn folder_name(objects: &[(&str, &[u8])]) -> String {
-    format!("lib-{}-{:016x}", env!("CARGO_PKG_VERSION"), content_hash(objects))
-}
-
-fn place_all(folder: &Path, objects: &[(&str, &[u8])]) -> Result<(), Refusal> {
-    if statvfs(folder).is_ok_and(|system| system.flags().contains(FsFlags::ST_NOEXEC)) {
-        return Err(Refusal::NoExec(folder.into()));
-    }
-    objects.iter().try_for_each(|(name, bytes)| {
-        place(folder, name, bytes).map(drop).map_err(|cause| Refusal::File { path: folder.join(name), cause })
-    })
-}
-
-/// Hashes the content of `objects`, eight bytes at a time: FNV-1a takes longer than the rest of a
-/// start.
-fn content_hash(objects: &[(&str, &[u8])]) -> u64 {
     let words = objects.iter().flat_map(|(_, bytes)| bytes.chunks(8));
-    words.fold(0, |hash: u64, bytes| {
+    let hash = words.fold(0, |hash: u64, bytes| {
         let word = bytes.iter().fold(0, |word: u64, byte| word << 8 | u64::from(*byte));
         (hash.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    });
+    format!("lib-{}-{hash:016x}", env!("CARGO_PKG_VERSION"))
+}
+
+fn place_all(folder: &Path, objects: &[(&str, &[u8])]) -> Result<(), String> {
+    if statvfs(folder).is_ok_and(|system| system.flags().contains(FsFlags::ST_NOEXEC)) {
+        return Err(format!("{}: it is mounted noexec", folder.display()));
+    }
+    objects.iter().try_for_each(|(name, bytes)| {
+        place(folder, name, bytes).map(drop).map_err(|cause| format!("{}: {cause}", folder.join(name).display()))
     })
 }
 

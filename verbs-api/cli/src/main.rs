@@ -49,7 +49,7 @@ mod view;
 
 use clap::{CommandFactory, FromArgMatches as _, Parser, Subcommand};
 use output::Result;
-use std::error::Error;
+use std::io;
 use std::process::ExitCode;
 
 /// A RoCEv2 network card made of software, for unmodified verbs programs
@@ -239,16 +239,12 @@ fn finish_with(name: &str, result: Result<ExitCode>) -> ExitCode {
 /// The exit status of a subcommand: 0, or 1 after the error has been printed.
 fn finish(name: &str, result: Result) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
-    if is_broken_pipe(&*error) {
+    // The reader of the output may close it, as `head` does.
+    if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
         return ExitCode::SUCCESS;
     }
     eprintln!("roxe {name}: {error}");
     ExitCode::FAILURE
-}
-
-/// Returns true if the reader of the output has closed it, as `head` does. That is not an error.
-fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
-    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
 #[cfg(test)]
@@ -264,7 +260,7 @@ mod tests {
     fn arguments_after_the_program_belong_to_it() {
         let cli = Cli::try_parse_from(["roxe", "run", "--netdev", "eth0", "prog", "--netdev", "x", "-h"]).unwrap();
         let Command::Run(args) = cli.command else { panic!("not run") };
-        assert_eq!(args.command(), ["prog", "--netdev", "x", "-h"]);
+        assert_eq!(args.command, ["prog", "--netdev", "x", "-h"]);
         assert!(Cli::try_parse_from(["roxe", "run", "--", "prog", "--version"]).is_ok());
         assert!(Cli::try_parse_from(["roxe", "run"]).is_err());
     }
@@ -275,7 +271,7 @@ mod tests {
         assert!(error.contains("unexpected argument '--netdv'") && error.contains("'--netdev'"), "{error}");
         let cli = Cli::try_parse_from(["roxe", "run", "--", "--odd-name", "-x"]).unwrap();
         let Command::Run(args) = cli.command else { panic!("not run") };
-        assert_eq!(args.command(), ["--odd-name", "-x"]);
+        assert_eq!(args.command, ["--odd-name", "-x"]);
     }
 
     #[test]

@@ -176,7 +176,7 @@ struct Exposition(String);
 impl Exposition {
     fn begin(&mut self, name: &str, kind: &str, help: &str) {
         let help = help.replace('\\', "\\\\").replace('\n', "\\n");
-        let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+        _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
     }
 
     /// Writes a sample for each set of labels, with the sum of its values.
@@ -194,10 +194,10 @@ impl Exposition {
         let mut separator = '{';
         for (label, text) in labels {
             let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-            let _ = write!(self.0, "{separator}{label}=\"{text}\"");
+            _ = write!(self.0, "{separator}{label}=\"{text}\"");
             separator = ',';
         }
-        let _ = writeln!(self.0, "}} {value}");
+        _ = writeln!(self.0, "}} {value}");
     }
 }
 

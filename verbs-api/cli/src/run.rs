@@ -89,29 +89,27 @@ pub(crate) struct Options {
 impl Options {
     /// Returns these options as words of a command line.
     pub(crate) fn words(&self) -> Vec<OsString> {
-        let text = |name: &str, value: &Option<String>| value.as_ref().map(|value| format!("--{name}={value}").into());
-        let file = |name: &str, value: &Option<PathBuf>| {
-            let joined = |path: &PathBuf| OsString::from_iter([OsStr::new(name), OsStr::new("="), path.as_os_str()]);
-            value.as_ref().map(joined)
-        };
-        let switch = |name: &str, is_set: bool| is_set.then(|| OsString::from(name));
-        let words = [
-            text("netdev", &self.netdev),
-            text("profile", &self.profile),
-            text("faults", &self.faults),
-            file("--capture", &self.capture),
-            file("--trace", &self.trace),
-            switch("--stats", self.stats),
-            switch("--explain", self.explain),
-            text("check", &self.check),
-            file("--report", &self.report),
-            text("report-format", &self.report_format),
-            file("--suppressions", &self.suppressions),
-            text("weakest", &self.weakest),
-            switch("--preload", self.preload),
-            switch("--rsocket", self.rsocket),
+        let values = [
+            ("--netdev=", self.netdev.as_ref().map(OsStr::new)),
+            ("--profile=", self.profile.as_ref().map(OsStr::new)),
+            ("--faults=", self.faults.as_ref().map(OsStr::new)),
+            ("--capture=", self.capture.as_ref().map(OsStr::new)),
+            ("--trace=", self.trace.as_ref().map(OsStr::new)),
+            ("--check=", self.check.as_ref().map(OsStr::new)),
+            ("--report=", self.report.as_ref().map(OsStr::new)),
+            ("--report-format=", self.report_format.as_ref().map(OsStr::new)),
+            ("--suppressions=", self.suppressions.as_ref().map(OsStr::new)),
+            ("--weakest=", self.weakest.as_ref().map(OsStr::new)),
         ];
-        words.into_iter().flatten().collect()
+        let values =
+            values.into_iter().filter_map(|(name, value)| Some(OsString::from_iter([OsStr::new(name), value?])));
+        let switches = [
+            ("--stats", self.stats),
+            ("--explain", self.explain),
+            ("--preload", self.preload),
+            ("--rsocket", self.rsocket),
+        ];
+        values.chain(switches.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name.into())).collect()
     }
 }
 
@@ -135,19 +133,13 @@ pub(crate) struct Args {
         value_name = "PROGRAM [ARGS]",
         value_hint = clap::ValueHint::CommandWithArguments
     )]
-    command: Vec<OsString>,
+    pub(crate) command: Vec<OsString>,
 }
 
 impl Args {
     /// Returns true for `--faults help` without a program.
     pub(crate) fn asks_for_fault_rules(&self) -> bool {
         self.options.faults.as_deref() == Some("help") && self.command.is_empty()
-    }
-
-    /// The program and its arguments.
-    #[cfg(test)]
-    pub(crate) fn command(&self) -> &[OsString] {
-        &self.command
     }
 }
 
@@ -265,9 +257,18 @@ fn watch(args: &Args, library: &Path, file: Option<&Path>, was_reported: bool) -
     // A `roxe run` in this one reports its own program.
     let unused = file.filter(|file| !unused::asks_for_help(&args.command) && !is_own_program(file));
     if looks || unused.is_some_and(unused::may_use_verbs) {
-        let watched = bypass::Args::new(library, &library::link_folder(library)?);
+        let watched = bypass::Args {
+            process: std::process::id(),
+            library: library.into(),
+            folder: library::link_folder(library)?,
+            program: file.filter(|_| looks).map(Path::to_owned),
+            unused: unused.map(Path::to_owned),
+            blind: !looks,
+            explain: args.options.explain,
+            detach: true,
+        };
         // Without it, the program runs all the same.
-        _ = bypass::watch(&watched.about(file.filter(|_| looks), unused, !looks, args.options.explain));
+        _ = bypass::watch(&watched);
     }
     Ok(())
 }

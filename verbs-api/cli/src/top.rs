@@ -1,7 +1,6 @@
 //! `roxe top`: a table of the queue pairs of running programs, redrawn every second.
 
-use crate::output::Result;
-use crate::output::Table;
+use crate::output::{Result, Table};
 use crate::status::{Process, Qp, known};
 use roxe_provider::legend_of;
 use serde_json::{Value, json};

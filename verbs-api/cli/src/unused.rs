@@ -7,10 +7,10 @@
 //! reports both.
 
 use crate::asks;
-use nix::sys::inotify::{AddWatchFlags, Inotify};
+use nix::sys::inotify::AddWatchFlags;
 use roxe_provider::{LISTED, STARTED};
 use std::ffi::OsString;
-use std::io::{self, Read};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// Bytes of `inotify_event` before its name.
@@ -26,12 +26,6 @@ pub(crate) struct Opened {
     /// True if a process listed the devices.
     pub(crate) list: bool,
     pub(crate) device: bool,
-}
-
-/// Adds devices to the watch.
-pub(crate) fn watch_devices(opened: &Inotify) -> io::Result<()> {
-    opened.add_watch(&roxe_provider::watched_dir()?, AddWatchFlags::IN_OPEN)?;
-    Ok(())
 }
 
 impl Opened {

@@ -55,7 +55,7 @@ impl Record {
         for (at, Field { key, value, .. }) in self.0.iter().enumerate() {
             let comma = if at == 0 { "" } else { "," };
             let key = Value::from(key.as_str());
-            let _ = if is_pretty {
+            _ = if is_pretty {
                 write!(text, "{comma}\n        {key}: {value}")
             } else {
                 write!(text, "{comma}{key}:{value}")

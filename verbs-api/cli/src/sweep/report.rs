@@ -30,7 +30,7 @@ pub(super) fn one(judged: &Judged) -> String {
     let mut text = format!("\nroxe sweep: {}: {}", class.name(), class.meaning());
     let mut line = |label: &str, value: &str| {
         if !value.is_empty() {
-            let _ = write!(text, "\n    {label:<10} {value}");
+            _ = write!(text, "\n    {label:<10} {value}");
         }
     };
     line("ending", what);
@@ -55,10 +55,10 @@ impl Sweep<'_> {
             let mark = if self.known.contains(&finding.key()) { " (in the baseline)" } else { "" };
             let runs =
                 if finding.runs.len() == 1 { "1 run".to_owned() } else { format!("{} runs", finding.runs.len()) };
-            let _ = writeln!(text, "{:<12} {}{mark}", finding.class.name(), finding.place);
+            _ = writeln!(text, "{:<12} {}{mark}", finding.class.name(), finding.place);
             let mut line = |label: &str, value: &str| {
                 if !value.is_empty() {
-                    let _ = writeln!(text, "    {label:<10} {value}");
+                    _ = writeln!(text, "    {label:<10} {value}");
                 }
             };
             line("ending", &first.what);
@@ -72,12 +72,12 @@ impl Sweep<'_> {
         let left = self.planned - self.judged.len();
         let counts = self.counts().into_iter().map(|(class, count)| format!("{} {count}", class.name()));
         let runs = if self.judged.len() == 1 { "1 run".to_owned() } else { format!("{} runs", self.judged.len()) };
-        let _ = write!(text, "{runs}: {}", counts.collect::<Vec<_>>().join(", "));
+        _ = write!(text, "{runs}: {}", counts.collect::<Vec<_>>().join(", "));
         if left > 0 {
-            let _ = write!(text, "; {left} not tried");
+            _ = write!(text, "; {left} not tried");
         }
         let new = self.findings.iter().filter(|finding| !self.known.contains(&finding.key())).count();
-        let _ = match (self.findings.len(), new) {
+        _ = match (self.findings.len(), new) {
             (0, _) => write!(text, "\nNothing found."),
             (1, 0) => write!(text, "\n1 finding, in the baseline."),
             (all, 0) => write!(text, "\n{all} findings, all in the baseline."),
@@ -140,7 +140,7 @@ impl Sweep<'_> {
         );
         for run in self.judged {
             let name = escaped(&run.fault);
-            let _ = if run.class.is_finding() {
+            _ = if run.class.is_finding() {
                 let message = escaped(&format!("{}: {}", run.class.name(), run.what));
                 let body = escaped(&format!("{}\n{}\n{}", run.place, run.details.join("\n"), self.repeat(&run.fault)));
                 writeln!(text, "<testcase name=\"{name}\"><failure message=\"{message}\">{body}</failure></testcase>")
@@ -188,7 +188,7 @@ impl Sweep<'_> {
         let mut body = format!("<h1>roxe sweep</h1><p><code>{}</code></p><table>", escaped(&command.join(" ")));
         for (class, count) in self.counts() {
             let kind = if class.is_finding() { "bad" } else { "good" };
-            let _ = write!(
+            _ = write!(
                 body,
                 "<tr class=\"{kind}\"><td>{count}</td><th>{}</th><td>{}</td></tr>",
                 class.name(),
@@ -197,12 +197,12 @@ impl Sweep<'_> {
         }
         body += "</table>";
         if self.planned > self.judged.len() {
-            let _ = write!(body, "<p>{} faults were not tried.</p>", self.planned - self.judged.len());
+            _ = write!(body, "<p>{} faults were not tried.</p>", self.planned - self.judged.len());
         }
         for finding in self.findings {
             let first = &finding.runs[0];
             let known = if self.known.contains(&finding.key()) { " (in the baseline)" } else { "" };
-            let _ = write!(
+            _ = write!(
                 body,
                 "<section><h2>{}: {}{known}</h2><p>{}</p>",
                 finding.class.name(),
@@ -213,23 +213,23 @@ impl Sweep<'_> {
                 if !stack.is_empty() {
                     let calls: String =
                         stack.split(" < ").map(|call| format!("<li><code>{}</code></li>", escaped(call))).collect();
-                    let _ = write!(body, "<h3>{label}</h3><ol>{calls}</ol>");
+                    _ = write!(body, "<h3>{label}</h3><ol>{calls}</ol>");
                 }
             }
             if !finding.cause.is_empty() {
-                let _ = write!(body, "<p>{}</p>", escaped(&finding.cause));
+                _ = write!(body, "<p>{}</p>", escaped(&finding.cause));
             }
             if !first.details.is_empty() {
-                let _ = write!(body, "<h3>Explanations</h3><pre>{}</pre>", escaped(&first.details.join("\n")));
+                _ = write!(body, "<h3>Explanations</h3><pre>{}</pre>", escaped(&first.details.join("\n")));
             }
             if !finding.packets.is_empty() {
                 let page = escaped(&finding.packets);
                 let _ =
                     write!(body, "<details><summary>Packets</summary><iframe srcdoc=\"{page}\"></iframe></details>");
             }
-            let _ = write!(body, "<h3>Repeat</h3><pre>{}</pre>", escaped(&self.repeat(&finding.fault)));
+            _ = write!(body, "<h3>Repeat</h3><pre>{}</pre>", escaped(&self.repeat(&finding.fault)));
             let faults: String = finding.runs.iter().map(|run| format!("{}\n", escaped(&run.fault))).collect();
-            let _ = write!(
+            _ = write!(
                 body,
                 "<details><summary>Faults ({})</summary><pre>{faults}</pre></details></section>",
                 finding.runs.len()
@@ -240,7 +240,7 @@ impl Sweep<'_> {
             .iter()
             .map(|run| format!("<tr><td>{}</td><td><code>{}</code></td></tr>", run.class.name(), escaped(&run.fault)))
             .collect();
-        let _ = write!(body, "<details><summary>All runs</summary><table>{rows}</table></details>");
+        _ = write!(body, "<details><summary>All runs</summary><table>{rows}</table></details>");
         format!(
             "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>roxe sweep</title><style>{STYLE}</style><body>{body}</body></html>\n"
         )
