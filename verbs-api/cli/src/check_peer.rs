@@ -3,7 +3,7 @@
 use crate::output::Result;
 use crate::progress::Progress;
 use crate::token;
-use roxe_peer::check::{self, Cards, CellRun, Check, Conditions, Failed, Pair, PairError};
+use roxe_peer::check::{self, CellRun, Check, Conditions, Failed, Pair, PairError};
 use roxe_peer::client::{Client, Target};
 use roxe_peer::server::{Options, Server};
 use std::io::{self, Write as _, stdout};
@@ -41,13 +41,6 @@ pub(crate) struct Args {
     verbose: bool,
 }
 
-#[derive(Default)]
-struct Count {
-    passed: usize,
-    failed: usize,
-    unsupported: usize,
-}
-
 /// Runs the checks and prints a table. Fails if a check failed, or none ran.
 pub(crate) fn run(args: &Args) -> Result {
     let target = token::complete(&args.far, args.token_file.as_deref())?;
@@ -59,65 +52,48 @@ pub(crate) fn run(args: &Args) -> Result {
     let mut line = Progress::new(kinds.iter().map(|(_, checks)| checks.len()).sum());
     let cards = &mut [&mut near, &mut far];
     let mut pair = Pair::register(cards)?;
-    let mut total = Count::default();
+    let (mut passed, mut failed, mut unsupported) = (0, 0, 0);
+    let (mut out, conditions) = (stdout(), Conditions { seed: args.seed, ..Conditions::default() });
     for (kind, checks) in kinds.into_iter().filter(|(_, checks)| !checks.is_empty()) {
-        let count = one_kind(args, cards, &mut pair, kind, &checks, &mut line)?;
-        total.passed += count.passed;
-        total.failed += count.failed;
-        total.unsupported += count.unsupported;
+        let (passed_before, mut why) = (passed, None);
+        for check in &checks {
+            let result = CellRun::run(&mut pair, cards, check, &conditions);
+            line.step(&check.to_string());
+            if args.verbose || matches!(result, Err(Failed::Wrong(_))) {
+                line.clear();
+            }
+            match result {
+                Ok(_) => {
+                    passed += 1;
+                    if args.verbose {
+                        writeln!(out, "  passed {check}")?;
+                    }
+                }
+                Err(Failed::Pair(PairError::Unsupported(text))) => {
+                    unsupported += 1;
+                    why = Some(text);
+                }
+                Err(Failed::Pair(PairError::Agent(error))) if cards.iter().any(|card| card.is_lost()) => {
+                    return Err(error.into());
+                }
+                Err(error) => {
+                    failed += 1;
+                    writeln!(out, "  FAILED {check}: {error}")?;
+                }
+            }
+        }
+        line.clear();
+        let (service, mtu, family) = kind;
+        let (count, all) = (passed - passed_before, checks.len());
+        write!(out, "{} mtu={mtu:<4} {family}  {count:>3} of {all} passed", service.name())?;
+        writeln!(out, "{}", why.map_or_else(String::new, |why| format!("; not supported: {why}")))?;
     }
-    let Count { passed, failed, unsupported } = total;
-    writeln!(stdout(), "{passed} passed, {failed} failed, {unsupported} not supported (seed {})", args.seed)?;
+    writeln!(out, "{passed} passed, {failed} failed, {unsupported} not supported (seed {})", args.seed)?;
     match (failed, passed) {
         (0, 0) => Err("no check ran".into()),
         (0, _) => Ok(()),
         _ => Err(format!("{failed} checks failed").into()),
     }
-}
-
-/// Runs the checks of one kind of pair.
-fn one_kind(
-    args: &Args,
-    cards: &mut Cards<'_>,
-    pair: &mut Pair,
-    kind: check::Kind,
-    checks: &[Check],
-    line: &mut Progress,
-) -> Result<Count> {
-    let mut out = stdout();
-    let conditions = Conditions { seed: args.seed, ..Conditions::default() };
-    let (mut count, mut why) = (Count::default(), None);
-    for check in checks {
-        let result = CellRun::run(pair, cards, check, &conditions);
-        line.step(&check.to_string());
-        if args.verbose || matches!(result, Err(Failed::Wrong(_))) {
-            line.clear();
-        }
-        match result {
-            Ok(_) => {
-                count.passed += 1;
-                if args.verbose {
-                    writeln!(out, "  passed {check}")?;
-                }
-            }
-            Err(Failed::Pair(PairError::Unsupported(text))) => {
-                count.unsupported += 1;
-                why = Some(text);
-            }
-            Err(Failed::Pair(PairError::Agent(error))) if cards.iter().any(|card| card.is_lost()) => {
-                return Err(error.into());
-            }
-            Err(error) => {
-                count.failed += 1;
-                writeln!(out, "  FAILED {check}: {error}")?;
-            }
-        }
-    }
-    line.clear();
-    let (service, mtu, family) = kind;
-    write!(out, "{} mtu={mtu:<4} {family}  {:>3} of {} passed", service.name(), count.passed, checks.len())?;
-    writeln!(out, "{}", why.map_or_else(String::new, |why| format!("; not supported: {why}")))?;
-    Ok(count)
 }
 
 /// Opens the near card: that of the agent that `--near` names, or of one in this process.

@@ -56,19 +56,14 @@ impl Filter {
             return self.qp.is_none() && self.psn.is_none() && self.opcode.is_empty();
         };
         let (opcode, bth) = (packet.header.opcode().to_string().to_lowercase(), packet.header.bth);
-        self.qp.is_none_or(|qpn| is_of(Qpn::new(qpn), &packet, finding, analysis))
+        let source = match packet.header.kind {
+            Kind::Ud { deth, .. } => Some(deth.src_qpn),
+            _ => finding.flow.and_then(|flow| analysis.flows()[flow].source),
+        };
+        self.qp.is_none_or(|qpn| [Some(bth.dest_qpn), source].contains(&Some(Qpn::new(qpn))))
             && self.psn.as_ref().is_none_or(|range| range.contains(&bth.psn.get()))
             && (self.opcode.is_empty() || self.opcode.iter().any(|text| opcode.contains(&text.to_lowercase())))
     }
-}
-
-/// Returns true if a packet goes to this queue pair, or is known to come from it.
-fn is_of(qpn: Qpn, packet: &Packet<'_>, finding: &Finding, analysis: &Analysis) -> bool {
-    let source = match packet.header.kind {
-        Kind::Ud { deth, .. } => Some(deth.src_qpn),
-        _ => finding.flow.and_then(|flow| analysis.flows()[flow].source),
-    };
-    packet.header.bth.dest_qpn == qpn || source == Some(qpn)
 }
 
 fn number(text: &str) -> Result<u32, String> {

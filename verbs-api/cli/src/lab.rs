@@ -169,7 +169,9 @@ pub(crate) fn switch(args: &InnerArgs) -> Result<ExitCode> {
     for ((number, host), link) in (1..).zip(&plan.hosts).zip(&links) {
         let run = match (&args.scenario, &host.run) {
             (None, _) => args.run.clone(),
-            (Some(_), Some(command)) => with_command(&args.run, command),
+            (Some(_), Some(command)) => {
+                args.run.iter().cloned().chain(["--", "sh", "-c", command].map(OsString::from)).collect()
+            }
             (Some(_), None) => Vec::new(),
         };
         let rules = link.fault_rules(shaper);
@@ -206,11 +208,6 @@ pub(crate) fn switch(args: &InnerArgs) -> Result<ExitCode> {
     captures.map_or(Ok(()), Captures::end)?;
     // When this process ends, the kernel ends the other hosts.
     Ok(ExitCode::from(status))
-}
-
-/// Returns arguments of `roxe run` for a command of the shell, behind the options `run`.
-fn with_command(run: &[OsString], command: &str) -> Vec<OsString> {
-    run.iter().cloned().chain(["--", "sh", "-c", command].map(OsString::from)).collect()
 }
 
 /// `roxe lab-host`: makes the network namespace of a host and becomes `roxe run`.

@@ -4,7 +4,7 @@
 //! Source: <https://prometheus.io/docs/instrumenting/exposition_formats/>
 
 use crate::output::Result;
-use crate::status::{Process, Qp, known, processes};
+use crate::status::{Facts, Process, known, processes};
 use roxe_base::private_file;
 use roxe_peer::visitors::{self, Timed};
 use roxe_provider::Counters;
@@ -36,26 +36,18 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result {
     match (&args.listen, &args.output) {
-        (Some(address), _) => serve(*address, args.pid, if args.per_qp { Detail::EachQp } else { Detail::Sums }),
+        (Some(address), _) => serve(*address, args.pid, args.per_qp),
         (None, Some(file)) => {
-            let text = text(&known(args.pid)?, Detail::EachQp);
+            let text = text(&known(args.pid)?, true);
             let failed = |error| format!("cannot write {}: {error}", file.display());
             Ok(private_file::replace(file, text.as_bytes()).map_err(failed)?)
         }
-        (None, None) => Ok(stdout().write_all(text(&known(args.pid)?, Detail::EachQp).as_bytes())?),
+        (None, None) => Ok(stdout().write_all(text(&known(args.pid)?, true).as_bytes())?),
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Detail {
-    /// Each queue pair, with its number and peer. Other users could forge packets with them.
-    EachQp,
-    /// Sums for each process.
-    Sums,
-}
-
 /// Serves requests of every user of this host, and of no other host.
-fn serve(address: SocketAddr, pid: Option<u32>, detail: Detail) -> Result {
+fn serve(address: SocketAddr, pid: Option<u32>, per_qp: bool) -> Result {
     if !address.ip().is_loopback() {
         return Err(
             format!("{address} is not an address of the loopback interface; use 127.0.0.1:PORT or [::1]:PORT").into()
@@ -65,7 +57,7 @@ fn serve(address: SocketAddr, pid: Option<u32>, detail: Detail) -> Result {
     writeln!(stdout(), "http://{}/metrics", listener.local_addr()?)?;
     let serve = move |stream, _visit| {
         // Clients may disconnect at any time.
-        _ = answer(stream, pid, detail);
+        _ = answer(stream, pid, per_qp);
     };
     Ok(visitors::accept(&listener, CLIENTS, serve)?)
 }
@@ -73,7 +65,7 @@ fn serve(address: SocketAddr, pid: Option<u32>, detail: Detail) -> Result {
 /// Maximum number of concurrent clients; another client disconnects the oldest.
 const CLIENTS: usize = 16;
 
-fn answer(stream: TcpStream, pid: Option<u32>, detail: Detail) -> io::Result<()> {
+fn answer(stream: TcpStream, pid: Option<u32>, per_qp: bool) -> io::Result<()> {
     /// Maximum length of a request, in bytes.
     const MAX_REQUEST: u64 = 16 << 10;
     /// Time limit of a request, and of a response.
@@ -84,7 +76,7 @@ fn answer(stream: TcpStream, pid: Option<u32>, detail: Detail) -> io::Result<()>
     while lines.next().transpose()?.is_some_and(|line| !line.is_empty()) {}
     let (status, kind, body) = match request.split(' ').collect::<Vec<_>>()[..] {
         ["GET", "/metrics" | "/", _] => {
-            ("200 OK", "text/plain; version=0.0.4; charset=utf-8", text(&processes(pid)?, detail))
+            ("200 OK", "text/plain; version=0.0.4; charset=utf-8", text(&processes(pid)?, per_qp))
         }
         ["GET", ..] => ("404 Not Found", "text/plain; charset=utf-8", "the metrics are at /metrics\n".to_owned()),
         _ => ("405 Method Not Allowed", "text/plain; charset=utf-8", "only GET is supported\n".to_owned()),
@@ -96,7 +88,7 @@ fn answer(stream: TcpStream, pid: Option<u32>, detail: Detail) -> io::Result<()>
     stream.write_all((head + &body).as_bytes())
 }
 
-/// Name, kind and help of a metric, and the name of the value in [`Qp`].
+/// Name, kind and help of a metric, and the name of the value in [`Facts`].
 type QpMetric = (&'static str, &'static str, &'static str, &'static str);
 
 const COUNTER: &str = "counter";
@@ -119,8 +111,9 @@ const QP_METRICS: [QpMetric; 14] = [
     ("roxe_qp_rnr_naks_sent_total", COUNTER, "RNR NAKs sent", "rnr_sent"),
 ];
 
-/// Returns the metrics of these processes.
-fn text(processes: &[Process], detail: Detail) -> String {
+/// Returns the metrics of these processes: `per_qp` of each queue pair, with its number and peer, by
+/// which other users could forge packets; otherwise sums for each process.
+fn text(processes: &[Process], per_qp: bool) -> String {
     let mut out = Exposition(String::new());
     out.begin("roxe_up", GAUGE, "1 for a device of a process that answers");
     for process in processes {
@@ -135,21 +128,20 @@ fn text(processes: &[Process], detail: Detail) -> String {
         }
     }
     let qps = || answering().flat_map(|process| process.qps.iter().map(move |qp| (process, qp)));
-    let each = detail == Detail::EachQp;
     out.begin("roxe_qp_info", GAUGE, "Queue pairs with these labels");
     let known = ["service", "state", "peer", "address", "path_mtu", "error"];
-    let shown = known.into_iter().filter(|name| each || !["peer", "address"].contains(name));
+    let shown = known.into_iter().filter(|name| per_qp || !["peer", "address"].contains(name));
     out.sums(
         "roxe_qp_info",
         qps().map(|(process, qp)| {
-            let mut labels = of_qp(process, qp, detail);
+            let mut labels = of_qp(process, qp, per_qp);
             labels.extend(shown.clone().map(|name| (name, qp.text(name))));
             (labels, 1)
         }),
     );
     for (metric, kind, words, name) in QP_METRICS {
         out.begin(metric, kind, words);
-        out.sums(metric, qps().map(|(process, qp)| (of_qp(process, qp, detail), qp.number(name))));
+        out.sums(metric, qps().map(|(process, qp)| (of_qp(process, qp, per_qp), qp.number(name))));
     }
     out.0
 }
@@ -164,9 +156,9 @@ fn of_process(process: &Process) -> Vec<Label<'_>> {
     labels
 }
 
-fn of_qp<'a>(process: &'a Process, qp: &'a Qp, detail: Detail) -> Vec<Label<'a>> {
+fn of_qp<'a>(process: &'a Process, qp: &'a Facts, per_qp: bool) -> Vec<Label<'a>> {
     let mut labels = of_process(process);
-    labels.extend((detail == Detail::EachQp).then(|| ("qpn", qp.text("qpn"))));
+    labels.extend(per_qp.then(|| ("qpn", qp.text("qpn"))));
     labels
 }
 
@@ -210,7 +202,7 @@ mod tests {
     fn exposition() -> String {
         let mut process = process(96, "qp qpn=0x11 service=RC state=RTS sends=5 rnr_sent=2 error=-");
         process.command = "a \"b\\\n".to_owned();
-        text(&[process], Detail::EachQp)
+        text(&[process], true)
     }
 
     #[test]
@@ -252,7 +244,7 @@ mod tests {
 
     #[test]
     fn equal_pids_of_two_namespaces_have_own_samples() {
-        let text = text(&equal_pids([96, 97]), Detail::Sums);
+        let text = text(&equal_pids([96, 97]), false);
         let samples: Vec<&str> = text.lines().filter(|line| line.starts_with("roxe_qp_sends_total{")).collect();
         assert!(samples.len() == 2 && samples.iter().all(|sample| sample.ends_with("} 5")), "{samples:?}");
         let other = format!("pid=\"{}\",program=\"\",device=\"roxe0\",netdev=\"eth0\",netns=\"8\"", std::process::id());
@@ -263,9 +255,9 @@ mod tests {
     #[test]
     fn sums_hide_queue_pairs_and_peers() {
         let mut process = process(96, "qp qpn=0x11 service=RC state=RTS peer=0x12 address=10.0.0.1 sends=5 error=-");
-        process.qps.push(Qp(process.qps[0].0.clone()));
+        process.qps.push(Facts(process.qps[0].0.clone()));
         process.qps[1].0.insert("qpn".to_owned(), "0x13".to_owned());
-        let text = text(&[process], Detail::Sums);
+        let text = text(&[process], false);
         assert!(["0x11", "0x12", "0x13", "10.0.0.1", "qpn="].iter().all(|secret| !text.contains(secret)), "{text}");
         let labels = "pid=\"4294967295\",program=\"\",device=\"roxe0\",netdev=\"lo\"";
         assert!(text.contains(&format!("roxe_qp_sends_total{{{labels}}} 10\n")), "{text}");
@@ -276,7 +268,7 @@ mod tests {
     #[test]
     fn unresponsive_process_is_down_without_values() {
         let down = Process { pid: "7".to_owned(), answers: false, ..Process::default() };
-        let text = text(&[down], Detail::EachQp);
+        let text = text(&[down], true);
         let samples: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
         assert_eq!(samples, ["roxe_up{pid=\"7\",program=\"\",device=\"\",netdev=\"\"} 0"]);
     }

@@ -15,6 +15,16 @@ pub(crate) fn line(text: impl Display) {
     }
 }
 
+/// Returns a word of a shell that means `word`.
+pub(crate) fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
 /// A table whose first line is the header.
 #[derive(Debug)]
 pub(crate) struct Table(Vec<Vec<String>>);

@@ -25,49 +25,35 @@ pub(crate) struct Process {
     pub(crate) netdev: String,
     /// Names and values, in the order of the legend.
     pub(crate) counters: Vec<(String, u64)>,
-    pub(crate) qps: Vec<Qp>,
+    pub(crate) qps: Vec<Facts>,
     /// True if the process answered completely.
     pub(crate) answers: bool,
 }
 
-/// The words `name=value` of a line.
-#[derive(Debug)]
-pub(crate) struct Facts<'a>(BTreeMap<&'a str, &'a str>);
+/// The words `name=value` of a line, such as the values of a queue pair.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Facts(pub(crate) BTreeMap<String, String>);
 
-impl<'a> Facts<'a> {
-    pub(crate) fn of(line: &'a str) -> Self {
-        Self(line.split(' ').filter_map(|word| word.split_once('=')).collect())
+impl Facts {
+    pub(crate) fn of(line: &str) -> Self {
+        let words = line.split(' ').filter_map(|word| word.split_once('='));
+        Self(words.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
         self.0.contains_key(name)
     }
 
-    pub(crate) fn text(&self, name: &str) -> &'a str {
-        self.0.get(name).copied().unwrap_or_default()
-    }
-
-    /// A value, decimal or with 0x.
-    pub(crate) fn number(&self, name: &str) -> u64 {
-        let text = self.text(name);
-        let number = text.strip_prefix("0x").map_or_else(|| text.parse(), |digits| u64::from_str_radix(digits, 16));
-        number.unwrap_or_default()
-    }
-}
-
-/// Values of a queue pair, by name.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Qp(pub(crate) BTreeMap<String, String>);
-
-impl Qp {
     /// Returns a value as text; empty if it is unknown.
     pub(crate) fn text(&self, name: &str) -> &str {
         self.0.get(name).map_or("", String::as_str)
     }
 
-    /// Returns a value as a number; 0 if it is unknown.
+    /// Returns a value, decimal or with 0x; 0 if it is unknown.
     pub(crate) fn number(&self, name: &str) -> u64 {
-        self.text(name).parse().unwrap_or(0)
+        let text = self.text(name);
+        let number = text.strip_prefix("0x").map_or_else(|| text.parse(), |digits| u64::from_str_radix(digits, 16));
+        number.unwrap_or_default()
     }
 }
 
@@ -95,14 +81,11 @@ impl Process {
                 (Some("counter"), Some(name), Some(value)) => {
                     process.counters.push((name.to_owned(), value.parse().unwrap_or(0)));
                 }
-                (Some("qp"), ..) => {
-                    let values = Facts::of(line).0.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned()));
-                    process.qps.push(Qp(values.collect()));
-                }
+                (Some("qp"), ..) => process.qps.push(Facts::of(line)),
                 _ => {}
             }
         }
-        process.qps.sort_by_cached_key(|qp| u32::from_str_radix(qp.text("qpn").trim_start_matches("0x"), 16).ok());
+        process.qps.sort_by_key(|qp| qp.number("qpn"));
         process
     }
 }

@@ -25,7 +25,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use trial::{Limits, Trial};
@@ -257,7 +257,7 @@ impl<'a> Bench<'a> {
                     next.store(todo.len(), Ordering::Relaxed);
                     error.to_string()
                 })?;
-                let (results, progress) = &mut *locked(&shared);
+                let (results, progress) = &mut *shared.lock().unwrap_or_else(PoisonError::into_inner);
                 verdict::keep(&file, &judged.line());
                 results.push(judged);
                 let findings = results.iter().filter(|judged| judged.class.is_finding()).count();
@@ -314,10 +314,6 @@ impl<'a> Bench<'a> {
         }
         Ok(())
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the progress line: findings, and an estimate of the remaining time.

@@ -1,7 +1,7 @@
 //! `roxe top`: a table of the queue pairs of running programs, redrawn every second.
 
 use crate::output::{Result, Table};
-use crate::status::{Process, Qp, known};
+use crate::status::{Facts, Process, known};
 use roxe_provider::legend_of;
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Write, stdout};
@@ -129,13 +129,13 @@ fn table(before: &Snapshot, now: &Snapshot, seconds: f64) -> Table {
 
 /// Returns true if a queue pair was not connected between two looks, which sets new PSNs and makes
 /// rates meaningless.
-fn is_same_connection(old: &Qp, qp: &Qp) -> bool {
+fn is_same_connection(old: &Facts, qp: &Facts) -> bool {
     let is_same = |name| old.text(name) == qp.text(name);
     let was_connected = !["RESET", "INIT", "RTR"].contains(&old.text("state"));
     is_same("peer") && is_same("address") && (is_same("state") || was_connected)
 }
 
-fn cells(old: &Qp, qp: &Qp, seconds: f64) -> [String; 15] {
+fn cells(old: &Facts, qp: &Facts, seconds: f64) -> [String; 15] {
     let grown = |name: &str, bits: u32| (qp.number(name).wrapping_sub(old.number(name)) & ((1 << bits) - 1)) as f64;
     let megabytes = |name| rate(qp.number(name).saturating_sub(old.number(name)) as f64 / 1e6, seconds);
     let peer = match qp.text("address") {
@@ -185,7 +185,7 @@ fn json(snapshot: &Snapshot) -> Value {
     let value = |text: &String| text.parse::<u64>().map_or_else(|_| text.as_str().into(), Value::from);
     let processes = snapshot.processes.iter().map(|process| {
         let counters: Value = process.counters.iter().map(|(name, value)| (name.clone(), *value)).collect();
-        let of_qp = |qp: &Qp| qp.0.iter().map(|(name, text)| (name.clone(), value(text))).collect::<Value>();
+        let of_qp = |qp: &Facts| qp.0.iter().map(|(name, text)| (name.clone(), value(text))).collect::<Value>();
         json!({
             "pid": process.pid.parse::<u32>().ok(),
             "program": process.command,

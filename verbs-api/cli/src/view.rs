@@ -11,12 +11,13 @@ mod libraries;
 mod namespace;
 mod overlay;
 mod sysfs;
-mod tools;
 
 use crate::output::Result;
 use crate::program;
 use namespace::Space;
 pub(crate) use namespace::{capabilities, mount_own_proc, unshare_as_root};
+use nix::mount::{MsFlags, mount};
+use roxe_provider::Device;
 use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -71,7 +72,7 @@ pub(crate) fn enter(library: &Path, program: Option<&Path>, scratch: &Path, repo
         Ok(devices) => {
             let laid = libraries::replace(library, &others).map_err(|(path, cause)| ViewError::Library { path, cause });
             let library = laid.map_err(&report).is_ok();
-            tools::replace();
+            libraries::replace_rdma();
             Shown { counters: show(&devices, scratch, report), library }
         }
         Err(error) => {
@@ -113,15 +114,15 @@ fn space_for(program: Option<&Path>) -> Result<Space, ViewError> {
 }
 
 /// Enters the namespaces and returns the devices.
-fn prepare(program: Option<&Path>) -> Result<Vec<sysfs::DeviceFiles>, ViewError> {
+fn prepare(program: Option<&Path>) -> Result<Vec<Device>, ViewError> {
     let devices = roxe_provider::preview()?;
     let space = space_for(program)?;
     namespace::enter(space).map_err(|cause| ViewError::Namespace(cause.to_string()))?;
-    Ok(devices.iter().map(sysfs::DeviceFiles::new).collect())
+    Ok(devices)
 }
 
 /// Puts both folders in place. Returns true if that of the counters is.
-fn show(cards: &[sysfs::DeviceFiles], scratch: &Path, report: impl Fn(ViewError)) -> bool {
+fn show(cards: &[Device], scratch: &Path, report: impl Fn(ViewError)) -> bool {
     // Read before the class is replaced.
     let outer = sysfs::outer_devices(Path::new(CLASS), Path::new(sysfs::NODES));
     let without = |name: &OsStr| outer.contains(name) || sysfs::has_name_of_ours(name);
@@ -142,5 +143,6 @@ fn show(cards: &[sysfs::DeviceFiles], scratch: &Path, report: impl Fn(ViewError)
 /// `roxe probe-view`: tries to enter the namespaces. The parent reads the error.
 pub(crate) fn try_out() -> Result {
     namespace::enter(Space::OfUser)?;
-    Ok(overlay::try_out()?)
+    // Fails if this process may not mount.
+    Ok(mount(Some("roxe"), "/sys/class", Some("tmpfs"), MsFlags::empty(), None::<&str>)?)
 }

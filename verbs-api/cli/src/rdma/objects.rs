@@ -118,13 +118,34 @@ impl Card {
         objects.map(|(process, facts)| self.object(kind, process, &facts, qps)).collect()
     }
 
-    fn object(&self, kind: ObjectKind, process: u32, facts: &Facts<'_>, qps: &[Answer]) -> Record {
+    fn object(&self, kind: ObjectKind, process: u32, facts: &Facts, qps: &[Answer]) -> Record {
         let has_link = matches!(kind, ObjectKind::Qp | ObjectKind::CmId);
         let mut record = if has_link { self.of_link() } else { self.of_device() };
         match kind {
-            ObjectKind::Qp => facts.qp(&mut record),
+            ObjectKind::Qp => {
+                let service = service(facts.text("type"));
+                let is_connected = matches!(service, "RC" | "UC");
+                record.number("lqpn", facts.number("qpn"));
+                // Like the kernel, leave out fields that a service does not have.
+                if is_connected {
+                    record.number("rqpn", facts.number("rqpn"));
+                }
+                record.word("type", service).word("state", facts.text("state"));
+                if is_connected {
+                    record.number("rq-psn", facts.number("rq_psn"));
+                }
+                record.number("sq-psn", facts.number("sq_psn"));
+                if is_connected || matches!(service, "XRC_INI" | "XRC_TGT") {
+                    record.word("path-mig-state", facts.text("migration"));
+                }
+                record.number("pdn", facts.number("pd"));
+            }
             ObjectKind::CmId => {
-                facts.cm_id(&mut record);
+                record.number("cm-idn", facts.number("n"));
+                if facts.has("qpn") {
+                    record.number("lqpn", facts.number("qpn")).word("qp-type", service(facts.text("type")));
+                }
+                record.word("state", facts.text("state")).word("ps", facts.text("ps"));
                 add_process(process, &mut record);
                 record.word("src-addr", facts.text("src")).word("dst-addr", facts.text("dst"));
                 return record;
@@ -148,7 +169,9 @@ impl Card {
                 record.number("srqn", facts.number("n")).word("type", facts.text("type"));
                 self.add_qps(process, facts.number("n"), qps, &mut record);
                 record.number("pdn", facts.number("pd"));
-                facts.add_number("cqn", "cq", &mut record);
+                if facts.has("cq") {
+                    record.number("cqn", facts.number("cq"));
+                }
             }
             ObjectKind::Ctx => _ = record.number("ctxn", facts.number("n")),
         }
@@ -171,7 +194,7 @@ impl Card {
     /// Lines of `rdma statistic qp`: the counters of each queue pair.
     pub(super) fn counters_of_qps(&self, answers: &[Answer]) -> Vec<Record> {
         let lines = self.lines(answers, "qp").map(|(process, line)| (process, Facts::of(line)));
-        let record = |(process, facts): (u32, Facts<'_>)| {
+        let record = |(process, facts): (u32, Facts)| {
             let (mut record, qpn) = (self.of_link(), facts.number("qpn"));
             record.number("cntn", qpn).word("qp-type", service(facts.text("type")));
             add_process(process, &mut record);
@@ -218,42 +241,6 @@ const QP_COUNTERS: [&str; 7] = [
     "rnr_nak_retry_err",
     "send_rnr_err",
 ];
-
-impl Facts<'_> {
-    fn add_number(&self, key: &str, name: &str, record: &mut Record) {
-        if self.has(name) {
-            record.number(key, self.number(name));
-        }
-    }
-
-    fn qp(&self, record: &mut Record) {
-        let service = service(self.text("type"));
-        record.number("lqpn", self.number("qpn"));
-        // Like the kernel, leave out fields that a service does not have.
-        let is_connected = matches!(service, "RC" | "UC");
-        if is_connected {
-            record.number("rqpn", self.number("rqpn"));
-        }
-        record.word("type", service).word("state", self.text("state"));
-        if is_connected {
-            record.number("rq-psn", self.number("rq_psn"));
-        }
-        record.number("sq-psn", self.number("sq_psn"));
-        if is_connected || matches!(service, "XRC_INI" | "XRC_TGT") {
-            record.word("path-mig-state", self.text("migration"));
-        }
-        record.number("pdn", self.number("pd"));
-    }
-
-    /// Adds the fields before the process.
-    fn cm_id(&self, record: &mut Record) {
-        record.number("cm-idn", self.number("n"));
-        if self.has("qpn") {
-            record.number("lqpn", self.number("qpn")).word("qp-type", service(self.text("type")));
-        }
-        record.word("state", self.text("state")).word("ps", self.text("ps"));
-    }
-}
 
 fn add_process(process: u32, record: &mut Record) {
     record.number("pid", process.into()).word("comm", &command_of(process));
@@ -342,14 +329,4 @@ fn port_state(state: u32) -> &'static str {
 fn physical_state(state: u8) -> &'static str {
     let names = ["NOP", "SLEEP", "POLLING", "DISABLED", "ARMED", "LINK_UP", "LINK_ERROR_RECOVER", "PHY_TEST"];
     names.get(usize::from(state)).copied().unwrap_or("UNKNOWN")
-}
-
-#[cfg(test)]
-pub(super) mod testing {
-    use super::*;
-
-    /// The device of the loopback interface.
-    pub(in super::super) fn card() -> Card {
-        cards(0).unwrap().remove(0)
-    }
 }

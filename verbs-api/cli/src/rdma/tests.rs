@@ -1,7 +1,6 @@
 //! Tests of the command against the output of iproute2 for the kernel's rxe.
 
 use super::*;
-use objects::testing::card;
 use roxe_provider::Answer;
 
 /// Output of the command for the kernel's rxe: lines of `rdma -j`, each below its command.
@@ -10,6 +9,11 @@ const KERNEL: &str = include_str!("kernel.txt");
 fn answer(card: &Card, lines: &str) -> Vec<Answer> {
     let text = format!("device {} lo\n{lines}", card.name());
     vec![Answer { process: u32::MAX, ifindex: card.device.ifindex(), text, is_whole: true, ..Answer::default() }]
+}
+
+/// The device of the loopback interface.
+fn card() -> Card {
+    cards(0).unwrap().remove(0)
 }
 
 const QPS: &str = "\

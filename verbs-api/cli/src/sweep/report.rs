@@ -1,7 +1,8 @@
 //! The results of a sweep: text, HTML, JUnit XML, SARIF and JSON.
 
 use super::verdict::{Class, Finding, Judged};
-use crate::output::Result;
+use crate::output::{Result, quoted};
+use roxe_dissect::escape;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -41,10 +42,14 @@ pub(super) fn one(judged: &Judged) -> String {
 }
 
 impl Sweep<'_> {
+    /// Returns the program and its arguments for a shell.
+    fn command(&self) -> String {
+        self.command.iter().map(|word| quoted(&word.to_string_lossy())).collect::<Vec<_>>().join(" ")
+    }
+
     /// Returns the command that reproduces a fault.
     fn repeat(&self, fault: &str) -> String {
-        let words: Vec<_> = self.command.iter().map(|word| quoted(&word.to_string_lossy())).collect();
-        format!("roxe sweep --fault {} -- {}", quoted(fault), words.join(" "))
+        format!("roxe sweep --fault {} -- {}", quoted(fault), self.command())
     }
 
     /// The table for the terminal.
@@ -53,8 +58,6 @@ impl Sweep<'_> {
         for finding in self.findings {
             let first = &finding.runs[0];
             let mark = if self.known.contains(&finding.key()) { " (in the baseline)" } else { "" };
-            let runs =
-                if finding.runs.len() == 1 { "1 run".to_owned() } else { format!("{} runs", finding.runs.len()) };
             _ = writeln!(text, "{:<12} {}{mark}", finding.class.name(), finding.place);
             let mut line = |label: &str, value: &str| {
                 if !value.is_empty() {
@@ -65,14 +68,13 @@ impl Sweep<'_> {
             line("broke at", &first.place);
             line("fault at", &first.site);
             line("cause", &finding.cause);
-            line("seen in", &format!("{runs}, first: {}", finding.fault));
+            line("seen in", &format!("{}, first: {}", runs(finding.runs.len()), finding.fault));
             line("repeat", &self.repeat(&finding.fault));
             text.push('\n');
         }
         let left = self.planned - self.judged.len();
         let counts = self.counts().into_iter().map(|(class, count)| format!("{} {count}", class.name()));
-        let runs = if self.judged.len() == 1 { "1 run".to_owned() } else { format!("{} runs", self.judged.len()) };
-        _ = write!(text, "{runs}: {}", counts.collect::<Vec<_>>().join(", "));
+        _ = write!(text, "{}: {}", runs(self.judged.len()), counts.collect::<Vec<_>>().join(", "));
         if left > 0 {
             _ = write!(text, "; {left} not tried");
         }
@@ -139,10 +141,10 @@ impl Sweep<'_> {
             self.judged.len()
         );
         for run in self.judged {
-            let name = escaped(&run.fault);
+            let name = escape(&run.fault);
             _ = if run.class.is_finding() {
-                let message = escaped(&format!("{}: {}", run.class.name(), run.what));
-                let body = escaped(&format!("{}\n{}\n{}", run.place, run.details.join("\n"), self.repeat(&run.fault)));
+                let message = escape(&format!("{}: {}", run.class.name(), run.what));
+                let body = escape(&format!("{}\n{}\n{}", run.place, run.details.join("\n"), self.repeat(&run.fault)));
                 writeln!(text, "<testcase name=\"{name}\"><failure message=\"{message}\">{body}</failure></testcase>")
             } else if run.class == Class::Unreached {
                 writeln!(text, "<testcase name=\"{name}\"><skipped message=\"{}\"/></testcase>", run.class.meaning())
@@ -184,8 +186,7 @@ impl Sweep<'_> {
     }
 
     fn html(&self) -> String {
-        let command: Vec<_> = self.command.iter().map(|word| quoted(&word.to_string_lossy())).collect();
-        let mut body = format!("<h1>roxe sweep</h1><p><code>{}</code></p><table>", escaped(&command.join(" ")));
+        let mut body = format!("<h1>roxe sweep</h1><p><code>{}</code></p><table>", escape(&self.command()));
         for (class, count) in self.counts() {
             let kind = if class.is_finding() { "bad" } else { "good" };
             _ = write!(
@@ -206,29 +207,29 @@ impl Sweep<'_> {
                 body,
                 "<section><h2>{}: {}{known}</h2><p>{}</p>",
                 finding.class.name(),
-                escaped(&finding.place),
-                escaped(&first.what)
+                escape(&finding.place),
+                escape(&first.what)
             );
             for (label, stack) in [("Broke at", &first.place), ("Fault at", &first.site)] {
                 if !stack.is_empty() {
                     let calls: String =
-                        stack.split(" < ").map(|call| format!("<li><code>{}</code></li>", escaped(call))).collect();
+                        stack.split(" < ").map(|call| format!("<li><code>{}</code></li>", escape(call))).collect();
                     _ = write!(body, "<h3>{label}</h3><ol>{calls}</ol>");
                 }
             }
             if !finding.cause.is_empty() {
-                _ = write!(body, "<p>{}</p>", escaped(&finding.cause));
+                _ = write!(body, "<p>{}</p>", escape(&finding.cause));
             }
             if !first.details.is_empty() {
-                _ = write!(body, "<h3>Explanations</h3><pre>{}</pre>", escaped(&first.details.join("\n")));
+                _ = write!(body, "<h3>Explanations</h3><pre>{}</pre>", escape(&first.details.join("\n")));
             }
             if !finding.packets.is_empty() {
-                let page = escaped(&finding.packets);
+                let page = escape(&finding.packets);
                 let _ =
                     write!(body, "<details><summary>Packets</summary><iframe srcdoc=\"{page}\"></iframe></details>");
             }
-            _ = write!(body, "<h3>Repeat</h3><pre>{}</pre>", escaped(&self.repeat(&finding.fault)));
-            let faults: String = finding.runs.iter().map(|run| format!("{}\n", escaped(&run.fault))).collect();
+            _ = write!(body, "<h3>Repeat</h3><pre>{}</pre>", escape(&self.repeat(&finding.fault)));
+            let faults: String = finding.runs.iter().map(|run| format!("{}\n", escape(&run.fault))).collect();
             _ = write!(
                 body,
                 "<details><summary>Faults ({})</summary><pre>{faults}</pre></details></section>",
@@ -238,7 +239,7 @@ impl Sweep<'_> {
         let rows: String = self
             .judged
             .iter()
-            .map(|run| format!("<tr><td>{}</td><td><code>{}</code></td></tr>", run.class.name(), escaped(&run.fault)))
+            .map(|run| format!("<tr><td>{}</td><td><code>{}</code></td></tr>", run.class.name(), escape(&run.fault)))
             .collect();
         _ = write!(body, "<details><summary>All runs</summary><table>{rows}</table></details>");
         format!(
@@ -261,30 +262,8 @@ fn location(call: &str) -> Option<(&str, u64)> {
     Some((file, line.parse().ok()?))
 }
 
-/// A word for a shell.
-fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
-}
-
-/// The text in XML and HTML.
-fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out += "&amp;",
-            '<' => out += "&lt;",
-            '>' => out += "&gt;",
-            '"' => out += "&quot;",
-            c if c.is_control() && !"\n\t".contains(c) => out.push('\u{fffd}'),
-            c => out.push(c),
-        }
-    }
-    out
+fn runs(count: usize) -> String {
+    if count == 1 { "1 run".to_owned() } else { format!("{count} runs") }
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -60,10 +60,11 @@ pub(super) struct Limits {
 }
 
 /// The end of the process that the sweep started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Ending {
     Exit(i32),
     Signal(i32),
+    #[default]
     Hang,
 }
 
@@ -106,7 +107,7 @@ pub(super) struct Report {
 }
 
 /// A finished run.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Trial {
     pub(super) end: Ending,
     pub(super) time: Duration,
@@ -150,17 +151,11 @@ impl Trial {
         let read = |name: &str| files::read(&folder.join(name)).map(|text| String::from_utf8_lossy(&text).into_owned());
         let lines = read("outcome").unwrap_or_default();
         let mut trial = Self {
-            end: Ending::Hang,
             time,
-            processes: Vec::new(),
-            hits: Vec::new(),
-            polled_at: String::new(),
-            stacks: Vec::new(),
             reports: read("checks").unwrap_or_default().lines().filter_map(report).collect(),
-            waits: String::new(),
-            left: String::new(),
             stdout: read("stdout").unwrap_or_default(),
             stderr: read("stderr").unwrap_or_default(),
+            ..Self::default()
         };
         lines.lines().for_each(|line| trial.take(line));
         if !lines.lines().any(|line| line.starts_with("over\t")) {
@@ -288,7 +283,13 @@ fn supervise(args: &InnerArgs) -> Result<ExitCode> {
     let (report, ended) = mpsc::channel();
     thread::Builder::new().spawn(move || report.send(child.wait()))?;
     let line = match ended.recv_timeout(Duration::from_millis(args.limit)) {
-        Ok(status) => over(status?),
+        Ok(status) => {
+            let status = status?;
+            match status.code() {
+                Some(code) => format!("over\texit\t{code}\n"),
+                None => format!("over\tsignal\t{}\n", status.signal().unwrap_or(0)),
+            }
+        }
         Err(_) => {
             note_hang(&args.outcome);
             "over\thang\t-\n".to_owned()
@@ -313,13 +314,6 @@ fn childless() -> Option<String> {
     Some(command_of(*pids.difference(&parents).filter(is_foreign).max()?))
 }
 
-fn over(status: ExitStatus) -> String {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => format!("over\texit\t{code}\n"),
-        (None, signal) => format!("over\tsignal\t{}\n", signal.unwrap_or(0)),
-    }
-}
-
 /// Maximum wait for the stacks of a hanging run.
 const STACKS_TIME_LIMIT: Duration = Duration::from_secs(2);
 
@@ -334,18 +328,17 @@ fn note_hang(outcome: &Path) {
     // The request for stacks interrupts system calls, after which a program may exit.
     let left = childless();
     pids.iter().for_each(|pid| ask_for_stacks(*pid));
-    let (start, pause) = (Instant::now(), Duration::from_millis(10));
+    let start = Instant::now();
     // Threads that block the signal do not answer.
     while text().lines().filter(|line| line.starts_with("stack\t")).count() < expected
         && start.elapsed() < STACKS_TIME_LIMIT
     {
-        thread::sleep(pause);
+        thread::sleep(Duration::from_millis(10));
     }
     if let Some(program) = left {
         _ = append(outcome, &format!("left\t{program}\n"));
     }
-    let processes = known(None).unwrap_or_default();
-    for process in processes {
+    for process in known(None).unwrap_or_default() {
         for qp in &process.qps {
             let state: Vec<_> = qp.0.iter().map(|(name, value)| format!("{name} {value}")).collect();
             _ = append(outcome, &format!("waits\t{} {}: {}\n", process.command, process.pid, state.join(", ")));

@@ -1,11 +1,13 @@
-//! Binds roxe's library over the system's rdma-core and over copies in the program's folders, in
-//! this mount namespace: for programs that lose or change the environment, name a full path, or
-//! have a copy under another name.
+//! Binds roxe's library over the system's rdma-core and over copies in the program's folders, and
+//! this program over the `rdma` of iproute2, in this mount namespace: for programs that lose or
+//! change the environment, name a full path, or have a copy under another name.
 
+use super::sysfs::shows_other_cards;
 use crate::asks::{self, CACHE, FOLDERS};
+use crate::library::{RDMA, SYSTEM_COMMANDS, is_own_program, own_program};
 use crate::program::{self, Elf};
 use nix::mount::{MsFlags, mount};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env::{split_paths, var_os};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -21,6 +23,16 @@ pub(super) fn replace(library: &Path, found: &[PathBuf]) -> Result<(), (PathBuf,
     };
     // A failure does not stop the others.
     found.iter().map(bind).fold(Ok(()), Result::and)
+}
+
+/// Binds this program over the command `rdma`, unless the kernel has devices for it. A failure leaves
+/// the command that PATH finds.
+pub(super) fn replace_rdma() {
+    let Some(own) = own_program().filter(|_| !shows_other_cards()) else { return };
+    let files = SYSTEM_COMMANDS.iter().filter_map(|folder| Path::new(folder).join(RDMA).canonicalize().ok());
+    for command in files.filter(|file| !is_own_program(file)).collect::<BTreeSet<_>>() {
+        _ = mount(Some(&own), &command, None::<&str>, MsFlags::MS_BIND, None::<&str>);
+    }
 }
 
 /// Returns the files, without links, that `program` may load as libibverbs or librdmacm with this

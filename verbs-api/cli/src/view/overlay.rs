@@ -66,19 +66,11 @@ fn keep(entry: &DirEntry, copy: &Path) -> io::Result<()> {
         } else {
             File::create(copy).map(drop)?
         }
-        bind(&entry.path(), copy)
+        let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
+        Ok(mount(Some(&entry.path()), copy, None::<&str>, flags, None::<&str>)?)
     };
     match kept {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }
-}
-
-fn bind(from: &Path, to: &Path) -> io::Result<()> {
-    Ok(mount(Some(from), to, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>)?)
-}
-
-/// Fails if this process may not mount.
-pub(super) fn try_out() -> io::Result<()> {
-    Ok(mount(Some("roxe"), "/sys/class", Some("tmpfs"), MsFlags::empty(), None::<&str>)?)
 }

@@ -1,7 +1,7 @@
 //! The files of the view, in the format of the kernel's drivers. All but the counters show the
 //! state at the start of the program.
 
-use roxe_provider::{Device, DeviceAttr, GID_TABLE_LEN, PortAttr, config, counter_files};
+use roxe_provider::{Device, GID_TABLE_LEN, PortAttr, config, counter_files};
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -13,8 +13,6 @@ use std::path::Path;
 pub(super) const NODES: &str = "/dev/infiniband";
 /// The folder that holds the counter files of devices.
 pub(crate) const CLASS: &str = "/sys/class/infiniband";
-/// An empty slot of the GID table.
-const NO_GID: [u8; 16] = [0; 16];
 /// A file of every kernel whose `read` fails with EINVAL, because the loopback interface has no
 /// speed. No file of a tmpfs can do that.
 const REFUSES: &str = "/sys/class/net/lo/speed";
@@ -23,105 +21,60 @@ const HCA_TYPE: &str = "roxe";
 /// Target of the links in [`NODES`].
 const NO_NODE: &str = "../null";
 
-#[derive(Debug)]
-pub(super) struct DeviceFiles {
-    name: String,
-    netdev: String,
-    attr: DeviceAttr,
-    port: PortAttr,
-    /// The GID table with its empty slots, and the name of each entry's type.
-    gids: [([u8; 16], &'static str); GID_TABLE_LEN],
-}
-
-impl DeviceFiles {
-    pub(super) fn new(device: &Device) -> Self {
-        let mut gids = [(NO_GID, ""); GID_TABLE_LEN];
-        for entry in device.gid_entries() {
-            if let Some(place) = gids.get_mut(usize::from(entry.index)) {
-                *place = (entry.gid.0, if entry.is_v1 { "IB/RoCE v1" } else { "RoCE v2" });
-            }
+/// Writes the files of a card to its folder of the class.
+fn write_device(device: &Device, to: &Path) -> io::Result<()> {
+    let (attr, PortAttr { state, phys_state, port_cap_flags, active_width, active_speed, .. }) =
+        (device.attr(), device.port_attr());
+    let guid = |guid: u64| words(&guid.to_be_bytes());
+    let files = [
+        ("node_type", "1: CA".to_owned()),
+        ("node_guid", guid(attr.node_guid)),
+        ("sys_image_guid", guid(attr.sys_image_guid)),
+        ("node_desc", format!("{} on {}", device.name(), device.netdev())),
+        ("fw_ver", attr.fw_ver.to_owned()),
+        ("hw_rev", format!("{:x}", attr.hw_ver)),
+        ("hca_type", HCA_TYPE.to_owned()),
+        ("board_id", "roxe".to_owned()),
+        ("ports/1/state", format!("{state}: {}", if state == 4 { "ACTIVE" } else { "DOWN" })),
+        ("ports/1/phys_state", format!("{phys_state}: {}", if phys_state == 5 { "LinkUp" } else { "Disabled" })),
+        ("ports/1/rate", rate(active_width, active_speed)),
+        ("ports/1/link_layer", "Ethernet".to_owned()),
+        ("ports/1/lid", "0x0".to_owned()),
+        ("ports/1/lid_mask_count", "0".to_owned()),
+        ("ports/1/sm_lid", "0x0".to_owned()),
+        ("ports/1/sm_sl", "0".to_owned()),
+        ("ports/1/has_smi", "0".to_owned()),
+        ("ports/1/cap_mask", format!("{port_cap_flags:#010x}")),
+        ("ports/1/pkeys/0", "0xffff".to_owned()),
+        ("ports/1/hw_counters/lifespan", "10".to_owned()),
+    ];
+    files.iter().try_for_each(|(name, value)| write(&to.join(name), value, 0o444))?;
+    let port = to.join("ports/1");
+    let (types, ndevs) = (port.join("gid_attrs/types"), port.join("gid_attrs/ndevs"));
+    fs::create_dir_all(&types)?;
+    fs::create_dir_all(&ndevs)?;
+    let entries = device.gid_entries();
+    for index in 0..GID_TABLE_LEN {
+        let name = index.to_string();
+        let entry = entries.iter().find(|entry| usize::from(entry.index) == index);
+        write(&port.join("gids").join(&name), &words(&entry.map_or([0; 16], |entry| entry.gid.0)), 0o444)?;
+        if let Some(entry) = entry {
+            write(&types.join(&name), if entry.is_v1 { "IB/RoCE v1" } else { "RoCE v2" }, 0o444)?;
+            write(&ndevs.join(&name), device.netdev(), 0o444)?;
+        } else {
+            // The attributes of an empty slot exist, but refuse to be read.
+            symlink(REFUSES, types.join(&name))?;
+            symlink(REFUSES, ndevs.join(&name))?;
         }
-        Self {
-            name: device.name().to_owned(),
-            netdev: device.netdev().to_owned(),
-            attr: device.attr(),
-            port: device.port_attr(),
-            gids,
-        }
     }
-
-    /// Returns names and values of the card's attributes.
-    fn files(&self) -> Vec<(String, String)> {
-        let guid = |guid: u64| words(&guid.to_be_bytes());
-        [
-            ("node_type", "1: CA".to_owned()),
-            ("node_guid", guid(self.attr.node_guid)),
-            ("sys_image_guid", guid(self.attr.sys_image_guid)),
-            ("node_desc", format!("{} on {}", self.name, self.netdev)),
-            ("fw_ver", self.attr.fw_ver.to_owned()),
-            ("hw_rev", format!("{:x}", self.attr.hw_ver)),
-            ("hca_type", HCA_TYPE.to_owned()),
-            ("board_id", "roxe".to_owned()),
-        ]
-        .map(|(name, value)| (name.to_owned(), value))
-        .into()
-    }
-
-    fn port_files(&self) -> Vec<(String, String)> {
-        let PortAttr { state, phys_state, port_cap_flags, .. } = self.port;
-        let fixed = [
-            ("state", format!("{state}: {}", if state == 4 { "ACTIVE" } else { "DOWN" })),
-            ("phys_state", format!("{phys_state}: {}", if phys_state == 5 { "LinkUp" } else { "Disabled" })),
-            ("rate", rate(self.port.active_width, self.port.active_speed)),
-            ("link_layer", "Ethernet".to_owned()),
-            ("lid", "0x0".to_owned()),
-            ("lid_mask_count", "0".to_owned()),
-            ("sm_lid", "0x0".to_owned()),
-            ("sm_sl", "0".to_owned()),
-            ("has_smi", "0".to_owned()),
-            ("cap_mask", format!("{port_cap_flags:#010x}")),
-            ("pkeys/0", "0xffff".to_owned()),
-            ("hw_counters/lifespan", "10".to_owned()),
-        ];
-        fixed.map(|(name, value)| (name.to_owned(), value)).into_iter().chain(self.gid_files()).collect()
-    }
-
-    fn gid_files(&self) -> Vec<(String, String)> {
-        let mut files = Vec::new();
-        for (index, (gid, kind)) in self.gids.iter().enumerate() {
-            files.push((format!("gids/{index}"), words(gid)));
-            if *gid != NO_GID {
-                files.push((format!("gid_attrs/types/{index}"), (*kind).to_owned()));
-                files.push((format!("gid_attrs/ndevs/{index}"), self.netdev.clone()));
-            }
-        }
-        files
-    }
-
-    /// Returns the files of empty GID slots, which exist but refuse to be read.
-    fn refusing_files(&self) -> impl Iterator<Item = String> {
-        let empty = self.gids.iter().enumerate().filter(|(_, (gid, _))| *gid == NO_GID);
-        empty.flat_map(|(index, _)| ["types", "ndevs"].map(|attribute| format!("gid_attrs/{attribute}/{index}")))
-    }
-
-    fn write(&self, to: &Path) -> io::Result<()> {
-        let port = to.join("ports/1");
-        for (folder, files) in [(to, self.files()), (&port, self.port_files())] {
-            files.iter().try_for_each(|(name, value)| write(&folder.join(name), value, 0o444))?;
-        }
-        for folder in ["gid_attrs/types", "gid_attrs/ndevs"] {
-            fs::create_dir_all(port.join(folder))?;
-        }
-        self.refusing_files().try_for_each(|name| symlink(REFUSES, port.join(name)))?;
-        // Writable even if the program changes its user.
-        counter_files().try_for_each(|name| write(&port.join(name), "0", 0o666))?;
-        fs::create_dir_all(to.join("device/net"))?;
-        symlink(Path::new("/sys/class/net").join(&self.netdev), to.join("device/net").join(&self.netdev))
-    }
+    // Writable even if the program changes its user.
+    counter_files().try_for_each(|name| write(&port.join(name), "0", 0o666))?;
+    fs::create_dir_all(to.join("device/net"))?;
+    symlink(Path::new("/sys/class/net").join(device.netdev()), to.join("device/net").join(device.netdev()))
 }
 
 /// Writes `infiniband/` and `infiniband_verbs/` to `to`, a copy of /sys/class.
-pub(super) fn write_class(cards: &[DeviceFiles], to: &Path) -> io::Result<()> {
+pub(super) fn write_class(cards: &[Device], to: &Path) -> io::Result<()> {
     let (devices, verbs) = (to.join("infiniband"), to.join("infiniband_verbs"));
     fs::create_dir_all(&devices)?;
     fs::create_dir_all(&verbs)?;
@@ -129,9 +82,9 @@ pub(super) fn write_class(cards: &[DeviceFiles], to: &Path) -> io::Result<()> {
         write(&verbs.join("abi_version"), "6", 0o444)?;
     }
     for card in cards {
-        card.write(&devices.join(&card.name))?;
-        let node = verbs.join(&card.name);
-        write(&node.join("ibdev"), &card.name, 0o444)?;
+        write_device(card, &devices.join(card.name()))?;
+        let node = verbs.join(card.name());
+        write(&node.join("ibdev"), card.name(), 0o444)?;
         write(&node.join("abi_version"), "1", 0o444)?;
     }
     Ok(())
@@ -139,10 +92,10 @@ pub(super) fn write_class(cards: &[DeviceFiles], to: &Path) -> io::Result<()> {
 
 /// Writes `infiniband/` to `to`, a copy of /dev. Programs check that the node is a character device
 /// that they may open; they reach the card by the library.
-pub(super) fn write_dev(cards: &[DeviceFiles], to: &Path) -> io::Result<()> {
+pub(super) fn write_dev(cards: &[Device], to: &Path) -> io::Result<()> {
     let folder = to.join("infiniband");
     fs::create_dir_all(&folder)?;
-    cards.iter().try_for_each(|card| symlink(NO_NODE, folder.join(&card.name)))
+    cards.iter().try_for_each(|card| symlink(NO_NODE, folder.join(card.name())))
 }
 
 /// Returns true if the kernel shows devices that are not roxe's.
@@ -208,7 +161,7 @@ mod tests {
     impl Written {
         fn new(name: &str) -> Self {
             let to = Scratch::new(name);
-            let cards: Vec<DeviceFiles> = roxe_provider::preview().unwrap().iter().map(DeviceFiles::new).collect();
+            let cards = roxe_provider::preview().unwrap();
             write_class(&cards, &to).unwrap();
             write_dev(&cards, &to.join("dev")).unwrap();
             Self(to)
