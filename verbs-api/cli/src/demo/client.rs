@@ -82,7 +82,9 @@ pub(super) fn run(
     let [_, endpoint] = words(&answer)?;
     connection.connect(endpoint.parse()?, control.remote)?;
     let mut client = Client { connection, control, case, seed, time, checks: 0 };
-    client.check_all()?;
+    for index in 0..CHECKED {
+        client.step(Step::Check { index }, |client, seed| client.check(index, seed))?;
+    }
     let latency = client.latency()?;
     let rate = client.rate()?;
     Ok(Outcome { checks: client.checks, latency, rate })
@@ -114,10 +116,6 @@ impl Client<'_, '_> {
             .parse::<usize>()
             .map_err(|_| Failure::new(format!("the server process sent {answer:?} instead of a verdict")))?;
         Ok(played)
-    }
-
-    fn check_all(&mut self) -> Result<(), Failure> {
-        (0..CHECKED).try_for_each(|index| self.step(Step::Check { index }, |client, seed| client.check(index, seed)))
     }
 
     /// Sends one message and checks its completion and this side's memory.

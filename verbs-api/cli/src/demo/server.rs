@@ -39,8 +39,11 @@ impl Server<'_> {
         let text = answer.unwrap_or_else(|failure| format!("failed {}", failure.to_line()));
         writeln!(output, "{text}")?;
         output.flush()?;
-        if verb == "task" {
-            self.play();
+        // Plays this side's part of the task while the client plays the other.
+        if verb == "task"
+            && let (Some(connection), Some((task, outcome))) = (&mut self.connection, &mut self.running)
+        {
+            *outcome = play(connection, task);
         }
         Ok(())
     }
@@ -64,13 +67,6 @@ impl Server<'_> {
         prepare(connection, &task)?;
         self.running = Some((task, Ok(0)));
         Ok("ready".into())
-    }
-
-    /// Plays this side's part of the task while the client plays the other.
-    fn play(&mut self) {
-        if let (Some(connection), Some((task, outcome))) = (&mut self.connection, &mut self.running) {
-            *outcome = play(connection, task);
-        }
     }
 
     fn verify(&mut self) -> Result<String, Failure> {
