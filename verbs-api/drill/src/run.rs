@@ -96,7 +96,7 @@ impl Run<'_> {
                 let until = self.target.now() + self.time(time)?;
                 self.quiet(until, *each, &format!("silence {time}"))
             }
-            Step::Wait(time) => self.pass(Some(time)),
+            Step::Wait(time) => self.pass(time),
             Step::Let(name, number) => {
                 let value = number.value(&self.names)?;
                 self.names.insert(name.clone(), value);

@@ -189,7 +189,14 @@ fn unroll(sources: &[Source<'_>], parameters: Parameters, room: &mut usize) -> R
         let rest = rest.trim();
         match word {
             "service" => service = rest.into(),
-            "family" => case.is_ipv6 = family(rest).map_err(complain)?,
+            "family" => {
+                case.is_ipv6 = match rest {
+                    "any" => &[false, true],
+                    "ipv4" => &[false],
+                    "ipv6" => &[true],
+                    _ => return Err(complain("a family is ipv4, ipv6 or any".into())),
+                }
+            }
             "end" => {
                 let (mut block, lines) = open.pop().ok_or_else(|| complain("there is no open block".into()))?;
                 if let Step::Repeat(_, inside) = &mut block.step {
@@ -213,15 +220,6 @@ fn unroll(sources: &[Source<'_>], parameters: Parameters, room: &mut usize) -> R
     match open.pop() {
         Some((block, _)) => Err((block.number, block.text, "this block has no end".into())),
         None => Ok(case),
-    }
-}
-
-fn family(text: &str) -> Result<&'static [bool], String> {
-    match text {
-        "any" => Ok(&[false, true]),
-        "ipv4" => Ok(&[false]),
-        "ipv6" => Ok(&[true]),
-        _ => Err("a family is ipv4, ipv6 or any".into()),
     }
 }
 

@@ -21,14 +21,12 @@ impl Run<'_> {
         if spec.damage.stranger && stranger.is_zero() {
             return Err(Stop::Unsupported("the near side has one address".into()));
         }
-        let tos = spec.damage.tos.as_ref().map_or(Ok(0), |tos| tos.value(&self.names))?;
-        let ttl = spec.damage.ttl.as_ref().map_or(Ok(64), |ttl| ttl.value(&self.names))?;
         let net = NetHeader {
             src: if spec.damage.stranger { stranger } else { near },
             dst: spec.damage.group.map_or(self.card.address, Gid::from),
             src_port: self.card.near_port,
-            traffic_class: tos as u8,
-            hop_limit: ttl as u8,
+            traffic_class: spec.damage.tos.value(&self.names)? as u8,
+            hop_limit: spec.damage.ttl.value(&self.names)? as u8,
             ..NetHeader::default()
         };
         let bytes = craft::build(spec, &default, &net, &self.names)?;
@@ -113,7 +111,7 @@ impl Run<'_> {
     }
 
     pub(super) fn expect(&mut self, wanted: &Expectation) -> Result<(), Stop> {
-        let deadline = self.deadline(wanted.within.as_ref())?;
+        let deadline = self.target.now() + self.time(&wanted.within)?;
         let near = match wanted.spec.message {
             Some(_) => mad::GSI,
             None => self.objects.tie(wanted.spec.qp.as_deref())?.near,

@@ -14,6 +14,11 @@ const INTERVAL: Duration = Duration::from_millis(5);
 /// Default code of the ACK timeout, 268 ms: longer than a busy host delays the answer of the near
 /// side, shorter than a step waits for a packet.
 const ACK_TIMEOUT: u64 = 16;
+/// Entries of the completion queue of an XRC SRQ.
+const CQE: u32 = 256;
+/// Port spaces in a service id (annex A11).
+const TCP: u64 = 0x0106;
+const UDP: u64 = 0x0111;
 
 impl Run<'_> {
     pub(super) fn peer(&mut self, peer: &Peer) -> Result<(), Stop> {
@@ -24,7 +29,7 @@ impl Run<'_> {
             }
             Peer::Register { name, length, access, fill, pd } => {
                 let length = length.value(&self.names)?;
-                let fill = fill.as_ref().map_or(Ok(0), |fill| fill.value(&self.names))?;
+                let fill = fill.value(&self.names)?;
                 let pd = self.objects.domain(pd.as_ref())?;
                 let region = self.target.register(length, *access, fill as u8, pd)?;
                 self.name(name, "addr", region.addr);
@@ -51,12 +56,27 @@ impl Run<'_> {
                 }
             }
             Peer::Write { mr, at, data } => {
-                let at = at.as_ref().map_or(Ok(0), |at| at.value(&self.names))?;
+                let at = at.value(&self.names)?;
                 let bytes = data.bytes(&self.names)?;
                 self.target.write(self.objects.region(mr)?.mr, at, &bytes)?;
             }
-            Peer::Xrcd(..) | Peer::Window { .. } | Peer::Bind(_) | Peer::Member { .. } | Peer::Limit { .. } => {
-                self.extend(peer)?;
+            Peer::Xrcd(name) => {
+                let xrcd = self.target.open_xrcd()?;
+                self.objects.xrc_domains.insert(name.clone(), xrcd);
+            }
+            Peer::Window { name, kind, pd } => {
+                let (kind, pd) = (kind.value(&self.names)?, self.objects.domain(pd.as_ref())?);
+                let (window, rkey) = self.target.alloc_window(kind as u32, pd)?;
+                self.name(name, "rkey", rkey.into());
+                self.objects.windows.insert(name.clone(), window);
+            }
+            Peer::Bind(bind) => self.bind(bind)?,
+            Peer::Limit { srq, limit } => {
+                let (srq, limit) = (known(&self.objects.srqs, "SRQ", srq)?.srq, limit.value(&self.names)?);
+                self.target.set_limit(srq, limit as u32)?;
+            }
+            Peer::Member { qp, group, joins } => {
+                self.target.set_member(self.objects.tie(Some(qp))?.qp, (*group).into(), *joins)?;
             }
             Peer::Arm { qp, solicited } => {
                 let cq = self.completes(qp)?.cq;
@@ -88,10 +108,10 @@ impl Run<'_> {
     /// Checks the state of the far side.
     fn query(&mut self, peer: &Peer) -> Result<(), Stop> {
         match peer {
-            Peer::Complete { qp, wanted, within } => self.complete(qp, wanted, within.as_ref()),
+            Peer::Complete { qp, wanted, within } => self.complete(qp, wanted, within),
             Peer::Idle { qp, time } => {
                 let tie = self.completes(qp)?;
-                self.pass(time.as_ref())?;
+                self.pass(time)?;
                 match self.completion(&tie)? {
                     None => Ok(()),
                     Some(done) => Err(differs(format!("no completion of {qp}"), done.to_string())),
@@ -100,7 +120,7 @@ impl Run<'_> {
             Peer::State { qp, state, within } => {
                 let handle = self.objects.tie(Some(qp))?.qp;
                 let mut last = String::new();
-                let reached = self.wait(within.as_ref(), |run| {
+                let reached = self.wait(within, |run| {
                     last = run.target.query_qp(handle)?;
                     Ok((last == *state).then_some(()))
                 })?;
@@ -108,10 +128,10 @@ impl Run<'_> {
             }
             Peer::Memory { mr, at, data, within } => {
                 let region = self.objects.region(mr)?;
-                let at = at.as_ref().map_or(Ok(0), |at| at.value(&self.names))?;
+                let at = at.value(&self.names)?;
                 let wanted = data.bytes(&self.names)?;
                 let mut differ = None;
-                self.wait(Some(within), |run| {
+                self.wait(within, |run| {
                     let is = run.target.read(region.mr, at, wanted.len() as u64)?;
                     differ = bytes_differ(&format!("{mr} at offset {at}"), &wanted, &is);
                     Ok(differ.is_none().then_some(()))
@@ -120,7 +140,7 @@ impl Run<'_> {
             }
             Peer::Checksum { mr, at, len } => {
                 let region = self.objects.region(mr)?;
-                let at = at.as_ref().map_or(Ok(0), |at| at.value(&self.names))?;
+                let at = at.value(&self.names)?;
                 let bytes = self.target.read(region.mr, at, len.value(&self.names)?)?;
                 if checksum_is_right(&bytes) {
                     Ok(())
@@ -129,7 +149,7 @@ impl Run<'_> {
                 }
             }
             Peer::Event { name, of, within } => {
-                let found = self.wait(within.as_ref(), |run| {
+                let found = self.wait(within, |run| {
                     let new = run.target.events()?;
                     run.objects.events.extend(new);
                     let is_it = |event: &Event| {
@@ -142,7 +162,7 @@ impl Run<'_> {
                 found.map(|_| ()).ok_or_else(|| differs(format!("event {name}{of}"), self.objects.seen_events()))
             }
             Peer::NoEvent { time } => {
-                self.pass(time.as_ref())?;
+                self.pass(time)?;
                 let new = self.target.events()?;
                 self.objects.events.extend(new);
                 match self.objects.events.first() {
@@ -152,12 +172,12 @@ impl Run<'_> {
             }
             Peer::Wakes { qp, within } => {
                 let cq = self.completes(qp)?.cq;
-                let woken = self.wait(within.as_ref(), |run| Ok(run.target.is_woken(cq)?.then_some(())))?;
+                let woken = self.wait(within, |run| Ok(run.target.is_woken(cq)?.then_some(())))?;
                 woken.ok_or_else(|| differs(format!("an event of the completion queue of {qp}"), "nothing".into()))
             }
             Peer::Sleeps { qp, time } => {
                 let cq = self.completes(qp)?.cq;
-                self.pass(time.as_ref())?;
+                self.pass(time)?;
                 match self.target.is_woken(cq)? {
                     false => Ok(()),
                     true => Err(differs(format!("no event of the completion queue of {qp}"), "an event".into())),
@@ -170,10 +190,10 @@ impl Run<'_> {
     /// Calls `ask` until it returns a value or the time has passed.
     pub(super) fn wait<T>(
         &mut self,
-        within: Option<&Number>,
+        within: &Number,
         mut ask: impl FnMut(&mut Self) -> Answer<Option<T>>,
     ) -> Result<Option<T>, Stop> {
-        let deadline = self.deadline(within)?;
+        let deadline = self.target.now() + self.time(within)?;
         loop {
             if let Some(answer) = ask(self)? {
                 return Ok(Some(answer));
@@ -251,6 +271,21 @@ impl Run<'_> {
         let tie = Tie { name, qp, cq, qpn, near, qkey, is_datagram: spec.service == "UD" };
         self.connect_qp(spec, &tie, begins)?;
         self.objects.ties.push(tie);
+        Ok(())
+    }
+
+    fn create_srq(&mut self, name: &str, pd: Option<&String>, xrcd: Option<&String>) -> Result<(), Stop> {
+        let pd = self.objects.domain(pd)?;
+        let queue = match self.objects.xrc_domain(xrcd)? {
+            None => Srq { srq: self.target.create_srq(pd)?, cq: None },
+            Some(xrcd) => {
+                let cq = self.target.create_cq(CQE)?;
+                let (srq, number) = self.target.create_xrc_srq(pd, xrcd, cq)?;
+                self.name(name, "srqn", number.into());
+                Srq { srq, cq: Some(cq) }
+            }
+        };
+        self.objects.srqs.insert(name.to_owned(), queue);
         Ok(())
     }
 
@@ -342,6 +377,20 @@ impl Run<'_> {
         }
     }
 
+    fn bind(&mut self, bind: &Bind) -> Result<(), Stop> {
+        let window = known(&self.objects.windows, "window", &bind.window)?;
+        let (qp, mr) = (self.objects.tie(Some(&bind.qp))?.qp, self.objects.region(&bind.mr)?.mr);
+        let bound = Bound {
+            at: bind.at.value(&self.names)?,
+            length: bind.length.value(&self.names)?,
+            access: bind.access,
+            wr_id: bind.id.value(&self.names)?,
+        };
+        let rkey = self.target.bind_window(qp, window, mr, bound)?;
+        self.name(&bind.window, "rkey", rkey.into());
+        Ok(())
+    }
+
     /// Returns the next completion of a queue pair.
     fn completion(&mut self, tie: &Tie) -> Answer<Option<Completed>> {
         let new = self.target.poll(tie.cq)?;
@@ -354,12 +403,15 @@ impl Run<'_> {
     /// in its completion queue.
     fn completes(&self, name: &str) -> Result<Tie, Stop> {
         match self.objects.srqs.get(name).and_then(|queue| queue.cq) {
-            Some(cq) => self.objects.ties.first().map(|tie| Tie { cq, ..tie.clone() }).ok_or_else(|| nothing(name)),
+            Some(cq) => {
+                let nothing = || Stop::Script(format!("`{name}` has no completion queue"));
+                Ok(Tie { cq, ..self.objects.ties.first().ok_or_else(nothing)?.clone() })
+            }
             None => self.objects.tie(Some(name)).cloned(),
         }
     }
 
-    fn complete(&mut self, qp: &str, wanted: &Completion, within: Option<&Number>) -> Result<(), Stop> {
+    fn complete(&mut self, qp: &str, wanted: &Completion, within: &Number) -> Result<(), Stop> {
         let tie = self.completes(qp)?;
         let id = wanted.id.value(&self.names)?;
         let expected = format!("completion of {qp}: id={id} status={}", wanted.status);
@@ -382,18 +434,8 @@ impl Run<'_> {
         }
         if wrong { Err(differs(expected + &details, done.to_string())) } else { Ok(()) }
     }
-}
 
-fn nothing(name: &str) -> Stop {
-    Stop::Script(format!("`{name}` has no completion queue"))
-}
-
-/// Port spaces in a service id (annex A11).
-const TCP: u64 = 0x0106;
-const UDP: u64 = 0x0111;
-
-impl Run<'_> {
-    pub(super) fn connection(&mut self, name: &str, act: &Act) -> Result<(), Stop> {
+    fn connection(&mut self, name: &str, act: &Act) -> Result<(), Stop> {
         match act {
             Act::Listen { space } => {
                 let (id, port) = self.target.listen(space)?;
@@ -405,7 +447,7 @@ impl Run<'_> {
             Act::Request { of, private, within } => {
                 let listener = self.objects.id(of)?;
                 let matches = |event: &ConnectionEvent| event.listener == Some(listener);
-                let event = self.next_event(&format!("a request for {of}"), within.as_ref(), matches)?;
+                let event = self.next_event(&format!("a request for {of}"), within, matches)?;
                 self.check_private_data(&event, private.as_ref())?;
                 self.objects.ids.insert(name.to_owned(), event.id);
             }
@@ -437,9 +479,32 @@ impl Run<'_> {
                 self.objects.ids.remove(name);
             }
             Act::Event { event, status, private, within } => {
-                self.expect_event(name, event, status.as_ref(), private.as_ref(), within.as_ref())?;
+                let id = self.objects.id(name)?;
+                let expected = format!("event {event} of {name}");
+                let matches = |event: &ConnectionEvent| event.id == id && event.listener.is_none();
+                let received = self.next_event(&expected, within, matches)?;
+                if received.name != *event {
+                    return Err(differs(expected, format!("{} with status {}", received.name, received.status)));
+                }
+                if let Some(status) = status {
+                    let wanted = status.value(&self.names)?.cast_signed();
+                    if received.status != wanted {
+                        let expected = format!("{expected} with status {wanted}");
+                        return Err(differs(expected, format!("status {}", received.status)));
+                    }
+                }
+                self.check_private_data(&received, private.as_ref())?;
             }
-            Act::Quiet { time } => self.expect_no_event(name, time.as_ref())?,
+            Act::Quiet { time } => {
+                let id = self.objects.id(name)?;
+                self.pass(time)?;
+                let new = self.target.connection_events()?;
+                self.objects.connection_events.extend(new);
+                let matches = |event: &&ConnectionEvent| event.listener.unwrap_or(event.id) == id;
+                if let Some(event) = self.objects.connection_events.iter().find(matches) {
+                    return Err(differs(format!("no event of {name}"), event.name.clone()));
+                }
+            }
         }
         Ok(())
     }
@@ -458,7 +523,7 @@ impl Run<'_> {
     fn next_event(
         &mut self,
         expected: &str,
-        within: Option<&Number>,
+        within: &Number,
         matches: impl Fn(&ConnectionEvent) -> bool,
     ) -> Result<ConnectionEvent, Stop> {
         let found = self.wait(within, |run| {
@@ -472,30 +537,6 @@ impl Run<'_> {
         found.ok_or_else(|| differs(expected.into(), others))
     }
 
-    fn expect_event(
-        &mut self,
-        name: &str,
-        event: &str,
-        status: Option<&Number>,
-        private: Option<&Data>,
-        within: Option<&Number>,
-    ) -> Result<(), Stop> {
-        let id = self.objects.id(name)?;
-        let expected = format!("event {event} of {name}");
-        let matches = |event: &ConnectionEvent| event.id == id && event.listener.is_none();
-        let received = self.next_event(&expected, within, matches)?;
-        if received.name != event {
-            return Err(differs(expected, format!("{} with status {}", received.name, received.status)));
-        }
-        if let Some(status) = status {
-            let wanted = status.value(&self.names)?.cast_signed();
-            if received.status != wanted {
-                return Err(differs(format!("{expected} with status {wanted}"), format!("status {}", received.status)));
-            }
-        }
-        self.check_private_data(&received, private)
-    }
-
     /// Fails if an event has other private data. librdmacm pads private data with zeros.
     fn check_private_data(&self, event: &ConnectionEvent, private: Option<&Data>) -> Result<(), Stop> {
         let Some(data) = private else { return Ok(()) };
@@ -503,77 +544,5 @@ impl Run<'_> {
         wanted.resize(wanted.len().max(event.private_data.len()), 0);
         let differ = bytes_differ("private data", &wanted, &event.private_data);
         differ.map_or(Ok(()), |differ| Err(differs(format!("{} with private data", event.name), differ)))
-    }
-
-    /// Fails if an event of this identifier arrives within the time.
-    fn expect_no_event(&mut self, name: &str, time: Option<&Number>) -> Result<(), Stop> {
-        let id = self.objects.id(name)?;
-        self.pass(time)?;
-        let new = self.target.connection_events()?;
-        self.objects.connection_events.extend(new);
-        let matches = |event: &&ConnectionEvent| event.listener.unwrap_or(event.id) == id;
-        match self.objects.connection_events.iter().find(matches) {
-            None => Ok(()),
-            Some(event) => Err(differs(format!("no event of {name}"), event.name.clone())),
-        }
-    }
-}
-
-/// Entries of the completion queue of an XRC SRQ.
-const CQE: u32 = 256;
-
-impl Run<'_> {
-    fn create_srq(&mut self, name: &str, pd: Option<&String>, xrcd: Option<&String>) -> Result<(), Stop> {
-        let pd = self.objects.domain(pd)?;
-        let queue = match self.objects.xrc_domain(xrcd)? {
-            None => Srq { srq: self.target.create_srq(pd)?, cq: None },
-            Some(xrcd) => {
-                let cq = self.target.create_cq(CQE)?;
-                let (srq, number) = self.target.create_xrc_srq(pd, xrcd, cq)?;
-                self.name(name, "srqn", number.into());
-                Srq { srq, cq: Some(cq) }
-            }
-        };
-        self.objects.srqs.insert(name.to_owned(), queue);
-        Ok(())
-    }
-
-    pub(super) fn extend(&mut self, peer: &Peer) -> Result<(), Stop> {
-        match peer {
-            Peer::Xrcd(name) => {
-                let xrcd = self.target.open_xrcd()?;
-                self.objects.xrc_domains.insert(name.clone(), xrcd);
-            }
-            Peer::Window { name, kind, pd } => {
-                let (kind, pd) = (kind.value(&self.names)?, self.objects.domain(pd.as_ref())?);
-                let (window, rkey) = self.target.alloc_window(kind as u32, pd)?;
-                self.name(name, "rkey", rkey.into());
-                self.objects.windows.insert(name.clone(), window);
-            }
-            Peer::Bind(bind) => self.bind(bind)?,
-            Peer::Limit { srq, limit } => {
-                let (srq, limit) = (known(&self.objects.srqs, "SRQ", srq)?.srq, limit.value(&self.names)?);
-                self.target.set_limit(srq, limit as u32)?;
-            }
-            Peer::Member { qp, group, joins } => {
-                self.target.set_member(self.objects.tie(Some(qp))?.qp, (*group).into(), *joins)?;
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    fn bind(&mut self, bind: &Bind) -> Result<(), Stop> {
-        let window = known(&self.objects.windows, "window", &bind.window)?;
-        let (qp, mr) = (self.objects.tie(Some(&bind.qp))?.qp, self.objects.region(&bind.mr)?.mr);
-        let bound = Bound {
-            at: bind.at.as_ref().map_or(Ok(0), |at| at.value(&self.names))?,
-            length: bind.length.value(&self.names)?,
-            access: bind.access,
-            wr_id: bind.id.value(&self.names)?,
-        };
-        let rkey = self.target.bind_window(qp, window, mr, bound)?;
-        self.name(&bind.window, "rkey", rkey.into());
-        Ok(())
     }
 }

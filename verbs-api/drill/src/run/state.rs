@@ -8,12 +8,6 @@ use crate::target::{Card, Completed, ConnectionEvent, Event, Handle, Refused, Re
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Default time limit for a packet or a completion.
-const DEFAULT_LIMIT: Duration = Duration::from_millis(500);
-
-/// Default time without packets, completions or events.
-const IDLE: Duration = Duration::from_millis(20);
-
 /// A reason to end a case before its last step.
 #[derive(Clone, Debug)]
 pub(super) enum Stop {
@@ -82,8 +76,8 @@ impl<'a> Run<'a> {
     }
 
     /// Waits.
-    pub(super) fn pass(&mut self, time: Option<&Number>) -> Result<(), Stop> {
-        let time = time.map_or(Ok(IDLE), |time| self.time(time))?;
+    pub(super) fn pass(&mut self, time: &Number) -> Result<(), Stop> {
+        let time = self.time(time)?;
         let until = self.target.now() + time;
         while self.target.now() < until {
             self.target.pause(until);
@@ -99,10 +93,6 @@ impl<'a> Run<'a> {
         if !self.card.jitter.is_zero() {
             self.late = self.late.max(self.target.now().saturating_sub(due));
         }
-    }
-
-    pub(super) fn deadline(&self, within: Option<&Number>) -> Result<Duration, Stop> {
-        Ok(self.target.now() + within.map_or(Ok(DEFAULT_LIMIT), |within| self.time(within))?)
     }
 }
 

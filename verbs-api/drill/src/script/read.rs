@@ -52,6 +52,10 @@ const OPERATIONS: [&str; 9] = [
     "ATOMIC_FETCH_AND_ADD",
     "LOCAL_INV",
 ];
+/// Default time limit for a packet, a completion or an event.
+const LIMIT: &str = "500ms";
+/// Default time without packets, completions or events.
+const IDLE: &str = "20ms";
 /// Words without a value in `send` and `expect`.
 const WITHOUT_VALUE: [&str; 11] =
     ["within", "after", "each", "eventually", "stranger", "ackreq", "solicited", "migreq", "becn", "fecn", "noackreq"];
@@ -124,12 +128,12 @@ fn spec(service: &str, words: &mut Words<'_>) -> Result<Spec, String> {
         cut: words.number("cut")?,
         extra: words.number("extra")?,
         icrc: words.number("icrc")?,
-        tos: words.number("tos")?,
-        ttl: words.number("ttl")?,
+        tos: words.number_or("tos", "0")?,
+        ttl: words.number_or("ttl", "64")?,
         stranger: words.flag("stranger"),
         group: words.text("group").map(address).transpose()?,
     };
-    let [qp, named] = ["of", "as"].map(|name| words.text(name).map(str::to_owned));
+    let [qp, named] = ["of", "as"].map(|name| words.owned(name));
     let payload = words.data()?;
     for (field, value) in words.rest() {
         let (field, value) = match (field, value) {
@@ -156,9 +160,9 @@ fn address(text: &str) -> Result<IpAddr, String> {
 }
 
 fn expectation(service: &str, words: &mut Words<'_>) -> Result<Expectation, String> {
-    let (after, within) = (words.time_after("after")?, words.time_after("within")?);
+    let (after, within) = (words.time_after("after")?, words.time_or("within", LIMIT)?);
     let (each, eventually) = (words.flag("each"), words.flag("eventually"));
-    let since = words.text("since").map(str::to_owned);
+    let since = words.owned("since");
     if since.is_some() && after.is_none() {
         return Err("since= needs `after TIME`".into());
     }
@@ -190,63 +194,48 @@ fn peer(service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
         "pd" => Peer::Pd(name),
         "reg" => Peer::Register {
             name,
-            length: words.number("length")?.map_or_else(|| Number::parse("4096"), Ok)?,
+            length: words.number_or("length", "4096")?,
             access: access(words.text("access").unwrap_or("all"))?,
-            fill: words.number("fill")?,
-            pd: words.text("pd").map(str::to_owned),
+            fill: words.number_or("fill", "0")?,
+            pd: words.owned("pd"),
         },
         "dereg" => Peer::Deregister(name),
-        "srq" => {
-            let owned = |word: Option<&str>| word.map(str::to_owned);
-            Peer::Srq { name, pd: owned(words.text("pd")), xrcd: owned(words.text("xrcd")) }
-        }
+        "srq" => Peer::Srq { name, pd: words.owned("pd"), xrcd: words.owned("xrcd") },
         "xrcd" => Peer::Xrcd(name),
         "qp" => Peer::Qp(Box::new(new_qp(service, name, words)?)),
-        "restart" => Peer::Restart(Box::new(restarted(service, name, words)?)),
+        "restart" => {
+            let spec = new_qp(service, name, words)?;
+            if (&spec.pd, &spec.srq, &spec.xrcd) != (&None, &None, &None) {
+                return Err("pd=, srq= and xrcd= are invalid in `restart`: a queue pair keeps its objects".into());
+            }
+            Peer::Restart(Box::new(spec))
+        }
         "modify" => Peer::Modify(Box::new(modify(name, words)?)),
         "destroy" => Peer::Destroy(name),
         "post" => Peer::Post(Box::new(post(name, words)?)),
-        "recv" => Peer::Recv { queue: name, id: id(words)?, sges: sges(words)? },
+        "recv" => Peer::Recv { queue: name, id: words.required_number("id")?, sges: sges(words)? },
         "complete" => {
-            let within = words.time_after("within")?;
+            let within = words.time_or("within", LIMIT)?;
             Peer::Complete { qp: name, wanted: completion(words)?, within }
         }
-        "idle" => Peer::Idle { qp: name, time: words.time_after("for")? },
+        "idle" => Peer::Idle { qp: name, time: words.time_or("for", IDLE)? },
         "state" => {
-            let within = words.time_after("within")?;
+            let within = words.time_or("within", LIMIT)?;
             Peer::State { qp: name, state: one_of(&STATES, words.next("the state")?)?, within }
         }
         "memory" => {
-            let within = words.time_after("within")?.map_or_else(|| Number::parse_time("0ns"), Ok)?;
-            Peer::Memory {
-                mr: name,
-                at: words.number("at")?,
-                data: words.data()?.ok_or("data is missing: use data=, hex=, word=, quad= or len=")?,
-                within,
-            }
+            let within = words.time_or("within", "0ns")?;
+            Peer::Memory { mr: name, at: words.number_or("at", "0")?, data: words.required_data()?, within }
         }
-        "checksum" => {
-            Peer::Checksum { mr: name, at: words.number("at")?, len: words.number("len")?.ok_or("len= is missing")? }
-        }
-        "write" => Peer::Write {
-            mr: name,
-            at: words.number("at")?,
-            data: words.data()?.ok_or("data is missing: use data=, hex=, word=, quad= or len=")?,
-        },
-        "event" if name == "none" => Peer::NoEvent { time: words.time_after("for")? },
-        "event" => {
-            let of = words.text("of").map(str::to_owned);
-            Peer::Event { name, of, within: words.time_after("within")? }
-        }
+        "checksum" => Peer::Checksum { mr: name, at: words.number_or("at", "0")?, len: words.required_number("len")? },
+        "write" => Peer::Write { mr: name, at: words.number_or("at", "0")?, data: words.required_data()? },
+        "event" if name == "none" => Peer::NoEvent { time: words.time_or("for", IDLE)? },
+        "event" => Peer::Event { name, of: words.owned("of"), within: words.time_or("within", LIMIT)? },
         "arm" => Peer::Arm { qp: name, solicited: words.flag("solicited") },
-        "wakes" => Peer::Wakes { qp: name, within: words.time_after("within")? },
-        "sleeps" => Peer::Sleeps { qp: name, time: words.time_after("for")? },
+        "wakes" => Peer::Wakes { qp: name, within: words.time_or("within", LIMIT)? },
+        "sleeps" => Peer::Sleeps { qp: name, time: words.time_or("for", IDLE)? },
         "limit" => Peer::Limit { srq: name, limit: Number::parse(words.next("the limit")?)? },
-        "mw" => Peer::Window {
-            name,
-            kind: words.number("type")?.map_or_else(|| Number::parse("2"), Ok)?,
-            pd: words.text("pd").map(str::to_owned),
-        },
+        "mw" => Peer::Window { name, kind: words.number_or("type", "2")?, pd: words.owned("pd") },
         "bind" => Peer::Bind(Box::new(bind(name, words)?)),
         "join" | "leave" => {
             let group = address(words.next("the group")?)?;
@@ -265,26 +254,17 @@ fn new_qp(service: &str, name: String, words: &mut Words<'_>) -> Result<QpSpec, 
         service: words.text("type").unwrap_or(service).into(),
         state: one_of(&STATES, words.text("state").unwrap_or("RTS"))?,
         access: access(words.text("access").unwrap_or("all"))?,
-        pd: words.text("pd").map(str::to_owned),
-        srq: words.text("srq").map(str::to_owned),
-        xrcd: words.text("xrcd").map(str::to_owned),
+        pd: words.owned("pd"),
+        srq: words.owned("srq"),
+        xrcd: words.owned("xrcd"),
         numbers: numbers(words, &ATTRIBUTES)?,
     })
-}
-
-/// Parses the attributes of a queue pair that is reset; its objects stay as they are.
-fn restarted(service: &str, name: String, words: &mut Words<'_>) -> Result<QpSpec, String> {
-    let spec = new_qp(service, name, words)?;
-    match (&spec.pd, &spec.srq, &spec.xrcd) {
-        (None, None, None) => Ok(spec),
-        _ => Err("pd=, srq= and xrcd= are invalid in `restart`: a queue pair keeps its objects".into()),
-    }
 }
 
 fn modify(qp: String, words: &mut Words<'_>) -> Result<Modify, String> {
     Ok(Modify {
         qp,
-        to: one_of(&STATES, words.text("to").ok_or("to= is missing")?)?,
+        to: one_of(&STATES, words.required("to")?)?,
         access: words.text("access").map(access).transpose()?,
         alternate: words.flag("alternate"),
         migration: words.text("migration").map(|word| one_of(&MIGRATION, word)).transpose()?,
@@ -296,11 +276,11 @@ fn bind(qp: String, words: &mut Words<'_>) -> Result<Bind, String> {
     Ok(Bind {
         qp,
         window: words.next("the window")?.into(),
-        mr: words.text("mr").ok_or("mr= is missing")?.into(),
-        at: words.number("at")?,
-        length: words.number("length")?.ok_or("length= is missing")?,
+        mr: words.required("mr")?.into(),
+        at: words.number_or("at", "0")?,
+        length: words.required_number("length")?,
         access: access(words.text("access").unwrap_or("write,read,atomic"))?,
-        id: id(words)?,
+        id: words.required_number("id")?,
     })
 }
 
@@ -310,7 +290,7 @@ fn post(qp: String, words: &mut Words<'_>) -> Result<Post, String> {
     Ok(Post {
         qp,
         operation,
-        id: id(words)?,
+        id: words.required_number("id")?,
         flags: FLAGS.into_iter().filter(|flag| words.flag(&flag.to_ascii_lowercase())).collect(),
         sges: sges(words)?,
         inline,
@@ -321,12 +301,8 @@ fn post(qp: String, words: &mut Words<'_>) -> Result<Post, String> {
 
 fn completion(words: &mut Words<'_>) -> Result<Completion, String> {
     let status = words.text("status").unwrap_or("SUCCESS").to_owned();
-    let opcode = words.text("opcode").map(str::to_owned);
-    Ok(Completion { id: id(words)?, status, opcode, numbers: numbers(words, &COMPLETED)? })
-}
-
-fn id(words: &mut Words<'_>) -> Result<Number, String> {
-    words.number("id")?.ok_or_else(|| "id= is missing".into())
+    let opcode = words.owned("opcode");
+    Ok(Completion { id: words.required_number("id")?, status, opcode, numbers: numbers(words, &COMPLETED)? })
 }
 
 /// Parses all `sge=MR:AT:LEN`.
@@ -382,38 +358,34 @@ fn act(verb: &str, words: &mut Words<'_>) -> Result<Option<Act>, String> {
     Ok(Some(match verb {
         "listen" => Act::Listen { space: space(words)? },
         "request" => {
-            let within = words.time_after("within")?;
-            Act::Request { of: named(words, "of")?, private: words.data()?, within }
+            let within = words.time_or("within", LIMIT)?;
+            Act::Request { of: words.required("of")?.into(), private: words.data()?, within }
         }
         "connect" => Act::Connect {
-            qp: named(words, "qp")?,
+            qp: words.required("qp")?.into(),
             space: space(words)?,
             private: words.data()?,
             numbers: terms(words, &["port"])?,
         },
         "accept" => Act::Accept {
-            qp: named(words, "qp")?,
+            qp: words.required("qp")?.into(),
             state: one_of(&ACCEPT_STATES, words.text("state").unwrap_or("RTS"))?,
             private: words.data()?,
             numbers: terms(words, &[])?,
         },
-        "establish" => Act::Establish { qp: named(words, "qp")? },
+        "establish" => Act::Establish { qp: words.required("qp")?.into() },
         "reject" => Act::Reject { private: words.data()? },
         "disconnect" => Act::Disconnect,
         "notify" => Act::Notify,
         "forget" => Act::Forget,
         "cm" => {
-            let within = words.time_after("within")?;
+            let within = words.time_or("within", LIMIT)?;
             let event = one_of(&EVENTS, words.next("the event")?)?;
             Act::Event { event, status: words.number("status")?, private: words.data()?, within }
         }
-        "quiet" => Act::Quiet { time: words.time_after("for")? },
+        "quiet" => Act::Quiet { time: words.time_or("for", IDLE)? },
         _ => return Ok(None),
     }))
-}
-
-fn named(words: &mut Words<'_>, what: &str) -> Result<String, String> {
-    words.text(what).map(str::to_owned).ok_or_else(|| format!("{what}= is missing"))
 }
 
 fn space(words: &mut Words<'_>) -> Result<String, String> {
@@ -452,7 +424,7 @@ impl<'a> Words<'a> {
     }
 
     /// Removes and returns the first word.
-    pub(super) fn next(&mut self, what: &str) -> Result<&'a str, String> {
+    fn next(&mut self, what: &str) -> Result<&'a str, String> {
         if self.0.is_empty() { Err(format!("{what} is missing")) } else { Ok(self.0.remove(0)) }
     }
 
@@ -463,13 +435,13 @@ impl<'a> Words<'a> {
     }
 
     /// Removes the word `name`. Returns true if it was present.
-    pub(super) fn flag(&mut self, name: &str) -> bool {
+    fn flag(&mut self, name: &str) -> bool {
         let found = self.0.iter().position(|word| *word == name);
         found.is_some_and(|at| !self.0.remove(at).is_empty())
     }
 
     /// Removes the two words `name DURATION` and returns the duration.
-    pub(super) fn time_after(&mut self, name: &str) -> Result<Option<Number>, String> {
+    fn time_after(&mut self, name: &str) -> Result<Option<Number>, String> {
         let Some(at) = self.0.iter().position(|word| *word == name) else { return Ok(None) };
         self.0.remove(at);
         if at >= self.0.len() {
@@ -478,21 +450,42 @@ impl<'a> Words<'a> {
         Number::parse_time(self.0.remove(at)).map(Some)
     }
 
+    /// Removes the two words `name DURATION` and returns the duration, or the default one.
+    fn time_or(&mut self, name: &str, default: &str) -> Result<Number, String> {
+        self.time_after(name)?.map_or_else(|| Number::parse_time(default), Ok)
+    }
+
     /// Removes `name=...` and returns its value.
-    pub(super) fn text(&mut self, name: &str) -> Option<&'a str> {
+    fn text(&mut self, name: &str) -> Option<&'a str> {
         let has_name = |word: &&str| word.strip_prefix(name).is_some_and(|rest| rest.starts_with('='));
         let at = self.0.iter().position(has_name)?;
         self.0.remove(at).get(name.len() + 1..)
     }
 
+    fn owned(&mut self, name: &str) -> Option<String> {
+        self.text(name).map(str::to_owned)
+    }
+
+    fn required(&mut self, name: &str) -> Result<&'a str, String> {
+        self.text(name).ok_or_else(|| format!("{name}= is missing"))
+    }
+
     /// Removes `name=NUMBER` and returns the number.
-    pub(super) fn number(&mut self, name: &str) -> Result<Option<Number>, String> {
+    fn number(&mut self, name: &str) -> Result<Option<Number>, String> {
         self.text(name).map(Number::parse).transpose()
+    }
+
+    fn number_or(&mut self, name: &str, default: &str) -> Result<Number, String> {
+        Number::parse(self.text(name).unwrap_or(default))
+    }
+
+    fn required_number(&mut self, name: &str) -> Result<Number, String> {
+        Number::parse(self.required(name)?)
     }
 
     /// Removes the words for bytes (`len=` with `from=` or `fill=`, `data=`, `hex=`, `word=` or
     /// `quad=`) and returns the bytes.
-    pub(super) fn data(&mut self) -> Result<Option<Data>, String> {
+    fn data(&mut self) -> Result<Option<Data>, String> {
         if let Some(text) = self.text("data") {
             let inside = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
             return Ok(Some(Data::Bytes(inside.ok_or("data= needs a text in quotes")?.into())));
@@ -515,13 +508,17 @@ impl<'a> Words<'a> {
         }))
     }
 
+    fn required_data(&mut self) -> Result<Data, String> {
+        self.data()?.ok_or_else(|| "data is missing: use data=, hex=, word=, quad= or len=".into())
+    }
+
     /// Removes every `name=...` and returns the values.
-    pub(super) fn all(&mut self, name: &str) -> Vec<&'a str> {
+    fn all(&mut self, name: &str) -> Vec<&'a str> {
         std::iter::from_fn(|| self.text(name)).collect()
     }
 
     /// Removes all words and returns them as names with optional values.
-    pub(super) fn rest(&mut self) -> Vec<(&'a str, Option<&'a str>)> {
+    fn rest(&mut self) -> Vec<(&'a str, Option<&'a str>)> {
         let split = |word: &'a str| word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
         self.0.drain(..).map(split).collect()
     }

@@ -58,7 +58,7 @@ impl Spec {
 }
 
 /// Deliberate damage of a packet, and unusual fields of its IP header.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Damage {
     /// Length to cut to, in bytes with a correct ICRC.
     pub(crate) cut: Option<Number>,
@@ -67,9 +67,9 @@ pub(crate) struct Damage {
     /// Number to add to the ICRC.
     pub(crate) icrc: Option<Number>,
     /// IPv4 TOS or IPv6 traffic class.
-    pub(crate) tos: Option<Number>,
-    /// IPv4 TTL or IPv6 hop limit, 64 by default.
-    pub(crate) ttl: Option<Number>,
+    pub(crate) tos: Number,
+    /// IPv4 TTL or IPv6 hop limit.
+    pub(crate) ttl: Number,
     /// True to send from, or receive at, the stranger's address.
     pub(crate) stranger: bool,
     /// Multicast group to send to instead of the card.
@@ -84,7 +84,7 @@ pub(crate) struct Expectation {
     pub(crate) after: Option<Number>,
     pub(crate) since: Option<String>,
     /// Time limit from the begin of the step.
-    pub(crate) within: Option<Number>,
+    pub(crate) within: Number,
     pub(crate) skips: Skips,
 }
 
@@ -169,7 +169,7 @@ pub(crate) enum Peer {
     /// `pd NAME`
     Pd(String),
     /// `reg NAME`
-    Register { name: String, length: Number, access: u32, fill: Option<Number>, pd: Option<String> },
+    Register { name: String, length: Number, access: u32, fill: Number, pd: Option<String> },
     /// `dereg NAME`
     Deregister(String),
     /// `srq NAME`
@@ -189,27 +189,27 @@ pub(crate) enum Peer {
     /// `recv NAME`
     Recv { queue: String, id: Number, sges: Vec<Sge> },
     /// `complete NAME`
-    Complete { qp: String, wanted: Completion, within: Option<Number> },
+    Complete { qp: String, wanted: Completion, within: Number },
     /// `idle NAME`: no completion for this time.
-    Idle { qp: String, time: Option<Number> },
+    Idle { qp: String, time: Number },
     /// `state NAME STATE`
-    State { qp: String, state: String, within: Option<Number> },
+    State { qp: String, state: String, within: Number },
     /// `memory NAME`
-    Memory { mr: String, at: Option<Number>, data: Data, within: Number },
+    Memory { mr: String, at: Number, data: Data, within: Number },
     /// `checksum NAME`: these bytes have a valid IP checksum.
-    Checksum { mr: String, at: Option<Number>, len: Number },
+    Checksum { mr: String, at: Number, len: Number },
     /// `write NAME`: the program of the far side writes to its memory.
-    Write { mr: String, at: Option<Number>, data: Data },
+    Write { mr: String, at: Number, data: Data },
     /// `event NAME`, of any object or of this queue pair or shared receive queue
-    Event { name: String, of: Option<String>, within: Option<Number> },
+    Event { name: String, of: Option<String>, within: Number },
     /// `event none`: no asynchronous event for this time.
-    NoEvent { time: Option<Number> },
+    NoEvent { time: Number },
     /// `arm NAME`: requests an event for its next completion, or for its next solicited one.
     Arm { qp: String, solicited: bool },
     /// `wakes NAME`: that event comes.
-    Wakes { qp: String, within: Option<Number> },
+    Wakes { qp: String, within: Number },
     /// `sleeps NAME`: that event does not come for this time.
-    Sleeps { qp: String, time: Option<Number> },
+    Sleeps { qp: String, time: Number },
     /// `limit SRQ N`
     Limit { srq: String, limit: Number },
     /// `mw NAME`
@@ -239,7 +239,7 @@ pub(crate) struct Bind {
     pub(crate) qp: String,
     pub(crate) window: String,
     pub(crate) mr: String,
-    pub(crate) at: Option<Number>,
+    pub(crate) at: Number,
     pub(crate) length: Number,
     pub(crate) access: u32,
     pub(crate) id: Number,
@@ -251,7 +251,7 @@ pub(crate) enum Act {
     /// `listen NAME`
     Listen { space: String },
     /// `request NAME of=LISTENER`: gives the next request a name.
-    Request { of: String, private: Option<Data>, within: Option<Number> },
+    Request { of: String, private: Option<Data>, within: Number },
     /// `connect NAME qp=QP`
     Connect { qp: String, space: String, private: Option<Data>, numbers: Numbers },
     /// `accept NAME qp=QP`
@@ -267,9 +267,9 @@ pub(crate) enum Act {
     /// `forget NAME`
     Forget,
     /// `cm NAME EVENT`: expects the next event.
-    Event { event: String, status: Option<Number>, private: Option<Data>, within: Option<Number> },
+    Event { event: String, status: Option<Number>, private: Option<Data>, within: Number },
     /// `quiet NAME`: no event for this time.
-    Quiet { time: Option<Number> },
+    Quiet { time: Number },
 }
 
 /// Attributes by name.
