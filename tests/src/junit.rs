@@ -1,6 +1,7 @@
 //! Results as JUnit XML, which servers of continuous integration show.
 
 use crate::report::Verdict;
+use roxe_dissect::escape;
 use std::fmt::Write;
 
 /// A test and how it ended.
@@ -21,39 +22,23 @@ pub fn document(suites: &[String]) -> String {
 /// The suite `name`; `output` is what its cases have in common.
 pub fn suite(name: &str, cases: &[Case<'_>], output: Option<&str>) -> String {
     let count = |of: fn(&Verdict) -> bool| cases.iter().filter(|case| of(case.verdict)).count();
-    let (name, tests) = (escaped(name), cases.len());
+    let (name, tests) = (escape(name), cases.len());
     let failures = count(|verdict| matches!(verdict, Verdict::Failed(_)));
     let skipped = count(|verdict| matches!(verdict, Verdict::Skipped(_)));
     let mut text =
         format!("<testsuite name=\"{name}\" tests=\"{tests}\" failures=\"{failures}\" skipped=\"{skipped}\">\n");
     for Case { name: case, seconds, verdict } in cases {
-        _ = write!(text, "<testcase classname=\"{name}\" name=\"{}\" time=\"{seconds:.3}\"", escaped(case));
+        _ = write!(text, "<testcase classname=\"{name}\" name=\"{}\" time=\"{seconds:.3}\"", escape(case));
         _ = match verdict {
             Verdict::Passed => writeln!(text, "/>"),
-            Verdict::Failed(why) => writeln!(text, "><failure>{}</failure></testcase>", escaped(why)),
-            Verdict::Skipped(why) => writeln!(text, "><skipped message=\"{}\"/></testcase>", escaped(why)),
+            Verdict::Failed(why) => writeln!(text, "><failure>{}</failure></testcase>", escape(why)),
+            Verdict::Skipped(why) => writeln!(text, "><skipped message=\"{}\"/></testcase>", escape(why)),
         };
     }
     if let Some(output) = output {
-        _ = writeln!(text, "<system-out>{}</system-out>", escaped(output));
+        _ = writeln!(text, "<system-out>{}</system-out>", escape(output));
     }
     text + "</testsuite>\n"
-}
-
-/// The text without the characters that mean something, or that XML does not allow.
-fn escaped(text: &str) -> String {
-    let mut out = String::new();
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            c if c < ' ' && c != '\n' && c != '\t' => out.push('?'),
-            c => out.push(c),
-        }
-    }
-    out
 }
 
 #[cfg(test)]

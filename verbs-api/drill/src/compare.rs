@@ -1,5 +1,6 @@
 //! Compares a report with an older one that was kept as JSON.
 
+use crate::conform::case_name;
 use crate::figures::Unit;
 use crate::report::FORMAT;
 use serde_json::Value;
@@ -188,7 +189,7 @@ impl<'a> Kept<'a> {
         for case in report["cases"].as_array().ok_or("it lacks cases")? {
             let (script, parameters, verdict) =
                 (text(case, "script")?, text(case, "parameters")?, text(case, "verdict")?);
-            let name = if parameters.is_empty() { script } else { format!("{script} [{parameters}]") };
+            let name = case_name(&script, &parameters);
             let rank = ORDER.iter().position(|known| *known == verdict);
             let rank = rank.ok_or_else(|| format!("there is no verdict `{verdict}`"))?;
             let figures = case["figures"].as_array().map_or(&[][..], Vec::as_slice);

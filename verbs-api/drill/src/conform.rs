@@ -39,8 +39,13 @@ pub struct Tried {
 impl Tried {
     /// Returns the script with the values of loops.
     pub fn name(&self) -> String {
-        if self.parameters.is_empty() { self.script.clone() } else { format!("{} [{}]", self.script, self.parameters) }
+        case_name(&self.script, &self.parameters)
     }
+}
+
+/// Returns the name of a case: its script, with the values of loops if it has any.
+pub(crate) fn case_name(script: &str, parameters: &str) -> String {
+    if parameters.is_empty() { script.to_owned() } else { format!("{script} [{parameters}]") }
 }
 
 /// The results of several cases.
@@ -131,28 +136,12 @@ const TRIES: u32 = 10;
 /// Maximum number of packets of a failing run on a lossy path: of more packets, the path often
 /// loses one.
 const LOSSY_PACKETS: usize = 40;
-/// Number of failures that convict a card, and on a path that loses packets.
+/// Number of failures that convict a card.
 const FAILURES: usize = 2;
+/// The same on a path that loses packets, where a case often fails although the card is right.
 pub(crate) const LOSSY_FAILURES: usize = 4;
 /// Number of passes after a failure that acquit a card.
 const PASSES: u32 = 2;
-
-/// The number of failures that convict a card.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Burden {
-    Default,
-    /// Limits for a lossy path, on which a case often fails although the card is right.
-    Lossy,
-}
-
-impl Burden {
-    const fn failures(self) -> usize {
-        match self {
-            Self::Default => FAILURES,
-            Self::Lossy => LOSSY_FAILURES,
-        }
-    }
-}
 
 /// The result of the runs of a case.
 #[derive(Clone, Debug)]
@@ -169,10 +158,10 @@ fn try_case(
     case: &Case,
     target: &mut dyn Target,
     deviations: &Deviations,
-    burden: Burden,
+    is_lossy: bool,
 ) -> (Judged, Duration) {
     let start = Instant::now();
-    let mut judged = judge(burden, || run::run(script.name(), case, target));
+    let mut judged = judge(is_lossy, || run::run(script.name(), case, target));
     if let Verdict::Fail(failure) = &judged.outcome.verdict
         && let Some(reason) = deviations.reason(script.name(), &case.to_string())
     {
@@ -199,14 +188,15 @@ fn agreeing(places: &[Place]) -> usize {
     places.iter().map(|place| places.iter().filter(|other| *other == place).count()).max().unwrap_or_default()
 }
 
-/// Calls `run` for a case until the verdict is certain: a card fails if it fails as often as
-/// `burden` says, before it passes twice. After a failure, tries in which the judge is late do not
+/// Calls `run` for a case until the verdict is certain: a card fails if it fails [`FAILURES`] or
+/// [`LOSSY_FAILURES`] times before it passes twice. After a failure, tries in which the judge is late do not
 /// count, nor does a late failure before it. If too many tries do not decide, the case is
 /// inconclusive; so it is on a lossy path if it is long, or fails at different places, as a loss
 /// does.
-fn judge(burden: Burden, mut run: impl FnMut() -> Outcome) -> Judged {
+fn judge(is_lossy: bool, mut run: impl FnMut() -> Outcome) -> Judged {
     let (mut tries, mut passes) = (0, 0);
     let (mut failed, mut places) = (None, Vec::new());
+    let convicts = if is_lossy { LOSSY_FAILURES } else { FAILURES };
     loop {
         tries += 1;
         let outcome = run();
@@ -214,9 +204,9 @@ fn judge(burden: Burden, mut run: impl FnMut() -> Outcome) -> Judged {
         match &outcome.verdict {
             Verdict::Fail(failure) if !is_late => {
                 places.push(Place::of(failure, &outcome));
-                if places.len() >= burden.failures() {
+                if places.len() >= convicts {
                     let is_long = outcome.log.packets().len() > LOSSY_PACKETS;
-                    let is_loss = burden == Burden::Lossy && (is_long || agreeing(&places) + 1 < places.len());
+                    let is_loss = is_lossy && (is_long || agreeing(&places) + 1 < places.len());
                     let why = "packets are lost on the way, not always the same";
                     let outcome = if is_loss { inconclusive(outcome, why) } else { outcome };
                     return Judged { outcome, tries, is_mixed: passes > 0 };
@@ -233,7 +223,7 @@ fn judge(burden: Burden, mut run: impl FnMut() -> Outcome) -> Judged {
             Verdict::Fail(_) | Verdict::Pass => {}
             // The target is lost, maybe because of the failure; one lost packet may be the failure.
             Verdict::Inconclusive(_) => {
-                let outcome = failed.filter(|_| burden == Burden::Default).unwrap_or(outcome);
+                let outcome = failed.filter(|_| !is_lossy).unwrap_or(outcome);
                 return Judged { outcome, tries, is_mixed: passes > 0 };
             }
             Verdict::Tolerated(..) | Verdict::Unsupported(_) => {
@@ -273,12 +263,12 @@ pub fn run(
     let mut report = Report { target: name, facts: target.identity(), tried: Vec::new(), unsteady: 0, lost: None };
     let cases: Vec<_> =
         scripts.iter().flat_map(|script| script.cases().iter().map(move |case| (script, case))).collect();
-    let (known, mut burdens) = (clauses::known(), Vec::new());
+    let (known, mut judged_as_lossy) = (clauses::known(), Vec::new());
     for (script, case) in &cases {
         let parameters = case.to_string();
         progress(Progress::Begins(script, &parameters));
-        let burden = if report.unsteady > 0 { Burden::Lossy } else { Burden::Default };
-        let (Judged { outcome, tries, is_mixed }, took) = try_case(script, case, target, deviations, burden);
+        let is_lossy = report.unsteady > 0;
+        let (Judged { outcome, tries, is_mixed }, took) = try_case(script, case, target, deviations, is_lossy);
         let clause = script.clauses().first().and_then(|judged| known.get(judged));
         let tried = Tried {
             script: script.name().into(),
@@ -293,7 +283,7 @@ pub fn run(
         };
         progress(Progress::Ended(&tried));
         report.unsteady += usize::from(is_mixed);
-        burdens.push(burden);
+        judged_as_lossy.push(is_lossy);
         if target.is_lost() {
             report.lost = Some(Lost::during(&tried, cases.len() - report.tried.len() - 1));
         }
@@ -306,11 +296,11 @@ pub fn run(
         return report;
     }
     // The path loses packets: run the cases again that failed before the loss was known.
-    for (tried, ((script, case), burden)) in report.tried.iter_mut().zip(cases.iter().zip(burdens)) {
-        if !matches!(tried.outcome.verdict, Verdict::Fail(_)) || burden == Burden::Lossy {
+    for (tried, ((script, case), is_lossy)) in report.tried.iter_mut().zip(cases.iter().zip(judged_as_lossy)) {
+        if !matches!(tried.outcome.verdict, Verdict::Fail(_)) || is_lossy {
             continue;
         }
-        let (again, took) = try_case(script, case, target, deviations, Burden::Lossy);
+        let (again, took) = try_case(script, case, target, deviations, true);
         (tried.tries, tried.took) = (tried.tries + again.tries, tried.took + took);
         if target.is_lost() {
             // The failure of the earlier runs stands: a loss does not acquit the card.
@@ -371,16 +361,16 @@ mod tests {
     /// Returns word and number of runs of a case whose runs end like this: `F` fails, `P` passes,
     /// `l` and `p` do so while the judge is late, `i` finds no target.
     fn judged(ends: &str) -> (&'static str, u32) {
-        judged_by(Burden::Default, ends)
+        judged_by(false, ends)
     }
 
-    fn judged_by(burden: Burden, ends: &str) -> (&'static str, u32) {
-        let (outcome, tries, _) = judgement(burden, ends);
+    fn judged_by(is_lossy: bool, ends: &str) -> (&'static str, u32) {
+        let (outcome, tries, _) = judgement(is_lossy, ends);
         (outcome.verdict.word(), tries)
     }
 
     /// Returns also true if the case failed and passed.
-    fn judgement(burden: Burden, ends: &str) -> (Outcome, u32, bool) {
+    fn judgement(is_lossy: bool, ends: &str) -> (Outcome, u32, bool) {
         let mut ends = ends.chars();
         let run = || {
             let (verdict, late) = match ends.next() {
@@ -393,7 +383,7 @@ mod tests {
             };
             Outcome { verdict, log: Log::default(), late: Duration::from_millis(late), figures: Vec::new() }
         };
-        let Judged { outcome, tries, is_mixed } = judge(burden, run);
+        let Judged { outcome, tries, is_mixed } = judge(is_lossy, run);
         (outcome, tries, is_mixed)
     }
 
@@ -408,7 +398,7 @@ mod tests {
 
     #[test]
     fn lossy_path_fails_a_case_only_after_four_failures() {
-        let lossy = |ends| judged_by(Burden::Lossy, ends);
+        let lossy = |ends| judged_by(true, ends);
         assert_eq!(lossy("FFFF"), ("FAIL", 4));
         assert_eq!(lossy("FFPFF"), ("FAIL", 5));
         assert_eq!(lossy("FFFPP"), ("pass", 5));
@@ -425,7 +415,7 @@ mod tests {
         assert_eq!(judged("Flllllllll"), ("inconclusive", 10));
         assert_eq!(judged("lllllllllF"), ("inconclusive", 10));
         assert_eq!(judged("FllllllllP"), ("inconclusive", 10), "it passed once");
-        let (outcome, ..) = judgement(Burden::Default, "FllllllllP");
+        let (outcome, ..) = judgement(false, "FllllllllP");
         let received = &outcome.verdict.failure().unwrap().received;
         assert_eq!(received, "; 1 of 10 runs failed while the judge was on time");
     }
@@ -437,7 +427,7 @@ mod tests {
         assert_eq!(judged("FppPP"), ("pass", 5));
         assert_eq!(judged("FpF"), ("FAIL", 3));
         assert_eq!(judged("FPpppppppp"), ("inconclusive", 10));
-        let is_mixed = ["FpF", "Fppppppppp", "FPF"].map(|ends| judgement(Burden::Default, ends).2);
+        let is_mixed = ["FpF", "Fppppppppp", "FPF"].map(|ends| judgement(false, ends).2);
         assert_eq!(is_mixed, [false, false, true]);
     }
 

@@ -348,7 +348,7 @@ fn script(lines: &[String], difference: &Difference, cause: &str, seed: u64) -> 
     let mut text = format!("# {cause}\n# Found by `roxe fuzz --seed {seed} --cases 1`.\n");
     let mut told = 0;
     for (at, line) in lines.iter().enumerate() {
-        let _ = writeln!(text, "{line}");
+        _ = writeln!(text, "{line}");
         if line.starts_with("send ") && !is_about(line, "h") {
             // The model's answers to this line are those that it does not send without the line.
             let known = common(&answers, &with_honest(lines, at));
@@ -363,18 +363,18 @@ fn script(lines: &[String], difference: &Difference, cause: &str, seed: u64) -> 
     }
     for (qp, done) in all.completions.iter().filter(|(qp, _)| *qp != "h") {
         done.iter().for_each(|done| {
-            let _ = writeln!(text, "peer complete {qp} {done}");
+            _ = writeln!(text, "peer complete {qp} {done}");
         });
-        let _ = writeln!(text, "peer idle {qp} for 100ms\npeer state {qp} {}", all.states[qp]);
+        _ = writeln!(text, "peer idle {qp} for 100ms\npeer state {qp} {}", all.states[qp]);
     }
     if let Some(check) = &difference.check {
-        let _ = writeln!(text, "{check}");
+        _ = writeln!(text, "{check}");
     }
     if difference.what == What::Events {
         for (qp, events) in &all.events {
             for event in events {
                 let of = if event.starts_with("SRQ_") { shared_queue(qp) } else { qp.clone() };
-                let _ = writeln!(text, "peer event {event} of={of}");
+                _ = writeln!(text, "peer event {event} of={of}");
             }
         }
         text += "peer event none for 100ms\n";
@@ -385,7 +385,7 @@ fn script(lines: &[String], difference: &Difference, cause: &str, seed: u64) -> 
 fn tell(text: &mut String, answers: &[&(String, Vec<u8>)]) {
     for (qp, packet) in answers {
         if let Some(packet) = describe(packet) {
-            let _ = writeln!(text, "expect {packet} of={qp}");
+            _ = writeln!(text, "expect {packet} of={qp}");
         }
     }
 }

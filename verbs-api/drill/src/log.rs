@@ -49,12 +49,12 @@ impl Log {
         let start = self.0.first().map_or(Duration::ZERO, |seen| seen.at);
         let skipped = self.0.len().saturating_sub(SHOWN);
         if skipped > 0 {
-            let _ = writeln!(text, "    ({skipped} packets before these)");
+            _ = writeln!(text, "    ({skipped} packets before these)");
         }
         for seen in self.0.iter().skip(skipped) {
             let way = if seen.from_card { '<' } else { '>' };
             let time = seen.at.saturating_sub(start).as_secs_f64();
-            let _ = writeln!(text, "    {time:.6} {way} {}", describe(&seen.datagram.bytes));
+            _ = writeln!(text, "    {time:.6} {way} {}", describe(&seen.datagram.bytes));
         }
         text
     }

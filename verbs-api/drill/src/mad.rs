@@ -283,7 +283,7 @@ pub(crate) fn describe(packet: &[u8]) -> Option<String> {
     let message = of(packet)?;
     let mut text = format!("MAD {}", message.name);
     for field in message.fields.iter().filter(|field| SHOWN.contains(&field.name)) {
-        let _ = write!(text, " {}={:#x}", field.name, field.get(packet)?);
+        _ = write!(text, " {}={:#x}", field.name, field.get(packet)?);
     }
     Some(text)
 }

@@ -91,9 +91,9 @@ impl Replay {
             }
             if bytes[0] >> 5 != service {
                 service = bytes[0] >> 5;
-                let _ = writeln!(text, "service {}", layout::service_name(service).unwrap_or_default());
+                _ = writeln!(text, "service {}", layout::service_name(service).unwrap_or_default());
             }
-            let _ = writeln!(text, "{}", line(bytes, &regions));
+            _ = writeln!(text, "{}", line(bytes, &regions));
             sent += 1;
         }
         Script::parse("replay", &text)?;
@@ -155,7 +155,7 @@ fn setup(connections: &BTreeMap<u64, Connection>, regions: &BTreeMap<u64, (u64, 
         if length > MAX_REGION {
             return Err(ReplayError::TooLarge(*key, length));
         }
-        let _ = writeln!(text, "peer reg k{key:x} length={}", length.max(1));
+        _ = writeln!(text, "peer reg k{key:x} length={}", length.max(1));
     }
     for (qpn, connection) in connections {
         let Connection { service, first_psn, mtu, qkey, longest, receives, .. } = connection;
@@ -163,8 +163,8 @@ fn setup(connections: &BTreeMap<u64, Connection>, regions: &BTreeMap<u64, (u64, 
         let mtu = [256, 512, 1024, 2048, 4096].into_iter().find(|known| known >= mtu).unwrap_or(4096);
         let room = longest + if is_ud { GRH } else { 0 };
         let depth = (*receives).clamp(1, 4096);
-        let _ = writeln!(text, "service {}", layout::service_name(*service).unwrap_or_default());
-        let _ = write!(text, "peer qp q{qpn:x} mtu={mtu} rq_psn={first_psn} receives={depth} cqe={}", depth + 64);
+        _ = writeln!(text, "service {}", layout::service_name(*service).unwrap_or_default());
+        _ = write!(text, "peer qp q{qpn:x} mtu={mtu} rq_psn={first_psn} receives={depth} cqe={}", depth + 64);
         match (is_ud, *service == 0) {
             (true, _) => writeln!(text, " qkey={qkey}"),
             (_, true) => writeln!(text, " dest_rd_atomic=16"),
@@ -172,8 +172,8 @@ fn setup(connections: &BTreeMap<u64, Connection>, regions: &BTreeMap<u64, (u64, 
         }
         .unwrap_or_default();
         if *receives > 0 {
-            let _ = writeln!(text, "peer reg r{qpn:x} length={}", room.max(1));
-            let _ = writeln!(text, "repeat {depth}\npeer recv q{qpn:x} id=i sge=r{qpn:x}:0:{room}\nend");
+            _ = writeln!(text, "peer reg r{qpn:x} length={}", room.max(1));
+            _ = writeln!(text, "repeat {depth}\npeer recv q{qpn:x} id=i sge=r{qpn:x}:0:{room}\nend");
         }
     }
     Ok(text)
@@ -194,13 +194,13 @@ fn line(bytes: &[u8], regions: &BTreeMap<u64, (u64, u64)>) -> String {
         match field.name {
             "va" => {
                 let (begin, _) = regions[&rkey];
-                let _ = write!(text, " va=k{rkey:x}.addr+{}", value - begin / PAGE * PAGE);
+                _ = write!(text, " va=k{rkey:x}.addr+{}", value - begin / PAGE * PAGE);
             }
             "rkey" => {
-                let _ = write!(text, " rkey=k{rkey:x}.rkey");
+                _ = write!(text, " rkey=k{rkey:x}.rkey");
             }
             name if value != default.get(name).copied().unwrap_or_default() && seen.insert(name) => {
-                let _ = write!(text, " {name}={value}");
+                _ = write!(text, " {name}={value}");
             }
             _ => {}
         }

@@ -12,6 +12,7 @@ use crate::clauses::{self, Class, Clause};
 use crate::conform::{LOSSY_FAILURES, Report, Tried};
 use crate::figures::Series;
 use crate::run::Verdict;
+use roxe_dissect::escape;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::SystemTime;
@@ -85,40 +86,40 @@ pub fn text(report: &Report) -> String {
     for row in rows(report) {
         if row.clause.section != section {
             section.clone_from(&row.clause.section);
-            let _ = writeln!(text, "\n{section}");
+            _ = writeln!(text, "\n{section}");
         }
         let source = row.clause.sources.split(';').next().unwrap_or_default();
-        let _ = writeln!(text, "  {:24} {source:22} {}", row.name, sum(row.counts));
+        _ = writeln!(text, "  {:24} {source:22} {}", row.name, sum(row.counts));
     }
     for class in Class::ALL {
         for (index, tried) in report.failed(class).enumerate() {
             if index == 0 {
-                let _ = writeln!(text, "\nFailed, {}: each {}", class.word(), class.text());
+                _ = writeln!(text, "\nFailed, {}: each {}", class.word(), class.text());
             }
             let clause = tried.clauses.first().map_or("", String::as_str);
-            let _ = writeln!(text, "  {}: {clause} ({})", tried.name(), tried.sources);
+            _ = writeln!(text, "  {}: {clause} ({})", tried.name(), tried.sources);
         }
     }
     for (index, (reason, names)) in unsupported(report).into_iter().enumerate() {
-        let _ = writeln!(text, "{}{:4} unsupported: {reason}", if index == 0 { "\n" } else { "" }, names.len());
+        _ = writeln!(text, "{}{:4} unsupported: {reason}", if index == 0 { "\n" } else { "" }, names.len());
     }
     for (index, (series, tried)) in figures(report).into_iter().enumerate() {
         if index == 0 {
-            let _ = writeln!(text, "\nFigures: least, median and largest value");
+            _ = writeln!(text, "\nFigures: least, median and largest value");
         }
         let [least, median, most] = series.range().map(|value| series.unit.show(value));
-        let _ = writeln!(text, "  {:22} {least:>9} {median:>9} {most:>9}  {}", series.name, tried.name());
+        _ = writeln!(text, "  {:22} {least:>9} {median:>9} {most:>9}  {}", series.name, tried.name());
     }
     let scripts = report.tried.chunk_by(|a, b| a.script == b.script).count();
     let counts = WORDS.map(|word| report.count(word));
     let again = report.tried.iter().filter(|tried| tried.tries > 1).count();
     if again > 0 {
-        let _ = writeln!(text, "\n{again} cases ran more than once: they failed, or the judge was late");
+        _ = writeln!(text, "\n{again} cases ran more than once: they failed, or the judge was late");
     }
     if let Some(note) = unsteady(report) {
-        let _ = writeln!(text, "{note}");
+        _ = writeln!(text, "{note}");
     }
-    let _ = writeln!(text, "\n{}: {scripts} scripts, {} cases: {}", report.target, report.tried.len(), sum(counts));
+    _ = writeln!(text, "\n{}: {scripts} scripts, {} cases: {}", report.target, report.tried.len(), sum(counts));
     text
 }
 
@@ -135,7 +136,7 @@ pub fn junit(report: &Report) -> String {
     let folder = |tried: &Tried| tried.script.split('/').next().unwrap_or_default().to_owned();
     for suite in report.tried.chunk_by(|a, b| folder(a) == folder(b)) {
         let count = |word| suite.iter().filter(|tried| tried.outcome.verdict.word() == word).count();
-        let _ = writeln!(
+        _ = writeln!(
             text,
             "  <testsuite name=\"{}\" tests=\"{}\" failures=\"{}\" errors=\"{}\" skipped=\"{}\">",
             escape(&folder(&suite[0])),
@@ -146,7 +147,7 @@ pub fn junit(report: &Report) -> String {
         );
         for tried in suite {
             let (name, title, time) = (escape(&tried.name()), escape(&tried.title), tried.took.as_secs_f64());
-            let _ = write!(text, "    <testcase name=\"{name}\" classname=\"{title}\" time=\"{time:.6}\">");
+            _ = write!(text, "    <testcase name=\"{name}\" classname=\"{title}\" time=\"{time:.6}\">");
             let _ = match &tried.outcome.verdict {
                 Verdict::Pass => Ok(()),
                 Verdict::Fail(failure) => write!(text, "<failure>{}</failure>", escape(&failure.to_string())),
@@ -161,22 +162,6 @@ pub fn junit(report: &Report) -> String {
     }
     text.push_str("</testsuites>\n");
     text
-}
-
-/// Escapes text for elements and attributes of XML and HTML.
-fn escape(text: &str) -> String {
-    text.chars().fold(String::new(), |mut escaped, c| {
-        match c {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            // XML allows no other control character.
-            c if c.is_control() && c != '\n' && c != '\t' => escaped.push('?'),
-            c => escaped.push(c),
-        }
-        escaped
-    })
 }
 
 /// Returns the date in UTC.

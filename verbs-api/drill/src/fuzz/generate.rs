@@ -100,7 +100,7 @@ impl Line {
         let mut text = format!("send {} psn={} of={qp}", self.opcode, self.psn & 0xff_ffff);
         for (name, value) in &self.fields {
             // `@` stands for the region of the connection.
-            let _ = write!(text, " {name}={}", value.replace('@', &format!("m{qp}")));
+            _ = write!(text, " {name}={}", value.replace('@', &format!("m{qp}")));
         }
         self.flags.iter().fold(text, |text, flag| text + " " + flag)
     }
@@ -268,7 +268,7 @@ impl Stream {
         let psn = random.pick(&[100, 0, 0xff_fffe, 0x7f_fffe, 0x80_0001]);
         let mut line = format!("peer qp {name} mtu={mtu} rq_psn={psn} sq_psn=500");
         if service == "RC" {
-            let _ = write!(line, " timeout=0 dest_rd_atomic=16 rnr_timer=1");
+            _ = write!(line, " timeout=0 dest_rd_atomic=16 rnr_timer=1");
         }
         if service != "UD" && random.percent(10) {
             line += random.pick(&[" access=none", " access=write", " access=read,atomic"]);
@@ -278,7 +278,7 @@ impl Stream {
         lines.push(format!("peer reg m{name} length={} fill=7", shape.region()));
         if is_shared {
             lines.push(format!("peer srq {queue}"));
-            let _ = write!(line, " srq={queue}");
+            _ = write!(line, " srq={queue}");
         }
         lines.push(line);
         let receives = random.below(MAX_RECEIVES.min(200 / wrong.max(1)));

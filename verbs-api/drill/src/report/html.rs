@@ -1,11 +1,12 @@
 //! The report as a page of HTML.
 
-use super::{WORDS, date, escape, plots, reason, rows, sum, unsteady, value};
+use super::{WORDS, date, plots, reason, rows, sum, unsteady, value};
 use crate::clauses::Class;
 use crate::compare::{Change, Comparison, Kind, Moved, printable};
 use crate::conform::{Lost, Report, Tried};
 use crate::craft::describe;
 use crate::run::Verdict;
+use roxe_dissect::escape;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -50,15 +51,15 @@ fn head(title: &str) -> String {
 pub fn page(report: &Report, compared: Option<(&Comparison, &Value)>) -> String {
     let mut page = head(&format!("Conformance of {}", report.target));
     let counts = sum(WORDS.map(|word| report.count(word)));
-    let _ = writeln!(page, "<h1>RoCEv2 conformance</h1>\n<p>{} cases: {counts}</p>", report.tried.len());
+    _ = writeln!(page, "<h1>RoCEv2 conformance</h1>\n<p>{} cases: {counts}</p>", report.tried.len());
     let facts = [("card".to_owned(), report.target.clone()), ("date".to_owned(), date(SystemTime::now()))];
     page.push_str("<table class=\"facts\">\n");
     for (name, value) in facts.iter().chain(&report.facts) {
-        let _ = writeln!(page, "<tr><th>{}</th><td>{}</td></tr>", escape(name), escape(value));
+        _ = writeln!(page, "<tr><th>{}</th><td>{}</td></tr>", escape(name), escape(value));
     }
     page.push_str("</table>\n");
     for remark in report.lost.as_ref().map(Lost::to_string).into_iter().chain(unsteady(report)) {
-        let _ = writeln!(page, "<p class=\"remark\">{}</p>", escape(&remark));
+        _ = writeln!(page, "<p class=\"remark\">{}</p>", escape(&remark));
     }
     compared.into_iter().for_each(|(compared, _)| comparison(compared, &mut page));
     let mut failed: Vec<_> = report.tried.iter().filter(|tried| tried.outcome.verdict.failure().is_some()).collect();
@@ -66,7 +67,7 @@ pub fn page(report: &Report, compared: Option<(&Comparison, &Value)>) -> String 
         let verdict = WORDS.iter().position(|word| *word == tried.outcome.verdict.word());
         (verdict.unwrap_or(0), tried.class)
     });
-    let _ = writeln!(page, "<h2 id=\"cases\">Cases that did not pass: {}</h2>\n<ul>", failed.len());
+    _ = writeln!(page, "<h2 id=\"cases\">Cases that did not pass: {}</h2>\n<ul>", failed.len());
     for class in Class::ALL {
         let (word, count) = (class.word(), report.failed(class).count());
         let is_tolerated =
@@ -75,14 +76,14 @@ pub fn page(report: &Report, compared: Option<(&Comparison, &Value)>) -> String 
             0 => String::new(),
             count => format!(", {count} tolerated"),
         };
-        let _ = writeln!(page, "<li>{word}: {count} failed{tolerated}. Each {word} case {}.</li>", class.text());
+        _ = writeln!(page, "<li>{word}: {count} failed{tolerated}. Each {word} case {}.</li>", class.text());
     }
     page.push_str("</ul>\n");
     failed.iter().enumerate().for_each(|(at, tried)| case(tried, at < OPEN, &mut page));
     unsupported(report, &mut page);
     plots::section(&value(report), compared.map(|(_, old)| old), &mut page);
     page.push_str("<h2 id=\"clauses\">Clauses</h2>\n");
-    let _ = writeln!(page, "<p>{SOURCES}</p>");
+    _ = writeln!(page, "<p>{SOURCES}</p>");
     table(report, &failed, &mut page);
     page.push_str("</body></html>\n");
     page
@@ -95,10 +96,10 @@ fn unsupported(report: &Report, page: &mut String) {
     if count == 0 {
         return;
     }
-    let _ = writeln!(page, "<h2 id=\"unsupported\">Unsupported cases: {count}</h2>\n<table>");
+    _ = writeln!(page, "<h2 id=\"unsupported\">Unsupported cases: {count}</h2>\n<table>");
     page.push_str("<tr><th>Reason</th><th>Cases</th></tr>\n");
     for (reason, names) in reasons {
-        let _ = writeln!(page, "<tr><td>{}</td><td>{}</td></tr>", escape(reason), escape(&names.join(", ")));
+        _ = writeln!(page, "<tr><td>{}</td><td>{}</td></tr>", escape(reason), escape(&names.join(", ")));
     }
     page.push_str("</table>\n");
 }
@@ -108,10 +109,10 @@ pub fn comparison_page(old: &Value, new: &Value, compared: &Comparison) -> Strin
     let text = |report: &Value, name: &str| report[name].as_str().map(printable).unwrap_or_default();
     let mut page = head(&format!("Conformance of {}, compared", text(new, "target")));
     page.push_str("<h1>RoCEv2 conformance: two reports</h1>\n<table class=\"facts\">\n");
-    let _ = writeln!(page, "<tr><th></th><th>Before</th><th>Now</th></tr>");
+    _ = writeln!(page, "<tr><th></th><th>Before</th><th>Now</th></tr>");
     let mut line = |name: &str, values: [String; 2]| {
         let [before, now] = values.map(|value| escape(&value));
-        let _ = writeln!(page, "<tr><th>{}</th><td>{before}</td><td>{now}</td></tr>", escape(name));
+        _ = writeln!(page, "<tr><th>{}</th><td>{before}</td><td>{now}</td></tr>", escape(name));
     };
     line("card", [old, new].map(|report| text(report, "target")));
     line("date", [old, new].map(|report| text(report, "date")));
@@ -135,7 +136,7 @@ pub fn comparison_page(old: &Value, new: &Value, compared: &Comparison) -> Strin
 
 /// Writes the changes. Cases that only one report has are collapsed: they may be hundreds.
 fn comparison(comparison: &Comparison, page: &mut String) {
-    let _ = writeln!(page, "<h2 id=\"comparison\">Changes</h2>\n<p>{}</p>\n<table>", escape(&comparison.sums()));
+    _ = writeln!(page, "<h2 id=\"comparison\">Changes</h2>\n<p>{}</p>\n<table>", escape(&comparison.sums()));
     let row = |change: &Change| {
         let class = if change.kind == Kind::Worse { " class=\"bad\"" } else { "" };
         let (kind, name, change) = (change.kind.word(), escape(&change.name), escape(&change.to_string()));
@@ -145,13 +146,13 @@ fn comparison(comparison: &Comparison, page: &mut String) {
     page.extend(comparison.changes.iter().filter(|change| !is_of_one(change)).map(row));
     for Moved { name, medians: [old, new] } in &comparison.moved {
         let (name, change) = (escape(name), escape(&format!("{old} -> {new}")));
-        let _ = writeln!(page, "<tr><td>figure</td><td>{name}</td><td>{change}</td></tr>");
+        _ = writeln!(page, "<tr><td>figure</td><td>{name}</td><td>{change}</td></tr>");
     }
     page.push_str("</table>\n");
     let of_one: Vec<_> = comparison.changes.iter().filter(is_of_one).map(row).collect();
     if !of_one.is_empty() {
         let (count, rows) = (of_one.len(), of_one.concat());
-        let _ = writeln!(page, "<details><summary>{count} new or gone</summary><table>\n{rows}</table></details>");
+        _ = writeln!(page, "<details><summary>{count} new or gone</summary><table>\n{rows}</table></details>");
     }
 }
 
@@ -161,14 +162,14 @@ fn table(report: &Report, unpassed: &[&Tried], page: &mut String) {
         if row.clause.section != section {
             page.push_str(if section.is_empty() { "" } else { "</table></div>\n" });
             section.clone_from(&row.clause.section);
-            let _ = write!(
+            _ = write!(
                 page,
                 "<h3>{}</h3><div class=\"wide\"><table><tr><th>Clause</th><th>Requirement</th>",
                 escape(&section)
             );
-            WORDS.iter().for_each(|word| {
-                let _ = write!(page, "<th class=\"n\">{word}</th>");
-            });
+            for word in WORDS {
+                _ = write!(page, "<th class=\"n\">{word}</th>");
+            }
             page.push_str("</tr>\n");
         }
         let [_, failed, tolerated, _, inconclusive] = row.counts;
@@ -178,15 +179,15 @@ fn table(report: &Report, unpassed: &[&Tried], page: &mut String) {
             _ => " class=\"bad\"",
         };
         let (name, text, sources) = (&row.name, escape(&row.clause.text), escape(&row.clause.sources));
-        let _ = write!(page, "<tr{class} id=\"{name}\"><td>{name}</td><td>{text} <small>({sources})</small>");
+        _ = write!(page, "<tr{class} id=\"{name}\"><td>{name}</td><td>{text} <small>({sources})</small>");
         for tried in unpassed.iter().filter(|tried| tried.clauses.iter().any(|clause| clause == name)) {
             let case = escape(&tried.name());
-            let _ = write!(page, "<br><a href=\"#{}\">{case}</a>", anchor(&tried.name()));
+            _ = write!(page, "<br><a href=\"#{}\">{case}</a>", anchor(&tried.name()));
         }
         page.push_str("</td>");
-        row.counts.iter().for_each(|count| {
-            let _ = write!(page, "<td class=\"n\">{count}</td>");
-        });
+        for count in row.counts {
+            _ = write!(page, "<td class=\"n\">{count}</td>");
+        }
         page.push_str("</tr>\n");
     }
     page.push_str(if section.is_empty() { "" } else { "</table></div>\n" });
@@ -204,7 +205,7 @@ fn case(tried: &Tried, is_open: bool, page: &mut String) {
     let links: Vec<_> =
         tried.clauses.iter().map(|clause| format!("<a href=\"#{0}\">{0}</a>", escape(clause))).collect();
     let reason = reason(verdict).map_or_else(String::new, |reason| format!("<p>{}</p>\n", escape(reason)));
-    let _ = write!(
+    _ = write!(
         page,
         "<details id=\"{}\"{}><summary><b>{}</b> ({}) {name}: {title}</summary>\n<p>Clauses: {}; script \
          <code>tests/conform/{}.drill</code></p>\n{reason}<table>\
@@ -223,9 +224,9 @@ fn case(tried: &Tried, is_open: bool, page: &mut String) {
         let (class, arrow) = if seen.from_card { ("card", "&larr;") } else { ("near", "&rarr;") };
         let time = seen.at.saturating_sub(start).as_secs_f64();
         let packet = escape(&describe(&seen.datagram.bytes));
-        let _ = write!(page, "{time:10.6} <span class=\"{class}\">{arrow} {packet}</span>");
+        _ = write!(page, "{time:10.6} <span class=\"{class}\">{arrow} {packet}</span>");
         if !seen.remark.is_empty() {
-            let _ = write!(page, " <span class=\"remark\">{}</span>", escape(&seen.remark));
+            _ = write!(page, " <span class=\"remark\">{}</span>", escape(&seen.remark));
         }
         page.push('\n');
     }

@@ -3,9 +3,10 @@
 //! A figure that cases measure for several values of a loop has a plot: the innermost loop is the
 //! horizontal axis, and other loops make plots of their own.
 
-use super::escape;
 use crate::compare::printable;
+use crate::conform::case_name;
 use crate::figures::Unit;
+use roxe_dissect::escape;
 use serde_json::Value;
 use std::fmt::Write;
 
@@ -52,10 +53,6 @@ struct Row {
 }
 
 impl Row {
-    fn case(&self) -> String {
-        if self.parameters.is_empty() { self.script.clone() } else { format!("{} [{}]", self.script, self.parameters) }
-    }
-
     fn is_same(&self, other: &Self) -> bool {
         (&self.figure, self.unit, &self.script, &self.parameters)
             == (&other.figure, other.unit, &other.script, &other.parameters)
@@ -197,7 +194,7 @@ pub(super) fn section(now: &Value, before: Option<&Value>, page: &mut String) {
     if !plotted.is_empty() {
         let reports =
             if before.is_some() { " Full points and lines: now. Hollow points and broken lines: before." } else { "" };
-        let _ = writeln!(
+        _ = writeln!(
             page,
             "<p>A point is a median, a bar goes from the least to the largest value.{reports}</p>\n<div class=\"plots\">"
         );
@@ -216,16 +213,15 @@ pub(super) fn section(now: &Value, before: Option<&Value>, page: &mut String) {
 fn draw(plot: &Plot<'_>, scale: &Scale, page: &mut String) {
     let row = plot.points[0].1;
     let (figure, label) = (escape(&row.figure), escape(format!("{} {}", row.script, plot.title).trim()));
-    let _ = writeln!(
+    _ = writeln!(
         page,
         "<figure><figcaption><b>{figure}</b> <small>{label}</small></figcaption><svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
          width=\"{WIDTH}\" height=\"{HEIGHT}\" role=\"img\" aria-label=\"{figure} of {label}\">",
     );
     for mark in &scale.marks {
         let (y, text) = (scale.y(*mark), escape(&row.unit.show(*mark)));
-        let _ =
-            writeln!(page, "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>", WIDTH - RIGHT);
-        let _ = writeln!(page, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{text}</text>", LEFT - 6.0, y + 4.0);
+        _ = writeln!(page, "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>", WIDTH - RIGHT);
+        _ = writeln!(page, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{text}</text>", LEFT - 6.0, y + 4.0);
     }
     let place = (WIDTH - LEFT - RIGHT) / plot.points.len() as f64;
     let x = |at: usize| LEFT + place * (at as f64 + 0.5);
@@ -234,9 +230,9 @@ fn draw(plot: &Plot<'_>, scale: &Scale, page: &mut String) {
     for (at, (value, _)) in plot.points.iter().enumerate() {
         let lower = if is_narrow && at % 2 == 1 { 12.0 } else { 0.0 };
         let (x, y) = (x(at), HEIGHT - BOTTOM + 16.0 + lower);
-        let _ = writeln!(page, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{}</text>", escape(value));
+        _ = writeln!(page, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{}</text>", escape(value));
     }
-    let _ = writeln!(
+    _ = writeln!(
         page,
         "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
         f64::midpoint(LEFT, WIDTH - RIGHT),
@@ -249,12 +245,12 @@ fn draw(plot: &Plot<'_>, scale: &Scale, page: &mut String) {
         let line: Vec<_> =
             points.clone().map(|(x, _, values)| format!("{x:.1},{:.1}", scale.y(values.range[1]))).collect();
         if line.len() > 1 {
-            let _ = writeln!(page, "<polyline class=\"{class}\" points=\"{}\"/>", line.join(" "));
+            _ = writeln!(page, "<polyline class=\"{class}\" points=\"{}\"/>", line.join(" "));
         }
         for (x, value, Values { count, range }) in points {
             let [low, middle, high] = range.map(|value| scale.y(value));
             let [least, median, most] = range.map(|value| row.unit.show(value));
-            let _ = writeln!(
+            _ = writeln!(
                 page,
                 "<g class=\"{class}\"><title>{}={}, {class}: {median} ({least} to {most}, {count} values)</title>\
                  <line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{low:.1}\" y2=\"{high:.1}\"/>\
@@ -272,22 +268,23 @@ fn table(rows: &[Row], is_compared: bool, page: &mut String) {
     page.push_str("<h3>All figures</h3>\n<div class=\"wide\"><table><tr><th>Figure</th><th>Case</th>");
     for (_, when) in reports {
         for head in ["Values", "Least", "Median", "Largest"] {
-            let _ = write!(page, "<th class=\"n\">{head}{when}</th>");
+            _ = write!(page, "<th class=\"n\">{head}{when}</th>");
         }
     }
     page.push_str("</tr>\n");
     for row in rows {
-        let (figure, case, title) = (escape(&row.figure), escape(&row.case()), escape(&row.title));
-        let _ = write!(page, "<tr><td>{figure}</td><td>{case} <small>{title}</small></td>");
+        let (figure, case, title) =
+            (escape(&row.figure), escape(&case_name(&row.script, &row.parameters)), escape(&row.title));
+        _ = write!(page, "<tr><td>{figure}</td><td>{case} <small>{title}</small></td>");
         for (report, _) in reports {
             let Some(Values { count, range }) = row.values[*report] else {
                 page.push_str("<td class=\"n\" colspan=\"4\"></td>");
                 continue;
             };
-            let _ = write!(page, "<td class=\"n\">{count}</td>");
-            range.iter().for_each(|value| {
-                let _ = write!(page, "<td class=\"n\">{}</td>", row.unit.show(*value));
-            });
+            _ = write!(page, "<td class=\"n\">{count}</td>");
+            for value in range {
+                _ = write!(page, "<td class=\"n\">{}</td>", row.unit.show(value));
+            }
         }
         page.push_str("</tr>\n");
     }
