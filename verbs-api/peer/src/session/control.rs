@@ -11,8 +11,6 @@ use std::rc::Rc;
 
 /// Default number of entries of a completion queue or work queue.
 const DEFAULT_ENTRIES: u32 = 64;
-/// The mask of `query_qp`: `IBV_QP_STATE` to `IBV_QP_DEST_QPN`.
-const ALL_ATTRIBUTES: u32 = (1 << 21) - 1;
 
 impl Session {
     pub(super) fn reg(&mut self, args: &Args) -> Result<Value> {
@@ -101,7 +99,7 @@ impl Session {
 
     pub(super) fn query_qp(&mut self, args: &Args) -> Result<Value> {
         let qp = self.table.qp(args.number("qp")?)?;
-        Ok(qp_values(&qp.query(ALL_ATTRIBUTES)?))
+        Ok(qp_values(&qp.query()?))
     }
 
     pub(super) fn create_ah(&mut self, args: &Args) -> Result<Value> {

@@ -25,6 +25,8 @@ const SRQ_XRCD: u32 = 4;
 const SRQ_CQ: u32 = 8;
 const SRQT_XRC: c_int = 1;
 const SRQ_LIMIT: c_int = 1 << 1;
+/// `enum ibv_qp_attr_mask`: `IBV_QP_STATE` to `IBV_QP_DEST_QPN`.
+const ALL_ATTRIBUTES: c_int = (1 << 21) - 1;
 
 struct Channel {
     raw: *mut ibv_comp_channel,
@@ -39,7 +41,7 @@ pub(crate) struct Cq {
 
 impl Cq {
     pub(crate) fn create(context: &Rc<Context>, cqe: u32) -> Result<Self, Refusal> {
-        let cqe = c_int::try_from(cqe).map_err(|_| Refusal::invalid("cqe is too large"))?;
+        let cqe = cqe.cast_signed();
         // SAFETY: the context is open.
         let raw = unsafe { (context.library.ibv_create_comp_channel)(context.raw) };
         let raw = check_pointer("ibv_create_comp_channel", raw)?;
@@ -182,7 +184,7 @@ impl Qp {
             recv_cq: init.recv_cq.raw,
             srq: init.srq.as_ref().map_or(ptr::null_mut(), |srq| srq.raw),
             cap: init.cap,
-            qp_type: c_int::try_from(init.kind).map_err(|_| Refusal::invalid("type is out of range"))?,
+            qp_type: init.kind.cast_signed(),
             sq_sig_all: c_int::from(init.sig_all),
         };
         // SAFETY: the domain and the queues are alive, and the queue pair holds them.
@@ -195,10 +197,7 @@ impl Qp {
     fn create_xrc(pd: &Rc<Pd>, init: QpInit) -> Result<Self, Refusal> {
         let create = pd.context.extended().and_then(|more| more.create_qp_ex);
         let create = create.ok_or_else(|| missing("ibv_create_qp_ex"))?;
-        let mut attr = ibv_qp_init_attr_ex {
-            qp_type: c_int::try_from(init.kind).map_err(|_| Refusal::invalid("type is out of range"))?,
-            ..ibv_qp_init_attr_ex::ZERO
-        };
+        let mut attr = ibv_qp_init_attr_ex { qp_type: init.kind.cast_signed(), ..ibv_qp_init_attr_ex::ZERO };
         if init.kind == XRC_RECV {
             let xrcd = init.xrcd.as_ref().ok_or_else(|| Refusal::invalid("xrcd is missing"))?;
             (attr.comp_mask, attr.xrcd) = (QP_XRCD, xrcd.raw);
@@ -227,18 +226,16 @@ impl Qp {
     }
 
     pub(crate) fn modify(&self, mut attr: ibv_qp_attr, mask: u32) -> Result<(), Refusal> {
-        let mask = c_int::try_from(mask).map_err(|_| Refusal::invalid("the attribute mask is out of range"))?;
+        let modify = self.pd.context.library.ibv_modify_qp;
         // SAFETY: the queue pair is alive, the structure is the one of the ABI.
-        check("ibv_modify_qp", unsafe { (self.pd.context.library.ibv_modify_qp)(self.raw, &raw mut attr, mask) })
+        check("ibv_modify_qp", unsafe { modify(self.raw, &raw mut attr, mask.cast_signed()) })
     }
 
-    /// The attributes, at least those of `mask`.
-    pub(crate) fn query(&self, mask: u32) -> Result<ibv_qp_attr, Refusal> {
-        let mask = c_int::try_from(mask).map_err(|_| Refusal::invalid("the attribute mask is out of range"))?;
+    pub(crate) fn query(&self) -> Result<ibv_qp_attr, Refusal> {
         let (mut attr, mut init) = (ibv_qp_attr::ZERO, ibv_qp_init_attr::ZERO);
         let query = self.pd.context.library.ibv_query_qp;
         // SAFETY: the queue pair is alive, the structures are those of the ABI.
-        check("ibv_query_qp", unsafe { query(self.raw, &raw mut attr, mask, &raw mut init) })?;
+        check("ibv_query_qp", unsafe { query(self.raw, &raw mut attr, ALL_ATTRIBUTES, &raw mut init) })?;
         Ok(attr)
     }
 
