@@ -78,7 +78,7 @@ impl Session {
         };
         let (cq, send_cq) = match args.optional("cq")? {
             Some(handle) => (handle, self.table.cq(handle)?),
-            None => self.new_cq(max_send_wr.saturating_add(max_recv_wr))?,
+            None => self.new_cq(max_send_wr + max_recv_wr)?,
         };
         let (recv_handle, recv_cq) = match args.optional("recv_cq")? {
             Some(handle) => (handle, self.table.cq(handle)?),
