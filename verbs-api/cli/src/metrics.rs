@@ -111,8 +111,8 @@ const QP_METRICS: [QpMetric; 14] = [
     ("roxe_qp_rnr_naks_sent_total", COUNTER, "RNR NAKs sent", "rnr_sent"),
 ];
 
-/// Returns the metrics of these processes: `per_qp` of each queue pair, with its number and peer, by
-/// which other users could forge packets; otherwise sums for each process.
+/// Returns the metrics of these processes. `per_qp`: those of each queue pair, with its number and
+/// peer, by which other users could forge packets; otherwise sums for each process.
 fn text(processes: &[Process], per_qp: bool) -> String {
     let mut out = Exposition(String::new());
     out.begin("roxe_up", GAUGE, "1 for a device of a process that answers");

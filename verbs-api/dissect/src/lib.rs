@@ -1,8 +1,8 @@
 //! Explains captures, for `roxe dump` and for reports.
 //!
 //! [`items`] finds the packets of a file, an [`Analysis`] returns the verdict on each in its
-//! context, [`words`](words()) and [`sections`] describe it, [`page`](page()) draws it as a page of HTML.
-//! [`judge`] says which cards break which rules.
+//! context, [`words`](words()) and [`sections`] describe it, [`page`](page()) draws it as a page of
+//! HTML. [`judge`] says which cards break which rules.
 //! A capture is hostile input: no bytes cause a panic, and none of them become markup.
 #![forbid(unsafe_code)]
 

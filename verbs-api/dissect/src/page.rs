@@ -243,8 +243,8 @@ pub fn render(page: &Page) -> String {
     let (rows, messages, shapes) = (lines(rows), lines(messages), &shapes.list);
     let page = json!({ "title": title, "facts": facts, "notes": notes, "columns": columns, "shapes": shapes });
     let data = format!("{{\"rows\":[\n{rows}],\n\"messages\":[\n{messages}],\n\"page\":{page}}}");
-    // In JSON, `<` occurs only in strings. Without it, the data neither ends the script nor begins a
-    // comment.
+    // In JSON, `<` occurs only in strings. Without it, the data neither ends the script nor begins
+    // a comment.
     let data = data.replace('<', "\\u003c");
     let title = escape(title);
     format!(

@@ -189,9 +189,9 @@ fn agreeing(places: &[Place]) -> usize {
 }
 
 /// Calls `run` for a case until the verdict is certain: a card fails if it fails [`FAILURES`] or
-/// [`LOSSY_FAILURES`] times before it passes twice. After a failure, tries in which the judge is late do not
-/// count, nor does a late failure before it. If too many tries do not decide, the case is
-/// inconclusive; so it is on a lossy path if it is long, or fails at different places, as a loss
+/// [`LOSSY_FAILURES`] times before it passes twice. After a failure, tries in which the judge is
+/// late do not count, nor does a late failure before it. If too many tries do not decide, the case
+/// is inconclusive; so it is on a lossy path if it is long, or fails at different places, as a loss
 /// does.
 fn judge(is_lossy: bool, mut run: impl FnMut() -> Outcome) -> Judged {
     let (mut tries, mut passes) = (0, 0);

@@ -25,8 +25,8 @@ pub(super) fn replace(library: &Path, found: &[PathBuf]) -> Result<(), (PathBuf,
     found.iter().map(bind).fold(Ok(()), Result::and)
 }
 
-/// Binds this program over the command `rdma`, unless the kernel has devices for it. A failure leaves
-/// the command that PATH finds.
+/// Binds this program over the command `rdma`, unless the kernel has devices for it. A failure
+/// leaves the command that PATH finds.
 pub(super) fn replace_rdma() {
     let Some(own) = own_program().filter(|_| !shows_other_cards()) else { return };
     let files = SYSTEM_COMMANDS.iter().filter_map(|folder| Path::new(folder).join(RDMA).canonicalize().ok());

@@ -1,4 +1,4 @@
-//! An open device with its asynchronous events; protection domains, XRC domains and address handles.
+//! An open device with its asynchronous events; protection domains, XRC domains, address handles.
 
 use super::{Library, check, check_pointer, make_nonblocking, missing, owned, wait_readable};
 use crate::protocol::Refusal;
