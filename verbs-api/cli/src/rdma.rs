@@ -178,7 +178,6 @@ fn print(text: &str) -> Result {
     Ok(stdout().lock().write_all(text.as_bytes())?)
 }
 
-/// A command.
 struct Session<'a> {
     options: &'a Options<'a>,
     /// The command line, for the command of iproute2.

@@ -28,11 +28,9 @@ pub(crate) fn read_span(len: u32, mtu: Option<u32>) -> (i64, i64) {
 /// Place of a request among those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Next in sequence.
     Next,
     /// After requests that were not seen.
     AfterGap,
-    /// In a gap.
     InGap,
     /// Before the first request.
     BeforeFirst,

@@ -47,7 +47,6 @@ pub struct AgentCard {
     /// Address handles by destination.
     handles: BTreeMap<[u8; 16], Handle>,
     is_pipelined: bool,
-    /// Objects to reuse.
     stock: Stock,
     /// Queue pairs of the current case that cannot be reused: those with objects of their own, such
     /// as an SRQ, which keeps its receives.

@@ -49,7 +49,6 @@ pub(crate) struct Clause {
     pub(crate) section: String,
     /// Sections of the specification, drivers, captures.
     pub(crate) sources: String,
-    /// The requirement.
     pub(crate) text: String,
 }
 

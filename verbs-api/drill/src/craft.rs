@@ -181,7 +181,6 @@ pub(crate) fn flaw(net: &NetHeader, packet: &[u8], to: &[u32]) -> Option<String>
     (!is_known).then(|| format!("its destination is queue pair {dqpn:#x}, which the near side does not have"))
 }
 
-/// Describes a packet.
 pub(crate) fn describe(packet: &[u8]) -> String {
     if let Some(text) = mad::describe(packet) {
         return text;

@@ -1,6 +1,7 @@
 //! The interface of targets: verbs on the card under test (the far side), and packets to and from
 //! it (the near side). `virtual_card` and `agent` implement the traits; [`Extensions`] are
 //! optional.
+#![allow(missing_docs, reason = "attributes and verbs are named as in libibverbs and librdmacm")]
 
 use roxe_wire::Gid;
 use std::fmt;
@@ -39,7 +40,6 @@ impl fmt::Display for Refused {
     }
 }
 
-/// Result of a verb.
 pub type Answer<T> = Result<T, Refused>;
 
 /// Identifies an object of the far side.
@@ -48,14 +48,11 @@ pub type Handle = u64;
 /// Parameters of a connection request or reply.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
-    /// Private data for the peer's program.
     pub private_data: Vec<u8>,
     /// Responder resources and initiator depth: READs and atomics that the far side serves and
     /// issues.
     pub depths: [u8; 2],
-    /// Retries after loss.
     pub retry_cnt: u8,
-    /// Retries after RNR NAK.
     pub rnr_retry: u8,
 }
 
@@ -70,7 +67,6 @@ pub struct ConnectionEvent {
     pub id: Handle,
     /// The listening identifier of a request.
     pub listener: Option<Handle>,
-    /// Private data of the peer's program.
     pub private_data: Vec<u8>,
 }
 
@@ -79,7 +75,7 @@ fn not_offered<T>(what: &str) -> Answer<T> {
 }
 
 /// Optional verbs, and functions of librdmacm.
-#[allow(missing_docs, unused_variables, reason = "named as the verbs are; nothing is offered by default")]
+#[allow(unused_variables, reason = "nothing is offered by default")]
 pub trait Extensions {
     /// Listens at the address of the card in port space TCP or UDP. Returns handle and port.
     fn listen(&mut self, space: &str) -> Answer<(Handle, u16)> {
@@ -150,24 +146,17 @@ pub trait Extensions {
 pub struct Bound {
     /// Offset in the region, in bytes.
     pub at: u64,
-    /// Length, in bytes.
     pub length: u64,
     /// `enum ibv_access_flags`.
     pub access: u32,
-    /// Id of the work request.
     pub wr_id: u64,
 }
 
-/// Registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// Handle.
     pub mr: Handle,
-    /// First address.
     pub addr: u64,
-    /// L_Key.
     pub lkey: u32,
-    /// R_Key.
     pub rkey: u32,
 }
 
@@ -180,7 +169,6 @@ pub struct NewQp {
     pub pd: Option<Handle>,
     /// Completion queue for sends and receives.
     pub cq: Handle,
-    /// Shared receive queue.
     pub srq: Option<Handle>,
     /// XRC domain of an XRC_RECV queue pair.
     pub xrcd: Option<Handle>,
@@ -195,23 +183,16 @@ pub struct Change {
     pub to: String,
     /// `enum ibv_access_flags`.
     pub access: Option<u32>,
-    /// Q_Key.
     pub qkey: Option<u32>,
-    /// Path MTU, in bytes.
+    /// In bytes.
     pub path_mtu: Option<u32>,
     /// Queue pair number and address of the near side.
     pub dest: Option<(u32, Gid)>,
-    /// First PSN expected.
     pub rq_psn: Option<u32>,
-    /// First PSN sent.
     pub sq_psn: Option<u32>,
-    /// Code of the ACK timeout.
     pub timeout: Option<u8>,
-    /// Retries after loss.
     pub retry_cnt: Option<u8>,
-    /// Retries after RNR NAK.
     pub rnr_retry: Option<u8>,
-    /// Code of the RNR NAK timer.
     pub min_rnr_timer: Option<u8>,
     /// Outstanding READs and atomics as requester.
     pub max_rd_atomic: Option<u8>,
@@ -228,28 +209,22 @@ pub struct Change {
 /// A scatter/gather element; its values may be wrong on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// First address.
     pub addr: u64,
-    /// Length, in bytes.
     pub len: u32,
-    /// L_Key.
     pub lkey: u32,
 }
 
 /// A send work request.
 #[derive(Clone, Debug, Default)]
 pub struct Work {
-    /// Id of the work request.
     pub wr_id: u64,
     /// Name in `enum ibv_wr_opcode` without `IBV_WR_`.
     pub opcode: String,
     /// SIGNALED, FENCE, SOLICITED.
     pub flags: Vec<&'static str>,
-    /// Scatter/gather list.
     pub pieces: Vec<Piece>,
     /// Inline data instead of the list.
     pub inline: Option<Vec<u8>>,
-    /// Remote address.
     pub remote_addr: u64,
     /// R_Key of the remote memory, or the key to invalidate.
     pub rkey: u32,
@@ -257,7 +232,6 @@ pub struct Work {
     pub imm: u32,
     /// Operand of an atomic: to compare with, or to add.
     pub compare_add: u64,
-    /// New value of a compare and swap.
     pub swap: u64,
     /// Destination of a datagram: address, queue pair, Q_Key.
     pub datagram: Option<(Gid, u32, u32)>,
@@ -265,24 +239,19 @@ pub struct Work {
     pub srqn: u32,
 }
 
-/// A completion.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Completed {
-    /// Id of the work request.
     pub wr_id: u64,
     /// Name in `enum ibv_wc_status` without `IBV_WC_`.
     pub status: String,
     /// Name in `enum ibv_wc_opcode` without `IBV_WC_`.
     pub opcode: String,
-    /// Bytes received.
     pub byte_len: u32,
-    /// Immediate data.
     pub imm: Option<u32>,
     /// R_Key that the sender invalidated.
     pub invalidated: Option<u32>,
     /// Source queue pair of a datagram.
     pub src_qp: u32,
-    /// Queue pair number.
     pub qpn: u32,
 }
 
@@ -303,20 +272,16 @@ impl fmt::Display for Completed {
 /// The object that an asynchronous event is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A queue pair.
     Qp(Handle),
-    /// A shared receive queue.
     Srq(Handle),
     /// A completion queue, the port, the device, or an object that is gone.
     Other,
 }
 
-/// An asynchronous event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     /// As in `enum ibv_event_type`, without `IBV_EVENT_`.
     pub name: String,
-    /// Its object.
     pub of: Source,
 }
 
@@ -332,7 +297,6 @@ pub struct Snapshot {
 }
 
 /// Verbs of the card under test.
-#[allow(missing_docs, reason = "named as the verbs are")]
 pub trait FarSide {
     fn alloc_pd(&mut self) -> Answer<Handle>;
     fn register(&mut self, length: u64, access: u32, fill: u8, pd: Option<Handle>) -> Answer<Region>;
@@ -371,10 +335,8 @@ pub struct Datagram {
     pub bytes: Vec<u8>,
 }
 
-/// Facts about a target.
 #[derive(Clone, Debug)]
 pub struct Card {
-    /// Name for reports.
     pub name: String,
     /// Address of the card.
     pub address: Gid,

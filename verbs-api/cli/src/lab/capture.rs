@@ -15,7 +15,6 @@ const LONGEST: usize = 65_535 + 14;
 /// Pause without frames after which the file is written out.
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// Captures that run.
 #[derive(Debug)]
 pub(super) struct Captures {
     ends: Arc<AtomicBool>,

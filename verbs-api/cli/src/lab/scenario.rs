@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use toml::{Table, Value};
 
-/// A lab.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Scenario {
     pub(super) mtu: Option<u32>,
@@ -60,7 +59,6 @@ pub(super) struct Event {
     pub(super) heals: bool,
 }
 
-/// Reads a scenario.
 pub(super) fn read(file: &Path) -> Result<Scenario, String> {
     Scenario::parse(&read_text(file)?).map_err(|why| format!("wrong scenario: {}: {why}", file.display()))
 }

@@ -106,7 +106,6 @@ pub(super) struct Report {
     pub(super) pid: String,
 }
 
-/// A finished run.
 #[derive(Debug, Default)]
 pub(super) struct Trial {
     pub(super) end: Ending,

@@ -63,7 +63,6 @@ impl Class {
     }
 }
 
-/// A judged run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Judged {
     pub(super) fault: String,

@@ -95,12 +95,10 @@ impl Channel {
         Self { terms, state: State::default(), parked: None, lost: 0, charges: Charges::default() }
     }
 
-    /// Charges the requester.
     pub(super) fn requester(&mut self, rule: Rule, packet: usize, text: impl Into<String>) -> &mut Charge {
         self.charges.add(rule, self.terms.requester, Role::Requester, packet, text)
     }
 
-    /// Charges the responder.
     pub(super) fn responder(&mut self, rule: Rule, packet: usize, text: impl Into<String>) -> &mut Charge {
         self.charges.add(rule, self.terms.responder, Role::Responder, packet, text)
     }

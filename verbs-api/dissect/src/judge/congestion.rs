@@ -43,7 +43,6 @@ impl Congestion {
         self.marked += usize::from(seen.is_marked);
     }
 
-    /// Judges a CNP.
     // clause: CNP-WHEN, CNP-INTERVAL
     pub(super) fn cnp(&mut self, seen: &Seen) {
         let (notifier, index) = (self.notifier, seen.index);

@@ -33,7 +33,6 @@ pub(super) enum What {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Difference {
     pub(super) what: What,
-    /// The connection.
     pub(super) qp: String,
     /// Behaviour of each, as in a script.
     pub(super) model: String,

@@ -55,7 +55,6 @@ impl Random {
     }
 }
 
-/// A `send` line.
 #[derive(Clone, Debug)]
 struct Line {
     opcode: &'static str,
