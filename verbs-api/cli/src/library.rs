@@ -65,7 +65,6 @@ pub(crate) fn own_program() -> Option<PathBuf> {
     std::env::current_exe().ok().or_else(called)
 }
 
-/// Returns true if `file` is this program.
 pub(crate) fn is_own_program(file: &Path) -> bool {
     let identity = |file: &Path| file.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
     own_program().is_some_and(|own| identity(&own).is_some() && identity(&own) == identity(file))

@@ -398,7 +398,6 @@ impl Session<'_> {
     }
 }
 
-/// The records that pass all filters.
 fn chosen(found: impl Iterator<Item = Record>, filters: &[Filter<'_>]) -> Vec<Record> {
     found.filter(|record| filters.iter().all(|filter| filter.takes(record))).collect()
 }

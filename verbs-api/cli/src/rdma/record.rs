@@ -36,7 +36,6 @@ impl Record {
         self.shown_as(key, format!("{value:x}"), format!("{key} {value:#x} "))
     }
 
-    /// The value of a key.
     pub(super) fn get(&self, key: &str) -> Option<&Value> {
         self.0.iter().find_map(|field| (field.key == key).then_some(&field.value))
     }

@@ -164,7 +164,6 @@ fn known(stack: &str) -> String {
     if stack == "-" { String::new() } else { stack.to_owned() }
 }
 
-/// Returns the last line of the program's output.
 fn last_line(trial: &Trial) -> String {
     let output = trial.output();
     output

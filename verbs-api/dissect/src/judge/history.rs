@@ -51,7 +51,6 @@ impl Record {
     }
 }
 
-/// Returns the RETH of a request.
 pub(super) const fn reth(request: &Request) -> Option<Reth> {
     match request {
         Request::WriteFirst(reth)
