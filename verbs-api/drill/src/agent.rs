@@ -126,6 +126,12 @@ impl AgentCard {
         if self.cards.is_empty() { Err(Refused::broken(trouble)) } else { Ok(()) }
     }
 
+    /// Returns the address of the card in the family of the current case.
+    fn address(&self) -> Answer<Gid> {
+        let card = self.cards.iter().find(|card| card.address.is_ipv4() == self.near.is_ipv4());
+        card.map(|card| card.address).ok_or_else(|| Refused::broken("the card has no address"))
+    }
+
     /// Sends a command after the pending ones, and waits for its answer.
     fn call(&mut self, command: Command, arguments: Value) -> Answer<Value> {
         let nothing = || Refused::broken("the agent sent no response");
@@ -474,14 +480,6 @@ fn with_terms(mut arguments: Value, terms: &Terms) -> Value {
     (arguments["responder_resources"], arguments["initiator_depth"]) = (responder.into(), initiator.into());
     (arguments["retry_cnt"], arguments["rnr_retry"]) = (terms.retry_cnt.into(), terms.rnr_retry.into());
     arguments
-}
-
-impl AgentCard {
-    /// Returns the address of the card in the family of the current case.
-    fn address(&self) -> Answer<Gid> {
-        let card = self.cards.iter().find(|card| card.address.is_ipv4() == self.near.is_ipv4());
-        card.map(|card| card.address).ok_or_else(|| Refused::broken("the card has no address"))
-    }
 }
 
 impl Extensions for AgentCard {
