@@ -131,7 +131,7 @@ struct Pulse<'a> {
     rnr: BTreeMap<String, (usize, usize)>,
 }
 
-/// Runs the steps of `case` and records all packets; waits `patience` for the response to each
+/// Runs the steps of `case` and records all packets; waits `limit` for the response to each
 /// request that demands one, and at the end. Returns the packets and the final states of the queue
 /// pairs. Fails if a verb fails, or the target is lost.
 pub(crate) fn record(
