@@ -129,6 +129,8 @@ impl Retry {
 
     pub(crate) fn on_rnr_timeout(&mut self) {
         self.timer = None;
+        // The packets leave again, so a NAK behind the wait reports another loss.
+        self.went_back = false;
     }
 
     pub(crate) fn is_waiting(&self) -> bool {

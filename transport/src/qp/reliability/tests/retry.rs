@@ -32,6 +32,16 @@ fn repeated_naks_of_one_loss_cost_one_retry() {
     assert_eq!(retry.on_loss(), Err(Exhausted));
 }
 
+// clause: NAK-ONCE
+#[test]
+fn nak_behind_an_rnr_wait_reports_another_loss() {
+    let mut retry = full_counters();
+    assert_eq!(retry.on_loss(), Ok(true));
+    assert_eq!(retry.on_rnr(&ATTR(), Instant(0), 1), Ok(()));
+    retry.on_rnr_timeout();
+    assert_eq!(retry.on_loss(), Ok(true));
+}
+
 // clause: RNR-COUNT
 #[test]
 fn rnr_retries_are_separate_and_7_is_infinite() {
