@@ -350,10 +350,16 @@ impl VecMemory {
 
     /// Registers `len` zero bytes in the domain `pd`.
     pub fn register_in(&mut self, pd: u32, len: u32, access: Access) -> Mr {
+        self.register_across(pd, len, access, None)
+    }
+
+    /// As [`Self::register_in`]. The address of byte `edge` is a multiple of 4 GiB.
+    pub fn register_across(&mut self, pd: u32, len: u32, access: Access, edge: Option<u64>) -> Mr {
         let index = u32::try_from(self.regions.len()).expect("few regions");
         // An unmapped page between regions catches overruns.
         let addr =
             self.regions.last().map_or(FIRST_ADDR, |r| (r.mr.addr + u64::from(r.mr.len)).next_multiple_of(4096) + 4096);
+        let addr = edge.map_or(addr, |edge| (addr + edge).next_multiple_of(1 << 32) - edge);
         let mr = Mr { key: (index + 1) << 8 | (index.wrapping_mul(37) & 0xff), addr, len };
         let bytes = vec![0; len as usize];
         self.regions.push(Region { mr, pd, access, window: false, condition: Condition::Good, bytes });

@@ -44,8 +44,8 @@ pub struct AgentCard {
     /// The near side of the current case.
     near: Gid,
     first_near: u32,
-    /// Address handles by destination.
-    handles: BTreeMap<[u8; 16], Handle>,
+    /// Address handles by destination and traffic class.
+    handles: BTreeMap<([u8; 16], u8), Handle>,
     is_pipelined: bool,
     stock: Stock,
     /// Queue pairs of the current case that cannot be reused: those with objects of their own, such
@@ -312,12 +312,20 @@ impl FarSide for AgentCard {
         self.create(Command::AllocPd, Value::Null, "pd")
     }
 
-    fn register(&mut self, length: u64, access: u32, fill: u8, pd: Option<Handle>) -> Answer<Region> {
-        if let (None, Some(region)) = (pd, self.stock.regions.take(&(length, access))) {
+    fn register(
+        &mut self,
+        length: u64,
+        access: u32,
+        fill: u8,
+        pd: Option<Handle>,
+        edge: Option<u64>,
+    ) -> Answer<Region> {
+        let is_plain = (pd, edge) == (None, None);
+        if let Some(region) = is_plain.then(|| self.stock.regions.take(&(length, access))).flatten() {
             self.issue(Command::Write, json!({"mr": region.mr, "fill": fill, "length": length}), true)?;
             return Ok(region);
         }
-        let arguments = json!({"length": length, "access": access, "fill": fill, "pd": pd});
+        let arguments = json!({"length": length, "access": access, "fill": fill, "pd": pd, "edge": edge});
         let answer = self.call(Command::Reg, arguments).map_err(|refused| {
             // Without an errno, the agent is lost.
             if access & FLUSH_GLOBAL == 0 || refused.errno == 0 {
@@ -328,7 +336,7 @@ impl FarSide for AgentCard {
         let word = |name| number(&answer, name);
         let key = |name| word(name).map(|key| key as u32);
         let region = Region { mr: word("mr")?, addr: word("addr")?, lkey: key("lkey")?, rkey: key("rkey")? };
-        if self.is_pipelined && pd.is_none() {
+        if self.is_pipelined && is_plain {
             self.stock.regions.keep((length, access), region);
         }
         Ok(region)
@@ -382,7 +390,8 @@ impl FarSide for AgentCard {
         let arguments = json!({
             "qp": qp, "to": change.to, "exact": exact, "access": change.access, "qkey": change.qkey,
             "path_mtu": change.path_mtu, "dest_qpn": change.dest.map(|(qpn, _)| qpn),
-            "dgid": change.dest.map(|(_, gid)| gid.to_string()), "rq_psn": change.rq_psn,
+            "dgid": change.dest.map(|(_, gid)| gid.to_string()), "traffic_class": change.traffic_class,
+            "rq_psn": change.rq_psn,
             "sq_psn": change.sq_psn, "timeout": change.timeout, "retry_cnt": change.retry_cnt,
             "rnr_retry": change.rnr_retry, "min_rnr_timer": change.min_rnr_timer,
             "max_rd_atomic": change.max_rd_atomic, "max_dest_rd_atomic": change.max_dest_rd_atomic,
@@ -417,14 +426,15 @@ impl FarSide for AgentCard {
             None => arguments["sge"] = segments(&work.pieces),
         }
         if let Some((dgid, qpn, qkey)) = work.datagram {
-            let handle = match self.handles.get(&dgid.0) {
+            let path = (dgid.0, work.traffic_class);
+            let handle = match self.handles.get(&path) {
                 Some(handle) => *handle,
                 None => {
-                    let arguments = json!({"dgid": dgid.to_string()});
+                    let arguments = json!({"dgid": dgid.to_string(), "traffic_class": work.traffic_class});
                     self.create(Command::CreateAh, arguments, "ah")?
                 }
             };
-            self.handles.insert(dgid.0, handle);
+            self.handles.insert(path, handle);
             arguments["ah"] = handle.into();
             (arguments["remote_qpn"], arguments["remote_qkey"]) = (qpn.into(), qkey.into());
         }

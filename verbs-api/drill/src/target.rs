@@ -188,6 +188,8 @@ pub struct Change {
     pub path_mtu: Option<u32>,
     /// Queue pair number and address of the near side.
     pub dest: Option<(u32, Gid)>,
+    /// IPv4 TOS or IPv6 traffic class of the path to the near side.
+    pub traffic_class: u8,
     pub rq_psn: Option<u32>,
     pub sq_psn: Option<u32>,
     pub timeout: Option<u8>,
@@ -235,6 +237,8 @@ pub struct Work {
     pub swap: u64,
     /// Destination of a datagram: address, queue pair, Q_Key.
     pub datagram: Option<(Gid, u32, u32)>,
+    /// IPv4 TOS or IPv6 traffic class of a datagram.
+    pub traffic_class: u8,
     /// Number of the shared receive queue of an XRC request.
     pub srqn: u32,
 }
@@ -299,7 +303,9 @@ pub struct Snapshot {
 /// Verbs of the card under test.
 pub trait FarSide {
     fn alloc_pd(&mut self) -> Answer<Handle>;
-    fn register(&mut self, length: u64, access: u32, fill: u8, pd: Option<Handle>) -> Answer<Region>;
+    /// Registers memory. The address of byte `edge` is a multiple of 4 GiB.
+    fn register(&mut self, length: u64, access: u32, fill: u8, pd: Option<Handle>, edge: Option<u64>)
+    -> Answer<Region>;
     fn deregister(&mut self, mr: Handle) -> Answer<()>;
     fn create_cq(&mut self, cqe: u32) -> Answer<Handle>;
     fn create_srq(&mut self, pd: Option<Handle>) -> Answer<Handle>;

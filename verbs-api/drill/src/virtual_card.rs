@@ -256,11 +256,18 @@ impl FarSide for VirtualCard {
         Ok(u64::from(OWN_PD + self.domains))
     }
 
-    fn register(&mut self, length: u64, access: u32, fill: u8, pd: Option<Handle>) -> Answer<Region> {
+    fn register(
+        &mut self,
+        length: u64,
+        access: u32,
+        fill: u8,
+        pd: Option<Handle>,
+        edge: Option<u64>,
+    ) -> Answer<Region> {
         let too_long = || invalid(format!("{length} bytes exceed the virtual card's limit of 64 MiB per region"));
         let length = u32::try_from(length).ok().filter(|length| *length <= MAX_REGION).ok_or_else(too_long)?;
         let pd = pd.map_or(OWN_PD, |pd| pd as u32);
-        let mr = self.memory.register_in(pd, length, Access::from_bits_retain(access));
+        let mr = self.memory.register_across(pd, length, Access::from_bits_retain(access), edge);
         self.memory.bytes_mut(mr).fill(fill);
         self.regions.push(mr);
         Ok(Region { mr: self.regions.len() as u64 - 1, addr: mr.addr, lkey: mr.key, rkey: mr.key })
@@ -339,7 +346,7 @@ impl FarSide for VirtualCard {
         let data = work.inline.as_deref().map_or(SendData::Sges(&sges), SendData::Inline);
         let sgid = |dgid: Gid| Gid::from(address_of(!dgid.is_ipv4(), 1));
         let ud = work.datagram.map(|(dgid, qpn, qkey)| UdDest {
-            av: Av { sgid: sgid(dgid), dgid, hop_limit: 64, ..Av::default() },
+            av: Av { sgid: sgid(dgid), dgid, hop_limit: 64, traffic_class: work.traffic_class, ..Av::default() },
             qpn: Qpn::new(qpn),
             qkey: Qkey(qkey),
         });
@@ -428,7 +435,7 @@ fn attributes(change: &Change, old: QpAttr, service: Service, sgid: Gid) -> Answ
     }
     if let (Some((qpn, dgid)), true) = (change.dest, service != Service::Ud) {
         attr.dest_qpn = Qpn::new(qpn);
-        attr.av = Av { sgid, dgid, hop_limit: 64, ..Av::default() };
+        attr.av = Av { sgid, dgid, hop_limit: 64, traffic_class: change.traffic_class, ..Av::default() };
         mask |= M::DEST_QPN | M::AV;
     }
     if let Some(mtu) = change.path_mtu {

@@ -160,8 +160,9 @@ macro_rules! commands {
 commands! {
     /// Opens the session with the token; answers the attributes of the card.
     Hello "hello" ["token"];
-    /// Registers memory of the agent: `{mr, addr, lkey, rkey}`.
-    Reg "reg" ["length" "access" "fill" "pd"];
+    /// Registers memory of the agent: `{mr, addr, lkey, rkey}`. The address of byte `edge`, a
+    /// multiple of the page size, is a multiple of 4 GiB.
+    Reg "reg" ["length" "access" "fill" "pd" "edge"];
     /// Deregisters memory.
     Dereg "dereg" ["mr"];
     /// Allocates a protection domain: `{pd}`.

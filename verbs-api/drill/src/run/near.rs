@@ -124,6 +124,7 @@ impl Run<'_> {
                 return Err(self.differs(&wanted.spec, received.into()));
             };
             let mut differences = self.mismatch(&wanted.spec, &packet, near)?;
+            differences.extend(self.other_dscp(wanted)?);
             if differences.is_empty() {
                 let min = wanted.after.as_ref().map_or(Ok(Duration::ZERO), |after| self.time(after))?;
                 let waited = self.last.saturating_sub(since.unwrap_or(before));
@@ -188,12 +189,23 @@ impl Run<'_> {
         Ok(differences)
     }
 
+    /// Returns the difference if the newest packet has another DSCP than expected. A card chooses the
+    /// ECN bits.
+    fn other_dscp(&self, wanted: &Expectation) -> Result<Option<String>, Stop> {
+        let Some(dscp) = &wanted.dscp else { return Ok(None) };
+        let (dscp, is) = (dscp.value(&self.names)?, u64::from(self.newest_tos() >> 2));
+        Ok((is != dscp).then(|| format!("its DSCP is {is}, not {dscp}")))
+    }
+
+    fn newest_tos(&self) -> u8 {
+        self.log.packets().last().map_or(0, |seen| seen.datagram.net.traffic_class)
+    }
+
     /// Names time, TOS and fields of the newest packet as the script demands.
     fn give_names(&mut self, spec: &Spec, packet: &[u8]) {
         let Some(name) = &spec.named else { return };
         self.names.insert(format!("{name}.at"), self.last.as_nanos() as u64);
-        let tos = self.log.packets().last().map_or(0, |seen| seen.datagram.net.traffic_class);
-        self.names.insert(format!("{name}.tos"), tos.into());
+        self.names.insert(format!("{name}.tos"), self.newest_tos().into());
         for field in spec.layout().0.iter().filter(|field| !field.name.starts_with('_')) {
             self.names.insert(format!("{name}.{}", field.name), field.get(packet).unwrap_or_default());
         }

@@ -27,11 +27,12 @@ impl Run<'_> {
                 let pd = self.target.alloc_pd()?;
                 self.objects.domains.insert(name.clone(), pd);
             }
-            Peer::Register { name, length, access, fill, pd } => {
+            Peer::Register { name, length, access, fill, pd, edge } => {
                 let length = length.value(&self.names)?;
                 let fill = fill.value(&self.names)?;
                 let pd = self.objects.domain(pd.as_ref())?;
-                let region = self.target.register(length, *access, fill as u8, pd)?;
+                let edge = edge.as_ref().map(|edge| edge.value(&self.names)).transpose()?;
+                let region = self.target.register(length, *access, fill as u8, pd, edge)?;
                 self.name(name, "addr", region.addr);
                 self.name(name, "rkey", region.rkey.into());
                 self.name(name, "lkey", region.lkey.into());
@@ -89,7 +90,11 @@ impl Run<'_> {
     }
 
     fn modify(&mut self, modify: &Modify) -> Result<(), Stop> {
+        let tie = self.objects.tie(Some(&modify.qp))?.clone();
         let mut change = self.change(&modify.numbers)?;
+        if modify.to == "RTR" {
+            change = Change { qkey: change.qkey, ..self.to_rtr(&modify.numbers, &tie)? };
+        }
         change.to.clone_from(&modify.to);
         change.migration.clone_from(&modify.migration);
         change.access = modify.access;
@@ -102,7 +107,7 @@ impl Run<'_> {
             change.alternate = Some((stranger, timeout as u8));
             self.objects.has_alternate = true;
         }
-        Ok(self.target.modify_qp(self.objects.tie(Some(&modify.qp))?.qp, &change)?)
+        check_refusal(self.target.modify_qp(tie.qp, &change), modify.refused)
     }
 
     /// Checks the state of the far side.
@@ -268,7 +273,7 @@ impl Run<'_> {
         let name = self.objects.indexed(&spec.name);
         self.name(&name, "qpn", qpn.into());
         self.name(&name, "near", near.into());
-        let tie = Tie { name, qp, cq, qpn, near, qkey, is_datagram: spec.service == "UD" };
+        let tie = Tie { name, qp, cq, qpn, near, qkey, service: spec.service.clone() };
         self.connect_qp(spec, &tie, begins)?;
         self.objects.ties.push(tie);
         Ok(())
@@ -312,27 +317,46 @@ impl Run<'_> {
         for (part, value) in ["mtu", "psn", "first"].into_iter().zip(begins) {
             self.name(&tie.name, part, value);
         }
-        for change in self.ladder(spec, tie, begins)? {
+        for change in self.ladder(spec, tie)? {
             self.target.modify_qp(tie.qp, &change)?;
         }
         Ok(())
     }
 
-    /// Returns the transitions to the state in the script.
-    fn ladder(&self, spec: &QpSpec, tie: &Tie, [mtu, rq_psn, sq_psn]: [u64; 3]) -> Result<Vec<Change>, Stop> {
-        let byte = |name, default| self.attribute(&spec.numbers, name, default).map(|value| Some(value as u8));
-        let (is_rc, is_ud) = (!matches!(&*spec.service, "UC" | "UD"), spec.service == "UD");
-        let to = |state: &str| Change { to: state.into(), ..Change::default() };
-        let init = Change { access: (!is_ud).then_some(spec.access), qkey: is_ud.then_some(tie.qkey), ..to("INIT") };
-        let mut rtr = to("RTR");
-        if !is_ud {
+    /// Returns the transition to RTR, which connects a queue pair to the near side.
+    fn to_rtr(&self, numbers: &Numbers, tie: &Tie) -> Result<Change, Stop> {
+        let byte = |name, default| self.attribute(numbers, name, default).map(|value| Some(value as u8));
+        let mut rtr = Change { to: "RTR".into(), ..Change::default() };
+        if !tie.is_datagram() {
             rtr.dest = Some((tie.near, self.card.near[0]));
-            (rtr.path_mtu, rtr.rq_psn) = (Some(mtu as u32), Some(rq_psn as u32 & 0xff_ffff));
+            rtr.traffic_class = self.traffic_class(numbers)?;
+            (rtr.path_mtu, rtr.rq_psn) = (Some(self.begin(tie, "mtu")), Some(self.begin(tie, "psn")));
         }
-        let mut rts = Change { sq_psn: Some(sq_psn as u32 & 0xff_ffff), ..to("RTS") };
-        if is_rc {
+        if tie.is_reliable() {
             rtr.max_dest_rd_atomic = byte("dest_rd_atomic", 4)?;
             rtr.min_rnr_timer = byte("rnr_timer", 12)?;
+        }
+        Ok(rtr)
+    }
+
+    /// Returns the path MTU (`mtu`) or a first PSN (`psn`, `first`) of a queue pair.
+    fn begin(&self, tie: &Tie, part: &str) -> u32 {
+        self.names.get(&format!("{}.{part}", tie.name)).map_or(0, |value| *value as u32 & 0xff_ffff)
+    }
+
+    fn traffic_class(&self, numbers: &Numbers) -> Result<u8, Stop> {
+        self.attribute(numbers, "dscp", 0).map(|dscp| (dscp as u8) << 2)
+    }
+
+    /// Returns the transitions to the state in the script.
+    fn ladder(&self, spec: &QpSpec, tie: &Tie) -> Result<Vec<Change>, Stop> {
+        let byte = |name, default| self.attribute(&spec.numbers, name, default).map(|value| Some(value as u8));
+        let is_ud = tie.is_datagram();
+        let to = |state: &str| Change { to: state.into(), ..Change::default() };
+        let init = Change { access: (!is_ud).then_some(spec.access), qkey: is_ud.then_some(tie.qkey), ..to("INIT") };
+        let rtr = self.to_rtr(&spec.numbers, tie)?;
+        let mut rts = Change { sq_psn: Some(self.begin(tie, "first")), ..to("RTS") };
+        if tie.is_reliable() {
             rts.timeout = byte("timeout", ACK_TIMEOUT)?;
             rts.retry_cnt = byte("retry_cnt", 7)?;
             rts.rnr_retry = byte("rnr_retry", 7)?;
@@ -368,13 +392,10 @@ impl Run<'_> {
             compare_add: number("compare", number("add", 0)?)?,
             swap: number("swap", 0)?,
             srqn: number("srqn", 0)? as u32,
-            datagram: tie.is_datagram.then_some((dest.0, dest.1, qkey)),
+            datagram: tie.is_datagram().then_some((dest.0, dest.1, qkey)),
+            traffic_class: self.traffic_class(&post.numbers)?,
         };
-        match (self.target.post_send(tie.qp, &work), post.refused) {
-            (Ok(()), true) => Err(differs("the verb fails".into(), "the verb succeeds".into())),
-            (Err(refused), true) if refused.errno != 0 => Ok(()),
-            (answer, _) => Ok(answer?),
-        }
+        check_refusal(self.target.post_send(tie.qp, &work), post.refused)
     }
 
     fn bind(&mut self, bind: &Bind) -> Result<(), Stop> {
@@ -544,5 +565,14 @@ impl Run<'_> {
         wanted.resize(wanted.len().max(event.private_data.len()), 0);
         let differ = bytes_differ("private data", &wanted, &event.private_data);
         differ.map_or(Ok(()), |differ| Err(differs(format!("{} with private data", event.name), differ)))
+    }
+}
+
+/// Fails if a verb succeeded that must be `refused`, or the other way round.
+fn check_refusal(answer: Answer<()>, refused: bool) -> Result<(), Stop> {
+    match (answer, refused) {
+        (Ok(()), true) => Err(differs("the verb fails".into(), "the verb succeeds".into())),
+        (Err(refusal), true) if refusal.errno != 0 => Ok(()),
+        (answer, _) => Ok(answer?),
     }
 }

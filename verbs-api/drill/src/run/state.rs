@@ -105,7 +105,17 @@ pub(super) struct Tie {
     pub(super) qpn: u32,
     pub(super) near: u32,
     pub(super) qkey: u32,
-    pub(super) is_datagram: bool,
+    pub(super) service: String,
+}
+
+impl Tie {
+    pub(super) fn is_datagram(&self) -> bool {
+        self.service == "UD"
+    }
+
+    pub(super) fn is_reliable(&self) -> bool {
+        !matches!(self.service.as_str(), "UC" | "UD")
+    }
 }
 
 /// A shared receive queue; one of XRC has a completion queue of its own.

@@ -248,7 +248,7 @@ impl Run<'_> {
             Peer::Register { name, length, .. } => {
                 trace.lengths.insert(name.clone(), length.value(&self.names)?.min(MAX_REGION));
             }
-            Peer::Recv { queue, sges, .. } if self.objects.tie(Some(queue)).is_ok_and(|tie| tie.is_datagram) => {
+            Peer::Recv { queue, sges, .. } if self.objects.tie(Some(queue)).is_ok_and(|tie| tie.is_datagram()) => {
                 for sge in sges.iter().take(1) {
                     trace.headers.insert((sge.mr.clone(), sge.at.value(&self.names)? as usize));
                 }
@@ -397,7 +397,7 @@ fn completion(tie: &Tie, mut done: Completed) -> String {
     }
     let source = std::mem::take(&mut done.src_qp);
     let mut text = done.to_string();
-    if tie.is_datagram && done.status == "SUCCESS" && done.opcode.starts_with("RECV") {
+    if tie.is_datagram() && done.status == "SUCCESS" && done.opcode.starts_with("RECV") {
         // The near side has other queue pair numbers in each run.
         let _ = match source == tie.near {
             true => write!(text, " src_qp={}.near", tie.name),

@@ -11,7 +11,7 @@ use roxe_peer::protocol::from_hex;
 use std::net::IpAddr;
 
 /// Attributes of queue pairs, at creation and in a modify.
-const ATTRIBUTES: [&str; 17] = [
+const ATTRIBUTES: [&str; 18] = [
     "mtu",
     "rq_psn",
     "sq_psn",
@@ -29,12 +29,25 @@ const ATTRIBUTES: [&str; 17] = [
     "cqe",
     "notify",
     "alt_timeout",
+    "dscp",
 ];
 /// States of path migration.
 const MIGRATION: [&str; 3] = ["MIGRATED", "REARM", "ARMED"];
 /// Numbers of a send work request.
-const POSTED: [&str; 11] =
-    ["remote", "rkey", "imm", "compare", "swap", "add", "invalidate", "remote_qpn", "remote_qkey", "length", "srqn"];
+const POSTED: [&str; 12] = [
+    "remote",
+    "rkey",
+    "imm",
+    "compare",
+    "swap",
+    "add",
+    "invalidate",
+    "remote_qpn",
+    "remote_qkey",
+    "length",
+    "srqn",
+    "dscp",
+];
 /// Numbers of a completion.
 const COMPLETED: [&str; 4] = ["bytes", "imm", "src_qp", "invalidated"];
 /// Flags of a send work request.
@@ -166,6 +179,7 @@ fn expectation(service: &str, words: &mut Words<'_>) -> Result<Expectation, Stri
     if since.is_some() && after.is_none() {
         return Err("since= needs `after TIME`".into());
     }
+    let dscp = words.number("dscp")?;
     let spec = spec(service, words)?;
     let is_ack = spec.opcode & 0x1f == 0x11 && spec.name == "ACK";
     let skips = match (each, eventually) {
@@ -175,7 +189,7 @@ fn expectation(service: &str, words: &mut Words<'_>) -> Result<Expectation, Stri
         _ if spec.message.is_some() => Skips::Mra,
         _ => Skips::Nothing,
     };
-    Ok(Expectation { spec, after, since, within, skips })
+    Ok(Expectation { spec, after, since, within, dscp, skips })
 }
 
 fn count(service: &str, words: &mut Words<'_>) -> Result<Count, String> {
@@ -198,6 +212,7 @@ fn peer(service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
             access: access(words.text("access").unwrap_or("all"))?,
             fill: words.number_or("fill", "0")?,
             pd: words.owned("pd"),
+            edge: words.number("edge")?,
         },
         "dereg" => Peer::Deregister(name),
         "srq" => Peer::Srq { name, pd: words.owned("pd"), xrcd: words.owned("xrcd") },
@@ -268,6 +283,7 @@ fn modify(qp: String, words: &mut Words<'_>) -> Result<Modify, String> {
         access: words.text("access").map(access).transpose()?,
         alternate: words.flag("alternate"),
         migration: words.text("migration").map(|word| one_of(&MIGRATION, word)).transpose()?,
+        refused: words.flag("refused"),
         numbers: numbers(words, &ATTRIBUTES)?,
     })
 }

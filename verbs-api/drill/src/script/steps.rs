@@ -85,6 +85,8 @@ pub(crate) struct Expectation {
     pub(crate) since: Option<String>,
     /// Time limit from the begin of the step.
     pub(crate) within: Number,
+    /// Upper 6 bits of TOS or traffic class.
+    pub(crate) dscp: Option<Number>,
     pub(crate) skips: Skips,
 }
 
@@ -169,7 +171,15 @@ pub(crate) enum Peer {
     /// `pd NAME`
     Pd(String),
     /// `reg NAME`
-    Register { name: String, length: Number, access: u32, fill: Number, pd: Option<String> },
+    Register {
+        name: String,
+        length: Number,
+        access: u32,
+        fill: Number,
+        pd: Option<String>,
+        /// Offset of the byte whose address is a multiple of 4 GiB.
+        edge: Option<Number>,
+    },
     /// `dereg NAME`
     Deregister(String),
     /// `srq NAME`
@@ -232,6 +242,8 @@ pub(crate) struct Modify {
     pub(crate) alternate: bool,
     /// State of path migration.
     pub(crate) migration: Option<String>,
+    /// True if the verb must fail.
+    pub(crate) refused: bool,
 }
 
 #[derive(Debug)]

@@ -173,7 +173,7 @@ macro_rules! delegate {
 impl FarSide for Wrong {
     delegate! {
         alloc_pd() -> Answer<Handle>;
-        register(length: u64, access: u32, fill: u8, pd: Option<Handle>) -> Answer<Region>;
+        register(length: u64, access: u32, fill: u8, pd: Option<Handle>, edge: Option<u64>) -> Answer<Region>;
         deregister(mr: Handle) -> Answer<()>;
         create_cq(cqe: u32) -> Answer<Handle>;
         create_srq(pd: Option<Handle>) -> Answer<Handle>;

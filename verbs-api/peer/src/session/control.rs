@@ -20,7 +20,8 @@ impl Session {
             return Err(Refusal::invalid("length must not be 0"));
         }
         let access = args.flags("access", names::ACCESS)?.unwrap_or(0);
-        let mr = Rc::new(Mr::register(&self.pd(args)?, length, access, &fill(args)?)?);
+        let edge = args.optional("edge")?;
+        let mr = Rc::new(Mr::register(&self.pd(args)?, length, access, &fill(args)?, edge)?);
         let (addr, lkey, rkey) = (mr.addr(0, length)?, mr.lkey(), mr.rkey());
         Ok(json!({"mr": self.table.insert(Object::Mr(mr)), "addr": addr, "lkey": lkey, "rkey": rkey}))
     }

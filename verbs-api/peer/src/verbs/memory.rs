@@ -18,9 +18,25 @@ struct Pages {
 
 impl Pages {
     fn map(len: usize) -> Result<Self, Refusal> {
+        Self::map_at(ptr::null_mut(), len, 0)
+    }
+
+    /// Maps `len` bytes so that the address of byte `edge` is a multiple of 4 GiB.
+    fn map_across(len: usize, edge: usize) -> Result<Self, Refusal> {
+        // Addresses below 16 TiB are free in most processes.
+        let multiples = (256..4096_usize).map(|number| number << 32);
+        let mut places = multiples.filter_map(|at| Some(ptr::without_provenance_mut(at.checked_sub(edge)?)));
+        // Kernels before 4.17 ignore the flag, and choose another address if this one is in use.
+        let map = |at| Self::map_at(at, len, libc::MAP_FIXED_NOREPLACE).ok().filter(|pages| pages.begin.cast() == at);
+        let mapped = places.find_map(map);
+        mapped.ok_or_else(|| Refusal::invalid(format!("no {len} bytes are free around a multiple of 4 GiB")))
+    }
+
+    fn map_at(at: *mut c_void, len: usize, more: c_int) -> Result<Self, Refusal> {
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: maps new pages at an address that the kernel chooses.
-        let begin = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, -1, 0) };
+        // SAFETY: maps new pages and replaces none: the kernel chooses the address if `at` is null,
+        // and MAP_FIXED_NOREPLACE refuses one that is in use.
+        let begin = unsafe { libc::mmap(at, len, protection, flags | more, -1, 0) };
         if begin == libc::MAP_FAILED {
             return Err(Refusal::os("mmap", &io::Error::last_os_error()));
         }
@@ -50,9 +66,16 @@ pub(crate) struct Mr {
 }
 
 impl Mr {
-    /// Registers `len` new bytes, filled with repetitions of `fill`.
-    pub(crate) fn register(pd: &Rc<Pd>, len: usize, access: u32, fill: &[u8]) -> Result<Self, Refusal> {
-        let pages = Pages::map(len)?;
+    /// Registers `len` new bytes, filled with repetitions of `fill`. The address of byte `edge` is a
+    /// multiple of 4 GiB.
+    pub(crate) fn register(
+        pd: &Rc<Pd>,
+        len: usize,
+        access: u32,
+        fill: &[u8],
+        edge: Option<usize>,
+    ) -> Result<Self, Refusal> {
+        let pages = edge.map_or_else(|| Pages::map(len), |edge| Pages::map_across(len, edge))?;
         for offset in (0..len).step_by(fill.len().max(1)).take_while(|_| fill.iter().any(|byte| *byte != 0)) {
             let count = fill.len().min(len - offset);
             // SAFETY: the destination is within the pages, and does not overlap `fill`.
