@@ -189,8 +189,8 @@ impl Run<'_> {
         Ok(differences)
     }
 
-    /// Returns the difference if the newest packet has another DSCP than expected. A card chooses the
-    /// ECN bits.
+    /// Returns the difference if the newest packet has another DSCP than expected. The card chooses
+    /// the ECN bits.
     fn other_dscp(&self, wanted: &Expectation) -> Result<Option<String>, Stop> {
         let Some(dscp) = &wanted.dscp else { return Ok(None) };
         let (dscp, is) = (dscp.value(&self.names)?, u64::from(self.newest_tos() >> 2));

@@ -66,8 +66,8 @@ pub(crate) struct Mr {
 }
 
 impl Mr {
-    /// Registers `len` new bytes, filled with repetitions of `fill`. The address of byte `edge` is a
-    /// multiple of 4 GiB.
+    /// Registers `len` new bytes, filled with repetitions of `fill`. The address of byte `edge` is
+    /// a multiple of 4 GiB.
     pub(crate) fn register(
         pd: &Rc<Pd>,
         len: usize,
