@@ -33,9 +33,12 @@ pub(crate) fn variables(folder: &Path, preloads: bool) -> io::Result<Vec<(&'stat
     Ok(variables)
 }
 
-/// Returns `ours`, then the user's options, which win.
+/// Returns `ours`, then the user's options, which win. Those of an earlier `roxe env` have ours.
 fn joined(mut ours: OsString, separator: &str, users: Option<OsString>) -> OsString {
     if let Some(users) = users.filter(|users| !users.is_empty()) {
+        if users.to_string_lossy().split(separator).any(|word| ours == *word) {
+            return users;
+        }
         ours.push(separator);
         ours.push(users);
     }
@@ -53,6 +56,9 @@ fn thread_sanitizer(folder: &Path, users: Option<OsString>) -> io::Result<OsStri
     };
     // The sanitizer reports an unreadable file itself.
     let Ok(text) = fs::read_to_string(&theirs) else { return Ok(users) };
+    if text.starts_with(THREAD_SANITIZER) {
+        return Ok(users);
+    }
     let text = format!("{THREAD_SANITIZER}\n{text}");
     let both = place(folder, &format!("tsan-{:016x}.supp", fnv1a(text.as_bytes())), &text)?;
     let mut option = OsString::from("suppressions=");
@@ -78,6 +84,7 @@ mod tests {
         assert_eq!(joined(ours(), " ", None), "--ours");
         assert_eq!(joined(ours(), " ", Some("".into())), "--ours");
         assert_eq!(joined(ours(), " ", Some("--leak-check=full".into())), "--ours --leak-check=full");
+        assert_eq!(joined(ours(), " ", Some("--ours --leak-check=full".into())), "--ours --leak-check=full");
     }
 
     #[test]
@@ -93,6 +100,7 @@ mod tests {
         assert!(both.starts_with(&users), "{both}");
         let text = fs::read_to_string(named_suppressions(both).unwrap()).unwrap();
         assert!(text.contains("race:their_function") && text.contains(THREAD_SANITIZER), "{text}");
+        assert_eq!(thread_sanitizer(&folder, Some(both.into())).unwrap(), both);
     }
 
     #[test]

@@ -188,9 +188,15 @@ fn scenario_changes_links() -> Verdict {
 fn scenario_ends() -> Verdict {
     let failing = "[[host]]\nrun = \"sleep 1000\"\n[[host]]\nrun = \"exit 7\"\n";
     let late = "timeout = \"100ms\"\n[[host]]\nrun = \"sleep 1000\"\n";
-    for (text, status, line) in
-        [(failing, 7, "host2 failed with exit status 7"), (late, 124, "did not end within 100ms")]
-    {
+    let after = "run = \"true\"\n[[host]]\nrun = \"sleep 1000\"\nafter = \"host1\"\n";
+    let deaf = format!("[[host]]\nlistens = 7174\n{after}");
+    let mute = format!("[[host]]\nprints = \"ready\"\n{after}");
+    for (text, status, line) in [
+        (failing, 7, "host2 failed with exit status 7"),
+        (late, 124, "did not end within 100ms"),
+        (&deaf, 1, "host1 has ended and never listened on port 7174, for which host2 waits"),
+        (&mute, 1, "host1 has ended and never printed \"ready\", for which host2 waits"),
+    ] {
         match scenario("ends", text) {
             Ok(output) if output.status.code() == Some(status) && text_of(&output).contains(line) => {}
             Ok(output) => return Verdict::Failed(text_of(&output)),
@@ -267,6 +273,10 @@ fn cut_and_heal(prefix: &[&str], process: &str) -> Verdict {
         if Instant::now() > deadline {
             return Verdict::Failed("the second host does not appear".to_owned());
         }
+    }
+    let missing = act(&["--cut", "3"]);
+    if missing.status.success() || !text_of(&missing).contains("host3 does not exist") {
+        return Verdict::Failed(format!("a link that no host has: {}", text_of(&missing)));
     }
     let cut = |words: &[&str], carrier: &str| {
         let output = act(words);

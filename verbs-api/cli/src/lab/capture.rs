@@ -1,78 +1,104 @@
 //! Captures of links: the Ethernet frames at the switch's end of each, as a pcap file.
 
 use crate::output::Result;
-use pnet_datalink::{Channel, Config, DataLinkReceiver, channel, interfaces};
+use nix::cmsg_space;
+use nix::errno::Errno;
+use nix::net::if_::if_nametoindex;
+use nix::sys::socket::{
+    AddressFamily, ControlMessageOwned, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, recvmsg, setsockopt,
+    socket, sockopt,
+};
+use nix::sys::time::{TimeSpec, TimeVal, TimeValLike};
+use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, BufWriter, ErrorKind, Write};
+use std::io::{self, BufWriter, IoSliceMut, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// Longest frame: that of the largest MTU, with an Ethernet header.
 const LONGEST: usize = 65_535 + 14;
-/// Pause without frames after which the file is written out.
-const PERIOD: Duration = Duration::from_millis(50);
+/// Milliseconds without frames after which the files are written out.
+const PERIOD: i64 = 50;
+/// Bytes of frames that wait while the files are written; the kernel drops what exceeds it.
+const ROOM: usize = 64 << 20;
 
 #[derive(Debug)]
 pub(super) struct Captures {
     ends: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<io::Result<()>>>,
+    thread: JoinHandle<io::Result<()>>,
 }
+
+/// The file of each interface, by its index.
+type Files = BTreeMap<usize, BufWriter<File>>;
 
 impl Captures {
     /// Captures each of these interfaces of this network namespace to a file in `folder`.
     pub(super) fn start(folder: &Path, links: &[(String, String)]) -> Result<Self> {
-        let mut captures = Self { ends: Arc::default(), threads: Vec::new() };
-        let known = interfaces();
+        let frames = open().map_err(|cause| format!("cannot capture: {cause}"))?;
+        let mut files = Files::new();
         for (interface, name) in links {
             let file = folder.join(format!("{name}.pcap"));
-            let failed = |cause: &dyn std::fmt::Display| format!("cannot capture to {}: {cause}", file.display());
-            let found =
-                known.iter().find(|known| known.name == *interface).ok_or_else(|| failed(&"no such interface"))?;
-            let config = Config { read_buffer_size: LONGEST, read_timeout: Some(PERIOD), ..Config::default() };
-            let Channel::Ethernet(_, frames) = channel(found, config).map_err(|cause| failed(&cause))? else {
-                return Err(failed(&"not an Ethernet interface").into());
+            let create = || {
+                let mut to = BufWriter::new(File::create(&file)?);
+                to.write_all(&head())?;
+                io::Result::Ok((if_nametoindex(interface.as_str())?, to))
             };
-            let mut to = BufWriter::new(File::create(&file).map_err(|cause| failed(&cause))?);
-            to.write_all(&head()).map_err(|cause| failed(&cause))?;
-            let ends = Arc::clone(&captures.ends);
-            captures.threads.push(thread::Builder::new().spawn(move || copy(frames, to, &ends))?);
+            let (index, to) = create().map_err(|cause| format!("cannot capture to {}: {cause}", file.display()))?;
+            files.insert(index as usize, to);
         }
-        Ok(captures)
+        let ends = Arc::default();
+        let until = Arc::clone(&ends);
+        Ok(Self { ends, thread: thread::Builder::new().spawn(move || copy(&frames, files, &until))? })
     }
 
     /// Ends the captures when all frames are in the files.
     pub(super) fn end(self) -> Result {
         self.ends.store(true, Ordering::Relaxed);
-        for thread in self.threads {
-            thread.join().map_err(|_| "a capture failed")??;
-        }
-        Ok(())
+        Ok(self.thread.join().map_err(|_| "a capture failed")??)
     }
 }
 
-/// Copies frames to the file until there are no more and `ends` is set.
-fn copy(mut frames: Box<dyn DataLinkReceiver>, mut to: BufWriter<File>, ends: &AtomicBool) -> io::Result<()> {
+/// Opens a socket for the frames of all interfaces, with the time at which the kernel saw each
+/// (`man 7 packet`, SO_TIMESTAMPNS).
+fn open() -> nix::Result<OwnedFd> {
+    let frames = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::EthAll)?;
+    setsockopt(&frames, sockopt::ReceiveTimestampns, &true)?;
+    setsockopt(&frames, sockopt::ReceiveTimeout, &TimeVal::milliseconds(PERIOD))?;
+    // More than the system's limit needs a privilege that the root of a user namespace lacks.
+    setsockopt(&frames, sockopt::RcvBufForce, &ROOM).or_else(|_| setsockopt(&frames, sockopt::RcvBuf, &ROOM))?;
+    Ok(frames)
+}
+
+/// Copies frames to the files of their interfaces until there are no more and `ends` is set.
+fn copy(frames: &OwnedFd, mut files: Files, ends: &AtomicBool) -> io::Result<()> {
+    let (mut room, mut control) = (vec![0; LONGEST], cmsg_space!(TimeSpec));
     loop {
-        match frames.next() {
-            Ok(frame) => {
-                let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                to.write_all(&record(since, frame.len()))?;
-                to.write_all(frame)?;
+        let mut parts = [IoSliceMut::new(&mut room)];
+        match recvmsg::<LinkAddr>(frames.as_raw_fd(), &mut parts, Some(&mut control), MsgFlags::empty()) {
+            Ok(received) => {
+                let time = received.cmsgs()?.find_map(|message| match message {
+                    ControlMessageOwned::ScmTimestampns(time) => Some(Duration::from(time)),
+                    _ => None,
+                });
+                let (len, interface) = (received.bytes, received.address.map(|address| address.ifindex()));
+                if let (Some(to), Some(time)) = (interface.and_then(|index| files.get_mut(&index)), time) {
+                    to.write_all(&record(time, len))?;
+                    to.write_all(room.get(..len).unwrap_or_default())?;
+                }
             }
             // An interface that goes down reports so once.
-            Err(error) => {
-                to.flush()?;
-                let goes_on = matches!(
-                    error.kind(),
-                    ErrorKind::TimedOut | ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::NetworkDown
-                );
-                if ends.load(Ordering::Relaxed) || !goes_on {
+            Err(Errno::EINTR | Errno::ENETDOWN) => {}
+            Err(Errno::EAGAIN) => {
+                files.values_mut().try_for_each(BufWriter::flush)?;
+                if ends.load(Ordering::Relaxed) {
                     return Ok(());
                 }
             }
+            Err(error) => return Err(error.into()),
         }
     }
 }
@@ -100,6 +126,8 @@ fn record(time: Duration, len: usize) -> [u8; 16] {
 mod tests {
     use super::*;
     use roxe_wire::capture::{LinkType, frames};
+    use std::net::UdpSocket;
+    use std::time::{SystemTime, UNIX_EPOCH};
 
     #[test]
     fn written_frames_are_read_back() {
@@ -111,5 +139,38 @@ mod tests {
         let read: Vec<_> = frames(&file).unwrap().map(|frame| frame.unwrap()).collect();
         assert_eq!(read.iter().map(|frame| frame.data).collect::<Vec<_>>(), [&b"first"[..], b"second one"]);
         assert!(read.iter().all(|frame| frame.link == LinkType::Ethernet));
+    }
+
+    #[test]
+    fn frame_has_the_time_at_which_it_was_sent() {
+        let Ok(socket) = open() else {
+            return eprintln!("skipped: only root can open packet sockets");
+        };
+        // The kernel begins to note times soon after the first socket has asked for them.
+        assert!((0..100).any(|_| sent_frame_has_its_time(&socket)));
+    }
+
+    /// Sends a frame, captures it later, and returns true if its time is that of the call that sent
+    /// it.
+    fn sent_frame_has_its_time(socket: &OwnedFd) -> bool {
+        let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let before = now();
+        let payload = format!("sent at {before:?}");
+        sender.send_to(payload.as_bytes(), sender.local_addr().unwrap()).unwrap();
+        let after = now();
+        let path = std::env::temp_dir().join(format!("roxe-capture-{}.pcap", std::process::id()));
+        let mut file = BufWriter::new(File::create(&path).unwrap());
+        file.write_all(&head()).unwrap();
+        let index = if_nametoindex("lo").unwrap() as usize;
+        copy(socket, Files::from([(index, file)]), &AtomicBool::new(true)).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let ours = frames(&bytes).unwrap().flatten().filter(|frame| frame.data.ends_with(payload.as_bytes()));
+        let times: Vec<_> = ours.map(|frame| u128::from(frame.timestamp_ns / 1000)).collect();
+        // Loopback shows each frame twice: sent and received.
+        assert!(!times.is_empty());
+        let sent = before.as_micros()..=after.as_micros();
+        times.iter().all(|time| sent.contains(time))
     }
 }

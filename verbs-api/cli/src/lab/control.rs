@@ -128,9 +128,10 @@ fn enter(process: u32, namespaces: &[&str]) -> Command {
     command
 }
 
-fn set_link(lab: Lab, host: u8, state: &str) -> Result<ExitCode> {
+fn set_link(lab: Lab, number: u8, state: &str) -> Result<ExitCode> {
+    host(lab, number)?;
     let mut command = enter(lab.switch, &["-n"]);
-    command.args(["ip", "link", "set", &format!("v{host}"), state]);
+    command.args(["ip", "link", "set", &format!("v{number}"), state]);
     let status = command.status().map_err(|cause| format!("cannot start nsenter of util-linux: {cause}"))?;
     Ok(ExitCode::from(status_of(status)))
 }

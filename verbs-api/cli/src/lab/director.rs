@@ -79,6 +79,10 @@ impl Director {
             match self.next_news(begun) {
                 Some(News::Printed(at)) => self.members[at].is_ready = true,
                 Some(News::Ended(at, 0)) => {
+                    if let Some(missed) = self.missed(at) {
+                        eprintln!("roxe lab: {missed}; the other hosts are ended");
+                        return Ok(1);
+                    }
                     (self.members[at].is_ready, self.members[at].has_ended) = (true, true);
                 }
                 Some(News::Ended(at, status)) => {
@@ -89,6 +93,21 @@ impl Director {
                 None => self.look_at_ports(),
             }
         }
+    }
+
+    /// Returns a sentence if other hosts wait for a sign of readiness that this host, whose command
+    /// has ended, never gave.
+    fn missed(&self, at: usize) -> Option<String> {
+        let sign = match &self.scenario.hosts[at].ready {
+            _ if self.members[at].is_ready => return None,
+            Ready::Ended => return None,
+            Ready::Prints(text) => format!("printed \"{text}\""),
+            Ready::Listens(port) => format!("listened on port {port}"),
+        };
+        let waits = |host: &scenario::Host| host.after.iter().any(|host| usize::from(*host) == at + 1);
+        let waiting = self.scenario.hosts.iter().position(waits)?;
+        let (name, waiting) = (Net::name(at as u8 + 1), Net::name(waiting as u8 + 1));
+        Some(format!("{name} has ended and never {sign}, for which {waiting} waits"))
     }
 
     /// Waits for news until the next event, the next look at ports or the end of time.

@@ -91,6 +91,7 @@ impl Guest {
             "link set lo up\nlink add br0 mtu {mtu} type bridge mcast_snooping 0\ntuntap add tap0 mode tap\nlink set \
              tap0 mtu {mtu} txqueuelen {QUEUE} master br0 up\nlink set eth0 master br0 up\nlink set br0 up\n"
         ))?;
+        eprintln!("roxe lab: {} boots Linux and its rxe", Net::name(self.number));
         let mut child = self.power_on().map_err(|cause| format!("cannot start {}: {cause}", self.qemu.display()))?;
         let (orders, output) = (child.stdin.take(), child.stdout.take());
         let qemu = KillOnDrop(child);
