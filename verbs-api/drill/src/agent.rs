@@ -10,12 +10,12 @@
 mod sockets;
 
 use crate::target::{
-    Answer, Bound, Card, Change, Completed, ConnectionEvent, Datagram, Event, Extensions, FarSide, Handle, NewQp,
-    Piece, Refused, Region, Snapshot, Source, Target, Terms, Work,
+    Answer, Attributes, Bound, Card, Change, Completed, ConnectionEvent, Datagram, Event, Extensions, FarSide, Handle,
+    NewQp, Piece, QUERIED, REPORTED, Refused, Region, Snapshot, Source, TagWork, Target, Terms, Work,
 };
 use roxe_net::udp::max_payload;
 use roxe_peer::client::{self, Client, ClientError};
-use roxe_peer::protocol::{Command, from_hex, from_runs, to_hex};
+use roxe_peer::protocol::{Command, from_hex, from_runs, names, to_hex};
 use roxe_wire::{Gid, ROCE_PORT};
 use serde_json::{Value, json};
 use sockets::{FIRST, NUMBERS, SPAN, Sockets};
@@ -44,8 +44,8 @@ pub struct AgentCard {
     /// The near side of the current case.
     near: Gid,
     first_near: u32,
-    /// Address handles by destination and traffic class.
-    handles: BTreeMap<([u8; 16], u8), Handle>,
+    /// Address handles by destination, traffic class and hop limit.
+    handles: BTreeMap<([u8; 16], [u8; 2]), Handle>,
     is_pipelined: bool,
     stock: Stock,
     /// Queue pairs of the current case that cannot be reused: those with objects of their own, such
@@ -398,6 +398,7 @@ impl FarSide for AgentCard {
             "sqd_event": change.notify.then_some(true), "path_mig": change.migration,
             "alt_dgid": change.alternate.map(|(gid, _)| gid.to_string()),
             "alt_timeout": change.alternate.map(|(_, timeout)| timeout),
+            "hop_limit": change.hop_limit,
         });
         self.issue(Command::ModifyQp, arguments, true)
     }
@@ -426,11 +427,13 @@ impl FarSide for AgentCard {
             None => arguments["sge"] = segments(&work.pieces),
         }
         if let Some((dgid, qpn, qkey)) = work.datagram {
-            let path = (dgid.0, work.traffic_class);
+            let path = (dgid.0, [work.traffic_class, work.hop_limit]);
             let handle = match self.handles.get(&path) {
                 Some(handle) => *handle,
                 None => {
-                    let arguments = json!({"dgid": dgid.to_string(), "traffic_class": work.traffic_class});
+                    let (traffic_class, hop_limit) = (work.traffic_class, work.hop_limit);
+                    let arguments =
+                        json!({"dgid": dgid.to_string(), "traffic_class": traffic_class, "hop_limit": hop_limit});
                     self.create(Command::CreateAh, arguments, "ah")?
                 }
             };
@@ -493,8 +496,8 @@ fn with_terms(mut arguments: Value, terms: &Terms) -> Value {
 }
 
 impl Extensions for AgentCard {
-    fn listen(&mut self, space: &str) -> Answer<(Handle, u16)> {
-        let arguments = json!({"gid": self.address()?.to_string(), "space": space});
+    fn listen(&mut self, space: &str, backlog: Option<u32>) -> Answer<(Handle, u16)> {
+        let arguments = json!({"gid": self.address()?.to_string(), "space": space, "backlog": backlog});
         let answer = self.call(Command::CmListen, arguments)?;
         Ok((number(&answer, "cm")?, number(&answer, "port")? as u16))
     }
@@ -544,6 +547,19 @@ impl Extensions for AgentCard {
         Ok(answer["fired"].as_bool().unwrap_or_default())
     }
 
+    fn resize(&mut self, cq: Handle, entries: u32) -> Answer<()> {
+        self.call(Command::ResizeCq, json!({"cq": cq, "cqe": entries})).map(|_| ())
+    }
+
+    fn attributes(&mut self, qp: Handle) -> Answer<Attributes> {
+        Ok(attributes(&self.call(Command::QueryQp, json!({"qp": qp}))?))
+    }
+
+    fn reregister(&mut self, mr: Handle, access: u32) -> Answer<[u32; 2]> {
+        let answer = self.call(Command::Rereg, json!({"mr": mr, "access": access}))?;
+        Ok([number(&answer, "lkey")? as u32, number(&answer, "rkey")? as u32])
+    }
+
     fn set_limit(&mut self, srq: Handle, limit: u32) -> Answer<()> {
         self.call(Command::ModifySrq, json!({"srq": srq, "limit": limit})).map(|_| ())
     }
@@ -556,6 +572,20 @@ impl Extensions for AgentCard {
         let arguments = json!({"pd": pd, "xrcd": xrcd, "cq": cq, "max_wr": 64, "max_sge": 4});
         let answer = self.call(Command::CreateSrq, arguments)?;
         Ok((number(&answer, "srq")?, number(&answer, "srqn")? as u32))
+    }
+
+    fn create_tag_srq(&mut self, pd: Option<Handle>, tags: u32) -> Answer<(Handle, Handle)> {
+        let cq = self.create(Command::CreateCq, json!({"cqe": 256, "tags": true}), "cq")?;
+        let arguments = json!({"pd": pd, "cq": cq, "tags": tags, "max_wr": 64, "max_sge": 4});
+        Ok((self.create(Command::CreateSrq, arguments, "srq")?, cq))
+    }
+
+    fn post_tag(&mut self, srq: Handle, work: &TagWork) -> Answer<u32> {
+        let arguments = json!({
+            "srq": srq, "op": work.operation, "wr_id": work.wr_id, "recv_wr_id": work.recv_id, "tag": work.tag,
+            "mask": work.mask, "sge": segments(&work.pieces), "handle": work.handle, "unexpected": work.unexpected,
+        });
+        Ok(number(&self.call(Command::PostTag, arguments)?, "handle")? as u32)
     }
 
     fn alloc_window(&mut self, kind: u32, pd: Option<Handle>) -> Answer<(Handle, u32)> {
@@ -647,6 +677,8 @@ fn all_events(answer: &Value) -> Vec<Event> {
 fn completed(value: &Value) -> Completed {
     let word = |name: &str| value[name].as_u64().map(|word| word as u32);
     let text = |name: &str| value[name].as_str().unwrap_or_default().to_owned();
+    let flags = value["flags"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let flags = flags.filter_map(|flag| names::number(names::WC_FLAGS, flag));
     Completed {
         wr_id: value["wr_id"].as_u64().unwrap_or_default(),
         status: text("status"),
@@ -655,7 +687,26 @@ fn completed(value: &Value) -> Completed {
         imm: word("imm"),
         invalidated: word("invalidated_rkey"),
         src_qp: word("src_qp").unwrap_or_default(),
+        tag: value["tag"].as_u64().zip(word("context")),
+        flags: flags.fold(0, |all, flag| all | flag),
         qpn: word("qpn").unwrap_or_default(),
+    }
+}
+
+/// Returns the attributes in the answer to a query.
+fn attributes(answer: &Value) -> Attributes {
+    let of_the_agent = |name| match name {
+        "mtu" => "path_mtu",
+        "rd_atomic" => "max_rd_atomic",
+        "dest_rd_atomic" => "max_dest_rd_atomic",
+        "rnr_timer" => "min_rnr_timer",
+        name => name,
+    };
+    let rights = answer["access"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    Attributes {
+        numbers: QUERIED.into_iter().filter_map(|name| Some((name, answer[of_the_agent(name)].as_u64()?))).collect(),
+        access: rights.filter_map(|right| names::number(names::ACCESS, right)).fold(0, |all, bit| all | bit),
+        migration: answer["path_mig"].as_str().unwrap_or_default().to_owned(),
     }
 }
 
@@ -666,6 +717,7 @@ fn connection_event(value: &Value) -> ConnectionEvent {
         id: value["cm"].as_u64().unwrap_or_default(),
         listener: value["listener"].as_u64(),
         private_data: hex(value).unwrap_or_default(),
+        numbers: REPORTED.into_iter().filter_map(|name| Some((name, value[name].as_u64()?))).collect(),
     }
 }
 

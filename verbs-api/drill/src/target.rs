@@ -4,6 +4,7 @@
 #![allow(missing_docs, reason = "attributes and verbs are named as in libibverbs and librdmacm")]
 
 use roxe_wire::Gid;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -68,6 +69,40 @@ pub struct ConnectionEvent {
     /// The listening identifier of a request.
     pub listener: Option<Handle>,
     pub private_data: Vec<u8>,
+    /// Depths, or queue pair and Q_Key of a datagram service, by the names of [`REPORTED`].
+    pub numbers: BTreeMap<&'static str, u64>,
+}
+
+/// Numbers of events of the connection manager.
+pub const REPORTED: [&str; 4] = ["responder_resources", "initiator_depth", "qpn", "qkey"];
+
+/// Numbers of [`Attributes`].
+pub const QUERIED: [&str; 14] = [
+    "mtu",
+    "qkey",
+    "rq_psn",
+    "sq_psn",
+    "dest_qpn",
+    "rd_atomic",
+    "dest_rd_atomic",
+    "rnr_timer",
+    "timeout",
+    "retry_cnt",
+    "rnr_retry",
+    "alt_timeout",
+    "traffic_class",
+    "hop_limit",
+];
+
+/// Attributes of a queue pair, as the card reports them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Attributes {
+    /// Numbers by the names of [`QUERIED`].
+    pub numbers: BTreeMap<&'static str, u64>,
+    /// `enum ibv_access_flags`.
+    pub access: u32,
+    /// MIGRATED, REARM or ARMED.
+    pub migration: String,
 }
 
 fn not_offered<T>(what: &str) -> Answer<T> {
@@ -77,8 +112,9 @@ fn not_offered<T>(what: &str) -> Answer<T> {
 /// Optional verbs, and functions of librdmacm.
 #[allow(unused_variables, reason = "nothing is offered by default")]
 pub trait Extensions {
-    /// Listens at the address of the card in port space TCP or UDP. Returns handle and port.
-    fn listen(&mut self, space: &str) -> Answer<(Handle, u16)> {
+    /// Listens at the address of the card in port space TCP or UDP, with room for this many requests
+    /// that the program has not answered. Returns handle and port.
+    fn listen(&mut self, space: &str, backlog: Option<u32>) -> Answer<(Handle, u16)> {
         not_offered("connection manager")
     }
     /// Requests a connection from the near side to the service at this port.
@@ -117,6 +153,17 @@ pub trait Extensions {
     fn is_woken(&mut self, cq: Handle) -> Answer<bool> {
         not_offered("completion events")
     }
+    /// Changes the number of entries of a completion queue.
+    fn resize(&mut self, cq: Handle, entries: u32) -> Answer<()> {
+        not_offered("completion queues of another size")
+    }
+    fn attributes(&mut self, qp: Handle) -> Answer<Attributes> {
+        not_offered("queries of attributes")
+    }
+    /// Changes the rights of a region. Returns L_Key and R_Key.
+    fn reregister(&mut self, mr: Handle, access: u32) -> Answer<[u32; 2]> {
+        not_offered("reregistered memory")
+    }
     /// Arms the limit of a shared receive queue (`ibv_modify_srq`).
     fn set_limit(&mut self, srq: Handle, limit: u32) -> Answer<()> {
         not_offered("SRQ limits")
@@ -127,6 +174,15 @@ pub trait Extensions {
     /// Returns handle and number.
     fn create_xrc_srq(&mut self, pd: Option<Handle>, xrcd: Handle, cq: Handle) -> Answer<(Handle, u32)> {
         not_offered("XRC")
+    }
+    /// Creates a shared receive queue with room for this many tags. Returns its handle and that of
+    /// its completion queue.
+    fn create_tag_srq(&mut self, pd: Option<Handle>, tags: u32) -> Answer<(Handle, Handle)> {
+        not_offered("tag matching")
+    }
+    /// Posts an operation on tags. Returns the handle of the tag.
+    fn post_tag(&mut self, srq: Handle, work: &TagWork) -> Answer<u32> {
+        not_offered("tag matching")
     }
     /// Returns handle and R_Key.
     fn alloc_window(&mut self, kind: u32, pd: Option<Handle>) -> Answer<(Handle, u32)> {
@@ -202,6 +258,8 @@ pub struct Change {
     pub max_dest_rd_atomic: Option<u8>,
     /// True to raise SQ_DRAINED in SQD.
     pub notify: bool,
+    /// Hop limit of the path that is set; 64 by default.
+    pub hop_limit: Option<u8>,
     /// Remote address of the alternate path, and the code of its ACK timeout.
     pub alternate: Option<(Gid, u8)>,
     /// MIGRATED, REARM or ARMED.
@@ -239,8 +297,31 @@ pub struct Work {
     pub datagram: Option<(Gid, u32, u32)>,
     /// IPv4 TOS or IPv6 traffic class of a datagram.
     pub traffic_class: u8,
+    /// IPv4 TTL or IPv6 hop limit of a datagram.
+    pub hop_limit: u8,
     /// Number of the shared receive queue of an XRC request.
     pub srqn: u32,
+}
+
+/// An operation on the tags of a shared receive queue.
+#[derive(Clone, Debug, Default)]
+pub struct TagWork {
+    /// ADD, DEL or SYNC.
+    pub operation: String,
+    /// Id of the operation.
+    pub wr_id: u64,
+    /// Id of the message that matches the new tag.
+    pub recv_id: u64,
+    /// The new tag.
+    pub tag: u64,
+    /// Its significant bits.
+    pub mask: u64,
+    /// Destination of the message.
+    pub pieces: Vec<Piece>,
+    /// The tag to remove.
+    pub handle: u32,
+    /// Number of unexpected messages that the program has handled, if it says so.
+    pub unexpected: Option<u32>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -256,12 +337,16 @@ pub struct Completed {
     pub invalidated: Option<u32>,
     /// Source queue pair of a datagram.
     pub src_qp: u32,
+    /// Tag and context of a message, if the completion queue reports them.
+    pub tag: Option<(u64, u32)>,
+    /// `enum ibv_wc_flags`, as far as known.
+    pub flags: u32,
     pub qpn: u32,
 }
 
 impl fmt::Display for Completed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { wr_id, status, opcode, byte_len, imm, invalidated, src_qp, qpn: _ } = self;
+        let Self { wr_id, status, opcode, byte_len, imm, invalidated, src_qp, tag, flags, qpn: _ } = self;
         write!(f, "id={wr_id} status={status}")?;
         if status != "SUCCESS" {
             return Ok(());
@@ -269,6 +354,7 @@ impl fmt::Display for Completed {
         write!(f, " opcode={opcode} bytes={byte_len}")?;
         imm.map_or(Ok(()), |imm| write!(f, " imm={imm:#x}"))?;
         invalidated.map_or(Ok(()), |key| write!(f, " invalidated={key:#x}"))?;
+        tag.map_or(Ok(()), |(tag, context)| write!(f, " tag={tag:#x} context={context:#x} flags={flags:#x}"))?;
         if *src_qp == 0 { Ok(()) } else { write!(f, " src_qp={src_qp:#x}") }
     }
 }

@@ -5,7 +5,7 @@
 //! file drives the queue pairs.
 
 use crate::target::{Answer, Card, Change, Completed, Datagram, Event, FarSide, Handle, NewQp, Piece, Refused, Region};
-use crate::target::{Extensions, Source, Target, Work};
+use crate::target::{Attributes, Extensions, Source, Target, Work};
 use roxe_peer::protocol::names;
 use roxe_sim::host::{OWN_PD, SRQ_MAX_SGE, Srq};
 use roxe_sim::wire::{Batch, Pool};
@@ -29,6 +29,10 @@ const FIRST_QPN: u32 = 0x11;
 const FIRST_NEAR: u32 = 0x2a;
 /// Maximum length of a region, in bytes.
 const MAX_REGION: u32 = 64 << 20;
+/// Smallest completion queue, in entries: a smaller one is meant to overrun.
+const MIN_CQE: u32 = 4;
+/// Maximum limit of a shared receive queue.
+const MAX_LIMIT: u32 = 4096;
 /// Line rate in bit/s, from which CNPs reduce the rate of queue pairs.
 const LINE_RATE: Option<NonZeroU64> = NonZeroU64::new(100_000_000_000);
 /// Maximum number of timer or transmit rounds in one step. At the limit, the transport hangs: the
@@ -266,8 +270,12 @@ impl FarSide for VirtualCard {
     ) -> Answer<Region> {
         let too_long = || invalid(format!("{length} bytes exceed the virtual card's limit of 64 MiB per region"));
         let length = u32::try_from(length).ok().filter(|length| *length <= MAX_REGION).ok_or_else(too_long)?;
-        let pd = pd.map_or(OWN_PD, |pd| pd as u32);
-        let mr = self.memory.register_across(pd, length, Access::from_bits_retain(access), edge);
+        let (pd, rights) = (pd.map_or(OWN_PD, |pd| pd as u32), Access::from_bits_retain(access));
+        // clause: KEY-LOCAL-WRITE
+        if rights.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !rights.contains(Access::LOCAL_WRITE) {
+            return Err(invalid("rights of peers to change memory need LOCAL_WRITE"));
+        }
+        let mr = self.memory.register_across(pd, length, rights, edge);
         self.memory.bytes_mut(mr).fill(fill);
         self.regions.push(mr);
         Ok(Region { mr: self.regions.len() as u64 - 1, addr: mr.addr, lkey: mr.key, rkey: mr.key })
@@ -279,12 +287,20 @@ impl FarSide for VirtualCard {
         Ok(())
     }
 
-    fn create_cq(&mut self, _cqe: u32) -> Answer<Handle> {
+    fn create_cq(&mut self, cqe: u32) -> Answer<Handle> {
+        if cqe < MIN_CQE {
+            return Err(Refused::unsupported("completion queues of the virtual card never overrun"));
+        }
         self.queues += 1;
         Ok(self.queues)
     }
 
-    fn create_srq(&mut self, _pd: Option<Handle>) -> Answer<Handle> {
+    fn create_srq(&mut self, pd: Option<Handle>) -> Answer<Handle> {
+        if pd.is_some() {
+            return Err(Refused::unsupported(
+                "all shared receive queues of the virtual card have one protection domain",
+            ));
+        }
         self.srqs.push(Srq::default());
         Ok(self.srqs.len() as u64 - 1)
     }
@@ -320,12 +336,18 @@ impl FarSide for VirtualCard {
     fn modify_qp(&mut self, qp: Handle, change: &Change) -> Answer<()> {
         let ipv6 = change.dest.is_some_and(|(_, dgid)| !dgid.is_ipv4());
         let sgid = Gid::from(address_of(ipv6, 1));
-        let change = change.clone();
+        let asked = change.clone();
         let modify = move |qp: &mut Qp, host: &mut SimHost| {
-            let (attr, mask) = attributes(&change, *qp.attr(), qp.service(), sgid)?;
+            let (attr, mask) = attributes(&asked, *qp.attr(), qp.service(), sgid)?;
             qp.modify(host, &attr, mask).map_err(|error| invalid(error.to_string()))
         };
-        self.with(qp as usize, modify)?
+        self.with(qp as usize, modify)??;
+        if change.to == "RESET" {
+            // clause: STATE-RESET-COMPLETIONS
+            let member = &mut self.members[qp as usize];
+            (member.host.sends, member.host.recvs, member.seen) = Default::default();
+        }
+        Ok(())
     }
 
     fn query_qp(&mut self, qp: Handle) -> Answer<String> {
@@ -346,7 +368,13 @@ impl FarSide for VirtualCard {
         let data = work.inline.as_deref().map_or(SendData::Sges(&sges), SendData::Inline);
         let sgid = |dgid: Gid| Gid::from(address_of(!dgid.is_ipv4(), 1));
         let ud = work.datagram.map(|(dgid, qpn, qkey)| UdDest {
-            av: Av { sgid: sgid(dgid), dgid, hop_limit: 64, traffic_class: work.traffic_class, ..Av::default() },
+            av: Av {
+                sgid: sgid(dgid),
+                dgid,
+                hop_limit: work.hop_limit,
+                traffic_class: work.traffic_class,
+                ..Av::default()
+            },
             qpn: Qpn::new(qpn),
             qkey: Qkey(qkey),
         });
@@ -413,7 +441,34 @@ impl Extensions for VirtualCard {
         Ok(self.arms.get_mut(&cq).is_some_and(|(_, is_raised)| std::mem::take(is_raised)))
     }
 
+    fn attributes(&mut self, qp: Handle) -> Answer<Attributes> {
+        self.with(qp as usize, |qp, _| {
+            let attr = qp.attr();
+            let numbers = [
+                ("mtu", attr.path_mtu.bytes().into()),
+                ("qkey", attr.qkey.0.into()),
+                ("rq_psn", attr.rq_psn.get().into()),
+                ("sq_psn", attr.sq_psn.get().into()),
+                ("dest_qpn", attr.dest_qpn.get().into()),
+                ("rd_atomic", attr.max_rd_atomic.into()),
+                ("dest_rd_atomic", attr.max_dest_rd_atomic.into()),
+                ("rnr_timer", attr.min_rnr_timer.into()),
+                ("timeout", attr.timeout.into()),
+                ("retry_cnt", attr.retry_cnt.into()),
+                ("rnr_retry", attr.rnr_retry.into()),
+                ("alt_timeout", attr.alt_timeout.into()),
+                ("traffic_class", attr.av.traffic_class.into()),
+                ("hop_limit", attr.av.hop_limit.into()),
+            ];
+            let migration = format!("{:?}", attr.path_mig_state).to_ascii_uppercase();
+            Attributes { numbers: numbers.into(), access: attr.access.bits(), migration }
+        })
+    }
+
     fn set_limit(&mut self, srq: Handle, limit: u32) -> Answer<()> {
+        if limit > MAX_LIMIT {
+            return Err(invalid(format!("the limit {limit} exceeds the size of the queue, {MAX_LIMIT}")));
+        }
         let srq = self.srqs.get_mut(srq as usize).ok_or_else(|| unknown("SRQ", srq))?;
         srq.arm(limit as usize);
         Ok(())
@@ -435,7 +490,8 @@ fn attributes(change: &Change, old: QpAttr, service: Service, sgid: Gid) -> Answ
     }
     if let (Some((qpn, dgid)), true) = (change.dest, service != Service::Ud) {
         attr.dest_qpn = Qpn::new(qpn);
-        attr.av = Av { sgid, dgid, hop_limit: 64, traffic_class: change.traffic_class, ..Av::default() };
+        let (traffic_class, hop_limit) = (change.traffic_class, change.hop_limit.unwrap_or(64));
+        attr.av = Av { sgid, dgid, traffic_class, hop_limit, ..Av::default() };
         mask |= M::DEST_QPN | M::AV;
     }
     if let Some(mtu) = change.path_mtu {
@@ -498,6 +554,8 @@ fn completed(cqe: Cqe) -> Completed {
         imm,
         invalidated,
         src_qp: cqe.src_qpn.get(),
+        tag: None,
+        flags: cqe.grh.into(),
         qpn: cqe.qpn.get(),
     }
 }

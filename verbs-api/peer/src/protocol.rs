@@ -165,13 +165,19 @@ commands! {
     Reg "reg" ["length" "access" "fill" "pd" "edge"];
     /// Deregisters memory.
     Dereg "dereg" ["mr"];
+    /// Changes the rights of a region: `{lkey, rkey}`.
+    Rereg "rereg" ["mr" "access"];
     /// Allocates a protection domain: `{pd}`.
     AllocPd "alloc_pd" [];
-    /// Creates a completion queue with its channel: `{cq, cqe}`.
-    CreateCq "create_cq" ["cqe"];
+    /// Creates a completion queue with its channel, with `tags` one that reports tags: `{cq, cqe}`.
+    CreateCq "create_cq" ["cqe" "tags"];
+    /// Changes the number of entries of a completion queue: `{cqe}`.
+    ResizeCq "resize_cq" ["cq" "cqe"];
     /// Creates a shared receive queue: `{srq}`; in an XRC domain, with the completion queue `cq`,
-    /// `{srq, srqn}`.
-    CreateSrq "create_srq" ["pd" "max_wr" "max_sge" "xrcd" "cq"];
+    /// `{srq, srqn}`; with this many `tags` and the completion queue `cq`, one that matches tags.
+    CreateSrq "create_srq" ["pd" "max_wr" "max_sge" "xrcd" "cq" "tags"];
+    /// Posts one operation on the tags of a shared receive queue: `{handle}`.
+    PostTag "post_tag" ["srq" "op" "wr_id" "recv_wr_id" "tag" "mask" "sge" "handle" "unexpected"];
     /// Sets the limit of a shared receive queue.
     ModifySrq "modify_srq" ["srq" "limit"];
     /// Opens an XRC domain: `{xrcd}`.

@@ -125,6 +125,7 @@ impl Run<'_> {
             };
             let mut differences = self.mismatch(&wanted.spec, &packet, near)?;
             differences.extend(self.other_dscp(wanted)?);
+            differences.extend(self.other_ttl(wanted)?);
             if differences.is_empty() {
                 let min = wanted.after.as_ref().map_or(Ok(Duration::ZERO), |after| self.time(after))?;
                 let waited = self.last.saturating_sub(since.unwrap_or(before));
@@ -195,6 +196,14 @@ impl Run<'_> {
         let Some(dscp) = &wanted.dscp else { return Ok(None) };
         let (dscp, is) = (dscp.value(&self.names)?, u64::from(self.newest_tos() >> 2));
         Ok((is != dscp).then(|| format!("its DSCP is {is}, not {dscp}")))
+    }
+
+    /// Returns the difference if the newest packet has another TTL or hop limit than expected.
+    fn other_ttl(&self, wanted: &Expectation) -> Result<Option<String>, Stop> {
+        let Some(ttl) = &wanted.ttl else { return Ok(None) };
+        let is = self.log.packets().last().map_or(0, |seen| u64::from(seen.datagram.net.hop_limit));
+        let ttl = ttl.value(&self.names)?;
+        Ok((is != ttl).then(|| format!("its TTL is {is}, not {ttl}")))
     }
 
     fn newest_tos(&self) -> u8 {

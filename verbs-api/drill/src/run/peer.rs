@@ -4,9 +4,14 @@
 use super::state::{Run, Srq, Stop, Tie, differs, known};
 use crate::craft::bytes_differ;
 use crate::number::Number;
-use crate::script::steps::{Act, Bind, Completion, Data, Modify, Numbers, Peer, Post, QpSpec, Sge};
-use crate::target::{Answer, Bound, Change, Completed, ConnectionEvent, Event, NewQp, Piece, Terms, Work};
+use crate::script::steps::{
+    Act, Awaited, Bind, Completion, Data, Modify, Numbers, Peer, Post, QpSpec, Sge, Tag, Wanted,
+};
+use crate::target::{
+    Answer, Bound, Change, Completed, ConnectionEvent, Event, NewQp, Piece, Region, TagWork, Terms, Work,
+};
 use roxe_wire::net::checksum_is_right;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Interval between two queries of the far side.
@@ -19,10 +24,23 @@ const CQE: u32 = 256;
 /// Port spaces in a service id (annex A11).
 const TCP: u64 = 0x0106;
 const UDP: u64 = 0x0111;
+/// Number of a queue pair for the completions of an SRQ with a completion queue of its own: any queue
+/// pair may have received the message, and operations on tags belong to none.
+const ANY: u32 = u32::MAX;
+/// `enum ibv_wc_flags`.
+const GRH: u32 = 1;
+const TM_SYNC_REQ: u32 = 1 << 4;
+const TM_MATCH: u32 = 1 << 5;
+const TM_DATA_VALID: u32 = 1 << 6;
 
 impl Run<'_> {
     pub(super) fn peer(&mut self, peer: &Peer) -> Result<(), Stop> {
         match peer {
+            Peer::Refused(verb) => match self.peer(verb) {
+                Ok(()) => return Err(differs("the verb fails".into(), "the verb succeeds".into())),
+                Err(Stop::Refused(refused)) if refused.errno != 0 && !refused.is_unsupported() => {}
+                Err(stop) => return Err(stop),
+            },
             Peer::Pd(name) => {
                 let pd = self.target.alloc_pd()?;
                 self.objects.domains.insert(name.clone(), pd);
@@ -39,7 +57,18 @@ impl Run<'_> {
                 self.objects.regions.insert(name.clone(), region);
             }
             Peer::Deregister(name) => self.target.deregister(self.objects.region(name)?.mr)?,
-            Peer::Srq { name, pd, xrcd } => self.create_srq(name, pd.as_ref(), xrcd.as_ref())?,
+            Peer::Reregister { mr, access } => {
+                let region = self.objects.region(mr)?;
+                let [lkey, rkey] = self.target.reregister(region.mr, *access)?;
+                self.name(mr, "rkey", rkey.into());
+                self.name(mr, "lkey", lkey.into());
+                self.objects.regions.insert(mr.clone(), Region { lkey, rkey, ..region });
+            }
+            Peer::Srq { name, pd, xrcd, tags } => match tags {
+                Some(tags) => self.create_tag_srq(name, pd.as_ref(), tags)?,
+                None => self.create_srq(name, pd.as_ref(), xrcd.as_ref())?,
+            },
+            Peer::Tag(tag) => self.post_tag(tag)?,
             Peer::Qp(spec) => self.create_qp(spec)?,
             Peer::Restart(spec) => self.restart(spec)?,
             Peer::Modify(modify) => self.modify(modify)?,
@@ -82,6 +111,10 @@ impl Run<'_> {
             Peer::Arm { qp, solicited } => {
                 let cq = self.completes(qp)?.cq;
                 self.target.arm(cq, *solicited)?;
+            }
+            Peer::Resize { qp, entries } => {
+                let (cq, entries) = (self.completes(qp)?.cq, entries.value(&self.names)?);
+                self.target.resize(cq, entries as u32)?;
             }
             Peer::Connection(name, act) => self.connection(name, act)?,
             query => self.query(query)?,
@@ -131,6 +164,7 @@ impl Run<'_> {
                 })?;
                 reached.ok_or_else(|| differs(format!("{qp} is in {state}"), format!("it is in {last}")))
             }
+            Peer::Attributes(wanted) => self.attributes(wanted),
             Peer::Memory { mr, at, data, within } => {
                 let region = self.objects.region(mr)?;
                 let at = at.value(&self.names)?;
@@ -216,6 +250,32 @@ impl Run<'_> {
         self.names.insert(format!("{object}.{part}"), value);
     }
 
+    /// Fails if a query of a queue pair reports other attributes.
+    fn attributes(&mut self, wanted: &Wanted) -> Result<(), Stop> {
+        let Wanted { qp, numbers, access, migration } = wanted;
+        let is = self.target.attributes(self.objects.tie(Some(qp))?.qp)?;
+        self.compare(&format!("{qp} has"), numbers, &is.numbers)?;
+        if let Some(access) = access.filter(|access| *access != is.access) {
+            return Err(differs(format!("{qp} has the rights {access:#x}"), format!("{:#x}", is.access)));
+        }
+        match migration.as_ref().filter(|migration| **migration != is.migration) {
+            Some(migration) => Err(differs(format!("{qp} is {migration}"), is.migration)),
+            None => Ok(()),
+        }
+    }
+
+    /// Fails if one of the numbers differs.
+    fn compare(&self, what: &str, wanted: &Numbers, is: &BTreeMap<&'static str, u64>) -> Result<(), Stop> {
+        for (name, number) in wanted {
+            let (wanted, is) = (number.value(&self.names)?, is.get(name).copied());
+            if is != Some(wanted) {
+                let is = is.map_or_else(|| "nothing".to_owned(), |is| format!("{name}={is}"));
+                return Err(differs(format!("{what} {name}={wanted}"), is));
+            }
+        }
+        Ok(())
+    }
+
     fn pieces(&self, sges: &[Sge]) -> Result<Vec<Piece>, Stop> {
         let piece = |sge: &Sge| {
             let (at, len) = (sge.at.value(&self.names)?, sge.len.value(&self.names)?);
@@ -246,6 +306,8 @@ impl Run<'_> {
             min_rnr_timer: byte("rnr_timer")?,
             max_rd_atomic: byte("rd_atomic")?,
             max_dest_rd_atomic: byte("dest_rd_atomic")?,
+            traffic_class: self.traffic_class(numbers)?,
+            hop_limit: byte("hop_limit")?,
             notify: get("notify")?.is_some_and(|value| value != 0),
             ..Change::default()
         })
@@ -330,6 +392,7 @@ impl Run<'_> {
         if !tie.is_datagram() {
             rtr.dest = Some((tie.near, self.card.near[0]));
             rtr.traffic_class = self.traffic_class(numbers)?;
+            rtr.hop_limit = self.change(numbers)?.hop_limit;
             (rtr.path_mtu, rtr.rq_psn) = (Some(self.begin(tie, "mtu")), Some(self.begin(tie, "psn")));
         }
         if tie.is_reliable() {
@@ -394,6 +457,7 @@ impl Run<'_> {
             srqn: number("srqn", 0)? as u32,
             datagram: tie.is_datagram().then_some((dest.0, dest.1, qkey)),
             traffic_class: self.traffic_class(&post.numbers)?,
+            hop_limit: number("hop_limit", 64)? as u8,
         };
         check_refusal(self.target.post_send(tie.qp, &work), post.refused)
     }
@@ -414,19 +478,22 @@ impl Run<'_> {
 
     /// Returns the next completion of a queue pair.
     fn completion(&mut self, tie: &Tie) -> Answer<Option<Completed>> {
-        let new = self.target.poll(tie.cq)?;
+        let mut new = self.target.poll(tie.cq)?;
+        if tie.qpn == ANY {
+            new.iter_mut().for_each(|done| done.qpn = ANY);
+        }
         self.objects.completed.extend(new);
         let at = self.objects.completed.iter().position(|done| done.qpn == tie.qpn);
         Ok(at.map(|at| self.objects.completed.remove(at)))
     }
 
-    /// Returns the queue pair with this name; for an XRC SRQ, the first queue pair that completes
-    /// in its completion queue.
+    /// Returns the queue pair with this name; for an SRQ with a completion queue of its own, a stand-in
+    /// for the queue pairs that complete there.
     fn completes(&self, name: &str) -> Result<Tie, Stop> {
         match self.objects.srqs.get(name).and_then(|queue| queue.cq) {
             Some(cq) => {
                 let nothing = || Stop::Script(format!("`{name}` has no completion queue"));
-                Ok(Tie { cq, ..self.objects.ties.first().ok_or_else(nothing)?.clone() })
+                Ok(Tie { cq, qpn: ANY, ..self.objects.ties.first().ok_or_else(nothing)?.clone() })
             }
             None => self.objects.tie(Some(name)).cloned(),
         }
@@ -445,12 +512,18 @@ impl Run<'_> {
         for (name, number) in &wanted.numbers {
             let value = number.value(&self.names)?;
             let is = match *name {
-                "bytes" => Some(done.byte_len),
-                "imm" => done.imm,
-                "invalidated" => done.invalidated,
-                _ => Some(done.src_qp),
+                "bytes" => Some(done.byte_len.into()),
+                "imm" => done.imm.map(u64::from),
+                "invalidated" => done.invalidated.map(u64::from),
+                "tag" => done.tag.map(|(tag, _)| tag),
+                "context" => done.tag.map(|(_, context)| context.into()),
+                "grh" => Some(u64::from(done.flags & GRH != 0)),
+                "matched" => Some(u64::from(done.flags & TM_MATCH != 0)),
+                "valid" => Some(u64::from(done.flags & TM_DATA_VALID != 0)),
+                "asks_sync" => Some(u64::from(done.flags & TM_SYNC_REQ != 0)),
+                _ => Some(done.src_qp.into()),
             };
-            wrong |= is.map(u64::from) != Some(value);
+            wrong |= is != Some(value);
             details += &format!(" {name}={value}");
         }
         if wrong { Err(differs(expected + &details, done.to_string())) } else { Ok(()) }
@@ -458,18 +531,19 @@ impl Run<'_> {
 
     fn connection(&mut self, name: &str, act: &Act) -> Result<(), Stop> {
         match act {
-            Act::Listen { space } => {
-                let (id, port) = self.target.listen(space)?;
+            Act::Listen { space, backlog } => {
+                let backlog = backlog.as_ref().map(|backlog| backlog.value(&self.names)).transpose()?;
+                let (id, port) = self.target.listen(space, backlog.map(|backlog| backlog as u32))?;
                 let high = if space == "UDP" { UDP } else { TCP };
                 self.name(name, "port", port.into());
                 self.name(name, "service", high << 16 | u64::from(port));
                 self.objects.ids.insert(name.to_owned(), id);
             }
-            Act::Request { of, private, within } => {
+            Act::Request { of, private, numbers, within } => {
                 let listener = self.objects.id(of)?;
                 let matches = |event: &ConnectionEvent| event.listener == Some(listener);
                 let event = self.next_event(&format!("a request for {of}"), within, matches)?;
-                self.check_private_data(&event, private.as_ref())?;
+                self.check_details(&event, private.as_ref(), numbers)?;
                 self.objects.ids.insert(name.to_owned(), event.id);
             }
             Act::Connect { qp, space, private, numbers } => {
@@ -499,23 +573,7 @@ impl Run<'_> {
                 self.target.destroy_id(self.objects.id(name)?)?;
                 self.objects.ids.remove(name);
             }
-            Act::Event { event, status, private, within } => {
-                let id = self.objects.id(name)?;
-                let expected = format!("event {event} of {name}");
-                let matches = |event: &ConnectionEvent| event.id == id && event.listener.is_none();
-                let received = self.next_event(&expected, within, matches)?;
-                if received.name != *event {
-                    return Err(differs(expected, format!("{} with status {}", received.name, received.status)));
-                }
-                if let Some(status) = status {
-                    let wanted = status.value(&self.names)?.cast_signed();
-                    if received.status != wanted {
-                        let expected = format!("{expected} with status {wanted}");
-                        return Err(differs(expected, format!("status {}", received.status)));
-                    }
-                }
-                self.check_private_data(&received, private.as_ref())?;
-            }
+            Act::Event(awaited) => self.expect_event(name, awaited)?,
             Act::Quiet { time } => {
                 let id = self.objects.id(name)?;
                 self.pass(time)?;
@@ -558,8 +616,27 @@ impl Run<'_> {
         found.ok_or_else(|| differs(expected.into(), others))
     }
 
-    /// Fails if an event has other private data. librdmacm pads private data with zeros.
-    fn check_private_data(&self, event: &ConnectionEvent, private: Option<&Data>) -> Result<(), Stop> {
+    fn expect_event(&mut self, name: &str, awaited: &Awaited) -> Result<(), Stop> {
+        let Awaited { event, status, private, numbers, within } = awaited;
+        let id = self.objects.id(name)?;
+        let expected = format!("event {event} of {name}");
+        let matches = |event: &ConnectionEvent| event.id == id && event.listener.is_none();
+        let received = self.next_event(&expected, within, matches)?;
+        if received.name != *event {
+            return Err(differs(expected, format!("{} with status {}", received.name, received.status)));
+        }
+        if let Some(status) = status {
+            let wanted = status.value(&self.names)?.cast_signed();
+            if received.status != wanted {
+                return Err(differs(format!("{expected} with status {wanted}"), format!("status {}", received.status)));
+            }
+        }
+        self.check_details(&received, private.as_ref(), numbers)
+    }
+
+    /// Fails if an event has other numbers or private data. librdmacm pads private data with zeros.
+    fn check_details(&self, event: &ConnectionEvent, private: Option<&Data>, numbers: &Numbers) -> Result<(), Stop> {
+        self.compare(&format!("{} with", event.name), numbers, &event.numbers)?;
         let Some(data) = private else { return Ok(()) };
         let mut wanted = data.bytes(&self.names)?;
         wanted.resize(wanted.len().max(event.private_data.len()), 0);
@@ -574,5 +651,36 @@ fn check_refusal(answer: Answer<()>, refused: bool) -> Result<(), Stop> {
         (Ok(()), true) => Err(differs("the verb fails".into(), "the verb succeeds".into())),
         (Err(refusal), true) if refusal.errno != 0 => Ok(()),
         (answer, _) => Ok(answer?),
+    }
+}
+
+impl Run<'_> {
+    fn create_tag_srq(&mut self, name: &str, pd: Option<&String>, tags: &Number) -> Result<(), Stop> {
+        let (pd, tags) = (self.objects.domain(pd)?, tags.value(&self.names)?);
+        let (srq, cq) = self.target.create_tag_srq(pd, tags as u32)?;
+        self.objects.srqs.insert(name.to_owned(), Srq { srq, cq: Some(cq) });
+        Ok(())
+    }
+
+    fn post_tag(&mut self, tag: &Tag) -> Result<(), Stop> {
+        let Tag { srq, operation, name, id, sges, numbers } = tag;
+        let (number, posted) = (|name, default| self.attribute(numbers, name, default), &self.objects.tags);
+        let removed =
+            name.as_ref().filter(|_| *operation == "DEL").map(|name| known(posted, "tag", name)).transpose()?;
+        let work = TagWork {
+            operation: (*operation).to_owned(),
+            wr_id: id.value(&self.names)?,
+            recv_id: number("receive", 0)?,
+            tag: number("tag", 0)?,
+            mask: number("mask", u64::MAX)?,
+            pieces: self.pieces(sges)?,
+            handle: removed.unwrap_or(0),
+            unexpected: numbers.get("unexpected").map(|count| count.value(&self.names)).transpose()?.map(|n| n as u32),
+        };
+        let handle = self.target.post_tag(known(&self.objects.srqs, "SRQ", srq)?.srq, &work)?;
+        if let (Some(name), "ADD") = (name, *operation) {
+            self.objects.tags.insert(name.clone(), handle);
+        }
+        Ok(())
     }
 }

@@ -59,7 +59,7 @@ impl<'a> Run<'a> {
         let mut names = names.clone();
         names.insert("near.id".into(), card.first_near.into());
         names.insert("near.guid".into(), card.guid);
-        for (end, gid) in [("near", card.near[0]), ("card", card.address)] {
+        for (end, gid) in [("near", card.near[0]), ("stranger", card.near[1]), ("card", card.address)] {
             let address = u128::from_be_bytes(gid.0);
             names.insert(format!("{end}.high"), (address >> 64) as u64);
             names.insert(format!("{end}.low"), address as u64);
@@ -118,7 +118,7 @@ impl Tie {
     }
 }
 
-/// A shared receive queue; one of XRC has a completion queue of its own.
+/// A shared receive queue; one of XRC, or for tags, has a completion queue of its own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Srq {
     pub(super) srq: Handle,
@@ -136,6 +136,8 @@ pub(super) struct Objects {
     pub(super) srqs: BTreeMap<String, Srq>,
     pub(super) xrc_domains: BTreeMap<String, Handle>,
     pub(super) windows: BTreeMap<String, Handle>,
+    /// Handles of posted tags.
+    pub(super) tags: BTreeMap<String, u32>,
     /// Identifiers of librdmacm.
     pub(super) ids: BTreeMap<String, Handle>,
     /// Events that no step has consumed.

@@ -1,17 +1,18 @@
 //! Parses a line into a step.
 
 use super::steps::{
-    Act, Bind, Completion, Count, Damage, Data, Expectation, Figure, Modify, Numbers, Peer, Post, QpSpec, Sge, Skips,
-    Spec, Step,
+    Act, Awaited, Bind, Completion, Count, Damage, Data, Expectation, Figure, Modify, Numbers, Peer, Post, QpSpec, Sge,
+    Skips, Spec, Step, Tag, Wanted,
 };
 use crate::figures::Unit;
 use crate::number::Number;
+use crate::target::{QUERIED, REPORTED};
 use crate::{layout, mad};
 use roxe_peer::protocol::from_hex;
 use std::net::IpAddr;
 
 /// Attributes of queue pairs, at creation and in a modify.
-const ATTRIBUTES: [&str; 18] = [
+const ATTRIBUTES: [&str; 19] = [
     "mtu",
     "rq_psn",
     "sq_psn",
@@ -30,11 +31,12 @@ const ATTRIBUTES: [&str; 18] = [
     "notify",
     "alt_timeout",
     "dscp",
+    "hop_limit",
 ];
 /// States of path migration.
 const MIGRATION: [&str; 3] = ["MIGRATED", "REARM", "ARMED"];
 /// Numbers of a send work request.
-const POSTED: [&str; 12] = [
+const POSTED: [&str; 13] = [
     "remote",
     "rkey",
     "imm",
@@ -47,9 +49,11 @@ const POSTED: [&str; 12] = [
     "length",
     "srqn",
     "dscp",
+    "hop_limit",
 ];
 /// Numbers of a completion.
-const COMPLETED: [&str; 4] = ["bytes", "imm", "src_qp", "invalidated"];
+const COMPLETED: [&str; 10] =
+    ["bytes", "imm", "src_qp", "invalidated", "grh", "tag", "context", "matched", "valid", "asks_sync"];
 /// Flags of a send work request.
 const FLAGS: [&str; 3] = ["FENCE", "SOLICITED", "UNSIGNALED"];
 /// States of queue pairs.
@@ -69,6 +73,9 @@ const OPERATIONS: [&str; 9] = [
 const LIMIT: &str = "500ms";
 /// Default time without packets, completions or events.
 const IDLE: &str = "20ms";
+/// Verbs that a script may expect to fail, besides `post` and `modify`.
+const CAN_FAIL: [&str; 12] =
+    ["reg", "rereg", "dereg", "srq", "qp", "recv", "mw", "bind", "join", "leave", "resize", "limit"];
 /// Words without a value in `send` and `expect`.
 const WITHOUT_VALUE: [&str; 11] =
     ["within", "after", "each", "eventually", "stranger", "ackreq", "solicited", "migreq", "becn", "fecn", "noackreq"];
@@ -179,7 +186,7 @@ fn expectation(service: &str, words: &mut Words<'_>) -> Result<Expectation, Stri
     if since.is_some() && after.is_none() {
         return Err("since= needs `after TIME`".into());
     }
-    let dscp = words.number("dscp")?;
+    let (dscp, ttl) = (words.number("dscp")?, words.number("ttl")?);
     let spec = spec(service, words)?;
     let is_ack = spec.opcode & 0x1f == 0x11 && spec.name == "ACK";
     let skips = match (each, eventually) {
@@ -189,7 +196,7 @@ fn expectation(service: &str, words: &mut Words<'_>) -> Result<Expectation, Stri
         _ if spec.message.is_some() => Skips::Mra,
         _ => Skips::Nothing,
     };
-    Ok(Expectation { spec, after, since, within, dscp, skips })
+    Ok(Expectation { spec, after, since, within, dscp, ttl, skips })
 }
 
 fn count(service: &str, words: &mut Words<'_>) -> Result<Count, String> {
@@ -203,6 +210,14 @@ fn count(service: &str, words: &mut Words<'_>) -> Result<Count, String> {
 
 fn peer(service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
     let verb = words.next("the verb")?;
+    if CAN_FAIL.contains(&verb) && words.flag("refused") {
+        return Ok(Peer::Refused(Box::new(done(verb, service, words)?)));
+    }
+    done(verb, service, words)
+}
+
+/// Parses a step of the far side behind its verb.
+fn done(verb: &str, service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
     let name = words.next("the name of an object")?.to_owned();
     Ok(match verb {
         "pd" => Peer::Pd(name),
@@ -215,7 +230,14 @@ fn peer(service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
             edge: words.number("edge")?,
         },
         "dereg" => Peer::Deregister(name),
-        "srq" => Peer::Srq { name, pd: words.owned("pd"), xrcd: words.owned("xrcd") },
+        "rereg" => Peer::Reregister { mr: name, access: access(words.required("access")?)? },
+        "srq" => {
+            let tags = words.number("tags")?;
+            Peer::Srq { name, pd: words.owned("pd"), xrcd: words.owned("xrcd"), tags }
+        }
+        "tag" => Peer::Tag(Box::new(tag(name, "ADD", words)?)),
+        "untag" => Peer::Tag(Box::new(tag(name, "DEL", words)?)),
+        "sync" => Peer::Tag(Box::new(tag(name, "SYNC", words)?)),
         "xrcd" => Peer::Xrcd(name),
         "qp" => Peer::Qp(Box::new(new_qp(service, name, words)?)),
         "restart" => {
@@ -238,6 +260,12 @@ fn peer(service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
             let within = words.time_or("within", LIMIT)?;
             Peer::State { qp: name, state: one_of(&STATES, words.next("the state")?)?, within }
         }
+        "attributes" => Peer::Attributes(Box::new(Wanted {
+            qp: name,
+            access: words.text("access").map(access).transpose()?,
+            migration: words.text("migration").map(|word| one_of(&MIGRATION, word)).transpose()?,
+            numbers: numbers(words, &QUERIED)?,
+        })),
         "memory" => {
             let within = words.time_or("within", "0ns")?;
             Peer::Memory { mr: name, at: words.number_or("at", "0")?, data: words.required_data()?, within }
@@ -249,6 +277,7 @@ fn peer(service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
         "arm" => Peer::Arm { qp: name, solicited: words.flag("solicited") },
         "wakes" => Peer::Wakes { qp: name, within: words.time_or("within", LIMIT)? },
         "sleeps" => Peer::Sleeps { qp: name, time: words.time_or("for", IDLE)? },
+        "resize" => Peer::Resize { qp: name, entries: Number::parse(words.next("the number of entries")?)? },
         "limit" => Peer::Limit { srq: name, limit: Number::parse(words.next("the limit")?)? },
         "mw" => Peer::Window { name, kind: words.number_or("type", "2")?, pd: words.owned("pd") },
         "bind" => Peer::Bind(Box::new(bind(name, words)?)),
@@ -286,6 +315,12 @@ fn modify(qp: String, words: &mut Words<'_>) -> Result<Modify, String> {
         refused: words.flag("refused"),
         numbers: numbers(words, &ATTRIBUTES)?,
     })
+}
+
+fn tag(srq: String, operation: &'static str, words: &mut Words<'_>) -> Result<Tag, String> {
+    let name = if operation == "SYNC" { None } else { Some(words.next("the name of the tag")?.to_owned()) };
+    let numbers = numbers(words, &["receive", "tag", "mask", "unexpected"])?;
+    Ok(Tag { srq, operation, name, id: words.required_number("id")?, sges: sges(words)?, numbers })
 }
 
 fn bind(qp: String, words: &mut Words<'_>) -> Result<Bind, String> {
@@ -372,10 +407,10 @@ const EVENTS: [&str; 8] = [
 /// Parses a function of librdmacm; `None` for other verbs.
 fn act(verb: &str, words: &mut Words<'_>) -> Result<Option<Act>, String> {
     Ok(Some(match verb {
-        "listen" => Act::Listen { space: space(words)? },
+        "listen" => Act::Listen { space: space(words)?, backlog: words.number("backlog")? },
         "request" => {
-            let within = words.time_or("within", LIMIT)?;
-            Act::Request { of: words.required("of")?.into(), private: words.data()?, within }
+            let (within, numbers) = (words.time_or("within", LIMIT)?, numbers(words, &REPORTED)?);
+            Act::Request { of: words.required("of")?.into(), private: words.data()?, numbers, within }
         }
         "connect" => Act::Connect {
             qp: words.required("qp")?.into(),
@@ -397,7 +432,8 @@ fn act(verb: &str, words: &mut Words<'_>) -> Result<Option<Act>, String> {
         "cm" => {
             let within = words.time_or("within", LIMIT)?;
             let event = one_of(&EVENTS, words.next("the event")?)?;
-            Act::Event { event, status: words.number("status")?, private: words.data()?, within }
+            let (status, numbers) = (words.number("status")?, numbers(words, &REPORTED)?);
+            Act::Event(Box::new(Awaited { event, status, private: words.data()?, numbers, within }))
         }
         "quiet" => Act::Quiet { time: words.time_or("for", IDLE)? },
         _ => return Ok(None),
@@ -499,8 +535,8 @@ impl<'a> Words<'a> {
         Number::parse(self.required(name)?)
     }
 
-    /// Removes the words for bytes (`len=` with `from=` or `fill=`, `data=`, `hex=`, `word=` or
-    /// `quad=`) and returns the bytes.
+    /// Removes the words for bytes (`len=` with `from=` or `fill=`, `data=`, `hex=`, `word=`, `quad=`
+    /// or `parts=`) and returns the bytes.
     fn data(&mut self) -> Result<Option<Data>, String> {
         if let Some(text) = self.text("data") {
             let inside = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
@@ -509,6 +545,9 @@ impl<'a> Words<'a> {
         if let Some(text) = self.text("hex") {
             let bytes = from_hex(text).ok_or("hex= needs pairs of hexadecimal digits")?;
             return Ok(Some(Data::Bytes(bytes)));
+        }
+        if let Some(text) = self.text("parts") {
+            return text.split(',').map(part).collect::<Result<_, _>>().map(|parts| Some(Data::Parts(parts)));
         }
         for (name, bytes) in [("word", 4), ("quad", 8)] {
             if let Some(value) = self.number(name)? {
@@ -543,6 +582,18 @@ impl<'a> Words<'a> {
     fn finish(&self) -> Result<(), String> {
         self.0.first().map_or(Ok(()), |word| Err(format!("`{word}` is not an argument of this step")))
     }
+}
+
+/// Parses a part of `parts=`.
+fn part(text: &str) -> Result<Data, String> {
+    let (kind, value) = text.split_once(':').ok_or("a part is `hex:DIGITS`, `word:N`, `quad:N` or `zeros:N`")?;
+    Ok(match kind {
+        "hex" => Data::Bytes(from_hex(value).ok_or("hex: needs pairs of hexadecimal digits")?),
+        "word" => Data::Word { value: Number::parse(value)?, bytes: 4 },
+        "quad" => Data::Word { value: Number::parse(value)?, bytes: 8 },
+        "zeros" => Data::Fill { len: Number::parse(value)?, byte: Number::parse("0")? },
+        _ => return Err(format!("there is no part `{kind}`")),
+    })
 }
 
 /// Removes every `NAME=NUMBER` with one of these names and returns the numbers.

@@ -87,6 +87,8 @@ pub(crate) struct Expectation {
     pub(crate) within: Number,
     /// Upper 6 bits of TOS or traffic class.
     pub(crate) dscp: Option<Number>,
+    /// TTL or hop limit.
+    pub(crate) ttl: Option<Number>,
     pub(crate) skips: Skips,
 }
 
@@ -136,6 +138,8 @@ pub(crate) enum Data {
         value: Number,
         bytes: usize,
     },
+    /// One after the other.
+    Parts(Vec<Self>),
 }
 
 /// Maximum length of the data of a step, in bytes.
@@ -150,6 +154,10 @@ impl Data {
         };
         Ok(match self {
             Self::Bytes(bytes) => bytes.clone(),
+            Self::Parts(parts) => {
+                let parts = parts.iter().map(|part| part.bytes(names)).collect::<Result<Vec<_>, _>>()?;
+                parts.concat()
+            }
             Self::Word { value, bytes } => value.value(names)?.to_be_bytes()[8 - bytes..].to_vec(),
             Self::Fill { len, byte } => vec![byte.value(names)? as u8; many(len)? as usize],
             Self::Pattern { len, from } => {
@@ -168,6 +176,8 @@ pub(crate) const fn pattern(at: u64) -> u8 {
 /// A step of the far side.
 #[derive(Debug)]
 pub(crate) enum Peer {
+    /// `refused` behind another verb, which must fail.
+    Refused(Box<Self>),
     /// `pd NAME`
     Pd(String),
     /// `reg NAME`
@@ -182,8 +192,12 @@ pub(crate) enum Peer {
     },
     /// `dereg NAME`
     Deregister(String),
+    /// `rereg NAME`: changes the rights of a region.
+    Reregister { mr: String, access: u32 },
     /// `srq NAME`
-    Srq { name: String, pd: Option<String>, xrcd: Option<String> },
+    Srq { name: String, pd: Option<String>, xrcd: Option<String>, tags: Option<Number> },
+    /// `tag SRQ NAME`, `untag SRQ NAME` and `sync SRQ`
+    Tag(Box<Tag>),
     /// `xrcd NAME`
     Xrcd(String),
     /// `qp NAME`: creates a queue pair and connects it to the near side.
@@ -204,6 +218,8 @@ pub(crate) enum Peer {
     Idle { qp: String, time: Number },
     /// `state NAME STATE`
     State { qp: String, state: String, within: Number },
+    /// `attributes NAME`: a query reports these attributes.
+    Attributes(Box<Wanted>),
     /// `memory NAME`
     Memory { mr: String, at: Number, data: Data, within: Number },
     /// `checksum NAME`: these bytes have a valid IP checksum.
@@ -220,6 +236,8 @@ pub(crate) enum Peer {
     Wakes { qp: String, within: Number },
     /// `sleeps NAME`: that event does not come for this time.
     Sleeps { qp: String, time: Number },
+    /// `resize NAME N`: changes the number of entries of its completion queue.
+    Resize { qp: String, entries: Number },
     /// `limit SRQ N`
     Limit { srq: String, limit: Number },
     /// `mw NAME`
@@ -246,6 +264,19 @@ pub(crate) struct Modify {
     pub(crate) refused: bool,
 }
 
+/// An operation on the tags of a shared receive queue.
+#[derive(Debug)]
+pub(crate) struct Tag {
+    pub(crate) srq: String,
+    /// ADD, DEL or SYNC.
+    pub(crate) operation: &'static str,
+    /// The tag to add or to remove.
+    pub(crate) name: Option<String>,
+    pub(crate) id: Number,
+    pub(crate) sges: Vec<Sge>,
+    pub(crate) numbers: Numbers,
+}
+
 #[derive(Debug)]
 pub(crate) struct Bind {
     pub(crate) qp: String,
@@ -261,9 +292,9 @@ pub(crate) struct Bind {
 #[derive(Debug)]
 pub(crate) enum Act {
     /// `listen NAME`
-    Listen { space: String },
+    Listen { space: String, backlog: Option<Number> },
     /// `request NAME of=LISTENER`: gives the next request a name.
-    Request { of: String, private: Option<Data>, within: Number },
+    Request { of: String, private: Option<Data>, numbers: Numbers, within: Number },
     /// `connect NAME qp=QP`
     Connect { qp: String, space: String, private: Option<Data>, numbers: Numbers },
     /// `accept NAME qp=QP`
@@ -279,9 +310,28 @@ pub(crate) enum Act {
     /// `forget NAME`
     Forget,
     /// `cm NAME EVENT`: expects the next event.
-    Event { event: String, status: Option<Number>, private: Option<Data>, within: Number },
+    Event(Box<Awaited>),
     /// `quiet NAME`: no event for this time.
     Quiet { time: Number },
+}
+
+/// An event of librdmacm.
+#[derive(Debug)]
+pub(crate) struct Awaited {
+    pub(crate) event: String,
+    pub(crate) status: Option<Number>,
+    pub(crate) private: Option<Data>,
+    pub(crate) numbers: Numbers,
+    pub(crate) within: Number,
+}
+
+/// Attributes that a query reports.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    pub(crate) qp: String,
+    pub(crate) numbers: Numbers,
+    pub(crate) access: Option<u32>,
+    pub(crate) migration: Option<String>,
 }
 
 /// Attributes by name.

@@ -50,6 +50,10 @@ fn alterations(line: &str) -> Vec<String> {
         words.join(" ")
     };
     let mut altered = Vec::new();
+    if let ["peer", verb @ .., "refused"] = &words[..] {
+        altered.push(format!("peer {}", verb.join(" ")));
+        return altered;
+    }
     let numbers_from = match words[..] {
         ["expect", opcode, ..] => {
             altered.push(String::new());
@@ -61,7 +65,7 @@ fn alterations(line: &str) -> Vec<String> {
             altered.extend(range.map(|at| replaced(at, "range=9999..9999".to_owned())));
             return altered;
         }
-        ["peer", "complete" | "memory" | "checksum" | "request" | "cm", ..] => 3,
+        ["peer", "attributes" | "complete" | "memory" | "checksum" | "request" | "cm", ..] => 3,
         ["peer", "state", _, state, ..] => {
             altered.push(replaced(3, if state == "ERR" { "RTS" } else { "ERR" }.to_owned()));
             return altered;
@@ -78,6 +82,8 @@ fn alterations(line: &str) -> Vec<String> {
                 "as" | "of" | "since" => continue,
                 "status" if value == "SUCCESS" => "LOC_LEN_ERR".to_owned(),
                 "status" => "SUCCESS".to_owned(),
+                "access" => if value == "none" { "all" } else { "none" }.to_owned(),
+                "migration" => if value == "REARM" { "ARMED" } else { "REARM" }.to_owned(),
                 "opcode" if value == "RECV" => "SEND".to_owned(),
                 "opcode" => "RECV".to_owned(),
                 "hex" => {

@@ -66,6 +66,8 @@ pub const WC_STATUSES: Table = &[
     ("FATAL_ERR", 19),
     ("RESP_TIMEOUT_ERR", 20),
     ("GENERAL_ERR", 21),
+    ("TM_ERR", 22),
+    ("TM_RNDV_INCOMPLETE", 23),
 ];
 
 /// `enum ibv_wc_opcode`.
@@ -79,10 +81,26 @@ pub const WC_OPCODES: Table = &[
     ("LOCAL_INV", 6),
     ("RECV", 128),
     ("RECV_RDMA_WITH_IMM", 129),
+    ("TM_ADD", 130),
+    ("TM_DEL", 131),
+    ("TM_SYNC", 132),
+    ("TM_RECV", 133),
+    ("TM_NO_TAG", 134),
 ];
 
 /// `enum ibv_wc_flags`.
-pub const WC_FLAGS: Table = &[("GRH", 1), ("WITH_IMM", 2), ("IP_CSUM_OK", 4), ("WITH_INV", 8)];
+pub const WC_FLAGS: Table = &[
+    ("GRH", 1),
+    ("WITH_IMM", 2),
+    ("IP_CSUM_OK", 4),
+    ("WITH_INV", 8),
+    ("TM_SYNC_REQ", 16),
+    ("TM_MATCH", 32),
+    ("TM_DATA_VALID", 64),
+];
+
+/// `enum ibv_ops_wr_opcode`: operations on the tags of a shared receive queue.
+pub const TAG_OPERATIONS: Table = &[("ADD", 0), ("DEL", 1), ("SYNC", 2)];
 
 /// `enum ibv_event_type`.
 pub const EVENTS: Table = &[

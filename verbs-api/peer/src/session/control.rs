@@ -26,27 +26,46 @@ impl Session {
         Ok(json!({"mr": self.table.insert(Object::Mr(mr)), "addr": addr, "lkey": lkey, "rkey": rkey}))
     }
 
+    pub(super) fn rereg(&mut self, args: &Args) -> Result<Value> {
+        let mr = self.table.mr(args.number("mr")?)?;
+        let access = args.flags("access", names::ACCESS)?.ok_or_else(|| Refusal::invalid("access is missing"))?;
+        mr.set_access(access)?;
+        Ok(json!({"lkey": mr.lkey(), "rkey": mr.rkey()}))
+    }
+
     pub(super) fn alloc_pd(&mut self) -> Result<Value> {
         self.table.has_room(0)?;
         let pd = Rc::new(Pd::alloc(&self.context)?);
         Ok(json!({"pd": self.table.insert(Object::Pd(pd))}))
     }
 
-    fn new_cq(&mut self, entries: u32) -> Result<(u64, Rc<Cq>)> {
+    fn new_cq(&mut self, entries: u32, reports_tags: bool) -> Result<(u64, Rc<Cq>)> {
         self.table.has_room(0)?;
-        let cq = Rc::new(Cq::create(&self.context, entries)?);
+        let create: fn(&_, _) -> _ = if reports_tags { Cq::create_for_tags } else { Cq::create };
+        let cq = Rc::new(create(&self.context, entries)?);
         Ok((self.table.insert(Object::Cq(Rc::clone(&cq))), cq))
     }
 
     pub(super) fn create_cq(&mut self, args: &Args) -> Result<Value> {
-        let (handle, cq) = self.new_cq(entries(args, "cqe")?)?;
+        let (handle, cq) = self.new_cq(entries(args, "cqe")?, args.is_set("tags")?)?;
         Ok(json!({"cq": handle, "cqe": cq.cqe()}))
+    }
+
+    pub(super) fn resize_cq(&mut self, args: &Args) -> Result<Value> {
+        let cq = self.table.cq(args.number("cq")?)?;
+        cq.resize(entries(args, "cqe")?)?;
+        Ok(json!({"cqe": cq.cqe()}))
     }
 
     pub(super) fn create_srq(&mut self, args: &Args) -> Result<Value> {
         self.table.has_room(0)?;
         let (max_wr, max_sge) = (entries(args, "max_wr")?, args.or("max_sge", 1)?);
         let pd = self.pd(args)?;
+        if let Some(tags) = args.optional("tags")? {
+            let cq = self.table.cq(args.number("cq")?)?;
+            let srq = Rc::new(Srq::create_for_tags(&pd, [max_wr, max_sge, tags], cq)?);
+            return Ok(json!({"srq": self.table.insert(Object::Srq(srq))}));
+        }
         let Some(xrcd) = args.optional("xrcd")? else {
             let srq = Rc::new(Srq::create(&pd, max_wr, max_sge)?);
             return Ok(json!({"srq": self.table.insert(Object::Srq(srq))}));
@@ -79,7 +98,7 @@ impl Session {
         };
         let (cq, send_cq) = match args.optional("cq")? {
             Some(handle) => (handle, self.table.cq(handle)?),
-            None => self.new_cq(max_send_wr + max_recv_wr)?,
+            None => self.new_cq(max_send_wr + max_recv_wr, false)?,
         };
         let (recv_handle, recv_cq) = match args.optional("recv_cq")? {
             Some(handle) => (handle, self.table.cq(handle)?),
@@ -192,7 +211,8 @@ fn qp_values(attr: &ibv_qp_attr) -> Value {
         "port": attr.port_num, "pkey_index": attr.pkey_index, "sq_draining": attr.sq_draining != 0,
         "max_rd_atomic": attr.max_rd_atomic, "max_dest_rd_atomic": attr.max_dest_rd_atomic,
         "min_rnr_timer": attr.min_rnr_timer, "timeout": attr.timeout, "retry_cnt": attr.retry_cnt,
-        "rnr_retry": attr.rnr_retry,
+        "rnr_retry": attr.rnr_retry, "alt_timeout": attr.alt_timeout,
+        "path_mig": names::name(names::MIGRATION, attr.path_mig_state.unsigned_abs()),
     })
 }
 

@@ -2,8 +2,8 @@
 
 use super::{Session, deadline};
 use crate::protocol::{Args, Refusal, Result, limits, names, to_hex, to_runs};
-use crate::verbs::Segment;
-use roxe_abi::{ibv_send_wr, ibv_wc, wr_atomic, wr_rdma, wr_ud, wr_union};
+use crate::verbs::{Entry, Segment};
+use roxe_abi::{ibv_ops_wr, ibv_send_wr, ops_tm, ops_tm_add, wr_atomic, wr_rdma, wr_ud, wr_union};
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -11,6 +11,9 @@ const UD: u32 = 4;
 const INLINE: u32 = 8;
 const WITH_IMM: u32 = 2;
 const WITH_INV: u32 = 8;
+/// `IBV_OPS_SIGNALED` and `IBV_OPS_TM_SYNC`.
+const TAG_SIGNALED: i32 = 1;
+const TAG_SYNC: i32 = 2;
 
 /// The members of a segment: a part of a region, or numbers, which may be wrong on purpose.
 const SEGMENT: &[&str] = &["mr", "offset", "length", "addr", "lkey"];
@@ -91,6 +94,24 @@ impl Session {
         }
     }
 
+    /// Posts a signaled operation on the tags of a shared receive queue.
+    pub(super) fn post_tag(&mut self, args: &Args) -> Result<Value> {
+        let (srq, operation) = (self.table.srq(args.number("srq")?)?, args.named("op", names::TAG_OPERATIONS)?);
+        let add = ops_tm_add {
+            recv_wr_id: args.or("recv_wr_id", 0)?,
+            tag: args.or("tag", 0)?,
+            mask: args.or("mask", u64::MAX)?,
+            ..ops_tm_add::ZERO
+        };
+        let unexpected: Option<u32> = args.optional("unexpected")?;
+        let tm = ops_tm { unexpected_cnt: unexpected.unwrap_or(0), handle: args.or("handle", 0)?, add };
+        let flags = if unexpected.is_some() { TAG_SIGNALED | TAG_SYNC } else { TAG_SIGNALED };
+        let opcode = operation.cast_signed();
+        let request = ibv_ops_wr { wr_id: args.or("wr_id", 0)?, opcode, flags, tm, ..ibv_ops_wr::ZERO };
+        let handle = srq.post_tag(request, &self.segments(args, false)?)?;
+        Ok(json!({ "handle": handle }))
+    }
+
     /// Polls until there are `min` completions or the time is over. Between polls the thread sleeps
     /// until the queue raises an event.
     pub(super) fn poll(&mut self, args: &Args) -> Result<Value> {
@@ -148,7 +169,8 @@ pub(super) fn send_flags(args: &Args) -> Result<u32> {
 
 /// A completion as JSON. A failed completion defines only wr_id, status, QP number and vendor
 /// error.
-fn completion(wc: &ibv_wc) -> Value {
+fn completion(entry: &Entry) -> Value {
+    let wc = &entry.wc;
     let mut value = json!({
         "wr_id": wc.wr_id,
         "status": names::name(names::WC_STATUSES, wc.status),
@@ -165,6 +187,9 @@ fn completion(wc: &ibv_wc) -> Value {
         }
         if wc.wc_flags & WITH_INV != 0 {
             value["invalidated_rkey"] = wc.imm_data.into();
+        }
+        if let Some(matched) = &entry.matched {
+            (value["tag"], value["context"]) = (matched.tag.into(), matched.priv_.into());
         }
     }
     value

@@ -9,6 +9,9 @@ use std::cell::Cell;
 use std::io;
 use std::rc::Rc;
 
+/// `IBV_REREG_MR_CHANGE_ACCESS`.
+const REREG_ACCESS: c_int = 1 << 2;
+
 /// The pages of one region. The card may write to them at any time, so their bytes are copied,
 /// never borrowed.
 struct Pages {
@@ -109,6 +112,18 @@ impl Mr {
     pub(crate) fn rkey(&self) -> u32 {
         // SAFETY: the region is registered.
         unsafe { (*self.raw).rkey }
+    }
+
+    /// Changes the rights; the card may change the keys.
+    pub(crate) fn set_access(&self, access: u32) -> Result<(), Refusal> {
+        self.pages()?;
+        let access = c_int::try_from(access).map_err(|_| Refusal::invalid("access is too large"))?;
+        let reregister = self.pd.context.library.ibv_rereg_mr;
+        // SAFETY: the region is registered; without other flags the verb does not use the domain
+        // and the address.
+        let code = unsafe { reregister(self.raw, REREG_ACCESS, ptr::null_mut(), ptr::null_mut(), 0, access) };
+        // Its other negative values are not numbers of errors either.
+        check("ibv_rereg_mr", if code == 0 { 0 } else { -1 })
     }
 
     pub(crate) fn read(&self, offset: usize, len: usize) -> Result<Vec<u8>, Refusal> {

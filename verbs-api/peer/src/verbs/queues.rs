@@ -24,6 +24,9 @@ const SRQ_PD: u32 = 2;
 const SRQ_XRCD: u32 = 4;
 const SRQ_CQ: u32 = 8;
 const SRQT_XRC: c_int = 1;
+/// `IBV_SRQ_INIT_ATTR_TM`, and `IBV_SRQT_TM`.
+const SRQ_TAGS: u32 = 16;
+const SRQT_TAGS: c_int = 2;
 const SRQ_LIMIT: c_int = 1 << 1;
 /// `enum ibv_qp_attr_mask`: `IBV_QP_STATE` to `IBV_QP_DEST_QPN`.
 const ALL_ATTRIBUTES: c_int = (1 << 21) - 1;
@@ -33,24 +36,52 @@ struct Channel {
     context: Rc<Context>,
 }
 
+impl Channel {
+    fn create(context: &Rc<Context>) -> Result<Self, Refusal> {
+        // SAFETY: the context is open.
+        let raw = unsafe { (context.library.ibv_create_comp_channel)(context.raw) };
+        let channel = Self { raw: check_pointer("ibv_create_comp_channel", raw)?, context: Rc::clone(context) };
+        // SAFETY: the channel is alive.
+        make_nonblocking(unsafe { (*channel.raw).fd })?;
+        Ok(channel)
+    }
+}
+
 /// A completion queue and its channel, which is destroyed after it.
 pub(crate) struct Cq {
     pub(crate) raw: *mut ibv_cq,
     channel: Channel,
+    /// True if it is one of `ibv_create_cq_ex`.
+    is_extended: bool,
 }
+
+/// A completion, with tag and context of the sender if its queue reports them.
+pub(crate) struct Entry {
+    pub(crate) wc: ibv_wc,
+    pub(crate) matched: Option<ibv_wc_tm_info>,
+}
+
+/// `IBV_WC_EX_WITH_...`: the fields of a usual completion, and tags.
+const WITH_ALL: u64 = 0x7f | 1 << 10;
 
 impl Cq {
     pub(crate) fn create(context: &Rc<Context>, cqe: u32) -> Result<Self, Refusal> {
         let cqe = cqe.cast_signed();
-        // SAFETY: the context is open.
-        let raw = unsafe { (context.library.ibv_create_comp_channel)(context.raw) };
-        let raw = check_pointer("ibv_create_comp_channel", raw)?;
-        let channel = Channel { raw, context: Rc::clone(context) };
-        // SAFETY: the channel is alive.
-        make_nonblocking(unsafe { (*channel.raw).fd })?;
+        let channel = Channel::create(context)?;
         // SAFETY: the context is open, the channel is alive.
         let raw = unsafe { (context.library.ibv_create_cq)(context.raw, cqe, ptr::null_mut(), channel.raw, 0) };
-        Ok(Self { raw: check_pointer("ibv_create_cq", raw)?, channel })
+        Ok(Self { raw: check_pointer("ibv_create_cq", raw)?, channel, is_extended: false })
+    }
+
+    /// Creates a queue that reports the tags of messages.
+    pub(crate) fn create_for_tags(context: &Rc<Context>, cqe: u32) -> Result<Self, Refusal> {
+        let create = context.extended().and_then(|more| more.create_cq_ex);
+        let (create, channel) = (create.ok_or_else(|| missing("ibv_create_cq_ex"))?, Channel::create(context)?);
+        let mut attr =
+            ibv_cq_init_attr_ex { cqe, channel: channel.raw, wc_flags: WITH_ALL, ..ibv_cq_init_attr_ex::ZERO };
+        // SAFETY: the context is open, the channel is alive, the structure is the one of the ABI.
+        let raw = check_pointer("ibv_create_cq_ex", unsafe { create(context.raw, &raw mut attr) })?;
+        Ok(Self { raw: raw.cast(), channel, is_extended: true })
     }
 
     pub(crate) fn cqe(&self) -> c_int {
@@ -58,7 +89,16 @@ impl Cq {
         unsafe { (*self.raw).cqe }
     }
 
-    pub(crate) fn poll(&self, max: usize) -> Result<Vec<ibv_wc>, Refusal> {
+    pub(crate) fn resize(&self, cqe: u32) -> Result<(), Refusal> {
+        let cqe = c_int::try_from(cqe).map_err(|_| Refusal::invalid("cqe is too large"))?;
+        // SAFETY: the queue is alive.
+        check("ibv_resize_cq", unsafe { (self.channel.context.library.ibv_resize_cq)(self.raw, cqe) })
+    }
+
+    pub(crate) fn poll(&self, max: usize) -> Result<Vec<Entry>, Refusal> {
+        if self.is_extended {
+            return self.poll_extended(max);
+        }
         let poll = self.channel.context.ops().poll_cq.ok_or_else(|| missing("ibv_poll_cq"))?;
         let mut entries = vec![ibv_wc::ZERO; max];
         let room = c_int::try_from(max).unwrap_or(c_int::MAX);
@@ -66,7 +106,34 @@ impl Cq {
         let count = unsafe { poll(self.raw, room, entries.as_mut_ptr()) };
         let count = usize::try_from(count).or_else(|_| check("ibv_poll_cq", count).map(|()| 0))?;
         entries.truncate(count);
-        Ok(entries)
+        Ok(entries.into_iter().map(|wc| Entry { wc, matched: None }).collect())
+    }
+
+    /// Polls a queue of `ibv_create_cq_ex`, whose completions are read field by field.
+    fn poll_extended(&self, max: usize) -> Result<Vec<Entry>, Refusal> {
+        let (raw, mut attr, mut entries) = (self.raw.cast::<ibv_cq_ex>(), ibv_poll_cq_attr { comp_mask: 0 }, vec![]);
+        // SAFETY: the queue is alive and an extended one.
+        let queue = unsafe { &*raw };
+        let start = queue.start_poll.ok_or_else(|| missing("ibv_start_poll"))?;
+        let (next, end) = (queue.next_poll.zip(queue.end_poll)).ok_or_else(|| missing("ibv_next_poll"))?;
+        // SAFETY: the queue is alive, the structure is the one of the ABI.
+        let mut code = unsafe { start(raw, &raw mut attr) };
+        if code == libc::ENOENT {
+            return Ok(entries);
+        }
+        check("ibv_start_poll", code)?;
+        while code == 0 {
+            // SAFETY: the queue has a current completion.
+            entries.push(unsafe { current(raw) });
+            if entries.len() >= max {
+                break;
+            }
+            // SAFETY: the poll has started.
+            code = unsafe { next(raw) };
+        }
+        // SAFETY: the poll has started, and this ends it.
+        unsafe { end(raw) };
+        if matches!(code, 0 | libc::ENOENT) { Ok(entries) } else { check("ibv_next_poll", code).map(|()| entries) }
     }
 
     pub(crate) fn notify(&self, solicited: bool) -> Result<(), Refusal> {
@@ -92,11 +159,39 @@ impl Cq {
     }
 }
 
-/// A shared receive queue. An XRC queue holds its completion queue and domain.
+/// Reads the current completion of a queue. The fields of a failed one but its status are undefined.
+///
+/// # Safety
+/// The queue is an extended one, and its poll has started.
+unsafe fn current(raw: *mut ibv_cq_ex) -> Entry {
+    // SAFETY: this function's contract; the program reads public fields of the current completion.
+    let queue = unsafe { &*raw };
+    let (wr_id, status) = (queue.wr_id, queue.status);
+    macro_rules! read {
+        ($reader:ident) => {
+            // SAFETY: this function's contract.
+            queue.$reader.map(|read| unsafe { read(raw) }).unwrap_or_default()
+        };
+    }
+    let mut wc = ibv_wc { wr_id, status, vendor_err: read!(read_vendor_err), ..ibv_wc::ZERO };
+    if status != 0 {
+        return Entry { wc, matched: None };
+    }
+    (wc.opcode, wc.byte_len, wc.imm_data) = (read!(read_opcode), read!(read_byte_len), read!(read_imm_data));
+    (wc.qp_num, wc.src_qp, wc.wc_flags) = (read!(read_qp_num), read!(read_src_qp), read!(read_wc_flags));
+    let mut matched = ibv_wc_tm_info::ZERO;
+    // SAFETY: this function's contract, and the structure is the one of the ABI.
+    let has_tags = queue.read_tm_info.map(|read| unsafe { read(raw, &raw mut matched) }).is_some();
+    Entry { wc, matched: has_tags.then_some(matched) }
+}
+
+/// A shared receive queue. A queue of XRC, or for tags, holds its completion queue, and one of XRC
+/// its domain.
 pub(crate) struct Srq {
     pub(crate) raw: *mut ibv_srq,
     pub(super) pd: Rc<Pd>,
-    _xrc: Option<(Rc<Xrcd>, Rc<Cq>)>,
+    _domain: Option<Rc<Xrcd>>,
+    _cq: Option<Rc<Cq>>,
 }
 
 impl Srq {
@@ -105,7 +200,7 @@ impl Srq {
         let mut init = ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
         // SAFETY: the domain is alive, the structure is the one of the ABI.
         let raw = unsafe { (pd.context.library.ibv_create_srq)(pd.raw, &raw mut init) };
-        Ok(Self { raw: check_pointer("ibv_create_srq", raw)?, pd: Rc::clone(pd), _xrc: None })
+        Ok(Self { raw: check_pointer("ibv_create_srq", raw)?, pd: Rc::clone(pd), _domain: None, _cq: None })
     }
 
     /// Creates a queue in an XRC domain. Requests name it by its number.
@@ -128,7 +223,41 @@ impl Srq {
         };
         // SAFETY: the domains and the queue are alive, the structure is the one of the ABI.
         let raw = unsafe { create(pd.context.raw, &raw mut init) };
-        Ok(Self { raw: check_pointer("ibv_create_srq_ex", raw)?, pd: Rc::clone(pd), _xrc: Some((xrcd, cq)) })
+        let raw = check_pointer("ibv_create_srq_ex", raw)?;
+        Ok(Self { raw, pd: Rc::clone(pd), _domain: Some(xrcd), _cq: Some(cq) })
+    }
+
+    /// Creates a queue that matches tags, with room for `max_tags` of them.
+    pub(crate) fn create_for_tags(
+        pd: &Rc<Pd>,
+        [max_wr, max_sge, max_tags]: [u32; 3],
+        cq: Rc<Cq>,
+    ) -> Result<Self, Refusal> {
+        let create = pd.context.extended().and_then(|more| more.create_srq_ex);
+        let create = create.ok_or_else(|| missing("ibv_create_srq_ex"))?;
+        let mut init = ibv_srq_init_attr_ex {
+            attr: ibv_srq_attr { max_wr, max_sge, srq_limit: 0 },
+            comp_mask: SRQ_TYPE | SRQ_PD | SRQ_CQ | SRQ_TAGS,
+            srq_type: SRQT_TAGS,
+            pd: pd.raw,
+            cq: cq.raw,
+            tm_cap: [max_tags, max_tags],
+            ..ibv_srq_init_attr_ex::ZERO
+        };
+        // SAFETY: the domain and the queue are alive, the structure is the one of the ABI.
+        let raw = unsafe { create(pd.context.raw, &raw mut init) };
+        let raw = check_pointer("ibv_create_srq_ex", raw)?;
+        Ok(Self { raw, pd: Rc::clone(pd), _domain: None, _cq: Some(cq) })
+    }
+
+    /// Posts an operation on tags with the list of a new tag. Returns the handle of the tag.
+    pub(crate) fn post_tag(&self, mut wr: ibv_ops_wr, segments: &[Segment]) -> Result<u32, Refusal> {
+        let post = self.pd.context.extended().and_then(|more| more.post_srq_ops);
+        let (post, mut bad) = (post.ok_or_else(|| missing("ibv_post_srq_ops"))?, ptr::null_mut());
+        (wr.tm.add.sg_list, wr.tm.add.num_sge) = (segments.as_ptr(), count(segments)?);
+        // SAFETY: the queue is alive, and so are the segments of the request.
+        check("ibv_post_srq_ops", unsafe { post(self.raw, &raw mut wr, &raw mut bad) })?;
+        Ok(wr.tm.handle)
     }
 
     /// Sets the number of receives below which the queue raises an event.
