@@ -112,8 +112,8 @@ fn not_offered<T>(what: &str) -> Answer<T> {
 /// Optional verbs, and functions of librdmacm.
 #[allow(unused_variables, reason = "nothing is offered by default")]
 pub trait Extensions {
-    /// Listens at the address of the card in port space TCP or UDP, with room for this many requests
-    /// that the program has not answered. Returns handle and port.
+    /// Listens at the address of the card in port space TCP or UDP, with room for this many
+    /// requests that the program has not answered. Returns handle and port.
     fn listen(&mut self, space: &str, backlog: Option<u32>) -> Answer<(Handle, u16)> {
         not_offered("connection manager")
     }

@@ -24,8 +24,8 @@ const CQE: u32 = 256;
 /// Port spaces in a service id (annex A11).
 const TCP: u64 = 0x0106;
 const UDP: u64 = 0x0111;
-/// Number of a queue pair for the completions of an SRQ with a completion queue of its own: any queue
-/// pair may have received the message, and operations on tags belong to none.
+/// Number of a queue pair for the completions of an SRQ with a completion queue of its own: any
+/// queue pair may have received the message, and operations on tags belong to none.
 const ANY: u32 = u32::MAX;
 /// `enum ibv_wc_flags`.
 const GRH: u32 = 1;
@@ -487,8 +487,8 @@ impl Run<'_> {
         Ok(at.map(|at| self.objects.completed.remove(at)))
     }
 
-    /// Returns the queue pair with this name; for an SRQ with a completion queue of its own, a stand-in
-    /// for the queue pairs that complete there.
+    /// Returns the queue pair with this name; for an SRQ with a completion queue of its own, a
+    /// stand-in for the queue pairs that complete there.
     fn completes(&self, name: &str) -> Result<Tie, Stop> {
         match self.objects.srqs.get(name).and_then(|queue| queue.cq) {
             Some(cq) => {

@@ -535,8 +535,8 @@ impl<'a> Words<'a> {
         Number::parse(self.required(name)?)
     }
 
-    /// Removes the words for bytes (`len=` with `from=` or `fill=`, `data=`, `hex=`, `word=`, `quad=`
-    /// or `parts=`) and returns the bytes.
+    /// Removes the words for bytes (`len=` with `from=` or `fill=`, `data=`, `hex=`, `word=`,
+    /// `quad=` or `parts=`) and returns the bytes.
     fn data(&mut self) -> Result<Option<Data>, String> {
         if let Some(text) = self.text("data") {
             let inside = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));

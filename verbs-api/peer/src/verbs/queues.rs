@@ -159,7 +159,8 @@ impl Cq {
     }
 }
 
-/// Reads the current completion of a queue. The fields of a failed one but its status are undefined.
+/// Reads the current completion of a queue. The fields of a failed one but its status are
+/// undefined.
 ///
 /// # Safety
 /// The queue is an extended one, and its poll has started.
