@@ -129,7 +129,7 @@ impl Retry {
 
     pub(crate) fn on_rnr_timeout(&mut self) {
         self.timer = None;
-        // The packets leave again, so a NAK behind the wait reports another loss.
+        // The packets leave again, so a NAK after the wait reports another loss.
         self.went_back = false;
     }
 

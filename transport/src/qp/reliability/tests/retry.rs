@@ -34,7 +34,7 @@ fn repeated_naks_of_one_loss_cost_one_retry() {
 
 // clause: NAK-ONCE
 #[test]
-fn nak_behind_an_rnr_wait_reports_another_loss() {
+fn nak_after_rnr_wait_reports_another_loss() {
     let mut retry = full_counters();
     assert_eq!(retry.on_loss(), Ok(true));
     assert_eq!(retry.on_rnr(&ATTR(), Instant(0), 1), Ok(()));
