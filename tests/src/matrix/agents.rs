@@ -137,8 +137,8 @@ const FUZZ: Agents = Agents {
 const CONFORM: Agents = Agents {
     command: "conform",
     options: concat!(
-        "--skip dma_length --skip pad_wrong --skip invalidated_unbound --skip local_invalidate_twice --skip cm/long ",
-        "--tolerate ",
+        "--skip dma_length --skip pad_wrong --skip invalidated_unbound --skip local_invalidate_twice ",
+        "--skip local_invalidate_unbound --skip cm/long --tolerate ",
         env!("CARGO_MANIFEST_DIR"),
         "/conform/rxe-6.1.txt"
     ),
