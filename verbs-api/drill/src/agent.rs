@@ -321,7 +321,7 @@ impl FarSide for AgentCard {
         edge: Option<u64>,
     ) -> Answer<Region> {
         let is_plain = (pd, edge) == (None, None);
-        if let Some(region) = is_plain.then(|| self.stock.regions.take(&(length, access))).flatten() {
+        if is_plain && let Some(region) = self.stock.regions.take(&(length, access)) {
             self.issue(Command::Write, json!({"mr": region.mr, "fill": fill, "length": length}), true)?;
             return Ok(region);
         }
@@ -677,8 +677,6 @@ fn all_events(answer: &Value) -> Vec<Event> {
 fn completed(value: &Value) -> Completed {
     let word = |name: &str| value[name].as_u64().map(|word| word as u32);
     let text = |name: &str| value[name].as_str().unwrap_or_default().to_owned();
-    let flags = value["flags"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    let flags = flags.filter_map(|flag| names::number(names::WC_FLAGS, flag));
     Completed {
         wr_id: value["wr_id"].as_u64().unwrap_or_default(),
         status: text("status"),
@@ -688,9 +686,15 @@ fn completed(value: &Value) -> Completed {
         invalidated: word("invalidated_rkey"),
         src_qp: word("src_qp").unwrap_or_default(),
         tag: value["tag"].as_u64().zip(word("context")),
-        flags: flags.fold(0, |all, flag| all | flag),
+        flags: bits(&value["flags"], names::WC_FLAGS),
         qpn: word("qpn").unwrap_or_default(),
     }
+}
+
+/// Returns the flags whose names are in a list.
+fn bits(list: &Value, table: names::Table) -> u32 {
+    let names = list.as_array().into_iter().flatten().filter_map(Value::as_str);
+    names.filter_map(|name| names::number(table, name)).fold(0, |all, bit| all | bit)
 }
 
 /// Returns the attributes in the answer to a query.
@@ -702,10 +706,9 @@ fn attributes(answer: &Value) -> Attributes {
         "rnr_timer" => "min_rnr_timer",
         name => name,
     };
-    let rights = answer["access"].as_array().into_iter().flatten().filter_map(Value::as_str);
     Attributes {
         numbers: QUERIED.into_iter().filter_map(|name| Some((name, answer[of_the_agent(name)].as_u64()?))).collect(),
-        access: rights.filter_map(|right| names::number(names::ACCESS, right)).fold(0, |all, bit| all | bit),
+        access: bits(&answer["access"], names::ACCESS),
         migration: answer["path_mig"].as_str().unwrap_or_default().to_owned(),
     }
 }

@@ -138,7 +138,8 @@ const TRIES: u32 = 10;
 const LOSSY_PACKETS: usize = 40;
 /// Number of failures that convict a card.
 const FAILURES: usize = 2;
-/// The same on a path that loses packets, where a case often fails although the card is right.
+/// Number of failures that convict a card behind a path that loses packets: a loss often fails a
+/// case although the card is right.
 pub(crate) const LOSSY_FAILURES: usize = 4;
 /// Number of passes after a failure that acquit a card.
 const PASSES: u32 = 2;

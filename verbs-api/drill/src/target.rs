@@ -307,7 +307,7 @@ pub struct Work {
 #[derive(Clone, Debug, Default)]
 pub struct TagWork {
     /// ADD, DEL or SYNC.
-    pub operation: String,
+    pub operation: &'static str,
     /// Id of the operation.
     pub wr_id: u64,
     /// Id of the message that matches the new tag.

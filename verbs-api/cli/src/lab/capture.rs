@@ -42,13 +42,8 @@ impl Captures {
         let mut files = Files::new();
         for (interface, name) in links {
             let file = folder.join(format!("{name}.pcap"));
-            let create = || {
-                let mut to = BufWriter::new(File::create(&file)?);
-                to.write_all(&head())?;
-                io::Result::Ok((if_nametoindex(interface.as_str())?, to))
-            };
-            let (index, to) = create().map_err(|cause| format!("cannot capture to {}: {cause}", file.display()))?;
-            files.insert(index as usize, to);
+            add(&mut files, interface, &file)
+                .map_err(|cause| format!("cannot capture to {}: {cause}", file.display()))?;
         }
         let ends = Arc::default();
         let until = Arc::clone(&ends);
@@ -60,6 +55,14 @@ impl Captures {
         self.ends.store(true, Ordering::Relaxed);
         Ok(self.thread.join().map_err(|_| "a capture failed")??)
     }
+}
+
+/// Creates the file of an interface.
+fn add(files: &mut Files, interface: &str, file: &Path) -> io::Result<()> {
+    let mut to = BufWriter::new(File::create(file)?);
+    to.write_all(&head())?;
+    files.insert(if_nametoindex(interface)? as usize, to);
+    Ok(())
 }
 
 /// Opens a socket for the frames of all interfaces, with the time at which the kernel saw each
@@ -160,10 +163,9 @@ mod tests {
         sender.send_to(payload.as_bytes(), sender.local_addr().unwrap()).unwrap();
         let after = now();
         let path = std::env::temp_dir().join(format!("roxe-capture-{}.pcap", std::process::id()));
-        let mut file = BufWriter::new(File::create(&path).unwrap());
-        file.write_all(&head()).unwrap();
-        let index = if_nametoindex("lo").unwrap() as usize;
-        copy(socket, Files::from([(index, file)]), &AtomicBool::new(true)).unwrap();
+        let mut files = Files::new();
+        add(&mut files, "lo", &path).unwrap();
+        copy(socket, files, &AtomicBool::new(true)).unwrap();
         let bytes = std::fs::read(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let ours = frames(&bytes).unwrap().flatten().filter(|frame| frame.data.ends_with(payload.as_bytes()));

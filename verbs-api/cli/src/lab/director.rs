@@ -98,8 +98,10 @@ impl Director {
     /// Returns a sentence if other hosts wait for a sign of readiness that this host, whose command
     /// has ended, never gave.
     fn missed(&self, at: usize) -> Option<String> {
+        if self.members[at].is_ready {
+            return None;
+        }
         let sign = match &self.scenario.hosts[at].ready {
-            _ if self.members[at].is_ready => return None,
             Ready::Ended => return None,
             Ready::Prints(text) => format!("printed \"{text}\""),
             Ready::Listens(port) => format!("listened on port {port}"),

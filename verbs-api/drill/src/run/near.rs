@@ -124,8 +124,7 @@ impl Run<'_> {
                 return Err(self.differs(&wanted.spec, received.into()));
             };
             let mut differences = self.mismatch(&wanted.spec, &packet, near)?;
-            differences.extend(self.other_dscp(wanted)?);
-            differences.extend(self.other_ttl(wanted)?);
+            differences.extend(self.other_path(wanted)?);
             if differences.is_empty() {
                 let min = wanted.after.as_ref().map_or(Ok(Duration::ZERO), |after| self.time(after))?;
                 let waited = self.last.saturating_sub(since.unwrap_or(before));
@@ -190,31 +189,30 @@ impl Run<'_> {
         Ok(differences)
     }
 
-    /// Returns the difference if the newest packet has another DSCP than expected. The card chooses
-    /// the ECN bits.
-    fn other_dscp(&self, wanted: &Expectation) -> Result<Option<String>, Stop> {
-        let Some(dscp) = &wanted.dscp else { return Ok(None) };
-        let (dscp, is) = (dscp.value(&self.names)?, u64::from(self.newest_tos() >> 2));
-        Ok((is != dscp).then(|| format!("its DSCP is {is}, not {dscp}")))
+    /// Returns the differences if the newest packet has another DSCP, TTL or hop limit than
+    /// expected. The card chooses the ECN bits.
+    fn other_path(&self, wanted: &Expectation) -> Result<Vec<String>, Stop> {
+        let (tos, ttl) = self.newest_path();
+        let mut differences = Vec::new();
+        for (name, is, wanted) in [("DSCP", tos >> 2, &wanted.dscp), ("TTL", ttl, &wanted.ttl)] {
+            if let Some(wanted) = self.optional(wanted.as_ref())?.filter(|wanted| *wanted != u64::from(is)) {
+                differences.push(format!("its {name} is {is}, not {wanted}"));
+            }
+        }
+        Ok(differences)
     }
 
-    /// Returns the difference if the newest packet has another TTL or hop limit than expected.
-    fn other_ttl(&self, wanted: &Expectation) -> Result<Option<String>, Stop> {
-        let Some(ttl) = &wanted.ttl else { return Ok(None) };
-        let is = self.log.packets().last().map_or(0, |seen| u64::from(seen.datagram.net.hop_limit));
-        let ttl = ttl.value(&self.names)?;
-        Ok((is != ttl).then(|| format!("its TTL is {is}, not {ttl}")))
-    }
-
-    fn newest_tos(&self) -> u8 {
-        self.log.packets().last().map_or(0, |seen| seen.datagram.net.traffic_class)
+    /// Returns TOS or traffic class, and TTL or hop limit, of the newest packet.
+    fn newest_path(&self) -> (u8, u8) {
+        let net = self.log.packets().last().map(|seen| seen.datagram.net);
+        net.map_or((0, 0), |net| (net.traffic_class, net.hop_limit))
     }
 
     /// Names time, TOS and fields of the newest packet as the script demands.
     fn give_names(&mut self, spec: &Spec, packet: &[u8]) {
         let Some(name) = &spec.named else { return };
         self.names.insert(format!("{name}.at"), self.last.as_nanos() as u64);
-        self.names.insert(format!("{name}.tos"), self.newest_tos().into());
+        self.names.insert(format!("{name}.tos"), self.newest_path().0.into());
         for field in spec.layout().0.iter().filter(|field| !field.name.starts_with('_')) {
             self.names.insert(format!("{name}.{}", field.name), field.get(packet).unwrap_or_default());
         }

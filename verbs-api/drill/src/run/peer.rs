@@ -37,8 +37,8 @@ impl Run<'_> {
     pub(super) fn peer(&mut self, peer: &Peer) -> Result<(), Stop> {
         match peer {
             Peer::Refused(verb) => match self.peer(verb) {
-                Ok(()) => return Err(differs("the verb fails".into(), "the verb succeeds".into())),
-                Err(Stop::Refused(refused)) if refused.errno != 0 && !refused.is_unsupported() => {}
+                Ok(()) => check_refusal(Ok(()), true)?,
+                Err(Stop::Refused(refused)) if !refused.is_unsupported() => check_refusal(Err(refused), true)?,
                 Err(stop) => return Err(stop),
             },
             Peer::Pd(name) => {
@@ -49,7 +49,7 @@ impl Run<'_> {
                 let length = length.value(&self.names)?;
                 let fill = fill.value(&self.names)?;
                 let pd = self.objects.domain(pd.as_ref())?;
-                let edge = edge.as_ref().map(|edge| edge.value(&self.names)).transpose()?;
+                let edge = self.optional(edge.as_ref())?;
                 let region = self.target.register(length, *access, fill as u8, pd, edge)?;
                 self.name(name, "addr", region.addr);
                 self.name(name, "rkey", region.rkey.into());
@@ -341,6 +341,13 @@ impl Run<'_> {
         Ok(())
     }
 
+    fn create_tag_srq(&mut self, name: &str, pd: Option<&String>, tags: &Number) -> Result<(), Stop> {
+        let (pd, tags) = (self.objects.domain(pd)?, tags.value(&self.names)?);
+        let (srq, cq) = self.target.create_tag_srq(pd, tags as u32)?;
+        self.objects.srqs.insert(name.to_owned(), Srq { srq, cq: Some(cq) });
+        Ok(())
+    }
+
     fn create_srq(&mut self, name: &str, pd: Option<&String>, xrcd: Option<&String>) -> Result<(), Stop> {
         let pd = self.objects.domain(pd)?;
         let queue = match self.objects.xrc_domain(xrcd)? {
@@ -462,6 +469,28 @@ impl Run<'_> {
         check_refusal(self.target.post_send(tie.qp, &work), post.refused)
     }
 
+    fn post_tag(&mut self, tag: &Tag) -> Result<(), Stop> {
+        let Tag { srq, operation, name, id, sges, numbers } = tag;
+        let (number, posted) = (|name, default| self.attribute(numbers, name, default), &self.objects.tags);
+        let removed =
+            name.as_ref().filter(|_| *operation == "DEL").map(|name| known(posted, "tag", name)).transpose()?;
+        let work = TagWork {
+            operation,
+            wr_id: id.value(&self.names)?,
+            recv_id: number("receive", 0)?,
+            tag: number("tag", 0)?,
+            mask: number("mask", u64::MAX)?,
+            pieces: self.pieces(sges)?,
+            handle: removed.unwrap_or(0),
+            unexpected: self.optional(numbers.get("unexpected"))?.map(|count| count as u32),
+        };
+        let handle = self.target.post_tag(known(&self.objects.srqs, "SRQ", srq)?.srq, &work)?;
+        if let (Some(name), "ADD") = (name, *operation) {
+            self.objects.tags.insert(name.clone(), handle);
+        }
+        Ok(())
+    }
+
     fn bind(&mut self, bind: &Bind) -> Result<(), Stop> {
         let window = known(&self.objects.windows, "window", &bind.window)?;
         let (qp, mr) = (self.objects.tie(Some(&bind.qp))?.qp, self.objects.region(&bind.mr)?.mr);
@@ -532,7 +561,7 @@ impl Run<'_> {
     fn connection(&mut self, name: &str, act: &Act) -> Result<(), Stop> {
         match act {
             Act::Listen { space, backlog } => {
-                let backlog = backlog.as_ref().map(|backlog| backlog.value(&self.names)).transpose()?;
+                let backlog = self.optional(backlog.as_ref())?;
                 let (id, port) = self.target.listen(space, backlog.map(|backlog| backlog as u32))?;
                 let high = if space == "UDP" { UDP } else { TCP };
                 self.name(name, "port", port.into());
@@ -651,36 +680,5 @@ fn check_refusal(answer: Answer<()>, refused: bool) -> Result<(), Stop> {
         (Ok(()), true) => Err(differs("the verb fails".into(), "the verb succeeds".into())),
         (Err(refusal), true) if refusal.errno != 0 => Ok(()),
         (answer, _) => Ok(answer?),
-    }
-}
-
-impl Run<'_> {
-    fn create_tag_srq(&mut self, name: &str, pd: Option<&String>, tags: &Number) -> Result<(), Stop> {
-        let (pd, tags) = (self.objects.domain(pd)?, tags.value(&self.names)?);
-        let (srq, cq) = self.target.create_tag_srq(pd, tags as u32)?;
-        self.objects.srqs.insert(name.to_owned(), Srq { srq, cq: Some(cq) });
-        Ok(())
-    }
-
-    fn post_tag(&mut self, tag: &Tag) -> Result<(), Stop> {
-        let Tag { srq, operation, name, id, sges, numbers } = tag;
-        let (number, posted) = (|name, default| self.attribute(numbers, name, default), &self.objects.tags);
-        let removed =
-            name.as_ref().filter(|_| *operation == "DEL").map(|name| known(posted, "tag", name)).transpose()?;
-        let work = TagWork {
-            operation: (*operation).to_owned(),
-            wr_id: id.value(&self.names)?,
-            recv_id: number("receive", 0)?,
-            tag: number("tag", 0)?,
-            mask: number("mask", u64::MAX)?,
-            pieces: self.pieces(sges)?,
-            handle: removed.unwrap_or(0),
-            unexpected: numbers.get("unexpected").map(|count| count.value(&self.names)).transpose()?.map(|n| n as u32),
-        };
-        let handle = self.target.post_tag(known(&self.objects.srqs, "SRQ", srq)?.srq, &work)?;
-        if let (Some(name), "ADD") = (name, *operation) {
-            self.objects.tags.insert(name.clone(), handle);
-        }
-        Ok(())
     }
 }

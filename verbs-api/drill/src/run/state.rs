@@ -76,6 +76,10 @@ impl<'a> Run<'a> {
     }
 
     /// Waits.
+    pub(super) fn optional(&self, number: Option<&Number>) -> Result<Option<u64>, Stop> {
+        Ok(number.map(|number| number.value(&self.names)).transpose()?)
+    }
+
     pub(super) fn pass(&mut self, time: &Number) -> Result<(), Stop> {
         let time = self.time(time)?;
         let until = self.target.now() + time;

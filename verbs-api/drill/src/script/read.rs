@@ -216,7 +216,7 @@ fn peer(service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
     done(verb, service, words)
 }
 
-/// Parses a step of the far side behind its verb.
+/// Parses the words after the verb of a step of the far side.
 fn done(verb: &str, service: &str, words: &mut Words<'_>) -> Result<Peer, String> {
     let name = words.next("the name of an object")?.to_owned();
     Ok(match verb {

@@ -176,7 +176,7 @@ pub(crate) const fn pattern(at: u64) -> u8 {
 /// A step of the far side.
 #[derive(Debug)]
 pub(crate) enum Peer {
-    /// `refused` behind another verb, which must fail.
+    /// A verb with the word `refused`: it must fail.
     Refused(Box<Self>),
     /// `pd NAME`
     Pd(String),

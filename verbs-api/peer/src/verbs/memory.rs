@@ -122,7 +122,7 @@ impl Mr {
         // SAFETY: the region is registered; without other flags the verb does not use the domain
         // and the address.
         let code = unsafe { reregister(self.raw, REREG_ACCESS, ptr::null_mut(), ptr::null_mut(), 0, access) };
-        // Its other negative values are not numbers of errors either.
+        // It returns `IBV_REREG_MR_ERR_...`, which are not numbers of errors; errno is.
         check("ibv_rereg_mr", if code == 0 { 0 } else { -1 })
     }
 

@@ -211,21 +211,10 @@ impl Srq {
         xrcd: Rc<Xrcd>,
         cq: Rc<Cq>,
     ) -> Result<Self, Refusal> {
-        let create = pd.context.extended().and_then(|more| more.create_srq_ex);
-        let create = create.ok_or_else(|| missing("ibv_create_srq_ex"))?;
-        let mut init = ibv_srq_init_attr_ex {
-            attr: ibv_srq_attr { max_wr, max_sge, srq_limit: 0 },
-            comp_mask: SRQ_TYPE | SRQ_PD | SRQ_XRCD | SRQ_CQ,
-            srq_type: SRQT_XRC,
-            pd: pd.raw,
-            xrcd: xrcd.raw,
-            cq: cq.raw,
-            ..ibv_srq_init_attr_ex::ZERO
-        };
-        // SAFETY: the domains and the queue are alive, the structure is the one of the ABI.
-        let raw = unsafe { create(pd.context.raw, &raw mut init) };
-        let raw = check_pointer("ibv_create_srq_ex", raw)?;
-        Ok(Self { raw, pd: Rc::clone(pd), _domain: Some(xrcd), _cq: Some(cq) })
+        let attr = ibv_srq_attr { max_wr, max_sge, srq_limit: 0 };
+        let (comp_mask, srq_type) = (SRQ_XRCD, SRQT_XRC);
+        let init = ibv_srq_init_attr_ex { attr, comp_mask, srq_type, ..ibv_srq_init_attr_ex::ZERO };
+        Self::create_extended(pd, init, Some(xrcd), cq)
     }
 
     /// Creates a queue that matches tags, with room for `max_tags` of them.
@@ -234,21 +223,28 @@ impl Srq {
         [max_wr, max_sge, max_tags]: [u32; 3],
         cq: Rc<Cq>,
     ) -> Result<Self, Refusal> {
+        let attr = ibv_srq_attr { max_wr, max_sge, srq_limit: 0 };
+        let (comp_mask, srq_type, tm_cap) = (SRQ_TAGS, SRQT_TAGS, [max_tags, max_tags]);
+        let init = ibv_srq_init_attr_ex { attr, comp_mask, srq_type, tm_cap, ..ibv_srq_init_attr_ex::ZERO };
+        Self::create_extended(pd, init, None, cq)
+    }
+
+    /// Creates a queue with a completion queue of its own, and an XRC domain if it has one.
+    fn create_extended(
+        pd: &Rc<Pd>,
+        init: ibv_srq_init_attr_ex,
+        domain: Option<Rc<Xrcd>>,
+        cq: Rc<Cq>,
+    ) -> Result<Self, Refusal> {
         let create = pd.context.extended().and_then(|more| more.create_srq_ex);
         let create = create.ok_or_else(|| missing("ibv_create_srq_ex"))?;
-        let mut init = ibv_srq_init_attr_ex {
-            attr: ibv_srq_attr { max_wr, max_sge, srq_limit: 0 },
-            comp_mask: SRQ_TYPE | SRQ_PD | SRQ_CQ | SRQ_TAGS,
-            srq_type: SRQT_TAGS,
-            pd: pd.raw,
-            cq: cq.raw,
-            tm_cap: [max_tags, max_tags],
-            ..ibv_srq_init_attr_ex::ZERO
-        };
-        // SAFETY: the domain and the queue are alive, the structure is the one of the ABI.
+        let comp_mask = init.comp_mask | SRQ_TYPE | SRQ_PD | SRQ_CQ;
+        let xrcd = domain.as_ref().map_or(ptr::null_mut(), |domain| domain.raw);
+        let mut init = ibv_srq_init_attr_ex { comp_mask, pd: pd.raw, xrcd, cq: cq.raw, ..init };
+        // SAFETY: the domains and the queue are alive, the structure is the one of the ABI.
         let raw = unsafe { create(pd.context.raw, &raw mut init) };
         let raw = check_pointer("ibv_create_srq_ex", raw)?;
-        Ok(Self { raw, pd: Rc::clone(pd), _domain: None, _cq: Some(cq) })
+        Ok(Self { raw, pd: Rc::clone(pd), _domain: domain, _cq: Some(cq) })
     }
 
     /// Posts an operation on tags with the list of a new tag. Returns the handle of the tag.
