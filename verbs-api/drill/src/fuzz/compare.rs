@@ -128,6 +128,11 @@ fn is_of_request(completion: &str) -> bool {
 fn memory(qp: &str, name: &str, model: &Trace, card: &Trace) -> Option<Difference> {
     let ours = model.memory.get(name)?;
     let theirs = card.memory.get(name).map_or(&[][..], Vec::as_slice);
+    let both = ours.len().min(theirs.len());
+    // Nearly always equal, which a comparison of slices finds much sooner in builds for tests.
+    if ours[..both] == theirs[..both] {
+        return None;
+    }
     let at = ours.iter().zip(theirs).position(|(ours, theirs)| ours != theirs)?;
     let describe = |byte: u8| format!("at={at} value={byte}{}", if byte == FILL { " untouched" } else { "" });
     let check = Some(format!("peer memory {name} at={at} hex={:02x}", ours[at]));
