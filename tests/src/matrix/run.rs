@@ -4,7 +4,7 @@ use super::{Cell, Condition, Direction, Ending, Group, Ip, Judged, Tried, agents
 use crate::build;
 use crate::guest::sides::Side;
 use crate::guest::{Guest, link};
-use roxe_peer::check::{Clients, CellRun, Check, Conditions, CheckError, Pair, PairError};
+use roxe_peer::check::{CellRun, Check, CheckError, Clients, Conditions, Pair, PairError};
 use roxe_peer::client::{Client, ClientError};
 use std::collections::HashMap;
 use std::fs;

@@ -3,7 +3,7 @@
 use crate::output::Result;
 use crate::progress::Progress;
 use crate::token;
-use roxe_peer::check::{self, CellRun, Check, Conditions, CheckError, Pair, PairError};
+use roxe_peer::check::{self, CellRun, Check, CheckError, Conditions, Pair, PairError};
 use roxe_peer::client::{Client, Target};
 use roxe_peer::server::{Options, Server};
 use std::io::{self, Write as _, stdout};

@@ -2,7 +2,7 @@
 
 use super::memory::{GRH, GUARD, SOURCE_GUARD, Slot, blank, compare, poll, read, send_all, write, wrong};
 use super::pair::{End, MAX_INLINE, Pair, QKEY};
-use super::{MessageCounts, Clients, Check, Conditions, CheckError, PairError};
+use super::{Check, CheckError, Clients, Conditions, MessageCounts, PairError};
 use crate::client::{Client, ClientError};
 use crate::plan::{self, Atomic, Cell, Op, Service, UNTOUCHED, mix};
 use crate::protocol::{Command, to_hex};

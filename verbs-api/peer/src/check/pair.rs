@@ -1,7 +1,7 @@
 //! Connected queue pairs of two cards.
 
 use super::memory::{AREA, send_all};
-use super::{Clients, Family, PairKind, PairError};
+use super::{Clients, Family, PairError, PairKind};
 use crate::client::{Client, ClientError};
 use crate::plan::Service;
 use crate::protocol::Command;
@@ -143,7 +143,12 @@ impl Pair {
     }
 
     /// Connects new queue pairs, unless those of the last check are of `kind` and still usable.
-    pub(super) fn renew(&mut self, clients: &mut Clients<'_>, kind: PairKind, ack_timeout: u8) -> Result<(), PairError> {
+    pub(super) fn renew(
+        &mut self,
+        clients: &mut Clients<'_>,
+        kind: PairKind,
+        ack_timeout: u8,
+    ) -> Result<(), PairError> {
         if !self.is_spent && self.kind == Some(kind) {
             return Ok(());
         }
