@@ -140,7 +140,7 @@ impl Guest {
     pub fn run(&self, command: &str) -> io::Result<String> {
         let job = self.start(command)?;
         let status = self.wait(&job, Instant::now() + SHORT_LIMIT)?;
-        let output = pair::both(&job.output);
+        let output = pair::output_of(&job.output);
         match status {
             Some(0) => Ok(output),
             Some(status) => Err(io::Error::other(format!("in the guest: {command}: status {status}\n{output}"))),
