@@ -144,7 +144,7 @@ pub(crate) fn stderr_path(output: &Path) -> PathBuf {
 /// Reads standard output, then standard error, of a program with this standard output file.
 pub(crate) fn output_of(output: &Path) -> String {
     let read = |file: &Path| fs::read(file).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
-    let (mut text, errors) = (read(output), read(&errors(output)));
+    let (mut text, errors) = (read(output), read(&stderr_path(output)));
     if !text.is_empty() && !text.ends_with('\n') && !errors.is_empty() {
         text.push('\n');
     }

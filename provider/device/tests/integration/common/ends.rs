@@ -129,8 +129,8 @@ pub(crate) fn padded(data: &[u8], len: usize) -> Vec<u8> {
     all
 }
 
-/// Returns connection parameters with this private data. The QPN is unique in this process, for ends
-/// without a queue pair.
+/// Returns connection parameters with this private data. The QPN is unique in this process, for
+/// ends without a queue pair.
 pub(crate) fn conn_param(data: &[u8]) -> ConnParam {
     static QPN: AtomicU32 = AtomicU32::new(1 << 16);
     let (private_data, qp_num) = (data.to_vec(), QPN.fetch_add(1, Ordering::Relaxed));
