@@ -1,11 +1,12 @@
-//! The checks of `roxe check-peer`: messages between two cards, each driven through its agent. Every
-//! byte and completion of both sides is compared with the plan.
+//! The checks of `roxe check-peer`: messages between two cards, each driven through its agent.
+//! Every byte and completion of both sides is compared with the plan.
 //!
 //! The near card is the one of `--near` or of this host, the far card is that of the other agent. A
 //! [`Cell`] is one combination of service, operation, message size and path MTU. A [`Pair`] is two
-//! connected queue pairs with an area of memory on each side. A [`CellRun`] runs one cell on a pair:
-//! several messages, some with scatter lists, with inline data or unsignaled. [`CellRun::begin`]
-//! posts the first messages, [`CellRun::finish`] waits for the completions and judges them.
+//! connected queue pairs with an area of memory on each side. A [`CellRun`] runs one cell on a
+//! pair: several messages, some with scatter lists, with inline data or unsignaled.
+//! [`CellRun::begin`] posts the first messages, [`CellRun::finish`] waits for the completions and
+//! judges them.
 
 mod cell_run;
 mod memory;
