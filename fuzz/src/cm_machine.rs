@@ -1,5 +1,5 @@
-//! One connection manager, its program at work, and any messages that strangers and a faulty peer
-//! can send.
+//! One connection manager: its program calls verbs, and it receives any messages that a faulty peer
+//! or a host without a connection can send.
 
 use roxe_sim::{Choices, Script};
 use roxe_transport::cm::{
@@ -21,8 +21,8 @@ use std::time::Duration;
 const SERVICES: [ServiceId; 2] = [ServiceId(0x0106_1d2f), ServiceId(0x013f_0000)];
 const GUIDS: [Guid; 3] = [Guid(2), Guid(3), Guid(0)];
 const BACKLOG: usize = 3;
-/// The most connections and lookups of the machine.
-const MOST: usize = 12;
+/// Maximum number of connections and lookups of the connection manager.
+const MAX_CONNECTIONS: usize = 12;
 /// Maximum wait in nanoseconds, whatever the peer sends; the last wait is that of TimeWait.
 const LONGEST_WAIT: u64 = 200_000_000_000;
 
@@ -39,17 +39,17 @@ const LONGEST_WAIT: u64 = 200_000_000_000;
 pub fn cm_machine(data: &[u8]) {
     let mut host = Host::new(Script::new(data));
     while !host.script.is_empty() {
-        host.turn();
+        host.step();
     }
     host.end();
 }
 
-/// Events that the program has received for a connection or lookup.
+/// The program's record of a connection or lookup.
 #[derive(Debug, Default)]
-struct Known {
-    /// True once the id is free and must not appear again.
+struct Entry {
+    /// True once the connection or lookup has ended: its id must not appear in another event.
     is_over: bool,
-    /// Between which addresses, of a connection.
+    /// Addresses of both ends; `None` for a lookup.
     route: Option<Route>,
 }
 
@@ -58,7 +58,7 @@ struct Host<'a> {
     script: Script<'a>,
     now: Instant,
     drawn: u64,
-    known: BTreeMap<CommId, Known>,
+    known: BTreeMap<CommId, Entry>,
     /// The transaction that was sent last.
     tid: TransactionId,
     qpns: u32,
@@ -70,7 +70,7 @@ fn address(last: u8) -> Gid {
 
 impl<'a> Host<'a> {
     fn new(script: Script<'a>) -> Self {
-        let mut cm = Cm::new(Settings { prefix: 0x123, max_connections: MOST, ..Settings::new(Guid(1)) });
+        let mut cm = Cm::new(Settings { prefix: 0x123, max_connections: MAX_CONNECTIONS, ..Settings::new(Guid(1)) });
         let by_address = Listen { addresses: Addresses::Ip, ..Listen::new(SERVICES[0], Takes::Both, BACKLOG) };
         let masked = Listen { service_mask: !0xffff, ..Listen::new(SERVICES[1], Takes::Both, BACKLOG) };
         for listen in [by_address, masked] {
@@ -80,29 +80,29 @@ impl<'a> Host<'a> {
         Self { cm, script, now: Instant(1_000_000_000), drawn: 0, known, tid, qpns: 0x100 }
     }
 
-    fn turn(&mut self) {
+    fn step(&mut self) {
         match self.script.below(8) {
-            0 => self.ask(),
-            1 => self.act(),
+            0 => self.connect_or_resolve(),
+            1 => self.call_verb(),
             2 => self.wait(),
-            3 => self.raw(),
-            _ => self.message(),
+            3 => self.raw_message(),
+            _ => self.valid_message(),
         }
-        self.fetch(usize::MAX);
+        self.drain(usize::MAX);
     }
 
     fn call<R>(&mut self, verb: impl FnOnce(&mut Cm, &mut Cx<'_>) -> R) -> R {
         let Self { cm, now, drawn, .. } = self;
         let mut random = || {
             *drawn += 1;
-            // Ids that are near to each other, so that the input can guess them.
+            // Few different ids, so that the input can guess them.
             *drawn % 16
         };
         verb(cm, &mut Cx { now: *now, random: &mut random })
     }
 
-    /// The program connects, or looks a service up.
-    fn ask(&mut self) {
+    /// The program connects to a service or looks one up.
+    fn connect_or_resolve(&mut self) {
         let route = Route { local: address(1), remote: address(self.script.pick(&[2, 3])) };
         self.qpns += 1;
         let (qpn, psn) = (Qpn::new(self.qpns), Psn::new(7));
@@ -115,13 +115,13 @@ impl<'a> Host<'a> {
             let connect = Connect { transport, retry_for, ..Connect::new(route, SERVICES[0], qpn, psn) };
             self.call(|cm, cx| cm.connect(cx, &connect))
         };
-        let Ok(id) = asked else { return assert!(self.cm.len() >= MOST, "there was room") };
-        let known = Known { is_over: false, route: (!lookup).then_some(route) };
-        // An id that is free may be given again.
+        let Ok(id) = asked else { return assert!(self.cm.len() >= MAX_CONNECTIONS, "there was room") };
+        let known = Entry { is_over: false, route: (!lookup).then_some(route) };
+        // The id of an ended connection may be assigned again.
         assert!(self.known.insert(id, known).is_none_or(|old| old.is_over), "{id} is taken");
     }
 
-    /// One of the program's ids, or another number.
+    /// Returns one of the program's ids, or another number.
     fn id(&mut self) -> CommId {
         let which = self.script.below(20) as usize;
         let newest = self.known.keys().rev().nth(which).copied();
@@ -129,7 +129,7 @@ impl<'a> Host<'a> {
     }
 
     /// The program calls a verb on a connection, allowed or not.
-    fn act(&mut self) {
+    fn call_verb(&mut self) {
         let id = self.id();
         let (qpn, time) = (Qpn::new(0x80), TimeCode::new(self.script.below(32) as u8));
         let status = self.script.pick(&[AprStatus::Success, AprStatus::Reject]);
@@ -165,8 +165,8 @@ impl<'a> Host<'a> {
         Route { local: address(self.script.pick(&[1, 1, 1, 11])), remote: address(self.script.pick(&[2, 2, 3, 12])) }
     }
 
-    /// Bytes of the input as a MAD.
-    fn raw(&mut self) {
+    /// Delivers a MAD with bytes of the input.
+    fn raw_message(&mut self) {
         let mut bytes = Mad { tid: self.tid, modifier: 0, message: Rtu::default().into() }.to_bytes();
         bytes[17] = 0x10 + self.script.below(12) as u8;
         let from = 24 + self.script.below((MAD_LEN - 24) as u32) as usize;
@@ -175,12 +175,12 @@ impl<'a> Host<'a> {
         }
         let route = self.route();
         if let Ok(mad) = Mad::parse(&bytes) {
-            self.take(route, &mad);
+            self.deliver(route, &mad);
         }
     }
 
-    /// A message that might be meant.
-    fn message(&mut self) {
+    /// Delivers a well-formed message with ids that the connection manager may know.
+    fn valid_message(&mut self) {
         let route = self.route();
         let (ours, theirs) = (self.id(), CommId(self.script.below(4)));
         let message = match self.script.below(11) {
@@ -194,13 +194,13 @@ impl<'a> Host<'a> {
                 Dreq { local_comm_id: theirs, remote_comm_id: ours, remote_qpn, ..Dreq::default() }.into()
             }
             6 => Drep { local_comm_id: theirs, remote_comm_id: ours, ..Drep::default() }.into(),
-            7 => self.lookup(route, theirs).into(),
-            8 => self.found(ours).into(),
+            7 => self.sidr_req(route, theirs).into(),
+            8 => self.sidr_rep(ours).into(),
             9 => self.lap(ours, theirs).into(),
             _ => self.apr(ours, theirs).into(),
         };
         let (tid, modifier) = (self.script.pick(&[self.tid, TransactionId(9)]), self.script.below(2));
-        self.take(route, &Mad { tid, modifier, message });
+        self.deliver(route, &Mad { tid, modifier, message });
     }
 
     fn addresses<const N: usize>(&mut self, route: Route) -> PrivateData<N> {
@@ -256,13 +256,13 @@ impl<'a> Host<'a> {
         Mra { local_comm_id: theirs, remote_comm_id: ours, answered, service_timeout, private_data }
     }
 
-    fn lookup(&mut self, route: Route, theirs: CommId) -> SidrReq {
+    fn sidr_req(&mut self, route: Route, theirs: CommId) -> SidrReq {
         let service_id = self.script.pick(&[SERVICES[0], SERVICES[1], ServiceId(1)]);
         let private_data = self.addresses(route);
         SidrReq { request_id: theirs, pkey: roxe_wire::Pkey::DEFAULT, service_id, private_data }
     }
 
-    fn found(&mut self, ours: CommId) -> SidrRep {
+    fn sidr_rep(&mut self, ours: CommId) -> SidrRep {
         SidrRep {
             request_id: ours,
             status: self.script.pick(&[SidrStatus::Success, SidrStatus::NoQp]),
@@ -287,33 +287,33 @@ impl<'a> Host<'a> {
         Apr { local_comm_id: theirs, remote_comm_id: ours, info, status, private_data }
     }
 
-    /// A message arrives.
-    fn take(&mut self, route: Route, mad: &Mad) {
+    /// Delivers a message and checks its effects.
+    fn deliver(&mut self, route: Route, mad: &Mad) {
         let others = self.others(route, &mad.message);
-        // The outcome is for counters.
+        // The result only selects a counter.
         let _ = self.call(|cm, cx| cm.handle_message(cx, route, mad));
         for (id, before) in others {
             assert_eq!(self.cm.state(id), before, "{mad} changed the connection {id} of another peer");
         }
-        self.fetch(2);
-        assert!(self.cm.len() <= MOST, "memory is held after {mad}");
+        self.drain(2);
+        assert!(self.cm.len() <= MAX_CONNECTIONS, "more than MAX_CONNECTIONS after {mad}");
     }
 
-    /// States of the connections that a peer at `route` must not change. A peer that opens a new
-    /// connection on a queue pair ends its previous one, at whichever local address.
+    /// Returns the states of the connections that a peer at `route` must not change. A peer that
+    /// opens a new connection on a queue pair ends its previous one, whatever its local address.
     fn others(&self, route: Route, message: &Message) -> Vec<(CommId, Option<State>)> {
         let is_new = matches!(message, Message::Req(_) | Message::Rep(_));
-        let is_strange = |own: Route| own != route && !(is_new && own.remote == route.remote);
-        let strange = |known: &Known| !known.is_over && known.route.is_some_and(is_strange);
+        let is_foreign = |own: Route| own != route && !(is_new && own.remote == route.remote);
+        let is_entry_foreign = |known: &Entry| !known.is_over && known.route.is_some_and(is_foreign);
         // Messages about a connection with an alternate path may arrive from that path.
         let alternates = [address(11), address(12)];
         let is_unknown = !alternates.contains(&route.local) && !alternates.contains(&route.remote);
-        let all = self.known.iter().filter(|(_, known)| is_unknown && strange(known));
+        let all = self.known.iter().filter(|(_, known)| is_unknown && is_entry_foreign(known));
         all.map(|(id, _)| (*id, self.cm.state(*id))).collect()
     }
 
-    /// Takes at most `max` outgoing messages.
-    fn fetch(&mut self, max: usize) {
+    /// Takes all outgoing messages, at most `max`, and all events.
+    fn drain(&mut self, max: usize) {
         let mut sent = 0;
         while let Some(out) = self.cm.poll_transmit() {
             assert_eq!(Mad::parse(&out.mad.to_bytes()).as_ref(), Ok(&out.mad));
@@ -324,19 +324,19 @@ impl<'a> Host<'a> {
         }
         assert!(sent <= max, "{sent} answers to one message");
         while let Some(event) = self.cm.poll_event() {
-            self.hear(&event);
+            self.note_event(&event);
         }
     }
 
-    fn hear(&mut self, Event { id, kind }: &Event) {
+    fn note_event(&mut self, Event { id, kind }: &Event) {
         if let EventKind::ConnectRequest(origin, ..) | EventKind::LookupRequest(origin, ..) = kind {
             let route = matches!(kind, EventKind::ConnectRequest(..)).then_some(origin.route);
-            let old = self.known.insert(*id, Known { is_over: false, route });
+            let old = self.known.insert(*id, Entry { is_over: false, route });
             assert!(old.is_none_or(|old| old.is_over), "{id} is taken");
             return;
         }
         let known = self.known.get_mut(id).filter(|known| !known.is_over);
-        let known = known.unwrap_or_else(|| panic!("{kind:?} of {id}, which is over"));
+        let known = known.unwrap_or_else(|| panic!("{kind:?} of {id}, which has ended"));
         known.is_over = matches!(
             kind,
             EventKind::Rejected(_)
@@ -354,11 +354,11 @@ impl<'a> Host<'a> {
             self.call(|cm, cx| cm.destroy(cx, id)).expect("destroy an open connection");
             self.known.entry(id).or_default().is_over = true;
         }
-        self.fetch(usize::MAX);
-        for _ in 0..MOST * 64 {
+        self.drain(usize::MAX);
+        for _ in 0..MAX_CONNECTIONS * 64 {
             self.wait();
-            self.fetch(usize::MAX);
+            self.drain(usize::MAX);
         }
-        assert!(self.cm.is_empty(), "something is left: {:?}", self.cm);
+        assert!(self.cm.is_empty(), "connections are left: {:?}", self.cm);
     }
 }

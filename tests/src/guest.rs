@@ -8,12 +8,12 @@
 
 pub mod kernel;
 pub mod link;
-mod news;
+mod messages;
 pub mod sides;
 
 use crate::{build, pair};
 use kernel::Kernel;
-use news::News;
+use messages::Messages;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -69,19 +69,19 @@ impl Job {
 pub struct Guest {
     qemu: Child,
     orders: Mutex<ChildStdin>,
-    news: News,
+    messages: Messages,
     jobs: AtomicU32,
     folder: PathBuf,
 }
 
 impl Guest {
-    /// Boots a guest with one processor and waits until it obeys. The caller has called
+    /// Boots a guest with one processor and waits until it accepts commands. The caller has called
     /// [`link::enter`].
     pub fn boot(kernel: &Kernel) -> io::Result<Self> {
         Self::boot_with(kernel, 1)
     }
 
-    /// Boots with so many processors.
+    /// Boots a guest with this number of processors.
     pub fn boot_with(kernel: &Kernel, processors: u32) -> io::Result<Self> {
         link::build()?;
         let folder = fresh_folder()?;
@@ -89,16 +89,16 @@ impl Guest {
         fs::write(folder.join("netem.sh"), include_str!("../guest/netem.sh"))?;
         let mut qemu = power_on(kernel, &folder, processors)?;
         let (orders, words) = qemu.stdin.take().zip(qemu.stdout.take()).ok_or(io::ErrorKind::BrokenPipe)?;
-        let (orders, news) = (Mutex::new(orders), News::from(words));
-        let guest = Self { qemu, orders, news, jobs: AtomicU32::new(0), folder };
-        match guest.news.is_ready(Instant::now() + BOOT_LIMIT) {
+        let (orders, messages) = (Mutex::new(orders), Messages::from(words));
+        let guest = Self { qemu, orders, messages, jobs: AtomicU32::new(0), folder };
+        match guest.messages.wait_ready(Instant::now() + BOOT_LIMIT) {
             Ok(true) => Ok(guest),
-            Ok(false) => Err(io::Error::other(format!("the guest did not come up\n{}", guest.console()))),
-            Err(e) => Err(io::Error::other(format!("the guest did not come up: {e}\n{}", guest.console()))),
+            Ok(false) => Err(io::Error::other(format!("the guest did not boot\n{}", guest.console()))),
+            Err(e) => Err(io::Error::other(format!("the guest did not boot: {e}\n{}", guest.console()))),
         }
     }
 
-    /// The process that emulates it.
+    /// Process id of QEMU.
     pub fn pid(&self) -> u32 {
         self.qemu.id()
     }
@@ -108,8 +108,7 @@ impl Guest {
         &self.folder
     }
 
-    /// A number that no other command has, and a new empty file in [`Self::folder`] for what that
-    /// command prints.
+    /// Returns the id of a new command, and a new empty file in [`Self::folder`] for its output.
     fn fresh_output(&self) -> io::Result<(u32, PathBuf)> {
         let id = self.jobs.fetch_add(1, Ordering::Relaxed);
         let file = self.folder.join(format!("out.{id}"));
@@ -117,21 +116,22 @@ impl Guest {
         Ok((id, file))
     }
 
-    /// Starts a shell command in the guest, one line.
+    /// Starts a shell command of one line in the guest.
     pub fn start(&self, command: &str) -> io::Result<Job> {
-        assert!(!command.contains('\n'), "one order is one line");
+        assert!(!command.contains('\n'), "a command is one line");
         let (id, output) = self.fresh_output()?;
         self.order(&format!("start {id} {command}\n"))?;
         Ok(Job { id, command: command.to_owned(), output })
     }
 
-    /// Waits for a command; its exit status, or `None` if it still runs at the deadline.
+    /// Waits for the end of a command. Returns its exit status, or `None` if it still runs at the
+    /// deadline.
     pub fn wait(&self, job: &Job, deadline: Instant) -> io::Result<Option<i32>> {
-        let status = self.news.status(job.id, deadline);
+        let status = self.messages.status(job.id, deadline);
         status.map_err(|e| io::Error::new(e.kind(), format!("{e}\n{}", self.console())))
     }
 
-    /// Ends a command and all that it started. Harmless if it has ended.
+    /// Kills a command and all processes that it started. Does nothing if it has ended.
     pub fn stop(&self, job: &Job) -> io::Result<()> {
         self.order(&format!("stop {}\n", job.id))
     }
@@ -140,7 +140,7 @@ impl Guest {
     pub fn run(&self, command: &str) -> io::Result<String> {
         let job = self.start(command)?;
         let status = self.wait(&job, Instant::now() + SHORT_LIMIT)?;
-        let output = pair::both(&job.output);
+        let output = pair::output_of(&job.output);
         match status {
             Some(0) => Ok(output),
             Some(status) => Err(io::Error::other(format!("in the guest: {command}: status {status}\n{output}"))),

@@ -1,4 +1,5 @@
-//! Two processes, a server and a client, under `roxe run`, bounded in time and always ended.
+//! Runs a server and a client under `roxe run`, with a time limit. No process outlives its
+//! [`Running`].
 
 use crate::measure::load;
 use crate::{build, perftest};
@@ -10,25 +11,25 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Suffix of the output of a program that reached its time limit.
+/// Appended to the output of a program that was killed at its time limit.
 pub const KILLED: &str = "[still running at the time limit; killed]";
 
 /// Interval between two checks of a condition.
-pub const LOOK: Duration = Duration::from_millis(2);
+pub const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Result of one process.
 #[derive(Debug)]
 pub struct Outcome {
     /// The command line, for messages.
     pub command: String,
-    /// True if it exited with status 0 in time.
+    /// True if it exited with status 0 before the time limit.
     pub ok: bool,
     /// Standard output and standard error together.
     pub output: String,
 }
 
 /// A running program; killed when dropped. Standard output and standard error go to two files: in
-/// one, errors would land in the middle of lines, because programs write output in blocks.
+/// one file, errors would interrupt lines of output, because programs write output in blocks.
 pub(crate) struct Running {
     command: String,
     child: Child,
@@ -39,7 +40,7 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn start(Program { name, args }: &Program, place: &Place, log: PathBuf) -> io::Result<Self> {
-        let (output, errors) = (File::create(&log)?, File::create(errors(&log))?);
+        let (output, errors) = (File::create(&log)?, File::create(stderr_path(&log))?);
         let mut words: Vec<OsString> = place.prefix.iter().map(OsString::from).collect();
         if !place.bare {
             let roxe = place.roxe.clone().unwrap_or_else(build::roxe);
@@ -69,48 +70,48 @@ impl Running {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Stops a program that never exits alone; the outcome is `ok` if it was still running.
+    /// Kills a program that never exits by itself. The outcome is `ok` if it was still running.
     fn stop(mut self) -> Outcome {
         let ok = !self.exited();
         let note = if ok { "[stopped]" } else { "[ended too early]" };
-        Outcome { command: self.command.clone(), ok, output: self.so_far() + note }
+        Outcome { command: self.command.clone(), ok, output: self.output_so_far() + note }
     }
 
     pub(crate) fn wait(mut self, deadline: Instant) -> Outcome {
         while !self.exited() && Instant::now() < deadline {
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
         let (ok, note) = match self.child.try_wait() {
             Ok(Some(status)) if status.success() => (true, String::new()),
             Ok(Some(status)) => (false, format!("[ended with {status}]")),
             Ok(None) => (false, KILLED.to_owned()),
-            Err(e) => (false, format!("[lost: {e}]")),
+            Err(e) => (false, format!("[cannot wait: {e}]")),
         };
-        Outcome { command: self.command.clone(), ok, output: self.so_far() + &note }
+        Outcome { command: self.command.clone(), ok, output: self.output_so_far() + &note }
     }
 
-    /// Output so far.
-    pub(crate) fn so_far(&self) -> String {
-        both(&self.log)
+    /// Standard output and standard error so far.
+    pub(crate) fn output_so_far(&self) -> String {
+        output_of(&self.log)
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.exited() {
-            // Processes that a shell has started would survive it, and hold ports and processors.
+            // Children of a shell would survive it and keep ports and processors in use.
             let started = descendants(self.child.id());
-            // Fails if the program has ended meanwhile, which is fine.
+            // Fails if the program has ended meanwhile.
             let _ = self.child.kill();
             started.into_iter().for_each(kill);
         }
         let _ = self.child.wait();
         let _ = fs::remove_file(&self.log);
-        let _ = fs::remove_file(errors(&self.log));
+        let _ = fs::remove_file(stderr_path(&self.log));
     }
 }
 
-/// All descendants of `process`.
+/// Returns all descendants of `process`.
 fn descendants(process: u32) -> Vec<u32> {
     let mut found = vec![process];
     let mut next = 0;
@@ -133,17 +134,17 @@ fn kill(process: u32) {
     unsafe { libc::kill(process.cast_signed(), libc::SIGKILL) };
 }
 
-/// Path of the file for standard error, next to the file for standard output.
-pub(crate) fn errors(output: &Path) -> PathBuf {
+/// Returns the path of the standard error file for this standard output file.
+pub(crate) fn stderr_path(output: &Path) -> PathBuf {
     let mut name = output.as_os_str().to_owned();
     name.push(".err");
     name.into()
 }
 
-/// Both files, standard output first.
-pub(crate) fn both(output: &Path) -> String {
+/// Reads standard output, then standard error, of a program with this standard output file.
+pub(crate) fn output_of(output: &Path) -> String {
     let read = |file: &Path| fs::read(file).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
-    let (mut text, errors) = (read(output), read(&errors(output)));
+    let (mut text, errors) = (read(output), read(&stderr_path(output)));
     if !text.is_empty() && !text.ends_with('\n') && !errors.is_empty() {
         text.push('\n');
     }
@@ -167,7 +168,7 @@ impl Program {
     }
 }
 
-/// Where a program runs.
+/// How a program is started.
 #[derive(Clone, Debug, Default)]
 pub struct Place {
     /// Command prefix, such as `ip netns exec`.
@@ -176,11 +177,11 @@ pub struct Place {
     pub envs: Vec<(String, String)>,
     /// Options of `roxe run`.
     pub options: Vec<String>,
-    /// The program `roxe`, if not that of this tree's build.
+    /// Path of `roxe`; `None` for the build of this source tree.
     pub roxe: Option<PathBuf>,
-    /// True to start it without `roxe run`.
+    /// True to start the program without `roxe run`.
     pub bare: bool,
-    /// True if perftest must measure correct times, which takes longer.
+    /// True if perftest must measure correct times: it calibrates the clock, which takes longer.
     pub measures: bool,
 }
 
@@ -196,7 +197,7 @@ pub fn run(program: &Program, envs: &[(&str, &str)], limit: Duration) -> io::Res
     run_at(program, &Place::here(envs), limit)
 }
 
-/// Runs `program` alone at `place`.
+/// Runs `program` alone as `place` says.
 pub fn run_at(program: &Program, place: &Place, limit: Duration) -> io::Result<Outcome> {
     let deadline = deadline(limit);
     Ok(Running::start(program, place, log_path("alone"))?.wait(deadline))
@@ -214,7 +215,7 @@ pub fn run_pair(
     run_pair_at([(server, &here), (client, &here)], &port.to_string(), || listens(port), limit)
 }
 
-/// Starts `server`, waits until its output is `ready`, runs `client`, and stops the server.
+/// Starts `server`, waits until `ready` accepts its output, runs `client`, and kills the server.
 pub fn run_client(
     server: &Program,
     client: &Program,
@@ -224,16 +225,17 @@ pub fn run_client(
 ) -> io::Result<[Outcome; 2]> {
     let (deadline, here) = (deadline(limit), Place::here(envs));
     let mut first = Running::start(server, &here, log_path("server"))?;
-    while !ready(&first.so_far()) && !first.exited() && Instant::now() < deadline {
-        thread::sleep(LOOK);
+    while !ready(&first.output_so_far()) && !first.exited() && Instant::now() < deadline {
+        thread::sleep(POLL_INTERVAL);
     }
     let client = Running::start(client, &here, log_path("client"))?.wait(deadline);
     Ok([first.stop(), client])
 }
 
-/// Starts the first program, waits until it is `ready`, runs the second, and waits for both, for at
-/// most `limit`. `tag` names their output. A run of perftest that ended because it [could not
-/// measure the clock rate](perftest::lacks_clock) is repeated: no message was judged.
+/// Starts the first program, waits until `ready` is true, starts the second, and waits for both, at
+/// most until `limit`. `tag` is part of the names of their output files. A run of perftest that
+/// ended because it [could not measure the clock rate](perftest::lacks_clock) is repeated, because
+/// it has tested no message.
 pub fn run_pair_at(
     programs: [(&Program, &Place); 2],
     tag: &str,
@@ -242,27 +244,27 @@ pub fn run_pair_at(
 ) -> io::Result<[Outcome; 2]> {
     let once = || {
         let deadline = deadline(limit);
-        let (server, client) = meet(programs, tag, &ready, deadline)?;
-        // The server of a failed client may wait forever: give it a moment to print the reason.
+        let (server, client) = start_and_await_second(programs, tag, &ready, deadline)?;
+        // The server of a failed client may wait forever. It gets one second to print the reason.
         let until = if client.ok { deadline } else { Instant::now() + Duration::from_secs(1) };
         Ok([server.wait(until), client])
     };
     perftest::with_clock(once, |ends| ends.iter().any(|end| !end.ok && perftest::lacks_clock(&end.output)))
 }
 
-/// Like [`run_pair_at`], but kills the server, which never ends, after the client.
+/// Like [`run_pair_at`], but for a server that never ends: kills it once the client has ended.
 pub fn run_against(
     programs: [(&Program, &Place); 2],
     tag: &str,
     ready: impl Fn() -> bool,
     limit: Duration,
 ) -> io::Result<[Outcome; 2]> {
-    let (server, client) = meet(programs, tag, ready, deadline(limit))?;
+    let (server, client) = start_and_await_second(programs, tag, ready, deadline(limit))?;
     Ok([server.wait(Instant::now()), client])
 }
 
 /// Starts `server`, waits until it listens on TCP `port`, starts `client`, and kills both while
-/// they work: as soon as `enough` is true, or after `limit`. The output of a killed program ends
+/// they run: as soon as `enough` is true, or after `limit`. The output of a killed program ends
 /// with [`KILLED`].
 pub fn kill_pair(
     server: &Program,
@@ -276,13 +278,14 @@ pub fn kill_pair(
     let both = [(server, &here), (client, &here)];
     let [mut server, mut client] = start_both(both, &port.to_string(), || listens(port), deadline)?;
     while !enough() && !server.exited() && !client.exited() && Instant::now() < deadline {
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
     }
     Ok([server.wait(Instant::now()), client.wait(Instant::now())])
 }
 
-/// Starts both in their order and waits for the second.
-fn meet(
+/// Starts the first program, waits until `ready` is true, and runs the second to its end. Returns
+/// the first, which may still run, and the outcome of the second.
+fn start_and_await_second(
     programs: [(&Program, &Place); 2],
     tag: &str,
     ready: impl Fn() -> bool,
@@ -292,7 +295,7 @@ fn meet(
     Ok((first, second.wait(deadline)))
 }
 
-/// Starts the first program, waits until it is `ready`, and starts the second.
+/// Starts the first program, waits until `ready` is true, and starts the second.
 fn start_both(
     [server, client]: [(&Program, &Place); 2],
     tag: &str,
@@ -301,13 +304,13 @@ fn start_both(
 ) -> io::Result<[Running; 2]> {
     let mut first = Running::start(server.0, server.1, log_path(&format!("s{tag}")))?;
     while !ready() && !first.exited() && Instant::now() < deadline {
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
     }
     let second = Running::start(client.0, client.1, log_path(&format!("c{tag}")))?;
     Ok([first, second])
 }
 
-/// Deadline `limit` from now. The first caller builds the program, which may take longer than any
+/// Returns the deadline `limit` from now. Builds roxe before: the build may take longer than any
 /// limit.
 pub(crate) fn deadline(limit: Duration) -> Instant {
     build::roxe();
@@ -318,7 +321,7 @@ pub(crate) fn log_path(tag: &str) -> PathBuf {
     std::env::temp_dir().join(format!("roxe-test-{}-{tag}.log", std::process::id()))
 }
 
-/// Final value of a counter in `output` (`ROXE_STATS`), summed over its processes.
+/// Returns the final value of a counter in `output` (`ROXE_STATS`), summed over all processes.
 pub fn counter(output: &str, name: &str) -> u64 {
     let words = output.split_whitespace().filter_map(|word| word.strip_prefix(name)?.strip_prefix('='));
     words.filter_map(|value| value.parse::<u64>().ok()).sum()
@@ -346,8 +349,8 @@ pub fn has_ipv6() -> bool {
     std::net::UdpSocket::bind((std::net::Ipv6Addr::LOCALHOST, 0)).is_ok()
 }
 
-/// Words before a command that root runs without capabilities and groups, under a UID that Debian
-/// never assigns.
+/// Command prefix with which root runs a command without capabilities and groups, under a UID that
+/// Debian never assigns.
 pub const UNPRIVILEGED: [&str; 5] = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", "--"];
 
 /// Returns true if `program` is in `PATH`.
@@ -358,7 +361,8 @@ pub fn installed(program: &str) -> bool {
 }
 
 /// Returns the variable for the weakest card (docs/explanation/weakest.md) if the command line has
-/// `--weakest=SEED`. `left_out` (each `,-NAME`) excludes weaknesses that the program cannot bear.
+/// `--weakest=SEED`. `left_out` (each `,-NAME`) excludes weaknesses that the program does not
+/// support.
 pub fn weakest(left_out: &str) -> Option<(&'static str, String)> {
     let seed = std::env::args().find_map(|arg| arg.strip_prefix("--weakest=").map(str::to_owned))?;
     Some(("ROXE_WEAKEST", seed + left_out))
@@ -381,7 +385,7 @@ mod tests {
         let mut started = Vec::new();
         while started.len() < 2 {
             assert!(Instant::now() < until, "the shell has started no process");
-            thread::sleep(super::LOOK);
+            thread::sleep(super::POLL_INTERVAL);
             started = descendants(running.child.id());
         }
         drop(running);
@@ -389,7 +393,7 @@ mod tests {
         let lives = |process: &u32| fs::read(format!("/proc/{process}/cmdline")).is_ok_and(|line| !line.is_empty());
         while started.iter().any(lives) {
             assert!(Instant::now() < until, "{started:?} still run");
-            thread::sleep(super::LOOK);
+            thread::sleep(super::POLL_INTERVAL);
         }
     }
 }

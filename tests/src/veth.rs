@@ -1,7 +1,7 @@
 //! Two network namespaces connected by a veth pair, or by a bridge in a third namespace: that of
 //! this process and a second one. Needs root.
 
-use crate::pair::LOOK;
+use crate::pair::POLL_INTERVAL;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ impl Keeper {
         // The keeper reads until our end of the pipe is closed.
         let keeper = Self(Command::new("unshare").args(["--net", "--", "cat"]).stdin(Stdio::piped()).spawn()?);
         while namespace(keeper.0.id())? == namespace(std::process::id())? {
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
         Ok(keeper)
     }
@@ -72,7 +72,7 @@ impl Veth {
         raise(&[], here)?;
         raise(&veth.prefix(), there)?;
         while !is_up(&[], here)? || !is_up(&veth.prefix(), there)? {
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
         Ok(veth)
     }
@@ -120,7 +120,7 @@ impl Bridge {
         }
         for (end, prefix) in ends.iter().zip(&prefixes) {
             while !is_up(prefix, end)? {
-                thread::sleep(LOOK);
+                thread::sleep(POLL_INTERVAL);
             }
         }
         Ok(bridge)

@@ -165,7 +165,7 @@ fn observe(event: &Event<'_>) {
         let mut checker = CHECKER.lock();
         let Some(Checker { world, rules }) = &mut *checker else { return };
         world.begin(event, &stack);
-        rules.look(event, &stack, world, &mut reports);
+        rules.observe(event, &stack, world, &mut reports);
         world.end(event, &stack);
     }
     if !reports.is_empty() {

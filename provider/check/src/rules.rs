@@ -1,5 +1,5 @@
-//! The rules, one module per subject. Each is a state machine over events that may read the world
-//! and writes reports.
+//! The rules, one module per subject. Each rule is a state machine over events. It may read the
+//! [`World`], the checker's model of the program's objects, and adds reports.
 
 mod attributes;
 mod completions;
@@ -42,7 +42,7 @@ impl Default for Rules {
 }
 
 impl Rules {
-    pub(crate) fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
-        self.0.iter_mut().for_each(|rule| rule.look(event, stack, world, reports));
+    pub(crate) fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+        self.0.iter_mut().for_each(|rule| rule.observe(event, stack, world, reports));
     }
 }

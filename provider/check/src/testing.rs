@@ -35,7 +35,7 @@ impl Card {
     pub(crate) fn tell(&mut self, event: Event<'_>) -> Vec<Rule> {
         let (stack, mut reports) = (Stack::unknown(), Vec::new());
         self.world.begin(&event, &stack);
-        self.rules.look(&event, &stack, &self.world, &mut reports);
+        self.rules.observe(&event, &stack, &self.world, &mut reports);
         self.world.end(&event, &stack);
         reports.into_iter().map(|report| report.rule).collect()
     }

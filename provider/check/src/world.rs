@@ -1,5 +1,5 @@
-//! The state of the program as the rules see it: its objects and where each was created, the
-//! attributes of its queue pairs, and the outstanding requests. Updated from events; rules
+//! The checker's model of the program ([`World`]): its objects and the stack that created each, the
+//! attributes of its queue pairs, and the outstanding requests. Events update it; rules
 //! ([`Observer`]s) read it.
 
 use crate::event::{Event, Made, Memory, Pair};
@@ -57,7 +57,7 @@ pub(crate) struct Work {
 pub(crate) trait Observer: fmt::Debug + Send {
     /// Judges `event`, which the program caused at `stack`. `world` already holds what the event
     /// adds, and still holds what it ends.
-    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>);
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>);
 }
 
 #[derive(Debug, Default)]

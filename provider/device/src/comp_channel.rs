@@ -1,8 +1,8 @@
-//! Completion channels. A program that is about to sleep on one lets the engine receive first.
+//! Completion channels. A thread that is about to sleep on one first polls the engine for packets.
 
 use crate::context::Context;
 use crate::event::EventQueue;
-use crate::sleepers::{LONG, watch_unread};
+use crate::sleepers::{LONG_WAIT, watch_unread};
 use roxe_base::clock;
 use roxe_base::error::Error;
 use roxe_base::lock::{RwLock, rank};
@@ -67,47 +67,48 @@ impl CompChannel {
         self.events.as_fd()
     }
 
-    /// Waits for the next event and returns the `user` token of its CQ. EAGAIN if the descriptor is
-    /// non-blocking and no event is pending; EINTR as for `read(2)`.
+    /// Waits for the next event and returns the `user` token of its CQ. Fails with EAGAIN if the
+    /// descriptor is non-blocking and no event is pending, with EINTR as `read(2)` does.
     pub fn get_event(&self) -> Result<u64, Error> {
         let _wait = self.before_wait();
         self.events.next()
     }
 
-    /// Prepares a wait by a caller that sleeps itself: receives what has arrived, and returns the
-    /// descriptor to read a unit from (`None` if an event is pending) and a guard for the wait.
-    /// EAGAIN if [`CompChannel::fd`] is non-blocking and no event is pending.
+    /// Prepares a wait by a caller that sleeps itself: processes received packets, then returns the
+    /// eventfd to read one unit from (`None` if an event is pending) and a guard to hold during the
+    /// wait. Fails with EAGAIN if [`CompChannel::fd`] is non-blocking and no event is pending.
     pub fn before_wait(&self) -> io::Result<(Option<RawFd>, impl Sized + '_)> {
         let is_over = || !self.events.is_empty();
         tell(|| Event::Waits { channel: self.id() });
         let sleep_on = self.events.sleep_on()?;
-        let watch = || {
+        let watch_long_wait = || {
             let wait = Arc::new(LongWait { channel: self.id() });
             let watched: Weak<LongWait> = Arc::downgrade(&wait);
-            self.context.engine().scheduler.add_deadline(clock::now().after(LONG), watched);
+            self.context.engine().scheduler.add_deadline(clock::now().after(LONG_WAIT), watched);
             wait
         };
-        let watched = (is_on() && sleep_on.is_some()).then(watch);
-        let wait = || {
+        let watched = (is_on() && sleep_on.is_some()).then(watch_long_wait);
+        let receive = || {
             // Only the main engine is polled here; the others have threads of their own.
-            self.engines.others().iter().for_each(|engine| engine.before_sleep_elsewhere());
+            self.engines.others().iter().for_each(|engine| engine.hand_over_before_sleep());
             self.engines.main().before_sleep(Awaited::Completion, is_over)
         };
-        Ok((sleep_on, (watched, sleep_on.map(|_| wait()))))
+        Ok((sleep_on, (watched, sleep_on.map(|_| receive()))))
     }
 
-    /// Returns the `user` token of the next event to a caller of [`CompChannel::before_wait`];
-    /// `slept` is true if it has read a unit. `None`: the event is gone, wait again.
+    /// Takes the next event after [`CompChannel::before_wait`] and returns its `user` token.
+    /// `slept` is true if the caller has read a unit. Returns `None` if another thread took the
+    /// event or its CQ was destroyed: wait again.
     pub fn take_event(&self, slept: bool) -> Option<u64> {
         self.events.take_next(slept)
     }
 
-    /// Returns an event like [`CompChannel::get_event`], but never waits.
+    /// Takes the next event like [`CompChannel::get_event`], but never waits.
     pub fn try_get_event(&self) -> Option<u64> {
         self.events.take_next(false)
     }
 
-    /// Checks that the channel may be destroyed: EBUSY while completion queues use it.
+    /// Checks that the channel may be destroyed. Fails with EBUSY while completion queues use it.
     pub fn destroy(&self) -> Result<(), Error> {
         let unused = self.uses.check_unused("completion channel", "completion queues");
         unused.inspect_err(|error| tell(|| Event::DestroyRefused(self.id(), error)))
@@ -135,10 +136,10 @@ impl CompChannel {
     }
 }
 
-/// The engines whose queue pairs complete in one CQ or announce on one channel: mostly one.
+/// The engines whose queue pairs complete in one CQ or announce on one channel; usually one engine.
 #[derive(Debug)]
 pub(crate) struct EngineSet {
-    /// Stands in for `main` until an engine is added.
+    /// Used as main engine until one is added.
     default: Arc<Engine>,
     main: OnceLock<Arc<Engine>>,
     has_others: AtomicBool,
@@ -150,7 +151,7 @@ impl EngineSet {
         Self { default, main: OnceLock::new(), has_others: AtomicBool::new(false), others: RwLock::default() }
     }
 
-    /// The engine added first.
+    /// The engine that was added first.
     #[inline]
     pub(crate) fn main(&self) -> &Arc<Engine> {
         self.main.get().unwrap_or(&self.default)

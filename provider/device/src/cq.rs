@@ -12,7 +12,7 @@ use crate::comp_channel::{CompChannel, EngineSet};
 use crate::context::Context;
 use crate::event::AsyncEventKind;
 use crate::inventory::{Facts, Listing};
-use crate::sleepers::{LONG, Sleeper, sleepers};
+use crate::sleepers::{LONG_WAIT, Sleeper, sleepers};
 use crate::weakest::WeakCq;
 use moderation::{Moderator, Verdict};
 use roxe_base::error::Error;
@@ -603,7 +603,7 @@ impl SleptOn {
     /// Starts the watch; the queue keeps the returned value.
     fn begin(queue: &Cq) -> Arc<dyn Deadline> {
         let watch = Arc::new_cyclic(|me| Self { me: Weak::clone(me), queue: Weak::clone(&queue.me) });
-        queue.engine().scheduler.add_deadline(clock::now().after(LONG), Weak::clone(&watch.me) as _);
+        queue.engine().scheduler.add_deadline(clock::now().after(LONG_WAIT), Weak::clone(&watch.me) as _);
         watch
     }
 }
@@ -618,7 +618,7 @@ impl Deadline for SleptOn {
                 state.slept_on = None;
                 return;
             }
-            (clock::now(), state.polled_at.after(LONG))
+            (clock::now(), state.polled_at.after(LONG_WAIT))
         };
         // With an event pending a thread is awake or waits for an edge, which `Unread` reports.
         if now >= due && channel.has_no_events() {
@@ -626,7 +626,7 @@ impl Deadline for SleptOn {
                 tell(|| Event::Sleeps { cq: queue.id, thread, call });
             }
         }
-        let next = if now < due { due } else { now.after(LONG) };
+        let next = if now < due { due } else { now.after(LONG_WAIT) };
         queue.engine().scheduler.add_deadline(next, Weak::clone(&self.me) as _);
     }
 }

@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Time after which the checker looks at unread events and waiting threads.
-pub(crate) const LONG: Duration = Duration::from_secs(1);
+/// Time after which the checker examines unread events and waiting threads.
+pub(crate) const LONG_WAIT: Duration = Duration::from_secs(1);
 
 /// Watch of one event; dropped when the program reads the event.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ pub(crate) fn watch_unread<T: fmt::Debug + Send + 'static>(
 
 impl<T: fmt::Debug + Send + 'static> Unread<T> {
     fn look_later(&self, engine: &Engine) {
-        engine.scheduler.add_deadline(clock::now().after(LONG), Weak::clone(&self.me) as _);
+        engine.scheduler.add_deadline(clock::now().after(LONG_WAIT), Weak::clone(&self.me) as _);
     }
 }
 

@@ -133,9 +133,9 @@ impl Engine {
         }
     }
 
-    /// Called before a thread sleeps that received for another engine: the background thread takes
-    /// over.
-    pub fn before_sleep_elsewhere(&self) {
+    /// Called before a thread sleeps that polls only another engine: the background thread takes
+    /// over this one.
+    pub fn hand_over_before_sleep(&self) {
         if self.scheduler.presence.muting.hand_over() {
             self.scheduler.kick();
         }

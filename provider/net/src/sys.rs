@@ -76,7 +76,8 @@ impl Readiness {
 
 /// Sets a socket option; memory that `value` points to has to outlive the call.
 pub(super) fn set<T: 'static>(fd: RawFd, level: c_int, name: c_int, value: &T) -> io::Result<()> {
-    // SAFETY: as many bytes as the call is told, which only reads them and what they point to.
+    // SAFETY: `value` has the size that the call gets. The kernel only reads it and what it points
+    // to.
     let rc = unsafe { libc::setsockopt(fd, level, name, (&raw const *value).cast(), size_of::<T>() as socklen_t) };
     check(rc).map(drop)
 }

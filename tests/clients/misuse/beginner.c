@@ -1,9 +1,10 @@
-// Mistakes of first programs (docs/tutorials/first-mistakes.md) that no other file has.
+// Mistakes of first programs (docs/tutorials/first-mistakes.md) that no other file in this folder
+// makes.
 #include "misuse.h"
 #include <errno.h>
 #include <unistd.h>
 
-// The queue pair goes from INIT to RTS.
+// Modifies the queue pair from INIT to RTS.
 static void rtr_forgotten(bool wrong) {
     (void)wrong;
     struct side side;
@@ -11,10 +12,10 @@ static void rtr_forgotten(bool wrong) {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7};
     int mask = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
                IBV_QP_MAX_QP_RD_ATOMIC;
-    check(ibv_modify_qp(side.qp, &attr, mask) == EINVAL, "there is no such transition");
+    check(ibv_modify_qp(side.qp, &attr, mask) == EINVAL, "INIT to RTS is refused");
 }
 
-// The peer's address, and an index of an empty entry of the GID table.
+// Sets the source GID index to an empty entry of the GID table.
 static void empty_gid(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
     if (state == IBV_QPS_RTR)
         attr->ah_attr.grh.sgid_index = 9;
@@ -28,7 +29,7 @@ static void wrong_gid_index(bool wrong) {
     connect_side(&sides[0], &sides[1], (struct options){0}, empty_gid);
 }
 
-// Polls a queue that gets no completions.
+// Polls a CQ to which no queue pair completes, so the send queue fills up.
 static void wrong_cq(bool wrong) {
     (void)wrong;
     struct side sides[2];
@@ -41,7 +42,7 @@ static void wrong_cq(bool wrong) {
         check(!error || error == ENOMEM, "ibv_post_send");
         if (error)
             usleep(10000);
-        check(!ibv_poll_cq(other, 1, &wc), "nothing is there");
+        check(!ibv_poll_cq(other, 1, &wc), "the polled CQ is empty");
     }
 }
 

@@ -12,7 +12,7 @@
 #include <getopt.h>
 
 #define BYTES 64
-/* Slots of a queue, and of receive buffers that each connection has. */
+/* Entries of each queue of a connection, and receives posted to it. */
 #define DEPTH 4
 
 struct connection {
@@ -28,17 +28,17 @@ static struct ibv_comp_channel *channel;
 static struct ibv_cq *send_cq;
 static struct ibv_mr *mr;
 static char *memory;
-static struct connection *all;
+static struct connection *table;
 
 static void post_receive(int index)
 {
 	struct ibv_sge sge = { (uintptr_t)memory + (size_t)index * BYTES, BYTES, mr->lkey };
 	struct ibv_recv_wr wr = { .wr_id = index, .sg_list = &sge, .num_sge = 1 }, *bad;
 
-	check(ibv_post_recv(all[index].qp, &wr, &bad), "ibv_post_recv");
+	check(ibv_post_recv(table[index].qp, &wr, &bad), "ibv_post_recv");
 }
 
-/* Sends a message, and polls completions of earlier messages. */
+/* Posts a SEND, and polls completions of earlier ones. */
 static void post_send(int index)
 {
 	struct ibv_sge sge = { (uintptr_t)memory, BYTES, mr->lkey };
@@ -48,30 +48,30 @@ static void post_send(int index)
 
 	wr.opcode = IBV_WR_SEND;
 	wr.send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE;
-	check(ibv_post_send(all[index].qp, &wr, &bad), "ibv_post_send");
+	check(ibv_post_send(table[index].qp, &wr, &bad), "ibv_post_send");
 	count = ibv_poll_cq(send_cq, DEPTH, wc);
 	check(count < 0, "ibv_poll_cq");
 	for (at = 0; at < count; at++)
 		check(wc[at].status, ibv_wc_status_str(wc[at].status));
 }
 
-static void make(int index, int events)
+static void create_connection(int index, int events)
 {
 	struct ibv_qp_init_attr init = { .send_cq = send_cq, .qp_type = IBV_QPT_RC };
 
-	all[index].cq = events || !index ? ibv_create_cq(context, events ? DEPTH : connections * DEPTH, NULL,
+	table[index].cq = events || !index ? ibv_create_cq(context, events ? DEPTH : connections * DEPTH, NULL,
 							 events ? channel : NULL, 0)
-					 : all[0].cq;
-	check(!all[index].cq, "ibv_create_cq");
-	init.recv_cq = all[index].cq;
+					 : table[0].cq;
+	check(!table[index].cq, "ibv_create_cq");
+	init.recv_cq = table[index].cq;
 	init.cap = (struct ibv_qp_cap){ DEPTH, DEPTH, 1, 1, BYTES };
-	all[index].qp = ibv_create_qp(pd, &init);
-	check(!all[index].qp, "ibv_create_qp");
-	to_init(all[index].qp, 0);
+	table[index].qp = ibv_create_qp(pd, &init);
+	check(!table[index].qp, "ibv_create_qp");
+	to_init(table[index].qp, 0);
 	for (int slot = 0; slot < DEPTH; slot++)
 		post_receive(index);
 	if (events)
-		check(ibv_req_notify_cq(all[index].cq, 0), "ibv_req_notify_cq");
+		check(ibv_req_notify_cq(table[index].cq, 0), "ibv_req_notify_cq");
 }
 
 /* Polls a queue and answers its messages. Returns their number. */
@@ -89,32 +89,32 @@ static int answer(struct ibv_cq *cq)
 	return count;
 }
 
-static void serve(void)
+static void run_server(void)
 {
 	long done = 0;
 
 	while (done < messages) {
 		struct ibv_cq *cq;
-		void *nothing;
+		void *cq_context;
 
-		check(ibv_get_cq_event(channel, &cq, &nothing), "ibv_get_cq_event");
+		check(ibv_get_cq_event(channel, &cq, &cq_context), "ibv_get_cq_event");
 		ibv_ack_cq_events(cq, 1);
 		check(ibv_req_notify_cq(cq, 0), "ibv_req_notify_cq");
 		done += answer(cq);
 	}
 }
 
-static void ask(void)
+static void run_client(void)
 {
 	double begun = seconds();
 	long sent = 0, done = 0;
 	struct ibv_wc wc[DEPTH];
 
-	/* The busy ones are far from each other. */
+	/* Spreads the busy connections over all connections. */
 	for (; sent < busy && sent < messages; sent++)
 		post_send(sent * (connections / busy));
 	while (done < messages) {
-		int count = ibv_poll_cq(all[0].cq, DEPTH, wc);
+		int count = ibv_poll_cq(table[0].cq, DEPTH, wc);
 
 		check(count < 0, "ibv_poll_cq");
 		for (int at = 0; at < count; at++, done++) {
@@ -126,7 +126,7 @@ static void ask(void)
 			}
 		}
 	}
-	tell(BYTES, messages, begun);
+	print_rate(BYTES, messages, begun);
 }
 
 int main(int argc, char **argv)
@@ -150,28 +150,28 @@ int main(int argc, char **argv)
 	channel = ibv_create_comp_channel(context);
 	send_cq = ibv_create_cq(context, connections * DEPTH, NULL, NULL, 0);
 	memory = calloc(connections, BYTES);
-	all = calloc(connections, sizeof(*all));
+	table = calloc(connections, sizeof(*table));
 	own = calloc(connections, sizeof(*own));
 	peers = calloc(connections, sizeof(*peers));
-	check(!pd || !channel || !send_cq || !memory || !all || !own || !peers, "set-up");
+	check(!pd || !channel || !send_cq || !memory || !table || !own || !peers, "set-up");
 	mr = ibv_reg_mr(pd, memory, (size_t)connections * BYTES, IBV_ACCESS_LOCAL_WRITE);
 	check(!mr, "ibv_reg_mr");
 	for (int index = 0; index < connections; index++) {
-		make(index, !server);
+		create_connection(index, !server);
 		check(ibv_query_gid(context, 1, 0, &own[index].gid), "ibv_query_gid");
-		own[index].qpn = all[index].qp->qp_num;
+		own[index].qpn = table[index].qp->qp_num;
 		own[index].psn = index;
 	}
-	sock = meet(server, port);
-	swap(sock, own, peers, connections * sizeof(*own));
+	sock = connect_peer(server, port);
+	exchange(sock, own, peers, connections * sizeof(*own));
 	for (int index = 0; index < connections; index++)
-		to_rts(all[index].qp, IBV_MTU_1024, &own[index], &peers[index]);
+		to_rts(table[index].qp, IBV_MTU_1024, &own[index], &peers[index]);
 	wait_for_peer(sock);
 	if (server)
-		ask();
+		run_client();
 	else
-		serve();
-	/* Nobody goes before the last answer is there. */
+		run_server();
+	/* The server must not exit before the client has received the last answer. */
 	wait_for_peer(sock);
 	return 0;
 }

@@ -1,6 +1,6 @@
 /*
- * What the programs of this folder have in common: errors, the socket over which both ends tell
- * each other where their queue pairs are, and the way of a queue pair to RTS.
+ * Shared by the programs of this folder: errors, the socket over which both ends exchange the
+ * addresses of their queue pairs, and the transitions of a queue pair to RTS.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Where the other end of a connection is, and memory of it that may be written to. */
+/* Address of one end of a connection, and its memory that the peer may write. */
 struct address {
 	union ibv_gid gid;
 	uint32_t qpn;
@@ -46,8 +46,8 @@ static inline struct ibv_context *open_first(void)
 	return context;
 }
 
-/* A connected socket to the other end. */
-static inline int meet(const char *server, int port)
+/* Connects to the server, or accepts the client if server is NULL. Returns the socket. */
+static inline int connect_peer(const char *server, int port)
 {
 	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(port) };
 	int one = 1, sock = socket(AF_INET, SOCK_STREAM, 0), peer;
@@ -67,7 +67,7 @@ static inline int meet(const char *server, int port)
 	return peer;
 }
 
-static inline void whole(int sock, void *data, size_t bytes, int sends)
+static inline void transfer(int sock, void *data, size_t bytes, int sends)
 {
 	char *at = data;
 
@@ -80,19 +80,19 @@ static inline void whole(int sock, void *data, size_t bytes, int sends)
 	}
 }
 
-/* Sends these bytes, and receives as many. */
-static inline void swap(int sock, void *own, void *peer, size_t bytes)
+/* Sends bytes from own, and receives as many into peer. */
+static inline void exchange(int sock, void *own, void *peer, size_t bytes)
 {
-	whole(sock, own, bytes, 1);
-	whole(sock, peer, bytes, 0);
+	transfer(sock, own, bytes, 1);
+	transfer(sock, peer, bytes, 0);
 }
 
-/* Goes on once both ends are here. */
+/* Returns once both ends have called it. */
 static inline void wait_for_peer(int sock)
 {
 	char ready = 0;
 
-	swap(sock, &ready, &ready, 1);
+	exchange(sock, &ready, &ready, 1);
 }
 
 static inline double seconds(void)
@@ -103,8 +103,8 @@ static inline double seconds(void)
 	return now.tv_sec + now.tv_nsec / 1e9;
 }
 
-/* As perftest does: bytes, messages, 0, 0, million messages a second. */
-static inline void tell(int bytes, long messages, double begun)
+/* Prints a line as perftest does: bytes, messages, 0, 0, million messages a second. */
+static inline void print_rate(int bytes, long messages, double begun)
 {
 	printf("%d %ld 0 0 %.6f\n", bytes, messages, messages / (seconds() - begun) / 1e6);
 }

@@ -30,7 +30,7 @@ static atomic_int ends;
 static struct ibv_context *context;
 static struct ibv_pd *pd;
 
-static void make(struct worker *worker, int index)
+static void create_worker(struct worker *worker, int index)
 {
 	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC };
 	char *memory = calloc(1, bytes);
@@ -116,12 +116,12 @@ int main(int argc, char **argv)
 	workers = calloc(threads, sizeof(*workers));
 	check(!pd || !workers, "set-up");
 	for (int index = 0; index < threads; index++)
-		make(&workers[index], index);
-	sock = meet(server, port);
+		create_worker(&workers[index], index);
+	sock = connect_peer(server, port);
 	for (int index = 0; index < threads; index++) {
 		struct worker *worker = &workers[index];
 
-		swap(sock, &worker->own, &worker->peer, sizeof(worker->own));
+		exchange(sock, &worker->own, &worker->peer, sizeof(worker->own));
 		to_rts(worker->qp, IBV_MTU_4096, &worker->own, &worker->peer);
 	}
 	if (!server)
@@ -138,7 +138,7 @@ int main(int argc, char **argv)
 	for (int index = 0; index < threads; index++)
 		pthread_join(workers[index].thread, NULL);
 	if (server) {
-		tell(bytes, messages / threads * threads, begun);
+		print_rate(bytes, messages / threads * threads, begun);
 		wait_for_peer(sock);
 	}
 	return 0;

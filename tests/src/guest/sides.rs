@@ -3,7 +3,7 @@
 
 use super::{Guest, Job, link};
 use crate::build;
-use crate::pair::{self, KILLED, LOOK, Outcome};
+use crate::pair::{self, KILLED, Outcome, POLL_INTERVAL};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -60,8 +60,8 @@ impl Process {
     }
 
     /// Output so far.
-    pub fn so_far(&self) -> String {
-        pair::both(self.output())
+    pub fn output_so_far(&self) -> String {
+        pair::output_of(self.output())
     }
 
     /// The file with its standard output, which grows while it runs.
@@ -83,7 +83,7 @@ impl Process {
         if let (None, Self::Rxe(job)) = (&status, &self) {
             guest.stop(job)?;
         }
-        let output = self.so_far();
+        let output = self.output_so_far();
         let (ok, note) = match status {
             Some(status) if status == "0" => (true, String::new()),
             Some(status) => (false, format!("[ended with {status}]")),
@@ -105,7 +105,7 @@ impl Process {
                     Some(status) if status.success() => return Ok(Some("0".to_owned())),
                     Some(status) => return Ok(Some(status.to_string())),
                     None if Instant::now() >= deadline => return Ok(None),
-                    None => thread::sleep(LOOK),
+                    None => thread::sleep(POLL_INTERVAL),
                 }
             },
         }
@@ -116,7 +116,7 @@ impl Local {
     fn start(guest: &Guest, command: &str, envs: &[(String, String)]) -> io::Result<Self> {
         let (_, output) = guest.fresh_output()?;
         let file = File::options().append(true).open(&output)?;
-        let errors = File::create(pair::errors(&output))?;
+        let errors = File::create(pair::stderr_path(&output))?;
         // setpriv ends the program with this process even if that one is killed.
         let child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL"])
@@ -144,7 +144,7 @@ pub fn await_listener(guest: &Guest, side: Side, port: u16, server: &mut Process
         guest.run(&format!("for i in $(seq {tries}); do {listens} && break; sleep 0.1; done"))?;
         return Ok(());
     }
-    while !pair::listens(port) && Instant::now() < deadline && !server.ended(guest, LOOK)? {}
+    while !pair::listens(port) && Instant::now() < deadline && !server.ended(guest, POLL_INTERVAL)? {}
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use super::{Ending, Ip};
 use crate::build;
 use crate::guest::Guest;
 use crate::guest::sides::{Process, Side};
-use crate::pair::{self, LOOK, Outcome};
+use crate::pair::{self, Outcome, POLL_INTERVAL};
 use roxe_peer::client::Target;
 use std::fs;
 use std::io;
@@ -85,10 +85,10 @@ pub(super) fn start(guest: &Guest, side: Side, envs: &[(String, String)]) -> io:
             let host = super::run::address(side, Ip::V4);
             return Ok((agent, Target { address: format!("{host}:{port}"), token: token.to_owned() }));
         }
-        if Instant::now() > deadline || agent.ended(guest, LOOK)? {
-            return Err(io::Error::other(format!("no agent on one side: {}", agent.so_far())));
+        if Instant::now() > deadline || agent.ended(guest, POLL_INTERVAL)? {
+            return Err(io::Error::other(format!("no agent on one side: {}", agent.output_so_far())));
         }
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 

@@ -6,7 +6,7 @@ use super::{Condition, Direction, Ending, Ip, capture};
 use crate::guest::Guest;
 use crate::guest::sides::{Process, Side};
 use crate::lanes;
-use crate::pair::{self, KILLED, LOOK, Outcome};
+use crate::pair::{self, KILLED, Outcome, POLL_INTERVAL};
 use crate::rdmacm::judge::{self, Judged, Says};
 use crate::rdmacm::list::{self, Scale};
 use crate::rdmacm::{Carrier, Exchange, Ready, Words, group, group_table, local, members_in, take_copy};
@@ -230,7 +230,7 @@ impl Meeting {
         mut deadline: Instant,
     ) -> io::Result<Outcome> {
         let mut alone = false;
-        while Instant::now() < deadline && !client.ended(guest, LOOK)? {
+        while Instant::now() < deadline && !client.ended(guest, POLL_INTERVAL)? {
             if !alone && all_ended(guest, servers)? {
                 (alone, deadline) = (true, deadline.min(Instant::now() + PARTING));
             }
@@ -243,7 +243,7 @@ impl Meeting {
         let deadline = Instant::now() + READY_LIMIT;
         while !self.is_ready(guest, port)? && Instant::now() < deadline {
             for server in servers.iter_mut() {
-                if server.ended(guest, LOOK)? {
+                if server.ended(guest, POLL_INTERVAL)? {
                     return Ok(());
                 }
             }
@@ -274,9 +274,10 @@ impl Meeting {
         let exchange = &self.exchange;
         let deadline = Instant::now() + if good { PARTING } else { Duration::from_secs(1) };
         for server in servers {
-            let seen_all =
-                |server: &Process| exchange.stays && exchange.says.has_seen_all(&server.so_far(), exchange.clients);
-            while !seen_all(server) && Instant::now() < deadline && !server.ended(guest, LOOK)? {}
+            let seen_all = |server: &Process| {
+                exchange.stays && exchange.says.has_seen_all(&server.output_so_far(), exchange.clients)
+            };
+            while !seen_all(server) && Instant::now() < deadline && !server.ended(guest, POLL_INTERVAL)? {}
         }
         Ok(())
     }

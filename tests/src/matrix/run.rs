@@ -4,7 +4,7 @@ use super::{Cell, Condition, Direction, Ending, Group, Ip, Judged, Tried, agents
 use crate::build;
 use crate::guest::sides::Side;
 use crate::guest::{Guest, link};
-use roxe_peer::check::{Cards, CellRun, Check, Conditions, Failed, Pair, PairError};
+use roxe_peer::check::{CellRun, Check, CheckError, Clients, Conditions, Pair, PairError};
 use roxe_peer::client::{Client, ClientError};
 use std::collections::HashMap;
 use std::fs;
@@ -114,12 +114,12 @@ impl Runner {
         let (roxe, near) = agents::start(guest, Side::Roxe, &envs)?;
         let (rxe, far) = agents::start(guest, Side::Rxe, &[])?;
         let (mut near, mut far) = (Client::open(&near).map_err(tell)?, Client::open(&far).map_err(tell)?);
-        let cards = &mut [&mut near, &mut far];
-        let mut pair = Pair::register(cards).map_err(tell)?;
+        let clients = &mut [&mut near, &mut far];
+        let mut pair = Pair::register(clients).map_err(tell)?;
         let conditions = conditions(group, self.seed);
-        let mut tried: Vec<_> = cells.iter().map(|cell| run(&mut pair, cards, group, *cell, &conditions)).collect();
+        let mut tried: Vec<_> = cells.iter().map(|cell| run(&mut pair, clients, group, *cell, &conditions)).collect();
         // A guest that crashed says why.
-        if cards.iter().any(|card| card.is_lost())
+        if clients.iter().any(|client| client.is_lost())
             && let Some(Ending::Failed(why)) =
                 tried.iter_mut().map(|t| &mut t.ending).find(|e| matches!(e, Ending::Failed(_)))
         {
@@ -143,11 +143,11 @@ impl Runner {
 }
 
 /// Runs a cell between roxe, which is near, and rxe.
-fn run(pair: &mut Pair, cards: &mut Cards<'_>, group: Group, cell: Cell, conditions: &Conditions) -> Tried {
+fn run(pair: &mut Pair, clients: &mut Clients<'_>, group: Group, cell: Cell, conditions: &Conditions) -> Tried {
     let (start, is_from_far) = (Instant::now(), group.direction == Direction::RxeToRoxe);
-    let ending = match CellRun::run(pair, cards, &Check { cell, family: group.ip, is_from_far }, conditions) {
+    let ending = match CellRun::run(pair, clients, &Check { cell, family: group.ip, is_from_far }, conditions) {
         Ok(_) => Ending::Passed,
-        Err(Failed::Pair(PairError::Unsupported(why))) => Ending::Skipped(why),
+        Err(CheckError::Pair(PairError::Unsupported(why))) => Ending::Skipped(why),
         Err(error) => {
             let seen = error.to_string();
             match peer_bugs::explains(&group, &cell, &seen) {

@@ -4,7 +4,7 @@
 use super::judge::{self, Judged};
 use super::{Carrier, Exchange, Ready, Words, group, group_table, members_in, take_copy};
 use crate::matrix::Ip;
-use crate::pair::{self, LOOK, Outcome, Place, Program, Running};
+use crate::pair::{self, Outcome, POLL_INTERVAL, Place, Program, Running};
 use crate::report::Verdict;
 use roxe_provider::runtime_dir;
 use std::fs::{self, File};
@@ -126,7 +126,7 @@ impl Meeting<'_> {
         let (site, exchange) = (self.site, self.exchange);
         let mut servers = self.start(&site.server, &exchange.server, exchange.servers, Role::Server)?;
         while !self.ready() && Instant::now() < deadline && !servers.iter_mut().any(Running::exited) {
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
         let mut clients = Vec::new();
         while clients.len() < exchange.clients {
@@ -151,9 +151,9 @@ impl Meeting<'_> {
     /// A server that stays notices the end of its clients a moment later.
     fn await_farewells(&self, servers: &mut [Running], deadline: Instant) {
         let (says, clients) = (self.exchange.says, self.exchange.clients);
-        let done = |server: &mut Running| says.has_seen_all(&server.so_far(), clients) || server.exited();
+        let done = |server: &mut Running| says.has_seen_all(&server.output_so_far(), clients) || server.exited();
         while !servers.iter_mut().all(done) && Instant::now() < deadline {
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 

@@ -96,7 +96,7 @@ fn report_ucx(name: &str) {
 
 /// A NULL-terminated array that `free` releases.
 pub(crate) fn c_array<T>(handles: &[*mut T]) -> Result<*mut *mut T> {
-    // SAFETY: any sizes are allowed; the memory comes back zeroed, or NULL.
+    // SAFETY: `calloc` accepts any size.
     let array = unsafe { libc::calloc(handles.len() + 1, size_of::<*mut T>()) }.cast::<*mut T>();
     if array.is_null() {
         return Err(Errno(libc::ENOMEM));

@@ -140,7 +140,8 @@ fn field<const N: usize>(bytes: &[u8], offset: usize) -> Result<&[u8; N]> {
 }
 
 /// # Safety
-/// `attr` points to a whole rule: the structure and its specifications, each as long as it says.
+/// `attr` points to a whole rule: the structure and its specifications, each with the
+/// length in its `size` field.
 unsafe fn specs(attr: *const ibv_flow_attr) -> Result<Specs> {
     let mut specs = Specs::default();
     let mut at = attr.wrapping_add(1).cast::<u8>();

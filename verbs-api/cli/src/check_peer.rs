@@ -3,7 +3,7 @@
 use crate::output::Result;
 use crate::progress::Progress;
 use crate::token;
-use roxe_peer::check::{self, CellRun, Check, Conditions, Failed, Pair, PairError};
+use roxe_peer::check::{self, CellRun, Check, CheckError, Conditions, Pair, PairError};
 use roxe_peer::client::{Client, Target};
 use roxe_peer::server::{Options, Server};
 use std::io::{self, Write as _, stdout};
@@ -50,16 +50,16 @@ pub(crate) fn run(args: &Args) -> Result {
     let kinds: Vec<(_, Vec<_>)> =
         check::kinds().map(|kind| (kind, check::checks(kind).filter(wanted).collect())).collect();
     let mut line = Progress::new(kinds.iter().map(|(_, checks)| checks.len()).sum());
-    let cards = &mut [&mut near, &mut far];
-    let mut pair = Pair::register(cards)?;
+    let clients = &mut [&mut near, &mut far];
+    let mut pair = Pair::register(clients)?;
     let (mut passed, mut failed, mut unsupported) = (0, 0, 0);
     let (mut out, conditions) = (stdout(), Conditions { seed: args.seed, ..Conditions::default() });
     for (kind, checks) in kinds.into_iter().filter(|(_, checks)| !checks.is_empty()) {
         let (passed_before, mut why) = (passed, None);
         for check in &checks {
-            let result = CellRun::run(&mut pair, cards, check, &conditions);
+            let result = CellRun::run(&mut pair, clients, check, &conditions);
             line.step(&check.to_string());
-            if args.verbose || matches!(result, Err(Failed::Wrong(_))) {
+            if args.verbose || matches!(result, Err(CheckError::Wrong(_))) {
                 line.clear();
             }
             match result {
@@ -69,11 +69,11 @@ pub(crate) fn run(args: &Args) -> Result {
                         writeln!(out, "  passed {check}")?;
                     }
                 }
-                Err(Failed::Pair(PairError::Unsupported(text))) => {
+                Err(CheckError::Pair(PairError::Unsupported(text))) => {
                     unsupported += 1;
                     why = Some(text);
                 }
-                Err(Failed::Pair(PairError::Agent(error))) if cards.iter().any(|card| card.is_lost()) => {
+                Err(CheckError::Pair(PairError::Agent(error))) if clients.iter().any(|client| client.is_lost()) => {
                     return Err(error.into());
                 }
                 Err(error) => {

@@ -4,7 +4,7 @@
 use crate::child::KillOnDrop;
 use crate::output::Result;
 use crate::{files, output, progress, token};
-use roxe_drill::compare::{self, Comparison, Kind};
+use roxe_drill::compare::{self, ChangeKind, Comparison};
 use roxe_drill::conform::{self, Lost, Progress, Report};
 use roxe_drill::{AgentCard, Deviations, Script, Target, Verdict, VirtualCard, report};
 use roxe_peer::client;
@@ -203,12 +203,12 @@ fn read_report(path: &Path) -> Result<Value> {
 /// Prints a comparison. Fails if a case got worse or the agent was lost.
 fn finish_compared(compared: &Comparison, lost: Option<&Lost>) -> Result<()> {
     write!(stdout().lock(), "\n{}", compared.text())?;
-    let worse = match compared.count(Kind::Worse) {
+    let worse = match compared.count(ChangeKind::Worse) {
         0 => None,
         1 => Some("1 case got worse".to_owned()),
         worse => Some(format!("{worse} cases got worse")),
     };
-    let unclear = match compared.unclear_now() {
+    let unclear = match compared.newly_inconclusive() {
         0 => None,
         1 => Some("1 case is unclear: run it again".to_owned()),
         unclear => Some(format!("{unclear} cases are unclear: run them again")),

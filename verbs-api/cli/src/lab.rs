@@ -202,7 +202,7 @@ pub(crate) fn switch(args: &InnerArgs) -> Result<ExitCode> {
     let ends: Vec<_> = (1..=net.hosts()).map(|number| (format!("v{number}"), Net::name(number))).collect();
     let captures = net.captures.as_deref().map(|folder| Captures::start(folder, &ends)).transpose()?;
     // All links are up before the first command starts.
-    hosts.iter_mut().try_for_each(Host::go_on)?;
+    hosts.iter_mut().try_for_each(Host::proceed)?;
     let namespaces = hosts.iter_mut().map(Host::await_step).collect::<Result<Vec<_>>>()?;
     let status = Director::new(plan, hosts.into_iter().zip(namespaces)).run()?;
     captures.map_or(Ok(()), Captures::end)?;

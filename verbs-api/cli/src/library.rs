@@ -1,5 +1,5 @@
-//! Finds `libroxe.so`, and makes the folder in which loaders find it under the names of libibverbs
-//! and librdmacm.
+//! Finds `libroxe.so`, and creates the folder in which the dynamic loader finds it under the names
+//! of libibverbs and librdmacm.
 //!
 //! The program contains both shared objects and unpacks them if none lie next to it (`cargo
 //! install`): to a folder that only this user can write, one for each version and content. Unpacked
@@ -19,27 +19,27 @@ use std::path::{Path, PathBuf};
 
 /// Names that programs are linked with.
 pub(crate) const LINKS: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
-/// Names by which programs load the libraries at run time.
+/// Names without a version, which some programs pass to `dlopen`.
 pub(crate) const BARE_LINKS: [&str; 2] = ["libibverbs.so", "librdmacm.so"];
 
-/// A reason why there is no library.
+/// A reason why no library can be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LibraryError {
     #[error(
         "cannot unpack {LIBRARY}: {0}; set XDG_CACHE_HOME to a folder that only you can write, or ROXE_LIB to the full \
          path of {LIBRARY}"
     )]
-    Packed(String),
+    Unpack(String),
     #[error("cannot use ROXE_LIB: {}: {cause}; set it to the full path of {LIBRARY}, or unset it", path.display())]
-    Bad { path: PathBuf, cause: io::Error },
+    Override { path: PathBuf, cause: io::Error },
 }
 
-/// Returns the path of the library without links: the one in ROXE_LIB, else one next to this
-/// program as built or installed, else the one in this program, unpacked.
+/// Returns the path of the library, with symbolic links resolved: the one in ROXE_LIB, else one
+/// next to this program as built or installed, else the one that this program contains, unpacked.
 pub(crate) fn find() -> Result<PathBuf, LibraryError> {
     if let Some(path) = variable("ROXE_LIB").filter(|path| !path.is_empty()) {
         let path = PathBuf::from(path);
-        return path.canonicalize().map_err(|cause| LibraryError::Bad { path, cause });
+        return path.canonicalize().map_err(|cause| LibraryError::Override { path, cause });
     }
     let places = own_program().map(|exe| candidates(&exe)).unwrap_or_default();
     // Another user may have put a library next to the program, for example in /tmp.
@@ -47,19 +47,20 @@ pub(crate) fn find() -> Result<PathBuf, LibraryError> {
     beside.map_or_else(unpacked, |library| Ok(library.path))
 }
 
-/// Returns the socket shim: the one next to `library`, else the one in this program.
+/// Returns the path of the socket shim: the one next to `library`, else the one that this program
+/// contains, unpacked.
 pub(crate) fn shim(library: &Path) -> Result<PathBuf, LibraryError> {
     let beside = private_dir::check(&library.with_file_name(SHIM));
     beside.map_or_else(|_| Ok(unpacked()?.with_file_name(SHIM)), |shim| Ok(shim.path))
 }
 
-/// Unpacks the library and the shim.
+/// Unpacks the library and the shim. Returns the path of the library.
 fn unpacked() -> Result<PathBuf, LibraryError> {
-    let found = folder(&folder_name(&OBJECTS), |folder| place_all(folder, &OBJECTS));
-    Ok(found.map_err(LibraryError::Packed)?.join(LIBRARY))
+    let found = folder(&folder_name(&OBJECTS), |folder| unpack_into(folder, &OBJECTS));
+    Ok(found.map_err(LibraryError::Unpack)?.join(LIBRARY))
 }
 
-/// Returns the file of this program: from /proc, or without /proc as it was called.
+/// Returns the file of this program: from /proc, else from its first argument.
 pub(crate) fn own_program() -> Option<PathBuf> {
     let called = || found_as(Path::new(&std::env::args_os().next()?), var_os("PATH"));
     std::env::current_exe().ok().or_else(called)
@@ -78,8 +79,8 @@ fn found_as(called: &Path, path: Option<OsString>) -> Option<PathBuf> {
     std::env::split_paths(&path?).find_map(|folder| folder.join(called).canonicalize().ok())
 }
 
-/// Returns the places of the library for the program `exe`. In `deps`, Cargo always leaves the
-/// newest one; next to the program only if the library itself was built.
+/// Returns the paths where the library of the program `exe` may lie. `deps` is first: Cargo updates
+/// the copy next to the program only if the library itself is built.
 fn candidates(exe: &Path) -> Vec<PathBuf> {
     let Some(folder) = exe.parent() else { return Vec::new() };
     ["deps", "", "../lib/roxe", "../lib"].iter().map(|place| folder.join(place).join(LIBRARY)).collect()
@@ -147,8 +148,8 @@ fn cache_home(named: Option<OsString>, home: Option<OsString>) -> Option<PathBuf
     named.and_then(absolute).or_else(|| Some(home.and_then(absolute)?.join(".cache")))
 }
 
-/// Returns a name with the version and a hash of the content. Eight bytes at a time: FNV-1a takes
-/// longer than the rest of a start.
+/// Returns a name with the version and a hash of the content. The hash takes eight bytes at a time:
+/// FNV-1a would take longer than the rest of the start.
 fn folder_name(objects: &[(&str, &[u8])]) -> String {
     let words = objects.iter().flat_map(|(_, bytes)| bytes.chunks(8));
     let hash = words.fold(0, |hash: u64, bytes| {
@@ -158,7 +159,7 @@ fn folder_name(objects: &[(&str, &[u8])]) -> String {
     format!("lib-{}-{hash:016x}", env!("CARGO_PKG_VERSION"))
 }
 
-fn place_all(folder: &Path, objects: &[(&str, &[u8])]) -> Result<(), String> {
+fn unpack_into(folder: &Path, objects: &[(&str, &[u8])]) -> Result<(), String> {
     if statvfs(folder).is_ok_and(|system| system.flags().contains(FsFlags::ST_NOEXEC)) {
         return Err(format!("{}: it is mounted noexec", folder.display()));
     }
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn own_program_is_found_by_its_called_name() {
+    fn own_program_is_found_by_its_first_argument() {
         let folder = Scratch::new("own-program");
         let program = folder.file("roxe", "", 0o700);
         assert_eq!(found_as(&program, None), Some(program.clone()));
@@ -196,7 +197,7 @@ mod tests {
         assert_eq!(found_as(Path::new("roxe"), None), None);
     }
 
-    const SOME: [(&str, &[u8]); 2] = [("libroxe.so", b"library"), ("librspreload.so", b"shim")];
+    const TEST_OBJECTS: [(&str, &[u8]); 2] = [("libroxe.so", b"library"), ("librspreload.so", b"shim")];
 
     #[test]
     fn program_contains_both_libraries() {
@@ -206,15 +207,15 @@ mod tests {
     }
 
     #[test]
-    fn changed_library_is_replaced_and_right_one_kept() {
+    fn changed_library_is_replaced_unchanged_one_kept() {
         let folder = Scratch::new("bundled");
-        place_all(&folder, &SOME).unwrap();
+        unpack_into(&folder, &TEST_OBJECTS).unwrap();
         let library = folder.join(LIBRARY);
         let inode = fs::metadata(&library).unwrap().ino();
-        place_all(&folder, &SOME).unwrap();
+        unpack_into(&folder, &TEST_OBJECTS).unwrap();
         assert_eq!(fs::metadata(&library).unwrap().ino(), inode);
         fs::write(&library, b"planted").unwrap();
-        place_all(&folder, &SOME).unwrap();
+        unpack_into(&folder, &TEST_OBJECTS).unwrap();
         assert_eq!(fs::read(&library).unwrap(), b"library");
         assert_eq!(fs::read_dir(&*folder).unwrap().count(), 2, "a temporary file is left");
     }
@@ -222,7 +223,7 @@ mod tests {
     #[test]
     fn other_content_has_another_folder() {
         let other: [(&str, &[u8]); 2] = [("libroxe.so", b"libraru"), ("librspreload.so", b"shim")];
-        assert_ne!(folder_name(&SOME), folder_name(&other));
+        assert_ne!(folder_name(&TEST_OBJECTS), folder_name(&other));
     }
 
     #[test]

@@ -32,15 +32,16 @@ pub(crate) struct Args {
     verbose: bool,
 }
 
-/// Sends the requests, and prints how many responses of each kind the file and the card have.
+/// Sends the requests. Prints how many responses of each kind are in the file, and how many the
+/// card has sent.
 pub(crate) fn run(args: &Args) -> Result {
     let name = args.file.display();
     let file = files::read(&args.file)?;
-    let (mut recorded, mut cut) = (Vec::new(), 0);
+    let (mut recorded, mut truncated) = (Vec::new(), 0);
     for item in items(&file, roxe_provider::is_probe).map_err(|error| format!("{name}: {error}"))? {
         match item {
             Item::Packet(captured) => {
-                cut += usize::from(captured.is_cut());
+                truncated += usize::from(captured.is_cut());
                 recorded.push((captured.net, captured.bytes.to_vec()));
             }
             Item::Other(_) => {}
@@ -49,15 +50,15 @@ pub(crate) fn run(args: &Args) -> Result {
             }
         }
     }
-    if cut > 0 {
-        let all = recorded.len();
+    if truncated > 0 {
+        let total = recorded.len();
         return Err(format!(
-            "{name}: {cut} of {all} packets are cut and cannot be sent again; capture whole packets (`tcpdump -s 0`)"
+            "{name}: {truncated} of {total} packets are cut and cannot be sent again; capture whole packets (`tcpdump -s 0`)"
         )
         .into());
     }
     let replay = Replay::of(&recorded, args.from.map(Into::into)).map_err(|error| format!("{name}: {error}"))?;
-    let (from, to) = replay.way;
+    let (from, to) = replay.endpoints;
     output::line(format_args!("{} requests that {} sent to {}", replay.packets, from.to_ip(), to.to_ip()));
     if replay.left_out > 0 {
         output::line(format_args!("{} more do not fit into a script and are left out", replay.left_out));
@@ -67,7 +68,7 @@ pub(crate) fn run(args: &Args) -> Result {
     }
     let mut target = open(&args.common)?;
     let (log, states) = replay.run(&mut *target.card, Duration::from_millis(args.patience))?;
-    // Responses of each kind, in the file and received.
+    // Numbers of responses by kind, in the file and from the card.
     let mut kinds: BTreeMap<String, [usize; 2]> = BTreeMap::new();
     for (net, bytes) in &recorded {
         if (net.src, net.dst) == (to, from)
@@ -97,7 +98,7 @@ pub(crate) fn run(args: &Args) -> Result {
     Ok(())
 }
 
-/// Returns the text of a packet without its fields, but with the syndrome.
+/// Returns the kind of a packet: its text without fields except the syndrome.
 fn kind(text: &str) -> String {
     let words = text.split_whitespace().filter(|word| !word.contains('=') || word.starts_with("syndrome"));
     words.collect::<Vec<_>>().join(" ")

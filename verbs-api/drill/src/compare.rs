@@ -1,4 +1,4 @@
-//! Compares a report with an older one that was kept as JSON.
+//! Compares a report with an older one that was saved as JSON.
 
 use crate::conform::case_name;
 use crate::figures::Unit;
@@ -8,33 +8,33 @@ use std::collections::btree_map::{BTreeMap, Entry};
 use std::fmt::{self, Write};
 
 /// Verdicts from the best to the worst.
-const ORDER: [&str; 5] = ["pass", "tolerated", "unsupported", "inconclusive", "fail"];
-/// Place in [`ORDER`] of a verdict for which the judge's own host may be the reason.
+const VERDICTS: [&str; 5] = ["pass", "tolerated", "unsupported", "inconclusive", "fail"];
+/// Rank of a verdict that may be caused by the host that runs the test instead of the card.
 const INCONCLUSIVE: usize = 3;
-/// Maximum number of lines about new or missing cases.
-const SHOWN: usize = 20;
-/// A figure is shown if it has changed by this factor.
-const NOTABLE: u64 = 2;
+/// Maximum number of lines about new cases, and about missing ones.
+const MAX_CASE_LINES: usize = 20;
+/// A changed figure is shown if its medians differ by at least this factor.
+const NOTABLE_FACTOR: u64 = 2;
 
-/// The change of a case.
+/// The kind of change of a case between two reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum ChangeKind {
     /// The verdict is worse.
     Worse,
     /// The case was or is inconclusive: another run may give another verdict.
     Unclear,
     /// The verdict is better.
     Better,
-    /// The older report does not have it.
+    /// Only the newer report has the case.
     New,
-    /// Only the older report has it.
+    /// Only the older report has the case.
     Gone,
 }
 
-impl Kind {
+impl ChangeKind {
     const ALL: [Self; 5] = [Self::Worse, Self::Unclear, Self::Better, Self::New, Self::Gone];
 
-    /// Returns its name.
+    /// Returns the word for this kind in reports.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Worse => "worse",
@@ -46,14 +46,14 @@ impl Kind {
     }
 }
 
-/// A case with another verdict than before.
+/// A case whose verdicts in the two reports differ, or that only one report has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// The change.
-    pub kind: Kind,
-    /// Script with the values of loops.
+    /// The direction of the change, or the report that has the case.
+    pub kind: ChangeKind,
+    /// Script, with the values of its loop variables.
     pub name: String,
-    /// Verdicts, before and now.
+    /// Verdicts in the older and the newer report.
     pub verdicts: [Option<String>; 2],
 }
 
@@ -66,18 +66,18 @@ impl fmt::Display for Change {
     }
 }
 
-/// A figure that has changed much.
+/// A figure that has changed notably.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Moved {
-    /// Figure and case.
+pub struct FigureChange {
+    /// Names of the figure and its case.
     pub name: String,
-    /// Medians with their unit, before and now.
+    /// Medians with their unit, in the older and the newer report.
     pub medians: [String; 2],
 }
 
-/// Checks that this is a report. Fails if it has another format.
+/// Checks that `report` is a report of this version. Fails if it has another format.
 pub fn check(report: &Value) -> Result<(), String> {
-    Kept::of(report).map(drop)
+    SavedReport::of(report).map(drop)
 }
 
 /// A report compared with an older one.
@@ -85,63 +85,63 @@ pub fn check(report: &Value) -> Result<(), String> {
 pub struct Comparison {
     /// Card and date of the older report.
     pub with: String,
-    /// Changes by kind, each in the order of names.
+    /// Changes ordered by kind, then by name.
     pub changes: Vec<Change>,
-    /// Figures in the order of their cases.
-    pub moved: Vec<Moved>,
+    /// Changed figures in the order of their cases.
+    pub figure_changes: Vec<FigureChange>,
 }
 
 impl Comparison {
     /// Compares two reports. Fails if one of them has another format.
     pub fn of(old: &Value, new: &Value) -> Result<Self, String> {
-        let (before, now) = (Kept::of(old)?, Kept::of(new)?);
+        let (before, now) = (SavedReport::of(old)?, SavedReport::of(new)?);
         let mut changes = Vec::new();
         for (name, new) in &now.cases {
             let old = before.cases.get(name);
             let kind = match old.map(|old| old.rank) {
-                None => Kind::New,
+                None => ChangeKind::New,
                 Some(old) if new.rank == old => continue,
-                Some(old) if [old, new.rank].contains(&INCONCLUSIVE) => Kind::Unclear,
-                Some(old) if new.rank > old => Kind::Worse,
-                Some(_) => Kind::Better,
+                Some(old) if [old, new.rank].contains(&INCONCLUSIVE) => ChangeKind::Unclear,
+                Some(old) if new.rank > old => ChangeKind::Worse,
+                Some(_) => ChangeKind::Better,
             };
-            let verdict = |case: &Case<'_>| ORDER[case.rank].to_owned();
+            let verdict = |case: &Case<'_>| VERDICTS[case.rank].to_owned();
             changes.push(Change { kind, name: name.clone(), verdicts: [old.map(verdict), Some(verdict(new))] });
         }
         let gone = before.cases.iter().filter(|(name, _)| !now.cases.contains_key(*name));
         changes.extend(gone.map(|(name, case)| Change {
-            kind: Kind::Gone,
+            kind: ChangeKind::Gone,
             name: name.clone(),
-            verdicts: [Some(ORDER[case.rank].to_owned()), None],
+            verdicts: [Some(VERDICTS[case.rank].to_owned()), None],
         }));
         changes.sort_by_key(|change| change.kind);
         let both = now.cases.iter().filter_map(|(name, new)| Some((name, before.cases.get(name)?, new)));
-        let moved = both.flat_map(|(name, old, new)| moved(name, old, new)).collect();
-        Ok(Self { with: before.name, changes, moved })
+        let figure_changes = both.flat_map(|(name, old, new)| figure_changes(name, old, new)).collect();
+        Ok(Self { with: before.name, changes, figure_changes })
     }
 
     /// Returns the number of changes of this kind.
-    pub fn count(&self, kind: Kind) -> usize {
+    pub fn count(&self, kind: ChangeKind) -> usize {
         self.changes.iter().filter(|change| change.kind == kind).count()
     }
 
     /// Returns the number of cases that have become inconclusive.
-    pub fn unclear_now(&self) -> usize {
-        let is_now = |change: &&Change| change.verdicts[1].as_deref() == Some(ORDER[INCONCLUSIVE]);
-        self.changes.iter().filter(|change| change.kind == Kind::Unclear).filter(is_now).count()
+    pub fn newly_inconclusive(&self) -> usize {
+        let is_now = |change: &&Change| change.verdicts[1].as_deref() == Some(VERDICTS[INCONCLUSIVE]);
+        self.changes.iter().filter(|change| change.kind == ChangeKind::Unclear).filter(is_now).count()
     }
 
-    /// Returns the numbers of changes.
-    pub fn sums(&self) -> String {
-        let counts = Kind::ALL.map(|kind| format!("{} {}", self.count(kind), kind.word()));
+    /// Returns one line with the number of changes of each kind.
+    pub fn summary(&self) -> String {
+        let counts = ChangeKind::ALL.map(|kind| format!("{} {}", self.count(kind), kind.word()));
         format!("compared with {}: {}", self.with, counts.join(", "))
     }
 
-    /// Returns a line for each change, and sums.
+    /// Returns a line for each change, then the summary.
     pub fn text(&self) -> String {
         let mut text = String::new();
-        for kind in Kind::ALL {
-            let lines = if matches!(kind, Kind::New | Kind::Gone) { SHOWN } else { usize::MAX };
+        for kind in ChangeKind::ALL {
+            let lines = if matches!(kind, ChangeKind::New | ChangeKind::Gone) { MAX_CASE_LINES } else { usize::MAX };
             let of_kind = self.changes.iter().filter(|change| change.kind == kind);
             for change in of_kind.clone().take(lines) {
                 _ = writeln!(text, "{:8} {}: {change}", kind.word(), change.name);
@@ -151,10 +151,10 @@ impl Comparison {
                 _ = writeln!(text, "{:8} {rest} more", kind.word());
             }
         }
-        for Moved { name, medians: [old, new] } in &self.moved {
+        for FigureChange { name, medians: [old, new] } in &self.figure_changes {
             _ = writeln!(text, "figure   {name}: {old} -> {new}");
         }
-        _ = writeln!(text, "{}", self.sums());
+        _ = writeln!(text, "{}", self.summary());
         text
     }
 }
@@ -164,24 +164,24 @@ pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
-/// A case of a report that was kept.
+/// A case of a saved report.
 struct Case<'a> {
-    /// Place of its verdict in [`ORDER`].
+    /// Index of its verdict in [`VERDICTS`].
     rank: usize,
     figures: &'a [Value],
 }
 
-/// A report that was kept.
-struct Kept<'a> {
+/// The parts of a saved report that are compared.
+struct SavedReport<'a> {
     name: String,
     cases: BTreeMap<String, Case<'a>>,
 }
 
-impl<'a> Kept<'a> {
+impl<'a> SavedReport<'a> {
     fn of(report: &'a Value) -> Result<Self, String> {
         if report["format"] != FORMAT {
-            let is = report.get("format").map_or_else(|| "none".to_owned(), Value::to_string);
-            return Err(format!("its format is {}, not {FORMAT}", printable(&is)));
+            let format_found = report.get("format").map_or_else(|| "none".to_owned(), Value::to_string);
+            return Err(format!("its format is {}, not {FORMAT}", printable(&format_found)));
         }
         let text =
             |value: &Value, name: &str| value[name].as_str().map(printable).ok_or_else(|| format!("it lacks {name}"));
@@ -190,7 +190,7 @@ impl<'a> Kept<'a> {
             let (script, parameters, verdict) =
                 (text(case, "script")?, text(case, "parameters")?, text(case, "verdict")?);
             let name = case_name(&script, &parameters);
-            let rank = ORDER.iter().position(|known| *known == verdict);
+            let rank = VERDICTS.iter().position(|known| *known == verdict);
             let rank = rank.ok_or_else(|| format!("there is no verdict `{verdict}`"))?;
             let figures = case["figures"].as_array().map_or(&[][..], Vec::as_slice);
             match cases.entry(name) {
@@ -202,17 +202,17 @@ impl<'a> Kept<'a> {
     }
 }
 
-/// Returns the figures of a case that have changed by the factor [`NOTABLE`].
-fn moved(case: &str, old: &Case<'_>, new: &Case<'_>) -> Vec<Moved> {
+/// Returns the figures of a case that have changed by at least the factor [`NOTABLE_FACTOR`].
+fn figure_changes(case: &str, old: &Case<'_>, new: &Case<'_>) -> Vec<FigureChange> {
     let median = |figure: &Value| figure["median"].as_u64();
     let pairs = new.figures.iter().filter_map(|now| {
         let before =
             old.figures.iter().find(|before| before["name"] == now["name"] && before["unit"] == now["unit"])?;
         let unit = Unit::of(now["unit"].as_str()?)?;
         let (old, new) = (median(before)?, median(now)?);
-        let is_notable = old.max(new) / NOTABLE >= old.min(new) && old != new;
+        let is_notable = old.max(new) / NOTABLE_FACTOR >= old.min(new) && old != new;
         let name = format!("{} of {case}", printable(now["name"].as_str()?));
-        is_notable.then(|| Moved { name, medians: [unit.show(old), unit.show(new)] })
+        is_notable.then(|| FigureChange { name, medians: [unit.show(old), unit.show(new)] })
     });
     pairs.collect()
 }
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_grouped_the_worst_first() {
+    fn changes_are_grouped_worst_first() {
         let old = report(&[
             ("a", "fail", 10),
             ("b", "pass", 1_000_000),
@@ -261,8 +261,8 @@ mod tests {
              wait of b [n=1]: 1.0ms -> 2.0ms\ncompared with card of 2026-11-28: 2 worse, 3 unclear, 1 better, 1 new, 1 \
              gone\n"
         );
-        assert_eq!(compared.unclear_now(), 2, "d and h");
-        assert_eq!(Comparison::of(&new, &new).unwrap().count(Kind::Worse), 0);
+        assert_eq!(compared.newly_inconclusive(), 2, "d and h");
+        assert_eq!(Comparison::of(&new, &new).unwrap().count(ChangeKind::Worse), 0);
     }
 
     #[test]
@@ -285,13 +285,13 @@ mod tests {
     }
 
     #[test]
-    fn many_new_cases_are_counted() {
+    fn new_cases_beyond_limit_are_counted() {
         let names: Vec<_> = (0..25).map(|number| format!("s{number:02}")).collect();
         let cases: Vec<_> = names.iter().map(|name| (name.as_str(), "pass", 1)).collect();
         let compared = Comparison::of(&report(&[]), &report(&cases)).unwrap();
         let text = compared.text();
         assert!(text.contains("new      s19 [n=1]: pass\nnew      5 more\n"), "{text}");
-        assert_eq!(compared.count(Kind::Worse), 0, "a case that is new has no worse verdict than before");
+        assert_eq!(compared.count(ChangeKind::Worse), 0, "a new case is not worse");
     }
 
     #[test]

@@ -31,7 +31,7 @@ mod virtual_card;
 pub use agent::AgentCard;
 pub use clauses::Class;
 pub use conform::Deviations;
-pub use log::{Log, Seen};
+pub use log::{Log, LoggedPacket};
 pub use run::{Failure, Outcome, Verdict, run};
 pub use script::{Case, Script, ScriptError};
 pub use target::Target;

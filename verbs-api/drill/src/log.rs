@@ -6,29 +6,29 @@ use roxe_wire::capture::{Direction, Outgoing, write_interface, write_packet, wri
 use std::fmt::Write;
 use std::time::Duration;
 
-/// Number of packets in the message of a failure.
-const SHOWN: usize = 10;
+/// Maximum number of packets in the message of a failure.
+const MAX_SHOWN: usize = 10;
 
-/// A packet on the wire.
+/// A packet that the card sent or received.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct LoggedPacket {
     /// Time on the target's clock.
     pub at: Duration,
     /// True if the card sent it.
     pub from_card: bool,
-    /// The packet.
+    /// Addresses and bytes of the packet.
     pub datagram: Datagram,
-    /// The difference from the expectation, if it ended the case.
+    /// The mismatch with the script, if the case failed at this packet; else empty.
     pub remark: String,
 }
 
 /// All packets of a case.
 #[derive(Clone, Debug, Default)]
-pub struct Log(Vec<Seen>);
+pub struct Log(Vec<LoggedPacket>);
 
 impl Log {
     pub(crate) fn add(&mut self, at: Duration, from_card: bool, datagram: Datagram) {
-        self.0.push(Seen { at, from_card, datagram, remark: String::new() });
+        self.0.push(LoggedPacket { at, from_card, datagram, remark: String::new() });
     }
 
     /// Adds a remark to the newest packet.
@@ -38,8 +38,8 @@ impl Log {
         }
     }
 
-    /// The packets, oldest first.
-    pub fn packets(&self) -> &[Seen] {
+    /// Returns the packets, oldest first.
+    pub fn packets(&self) -> &[LoggedPacket] {
         &self.0
     }
 
@@ -47,19 +47,19 @@ impl Log {
     pub fn newest(&self) -> String {
         let mut text = String::new();
         let start = self.0.first().map_or(Duration::ZERO, |seen| seen.at);
-        let skipped = self.0.len().saturating_sub(SHOWN);
+        let skipped = self.0.len().saturating_sub(MAX_SHOWN);
         if skipped > 0 {
             _ = writeln!(text, "    ({skipped} packets before these)");
         }
         for seen in self.0.iter().skip(skipped) {
-            let way = if seen.from_card { '<' } else { '>' };
+            let arrow = if seen.from_card { '<' } else { '>' };
             let time = seen.at.saturating_sub(start).as_secs_f64();
-            _ = writeln!(text, "    {time:.6} {way} {}", describe(&seen.datagram.bytes));
+            _ = writeln!(text, "    {time:.6} {arrow} {}", describe(&seen.datagram.bytes));
         }
         text
     }
 
-    /// Returns a pcapng file of all packets, as seen by the near side.
+    /// Returns a pcapng file of all packets, captured at the near side: the one opposite the card.
     pub fn to_pcapng(&self) -> Vec<u8> {
         let mut file = Vec::new();
         write_section(&mut file, "roxe drill");

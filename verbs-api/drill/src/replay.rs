@@ -46,7 +46,7 @@ pub struct Replay {
     /// The script, without expectations.
     pub script: String,
     /// Source and destination of the requests.
-    pub way: (Gid, Gid),
+    pub endpoints: (Gid, Gid),
     /// Number of packets that the script sends.
     pub packets: usize,
     /// Number of packets that did not fit into the script.
@@ -75,9 +75,9 @@ impl Replay {
         let place =
             || from.map_or_else(|| "in the capture".to_owned(), |from| format!("from {} in the capture", from.to_ip()));
         let first = packets.iter().find(is_wanted).ok_or_else(|| ReplayError::Nothing(place()))?;
-        let way = (first.0.src, first.0.dst);
+        let endpoints = (first.0.src, first.0.dst);
         let requests: Vec<_> =
-            packets.iter().filter(|(net, bytes)| (net.src, net.dst) == way && is_request(bytes)).collect();
+            packets.iter().filter(|(net, bytes)| (net.src, net.dst) == endpoints && is_request(bytes)).collect();
         let mut connections: BTreeMap<u64, Connection> = BTreeMap::new();
         let mut regions: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
         for (_, bytes) in &requests {
@@ -97,11 +97,12 @@ impl Replay {
             sent += 1;
         }
         Script::parse("replay", &text)?;
-        Ok(Self { script: text, way, packets: sent, left_out: requests.len() - sent })
+        Ok(Self { script: text, endpoints, packets: sent, left_out: requests.len() - sent })
     }
 
-    /// Sends the requests, waiting `limit` for each response. Returns all packets, and the final
-    /// states of the queue pairs. Fails if a verb fails, or the card is lost.
+    /// Sends the requests and waits up to `limit` for each response. Returns all packets, and the
+    /// final states of the queue pairs. Fails if a verb fails, or the connection to the card's
+    /// agent is lost.
     pub fn run(&self, target: &mut dyn Target, limit: Duration) -> Result<(Log, BTreeMap<String, String>), String> {
         let script = Script::parse("replay", &self.script).map_err(|error| error.to_string())?;
         let case = script.cases().first().ok_or("the script is empty")?;

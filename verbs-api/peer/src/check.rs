@@ -1,9 +1,12 @@
-//! The program of `roxe check-peer`: runs cells between two cards, each driven through its
-//! agent, and judges every byte and completion of both sides.
+//! The checks of `roxe check-peer`: messages between two cards, each driven through its agent.
+//! Every byte and completion of both sides is compared with the plan.
 //!
-//! A [`Pair`] is two connected queue pairs with an area of memory on each side. A [`CellRun`] runs
-//! one cell on a pair: several messages, some with scatter lists, with inline data or unsignaled.
-//! [`CellRun::begin`] starts it, [`CellRun::finish`] judges it.
+//! The near card is the one of `--near` or of this host, the far card is that of the other agent. A
+//! [`Cell`] is one combination of service, operation, message size and path MTU. A [`Pair`] is two
+//! connected queue pairs with an area of memory on each side. A [`CellRun`] runs one cell on a
+//! pair: several messages, some with scatter lists, with inline data or unsignaled.
+//! [`CellRun::begin`] posts the first messages, [`CellRun::finish`] waits for the completions and
+//! judges them.
 
 mod cell_run;
 mod memory;
@@ -35,15 +38,15 @@ impl fmt::Display for Family {
     }
 }
 
-/// Service, path MTU and addresses of a pair of queue pairs.
-pub type Kind = (Service, u32, Family);
+/// Service, path MTU and IP version of a [`Pair`].
+pub type PairKind = (Service, u32, Family);
 
-/// A cell between two cards.
+/// One cell, run in one direction over one IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// The message.
+    /// Service, operation, size and path MTU of the messages.
     pub cell: Cell,
-    /// The addresses.
+    /// IP version of the packets.
     pub family: Family,
     /// True if the far side is the requester.
     pub is_from_far: bool,
@@ -57,33 +60,33 @@ impl fmt::Display for Check {
     }
 }
 
-/// Every kind of pair.
-pub fn kinds() -> impl Iterator<Item = Kind> {
+/// Returns every combination of service, path MTU and IP version.
+pub fn kinds() -> impl Iterator<Item = PairKind> {
     let mtus = Service::ALL.into_iter().flat_map(|service| plan::MTUS.map(|mtu| (service, mtu)));
     mtus.flat_map(|(service, mtu)| Family::ALL.map(|family| (service, mtu, family)))
 }
 
-/// The checks of one kind of pair: each cell in both directions.
-pub fn checks((service, mtu, family): Kind) -> impl Iterator<Item = Check> {
+/// Returns the checks of one kind of pair: each cell in both directions.
+pub fn checks((service, mtu, family): PairKind) -> impl Iterator<Item = Check> {
     plan::cells(service, mtu).flat_map(move |cell| [false, true].map(|is_from_far| Check { cell, family, is_from_far }))
 }
 
-/// The circumstances of checks.
+/// Settings that all checks of a run share.
 #[derive(Clone, Copy, Debug)]
 pub struct Conditions {
-    /// Seed of message bytes and of the lengths of list elements.
+    /// Seed of the message bytes and of the lengths of scatter/gather elements.
     pub seed: u64,
     /// True if the network loses, duplicates and reorders packets. Then UC and UD messages may be
     /// lost, and a message of one packet may arrive twice.
     pub is_lossy: bool,
     /// True for up to 32 messages in a cell instead of 4.
     pub is_burst: bool,
-    /// Local ACK timeout of RC: 4.096 us * 2^N.
+    /// Code N of the local ACK timeout of RC: 4.096 µs · 2^N.
     pub ack_timeout: u8,
     /// Milliseconds without an arrival after which a UC or UD message counts as lost.
     pub grace_ms: u64,
-    /// Milliseconds within which requests must complete. A long message to an emulated processor
-    /// takes seconds.
+    /// Milliseconds within which requests must complete. A long message to a guest with an emulated
+    /// processor takes seconds.
     pub timeout_ms: u64,
 }
 
@@ -94,23 +97,23 @@ impl Default for Conditions {
     }
 }
 
-/// The agents next to the near and the far card.
-pub type Cards<'a> = [&'a mut Client; 2];
+/// Connections to the agents of the near and of the far card.
+pub type Clients<'a> = [&'a mut Client; 2];
 
-/// The reason why the cards cannot be connected.
+/// A reason why the two queue pairs cannot be connected.
 #[derive(Debug, thiserror::Error)]
 pub enum PairError {
     /// One of the cards has no such address, MTU, service or operation.
     #[error("{0}")]
     Unsupported(String),
-    /// An agent refused a request that every card supports, or is gone.
+    /// An agent refused a request that every card supports, or its connection is lost.
     #[error(transparent)]
     Agent(#[from] ClientError),
 }
 
-/// The reason why a check did not pass.
+/// A reason why a check did not pass.
 #[derive(Debug, thiserror::Error)]
-pub enum Failed {
+pub enum CheckError {
     /// A byte or a completion is wrong.
     #[error("{0}")]
     Wrong(String),
@@ -119,20 +122,20 @@ pub enum Failed {
     Pair(#[from] PairError),
 }
 
-impl From<ClientError> for Failed {
+impl From<ClientError> for CheckError {
     fn from(error: ClientError) -> Self {
         Self::Pair(error.into())
     }
 }
 
-/// Numbers of messages of a passed check.
+/// Messages of a passed check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Arrived {
+pub struct MessageCounts {
     /// Messages sent.
     pub sent: u32,
-    /// Messages that arrived.
+    /// Messages that arrived at least once.
     pub delivered: u32,
-    /// Duplicates that arrived, which a lossy network may make.
+    /// Duplicates that arrived. Only a network that duplicates packets may cause them.
     pub repeated: u32,
 }
 

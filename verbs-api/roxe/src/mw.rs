@@ -21,7 +21,7 @@ pub enum WindowKind {
 }
 
 impl ProtectionDomain {
-    /// Creates a memory window, which is closed.
+    /// Creates a closed memory window: peers have no access through it before a binding.
     ///
     /// # Errors
     /// [`Error::Resources`] beyond the limit of the device.
@@ -58,13 +58,13 @@ impl ProtectionDomain {
 /// let region = pd.alloc_mr(4096, Access::LOCAL_WRITE | Access::MW_BIND)?;
 /// let window = pd.alloc_mw(WindowKind::QueuePair)?;
 ///
-/// // Alice opens bytes 100 to 200 to the peer of her queue pair. Her later
-/// // requests start when they are open.
+/// // Alice opens bytes 100 to 199 to the peer of her queue pair. Requests that she
+/// // posts later start after the binding is complete.
 /// let opened = window.bind(&region, 100..200, Access::REMOTE_WRITE)?;
 /// alice.post_send(&WorkRequest::bind(&opened).signaled())?;
 /// ours.wait(wait)?.check()?;
 ///
-/// // Bob has got the address and key, writes, and closes the window with his last message.
+/// // Bob, who has received address and key, writes. His last message closes the window.
 /// bob.post_send(&WorkRequest::write_inline(b"data", opened.remote().offset(8)))?;
 /// alice.post_recv(1, &[])?;
 /// bob.post_send(&WorkRequest::send(&[]).invalidate(opened.rkey()).signaled())?;
@@ -74,7 +74,7 @@ impl ProtectionDomain {
 /// assert_eq!(region.to_vec(108..112)?, b"data");
 ///
 /// bob.post_send(&WorkRequest::write_inline(b"late", opened.remote()).signaled())?;
-/// assert!(theirs.wait(wait)?.check().is_err(), "it is closed");
+/// assert!(theirs.wait(wait)?.check().is_err(), "the window is closed");
 /// # Ok::<(), roxe::Error>(())
 /// ```
 pub struct MemoryWindow {
@@ -122,9 +122,9 @@ impl MemoryWindow {
         match self.kind {
             WindowKind::QueuePair => WorkRequest::local_invalidate(self.key(self.tag.load(Ordering::Relaxed))),
             WindowKind::Domain => {
-                let nothing =
+                let unbind =
                     Bind { rkey: self.next_key(), lkey: LKey::default(), access: Access::empty(), addr: 0, length: 0 };
-                WorkRequest::bind(&WindowBinding(nothing))
+                WorkRequest::bind(&WindowBinding(unbind))
             }
         }
     }
@@ -133,7 +133,7 @@ impl MemoryWindow {
         self.key(self.tag.fetch_add(1, Ordering::Relaxed).wrapping_add(1))
     }
 
-    /// The window's key with this tag.
+    /// Returns the window's key with this last byte.
     fn key(&self, tag: u8) -> RKey {
         RKey(self.mw.rkey().0 & !0xff | u32::from(tag))
     }

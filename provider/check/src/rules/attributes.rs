@@ -27,7 +27,7 @@ pub(super) struct Attributes {
 }
 
 impl Observer for Attributes {
-    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
         // Cards accept some out-of-range values, so accepted calls are checked too.
         if let Event::Modified { qp, attr, mask } | Event::ModifyRefused { qp, attr, mask, .. } = *event {
             reports.extend(out_of_range(qp, (attr, mask), stack, world));

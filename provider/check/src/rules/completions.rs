@@ -82,7 +82,7 @@ enum Armed {
 }
 
 impl Observer for Completions {
-    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
             Event::Held { cq, held, capacity } => {
                 let queue = self.queues.entry(cq).or_default();
@@ -298,7 +298,7 @@ struct Left {
 }
 
 impl Observer for Dead {
-    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
             Event::Completed { qp, side, .. } => self.unpolled.entry(qp).or_default()[side as usize] += 1,
             Event::Polled { cq, cqe } => {

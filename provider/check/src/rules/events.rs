@@ -17,7 +17,7 @@ use std::fmt::Debug;
 pub(super) struct Events;
 
 impl Observer for Events {
-    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
             Event::WaitsForAcks { object, what, left } => {
                 let whose = whose(object, world);
@@ -60,7 +60,7 @@ pub(super) struct UnreadEvents {
 }
 
 impl Observer for UnreadEvents {
-    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
             Event::Armed { cq, .. } => drop(self.armed.insert(cq, stack.clone())),
             Event::Polled { cq, cqe } if cqe.status != WcStatus::Success => {

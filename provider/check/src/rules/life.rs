@@ -32,7 +32,7 @@ pub(super) struct Life {
 }
 
 impl Observer for Life {
-    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
             Event::Destroyed(id) => {
                 self.last = world.object(id).map(|known| (thread::current().id(), known.made));

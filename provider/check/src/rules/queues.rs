@@ -23,7 +23,7 @@ pub(super) struct Queues {
 }
 
 impl Observer for Queues {
-    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
             Event::Modified { qp, mask, .. } if mask.contains(AttrMask::STATE) => {
                 self.full.remove(&qp);
@@ -130,7 +130,7 @@ pub(super) struct Receives {
 }
 
 impl Observer for Receives {
-    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
             Event::Dropped { qp, reason: DropReason::NoReceive, .. } => {
                 reports.extend(self.wait(qp, world));

@@ -35,15 +35,15 @@ fn errno(result: Result<(), Error>) -> i32 {
 #[test]
 fn ids_connect_exchange_and_disconnect() {
     let node = Node::open();
-    let listener = End::listening(PortSpace::Tcp, HERE);
+    let listener = End::listening(PortSpace::Tcp, LOOPBACK);
     listener.id.set_user(77);
-    let active = End::before(PortSpace::Tcp, &listener.address()).with_qp(&node);
+    let active = End::resolved(PortSpace::Tcp, &listener.address()).with_qp(&node);
     assert_eq!(active.qp().state(), QpState::Init);
-    active.id.connect(&saying(b"hello")).unwrap();
+    active.id.connect(&conn_param(b"hello")).unwrap();
 
-    let (passive, request) = listener.request();
+    let (passive, request) = listener.next_request();
     assert_eq!((request.listener.as_ref().unwrap().user(), passive.id.user(), request.status), (77, 0, 0));
-    let requested = terms(&request);
+    let requested = conn_param_of(&request);
     assert_eq!(requested.private_data, padded(b"hello", private_data::CONNECT));
     assert_eq!((requested.responder_resources, requested.initiator_depth), (3, 4), "seen from this side");
     assert_eq!((requested.retry_count, requested.rnr_retry_count, requested.qp_num), (7, 7, active.qp().qpn().get()));
@@ -52,9 +52,9 @@ fn ids_connect_exchange_and_disconnect() {
     assert_eq!((out.sgid, out.dgid, out.mtu, out.flow_label), (back.dgid, back.sgid, back.mtu, back.flow_label));
 
     let passive = passive.with_qp(&node);
-    passive.id.accept(&ConnParam { initiator_depth: 2, ..saying(b"welcome") }).unwrap();
+    passive.id.accept(&ConnParam { initiator_depth: 2, ..conn_param(b"welcome") }).unwrap();
     let established = active.expect(EventKind::Established);
-    let granted = terms(&established);
+    let granted = conn_param_of(&established);
     assert_eq!(granted.private_data, padded(b"welcome", private_data::ACCEPT));
     assert_eq!((granted.responder_resources, granted.initiator_depth), (2, 3), "not above the requested depths");
     assert_eq!(granted.qp_num, passive.qp().qpn().get());
@@ -63,8 +63,8 @@ fn ids_connect_exchange_and_disconnect() {
     assert_eq!((a.state, b.state, a.sq_psn, a.rq_psn), (QpState::Rts, QpState::Rts, b.rq_psn, b.sq_psn));
     assert_eq!((a.max_rd_atomic, a.max_dest_rd_atomic, b.max_rd_atomic, b.max_dest_rd_atomic), (3, 2, 2, 3));
     assert_eq!((a.timeout, b.timeout, a.path_mtu), (17, 17, out.mtu));
-    say(&node, active.qp(), passive.qp());
-    say(&node, passive.qp(), active.qp());
+    send_message(&node, active.qp(), passive.qp());
+    send_message(&node, passive.qp(), active.qp());
 
     active.id.disconnect().unwrap();
     assert_eq!(active.qp().state(), QpState::Err);
@@ -84,8 +84,8 @@ fn ids_connect_exchange_and_disconnect() {
 #[test]
 fn program_that_moves_its_qp_calls_establish() {
     let node = Node::open();
-    let listener = End::listening(PortSpace::Tcp, HERE);
-    let active = End::before(PortSpace::Tcp, &listener.address());
+    let listener = End::listening(PortSpace::Tcp, LOOPBACK);
+    let active = End::resolved(PortSpace::Tcp, &listener.address());
     let qp = node.qp(Service::Rc);
     let give = |id: &Id, state| {
         let (attr, mask) = id.init_qp_attr(state).unwrap();
@@ -94,31 +94,31 @@ fn program_that_moves_its_qp_calls_establish() {
     };
     give(&active.id, QpState::Init);
     assert_eq!(active.id.init_qp_attr(QpState::Rtr).unwrap_err().errno(), libc::EINVAL);
-    active.id.connect(&ConnParam { qp_num: qp.qpn().get(), ..saying(b"") }).unwrap();
+    active.id.connect(&ConnParam { qp_num: qp.qpn().get(), ..conn_param(b"") }).unwrap();
     assert_eq!(active.id.init_qp_attr(QpState::Rtr).unwrap_err().errno(), libc::EINVAL, "the peer has not replied");
-    let (passive, request) = listener.request();
-    assert_eq!(terms(&request).qp_num, qp.qpn().get());
+    let (passive, request) = listener.next_request();
+    assert_eq!(conn_param_of(&request).qp_num, qp.qpn().get());
     let passive = passive.with_qp(&node);
-    passive.id.accept(&saying(b"")).unwrap();
-    assert_eq!(terms(&active.expect(EventKind::ConnectResponse)).qp_num, passive.qp().qpn().get());
+    passive.id.accept(&conn_param(b"")).unwrap();
+    assert_eq!(conn_param_of(&active.expect(EventKind::ConnectResponse)).qp_num, passive.qp().qpn().get());
     [QpState::Init, QpState::Rtr, QpState::Rts].into_iter().for_each(|state| give(&active.id, state));
     assert_eq!(active.id.init_qp_attr(QpState::Err).unwrap_err().errno(), libc::EINVAL);
     active.id.establish().unwrap();
     passive.expect(EventKind::Established);
     assert_eq!(errno(active.id.establish()), libc::EINVAL, "once");
-    say(&node, &qp, passive.qp());
+    send_message(&node, &qp, passive.qp());
 }
 
 // clause: CM-ESTABLISH
 #[test]
 fn comm_est_event_establishes_connection() {
     let node = Node::open();
-    let listener = End::listening(PortSpace::Tcp, HERE);
-    let active = End::before(PortSpace::Tcp, &listener.address());
-    active.id.connect(&saying(b"")).unwrap();
-    let passive = listener.request().0.with_qp(&node);
+    let listener = End::listening(PortSpace::Tcp, LOOPBACK);
+    let active = End::resolved(PortSpace::Tcp, &listener.address());
+    active.id.connect(&conn_param(b"")).unwrap();
+    let passive = listener.next_request().0.with_qp(&node);
     assert_eq!(errno(passive.id.notify(AsyncEventKind::CommEst)), libc::EINVAL, "too early");
-    passive.id.accept(&saying(b"")).unwrap();
+    passive.id.accept(&conn_param(b"")).unwrap();
     active.expect(EventKind::ConnectResponse);
     assert_eq!(errno(passive.id.notify(AsyncEventKind::SqDrained)), libc::EINVAL);
     passive.id.notify(AsyncEventKind::CommEst).unwrap();
@@ -130,27 +130,27 @@ fn comm_est_event_establishes_connection() {
 #[test]
 fn rejection_carries_reason_and_data() {
     let node = Node::open();
-    let listener = End::listening(PortSpace::Tcp, HERE);
-    let active = End::before(PortSpace::Tcp, &listener.address()).with_qp(&node);
-    active.id.connect(&saying(b"")).unwrap();
-    let (passive, _) = listener.request();
+    let listener = End::listening(PortSpace::Tcp, LOOPBACK);
+    let active = End::resolved(PortSpace::Tcp, &listener.address()).with_qp(&node);
+    active.id.connect(&conn_param(b"")).unwrap();
+    let (passive, _) = listener.next_request();
     assert_eq!(errno(passive.id.reject(&[0; 149], RejReason::ConsumerDefined)), libc::EINVAL);
     passive.id.reject(b"no", RejReason::ConsumerDefined).unwrap();
-    assert_eq!(errno(passive.id.accept(&saying(b""))), libc::EINVAL);
+    assert_eq!(errno(passive.id.accept(&conn_param(b""))), libc::EINVAL);
     let event = active.expect(EventKind::Rejected);
-    assert_eq!((event.status, &terms(&event).private_data), (28, &padded(b"no", private_data::REJECT)));
+    assert_eq!((event.status, &conn_param_of(&event).private_data), (28, &padded(b"no", private_data::REJECT)));
     assert_eq!(active.qp().state(), QpState::Err);
-    assert_eq!(errno(active.id.connect(&saying(b""))), libc::EINVAL, "an id connects once");
+    assert_eq!(errno(active.id.connect(&conn_param(b""))), libc::EINVAL, "an id connects once");
     assert_eq!(active.id.disconnect(), Ok(()));
 
-    let other = End::before(PortSpace::Tcp, &listener.address());
-    other.id.connect(&saying(b"")).unwrap();
-    let passive = listener.request().0.with_qp(&node);
-    passive.id.accept(&saying(b"")).unwrap();
+    let other = End::resolved(PortSpace::Tcp, &listener.address());
+    other.id.connect(&conn_param(b"")).unwrap();
+    let passive = listener.next_request().0.with_qp(&node);
+    passive.id.accept(&conn_param(b"")).unwrap();
     other.expect(EventKind::ConnectResponse);
     other.id.reject(b"changed my mind", RejReason::ConsumerDefined).unwrap();
     let event = passive.expect(EventKind::Rejected);
-    assert_eq!(terms(&event).private_data, padded(b"changed my mind", private_data::REJECT));
+    assert_eq!(conn_param_of(&event).private_data, padded(b"changed my mind", private_data::REJECT));
 }
 
 #[test]
@@ -160,19 +160,19 @@ fn connect_request_waits_for_listener() {
 
 /// Returns true if a listener that comes late gets the request; false if this machine stalls.
 fn a_late_listener_is_heard() -> bool {
-    let (late, other) = (End::new(PortSpace::Tcp), End::listening(PortSpace::Tcp, HERE));
-    late.id.bind(&address(HERE)).unwrap();
-    let [active, second] = [&late, &other].map(|to| End::before(PortSpace::Tcp, &to.address()));
-    active.id.connect(&saying(b"early")).unwrap();
+    let (late, other) = (End::new(PortSpace::Tcp), End::listening(PortSpace::Tcp, LOOPBACK));
+    late.id.bind(&address(LOOPBACK)).unwrap();
+    let [active, second] = [&late, &other].map(|to| End::resolved(PortSpace::Tcp, &to.address()));
+    active.id.connect(&conn_param(b"early")).unwrap();
     // Once a later request has arrived, the first has found no listener.
-    second.id.connect(&saying(b"")).unwrap();
-    other.request();
+    second.id.connect(&conn_param(b"")).unwrap();
+    other.next_request();
     late.id.listen(1).unwrap();
-    if first_of(&[&late.channel, &active.channel]) == 1 {
+    if wait_any(&[&late.channel, &active.channel]) == 1 {
         assert_eq!(active.expect(EventKind::Rejected).status, 8);
         return false;
     }
-    late.request().0.id.accept(&saying(b"")).unwrap();
+    late.next_request().0.id.accept(&conn_param(b"")).unwrap();
     active.expect(EventKind::ConnectResponse);
     true
 }
@@ -184,9 +184,9 @@ fn connect_without_listener_is_rejected() {
     for (space, kind, status) in refusals {
         // The bound port keeps other tests from listening there.
         let holder = End::new(space);
-        holder.id.bind(&address(HERE)).unwrap();
-        let active = End::before(space, &holder.address());
-        active.id.connect(&saying(b"")).unwrap();
+        holder.id.bind(&address(LOOPBACK)).unwrap();
+        let active = End::resolved(space, &holder.address());
+        active.id.connect(&conn_param(b"")).unwrap();
         assert_eq!(active.expect(kind).status, status);
     }
 }
@@ -195,17 +195,17 @@ fn connect_without_listener_is_rejected() {
 #[test]
 fn lookup_finds_datagram_service() {
     let node = Node::open();
-    let listener = End::listening(PortSpace::Udp, HERE);
-    let client = End::before(PortSpace::Udp, &listener.address()).with_qp(&node);
+    let listener = End::listening(PortSpace::Udp, LOOPBACK);
+    let client = End::resolved(PortSpace::Udp, &listener.address()).with_qp(&node);
     assert_eq!(client.qp().state(), QpState::Rts);
-    client.id.connect(&saying(b"who are you")).unwrap();
-    let (server, request) = listener.request();
-    let EventData::Ud(terms) = request.data else { panic!("{:?}", request.data) };
-    assert_eq!(terms.private_data, padded(b"who are you", private_data::LOOKUP));
+    client.id.connect(&conn_param(b"who are you")).unwrap();
+    let (server, request) = listener.next_request();
+    let EventData::Ud(param) = request.data else { panic!("{:?}", request.data) };
+    assert_eq!(param.private_data, padded(b"who are you", private_data::LOOKUP));
     assert_eq!(server.id.service(), Service::Ud);
     let server = server.with_qp(&node);
-    server.id.accept(&saying(b"me")).unwrap();
-    assert_eq!(errno(server.id.accept(&saying(b"me"))), libc::EINVAL, "once");
+    server.id.accept(&conn_param(b"me")).unwrap();
+    assert_eq!(errno(server.id.accept(&conn_param(b"me"))), libc::EINVAL, "once");
     let event = client.expect(EventKind::Established);
     let EventData::Ud(found) = event.data else { panic!("{:?}", event.data) };
     assert_eq!(found.private_data, padded(b"me", private_data::LOOKUP_REPLY));
@@ -222,10 +222,10 @@ fn lookup_finds_datagram_service() {
 // clause: CM-SIDR
 #[test]
 fn lookup_can_be_rejected() {
-    let listener = End::listening(PortSpace::Udp, HERE);
-    let client = End::before(PortSpace::Udp, &listener.address());
-    client.id.connect(&saying(b"")).unwrap();
-    let (server, _) = listener.request();
+    let listener = End::listening(PortSpace::Udp, LOOPBACK);
+    let client = End::resolved(PortSpace::Udp, &listener.address());
+    client.id.connect(&conn_param(b"")).unwrap();
+    let (server, _) = listener.next_request();
     assert_eq!(errno(server.id.reject(&[0; 137], RejReason::ConsumerDefined)), libc::EINVAL);
     server.id.reject(b"busy", RejReason::ConsumerDefined).unwrap();
     let event = client.expect(EventKind::Unreachable);
@@ -241,8 +241,8 @@ fn verbs_in_wrong_state_are_refused() {
         let attr = |state| id.init_qp_attr(state).map(|_| ());
         [
             id.resolve_route(1),
-            id.connect(&saying(b"")),
-            id.accept(&saying(b"")),
+            id.connect(&conn_param(b"")),
+            id.accept(&conn_param(b"")),
             id.reject(b"", RejReason::ConsumerDefined),
             id.establish(),
             id.disconnect(),
@@ -255,15 +255,15 @@ fn verbs_in_wrong_state_are_refused() {
     assert_eq!(all(&end.id), [libc::EINVAL; 8]);
     assert_eq!(errno(end.id.attach_qp(&node.qp(Service::Rc))), libc::EINVAL, "no device");
     assert_eq!((end.id.device().is_none(), end.id.port(), end.id.local_addr()), (true, 0, None));
-    end.id.bind(&address(HERE)).unwrap();
+    end.id.bind(&address(LOOPBACK)).unwrap();
     assert_eq!(all(&end.id), [libc::EINVAL; 8]);
-    assert_eq!(errno(end.id.bind(&address(HERE))), libc::EINVAL, "it has an address");
+    assert_eq!(errno(end.id.bind(&address(LOOPBACK))), libc::EINVAL, "it has an address");
     assert_eq!(errno(end.id.resolve_addr(None, &address("[::1]:9"), 1)), libc::EINVAL, "of another family");
     end.id.resolve_addr(None, &to, 1).unwrap();
     end.expect(EventKind::AddrResolved);
     assert_eq!(errno(end.id.resolve_addr(None, &to, 1)), libc::EINVAL, "it is resolved");
     assert_eq!(errno(end.id.listen(1)), libc::EINVAL);
-    assert_eq!(errno(end.id.connect(&saying(b""))), libc::EINVAL, "no route");
+    assert_eq!(errno(end.id.connect(&conn_param(b""))), libc::EINVAL, "no route");
     end.id.resolve_route(1).unwrap();
     end.expect(EventKind::RouteResolved);
     assert_eq!(errno(end.id.resolve_route(1)), libc::EINVAL);
@@ -272,34 +272,34 @@ fn verbs_in_wrong_state_are_refused() {
     end.id.detach_qp();
     assert!(end.id.qp().is_none());
 
-    let listener = End::listening(PortSpace::Tcp, HERE);
+    let listener = End::listening(PortSpace::Tcp, LOOPBACK);
     assert_eq!(errno(listener.id.listen(1)), libc::EINVAL);
     assert_eq!(errno(listener.id.resolve_addr(None, &to, 1)), libc::EINVAL);
     assert_eq!(all(&listener.id), [libc::EINVAL; 8]);
     end.id.destroy();
     end.id.destroy();
-    assert_eq!(errno(end.id.connect(&saying(b""))), libc::EINVAL);
+    assert_eq!(errno(end.id.connect(&conn_param(b""))), libc::EINVAL);
 }
 
 #[test]
 fn too_long_private_data_is_refused() {
-    let listener = End::listening(PortSpace::Tcp, HERE);
-    let active = End::before(PortSpace::Tcp, &listener.address());
-    assert_eq!(errno(active.id.connect(&saying(&[1; private_data::CONNECT + 1]))), libc::EINVAL);
-    active.id.connect(&saying(&[1; private_data::CONNECT])).unwrap();
-    let (passive, request) = listener.request();
-    assert_eq!(terms(&request).private_data, [1; private_data::CONNECT]);
-    assert_eq!(errno(passive.id.accept(&saying(&[1; private_data::ACCEPT + 1]))), libc::EINVAL);
-    passive.id.accept(&saying(&[2; private_data::ACCEPT])).unwrap();
-    assert_eq!(terms(&active.expect(EventKind::ConnectResponse)).private_data, [2; private_data::ACCEPT]);
+    let listener = End::listening(PortSpace::Tcp, LOOPBACK);
+    let active = End::resolved(PortSpace::Tcp, &listener.address());
+    assert_eq!(errno(active.id.connect(&conn_param(&[1; private_data::CONNECT + 1]))), libc::EINVAL);
+    active.id.connect(&conn_param(&[1; private_data::CONNECT])).unwrap();
+    let (passive, request) = listener.next_request();
+    assert_eq!(conn_param_of(&request).private_data, [1; private_data::CONNECT]);
+    assert_eq!(errno(passive.id.accept(&conn_param(&[1; private_data::ACCEPT + 1]))), libc::EINVAL);
+    passive.id.accept(&conn_param(&[2; private_data::ACCEPT])).unwrap();
+    assert_eq!(conn_param_of(&active.expect(EventKind::ConnectResponse)).private_data, [2; private_data::ACCEPT]);
 
-    let listener = End::listening(PortSpace::Udp, HERE);
-    let client = End::before(PortSpace::Udp, &listener.address());
-    assert_eq!(errno(client.id.connect(&saying(&[1; private_data::LOOKUP + 1]))), libc::EINVAL);
-    client.id.connect(&saying(&[1; private_data::LOOKUP])).unwrap();
-    let (server, _) = listener.request();
-    assert_eq!(errno(server.id.accept(&saying(&[1; private_data::LOOKUP_REPLY + 1]))), libc::EINVAL);
-    server.id.accept(&saying(&[1; private_data::LOOKUP_REPLY])).unwrap();
+    let listener = End::listening(PortSpace::Udp, LOOPBACK);
+    let client = End::resolved(PortSpace::Udp, &listener.address());
+    assert_eq!(errno(client.id.connect(&conn_param(&[1; private_data::LOOKUP + 1]))), libc::EINVAL);
+    client.id.connect(&conn_param(&[1; private_data::LOOKUP])).unwrap();
+    let (server, _) = listener.next_request();
+    assert_eq!(errno(server.id.accept(&conn_param(&[1; private_data::LOOKUP_REPLY + 1]))), libc::EINVAL);
+    server.id.accept(&conn_param(&[1; private_data::LOOKUP_REPLY])).unwrap();
     client.expect(EventKind::Established);
 }
 
@@ -307,53 +307,53 @@ fn too_long_private_data_is_refused() {
 #[test]
 fn backlog_bounds_pending_requests() {
     let listener = End::new(PortSpace::Tcp);
-    listener.id.bind(&address(HERE)).unwrap();
+    listener.id.bind(&address(LOOPBACK)).unwrap();
     listener.id.listen(2).unwrap();
     let ask = || {
-        let end = End::before(PortSpace::Tcp, &listener.address());
-        end.id.connect(&saying(b"")).unwrap();
+        let end = End::resolved(PortSpace::Tcp, &listener.address());
+        end.id.connect(&conn_param(b"")).unwrap();
         end
     };
     let asking = [ask(), ask(), ask()];
     assert_eq!(asking[2].expect(EventKind::Rejected).status, 28);
-    let (first, _) = listener.request();
+    let (first, _) = listener.next_request();
     let fourth = ask();
-    listener.request();
-    listener.request();
-    assert!(listener.is_quiet() && fourth.is_quiet() && asking[1].is_quiet());
+    listener.next_request();
+    listener.next_request();
+    assert!(listener.has_no_event() && fourth.has_no_event() && asking[1].has_no_event());
     drop(first);
 }
 
 #[test]
 fn destroyed_listener_rejects_pending_requests() {
-    let listener = End::listening(PortSpace::Tcp, HERE);
+    let listener = End::listening(PortSpace::Tcp, LOOPBACK);
     let (accepted, pending) =
-        (End::before(PortSpace::Tcp, &listener.address()), End::before(PortSpace::Tcp, &listener.address()));
-    accepted.id.connect(&saying(b"1")).unwrap();
-    let (passive, _) = listener.request();
-    pending.id.connect(&saying(b"2")).unwrap();
+        (End::resolved(PortSpace::Tcp, &listener.address()), End::resolved(PortSpace::Tcp, &listener.address()));
+    accepted.id.connect(&conn_param(b"1")).unwrap();
+    let (passive, _) = listener.next_request();
+    pending.id.connect(&conn_param(b"2")).unwrap();
     // Until the request has arrived.
-    first_of(&[&listener.channel]);
+    wait_any(&[&listener.channel]);
     listener.id.destroy();
     assert_eq!(pending.expect(EventKind::Rejected).status, 28);
-    assert!(listener.is_quiet());
-    passive.id.accept(&saying(b"")).unwrap();
+    assert!(listener.has_no_event());
+    passive.id.accept(&conn_param(b"")).unwrap();
     accepted.expect(EventKind::ConnectResponse);
 }
 
 #[test]
 fn id_destroyed_in_any_state_notifies_peer() {
     let node = Node::open();
-    let listener = End::listening(PortSpace::Tcp, HERE);
+    let listener = End::listening(PortSpace::Tcp, LOOPBACK);
     let (active, passive) = connected(&node, &listener);
     active.id.destroy();
     passive.expect(EventKind::Disconnected);
     passive.id.disconnect().unwrap();
     passive.expect(EventKind::TimewaitExit);
 
-    let asking = End::before(PortSpace::Tcp, &listener.address());
-    asking.id.connect(&saying(b"")).unwrap();
-    let (passive, _) = listener.request();
+    let asking = End::resolved(PortSpace::Tcp, &listener.address());
+    asking.id.connect(&conn_param(b"")).unwrap();
+    let (passive, _) = listener.next_request();
     passive.id.destroy();
     assert_eq!(asking.expect(EventKind::Rejected).status, 28);
 
@@ -362,24 +362,24 @@ fn id_destroyed_in_any_state_notifies_peer() {
     active.expect(EventKind::Disconnected);
     active.id.destroy();
     passive.expect(EventKind::Disconnected);
-    assert!(active.is_quiet());
+    assert!(active.has_no_event());
 }
 
 #[test]
 fn migrated_id_keeps_its_events() {
-    let (listener, other) = (End::listening(PortSpace::Tcp, HERE), Channel::create().unwrap());
+    let (listener, other) = (End::listening(PortSpace::Tcp, LOOPBACK), Channel::create().unwrap());
     let active = End::new(PortSpace::Tcp);
     active.id.resolve_addr(None, &listener.address(), 1).unwrap();
     active.id.migrate(&other).unwrap();
-    assert!(active.is_quiet());
+    assert!(active.has_no_event());
     assert_eq!(next(&other).kind, EventKind::AddrResolved);
     active.id.resolve_route(1).unwrap();
     assert_eq!(next(&other).kind, EventKind::RouteResolved);
-    active.id.connect(&saying(b"")).unwrap();
+    active.id.connect(&conn_param(b"")).unwrap();
     let new_home = Channel::create().unwrap();
-    first_of(&[&listener.channel]);
+    wait_any(&[&listener.channel]);
     listener.id.migrate(&new_home).unwrap();
-    assert!(listener.is_quiet());
+    assert!(listener.has_no_event());
     let request = next(&new_home);
     assert_eq!(request.kind, EventKind::ConnectRequest);
     assert!(Arc::ptr_eq(&request.id.channel(), &new_home), "later events of the request arrive there, too");
@@ -389,14 +389,14 @@ fn migrated_id_keeps_its_events() {
 // clause: CM-LISTEN
 #[test]
 fn port_is_shared_with_reuse_addr_only() {
-    let listener = End::listening(PortSpace::Tcp, HERE);
+    let listener = End::listening(PortSpace::Tcp, LOOPBACK);
     let taken = listener.address();
     let other = End::new(PortSpace::Tcp);
     assert_eq!(errno(other.id.bind(&taken)), libc::EADDRINUSE);
-    other.id.bind(&address(HERE)).unwrap();
+    other.id.bind(&address(LOOPBACK)).unwrap();
     // Another test's datagram service may have this port number.
     let of_both_spaces = || {
-        let (stream, datagrams) = (End::listening(PortSpace::Tcp, HERE), End::new(PortSpace::Udp));
+        let (stream, datagrams) = (End::listening(PortSpace::Tcp, LOOPBACK), End::new(PortSpace::Udp));
         datagrams.id.bind(&stream.address()).is_ok()
     };
     assert!((0..5).any(|_| of_both_spaces()), "the port spaces are not apart");
@@ -442,7 +442,7 @@ fn unreachable_addresses_are_errors() {
 #[test]
 fn options_reach_path_and_queue_pair() {
     let node = Node::open();
-    let listener = End::listening(PortSpace::Tcp, HERE);
+    let listener = End::listening(PortSpace::Tcp, LOOPBACK);
     let active = End::new(PortSpace::Tcp);
     active.id.set_option(IdOption::Tos(0x20)).unwrap();
     active.id.set_option(IdOption::AckTimeout(14)).unwrap();
@@ -456,13 +456,13 @@ fn options_reach_path_and_queue_pair() {
     assert_eq!(path.flow_label, label);
     let active = active.with_qp(&node);
     active.id.set_local_ece(Ece { vendor_id: VendorId::new(0x1234), options: 5 }).unwrap();
-    active.id.connect(&saying(b"")).unwrap();
-    let passive = listener.request().0.with_qp(&node);
+    active.id.connect(&conn_param(b"")).unwrap();
+    let passive = listener.next_request().0.with_qp(&node);
     assert_eq!(passive.id.remote_ece(), Ece { vendor_id: VendorId::new(0x1234), options: 5 });
     assert_eq!(passive.id.path().unwrap().traffic_class, 0x20);
     passive.id.set_local_ece(Ece { vendor_id: VendorId::new(0x1234), options: 1 }).unwrap();
     passive.id.set_option(IdOption::AckTimeout(13)).unwrap();
-    passive.id.accept(&saying(b"")).unwrap();
+    passive.id.accept(&conn_param(b"")).unwrap();
     active.expect(EventKind::Established);
     assert_eq!(active.id.remote_ece().options, 1);
     let ((a, _), (b, _)) = (active.qp().query(), passive.qp().query());
@@ -473,7 +473,7 @@ fn options_reach_path_and_queue_pair() {
 
 #[test]
 fn path_option_replaces_resolve_route() {
-    let listener = End::listening(PortSpace::Tcp, HERE);
+    let listener = End::listening(PortSpace::Tcp, LOOPBACK);
     let active = End::new(PortSpace::Tcp);
     active.id.resolve_addr(None, &listener.address(), 1).unwrap();
     active.expect(EventKind::AddrResolved);
@@ -495,8 +495,8 @@ fn path_option_replaces_resolve_route() {
     active.id.set_option(IdOption::Path(path)).unwrap();
     active.expect(EventKind::RouteResolved);
     assert_eq!(active.id.path(), Some(path));
-    active.id.connect(&saying(b"")).unwrap();
-    let found = listener.request().0.id.path().unwrap();
+    active.id.connect(&conn_param(b"")).unwrap();
+    let found = listener.next_request().0.id.path().unwrap();
     assert_eq!((found.mtu, found.hop_limit, found.flow_label), (PathMtu::Mtu512, 3, 9));
 }
 
@@ -509,9 +509,9 @@ fn ipv6_and_wildcard_addresses_connect() {
     let listener = End::listening(PortSpace::Tcp, "[::]:0");
     let port = listener.address().port();
     for (to, is_ipv4) in [("[::1]:0", false), ("127.0.0.1:0", true)] {
-        let active = End::before(PortSpace::Tcp, &address(to).with_port(port));
-        active.id.connect(&saying(b"")).unwrap();
-        let (passive, _) = listener.request();
+        let active = End::resolved(PortSpace::Tcp, &address(to).with_port(port));
+        active.id.connect(&conn_param(b"")).unwrap();
+        let (passive, _) = listener.next_request();
         assert_eq!(passive.id.local_addr().unwrap().gid().is_ipv4(), is_ipv4);
         assert_eq!(passive.id.peer_addr(), active.id.local_addr());
     }
@@ -519,14 +519,14 @@ fn ipv6_and_wildcard_addresses_connect() {
     narrow.id.listen(1).unwrap();
     let asks = || {
         let at = narrow.id.local_addr().unwrap().port();
-        let active = End::before(PortSpace::Tcp, &address("127.0.0.1:0").with_port(at));
-        active.id.connect(&saying(b"")).unwrap();
+        let active = End::resolved(PortSpace::Tcp, &address("127.0.0.1:0").with_port(at));
+        active.id.connect(&conn_param(b"")).unwrap();
         active
     };
     assert_eq!(asks().expect(EventKind::Rejected).status, 8);
     beside.id.listen(1).unwrap();
     let _active = asks();
-    beside.request();
+    beside.next_request();
 }
 
 /// Returns two ids bound to one port, one for all IPv6 and one for all IPv4 addresses.
@@ -553,17 +553,17 @@ fn ib_addresses_name_services() {
     // Differs from that of another process that runs these tests.
     let sid = 0x013f_4000 | u64::from(std::process::id() & 0x3fff);
     let wrong = End::new(PortSpace::Tcp);
-    assert_eq!(errno(wrong.id.bind(&ib(HERE, 0x0111_0007, !0))), libc::EPROTONOSUPPORT);
+    assert_eq!(errno(wrong.id.bind(&ib(LOOPBACK, 0x0111_0007, !0))), libc::EPROTONOSUPPORT);
     let listener = End::new(PortSpace::Ib);
-    listener.id.bind(&ib(HERE, sid, !0)).unwrap();
+    listener.id.bind(&ib(LOOPBACK, sid, !0)).unwrap();
     listener.id.listen(1).unwrap();
     let active = End::new(PortSpace::Ib);
-    active.resolve(&ib(HERE, sid, !0));
+    active.resolve(&ib(LOOPBACK, sid, !0));
     assert_eq!(active.id.path().unwrap().hop_limit, 1);
-    assert_eq!(errno(active.id.connect(&saying(&[3; 93]))), libc::EINVAL);
-    active.id.connect(&saying(&[3; 92])).unwrap();
-    let (passive, request) = listener.request();
-    assert_eq!(terms(&request).private_data, [3; private_data::CONNECT_IB]);
+    assert_eq!(errno(active.id.connect(&conn_param(&[3; 93]))), libc::EINVAL);
+    active.id.connect(&conn_param(&[3; 92])).unwrap();
+    let (passive, request) = listener.next_request();
+    assert_eq!(conn_param_of(&request).private_data, [3; private_data::CONNECT_IB]);
     let Some(Address::Ib(local)) = passive.id.local_addr() else { panic!("{:?}", passive.id.local_addr()) };
     assert_eq!(local.sid, sid);
 }
@@ -572,45 +572,45 @@ fn ib_addresses_name_services() {
 #[test]
 fn ib_service_without_port_gets_one() {
     let listener = End::new(PortSpace::Ib);
-    listener.id.bind(&ib(HERE, 0x013f_0000, !0xffff)).unwrap();
+    listener.id.bind(&ib(LOOPBACK, 0x013f_0000, !0xffff)).unwrap();
     listener.id.listen(1).unwrap();
     let Some(Address::Ib(local)) = listener.id.local_addr() else { panic!("{:?}", listener.id.local_addr()) };
     assert_eq!((local.sid >> 16, local.sid_mask), (0x013f, !0), "the kernel makes it one service");
     assert_ne!(local.sid & 0xffff, 0);
     let asks = |sid| {
         let active = End::new(PortSpace::Ib);
-        active.resolve(&ib(HERE, sid, !0));
-        active.id.connect(&ConnParam { qp_num: sid as u32, ..saying(b"") }).unwrap();
+        active.resolve(&ib(LOOPBACK, sid, !0));
+        active.id.connect(&ConnParam { qp_num: sid as u32, ..conn_param(b"") }).unwrap();
         active
     };
     assert_eq!(asks(local.sid ^ 1).expect(EventKind::Rejected).status, 8);
     let _active = asks(local.sid);
-    listener.request();
+    listener.next_request();
 }
 
 #[test]
 fn uc_id_connects_and_xrc_id_is_rejected() {
     let node = Node::open();
-    let listener = End::listening(PortSpace::Tcp, HERE);
+    let listener = End::listening(PortSpace::Tcp, LOOPBACK);
     let channel = Channel::create().unwrap();
     let id = Id::create_for(&channel, PortSpace::Tcp, Service::Uc, 0).unwrap();
     let active = End { channel, id, qp: None };
     active.resolve(&listener.address());
     let active = active.with_qp(&node);
-    active.id.connect(&saying(b"")).unwrap();
-    let (passive, _) = listener.request();
+    active.id.connect(&conn_param(b"")).unwrap();
+    let (passive, _) = listener.next_request();
     assert_eq!(passive.id.service(), Service::Uc);
     let passive = passive.with_qp(&node);
-    passive.id.accept(&saying(b"")).unwrap();
+    passive.id.accept(&conn_param(b"")).unwrap();
     active.expect(EventKind::Established);
     passive.expect(EventKind::Established);
-    say(&node, active.qp(), passive.qp());
+    send_message(&node, active.qp(), passive.qp());
 
     let channel = Channel::create().unwrap();
     let id = Id::create_for(&channel, PortSpace::Ib, Service::XrcIni, 0).unwrap();
     let sender = End { channel, id, qp: None };
     sender.resolve(&listener.address());
-    sender.id.connect(&saying(b"")).unwrap();
+    sender.id.connect(&conn_param(b"")).unwrap();
     assert_eq!(sender.expect(EventKind::Rejected).status, 8, "of another port space");
     assert_eq!(Id::create_for(&active.channel, PortSpace::Ib, Service::Raw, 0).unwrap_err().errno(), libc::EINVAL);
 }
@@ -626,18 +626,18 @@ fn xrc_initiator_connects_to_target() {
         End { channel, id, qp: None }
     };
     let listener = new(Service::XrcTgt);
-    listener.id.bind(&address(HERE)).unwrap();
+    listener.id.bind(&address(LOOPBACK)).unwrap();
     listener.id.listen(1).unwrap();
     let sender = new(Service::XrcIni);
     sender.resolve(&listener.address());
     let sender = sender.with_qp(&node);
-    sender.id.connect(&saying(b"")).unwrap();
-    let (receiver, _) = listener.request();
+    sender.id.connect(&conn_param(b"")).unwrap();
+    let (receiver, _) = listener.next_request();
     assert_eq!(receiver.id.service(), Service::XrcTgt);
     let target = xrcd.create_target(0).unwrap();
     receiver.id.attach_qp(&target).unwrap();
-    receiver.id.accept(&saying(b"")).unwrap();
-    assert_eq!(terms(&sender.expect(EventKind::Established)).qp_num, target.qpn().get());
+    receiver.id.accept(&conn_param(b"")).unwrap();
+    assert_eq!(conn_param_of(&sender.expect(EventKind::Established)).qp_num, target.qpn().get());
     receiver.expect(EventKind::Established);
     let ((ini, _), (tgt, _)) = (sender.qp().query(), target.query());
     assert_eq!((ini.state, ini.dest_qpn, ini.sq_psn), (QpState::Rts, target.qpn(), tgt.rq_psn));
@@ -645,28 +645,28 @@ fn xrc_initiator_connects_to_target() {
 
     let plain = new(Service::Rc);
     plain.resolve(&listener.address());
-    plain.id.connect(&saying(b"")).unwrap();
+    plain.id.connect(&conn_param(b"")).unwrap();
     assert_eq!(plain.expect(EventKind::Rejected).status, 28, "an XRC listener accepts XRC only");
 }
 
 #[test]
-fn invalid_terms_end_in_connect_error() {
+fn connection_of_failed_qp_ends_in_connect_error() {
     let node = Node::open();
-    let listener = End::listening(PortSpace::Tcp, HERE);
-    let active = End::before(PortSpace::Tcp, &listener.address()).with_qp(&node);
-    active.id.connect(&saying(b"")).unwrap();
-    let passive = listener.request().0.with_qp(&node);
+    let listener = End::listening(PortSpace::Tcp, LOOPBACK);
+    let active = End::resolved(PortSpace::Tcp, &listener.address()).with_qp(&node);
+    active.id.connect(&conn_param(b"")).unwrap();
+    let passive = listener.next_request().0.with_qp(&node);
     let failed = QpAttr { state: QpState::Err, ..QpAttr::default() };
     active.qp().modify(&failed, AttrMask::STATE).unwrap();
-    passive.id.accept(&saying(b"")).unwrap();
+    passive.id.accept(&conn_param(b"")).unwrap();
     let event = active.expect(EventKind::ConnectError);
     assert_eq!(event.status, -libc::EINVAL);
     assert_eq!(passive.expect(EventKind::Rejected).status, 28);
 
-    let active = End::before(PortSpace::Tcp, &listener.address());
-    active.id.connect(&saying(b"")).unwrap();
-    let passive = listener.request().0.with_qp(&node);
+    let active = End::resolved(PortSpace::Tcp, &listener.address());
+    active.id.connect(&conn_param(b"")).unwrap();
+    let passive = listener.next_request().0.with_qp(&node);
     passive.qp().modify(&failed, AttrMask::STATE).unwrap();
-    assert_eq!(errno(passive.id.accept(&saying(b""))), libc::EINVAL);
+    assert_eq!(errno(passive.id.accept(&conn_param(b""))), libc::EINVAL);
     assert_eq!(active.expect(EventKind::Rejected).status, 28);
 }

@@ -22,7 +22,7 @@ fn state(qp: &Qp) -> MigState {
 #[test]
 fn both_queue_pairs_load_alternate_path_and_migrate() {
     let node = Node::open();
-    let listener = End::listening(PortSpace::Tcp, HERE);
+    let listener = End::listening(PortSpace::Tcp, LOOPBACK);
     let (active, passive) = connected(&node, &listener);
     let Some(path) = other_way(&node, &active.id.path().unwrap()) else { return no_ipv6() };
     go_over(&node, &path, &active, &passive);
@@ -37,13 +37,13 @@ fn go_over(node: &Node, path: &Path, active: &End, passive: &End) {
     active.id.load_alternate(path).unwrap();
     assert_eq!(active.expect(EventKind::RouteResolved).status, 0);
     assert_eq!(passive.qp().query().0.alt_av.dgid, path.sgid);
-    say(node, active.qp(), passive.qp());
-    say(node, passive.qp(), active.qp());
+    send_message(node, active.qp(), passive.qp());
+    send_message(node, passive.qp(), active.qp());
     assert_eq!([active, passive].map(|end| state(end.qp())), [MigState::Armed; 2]);
     active.id.load_alternate(path).unwrap();
     assert_eq!(active.expect(EventKind::RouteError).status, 3, "one is armed already");
     active.qp().modify(&QpAttr::default(), AttrMask::PATH_MIG_STATE).unwrap();
-    say(node, active.qp(), passive.qp());
+    send_message(node, active.qp(), passive.qp());
     for end in [active, passive] {
         assert_eq!((state(end.qp()), end.qp().query().0.av.sgid), (MigState::Migrated, path.sgid));
         end.id.notify(AsyncEventKind::PathMig).unwrap();
@@ -60,7 +60,7 @@ fn go_over(node: &Node, path: &Path, active: &End, passive: &End) {
 #[test]
 fn alternate_path_needs_consent_of_program() {
     let node = Node::open();
-    let listener = End::listening(PortSpace::Tcp, HERE);
+    let listener = End::listening(PortSpace::Tcp, LOOPBACK);
     let (active, passive) = connected(&node, &listener);
     let Some(path) = other_way(&node, &active.id.path().unwrap()) else { return no_ipv6() };
     active.id.load_alternate(&path).unwrap();

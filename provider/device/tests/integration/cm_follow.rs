@@ -18,8 +18,8 @@ fn errno(result: Result<(), Error>) -> i32 {
 /// Connects to `to`, repeatedly until a program listens there.
 fn reach(to: &str, port: u16) -> End {
     loop {
-        let active = End::before(PortSpace::Tcp, &address(to).with_port(port));
-        active.id.connect(&saying(b"")).unwrap();
+        let active = End::resolved(PortSpace::Tcp, &address(to).with_port(port));
+        active.id.connect(&conn_param(b"")).unwrap();
         let event = active.next();
         if event.kind == EventKind::ConnectResponse {
             return active;
@@ -35,7 +35,7 @@ fn accept_all(listener: &End) {
     std::thread::spawn(move || {
         while let Ok(event) = channel.next() {
             if event.kind == EventKind::ConnectRequest {
-                event.id.accept(&saying(b"")).unwrap();
+                event.id.accept(&conn_param(b"")).unwrap();
             }
         }
     });
@@ -67,14 +67,14 @@ fn ids_follow_interface_changes() {
         kept.id.bind(&address("10.77.0.1:0")).unwrap();
         ip("addr del 10.77.0.2/24 dev x0");
         assert_eq!(lost.expect(EventKind::AddrChange).status, 0);
-        assert!(kept.is_quiet());
+        assert!(kept.has_no_event());
 
         ip("link del x0");
         for end in [lost, kept, to_come] {
             assert_eq!(end.expect(EventKind::DeviceRemoval).status, 0);
             assert_eq!(errno(end.id.listen(1)), libc::EINVAL);
             end.id.destroy();
-            assert!(end.is_quiet());
+            assert!(end.has_no_event());
         }
     });
 }

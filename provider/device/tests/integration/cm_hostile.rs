@@ -167,7 +167,7 @@ impl Victim {
     fn new() -> Self {
         let listen = |space| {
             let end = End::new(space);
-            end.id.bind(&address(HERE)).unwrap();
+            end.id.bind(&address(LOOPBACK)).unwrap();
             end.id.listen(BACKLOG).unwrap();
             end
         };
@@ -197,8 +197,8 @@ impl Victim {
     fn befriend(&self, peer: &Hostile) -> (End, CommId) {
         let req = Req { local_cm_response_timeout: IN_TIME, ..peer.req(self.service, 1) };
         peer.send(req.clone());
-        let passive = self.listener.request().0.with_qp(&self.node);
-        passive.id.accept(&saying(b"welcome")).unwrap();
+        let passive = self.listener.next_request().0.with_qp(&self.node);
+        passive.id.accept(&conn_param(b"welcome")).unwrap();
         let Message::Rep(rep) = peer.receive("REP") else { unreachable!() };
         let (local_comm_id, remote_comm_id) = (req.local_comm_id, rep.local_comm_id);
         peer.send(Rtu { local_comm_id, remote_comm_id, ..Rtu::default() });
@@ -221,11 +221,11 @@ impl Victim {
 
     /// Connects two ids among the requests of bad peers.
     fn connect(&self) -> (End, End) {
-        let active = End::before(PortSpace::Tcp, &self.listener.address()).with_qp(&self.node);
-        active.id.connect(&saying(b"hello")).unwrap();
+        let active = End::resolved(PortSpace::Tcp, &self.listener.address()).with_qp(&self.node);
+        active.id.connect(&conn_param(b"hello")).unwrap();
         let id = self.find(|id| id.peer_addr() == active.id.local_addr());
         let passive = End { channel: Arc::clone(&self.listener.channel), id, qp: None }.with_qp(&self.node);
-        passive.id.accept(&saying(b"welcome")).unwrap();
+        passive.id.accept(&conn_param(b"welcome")).unwrap();
         active.expect(EventKind::Established);
         self.find(|id| std::ptr::eq(id, &*passive.id));
         (active, passive)
@@ -246,7 +246,7 @@ impl Victim {
         // Each verb fails if the peer has ended the connection meanwhile.
         match temper % 4 {
             0 => drop(id.reject(b"no", RejReason::ConsumerDefined)),
-            1 => drop(id.accept(&saying(b"yes"))),
+            1 => drop(id.accept(&conn_param(b"yes"))),
             2 => {}
             _ => return id.destroy(),
         }
@@ -311,7 +311,7 @@ fn invalid_cm_messages_are_counted_and_ignored() {
         let deth = Deth { qkey: Qkey(0x1111), src_qpn: Qpn::GSI };
         peer.send_packet(&Header { kind: Kind::Ud { deth, imm: None }, ..gsi_header(Psn::new(1)) }, &whole);
         victim.wait_for("qkey", before["qkey"] + 1);
-        assert!(victim.listener.is_quiet() && friend.is_quiet() && victim.datagrams.is_quiet());
+        assert!(victim.listener.has_no_event() && friend.has_no_event() && victim.datagrams.has_no_event());
         assert_eq!((victim.connections(), victim.counters()["panics"]), (1, 0));
         // The connection still works: its peer ends it.
         peer.send(Dreq {
@@ -330,10 +330,10 @@ fn peer() {
     if std::env::var_os(ROLE).is_none() {
         return;
     }
-    let (node, listener) = (Node::open(), End::listening(PortSpace::Tcp, HERE));
+    let (node, listener) = (Node::open(), End::listening(PortSpace::Tcp, LOOPBACK));
     println!("\n{MARK}{}", listener.address().port());
-    let passive = listener.request().0.with_qp(&node);
-    passive.id.accept(&saying(b"")).unwrap();
+    let passive = listener.next_request().0.with_qp(&node);
+    passive.id.accept(&conn_param(b"")).unwrap();
     passive.expect(EventKind::Established);
     passive.expect(EventKind::Disconnected);
     passive.id.disconnect().unwrap();
@@ -378,7 +378,7 @@ fn rejection_without_local_id_reaches_owner_process() {
             let req = Req { local_cm_response_timeout: IN_TIME, ..peer.req(victim.service, host.into()) };
             let (local_comm_id, remote_comm_id) = (req.local_comm_id, CommId::NONE);
             peer.send(req);
-            let passive = victim.listener.request().0;
+            let passive = victim.listener.next_request().0;
             let (answered, reason, private_data) = (Answered::Neither, Reason::Timeout, PrivateData::EMPTY);
             let info = Info::new(&GUID.0.to_be_bytes()).unwrap();
             peer.send(Rej { local_comm_id, remote_comm_id, answered, info, reason, private_data });
@@ -392,13 +392,13 @@ fn rejection_without_local_id_reaches_owner_process() {
 fn connect_request_survives_listener_restart() {
     alone("connect_request_survives_listener_restart", || {
         let (server, there) = (Hostile::at(PEER), address("127.0.0.1:7001"));
-        let near = End::before(PortSpace::Tcp, &there).id.path().unwrap();
+        let near = End::resolved(PortSpace::Tcp, &there).id.path().unwrap();
         let active = End::new(PortSpace::Tcp);
         active.id.resolve_addr(None, &there, 1).unwrap();
         active.expect(EventKind::AddrResolved);
         active.id.set_option(IdOption::Path(Path { dgid: PEER.into(), ..near })).unwrap();
         active.expect(EventKind::RouteResolved);
-        active.id.connect(&saying(b"")).unwrap();
+        active.id.connect(&conn_param(b"")).unwrap();
         let ask = || {
             let Message::Req(req) = server.receive("REQ") else { unreachable!() };
             req
@@ -434,11 +434,11 @@ fn unfetched_requests_of_processes_are_bounded() {
         assert_eq!((rej.answered, rej.remote_comm_id.0 >> 24), (Answered::Req, 0x77));
         assert_eq!(victim.connections(), BACKLOG as usize);
         for _ in 0..BACKLOG {
-            victim.listener.request().0.id.destroy();
+            victim.listener.next_request().0.id.destroy();
         }
-        assert!(victim.listener.is_quiet());
+        assert!(victim.listener.has_no_event());
         peer.send(peer.req(victim.service, 999));
-        victim.listener.request().0.id.destroy();
+        victim.listener.next_request().0.id.destroy();
         assert_eq!(victim.connections(), 0, "those that were rejected are over");
     });
 }
@@ -489,12 +489,12 @@ fn cm_message_flood_leaves_connections_working() {
             }
             victim.work(round);
             assert!(victim.connections() < 1000, "{} connections", victim.connections());
-            say(&victim.node, active.qp(), passive.qp());
+            send_message(&victim.node, active.qp(), passive.qp());
         }
         assert_eq!(victim.counters()["panics"], 0);
         victim.work(3);
         let another = victim.connect();
-        say(&victim.node, another.0.qp(), another.1.qp());
+        send_message(&victim.node, another.0.qp(), another.1.qp());
         victim.kept.take().iter().for_each(|id| id.destroy());
         for end in [&active, &passive, &friend, &another.0, &another.1, &victim.listener, &victim.datagrams] {
             end.id.destroy();

@@ -2,7 +2,7 @@
 //! are in the queues, although rings, sockets and mailboxes have no common order. Runs in network
 //! namespaces.
 
-use crate::common::ends::{expect, saying};
+use crate::common::ends::{conn_param, expect};
 use crate::common::ids::{Party, here};
 use crate::common::peer::{MARK, Peer, ROLE};
 use crate::common::{Node, namespace, request};
@@ -92,7 +92,7 @@ impl Program {
         let id = self.next(EventKind::ConnectRequest).id;
         let qp = self.qp(&id, story);
         node.cq.req_notify(false);
-        id.accept(&saying(b"")).unwrap();
+        id.accept(&conn_param(b"")).unwrap();
         expect(channel, EventKind::Established);
         if story == Story::Acknowledges {
             qp.post_send(&[request(1, SendOp::Send, &[node.sge(64, 64)])]).unwrap();
@@ -129,7 +129,7 @@ impl Program {
         for _ in 0..ROUNDS {
             let id = self.party.resolved(here(PORT));
             let qp = self.qp(&id, story);
-            id.connect(&saying(b"")).unwrap();
+            id.connect(&conn_param(b"")).unwrap();
             self.party.expect(EventKind::Established);
             let mut awaited = 1;
             if story == Story::Sends {

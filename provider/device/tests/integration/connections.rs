@@ -1,7 +1,7 @@
 //! Connections between processes on one address: requests find the listening process, ports have
 //! one owner, and survivors notice dead peers. Runs in network namespaces.
 
-use crate::common::ends::{saying, terms};
+use crate::common::ends::{conn_param, conn_param_of};
 use crate::common::ids::{Party, here};
 use crate::common::namespace;
 use crate::common::peer::{MARK, Peer, ROLE, program};
@@ -97,7 +97,7 @@ impl Puppet {
                 EventKind::ConnectRequest => {
                     accepted += 1;
                     let qp = self.party.attach(&event.id);
-                    event.id.accept(&saying(&name.to_ne_bytes())).unwrap();
+                    event.id.accept(&conn_param(&name.to_ne_bytes())).unwrap();
                     self.note(&event.id, &qp);
                     open.push((event.id, qp));
                 }
@@ -124,7 +124,7 @@ impl Puppet {
     fn accept(&mut self) -> u64 {
         let id = self.request.take().unwrap().id;
         let qp = self.party.attach(&id);
-        id.accept(&saying(b"")).unwrap();
+        id.accept(&conn_param(b"")).unwrap();
         self.connection = Some((id, Some(qp)));
         0
     }
@@ -134,13 +134,13 @@ impl Puppet {
         let (id, qp) = self.party.asking(here(port));
         let event = self.party.expect(EventKind::Established);
         self.connection = Some((id, Some(qp)));
-        u64::from_ne_bytes(*terms(&event).private_data.first_chunk().unwrap())
+        u64::from_ne_bytes(*conn_param_of(&event).private_data.first_chunk().unwrap())
     }
 
     /// Requests a connection without an attached queue pair.
     fn ask(&mut self, port: u16) -> u64 {
         let id = self.party.resolved(here(port));
-        id.connect(&saying(b"")).unwrap();
+        id.connect(&conn_param(b"")).unwrap();
         self.connection = Some((id, None));
         0
     }
@@ -213,7 +213,7 @@ impl Puppet {
         let (active, _qp) = party.asking(here(7002));
         let passive = party.expect(EventKind::ConnectRequest).id;
         let _qp = party.attach(&passive);
-        passive.accept(&saying(b"")).unwrap();
+        passive.accept(&conn_param(b"")).unwrap();
         let connected = [party.expect(EventKind::Established).id, party.expect(EventKind::Established).id];
         assert!(connected.iter().any(|id| Arc::ptr_eq(id, &active)));
         [active, passive, listener].iter().for_each(|id| id.destroy());
@@ -229,7 +229,7 @@ impl Puppet {
         println!("\n{MARK}0");
         for _ in 0..count {
             let id = self.party.expect(EventKind::ConnectRequest).id;
-            id.accept(&ConnParam { qp_num: qp.qpn().get(), ..saying(b"here") }).unwrap();
+            id.accept(&ConnParam { qp_num: qp.qpn().get(), ..conn_param(b"here") }).unwrap();
             id.destroy();
         }
         qp.qpn().get().into()
@@ -242,7 +242,7 @@ impl Puppet {
         self.party.expect(EventKind::AddrResolved);
         id.resolve_route(2000).unwrap();
         self.party.expect(EventKind::RouteResolved);
-        id.connect(&saying(b"who")).unwrap();
+        id.connect(&conn_param(b"who")).unwrap();
         let event = self.party.event();
         id.destroy();
         match event.data {

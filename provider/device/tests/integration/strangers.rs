@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 const FIRST_PSN: u32 = 77;
 /// Set in the network namespace: user ID of the victim.
 const INSIDE: &str = "ROXE_TEST_STRANGERS";
-const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
+const LOOPBACK: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const MESSAGE: usize = 64 << 10;
 /// Offset for messages read back.
 const BACK: usize = 1 << 20;
@@ -291,7 +291,7 @@ fn open_names() -> impl Iterator<Item = SockAddr> {
 /// the number of those received.
 fn send_descriptors(seconds: u64) -> String {
     const ENOUGH: u32 = 4;
-    let listener = TcpListener::bind((HERE, 0)).unwrap();
+    let listener = TcpListener::bind((LOOPBACK, 0)).unwrap();
     let (start, mut taken) = (Instant::now(), 0);
     while taken < ENOUGH && start.elapsed() < Duration::from_secs(seconds) {
         taken += send_to_every_name(&[1; 64], || slow_to_close(&listener));
@@ -363,7 +363,7 @@ impl Forger {
         socket.set_reuse_port(true)?;
         socket.bind(&address.into())?;
         let src_port = socket.local_addr()?.as_socket().unwrap().port();
-        let gid = Gid::from(HERE);
+        let gid = Gid::from(LOOPBACK);
         Ok(Self { socket, net: NetHeader { src: gid, dst: gid, src_port, ..NetHeader::default() } })
     }
 
@@ -384,7 +384,7 @@ impl Forger {
         let mut to = libc::sockaddr_in {
             sin_family: libc::AF_INET as libc::sa_family_t,
             sin_port: 4791u16.to_be(),
-            sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(HERE.octets()) },
+            sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(LOOPBACK.octets()) },
             sin_zero: [0; 8],
         };
         let mut iov = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -468,7 +468,7 @@ impl Forgers {
 /// Runs one turn of all attacks. Prints 0 once all names are taken. Returns messages received by
 /// mailboxes, bytes received at taken names, and packets forged so far.
 fn do_all(forgers: &mut Forgers, victims: &[Known]) -> String {
-    let listener = TcpListener::bind((HERE, 0)).unwrap();
+    let listener = TcpListener::bind((LOOPBACK, 0)).unwrap();
     let mut taken = send_to_every_name(&[1; 64], || slow_to_close(&listener));
     taken += send_to_every_name(&ring_offer(), || fs::File::open("/dev/zero").unwrap());
     let (start, mut names, mut received) = (Instant::now(), HeldNames::default(), 0);

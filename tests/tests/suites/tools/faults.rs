@@ -340,7 +340,7 @@ impl PingPong {
             if !errors.contains("has no device of roxe open") || self.has_ended() || Instant::now() > deadline {
                 return Err(errors);
             }
-            thread::sleep(pair::LOOK);
+            thread::sleep(pair::POLL_INTERVAL);
         }
     }
 }
@@ -360,7 +360,7 @@ fn until(mut is_so: impl FnMut() -> Result<bool, String>, what: &str) -> Judged 
         if Instant::now() > deadline {
             return Err(format!("missing: {what}"));
         }
-        thread::sleep(pair::LOOK);
+        thread::sleep(pair::POLL_INTERVAL);
     }
     Ok(())
 }

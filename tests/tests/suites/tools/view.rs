@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Output, Stdio};
 
 /// Prints the loopback device as a program sees it.
-const LOOK: &str = r#"
+const SCRIPT: &str = r#"
 cd /sys/class/infiniband/roxe0 || exit 1
 cat node_type node_guid fw_ver ports/1/state ports/1/phys_state ports/1/link_layer ports/1/rate ports/1/pkeys/0
 cat ports/1/gids/0 ports/1/gid_attrs/types/0 ports/1/gid_attrs/ndevs/0 ports/1/counters/port_xmit_data
@@ -24,7 +24,7 @@ test -c /dev/infiniband/roxe0 -a -r /dev/infiniband/roxe0 -a -w /dev/infiniband/
 cat /sys/class/net/lo/ifindex; echo gone >/dev/null && echo null; : </dev/zero && echo zero; test -d /dev/pts && echo pts
 "#;
 
-/// Output of [`LOOK`].
+/// Output of [`SCRIPT`].
 const SEEN: &str = "1: CA
 0272:6f78:6500:0001
 0.1.0
@@ -144,7 +144,7 @@ fn without_rights(check: &dyn Fn(&[&str]) -> Verdict) -> Verdict {
 
 /// A program that `between` starts sees a card, all of it.
 fn sees(prefix: &[&str], between: &[&str]) -> Verdict {
-    let program: Vec<&str> = [&[roxe(), "run", "--"], between, &["sh", "-c", LOOK]].concat();
+    let program: Vec<&str> = [&[roxe(), "run", "--"], between, &["sh", "-c", SCRIPT]].concat();
     exactly(&run(prefix, &program), SEEN)
 }
 

@@ -3,7 +3,7 @@
 //!
 //! The wrong requester is an honest agent with a proxy that changes requests to post a send.
 
-use roxe_peer::check::{self, Cards, CellRun, Check as Cell, Conditions, Failed, Family, Pair};
+use roxe_peer::check::{self, CellRun, Check as Cell, CheckError, Clients, Conditions, Family, Pair};
 use roxe_peer::client::Client;
 use roxe_peer::plan::{self, Op, Service};
 use roxe_tests::agent::Agent;
@@ -40,7 +40,7 @@ pub(crate) fn main() -> ExitCode {
 }
 
 /// Runs `work` with the agents of two processes, the near one at `address` if there is one.
-fn between(faults: &str, tamper: Option<Tamper>, work: impl FnOnce(&mut Cards<'_>) -> Result<(), String>) -> Verdict {
+fn between(faults: &str, tamper: Option<Tamper>, work: impl FnOnce(&mut Clients<'_>) -> Result<(), String>) -> Verdict {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let run = || -> Result<(), String> {
         let start = || Agent::start(&[("ROXE_FAULTS", faults)]).map_err(|error| text(&error));
@@ -64,12 +64,12 @@ fn checks(family: Family) -> impl Iterator<Item = Cell> {
 
 /// All checks that are `wanted` must pass.
 fn over(family: Family, faults: &str, wanted: fn(&Cell) -> bool) -> Verdict {
-    between(faults, None, |cards| {
+    between(faults, None, |clients| {
         let conditions = Conditions { is_lossy: !faults.is_empty(), ..Conditions::default() };
-        let mut pair = Pair::register(cards).map_err(|error| error.to_string())?;
+        let mut pair = Pair::register(clients).map_err(|error| error.to_string())?;
         let mut failures = String::new();
         for check in checks(family).filter(wanted) {
-            if let Err(why) = CellRun::run(&mut pair, cards, &check, &conditions) {
+            if let Err(why) = CellRun::run(&mut pair, clients, &check, &conditions) {
                 _ = writeln!(failures, "{check}: {why}");
             }
         }
@@ -82,21 +82,21 @@ fn over(family: Family, faults: &str, wanted: fn(&Cell) -> bool) -> Verdict {
 fn soak() -> Verdict {
     let seconds = std::env::var("ROXE_TEST_SOAK_SECONDS").ok().and_then(|text| text.parse().ok());
     let time = Duration::from_secs(seconds.unwrap_or(3));
-    between(FAULTS, None, |cards| {
+    between(FAULTS, None, |clients| {
         let seed = RandomState::new().hash_one(0);
         let mut random = Random(seed);
         let conditions =
             Conditions { is_lossy: true, is_burst: true, ack_timeout: 11, grace_ms: 20, ..Conditions::default() };
         let mut pairs =
-            (0..4).map(|_| Pair::register(cards)).collect::<Result<Vec<_>, _>>().map_err(|e| e.to_string())?;
+            (0..4).map(|_| Pair::register(clients)).collect::<Result<Vec<_>, _>>().map_err(|e| e.to_string())?;
         let (start, mut cells, mut sent, mut delivered, mut repeated) = (Instant::now(), 0, 0, 0, 0);
         while start.elapsed() < time {
             let conditions = Conditions { seed: random.next(), ..conditions };
             let chosen: Vec<_> = pairs.iter().map(|_| random.check()).collect();
-            let mut begin = |(pair, check)| CellRun::begin(pair, cards, check, &conditions);
+            let mut begin = |(pair, check)| CellRun::begin(pair, clients, check, &conditions);
             let runs: Vec<_> = pairs.iter_mut().zip(&chosen).map(&mut begin).collect();
             for ((pair, check), run) in pairs.iter_mut().zip(&chosen).zip(runs) {
-                let arrived = run.and_then(|run| run.finish(pair, cards));
+                let arrived = run.and_then(|run| run.finish(pair, clients));
                 let arrived = arrived.map_err(|why| format!("{check} with seed {}: {why}", conditions.seed))?;
                 (cells, sent) = (cells + 1, sent + arrived.sent);
                 (delivered, repeated) = (delivered + arrived.delivered, repeated + arrived.repeated);
@@ -246,17 +246,17 @@ fn is_second(request: &Value) -> bool {
 
 /// Each cell must fail when its requester makes the mistake.
 fn is_detected(sabotage: &Sabotage) -> Verdict {
-    between("", Some(sabotage.tamper), |cards| {
+    between("", Some(sabotage.tamper), |clients| {
         let conditions = Conditions { grace_ms: 50, timeout_ms: 1000, ..Conditions::default() };
-        let mut pair = Pair::register(cards).map_err(|error| error.to_string())?;
+        let mut pair = Pair::register(clients).map_err(|error| error.to_string())?;
         let mut count = 0;
         for service in sabotage.services {
             for op in service.ops().iter().filter(|op| sabotage.ops.contains(op)) {
                 for &size in sabotage.sizes.iter().filter(|size| !op.is_atomic() || **size == plan::ATOMIC) {
                     let cell = plan::Cell { service: *service, op: *op, size, mtu: 256 };
                     let check = Cell { cell, family: Family::V4, is_from_far: false };
-                    match CellRun::run(&mut pair, cards, &check, &conditions) {
-                        Err(Failed::Wrong(_)) => count += 1,
+                    match CellRun::run(&mut pair, clients, &check, &conditions) {
+                        Err(CheckError::Wrong(_)) => count += 1,
                         other => return Err(format!("{check}: {other:?}")),
                     }
                 }

@@ -1,8 +1,9 @@
-//! `rdma_getaddrinfo` and `rdma_resolve_addrinfo` by the resolver of the C library, and conversion
-//! of socket addresses between C and the provider.
+//! `rdma_getaddrinfo` and `rdma_resolve_addrinfo`, which use the C library's `getaddrinfo`, and
+//! conversion of socket addresses between C and the provider.
 //!
-//! Blocks come from `calloc` and are released by `free`, as in rdma-core, because some programs put
-//! pointers of their own into the structure. `ai_route` stays empty: RoCE has no routes to resolve.
+//! Structures are allocated by `calloc` and released by `free`, as in rdma-core: some programs
+//! store pointers to their own `malloc`ed memory in them. `ai_route` stays empty: RoCE has no
+//! routes to resolve.
 
 use crate::abi::{copy_fields, rdma_addrinfo, sockaddr_ib};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, minus_one, no_result, null, outside};
@@ -19,28 +20,28 @@ pub(crate) const AF_IB: u16 = 27;
 pub(crate) const AF_INET: u16 = libc::AF_INET as u16;
 pub(crate) const AF_INET6: u16 = libc::AF_INET6 as u16;
 
-/// Reads the program's address. EINVAL for NULL and for unsupported families.
+/// Reads an address of the program. EINVAL for NULL and for unsupported families.
 ///
 /// # Safety
-/// `addr` is NULL or points to as many bytes as its family says.
+/// `addr` is NULL or points to an address whose size fits its family.
 pub(crate) unsafe fn read(addr: *const sockaddr) -> Result<Address> {
     if addr.is_null() {
         return Err(null("the address"));
     }
-    // SAFETY: not NULL, and every address starts with its family.
+    // SAFETY: `addr` is not NULL, and every address starts with its family.
     let family = unsafe { (&raw const (*addr).sa_family).read_unaligned() };
     match family {
-        // SAFETY: of this family, so this long, by this function's contract.
+        // SAFETY: by this function's contract, an address of this family has this structure's size.
         AF_INET => Ok(v4(unsafe { addr.cast::<sockaddr_in>().read_unaligned() })),
-        // SAFETY: of this family, so this long, by this function's contract.
+        // SAFETY: by this function's contract, an address of this family has this structure's size.
         AF_INET6 => Ok(v6(unsafe { addr.cast::<sockaddr_in6>().read_unaligned() })),
-        // SAFETY: of this family, so this long, by this function's contract.
+        // SAFETY: by this function's contract, an address of this family has this structure's size.
         AF_IB => Ok(ib(unsafe { addr.cast::<sockaddr_ib>().read_unaligned() })),
         _ => Err(outside("sa_family", family, "AF_INET, AF_INET6 and AF_IB")),
     }
 }
 
-/// Reads the program's address; `None` for NULL.
+/// Reads an address of the program; `None` for NULL.
 ///
 /// # Safety
 /// The contract of [`read`].
@@ -74,7 +75,7 @@ fn ib(addr: sockaddr_ib) -> Address {
     })
 }
 
-/// Converts an address, padded with zeros; all zero for `None`.
+/// Converts an address to C and pads it with zeros. Returns zeros only for `None`.
 pub(crate) fn to_c(address: Option<&Address>) -> sockaddr_storage {
     match address {
         None => zeroed(),
@@ -107,25 +108,25 @@ pub(crate) fn to_c(address: Option<&Address>) -> sockaddr_storage {
 }
 
 fn zeroed<T: Copy>() -> T {
-    // SAFETY: used for socket addresses of libc only; all bits zero are valid.
+    // SAFETY: `T` is a socket address of libc, for which all bits zero are valid.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
 fn storage<T: Copy>(addr: T) -> sockaddr_storage {
     const { assert!(size_of::<T>() <= size_of::<sockaddr_storage>() && align_of::<T>() <= align_of::<sockaddr_storage>()) };
     let mut out = zeroed::<sockaddr_storage>();
-    // SAFETY: checked above: the storage is as large and as aligned as the address.
+    // SAFETY: the assertion checks that the storage is large and aligned enough for the address.
     unsafe { (&raw mut out).cast::<T>().write(addr) };
     out
 }
 
-/// `RAI_*`.
-pub(crate) const PASSIVE: c_int = 1;
-const NUMERICHOST: c_int = 1 << 1;
-const NOROUTE: c_int = 1 << 2;
-const FAMILY: c_int = 1 << 3;
-const SA: c_int = 1 << 4;
-const DNS: c_int = 1 << 5;
+/// Flags of `ai_flags`, with their values in rdma-core.
+pub(crate) const RAI_PASSIVE: c_int = 1;
+const RAI_NUMERICHOST: c_int = 1 << 1;
+const RAI_NOROUTE: c_int = 1 << 2;
+const RAI_FAMILY: c_int = 1 << 3;
+const RAI_SA: c_int = 1 << 4;
+const RAI_DNS: c_int = 1 << 5;
 const PS_IPOIB: c_int = PortSpace::Ipoib.code() as c_int;
 const PS_TCP: c_int = PortSpace::Tcp.code() as c_int;
 const PS_UDP: c_int = PortSpace::Udp.code() as c_int;
@@ -133,18 +134,18 @@ const PS_UDP: c_int = PortSpace::Udp.code() as c_int;
 const IP_PS_MASK: u64 = 0xffff_ffff_ffff_0000;
 const IP_PORT_MASK: u64 = 0xffff;
 
-type Found = core::result::Result<AddrInfoList, Failure>;
+type FindResult = core::result::Result<AddrInfoList, Failure>;
 
 #[derive(Debug)]
 enum Failure {
-    /// `EAI_*`, returned as it is.
+    /// An `EAI_*` code, which `rdma_getaddrinfo` returns.
     Resolver(c_int),
-    /// `errno`, with -1 returned.
+    /// An errno, for which `rdma_getaddrinfo` returns -1.
     System(Errno),
 }
 
 impl Failure {
-    /// The errno, for calls without `EAI_*` codes.
+    /// Converts to an errno, for calls that have no `EAI_*` codes.
     fn errno(self) -> Errno {
         match self {
             Self::System(errno) => errno,
@@ -162,7 +163,7 @@ impl From<Errno> for Failure {
     }
 }
 
-/// `man rdma_getaddrinfo`: 0, an `EAI_*` code, or -1 with errno set.
+/// `man rdma_getaddrinfo`. Returns 0, an `EAI_*` code, or -1 with errno set.
 pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
     node: *const c_char,
     service: *const c_char,
@@ -175,10 +176,11 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
         }
         // SAFETY: NULL or a whole structure of the program.
         let hints = unsafe { hints.as_ref() }.copied().unwrap_or_default();
-        // SAFETY: the program passes strings or NULL, and addresses as long as it says.
+        // SAFETY: `node` and `service` are strings of the program or NULL, and each address in
+        // `hints` has the length in its length field.
         match unsafe { find(node, service, &hints) } {
             Ok(found) => {
-                // SAFETY: not NULL; a variable of the program.
+                // SAFETY: `res` is not NULL, so it is a variable of the program.
                 unsafe { res.write(found.release()) };
                 Ok(0)
             }
@@ -192,7 +194,8 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
 /// administrator; EADDRNOTAVAIL for an unknown name or service.
 ///
 /// # Safety
-/// Strings or NULL, and NULL or hints whose addresses are as long as they say.
+/// `node` and `service` are strings or NULL. `hints` is NULL or a structure in which each address
+/// has the length in its length field.
 pub(super) unsafe fn resolve(
     node: *const c_char,
     service: *const c_char,
@@ -200,30 +203,31 @@ pub(super) unsafe fn resolve(
 ) -> Result<AddrInfoList> {
     // SAFETY: this function's contract.
     let mut hints = unsafe { hints.as_ref() }.copied().unwrap_or_default();
-    if hints.ai_flags & SA != 0 {
-        return Err(if hints.ai_flags & DNS != 0 { EINVAL } else { EOPNOTSUPP });
+    if hints.ai_flags & RAI_SA != 0 {
+        return Err(if hints.ai_flags & RAI_DNS != 0 { EINVAL } else { EOPNOTSUPP });
     }
     if node.is_null() && service.is_null() {
         return Err(EINVAL);
     }
-    hints.ai_flags &= !DNS;
+    hints.ai_flags &= !RAI_DNS;
     // SAFETY: this function's contract.
     unsafe { find(node, service, &hints) }.map_err(Failure::errno)
 }
 
-/// A list of addresses that the program does not own yet.
+/// A list of addresses that is freed on drop unless the program takes ownership of it.
 pub(super) struct AddrInfoList(*mut rdma_addrinfo);
 
-// SAFETY: blocks of the C library's allocator, to which no other pointer exists.
+// SAFETY: this object has the only pointer to the list, and any thread may free `calloc`ed memory.
 unsafe impl Send for AddrInfoList {}
 
 impl AddrInfoList {
     fn new() -> Result<Self> {
-        // SAFETY: any sizes are allowed; the result is zeroed, an empty entry, or NULL.
+        // SAFETY: `calloc` accepts any size. Zeroed memory is a valid, empty entry.
         let block = unsafe { libc::calloc(1, size_of::<rdma_addrinfo>()) }.cast::<rdma_addrinfo>();
         if block.is_null() { Err(Errno(libc::ENOMEM)) } else { Ok(Self(block)) }
     }
 
+    /// Returns the list, which the caller must free.
     pub(super) fn release(self) -> *mut rdma_addrinfo {
         let list = self.0;
         core::mem::forget(self);
@@ -233,15 +237,18 @@ impl AddrInfoList {
 
 impl Drop for AddrInfoList {
     fn drop(&mut self) {
-        // SAFETY: our own blocks, to which no other pointer exists.
+        // SAFETY: this object has the only pointer to the list.
         unsafe { free_list(self.0) };
     }
 }
 
+/// Resolves `node` and `service`, or converts the hints if both are NULL.
+///
 /// # Safety
-/// Strings or NULL, and hints whose addresses are as long as they say.
-unsafe fn find(node: *const c_char, service: *const c_char, hints: &rdma_addrinfo) -> Found {
-    if hints.ai_flags & !(PASSIVE | NUMERICHOST | NOROUTE | FAMILY) != 0 {
+/// `node` and `service` are strings or NULL. Each address in `hints` has the length in its length
+/// field.
+unsafe fn find(node: *const c_char, service: *const c_char, hints: &rdma_addrinfo) -> FindResult {
+    if hints.ai_flags & !(RAI_PASSIVE | RAI_NUMERICHOST | RAI_NOROUTE | RAI_FAMILY) != 0 {
         return Err(Failure::Resolver(libc::EAI_BADFLAGS));
     }
     if node.is_null() && service.is_null() {
@@ -249,7 +256,8 @@ unsafe fn find(node: *const c_char, service: *const c_char, hints: &rdma_addrinf
         return unsafe { from_hints(hints) };
     }
     let (wanted, mut list) = (resolver_hints(hints), null_mut());
-    // SAFETY: strings or NULL by this function's contract, and two whole structures.
+    // SAFETY: `node` and `service` are strings or NULL by this function's contract; `wanted` and
+    // `list` outlive the call.
     let list = match unsafe { libc::getaddrinfo(node, service, &raw const wanted, &raw mut list) } {
         0 => Resolved(list),
         code => return Err(Failure::Resolver(code)),
@@ -257,25 +265,25 @@ unsafe fn find(node: *const c_char, service: *const c_char, hints: &rdma_addrinf
     // SAFETY: this function's contract, for the source address in the hints.
     let entries = list.iter().filter_map(|entry| unsafe { convert(entry, hints) }.transpose());
     let entries = entries.collect::<Result<Vec<_>>>()?;
-    // The resolver found addresses, but none of a type with a matching QP type.
+    // Empty if the resolver found only socket types without a matching QP type.
     if entries.is_empty() { Err(Failure::Resolver(libc::EAI_SOCKTYPE)) } else { Ok(link(entries)) }
 }
 
-/// The entry that the hints alone describe.
+/// Returns the entry that the hints alone describe.
 ///
 /// # Safety
-/// The addresses in the hints are as long as they say.
-unsafe fn from_hints(hints: &rdma_addrinfo) -> Found {
+/// Each address in `hints` has the length in its length field.
+unsafe fn from_hints(hints: &rdma_addrinfo) -> FindResult {
     let rai = AddrInfoList::new()?;
     let wanted = copy_fields!(rdma_addrinfo from hints { ai_flags, ai_family, ai_qp_type, ai_port_space } with {
         ..rdma_addrinfo::ZERO
     });
-    // SAFETY: a fresh block of this type.
+    // SAFETY: `rai` owns a block of this type.
     unsafe { rai.0.write(wanted) };
-    // SAFETY: this function's contract, and our own block.
+    // SAFETY: this function's contract for the addresses; `rai` owns the block.
     unsafe {
-        ((*rai.0).ai_src_addr, (*rai.0).ai_src_len) = copy_given(hints.ai_src_addr, hints.ai_src_len)?;
-        ((*rai.0).ai_dst_addr, (*rai.0).ai_dst_len) = copy_given(hints.ai_dst_addr, hints.ai_dst_len)?;
+        ((*rai.0).ai_src_addr, (*rai.0).ai_src_len) = copy_address(hints.ai_src_addr, hints.ai_src_len)?;
+        ((*rai.0).ai_dst_addr, (*rai.0).ai_dst_len) = copy_address(hints.ai_dst_addr, hints.ai_dst_len)?;
     }
     Ok(rai)
 }
@@ -291,26 +299,27 @@ impl Resolved {
 
 impl Drop for Resolved {
     fn drop(&mut self) {
-        // SAFETY: made by the resolver and freed once.
+        // SAFETY: `getaddrinfo` allocated the list, and only this drop frees it.
         unsafe { libc::freeaddrinfo(self.0) };
     }
 }
 
-/// Converts hints for the resolver. A GID is written like an IPv6 address.
+/// Converts hints for the resolver. With AF_IB, `node` is a GID, which the resolver parses as a
+/// numeric IPv6 address.
 fn resolver_hints(hints: &rdma_addrinfo) -> addrinfo {
     let wants = |flag| hints.ai_flags & flag != 0;
-    let is_gid = wants(FAMILY) && hints.ai_family == c_int::from(AF_IB);
+    let is_gid = wants(RAI_FAMILY) && hints.ai_family == c_int::from(AF_IB);
     let socktype = match hints.ai_qp_type {
         0 => 0,
         UD => libc::SOCK_DGRAM,
         _ => libc::SOCK_STREAM,
     };
     addrinfo {
-        ai_flags: if wants(PASSIVE) { libc::AI_PASSIVE } else { 0 }
-            | if wants(NUMERICHOST) || is_gid { libc::AI_NUMERICHOST } else { 0 },
+        ai_flags: if wants(RAI_PASSIVE) { libc::AI_PASSIVE } else { 0 }
+            | if wants(RAI_NUMERICHOST) || is_gid { libc::AI_NUMERICHOST } else { 0 },
         ai_family: match () {
             () if is_gid => libc::AF_INET6,
-            () if wants(FAMILY) => hints.ai_family,
+            () if wants(RAI_FAMILY) => hints.ai_family,
             () => libc::AF_UNSPEC,
         },
         ai_socktype: socktype,
@@ -329,7 +338,7 @@ fn resolver_hints(hints: &rdma_addrinfo) -> addrinfo {
 /// Converts an entry of the resolver; `None` if no QP type matches it.
 ///
 /// # Safety
-/// The source address in the hints is as long as it says.
+/// The source address in `hints` has the length in its length field.
 unsafe fn convert(found: &addrinfo, hints: &rdma_addrinfo) -> Result<Option<AddrInfoList>> {
     let (qp_type, port_space) = match found.ai_socktype {
         libc::SOCK_STREAM => (RC, PS_TCP),
@@ -339,16 +348,16 @@ unsafe fn convert(found: &addrinfo, hints: &rdma_addrinfo) -> Result<Option<Addr
     let rai = AddrInfoList::new()?;
     let chosen = |hint, default| if hint != 0 { hint } else { default };
     let port_space = chosen(hints.ai_port_space, port_space);
-    let passive = hints.ai_flags & PASSIVE != 0;
-    let gid = hints.ai_flags & FAMILY != 0 && hints.ai_family == c_int::from(AF_IB);
+    let passive = hints.ai_flags & RAI_PASSIVE != 0;
+    let gid = hints.ai_flags & RAI_FAMILY != 0 && hints.ai_family == c_int::from(AF_IB);
     let (addr, len) = if gid {
         ib_address(found, port_space)?
     } else {
-        // SAFETY: the resolver says how long its address is.
-        unsafe { copy_given(found.ai_addr, found.ai_addrlen) }?
+        // SAFETY: the resolver's address has the length in `ai_addrlen`.
+        unsafe { copy_address(found.ai_addr, found.ai_addrlen) }?
     };
     let mut entry = rdma_addrinfo {
-        ai_flags: hints.ai_flags & PASSIVE,
+        ai_flags: hints.ai_flags & RAI_PASSIVE,
         ai_family: if gid { c_int::from(AF_IB) } else { found.ai_family },
         ai_qp_type: chosen(hints.ai_qp_type, qp_type),
         ai_port_space: port_space,
@@ -359,18 +368,18 @@ unsafe fn convert(found: &addrinfo, hints: &rdma_addrinfo) -> Result<Option<Addr
     } else {
         (entry.ai_dst_addr, entry.ai_dst_len) = (addr, len);
     }
-    // SAFETY: a fresh block of this type.
+    // SAFETY: `rai` owns a block of this type.
     unsafe { rai.0.write(entry) };
     if !passive {
-        // SAFETY: this function's contract, and our own block.
-        unsafe { ((*rai.0).ai_src_addr, (*rai.0).ai_src_len) = copy_given(hints.ai_src_addr, hints.ai_src_len)? };
+        // SAFETY: this function's contract for the address; `rai` owns the block.
+        unsafe { ((*rai.0).ai_src_addr, (*rai.0).ai_src_len) = copy_address(hints.ai_src_addr, hints.ai_src_len)? };
     }
     Ok(Some(rai))
 }
 
-/// The AF_IB form of an address that was resolved as IPv6.
+/// Converts an address that was resolved as IPv6 to AF_IB.
 fn ib_address(found: &addrinfo, port_space: c_int) -> Result<(*mut sockaddr, socklen_t)> {
-    // SAFETY: looked up as AF_INET6, so the address is of this type.
+    // SAFETY: `resolver_hints` asked for AF_INET6, so the address has this type.
     let sin6 = unsafe { found.ai_addr.cast::<sockaddr_in6>().read_unaligned() };
     let port = u16::from_be(sin6.sin6_port);
     let space = u64::try_from(port_space).unwrap_or_default();
@@ -386,42 +395,43 @@ fn ib_address(found: &addrinfo, port_space: c_int) -> Result<(*mut sockaddr, soc
     };
     let len = size_of::<sockaddr_ib>() as socklen_t;
     // SAFETY: a whole structure of this size.
-    unsafe { copy_given((&raw const sib).cast(), len) }
+    unsafe { copy_address((&raw const sib).cast(), len) }
 }
 
-/// Copies an address to memory that `free` releases; NULL if there is none.
+/// Copies an address to memory that `free` releases. Returns NULL if `addr` is NULL or `len` is 0.
 ///
 /// # Safety
 /// `addr` points to `len` bytes, or is NULL.
-unsafe fn copy_given(addr: *const sockaddr, len: socklen_t) -> Result<(*mut sockaddr, socklen_t)> {
+unsafe fn copy_address(addr: *const sockaddr, len: socklen_t) -> Result<(*mut sockaddr, socklen_t)> {
     if addr.is_null() || len == 0 {
         return Ok((null_mut(), 0));
     }
     let room = (len as usize).max(size_of::<sockaddr_in>());
-    // SAFETY: any sizes are allowed; the memory comes back zeroed, or NULL.
+    // SAFETY: `calloc` accepts any size.
     let block = unsafe { libc::calloc(1, room) };
     if block.is_null() {
         return Err(Errno(libc::ENOMEM));
     }
-    // SAFETY: the source is this long by the contract; the block is fresh and as long.
+    // SAFETY: `addr` has `len` bytes by this function's contract, the new block at least as many.
     unsafe { block.cast::<u8>().copy_from_nonoverlapping(addr.cast(), len as usize) };
     Ok((block.cast(), len))
 }
 
-/// Links the entries, of one block each, in their order; NULL if there are none.
+/// Links the entries in their order. Returns an empty list (NULL) for no entries.
 fn link(entries: Vec<AddrInfoList>) -> AddrInfoList {
     entries.into_iter().rev().fold(AddrInfoList(null_mut()), |next, entry| {
-        // SAFETY: our own block, to which no other pointer exists.
+        // SAFETY: `entry` has the only pointer to its block.
         unsafe { (*entry.0).ai_next = next.release() };
         entry
     })
 }
 
 /// # Safety
-/// NULL or a list of `rdma_getaddrinfo`, freed once.
+/// `list` is NULL or a list of `rdma_getaddrinfo` that is not freed again.
 unsafe fn free_list(mut list: *mut rdma_addrinfo) {
     while !list.is_null() {
-        // SAFETY: by the contract, a block whose pointers are NULL or from malloc.
+        // SAFETY: by this function's contract, the entry is a block in which each pointer is NULL
+        // or from `malloc`.
         unsafe {
             let entry = list.read();
             libc::free(entry.ai_connect);
@@ -439,7 +449,7 @@ unsafe fn free_list(mut list: *mut rdma_addrinfo) {
 /// `man rdma_getaddrinfo`.
 pub(crate) unsafe extern "C" fn rdma_freeaddrinfo(list: *mut rdma_addrinfo) {
     no_result(|| {
-        // SAFETY: NULL or a list of `rdma_getaddrinfo`, which the program frees once.
+        // SAFETY: `list` is NULL or a list of `rdma_getaddrinfo`, which the program frees once.
         unsafe { free_list(list) };
         Ok(())
     });

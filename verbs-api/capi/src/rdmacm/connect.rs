@@ -23,7 +23,7 @@ pub(crate) unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rd
         check(object, wanted)?;
         let depths = wanted.map_or(Depths::MAX, Depths::from_param);
         let data = object.inner.state.lock().connect_data.clone();
-        // SAFETY: the program's private data is as long as it says.
+        // SAFETY: the program's private data has the length in `private_data_len`.
         let param = unsafe { conn_param(object, wanted, depths, data) };
         object.inner.id.connect(&param)?;
         object.inner.state.lock().connect_data.clear();
@@ -40,7 +40,7 @@ pub(crate) unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdm
         check(object, wanted)?;
         let proposal = object.inner.state.lock().proposal.within(&device_attr(object)?);
         let depths = wanted.map_or(proposal, |wanted| Depths::from_param(wanted).or(proposal));
-        // SAFETY: the program's private data is as long as it says.
+        // SAFETY: the program's private data has the length in `private_data_len`.
         let param = unsafe { conn_param(object, wanted, depths, vec![]) };
         object.inner.id.accept(&param)?;
         if object.inner.id.service() == Service::Ud { Ok(()) } else { finish(id) }
@@ -113,7 +113,7 @@ impl Depths {
 /// Converts connection parameters; `data` precedes the program's private data.
 ///
 /// # Safety
-/// The program's private data is NULL or as long as it says.
+/// The program's private data is NULL or has the length in `private_data_len`.
 unsafe fn conn_param(
     object: &Object<CmId>,
     wanted: Option<&rdma_conn_param>,
@@ -148,18 +148,18 @@ unsafe fn bytes<'a>(data: *const c_void, len: u8) -> &'a [u8] {
     if data.is_null() {
         return &[];
     }
-    // SAFETY: not NULL, and this long by this function's contract.
+    // SAFETY: `data` is not NULL, and has `len` bytes by this function's contract.
     unsafe { core::slice::from_raw_parts(data.cast(), len.into()) }
 }
 
 pub(crate) unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
-    // SAFETY: the program's private data is as long as it says.
+    // SAFETY: the program's private data has `len` bytes.
     zero(|| unsafe { reject(id, private_data, len, RejReason::ConsumerDefined) })
 }
 
 /// `rdma_reject` with the reason that the peer's vendor options do not fit.
 pub(crate) unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
-    // SAFETY: the program's private data is as long as it says.
+    // SAFETY: the program's private data has `len` bytes.
     zero(|| unsafe { reject(id, private_data, len, RejReason::VendorOptionNotSupported) })
 }
 

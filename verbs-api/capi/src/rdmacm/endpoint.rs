@@ -1,7 +1,7 @@
 //! Endpoints: identifiers created from a result of `rdma_getaddrinfo`, with their queue pair, and
 //! requests to a synchronous listener.
 
-use super::addrinfo::PASSIVE;
+use super::addrinfo::RAI_PASSIVE;
 use super::addrinfo::{read, read_optional};
 use super::event;
 use super::id::{Template, live};
@@ -32,7 +32,7 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
             return Err(null("id"));
         }
         let created = lifecycle::create(null_mut(), null_mut(), res.ai_port_space, res.ai_qp_type)?;
-        let prepare = if res.ai_flags & PASSIVE != 0 { passive } else { active };
+        let prepare = if res.ai_flags & RAI_PASSIVE != 0 { passive } else { active };
         // SAFETY: the addresses and blocks are as long as the structure says.
         unsafe { prepare(created, res, pd, init) }.inspect_err(|_| destroy(created).unwrap_or_default())?;
         // SAFETY: not NULL; a variable of the program.
@@ -49,7 +49,7 @@ fn given(addr: *mut sockaddr, len: socklen_t) -> *const sockaddr {
 /// Binds the future listener and stores the attributes of its requests' queue pairs.
 ///
 /// # Safety
-/// The addresses and blocks of `res` are as long as it says.
+/// Each address and block in `res` has the length in its length field.
 unsafe fn passive(
     id: *mut rdma_cm_id,
     res: &rdma_addrinfo,
@@ -72,7 +72,7 @@ unsafe fn passive(
 /// Resolves the address and creates the queue pair.
 ///
 /// # Safety
-/// The addresses and blocks of `res` are as long as it says.
+/// Each address and block in `res` has the length in its length field.
 unsafe fn active(
     id: *mut rdma_cm_id,
     res: &rdma_addrinfo,

@@ -63,7 +63,8 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addrinfo(
         if object.inner.state.lock().addrinfo.is_some() {
             return Err(Errno(libc::EBUSY));
         }
-        // SAFETY: the program passes strings or NULL, and addresses as long as it says.
+        // SAFETY: `node` and `service` are strings of the program or NULL, and each address in
+        // `hints` has the length in its length field.
         let found = unsafe { addrinfo::resolve(node, service, hints) }?;
         object.inner.state.lock().addrinfo = Some(found);
         object.inner.id.write_event(EventKind::AddrinfoResolved, 0, 0);
@@ -127,7 +128,7 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
     value: *mut c_void,
     len: usize,
 ) -> c_int {
-    // SAFETY: the program's value is as long as it says.
+    // SAFETY: the program's value has `len` bytes.
     zero(|| unsafe { set(id, level, name, value, len) })
 }
 
@@ -173,7 +174,7 @@ unsafe fn fixed<T: Copy>(value: *const c_void, len: usize) -> Result<T> {
     if len != size_of::<T>() {
         return Err(invalid(|| format!("optlen is {len}; accepted is {}", size_of::<T>())));
     }
-    // SAFETY: this long by this function's contract.
+    // SAFETY: `value` has `len` bytes by this function's contract.
     Ok(unsafe { value.cast::<T>().read_unaligned() })
 }
 

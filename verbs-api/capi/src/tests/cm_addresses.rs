@@ -6,11 +6,11 @@ use crate::rdmacm::{rdma_destroy_id, rdma_freeaddrinfo, rdma_getaddrinfo, rdma_q
 use core::ffi::CStr;
 use libc::{sockaddr_in, sockaddr_in6};
 
-const PASSIVE: c_int = 1;
-const NUMERICHOST: c_int = 2;
-const FAMILY: c_int = 8;
-const SA: c_int = 16;
-const DNS: c_int = 32;
+const RAI_PASSIVE: c_int = 1;
+const RAI_NUMERICHOST: c_int = 2;
+const RAI_FAMILY: c_int = 8;
+const RAI_SA: c_int = 16;
+const RAI_DNS: c_int = 32;
 const AF_IB: c_int = 27;
 const PS_TCP: c_int = 0x106;
 const PS_UDP: c_int = 0x111;
@@ -75,10 +75,10 @@ fn getaddrinfo_resolves_numeric_host_and_port() {
 
 #[test]
 fn passive_hint_returns_source_address() {
-    let wanted = rdma_addrinfo { ai_flags: PASSIVE, ai_port_space: PS_UDP, ai_qp_type: UD, ..hints() };
+    let wanted = rdma_addrinfo { ai_flags: RAI_PASSIVE, ai_port_space: PS_UDP, ai_qp_type: UD, ..hints() };
     let found = find(None, Some(c"7471"), Some(&wanted)).unwrap();
     for rai in found.all() {
-        assert_eq!((rai.ai_flags, rai.ai_qp_type, rai.ai_port_space, rai.ai_dst_len), (PASSIVE, UD, PS_UDP, 0));
+        assert_eq!((rai.ai_flags, rai.ai_qp_type, rai.ai_port_space, rai.ai_dst_len), (RAI_PASSIVE, UD, PS_UDP, 0));
         assert!(rai.ai_src_len > 0 && rai.ai_dst_addr.is_null());
     }
 }
@@ -93,7 +93,8 @@ fn getaddrinfo_without_hints_returns_both_services() {
 #[test]
 fn source_address_of_hints_is_kept() {
     let own =
-        find(Some(c"127.0.0.9"), None, Some(&rdma_addrinfo { ai_flags: PASSIVE | NUMERICHOST, ..hints() })).unwrap();
+        find(Some(c"127.0.0.9"), None, Some(&rdma_addrinfo { ai_flags: RAI_PASSIVE | RAI_NUMERICHOST, ..hints() }))
+            .unwrap();
     let (addr, len) = (own.first().ai_src_addr, own.first().ai_src_len);
     let wanted = rdma_addrinfo { ai_port_space: PS_TCP, ai_src_addr: addr, ai_src_len: len, ..hints() };
     let found = find(Some(c"127.0.0.1"), Some(c"1"), Some(&wanted)).unwrap();
@@ -107,7 +108,7 @@ fn source_address_of_hints_is_kept() {
 
 #[test]
 fn gid_resolves_to_ib_address_with_service_id() {
-    let wanted = rdma_addrinfo { ai_flags: FAMILY, ai_family: AF_IB, ai_port_space: PS_IB, ..hints() };
+    let wanted = rdma_addrinfo { ai_flags: RAI_FAMILY, ai_family: AF_IB, ai_port_space: PS_IB, ..hints() };
     let found = find(Some(c"fe80::1"), Some(c"7471"), Some(&rdma_addrinfo { ai_qp_type: RC, ..wanted })).unwrap();
     let rai = found.first();
     assert_eq!((rai.ai_family, rai.ai_dst_len), (AF_IB, 48));
@@ -119,19 +120,20 @@ fn gid_resolves_to_ib_address_with_service_id() {
 
 #[test]
 fn family_hint_selects_the_family() {
-    let wanted = rdma_addrinfo { ai_flags: FAMILY, ai_family: libc::AF_INET6, ai_port_space: PS_TCP, ..hints() };
+    let wanted = rdma_addrinfo { ai_flags: RAI_FAMILY, ai_family: libc::AF_INET6, ai_port_space: PS_TCP, ..hints() };
     let found = find(Some(c"::1"), None, Some(&wanted)).unwrap();
     // SAFETY: an address of this family.
     let addr = unsafe { found.first().ai_dst_addr.cast::<sockaddr_in6>().read_unaligned() };
     assert_eq!((addr.sin6_addr.s6_addr[15], found.first().ai_dst_len), (1, 28));
-    let code = find(Some(c"127.0.0.1"), None, Some(&rdma_addrinfo { ai_flags: FAMILY | NUMERICHOST, ..wanted })).err();
+    let code =
+        find(Some(c"127.0.0.1"), None, Some(&rdma_addrinfo { ai_flags: RAI_FAMILY | RAI_NUMERICHOST, ..wanted })).err();
     // `EAI_ADDRFAMILY`, missing in the libc crate.
     assert_eq!(code, Some(-9));
 }
 
 #[test]
 fn unresolved_address_returns_getaddrinfo_code() {
-    let wanted = rdma_addrinfo { ai_flags: NUMERICHOST, ..hints() };
+    let wanted = rdma_addrinfo { ai_flags: RAI_NUMERICHOST, ..hints() };
     assert_eq!(find(Some(c"no number"), None, Some(&wanted)).err(), Some(libc::EAI_NONAME));
     assert_eq!(
         find(Some(c"::1"), None, Some(&rdma_addrinfo { ai_flags: 1 << 20, ..wanted })).err(),
@@ -156,10 +158,10 @@ fn resolve_addrinfo_result_is_queried_once() {
         let resolve = |node: &CStr, hints: *const rdma_addrinfo| {
             (rdma_resolve_addrinfo(id, node.as_ptr(), c"7471".as_ptr(), hints), errno())
         };
-        let numeric = rdma_addrinfo { ai_flags: NUMERICHOST | DNS, ..hints() };
+        let numeric = rdma_addrinfo { ai_flags: RAI_NUMERICHOST | RAI_DNS, ..hints() };
         assert_eq!(resolve(c"no number", &raw const numeric), (-1, libc::EADDRNOTAVAIL));
-        assert_eq!(resolve(c"::1", &rdma_addrinfo { ai_flags: SA, ..hints() }), (-1, libc::EOPNOTSUPP));
-        assert_eq!(resolve(c"::1", &rdma_addrinfo { ai_flags: SA | DNS, ..hints() }), (-1, libc::EINVAL));
+        assert_eq!(resolve(c"::1", &rdma_addrinfo { ai_flags: RAI_SA, ..hints() }), (-1, libc::EOPNOTSUPP));
+        assert_eq!(resolve(c"::1", &rdma_addrinfo { ai_flags: RAI_SA | RAI_DNS, ..hints() }), (-1, libc::EINVAL));
         assert_eq!(resolve(c"127.0.0.1", &raw const numeric).0, 0);
         assert_eq!(wire.hears(cm_events::ADDRINFO_RESOLVED).id, id);
         assert_eq!(resolve(c"127.0.0.1", ptr::null()), (-1, libc::EBUSY));

@@ -6,7 +6,7 @@ use super::*;
 use crate::event::{ibv_ack_cq_events, ibv_get_cq_event};
 use crate::rdmacm::*;
 
-const PASSIVE: c_int = 1;
+const RAI_PASSIVE: c_int = 1;
 
 /// Address information for a port of the loopback interface.
 fn local(flags: c_int, port: u16, ps: c_int) -> Found {
@@ -25,7 +25,7 @@ fn endpoint(found: &Found, mut init: ibv_qp_init_attr) -> *mut rdma_cm_id {
 
 /// A synchronous listener whose requests get queue pairs.
 fn listener() -> (*mut rdma_cm_id, u16) {
-    let id = endpoint(&local(PASSIVE, 0, TCP), small_qp(RC));
+    let id = endpoint(&local(RAI_PASSIVE, 0, TCP), small_qp(RC));
     // SAFETY: a living identifier.
     unsafe {
         assert_eq!(rdma_listen(id, 0), 0);
@@ -212,7 +212,7 @@ fn get_request_needs_a_synchronous_listener() {
 
 #[test]
 fn passive_endpoint_is_bound() {
-    let (mut id, rai) = (null_mut(), local(PASSIVE, 0, UDP));
+    let (mut id, rai) = (null_mut(), local(RAI_PASSIVE, 0, UDP));
     // SAFETY: variables, and a list of the library.
     unsafe {
         assert_eq!(rdma_create_ep(&raw mut id, rai.0, null_mut(), null_mut()), 0);
@@ -310,7 +310,7 @@ fn srq_of_the_id_serves_its_qp() {
 #[test]
 fn xrc_target_uses_the_default_xrc_domain() {
     const XRC_RECV: c_int = 10;
-    let wanted = rdma_addrinfo { ai_qp_type: XRC_RECV, ai_port_space: 0x13f, ai_flags: PASSIVE, ..hints() };
+    let wanted = rdma_addrinfo { ai_qp_type: XRC_RECV, ai_port_space: 0x13f, ai_flags: RAI_PASSIVE, ..hints() };
     let rai = find(Some(c"127.0.0.1"), Some(c"0"), Some(&wanted)).unwrap();
     let mut id = null_mut();
     let mut srq =

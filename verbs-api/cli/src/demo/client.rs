@@ -1,7 +1,7 @@
 //! The client: runs the steps of a case, checks its side and measures times.
 
 use super::case::{CHECKED, Case, Step, Task};
-use super::connection::{Connection, Deadline, Found, Resources, is_received};
+use super::connection::{Connection, ProgressLimit, Resources, SlotContent, is_receive};
 use super::failure::{Failure, words};
 use super::server::{ECHO_DEPTH, mark};
 use roxe::{RemoteAddr, WcOpcode};
@@ -126,7 +126,7 @@ impl Client<'_, '_> {
             self.connection.post_atomic(&case, index, (atomic.compare_add, atomic.swap))?;
         } else {
             self.connection.clear(&case, index)?;
-            self.connection.load(&case, index, length, seed)?;
+            self.connection.fill_outbox(&case, index, length, seed)?;
             self.connection.post(&case, index, length, seed as u32)?;
         }
         let completion = self.connection.wait(false)?;
@@ -137,15 +137,15 @@ impl Client<'_, '_> {
         match case.op {
             Op::Read => self.expect_read(index, length, seed),
             op if op.is_atomic() => {
-                self.expect(self.connection.fetched(&case, index)? == seed, "an atomic returned a wrong old value")
+                self.expect(self.connection.old_value(&case, index)? == seed, "an atomic returned a wrong old value")
             }
             _ => Ok(()),
         }
     }
 
     fn expect_read(&mut self, index: usize, length: usize, seed: u64) -> Result<(), Failure> {
-        let found = self.connection.look(&self.case, index, length, seed)?;
-        self.expect(found == Found::Right, "a READ returned wrong bytes")
+        let found = self.connection.compare_slot(&self.case, index, length, seed)?;
+        self.expect(found == SlotContent::Right, "a READ returned wrong bytes")
     }
 
     fn expect(&mut self, right: bool, what: &str) -> Result<(), Failure> {
@@ -173,7 +173,7 @@ impl Client<'_, '_> {
 
     fn play_echo(&mut self, rounds: usize, seed: u64) -> Result<Vec<Duration>, Failure> {
         let case = self.case;
-        self.connection.load(&case, 0, case.size, seed)?;
+        self.connection.fill_outbox(&case, 0, case.size, seed)?;
         if case.op == Op::Write {
             self.connection.clear_mark(&case)?;
         }
@@ -189,7 +189,7 @@ impl Client<'_, '_> {
                 self.connection.post_recv(&case, 0, case.size)?;
             }
         }
-        self.connection.settle()?;
+        self.connection.wait_sends()?;
         Ok(times)
     }
 
@@ -230,7 +230,7 @@ impl Client<'_, '_> {
         let slots = case.window().min(count);
         for index in 0..slots {
             self.connection.clear(&case, index)?;
-            self.connection.load(&case, index, case.size, seed + index as u64)?;
+            self.connection.fill_outbox(&case, index, case.size, seed + index as u64)?;
         }
         let start = Instant::now();
         SendWindow::new(self, count).run()?;
@@ -271,14 +271,14 @@ impl<'a, 's> SendWindow<'a, 's> {
         while self.posted < self.credits.min(CREDIT_DEPTH) {
             self.post_credit_receive()?;
         }
-        let mut deadline = Deadline::new(self.case.service);
+        let mut deadline = ProgressLimit::new(self.case.service);
         while self.returned < self.count {
             while self.sent < self.count && self.sent - self.returned < self.case.window() && self.connection.has_room()
             {
                 self.send()?;
             }
             match self.connection.poll()? {
-                Some(completion) if is_received(&completion) => {
+                Some(completion) if is_receive(&completion) => {
                     self.returned += completion.imm_data().unwrap_or(0) as usize;
                     if self.posted < self.credits {
                         self.post_credit_receive()?;
@@ -293,7 +293,7 @@ impl<'a, 's> SendWindow<'a, 's> {
             }
             deadline.renew();
         }
-        self.connection.settle()
+        self.connection.wait_sends()
     }
 
     fn post_credit_receive(&mut self) -> Result<(), Failure> {
@@ -324,7 +324,7 @@ impl<'a, 's> SendWindow<'a, 's> {
         let number = self.returned;
         self.returned += 1;
         if self.case.op.is_atomic() {
-            let old = self.connection.fetched(&self.case, number % self.case.window())?;
+            let old = self.connection.old_value(&self.case, number % self.case.window())?;
             if old != number as u64 {
                 return Err(Failure::new(format!(
                     "atomic {number} returned the old value {old}, so an atomic was lost or executed twice"

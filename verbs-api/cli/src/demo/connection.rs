@@ -1,5 +1,5 @@
-//! One end of a connection over the Rust API: queue pair, memory, and the calls that both sides
-//! make.
+//! One end of a connection over the Rust API: queue pair, memory, and the operations that client
+//! and server share.
 
 use super::case::{Case, GRH, REGION};
 use super::failure::Failure;
@@ -12,7 +12,7 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 const QKEY: Qkey = Qkey(0x0720_0610);
-/// Entries of either queue.
+/// Entries of the send queue and of the receive queue.
 const DEPTH: u32 = 64;
 
 /// Objects that all connections of a process share. Regions are large, so they are registered once.
@@ -34,12 +34,12 @@ impl Resources {
         Ok(Self { context, pd, inbox, outbox })
     }
 
-    /// The memory that the peer's WRITEs, READs and atomics name.
+    /// Returns the memory that the peer's WRITEs, READs and atomics target.
     pub(super) fn remote(&self) -> RemoteAddr {
         self.inbox.remote()
     }
 
-    /// Creates a queue pair, which is not connected yet.
+    /// Creates an unconnected queue pair.
     pub(super) fn connection(&self, service: Service) -> Result<Connection<'_>, roxe::Error> {
         let cq = self.context.create_cq(4 * DEPTH)?;
         let kind = match service {
@@ -70,7 +70,7 @@ pub(super) struct Connection<'s> {
     peer: Option<Peer>,
     /// Completions polled and not yet returned, newest first.
     done: Vec<WorkCompletion>,
-    /// Own requests that have not completed.
+    /// Send requests that have not completed.
     outstanding: u32,
 }
 
@@ -94,8 +94,8 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Bytes before the data of a received message: the GRH of a datagram.
-    pub(super) fn header(&self) -> usize {
+    /// Returns the bytes before the data of a received message: the GRH for UD, else 0.
+    pub(super) fn header_len(&self) -> usize {
         if self.service == Service::Ud { GRH } else { 0 }
     }
 
@@ -153,8 +153,8 @@ impl Connection<'_> {
         self.outstanding < DEPTH
     }
 
-    /// Waits until every own request has completed.
-    pub(super) fn settle(&mut self) -> Result<(), Failure> {
+    /// Waits until every send request has completed.
+    pub(super) fn wait_sends(&mut self) -> Result<(), Failure> {
         while self.outstanding > 0 {
             self.wait(false)?;
         }
@@ -165,16 +165,16 @@ impl Connection<'_> {
     pub(super) fn post_recv(&self, case: &Case, index: usize, length: usize) -> Result<(), Failure> {
         let data = case.data(index, length);
         let place = match case.op {
-            // A WRITE carries its own address; the receive only completes.
+            // A WRITE names its target; the receive only completes.
             Op::Write | Op::WriteImm => data.start..data.start,
-            _ => data.start - self.header()..data.end,
+            _ => data.start - self.header_len()..data.end,
         };
         Ok(self.qp.post_recv(index as u64, &[self.resources.inbox.slice(place)?])?)
     }
 
     /// Posts a receive request for an empty message.
     pub(super) fn post_recv_empty(&self) -> Result<(), Failure> {
-        let list: [Sge; 1] = [self.resources.inbox.slice(REGION - self.header()..REGION)?];
+        let list: [Sge; 1] = [self.resources.inbox.slice(REGION - self.header_len()..REGION)?];
         Ok(self.qp.post_recv(0, &list)?)
     }
 
@@ -186,32 +186,32 @@ impl Connection<'_> {
         }
         let Some(completion) = self.done.pop() else { return Ok(None) };
         completion.check()?;
-        if !is_received(&completion) {
+        if !is_receive(&completion) {
             self.outstanding = self.outstanding.saturating_sub(1);
         }
         Ok(Some(completion))
     }
 
-    /// Waits for the next completion of a receive (`received`) or of an own request, and skips
-    /// others.
+    /// Waits for the next completion of a receive if `received`, else of a send request. Discards
+    /// completions of the other kind.
     pub(super) fn wait(&mut self, received: bool) -> Result<WorkCompletion, Failure> {
-        let mut deadline = Deadline::new(self.service);
+        let mut deadline = ProgressLimit::new(self.service);
         loop {
             match self.poll()? {
-                Some(completion) if is_received(&completion) == received => return Ok(completion),
+                Some(completion) if is_receive(&completion) == received => return Ok(completion),
                 Some(_) => deadline.renew(),
-                None => deadline.check("no completion came")?,
+                None => deadline.check("no completion arrived")?,
             }
         }
     }
 
     /// Writes the bytes of message `index` into the outbox.
-    pub(super) fn load(&self, case: &Case, index: usize, length: usize, seed: u64) -> Result<(), Failure> {
+    pub(super) fn fill_outbox(&self, case: &Case, index: usize, length: usize, seed: u64) -> Result<(), Failure> {
         Ok(self.resources.outbox.write(case.data(index, length).start, &plan::message(seed, length))?)
     }
 
     /// Writes the bytes of message `index` where the peer READs them.
-    pub(super) fn offer(&self, case: &Case, index: usize, length: usize, seed: u64) -> Result<(), Failure> {
+    pub(super) fn fill_inbox(&self, case: &Case, index: usize, length: usize, seed: u64) -> Result<(), Failure> {
         Ok(self.resources.inbox.write(case.data(index, length).start, &plan::message(seed, length))?)
     }
 
@@ -221,32 +221,38 @@ impl Connection<'_> {
         Ok(self.resources.inbox.write(slot.start, &vec![UNTOUCHED; slot.len()])?)
     }
 
-    /// Compares slot `index` with the message that belongs there, and the guard around it.
-    pub(super) fn look(&self, case: &Case, index: usize, length: usize, seed: u64) -> Result<Found, Failure> {
+    /// Compares slot `index` with its message and the untouched guard around it.
+    pub(super) fn compare_slot(
+        &self,
+        case: &Case,
+        index: usize,
+        length: usize,
+        seed: u64,
+    ) -> Result<SlotContent, Failure> {
         let (slot, data) = (case.slot(index), case.data(index, length));
         let found = self.resources.inbox.to_vec(slot.clone())?;
         let mut expected = vec![UNTOUCHED; slot.len()];
-        let (start, header) = (data.start - slot.start, self.header());
+        let (start, header) = (data.start - slot.start, self.header_len());
         // The bytes of the GRH are not compared.
         expected[start - header..start].copy_from_slice(&found[start - header..start]);
         expected[start..start + length].copy_from_slice(&plan::message(seed, length));
         let fits = |(found, expected): (&u8, &u8)| found == expected || *found == UNTOUCHED;
         Ok(match found == expected {
-            true => Found::Right,
-            false if found.iter().zip(&expected).all(fits) => Found::Incomplete,
-            false => Found::Wrong,
+            true => SlotContent::Right,
+            false if found.iter().zip(&expected).all(fits) => SlotContent::Incomplete,
+            false => SlotContent::Wrong,
         })
     }
 
     /// Waits until slot `index` holds the message: a WRITE over UC has no completion at the
     /// responder.
-    pub(super) fn wait_holds(&mut self, case: &Case, index: usize, length: usize, seed: u64) -> Result<(), Failure> {
-        let deadline = Deadline::new(self.service);
+    pub(super) fn wait_slot(&mut self, case: &Case, index: usize, length: usize, seed: u64) -> Result<(), Failure> {
+        let deadline = ProgressLimit::new(self.service);
         loop {
-            match self.look(case, index, length, seed)? {
-                Found::Right => return Ok(()),
-                Found::Wrong => return Err(Failure::new(format!("wrong bytes in slot {index}"))),
-                Found::Incomplete => deadline.check(&format!("the bytes of slot {index} did not come"))?,
+            match self.compare_slot(case, index, length, seed)? {
+                SlotContent::Right => return Ok(()),
+                SlotContent::Wrong => return Err(Failure::new(format!("wrong bytes in slot {index}"))),
+                SlotContent::Incomplete => deadline.check(&format!("the bytes of slot {index} did not arrive"))?,
             }
             self.poll()?;
         }
@@ -257,15 +263,14 @@ impl Connection<'_> {
         Ok(self.resources.outbox.write(case.data(0, case.size).end - 1, &[mark])?)
     }
 
-    /// Waits until the last byte of the message in slot 0 is `mark`, as programs do that poll
-    /// memory.
+    /// Polls memory until the last byte of the message in slot 0 is `mark`.
     pub(super) fn wait_mark(&mut self, case: &Case, mark: u8) -> Result<(), Failure> {
         let at = case.data(0, case.size).end - 1;
-        let mut deadline = Deadline::new(self.service);
+        let mut deadline = ProgressLimit::new(self.service);
         loop {
             match self.poll()? {
                 Some(_) => deadline.renew(),
-                None => deadline.check("the last byte of a WRITE did not come")?,
+                None => deadline.check("the last byte of a WRITE did not arrive")?,
             }
             if self.resources.inbox.load_u8(at)? == mark {
                 return Ok(());
@@ -277,46 +282,46 @@ impl Connection<'_> {
         Ok(self.resources.inbox.write(case.data(0, case.size).end - 1, &[0])?)
     }
 
-    /// The word that the peer's atomics change.
-    pub(super) fn word(&self) -> Result<u64, Failure> {
+    /// Returns the word that the peer's atomics change.
+    pub(super) fn atomic_word(&self) -> Result<u64, Failure> {
         Ok(self.resources.inbox.load_u64(0)?)
     }
 
-    pub(super) fn set_word(&self, value: u64) -> Result<(), Failure> {
+    pub(super) fn set_atomic_word(&self, value: u64) -> Result<(), Failure> {
         Ok(self.resources.inbox.store_u64(0, value)?)
     }
 
-    /// The old value that an atomic returned into slot `index`.
-    pub(super) fn fetched(&self, case: &Case, index: usize) -> Result<u64, Failure> {
+    /// Returns the old value that an atomic stored in slot `index`.
+    pub(super) fn old_value(&self, case: &Case, index: usize) -> Result<u64, Failure> {
         Ok(self.resources.inbox.load_u64(case.data(index, 8).start)?)
     }
 }
 
-/// The bytes in the place of a message.
+/// The result of comparing a slot with its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum SlotContent {
     /// The whole message, and an untouched guard.
     Right,
-    /// Some bytes are missing, the others are right.
+    /// Some bytes are still untouched, the others are right.
     Incomplete,
-    /// Wrong bytes.
+    /// A byte is neither untouched nor right.
     Wrong,
 }
 
-/// Returns true if this completes a receive, not an own request.
-pub(super) fn is_received(completion: &WorkCompletion) -> bool {
+/// Returns true if this is the completion of a receive.
+pub(super) fn is_receive(completion: &WorkCompletion) -> bool {
     matches!(completion.opcode(), WcOpcode::Recv | WcOpcode::RecvRdmaWithImm)
 }
 
-/// A bound on waiting without progress. Reads the clock only at every 64th call.
+/// A time limit for waiting without progress. Reads the clock only at every 64th check.
 #[derive(Debug)]
-pub(super) struct Deadline {
+pub(super) struct ProgressLimit {
     limit: Duration,
     since: Instant,
     checks: Cell<u32>,
 }
 
-impl Deadline {
+impl ProgressLimit {
     /// RC retransmits lost packets, so it gets more time than UC and UD.
     pub(super) fn new(service: Service) -> Self {
         let limit = Duration::from_secs(if service == Service::Rc { 4 } else { 1 });
@@ -328,7 +333,7 @@ impl Deadline {
         self.since = Instant::now();
     }
 
-    /// Fails with `what` if there was no progress for too long.
+    /// Fails with the text `what` if there was no progress within the time limit.
     pub(super) fn check(&self, what: &str) -> Result<(), Failure> {
         let checks = self.checks.get().wrapping_add(1);
         self.checks.set(checks);

@@ -84,14 +84,14 @@ fn prepare(connection: &mut Connection<'_>, task: &Task) -> Result<(), Failure> 
             connection.post_recv(&case, index, case.length(index))
         }
         Step::Check { index } if case.op == Op::Write => connection.clear(&case, index),
-        Step::Check { index } if case.op == Op::Read => connection.offer(&case, index, case.length(index), seed),
-        Step::Check { .. } => connection.set_word(seed),
+        Step::Check { index } if case.op == Op::Read => connection.fill_inbox(&case, index, case.length(index), seed),
+        Step::Check { .. } => connection.set_atomic_word(seed),
         Step::Echo { rounds } if case.op.takes_receive() => {
-            connection.load(&case, 0, case.size, seed)?;
+            connection.fill_outbox(&case, 0, case.size, seed)?;
             (0..rounds.min(ECHO_DEPTH)).try_for_each(|_| connection.post_recv(&case, 0, case.size))
         }
         Step::Echo { .. } => {
-            connection.load(&case, 0, case.size, seed)?;
+            connection.fill_outbox(&case, 0, case.size, seed)?;
             connection.clear_mark(&case)
         }
         Step::Stream { count } => prepare_stream(connection, &case, count, seed),
@@ -104,8 +104,8 @@ pub(super) const ECHO_DEPTH: usize = 2;
 fn prepare_stream(connection: &mut Connection<'_>, case: &Case, count: usize, seed: u64) -> Result<(), Failure> {
     for index in 0..case.window() {
         match case.op {
-            Op::Read => connection.offer(case, index, case.size, seed + index as u64)?,
-            Op::CmpSwap | Op::FetchAdd => connection.set_word(0)?,
+            Op::Read => connection.fill_inbox(case, index, case.size, seed + index as u64)?,
+            Op::CmpSwap | Op::FetchAdd => connection.set_atomic_word(0)?,
             _ => connection.clear(case, index)?,
         }
     }
@@ -146,7 +146,7 @@ fn echo(connection: &mut Connection<'_>, case: &Case, rounds: usize) -> Result<u
         }
         connection.post(case, 0, case.size, 0)?;
     }
-    connection.settle()?;
+    connection.wait_sends()?;
     Ok(0)
 }
 
@@ -156,7 +156,7 @@ fn echo_writes(connection: &mut Connection<'_>, case: &Case, rounds: usize) -> R
         connection.set_mark(case, mark(round))?;
         connection.post(case, 0, case.size, 0)?;
     }
-    connection.settle()?;
+    connection.wait_sends()?;
     Ok(0)
 }
 
@@ -184,7 +184,7 @@ fn drain(connection: &mut Connection<'_>, case: &Case, count: usize) -> Result<u
             due = 0;
         }
     }
-    connection.settle()?;
+    connection.wait_sends()?;
     Ok(0)
 }
 
@@ -200,9 +200,9 @@ fn check_completion(
         wr_id: index as u64,
         opcode,
         // The length of a WRITE with immediate data counts its data, which other memory received.
-        byte_len: (connection.header() + case.length(index)) as u32,
+        byte_len: (connection.header_len() + case.length(index)) as u32,
         imm: case.op.has_imm().then_some(seed as u32),
-        grh: connection.header() > 0,
+        grh: connection.header_len() > 0,
     };
     let found = Received {
         wr_id: completion.wr_id(),
@@ -229,7 +229,7 @@ fn verify(connection: &mut Connection<'_>, task: &Task) -> Result<usize, Failure
     let Task { case, step, seed } = *task;
     match step {
         Step::Check { index } if !case.op.is_fetch() => {
-            connection.wait_holds(&case, index, case.length(index), seed)?;
+            connection.wait_slot(&case, index, case.length(index), seed)?;
             Ok(1)
         }
         Step::Check { index } if case.op.is_atomic() => {
@@ -239,7 +239,7 @@ fn verify(connection: &mut Connection<'_>, task: &Task) -> Result<usize, Failure
         Step::Stream { count } if !case.op.is_fetch() => {
             let slots = case.window().min(count);
             for index in 0..slots {
-                connection.wait_holds(&case, index, case.size, seed + index as u64)?;
+                connection.wait_slot(&case, index, case.size, seed + index as u64)?;
             }
             Ok(slots)
         }
@@ -248,7 +248,7 @@ fn verify(connection: &mut Connection<'_>, task: &Task) -> Result<usize, Failure
 }
 
 fn expect_word(connection: &Connection<'_>, expected: u64) -> Result<usize, Failure> {
-    let found = connection.word()?;
+    let found = connection.atomic_word()?;
     if found == expected {
         return Ok(1);
     }

@@ -32,7 +32,7 @@ pub(crate) struct Control {
 }
 
 fn number(text: &str) -> Result<u8, String> {
-    scenario::number(text).ok_or_else(|| "a host is needed, such as 2 or host2".to_owned())
+    scenario::parse_host(text).ok_or_else(|| "a host is needed, such as 2 or host2".to_owned())
 }
 
 /// A lab that runs.

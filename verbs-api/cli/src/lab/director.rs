@@ -1,9 +1,9 @@
-//! Starts the hosts of a lab in their order, prints what they print, changes links at their times,
-//! and decides when the lab ends.
+//! Starts the hosts of a lab in the order of their dependencies, prints their output, cuts and
+//! heals links on schedule, and ends the lab.
 
 use super::host::Host;
 use super::net::{Net, status_of};
-use super::scenario::{self, Event, Ready, Scenario};
+use super::scenario::{self, LinkEvent, Ready, Scenario};
 use crate::child::ip;
 use crate::output::Result;
 use crate::status::Facts;
@@ -14,55 +14,58 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Exit status of a lab that took too long, as of `timeout`.
-const TOO_LATE: u8 = 124;
-/// Time between two looks at the ports of hosts.
-const PERIOD: Duration = Duration::from_millis(20);
-/// Time limit for programs to tell of their listeners.
-const LIMIT: Duration = Duration::from_millis(200);
+/// Exit status of a lab that reached its time limit; the command `timeout` returns the same.
+const TIMED_OUT: u8 = 124;
+/// Interval between two checks for listeners on the ports of hosts.
+const PORT_POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Time limit for programs to answer a query for their listeners.
+const QUERY_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// A report of a thread that reads the output of a host, with the index of the host.
+/// A report of the thread that reads the output of a host. The first field is the index of the
+/// host.
 #[derive(Debug)]
-enum News {
+enum Report {
     /// The expected text was printed.
     Printed(usize),
+    /// The host has ended with this exit status.
     Ended(usize, u8),
 }
 
 /// State of a host.
 #[derive(Debug)]
-struct Member {
-    /// Present until its command starts.
+struct HostState {
+    /// Present until the command of the host starts.
     waiting: Option<Host>,
-    /// Process id of its first process.
+    /// Id of the first process of the host.
     process: u32,
-    /// Its network namespace.
+    /// Network namespace of the host.
     namespace: u64,
     is_ready: bool,
     has_ended: bool,
 }
 
-/// A lab that runs.
+/// A running lab.
 pub(super) struct Director {
     scenario: Scenario,
-    members: Vec<Member>,
-    /// Events that are still to come, the next one last.
-    events: Vec<Event>,
-    news: (Sender<News>, Receiver<News>),
+    states: Vec<HostState>,
+    /// Future events, the next one last.
+    events: Vec<LinkEvent>,
+    reports: (Sender<Report>, Receiver<Report>),
 }
 
 impl Director {
-    /// `hosts` are hosts with their network namespaces.
+    /// `hosts` yields each host with its network namespace.
     pub(super) fn new(scenario: Scenario, hosts: impl Iterator<Item = (Host, u64)>) -> Self {
-        let member = |(host, namespace): (Host, u64)| {
+        let state = |(host, namespace): (Host, u64)| {
             let process = host.child.id();
-            Member { waiting: Some(host), process, namespace, is_ready: false, has_ended: false }
+            HostState { waiting: Some(host), process, namespace, is_ready: false, has_ended: false }
         };
-        let (members, events) = (hosts.map(member).collect(), scenario.events.iter().rev().copied().collect());
-        Self { scenario, members, events, news: channel() }
+        let (states, events) = (hosts.map(state).collect(), scenario.events.iter().rev().copied().collect());
+        Self { scenario, states, events, reports: channel() }
     }
 
-    /// Runs the hosts to the end. Returns the exit status of the first that failed, else 0.
+    /// Runs the hosts until the lab ends. Returns the exit status of the first host that failed,
+    /// else 0.
     pub(super) fn run(mut self) -> Result<u8> {
         let begun = Instant::now();
         loop {
@@ -74,31 +77,31 @@ impl Director {
             let late = self.scenario.timeout.filter(|limit| begun.elapsed() >= *limit);
             if let Some(limit) = late {
                 eprintln!("roxe lab: the scenario did not end within {limit:?}; the hosts are ended");
-                return Ok(TOO_LATE);
+                return Ok(TIMED_OUT);
             }
-            match self.next_news(begun) {
-                Some(News::Printed(at)) => self.members[at].is_ready = true,
-                Some(News::Ended(at, 0)) => {
-                    if let Some(missed) = self.missed(at) {
-                        eprintln!("roxe lab: {missed}; the other hosts are ended");
+            match self.next_report(begun) {
+                Some(Report::Printed(at)) => self.states[at].is_ready = true,
+                Some(Report::Ended(at, 0)) => {
+                    if let Some(error) = self.missing_sign(at) {
+                        eprintln!("roxe lab: {error}; the other hosts are ended");
                         return Ok(1);
                     }
-                    (self.members[at].is_ready, self.members[at].has_ended) = (true, true);
+                    (self.states[at].is_ready, self.states[at].has_ended) = (true, true);
                 }
-                Some(News::Ended(at, status)) => {
+                Some(Report::Ended(at, status)) => {
                     let name = Net::name(at as u8 + 1);
                     eprintln!("roxe lab: {name} failed with exit status {status}; the other hosts are ended");
                     return Ok(status);
                 }
-                None => self.look_at_ports(),
+                None => self.poll_ports(),
             }
         }
     }
 
-    /// Returns a sentence if other hosts wait for a sign of readiness that this host, whose command
-    /// has ended, never gave.
-    fn missed(&self, at: usize) -> Option<String> {
-        if self.members[at].is_ready {
+    /// Returns an error text if the command of this host has ended before the sign of readiness for
+    /// which another host waits.
+    fn missing_sign(&self, at: usize) -> Option<String> {
+        if self.states[at].is_ready {
             return None;
         }
         let sign = match &self.scenario.hosts[at].ready {
@@ -112,41 +115,45 @@ impl Director {
         Some(format!("{name} has ended and never {sign}, for which {waiting} waits"))
     }
 
-    /// Waits for news until the next event, the next look at ports or the end of time.
-    fn next_news(&self, begun: Instant) -> Option<News> {
-        let looks = self.awaits_port().next().is_some();
+    /// Waits for a report. Returns `None` when the next event, the next check of ports or the time
+    /// limit is due.
+    fn next_report(&self, begun: Instant) -> Option<Report> {
+        let polls_ports = self.awaits_port().next().is_some();
         let left = |at: Duration| at.saturating_sub(begun.elapsed());
-        let times =
-            [looks.then_some(PERIOD), self.events.last().map(|event| left(event.at)), self.scenario.timeout.map(left)];
+        let times = [
+            polls_ports.then_some(PORT_POLL_INTERVAL),
+            self.events.last().map(|event| left(event.at)),
+            self.scenario.timeout.map(left),
+        ];
         match times.into_iter().flatten().min() {
-            Some(wait) => self.news.1.recv_timeout(wait).ok(),
-            None => self.news.1.recv().ok(),
+            Some(wait) => self.reports.1.recv_timeout(wait).ok(),
+            None => self.reports.1.recv().ok(),
         }
     }
 
     /// Returns true if every command that the lab waits for has ended.
     fn is_over(&self) -> bool {
-        let mut hosts = self.members.iter().zip(&self.scenario.hosts);
-        hosts.all(|(member, host)| member.has_ended || host.daemon || self.is_idle(host))
+        let mut hosts = self.states.iter().zip(&self.scenario.hosts);
+        hosts.all(|(state, host)| state.has_ended || host.daemon || self.is_idle(host))
     }
 
-    /// Returns true for a host of a scenario without a command.
+    /// Returns true if the host has no command while others have one.
     fn is_idle(&self, host: &scenario::Host) -> bool {
         host.run.is_none() && self.scenario.hosts.iter().any(|host| host.run.is_some())
     }
 
     /// Starts the commands of the hosts whose predecessors are ready.
     fn start_hosts(&mut self) -> Result<()> {
-        for at in 0..self.members.len() {
+        for at in 0..self.states.len() {
             let plan = &self.scenario.hosts[at];
-            let is_due = plan.after.iter().all(|host| self.members[usize::from(*host) - 1].is_ready);
+            let is_due = plan.after.iter().all(|host| self.states[usize::from(*host) - 1].is_ready);
             if !is_due {
                 continue;
             }
-            let Some(mut host) = self.members[at].waiting.take() else { continue };
-            host.go_on()?;
+            let Some(mut host) = self.states[at].waiting.take() else { continue };
+            host.proceed()?;
             let text = if let Ready::Prints(text) = &plan.ready { Some(text.clone()) } else { None };
-            print(host, at, text, self.news.0.clone())?;
+            print(host, at, text, self.reports.0.clone())?;
         }
         Ok(())
     }
@@ -160,27 +167,27 @@ impl Director {
         Ok(())
     }
 
-    /// Hosts that run and are ready once a program listens, and their ports.
+    /// Returns the running hosts that wait for a listener, with its port.
     fn awaits_port(&self) -> impl Iterator<Item = (usize, u16)> {
-        let hosts = self.members.iter().zip(&self.scenario.hosts).enumerate();
-        hosts.filter_map(|(at, (member, host))| match host.ready {
-            Ready::Listens(port) if member.waiting.is_none() && !member.is_ready => Some((at, port)),
+        let hosts = self.states.iter().zip(&self.scenario.hosts).enumerate();
+        hosts.filter_map(|(at, (state, host))| match host.ready {
+            Ready::Listens(port) if state.waiting.is_none() && !state.is_ready => Some((at, port)),
             _ => None,
         })
     }
 
-    /// Notes the hosts on which a program listens. The kernel's tables answer for TCP; one query to
-    /// the programs of the other hosts answers for librdmacm.
-    fn look_at_ports(&mut self) {
+    /// Marks the hosts on which a program listens as ready. TCP listeners are read from the
+    /// kernel's tables. One query to the programs of the remaining hosts finds librdmacm listeners.
+    fn poll_ports(&mut self) {
         let (mut found, others): (Vec<_>, Vec<_>) =
-            self.awaits_port().partition(|(at, port)| listens_by_tcp(self.members[*at].process, *port));
+            self.awaits_port().partition(|(at, port)| listens_by_tcp(self.states[*at].process, *port));
         if !others.is_empty() {
-            let namespaces: Vec<u64> = others.iter().map(|(at, _)| self.members[*at].namespace).collect();
-            let answers = ask_in(&namespaces, &Query::Objects(ObjectKind::CmId), LIMIT).unwrap_or_default();
-            let is_found = |(at, port): &(usize, u16)| listens_by_rdma(&answers, self.members[*at].namespace, *port);
+            let namespaces: Vec<u64> = others.iter().map(|(at, _)| self.states[*at].namespace).collect();
+            let answers = ask_in(&namespaces, &Query::Objects(ObjectKind::CmId), QUERY_TIMEOUT).unwrap_or_default();
+            let is_found = |(at, port): &(usize, u16)| listens_by_rdma(&answers, self.states[*at].namespace, *port);
             found.extend(others.into_iter().filter(is_found));
         }
-        found.into_iter().for_each(|(at, _)| self.members[at].is_ready = true);
+        found.into_iter().for_each(|(at, _)| self.states[at].is_ready = true);
     }
 }
 
@@ -189,25 +196,25 @@ fn set_link(host: u8, heals: bool) -> Result<()> {
     ip(&format!("link set v{host} {}\n", if heals { "up" } else { "down" }))
 }
 
-/// Returns true if a program in the network namespace of `process` listens on a port of TCP.
+/// Returns true if a program in the network namespace of `process` listens on this TCP port.
 fn listens_by_tcp(process: u32, port: u16) -> bool {
     let tables =
         ["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/{process}/net/{name}")).unwrap_or_default());
     tables.iter().any(|table| has_listener(table, port))
 }
 
-/// Returns true if the table (`man 5 proc`, `/proc/net/tcp`) has a listener on a port.
+/// Returns true if a table with the format of `/proc/net/tcp` has a listener on this port.
 fn has_listener(table: &str, port: u16) -> bool {
     table.lines().any(|line| {
         let mut words = line.split_whitespace().skip(1);
         let is_port = words.next().is_some_and(|local| local.ends_with(&format!(":{port:04X}")));
-        // The state LISTEN.
+        // 0A is the state LISTEN.
         is_port && words.nth(1) == Some("0A")
     })
 }
 
-/// Returns true if a program in this network namespace listens on a port of librdmacm. Process
-/// numbers are not compared: programs in process namespaces of their own may have equal ones.
+/// Returns true if a program in this network namespace listens on this librdmacm port. The
+/// namespace identifies the host: process ids may be equal in different PID namespaces.
 fn listens_by_rdma(answers: &[Answer], namespace: u64, port: u16) -> bool {
     let of_host = answers.iter().filter(|answer| answer.namespace == namespace);
     let end = format!(":{port}");
@@ -218,16 +225,16 @@ fn listens_by_rdma(answers: &[Answer], namespace: u64, port: u16) -> bool {
     of_host.flat_map(|answer| answer.text.lines()).any(is_listener)
 }
 
-/// Prints the lines of a host behind its name until it ends, then reports its exit status. Reports
-/// the first line with `text`.
-fn print(mut host: Host, at: usize, text: Option<String>, report: Sender<News>) -> Result<()> {
+/// Prints the output of a host, each line prefixed with its name, and reports the exit status when
+/// it ends. Reports the first line that contains `text`.
+fn print(mut host: Host, at: usize, text: Option<String>, report: Sender<Report>) -> Result<()> {
     let (name, errors) = (host.name.clone(), host.child.stderr.take());
-    let note = |text: Option<String>, report: Sender<News>| {
-        let mut left = text;
+    let note = |text: Option<String>, report: Sender<Report>| {
+        let mut awaited = text;
         move |line: &str| {
-            if left.take_if(|text| line.contains(text.as_str())).is_some() {
-                // Nothing reads this any more once another host has failed.
-                let _ = report.send(News::Printed(at));
+            if awaited.take_if(|text| line.contains(text.as_str())).is_some() {
+                // Fails once another host has failed: the receiver no longer exists.
+                let _ = report.send(Report::Printed(at));
             }
         }
     };
@@ -235,7 +242,7 @@ fn print(mut host: Host, at: usize, text: Option<String>, report: Sender<News>) 
     let copy_errors = thread::Builder::new().spawn(move || {
         for line in lines(errors) {
             of_errors(&line);
-            // In one write, because standard output may be the same file and has a lock of its own.
+            // One write per line: standard output, which has another lock, may be the same file.
             let line = format!("{name} | {line}\n");
             eprint!("{line}");
         }
@@ -247,8 +254,8 @@ fn print(mut host: Host, at: usize, text: Option<String>, report: Sender<News>) 
             println!("{name} | {line}");
         }
         let _ = copy_errors.join();
-        let _ = report.send(News::Ended(at, child.wait().map_or(1, status_of)));
-        // An idle host ends when this closes.
+        let _ = report.send(Report::Ended(at, child.wait().map_or(1, status_of)));
+        // An idle host ends when its standard input closes.
         drop(input);
     })?;
     Ok(())
@@ -265,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listener_is_found_in_the_table_of_the_kernel() {
+    fn tcp_listener_is_found_in_kernel_table() {
         let table = "  sl  local_address rem_address   st\n   0: 00000000:1C06 00000000:0000 0A 00000000:00000000\n   1: \
                      0100007F:4853 0100007F:9999 01 0\n";
         assert!(has_listener(table, 7174));
@@ -273,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn listener_of_librdmacm_counts_for_its_namespace() {
+    fn librdmacm_listener_counts_for_its_namespace_only() {
         let text = "device roxe0 eth0\ncm_id n=1 state=LISTEN ps=TCP src=10.89.0.1:7174 dst=0.0.0.0:0\n".to_owned();
         let answers = [Answer { namespace: 5, text, ..Answer::default() }];
         assert!(listens_by_rdma(&answers, 5, 7174));

@@ -1,4 +1,4 @@
-//! A host of a lab as the switch holds it, and the steps of its start.
+//! The switch's handle of a host, and the handshake by which a host starts.
 
 use super::net::{NUMBER, Net, RULES, RXE};
 use super::scenario::{self, Ready};
@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// A host and the ends of its streams.
+/// The first process of a host and its standard streams.
 #[derive(Debug)]
 pub(super) struct Host {
     pub(super) name: String,
@@ -19,9 +19,9 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Starts host `number`, which becomes `roxe run` with the words of `run`. It impairs its end
-    /// of the link by the queueing discipline `uplink` and by fault rules. A host that is the
-    /// kernel's rxe boots its guest before it reports the second step.
+    /// Starts host `number`, which becomes `roxe run` with the arguments `run`. The host impairs
+    /// its end of the link by the queueing discipline `uplink` and by the fault rules `rules`. A
+    /// host with the kernel's rxe boots its guest before it reports the second step.
     pub(super) fn start(
         net: &Net,
         number: u8,
@@ -39,7 +39,7 @@ impl Host {
             command.args(port.map(|port| format!("--listens={port}")));
         }
         command.arg("--").args(run);
-        // Also for `roxe lab --shell`, which reads the variables of the first process of a host.
+        // `roxe lab --shell` reads these variables of the first process of a host.
         command.env(NUMBER, number.to_string()).env(RULES, rules);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
@@ -61,25 +61,26 @@ impl Host {
         Err(format!("{} did not start: {}", self.name, said.trim().trim_start_matches("roxe lab-host: ")).into())
     }
 
-    pub(super) fn go_on(&mut self) -> Result<()> {
-        Ok(self.input.write_all(GO_ON.as_bytes())?)
+    /// Lets the host continue after a step.
+    pub(super) fn proceed(&mut self) -> Result<()> {
+        Ok(self.input.write_all(PROCEED.as_bytes())?)
     }
 }
 
-/// The line by which the switch lets a host go on.
-const GO_ON: &str = "go\n";
+/// The line by which the switch lets a host continue after a step.
+const PROCEED: &str = "go\n";
 
-/// Fails if the switch is gone.
+/// Reports a finished step. Fails if the switch has ended.
 fn report(mut switch: impl Write) -> Result<()> {
     writeln!(switch, "{}", network_namespace()?)?;
     Ok(switch.flush()?)
 }
 
-/// Tells the switch by the number of this network namespace that a step is done, and waits until it
-/// lets this host go on.
+/// Reports to the switch that a step is done, by the number of this network namespace, and waits
+/// for [`PROCEED`].
 pub(super) fn step() -> Result<()> {
     report(io::stdout())?;
-    let mut line = [0; GO_ON.len()];
+    let mut line = [0; PROCEED.len()];
     Ok(io::stdin().read_exact(&mut line)?)
 }
 
@@ -88,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn report_to_a_switch_that_is_gone_fails() {
+    fn report_to_ended_switch_fails() {
         let (reader, writer) = io::pipe().unwrap();
         drop(reader);
         assert!(report(writer).unwrap_err().to_string().contains("Broken pipe"));

@@ -13,12 +13,12 @@ pub(super) struct Scenario {
     pub(super) ipv6: bool,
     pub(super) hosts: Vec<Host>,
     /// Events in the order of their times.
-    pub(super) events: Vec<Event>,
-    /// Folder for a capture of each link.
+    pub(super) events: Vec<LinkEvent>,
+    /// Folder for the captures, one per link.
     pub(super) captures: Option<PathBuf>,
-    /// Folder with the kernel of guests.
+    /// Folder with the unpacked kernel for guests.
     pub(super) kernel: Option<PathBuf>,
-    /// Longest duration of the lab.
+    /// Time limit of the lab.
     pub(super) timeout: Option<Duration>,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Host {
     pub(super) rxe: bool,
 }
 
-/// The condition under which a host counts as ready.
+/// The sign of readiness for which later hosts wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Ready {
     /// Its command has ended.
@@ -45,13 +45,13 @@ pub(super) enum Ready {
     Ended,
     /// Its command has printed a line with this text.
     Prints(String),
-    /// A program listens on this port, by TCP or by librdmacm.
+    /// A program listens on this TCP or librdmacm port.
     Listens(u16),
 }
 
 /// A change of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Event {
+pub(super) struct LinkEvent {
     /// Time since the first command started.
     pub(super) at: Duration,
     pub(super) host: u8,
@@ -63,13 +63,13 @@ pub(super) fn read(file: &Path) -> Result<Scenario, String> {
     Scenario::parse(&read_text(file)?).map_err(|why| format!("wrong scenario: {}: {why}", file.display()))
 }
 
-/// Numbers of hosts that a lab can have.
+/// Valid numbers of hosts in a lab.
 pub(super) const HOSTS: RangeInclusive<i64> = 1..=64;
-/// MTUs that links can have.
+/// Valid MTUs of links.
 pub(super) const MTUS: RangeInclusive<i64> = 1280..=65_535;
 
 /// Parses the number or the name of a host: `2` or `host2`.
-pub(super) fn number(text: &str) -> Option<u8> {
+pub(super) fn parse_host(text: &str) -> Option<u8> {
     text.strip_prefix("host").unwrap_or(text).parse().ok()
 }
 
@@ -78,10 +78,10 @@ impl Scenario {
         let table: Table = text.parse().map_err(|error: toml::de::Error| error.to_string().trim().to_owned())?;
         let mut keys = Keys { table, place: String::new() };
         let common = keys.take("link", link)?.unwrap_or_default();
-        let count = keys.take("hosts", |value| whole(value, HOSTS))?;
+        let count = keys.take("hosts", |value| integer(value, HOSTS))?;
         let mut scenario = Self {
-            mtu: keys.take("mtu", |value| whole(value, MTUS))?.map(|mtu| mtu as u32),
-            ipv6: keys.take("ipv6", truth)?.unwrap_or_default(),
+            mtu: keys.take("mtu", |value| integer(value, MTUS))?.map(|mtu| mtu as u32),
+            ipv6: keys.take("ipv6", boolean)?.unwrap_or_default(),
             captures: keys.take("captures", string)?.map(PathBuf::from),
             kernel: keys.take("kernel", string)?.map(PathBuf::from),
             timeout: keys.take("timeout", duration)?,
@@ -91,7 +91,10 @@ impl Scenario {
         let count = count.unwrap_or(listed.len() as i64);
         if !HOSTS.contains(&count) || listed.len() as i64 > count {
             let (tables, most) = (listed.len(), HOSTS.end());
-            return Err(format!("hosts: {tables} [[host]] tables; 1 to {most}, and no more than hosts"));
+            return Err(format!(
+                "hosts: {tables} [[host]] tables for {count} hosts; 1 to {most} hosts are needed, and at most one table for \
+                 each"
+            ));
         }
         scenario.hosts = vec![Host { link: common.clone(), ..Host::default() }; count as usize];
         for (host, table) in scenario.hosts.iter_mut().zip(listed) {
@@ -105,8 +108,8 @@ impl Scenario {
             let cut = table.take("cut", |value| host_number(value, count as u8))?;
             let heal = table.take("heal", |value| host_number(value, count as u8))?;
             let event = match (cut, heal) {
-                (Some(host), None) => Event { at, host, heals: false },
-                (None, Some(host)) => Event { at, host, heals: true },
+                (Some(host), None) => LinkEvent { at, host, heals: false },
+                (None, Some(host)) => LinkEvent { at, host, heals: true },
                 _ => return Err(format!("{}needs cut = HOST or heal = HOST", table.place)),
             };
             table.end()?;
@@ -140,8 +143,8 @@ impl Host {
             self.link = own;
         }
         self.run = table.take("run", string)?;
-        self.daemon = table.take("daemon", truth)?.unwrap_or_default();
-        self.rxe = table.take("rxe", truth)?.unwrap_or_default();
+        self.daemon = table.take("daemon", boolean)?.unwrap_or_default();
+        self.rxe = table.take("rxe", boolean)?.unwrap_or_default();
         self.after = table
             .take("after", |value| match value {
                 Value::Array(list) => list.iter().map(|value| host_number(value, hosts)).collect(),
@@ -149,10 +152,10 @@ impl Host {
             })?
             .unwrap_or_default();
         let (prints, listens) =
-            (table.take("prints", string)?, table.take("listens", |value| whole(value, 1..=65_535))?);
+            (table.take("prints", string)?, table.take("listens", |value| integer(value, 1..=65_535))?);
         self.ready = match (prints, listens) {
             (Some(_), Some(_)) => {
-                return Err(format!("{}has prints and listens; one says when it is ready", table.place));
+                return Err(format!("{}has prints and listens; only one of them is allowed", table.place));
             }
             (Some(text), None) => Ready::Prints(text),
             (None, Some(port)) => Ready::Listens(port as u16),
@@ -166,7 +169,7 @@ impl Host {
     }
 }
 
-/// A table whose keys are taken one after the other.
+/// A TOML table. Keys are removed as they are read, so that the remaining ones are unknown keys.
 #[derive(Debug)]
 struct Keys {
     table: Table,
@@ -180,9 +183,9 @@ impl Keys {
         value.map(|value| read(&value).map_err(|why| format!("{}{key}: {why}", self.place))).transpose()
     }
 
-    /// Takes the tables `[[key]]`.
+    /// Removes and returns the tables `[[key]]`.
     fn tables(&mut self, key: &str) -> Result<Vec<Self>, String> {
-        let wrong = || format!("{key}: write [[{key}]], once for each");
+        let wrong = || format!("{key}: write one [[{key}]] table for each {key}");
         let Some(value) = self.table.remove(key) else { return Ok(Vec::new()) };
         let Value::Array(list) = value else { return Err(wrong()) };
         let table = |(number, value)| match value {
@@ -192,7 +195,7 @@ impl Keys {
         (1..).zip(list).map(table).collect()
     }
 
-    /// Refuses keys that were not taken.
+    /// Refuses unknown keys, once all known keys are removed.
     fn end(self) -> Result<(), String> {
         let unknown = self.table.keys().next();
         unknown.map_or(Ok(()), |key| Err(format!("{}unknown key {key}", self.place)))
@@ -203,11 +206,11 @@ fn string(value: &Value) -> Result<String, String> {
     value.as_str().map(str::to_owned).ok_or_else(|| "a string is needed".to_owned())
 }
 
-fn truth(value: &Value) -> Result<bool, String> {
+fn boolean(value: &Value) -> Result<bool, String> {
     value.as_bool().ok_or_else(|| "true or false is needed".to_owned())
 }
 
-fn whole(value: &Value, range: RangeInclusive<i64>) -> Result<i64, String> {
+fn integer(value: &Value, range: RangeInclusive<i64>) -> Result<i64, String> {
     let found = value.as_integer().filter(|number| range.contains(number));
     found.ok_or_else(|| format!("a number from {} to {} is needed", range.start(), range.end()))
 }
@@ -216,7 +219,7 @@ fn link(value: &Value) -> Result<Link, String> {
     string(value)?.parse()
 }
 
-/// Reads a duration such as `500ms` or `2s`.
+/// Parses a duration such as `500ms` or `2s`.
 fn duration(value: &Value) -> Result<Duration, String> {
     let text = string(value)?;
     let units = [("ms", 1e-3), ("s", 1.0), ("min", 60.0)];
@@ -226,11 +229,11 @@ fn duration(value: &Value) -> Result<Duration, String> {
     parsed.ok_or_else(|| format!("{text:?} is no duration, such as 500ms or 2s"))
 }
 
-/// Reads the number or the name of a host.
+/// Parses the number or the name of one of `hosts` hosts.
 fn host_number(value: &Value, hosts: u8) -> Result<u8, String> {
-    let whole = value.as_integer().and_then(|number| u8::try_from(number).ok());
-    whole
-        .or_else(|| number(value.as_str()?))
+    let integer = value.as_integer().and_then(|number| u8::try_from(number).ok());
+    integer
+        .or_else(|| parse_host(value.as_str()?))
         .filter(|number| (1..=hosts).contains(number))
         .ok_or_else(|| format!("no such host; they are 1 to {hosts}, or host1 to host{hosts}"))
 }
@@ -292,8 +295,8 @@ mod tests {
             ipv6: false,
             hosts: vec![server, client, Host { link: link("20us"), ..Host::default() }],
             events: vec![
-                Event { at: seconds(2), host: 2, heals: false },
-                Event { at: seconds(4), host: 2, heals: true },
+                LinkEvent { at: seconds(2), host: 2, heals: false },
+                LinkEvent { at: seconds(4), host: 2, heals: true },
             ],
             captures: Some("pcaps".into()),
             kernel: Some("unpacked".into()),
@@ -319,7 +322,7 @@ mod tests {
             ("[[host]]\nrun = \"a\"\nlink = \"fast\"", "host 1: link: \"fast\" is no rate"),
             ("hosts = 1\n[[host]]\nrun = \"a\"\n[[host]]\n", "hosts: 2 [[host]] tables"),
             ("hosts = 0", "hosts: a number from 1 to 64"),
-            ("host = 3", "host: write [[host]]"),
+            ("host = 3", "host: write one [[host]] table"),
             ("[[host]", "TOML parse error"),
         ] {
             let error = Scenario::parse(text).unwrap_err();

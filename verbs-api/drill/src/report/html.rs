@@ -2,7 +2,7 @@
 
 use super::{WORDS, date, plots, reason, rows, sum, unsteady, value};
 use crate::clauses::Class;
-use crate::compare::{Change, Comparison, Kind, Moved, printable};
+use crate::compare::{Change, ChangeKind, Comparison, FigureChange, printable};
 use crate::conform::{Lost, Report, Tried};
 use crate::craft::describe;
 use crate::run::Verdict;
@@ -136,15 +136,15 @@ pub fn comparison_page(old: &Value, new: &Value, compared: &Comparison) -> Strin
 
 /// Writes the changes. Cases that only one report has are collapsed: they may be hundreds.
 fn comparison(comparison: &Comparison, page: &mut String) {
-    _ = writeln!(page, "<h2 id=\"comparison\">Changes</h2>\n<p>{}</p>\n<table>", escape(&comparison.sums()));
+    _ = writeln!(page, "<h2 id=\"comparison\">Changes</h2>\n<p>{}</p>\n<table>", escape(&comparison.summary()));
     let row = |change: &Change| {
-        let class = if change.kind == Kind::Worse { " class=\"bad\"" } else { "" };
+        let class = if change.kind == ChangeKind::Worse { " class=\"bad\"" } else { "" };
         let (kind, name, change) = (change.kind.word(), escape(&change.name), escape(&change.to_string()));
         format!("<tr{class}><td>{kind}</td><td>{name}</td><td>{change}</td></tr>\n")
     };
-    let is_of_one = |change: &&Change| matches!(change.kind, Kind::New | Kind::Gone);
+    let is_of_one = |change: &&Change| matches!(change.kind, ChangeKind::New | ChangeKind::Gone);
     page.extend(comparison.changes.iter().filter(|change| !is_of_one(change)).map(row));
-    for Moved { name, medians: [old, new] } in &comparison.moved {
+    for FigureChange { name, medians: [old, new] } in &comparison.figure_changes {
         let (name, change) = (escape(name), escape(&format!("{old} -> {new}")));
         _ = writeln!(page, "<tr><td>figure</td><td>{name}</td><td>{change}</td></tr>");
     }

@@ -19,10 +19,11 @@ const GROUP: u64 = 8;
 /// kernel's rxe rounds it up to its ticks, which may be 10 ms.
 const RNR_WAIT: Duration = Duration::from_millis(20);
 const RNR_TIMEOUT: Duration = Duration::from_millis(100);
-/// Time for a card that has not done what was expected yet, and interval of looks at it. roxe's
-/// UC and UD responders keep a packet for 100 ms if there is no receive for it.
+/// Time limit for a card to do what a script expects. roxe's UC and UD responders keep a packet for
+/// 100 ms if no receive is posted.
 const LATE: Duration = Duration::from_millis(250);
-const LOOK: Duration = Duration::from_millis(25);
+/// Interval between two checks of the card.
+const POLL_INTERVAL: Duration = Duration::from_millis(25);
 /// Length in bytes of the GRH before a received datagram.
 pub(crate) const GRH: usize = 40;
 /// Value of the bytes of a region before the case, by which a GRH is recognised.
@@ -106,7 +107,7 @@ pub(crate) fn trace(
         let limit = begun + LATE;
         while !is_enough(&trace) && run.target.now() < limit {
             trace.is_late = true;
-            let until = run.target.now() + LOOK;
+            let until = run.target.now() + POLL_INTERVAL;
             while run.answer(&mut trace, until).map_err(rest)?.is_some() {}
             run.look(&mut trace).map_err(rest)?;
         }

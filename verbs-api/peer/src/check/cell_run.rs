@@ -2,7 +2,7 @@
 
 use super::memory::{GRH, GUARD, SOURCE_GUARD, Slot, blank, compare, poll, read, send_all, write, wrong};
 use super::pair::{End, MAX_INLINE, Pair, QKEY};
-use super::{Arrived, Cards, Check, Conditions, Failed, PairError};
+use super::{Check, CheckError, Clients, Conditions, MessageCounts, PairError};
 use crate::client::{Client, ClientError};
 use crate::plan::{self, Atomic, Cell, Op, Service, UNTOUCHED, mix};
 use crate::protocol::{Command, to_hex};
@@ -59,11 +59,11 @@ impl CellRun {
     /// Runs one check. Fails with the first error found.
     pub fn run(
         pair: &mut Pair,
-        cards: &mut Cards<'_>,
+        clients: &mut Clients<'_>,
         check: &Check,
         conditions: &Conditions,
-    ) -> Result<Arrived, Failed> {
-        Self::begin(pair, cards, check, conditions)?.finish(pair, cards)
+    ) -> Result<MessageCounts, CheckError> {
+        Self::begin(pair, clients, check, conditions)?.finish(pair, clients)
     }
 
     /// Prepares memory, posts the receives and the first requests. Several cells may run at once,
@@ -71,19 +71,19 @@ impl CellRun {
     /// request.
     pub fn begin(
         pair: &mut Pair,
-        cards: &mut Cards<'_>,
+        clients: &mut Clients<'_>,
         check: &Check,
         conditions: &Conditions,
-    ) -> Result<Self, Failed> {
+    ) -> Result<Self, CheckError> {
         let (cell, from) = (check.cell, usize::from(check.is_from_far));
         if cell.op.is_atomic()
-            && let Some(card) = cards.iter().find(|client| client.card()["limits"]["atomic_cap"] == 0)
+            && let Some(card) = clients.iter().find(|client| client.card()["limits"]["atomic_cap"] == 0)
         {
             return Err(PairError::Unsupported(format!("{} has no atomics", card.name())).into());
         }
-        pair.renew(cards, (cell.service, cell.mtu, check.family), conditions.ack_timeout)?;
+        pair.renew(clients, (cell.service, cell.mtu, check.family), conditions.ack_timeout)?;
         (pair.is_spent, pair.cells) = (true, pair.cells + 1);
-        let port_mtus = cards.iter().map(|client| client.card()["port"]["active_mtu"].as_u64().unwrap_or(0));
+        let port_mtus = clients.iter().map(|client| client.card()["port"]["active_mtu"].as_u64().unwrap_or(0));
         let is_too_long = cell.service == Service::Ud && u64::from(cell.size) > port_mtus.min().unwrap_or(0);
         let count = if is_too_long { 0 } else { messages(&cell, conditions) };
         let (group, budget) = match cell.service {
@@ -114,21 +114,21 @@ impl CellRun {
             atomics: Vec::new(),
             refusal: None,
         };
-        run.post(pair, cards)?;
+        run.post(pair, clients)?;
         Ok(run)
     }
 
     /// Waits for completions, judges both sides, and sends lost messages of UC and UD again. Fails
     /// with the first error found.
-    pub fn finish(mut self, pair: &mut Pair, cards: &mut Cards<'_>) -> Result<Arrived, Failed> {
+    pub fn finish(mut self, pair: &mut Pair, clients: &mut Clients<'_>) -> Result<MessageCounts, CheckError> {
         if self.count == 0 {
-            self.expect_no_arrival(pair, cards)?;
+            self.expect_no_arrival(pair, clients)?;
         } else {
             let mut first = 0;
             loop {
-                self.collect(pair, cards)?;
-                self.receive(pair, cards)?;
-                self.judge(pair, cards, first)?;
+                self.collect(pair, clients)?;
+                self.receive(pair, clients)?;
+                self.judge(pair, clients, first)?;
                 if self.is_enough() {
                     break;
                 }
@@ -137,13 +137,13 @@ impl CellRun {
                     return wrong(format!("responder: {delivered} of {count} messages arrived, {sent} were sent"));
                 }
                 first = sent;
-                self.post(pair, cards)?;
+                self.post(pair, clients)?;
             }
-            self.expect_no_completion(pair, cards)?;
+            self.expect_no_completion(pair, clients)?;
         }
         // On a lossy network, a late packet must not reach the next cell.
         pair.is_spent = self.may_lose() || self.posted > self.taken || self.count == 0;
-        Ok(Arrived { sent: self.sent, delivered: self.delivered, repeated: self.repeated })
+        Ok(MessageCounts { sent: self.sent, delivered: self.delivered, repeated: self.repeated })
     }
 
     fn is_reliable(&self) -> bool {
@@ -237,13 +237,13 @@ impl CellRun {
         serials.flat_map(|serial| slot(self, serial).image(&self.message(serial), SOURCE_GUARD)).collect()
     }
 
-    fn post(&mut self, pair: &Pair, cards: &mut Cards<'_>) -> Result<(), Failed> {
+    fn post(&mut self, pair: &Pair, clients: &mut Clients<'_>) -> Result<(), CheckError> {
         let (from, to) = (&pair.ends[self.from], &pair.ends[1 - self.from]);
         let (op, first, count) = (self.cell.op, self.sent, self.next_group());
         let serials = first..first + count;
         let place = self.place(serials.clone());
         // Prepare the responder before the requester sends.
-        let client = &mut *cards[1 - self.from];
+        let client = &mut *clients[1 - self.from];
         if op == Op::Read {
             write(client, to.mr, place.start, &self.sources(serials.clone(), Self::remote))?;
         } else if op.is_write() {
@@ -263,7 +263,7 @@ impl CellRun {
             self.posted += 1;
         }
         send_all(client)?;
-        let client = &mut *cards[self.from];
+        let client = &mut *clients[self.from];
         if op.is_fetch() {
             blank(client, from.mr, place)?;
         } else {
@@ -325,7 +325,7 @@ impl CellRun {
         request
     }
 
-    fn collect(&self, pair: &Pair, cards: &mut Cards<'_>) -> Result<(), Failed> {
+    fn collect(&self, pair: &Pair, clients: &mut Clients<'_>) -> Result<(), CheckError> {
         let end = &pair.ends[self.from];
         let limit = self.conditions.timeout_ms;
         let until = Instant::now() + Duration::from_millis(limit);
@@ -333,7 +333,7 @@ impl CellRun {
         while let [due, ..] = rest.as_slice() {
             let left = until.saturating_duration_since(Instant::now()).as_millis() as u64;
             let missing = rest.len();
-            let completions = poll(cards[self.from], end.send_cq, missing + 1, missing, left)?;
+            let completions = poll(clients[self.from], end.send_cq, missing + 1, missing, left)?;
             if completions.is_empty() && left == 0 {
                 return wrong(format!("requester: no completion of message {due} within {} s", limit / 1000));
             }
@@ -361,23 +361,23 @@ impl CellRun {
 
     /// Polls the responder's completions until all messages have arrived or the others count as
     /// lost.
-    fn receive(&mut self, pair: &Pair, cards: &mut Cards<'_>) -> Result<(), Failed> {
+    fn receive(&mut self, pair: &Pair, clients: &mut Clients<'_>) -> Result<(), CheckError> {
         let end = &pair.ends[1 - self.from];
         let wait = if self.is_reliable() { self.conditions.timeout_ms } else { self.conditions.grace_ms };
         while self.cell.op.takes_receive() && self.delivered < self.sent {
-            let completions = poll(cards[1 - self.from], end.recv_cq, 32, 1, wait)?;
+            let completions = poll(clients[1 - self.from], end.recv_cq, 32, 1, wait)?;
             if completions.is_empty() {
                 break;
             }
             for completion in &completions {
-                self.arrived(pair, cards, completion)?;
+                self.arrived(pair, clients, completion)?;
             }
         }
         Ok(())
     }
 
     /// Judges one completion of a receive, and its message.
-    fn arrived(&mut self, pair: &Pair, cards: &mut Cards<'_>, completion: &Value) -> Result<(), Failed> {
+    fn arrived(&mut self, pair: &Pair, clients: &mut Clients<'_>, completion: &Value) -> Result<(), CheckError> {
         let (from, to) = (&pair.ends[self.from], &pair.ends[1 - self.from]);
         let (op, is_datagram) = (self.cell.op, self.cell.service == Service::Ud);
         if self.taken == self.posted {
@@ -403,7 +403,7 @@ impl CellRun {
         self.taken += 1;
         let found = match op {
             Op::WriteImm => Vec::new(),
-            _ => read(cards[1 - self.from], to.mr, slot.place.clone())?,
+            _ => read(clients[1 - self.from], to.mr, slot.place.clone())?,
         };
         let serial = match (imm, found.get(slot.pieces[0].start)) {
             (Some(imm), _) => imm & 0xff,
@@ -428,7 +428,7 @@ impl CellRun {
     }
 
     /// Counts a message, which must arrive once and in order unless the network may duplicate it.
-    fn count_arrival(&mut self, serial: u32) -> Result<(), Failed> {
+    fn count_arrival(&mut self, serial: u32) -> Result<(), CheckError> {
         self.arrivals += 1;
         let is_unknown = serial >= self.sent;
         let is_again = !is_unknown && self.seen[serial as usize];
@@ -453,10 +453,10 @@ impl CellRun {
     }
 
     /// Compares the memory of both sides with that expected after the messages from `first` on.
-    fn judge(&mut self, pair: &Pair, cards: &mut Cards<'_>, first: u32) -> Result<(), Failed> {
+    fn judge(&mut self, pair: &Pair, clients: &mut Clients<'_>, first: u32) -> Result<(), CheckError> {
         let (from, to) = (&pair.ends[self.from], &pair.ends[1 - self.from]);
         let (op, serials) = (self.cell.op, first..self.sent);
-        let (place, client) = (self.place(serials.clone()), &mut *cards[1 - self.from]);
+        let (place, client) = (self.place(serials.clone()), &mut *clients[1 - self.from]);
         if op.is_write() || op == Op::Read {
             let guard = if op == Op::Read { SOURCE_GUARD } else { UNTOUCHED };
             let images: Vec<_> =
@@ -479,7 +479,7 @@ impl CellRun {
         if self.is_reliable() && !op.takes_receive() {
             self.delivered = self.count;
         }
-        let found = read(cards[self.from], from.mr, place)?;
+        let found = read(clients[self.from], from.mr, place)?;
         let stride = self.local(0).place.len();
         for (serial, found) in serials.zip(found.chunks(stride)) {
             let slot = self.local(serial);
@@ -503,7 +503,7 @@ impl CellRun {
         first: u32,
         place: Range<usize>,
         images: &[Vec<u8>],
-    ) -> Result<Vec<u8>, Failed> {
+    ) -> Result<Vec<u8>, CheckError> {
         let mut since = Instant::now();
         loop {
             let found = read(client, to.mr, place.clone())?;
@@ -525,7 +525,7 @@ impl CellRun {
     }
 
     /// Judges the memory of a lost message: the bytes of each packet must be complete or untouched.
-    fn judge_lost(&self, serial: u32, image: &[u8], found: &[u8]) -> Result<(), Failed> {
+    fn judge_lost(&self, serial: u32, image: &[u8], found: &[u8]) -> Result<(), CheckError> {
         let message = GUARD..GUARD + self.cell.size as usize;
         let mut allowed = vec![UNTOUCHED; image.len()];
         for start in message.clone().step_by(self.cell.mtu as usize) {
@@ -539,29 +539,29 @@ impl CellRun {
 
     /// Checks that a datagram that is too long does not arrive. Cards refuse it, complete it with
     /// an error, or (Linux's rxe) complete it without sending it.
-    fn expect_no_arrival(&mut self, pair: &Pair, cards: &mut Cards<'_>) -> Result<(), Failed> {
+    fn expect_no_arrival(&mut self, pair: &Pair, clients: &mut Clients<'_>) -> Result<(), CheckError> {
         let (from, to) = (&pair.ends[self.from], &pair.ends[1 - self.from]);
         let is_refused = self.refusal.is_some();
-        if !is_refused && poll(cards[self.from], from.send_cq, 1, 1, self.conditions.timeout_ms)?.is_empty() {
+        if !is_refused && poll(clients[self.from], from.send_cq, 1, 1, self.conditions.timeout_ms)?.is_empty() {
             return wrong("requester: a datagram longer than the MTU neither completed nor was refused");
         }
         let wait = self.conditions.grace_ms / 10;
-        match poll(cards[1 - self.from], to.recv_cq, 1, 1, wait)?.first() {
+        match poll(clients[1 - self.from], to.recv_cq, 1, 1, wait)?.first() {
             Some(completion) => wrong(format!("responder: a datagram longer than the MTU arrived: {completion}")),
             None => Ok(()),
         }
     }
 
-    fn expect_no_completion(&mut self, pair: &Pair, cards: &mut Cards<'_>) -> Result<(), Failed> {
+    fn expect_no_completion(&mut self, pair: &Pair, clients: &mut Clients<'_>) -> Result<(), CheckError> {
         let (from, to) = (&pair.ends[self.from], &pair.ends[1 - self.from]);
         for (side, cq) in [(self.from, from.send_cq), (self.from, from.recv_cq), (1 - self.from, to.send_cq)] {
-            if let Some(completion) = poll(cards[side], cq, 1, 0, 0)?.first() {
+            if let Some(completion) = poll(clients[side], cq, 1, 0, 0)?.first() {
                 let name = if side == self.from { "requester" } else { "responder" };
                 return wrong(format!("{name}: an unexpected completion: {completion}"));
             }
         }
-        for completion in &poll(cards[1 - self.from], to.recv_cq, 32, 0, 0)? {
-            self.arrived(pair, cards, completion)?;
+        for completion in &poll(clients[1 - self.from], to.recv_cq, 32, 0, 0)? {
+            self.arrived(pair, clients, completion)?;
         }
         Ok(())
     }
@@ -581,7 +581,7 @@ fn messages(cell: &Cell, conditions: &Conditions) -> u32 {
 }
 
 /// Checks the GRH before a datagram: an IPv6 header, or 20 undefined bytes and an IPv4 header.
-fn check_grh(grh: &[u8], from: &End, to: &End, completion: &Value) -> Result<(), Failed> {
+fn check_grh(grh: &[u8], from: &End, to: &End, completion: &Value) -> Result<(), CheckError> {
     if !completion["flags"].as_array().is_some_and(|flags| flags.iter().any(|flag| flag == "GRH")) {
         return wrong(format!("responder: the GRH flag is missing: {completion}"));
     }
@@ -598,7 +598,7 @@ fn check_grh(grh: &[u8], from: &End, to: &End, completion: &Value) -> Result<(),
     if is_right { Ok(()) } else { wrong(format!("responder: the GRH has other addresses: {}", to_hex(grh))) }
 }
 
-fn expect(side: &str, completion: &Value, expected: &[(&str, Value)]) -> Result<(), Failed> {
+fn expect(side: &str, completion: &Value, expected: &[(&str, Value)]) -> Result<(), CheckError> {
     match expected.iter().find(|(name, value)| completion[*name] != *value) {
         None => Ok(()),
         Some((name, value)) => wrong(format!("{side}: {name} of a completion is {}, not {value}", completion[*name])),

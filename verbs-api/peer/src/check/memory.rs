@@ -1,7 +1,7 @@
 //! Memory of messages in the registered area of each side, and requests to the agents that write,
 //! read and compare it.
 
-use super::Failed;
+use super::CheckError;
 use crate::client::{Client, ClientError};
 use crate::plan::UNTOUCHED;
 use crate::protocol::{Command, from_runs, limits, to_hex};
@@ -68,12 +68,12 @@ impl Slot {
     }
 }
 
-pub(super) fn wrong<T>(text: impl Into<String>) -> Result<T, Failed> {
-    Err(Failed::Wrong(text.into()))
+pub(super) fn wrong<T>(text: impl Into<String>) -> Result<T, CheckError> {
+    Err(CheckError::Wrong(text.into()))
 }
 
 /// Compares a slot with its image. `start` is the offset of the message in it.
-pub(super) fn compare(place: &str, serial: u32, image: &[u8], found: &[u8], start: usize) -> Result<(), Failed> {
+pub(super) fn compare(place: &str, serial: u32, image: &[u8], found: &[u8], start: usize) -> Result<(), CheckError> {
     let Some(at) = image.iter().zip(found).position(|(image, found)| image != found) else { return Ok(()) };
     let part = |bytes: &[u8]| to_hex(&bytes[at..bytes.len().min(at + 16)]);
     let count = image.iter().zip(found).filter(|(image, found)| image != found).count();

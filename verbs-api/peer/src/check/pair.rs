@@ -1,7 +1,7 @@
 //! Connected queue pairs of two cards.
 
 use super::memory::{AREA, send_all};
-use super::{Cards, Family, Kind, PairError};
+use super::{Clients, Family, PairError, PairKind};
 use crate::client::{Client, ClientError};
 use crate::plan::Service;
 use crate::protocol::Command;
@@ -51,7 +51,7 @@ impl End {
         send_all(client)
     }
 
-    fn create_queue_pair(&mut self, client: &mut Client, (service, mtu, family): Kind) -> Result<(), PairError> {
+    fn create_queue_pair(&mut self, client: &mut Client, (service, mtu, family): PairKind) -> Result<(), PairError> {
         let unsupported = |what: String| PairError::Unsupported(format!("{} has {what}", client.name()));
         let active_mtu = number(&client.card()["port"], "active_mtu")?;
         if u64::from(mtu) > active_mtu {
@@ -77,7 +77,7 @@ impl End {
     fn connect(
         &mut self,
         client: &mut Client,
-        kind: Kind,
+        kind: PairKind,
         ack_timeout: u8,
         gid: &str,
         qpn: u64,
@@ -127,7 +127,7 @@ fn gid(card: &Value, family: Family) -> Option<(String, u64)> {
 /// pass.
 #[derive(Debug)]
 pub struct Pair {
-    kind: Option<Kind>,
+    kind: Option<PairKind>,
     pub(super) ends: [End; 2],
     /// True if the queue pairs have failed or may still receive late packets.
     pub(super) is_spent: bool,
@@ -137,24 +137,29 @@ pub struct Pair {
 
 impl Pair {
     /// Registers an area on each side; the first check creates the queue pairs. Fails if an agent
-    /// refuses it, or is gone.
-    pub fn register([near, far]: &mut Cards<'_>) -> Result<Self, ClientError> {
+    /// refuses it, or its connection is lost.
+    pub fn register([near, far]: &mut Clients<'_>) -> Result<Self, ClientError> {
         Ok(Self { kind: None, ends: [End::register(near)?, End::register(far)?], is_spent: true, cells: 0 })
     }
 
     /// Connects new queue pairs, unless those of the last check are of `kind` and still usable.
-    pub(super) fn renew(&mut self, cards: &mut Cards<'_>, kind: Kind, ack_timeout: u8) -> Result<(), PairError> {
+    pub(super) fn renew(
+        &mut self,
+        clients: &mut Clients<'_>,
+        kind: PairKind,
+        ack_timeout: u8,
+    ) -> Result<(), PairError> {
         if !self.is_spent && self.kind == Some(kind) {
             return Ok(());
         }
-        for (end, client) in self.ends.iter_mut().zip(cards.iter_mut()) {
+        for (end, client) in self.ends.iter_mut().zip(clients.iter_mut()) {
             end.destroy_queue_pair(client)?;
         }
-        for (end, client) in self.ends.iter_mut().zip(cards.iter_mut()) {
+        for (end, client) in self.ends.iter_mut().zip(clients.iter_mut()) {
             end.create_queue_pair(client, kind)?;
         }
         let others = [1, 0].map(|other: usize| (self.ends[other].gid.clone(), self.ends[other].qpn));
-        for ((end, client), (gid, qpn)) in self.ends.iter_mut().zip(cards.iter_mut()).zip(&others) {
+        for ((end, client), (gid, qpn)) in self.ends.iter_mut().zip(clients.iter_mut()).zip(&others) {
             end.connect(client, kind, ack_timeout, gid, *qpn)?;
         }
         self.kind = Some(kind);

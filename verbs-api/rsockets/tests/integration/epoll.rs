@@ -1,4 +1,4 @@
-//! `repoll`: sets of rsockets and other descriptors.
+//! `repoll`: epoll sets of rsockets and other descriptors.
 
 use crate::common::{Sock, errno};
 use libc::{AF_INET, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN, EPOLLONESHOT, EPOLLOUT, SOCK_STREAM};
@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::{io, thread};
 
-/// A set, closed on drop.
+/// An epoll set, closed on drop.
 struct Epoll(i32);
 
 impl Epoll {
@@ -20,7 +20,7 @@ impl Epoll {
         epoll_ctl(self.0, op, fd, Some(libc::epoll_event { events: events.cast_unsigned(), u64: data }))
     }
 
-    /// Events and data of the found members.
+    /// Returns events and data of the ready members.
     fn wait(&self, room: usize, timeout: i32) -> Vec<(u32, u64)> {
         epoll_wait(self.0, room, timeout).unwrap().iter().map(|event| (event.events, event.u64)).collect()
     }

@@ -1,4 +1,4 @@
-//! Ends of connections: an id with its own channel, and a queue pair if needed.
+//! Ends of connections: a connection manager id, its event channel, and a queue pair if needed.
 
 use super::{Node, request};
 use roxe_provider::cm::{Address, Channel, ConnParam, Event, EventData, EventKind, Id, PortSpace};
@@ -10,37 +10,37 @@ use std::time::Duration;
 
 /// Maximum wait for an event.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// First address of the loopback device.
-pub(crate) const HERE: &str = "127.0.0.1:0";
+/// Loopback address with any free port.
+pub(crate) const LOOPBACK: &str = "127.0.0.1:0";
 
 pub(crate) fn address(text: &str) -> Address {
     Address::Ip(text.parse::<SocketAddr>().unwrap())
 }
 
-/// Waits until one of these channels has an event; returns its index.
-pub(crate) fn first_of(channels: &[&Channel]) -> usize {
+/// Waits until one of `channels` has an event. Returns its index.
+pub(crate) fn wait_any(channels: &[&Channel]) -> usize {
     let entry = |channel: &&Channel| libc::pollfd { fd: channel.fd(), events: libc::POLLIN, revents: 0 };
     let mut polls: Vec<_> = channels.iter().map(entry).collect();
     let (count, wait) = (polls.len().try_into().unwrap(), i32::try_from(TIMEOUT.as_millis()).unwrap());
-    // SAFETY: as many entries as it says, which outlive the call.
+    // SAFETY: `polls` has `count` entries and outlives the call.
     assert!(unsafe { libc::poll(polls.as_mut_ptr(), count, wait) } > 0, "no event within the timeout");
     polls.iter().position(|poll| poll.revents != 0).unwrap()
 }
 
-/// Returns the next event.
+/// Waits for the next event and returns it.
 pub(crate) fn next(channel: &Channel) -> Event {
-    first_of(&[channel]);
+    wait_any(&[channel]);
     channel.try_next().expect("the descriptor is readable")
 }
 
-/// Returns the next event, which must be of this kind.
+/// Waits for the next event and returns it. Panics if it is of another kind.
 pub(crate) fn expect(channel: &Channel, kind: EventKind) -> Event {
     let event = next(channel);
     assert_eq!(event.kind, kind, "{event:?}");
     event
 }
 
-/// An id with its channel and queue pair.
+/// One end of a connection.
 pub(crate) struct End {
     pub(crate) channel: Arc<Channel>,
     pub(crate) id: Arc<Id>,
@@ -54,7 +54,7 @@ impl End {
         Self { channel, id, qp: None }
     }
 
-    /// Creates a listener at `at`.
+    /// Creates an id that listens at the address `at`.
     pub(crate) fn listening(port_space: PortSpace, at: &str) -> Self {
         let end = Self::new(port_space);
         end.id.bind(&address(at)).unwrap();
@@ -63,7 +63,7 @@ impl End {
     }
 
     /// Creates an id with a resolved route to `to`.
-    pub(crate) fn before(port_space: PortSpace, to: &Address) -> Self {
+    pub(crate) fn resolved(port_space: PortSpace, to: &Address) -> Self {
         let end = Self::new(port_space);
         end.resolve(to);
         end
@@ -87,26 +87,26 @@ impl End {
         next(&self.channel)
     }
 
-    /// Returns the next event, which must be of this kind.
+    /// Waits for the next event and returns it. Panics if it is of another kind.
     pub(crate) fn expect(&self, kind: EventKind) -> Event {
         expect(&self.channel, kind)
     }
 
-    pub(crate) fn is_quiet(&self) -> bool {
+    pub(crate) fn has_no_event(&self) -> bool {
         self.channel.try_next().is_none()
     }
 
-    /// Returns the end of the next request.
-    pub(crate) fn request(&self) -> (Self, Event) {
+    /// Waits for a connect request. Returns the passive end, without a queue pair, and the event.
+    pub(crate) fn next_request(&self) -> (Self, Event) {
         let event = self.expect(EventKind::ConnectRequest);
         let end = Self { channel: Arc::clone(&self.channel), id: Arc::clone(&event.id), qp: None };
         (end, event)
     }
 
-    /// Returns the address for peers.
+    /// Returns the address that peers connect to.
     pub(crate) fn address(&self) -> Address {
         let local = self.id.local_addr().unwrap();
-        if local.is_any() { address(HERE).with_port(local.port()) } else { local }
+        if local.is_any() { address(LOOPBACK).with_port(local.port()) } else { local }
     }
 
     pub(crate) fn qp(&self) -> &Arc<Qp> {
@@ -114,11 +114,11 @@ impl End {
     }
 }
 
-/// Returns the terms in an event of a connection.
-pub(crate) fn terms(event: &Event) -> &ConnParam {
+/// Returns the connection parameters in an event.
+pub(crate) fn conn_param_of(event: &Event) -> &ConnParam {
     match &event.data {
         EventData::Conn(param) => param,
-        other => panic!("{:?} says {other:?}", event.kind),
+        other => panic!("{:?} carries {other:?}", event.kind),
     }
 }
 
@@ -129,27 +129,28 @@ pub(crate) fn padded(data: &[u8], len: usize) -> Vec<u8> {
     all
 }
 
-/// Returns terms with this private data, and a number of a queue pair that no other connection has.
-pub(crate) fn saying(data: &[u8]) -> ConnParam {
+/// Returns connection parameters with this private data. The QPN is unique in this process, for
+/// ends without a queue pair.
+pub(crate) fn conn_param(data: &[u8]) -> ConnParam {
     static QPN: AtomicU32 = AtomicU32::new(1 << 16);
     let (private_data, qp_num) = (data.to_vec(), QPN.fetch_add(1, Ordering::Relaxed));
     ConnParam { private_data, qp_num, responder_resources: 4, initiator_depth: 3, ..ConnParam::default() }
 }
 
-/// Returns two connected ends, the passive one last.
+/// Connects two ends. Returns the active end, then the passive end.
 pub(crate) fn connected(node: &Node, listener: &End) -> (End, End) {
-    let active = End::before(PortSpace::Tcp, &listener.address()).with_qp(node);
-    active.id.connect(&saying(b"hello")).unwrap();
-    let (passive, _) = listener.request();
+    let active = End::resolved(PortSpace::Tcp, &listener.address()).with_qp(node);
+    active.id.connect(&conn_param(b"hello")).unwrap();
+    let (passive, _) = listener.next_request();
     let passive = passive.with_qp(node);
-    passive.id.accept(&saying(b"welcome")).unwrap();
+    passive.id.accept(&conn_param(b"welcome")).unwrap();
     active.expect(EventKind::Established);
     passive.expect(EventKind::Established);
     (active, passive)
 }
 
-/// Sends a message from one end to the other.
-pub(crate) fn say(node: &Node, from: &Qp, to: &Qp) {
+/// Sends a message from one queue pair to the other and waits for its completions.
+pub(crate) fn send_message(node: &Node, from: &Qp, to: &Qp) {
     to.post_recv(&RecvRequest { wr_id: 1, sges: &[node.sge(0, 64)] }).unwrap();
     from.post_send(&[request(2, SendOp::Send, &[node.sge(64, 64)])]).unwrap();
     let count = if from.service() == Service::Ud { 1 } else { 2 };

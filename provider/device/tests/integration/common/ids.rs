@@ -1,7 +1,7 @@
 //! A program that connects: a device with memory, and a channel.
 
 use super::Node;
-use super::ends::{expect, next, saying};
+use super::ends::{conn_param, expect, next};
 use roxe_provider::cm::{Address, Channel, Event, EventKind, Id, PortSpace};
 use roxe_provider::{Qp, Service};
 use std::net::SocketAddr;
@@ -64,7 +64,7 @@ impl Party {
     pub(crate) fn asking(&self, address: SocketAddr) -> (Arc<Id>, Arc<Qp>) {
         let id = self.resolved(address);
         let qp = self.attach(&id);
-        id.connect(&saying(b"")).unwrap();
+        id.connect(&conn_param(b"")).unwrap();
         (id, qp)
     }
 }

@@ -32,7 +32,7 @@ exec chroot "$root" /usr/bin/env -i PATH=/opt:/usr/sbin:/usr/bin:/sbin:/bin HOME
 
 /// Prints what `roxe doctor` says of views, the standard error of `roxe run`, and whether the
 /// program has a view, and runs a pair.
-const LOOK: &str =
+const CHROOT_SCRIPT: &str =
     "cd /tmp; roxe doctor >doctor || exit 1; awk '/^[a-zA-Z]/ { ours = $2 == \"namespaces\" } ours' doctor
 roxe run -- sh -c 'ls /sys/class/infiniband/roxe0/node_type 2>/dev/null || echo no view'
 roxe run -- ibv_rc_pingpong -g 0 -n 10 -p 18990 >server 2>&1 & server=$!
@@ -70,7 +70,7 @@ fn look(name: &str, before: &str) -> Result<Output, Verdict> {
     fs::create_dir(&root.0).map_err(|e| Verdict::Failed(format!("{}: {e}", root.0.display())))?;
     let mut command = Command::new("timeout");
     command.args(["100", "unshare", "--mount", "sh", "-ec", INTO, "sh"]).arg(&root.0).arg(build::roxe());
-    let output = command.args([LOOK, before]).stdin(Stdio::null()).output();
+    let output = command.args([CHROOT_SCRIPT, before]).stdin(Stdio::null()).output();
     output.map_err(|e| Verdict::Failed(format!("cannot start timeout: {e}")))
 }
 

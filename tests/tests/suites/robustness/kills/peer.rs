@@ -18,7 +18,7 @@ pub(crate) const ROLE: &str = "--peer";
 /// Time limit for an answer.
 const ANSWER: Duration = Duration::from_secs(60);
 /// Interval between two checks of the load.
-const LOOK: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The program of a peer.
 pub(crate) fn run() -> Result<(), Box<dyn Error>> {
@@ -70,7 +70,7 @@ fn wait_until(load: &Load, words: &[&str], wanted: impl Fn(&Progress) -> bool) -
         if wanted(&progress) || progress.is_broken() || start.elapsed() > limit {
             return Ok(progress);
         }
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
