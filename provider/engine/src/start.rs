@@ -133,7 +133,7 @@ impl Engine {
     }
 
     /// Opens every address of the device. Fails only if none can be opened; other errors are
-    /// reported to the users of the address.
+    /// reported to queue pairs that use the address.
     fn open_links(&self, poller: &Arc<Poller>) -> Result<(), Error> {
         self.refresh_host_addresses();
         let mut failure = None;

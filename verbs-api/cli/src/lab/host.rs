@@ -31,7 +31,7 @@ impl Host {
         rules: &str,
     ) -> Result<Self> {
         let mut command = Command::new(own()?);
-        command.arg("lab-host").args(net.words()).arg(format!("--number={number}"));
+        command.arg("lab-host").args(net.arguments()).arg(format!("--number={number}"));
         command.args(uplink.map(|words| format!("--uplink={}", words.join(" "))));
         if plan.rxe {
             command.arg("--rxe").env(RXE, "1");
