@@ -45,7 +45,9 @@ impl Observer for Queues {
             }
             Event::PostedSend { qp, .. } => reports.extend(send_posted(qp, stack, world)),
             // A program that polls after a refused post is correct.
-            Event::Polled { cq, .. } => self.refused_posts.retain(|qp, _| world.qp(*qp).is_some_and(|pair| pair.send_cq != cq)),
+            Event::Polled { cq, .. } => {
+                self.refused_posts.retain(|qp, _| world.qp(*qp).is_some_and(|pair| pair.send_cq != cq))
+            }
             _ => {}
         }
     }
@@ -68,7 +70,13 @@ fn send_posted(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
     }
     let sentence =
         format!("{count} requests are in the send queue without a polled completion, more than max_send_wr.");
-    full_queue_report(Rule::SlotsWithoutCompletion, sentence, POLL, world.outstanding(Side::Send, qp).next(), (qp, stack, world))
+    full_queue_report(
+        Rule::SlotsWithoutCompletion,
+        sentence,
+        POLL,
+        world.outstanding(Side::Send, qp).next(),
+        (qp, stack, world),
+    )
 }
 
 const SIGNAL: &str = "Post at least one request in max_send_wr with IBV_SEND_SIGNALED, and poll its completion.";
@@ -78,7 +86,13 @@ const POLL: &str = "Poll the completion queue before more than max_send_wr reque
 fn never_signaled(qp: ObjectId, stack: &Stack, world: &World) -> Option<Report> {
     let count = world.depth(Side::Send, qp);
     let sentence = format!("All {count} slots of the send queue hold unsignaled requests.");
-    full_queue_report(Rule::NeverSignaled, sentence, SIGNAL, world.outstanding(Side::Send, qp).next(), (qp, stack, world))
+    full_queue_report(
+        Rule::NeverSignaled,
+        sentence,
+        SIGNAL,
+        world.outstanding(Side::Send, qp).next(),
+        (qp, stack, world),
+    )
 }
 
 /// Reports a full send queue whose completions are not polled.
