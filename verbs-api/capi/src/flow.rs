@@ -140,7 +140,7 @@ fn field<const N: usize>(bytes: &[u8], offset: usize) -> Result<&[u8; N]> {
 }
 
 /// # Safety
-/// `attr` points to a whole rule: the structure and its specifications, each as long as it says.
+/// `attr` points to a valid rule: the structure and its specifications, each as long as it says.
 unsafe fn specs(attr: *const ibv_flow_attr) -> Result<Specs> {
     let mut specs = Specs::default();
     let mut at = attr.wrapping_add(1).cast::<u8>();
@@ -205,7 +205,7 @@ pub(crate) unsafe extern "C" fn create_flow(handle: *mut ibv_qp, attr: *mut ibv_
         if qp.inner.service == Service::Ud {
             return Err(EOPNOTSUPP);
         }
-        // SAFETY: not NULL; the program passes a whole rule.
+        // SAFETY: not NULL; the program passes a valid rule.
         let flow = qp.inner.qp.create_flow(unsafe { rule(attr) }?)?;
         // SAFETY: the field lives as long as the object and is not written after creation.
         let context = unsafe { (&raw const (*handle).context).read() };

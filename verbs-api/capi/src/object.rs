@@ -76,7 +76,7 @@ struct Identity {
 
 impl Identity {
     /// # Safety
-    /// `exposed` points to a whole structure.
+    /// `exposed` points to a valid structure.
     unsafe fn read<E: Exposed>(exposed: *const E) -> Self {
         let field = |at| exposed.cast::<u8>().wrapping_add(at);
         // SAFETY: this function's contract and that of the trait: the fields lie in the structure.
@@ -155,7 +155,7 @@ impl<E: Exposed> Object<E> {
     }
 
     fn new(allocator: Option<ObjectAllocator>, token: Token, exposed: E, inner: E::Inner) -> Self {
-        // SAFETY: a whole structure.
+        // SAFETY: a valid structure.
         let identity = unsafe { Identity::read(&raw const exposed) };
         Self { exposed: UnsafeCell::new(exposed), allocator, token, identity, inner }
     }

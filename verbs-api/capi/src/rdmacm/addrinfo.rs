@@ -173,7 +173,7 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
         if res.is_null() || (node.is_null() && service.is_null() && hints.is_null()) {
             return Err(EINVAL);
         }
-        // SAFETY: NULL or a whole structure of the program.
+        // SAFETY: NULL or a valid structure of the program.
         let hints = unsafe { hints.as_ref() }.copied().unwrap_or_default();
         // SAFETY: the program passes strings or NULL, and addresses as long as it says.
         match unsafe { find(node, service, &hints) } {
@@ -249,7 +249,7 @@ unsafe fn find(node: *const c_char, service: *const c_char, hints: &rdma_addrinf
         return unsafe { from_hints(hints) };
     }
     let (wanted, mut list) = (resolver_hints(hints), null_mut());
-    // SAFETY: strings or NULL by this function's contract, and two whole structures.
+    // SAFETY: strings or NULL by this function's contract, and two valid structures.
     let list = match unsafe { libc::getaddrinfo(node, service, &raw const wanted, &raw mut list) } {
         0 => Resolved(list),
         code => return Err(Failure::Resolver(code)),
@@ -385,7 +385,7 @@ fn ib_address(found: &addrinfo, port_space: c_int) -> Result<(*mut sockaddr, soc
         sib_scope_id: sin6.sin6_scope_id.into(),
     };
     let len = size_of::<sockaddr_ib>() as socklen_t;
-    // SAFETY: a whole structure of this size.
+    // SAFETY: a valid structure of this size.
     unsafe { copy_given((&raw const sib).cast(), len) }
 }
 

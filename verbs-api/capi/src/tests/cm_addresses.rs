@@ -49,7 +49,7 @@ pub(super) fn find(node: Option<&CStr>, service: Option<&CStr>, hints: Option<&r
     let mut list = null_mut();
     let text = |text: Option<&CStr>| text.map_or(ptr::null(), CStr::as_ptr);
     let hints = hints.map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: strings or NULL, a whole structure or NULL, and a variable.
+    // SAFETY: strings or NULL, a valid structure or NULL, and a variable.
     match unsafe { rdma_getaddrinfo(text(node), text(service), hints, &raw mut list) } {
         0 => Ok(Found(list)),
         code => Err(code),
@@ -150,7 +150,7 @@ fn resolve_addrinfo_result_is_queried_once() {
     let wire = Wire::new();
     let id = wire.id(cm_events::TCP);
     let mut list = null_mut();
-    // SAFETY: a living identifier, strings, NULL, whole structures and a variable.
+    // SAFETY: a live identifier, strings, NULL, valid structures and a variable.
     unsafe {
         assert_eq!((rdma_query_addrinfo(id, &raw mut list), errno()), (-1, libc::ENOENT));
         let resolve = |node: &CStr, hints: *const rdma_addrinfo| {

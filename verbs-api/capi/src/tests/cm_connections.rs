@@ -19,7 +19,7 @@ fn connection_is_established_and_disconnected() {
     let now = read(active);
     assert!(!now.verbs.is_null() && !now.pd.is_null() && now.port_num == 1);
     assert_eq!((now.route.num_paths, now.route.addr.dst.ss_family), (1, libc::AF_INET as u16));
-    // SAFETY: a living identifier whose path is resolved.
+    // SAFETY: a live identifier whose path is resolved.
     let path = unsafe { now.route.path_rec.read() };
     assert_eq!((path.dgid.raw, path.pkey), (now.route.addr.ibaddr.dgid.raw, 0xffff));
     assert!(path.mtu > 0);
@@ -43,7 +43,7 @@ fn connection_is_established_and_disconnected() {
         }
     }
     assert_eq!((qp_state(active), qp_state(passive)), (RTS, RTS));
-    // SAFETY: living identifiers.
+    // SAFETY: live identifiers.
     unsafe {
         assert_eq!(rdma_get_dst_port(active), port.to_be());
         assert_eq!(rdma_get_src_port(passive), port.to_be());
@@ -54,7 +54,7 @@ fn connection_is_established_and_disconnected() {
     for _ in 0..2 {
         let event = wire.hears(DISCONNECTED);
         if event.id == passive {
-            // SAFETY: a living identifier.
+            // SAFETY: a live identifier.
             assert_eq!(unsafe { rdma_disconnect(passive) }, 0);
         }
     }
@@ -71,7 +71,7 @@ fn rejection_carries_reason_and_private_data() {
     create_qp(active);
     ask(active, None);
     let passive = wire.hears(CONNECT_REQUEST).id;
-    // SAFETY: a living identifier and as many bytes as passed.
+    // SAFETY: a live identifier and as many bytes as passed.
     assert_eq!(unsafe { rdma_reject(passive, b"no".as_ptr().cast(), 2) }, 0);
     let event = wire.hears(REJECTED);
     assert_eq!((event.id, event.status), (active, 28));
@@ -112,7 +112,7 @@ fn parameters_beyond_device_limits_are_refused() {
     let (listener, port) = wire.listener(TCP);
     let active = wire.id(TCP);
     wire.resolve(active, port);
-    // SAFETY: a living identifier, and whole structures or NULL.
+    // SAFETY: a live identifier, and valid structures or NULL.
     unsafe {
         assert_eq!(
             (rdma_connect(active, null_mut()), errno()),
@@ -140,14 +140,14 @@ fn external_qp_is_moved_by_the_program() {
     wire.resolve(active, port);
     let rig = OwnQueues::new(active);
     let mut ece = ibv_ece { vendor_id: 0x1234, options: 0x56, comp_mask: 0 };
-    // SAFETY: a living identifier and a whole structure.
+    // SAFETY: a live identifier and a valid structure.
     assert_eq!(unsafe { rdma_set_local_ece(active, &raw mut ece) }, 0);
     ask(active, Some(&rdma_conn_param { qp_num: number(rig.qps[0]), ..with_data(b"") }));
     let request = wire.hears(CONNECT_REQUEST);
     let passive = request.id;
     assert_eq!(request.conn().qp_num, number(rig.qps[0]));
     drop(request);
-    // SAFETY: a living identifier and a whole structure.
+    // SAFETY: a live identifier and a valid structure.
     assert_eq!(unsafe { rdma_get_remote_ece(passive, &raw mut ece) }, 0);
     assert_eq!((ece.vendor_id, ece.options), (0x1234, 0x56));
     move_up(passive, rig.qps[1]);
@@ -156,7 +156,7 @@ fn external_qp_is_moved_by_the_program() {
     assert_eq!((response.id, response.conn().qp_num), (active, number(rig.qps[1])));
     drop(response);
     move_up(active, rig.qps[0]);
-    // SAFETY: a living identifier.
+    // SAFETY: a live identifier.
     assert_eq!(unsafe { rdma_establish(active) }, 0);
     assert_eq!(wire.hears(ESTABLISHED).id, passive);
     for (qp, peer) in [(rig.qps[0], rig.qps[1]), (rig.qps[1], rig.qps[0])] {
@@ -209,11 +209,11 @@ fn ack_timeout_option_sets_qp_timeout() {
     let (listener, port) = wire.listener(TCP);
     let (active, passive) = wire.connected(port, |id| {
         let mut timeout = 19_u8;
-        // SAFETY: a living identifier and one byte.
+        // SAFETY: a live identifier and one byte.
         assert_eq!(unsafe { rdma_set_option(id, 0, 3, (&raw mut timeout).cast(), 1) }, 0);
     });
     assert_eq!((query(read(active).qp).timeout, query(read(passive).qp).timeout), (19, 19));
-    // SAFETY: living identifiers; a queue pair that is connected already needs no word about it.
+    // SAFETY: live identifiers; a queue pair that is connected already needs no word about it.
     assert_eq!((unsafe { rdma_notify(passive, 4) }, errno()), (-1, libc::EISCONN));
     wire.end(&[active, passive, listener]);
 }
@@ -223,7 +223,7 @@ fn path_option_resolves_the_route() {
     let wire = Wire::new();
     let (listener, port) = wire.listener(TCP);
     let active = wire.id(TCP);
-    // SAFETY: a living identifier and an address.
+    // SAFETY: a live identifier and an address.
     assert_eq!(unsafe { rdma_resolve_addr(active, null_mut(), here(port).as_mut_ptr(), 2000) }, 0);
     wire.hears(ADDR_RESOLVED);
     let ends = read(active).route.addr.ibaddr;
@@ -241,13 +241,13 @@ fn path_option_resolves_the_route() {
     // The first is not usable; the second is GMP, primary and bidirectional.
     let mut paths = [1, 0x2b].map(|flags| ibv_path_data { flags, reserved: 0, path });
     let (at, len) = (paths.as_mut_ptr().cast::<c_void>(), size_of_val(&paths));
-    // SAFETY: a living identifier and as many bytes as passed.
+    // SAFETY: a live identifier and as many bytes as passed.
     unsafe {
         assert_eq!((rdma_set_option(active, 1, 1, at, len / 2), errno()), (-1, libc::EINVAL), "no usable path");
         assert_eq!(rdma_set_option(active, 1, 1, at, len), 0);
     }
     assert_eq!(wire.hears(ROUTE_RESOLVED).id, active);
-    // SAFETY: a living identifier whose path is resolved.
+    // SAFETY: a live identifier whose path is resolved.
     let shown = unsafe { read(active).route.path_rec.read() };
     assert_eq!((shown.mtu, shown.packet_life_time, shown.hop_limit, shown.traffic_class), (3, 17, 7, 32));
     assert_eq!((shown.flow_label, shown.dgid.raw), (0x12345_u32.to_be(), ends.dgid.raw));

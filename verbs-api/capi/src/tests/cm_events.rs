@@ -37,7 +37,7 @@ pub(super) fn here(port: u16) -> Here {
 
 /// The public fields of an identifier.
 pub(super) fn read(id: *mut rdma_cm_id) -> rdma_cm_id {
-    // SAFETY: the tests pass living identifiers.
+    // SAFETY: the tests pass live identifiers.
     unsafe { id.read() }
 }
 
@@ -59,7 +59,7 @@ impl Heard {
     /// Waits for the next event.
     pub(super) fn on(channel: *mut rdma_event_channel) -> Self {
         let mut event = null_mut();
-        // SAFETY: a living channel and a variable.
+        // SAFETY: a live channel and a variable.
         unsafe {
             assert!(is_readable((*channel).fd, TIMEOUT), "no event comes");
             assert_eq!(rdma_get_cm_event(channel, &raw mut event), 0);
@@ -107,7 +107,7 @@ impl Wire {
 
     pub(super) fn id(&self, ps: c_int) -> *mut rdma_cm_id {
         let mut id = null_mut();
-        // SAFETY: a living channel and a variable.
+        // SAFETY: a live channel and a variable.
         assert_eq!(unsafe { rdma_create_id(self.channel, &raw mut id, null_mut(), ps) }, 0);
         id
     }
@@ -115,7 +115,7 @@ impl Wire {
     /// A listener on a port chosen by the library.
     pub(super) fn listener(&self, ps: c_int) -> (*mut rdma_cm_id, u16) {
         let id = self.id(ps);
-        // SAFETY: a living identifier and an address.
+        // SAFETY: a live identifier and an address.
         unsafe {
             assert_eq!(rdma_bind_addr(id, here(0).as_mut_ptr()), 0);
             assert_eq!(rdma_listen(id, 4), 0);
@@ -134,7 +134,7 @@ impl Wire {
 
     /// Resolves address and route to a local port.
     pub(super) fn resolve(&self, id: *mut rdma_cm_id, port: u16) {
-        // SAFETY: a living identifier and an address.
+        // SAFETY: a live identifier and an address.
         unsafe {
             assert_eq!(rdma_resolve_addr(id, null_mut(), here(port).as_mut_ptr(), 2000), 0);
             assert_eq!(self.hears(ADDR_RESOLVED).id, id);
@@ -162,7 +162,7 @@ impl Wire {
     /// Destroys identifiers with their queue pairs.
     pub(super) fn end(&self, ids: &[*mut rdma_cm_id]) {
         for &id in ids {
-            // SAFETY: living identifiers, each named once.
+            // SAFETY: live identifiers, each named once.
             unsafe {
                 rdma_destroy_qp(id);
                 assert_eq!(rdma_destroy_id(id), 0);
@@ -173,7 +173,7 @@ impl Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        // SAFETY: a living channel without identifiers.
+        // SAFETY: a live channel without identifiers.
         unsafe { rdma_destroy_event_channel(self.channel) };
     }
 }
@@ -181,7 +181,7 @@ impl Drop for Wire {
 /// Creates a queue pair with default CQs.
 pub(super) fn create_qp(id: *mut rdma_cm_id) {
     let mut init = small_qp(read(id).qp_type);
-    // SAFETY: a living identifier that is bound to a device, and a whole structure.
+    // SAFETY: a live identifier that is bound to a device, and a valid structure.
     let rc = unsafe { rdma_create_qp(id, null_mut(), &raw mut init) };
     assert_eq!(rc, 0, "errno {}", errno());
 }
@@ -223,13 +223,13 @@ fn pointer_to(param: &mut Option<rdma_conn_param>) -> *mut rdma_conn_param {
 }
 
 pub(super) fn ask(id: *mut rdma_cm_id, param: Option<&rdma_conn_param>) {
-    // SAFETY: a living identifier, and a whole structure or NULL.
+    // SAFETY: a live identifier, and a valid structure or NULL.
     let rc = unsafe { rdma_connect(id, pointer_to(&mut param.copied())) };
     assert_eq!(rc, 0, "errno {}", errno());
 }
 
 pub(super) fn accept(id: *mut rdma_cm_id, param: Option<&rdma_conn_param>) {
-    // SAFETY: a living identifier, and a whole structure or NULL.
+    // SAFETY: a live identifier, and a valid structure or NULL.
     let rc = unsafe { rdma_accept(id, pointer_to(&mut param.copied())) };
     assert_eq!(rc, 0, "errno {}", errno());
 }
@@ -237,7 +237,7 @@ pub(super) fn accept(id: *mut rdma_cm_id, param: Option<&rdma_conn_param>) {
 /// Outstanding READs that the device supports.
 pub(super) fn device_max(id: *mut rdma_cm_id) -> u8 {
     let mut attr = MaybeUninit::<ibv_device_attr>::uninit();
-    // SAFETY: an open context, and room for a whole structure.
+    // SAFETY: an open context, and room for a valid structure.
     let attr = unsafe {
         assert_eq!(crate::query::ibv_query_device(read(id).verbs, attr.as_mut_ptr()), 0);
         attr.assume_init()
@@ -254,7 +254,7 @@ pub(super) struct OwnQueues {
 impl OwnQueues {
     pub(super) fn new(id: *mut rdma_cm_id) -> Self {
         let now = read(id);
-        // SAFETY: an open context, its domain, and a whole structure.
+        // SAFETY: an open context, its domain, and a valid structure.
         unsafe {
             let cq = ibv_create_cq(now.verbs, 16, null_mut(), null_mut(), 0);
             let init = ibv_qp_init_attr { send_cq: cq, recv_cq: cq, ..small_qp(RC) };
@@ -264,7 +264,7 @@ impl OwnQueues {
 
     pub(super) fn end(self) {
         destroy(&self.qps);
-        // SAFETY: a living queue that only this thread uses.
+        // SAFETY: a live queue that only this thread uses.
         assert_eq!(unsafe { ibv_destroy_cq(self.cq) }, 0);
     }
 }
@@ -273,7 +273,7 @@ impl OwnQueues {
 pub(super) fn move_up(id: *mut rdma_cm_id, qp: *mut ibv_qp) {
     for state in [INIT, RTR, RTS] {
         let (mut attr, mut mask) = (ibv_qp_attr { qp_state: state, ..ibv_qp_attr::default() }, 0);
-        // SAFETY: a living identifier and variables.
+        // SAFETY: a live identifier and variables.
         assert_eq!(unsafe { rdma_init_qp_attr(id, &raw mut attr, &raw mut mask) }, 0);
         modify(qp, attr, mask);
     }
@@ -283,7 +283,7 @@ pub(super) fn move_up(id: *mut rdma_cm_id, qp: *mut ibv_qp) {
 fn empty_nonblocking_channel_is_eagain() {
     let wire = Wire::new();
     let mut event = null_mut();
-    // SAFETY: a living channel and a variable.
+    // SAFETY: a live channel and a variable.
     unsafe {
         assert_eq!(libc::fcntl((*wire.channel).fd, libc::F_SETFL, libc::O_NONBLOCK), 0);
         assert_eq!((rdma_get_cm_event(wire.channel, &raw mut event), errno()), (-1, libc::EAGAIN));
@@ -295,7 +295,7 @@ fn empty_nonblocking_channel_is_eagain() {
 fn event_is_acknowledged_once() {
     let wire = Wire::new();
     let id = wire.id(TCP);
-    // SAFETY: a living identifier and an address; the event is looked up when it is given back.
+    // SAFETY: a live identifier and an address; the event is looked up when it is given back.
     unsafe {
         assert_eq!(rdma_resolve_addr(id, null_mut(), here(9).as_mut_ptr(), 2000), 0);
         let event = wire.hears(ADDR_RESOLVED).held;
@@ -314,13 +314,13 @@ unsafe impl Send for Sent {}
 fn destroy_id_waits_for_acknowledgements() {
     let wire = Wire::new();
     let id = wire.id(TCP);
-    // SAFETY: a living identifier and an address.
+    // SAFETY: a live identifier and an address.
     assert_eq!(unsafe { rdma_resolve_addr(id, null_mut(), here(9).as_mut_ptr(), 2000) }, 0);
     let held = wire.hears(ADDR_RESOLVED);
     let (sent, (tell, told)) = (Sent(id), std::sync::mpsc::channel());
     let destroyer = std::thread::spawn(move || {
         let Sent(id) = { sent };
-        // SAFETY: a living identifier that no other thread uses.
+        // SAFETY: a live identifier that no other thread uses.
         assert_eq!(unsafe { rdma_destroy_id(id) }, 0);
         tell.send(()).unwrap();
     });
@@ -335,7 +335,7 @@ fn destroy_id_waits_for_acknowledgements() {
 fn pending_events_move_with_migrated_id() {
     let (from, to) = (Wire::new(), Wire::new());
     let id = from.id(TCP);
-    // SAFETY: a living identifier, an address, a living channel.
+    // SAFETY: a live identifier, an address, a live channel.
     unsafe {
         assert_eq!(rdma_resolve_addr(id, null_mut(), here(9).as_mut_ptr(), 2000), 0);
         assert!(is_readable((*from.channel).fd, TIMEOUT));
@@ -351,7 +351,7 @@ fn pending_events_move_with_migrated_id() {
 fn id_migrates_to_synchronous_and_back() {
     let wire = Wire::new();
     let id = wire.id(TCP);
-    // SAFETY: a living identifier, an address, a living channel.
+    // SAFETY: a live identifier, an address, a live channel.
     unsafe {
         assert_eq!(rdma_migrate_id(id, null_mut()), 0);
         assert_eq!(rdma_resolve_addr(id, null_mut(), here(9).as_mut_ptr(), 2000), 0);
@@ -369,7 +369,7 @@ fn id_migrates_to_synchronous_and_back() {
 fn write_cm_event_delivers_a_user_event() {
     let wire = Wire::new();
     let id = wire.id(TCP);
-    // SAFETY: a living identifier.
+    // SAFETY: a live identifier.
     unsafe {
         assert_eq!(rdma_write_cm_event(id, USER, -5, u64::MAX - 1), 0);
         assert_eq!((rdma_write_cm_event(id, ESTABLISHED, 0, 0), errno()), (-1, libc::EINVAL));
