@@ -42,7 +42,7 @@ impl Default for Rules {
 }
 
 impl Rules {
-    pub(crate) fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
-        self.0.iter_mut().for_each(|rule| rule.look(event, stack, world, reports));
+    pub(crate) fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+        self.0.iter_mut().for_each(|rule| rule.observe(event, stack, world, reports));
     }
 }

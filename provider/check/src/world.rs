@@ -57,7 +57,7 @@ pub(crate) struct Work {
 pub(crate) trait Observer: fmt::Debug + Send {
     /// Judges `event`, which the program caused at `stack`. `world` already holds what the event
     /// adds, and still holds what it ends.
-    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>);
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>);
 }
 
 #[derive(Debug, Default)]

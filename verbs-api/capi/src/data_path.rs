@@ -9,7 +9,7 @@ use crate::object::Object;
 use crate::wr_batch::sge;
 use core::ffi::{c_int, c_uint};
 use core::mem::MaybeUninit;
-use roxe_check::{Event, is_checking, is_on, tell};
+use roxe_check::{Event, emit, is_checking, is_on};
 use roxe_provider::limits::{MAX_INLINE_DATA, MAX_SGE};
 use roxe_provider::{PostError, Qp, Service};
 use roxe_transport::cx::Side;
@@ -263,7 +263,7 @@ unsafe fn convert(
 /// Tells the checker of inline data that is refused before it reaches the QP.
 pub(crate) fn report_long_inline(qp: &Qp, wr_id: u64, inline: usize) {
     let error = PostError::InlineTooLong;
-    tell(|| Event::PostRefused { queue: qp.id(), side: Side::Send, wr_id, inline, error });
+    emit(|| Event::PostRefused { queue: qp.id(), side: Side::Send, wr_id, inline, error });
 }
 
 /// Tells the checker if a refused request has more inline data than any QP accepts.

@@ -39,7 +39,7 @@ struct End<'a> {
 }
 
 impl Observer for Connections {
-    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
         let found = match *event {
             Event::Dropped { qp, reason, packet: Some(packet) } => {
                 let Some(own) = world.attributes(qp) else { return };

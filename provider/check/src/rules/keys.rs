@@ -31,7 +31,7 @@ pub(super) struct Keys {
 }
 
 impl Observer for Keys {
-    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
             Event::LocalFault { qp, side, sges, access, error } => {
                 reports.extend(self.local_fault(qp, side, sges, (access, error), world));
@@ -65,7 +65,7 @@ impl Observer for Keys {
             }
             _ => {}
         }
-        self.windows.look(event, stack, world);
+        self.windows.observe(event, stack, world);
     }
 }
 
@@ -379,7 +379,7 @@ struct Windows(IdMap<(ObjectId, u32), VecDeque<Binding>>);
 
 impl Windows {
     /// Records bindings and their ends.
-    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World) {
         match *event {
             Event::Bound { qp, bind } => {
                 let Some(pair) = world.qp(qp) else { return };
@@ -439,7 +439,7 @@ pub(super) struct Rights {
 }
 
 impl Observer for Rights {
-    fn look(&mut self, event: &Event<'_>, _: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, _: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
             Event::FirstUse { rkey, right } => *self.used.entry(rkey.0).or_default() |= right,
             Event::Destroyed(id) => {

@@ -38,7 +38,7 @@ pub(super) struct Buffers {
 }
 
 impl Observer for Buffers {
-    fn look(&mut self, event: &Event<'_>, _: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, _: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
             Event::Written { addr, len } => self.written(addr, len, world.posted()),
             Event::Atomic { addr, .. } => self.written(addr, 8, world.posted()),
@@ -190,7 +190,7 @@ pub(super) struct Remote {
 }
 
 impl Observer for Remote {
-    fn look(&mut self, event: &Event<'_>, _: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, _: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
             Event::PostedSend { qp, request } => {
                 let Some(work) = world.outstanding(Side::Send, qp).next_back() else { return };
@@ -340,7 +340,7 @@ struct Word {
 }
 
 impl Observer for Atomics {
-    fn look(&mut self, event: &Event<'_>, _: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, _: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
             Event::PostedSend { qp, .. } => {
                 let work = world.outstanding(Side::Send, qp).next_back();

@@ -25,7 +25,7 @@ pub(super) struct Queues {
 }
 
 impl Observer for Queues {
-    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
             Event::Modified { qp, mask, .. } if mask.contains(AttrMask::STATE) => {
                 self.refused_posts.remove(&qp);
@@ -147,7 +147,7 @@ pub(super) struct Receives {
 }
 
 impl Observer for Receives {
-    fn look(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
+    fn observe(&mut self, event: &Event<'_>, stack: &Stack, world: &World, reports: &mut Vec<Report>) {
         match *event {
             Event::Dropped { qp, reason: DropReason::NoReceive, .. } => {
                 reports.extend(self.zero_rnr_timer(qp, world));
@@ -337,7 +337,7 @@ mod tests {
     }
 
     fn no_receive(card: &mut Card, qp: ObjectId) -> Vec<Rule> {
-        card.tell(Event::Dropped { qp, reason: DropReason::NoReceive, packet: None })
+        card.emit(Event::Dropped { qp, reason: DropReason::NoReceive, packet: None })
     }
 
     #[test]
@@ -367,10 +367,10 @@ mod tests {
     fn missing_receive_is_reported_at_qp_destroy() {
         let mut card = Card::new();
         let (qp, other) = (card.qp_of(Service::Uc), card.qp());
-        assert_eq!(card.tell(Event::MessageWaits { qp }), []);
+        assert_eq!(card.emit(Event::MessageWaits { qp }), []);
         assert_eq!(card.receive(other, 100), []);
-        assert_eq!(card.tell(Event::Destroyed(qp)), [Rule::ReceiveLate]);
-        assert_eq!(card.tell(Event::Destroyed(other)), []);
+        assert_eq!(card.emit(Event::Destroyed(qp)), [Rule::ReceiveLate]);
+        assert_eq!(card.emit(Event::Destroyed(other)), []);
     }
 
     #[test]
@@ -379,7 +379,7 @@ mod tests {
         for (min_rnr_timer, expected) in [(0, &[Rule::RnrTimerZero][..]), (1, &[])] {
             let qp = card.qp();
             let attr = QpAttr { min_rnr_timer, ..QpAttr::default() };
-            assert_eq!(card.tell(Event::Modified { qp, attr: &attr, mask: AttrMask::MIN_RNR_TIMER }), []);
+            assert_eq!(card.emit(Event::Modified { qp, attr: &attr, mask: AttrMask::MIN_RNR_TIMER }), []);
             assert_eq!(no_receive(&mut card, qp), expected);
         }
     }
@@ -389,7 +389,7 @@ mod tests {
         let mut card = Card::new();
         let [short, long, none] = [(); 3].map(|()| card.qp_of(Service::Ud));
         let lose = |card: &mut Card, qp, len| {
-            card.tell(Event::Dropped { qp, reason: DropReason::InvalidRequest, packet: Some(datagram(0, len)) })
+            card.emit(Event::Dropped { qp, reason: DropReason::InvalidRequest, packet: Some(datagram(0, len)) })
         };
         assert_eq!(card.receive(short, 64), []);
         assert_eq!(lose(&mut card, short, 64), [Rule::UdReceiveTooSmall]);

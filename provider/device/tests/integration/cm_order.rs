@@ -192,9 +192,9 @@ fn processes(test: &str, story: Story, others: usize, knobs: &[(&str, &str)]) {
 #[track_caller]
 fn one_process(test: &str, story: Story) {
     namespace::inside(test, namespace::UP, "lo", || {
-        let (tell, told) = std::sync::mpsc::channel();
-        let serving = thread::spawn(move || Program::open().serve(story, || tell.send(()).unwrap()));
-        told.recv().unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let serving = thread::spawn(move || Program::open().serve(story, || sender.send(()).unwrap()));
+        receiver.recv().unwrap();
         Program::open().connect(story);
         let overtaken = serving.join().unwrap();
         assert_eq!(overtaken, 0, "connections of {ROUNDS} whose end overtook what was sent before");

@@ -317,18 +317,18 @@ fn destroy_id_waits_for_acknowledgements() {
     // SAFETY: a live identifier and an address.
     assert_eq!(unsafe { rdma_resolve_addr(id, null_mut(), here(9).as_mut_ptr(), 2000) }, 0);
     let held = wire.hears(ADDR_RESOLVED);
-    let (sent, (tell, told)) = (Sent(id), std::sync::mpsc::channel());
+    let (sent, (sender, receiver)) = (Sent(id), std::sync::mpsc::channel());
     let destroyer = std::thread::spawn(move || {
         let Sent(id) = { sent };
         // SAFETY: a live identifier that no other thread uses.
         assert_eq!(unsafe { rdma_destroy_id(id) }, 0);
-        tell.send(()).unwrap();
+        sender.send(()).unwrap();
     });
-    assert_eq!(told.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty));
+    assert_eq!(receiver.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty));
     assert_eq!(held.status, 0);
     drop(held);
     destroyer.join().unwrap();
-    told.recv().unwrap();
+    receiver.recv().unwrap();
 }
 
 #[test]
