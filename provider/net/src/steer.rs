@@ -379,10 +379,10 @@ pub fn answer(packet: &[u8], meta: &RxMeta, local_port: u16, mine: &[SlotSocket]
     slots.iter_mut().zip(mine).for_each(|(out, socket)| *out = socket.slot().get().to_ne_bytes());
     let body = &body[..2 * mine.len().min(MAX_SLOTS)];
     // A builder that has exited or is busy needs no answer.
-    let tell = |first: &SlotSocket| {
+    let send_answer = |first: &SlotSocket| {
         first.send_to(&AnswersName(nonce), &Frame::ProbeSeen { nonce, round, index }.header(), body).is_ok()
     };
-    Some(mine.first().is_some_and(tell))
+    Some(mine.first().is_some_and(send_answer))
 }
 
 /// The program for `map`, sorted by slot, of at most [`MAX_SLOTS`]. Other slots go to the lowest

@@ -33,8 +33,8 @@ impl From<ChildStdout> for News {
         let listener = Arc::clone(&shared);
         thread::spawn(move || {
             let lines = BufReader::new(port).lines().map_while(Result::ok);
-            lines.for_each(|line| listener.tell(|told| told.note(&line)));
-            listener.tell(|told| told.over = Some("the guest is gone".to_owned()));
+            lines.for_each(|line| listener.update(|told| told.note(&line)));
+            listener.update(|told| told.over = Some("the guest is gone".to_owned()));
         });
         Self(shared)
     }
@@ -57,7 +57,7 @@ impl Shared {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell(&self, change: impl FnOnce(&mut Told)) {
+    fn update(&self, change: impl FnOnce(&mut Told)) {
         change(&mut self.lock());
         self.changed.notify_all();
     }
@@ -104,11 +104,11 @@ mod tests {
     fn known_ending_is_found_and_missing_one_is_an_error() {
         let (shared, now) = (Shared::default(), Instant::now());
         let status = |id: u32| shared.find(now, |told| told.ended.get(&id).copied());
-        shared.tell(|told| told.note("ready"));
-        shared.tell(|told| told.note("done 7 3"));
+        shared.update(|told| told.note("ready"));
+        shared.update(|told| told.note("done 7 3"));
         assert!(shared.lock().ready);
         assert_eq!((status(7).unwrap(), status(8).unwrap()), (Some(3), None));
-        shared.tell(|told| told.note("done with it"));
+        shared.update(|told| told.note("done with it"));
         assert_eq!(status(7).unwrap(), Some(3));
         let far = now + Duration::from_secs(3600);
         assert!(shared.find(far, |told| told.ended.get(&8).copied()).is_err());
