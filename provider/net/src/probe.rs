@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn broadcast_address_is_detected() {
-        let is_broadcast = |ip: [u8; 4]| super::is_broadcast(Ipv4Addr::from(ip).into());
+        let is_broadcast = |ip: [u8; 4]| is_broadcast(Ipv4Addr::from(ip).into());
         assert!(is_broadcast([127, 255, 255, 255]));
         assert!(!is_broadcast([127, 0, 0, 1]) && !is_broadcast([127, 9, 8, 7]));
     }

@@ -39,11 +39,11 @@ fn ids_connect_exchange_and_disconnect() {
     listener.id.set_user(77);
     let active = End::before(PortSpace::Tcp, &listener.address()).with_qp(&node);
     assert_eq!(active.qp().state(), QpState::Init);
-    active.id.connect(&saying(b"hello")).unwrap();
+    active.id.connect(&conn_param(b"hello")).unwrap();
 
     let (passive, request) = listener.request();
     assert_eq!((request.listener.as_ref().unwrap().user(), passive.id.user(), request.status), (77, 0, 0));
-    let requested = terms(&request);
+    let requested = param_of(&request);
     assert_eq!(requested.private_data, padded(b"hello", private_data::CONNECT));
     assert_eq!((requested.responder_resources, requested.initiator_depth), (3, 4), "seen from this side");
     assert_eq!((requested.retry_count, requested.rnr_retry_count, requested.qp_num), (7, 7, active.qp().qpn().get()));
@@ -52,9 +52,9 @@ fn ids_connect_exchange_and_disconnect() {
     assert_eq!((out.sgid, out.dgid, out.mtu, out.flow_label), (back.dgid, back.sgid, back.mtu, back.flow_label));
 
     let passive = passive.with_qp(&node);
-    passive.id.accept(&ConnParam { initiator_depth: 2, ..saying(b"welcome") }).unwrap();
+    passive.id.accept(&ConnParam { initiator_depth: 2, ..conn_param(b"welcome") }).unwrap();
     let established = active.expect(EventKind::Established);
-    let granted = terms(&established);
+    let granted = param_of(&established);
     assert_eq!(granted.private_data, padded(b"welcome", private_data::ACCEPT));
     assert_eq!((granted.responder_resources, granted.initiator_depth), (2, 3), "not above the requested depths");
     assert_eq!(granted.qp_num, passive.qp().qpn().get());
@@ -94,13 +94,13 @@ fn program_that_moves_its_qp_calls_establish() {
     };
     give(&active.id, QpState::Init);
     assert_eq!(active.id.init_qp_attr(QpState::Rtr).unwrap_err().errno(), libc::EINVAL);
-    active.id.connect(&ConnParam { qp_num: qp.qpn().get(), ..saying(b"") }).unwrap();
+    active.id.connect(&ConnParam { qp_num: qp.qpn().get(), ..conn_param(b"") }).unwrap();
     assert_eq!(active.id.init_qp_attr(QpState::Rtr).unwrap_err().errno(), libc::EINVAL, "the peer has not replied");
     let (passive, request) = listener.request();
-    assert_eq!(terms(&request).qp_num, qp.qpn().get());
+    assert_eq!(param_of(&request).qp_num, qp.qpn().get());
     let passive = passive.with_qp(&node);
-    passive.id.accept(&saying(b"")).unwrap();
-    assert_eq!(terms(&active.expect(EventKind::ConnectResponse)).qp_num, passive.qp().qpn().get());
+    passive.id.accept(&conn_param(b"")).unwrap();
+    assert_eq!(param_of(&active.expect(EventKind::ConnectResponse)).qp_num, passive.qp().qpn().get());
     [QpState::Init, QpState::Rtr, QpState::Rts].into_iter().for_each(|state| give(&active.id, state));
     assert_eq!(active.id.init_qp_attr(QpState::Err).unwrap_err().errno(), libc::EINVAL);
     active.id.establish().unwrap();
@@ -115,10 +115,10 @@ fn comm_est_event_establishes_connection() {
     let node = Node::open();
     let listener = End::listening(PortSpace::Tcp, HERE);
     let active = End::before(PortSpace::Tcp, &listener.address());
-    active.id.connect(&saying(b"")).unwrap();
+    active.id.connect(&conn_param(b"")).unwrap();
     let passive = listener.request().0.with_qp(&node);
     assert_eq!(errno(passive.id.notify(AsyncEventKind::CommEst)), libc::EINVAL, "too early");
-    passive.id.accept(&saying(b"")).unwrap();
+    passive.id.accept(&conn_param(b"")).unwrap();
     active.expect(EventKind::ConnectResponse);
     assert_eq!(errno(passive.id.notify(AsyncEventKind::SqDrained)), libc::EINVAL);
     passive.id.notify(AsyncEventKind::CommEst).unwrap();
@@ -132,25 +132,25 @@ fn rejection_carries_reason_and_data() {
     let node = Node::open();
     let listener = End::listening(PortSpace::Tcp, HERE);
     let active = End::before(PortSpace::Tcp, &listener.address()).with_qp(&node);
-    active.id.connect(&saying(b"")).unwrap();
+    active.id.connect(&conn_param(b"")).unwrap();
     let (passive, _) = listener.request();
     assert_eq!(errno(passive.id.reject(&[0; 149], RejReason::ConsumerDefined)), libc::EINVAL);
     passive.id.reject(b"no", RejReason::ConsumerDefined).unwrap();
-    assert_eq!(errno(passive.id.accept(&saying(b""))), libc::EINVAL);
+    assert_eq!(errno(passive.id.accept(&conn_param(b""))), libc::EINVAL);
     let event = active.expect(EventKind::Rejected);
-    assert_eq!((event.status, &terms(&event).private_data), (28, &padded(b"no", private_data::REJECT)));
+    assert_eq!((event.status, &param_of(&event).private_data), (28, &padded(b"no", private_data::REJECT)));
     assert_eq!(active.qp().state(), QpState::Err);
-    assert_eq!(errno(active.id.connect(&saying(b""))), libc::EINVAL, "an id connects once");
+    assert_eq!(errno(active.id.connect(&conn_param(b""))), libc::EINVAL, "an id connects once");
     assert_eq!(active.id.disconnect(), Ok(()));
 
     let other = End::before(PortSpace::Tcp, &listener.address());
-    other.id.connect(&saying(b"")).unwrap();
+    other.id.connect(&conn_param(b"")).unwrap();
     let passive = listener.request().0.with_qp(&node);
-    passive.id.accept(&saying(b"")).unwrap();
+    passive.id.accept(&conn_param(b"")).unwrap();
     other.expect(EventKind::ConnectResponse);
     other.id.reject(b"changed my mind", RejReason::ConsumerDefined).unwrap();
     let event = passive.expect(EventKind::Rejected);
-    assert_eq!(terms(&event).private_data, padded(b"changed my mind", private_data::REJECT));
+    assert_eq!(param_of(&event).private_data, padded(b"changed my mind", private_data::REJECT));
 }
 
 #[test]
@@ -163,16 +163,16 @@ fn a_late_listener_is_heard() -> bool {
     let (late, other) = (End::new(PortSpace::Tcp), End::listening(PortSpace::Tcp, HERE));
     late.id.bind(&address(HERE)).unwrap();
     let [active, second] = [&late, &other].map(|to| End::before(PortSpace::Tcp, &to.address()));
-    active.id.connect(&saying(b"early")).unwrap();
+    active.id.connect(&conn_param(b"early")).unwrap();
     // Once a later request has arrived, the first has found no listener.
-    second.id.connect(&saying(b"")).unwrap();
+    second.id.connect(&conn_param(b"")).unwrap();
     other.request();
     late.id.listen(1).unwrap();
     if first_of(&[&late.channel, &active.channel]) == 1 {
         assert_eq!(active.expect(EventKind::Rejected).status, 8);
         return false;
     }
-    late.request().0.id.accept(&saying(b"")).unwrap();
+    late.request().0.id.accept(&conn_param(b"")).unwrap();
     active.expect(EventKind::ConnectResponse);
     true
 }
@@ -186,7 +186,7 @@ fn connect_without_listener_is_rejected() {
         let holder = End::new(space);
         holder.id.bind(&address(HERE)).unwrap();
         let active = End::before(space, &holder.address());
-        active.id.connect(&saying(b"")).unwrap();
+        active.id.connect(&conn_param(b"")).unwrap();
         assert_eq!(active.expect(kind).status, status);
     }
 }
@@ -198,14 +198,14 @@ fn lookup_finds_datagram_service() {
     let listener = End::listening(PortSpace::Udp, HERE);
     let client = End::before(PortSpace::Udp, &listener.address()).with_qp(&node);
     assert_eq!(client.qp().state(), QpState::Rts);
-    client.id.connect(&saying(b"who are you")).unwrap();
+    client.id.connect(&conn_param(b"who are you")).unwrap();
     let (server, request) = listener.request();
     let EventData::Ud(terms) = request.data else { panic!("{:?}", request.data) };
     assert_eq!(terms.private_data, padded(b"who are you", private_data::LOOKUP));
     assert_eq!(server.id.service(), Service::Ud);
     let server = server.with_qp(&node);
-    server.id.accept(&saying(b"me")).unwrap();
-    assert_eq!(errno(server.id.accept(&saying(b"me"))), libc::EINVAL, "once");
+    server.id.accept(&conn_param(b"me")).unwrap();
+    assert_eq!(errno(server.id.accept(&conn_param(b"me"))), libc::EINVAL, "once");
     let event = client.expect(EventKind::Established);
     let EventData::Ud(found) = event.data else { panic!("{:?}", event.data) };
     assert_eq!(found.private_data, padded(b"me", private_data::LOOKUP_REPLY));
@@ -224,7 +224,7 @@ fn lookup_finds_datagram_service() {
 fn lookup_can_be_rejected() {
     let listener = End::listening(PortSpace::Udp, HERE);
     let client = End::before(PortSpace::Udp, &listener.address());
-    client.id.connect(&saying(b"")).unwrap();
+    client.id.connect(&conn_param(b"")).unwrap();
     let (server, _) = listener.request();
     assert_eq!(errno(server.id.reject(&[0; 137], RejReason::ConsumerDefined)), libc::EINVAL);
     server.id.reject(b"busy", RejReason::ConsumerDefined).unwrap();
@@ -241,8 +241,8 @@ fn verbs_in_wrong_state_are_refused() {
         let attr = |state| id.init_qp_attr(state).map(|_| ());
         [
             id.resolve_route(1),
-            id.connect(&saying(b"")),
-            id.accept(&saying(b"")),
+            id.connect(&conn_param(b"")),
+            id.accept(&conn_param(b"")),
             id.reject(b"", RejReason::ConsumerDefined),
             id.establish(),
             id.disconnect(),
@@ -263,7 +263,7 @@ fn verbs_in_wrong_state_are_refused() {
     end.expect(EventKind::AddrResolved);
     assert_eq!(errno(end.id.resolve_addr(None, &to, 1)), libc::EINVAL, "it is resolved");
     assert_eq!(errno(end.id.listen(1)), libc::EINVAL);
-    assert_eq!(errno(end.id.connect(&saying(b""))), libc::EINVAL, "no route");
+    assert_eq!(errno(end.id.connect(&conn_param(b""))), libc::EINVAL, "no route");
     end.id.resolve_route(1).unwrap();
     end.expect(EventKind::RouteResolved);
     assert_eq!(errno(end.id.resolve_route(1)), libc::EINVAL);
@@ -278,28 +278,28 @@ fn verbs_in_wrong_state_are_refused() {
     assert_eq!(all(&listener.id), [libc::EINVAL; 8]);
     end.id.destroy();
     end.id.destroy();
-    assert_eq!(errno(end.id.connect(&saying(b""))), libc::EINVAL);
+    assert_eq!(errno(end.id.connect(&conn_param(b""))), libc::EINVAL);
 }
 
 #[test]
 fn too_long_private_data_is_refused() {
     let listener = End::listening(PortSpace::Tcp, HERE);
     let active = End::before(PortSpace::Tcp, &listener.address());
-    assert_eq!(errno(active.id.connect(&saying(&[1; private_data::CONNECT + 1]))), libc::EINVAL);
-    active.id.connect(&saying(&[1; private_data::CONNECT])).unwrap();
+    assert_eq!(errno(active.id.connect(&conn_param(&[1; private_data::CONNECT + 1]))), libc::EINVAL);
+    active.id.connect(&conn_param(&[1; private_data::CONNECT])).unwrap();
     let (passive, request) = listener.request();
-    assert_eq!(terms(&request).private_data, [1; private_data::CONNECT]);
-    assert_eq!(errno(passive.id.accept(&saying(&[1; private_data::ACCEPT + 1]))), libc::EINVAL);
-    passive.id.accept(&saying(&[2; private_data::ACCEPT])).unwrap();
-    assert_eq!(terms(&active.expect(EventKind::ConnectResponse)).private_data, [2; private_data::ACCEPT]);
+    assert_eq!(param_of(&request).private_data, [1; private_data::CONNECT]);
+    assert_eq!(errno(passive.id.accept(&conn_param(&[1; private_data::ACCEPT + 1]))), libc::EINVAL);
+    passive.id.accept(&conn_param(&[2; private_data::ACCEPT])).unwrap();
+    assert_eq!(param_of(&active.expect(EventKind::ConnectResponse)).private_data, [2; private_data::ACCEPT]);
 
     let listener = End::listening(PortSpace::Udp, HERE);
     let client = End::before(PortSpace::Udp, &listener.address());
-    assert_eq!(errno(client.id.connect(&saying(&[1; private_data::LOOKUP + 1]))), libc::EINVAL);
-    client.id.connect(&saying(&[1; private_data::LOOKUP])).unwrap();
+    assert_eq!(errno(client.id.connect(&conn_param(&[1; private_data::LOOKUP + 1]))), libc::EINVAL);
+    client.id.connect(&conn_param(&[1; private_data::LOOKUP])).unwrap();
     let (server, _) = listener.request();
-    assert_eq!(errno(server.id.accept(&saying(&[1; private_data::LOOKUP_REPLY + 1]))), libc::EINVAL);
-    server.id.accept(&saying(&[1; private_data::LOOKUP_REPLY])).unwrap();
+    assert_eq!(errno(server.id.accept(&conn_param(&[1; private_data::LOOKUP_REPLY + 1]))), libc::EINVAL);
+    server.id.accept(&conn_param(&[1; private_data::LOOKUP_REPLY])).unwrap();
     client.expect(EventKind::Established);
 }
 
@@ -311,7 +311,7 @@ fn backlog_bounds_pending_requests() {
     listener.id.listen(2).unwrap();
     let ask = || {
         let end = End::before(PortSpace::Tcp, &listener.address());
-        end.id.connect(&saying(b"")).unwrap();
+        end.id.connect(&conn_param(b"")).unwrap();
         end
     };
     let asking = [ask(), ask(), ask()];
@@ -329,15 +329,15 @@ fn destroyed_listener_rejects_pending_requests() {
     let listener = End::listening(PortSpace::Tcp, HERE);
     let (accepted, pending) =
         (End::before(PortSpace::Tcp, &listener.address()), End::before(PortSpace::Tcp, &listener.address()));
-    accepted.id.connect(&saying(b"1")).unwrap();
+    accepted.id.connect(&conn_param(b"1")).unwrap();
     let (passive, _) = listener.request();
-    pending.id.connect(&saying(b"2")).unwrap();
+    pending.id.connect(&conn_param(b"2")).unwrap();
     // Until the request has arrived.
     first_of(&[&listener.channel]);
     listener.id.destroy();
     assert_eq!(pending.expect(EventKind::Rejected).status, 28);
     assert!(listener.is_quiet());
-    passive.id.accept(&saying(b"")).unwrap();
+    passive.id.accept(&conn_param(b"")).unwrap();
     accepted.expect(EventKind::ConnectResponse);
 }
 
@@ -352,7 +352,7 @@ fn id_destroyed_in_any_state_notifies_peer() {
     passive.expect(EventKind::TimewaitExit);
 
     let asking = End::before(PortSpace::Tcp, &listener.address());
-    asking.id.connect(&saying(b"")).unwrap();
+    asking.id.connect(&conn_param(b"")).unwrap();
     let (passive, _) = listener.request();
     passive.id.destroy();
     assert_eq!(asking.expect(EventKind::Rejected).status, 28);
@@ -375,7 +375,7 @@ fn migrated_id_keeps_its_events() {
     assert_eq!(next(&other).kind, EventKind::AddrResolved);
     active.id.resolve_route(1).unwrap();
     assert_eq!(next(&other).kind, EventKind::RouteResolved);
-    active.id.connect(&saying(b"")).unwrap();
+    active.id.connect(&conn_param(b"")).unwrap();
     let new_home = Channel::create().unwrap();
     first_of(&[&listener.channel]);
     listener.id.migrate(&new_home).unwrap();
@@ -456,13 +456,13 @@ fn options_reach_path_and_queue_pair() {
     assert_eq!(path.flow_label, label);
     let active = active.with_qp(&node);
     active.id.set_local_ece(Ece { vendor_id: VendorId::new(0x1234), options: 5 }).unwrap();
-    active.id.connect(&saying(b"")).unwrap();
+    active.id.connect(&conn_param(b"")).unwrap();
     let passive = listener.request().0.with_qp(&node);
     assert_eq!(passive.id.remote_ece(), Ece { vendor_id: VendorId::new(0x1234), options: 5 });
     assert_eq!(passive.id.path().unwrap().traffic_class, 0x20);
     passive.id.set_local_ece(Ece { vendor_id: VendorId::new(0x1234), options: 1 }).unwrap();
     passive.id.set_option(IdOption::AckTimeout(13)).unwrap();
-    passive.id.accept(&saying(b"")).unwrap();
+    passive.id.accept(&conn_param(b"")).unwrap();
     active.expect(EventKind::Established);
     assert_eq!(active.id.remote_ece().options, 1);
     let ((a, _), (b, _)) = (active.qp().query(), passive.qp().query());
@@ -495,7 +495,7 @@ fn path_option_replaces_resolve_route() {
     active.id.set_option(IdOption::Path(path)).unwrap();
     active.expect(EventKind::RouteResolved);
     assert_eq!(active.id.path(), Some(path));
-    active.id.connect(&saying(b"")).unwrap();
+    active.id.connect(&conn_param(b"")).unwrap();
     let found = listener.request().0.id.path().unwrap();
     assert_eq!((found.mtu, found.hop_limit, found.flow_label), (PathMtu::Mtu512, 3, 9));
 }
@@ -510,7 +510,7 @@ fn ipv6_and_wildcard_addresses_connect() {
     let port = listener.address().port();
     for (to, is_ipv4) in [("[::1]:0", false), ("127.0.0.1:0", true)] {
         let active = End::before(PortSpace::Tcp, &address(to).with_port(port));
-        active.id.connect(&saying(b"")).unwrap();
+        active.id.connect(&conn_param(b"")).unwrap();
         let (passive, _) = listener.request();
         assert_eq!(passive.id.local_addr().unwrap().gid().is_ipv4(), is_ipv4);
         assert_eq!(passive.id.peer_addr(), active.id.local_addr());
@@ -520,7 +520,7 @@ fn ipv6_and_wildcard_addresses_connect() {
     let asks = || {
         let at = narrow.id.local_addr().unwrap().port();
         let active = End::before(PortSpace::Tcp, &address("127.0.0.1:0").with_port(at));
-        active.id.connect(&saying(b"")).unwrap();
+        active.id.connect(&conn_param(b"")).unwrap();
         active
     };
     assert_eq!(asks().expect(EventKind::Rejected).status, 8);
@@ -560,10 +560,10 @@ fn ib_addresses_name_services() {
     let active = End::new(PortSpace::Ib);
     active.resolve(&ib(HERE, sid, !0));
     assert_eq!(active.id.path().unwrap().hop_limit, 1);
-    assert_eq!(errno(active.id.connect(&saying(&[3; 93]))), libc::EINVAL);
-    active.id.connect(&saying(&[3; 92])).unwrap();
+    assert_eq!(errno(active.id.connect(&conn_param(&[3; 93]))), libc::EINVAL);
+    active.id.connect(&conn_param(&[3; 92])).unwrap();
     let (passive, request) = listener.request();
-    assert_eq!(terms(&request).private_data, [3; private_data::CONNECT_IB]);
+    assert_eq!(param_of(&request).private_data, [3; private_data::CONNECT_IB]);
     let Some(Address::Ib(local)) = passive.id.local_addr() else { panic!("{:?}", passive.id.local_addr()) };
     assert_eq!(local.sid, sid);
 }
@@ -580,7 +580,7 @@ fn ib_service_without_port_gets_one() {
     let asks = |sid| {
         let active = End::new(PortSpace::Ib);
         active.resolve(&ib(HERE, sid, !0));
-        active.id.connect(&ConnParam { qp_num: sid as u32, ..saying(b"") }).unwrap();
+        active.id.connect(&ConnParam { qp_num: sid as u32, ..conn_param(b"") }).unwrap();
         active
     };
     assert_eq!(asks(local.sid ^ 1).expect(EventKind::Rejected).status, 8);
@@ -597,11 +597,11 @@ fn uc_id_connects_and_xrc_id_is_rejected() {
     let active = End { channel, id, qp: None };
     active.resolve(&listener.address());
     let active = active.with_qp(&node);
-    active.id.connect(&saying(b"")).unwrap();
+    active.id.connect(&conn_param(b"")).unwrap();
     let (passive, _) = listener.request();
     assert_eq!(passive.id.service(), Service::Uc);
     let passive = passive.with_qp(&node);
-    passive.id.accept(&saying(b"")).unwrap();
+    passive.id.accept(&conn_param(b"")).unwrap();
     active.expect(EventKind::Established);
     passive.expect(EventKind::Established);
     say(&node, active.qp(), passive.qp());
@@ -610,7 +610,7 @@ fn uc_id_connects_and_xrc_id_is_rejected() {
     let id = Id::create_for(&channel, PortSpace::Ib, Service::XrcIni, 0).unwrap();
     let sender = End { channel, id, qp: None };
     sender.resolve(&listener.address());
-    sender.id.connect(&saying(b"")).unwrap();
+    sender.id.connect(&conn_param(b"")).unwrap();
     assert_eq!(sender.expect(EventKind::Rejected).status, 8, "of another port space");
     assert_eq!(Id::create_for(&active.channel, PortSpace::Ib, Service::Raw, 0).unwrap_err().errno(), libc::EINVAL);
 }
@@ -631,13 +631,13 @@ fn xrc_initiator_connects_to_target() {
     let sender = new(Service::XrcIni);
     sender.resolve(&listener.address());
     let sender = sender.with_qp(&node);
-    sender.id.connect(&saying(b"")).unwrap();
+    sender.id.connect(&conn_param(b"")).unwrap();
     let (receiver, _) = listener.request();
     assert_eq!(receiver.id.service(), Service::XrcTgt);
     let target = xrcd.create_target(0).unwrap();
     receiver.id.attach_qp(&target).unwrap();
-    receiver.id.accept(&saying(b"")).unwrap();
-    assert_eq!(terms(&sender.expect(EventKind::Established)).qp_num, target.qpn().get());
+    receiver.id.accept(&conn_param(b"")).unwrap();
+    assert_eq!(param_of(&sender.expect(EventKind::Established)).qp_num, target.qpn().get());
     receiver.expect(EventKind::Established);
     let ((ini, _), (tgt, _)) = (sender.qp().query(), target.query());
     assert_eq!((ini.state, ini.dest_qpn, ini.sq_psn), (QpState::Rts, target.qpn(), tgt.rq_psn));
@@ -645,7 +645,7 @@ fn xrc_initiator_connects_to_target() {
 
     let plain = new(Service::Rc);
     plain.resolve(&listener.address());
-    plain.id.connect(&saying(b"")).unwrap();
+    plain.id.connect(&conn_param(b"")).unwrap();
     assert_eq!(plain.expect(EventKind::Rejected).status, 28, "an XRC listener accepts XRC only");
 }
 
@@ -654,19 +654,19 @@ fn invalid_terms_end_in_connect_error() {
     let node = Node::open();
     let listener = End::listening(PortSpace::Tcp, HERE);
     let active = End::before(PortSpace::Tcp, &listener.address()).with_qp(&node);
-    active.id.connect(&saying(b"")).unwrap();
+    active.id.connect(&conn_param(b"")).unwrap();
     let passive = listener.request().0.with_qp(&node);
     let failed = QpAttr { state: QpState::Err, ..QpAttr::default() };
     active.qp().modify(&failed, AttrMask::STATE).unwrap();
-    passive.id.accept(&saying(b"")).unwrap();
+    passive.id.accept(&conn_param(b"")).unwrap();
     let event = active.expect(EventKind::ConnectError);
     assert_eq!(event.status, -libc::EINVAL);
     assert_eq!(passive.expect(EventKind::Rejected).status, 28);
 
     let active = End::before(PortSpace::Tcp, &listener.address());
-    active.id.connect(&saying(b"")).unwrap();
+    active.id.connect(&conn_param(b"")).unwrap();
     let passive = listener.request().0.with_qp(&node);
     passive.qp().modify(&failed, AttrMask::STATE).unwrap();
-    assert_eq!(errno(passive.id.accept(&saying(b""))), libc::EINVAL);
+    assert_eq!(errno(passive.id.accept(&conn_param(b""))), libc::EINVAL);
     assert_eq!(active.expect(EventKind::Rejected).status, 28);
 }

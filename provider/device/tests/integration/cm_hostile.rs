@@ -198,7 +198,7 @@ impl Victim {
         let req = Req { local_cm_response_timeout: IN_TIME, ..peer.req(self.service, 1) };
         peer.send(req.clone());
         let passive = self.listener.request().0.with_qp(&self.node);
-        passive.id.accept(&saying(b"welcome")).unwrap();
+        passive.id.accept(&conn_param(b"welcome")).unwrap();
         let Message::Rep(rep) = peer.receive("REP") else { unreachable!() };
         let (local_comm_id, remote_comm_id) = (req.local_comm_id, rep.local_comm_id);
         peer.send(Rtu { local_comm_id, remote_comm_id, ..Rtu::default() });
@@ -222,10 +222,10 @@ impl Victim {
     /// Connects two ids among the requests of bad peers.
     fn connect(&self) -> (End, End) {
         let active = End::before(PortSpace::Tcp, &self.listener.address()).with_qp(&self.node);
-        active.id.connect(&saying(b"hello")).unwrap();
+        active.id.connect(&conn_param(b"hello")).unwrap();
         let id = self.find(|id| id.peer_addr() == active.id.local_addr());
         let passive = End { channel: Arc::clone(&self.listener.channel), id, qp: None }.with_qp(&self.node);
-        passive.id.accept(&saying(b"welcome")).unwrap();
+        passive.id.accept(&conn_param(b"welcome")).unwrap();
         active.expect(EventKind::Established);
         self.find(|id| std::ptr::eq(id, &*passive.id));
         (active, passive)
@@ -246,7 +246,7 @@ impl Victim {
         // Each verb fails if the peer has ended the connection meanwhile.
         match temper % 4 {
             0 => drop(id.reject(b"no", RejReason::ConsumerDefined)),
-            1 => drop(id.accept(&saying(b"yes"))),
+            1 => drop(id.accept(&conn_param(b"yes"))),
             2 => {}
             _ => return id.destroy(),
         }
@@ -262,7 +262,7 @@ impl Victim {
 /// Runs `test` in a network namespace; `name` is the calling test.
 #[track_caller]
 fn alone(name: &str, test: impl FnOnce()) {
-    namespace::inside(name, namespace::UP, "lo", test);
+    namespace::inside(name, namespace::LOOPBACK_UP, "lo", test);
 }
 
 /// xorshift, for the same numbers in every run.
@@ -333,7 +333,7 @@ fn peer() {
     let (node, listener) = (Node::open(), End::listening(PortSpace::Tcp, HERE));
     println!("\n{MARK}{}", listener.address().port());
     let passive = listener.request().0.with_qp(&node);
-    passive.id.accept(&saying(b"")).unwrap();
+    passive.id.accept(&conn_param(b"")).unwrap();
     passive.expect(EventKind::Established);
     passive.expect(EventKind::Disconnected);
     passive.id.disconnect().unwrap();
@@ -398,7 +398,7 @@ fn connect_request_survives_listener_restart() {
         active.expect(EventKind::AddrResolved);
         active.id.set_option(IdOption::Path(Path { dgid: PEER.into(), ..near })).unwrap();
         active.expect(EventKind::RouteResolved);
-        active.id.connect(&saying(b"")).unwrap();
+        active.id.connect(&conn_param(b"")).unwrap();
         let ask = || {
             let Message::Req(req) = server.receive("REQ") else { unreachable!() };
             req

@@ -14,6 +14,7 @@ impl SharedBytes<'_> {
         arch::read_shared(self.addr, own_cells(out))
     }
 
+    /// Returns a copy of the bytes.
     #[cfg(any(test, feature = "testing"))]
     pub fn to_vec(self) -> Vec<u8> {
         let mut bytes = vec![0; self.len];

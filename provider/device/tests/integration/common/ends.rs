@@ -114,8 +114,8 @@ impl End {
     }
 }
 
-/// Returns the terms in an event of a connection.
-pub(crate) fn terms(event: &Event) -> &ConnParam {
+/// Returns the parameters in an event of a connection.
+pub(crate) fn param_of(event: &Event) -> &ConnParam {
     match &event.data {
         EventData::Conn(param) => param,
         other => panic!("{:?} says {other:?}", event.kind),
@@ -129,8 +129,8 @@ pub(crate) fn padded(data: &[u8], len: usize) -> Vec<u8> {
     all
 }
 
-/// Returns terms with this private data, and a number of a queue pair that no other connection has.
-pub(crate) fn saying(data: &[u8]) -> ConnParam {
+/// Returns parameters with this private data, and a QPN that no other connection has.
+pub(crate) fn conn_param(data: &[u8]) -> ConnParam {
     static QPN: AtomicU32 = AtomicU32::new(1 << 16);
     let (private_data, qp_num) = (data.to_vec(), QPN.fetch_add(1, Ordering::Relaxed));
     ConnParam { private_data, qp_num, responder_resources: 4, initiator_depth: 3, ..ConnParam::default() }
@@ -139,10 +139,10 @@ pub(crate) fn saying(data: &[u8]) -> ConnParam {
 /// Returns two connected ends, the passive one last.
 pub(crate) fn connected(node: &Node, listener: &End) -> (End, End) {
     let active = End::before(PortSpace::Tcp, &listener.address()).with_qp(node);
-    active.id.connect(&saying(b"hello")).unwrap();
+    active.id.connect(&conn_param(b"hello")).unwrap();
     let (passive, _) = listener.request();
     let passive = passive.with_qp(node);
-    passive.id.accept(&saying(b"welcome")).unwrap();
+    passive.id.accept(&conn_param(b"welcome")).unwrap();
     active.expect(EventKind::Established);
     passive.expect(EventKind::Established);
     (active, passive)

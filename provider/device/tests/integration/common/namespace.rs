@@ -8,10 +8,10 @@ use std::process::Command;
 const INSIDE: &str = "ROXE_TEST_INSIDE";
 
 /// Shell command that makes the loopback interface usable.
-pub(crate) const UP: &str = "ip link set lo up";
+pub(crate) const LOOPBACK_UP: &str = "ip link set lo up";
 /// Shell command that waits until the veth pair `x0` and `x1` carries frames: both ends drop frames
 /// until the kernel has activated their queueing disciplines.
-pub(crate) const LINKED: &str = "until [ $(ip -o link | grep -c 'noqueue.* state UP') = 2 ]; do :; done";
+pub(crate) const VETH_UP: &str = "until [ $(ip -o link | grep -c 'noqueue.* state UP') = 2 ]; do :; done";
 
 /// Runs `test` with the device on `netdev` in a namespace that the shell command `setup` prepares;
 /// `name` is the calling test. Skips the test if the system permits no namespace.
