@@ -66,14 +66,14 @@ struct Checker {
 #[inline]
 pub fn emit<'a>(event: impl FnOnce() -> Event<'a>) {
     if is_on() {
-        put_together(event);
+        handle(event);
     }
 }
 
 /// Out of line, so that callers neither reserve stack for an event nor inline this code.
 #[cold]
 #[inline(never)]
-fn put_together<'a>(event: impl FnOnce() -> Event<'a>) {
+fn handle<'a>(event: impl FnOnce() -> Event<'a>) {
     let event = event();
     if trace::is_on() {
         trace::observe(&event);

@@ -40,8 +40,8 @@ static void other_psn(struct ibv_qp_attr *attr, enum ibv_qp_state state) {
         attr->rq_psn = 0x500000;
 }
 
-// A send that the peer does not acknowledge. `change` changes the attributes of the sender. The peer
-// stays in INIT, or reaches the state `peer` with attributes that `peer_change` changes.
+// A send that the peer does not acknowledge. `change` changes the attributes of the sender. The
+// peer stays in INIT, or reaches the state `peer` with attributes that `peer_change` changes.
 static void unacknowledged(void (*change)(struct ibv_qp_attr *, enum ibv_qp_state), enum ibv_qp_state peer,
                            void (*peer_change)(struct ibv_qp_attr *, enum ibv_qp_state)) {
     struct side sides[2];

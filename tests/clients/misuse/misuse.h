@@ -1,6 +1,6 @@
 // Common code of the misuse cases: two connected queue pairs of one process, and a table of cases.
-// Each case is a pair of twins: `misuse RULE wrong` breaks the rule, `misuse RULE right` does the same
-// work correctly.
+// Each case is a pair of twins: `misuse RULE wrong` breaks the rule, `misuse RULE right` does the
+// same work correctly.
 #ifndef MISUSE_H
 #define MISUSE_H
 

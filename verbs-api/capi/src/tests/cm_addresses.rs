@@ -161,13 +161,13 @@ fn resolve_addrinfo_result_is_queried_once() {
         assert_eq!(resolve(c"::1", &rdma_addrinfo { ai_flags: SA, ..hints() }), (-1, libc::EOPNOTSUPP));
         assert_eq!(resolve(c"::1", &rdma_addrinfo { ai_flags: SA | DNS, ..hints() }), (-1, libc::EINVAL));
         assert_eq!(resolve(c"127.0.0.1", &raw const numeric).0, 0);
-        assert_eq!(wire.hears(cm_events::ADDRINFO_RESOLVED).id, id);
+        assert_eq!(wire.expect(cm_events::ADDRINFO_RESOLVED).id, id);
         assert_eq!(resolve(c"127.0.0.1", ptr::null()), (-1, libc::EBUSY));
         assert_eq!(rdma_query_addrinfo(id, &raw mut list), 0);
         let found = Found(list);
         assert_eq!(v4(found.first().ai_dst_addr).sin_port, 7471_u16.to_be());
         assert_eq!(resolve(c"127.0.0.1", ptr::null()).0, 0);
-        drop(wire.hears(cm_events::ADDRINFO_RESOLVED));
+        drop(wire.expect(cm_events::ADDRINFO_RESOLVED));
         // An unqueried result is freed with the identifier.
         assert_eq!(rdma_destroy_id(id), 0);
     }

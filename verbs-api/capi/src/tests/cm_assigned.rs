@@ -22,7 +22,7 @@ fn placeholder(wire: &Wire) -> *mut rdma_cm_id {
     let id = wire.id(TCP);
     // SAFETY: a live identifier and an address.
     unsafe {
-        assert_eq!(rdma_bind_addr(id, here(0).as_mut_ptr()), 0);
+        assert_eq!(rdma_bind_addr(id, loopback_port(0).as_mut_ptr()), 0);
         let cq = ibv_create_cq(read(id).verbs, 16, null_mut(), null_mut(), 0);
         let mut init = ibv_qp_init_attr { send_cq: cq, recv_cq: cq, ..small_qp(RC) };
         assert_eq!(rdma_create_qp(id, null_mut(), &raw mut init), 0, "errno {}", errno());
@@ -37,11 +37,11 @@ fn connected_by_hand(wire: &Wire, port: u16) -> (*mut rdma_cm_id, *mut rdma_cm_i
     create_qp(active);
     let spare = placeholder(wire);
     ask(active, None);
-    let passive = wire.hears(CONNECT_REQUEST).id;
+    let passive = wire.expect(CONNECT_REQUEST).id;
     move_by_hand(spare, passive);
     accept(passive, None);
-    wire.hears(ESTABLISHED);
-    wire.hears(ESTABLISHED);
+    wire.expect(ESTABLISHED);
+    wire.expect(ESTABLISHED);
     (active, passive)
 }
 
@@ -59,10 +59,10 @@ fn cq_of(id: *mut rdma_cm_id) -> *mut ibv_cq {
 
 /// Lets `peer` agree to a disconnect, which is then reported to `id`.
 fn expect_disconnected(wire: &Wire, peer: *mut rdma_cm_id, id: *mut rdma_cm_id) {
-    assert_eq!(wire.hears(DISCONNECTED).id, peer);
+    assert_eq!(wire.expect(DISCONNECTED).id, peer);
     // SAFETY: a live identifier.
     assert_eq!(unsafe { rdma_disconnect(peer) }, 0);
-    assert_eq!(wire.hears(DISCONNECTED).id, id);
+    assert_eq!(wire.expect(DISCONNECTED).id, id);
 }
 
 #[test]
@@ -85,14 +85,14 @@ fn connect_moves_an_assigned_qp() {
     wire.resolve(active, port);
     move_by_hand(placeholder(&wire), active);
     ask(active, None);
-    let request = wire.hears(CONNECT_REQUEST);
+    let request = wire.expect(CONNECT_REQUEST);
     let passive = request.id;
     assert_eq!(request.conn().qp_num, number(read(active).qp));
     drop(request);
     create_qp(passive);
     accept(passive, None);
-    wire.hears(ESTABLISHED);
-    wire.hears(ESTABLISHED);
+    wire.expect(ESTABLISHED);
+    wire.expect(ESTABLISHED);
     assert_eq!((qp_state(active), qp_state(passive)), (RTS, RTS));
     let cq = cq_of(active);
     end_with_cq(&wire, &[active, passive, listener], cq);
@@ -106,11 +106,11 @@ fn qp_assigned_before_the_response_is_connected() {
     wire.resolve(active, port);
     let spare = placeholder(&wire);
     ask(active, Some(&rdma_conn_param { qp_num: number(read(spare).qp), ..with_data(b"") }));
-    let passive = wire.hears(CONNECT_REQUEST).id;
+    let passive = wire.expect(CONNECT_REQUEST).id;
     create_qp(passive);
     move_by_hand(spare, active);
     accept(passive, None);
-    assert_eq!([wire.hears(ESTABLISHED).id, wire.hears(ESTABLISHED).id], [active, passive]);
+    assert_eq!([wire.expect(ESTABLISHED).id, wire.expect(ESTABLISHED).id], [active, passive]);
     assert_eq!((qp_state(active), qp_state(passive)), (RTS, RTS));
     let cq = cq_of(active);
     end_with_cq(&wire, &[active, passive, listener], cq);
@@ -168,11 +168,11 @@ fn unmovable_qp_rejects_the_request() {
     let cq = cq_of(spare);
     modify(read(spare).qp, ibv_qp_attr { qp_state: ERR, ..ibv_qp_attr::default() }, STATE);
     ask(active, None);
-    let passive = wire.hears(CONNECT_REQUEST).id;
+    let passive = wire.expect(CONNECT_REQUEST).id;
     move_by_hand(spare, passive);
     // SAFETY: a live identifier.
     assert_eq!(unsafe { (rdma_accept(passive, null_mut()), errno()) }, (-1, libc::EINVAL));
-    assert_eq!(wire.hears(REJECTED).id, active);
+    assert_eq!(wire.expect(REJECTED).id, active);
     end_with_cq(&wire, &[active, passive, listener], cq);
 }
 

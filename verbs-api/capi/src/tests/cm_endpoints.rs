@@ -193,7 +193,7 @@ fn ai_connect_data_precedes_private_data() {
     // SAFETY: a live identifier and channel.
     assert_eq!(unsafe { rdma_migrate_id(id, wire.channel) }, 0);
     ask(id, Some(&with_data(b" and more")));
-    let request = wire.hears(CONNECT_REQUEST);
+    let request = wire.expect(CONNECT_REQUEST);
     assert_eq!(&request.data()[..14], b"data and more\0");
     let passive = request.id;
     drop(request);
@@ -227,7 +227,7 @@ fn passive_endpoint_is_bound() {
 fn bound(wire: &Wire) -> *mut rdma_cm_id {
     let id = wire.id(TCP);
     // SAFETY: a live identifier and an address.
-    assert_eq!(unsafe { rdma_bind_addr(id, here(0).as_mut_ptr()) }, 0);
+    assert_eq!(unsafe { rdma_bind_addr(id, loopback_port(0).as_mut_ptr()) }, 0);
     id
 }
 

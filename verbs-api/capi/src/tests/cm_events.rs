@@ -17,22 +17,22 @@ pub(super) const DISCONNECTED: c_int = 10;
 pub(super) const ADDRINFO_RESOLVED: c_int = 16;
 const USER: c_int = 18;
 
-pub(super) struct Here(libc::sockaddr_in);
+pub(super) struct LoopbackAddr(libc::sockaddr_in);
 
-impl Here {
+impl LoopbackAddr {
     pub(super) fn as_mut_ptr(&mut self) -> *mut libc::sockaddr {
         (&raw mut self.0).cast()
     }
 }
 
-/// 127.0.0.1.
-pub(super) fn here(port: u16) -> Here {
+/// Returns 127.0.0.1 with this port.
+pub(super) fn loopback_port(port: u16) -> LoopbackAddr {
     // SAFETY: all bits zero are an address of no family.
     let mut addr: libc::sockaddr_in = unsafe { MaybeUninit::zeroed().assume_init() };
     addr.sin_family = libc::AF_INET as u16;
     addr.sin_port = port.to_be();
     addr.sin_addr.s_addr = 0x7f00_0001_u32.to_be();
-    Here(addr)
+    LoopbackAddr(addr)
 }
 
 /// The public fields of an identifier.
@@ -42,12 +42,12 @@ pub(super) fn read(id: *mut rdma_cm_id) -> rdma_cm_id {
 }
 
 /// An event, acknowledged on drop.
-pub(super) struct Heard {
+pub(super) struct HeldEvent {
     held: *mut rdma_cm_event,
     copy: rdma_cm_event,
 }
 
-impl Deref for Heard {
+impl Deref for HeldEvent {
     type Target = rdma_cm_event;
 
     fn deref(&self) -> &rdma_cm_event {
@@ -55,7 +55,7 @@ impl Deref for Heard {
     }
 }
 
-impl Heard {
+impl HeldEvent {
     /// Waits for the next event.
     pub(super) fn on(channel: *mut rdma_event_channel) -> Self {
         let mut event = null_mut();
@@ -85,7 +85,7 @@ impl Heard {
     }
 }
 
-impl Drop for Heard {
+impl Drop for HeldEvent {
     fn drop(&mut self) {
         // SAFETY: delivered by a channel and acknowledged once.
         assert_eq!(unsafe { rdma_ack_cm_event(self.held) }, 0);
@@ -117,7 +117,7 @@ impl Wire {
         let id = self.id(ps);
         // SAFETY: a live identifier and an address.
         unsafe {
-            assert_eq!(rdma_bind_addr(id, here(0).as_mut_ptr()), 0);
+            assert_eq!(rdma_bind_addr(id, loopback_port(0).as_mut_ptr()), 0);
             assert_eq!(rdma_listen(id, 4), 0);
             let port = u16::from_be(rdma_get_src_port(id));
             assert_ne!(port, 0);
@@ -126,8 +126,8 @@ impl Wire {
     }
 
     /// Waits for the next event and asserts its kind.
-    pub(super) fn hears(&self, kind: c_int) -> Heard {
-        let event = Heard::on(self.channel);
+    pub(super) fn expect(&self, kind: c_int) -> HeldEvent {
+        let event = HeldEvent::on(self.channel);
         assert_eq!(event.event, kind, "status {}", event.status);
         event
     }
@@ -136,10 +136,10 @@ impl Wire {
     pub(super) fn resolve(&self, id: *mut rdma_cm_id, port: u16) {
         // SAFETY: a live identifier and an address.
         unsafe {
-            assert_eq!(rdma_resolve_addr(id, null_mut(), here(port).as_mut_ptr(), 2000), 0);
-            assert_eq!(self.hears(ADDR_RESOLVED).id, id);
+            assert_eq!(rdma_resolve_addr(id, null_mut(), loopback_port(port).as_mut_ptr(), 2000), 0);
+            assert_eq!(self.expect(ADDR_RESOLVED).id, id);
             assert_eq!(rdma_resolve_route(id, 2000), 0);
-            assert_eq!(self.hears(ROUTE_RESOLVED).id, id);
+            assert_eq!(self.expect(ROUTE_RESOLVED).id, id);
         }
     }
 
@@ -150,12 +150,12 @@ impl Wire {
         prepare(active);
         create_qp(active);
         ask(active, None);
-        let passive = self.hears(CONNECT_REQUEST).id;
+        let passive = self.expect(CONNECT_REQUEST).id;
         prepare(passive);
         create_qp(passive);
         accept(passive, None);
-        self.hears(ESTABLISHED);
-        self.hears(ESTABLISHED);
+        self.expect(ESTABLISHED);
+        self.expect(ESTABLISHED);
         (active, passive)
     }
 
@@ -297,8 +297,8 @@ fn event_is_acknowledged_once() {
     let id = wire.id(TCP);
     // SAFETY: a live identifier and an address; the event is looked up when it is given back.
     unsafe {
-        assert_eq!(rdma_resolve_addr(id, null_mut(), here(9).as_mut_ptr(), 2000), 0);
-        let event = wire.hears(ADDR_RESOLVED).held;
+        assert_eq!(rdma_resolve_addr(id, null_mut(), loopback_port(9).as_mut_ptr(), 2000), 0);
+        let event = wire.expect(ADDR_RESOLVED).held;
         assert_eq!((rdma_ack_cm_event(event), errno()), (-1, libc::EINVAL));
     }
     wire.end(&[id]);
@@ -315,8 +315,8 @@ fn destroy_id_waits_for_acknowledgements() {
     let wire = Wire::new();
     let id = wire.id(TCP);
     // SAFETY: a live identifier and an address.
-    assert_eq!(unsafe { rdma_resolve_addr(id, null_mut(), here(9).as_mut_ptr(), 2000) }, 0);
-    let held = wire.hears(ADDR_RESOLVED);
+    assert_eq!(unsafe { rdma_resolve_addr(id, null_mut(), loopback_port(9).as_mut_ptr(), 2000) }, 0);
+    let held = wire.expect(ADDR_RESOLVED);
     let (sent, (sender, receiver)) = (Sent(id), std::sync::mpsc::channel());
     let destroyer = std::thread::spawn(move || {
         let Sent(id) = { sent };
@@ -337,13 +337,13 @@ fn pending_events_move_with_migrated_id() {
     let id = from.id(TCP);
     // SAFETY: a live identifier, an address, a live channel.
     unsafe {
-        assert_eq!(rdma_resolve_addr(id, null_mut(), here(9).as_mut_ptr(), 2000), 0);
+        assert_eq!(rdma_resolve_addr(id, null_mut(), loopback_port(9).as_mut_ptr(), 2000), 0);
         assert!(is_readable((*from.channel).fd, TIMEOUT));
         assert_eq!(rdma_migrate_id(id, to.channel), 0);
         assert!(!is_readable((*from.channel).fd, Duration::ZERO));
     }
     assert_eq!(read(id).channel, to.channel);
-    assert_eq!(to.hears(ADDR_RESOLVED).id, id);
+    assert_eq!(to.expect(ADDR_RESOLVED).id, id);
     to.end(&[id]);
 }
 
@@ -354,7 +354,7 @@ fn id_migrates_to_synchronous_and_back() {
     // SAFETY: a live identifier, an address, a live channel.
     unsafe {
         assert_eq!(rdma_migrate_id(id, null_mut()), 0);
-        assert_eq!(rdma_resolve_addr(id, null_mut(), here(9).as_mut_ptr(), 2000), 0);
+        assert_eq!(rdma_resolve_addr(id, null_mut(), loopback_port(9).as_mut_ptr(), 2000), 0);
         let event = read(id).event;
         assert_eq!(((*event).event, (*event).status, (*event).id), (ADDR_RESOLVED, 0, id));
         assert_eq!(rdma_resolve_route(id, 2000), 0);
@@ -373,7 +373,7 @@ fn write_cm_event_delivers_a_user_event() {
     unsafe {
         assert_eq!(rdma_write_cm_event(id, USER, -5, u64::MAX - 1), 0);
         assert_eq!((rdma_write_cm_event(id, ESTABLISHED, 0, 0), errno()), (-1, libc::EINVAL));
-        let event = wire.hears(USER);
+        let event = wire.expect(USER);
         // SAFETY: the member of user events.
         assert_eq!((event.id, event.status, event.param.arg), (id, -5, u64::MAX - 1));
         drop(event);

@@ -26,7 +26,7 @@ fn mgid(group: &libc::sockaddr_in) -> ibv_gid {
 fn bound(wire: &Wire) -> *mut rdma_cm_id {
     let id = wire.id(UDP);
     // SAFETY: a live identifier and an address.
-    assert_eq!(unsafe { rdma_bind_addr(id, here(0).as_mut_ptr()) }, 0);
+    assert_eq!(unsafe { rdma_bind_addr(id, loopback_port(0).as_mut_ptr()) }, 0);
     id
 }
 
@@ -43,7 +43,7 @@ fn group_join_attaches_the_qp_until_leave() {
     let context = ptr::without_provenance_mut::<c_void>(77);
     // SAFETY: a live identifier and an address.
     assert_eq!(unsafe { rdma_join_multicast(id, (&raw mut group).cast(), context) }, 0);
-    let event = wire.hears(MULTICAST_JOIN);
+    let event = wire.expect(MULTICAST_JOIN);
     let ud = event.ud();
     assert_eq!((event.id, event.status, ud.private_data.cast_mut(), ud.private_data_len), (id, 0, context, 0));
     assert_eq!((ud.qp_num, ud.qkey, ud.ah_attr.is_global), (0x00ff_ffff, 0x0123_4567, 1));
@@ -64,7 +64,7 @@ fn send_only_join_attaches_no_qp() {
     let mut attr = rdma_cm_join_mc_attr_ex { comp_mask: 3, join_flags: 1, addr: (&raw mut group).cast() };
     // SAFETY: a live identifier and a valid structure.
     assert_eq!(unsafe { rdma_join_multicast_ex(id, &raw mut attr, null_mut()) }, 0);
-    assert!(wire.hears(MULTICAST_JOIN).ud().private_data.is_null());
+    assert!(wire.expect(MULTICAST_JOIN).ud().private_data.is_null());
     let (qp, gid) = (read(id).qp, mgid(&group));
     // SAFETY: a live queue pair and a GID.
     unsafe {
@@ -83,7 +83,7 @@ fn destroyed_qp_leaves_its_groups() {
     // SAFETY: a live identifier and an address; then handles that are looked up.
     unsafe {
         assert_eq!(rdma_join_multicast(id, (&raw mut group).cast(), null_mut()), 0);
-        wire.hears(MULTICAST_JOIN);
+        wire.expect(MULTICAST_JOIN);
         let qp = read(id).qp;
         rdma_destroy_qp(id);
         assert_eq!(ibv_destroy_qp(qp), libc::EINVAL, "it is gone");
@@ -111,7 +111,7 @@ fn tcp_id_cannot_join_a_group() {
     let (id, mut group) = (wire.id(TCP), group(205));
     // SAFETY: a live identifier and addresses.
     unsafe {
-        assert_eq!(rdma_bind_addr(id, here(0).as_mut_ptr()), 0);
+        assert_eq!(rdma_bind_addr(id, loopback_port(0).as_mut_ptr()), 0);
         assert_eq!(rdma_join_multicast(id, (&raw mut group).cast(), null_mut()), -1);
     }
     assert_eq!(errno(), libc::EINVAL);

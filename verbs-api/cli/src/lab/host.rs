@@ -56,9 +56,9 @@ impl Host {
         if let Ok(namespace) = line.trim_end().parse() {
             return Ok(namespace);
         }
-        let mut said = String::new();
-        self.child.stderr.take().map(|mut stream| stream.read_to_string(&mut said)).transpose()?;
-        Err(format!("{} did not start: {}", self.name, said.trim().trim_start_matches("roxe lab-host: ")).into())
+        let mut stderr = String::new();
+        self.child.stderr.take().map(|mut stream| stream.read_to_string(&mut stderr)).transpose()?;
+        Err(format!("{} did not start: {}", self.name, stderr.trim().trim_start_matches("roxe lab-host: ")).into())
     }
 
     pub(super) fn go_on(&mut self) -> Result<()> {
